@@ -1,4 +1,4 @@
-//! Wakes a sleeping reactor: a doorbell in memory, and the eventfd that ends the reactor's sleep.
+//! Wakes a sleeping reactor: the doorbell's flag in memory, and the eventfd that ends the sleep.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Bell {
         &self.doorbell
     }
 
-    /// Resets the eventfd after a wake-up. One call consumes all rings since the last.
+    /// Resets the eventfd after a wake-up.
     pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.eventfd, &mut [0u8; 8]);
     }
@@ -47,7 +47,7 @@ impl AsFd for Bell {
     }
 }
 
-/// Wakes a reactor from any thread, so that its pollers look for work again.
+/// Wakes a reactor from any thread, so that it calls its pollers again.
 ///
 /// Write the data for the pollers first, then wake. Cheap when the reactor is awake; many wakes of
 /// a sleeping reactor make one system call.

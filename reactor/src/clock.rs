@@ -1,11 +1,11 @@
-//! Time as the data path sees it: nanoseconds since the process's epoch, read once per turn.
+//! The clock of reactors: nanoseconds since the process's epoch. A reactor reads it once per turn.
 
 use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// A moment on the monotonic clock, in nanoseconds since the clock's epoch.
+/// A time of the monotonic clock, in nanoseconds since the clock's epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Nanos(pub u64);
 
@@ -13,7 +13,7 @@ impl Nanos {
     pub const ZERO: Nanos = Nanos(0);
     pub const MAX: Nanos = Nanos(u64::MAX);
 
-    /// The time from `earlier` to here, zero if `earlier` is later.
+    /// The time from `earlier` to this time; zero if `earlier` is later.
     pub fn since(self, earlier: Nanos) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -41,7 +41,7 @@ impl Sub<Duration> for Nanos {
     }
 }
 
-/// Where [`Nanos`] come from: `CLOCK_MONOTONIC`, or a clock that a test moves by hand.
+/// The source of [`Nanos`]: `CLOCK_MONOTONIC`, or a [`VirtualClock`] that a test advances.
 ///
 /// A reactor reads it once per turn; code on a reactor is given `now` and does not read it.
 #[derive(Debug, Clone)]
@@ -76,7 +76,8 @@ impl Clock {
     }
 }
 
-/// Time that passes only on request. Clones are the same clock.
+/// A clock for tests, which changes only by [`VirtualClock::advance`] and [`VirtualClock::set`].
+/// Clones are the same clock.
 #[derive(Debug, Clone, Default)]
 pub struct VirtualClock(Arc<AtomicU64>);
 
@@ -97,7 +98,7 @@ impl VirtualClock {
         self.set(self.now() + by);
     }
 
-    /// Moves the clock to `now`, never back.
+    /// Sets the clock to `now`. Does nothing if the clock is later.
     pub fn set(&self, now: Nanos) {
         self.0.fetch_max(now.0, Ordering::AcqRel);
     }

@@ -1,36 +1,36 @@
-//! The configuration of a reactor.
+//! The configuration of a reactor: its core, its behaviour when idle, and its limits.
 
 use std::time::Duration;
 
 /// The behaviour of a reactor after a turn without work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Mode {
-    /// Turns again: lowest latency, a whole core.
+    /// Never sleeps: lowest latency, uses a whole core.
     Poll,
-    /// Turns on for `busy_poll_us` and up to eight times that, then sleeps. On a core that another
-    /// busy thread takes, it sleeps after 20 µs.
+    /// Polls for `busy_poll_us`, or up to eight times as long, then sleeps. On a core shared with
+    /// another busy thread, it sleeps after 20 µs.
     #[default]
     Adaptive,
-    /// Sleeps.
+    /// Sleeps immediately.
     Interrupt,
 }
 
 #[derive(Debug, Clone)]
 pub struct ReactorConfig {
-    /// Name of the reactor and of its thread (of which the kernel shows 15 bytes).
+    /// Name of the reactor and of its thread; the kernel shows the first 15 bytes.
     pub name: String,
-    /// The core to pin to; `None` leaves it to the scheduler.
+    /// The core to pin the thread to; `None`: not pinned.
     pub core: Option<usize>,
     pub mode: Mode,
-    /// The minimum time that an idle adaptive reactor polls before sleeping. It grows up to eight
-    /// times where work arrives so soon after sleeping that polling on would have been cheaper. 100
-    /// µs is longer than a loopback round trip and most flash reads, so a busy reactor never
-    /// sleeps. It is short enough that ten wake-ups a second cost 0.1 % of a core.
+    /// Minimum time in microseconds that an idle adaptive reactor polls before sleeping. The actual
+    /// time grows up to eight times while work arrives soon after falling asleep. The default, 100
+    /// µs, is longer than a loopback round trip and most flash reads, so a busy reactor does not
+    /// sleep; ten wake-ups a second cost 0.1 % of a core.
     pub busy_poll_us: u64,
-    /// Items that one poller may handle in one turn.
+    /// Most items that one poller may handle in one turn.
     pub poll_budget: u32,
     pub mailbox_capacity: usize,
-    /// A turn longer than this is a stall, if not the watchdog's own limit.
+    /// A turn longer than this counts as a stall; `None`: the watchdog's default limit.
     pub watchdog_limit: Option<Duration>,
 }
 
@@ -72,7 +72,7 @@ impl std::fmt::Display for Mode {
     }
 }
 
-/// The text names no reactor mode.
+/// The error for a text that is not a reactor mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{text}\" is not a reactor mode: poll, adaptive or interrupt")]
 pub struct UnknownMode {

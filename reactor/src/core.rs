@@ -1,4 +1,4 @@
-//! A reactor, as used by the code that runs on it.
+//! The handle of a reactor for the code that runs on it: the time, pollers, futures and timers.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::timers::Timers;
 use crate::wake_set::{WakeFdError, WakeSet};
 use crate::{Nanos, Poller};
 
-/// A function to run on a reactor.
+/// A closure to run on a reactor.
 pub type Message = Box<dyn FnOnce(&CoreHandle) + Send>;
 
 pub(crate) type Shared = shared::Shared<Message>;
@@ -42,7 +42,7 @@ impl Deref for Core {
     }
 }
 
-/// A cheap handle of the reactor for code on its thread: pollers, messages, futures.
+/// The handle of a reactor for code on its thread: pollers, messages, futures. Cheap to clone.
 #[derive(Clone)]
 pub struct CoreHandle {
     pub(crate) inner: Rc<Inner>,
@@ -67,7 +67,7 @@ pub(crate) struct Slot {
     pub(crate) poller: Box<dyn Poller>,
     pub(crate) counters: Arc<PollerCounters>,
     pub(crate) armed: bool,
-    /// Its wake descriptors could not be watched: the reactor must not sleep.
+    /// The poller's wake descriptors could not be watched, so the reactor must not sleep.
     pub(crate) unwatched: bool,
 }
 
@@ -152,7 +152,7 @@ impl CoreHandle {
         self.timer_at(self.now() + delay)
     }
 
-    /// Drops `future` if it is not done in time.
+    /// Runs `future` for at most `limit`, and drops it then. The error is [`Elapsed`].
     pub async fn timeout<F: Future>(
         &self,
         limit: Duration,

@@ -1,4 +1,4 @@
-//! Sets of cores as people write them, and pinning.
+//! Sets of cores, parsed from lists or masks, and the pinning of threads to cores.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct CoreSet(BTreeSet<usize>);
 
-/// Errors in a list of cores.
+/// The error of parsing a set of cores.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CoreSetError {
     #[error("no cores in \"{text}\": write for example 0-3,8 or 0xf")]
@@ -26,10 +26,10 @@ pub enum CoreSetError {
 }
 
 impl CoreSet {
-    /// The largest core that the kernel's affinity mask, as we call it, can name.
+    /// The largest core number in the affinity mask that this crate passes to the kernel.
     pub const MAX_CORE: usize = CpuSet::MAX_CPU - 1;
 
-    /// Cores `0-3,8`, the same in brackets, or a mask with `0x` in front.
+    /// Parses a list such as `0-3,8`, the same in brackets, or a mask that begins with `0x`.
     pub fn parse(text: &str) -> Result<CoreSet, CoreSetError> {
         let trimmed = text.trim();
         if let Some(digits) = trimmed
@@ -50,8 +50,7 @@ impl CoreSet {
         CoreSet::from_list(bare, text)
     }
 
-    /// Parses a core mask as SPDK reads `-m`: a list only in brackets, else a mask with or
-    /// without `0x`.
+    /// Parses SPDK's option `-m`: a list in brackets, otherwise a mask with or without `0x`.
     pub fn parse_mask(text: &str) -> Result<CoreSet, CoreSetError> {
         let trimmed = text.trim();
         if trimmed.starts_with('[') || trimmed.starts_with("0x") || trimmed.starts_with("0X") {
@@ -131,7 +130,7 @@ impl CoreSet {
         Ok(CoreSet(cores))
     }
 
-    /// The cores that this thread may run on (its affinity, as set by cgroup, taskset, systemd).
+    /// The cores that this thread may use: its affinity, as set by cgroups, taskset or systemd.
     pub fn allowed() -> std::io::Result<CoreSet> {
         let set = sched_getaffinity(None)?;
         Ok((0..=CoreSet::MAX_CORE)
@@ -214,7 +213,7 @@ pub(crate) fn pin_to(core: usize) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// The NUMA node of a core, if the kernel names one.
+/// The NUMA node of a core; `None` if the kernel reports none.
 pub fn numa_node(core: usize) -> Option<u32> {
     let entries = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{core}")).ok()?;
     entries

@@ -1,12 +1,12 @@
-//! The handshake of a sleeper and its wakers: no wake-up is lost, and an awake sleeper costs its
-//! wakers no system call.
+//! The handshake between a reactor that falls asleep and the threads that wake it. No wake-up is
+//! lost, and waking an awake reactor needs no system call.
 //!
 //! ```text
 //!   sleeper                              waker
 //!   announce: state = ASLEEP             push the message
 //!             fence                      ring: fence
-//!   poll everything once more                  if state == ASLEEP and I am the one who
-//!   nothing: block on the eventfd                 turns it to AWAKE: write the eventfd
+//!   poll everything once more                  if this waker changes the state from
+//!   nothing: block on the eventfd                 ASLEEP to AWAKE: write the eventfd
 //!   awake:    state = AWAKE
 //! ```
 //!
@@ -34,8 +34,8 @@ const ASLEEP: u32 = 1;
 // of read-modify-writes. That is easier to reason about, and costs time only when falling asleep or
 // waking.
 
-/// The flag that tells wakers whether the sleeper must be woken. The caller provides the means (an
-/// eventfd).
+/// The flag that shows wakers whether the sleeper must be woken. The caller provides the wake-up
+/// itself, for example an eventfd.
 #[derive(Debug)]
 pub struct Doorbell {
     state: AtomicU32,
@@ -65,12 +65,13 @@ impl Doorbell {
         fence(Ordering::SeqCst);
     }
 
-    /// Called by the sleeper: true if no waker rang since [`Doorbell::announce`].
+    /// Called by the sleeper: true if no waker has called [`Doorbell::ring`] since
+    /// [`Doorbell::announce`].
     pub fn undisturbed(&self) -> bool {
         self.state.load(Ordering::Acquire) == ASLEEP
     }
 
-    /// Called by the sleeper: it is awake, for any reason.
+    /// Called by the sleeper after it woke, for any reason.
     pub fn awake(&self) {
         self.state.swap(AWAKE, Ordering::AcqRel);
     }

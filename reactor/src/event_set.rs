@@ -1,4 +1,5 @@
-//! Many descriptors under one poller: an epoll whose own descriptor is the poller's wake source.
+//! An epoll set: watches the many descriptors of one poller. Its own descriptor is the poller's wake
+//! descriptor.
 //!
 //! ```text
 //! fn poll(&mut self, ..) -> Work {
@@ -90,14 +91,14 @@ impl AsFd for EventSet {
     }
 }
 
-/// Room for the answers of [`EventSet::wait`], made once and reused every turn.
+/// A buffer for the events of [`EventSet::wait`], allocated once and reused every turn.
 pub struct Events {
     list: Vec<rx::Event>,
 }
 
 impl Events {
     /// # Panics
-    /// When `capacity` is zero, which the kernel refuses to fill.
+    /// When `capacity` is zero, which epoll does not allow.
     pub fn with_capacity(capacity: usize) -> Events {
         assert!(capacity > 0, "room for no event");
         Events {
@@ -141,9 +142,9 @@ pub struct Event {
     pub token: u64,
     pub readable: bool,
     pub writable: bool,
-    /// The peer will send nothing more (data that it sent before may still be there to read).
+    /// The peer has closed its side. Earlier data may still be readable.
     pub peer_closed: bool,
-    /// The descriptor has an error to collect (`SO_ERROR`).
+    /// The descriptor has an error (`SO_ERROR`).
     pub failed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A reactor as seen from any other thread.
+//! The handle of a reactor for other threads.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use crate::shared::ReactorPanicked;
 use crate::stats::{Doing, PollerStats, ReactorStats, Stall};
 use crate::tasks::{SourceLocation, on_reactor};
 
-/// A reactor, for other threads: send it work, watch it, stop it. Cheap to clone.
+/// The handle of a reactor for other threads: sends it work, reads its statistics, stops it. Cheap to
+/// clone.
 ///
 /// The reactor runs until [`ReactorHandle::stop`], whether or not handles remain.
 #[derive(Clone)]
@@ -22,7 +23,7 @@ pub struct ReactorHandle {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Why a call to a reactor has no result.
+/// The error of a call to a reactor that returned no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     #[error(transparent)]
@@ -50,14 +51,15 @@ impl ReactorHandle {
         self.shared.tid.load(Ordering::Relaxed)
     }
 
-    /// Has `message` run on the reactor, in its next turn unless many wait.
+    /// Queues `message` to run on the reactor, in its next turn unless many messages wait. Fails if
+    /// the mailbox is full or the reactor has stopped.
     #[track_caller]
     pub fn send(&self, message: Message) -> Result<(), SendError> {
         self.send_from(Location::caller(), message)
     }
 
-    /// Runs `f` on the reactor and resolves to its result, from any thread or runtime. It is sent
-    /// by this call, not by the first poll.
+    /// Runs `f` on the reactor and resolves to its result, on any thread or runtime. `f` is sent
+    /// immediately, not at the first poll of the future.
     #[track_caller]
     pub fn run<F, R>(&self, f: F) -> impl Future<Output = Result<R, CallError>> + Send + use<F, R>
     where
@@ -67,8 +69,8 @@ impl ReactorHandle {
         self.answer(self.ask(Location::caller(), f))
     }
 
-    /// Runs a future like [`ReactorHandle::run`] runs a closure: it is made and run on the
-    /// reactor. Dropping the answer does not cancel it.
+    /// Creates and runs a future on the reactor and resolves to its result. Dropping the returned
+    /// future does not cancel it.
     #[track_caller]
     pub fn run_future<F, Fut>(
         &self,
@@ -88,7 +90,7 @@ impl ReactorHandle {
         self.answer(self.send_from(place, Box::new(message)).map(|()| receiver))
     }
 
-    /// Runs `f` on the reactor and blocks for its result. Not from a reactor.
+    /// Runs `f` on the reactor and blocks until its result arrives. Do not call this on a reactor.
     #[track_caller]
     pub fn call<F, R>(&self, f: F) -> Result<R, CallError>
     where
@@ -105,7 +107,7 @@ impl ReactorHandle {
             .ok_or_else(|| self.stopped())
     }
 
-    /// What wakes the reactor from any thread, so that its pollers look again.
+    /// A waker for the reactor, usable from any thread.
     pub fn waker(&self) -> ReactorWaker {
         ReactorWaker(Arc::clone(&self.shared.bell))
     }
@@ -114,7 +116,7 @@ impl ReactorHandle {
         Mode::decode(self.shared.tuning.mode.load(Ordering::Relaxed))
     }
 
-    /// Takes effect in the next turn.
+    /// Sets the mode, from the next turn on.
     pub fn set_mode(&self, mode: Mode) {
         self.shared
             .tuning
@@ -146,7 +148,7 @@ impl ReactorHandle {
         let counters = &shared.counters;
         let (doing, since) = counters.pulse.read();
         let sleeping = doing == Doing::Asleep;
-        // A long sleep is published when it ends; until then its length is known anyway.
+        // The reactor publishes a sleep when it ends, so add the present one here.
         let napped = if sleeping {
             shared.clock.now().since(since).as_nanos() as u64
         } else {
@@ -177,12 +179,12 @@ impl ReactorHandle {
         }
     }
 
-    /// Returns the pollers in the order in which they run.
+    /// Statistics of the pollers, in the order in which they run.
     pub fn pollers(&self) -> Vec<PollerStats> {
         self.shared.directory.pollers()
     }
 
-    /// The last turn that the watchdog found too long.
+    /// The latest turn that the watchdog found too long.
     pub fn last_stall(&self) -> Option<Stall> {
         self.shared.last_stall.lock().clone()
     }
@@ -192,14 +194,15 @@ impl ReactorHandle {
         self.shared.alive.load(Ordering::Acquire)
     }
 
-    /// Asks the reactor to end after its turn. It then drops its futures and pollers on its own
+    /// Requests the reactor to stop after its turn and to drop its futures and pollers on its own
     /// thread. Does not wait; see [`ReactorHandle::join`].
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.bell.ring();
     }
 
-    /// Waits until the reactor has ended and says how. Any number of threads may ask.
+    /// Waits until the reactor has stopped. The error means that it panicked. Several threads may
+    /// call this.
     ///
     /// # Panics
     /// On a reactor, which must never block.
@@ -213,7 +216,7 @@ impl ReactorHandle {
         };
         let thread = self.shared.thread.lock().take();
         if let Some(thread) = thread {
-            // Its panics are caught and are in `outcome`.
+            // The reactor catches its panics and stores them in `outcome`.
             let _ = thread.join();
         }
         outcome.unwrap_or(Ok(()))

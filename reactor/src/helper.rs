@@ -16,13 +16,13 @@ const NICER: i32 = 5;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The queue and its thread. The thread ends with the last handle.
+/// The helper thread with its queue. The thread ends when the last handle is dropped.
 pub struct Helper {
     control: Arc<Control>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The helper's queue is full: it holds `max` waiting jobs.
+/// The error of a full queue: `max` jobs are waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the helper thread has all of its {max} waiting jobs")]
 pub struct HelperFull {

@@ -1,4 +1,5 @@
-//! Pinned cores: pollers, timers, mailboxes, local futures and the clock.
+//! Reactors: pinned threads that run pollers, messages, timers and local futures. All I/O code runs
+//! on a reactor.
 //!
 //! A reactor is one thread, usually pinned to one core. It owns the objects that were given to it
 //! and shares nothing. Each turn, in this order:

@@ -1,4 +1,4 @@
-//! Messages from other threads, bounded.
+//! The mailbox of a reactor: a bounded, lock-free queue of messages from other threads.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::bell::Bell;
 
-/// The mailbox is at its bound: the reactor is behind, or stuck. The message was not taken.
+/// The error of a full mailbox: the reactor is overloaded or stuck. The message was not queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("mailbox of reactor \"{reactor}\" is full ({capacity} messages); try again")]
 pub struct MailboxFull {
@@ -16,7 +16,7 @@ pub struct MailboxFull {
     pub capacity: usize,
 }
 
-/// Why a message was not taken.
+/// The error of sending a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     #[error(transparent)]
@@ -25,7 +25,7 @@ pub enum SendError {
     Stopped { reactor: String },
 }
 
-/// A message and where it was sent from, for the watchdog.
+/// A message with the source location of its sender, for the watchdog.
 pub(crate) struct Envelope<M> {
     pub(crate) message: M,
     pub(crate) from: &'static Location<'static>,
@@ -85,8 +85,8 @@ impl<M> Mailbox<M> {
         self.queue.len()
     }
 
-    /// Closes the mailbox and drops undelivered messages. A caller that awaits the answer to one of
-    /// them learns that the reactor stopped.
+    /// Closes the mailbox and drops undelivered messages. Callers that wait for one of them get the
+    /// error that the reactor stopped.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! One value from a reactor to a caller, which awaits it or blocks for it.
+//! A channel for one value, from a reactor to a caller that awaits it or blocks for it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ struct Shared<T> {
 enum State<T> {
     Waiting(Option<Waker>),
     Sent(T),
-    /// The sender is gone, or the value was taken.
+    /// The sender was dropped, or the value was received.
     Over,
 }
 

@@ -1,11 +1,11 @@
-//! How long an idle adaptive reactor polls before sleeping.
+//! Computes how long an idle adaptive reactor polls before sleeping.
 
 use std::time::Duration;
 
 use crate::clock::Nanos;
 
-/// A yield this long means that another busy thread used the core for a scheduler slice. The kernel
-/// workers for which a reactor yields finish sooner.
+/// A yield of this length means that another busy thread used the core for a scheduler slice. The
+/// kernel workers for which a reactor yields finish sooner.
 const SLICE: Duration = Duration::from_millis(1);
 /// Time lost by such yields after which the core counts as shared: a few scheduler slices. A
 /// hypervisor that takes the core occasionally stays below this value.

@@ -14,14 +14,13 @@ pub enum Work {
     Did(u32),
 }
 
-/// A poller's answer when its reactor wants to sleep.
+/// The result of [`Poller::arm`]: whether the reactor may sleep.
 ///
-/// Any answer but `Busy` is a promise about work that arrives from now on. The work makes one of
-/// the poller's registered file descriptors readable, or wakes the reactor's mailbox, or can wait
-/// until the time in `Until`.
+/// Any value but `Busy` guarantees that work that arrives from now on makes one of the poller's file
+/// descriptors readable, wakes the reactor's mailbox, or can wait until the time in `Until`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// The poller has work, or its work cannot wake the reactor: poll again instead of sleeping.
+    /// The poller has work, or its work cannot wake the reactor. The reactor must not sleep.
     Busy,
     /// The poller has no work until a registered source wakes the reactor.
     Quiet,
@@ -30,7 +29,7 @@ pub enum Idle {
 }
 
 impl Idle {
-    /// Combines two answers: the one with the shorter sleep.
+    /// Combines two results: the one with the shorter sleep.
     pub fn and(self, other: Idle) -> Idle {
         match (self, other) {
             (Idle::Busy, _) | (_, Idle::Busy) => Idle::Busy,
@@ -41,7 +40,7 @@ impl Idle {
     }
 }
 
-/// Work that a reactor does turn after turn.
+/// Code that a reactor calls in every turn, for example the queues of a transport.
 pub trait Poller {
     /// A short name for statistics and for the watchdog.
     fn name(&self) -> &str;
@@ -49,12 +48,11 @@ pub trait Poller {
     /// Does at most about `budget` items of work and returns their number. Never blocks.
     fn poll(&mut self, now: Nanos, budget: u32) -> Work;
 
-    /// Arms every wake source, because the reactor wants to sleep. The reactor polls once more
-    /// after arming all its pollers, and sleeps only if no poller finds work. So no wake-up is
-    /// lost.
+    /// Arms the wake sources before a sleep. After arming all pollers, the reactor polls once more,
+    /// and sleeps only if no poller finds work. So no wake-up is lost.
     fn arm(&mut self, now: Nanos) -> Idle;
 
-    /// Disarms the wake sources: the reactor is awake and polls again.
+    /// Disarms the wake sources after a sleep, or if the reactor does not sleep after all.
     fn disarm(&mut self) {}
 
     /// Duplicates of the file descriptors that are readable when this poller has work, usually one

@@ -1,4 +1,4 @@
-//! Starting a reactor, its loop, and its end.
+//! Starts a reactor's thread, runs its loop, and ends it.
 
 use std::any::Any;
 use std::num::NonZeroU64;
@@ -23,7 +23,7 @@ use crate::turn::Rest;
 /// soft-RoCE. Without such a competitor, a yield costs one look at the run queue.
 const POLITE_AFTER: Duration = Duration::from_micros(20);
 
-/// Why a reactor did not start.
+/// The error of starting a reactor.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     #[error("reactor \"{reactor}\" cannot have core {core}: this process may use cores {allowed}")]
@@ -42,10 +42,11 @@ pub enum SpawnError {
     Init(ReactorPanicked),
 }
 
-/// Falling asleep and waking up takes about this long, so a deadline that is nearer is polled for.
+/// The reactor polls for deadlines nearer than this: falling asleep and waking takes about as long.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(10);
 
-/// Starts a reactor and runs `init` on its thread before its first turn. Returns when that is done.
+/// Starts a reactor, and runs `init` on its thread before its first turn. Returns when `init` has
+/// returned.
 pub fn spawn<F>(config: ReactorConfig, init: F) -> Result<ReactorHandle, SpawnError>
 where
     F: FnOnce(&mut Core) + Send + 'static,
@@ -82,7 +83,7 @@ where
     match starting.wait() {
         Some(Ok(())) => Ok(handle),
         Some(Err(error)) => {
-            // It has nothing left to do; its end is awaited so that nothing outlives the refusal.
+            // Wait for the thread's end, so that nothing remains after the error.
             let _ = handle.join();
             Err(error)
         }
@@ -93,7 +94,7 @@ where
     }
 }
 
-/// The thread, from first to last.
+/// The thread's main function.
 fn live<F>(shared: Arc<Shared>, init: F, started: Sender<Result<(), SpawnError>>)
 where
     F: FnOnce(&mut Core),
@@ -129,7 +130,7 @@ fn set_up(shared: &Arc<Shared>) -> Result<Core, (&'static str, std::io::Error)> 
     if let Some(core) = shared.core {
         pin_to(core).map_err(|error| ("sched_setaffinity", error))?;
     }
-    // The default slack lets the kernel end a sleep 50 µs late. Refused at worst: then so be it.
+    // The default slack lets the kernel end a sleep 50 µs late. Ignore an error.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     shared.tid.store(
         rustix::thread::gettid().as_raw_nonzero().get(),
@@ -175,7 +176,7 @@ impl Core {
                     self.wake_up();
                 }
                 Rest::Until(until) => {
-                    // An epoll that cannot be waited for is a bug here; spinning would hide it.
+                    // A failing epoll is a bug of this crate. Polling instead would hide it.
                     self.sleep(until).expect("reactor cannot sleep");
                     let now = self.now();
                     let woken = until.is_none_or(|until| now < until);
@@ -199,7 +200,7 @@ impl Core {
             |core: &mut Core, outcome: &mut Result<(), _>, drop: &mut dyn FnMut(&mut Core)| {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(core))) {
                     let panicked = core.panicked(panic);
-                    // The first panic is the cause; those that follow are in the log.
+                    // Report the first panic, the cause. Later ones are only logged.
                     if outcome.is_ok() {
                         *outcome = Err(panicked);
                     }

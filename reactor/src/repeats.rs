@@ -1,8 +1,7 @@
-//! Rate limit for repeated facts: the first is reported at once, later ones once per interval with
-//! the number left out in between.
+//! A rate limit for log lines and events that a peer can cause repeatedly. The first is reported
+//! immediately, later ones once per interval with the number of suppressed ones.
 //!
-//! It is for log lines and events that a peer can cause at will. It is not for the data path,
-//! which logs nothing.
+//! Not for the data path, which does not log.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,10 +9,10 @@ use std::time::Duration;
 
 use crate::Nanos;
 
-/// Most facts remembered; beyond it the least recently reported one is dropped.
+/// Most keys in the table. A full table drops the least recently reported key.
 const KEYS: usize = 256;
 
-/// Decides which repeats of a fact to report. Equal keys `K` mean the same fact.
+/// Decides which repetitions of an event to report. Equal keys `K` mean the same event.
 #[derive(Debug)]
 pub struct Repeats<K> {
     interval: Duration,
@@ -27,7 +26,7 @@ struct Report {
 }
 
 impl<K: Eq + Hash + Clone> Repeats<K> {
-    /// `interval`: the shortest time between two reports of the same fact.
+    /// `interval`: the shortest time between two reports with the same key.
     pub fn new(interval: Duration) -> Repeats<K> {
         Repeats {
             interval,
@@ -35,8 +34,8 @@ impl<K: Eq + Hash + Clone> Repeats<K> {
         }
     }
 
-    /// `Some(n)`: report this one, with the number `n` of repeats left out since the last report.
-    /// `None`: leave it out.
+    /// Counts an event. `Some(n)`: report it; `n` repetitions were suppressed since the last report.
+    /// `None`: suppress it.
     pub fn admit(&mut self, key: K, now: Nanos) -> Option<u64> {
         if let Some(last) = self.reported.get_mut(&key) {
             if now.since(last.at) < self.interval {

@@ -13,7 +13,7 @@ use crate::config::ReactorConfig;
 use crate::mailbox::Mailbox;
 use crate::stats::{Counters, Directory, Doing, Stall};
 
-/// `M`: the messages that its mailbox takes.
+/// The shared state; `M` is the type of messages.
 pub(crate) struct Shared<M> {
     pub(crate) name: String,
     pub(crate) core: Option<usize>,
@@ -34,19 +34,19 @@ pub(crate) struct Shared<M> {
     pub(crate) ended: Condvar,
 }
 
-/// What may be changed while the reactor runs.
+/// The settings that can change while the reactor runs.
 pub(crate) struct Tuning {
     pub(crate) mode: AtomicU8,
     pub(crate) busy_poll_ns: AtomicU64,
     pub(crate) poll_budget: AtomicU32,
 }
 
-/// A reactor ended because code on it panicked.
+/// The error of a reactor that ended because its code panicked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("reactor \"{reactor}\" panicked in {during}: {message}")]
 pub struct ReactorPanicked {
     pub reactor: String,
-    /// What ran: a poller by name, a message or future by where it was sent or spawned.
+    /// The code that panicked: a poller by name, a message or future by its source location.
     pub during: String,
     pub message: String,
 }
@@ -79,7 +79,7 @@ impl<M> Shared<M> {
         })
     }
 
-    /// No more messages are taken; those that wait are dropped.
+    /// Closes the mailbox and drops the waiting messages.
     pub(crate) fn close(&self) {
         self.alive.store(false, Ordering::Release);
         fence(Ordering::SeqCst);

@@ -26,7 +26,7 @@ pub struct ReactorStats {
     pub alive: bool,
     /// True while the reactor sleeps.
     pub sleeping: bool,
-    /// Time in turns that found work, in turns that found none, and asleep.
+    /// Nanoseconds in turns with work, in turns without work (`idle_ns`), and asleep (`sleep_ns`).
     pub busy_ns: u64,
     pub idle_ns: u64,
     pub sleep_ns: u64,

@@ -192,7 +192,7 @@ impl Remote {
     }
 }
 
-/// A guard inside a future: unregisters the future when it ends or is dropped.
+/// A guard in each future, which unregisters it when it ends or is dropped.
 struct Leave {
     active: Rc<RefCell<Slab<Waker>>>,
     key: usize,
@@ -206,12 +206,13 @@ impl Drop for Leave {
     }
 }
 
-/// The task was cancelled before it ended, or its reactor stopped.
+/// The error of a task that was cancelled, or whose reactor stopped, before it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the task was cancelled")]
 pub struct Cancelled;
 
-/// A future spawned on a reactor. Await it for the result. Dropping it lets the future run on.
+/// The handle of a future spawned on a reactor. Await it for the result. Dropping the handle does not
+/// cancel the future.
 pub struct LocalTask<T> {
     task: Option<FallibleTask<T, LabelId>>,
 }

@@ -1,4 +1,4 @@
-//! A reactor without a thread and without real time, stepped by a test.
+//! A reactor for tests, without a thread and in virtual time: the test runs its turns.
 //!
 //! The turn, mailbox, futures, timers and sleep handshake are those of a real reactor. Only the
 //! loop around them belongs to the test. One thread can step several cores, for example a host's
@@ -32,7 +32,7 @@ pub struct TestCore {
 pub enum Slept {
     /// The core has work, or a poller is busy.
     Refused,
-    /// A real core would sleep until this moment, or until a wake-up.
+    /// A real reactor would sleep until this time, or until a wake-up.
     Until(Option<Nanos>),
 }
 

@@ -1,5 +1,5 @@
-//! Deadlines of local futures: a binary heap whose entries know their position, so that a cancelled
-//! timer leaves at once instead of lingering until it is due.
+//! The timers of a reactor's futures: a binary heap by deadline. Entries know their position in the
+//! heap, so a cancelled timer is removed immediately.
 
 use std::task::Waker;
 
@@ -66,13 +66,13 @@ impl Timers {
         self.entries[key].age
     }
 
-    /// Gives the waker back, for the caller to drop when it holds no borrow.
+    /// Removes a timer. Returns its waker, which the caller must drop after its borrows end.
     pub(crate) fn cancel(&mut self, key: usize, age: u64) -> Option<Waker> {
         self.entries.get(key).filter(|e| e.age == age)?;
         Some(self.remove(key))
     }
 
-    /// One timer that is due.
+    /// Removes a timer that is due, and returns its waker.
     pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<Waker> {
         let &key = self.heap.first()?;
         (self.entries[key].deadline <= now).then(|| self.remove(key))

@@ -1,4 +1,4 @@
-//! One turn of a reactor, and the step from the last idle turn into sleep.
+//! One turn of a reactor, and its transition to sleep after the last idle turn.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;

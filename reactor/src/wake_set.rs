@@ -1,5 +1,4 @@
-//! The wake sources of a sleeping reactor: one epoll that holds its bell and its pollers'
-//! descriptors.
+//! The wake sources of a sleeping reactor: one epoll set with its bell and its pollers' descriptors.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -14,7 +13,7 @@ use crate::bell::Bell;
 use crate::poller::Poller;
 use crate::stats::PollerId;
 
-/// A poller's wake descriptor could not be watched.
+/// The error of watching a poller's wake descriptor.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot watch a descriptor of poller \"{poller}\": {source} \

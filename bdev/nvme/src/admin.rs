@@ -1,7 +1,8 @@
-//! The admin queue: commands as futures of the home reactor, and asynchronous event requests.
+//! The admin queue of a drive: executes admin commands as futures of the controller's reactor, and
+//! sends Asynchronous Event Requests.
 //!
-//! A slot has a page for data. More data goes through an area that only one command uses at a time.
-//! A timed-out command keeps its slot, and its page or the area, until the controller is reset: the
+//! Each slot has one page of memory for data. Larger data uses an area that one command has at a time.
+//! A timed-out command occupies its slot and memory until the controller is reset, because the
 //! controller may still write to them.
 
 use std::collections::VecDeque;
@@ -48,22 +49,22 @@ const ENDING: [u8; 2] = [opcode::DELETE_IO_SQ, opcode::DELETE_IO_CQ];
 
 pub(crate) struct Admin {
     state: Mutex<Inside>,
-    /// Signalled when an event arrived.
+    /// Notified when an asynchronous event arrived.
     pub news: Notify,
 }
 
 struct Inside {
     queue: Option<Queue>,
-    /// The memory of a closed queue. The controller may access it until it is disabled, or cannot
-    /// reach memory.
-    kept: Option<Arc<AdminMemory>>,
+    /// The memory of a closed queue, which the controller may access until it is disabled or its
+    /// memory accesses are stopped.
+    retained: Option<Arc<AdminMemory>>,
     slots: Vec<Slot>,
     /// The slot that uses the data area, if it is in use.
     area_of: Option<usize>,
     events: VecDeque<AsyncEvent>,
-    /// Number of completions that match no command.
-    lies: u64,
-    /// Why the queue is closed.
+    /// Number of completions that match no outstanding command.
+    unmatched: u64,
+    /// The reason why the queue is closed; `None`: it is open.
     closed: Option<ControlError>,
     /// The queue accepts only commands that delete I/O queues.
     ending: bool,
@@ -136,7 +137,7 @@ enum Stage {
     #[default]
     Free,
     Sent,
-    /// Sent, and the caller no longer waits for the completion.
+    /// Sent; the caller has stopped waiting for the completion.
     GivenUp,
     Event,
     Answered(Answer),
@@ -155,11 +156,11 @@ impl Admin {
         Admin {
             state: Mutex::new(Inside {
                 queue: None,
-                kept: None,
+                retained: None,
                 slots: (0..SLOTS).map(|_| Slot::default()).collect(),
                 area_of: None,
                 events: VecDeque::new(),
-                lies: 0,
+                unmatched: 0,
                 closed: Some(ControlError::Detached),
                 ending: false,
             }),
@@ -174,7 +175,7 @@ impl Admin {
         let mut state = self.state.lock();
         state.end(ControlError::Gone);
         state.closed = None;
-        state.kept = None;
+        state.retained = None;
         state.ending = false;
         state.queue = Some(Queue {
             function,
@@ -186,21 +187,22 @@ impl Admin {
         });
     }
 
-    /// Closes the queue: pending and later commands fail with `why`. Memory that the controller may
-    /// still access stays until the queue is opened again or [`Admin::release_memory`] is called.
+    /// Closes the queue: pending and later commands fail with `why`. The queue's memory stays
+    /// allocated until [`Admin::open`] or [`Admin::release_memory`], because the controller may still
+    /// access it.
     pub fn close(&self, why: ControlError) {
         let mut state = self.state.lock();
         state.end(why.clone());
         state.closed = Some(why);
         if let Some(queue) = state.queue.take() {
-            state.kept = Some(queue.memory);
+            state.retained = Some(queue.memory);
         }
     }
 
-    /// Call this when the controller can no longer access memory.
+    /// Frees the memory of a closed queue. Call this when the controller can no longer access memory.
     pub fn release_memory(&self) {
         let mut state = self.state.lock();
-        state.kept = None;
+        state.retained = None;
     }
 
     /// Sends a command and waits for its completion, of any status. The controller reads `data`;
@@ -295,8 +297,8 @@ impl Admin {
         Ok(Some(index as u16))
     }
 
-    /// Rejects every admin command from now on, except those that delete I/O queues.
-    pub fn end_asking(&self) {
+    /// Rejects all admin commands from now on, except those that delete I/O queues.
+    pub fn reject_new(&self) {
         self.state.lock().ending = true;
     }
 
@@ -319,9 +321,9 @@ impl Admin {
         self.state.lock().events.drain(..).collect()
     }
 
-    /// Number of completions so far that match no command.
-    pub fn lies(&self) -> u64 {
-        self.state.lock().lies
+    /// Number of completions so far that matched no outstanding command.
+    pub fn unmatched(&self) -> u64 {
+        self.state.lock().unmatched
     }
 
     /// True if a caller waits for a completion.
@@ -335,7 +337,7 @@ impl Admin {
         let mut state = self.state.lock();
         let queue = state.queue.as_ref();
         if queue.is_none_or(|queue| queue.head.peek(&queue.memory.cq).is_none()) {
-            // The usual case: every turn of the reactor polls.
+            // The usual case, because every turn of the reactor polls.
             return 0;
         }
         let mut wakers = [const { None }; ENTRIES as usize];
@@ -372,7 +374,7 @@ impl Admin {
                         _ => slot.stage = Stage::Free,
                     }
                 }
-                _ => state.lies += 1,
+                _ => state.unmatched += 1,
             }
         }
         if found > 0
@@ -396,7 +398,7 @@ impl Inside {
             return;
         };
         let slot = &mut self.slots[index];
-        // Never 0, which means no command.
+        // Never 0, which marks a free slot.
         slot.use_count = slot.use_count % 0x3fe + 1;
         slot.cid = index as u16 | slot.use_count << ENTRIES.trailing_zeros();
         slot.stage = stage;

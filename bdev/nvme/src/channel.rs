@@ -1,4 +1,4 @@
-//! One core's queue to one namespace: a lane of the core's queue pair.
+//! The [`Queue`] of a namespace on one core: one lane of the core's NVMe queue pair.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,8 +16,8 @@ use crate::table;
 pub(crate) struct Channel {
     pair: Rc<RefCell<Pair>>,
     lane: usize,
-    /// Becomes readable with the queue pair's vector, whose descriptor may change, and with the
-    /// control's bell. `None` if the queue pair can only be polled.
+    /// An epoll set with the descriptor of the queue pair's interrupt vector, which may change, and
+    /// with the control's bell. `None` if the queue pair can only be polled.
     sleeper: Option<Sleeper>,
 }
 

@@ -1,4 +1,5 @@
-//! Converts an I/O to a command of the NVM command set, and its completion to a status of the bdev.
+//! Converts an I/O to a command of the NVM Command Set, and its completion to a bdev status. Pure
+//! functions, used by [`crate::pair`].
 
 use nacre_bdev::{Flags, Op, Status};
 use nacre_nvmf_wire::commands::io::{CopyCommand, CopyFormat, DatasetManagement, WriteZeroes};
@@ -119,7 +120,7 @@ fn range(opcode: u8, ask: &Ask, nsid: u32, cid: u16, fua: bool) -> Sqe {
     sqe
 }
 
-/// Existing protection information stays unchanged: the guard is checked, and PRACT does not apply.
+/// A Verify command. With protection information it checks the guard; PRACT does not apply.
 #[cold]
 fn verify(ask: &Ask, nsid: u32, cid: u16) -> Sqe {
     let plain = Ask {
@@ -133,8 +134,8 @@ fn verify(ask: &Ask, nsid: u32, cid: u16) -> Sqe {
     sqe
 }
 
-/// Sets PRACT; a read also checks the guard. The reference tag is the usual one: the low bits of
-/// the block's number.
+/// Sets PRACT, and for reads also the guard check. The initial reference tag is the low 32 bits of
+/// the LBA.
 #[cold]
 fn protect(sqe: &mut Sqe, ask: &Ask, check: bool) {
     let guard = if check { CHECK_GUARD } else { 0 };
@@ -155,8 +156,8 @@ pub(crate) fn opcode_of(op: Op) -> u8 {
     }
 }
 
-/// True if executing the operation twice has the effect of executing it once, even with other I/O
-/// in between: no host may rely on the order of I/Os that are in flight at the same time.
+/// True if the operation is idempotent. Other I/O in between does not matter, because no host may
+/// rely on the order of I/Os in flight at the same time.
 pub(crate) fn is_repeatable(op: Op) -> bool {
     match op {
         // A copy has one piece in flight at a time, and no piece overlaps its source.
@@ -168,9 +169,9 @@ pub(crate) fn is_repeatable(op: Op) -> bool {
     }
 }
 
-/// The next piece of a copy of which `done` blocks are done: source, destination, blocks. Pieces do
-/// not overlap their sources, and their order never overwrites the source of a later piece. So the
-/// whole is right even where source and destination overlap.
+/// The next piece of a copy of which `done` blocks are copied: source, destination, and number of
+/// blocks. A piece does not overlap its source, and no piece overwrites the source of a later one. So
+/// the result is right even if source and destination overlap.
 pub(crate) fn copy_piece(source: u64, lba: u64, blocks: u32, done: u32) -> (u64, u64, u32) {
     let distance = source.abs_diff(lba);
     let left = blocks - done;
@@ -186,7 +187,7 @@ pub(crate) fn copy_piece(source: u64, lba: u64, blocks: u32, done: u32) -> (u64,
     (source + at, lba + at, piece)
 }
 
-/// The consequence of a completion.
+/// The driver's reaction to a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Done(Status),

@@ -1,4 +1,5 @@
-//! The handle of one controller.
+//! [`Controller`]: the handle of an attached drive for the engine. Its commands run in
+//! [`crate::control`], its I/O in [`crate::pair`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -24,7 +25,7 @@ use crate::options::Options;
 /// Most pending reports of queue pair owners. An owner repeats a report that does not fit.
 const REPORTS_MAX: usize = 4096;
 
-/// Data of an admin command that is passed through.
+/// The data transfer of an admin command of [`Controller::admin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminData {
     None,
@@ -32,15 +33,15 @@ pub enum AdminData {
     Read(usize),
 }
 
-/// Reply to a successful admin command that was passed through.
+/// The result of a successful admin command of [`Controller::admin`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminReply {
     pub dword0: u32,
     pub data: Vec<u8>,
 }
 
-/// An attached controller. Any thread may use it; commands run on its home, the reactor that
-/// attached it. The controller stays attached until [`Controller::detach`].
+/// An attached controller. Any thread may use it; its commands run on the reactor that attached it
+/// (its home). The controller stays attached until [`Controller::detach`].
 pub struct Controller {
     this: Weak<Controller>,
     id: u64,
@@ -51,7 +52,7 @@ pub struct Controller {
     /// [`Function::slot`] of the function.
     pub(crate) slot: AtomicUsize,
     pub(crate) admin: Admin,
-    /// Properties read from the controller at the last bring-up.
+    /// The controller's properties, as read at the last bring-up.
     pub(crate) facts: Mutex<Arc<Facts>>,
     pub(crate) state: Mutex<State>,
     pub(crate) counters: Counters,
@@ -59,9 +60,9 @@ pub struct Controller {
     pub(crate) unusable: Mutex<Vec<UnusableNamespace>>,
     pub(crate) links: Mutex<Links>,
     reports: Mutex<VecDeque<Report>>,
-    /// Signalled for a report of a queue pair's owner.
+    /// Notified for each report of a queue pair's owner.
     pub(crate) news: Notify,
-    /// Signalled when tasks should check whether to end.
+    /// Notified when the tasks must check whether to end.
     pub(crate) stop: Notify,
     /// Serializes changes of the controller's state.
     pub(crate) lifecycle: AsyncMutex<()>,
@@ -70,7 +71,7 @@ pub struct Controller {
     pub(crate) poller: Mutex<Option<PollerId>>,
 }
 
-/// Why a core gets no queue pair.
+/// The reason why a core gets no queue pair.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoPair {
     #[error(
@@ -103,7 +104,7 @@ impl NoPair {
 }
 
 impl Controller {
-    /// Brings the controller up, on the calling reactor, which becomes its home. Reports each
+    /// Initialises the controller on the calling reactor, which becomes its home. Reports each
     /// namespace to the observer.
     pub async fn attach(
         core: &CoreHandle,
@@ -165,7 +166,7 @@ impl Controller {
             timeouts: read(&counters.timeouts),
             admin_timeouts: read(&counters.admin_timeouts),
             resubmitted: read(&counters.resubmitted),
-            protocol_errors: read(&counters.protocol_errors) + self.admin.lies(),
+            protocol_errors: read(&counters.protocol_errors) + self.admin.unmatched(),
             events: read(&counters.events),
             losses: read(&counters.losses),
             nudges: read(&counters.nudges),
@@ -178,7 +179,7 @@ impl Controller {
         self.namespaces.lock().values().cloned().collect()
     }
 
-    /// Resets the controller, and then sends commands in flight again.
+    /// Resets the controller (CC.EN) and then sends the commands in flight again.
     pub async fn reset(&self) -> Result<(), ControlError> {
         self.at_home(
             |this, core| async move { this.reset_for(&core, ResetReason::UserRequest).await },
@@ -186,8 +187,8 @@ impl Controller {
         .await
     }
 
-    /// The last SMART log, read once per [`Options::health_period`] or by [`Controller::health`].
-    /// Does not access the drive. `None` before the first reading.
+    /// The last SMART / Health log, as read every [`Options::health_period`] or by
+    /// [`Controller::health`]. Does not access the drive. `None` before the first reading.
     pub fn last_health(&self) -> Option<Health> {
         self.newest_health.lock().clone()
     }
@@ -209,9 +210,9 @@ impl Controller {
             .await
     }
 
-    /// Passes an admin command through, if it only reads: Identify, Get Log Page, Get Features. The
-    /// driver sets the command identifier and the data pointer. Up to 128 KiB of data, or MDTS if
-    /// that is less; read longer data in parts (Get Log Page has an offset).
+    /// Executes a read-only admin command: Identify, Get Log Page or Get Features. The driver sets
+    /// the command identifier and the data pointer. At most 128 KiB of data, or MDTS if that is less;
+    /// read longer data in parts (Get Log Page has an offset).
     pub async fn admin(&self, sqe: Sqe, data: AdminData) -> Result<AdminReply, ControlError> {
         self.at_home(move |this, core| async move { this.pass_through(&core, sqe, data).await })
             .await
@@ -238,7 +239,8 @@ impl Controller {
         }
     }
 
-    /// Handles the return of the drive, identified by its serial number: its namespaces continue.
+    /// Handles the return of the removed drive, which the caller has identified by its serial number.
+    /// Its namespaces become usable again.
     pub async fn returned(&self, function: Arc<dyn Function>) -> Result<(), AttachError> {
         let Some(this) = self.this.upgrade() else {
             return Err(ControlError::Stopped.into());
@@ -299,7 +301,7 @@ impl Controller {
         self.observer.event(event);
     }
 
-    /// Sends a request of a queue pair's owner to the control, from any core.
+    /// Queues a report of a queue pair's owner for the control. Callable from any core.
     pub(crate) fn report(&self, report: Report) {
         let mut reports = self.reports.lock();
         if reports.len() < REPORTS_MAX {

@@ -1,4 +1,5 @@
-//! A namespace as a bdev.
+//! [`NvmeBdev`]: a namespace of a drive as a block device, with its size, limits and supported
+//! operations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -13,6 +14,7 @@ use crate::channel::Channel;
 use crate::controller::Controller;
 use crate::table;
 
+/// A namespace of an attached drive.
 pub struct NvmeBdev {
     name: String,
     controller: Arc<Controller>,
@@ -35,8 +37,8 @@ pub struct NvmeBdev {
 
 const _: () = assert!(Op::COUNT <= u16::BITS as usize);
 
-/// Properties of a namespace other than its size. A change of identity, block size or protection
-/// makes it another namespace.
+/// The properties of a namespace other than its size. If the identity, block size or protection
+/// information changes, the driver treats it as another namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub nsid: u32,
@@ -57,7 +59,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Describes the differences of `now`.
+    /// Describes the limits that differ in `now`.
     fn changes(&self, now: &Facts) -> Vec<String> {
         let mut changes = Vec::new();
         let mut compare = |what: &str, before: u64, now: u64| {
@@ -174,7 +176,7 @@ impl NvmeBdev {
         self.size.set(blocks) != blocks
     }
 
-    /// Marks the namespace as removed, even if the controller is present.
+    /// Marks the namespace as removed.
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Why a controller could not be attached, or did not execute a request.
+//! The errors of attaching a controller and of its admin commands.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use nacre_nvmf_wire::{StatusCode, opcode};
 use crate::function::FunctionError;
 use crate::memory::MemoryError;
 
-/// Why a drive cannot be used.
+/// The error of attaching a controller.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     #[error("NVMe drive {address}: no device answers on the bus (registers read as all ones)")]
@@ -67,7 +67,7 @@ pub enum AttachError {
     Control(#[from] ControlError),
 }
 
-/// Why a controller did not execute a request.
+/// The error of an admin command or of another request to an attached controller.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
     #[error("{} is not on the list of admin commands that only read", admin_name(*opcode))]
@@ -98,7 +98,7 @@ pub enum ControlError {
     Stopped,
 }
 
-/// An error and what caused it, in one line: the cause has the numbers and the remedy.
+/// The text of an error and of its sources, in one line. The sources have the numbers and the remedy.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! The events of a controller, for the code that attached it.
+//! The events of a controller, and the observer that gets them: the code that attached it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,33 +8,34 @@ use nacre_nvmf_wire::aen::AsyncEvent;
 use crate::device::NvmeBdev;
 use crate::info::Status;
 
-/// Hears what happens to a controller: on its home reactor, so it must not block.
+/// Receives the events of a controller. Called on its home reactor, so it must not block.
 pub trait Observer: Send + Sync {
     fn event(&self, event: Event);
 }
 
-/// Hears nothing.
+/// Ignores all events.
 impl Observer for () {
     fn event(&self, _event: Event) {}
 }
 
 #[derive(Clone)]
+/// A change of a controller or of its namespaces.
 pub enum Event {
     NamespaceAdded(Arc<NvmeBdev>),
-    /// It answers everything with [`nacre_bdev::Status::Gone`] from now on.
+    /// The namespace was removed: all its I/O completes with [`nacre_bdev::Status::Gone`].
     NamespaceRemoved(Arc<NvmeBdev>),
     NamespaceResized(Arc<NvmeBdev>),
-    /// A namespace reports other limits than before, as after a firmware activation. Queues opened
-    /// before keep the old limits: I/O that exceeds the new ones ends with
+    /// The limits of a namespace changed, for example after a firmware activation. Queues opened
+    /// before still split I/O by the old limits; I/O that exceeds the new ones completes with
     /// [`nacre_bdev::Status::Unsupported`].
     NamespaceLimits {
         nsid: u32,
         changes: String,
     },
-    /// The state is another than before.
+    /// The state of the controller changed.
     State(Status),
     Health(HealthEvent),
-    /// A reset begins.
+    /// A reset starts.
     Reset {
         reason: ResetReason,
     },
@@ -66,7 +67,7 @@ impl std::fmt::Debug for Event {
     }
 }
 
-/// A value of a drive's health crossed its threshold, or went back.
+/// A health value crossed its threshold (`raised`), or returned to its normal range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthEvent {
     pub alert: HealthAlert,
@@ -114,11 +115,11 @@ impl HealthAlert {
 pub enum ResetReason {
     /// A caller requested the reset.
     UserRequest,
-    /// A command was not answered, whatever else was tried.
+    /// A command did not complete, even after an abort and a queue reset.
     Timeout,
-    /// CSTS.CFS, or CSTS.RDY cleared by the controller itself.
+    /// CSTS.CFS is set, or the controller cleared CSTS.RDY itself.
     ControllerFatal,
-    /// A completion that answers nothing that was asked.
+    /// A completion matches no outstanding command.
     ProtocolError,
     /// The controller refused a command that the driver needs.
     AdminFailed,
@@ -143,7 +144,7 @@ pub struct Timeout {
     pub qid: u16,
     pub cid: u16,
     pub opcode: u8,
-    /// Least time since the controller got the command; it may have had the command for longer.
+    /// Lower bound of the time since the submission.
     pub waited: Duration,
     pub action: TimeoutAction,
 }

@@ -1,4 +1,5 @@
-//! The interface between the driver and a PCI function that is an NVMe controller.
+//! The interface between the driver and a PCI function with an NVMe controller: registers, memory
+//! registration, interrupts and resets. `vfio` implements it for drives, `sim` for tests.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use nacre_hugepages::RegisterHook;
 /// down.
 pub const GONE: u32 = u32::MAX;
 
-/// Why the bus, or the kernel's part of it, did not execute a request.
+/// The error of the bus or of the kernel's VFIO driver.
 #[derive(Debug, thiserror::Error)]
 #[error("NVMe drive {address}: {what}: {source}")]
 pub struct FunctionError {
@@ -21,22 +22,22 @@ pub struct FunctionError {
 
 /// One PCI function with an NVMe controller, owned by this process.
 ///
-/// Every core may use registers at once, but each register has one writer: the core of a queue pair
-/// writes its SQ tail doorbell, the control writes all others. No call blocks, except
+/// All cores may access registers concurrently, but each register has one writer: the core of a queue
+/// pair writes its doorbells, the control writes all other registers. No call blocks, except
 /// [`Function::reset`] and [`Function::interrupts`].
 ///
-/// The controller sees a store to memory before a later [`Function::write32`]. A load after a
-/// [`Function::read32`] sees the controller's stores before its answer.
+/// Ordering: stores to memory are visible to the controller before a later [`Function::write32`].
+/// The controller's stores before it completes a [`Function::read32`] are visible after that read.
 ///
-/// Dropping it releases the function: the controller can access no memory afterwards.
+/// Dropping the object releases the function. Afterwards the controller cannot access memory.
 pub trait Function: Send + Sync + 'static {
     /// PCI address of the function: `0000:5e:00.0`.
     fn address(&self) -> &str;
 
-    /// The memory node of the function, if the system reports it.
+    /// The NUMA node of the function, if the system reports it.
     fn numa_node(&self) -> Option<u32>;
 
-    /// Accessible bytes of BAR 0: registers and doorbells.
+    /// Size of the accessible part of BAR 0 in bytes: registers and doorbells.
     fn register_bytes(&self) -> u32;
 
     /// Reads the dword at `offset` of BAR 0; [`GONE`] when the function was removed.
@@ -46,8 +47,11 @@ pub trait Function: Send + Sync + 'static {
     /// If `offset` is not a multiple of 4, or not inside [`Function::register_bytes`].
     fn read32(&self, offset: u32) -> u32;
 
+    /// Writes the dword at `offset` of BAR 0.
+    ///
     /// # Panics
-    /// As [`Function::read32`].
+    ///
+    /// Like [`Function::read32`].
     fn write32(&self, offset: u32, value: u32);
 
     /// Reads a 64-bit register as two dwords, the lower one first.
@@ -73,7 +77,7 @@ pub trait Function: Send + Sync + 'static {
     /// earlier command accesses memory.
     fn set_bus_master(&self, on: bool) -> Result<(), FunctionError>;
 
-    /// Resets the function itself (FLR, or the bus's own reset). Bus mastering is off afterwards.
+    /// Resets the function (FLR or bus reset). Bus mastering is disabled afterwards.
     fn reset(&self) -> Result<(), FunctionError>;
 
     /// True if the system still lists the function and has not announced its removal.
@@ -89,11 +93,11 @@ pub trait Function: Send + Sync + 'static {
     /// [`Function::interrupts`] creates others.
     fn vector_fd(&self, vector: u16) -> Option<Arc<OwnedFd>>;
 
-    /// Releases the function for good, even if this object has other holders: the system waits for
-    /// that before it removes an announced drive. From now on registers read as [`GONE`], and
-    /// writes have no effect.
+    /// Releases the function although references to this object exist. The kernel waits for this
+    /// before it completes an announced removal. From now on registers read as [`GONE`], and writes
+    /// have no effect.
     fn release(&self);
 
-    /// Makes the vector's descriptor unreadable again. Returns true if it had fired.
+    /// Resets the vector's descriptor. Returns true if the vector had fired.
     fn acknowledge(&self, vector: u16) -> bool;
 }

@@ -1,4 +1,4 @@
-//! A controller's properties and health, for operators and metrics.
+//! The properties, state, counters and health of a controller, for RPC replies and metrics.
 
 use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::log::{CriticalWarning, ErrorInformation, FirmwareSlots, SmartHealth};
@@ -23,7 +23,7 @@ pub struct ControllerInfo {
     pub mdts_bytes: Option<u64>,
     /// I/O queue pairs that the controller granted.
     pub io_queues: u16,
-    /// Entries of each I/O queue that can be in flight.
+    /// Most commands in flight per I/O queue.
     pub io_queue_depth: u16,
     pub page_bytes: u32,
     pub sgl: bool,

@@ -1,5 +1,5 @@
-//! One core's queue: checks an I/O, turns it into commands for the ring, and chooses the next
-//! command at each completion.
+//! One core's queue of a file bdev: checks an I/O, converts it to commands for the ring, and chooses
+//! the next command at each completion.
 //!
 //! ```text
 //!            submit                 start                 result
@@ -33,7 +33,7 @@ const MAX_TRIES: u8 = 100;
 pub(crate) struct Channel {
     file: Arc<OpenFile>,
     ring: Ring<Task>,
-    /// I/Os that ended without the kernel.
+    /// I/Os that ended without a command to the kernel.
     finished: VecDeque<(Key, Status)>,
     /// I/Os that are not aligned for direct I/O and wait for a bounce buffer, in order of arrival.
     waiting: VecDeque<Key>,
@@ -100,7 +100,7 @@ impl Channel {
         self.ring.facts()
     }
 
-    /// The status of an I/O that needs no kernel call, if it has one already.
+    /// Checks an I/O. `Some`: it completes with this status without a command.
     fn admit(&self, task: &Task, lba: u64, blocks: u32, data: &Extents) -> Option<Status> {
         let moves = matches!(task.op, Op::Read | Op::Write);
         if matches!(task.op, Op::Compare | Op::CompareAndWrite | Op::Copy) {
@@ -132,7 +132,7 @@ impl Channel {
     fn first_step(&self, op: Op, flags: Flags) -> Result<Step, Status> {
         let is_block = self.file.block.is_some();
         let punch = self.file.punch.load(Ordering::Relaxed);
-        if matches!(op, Op::Unmap | Op::WriteZeroes) && !self.file.offers_ranges() {
+        if matches!(op, Op::Unmap | Op::WriteZeroes) && !self.file.supports_ranges() {
             return Err(Status::Unsupported);
         }
         match op {
@@ -429,7 +429,7 @@ fn failed(file: &OpenFile, task: &mut Task, errno: i32) -> Next {
     let synced = task.step == Step::Sync || forced;
     let status = status_of(errno, task.op);
     let lost = matches!(status, Status::WriteError | Status::NoSpace | Status::Gone)
-        // This errno does not concern earlier writes: the device still has them.
+        // ENOLINK does not affect earlier writes, which the device still has.
         && errno != libc::ENOLINK;
     if synced && lost && task.op != Op::Read {
         file.note_lost();
@@ -437,8 +437,8 @@ fn failed(file: &OpenFile, task: &mut Task, errno: i32) -> Next {
     Next::Done(status)
 }
 
-/// The file does not support this command: remembers that, and tries another command with the same
-/// effect.
+/// Handles an unsupported command: remembers that, and selects another command with the same effect.
+/// `None`: there is none.
 fn other_way(file: &OpenFile, task: &mut Task) -> Option<Next> {
     let Step::Range(range) = task.step else {
         return None;
@@ -449,7 +449,7 @@ fn other_way(file: &OpenFile, task: &mut Task) -> Option<Next> {
             file.zero_range.store(false, Ordering::Relaxed);
             Range::Punch
         }
-        // A block device that cannot zero by unmapping can still zero by writing.
+        // A block device that cannot zero by unmapping can zero by writing.
         (Range::Punch, Op::WriteZeroes) if file.block.is_some() => {
             file.punch.store(false, Ordering::Relaxed);
             Range::Zero

@@ -1,5 +1,5 @@
-//! The operations of the ring, as submission queue entries. Only descriptions: an entry does
-//! nothing until `ring.rs` pushes it, which guarantees the validity of its pointers.
+//! Builds the submission queue entries (SQEs) of the ring's operations. `ring.rs` submits them, and
+//! guarantees that their pointers are valid.
 
 use io_uring::opcode;
 use io_uring::squeue::Entry;
@@ -8,10 +8,10 @@ use io_uring::types::{Fd, FsyncFlags};
 /// `BLOCK_URING_CMD_DISCARD`, `_IO(0x12, 0)` of linux/blkdev.h (6.12).
 const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
 
-/// One operation on the file, about the buffers of the slot it is started for.
+/// One operation on the file, with the buffers of its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
-    /// `len` bytes at `offset` into the buffers, after the first `skip` bytes of those.
+    /// Reads `len` bytes at file offset `offset` into the buffers, after their first `skip` bytes.
     Read {
         offset: u64,
         skip: usize,
@@ -32,7 +32,7 @@ pub(crate) enum Command {
         offset: u64,
         len: u64,
     },
-    /// Block devices only, where [`Facts::discard`] says so.
+    /// Discards a range of a block device; only if [`Facts::discard`] is true.
     Discard {
         offset: u64,
         len: u64,

@@ -1,12 +1,12 @@
-//! Notices that a file changed while no daemon had it open.
+//! Detects that a file changed while no daemon had it open, from its size and modification time.
 //!
 //! ```text
-//!   stop   sync, then keep Left { size, modification time }
-//!   start  equal: its contents are those that were left; else Changed: no block of it counts
+//!   stop   sync the file, then store Left { size, modification time }
+//!   start  equal: the contents are unchanged; different: Changed, no block is trusted
 //! ```
 //!
-//! A file that is cut and made as large again has the same size and identity. Only its modification
-//! time shows it. After a crash nothing was kept, and nothing is compared.
+//! A file that was truncated and extended again has the same size and identity; only its modification
+//! time differs. After a crash nothing was stored, so nothing is compared.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -14,23 +14,23 @@ use std::os::unix::fs::MetadataExt;
 
 use serde::{Deserialize, Serialize};
 
-/// The contents of a closed file, as kept until it is opened again.
+/// The stored description of a closed file's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Contents {
-    /// Closed in order.
+    /// The file was closed after a sync.
     Left {
         bytes: u64,
         /// Modification time: seconds and nanoseconds.
         modified: (i64, i64),
     },
-    /// Changed while it was closed, and its user still counts on its former contents.
+    /// The file changed while it was closed, and its user (a volume) has not accepted that yet.
     Changed,
 }
 
 impl Contents {
-    /// Writes a file's data and times to its disk, and returns its contents then; `None` where the
-    /// file system's times are no proof.
+    /// Syncs a file and describes its contents. `None`: the file system's modification times are not
+    /// reliable.
     pub(crate) fn of_synced(file: &File) -> io::Result<Option<Contents>> {
         if !has_lasting_times(file) {
             return Ok(None);
@@ -46,14 +46,14 @@ impl Contents {
         }
     }
 
-    /// True if an opened file does not have these contents any more.
+    /// True if the opened file has other contents.
     pub(crate) fn are_gone(self, metadata: &Metadata) -> bool {
         metadata.is_file() && self != Contents::of(metadata)
     }
 }
 
-/// True for file systems of this machine, which change a file's modification time with its contents
-/// and keep it through a restart. A server's clock or cache may change it by itself.
+/// True for local file systems, which change the modification time with every change of the contents
+/// and preserve it over a restart. A file server may change it for other reasons.
 fn has_lasting_times(file: &File) -> bool {
     const EXT: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;

@@ -1,4 +1,5 @@
-//! The device as the control plane sees it.
+//! The file bdev: its identity, geometry, limits and rescan. Control plane only; the data path is in
+//! [`crate::channel`].
 
 use std::io;
 use std::path::Path;
@@ -20,11 +21,9 @@ use crate::probe;
 use crate::ring::Facts;
 use crate::{Config, Product};
 
-/// The largest transfer asked of the kernel at once; it is one request slot either way, and the
-/// kernel splits it for the device.
+/// Most bytes per read or write. The kernel splits it for the device.
 const MAX_TRANSFER: u32 = 16 << 20;
-/// The largest range deallocated or zeroed at once: bounds how long one such call keeps a kernel
-/// worker from others of the same file.
+/// Most bytes per deallocation or zeroing. This limits how long one call occupies a kernel worker.
 const MAX_RANGE: u64 = 4 << 30;
 
 /// A file or block device, opened by [`crate::create`].
@@ -35,7 +34,7 @@ pub struct UringBdev {
     uuid: Uuid,
     identity: Identity,
     inode: Option<(u64, u64)>,
-    /// The facts of the ring that was opened last.
+    /// The features of the ring that was opened last.
     ring: Mutex<Option<Facts>>,
 }
 
@@ -86,24 +85,24 @@ impl UringBdev {
         &self.file.config
     }
 
-    /// The file without links and relative parts.
+    /// The canonical path: no symbolic links and no relative parts.
     pub fn path(&self) -> &Path {
         &self.file.path
     }
 
-    /// Which file or disk it is.
+    /// The identity of the file or disk.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// What to keep of the file for its next opening while it is open: `None` unless it changed
-    /// while it was closed, and its user still counts on the contents.
+    /// The contents to store while the file is open: [`Contents::Changed`] if the file changed while
+    /// it was closed and its user has not accepted that, otherwise `None`.
     pub fn contents(&self) -> Option<Contents> {
         (self.file.size.least() == 0).then_some(Contents::Changed)
     }
 
-    /// What to keep of the file for its next opening, after its last I/O: writes it to its disk.
-    /// `None`: a block device, a read-only one, or a file system whose times are no proof.
+    /// Syncs the file after its last I/O, and returns the contents to store. `None`: a block device,
+    /// a read-only file, or a file system with unreliable modification times.
     pub fn leave(&self) -> io::Result<Option<Contents>> {
         if self.file.block.is_some() || self.file.read_only() {
             return Ok(None);
@@ -115,19 +114,20 @@ impl UringBdev {
     }
 
     /// Adopts the present size of the file or device, at most `most` bytes, rounded down to whole
-    /// blocks. Also trusts the page cache again if it had lost data.
+    /// blocks. Also clears the error state after a failed write-back.
     pub fn rescan(&self, most: Option<u64>) -> Result<Rescan, CreateError> {
         self.file.rescan(most)
     }
 
-    /// Notices that the file became smaller before an I/O meets that. A write beyond the end of a
-    /// file does not fail: it makes the file longer again, with a hole of zeroes in place of the
-    /// lost data. Returns how often it became smaller.
+    /// Checks whether the file became smaller. Call this periodically: a write beyond the end of a
+    /// file does not fail, but extends the file with a hole of zeroes in place of the lost data.
+    /// Returns how often the file became smaller.
     pub fn look(&self) -> u64 {
         self.file.look()
     }
 
-    /// Whether unmap is a real discard (of undefined contents) rather than a hole of zeroes.
+    /// True if unmap is a discard, after which the contents are undefined; false if it punches a hole
+    /// of zeroes.
     fn unmap_discards(&self) -> bool {
         let facts = self.ring.lock();
         self.file.block.is_some() && facts.as_ref().is_none_or(|f| f.discard)
@@ -183,7 +183,7 @@ impl Bdev for UringBdev {
     }
 
     fn supports(&self, op: Op) -> Support {
-        let writable = !self.file.read_only() && self.file.offers_ranges();
+        let writable = !self.file.read_only() && self.file.supports_ranges();
         let native = match op {
             Op::Read | Op::Flush => true,
             Op::Write => !self.file.read_only(),
@@ -191,7 +191,7 @@ impl Bdev for UringBdev {
                 Some(block) => writable && block.max_discard > 0,
                 None => writable && self.file.punch.load(Ordering::Relaxed),
             },
-            // A block device zeroes by itself or has the kernel write the zeroes.
+            // A block device zeroes by itself, or the kernel writes the zeroes.
             Op::WriteZeroes => {
                 writable && (self.file.block.is_some() || self.file.punch.load(Ordering::Relaxed))
             }
@@ -269,7 +269,7 @@ impl Bdev for UringBdev {
                     "block_size_override": self.file.config.block_size.is_some(),
                     "readonly": self.file.config.readonly,
                     "fallocate": self.file.config.fallocate.unwrap_or(true),
-                    // io_uring does not block anyway.
+                    // Not needed: io_uring does not block.
                     "nowait": false,
                 },
                 "nacre": ours,

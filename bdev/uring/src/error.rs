@@ -1,4 +1,4 @@
-//! Why a file cannot be a bdev: the facts, the attempt and the remedy.
+//! The errors of creating or rescanning a file bdev, with the facts and the remedy in their text.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ pub enum CreateError {
 }
 
 impl CreateError {
-    /// The error number that says it best, for a protocol that has only those.
+    /// The closest errno, for SPDK's RPC protocol.
     pub fn errno(&self) -> i32 {
         use CreateError::*;
         match self {
@@ -132,7 +132,7 @@ impl CreateError {
         }
     }
 
-    /// Converts to the error that opening any bdev returns; its message keeps the facts.
+    /// Converts to the error of opening a bdev, with the same text.
     pub fn for_bdev(self, bdev: &str) -> OpenError {
         OpenError {
             bdev: bdev.to_owned(),
@@ -141,7 +141,7 @@ impl CreateError {
         }
     }
 
-    /// Why there is nothing at the path.
+    /// The error for a path without a file: the file, its folder, or the target of a link is missing.
     pub(crate) fn missing(config: &Config) -> CreateError {
         let path = config.filename.clone();
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
@@ -162,7 +162,7 @@ impl CreateError {
         }
     }
 
-    /// Maps the system's error for `path` to a typed one.
+    /// Converts the system's error for `path`.
     pub(crate) fn from_io(path: &Path, what: &str, readonly: bool, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.raw_os_error() {
@@ -187,7 +187,8 @@ impl CreateError {
     }
 }
 
-/// What makes whole blocks of so many bytes. A block device has the size that it has.
+/// The remedy for a size that is not a multiple of the block size. The size of a block device cannot
+/// be changed.
 fn whole_blocks(path: &Path, size: u64, block_size: u32, is_block: bool) -> String {
     if is_block {
         let fitting = 1u64 << size.trailing_zeros().min(16);

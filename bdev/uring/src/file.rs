@@ -1,4 +1,4 @@
-//! The open file: the state that the device and its queues share.
+//! The state of the open file, shared by the device and its queues.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub(crate) struct OpenFile {
     pub direct: Result<Direct, String>,
     pub block_shift: u32,
     pub size: Size,
-    /// Whether the file turned out to take FALLOC_FL_ZERO_RANGE; assumed until it refuses.
+    /// True until the file refuses FALLOC_FL_ZERO_RANGE.
     pub zero_range: AtomicBool,
     /// True if holes can be punched: the result of the probe, until the file refuses.
     pub punch: AtomicBool,
@@ -64,25 +64,26 @@ impl OpenFile {
         self.config.readonly
     }
 
-    /// Whether unmap and write zeroes are offered at all.
-    pub fn offers_ranges(&self) -> bool {
+    /// True if the device supports unmap and write zeroes.
+    pub fn supports_ranges(&self) -> bool {
         self.config.fallocate.unwrap_or(true)
     }
 
-    /// An I/O met the end: looks where it is now. Whether the range is inside.
+    /// Updates the size after an I/O that met the end of the file. Returns true if `end_byte` is still
+    /// inside.
     pub fn still_has(&self, end_byte: u64) -> bool {
         // Keep the known size if the system cannot report it.
         let Ok(size) = probe::size_of(&self.file) else {
             return true;
         };
-        // Only ever down: that a device may grow under a host is for `rescan` to decide.
+        // Only reduce the size here. Only `rescan` enlarges a device.
         if size >> self.block_shift < self.blocks() {
             self.take_size(size);
         }
         end_byte <= size
     }
 
-    /// A flush failed while data was in the page cache.
+    /// Records a failed flush of the page cache: data were lost.
     pub fn note_lost(&self) {
         if self.direct.is_err() && !self.lost.swap(true, Ordering::Relaxed) {
             tracing::error!(

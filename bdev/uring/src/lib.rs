@@ -1,4 +1,5 @@
-//! A file or a block device as a bdev, through io_uring on the reactor's own core.
+//! The file module: a regular file or a block device as a bdev, with io_uring on the reactor's own
+//! core.
 //!
 //! ```text
 //!   device.rs   UringBdev: identity, geometry, limits; rescan          control plane
@@ -54,41 +55,41 @@ pub use file::Rescan;
 pub use identity::Identity;
 pub use setup::probe;
 
-/// What to open, and how.
+/// The parameters of a file bdev.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     pub name: String,
     /// A regular file or a block device.
     pub filename: PathBuf,
-    /// Bytes per logical block. By default the alignment that direct I/O asks for, at least 512.
+    /// Bytes per logical block. Default: the alignment of direct I/O, at least 512.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
     #[serde(default)]
     pub readonly: bool,
-    /// Creates the file with this many bytes if it is not there (or empty); an existing file keeps
-    /// its size.
+    /// Creates a missing file, or extends an empty one, to this many bytes. A file with contents
+    /// keeps its size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Reserves the space of a file that `size` creates.
+    /// Allocates the space of a file that `size` creates.
     #[serde(default)]
     pub preallocate: bool,
-    /// Whether unmap and write zeroes are offered (where the file can). By default yes.
+    /// Supports unmap and write zeroes if the file does. Default: true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallocate: Option<bool>,
-    /// `true` insists on O_DIRECT, `false` does without; by default whatever works.
+    /// `true`: require O_DIRECT; `false`: use the page cache; default: O_DIRECT if possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<bool>,
-    /// The file or disk that the device was on before. Another one is refused, and no file is made
-    /// or given a size.
+    /// The identity of the file or disk at the previous opening. Another file or disk is refused, and
+    /// no file is created or extended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
-    /// The contents with which the file was closed. With others, no block of it counts
+    /// The contents that were stored when the file was closed. If they differ, no block is trusted
     /// ([`nacre_bdev::Bdev::least_blocks`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contents: Option<Contents>,
-    /// UUID of the bdev. By default derived from the file's path and inode, or the device's
-    /// serial number.
+    /// UUID of the bdev. Default: derived from the file's path and inode, or from the disk's serial
+    /// number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
     #[serde(default)]
@@ -117,7 +118,7 @@ impl Config {
     }
 }
 
-/// Which of SPDK's two modules the device is shown as; both are this one.
+/// The SPDK module (aio or uring) as which SPDK's RPC methods show the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Product {
@@ -142,9 +143,10 @@ impl Product {
 pub struct RingOptions {
     /// I/Os in flight per core, 1 to [`RingOptions::MAX_DEPTH`].
     pub depth: u32,
-    /// Registers the core's buffer pool with the kernel where the locked-memory limit lets it.
+    /// Registers the core's buffer pool with the kernel, if RLIMIT_MEMLOCK allows it.
     pub registered_buffers: bool,
-    /// Lets completions wait for the reactor to ask for them, where the kernel can.
+    /// Uses `IORING_SETUP_DEFER_TASKRUN` if the kernel supports it: completions are processed when
+    /// the reactor polls.
     pub defer_taskrun: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Opening a file or block device and detecting its abilities. Control plane only.
+//! Opens a file or block device, locks it, and detects its features: direct I/O, alignment, hole
+//! punching, sysfs attributes. Control plane only.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -18,7 +19,7 @@ use crate::error::CreateError;
 use crate::identity::{self, Identity, sys_dir};
 use crate::{Config, RingOptions};
 
-/// What direct I/O must be aligned to.
+/// The alignment that direct I/O requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Direct {
     /// Alignment of buffer addresses, in bytes.
@@ -52,7 +53,7 @@ pub(crate) struct Opened {
     pub punch: bool,
     pub uuid: Uuid,
     pub identity: Identity,
-    /// The contents are not those with which the file was closed.
+    /// The file changed while it was closed.
     pub changed: bool,
     /// Device and inode numbers of a regular file, valid until the machine restarts.
     pub inode: Option<(u64, u64)>,
@@ -89,7 +90,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
     }
     let is_block = kind.is_block_device();
     let (file, refused) = open_file(config, &path, is_block)?;
-    // The descriptor's own facts: the path may have been swapped since.
+    // Read the metadata of the open file: the path may lead to another file by now.
     let meta = file.metadata().map_err(|e| io("fstat()", e))?;
     if !is_block {
         lock(config, &file, &path, &meta)?;
@@ -182,13 +183,13 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
     })
 }
 
-/// Bytes the file or device has now.
+/// Present size of the file or device in bytes.
 pub(crate) fn size_of(file: &File) -> io::Result<u64> {
     Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
 }
 
 fn create_if_missing(config: &Config) -> Result<(), CreateError> {
-    // A file that the device had is not replaced by an empty one.
+    // Do not replace a missing file of a known device by an empty one.
     let (Some(size), false, None) = (config.size, config.readonly, &config.identity) else {
         return Ok(());
     };
@@ -247,7 +248,7 @@ fn give_size(config: &Config, file: &File, size: u64) -> Result<(), CreateError>
     file.sync_all().map_err(|e| sort("fsync()", e))
 }
 
-/// The file, with O_DIRECT unless that was refused, and then why.
+/// Opens the file with O_DIRECT, or without it; then also returns the reason.
 fn open_file(
     config: &Config,
     path: &Path,
@@ -298,7 +299,7 @@ fn open_file(
     }
 }
 
-/// An exclusive lock, or a shared one for read-only use.
+/// Locks the file (`flock`): exclusively, or shared for read-only use.
 fn lock(config: &Config, file: &File, path: &Path, meta: &Metadata) -> Result<(), CreateError> {
     let how = if config.readonly {
         FlockOperation::NonBlockingLockShared
@@ -324,8 +325,8 @@ fn lock(config: &Config, file: &File, path: &Path, meta: &Metadata) -> Result<()
     }
 }
 
-/// Tries for a second while the answer is "in use": the kernel may still be finishing the I/O of a
-/// process that was just killed, or taking a ring apart, and keeps their files open until then.
+/// Retries `attempt` for a second while it fails with "in use". The kernel may still complete the I/O
+/// of a killed process, or destroy its ring, and has its files open until then.
 fn patiently<T, E>(
     attempt: impl Fn() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,
@@ -390,7 +391,7 @@ fn block_user(rdev: u64) -> String {
     }
 }
 
-/// What direct I/O asks for, or why there is none.
+/// The alignment of direct I/O, or the reason why direct I/O is not possible.
 fn direct_alignment(file: &File, sector: u32, size: u64) -> Result<Direct, String> {
     let wanted = StatxFlags::DIOALIGN;
     if let Ok(facts) = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, wanted)
@@ -417,7 +418,7 @@ fn direct_alignment(file: &File, sector: u32, size: u64) -> Result<Direct, Strin
     Err("direct reads fail".to_owned())
 }
 
-/// Direct I/O at this block size, shown by a read.
+/// Verifies by a read that direct I/O works at this block size.
 fn suits(file: &File, direct: Direct, block_size: u32) -> Result<Direct, String> {
     let Direct { memory, offset } = direct;
     if !block_size.is_multiple_of(offset) {
@@ -447,15 +448,15 @@ fn clear_direct(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT)?)
 }
 
-/// Asks for a hole behind the end of the file, which changes nothing.
+/// True if the file system can punch holes. Punches one behind the end of the file, without effect.
 fn can_punch(file: &File, size: u64) -> bool {
     let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let behind = size.next_multiple_of(1 << 16);
     rustix::fs::fallocate(file.as_fd(), how, behind, 4096).is_ok()
 }
 
-/// The hole changed nothing, so the file keeps its modification time: [`crate::Contents`] compares
-/// it. A file of another owner may refuse that, and counts as changed after a crash right now.
+/// Restores the modification time after the test hole, because [`crate::Contents`] compares it. If
+/// this fails (the file has another owner) and the daemon crashes now, the file counts as changed.
 fn keep_times(file: &File, before: &Metadata) {
     let modified = Timespec {
         tv_sec: before.mtime(),
@@ -487,7 +488,7 @@ fn block_facts(rdev: u64) -> BlockFacts {
     }
 }
 
-/// An attribute of the device's request queue; a partition has that of its disk.
+/// An attribute of the device's request queue in sysfs; for a partition, that of its disk.
 fn queue_attribute(rdev: u64, name: &str) -> Option<String> {
     let dir = sys_dir(rdev);
     let text = fs::read_to_string(dir.join("queue").join(name))

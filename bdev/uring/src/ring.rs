@@ -1,5 +1,5 @@
-//! One io_uring, and the table of the operations in the kernel: the only file of this crate with
-//! `unsafe`.
+//! One io_uring with its table of slots, one per I/O in the kernel. The only file of this crate with
+//! `unsafe` code.
 //!
 //! ```text
 //!   channel.rs ──Command──▶ Ring::start ──SQE──▶ kernel
@@ -7,16 +7,15 @@
 //!        └────(Key, result)── Ring::reap ◀──CQE──┘
 //! ```
 //!
-//! All `unsafe` here rests on one promise: **a slot owns everything that its SQE points to, and
-//! keeps it until the kernel has posted that SQE's CQE.** A slot is emptied only by
-//! [`Ring::remove`], which refuses while the kernel has it, and by `Drop`, which waits for the
-//! kernel and, when that takes too long, leaks the slots on purpose.
+//! All `unsafe` code relies on one invariant: **a slot owns all memory that its SQE points to until
+//! the kernel has posted that SQE's CQE.** Two functions empty a slot. [`Ring::remove`] panics while
+//! the kernel uses it. `Drop` waits for the kernel, and after a time limit leaks the slots.
 //!
-//! Waking a sleeper: an eventfd is registered with the ring, because with deferred task work the
-//! kernel signals an eventfd as soon as such work is queued, before there is a CQE. While the
-//! reactor polls, the ring's flag `IORING_CQ_EVENTFD_DISABLED` keeps the kernel from signalling;
-//! [`Ring::arm`] clears it, with a full fence, and the poll that must follow enters the kernel
-//! unconditionally. So a completion is either found by that poll or signals the eventfd.
+//! Sleep: an eventfd is registered with the ring. With deferred task work, the kernel signals it as
+//! soon as such work is queued, before it posts the CQE. While the reactor polls, the ring's flag
+//! `IORING_CQ_EVENTFD_DISABLED` disables the signal. [`Ring::arm`] clears the flag with a full fence,
+//! and the poll after it enters the kernel unconditionally. So each completion is found by that poll
+//! or signals the eventfd.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -38,9 +37,8 @@ use crate::RingOptions;
 use crate::command::{Command, Parts, discard};
 use crate::setup::set_up;
 
-/// How long dropping a ring waits for the kernel to release its buffers. A healthy device answers
-/// in milliseconds. A dying device answers within its driver's timeout, often 30 s, which is too
-/// long to block a reactor.
+/// Longest time that dropping a ring waits for the kernel. A healthy device completes in
+/// milliseconds, a failing one after its driver's timeout, often 30 s: too long to block a reactor.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 /// Completions taken from the ring per call, in an array on the stack.
 pub(crate) const REAP_BATCH: usize = 32;
@@ -67,7 +65,7 @@ pub(crate) struct Facts {
     /// The set-up flags that were accepted.
     pub mode: &'static str,
     pub fixed_file: bool,
-    /// The number of registered regions, or the reason why none is registered.
+    /// Number of registered regions, or the reason why none is registered.
     pub fixed_buffers: Result<usize, String>,
     pub discard: bool,
 }
@@ -86,7 +84,7 @@ pub(crate) enum Staged {
 
 struct Slot<T> {
     data: Extents,
-    /// Stands in for `data` when that is not aligned for direct I/O.
+    /// The aligned buffer in place of `data`, if `data` are not aligned for direct I/O.
     bounce: Option<Buf>,
     /// The kernel reads this array while it imports a vectored request.
     iov: [libc::iovec; 2],
@@ -106,7 +104,7 @@ pub(crate) struct Ring<T> {
     enter_failed: bool,
     facts: Facts,
     pool: Pool,
-    /// Keeps the descriptor open for as long as entries may name it.
+    /// The open file that the entries refer to.
     file: Arc<File>,
     name: String,
 }
@@ -307,7 +305,7 @@ impl<T> Ring<T> {
         at
     }
 
-    /// Queues `command` for the slot; [`Ring::enter`] hands it to the kernel.
+    /// Queues `command` for the slot. [`Ring::enter`] submits it.
     pub fn start(&mut self, key: Key, command: Command) {
         let entry = self.entry(key, command);
         let slot = &mut self.slots[key.0 as usize];
@@ -595,7 +593,7 @@ fn register_regions(uring: &IoUring, pool: &Pool) -> Result<usize, String> {
     Ok(regions.len())
 }
 
-/// Copies into memory that a handle of this slot owns, as the kernel would have written it.
+/// Copies into the memory of a buffer that this slot owns, in place of the kernel.
 fn copy_bytes(from: &[u8], to: *mut u8) {
     // SAFETY: both callers pass the start of at least `from.len()` bytes inside a live `Buf` of the
     // slot, which is not in the kernel. The two are different buffers: one was just acquired. No

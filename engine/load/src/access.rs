@@ -1,17 +1,17 @@
-//! Chooses the next blocks: in order or at random, of one size or several.
+//! Chooses the blocks of the next I/O for one lane: sequential or random, of one size or several.
 
 use nacre_random::Random;
 
 use super::job::{Area, Job};
 
-/// The place of one I/O, in units from the start of its lane's area.
+/// The range of one I/O, in units ([`Job::unit_blocks`]) from the start of its lane's area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub unit: u64,
     pub units: u32,
 }
 
-/// Chooses places in one area.
+/// The generator of places in one area.
 #[derive(Debug)]
 pub struct Access {
     random: Random,
@@ -50,6 +50,7 @@ impl Access {
     }
 
     #[inline]
+    /// The place of the next I/O.
     pub fn next(&mut self) -> Place {
         let units = match self.spread {
             0 => self.least,
@@ -66,7 +67,7 @@ impl Access {
         Place { unit, units }
     }
 
-    /// The next place of the same size, with wrap-around.
+    /// The place behind `place`, of the same size; wraps around at the end of the area.
     #[inline]
     pub fn after(&self, place: Place) -> Place {
         let units = u64::from(place.units);
@@ -77,11 +78,12 @@ impl Access {
         }
     }
 
-    /// Units of the area, and of the largest I/O.
+    /// Size of the area in units.
     pub fn units(&self) -> u64 {
         self.units
     }
 
+    /// Size of the largest I/O in units.
     pub fn largest(&self) -> u32 {
         self.least + self.spread
     }

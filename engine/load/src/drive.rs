@@ -1,4 +1,5 @@
-//! Load on a drive of this machine, driven by the program itself.
+//! Runs a load on an NVMe drive of this machine through the user-space driver (`nacre perf` with a
+//! PCI address).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Why a run has no report.
+//! The errors of a run.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use nacre_reactor::{CallError, SpawnError};
 use super::job::JobError;
 use super::worker::WorkerError;
 
-/// Why there is no report.
+/// The error of a run that could not start or complete.
 #[derive(Debug, thiserror::Error)]
 pub enum PerfError {
     #[error(transparent)]
@@ -40,7 +40,7 @@ pub enum PerfError {
     Drive(#[from] DriveError),
 }
 
-/// The kind of object that has the namespaces.
+/// The owner of the namespaces, for messages: a controller or a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     Subsystem,
@@ -48,7 +48,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Which of its namespaces count, for messages.
+    /// The usable subset of its namespaces, for messages.
     fn narrowed(self) -> &'static str {
         match self {
             Owner::Subsystem => " for this host",
@@ -75,7 +75,7 @@ fn names(nsids: &[u32]) -> String {
     }
 }
 
-/// Why no drive is available for the load.
+/// The error of opening a drive.
 #[derive(Debug, thiserror::Error)]
 pub enum DriveError {
     #[error(transparent)]

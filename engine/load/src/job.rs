@@ -91,7 +91,7 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// When a run ends by itself.
+/// The condition that ends a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
     Time(Duration),
@@ -147,7 +147,7 @@ pub struct Area {
     pub blocks: u64,
 }
 
-/// Why a job cannot run: an invalid parameter, or one that the namespace does not fit.
+/// An invalid parameter, or one that does not fit the namespace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     #[error("\"{found}\" is not one of read, write, randread, randwrite, rw, randrw")]

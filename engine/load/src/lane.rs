@@ -1,4 +1,5 @@
-//! A lane: one I/O queue kept full.
+//! A lane: one I/O queue at a constant depth. It submits I/O, collects completions, and verifies
+//! data. A [`crate::worker::Worker`] polls its lanes.
 
 use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue};
 use nacre_hugepages::{Buf, Pool};
@@ -13,8 +14,8 @@ use super::report::Tally;
 /// Attempts to find a place that is not in use.
 const TRIES: u32 = 64;
 
-/// Bytes of the write buffers that a lane reuses in rotation if contents do not matter. Small
-/// enough for the core's cache, so that the run measures the target.
+/// Total bytes of the write buffers that a lane uses in turn if contents do not matter. They fit into
+/// the core's cache, so that the run measures the target and not this machine's memory.
 const SOURCES: usize = 256 << 10;
 
 /// The number of these buffers.
@@ -56,7 +57,7 @@ struct Slot {
     place: Place,
 }
 
-/// A queue under load.
+/// A queue that a lane drives: an NVMe-oF I/O queue or a queue of a drive.
 pub trait Load: Queue {
     /// The queue id within its controller.
     fn qid(&self) -> u16;
@@ -66,12 +67,12 @@ pub trait Load: Queue {
         true
     }
 
-    /// Why the queue can never connect; retrying is useless.
+    /// The reason why the queue can never connect; `None` while retries are useful.
     fn refusal(&self) -> Option<&str> {
         None
     }
 
-    /// Why the last attempt to connect failed.
+    /// The reason of the last failed attempt to connect.
     fn failure(&self) -> Option<&str> {
         None
     }
@@ -157,7 +158,7 @@ impl<Q: Load> Lane<Q> {
         &self.queue
     }
 
-    /// The number of places, and of those that the phase has visited.
+    /// Progress of a phase that visits all places: the number of all units, and of the visited ones.
     pub fn position(&self) -> (u64, u64) {
         (self.access.units(), self.cursor)
     }
@@ -219,7 +220,7 @@ impl<Q: Load> Lane<Q> {
         (budget - left, !over)
     }
 
-    /// Drops the held I/O at the end of a phase.
+    /// Drops the I/O that the full queue refused, at the end of a phase.
     pub fn drop_held(&mut self) {
         if let Some(mut io) = self.held.take() {
             let slot = self.slots[io.token as usize];
@@ -227,7 +228,7 @@ impl<Q: Load> Lane<Q> {
                 ledger.release(slot.place);
             }
             self.free.push(io.token as u16);
-            self.keep(io.data.pop());
+            self.reuse(io.data.pop());
         }
     }
 
@@ -287,8 +288,8 @@ impl<Q: Load> Lane<Q> {
         Next::Io(op, place)
     }
 
-    /// The I/O with its buffer. `None` without a free buffer: the pool is large enough for the
-    /// depth, so this only happens while a lost connection still holds buffers.
+    /// Builds an I/O with its buffer. `None`: no buffer is free, because a lost connection still has
+    /// some of them; the pool is large enough for the depth.
     #[inline]
     fn prepare(&mut self, slot: u16, op: Op, place: Place, now: Nanos) -> Option<Io> {
         let blocks = place.units * self.unit_blocks;
@@ -357,26 +358,26 @@ impl<Q: Load> Lane<Q> {
             tally.failed(slot.op, lba, blocks, completion.status);
         }
         if self.ledger.is_some() || self.scans {
-            self.judge(&slot, &completion, tally);
+            self.check(&slot, &completion, tally);
         }
-        self.keep(completion.data.pop());
+        self.reuse(completion.data.pop());
     }
 
-    /// Keeps a buffer for the next I/O, if it is not shared.
+    /// Stores a buffer for the next I/O, unless it is shared.
     #[inline]
-    fn keep(&mut self, buf: Option<Buf>) {
+    fn reuse(&mut self, buf: Option<Buf>) {
         self.spare.extend(buf.filter(|buf| buf.is_unshared()));
     }
 
     /// Verifies read data, or records a write.
-    fn judge(&mut self, slot: &Slot, completion: &Completion, tally: &mut Tally) {
+    fn check(&mut self, slot: &Slot, completion: &Completion, tally: &mut Tally) {
         let ok = completion.status.is_ok();
         if slot.op == Op::Read && ok {
             let first = self.area.first + slot.place.unit * u64::from(self.unit_blocks);
             for buf in &completion.data {
                 let blocks = buf.chunks_exact(self.namespace.block_size as usize);
                 for (lba, block) in (first..).zip(blocks) {
-                    self.judge_block(lba, block, tally);
+                    self.check_block(lba, block, tally);
                 }
             }
         }
@@ -392,7 +393,7 @@ impl<Q: Load> Lane<Q> {
         ledger.release(slot.place);
     }
 
-    fn judge_block(&self, lba: u64, block: &[u8], tally: &mut Tally) {
+    fn check_block(&self, lba: u64, block: &[u8], tally: &mut Tally) {
         let outcome = match &self.ledger {
             Some(ledger) => match ledger.generation(self.unit_of(lba)) {
                 Some(generation) => {
@@ -404,7 +405,7 @@ impl<Q: Load> Lane<Q> {
                     return;
                 }
             },
-            // Any run and generation is accepted, but it must be this block.
+            // Accept any run and generation of this block.
             None => {
                 let found = Stamp::read(block);
                 let expected = Stamp {

@@ -1,18 +1,18 @@
-//! Tracks the writes of each place: its generation, and whether it is in use.
+//! Tracks the writes of each unit, for the verification: its generation, and whether an I/O uses it.
 //!
-//! A place is in use while an I/O of its lane is in flight. So reads never overlap writes, writes
-//! never overlap each other, and the expected contents of every read are known exactly.
+//! A unit is in use while an I/O on it is in flight. I/Os of a lane never overlap, so the expected
+//! contents of every read are known exactly.
 
 use super::access::Place;
 
-/// Generations of the places of one lane.
+/// The generations of the units of one lane.
 pub struct Ledger {
     places: Box<[u32]>,
 }
 
-/// An I/O of the lane is in flight here.
+/// An I/O on this unit is in flight.
 const IN_USE: u32 = 1 << 31;
-/// A write here failed: the old contents, the new ones, or parts of both may be there.
+/// A write failed: the unit may have the old contents, the new ones, or parts of both.
 const UNKNOWN: u32 = 1 << 30;
 const GENERATION: u32 = UNKNOWN - 1;
 
@@ -23,7 +23,7 @@ impl Ledger {
         }
     }
 
-    /// Takes a place; `false` if part of it is in use.
+    /// Marks a place as in use. Returns false if part of it is in use already.
     #[inline]
     pub fn take(&mut self, place: Place) -> bool {
         let places = self.slice(place);

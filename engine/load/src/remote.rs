@@ -1,4 +1,4 @@
-//! Load on a namespace of a target, as a host.
+//! Runs a load on a namespace of an NVMe-oF target, through the host side of `nacre_nvmf`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,8 +72,8 @@ impl Stage for Remote<'_> {
     }
 
     fn patience(&self) -> Duration {
-        // Each attempt may take this long, and the first may meet a busy target. With a choice of
-        // transports each of them has its attempts.
+        // Each attempt may take `connect_timeout`, and the target may be busy at first. With two
+        // transports, each one has its attempts.
         let tries = match &self.options.paths {
             Some(paths) => 2 * (paths.connection_retries + 1),
             None => 2,
@@ -82,7 +82,7 @@ impl Stage for Remote<'_> {
     }
 }
 
-/// Runs `job` on namespace `nsid`, or on the only one.
+/// Runs `job` on namespace `nsid`. `None`: the controller's only namespace.
 pub fn run(
     job: &Job,
     session: &mut Session,

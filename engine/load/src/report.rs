@@ -1,4 +1,5 @@
-//! The results of a run: figures for people and, in a fixed schema, for programs.
+//! The results of a run: the report that `nacre perf` prints as text or as JSON ([`SCHEMA`]), and the
+//! counters that it is computed from.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -92,7 +93,7 @@ pub struct Direction {
     pub latency_ns: Latency,
 }
 
-/// Latencies in nanoseconds; zeroes without a measurement.
+/// Latencies in nanoseconds; all zero if no I/O was measured.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Latency {
     pub min: u64,
@@ -121,7 +122,7 @@ pub struct IoFailure {
 pub struct VerifyReport {
     pub blocks_written: u64,
     pub blocks_checked: u64,
-    /// Blocks read without known contents.
+    /// Blocks that were read although their contents were unknown.
     pub blocks_unknown: u64,
     pub blocks_wrong: u64,
     pub first_mismatch: Option<Mismatch>,

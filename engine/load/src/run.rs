@@ -1,4 +1,4 @@
-//! A run: starts the workers and adds up their results.
+//! Runs a job: divides it over worker threads, reports progress, and adds up their results.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,7 +29,8 @@ pub struct Progress {
     pub reconnecting: Option<u32>,
 }
 
-/// Observes a run. Called about a hundred times a second; `false` ends the run.
+/// The observer of a run. `tick` is called about a hundred times a second; returning false ends the
+/// run.
 pub trait Watch {
     fn tick(&mut self, progress: &Progress) -> bool;
 }
@@ -40,11 +41,11 @@ impl<F: FnMut(&Progress) -> bool> Watch for F {
     }
 }
 
-/// The object under load: the source of queues and their memory.
+/// The device under load: opens queues and provides their memory.
 pub(super) trait Stage: Sync {
     type Queue: Load;
 
-    /// Memory of one worker, with these buffers.
+    /// Allocates the buffers of one worker.
     fn memory(&self, classes: &[ClassSpec]) -> Result<Pool, PerfError>;
 
     /// Opens the queue of lane `lane`, on the thread that will use it.
@@ -94,7 +95,7 @@ pub(super) fn run_on<S: Stage>(
     let mut stopped = None;
     for tally in tallies {
         match tally.map_err(|_| PerfError::Panicked)? {
-            // Stopped because of another worker, whose error is more specific.
+            // Prefer the error of the worker that caused the stop.
             Err(error @ PerfError::Worker(WorkerError::Stopped { .. })) => stopped = Some(error),
             tally => sum.add(tally?),
         }
@@ -121,7 +122,7 @@ pub fn memory(job: &Job) -> usize {
 /// Overhead per pool, if there are several.
 const PER_POOL: usize = 64 << 10;
 
-/// Buffers for every I/O that this many queues can have in flight, and for Connect.
+/// The buffers for every I/O that `lanes` queues can have in flight, and for Connect.
 fn classes(job: &Job, lanes: usize) -> [ClassSpec; 2] {
     let size = (job.sizes.max as usize).next_multiple_of(4096);
     let count = lanes * (usize::from(job.depth) + super::lane::sources(job));
@@ -162,8 +163,8 @@ pub(super) fn progress(job: &Job, crew: &Crew, reconnecting: Option<u32>) -> Pro
     }
 }
 
-/// The parts of one worker, assembled on its own thread: queues and buffers belong to the thread
-/// that created them.
+/// Parameters of one worker. The worker's own thread creates its queues and buffers, because they
+/// belong to the thread that created them.
 struct Plan<'a, S> {
     job: &'a Job,
     area: Area,

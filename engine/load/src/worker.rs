@@ -1,4 +1,4 @@
-//! A worker: a pinned thread that polls its lanes and never sleeps while I/O is in flight.
+//! A worker: a pinned thread that polls its lanes, and does not sleep while I/O is in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -26,11 +26,11 @@ pub struct Shown {
     pub permille: AtomicU64,
 }
 
-/// Shared by all workers of a run.
+/// The state shared by all workers of a run.
 pub struct Crew {
     /// Ends the run early: set by the user, or by a worker after a failure.
     pub stop: AtomicBool,
-    /// A worker could not start: no thread may wait for it.
+    /// A worker could not start: the others must not wait for it.
     pub broken: AtomicBool,
     arrived: AtomicUsize,
     members: usize,
@@ -48,8 +48,8 @@ impl Crew {
         })
     }
 
-    /// Waits until every worker has arrived for the `round`-th time, and calls `idle` meanwhile.
-    /// `false` if one can never arrive.
+    /// A barrier: waits until every worker has called it for the `round`-th time, and calls `idle`
+    /// meanwhile. Returns false if a worker has failed.
     fn meet(&self, round: usize, mut idle: impl FnMut()) -> bool {
         self.arrived.fetch_add(1, Ordering::AcqRel);
         while self.arrived.load(Ordering::Acquire) < self.members * round {
@@ -67,7 +67,7 @@ impl Crew {
     }
 }
 
-/// Releases the others if a worker ends early, also by a panic.
+/// Dropped at the end of a worker. If it ended early, also by a panic, releases the others.
 pub struct Member<'a> {
     pub crew: &'a Crew,
     pub finished: bool,
@@ -82,7 +82,7 @@ impl Drop for Member<'_> {
     }
 }
 
-/// Why a worker could not start.
+/// The error of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerError {
     #[error("cannot run on core {core}: {why}")]
@@ -144,7 +144,7 @@ impl<Q: Load> Worker<'_, Q> {
         let mut tally = Tally::new();
         self.connect(limit, &mut done, &mut tally)?;
         for (place, phase) in phases(self.job).iter().enumerate() {
-            // Keeps this worker's queues alive while it waits for the others.
+            // Poll the queues while waiting, so that their connections stay alive.
             let (lanes, clock) = (&mut self.lanes, &self.clock);
             let together = self.crew.meet(place + 1, || {
                 let now = clock.now();
@@ -304,23 +304,23 @@ impl<Q: Load> Worker<'_, Q> {
     }
 }
 
-/// Limits how many I/Os may start, and decides when the phase is over.
+/// Limits the number and rate of I/Os in a phase, and decides when it is over.
 struct Pace {
     begin: Nanos,
     end: Option<Nanos>,
-    /// I/Os that may still start.
+    /// Number of I/Os that may still start.
     left: u64,
     total: u64,
     /// I/Os per second.
     rate: Option<u64>,
-    /// Most I/Os to make up for after a delay.
+    /// Most I/Os to catch up after a delay.
     burst: u64,
     started: u64,
 }
 
 impl Pace {
     fn new(job: &Job, index: usize, workers: usize, phase: Phase, begin: Nanos) -> Pace {
-        // Divided so that the shares add up to the total.
+        // Divide without losing the remainder.
         let share = |total: u64| {
             let (n, i) = (workers as u64, index as u64);
             total / n + u64::from(i < total % n)

@@ -1,4 +1,4 @@
-//! One core's queue on a remote namespace.
+//! One core's queue to a remote namespace: an [`IoQueue`] and its queue identifier.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -13,12 +13,12 @@ use crate::namespace::Namespace;
 use crate::qids::Qid;
 
 pub(crate) struct RemoteQueue {
-    // In this order: closed first, then its identifier is free.
+    // Dropped in this order: the queue is closed before its identifier is free.
     queue: IoQueue,
     _qid: Qid,
     namespace: Arc<Namespace>,
-    /// I/O that did not go to the target: operations that the device lacks, and all I/O while it is
-    /// refused.
+    /// Completions of I/O that is not sent: unsupported operations, and all I/O to a refused
+    /// namespace.
     ended: VecDeque<Completion>,
     depth: usize,
 }
@@ -52,7 +52,7 @@ impl Queue for RemoteQueue {
         } else {
             return self.queue.submit(io);
         };
-        // The list has a bound.
+        // Bound the list of completions.
         if self.ended.len() >= self.depth {
             return Err((Busy, io));
         }

@@ -1,4 +1,4 @@
-//! A namespace of the controller as a device.
+//! [`RemoteBdev`]: a namespace of a remote controller as a block device.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::channel::RemoteQueue;
 use crate::namespace::Namespace;
 use crate::shared::Shared;
 
-/// Why a device has no queue for one more core.
+/// The error of opening a queue when all granted I/O queues are in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the target grants {granted} I/O queues to this host, and all of them are open: attach it with more (num_io_queues), \
@@ -51,12 +51,12 @@ impl RemoteBdev {
         self.namespace.attached.nsid
     }
 
-    /// Why the namespace is no longer used, although it exists.
+    /// The reason why the namespace is no longer used although it exists.
     pub fn refusal(&self) -> Option<String> {
         self.namespace.refusal()
     }
 
-    /// Adopts the size of the namespace that the target has now, or returns why it is not used.
+    /// Adopts the namespace's present size, or returns the reason why it cannot be used any more.
     pub(crate) fn take_over(&self, found: &NamespaceInfo, link: &LinkState) -> Option<String> {
         self.namespace.take_over(found, link)
     }
@@ -142,7 +142,7 @@ impl Bdev for RemoteBdev {
             Arc::clone(&self.shared.link),
         );
         let dial = self.shared.connector.dialer();
-        // The poller of the queue has the clock.
+        // The queue's poller passes the time later.
         let queue = IoQueue::new(options, link, dial, pool.clone(), ids, Nanos::ZERO);
         let queue = queue.map_err(|error| self.fail(error))?;
         let queue = queue.expecting(NamespaceInfo {
@@ -153,8 +153,7 @@ impl Bdev for RemoteBdev {
         Ok(Box::new(RemoteQueue::new(queue, qid, namespace)))
     }
 
-    /// Grows with each end of the association or of one of its I/O queues, and with each shrink
-    /// of the namespace.
+    /// Counts the ends of the association and of its I/O queues, and each shrink of the namespace.
     fn losses(&self) -> u64 {
         self.shared.link.losses() + self.namespace.size.cuts()
     }
@@ -167,7 +166,7 @@ impl Bdev for RemoteBdev {
         self.namespace.size.forget_least()
     }
 
-    /// The target's present answer: a restarted target may have reservations switched off, or on.
+    /// True if the target supports reservations now; this may change when it restarts.
     fn reserves(&self) -> bool {
         self.namespace.reserves()
     }

@@ -1,4 +1,5 @@
-//! A namespace of another target as a block device: this host's side of a remote replica.
+//! Remote bdevs: namespaces of another NVMe-oF target as block devices, for example as replicas of a
+//! volume.
 //!
 //! ```text
 //!   Attachment   one controller: its devices and state                   (attachment, status)

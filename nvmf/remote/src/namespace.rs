@@ -1,4 +1,4 @@
-//! A namespace of the controller: its identity, its size, and the facts that users rely on.
+//! The state of a remote namespace: its identity, its size, and the limits that users rely on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::shared::Shared;
 
-/// NLB of a command: a 16-bit number, less one.
+/// Most blocks of a command (NLB: 16 bits, 0's based).
 const COMMAND_BLOCKS: u64 = 1 << 16;
 
 /// The state that a device shares with its queues.
@@ -21,7 +21,8 @@ pub(crate) struct Namespace {
     pub attached: NamespaceInfo,
     pub size: Size,
     pub promise: Promise,
-    /// Why all I/O completes with Gone, although the target has a namespace with this identifier.
+    /// The reason why all I/O completes with `Gone` although the target has a namespace with this
+    /// NSID.
     refusal: Mutex<Option<String>>,
     refused: AtomicBool,
 }
@@ -46,7 +47,7 @@ impl Promise {
         let fused = compare && link.fused_compare_and_write;
         let limits = Limits {
             max_blocks: blocks(link.max_transfer_bytes.into()) as u32,
-            // One number for both; ranges of Dataset Management have 32 bits.
+            // The layer has one limit for unmap and write zeroes; Dataset Management allows more.
             max_unmap_blocks: blocks(link.write_zeroes_bytes),
             max_verify_blocks: blocks(link.verify_bytes) as u32,
             atomic_blocks: namespace.atomic_blocks.max(1),
@@ -75,7 +76,7 @@ impl Promise {
         }
     }
 
-    /// What of it `now` does not keep.
+    /// Describes the first property that `now` no longer satisfies.
     fn broken_by(&self, now: &Promise) -> Option<String> {
         let (was, is) = (&self.limits, &now.limits);
         let lost = [
@@ -153,7 +154,7 @@ impl Namespace {
         }
     }
 
-    /// The target's present answer: a restarted target may have reservations switched off, or on.
+    /// True if the target supports reservations now; this may change when it restarts.
     pub fn reserves(&self) -> bool {
         let link = self.shared.link.state();
         let found = link.namespaces.get(&self.attached.nsid);
@@ -162,7 +163,7 @@ impl Namespace {
             && rescap.contains(Rescap::WRITE_EXCLUSIVE_ALL)
     }
 
-    /// Why the namespace is no longer used, although it exists.
+    /// The reason why the namespace is no longer used although it exists.
     pub fn refusal(&self) -> Option<String> {
         self.refusal.lock().clone()
     }
@@ -171,7 +172,7 @@ impl Namespace {
         self.refused.load(Ordering::Acquire)
     }
 
-    /// Adopts the size of the namespace that the target has now, or returns why it is not used.
+    /// Adopts the namespace's present size, or returns the reason why it cannot be used any more.
     pub fn take_over(&self, found: &NamespaceInfo, link: &LinkState) -> Option<String> {
         let known = NamespaceInfo {
             blocks: self.size.blocks(),

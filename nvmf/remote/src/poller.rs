@@ -1,5 +1,5 @@
-//! A controller on one reactor: drives its admin queue there and publishes its state to other
-//! threads.
+//! The poller of a remote controller: drives its admin queue on one reactor and publishes its state
+//! to other threads.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use nacre_reactor::{CoreHandle, EventSet, Idle, Interest, Nanos, Poller, Work};
 use crate::shared::Shared;
 use crate::status::{ControllerInfo, State};
 
-/// How often a busy core polls an idle admin queue: a poll costs a system call.
+/// Interval at which a busy core polls an idle admin queue, because each poll is a system call.
 const LOOK: Duration = Duration::from_millis(1);
 
 pub struct ControllerPoller {
@@ -20,18 +20,18 @@ pub struct ControllerPoller {
     controller: Controller,
     pool: Pool,
     sleepers: EventSet,
-    /// The reactor that it is removed from at the end.
+    /// The reactor to remove this poller from at the end.
     core: Option<CoreHandle>,
-    /// The next look, on a core that does not sleep.
+    /// Time of the next poll.
     look_at: Nanos,
-    /// When a target that has refused for good is asked again.
+    /// Time of the next attempt after a permanent refusal.
     again_at: Option<Nanos>,
     resets: u64,
     seen: Option<Seen>,
     closing: bool,
 }
 
-/// The facts whose change is reported.
+/// The values whose changes are reported.
 #[derive(Clone, PartialEq, Eq)]
 struct Seen {
     state: ControllerState,
@@ -63,7 +63,7 @@ impl ControllerPoller {
         })
     }
 
-    /// Whether it will never do anything again.
+    /// True when the controller is closed and the poller has no more work.
     pub fn is_over(&self) -> bool {
         self.closing
             && matches!(
@@ -81,7 +81,7 @@ impl ControllerPoller {
             match self.controller.state() {
                 ControllerState::Live => self.shared.link.request_reset(),
                 ControllerState::Failed(_) => self.restart(now),
-                // Now, and not when its delay is over.
+                // Reconnect now, without the rest of the delay.
                 _ => self.controller.hurry(now),
             }
             self.resets += 1;

@@ -1,12 +1,12 @@
-//! The identifiers of a controller's I/O queues, and which of them are in use.
+//! Allocates the queue identifiers of a controller's I/O queues.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Hands out identifiers from 1 on. A returned identifier is the last to be used again, so that the
-/// target has time to notice that its queue is gone.
+/// Allocates identifiers from 1. A returned identifier is reused last, so that the target has time to
+/// close its old queue.
 #[derive(Debug, Default)]
 pub struct Qids(Mutex<State>);
 
@@ -16,7 +16,7 @@ struct State {
     returned: VecDeque<u16>,
 }
 
-/// An identifier, until it is dropped.
+/// An allocated identifier. Dropping it returns the identifier.
 #[derive(Debug)]
 pub struct Qid {
     pub value: u16,
@@ -24,14 +24,14 @@ pub struct Qid {
 }
 
 impl Qids {
-    /// `None`: all that were granted are in use.
+    /// Allocates an identifier from 1 to `granted`; `None`: all are in use.
     pub fn take(self: &Arc<Qids>, granted: u16) -> Option<Qid> {
         let mut state = self.lock();
         let value = if state.used < granted {
             state.used += 1;
             state.used
         } else {
-            // More may have been granted when it was handed out.
+            // Skip identifiers above the present grant.
             let at = state.returned.iter().position(|qid| *qid <= granted)?;
             state.returned.remove(at)?
         };
@@ -42,7 +42,6 @@ impl Qids {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in it is left half done by a panic.
         self.0.lock()
     }
 }

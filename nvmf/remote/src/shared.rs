@@ -1,4 +1,4 @@
-//! An attachment's state that its poller, its devices and the management threads share.
+//! The state of an attachment, shared by its poller, its devices and the management threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::qids::Qids;
 use crate::status::Status;
 
-/// What to attach.
+/// The parameters of an attachment.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The controller's name. A device's name is this with `n` and the namespace identifier
@@ -20,9 +20,9 @@ pub struct Config {
     /// The address, for people: `traddr` and `trsvcid`.
     pub address: (String, String),
     pub select: Select,
-    /// Devices at most.
+    /// Most devices of this controller.
     pub max_devices: usize,
-    /// Where there is no choice of transports.
+    /// The transport, unless `options.paths` selects it.
     pub transport: TransportType,
     pub options: HostOptions,
 }

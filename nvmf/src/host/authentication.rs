@@ -1,5 +1,5 @@
-//! Authentication of a queue of this host (DH-HMAC-CHAP), between its Connect and its other
-//! commands.
+//! DH-HMAC-CHAP authentication of one queue (Base 8.13): after Connect, before any other command.
+//! [`super::queue::CommandQueue`] runs the transaction; the protocol itself is in [`crate::auth`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use super::options::{HostError, HostOptions};
 use super::queue::{CommandQueue, Finished};
 use crate::auth::{Answer, HostEnd, HostStep, Job, KeySource, Names, Offer, Reason, SystemRandom};
 
-/// Keys and settings with which a host authenticates itself.
+/// The keys and settings of a host's authentication.
 #[derive(Clone)]
 pub struct HostAuth {
     pub keys: Arc<dyn KeySource>,
-    /// Hash functions and groups that the host offers. It accepts no others.
+    /// Hash functions and Diffie-Hellman groups that the host offers and accepts.
     pub offer: Offer,
-    /// Reads the keys and computes powers.
+    /// The thread that reads the keys and computes the exponentiations.
     pub helper: Arc<Helper>,
 }
 
@@ -34,37 +34,37 @@ impl fmt::Debug for HostAuth {
     }
 }
 
-/// How often a core that would sleep looks for the answer of the helper thread.
+/// Interval at which a sleeping core checks for the result of the helper thread.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Room for any message of a controller.
+/// Allocation length of Authentication Receive: enough for every message of a controller.
 const RECEIVE_BYTES: u32 = 4096;
 
-/// A transaction on a queue that has just been connected.
+/// The authentication transaction of one queue.
 pub(super) struct Transaction {
     end: HostEnd,
     helper: Arc<Helper>,
     subsystem: Nqn,
-    /// The event for which the host's end waits.
+    /// The next event of the transaction.
     wait: Wait,
 }
 
 enum Wait {
     Nothing,
-    /// A message to send, until there is a buffer and room.
+    /// A buffer and a free entry, to send this message.
     Unsent(Vec<u8>),
-    /// The controller's message is to be fetched, when there is a buffer and room.
+    /// A buffer and a free entry, to send Authentication Receive.
     Unfetched,
-    /// The completion of a Send.
+    /// The completion of Authentication Send.
     Sent,
-    /// The completion of a Receive.
+    /// The completion of Authentication Receive.
     Fetching,
     Answer(Receiver<Answer>),
     /// The target refused a command.
     Refused(StatusCode),
 }
 
-/// The transaction that must follow a Connect, if there must be one.
+/// Starts the transaction after a Connect. `None`: neither end requires authentication.
 pub(super) fn after_connect(
     options: &HostOptions,
     required: AuthRequirements,
@@ -82,7 +82,7 @@ pub(super) fn after_connect(
             Ok(None)
         };
     };
-    // A controller that must prove itself cannot avoid that by not asking for the host's proof.
+    // A host with a key for the controller requires its proof, even if the controller requests none.
     if !is_required && !auth.keys.has_controller_key() {
         return Ok(None);
     }
@@ -91,7 +91,7 @@ pub(super) fn after_connect(
         subsystem: options.subnqn.clone(),
     };
     let (keys, offer) = (Arc::clone(&auth.keys), auth.offer.clone());
-    // The controller keeps transactions of one queue apart, and those of queues.
+    // A transaction identifier needs to be unique within its queue only.
     let end = HostEnd::new(names, keys, offer, qid, Box::new(SystemRandom));
     Ok(Some(Transaction {
         end,
@@ -102,7 +102,7 @@ pub(super) fn after_connect(
 }
 
 impl Transaction {
-    /// Takes the next step of the transaction. `Some`: the transaction is over.
+    /// Executes the next step. `Some`: the result of the completed transaction.
     pub fn drive(
         &mut self,
         queue: &mut CommandQueue,
@@ -165,7 +165,7 @@ impl Transaction {
         }
     }
 
-    /// A command of this transaction came back.
+    /// Handles the completion of a command of this transaction.
     pub fn finished(&mut self, one: &Finished) {
         let status = one.cqe.status();
         if !status.is_success() {
@@ -194,7 +194,7 @@ impl Transaction {
 
     fn compute(&self, job: Job) -> Result<Receiver<Answer>, Reason> {
         let (done, answer) = channel();
-        // The queue may be gone when the answer comes.
+        // Sending fails if the queue was dropped in the meantime.
         let run = move || drop(done.send(job.run()));
         let submitted = self.helper.submit(self.subsystem.as_str(), run);
         submitted.map_err(|_| Reason::Overloaded)?;

@@ -1,4 +1,5 @@
-//! The admin queue of a controller as its host drives it.
+//! The host's side of one controller: connects the admin queue, enables and identifies the
+//! controller, reads its namespaces, keeps it alive, and reconnects after a loss.
 //!
 //! ```text
 //! Dialling ─▶ Connecting ─▶ Enabling ─▶ Identifying ─▶ Live
@@ -6,8 +7,8 @@
 //!    └───────────── Waiting (back-off) ◀────────────────┘ ─▶ Failed (refused, or too long)
 //! ```
 //!
-//! One command of its own at a time leads from step to step ([`Step`]). Keep-alives, event requests
-//! and the user's admin commands run beside it.
+//! Each [`Step`] has at most one command. Keep Alive, Asynchronous Event Request and the user's admin
+//! commands run at the same time.
 
 mod access;
 mod connecting;
@@ -48,17 +49,17 @@ use crate::transport::Closed;
 
 /// Most namespaces of a controller; bounds the requests that a target can cause.
 const MAX_NAMESPACES: usize = 65_536;
-/// How often a step's command is sent again that did not fail by itself.
+/// Most retries of a step's command after a transient failure.
 const MAX_REPEATS: u8 = 3;
-/// Between two questions whether the controller is ready.
+/// Interval at which CSTS is read while the controller is being enabled or shut down.
 const READY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Where a controller is.
+/// The state of a controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControllerState {
     Connecting,
     Live,
-    /// Lost; the next attempt is at `until`.
+    /// The association was lost. The next attempt to connect is at `until`.
     Waiting {
         attempt: u32,
         until: Nanos,
@@ -69,15 +70,15 @@ pub enum ControllerState {
     Closed,
 }
 
-/// The answer to an admin command of the user.
+/// The result of an admin command of the user.
 #[derive(Debug)]
 pub struct AdminResult {
     pub cqe: Cqe,
-    /// The data, as much of it as arrived.
+    /// The data that the controller returned.
     pub data: Option<Buf>,
 }
 
-/// Tokens of commands that are not the user's.
+// Tokens of the controller's own commands.
 const OWN: u64 = u64::MAX;
 const KEEP_ALIVE: u64 = u64::MAX - 1;
 const EVENT: u64 = u64::MAX - 2;
@@ -91,40 +92,41 @@ pub struct Controller {
     queue: Option<CommandQueue>,
     step: Step,
     step_sent: bool,
-    /// How often its command was sent again.
+    /// Number of retries of the step's command.
     repeats: u8,
-    /// Not before: where the step asks again and again.
+    /// Earliest time of the step's command, for steps that poll a register.
     step_at: Nanos,
-    /// When the current attempt to connect began, or to shut down.
+    /// Start of the present attempt to connect or to shut down.
     started: Nanos,
-    /// When the connection was lost for the first time since it was live.
+    /// Time of the first loss since the controller was live.
     lost_since: Option<Nanos>,
     attempts: u32,
     cap: Cap,
-    /// The static controller that the target chose for a request for any controller, to ask for
-    /// again (Base 3.1.3.3).
+    /// CNTLID of the static controller that the target allocated for a request of any controller
+    /// (FFFEh). Requested again after a loss (Base 3.1.3.3).
     had: Option<u16>,
     identify: Option<Box<IdentifyController>>,
     scan: NamespaceScan,
     events: Events,
     keep_alive: KeepAlive,
-    /// The association before this one was left in order, and this one has not lived yet.
+    /// The previous association was closed without a loss, for a move to the other transport, and
+    /// this one is not live yet.
     in_transit: bool,
     check_at: Nanos,
     user: UserCommands,
-    /// Where there are several transports to choose from.
+    /// The choice of the transport, if there are two.
     paths: Option<Paths>,
     better: Option<moving::Better>,
 }
 
 impl Controller {
-    /// Starts to connect; `pool` is the memory of the core that polls it.
+    /// Starts to connect. `pool`: the buffers of the core that polls the controller.
     pub fn new(options: HostOptions, dial: Box<dyn Dial>, pool: Pool, now: Nanos) -> Controller {
         Controller::linked(options, dial, pool, Arc::default(), now)
     }
 
-    /// The same with an existing link: of a failed controller, whose I/O queues continue with this
-    /// one, or of a future one.
+    /// Like [`Controller::new`], with an existing link. The I/O queues of that link continue with
+    /// this controller.
     pub fn linked(
         options: HostOptions,
         dial: Box<dyn Dial>,
@@ -173,17 +175,17 @@ impl Controller {
         &self.options
     }
 
-    /// The choice of the transport, where there is one.
+    /// The choice of the transport; `None` with one transport.
     pub fn paths(&self) -> Option<&Paths> {
         self.paths.as_ref()
     }
 
-    /// Shared with the I/O queues.
+    /// The state shared with the I/O queues.
     pub fn link(&self) -> &Arc<Link> {
         &self.link
     }
 
-    /// Identify Controller, once it was read.
+    /// The Identify Controller data; `None` until they were read.
     pub fn identify(&self) -> Option<&IdentifyController> {
         self.identify.as_deref()
     }
@@ -198,13 +200,14 @@ impl Controller {
             .is_some_and(|i| i.cntrltype == cntrltype::DISCOVERY)
     }
 
-    /// The next event that the controller reported.
+    /// Removes and returns the oldest asynchronous event.
     pub fn take_event(&mut self) -> Option<AsyncEvent> {
         self.events.take()
     }
 
-    /// Submits an admin command; the answer comes under the ticket. It is sent once: when its
-    /// connection is lost, that is the answer. `None`: too many wait, or their answers do.
+    /// Submits an admin command and returns the ticket for [`Controller::take_result`]. The command
+    /// is sent at most once: a lost connection is its result. `None`: too many commands or results
+    /// are pending.
     pub fn submit(&mut self, sqe: Sqe, write: Option<Buf>, read: Option<Buf>) -> Option<u64> {
         let error = match &self.state {
             ControllerState::Failed(error) => Some(error.clone()),
@@ -214,17 +217,18 @@ impl Controller {
         self.user.submit(sqe, write, read, error)
     }
 
-    /// The answer to a command, when it is there.
+    /// Removes and returns the result of a command; `None` until it has completed.
     pub fn take_result(&mut self, ticket: u64) -> Option<Result<AdminResult, HostError>> {
         self.user.take_result(ticket)
     }
 
-    /// Shuts the controller down and closes the connection; [`ControllerState::Closed`] when done.
+    /// Shuts the controller down (CC.SHN) and closes the connection. The state becomes
+    /// [`ControllerState::Closed`].
     pub fn disconnect(&mut self, now: Nanos) {
         if self.is_live() && !self.step.is_shutting_down() {
             self.link.set_up(false);
-            // The completion of the present step would be taken for this one's: its command
-            // identifier stays in use, but no step waits for it.
+            // Drop the completion of the present step's command, which would be taken for the
+            // completion of the shutdown step.
             if let Some(queue) = &mut self.queue {
                 queue.forget(OWN);
             }
@@ -235,7 +239,7 @@ impl Controller {
         }
     }
 
-    /// The next attempt to connect is not to wait.
+    /// Starts the next attempt to connect now, without the rest of the delay.
     pub fn hurry(&mut self, now: Nanos) {
         if let ControllerState::Waiting { until, .. } = &mut self.state {
             *until = now;
@@ -249,7 +253,7 @@ impl Controller {
         )
     }
 
-    /// Does the pending work. Returns its amount.
+    /// Sends and receives. Returns the number of events handled.
     pub fn poll(&mut self, now: Nanos) -> usize {
         match &self.state {
             ControllerState::Failed(_) | ControllerState::Closed => return 0,
@@ -343,8 +347,8 @@ impl Controller {
         if listing {
             return;
         }
-        // Keep room for a step of our own and for a keep-alive. The user's commands shortly before
-        // the association ends wait for the next one.
+        // Reserve two entries: for a step's command and for Keep Alive. The user's commands wait
+        // while the association is about to end.
         while queue.room() > 2
             && !self.link.is_moving()
             && let Some(command) = self.user.next_waiting()
@@ -360,11 +364,11 @@ impl Controller {
     }
 
     fn enter(&mut self, step: Step, now: Nanos) {
-        // Asked again: not at once.
+        // Delay the next read of the register.
         let again = self.step == step && matches!(step, Step::WaitReady | Step::WaitShutDown);
         self.step_at = if again { now + READY_INTERVAL } else { now };
         if !self.is_live() && step.is_listing() {
-            // The limit is for each of them.
+            // The time limit holds for each namespace.
             self.started = now;
         }
         self.step = step;
@@ -372,7 +376,7 @@ impl Controller {
         self.repeats = 0;
     }
 
-    /// Sends the step's command; tried again in the next turn when a buffer or room is short.
+    /// Sends the step's command, or retries in the next turn if there is no buffer or no free entry.
     fn send_step(&mut self, now: Nanos) {
         if self.step_sent || !self.step.has_command() || now < self.step_at {
             return;
@@ -501,8 +505,8 @@ impl Controller {
 
     fn step_refused(&mut self, cqe: &Cqe, now: Nanos) -> Result<(), HostError> {
         let (status, step) = (cqe.status(), self.step);
-        if is_passing(status) {
-            // The status does not answer the question: a namespace, say, is unchanged.
+        if is_transient(status) {
+            // The status is transient and says nothing about the controller: retry.
             if self.repeats < MAX_REPEATS {
                 self.repeats += 1;
                 self.step_sent = false;
@@ -517,16 +521,16 @@ impl Controller {
         let next = match step {
             Step::Connect if status.code() == StatusCode::CONNECT_INVALID_PARAMETERS => {
                 let parameter = InvalidParameter::from_dword0(cqe.dword0());
-                // The one that it had is no more: another will do.
+                // The previous static controller does not exist any more: request any other.
                 let another = parameter == InvalidParameter::CNTLID && self.had.take().is_some();
                 let dnr = status.dnr() && !another;
                 return Err(HostError::InvalidParameter { parameter, dnr });
             }
-            // Optional: a controller without it has the defaults.
+            // Optional: without it, the defaults apply.
             Step::IdentifyNvm => Step::NumberOfQueues,
             Step::ConfigureEvents => self.after_events(),
             Step::ReadChangedList => self.start_listing(),
-            // It went between the list and the question.
+            // The namespace was removed after it was listed.
             Step::IdentifyNamespace(nsid) => {
                 self.scan.found.remove(&nsid);
                 self.next_namespace()
@@ -535,7 +539,7 @@ impl Controller {
             Step::ReadAccess(_) => self.no_access(),
             step => {
                 if step == Step::Connect && status.code() == StatusCode::CONNECT_CONTROLLER_BUSY {
-                    // Another host has it, or the remains of a lost association.
+                    // The static controller is in use by another host or by the lost association.
                     self.had = None;
                 }
                 return Err(HostError::Refused {
@@ -556,7 +560,7 @@ impl Controller {
         }
     }
 
-    /// A discovery controller has no namespaces.
+    /// The step after the events are enabled. A discovery controller has no namespaces.
     fn after_events(&mut self) -> Step {
         if self.is_discovery() {
             Step::Idle
@@ -566,7 +570,7 @@ impl Controller {
     }
 
     fn live(&mut self, now: Nanos) {
-        // A namespace whose access alone was read has no new list.
+        // Without a new list of namespaces, only their ANA states changed.
         if !self.scan.access_only {
             self.link
                 .set_namespaces(std::mem::take(&mut self.scan.found));
@@ -594,16 +598,16 @@ impl Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        // No association will return: I/O queues must not wait for it. A controller that was over
-        // has reported it, and another may own its link by now.
+        // Notify the I/O queues that no association will follow. A closed or failed controller has
+        // done that already, and another controller may use its link by now.
         if !self.is_over() {
             self.link.fail();
         }
     }
 }
 
-/// Damaged on the way, or interrupted: the same command may well succeed.
-fn is_passing(status: StatusCode) -> bool {
+/// True for transient statuses: a transport error, or an interrupted command. A retry may succeed.
+fn is_transient(status: StatusCode) -> bool {
     let passing = [
         StatusCode::TRANSIENT_TRANSPORT_ERROR,
         StatusCode::COMMAND_INTERRUPTED,

@@ -1,4 +1,4 @@
-//! Reading a discovery log, which may change while it is read.
+//! Reads the discovery log page (Base 5.16.1.23) in pieces, and again if it changes in between.
 
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::log::discovery::{
@@ -9,15 +9,16 @@ use zerocopy::FromBytes;
 
 use super::options::HostError;
 
-/// Read at once: a multiple of four.
+/// Bytes per Get Log Page command; a multiple of four.
 const PIECE: usize = 4096;
-/// More than any network has; bounds the reads that a target can cause.
+/// Most records that are read, so that a target cannot cause endless requests.
 const MAX_RECORDS: u64 = 100_000;
 
-/// Reads a discovery log through `read`, which runs one Get Log Page to its end; again when it
-/// changed meanwhile (GENCTR differs), at most `attempts` times. Answers GENCTR and the records.
+/// Reads a discovery log and returns GENCTR and the records. `read` executes one Get Log Page
+/// command. If the log changes meanwhile (GENCTR differs), reads it again, at most `attempts` times.
 ///
-/// Only the last reading clears the event that announced a change: what happens before is noticed.
+/// Only the last command clears the event (RAE 0), so that a change during the reading causes an
+/// event.
 pub fn fetch_discovery_log(
     mut read: impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
     attempts: u32,

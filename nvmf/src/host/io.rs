@@ -1,4 +1,5 @@
-//! One I/O queue of a controller, as a bdev queue: its device is a remote namespace.
+//! One I/O queue of a controller, as a [`nacre_bdev::Queue`] for a remote namespace. Remote bdevs and
+//! `nacre perf` use one per core.
 //!
 //! ```text
 //! Down ─▶ Dialling ─▶ Connecting ─▶ (Authenticating) ─▶ Live ─▶ Draining
@@ -9,11 +10,9 @@
 //! Draining: the association moves to another transport.
 //! ```
 //!
-//! An accepted I/O stays here until the target has completed it finally. I/O in flight on a lost
-//! connection is sent again, in the order of submission, on the next one. It ends with
-//! [`Status::Gone`] when the controller has given up, when its namespace does not or no longer
-//! exist or has another identity, or when there was no connection for longer than
-//! [`HostOptions::fast_io_fail`].
+//! I/O in flight on a lost connection is sent again on the next one, in the order of submission. I/O
+//! ends with [`Status::Gone`] if the controller has failed, if the namespace does not exist or has
+//! another identity, or if there was no connection for longer than [`HostOptions::fast_io_fail`].
 
 mod attempts;
 mod connecting;
@@ -44,32 +43,32 @@ use super::pending::{Pending, own_data};
 use super::queue::{CommandQueue, Finished};
 use crate::transport::Closed;
 
-/// How long I/O waits for a namespace that a live controller does not have: one that comes back
-/// may get its namespaces one by one.
+/// How long I/O waits for a namespace that a live controller does not have. A target that restarts
+/// may add its namespaces one by one.
 const NAMESPACE_GRACE: Duration = Duration::from_secs(5);
-/// Attempts that fail in a row before the association's transport is held not to do for this queue,
-/// where there is another.
+/// Consecutive failed attempts after which the queue reports the association's transport as
+/// unusable, if there is another transport.
 const UNREACHABLE: u32 = 4;
-/// How often an I/O is sent again because of a transient transport error.
+/// Most retries of an I/O after a transient transport error.
 const MAX_RESENDS: u8 = 3;
-/// How often the queue looks for commands that take too long.
+/// Interval at which outstanding commands are checked against [`HostOptions::io_timeout`].
 const TIMEOUT_CHECK: Duration = Duration::from_millis(250);
 
-/// Tokens of commands that are no I/O: this one and those above it.
+/// The token of reservation commands. Tokens from here on are not I/O.
 const RESERVE: u64 = u64::MAX - 1;
-/// Token of the Connect command.
+/// The token of the Connect command.
 const CONNECT: u64 = u64::MAX;
 
-/// What happened to a queue since it was made.
+/// Counters of a queue since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoStats {
     pub connections: u64,
     pub losses: u64,
     pub resent: u64,
-    /// Times that it let go of its connection in order, for one by another transport.
+    /// Moves to another transport without a loss.
     pub moves: u64,
-    /// Bytes copied between the buffers of an I/O and that of its command; none for an I/O with one
-    /// buffer.
+    /// Bytes copied between the buffers of an I/O and the contiguous buffer of its command. I/O with
+    /// one buffer needs no copy.
     pub copied_bytes: u64,
 }
 
@@ -88,7 +87,7 @@ enum Phase {
         since: Nanos,
     },
     Live,
-    /// Live, but sends no new commands.
+    /// Live, but sends no new commands: the association moves.
     Draining,
 }
 
@@ -100,22 +99,22 @@ pub struct IoQueue {
     pool: Pool,
     qid: u16,
     nsid: u32,
-    /// The namespace at the queue's first connection: I/O that is sent again must not reach another
-    /// namespace that has its identifier now.
+    /// The namespace at the queue's first connection. I/O is never sent to another namespace that has
+    /// got the same NSID.
     namespace: Option<NamespaceInfo>,
     waits: Waits,
-    /// The namespaces, and how they can be reached, as this queue has seen them.
+    /// The last [`Link::version`] that this queue has processed.
     version: u64,
     queue: Option<Box<CommandQueue>>,
     phase: Phase,
     generation: u64,
-    /// The association that must end because the target still has commands of this queue: not used
-    /// again.
+    /// The generation of an association that this queue must not use again, because the target still
+    /// has commands of this queue.
     spent: Option<u64>,
     attempts: Attempts,
     depth: usize,
     pending: Slab<Pending>,
-    /// Waiting for the connection or for room in it, in order.
+    /// I/O that waits for the connection or for a free entry, in order of submission.
     unsent: VecDeque<usize>,
     reserving: Option<Box<reserve::Reserving>>,
     completed: VecDeque<Completion>,
@@ -127,8 +126,8 @@ pub struct IoQueue {
 }
 
 impl IoQueue {
-    /// Queue `qid` (from 1) of the controller behind `link`, for namespace `nsid`. `pool` is the
-    /// memory of the core that polls it: Connect, and I/O in several extents, need some of it.
+    /// Creates queue `qid` (from 1) for namespace `nsid` of the controller behind `link`. `pool`: the
+    /// buffers of the core that polls it, used for Connect and for I/O with several buffers.
     pub fn new(
         options: HostOptions,
         link: Arc<Link>,
@@ -167,8 +166,7 @@ impl IoQueue {
         })
     }
 
-    /// Makes the queue accept only this namespace from the first connection on, however long ago
-    /// the namespace was found.
+    /// Makes the queue accept only this namespace, from its first connection on.
     pub fn expecting(mut self, namespace: NamespaceInfo) -> IoQueue {
         self.namespace = Some(namespace);
         self
@@ -186,8 +184,8 @@ impl IoQueue {
         self.stats
     }
 
-    /// Sends submitted I/O without checking for completions: for a caller that polls many queues in
-    /// turn, before it reaches this queue again.
+    /// Sends submitted I/O now, without receiving completions. For a caller that polls many queues
+    /// before it polls this one again.
     #[inline]
     pub fn flush(&mut self) {
         if let Some(queue) = &mut self.queue {
@@ -195,12 +193,12 @@ impl IoQueue {
         }
     }
 
-    // Life of the connection.
+    // The connection.
 
     #[inline]
     fn drive(&mut self, now: Nanos) {
         if self.phase == Phase::Live
-            && self.link.goes_on(self.generation)
+            && self.link.is_current(self.generation)
             && self.link.version() == self.version
             && self.waits.no_access_until.is_none()
             && now < self.check_at
@@ -217,13 +215,13 @@ impl IoQueue {
         }
         if self.queue.is_some() && generation != Some(self.generation) {
             self.disconnect(now);
-            // The association's end, not this queue's fault: no delay once there is a new one.
+            // The association ended: connect to the next one without delay.
             self.attempts.in_a_row = 0;
             self.phase = Phase::Down { retry_at: now };
         }
         match (self.link.is_moving(), self.phase) {
-            (true, _) => return self.make_way(now),
-            // It stays after all.
+            (true, _) => return self.drain(now),
+            // The association does not move after all.
             (false, Phase::Draining) => {
                 (self.phase, self.waits.away_since) = (Phase::Live, None);
             }
@@ -253,15 +251,15 @@ impl IoQueue {
                 self.not_connected("authentication takes too long".into(), false);
             }
             Phase::Authenticating { .. } => self.authenticate(now),
-            Phase::Live if self.link.version() != self.version => self.look(now),
+            Phase::Live if self.link.version() != self.version => self.namespaces_changed(now),
             Phase::Live if now >= self.check_at => self.check_time(now),
             _ => {}
         }
         self.check_away(now);
     }
 
-    /// Closes the connection as soon as no I/O is in flight on it. New I/O waits.
-    fn make_way(&mut self, now: Nanos) {
+    /// Closes the connection as soon as no I/O is in flight, for a move. New I/O waits.
+    fn drain(&mut self, now: Nanos) {
         if self.phase == Phase::Live {
             self.phase = Phase::Draining;
         }
@@ -356,12 +354,12 @@ impl IoQueue {
         self.attempts.last = Some(Failure { why, refused });
     }
 
-    /// Why the last attempt to connect failed, if none came through since.
+    /// The reason of the last failed attempt to connect; `None` after a success.
     pub fn failure(&self) -> Option<&str> {
         self.attempts.last.as_ref().map(|last| last.why.as_str())
     }
 
-    /// Why the target refuses this queue, where there is no other transport to try.
+    /// The target's reason for refusing this queue; `None` while another transport can be tried.
     pub fn refusal(&self) -> Option<&str> {
         let paths = self.options.paths.as_ref();
         let falls_back = paths.is_some_and(|paths| {
@@ -373,8 +371,8 @@ impl IoQueue {
             .map(|last| last.why.as_str())
     }
 
-    /// This queue cannot connect although its controller lives: use the other transport, if there
-    /// is one.
+    /// Reports that this queue cannot connect although its controller is live, so that the
+    /// controller changes to the other transport, if there is one.
     fn give_up_transport(&mut self, why: &str) {
         let paths = self.options.paths.as_ref();
         let Some(paths) = paths.filter(|paths| paths.fallback.is_some()) else {
@@ -390,7 +388,7 @@ impl IoQueue {
         }
     }
 
-    /// Drops the connection; I/O in flight waits for the next.
+    /// Drops the connection. I/O in flight waits for the next one.
     fn disconnect(&mut self, now: Nanos) {
         let Some(mut queue) = self.queue.take() else {
             return;
@@ -421,13 +419,13 @@ impl IoQueue {
         self.end_reserve(true);
         if matches!(self.phase, Phase::Live | Phase::Draining) {
             self.stats.losses += 1;
-            // The association's end counts by itself.
+            // The controller counts the end of the association itself.
             if self.link.generation() == Some(self.generation) {
                 self.link.count_loss();
             }
         }
-        // Commands that the target already has must not be executed after the repeated ones: only
-        // the end of the whole association makes the target drop them.
+        // The target must not execute the old commands after the repeated ones. Only the end of the
+        // whole association makes it drop them.
         if stuck && self.link.generation() == Some(self.generation) {
             self.spent = Some(self.generation);
             self.link.request_reset();
@@ -470,7 +468,7 @@ impl IoQueue {
         }
     }
 
-    /// A command came back.
+    /// Handles the completion of a command.
     #[inline]
     fn finished(&mut self, one: Finished, done: &mut Done) {
         let index = one.token as usize;
@@ -499,7 +497,7 @@ impl IoQueue {
         }
     }
 
-    /// Ends an I/O that is not with the target.
+    /// Completes an I/O that the target does not have.
     fn complete(&mut self, index: usize, status: Status) {
         let completion = self.pending[index].end(status);
         self.pending.remove(index);
@@ -510,7 +508,7 @@ impl IoQueue {
 impl Queue for IoQueue {
     #[inline]
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        // Completions that were not fetched count: the list has a bound.
+        // Count completions that were not polled yet, which bounds their list.
         if self.pending.len() + self.completed.len() >= self.depth {
             return Err((Busy, io));
         }
@@ -557,7 +555,7 @@ impl Queue for IoQueue {
             self.send_reserve(now);
         }
         if let Some(mut queue) = self.queue.take() {
-            // One at most: only a queue that is connected sends anything else.
+            // At most one: Connect, or a reservation command after it.
             let mut own = None;
             queue.poll(now, |one| {
                 if one.token >= RESERVE {
@@ -593,8 +591,8 @@ impl Queue for IoQueue {
         done.len() - before
     }
 
-    /// An I/O that has not left yet ends at once; one that has is in the target's hands, and is
-    /// ended by the loss of its connection at the latest.
+    /// Aborts an I/O that was not sent yet. An I/O at the target completes normally, or fails when
+    /// its time limit ends the connection.
     fn abort(&mut self, token: Token) -> bool {
         let Some((index, pending)) = self.pending.iter().find(|(_, p)| p.token() == token) else {
             return false;
@@ -611,11 +609,11 @@ impl Queue for IoQueue {
         self.pending.len() + self.completed.len()
     }
 
-    /// A queue without I/O needs polling, too: it closes its connection when the association moves
-    /// to another transport, which waits for that, and connects to the new one.
+    /// False also for a queue without I/O that must close its connection for a move, or connect
+    /// again: the controller waits for this.
     fn is_settled(&self) -> bool {
         let follows = match self.phase {
-            Phase::Live => self.link.goes_on(self.generation),
+            Phase::Live => self.link.is_current(self.generation),
             Phase::Down { .. } => self.link.is_moving() || self.link.generation().is_none(),
             Phase::Dialling { .. }
             | Phase::Connecting { .. }
@@ -652,7 +650,7 @@ impl Queue for IoQueue {
     }
 }
 
-/// Where the transport cannot hand a buffer back, dropping the queue does.
+/// Releases the buffers that the transport still has.
 impl Drop for IoQueue {
     fn drop(&mut self) {
         if let Some(mut queue) = self.queue.take() {

@@ -1,4 +1,5 @@
-//! What I/O queues, on whatever core, need to know of their controller.
+//! The state of a controller that its I/O queues on other cores read: whether there is an
+//! association, the controller's limits, and its namespaces.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,23 +11,23 @@ use parking_lot::Mutex;
 use super::namespace::NamespaceInfo;
 use crate::transport::TransportType;
 
-/// Written by the controller's core, read by all: by the I/O queues once per turn, without a lock,
-/// but for when they connect.
+/// State shared by a controller and its I/O queues. The controller's core writes it. An I/O queue
+/// reads it once per turn without a lock; it locks only to connect.
 #[derive(Debug, Default)]
 pub struct Link {
-    /// Odd while there is an association; grows by one with each beginning and each end. [`MOVING`]
-    /// while I/O queues are to let go of it.
+    /// Incremented at each start and each end of an association, so odd while there is one. The bit
+    /// [`MOVING`] is set while I/O queues must close their connections.
     generation: AtomicU64,
-    /// I/O queues that have a connection or are making one.
+    /// Number of I/O queues with a connection or an attempt to connect.
     connected: AtomicUsize,
-    /// Why an I/O queue could not be connected although the association lives.
+    /// The reason why an I/O queue cannot connect although there is an association.
     unreachable: Mutex<Option<String>>,
-    /// Grows whenever the namespaces change, or how they can be reached.
+    /// Incremented with each change of the namespaces or their ANA states.
     version: AtomicU64,
-    /// An I/O queue found the association stuck.
+    /// An I/O queue has requested the end of the association.
     reset: AtomicBool,
     failed: AtomicBool,
-    /// The association has been away for longer than I/O is to wait.
+    /// There was no association for longer than I/O may wait.
     away: AtomicBool,
     /// Connections that ended with possible data loss at the target; see [`Link::losses`].
     losses: AtomicU64,
@@ -34,7 +35,7 @@ pub struct Link {
     waker: Mutex<Waker>,
 }
 
-/// Wakes the controller's core, if that sleeps.
+/// The callback that wakes the controller's core.
 #[derive(Default)]
 struct Waker(Option<Box<dyn Fn() + Send + Sync>>);
 
@@ -44,18 +45,18 @@ impl fmt::Debug for Waker {
     }
 }
 
-/// Bit of the generation: the association ends as soon as no command is in flight.
+/// Bit of the generation: the association ends for a move as soon as no command is in flight.
 const MOVING: u64 = 1 << 63;
 
-/// The attributes of the controller and of its namespaces.
+/// The attributes of the controller and of its namespaces, as read in the last association.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkState {
-    /// The transport of the association, where there are several: its I/O queues use the same.
+    /// The transport of the association, if there are two: I/O queues must use the same.
     pub transport: Option<TransportType>,
     pub cntlid: u16,
-    /// I/O queues granted.
+    /// Number of I/O queues that the controller granted.
     pub io_queues: u16,
-    /// Entries of an I/O queue.
+    /// Entries per I/O queue.
     pub queue_entries: u16,
     pub in_capsule_bytes: u32,
     pub max_transfer_bytes: u32,
@@ -63,18 +64,18 @@ pub struct LinkState {
     pub write_zeroes_bytes: u64,
     pub verify_bytes: u64,
     pub oncs: u16,
-    /// Compare and Write can be fused.
+    /// The controller supports fused Compare and Write (FUSES).
     pub fused_compare_and_write: bool,
-    /// Blocks of a fused Compare and Write that every namespace takes, less one.
+    /// Most blocks of a fused Compare and Write on any namespace, 0's based (ACWU).
     pub acwu: u16,
     pub volatile_cache: bool,
     pub namespaces: BTreeMap<u32, NamespaceInfo>,
-    /// The state of each ANA group; those of no group are accessible.
+    /// The state of each ANA group. Namespaces without a group are accessible.
     pub ana: BTreeMap<u32, AnaState>,
 }
 
 impl LinkState {
-    /// How a namespace can be reached by this path.
+    /// The ANA state of a namespace on this path.
     pub fn access(&self, namespace: &NamespaceInfo) -> AnaState {
         let state = self.ana.get(&namespace.ana_group);
         state.copied().unwrap_or(AnaState::Optimized)
@@ -82,7 +83,7 @@ impl LinkState {
 }
 
 impl Link {
-    /// `None` while there is no association.
+    /// Identifies the association; `None` while there is none.
     #[inline]
     pub fn generation(&self) -> Option<u64> {
         match self.generation.load(Ordering::Acquire) & !MOVING {
@@ -91,9 +92,9 @@ impl Link {
         }
     }
 
-    /// Whether the association `generation` goes on as it is: neither over nor about to move.
+    /// True while the association `generation` exists and is not about to move.
     #[inline]
-    pub(super) fn goes_on(&self, generation: u64) -> bool {
+    pub(super) fn is_current(&self, generation: u64) -> bool {
         self.generation.load(Ordering::Acquire) == generation
     }
 
@@ -102,7 +103,7 @@ impl Link {
         self.generation.load(Ordering::Acquire) & MOVING != 0
     }
 
-    /// I/O queues that have a connection, or are making one.
+    /// Number of I/O queues with a connection or an attempt to connect.
     pub fn connected(&self) -> usize {
         self.connected.load(Ordering::Acquire)
     }
@@ -115,7 +116,7 @@ impl Link {
         self.connected.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// An I/O queue cannot be connected by the association's transport.
+    /// Reports that an I/O queue cannot connect over the association's transport.
     pub(super) fn set_unreachable(&self, why: String) {
         *self.unreachable.lock() = Some(why);
         self.request_reset();
@@ -125,14 +126,15 @@ impl Link {
         self.unreachable.lock().take()
     }
 
-    /// Whether I/O queues let go. For the controller's core only, as [`Link::set_up`].
+    /// Sets whether I/O queues must close their connections. Only for the controller's core, like
+    /// [`Link::set_up`].
     pub(super) fn set_moving(&self, moving: bool) {
         let now = self.generation.load(Ordering::Acquire) & !MOVING;
         let moving = if moving { MOVING } else { 0 };
         self.generation.store(now | moving, Ordering::Release);
     }
 
-    /// Changes whenever [`LinkState::namespaces`] or [`LinkState::ana`] does.
+    /// Changes with every change of [`LinkState::namespaces`] or [`LinkState::ana`].
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -147,7 +149,7 @@ impl Link {
         state.namespaces.get(&nsid).cloned()
     }
 
-    /// The controller will not come back.
+    /// True when the controller has failed for good: no association will follow.
     #[inline]
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
@@ -162,8 +164,8 @@ impl Link {
         }
     }
 
-    /// Sets how to wake the core that polls the controller: a request to an idle controller must
-    /// not wait for its next keep-alive.
+    /// Sets the callback that wakes the core of the controller, so that requests to an idle
+    /// controller are handled immediately.
     pub fn set_waker(&self, wake: impl Fn() + Send + Sync + 'static) {
         *self.waker.lock() = Waker(Some(Box::new(wake)));
     }
@@ -199,10 +201,8 @@ impl Link {
         }
     }
 
-    /// Grows with each end of a connection after which the target may have lost completed writes
-    /// that it was not yet asked to flush. The end of an association is counted before the next
-    /// begins, and that of an I/O queue before it connects again. So no I/O completes over a
-    /// connection before the end of the previous one was counted.
+    /// Counts the ends of connections after which the target may have lost completed but unflushed
+    /// writes. The end of a connection is counted before any I/O completes on the next one.
     #[inline]
     pub fn losses(&self) -> u64 {
         self.losses.load(Ordering::Acquire)
@@ -212,7 +212,7 @@ impl Link {
         self.losses.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The association has been away for longer than [`super::HostOptions::fast_io_fail`].
+    /// True if there was no association for longer than [`super::HostOptions::fast_io_fail`].
     #[inline]
     pub fn is_away(&self) -> bool {
         self.away.load(Ordering::Acquire)
@@ -222,7 +222,7 @@ impl Link {
         self.away.store(away, Ordering::Release);
     }
 
-    /// Another controller takes the place of the one that has failed.
+    /// Clears the failure, for a new controller in place of the failed one.
     pub(super) fn revive(&self) {
         self.failed.store(false, Ordering::Release);
     }

@@ -1,22 +1,23 @@
-//! The host side, sans-IO: the work of `nvme connect`, as objects that are polled.
+//! The NVMe-oF host (`nvme connect`): associations, I/O queues and reconnection, without sockets or
+//! threads. Remote bdevs, `nacre perf` and the command line's host commands use it.
 //!
 //! ```text
 //! Controller   the admin queue: connect, enable, identify, keep-alive, events, reconnect
 //!   │ Link         its state for the I/O queues on other cores: ids, limits, generation
-//!   ├ Paths        the choice of two transports, and when to try the better one again
+//!   ├ Paths        chooses between two transports, and when to probe the preferred one
 //!   └ IoQueue      one I/O queue: a nacre_bdev::Queue whose device is a remote namespace
 //!       └ CommandQueue   identifiers and outstanding commands over a HostTransport
 //! ```
 //!
-//! A transport is dialled through [`Dial`], again after every loss, with a delay between attempts
-//! and a limit on the whole ([`HostOptions`]). I/O in flight on a lost connection is sent again on
-//! the next one, in the order of its submission. It fails only when the limit is reached or the
-//! target fails it.
+//! [`Dial`] opens transport connections. After a loss the host reconnects, with a delay between
+//! attempts and a time limit ([`HostOptions`]). I/O in flight on a lost connection is sent again on
+//! the next one, in the order of submission. It fails only at the time limit, or if the target fails
+//! it.
 //!
-//! A controller with two transports ([`PathOptions`]) connects by the preferred one, by the other
-//! when that fails, and then probes the preferred one now and then with a controller of its own.
-//! When a probe succeeds, every queue completes its I/O in flight, and all queues move: nothing is
-//! lost and nothing is sent twice.
+//! A controller with two transports ([`PathOptions`]) connects over the preferred one, and over the
+//! fallback if that fails. It then probes the preferred transport from time to time, with a second
+//! controller. When a probe succeeds, all queues complete their I/O in flight and move to the
+//! preferred transport: no command is lost or sent twice.
 
 mod authentication;
 mod controller;

@@ -1,4 +1,5 @@
-//! A namespace as a host knows it.
+//! The attributes of a remote namespace, parsed from its Identify data, and the comparison of two
+//! namespaces by identity.
 
 use nacre_nvmf_wire::identify::descriptors;
 use nacre_nvmf_wire::identify::namespace::{Nsfeat, dlfeat};
@@ -8,14 +9,14 @@ use zerocopy::FromBytes;
 
 use super::options::HostError;
 
-/// A namespace as its controller describes it.
+/// A namespace as its Identify data describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceInfo {
     pub nsid: u32,
     pub blocks: u64,
     pub block_size: u32,
     pub uuid: Option<Uuid>,
-    /// All zero: none.
+    /// Zeroes: the namespace has none. The same holds for `eui64`.
     pub nguid: [u8; 16],
     pub eui64: [u8; 8],
     pub ana_group: u32,
@@ -24,9 +25,9 @@ pub struct NamespaceInfo {
     pub read_only: bool,
     /// Optimal I/O boundary in blocks; 0: none.
     pub optimal_boundary_blocks: u32,
-    /// Blocks written atomically even through a power failure.
+    /// Number of blocks that are written atomically even in case of a power failure.
     pub atomic_blocks: u32,
-    /// Blocks of the largest fused compare-and-write, if the controller has those.
+    /// Most blocks of a fused Compare and Write, if the controller supports it.
     pub compare_and_write_blocks: u32,
     /// Reservation capabilities ([`nacre_nvmf_wire::identify::namespace::Rescap`]).
     pub rescap: u8,
@@ -83,18 +84,19 @@ impl NamespaceInfo {
         Ok(())
     }
 
-    /// Whether it is the same namespace (on another path, or after a reconnect).
+    /// True if `other` is the same namespace, on another path or after a reconnect.
     pub fn same_identity(&self, other: &NamespaceInfo) -> bool {
         (self.uuid, self.nguid, self.eui64) == (other.uuid, other.nguid, other.eui64)
             && self.block_size == other.block_size
     }
 
-    /// Whether it can be known again: it has a UUID, an NGUID or an EUI-64.
+    /// True if the namespace has a UUID, an NGUID or an EUI-64.
     pub fn has_identity(&self) -> bool {
         self.uuid.is_some() || self.nguid != [0; 16] || self.eui64 != [0; 8]
     }
 
-    /// Why `found` is not this namespace, or cannot hold its data. It may have grown.
+    /// The reason why `found` is another namespace or is too small for this one's data. `None`: it is
+    /// the same, possibly larger.
     pub fn difference(&self, found: &NamespaceInfo) -> Option<String> {
         if self.block_size != found.block_size {
             let (was, is) = (self.block_size, found.block_size);
@@ -110,7 +112,7 @@ impl NamespaceInfo {
         (is < was).then(|| format!("it had {was} blocks, and has {is} now"))
     }
 
-    /// Its identifier, in words.
+    /// The identifier as text, for example `UUID …`.
     pub fn identity(&self) -> String {
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         match (self.uuid, self.nguid, self.eui64) {
@@ -122,8 +124,8 @@ impl NamespaceInfo {
     }
 }
 
-/// Blocks of a write that is atomic even across a power failure, wherever it begins; 1 with an
-/// atomic boundary, as no write across it is atomic.
+/// Blocks of a write that is atomic in case of a power failure at any start LBA (NAWUPF or AWUPF).
+/// 1 if the namespace has atomic boundaries, because a write across one is not atomic.
 fn atomic_blocks(identify: &IdentifyNamespace) -> u32 {
     let own = Nsfeat::from_bits_retain(identify.nsfeat).contains(Nsfeat::ATOMICITY);
     if own && identify.nabspf.get() == 0 {

@@ -1,4 +1,4 @@
-//! The options of a host, and its errors.
+//! The options and errors of a host, and the traits through which it opens connections.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use super::paths::PathOptions;
 use crate::auth::Reason;
 use crate::transport::{Closed, HostTransport, TransportType};
 
-/// A queue that is to be connected.
+/// The queue for which [`Dial`] opens a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
-    /// 0: the admin queue.
+    /// Queue identifier; 0: the admin queue.
     pub qid: u16,
     pub entries: u16,
-    /// The controller that an I/O queue is for; 0 for the admin queue.
+    /// The controller of an I/O queue; 0 for the admin queue.
     pub cntlid: u16,
-    /// `None`: the host has no choice of transports.
+    /// The transport to use; `None`: there is only one.
     pub transport: Option<TransportType>,
 }
 
-/// Makes transport connections for one controller.
+/// Opens transport connections to one controller.
 pub trait Dial {
-    /// Starts a connection for queue `qid`; it announces itself with
-    /// [`crate::transport::HostEvent::Ready`].
+    /// Starts a connection for queue `qid`. The event [`crate::transport::HostEvent::Ready`] reports
+    /// its success.
     fn dial(&mut self, qid: u16) -> std::io::Result<Box<dyn HostTransport>>;
 
-    /// The same, for transports that need to know more or where there are several.
+    /// Like [`Dial::dial`], with all parameters of the queue.
     fn dial_wanted(&mut self, wanted: &Wanted) -> std::io::Result<Box<dyn HostTransport>> {
         self.dial(wanted.qid)
     }
@@ -41,34 +41,33 @@ impl<F: FnMut(u16) -> std::io::Result<Box<dyn HostTransport>>> Dial for F {
     }
 }
 
-/// Makes transport connections to one controller, from any thread. Shared by all threads that
-/// connect queues to it.
+/// Creates [`Dial`]s for one controller. Shared by all threads that connect queues to it.
 pub trait Connector: Send + Sync {
-    /// Makes a dialer for one [`crate::host::Controller`] or [`crate::host::IoQueue`] of this
+    /// Creates the [`Dial`] of one [`crate::host::Controller`] or [`crate::host::IoQueue`] on this
     /// thread.
     fn dialer(&self) -> Box<dyn Dial>;
 
-    /// Buffers for this thread that every connection made here can use.
+    /// Creates buffers for this thread that all its connections can use (registered for RDMA).
     fn memory(&self, classes: &[ClassSpec]) -> std::io::Result<Pool> {
         Ok(Pool::heap(classes))
     }
 }
 
-/// The controller of a subsystem that a host requests (Base 6.3). A subsystem has dynamic
-/// controllers or static ones; the CNTLID of its discovery log entries says which.
+/// The controller that a host requests in Connect (Base 6.3). A subsystem has dynamic or static
+/// controllers, as the CNTLID of its discovery log entries shows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ControllerId {
-    /// One that is made for the association.
+    /// A new controller, which exists as long as the association.
     #[default]
     Dynamic,
-    /// Any static one that is free, and after a loss the same again, if that still is.
+    /// Any free static controller. After a loss, the same one if it is still free.
     AnyStatic,
-    /// This static one.
+    /// This static controller.
     Static(u16),
 }
 
 impl ControllerId {
-    /// CNTLID of the Connect.
+    /// The CNTLID of the Connect command.
     pub fn asked(self) -> u16 {
         match self {
             ControllerId::Dynamic => ConnectData::CNTLID_DYNAMIC,
@@ -78,7 +77,7 @@ impl ControllerId {
     }
 }
 
-/// How a host connects. The defaults are those of Linux, but for a quicker first reconnect.
+/// Options of a host. The defaults are those of Linux, except for a shorter first reconnect delay.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
     pub hostnqn: Nqn,
@@ -89,33 +88,34 @@ pub struct HostOptions {
     pub controller: ControllerId,
     /// Entries of each I/O queue; clamped to the controller's maximum.
     pub queue_entries: u16,
-    /// I/O queues wanted; the controller may grant fewer.
+    /// Requested number of I/O queues; the controller may grant fewer.
     pub io_queues: u16,
-    /// Keep-alive timeout; zero for none.
+    /// Keep-alive timeout (KATO); zero: disabled.
     pub keep_alive: Duration,
-    /// Turn submission queue flow control off, so that reads can end without a response capsule.
+    /// Disable submission queue flow control (Base 6.3), so that the target can complete reads
+    /// without a response capsule.
     pub disable_sq_flow_control: bool,
     /// Longest time to connect and enable, and then to read each namespace.
     pub connect_timeout: Duration,
     /// Longest time for an admin command.
     pub admin_timeout: Duration,
-    /// Longest time for an I/O command before its connection is given up.
+    /// Longest time for an I/O command; then its connection is closed.
     pub io_timeout: Duration,
-    /// First delay before connecting again; doubles with each failure up to `reconnect_delay_max`.
+    /// Delay before the first reconnect; doubles with each failure up to `reconnect_delay_max`.
     pub reconnect_delay: Duration,
     pub reconnect_delay_max: Duration,
-    /// How long to retry; `None`: without end. Zero: not at all.
+    /// How long to reconnect after a loss before the controller fails; zero: no reconnect, `None`:
+    /// no limit.
     pub loss_timeout: Option<Duration>,
-    /// While the association, or an I/O queue, has been away for longer, I/O ends with
-    /// [`nacre_bdev::Status::Gone`] at once; `None`: it waits as long as it is tried to connect.
+    /// How long I/O waits for a connection. Then it fails with [`nacre_bdev::Status::Gone`], and new
+    /// I/O fails immediately. `None`: I/O waits until the controller fails.
     pub fast_io_fail: Option<Duration>,
-    /// I/O that a target refuses because its namespace is inaccessible by this path (ANA) waits for
-    /// access, at most `fast_io_fail`. Otherwise it ends with [`nacre_bdev::Status::Gone`].
+    /// I/O to a namespace that is inaccessible on this path (ANA) waits for access, at most
+    /// `fast_io_fail`. If false, it fails with [`nacre_bdev::Status::Gone`].
     pub wait_for_access: bool,
-    /// The transports to choose from, and how; `None`: one, and `reconnect_delay`. With paths their
-    /// own delays count instead.
+    /// The two transports and their delays, which replace `reconnect_delay`. `None`: one transport.
     pub paths: Option<PathOptions>,
-    /// Keys of this host, and of the controller if that must prove itself, too.
+    /// Keys for DH-HMAC-CHAP: of this host, and of the controller for bidirectional authentication.
     pub authentication: Option<HostAuth>,
 }
 
@@ -144,21 +144,22 @@ impl HostOptions {
     }
 }
 
-/// Why a connection was not made, or was lost.
+/// The reason why a connection failed or was lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
     #[error("cannot connect: {0}")]
     Dial(String),
     #[error("{}", lost(.0))]
     Lost(Closed),
-    /// Over RDMA, Linux targets disconnect before their report of a wrong key arrives.
+    /// Lost during authentication. Over RDMA, Linux targets report a wrong key in this way, because
+    /// they disconnect before their message arrives.
     #[error("{}, during authentication", lost(.0))]
     LostInAuthentication(Closed),
     #[error("{step} was refused: {}", shown(*status, *fabrics))]
     Refused {
         step: &'static str,
         status: StatusCode,
-        /// A fabrics command, whose codes share numbers with those of other commands.
+        /// The status belongs to a fabrics command, which gives some codes another meaning.
         fabrics: bool,
     },
     #[error("connect was refused: invalid {parameter}")]
@@ -211,13 +212,13 @@ impl HostError {
         }
     }
 
-    /// Whether trying again is pointless: the target refused for good (DNR).
+    /// True if retries are useless: the target refused permanently (DNR).
     pub fn is_final(&self) -> bool {
         match self {
             HostError::Refused { status, .. } => status.dnr(),
             HostError::InvalidParameter { dnr, .. } => *dnr,
             HostError::KeyRequired | HostError::SecureChannelRequired => true,
-            // The same keys fail again.
+            // The same keys would fail again.
             HostError::Authentication(reason) => reason.is_final(),
             _ => false,
         }

@@ -1,4 +1,4 @@
-//! The choice between two transports to a controller, and when to try the better one again.
+//! Chooses between two transports to a controller, and decides when to probe the preferred one.
 //!
 //! ```text
 //!            its attempts are used up                 a probe succeeded
@@ -7,10 +7,9 @@
 //!     └──────────────────────────────────┘◀────────────────────────────────────┘
 //! ```
 //!
-//! Only decisions: the caller connects, reports each event with its time, and asks for the next
-//! step. A connection counts as good once it lasted [`PathOptions::settled`]; an earlier end is a
-//! failed attempt. So a network that carries handshakes and no data does not keep a host from its
-//! fallback.
+//! This is a pure state machine: the caller connects, reports each event with its time, and asks for
+//! the next step. A connection that ends before [`PathOptions::settled`] counts as a failed attempt.
+//! So a host uses its fallback in a network that carries handshakes but no data.
 
 use std::time::Duration;
 
@@ -18,28 +17,28 @@ use nacre_reactor::Nanos;
 
 use crate::transport::TransportType;
 
-/// Which transports, and with how much patience.
+/// The two transports, and the delays and limits of the choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathOptions {
     pub preferred: TransportType,
-    /// Used while the preferred one does not work; `None`: nothing else will do.
+    /// The transport to use while the preferred one does not work; `None`: only the preferred one.
     pub fallback: Option<TransportType>,
-    /// Consecutive attempts over one transport before the other has its turn. 0: retry the
-    /// preferred one without end, unless the target refuses it permanently.
+    /// Consecutive attempts over one transport before the other one is tried. 0: use the fallback
+    /// only if the target refuses the preferred transport permanently.
     pub connection_retries: u32,
     pub retry_delay: Duration,
     /// Time from a fallback to the first probe of the preferred transport; doubles with each failed
-    /// one, up to `reprobe_max`. Zero: no probes.
+    /// probe, up to `reprobe_max`. Zero: no probes.
     pub reprobe: Duration,
     pub reprobe_max: Duration,
-    /// A connection that lasted so long was good.
+    /// Time after which a connection counts as good.
     pub settled: Duration,
-    /// Why the preferred transport need not be tried at first, if so.
+    /// The reason to start with the fallback, if the preferred transport is known not to work.
     pub unusable: Option<String>,
 }
 
 impl PathOptions {
-    /// `preferred` with a fallback or without, and the usual patience.
+    /// The default delays and limits.
     pub fn new(preferred: TransportType, fallback: Option<TransportType>) -> PathOptions {
         PathOptions {
             preferred,
@@ -54,10 +53,10 @@ impl PathOptions {
     }
 }
 
-/// What became of a host's transports since it began.
+/// Counters of a host's transports since its start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PathCounts {
-    /// Attempts to connect that failed, and connections that broke before they were good.
+    /// Failed attempts to connect, including connections that ended before they counted as good.
     pub failed_attempts: u64,
     pub fallbacks: u64,
     pub returns: u64,
@@ -66,26 +65,27 @@ pub struct PathCounts {
     pub fallback_cause: Option<String>,
 }
 
-/// Delays between rounds over both transports grow to this.
+/// Longest delay between rounds over both transports.
 const ROUND_DELAY_MAX: Duration = Duration::from_secs(30);
 
-/// The state of the choice.
+/// The state machine of the choice.
 #[derive(Debug)]
 pub struct Paths {
     options: PathOptions,
     on_fallback: bool,
-    /// Attempts that failed in a row by the transport in use.
+    /// Consecutive failed attempts over the current transport.
     failures: u32,
     connected_at: Option<Nanos>,
-    /// Moved to the preferred transport because of a probe, and not connected by it yet.
+    /// The host has moved to the preferred transport after a probe, and the connection does not count
+    /// as good yet.
     on_trial: bool,
-    /// The fallback was counted, and the return was not yet.
+    /// A fallback was counted, and its return was not counted yet.
     fallen: bool,
-    /// Times that both transports were used up since the last connection.
+    /// Rounds in which both transports failed, since the last connection.
     rounds: u32,
     probe_at: Option<Nanos>,
     probe_delay: Duration,
-    /// The latest failures of the preferred transport and of the fallback, and whether they were
+    /// The latest failure of the preferred transport and of the fallback, and whether it is
     /// permanent.
     causes: [Option<(String, bool)>; 2],
     latest: Option<(TransportType, String)>,
@@ -123,7 +123,7 @@ impl Paths {
         &self.counts
     }
 
-    /// The transport to connect by now, or that is connected.
+    /// The transport that is connected, or that the next attempt uses.
     pub fn current(&self) -> TransportType {
         match self.options.fallback {
             Some(fallback) if self.on_fallback => fallback,
@@ -131,12 +131,12 @@ impl Paths {
         }
     }
 
-    /// Whether another transport may take over when the one in use does not work.
+    /// True if the other transport can be tried when the current one fails.
     pub fn can_fall_back(&self) -> bool {
         self.options.fallback.is_some() && !self.on_fallback
     }
 
-    /// Each transport has failed as often as it may, since there was a connection.
+    /// True if every transport has used up its attempts since the last connection.
     pub fn all_failed(&self) -> bool {
         let retries = self.options.connection_retries;
         match self.options.fallback {
@@ -145,7 +145,7 @@ impl Paths {
         }
     }
 
-    /// The latest failure of each transport that had one, in words.
+    /// The latest failure of each transport, as text.
     pub fn causes(&self) -> String {
         let kinds = [Some(self.options.preferred), self.options.fallback];
         let told = kinds.iter().zip(&self.causes);
@@ -156,16 +156,16 @@ impl Paths {
         told.collect::<Vec<_>>().join("; ")
     }
 
-    /// The latest attempt that failed.
+    /// The latest failed attempt: its transport and reason.
     pub fn latest_failure(&self) -> Option<&(TransportType, String)> {
         self.latest.as_ref()
     }
 
-    /// The controller is live by the current transport.
+    /// Records that the controller is live over the current transport.
     pub fn connected(&mut self, now: Nanos) {
         self.connected_at = Some(now);
         self.rounds = 0;
-        // A target accepted this host: an earlier refusal may no longer hold.
+        // The target accepted this host, so an earlier permanent refusal may no longer hold.
         for (_, for_good) in self.causes.iter_mut().flatten() {
             *for_good = false;
         }
@@ -180,8 +180,8 @@ impl Paths {
         }
     }
 
-    /// An attempt failed, or the connection was lost. The delay before the next attempt, by
-    /// [`Paths::current`]; `None`: the target has refused every transport for good.
+    /// Records a failed attempt or a lost connection. Returns the delay before the next attempt,
+    /// which uses [`Paths::current`]. `None`: the target has refused every transport permanently.
     pub fn failed(&mut self, why: &str, for_good: bool, now: Nanos) -> Option<Duration> {
         self.probe_at = None;
         let lasted = self.connected_at.take().map(|since| now.since(since));
@@ -223,7 +223,7 @@ impl Paths {
             return None;
         }
         if !self.on_fallback {
-            // One that connects and does not last is not to be gone back to that soon.
+            // Increase the delay of probes if the preferred transport connects but does not last.
             if lasted.is_some() {
                 self.slow_down();
             }
@@ -241,12 +241,13 @@ impl Paths {
         Some(delay.min(ROUND_DELAY_MAX.max(self.options.retry_delay)))
     }
 
-    /// When the preferred transport is to be probed; only while connected by the fallback.
+    /// The time of the next probe; `None` unless connected over the fallback.
     pub fn probe_at(&self) -> Option<Nanos> {
         self.probe_at
     }
 
-    /// Answers whether a probe is due; it is then under way until it failed or was moved to.
+    /// Returns true if a probe is due, and starts it. It ends with [`Paths::probe_failed`] or
+    /// [`Paths::returning`].
     pub fn take_probe(&mut self, now: Nanos) -> bool {
         let due = self.probe_at.is_some_and(|at| now >= at);
         if due {
@@ -264,7 +265,7 @@ impl Paths {
         self.probe_at = Some(now + self.probe_delay);
     }
 
-    /// The preferred transport is used from now on: a probe of it came through.
+    /// Changes to the preferred transport after a successful probe.
     pub fn returning(&mut self) {
         self.connected_at = None;
         self.probe_at = None;

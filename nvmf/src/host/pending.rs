@@ -1,4 +1,5 @@
-//! An I/O between its submission and its completion, and the commands that it becomes.
+//! One I/O between submission and completion: builds its NVMe command (two for a fused Compare and
+//! Write), and its completion. [`super::io::IoQueue`] has a table of them.
 
 use nacre_bdev::{Completion, Extents, Flags, Io, Op, Status, Token};
 use nacre_hugepages::{Buf, Pool};
@@ -12,33 +13,33 @@ use zerocopy::IntoBytes;
 
 use super::queue::{CommandQueue, Finished};
 
-/// Where an I/O is.
+/// The state of an I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Waiting,
-    /// Commands with the target: two for a compare-and-write.
+    /// The target has its commands: two for a compare-and-write.
     Sent {
         outstanding: u8,
     },
 }
 
-/// An I/O that was taken and not completed.
+/// An accepted I/O that is not completed.
 pub(super) struct Pending {
-    /// Its buffers stay in it, but for that of a read, which the transport has while it is sent.
+    /// The I/O with its buffers. While the target has a read, the transport has its buffer.
     io: Io,
-    /// The command's data where it is not one of the I/O's buffers: the I/O has two, or none.
+    /// The contiguous buffer of the command, if the I/O has several buffers or none.
     own: Option<Buf>,
     stage: Stage,
     status: StatusCode,
-    /// It was sent before, on a connection that is gone: it may have been carried out.
+    /// It was sent on a connection that was lost, so the target may have executed it.
     repeated: bool,
     pub resends: u8,
-    /// Counts up in the order of submission.
+    /// Sequence number in the order of submission.
     pub order: u64,
 }
 
 impl Pending {
-    /// `own`: see [`own_data`].
+    /// `own`: the result of [`own_data`].
     #[inline]
     pub fn new(io: Io, own: Option<Buf>, order: u64) -> Pending {
         Pending {
@@ -60,7 +61,7 @@ impl Pending {
         self.stage != Stage::Waiting
     }
 
-    /// How many commands it becomes.
+    /// Number of its commands: 1, or 2 for a compare-and-write.
     #[inline]
     pub fn commands(&self) -> usize {
         match self.io.op {
@@ -69,14 +70,15 @@ impl Pending {
         }
     }
 
-    /// Why it cannot be sent (again).
+    /// The status with which it must fail instead of being sent, for example because a repetition
+    /// could give another result.
     #[inline]
     pub fn refusal(&self) -> Option<Status> {
         let io = &self.io;
         match io.op {
-            // The transport lost the caller's buffer together with the connection.
+            // The caller's buffer was lost with the connection.
             Op::Read if io.data.is_empty() && self.own.is_none() => Some(Status::DeviceError),
-            // Executed twice, a copy onto part of itself has another result than once.
+            // A copy onto an overlapping range gives another result when executed twice.
             Op::Copy if self.repeated => {
                 let apart = io.lba.abs_diff(io.source_lba) >= u64::from(io.blocks);
                 (!apart).then_some(Status::DeviceError)
@@ -85,7 +87,7 @@ impl Pending {
         }
     }
 
-    /// Hands its commands to the queue, which has room for them.
+    /// Submits its commands. The queue must have enough free entries.
     #[inline]
     pub fn send(&mut self, queue: &mut CommandQueue, token: u64, nsid: u32, now: Nanos) {
         let io = &mut self.io;
@@ -109,7 +111,7 @@ impl Pending {
         self.status = StatusCode::SUCCESS;
     }
 
-    /// The buffer of a read, back from the transport.
+    /// Takes the buffer of a read back from the transport.
     #[inline]
     pub fn returned(&mut self, buf: Buf) {
         if self.io.data.is_empty() {
@@ -119,18 +121,19 @@ impl Pending {
         }
     }
 
-    /// Its connection is gone, or the transport damaged its data: it waits again.
+    /// Marks it as waiting after its connection was lost or its data were damaged.
     pub fn lost(&mut self) {
         self.repeated = true;
         self.stage = Stage::Waiting;
     }
 
-    /// The target has refused it without looking at it: it waits again.
+    /// Marks it as waiting and not executed, after the target refused it with an ANA status.
     pub fn refused(&mut self) {
         self.stage = Stage::Waiting;
     }
 
-    /// One of its commands came back. `None`: another is still outstanding.
+    /// Handles the completion of one of its commands. Returns the status of the I/O; `None`: the
+    /// other command is outstanding.
     #[inline]
     pub fn finished(&mut self, one: Finished) -> Option<StatusCode> {
         let Stage::Sent { outstanding } = &mut self.stage else {
@@ -151,7 +154,7 @@ impl Pending {
             }
             self.returned(buf);
         }
-        // The half of a fused pair that failed by itself has the reason.
+        // Of a fused pair, use the status of the command that failed first.
         let says_why = self.status.is_success()
             || self.status.code() == StatusCode::ABORTED_FAILED_FUSED && !status.is_success();
         if says_why {
@@ -160,7 +163,7 @@ impl Pending {
         last.then_some(self.status)
     }
 
-    /// Bytes of data that were copied for it, or are when it completes.
+    /// Bytes copied between its buffers and the command's buffer.
     #[inline]
     pub fn copied(&self) -> u64 {
         match (self.io.op, &self.own) {
@@ -169,12 +172,12 @@ impl Pending {
         }
     }
 
-    /// Its commands are all back: it is over, and its buffers are the caller's.
+    /// Builds the completion after all commands have completed, and returns the caller's buffers.
     #[inline]
     pub fn complete(&mut self, status: StatusCode) -> Completion {
         let mut status = bdev_status(status);
         if self.io.op == Op::CompareAndWrite && self.repeated && status == Status::Miscompare {
-            // The first attempt may have written: it is unknown whose data caused the mismatch.
+            // The first attempt may have written the blocks, so the mismatch proves nothing.
             status = Status::DeviceError;
         }
         if self.io.op == Op::Read
@@ -198,8 +201,9 @@ impl Pending {
     }
 }
 
-/// The data of a command that is not simply the I/O's only buffer. `Err` with [`Status::Retry`]: no
-/// buffer now. Any other status ends the I/O without a command.
+/// Allocates the command's buffer for an I/O whose data are not in exactly one buffer. `Ok(None)`:
+/// not needed. `Err` with [`Status::Retry`]: no buffer is free. Any other status ends the I/O
+/// without a command.
 #[inline]
 pub(super) fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
     let small = |bytes: &[u8]| {
@@ -208,9 +212,9 @@ pub(super) fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
         Ok(Some(buf))
     };
     match io.op {
-        // A command cannot say "none": its number of blocks is less one.
+        // A command cannot have zero blocks: NLB is 0's based.
         op if io.blocks == 0 && op != Op::Flush => Err(Status::Ok),
-        // We lend no memory.
+        // This queue lends no memory.
         Op::Read if io.data.is_empty() => Err(Status::Unsupported),
         Op::Read if io.data.len() > 1 => pool.acquire(io.data_len()).ok_or(Status::Retry).map(Some),
         Op::Write | Op::Compare if io.data.len() > 1 => {
@@ -223,10 +227,10 @@ pub(super) fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
     }
 }
 
-/// Blocks of one copy range: a 16-bit number, less one.
+/// Most blocks of one Copy source range (NLB: 16 bits, 0's based).
 const COPY_BLOCKS: u32 = 1 << 16;
 
-/// Copies into buffers without other handles.
+/// Copies `whole` into the buffers. Returns false if another handle shares one of them.
 fn scatter(whole: &Buf, parts: &mut Extents) -> bool {
     let mut rest: &[u8] = whole;
     for part in parts {
@@ -240,7 +244,7 @@ fn scatter(whole: &Buf, parts: &mut Extents) -> bool {
     true
 }
 
-/// The (first) command of an I/O.
+/// The command of an I/O; for a compare-and-write the Compare.
 #[inline]
 fn command(io: &Io, nsid: u32) -> Sqe {
     let fua = io.flags.contains(Flags::FUA);
@@ -296,7 +300,7 @@ fn command(io: &Io, nsid: u32) -> Sqe {
     }
 }
 
-/// The status of a bdev I/O for a target's status.
+/// Converts an NVMe status to the status of a bdev I/O.
 pub(super) fn bdev_status(status: StatusCode) -> Status {
     match status.code() {
         StatusCode::SUCCESS => Status::Ok,
@@ -321,7 +325,7 @@ pub(super) fn bdev_status(status: StatusCode) -> Status {
     }
 }
 
-/// Buffers of an I/O, contiguous as a command wants them.
+/// Copies the buffers of an I/O into one contiguous buffer. `None`: no buffer is free.
 fn gather(parts: &[Buf], pool: &Pool) -> Option<Buf> {
     let mut whole = pool.acquire(parts.iter().map(Buf::len).sum())?;
     let mut rest = whole.bytes_mut()?;

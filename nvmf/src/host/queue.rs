@@ -1,4 +1,5 @@
-//! Commands of one queue: identifiers, outstanding commands, and completions.
+//! One queue pair of the host: command identifiers, outstanding commands and their completions.
+//! [`super::Controller`] and [`super::IoQueue`] use it.
 
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::fabrics::AuthRequirements;
@@ -9,21 +10,21 @@ use super::authentication::{self, Transaction};
 use super::options::{HostError, HostOptions};
 use crate::transport::{Closed, HostCommand, HostEvent, HostTransport};
 
-/// A command that came back.
+/// The completion of a command.
 #[derive(Debug)]
 pub struct Finished {
-    /// Token that the caller gave to [`CommandQueue::submit`].
+    /// The token from [`CommandQueue::submit`].
     pub token: u64,
     pub cqe: Cqe,
     pub read: Option<Buf>,
-    /// Bytes that arrived in `read`.
+    /// Number of bytes received in `read`.
     pub transferred: u32,
 }
 
 #[derive(Clone, Copy)]
 struct Slot {
     token: u64,
-    /// When it was submitted; `None`: free.
+    /// The time of submission; `None`: the slot is free.
     since: Option<Nanos>,
 }
 
@@ -39,17 +40,17 @@ pub struct CommandQueue {
     transaction: Option<Box<Transaction>>,
 }
 
-/// The token of the commands of authentication. No other command uses it.
+/// The token of authentication commands. No other command uses it.
 const AUTHENTICATION: u64 = FORGOTTEN - 1;
 
 /// The token of commands whose completions are dropped. No other command uses it.
 const FORGOTTEN: u64 = u64::MAX - 1000;
 
-/// Events taken from the transport in one poll.
+/// Most events of the transport per poll.
 const BATCH: usize = 256;
 
 impl CommandQueue {
-    /// A queue of `entries` entries, of which all but one can be in use (Base 3.3.1.4).
+    /// Creates a queue of `entries` entries, of which all but one can be in use (Base 3.3.1.4).
     pub fn new(transport: Box<dyn HostTransport>, entries: u16) -> CommandQueue {
         let usable = entries.saturating_sub(1).max(1);
         CommandQueue {
@@ -70,11 +71,12 @@ impl CommandQueue {
         }
     }
 
-    /// The transport's handshake is done.
+    /// True once the transport's handshake is complete.
     pub fn is_ready(&self) -> bool {
         self.ready
     }
 
+    /// The reason why the connection was closed; `None` while it is open.
     pub fn closed(&self) -> Option<&Closed> {
         self.closed.as_ref()
     }
@@ -83,7 +85,7 @@ impl CommandQueue {
         !self.free.is_empty()
     }
 
-    /// Commands that can be submitted now.
+    /// Number of commands that can be submitted now.
     pub fn room(&self) -> usize {
         self.free.len()
     }
@@ -92,10 +94,10 @@ impl CommandQueue {
         self.slots.len() - self.free.len()
     }
 
-    /// Sends a command; its identifier is filled in here. Answers the identifier.
+    /// Submits a command and returns its command identifier, which this function assigns.
     ///
     /// # Panics
-    /// When there is no room: ask [`CommandQueue::has_room`] first.
+    /// When the queue is full: check [`CommandQueue::has_room`] first.
     pub fn submit(
         &mut self,
         mut sqe: Sqe,
@@ -114,13 +116,13 @@ impl CommandQueue {
         cid
     }
 
-    /// Sends submitted commands without checking for completions.
+    /// Sends submitted commands without receiving completions.
     #[inline]
     pub fn flush(&mut self) {
         self.transport.flush();
     }
 
-    /// Sends and receives; gives each command that came back to `finished`. Answers how many.
+    /// Sends and receives. Calls `finished` for each completion. Returns their number.
     pub fn poll(&mut self, now: Nanos, mut finished: impl FnMut(Finished)) -> usize {
         if self.closed.is_some() {
             return 0;
@@ -167,18 +169,18 @@ impl CommandQueue {
         count
     }
 
-    /// When the oldest outstanding command was submitted.
+    /// The submission time of the oldest outstanding command.
     pub fn oldest(&self) -> Option<Nanos> {
         self.oldest_of(|_| true)
     }
 
-    /// When the oldest outstanding command whose token is `wanted` was submitted.
+    /// The submission time of the oldest outstanding command whose token is `wanted`.
     pub fn oldest_of(&self, wanted: impl Fn(u64) -> bool) -> Option<Nanos> {
         let slots = self.slots.iter().filter(|slot| wanted(slot.token));
         slots.filter_map(|slot| slot.since).min()
     }
 
-    /// Completions of outstanding commands with this token are dropped.
+    /// Drops the completions of the outstanding commands with this token.
     pub fn forget(&mut self, token: u64) {
         for slot in &mut self.slots {
             if slot.token == token && slot.since.is_some() {
@@ -187,7 +189,7 @@ impl CommandQueue {
         }
     }
 
-    /// Begins the authentication of queue `qid` after its Connect. False: none is needed.
+    /// Starts the authentication of queue `qid` after Connect. Returns false if none is needed.
     pub fn begin_authentication(
         &mut self,
         options: &HostOptions,
@@ -199,7 +201,7 @@ impl CommandQueue {
         Ok(self.transaction.is_some())
     }
 
-    /// Goes on with the authentication. `Some`: it is over.
+    /// Drives the authentication. `Some`: its result.
     pub fn authenticate(&mut self, pool: &Pool, now: Nanos) -> Option<Result<(), HostError>> {
         let mut transaction = self.transaction.take()?;
         let result = transaction.drive(self, pool, AUTHENTICATION, now);

@@ -1,4 +1,4 @@
-//! The steps that bring a controller up, and the command of each.
+//! The steps from connecting a controller to its live state, and the command of each step.
 
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::commands::admin::{GetLogPage, Identify, SetFeatures};
@@ -15,18 +15,18 @@ use zerocopy::IntoBytes;
 
 use super::options::HostOptions;
 
-/// Entries of the admin queue, as Linux hosts ask for.
+/// Entries of the admin queue, the same as Linux hosts request.
 pub const ADMIN_ENTRIES: u16 = 32;
-/// Identify data, and the changed namespace list.
+/// Bytes of Identify data structures and of the Changed Namespace List.
 pub const PAGE: usize = 4096;
 
-/// The purpose of the controller's own command in flight.
+/// A step of the controller, with at most one command in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Waiting for the transport.
+    /// Waits for the transport's handshake.
     Dialling,
     Connect,
-    /// It has commands of its own ([`super::authentication::Transaction`]).
+    /// [`super::authentication::Transaction`] sends the commands of this step.
     Authenticate,
     ReadCap,
     Enable,
@@ -35,14 +35,14 @@ pub enum Step {
     IdentifyNvm,
     NumberOfQueues,
     ConfigureEvents,
-    /// Active namespaces above this one.
+    /// Identify, CNS 02h: active namespaces above this NSID.
     ListNamespaces(u32),
     IdentifyNamespace(u32),
     DescribeNamespace(u32),
     ReadChangedList,
-    /// The ANA log from this byte on.
+    /// Get Log Page: the ANA log from this byte offset.
     ReadAccess(u32),
-    /// Nothing of its own to do.
+    /// Live, without a command of its own.
     Idle,
     ShutDown,
     WaitShutDown,
@@ -72,7 +72,7 @@ impl Step {
         }
     }
 
-    /// Whether its command is a fabrics command, whose status codes have meanings of their own.
+    /// True if its command is a fabrics command, which gives some status codes another meaning.
     pub fn is_fabrics(self) -> bool {
         matches!(
             self,
@@ -86,8 +86,8 @@ impl Step {
         )
     }
 
-    /// True for the steps that read the namespaces one by one: together they take time in
-    /// proportion to their number.
+    /// True for the steps that read namespaces one by one. Their total time depends on the number of
+    /// namespaces.
     pub fn is_listing(self) -> bool {
         matches!(
             self,
@@ -98,7 +98,7 @@ impl Step {
         )
     }
 
-    /// Whether there is a command to send.
+    /// True if the step has a command to send.
     pub fn has_command(self) -> bool {
         !matches!(self, Step::Dialling | Step::Authenticate | Step::Idle)
     }
@@ -107,8 +107,7 @@ impl Step {
         matches!(self, Step::ShutDown | Step::WaitShutDown)
     }
 
-    /// The command with its buffer. It depends on the requested controller, and later on the
-    /// controller's events. `None`: there is none, or no buffer for it now.
+    /// The step's command with its data buffer. `None`: the step has none, or no buffer is free.
     pub fn command(
         self,
         options: &HostOptions,
@@ -178,7 +177,7 @@ impl Step {
     }
 }
 
-/// Connect for queue `qid` with its 1024 bytes of data. `None`: no buffer.
+/// The Connect command for queue `qid` with its 1024 bytes of data. `None`: no buffer is free.
 pub fn connect(
     options: &HostOptions,
     pool: &Pool,

@@ -118,7 +118,7 @@ impl QueuePair {
         (self.stage != Stage::Ending).then(|| self.seal(cqe))
     }
 
-    /// Keeps what went wrong for the error information log (Base 5.1.12.1.2).
+    /// Adds an entry to the error information log (Base 5.16.1.2).
     #[cold]
     fn note_error(&self, sqe: &Sqe, lba: u64, status: StatusCode) {
         let Some(association) = &self.association else {

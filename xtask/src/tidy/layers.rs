@@ -48,9 +48,7 @@ pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
             format!("{place}/src: modules import each other: {cycle}; move the shared names down")
         }));
         findings.extend(allowed.difference(&found).map(|cycle| {
-            format!(
-                "{place}/src: the cycle {cycle} has changed: correct xtask/src/tidy/layers.rs"
-            )
+            format!("{place}/src: the cycle {cycle} has changed: correct xtask/src/tidy/layers.rs")
         }));
     }
     Ok(findings)
@@ -141,7 +139,13 @@ fn cycles(imports: &Imports) -> Vec<Vec<String>> {
             continue;
         }
         let back = |other: &&&String| reached.get(**other).is_some_and(|r| r.contains(module));
-        cycles.push(reachable.iter().filter(back).map(|r| (*r).clone()).collect());
+        cycles.push(
+            reachable
+                .iter()
+                .filter(back)
+                .map(|r| (*r).clone())
+                .collect(),
+        );
     }
     cycles
 }

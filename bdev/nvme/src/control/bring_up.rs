@@ -1,4 +1,5 @@
-//! Controller bring-up from reset to ready: registers, admin queue, Identify, features.
+//! Initialises a controller (Base 3.5.1): disables it, configures and enables it, and reads its
+//! Identify data and features.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,8 +89,8 @@ impl Facts {
 }
 
 impl Controller {
-    /// Resets the controller, whatever its state, and makes it ready for I/O queues. Once this
-    /// returns [`Ok`], no earlier command reaches memory.
+    /// Resets and initialises the controller, from any state. After success, no command from before
+    /// the reset accesses memory.
     pub(super) async fn bring_up(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -157,8 +158,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes the controller to CSTS.RDY 0. A controller that does not reach it is reset through its
-    /// function.
+    /// Clears CC.EN and waits for CSTS.RDY 0. If the controller does not reach it, resets the function.
     pub(super) async fn disable(
         &self,
         core: &CoreHandle,
@@ -169,7 +169,8 @@ impl Controller {
         let csts = Csts(function.read32(offset::CSTS));
         if cc.is_enabled() {
             if !csts.is_ready() && !csts.is_fatal() {
-                // Base 3.5.1 forbids disabling before it is ready. It may never become ready.
+                // Base 3.5.1 forbids clearing CC.EN before CSTS.RDY is 1. Ignore a timeout here: the
+                // controller may never become ready.
                 let _ = self.wait_ready(core, function, cap, 1).await;
             }
             function.write32(offset::CC, cc.with_en(0).with_shn(0).0);
@@ -253,7 +254,7 @@ impl Controller {
         let room = function.register_bytes().saturating_sub(offset::DOORBELLS) / (2 * stride);
         queues = queues.min(room.saturating_sub(1).min(0x7fff) as u16);
         let shadows = if self.options.shadow_doorbells && oacs.contains(Oacs::DOORBELL_BUFFER) {
-            self.offer_shadows(core, function).await?
+            self.configure_shadows(core, function).await?
         } else {
             None
         };
@@ -348,8 +349,8 @@ impl Controller {
         }
     }
 
-    /// Configures shadow doorbells, if the controller accepts them.
-    async fn offer_shadows(
+    /// Configures shadow doorbells (Doorbell Buffer Config), if the controller accepts them.
+    async fn configure_shadows(
         &self,
         core: &CoreHandle,
         function: &Arc<dyn Function>,
@@ -415,7 +416,7 @@ impl Controller {
         page
     }
 
-    /// A cache whose state the controller does not report counts as enabled.
+    /// True if the volatile write cache is enabled, or if its state cannot be read.
     async fn is_cache_on(&self, core: &CoreHandle) -> bool {
         let sqe = GetFeatures::new(fid::VOLATILE_WRITE_CACHE).to_sqe(0, 0);
         match self.ask(core, sqe, &[], &mut []).await {

@@ -1,5 +1,5 @@
-//! Asynchronous events: each is reported, its log page is read (which enables the next event of its
-//! kind), and the page's contents are acted on.
+//! Handles asynchronous events: reports each event, and reads its log page, which clears the event so
+//! that the controller can send the next one of that type.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::controller::Controller;
 use crate::event::Event;
 use crate::link::count;
 
-/// Bytes of a page that are read to clear an event that nothing else is made of.
+/// Bytes to read of a log page whose contents are not used, to clear its event.
 const ENOUGH: usize = 512;
 
 impl Controller {
-    /// Keeps as many requests out as the controller takes.
+    /// Sends Asynchronous Event Requests up to the controller's limit (AERL).
     pub(super) fn request_events(&self) {
         let count = (u16::from(self.facts().aerl) + 1).min(EVENTS_MAX);
         self.admin.request_events(count);
@@ -52,7 +52,7 @@ impl Controller {
         match (event.event_type, event.log_page) {
             (event_type::SMART_HEALTH, _) => self.check_health(core).await,
             (event_type::NOTICE, lid::CHANGED_NAMESPACE_LIST) => {
-                // Read for its own sake: that makes room for the next event.
+                // Read the page only to clear the event.
                 self.clear(core, event.log_page, 4096).await;
                 let _one = self.lifecycle.lock().await;
                 if !self.is_live() {

@@ -1,4 +1,5 @@
-//! Reads the SMART log periodically and checks thresholds. Each alert is raised and cleared once.
+//! Reads the SMART / Health log periodically and compares it with thresholds. Each alert is reported
+//! once when it is raised and once when it is cleared.
 
 use std::sync::Arc;
 

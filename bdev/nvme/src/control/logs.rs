@@ -1,4 +1,4 @@
-//! Reads logs, and passes admin commands through.
+//! Reads the Error Information and Firmware Slot logs, and executes read-only admin commands of users.
 
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::identify::nsid;
@@ -63,7 +63,7 @@ impl Controller {
             AdminData::None => 0,
             AdminData::Read(bytes) => bytes,
         };
-        // The controller writes as much as the command says, even beyond the buffer.
+        // Check the length in the command: the controller would write beyond a shorter buffer.
         let writes = match opcode {
             opcode::IDENTIFY => PAGE,
             opcode::GET_LOG_PAGE => {

@@ -1,4 +1,5 @@
-//! The control of one controller: tasks of its home reactor.
+//! The management of one controller, as tasks on its home reactor: initialisation, admin commands,
+//! events, timeouts, resets and shutdown.
 //!
 //! ```text
 //! AdminPoller ─ completions ─▶ futures of admin commands, events
@@ -9,8 +10,8 @@
 //! handle ──▶ reset, detach, lose, take_back …                       (recover.rs, shut_down.rs)
 //! ```
 //!
-//! Every change of the controller's state holds `lifecycle`, one at a time. The tasks hold the
-//! controller and end when it is detached.
+//! The lock `lifecycle` serialises all changes of the controller's state. The tasks have references
+//! to the controller and end when it is detached.
 
 mod bring_up;
 mod events;
@@ -42,11 +43,11 @@ use crate::function::GONE;
 use crate::info::State;
 use crate::options::Options;
 
-/// How long a reactor that is about to sleep may leave an awaited completion without an interrupt.
+/// Longest sleep of a reactor while a caller waits for a completion and there are no interrupts.
 const AWAITED: Duration = Duration::from_micros(50);
-/// How often CSTS is read while an answer does not come.
+/// Interval at which CSTS is read while a command is outstanding.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long it may leave events that an interrupt announces, because interrupts may be lost.
+/// Longest sleep of a reactor with interrupts, because an interrupt may be lost.
 const INTERRUPTED: Duration = Duration::from_millis(500);
 
 impl Controller {
@@ -55,7 +56,7 @@ impl Controller {
         core: &CoreHandle,
     ) -> Result<(), AttachError> {
         let _one = self.lifecycle.lock().await;
-        // Before the first command, which it waits for.
+        // The poller must exist before the first command, whose completion it processes.
         self.add_poller(core)?;
         let brought = self.bring_up(core).await;
         let outcome = match brought {
@@ -146,7 +147,7 @@ impl Controller {
         }
     }
 
-    /// A controller that is absent or has failed answers nothing: no caller waits for it.
+    /// Fails the pending admin commands of a controller that was removed or has failed.
     fn look_after_admin(&self) {
         let csts = self.function().read32(offset::CSTS);
         if csts == GONE {
@@ -160,7 +161,7 @@ impl Controller {
         self.options.admin_timeout.max(Options::ADMIN_TIMEOUT_MIN)
     }
 
-    /// Has the admin queue polled; once more when the vector's descriptor is another.
+    /// Adds the poller of the admin queue. Call this again when the vector's descriptor has changed.
     pub(crate) fn add_poller(self: &Arc<Controller>, core: &CoreHandle) -> Result<(), AttachError> {
         self.remove_poller(core);
         let poller = AdminPoller {
@@ -181,7 +182,7 @@ impl Controller {
     }
 }
 
-/// Looks at the admin queue, every turn of an awake reactor.
+/// Polls the admin queue in every turn of the home reactor.
 struct AdminPoller {
     controller: Weak<Controller>,
     poll_admin: Duration,

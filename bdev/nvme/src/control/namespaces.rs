@@ -1,4 +1,4 @@
-//! Finds namespaces, their properties, and changes of them.
+//! Lists the namespaces of a controller, reads their Identify data, and reports changes.
 
 use std::sync::Arc;
 
@@ -129,7 +129,8 @@ impl Controller {
         Ok(nsids)
     }
 
-    /// Reads a namespace's properties, or why it is unusable. `None` if it does not exist.
+    /// Reads a namespace's properties. The error is the reason why it is unusable; `None`: it does not
+    /// exist.
     async fn look_at(
         &self,
         core: &CoreHandle,
@@ -322,8 +323,7 @@ fn describe(
     })
 }
 
-/// Blocks per source range, if a copy of `max_blocks` is possible with the number of ranges that
-/// fit.
+/// Blocks per source range of a Copy. `None` if a copy of `max_blocks` needs more ranges than fit.
 fn copy_limits(said: &IdentifyNamespace, max_blocks: u32, list_bytes: usize) -> Option<u32> {
     let range = u32::from(said.mssrl.get());
     let room = (list_bytes / nacre_nvmf_wire::commands::io::CopyRange0::SIZE) as u32;

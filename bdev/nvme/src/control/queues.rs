@@ -1,5 +1,5 @@
-//! I/O queue pairs: their identifiers, creation and deletion, during which owners stay off
-//! doorbells.
+//! Creates and deletes I/O queue pairs, and assigns their identifiers. Meanwhile the cores that own
+//! the queue pairs do not write doorbells.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,8 +17,7 @@ use crate::link::Link;
 use crate::phase::QueueState as Phase;
 use crate::ring::Rings;
 
-/// How often to check whether the owner of a queue pair is still at its doorbells: it stays only
-/// briefly.
+/// Interval of checks while waiting for the owner of a queue pair to stop writing doorbells.
 const MOMENT: Duration = Duration::from_micros(20);
 
 /// The existing queue pairs.
@@ -123,8 +122,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Has the controller delete a queue pair: afterwards it uses neither the rings nor the buffers
-    /// of their commands.
+    /// Deletes a queue pair. After success, the controller accesses neither its rings nor the buffers
+    /// of its commands.
     pub(super) async fn delete_queue(
         &self,
         core: &CoreHandle,
@@ -146,7 +145,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Keeps the owners of all queue pairs off their doorbells.
+    /// Waits until no owner of a queue pair writes doorbells, and prevents further writes.
     pub(super) async fn quiesce_all(&self, core: &CoreHandle) {
         let links = self.all_links();
         for link in &links {
@@ -168,7 +167,7 @@ impl Controller {
         }
     }
 
-    /// Ends all I/O in flight and waiting: the controller no longer accesses memory.
+    /// Ends all I/O in flight and waiting. The controller must be unable to access memory.
     pub(super) fn end_queues(&self) {
         for link in self.all_links() {
             link.made.store(false, Ordering::Relaxed);

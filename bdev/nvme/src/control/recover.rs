@@ -1,5 +1,4 @@
-//! Recovery: late commands, wrong completions, fatal errors, and drives that are removed and come
-//! back.
+//! Recovery: late commands, unexpected completions, fatal errors, and removed drives that return.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,17 +17,17 @@ use crate::link::{Link, Report, Want, count};
 use crate::options::ActionOnTimeout;
 use crate::phase::QueueState as Phase;
 
-/// How often CSTS is read.
+/// Interval at which CSTS is read.
 const WATCH: Duration = Duration::from_millis(250);
-/// How often a reset is tried, the later ones with the function reset first.
+/// Attempts of a reset. From the second one on, the function is reset first.
 const ATTEMPTS: u32 = 3;
-/// How long until it is tried again to stop a controller that nothing stops.
+/// Delay between attempts to stop a controller's memory accesses.
 const STOP_AGAIN: Duration = Duration::from_secs(1);
-/// An admin command that is part of the way out waits no longer than this.
+/// Time limit of the admin commands of a recovery.
 const HURRY: Duration = Duration::from_secs(5);
 
 impl Controller {
-    /// Does what owners of queue pairs ask for.
+    /// Handles the reports of queue pair owners.
     pub(super) async fn serve_reports(self: Arc<Self>, core: CoreHandle) {
         loop {
             self.news.notified().await;
@@ -140,7 +139,8 @@ impl Controller {
         self.admin_timeout().min(HURRY)
     }
 
-    /// A controller that does not answer on its admin queue is reset.
+    /// Handles the result of an admin command of the recovery: resets the controller if the command
+    /// did not complete.
     pub(super) async fn judge(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -183,7 +183,7 @@ impl Controller {
         drop(guard);
         if let Err(error) = &deleted {
             tracing::error!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not deleted");
-            // Buffers may be released only after the controller has demonstrably let go of them.
+            // Buffers may be released only when the controller cannot access them any more.
             let reset = self.reset_for(core, ResetReason::AdminFailed).await;
             if reset.is_err() && link.phase.state() != Phase::Gone {
                 return;
@@ -193,8 +193,7 @@ impl Controller {
         self.links.lock().remove(link.qid);
     }
 
-    /// Deletes a queue pair and creates it again: its commands end, and their owner sends them
-    /// again.
+    /// Deletes and recreates a queue pair, which ends its commands. Their owner sends them again.
     async fn reset_queue(self: &Arc<Self>, core: &CoreHandle, link: &Arc<Link>) {
         let guard = self.lifecycle.lock().await;
         if !self.is_live() {
@@ -215,9 +214,8 @@ impl Controller {
         self.make_queue(core, link).await
     }
 
-    /// Recreates an empty queue pair with or without interrupts. Creation fixes the behaviour of a
-    /// completion queue (Base 5.2.1, IEN), and nothing else masks its interrupts: INTMS is not for
-    /// MSI-X, whose table belongs to the kernel.
+    /// Recreates an empty queue pair with or without interrupts. Only Create I/O Completion Queue can
+    /// change that (IEN): INTMS does not apply to MSI-X, and the kernel owns the MSI-X table.
     async fn switch_asked(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -226,7 +224,7 @@ impl Controller {
         on: bool,
     ) {
         let guard = self.lifecycle.lock().await;
-        // If it was recreated meanwhile, its owner has begun to use that, and asks again.
+        // If the queue was recreated meanwhile, its owner has begun to use it and repeats the request.
         let current = link.phase.state() == Phase::Live(report.generation);
         if !current || !self.is_live() || link.deserted.load(Ordering::Acquire) {
             return;
@@ -246,8 +244,7 @@ impl Controller {
         }
     }
 
-    /// Resets the controller, and the function if that does not help. All commands in flight are
-    /// sent again.
+    /// Resets the controller, and the function if that fails. Commands in flight are sent again.
     pub(crate) async fn reset_for(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -300,7 +297,7 @@ impl Controller {
         Err(ControlError::Failed { reason })
     }
 
-    /// Brings the controller and its queues up again.
+    /// Initialises the controller and its queues again.
     async fn revive(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -314,8 +311,8 @@ impl Controller {
         let facts = self.bring_up(core).await?;
         *self.facts.lock() = Arc::new(facts);
         self.add_poller(core)?;
-        // Before commands are sent again: they must not reach a namespace that was formatted
-        // meanwhile, or is another.
+        // Read the namespaces before commands are sent again: they must not reach a namespace that
+        // was formatted or replaced.
         self.find_namespaces(core).await?;
         for link in self.all_links() {
             link.made.store(false, Ordering::Relaxed);
@@ -337,7 +334,7 @@ impl Controller {
         self.end_queues();
     }
 
-    /// Returns when the controller cannot reach memory any longer.
+    /// Stops the controller's memory accesses. Retries until that succeeds.
     pub(super) async fn stop_memory_access(&self, core: &CoreHandle) {
         loop {
             let function = self.function();
@@ -351,9 +348,9 @@ impl Controller {
         }
     }
 
-    /// Looks whether the controller is still there and well.
+    /// Checks periodically whether the controller is present and has no fatal error.
     pub(super) async fn watch(self: Arc<Self>, core: CoreHandle) {
-        let mut lies = 0;
+        let mut unmatched = 0;
         loop {
             let _ = core.timeout(WATCH, self.stop.notified()).await;
             if self.is_detached() {
@@ -364,21 +361,21 @@ impl Controller {
             }
             let function = self.function();
             let csts = function.read32(offset::CSTS);
-            let now = self.admin.lies();
+            let now = self.admin.unmatched();
             if is_gone(&*function) {
                 self.lose(&core).await;
             } else if Csts(csts).is_fatal() || !Csts(csts).is_ready() {
                 let _ = self.reset_for(&core, ResetReason::ControllerFatal).await;
-            } else if now != lies {
+            } else if now != unmatched {
                 let _ = self.reset_for(&core, ResetReason::ProtocolError).await;
             }
-            lies = now;
+            unmatched = now;
         }
     }
 
-    /// The drive is gone.
+    /// Handles the removal of the drive.
     pub(crate) async fn lose(self: &Arc<Self>, core: &CoreHandle) {
-        // Commands that wait for the drive must not delay this.
+        // End the pending admin commands first, so that they do not delay the removal.
         self.admin.close(ControlError::Gone);
         let _one = self.lifecycle.lock().await;
         if *self.state.lock() != State::Detached {
@@ -392,11 +389,11 @@ impl Controller {
         self.quiesce_all(core).await;
         self.stop_memory_access(core).await;
         self.end_queues();
-        // The drive can be removed and replaced only when no process has it open.
+        // The kernel completes the removal only when no process has the function open.
         self.function().release();
     }
 
-    /// The drive is there again, as this function perhaps.
+    /// Attaches a returned drive through `function`, if it is the same drive.
     pub(crate) async fn take_back(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -447,7 +444,7 @@ impl Controller {
                 found: facts.info.drive.serial.clone(),
             });
         }
-        // Before the first completion: unflushed data may be lost.
+        // Unflushed data may be lost: count that before the first completion.
         self.counters.losses.fetch_add(1, Ordering::AcqRel);
         *self.facts.lock() = Arc::new(facts);
         self.add_poller(core)?;
@@ -465,7 +462,7 @@ fn is_gone(function: &dyn Function) -> bool {
     function.read32(offset::CSTS) == GONE || !function.is_present()
 }
 
-/// Keeps a controller from memory, by whatever works.
+/// Stops a controller's memory accesses: disables bus mastering, or resets the function.
 fn stopped(function: &dyn Function) -> Result<(), crate::function::FunctionError> {
     if function.read32(offset::CSTS) != GONE {
         let cc = Cc(function.read32(offset::CC));
@@ -477,7 +474,7 @@ fn stopped(function: &dyn Function) -> Result<(), crate::function::FunctionError
     if function.reset().is_ok() {
         return Ok(());
     }
-    // A removed drive reaches no memory.
+    // A removed drive accesses no memory.
     if is_gone(function) {
         Ok(())
     } else {

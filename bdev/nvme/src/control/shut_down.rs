@@ -1,4 +1,5 @@
-//! The regular end: deletes the queues, notifies the controller of the power loss, and disables it.
+//! Detaches a controller: deletes the queues, shuts the controller down (CC.SHN, Base 3.6.1), and
+//! disables it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +31,7 @@ impl Controller {
         }
         self.quiesce_all(core).await;
         if before == State::Live {
-            self.admin.end_asking();
+            self.admin.reject_new();
             self.let_finish(core).await;
             self.delete_all(core).await;
             self.notify_shutdown(core).await;
@@ -43,7 +44,7 @@ impl Controller {
         self.stop_all(core).await;
     }
 
-    /// Lets go of everything; the state says that it is over already.
+    /// Releases all resources. The state is final already.
     pub(super) async fn stop_all(self: &Arc<Self>, core: &CoreHandle) {
         self.admin.close(ControlError::Detached);
         self.quiesce_all(core).await;
@@ -62,7 +63,7 @@ impl Controller {
         self.admin.news.notify_one();
     }
 
-    /// Admin commands of other callers complete before the shutdown starts.
+    /// Waits for the admin commands of other callers, at most for [`DELETE`].
     async fn let_finish(&self, core: &CoreHandle) {
         let deadline = core.now() + DELETE;
         while self.admin.is_awaited() && core.now() < deadline {

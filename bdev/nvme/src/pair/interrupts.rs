@@ -1,4 +1,5 @@
-//! Sleeping: interrupts cost a microsecond each, so they are on only while the core sleeps.
+//! Switches a queue pair between polling and interrupts. An interrupt costs about a microsecond, so
+//! interrupts are enabled only for a core that sleeps.
 //!
 //! ```text
 //! polled ── arm, with I/O in flight ─▶ drains ── empty ─▶ requested ── recreated ─▶ interrupts
@@ -60,7 +61,7 @@ impl Pair {
         }
     }
 
-    /// The queue was recreated, for this or another reason, or is gone: ends the switch.
+    /// Ends the switch, because the queue was recreated or is gone.
     pub(super) fn end_switching(&mut self) {
         if self.switch.to.take().is_some() {
             self.lanes.hungry -= 1;

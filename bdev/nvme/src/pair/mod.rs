@@ -1,4 +1,5 @@
-//! One core's queue pair, shared by all its queues to namespaces of one controller: the data path.
+//! The data path of the NVMe driver: one queue pair per core and controller, shared by the core's
+//! bdev queues to the namespaces of that controller.
 //!
 //! ```text
 //!   start ─▶ send_simple: SQE into the ring      nearly always
@@ -46,8 +47,8 @@ use crate::ring::{Answer, Head, Tail};
 const LOOK: Duration = Duration::from_millis(100);
 /// Sleep time when the core must poll again without a wake-up.
 const LOOK_SOON: Duration = Duration::from_micros(500);
-/// Time after which a controller with shadow doorbells, which completes none of its commands, gets
-/// register writes as well.
+/// Time without a completion after which the driver also writes the doorbell registers of a
+/// controller with shadow doorbells.
 const NUDGE: Duration = Duration::from_millis(10);
 /// Number of checks of the commands in flight per timeout.
 const TICKS: u32 = 8;
@@ -132,7 +133,7 @@ impl Pair {
         self.lanes.open(device, pool, self.slots.len())
     }
 
-    /// I/O in flight stays in its slots until the controller is done with it.
+    /// Closes a lane. Its I/O in flight stays in its slots until the controller has completed it.
     pub fn close_lane(&mut self, at: usize) {
         if !self.lanes.close(at) {
             return;
@@ -151,8 +152,8 @@ impl Pair {
         self.let_finish();
     }
 
-    /// Waits briefly for commands whose lane is closed. Usually the controller completes them, and
-    /// their buffers are free. A slower controller keeps them longer.
+    /// Waits briefly for the commands of a closed lane, so that their buffers are usually free
+    /// afterwards. A slow controller completes them later.
     fn let_finish(&mut self) {
         let left = |pair: &Pair| {
             let mut slots = pair.slots.iter();
@@ -176,7 +177,7 @@ impl Pair {
         self.lanes.count() > 0
     }
 
-    /// True while a slot holds buffers.
+    /// True while a command is in flight.
     pub fn holds(&self) -> bool {
         self.free.len() < self.slots.len()
     }

@@ -1,7 +1,8 @@
-//! The path to a namespace: the part of the ANA log that a host with one path needs.
+//! Reads the ANA log page (Base 5.16.1.13), which gives the access state of each namespace on this
+//! path.
 //!
-//! The host reads it after the namespaces, and whenever the target reports a change. The status of
-//! a command says whether the target executed it; the log says when to retry.
+//! The host reads it after the namespaces, and after each ANA change event. A command's status shows
+//! whether the target executed it; the log shows when a retry is useful.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +13,11 @@ use zerocopy::FromBytes;
 use super::Controller;
 use crate::host::step::{PAGE, Step};
 
-/// Most bytes of the log; bounds the requests that a target can cause.
+/// Most bytes of the log that are read, so that a target cannot cause endless requests.
 const MAX_LOG: usize = 64 << 10;
 
 impl Controller {
-    /// What follows when all namespaces are known.
+    /// The step after all namespaces were identified.
     pub(super) fn after_namespaces(&mut self) -> Step {
         self.scan.access_log.clear();
         if self.reports_access() {
@@ -32,7 +33,7 @@ impl Controller {
             .is_some_and(|i| Cmic::from_bits_retain(i.cmic).contains(Cmic::ANA_REPORTING))
     }
 
-    /// A part of the log. A page that does not hold all of it says so by its number of groups.
+    /// Handles a part of the log. The header's number of groups shows whether more follows.
     pub(super) fn take_access(&mut self, data: &[u8]) -> Step {
         self.scan.access_log.extend_from_slice(data);
         let whole = match AnaHeader::ref_from_prefix(&self.scan.access_log) {
@@ -50,7 +51,8 @@ impl Controller {
         Step::Idle
     }
 
-    /// Without the log every command says by itself how it is.
+    /// Handles a controller without the log: all namespaces count as accessible, and the status of
+    /// each command decides.
     pub(super) fn no_access(&mut self) -> Step {
         self.scan.access_log = Vec::new();
         self.scan.access = BTreeMap::new();
@@ -58,13 +60,13 @@ impl Controller {
     }
 }
 
-/// Returns the ANA state of each group, as far as the log can be read.
+/// The ANA state of each group that the data contain completely.
 fn states(log: &[u8]) -> BTreeMap<u32, AnaState> {
     let mut states = BTreeMap::new();
     for group in groups(log) {
         match group {
             Ok((group, _)) => {
-                // A state that is not known is no reason to wait.
+                // Do not wait because of an unknown state.
                 let state = group.state().unwrap_or(AnaState::Optimized);
                 states.insert(group.anagrpid.get(), state);
             }

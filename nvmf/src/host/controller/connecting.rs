@@ -1,4 +1,4 @@
-//! The beginning of an association: the connection, and the step after Connect.
+//! The start of an association: dials the admin queue, and chooses the step after Connect.
 
 use nacre_nvmf_wire::fabrics::AuthRequirements;
 
@@ -7,7 +7,7 @@ use crate::host::queue::CommandQueue;
 use crate::host::step::{ADMIN_ENTRIES, Step};
 use crate::transport::TransportType;
 
-/// Begins a connection for an admin queue.
+/// Starts the transport connection of an admin queue.
 pub(super) fn dial_admin(
     dial: &mut dyn Dial,
     transport: Option<TransportType>,
@@ -23,13 +23,13 @@ pub(super) fn dial_admin(
     Ok(CommandQueue::new(transport, ADMIN_ENTRIES))
 }
 
-/// The step that follows Connect: authentication, if either end wants it.
+/// The step after Connect: authentication, if either end requires it.
 pub(super) fn step_after_connect(
     queue: Option<&mut CommandQueue>,
     options: &HostOptions,
     required: AuthRequirements,
 ) -> Result<Step, HostError> {
-    // A queue that is lost meanwhile has no next step.
+    // The queue was lost in the meantime.
     let Some(queue) = queue else {
         return Ok(Step::ReadCap);
     };

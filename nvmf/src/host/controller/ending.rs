@@ -1,4 +1,4 @@
-//! The end of a connection: the state that is dropped with it, and the next step.
+//! The end of an association: cleans up, and schedules the next attempt or fails the controller.
 
 use nacre_reactor::Nanos;
 
@@ -6,7 +6,7 @@ use super::{Controller, ControllerState, EVENT};
 use crate::host::options::HostError;
 
 impl Controller {
-    /// The connection is unusable: drop it and wait, or give up.
+    /// Handles a lost connection: drops it, and waits for the next attempt or fails the controller.
     pub(super) fn lost(&mut self, error: HostError, now: Nanos) {
         if self.step.is_shutting_down() {
             return self.finish(ControllerState::Closed, error);
@@ -14,7 +14,7 @@ impl Controller {
         self.drop_connection(&error);
         let since = *self.lost_since.get_or_insert(now);
         let limit = self.options.loss_timeout;
-        // A reset is no loss: it connects once more even where a loss is final at once.
+        // A requested reset reconnects even with `loss_timeout` zero.
         let asked = error == HostError::Reset;
         let over = !asked && limit.is_some_and(|limit| now.since(since) >= limit);
         let for_good = error.is_final();
@@ -32,7 +32,7 @@ impl Controller {
         };
         let mut until = now + delay;
         if let Some(limit) = limit {
-            // The last attempt is when the time is up, not some delay after.
+            // Make the last attempt exactly at the time limit.
             until = until.min(since + limit);
         }
         self.attempts += 1;
@@ -47,7 +47,7 @@ impl Controller {
     }
 
     pub(super) fn drop_connection(&mut self, error: &HostError) {
-        // Count first: an I/O that completes over the next association finds the loss counted.
+        // Count the loss before the next association can complete an I/O.
         if self.link.generation().is_some() || std::mem::take(&mut self.in_transit) {
             self.link.count_loss();
         }

@@ -1,4 +1,5 @@
-//! Asynchronous events of the controller, and the work that they cause.
+//! Asynchronous events (Base 5.2): sends the request, queues events for the user, and marks the
+//! namespace list or the ANA log for reading.
 
 use std::collections::VecDeque;
 
@@ -9,15 +10,15 @@ use nacre_nvmf_wire::log::lid;
 use super::user_commands::MAX_TICKETS;
 
 pub(super) struct Events {
-    /// An event request is in flight.
+    /// An Asynchronous Event Request is in flight.
     is_requested: bool,
-    /// The controller takes event requests.
+    /// False after the controller has refused a request.
     are_supported: bool,
-    /// Events that arrived and that the user has not taken.
+    /// Events for the user, oldest first.
     unread: VecDeque<AsyncEvent>,
-    /// The list of changed namespaces is to be read.
+    /// The Changed Namespace List must be read.
     pub rescan: bool,
-    /// The ANA log is to be read.
+    /// The ANA log must be read.
     pub access_changed: bool,
 }
 
@@ -32,7 +33,7 @@ impl Events {
         }
     }
 
-    /// True if an event request is to be sent.
+    /// True if a request must be sent.
     pub fn wants_request(&self) -> bool {
         self.are_supported && !self.is_requested
     }
@@ -41,11 +42,11 @@ impl Events {
         self.is_requested = true;
     }
 
-    /// Handles the answer to an event request.
+    /// Handles the completion of a request.
     pub fn completed(&mut self, cqe: &Cqe) {
         self.is_requested = false;
         if !cqe.status().is_success() {
-            // Asked again at once it would say the same.
+            // Another request would fail in the same way.
             self.are_supported = false;
             return;
         }
@@ -57,7 +58,7 @@ impl Events {
         }
     }
 
-    /// The connection ended: its request and the work for its controller end with it.
+    /// Clears the request and the pending reads after the end of a connection.
     pub fn connection_lost(&mut self) {
         self.is_requested = false;
         self.are_supported = true;

@@ -1,17 +1,17 @@
-//! The host's view of the controller's keep-alive timer.
+//! Keep Alive (Base 3.9): when the next command is due, and when the controller last answered one.
 
 use std::time::Duration;
 
 use nacre_reactor::Nanos;
 
 pub(super) struct KeepAlive {
-    /// Start of the controller's keep-alive timer: it was enabled, or received a Keep Alive. Not
-    /// every controller counts other commands as signs of life.
+    /// Last start of the controller's timer: when it was enabled, or received a Keep Alive. Other
+    /// commands do not count, because only some controllers restart the timer for them.
     timer_from: Nanos,
     /// A Keep Alive is in flight.
     is_sent: bool,
     sent_at: Nanos,
-    /// When the latest keep-alive that was answered had been sent: the target was there then.
+    /// The submission time of the latest completed Keep Alive: the target was alive then.
     answered: Nanos,
 }
 
@@ -25,7 +25,7 @@ impl KeepAlive {
         }
     }
 
-    /// The controller is being enabled, which starts its timer.
+    /// Records that the controller is being enabled, which starts its timer.
     pub fn controller_enabled(&mut self, now: Nanos) {
         self.timer_from = now;
     }
@@ -57,7 +57,7 @@ impl KeepAlive {
         self.is_sent = false;
     }
 
-    /// True if the target answered a Keep Alive that was sent at `since` or later.
+    /// True if a Keep Alive that was sent at `since` or later has completed.
     pub fn is_answered_since(&self, since: Nanos) -> bool {
         self.answered >= since
     }

@@ -1,4 +1,5 @@
-//! Reads the attributes of the controller and of its namespaces, step by step.
+//! Parses the data of each step: Connect response, Identify data, namespace lists. The results go to
+//! the controller and to [`super::scan`].
 
 use crate::host::namespace::NamespaceInfo;
 use crate::host::options::{ControllerId, HostError};
@@ -12,12 +13,12 @@ use zerocopy::FromBytes;
 use super::{Controller, MAX_NAMESPACES, short};
 
 impl Controller {
-    /// CNTLID of the admin queue's Connect.
+    /// The CNTLID to request in the admin queue's Connect.
     pub(super) fn asked(&self) -> u16 {
         self.had.unwrap_or_else(|| self.options.controller.asked())
     }
 
-    /// Takes the answer to Connect. Returns the authentication that the target requires.
+    /// Handles the response to Connect. Returns the authentication that the target requires.
     pub(super) fn take_connect(&mut self, cqe: &Cqe) -> Result<AuthRequirements, HostError> {
         let ConnectResponse { cntlid, auth } = ConnectResponse::from_cqe(cqe);
         if cntlid >= 0xfff0 {
@@ -61,7 +62,7 @@ impl Controller {
             let what = format!("more than {MAX_NAMESPACES} namespaces");
             return Err(HostError::Misbehaved { what });
         }
-        // A full list may go on.
+        // After a full list, more entries may follow.
         Ok(if count == NamespaceList::MAX_ENTRIES {
             Step::ListNamespaces(last)
         } else {
@@ -76,7 +77,7 @@ impl Controller {
         self.scan.found.remove(&nsid);
         Ok(
             match NamespaceInfo::parse(nsid, data, self.link.state().acwu) {
-                // It went between the list and the question.
+                // The namespace was removed after it was listed.
                 Ok(info) if info.blocks == 0 => self.next_namespace(),
                 Ok(info) => {
                     self.scan.found.insert(nsid, info);
@@ -91,7 +92,8 @@ impl Controller {
         )
     }
 
-    /// Which namespaces to ask for again. The first entry says so when it is all of them.
+    /// Handles the Changed Namespace List. FFFFFFFFh as the first entry means: more namespaces
+    /// changed than the list holds, so all are read again.
     pub(super) fn take_changed(&mut self, data: &[u8]) -> Result<Step, HostError> {
         let (list, _) = NamespaceList::ref_from_prefix(data)
             .map_err(|_| short("changed namespace list", data))?;

@@ -1,13 +1,12 @@
-//! Return from the fallback transport to the preferred one while the fallback works.
+//! Moves a live controller from the fallback transport back to the preferred one.
 //!
 //! ```text
 //! probe due ─▶ Dialling ─▶ Connecting ─▶ Connected: queues and admin commands drain ─▶ taken over
 //!                 └────────────┴───────────┴─▶ probe failed: everything stays as it is
 //! ```
 //!
-//! The probe is an admin queue with a controller of its own, so that it meets the later conditions:
-//! a network that carries only handshakes, and a target that refuses this host there, fail the
-//! probe.
+//! The probe connects an admin queue of a second controller. So it also fails in a network that
+//! carries handshakes but no data, and at a target that refuses this host on this transport.
 
 use std::time::Duration;
 
@@ -23,12 +22,12 @@ use crate::host::queue::CommandQueue;
 use crate::host::step::Step;
 use crate::transport::TransportType;
 
-/// How often a probe is looked at by a core that would sleep.
+/// Interval at which a sleeping core polls the probe.
 pub(super) const LOOK: Duration = Duration::from_millis(1);
-/// Most time for commands in flight to complete.
+/// Longest time to wait for the commands in flight before the move.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// An admin queue by the preferred transport.
+/// The probe: an admin queue over the preferred transport.
 pub(super) struct Better {
     queue: CommandQueue,
     kind: TransportType,
@@ -40,7 +39,7 @@ pub(super) struct Better {
 enum Stage {
     Dialling,
     Connecting,
-    /// Waits until nothing is under way by the other transport.
+    /// Connected; waits until the other transport has no command in flight.
     Connected {
         response: ConnectResponse,
         since: Nanos,
@@ -48,12 +47,13 @@ enum Stage {
 }
 
 impl Controller {
-    /// Probes the preferred transport when that is due, and moves to it when it is there.
+    /// Starts a probe when one is due, drives it, and moves to the preferred transport if it
+    /// succeeds.
     pub(super) fn seek_better(&mut self, now: Nanos, did: &mut usize) {
         if !self.is_live() || self.step.is_shutting_down() {
             return;
         }
-        // A controller has one association at a time: a static one cannot have a second beside it.
+        // A static controller has one association at a time, so no probe can connect to it.
         if matches!(self.options.controller, ControllerId::Static(_)) {
             return;
         }
@@ -93,7 +93,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Answers whether the time has come to take it over.
+    /// Drives the probe. Returns true when the move can happen now.
     fn drive_better(&mut self, better: &mut Better, now: Nanos) -> Result<bool, HostError> {
         let mut answer: Option<Cqe> = None;
         better.queue.poll(now, |one| answer = Some(one.cqe));
@@ -128,7 +128,7 @@ impl Controller {
                 if self.is_drained(since) {
                     return Ok(true);
                 }
-                // The probe's controller is not kept alive meanwhile.
+                // No Keep Alive is sent to the probe's controller meanwhile.
                 let limit = match self.options.keep_alive / 2 {
                     Duration::ZERO => DRAIN,
                     half => DRAIN.min(half),
@@ -142,7 +142,7 @@ impl Controller {
         Ok(false)
     }
 
-    /// Nothing is under way that would have to be sent again, or could not be.
+    /// True when no command is in flight that would have to be sent again.
     fn is_drained(&self, since: Nanos) -> bool {
         let admin = |queue: &CommandQueue| queue.oldest_of(|token| token < EVENT || token == OWN);
         let answered =
@@ -153,9 +153,9 @@ impl Controller {
             && self.queue.as_ref().and_then(admin).is_none()
     }
 
-    /// True if the association over the fallback still has to prove that it is alive after the
-    /// probe's Connect. The proof shows that both reach the same target, which has lost nothing in
-    /// between.
+    /// True if the association over the fallback has not completed a Keep Alive after the probe's
+    /// Connect. Such a completion proves that the target did not restart before the probe, so it has
+    /// lost no data.
     pub(super) fn wants_answer(&self) -> bool {
         match self.better.as_ref().map(|better| better.stage) {
             Some(Stage::Connected { since, .. }) => !self.keep_alive.is_answered_since(since),
@@ -165,7 +165,7 @@ impl Controller {
 
     fn stay(&mut self, error: &HostError, now: Nanos) {
         if self.link.is_moving() {
-            // Its I/O queues have let go, and connect to it again.
+            // The I/O queues have closed their connections, and connect again.
             self.link.count_loss();
         }
         self.link.set_moving(false);
@@ -174,7 +174,7 @@ impl Controller {
         }
     }
 
-    /// The association over the fallback ends, and the probe's goes on in its place.
+    /// Replaces the association over the fallback by that of the probe.
     fn take_over(&mut self, better: Better, now: Nanos) {
         let Stage::Connected { response, .. } = better.stage else {
             return;
@@ -192,7 +192,7 @@ impl Controller {
         self.queue = Some(better.queue);
         self.state = ControllerState::Connecting;
         self.started = now;
-        // Its own transaction: the other association's proof is worth nothing here.
+        // The new association needs its own authentication.
         match step_after_connect(self.queue.as_mut(), &self.options, response.auth) {
             Ok(step) => self.enter(step, now),
             Err(error) => self.lost(error, now),
@@ -200,7 +200,7 @@ impl Controller {
     }
 }
 
-/// The controller that a Connect made.
+/// Parses the probe's Connect response.
 fn admitted(cqe: &Cqe) -> Result<ConnectResponse, HostError> {
     match cqe.status() {
         status if status.is_success() => Ok(ConnectResponse::from_cqe(cqe)),

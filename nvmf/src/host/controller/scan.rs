@@ -1,4 +1,4 @@
-//! The namespaces of the controller while they are being read, and their ANA states.
+//! The partial results of reading the controller's namespaces and ANA log.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,21 +6,21 @@ use nacre_nvmf_wire::log::ana::AnaState;
 
 use crate::host::namespace::NamespaceInfo;
 
-/// Results so far; [`super::Controller`] publishes them when the last step has ended.
+/// The results so far. [`super::Controller`] publishes them after the last step.
 #[derive(Default)]
 pub(super) struct NamespaceScan {
     pub found: BTreeMap<u32, NamespaceInfo>,
     pub to_identify: VecDeque<u32>,
-    /// The parts of the ANA log so far.
+    /// The ANA log up to the last part read.
     pub access_log: Vec<u8>,
-    /// The ANA states of the whole log, by group.
+    /// The ANA state of each group.
     pub access: BTreeMap<u32, AnaState>,
-    /// The namespaces are known, and only their ANA states are being read.
+    /// Only the ANA log is being read, not the namespaces.
     pub access_only: bool,
 }
 
 impl NamespaceScan {
-    /// Drops the namespaces found so far: the list is read from its start, or the connection ended.
+    /// Drops the namespaces found so far, before the list is read from its start.
     pub fn forget_namespaces(&mut self) {
         self.found.clear();
         self.to_identify.clear();

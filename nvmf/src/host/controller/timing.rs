@@ -1,4 +1,4 @@
-//! What takes too long, and how long a core may sleep.
+//! The time limits of a controller's commands and steps, and the time until which a core may sleep.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::{Controller, ControllerState, EVENT, KEEP_ALIVE, OWN, moving};
 use crate::host::options::HostError;
 use crate::host::paths::Paths;
 
-/// How often commands that take too long are looked for.
+/// Interval at which outstanding commands are checked against their time limits.
 const TIMEOUT_CHECK: Duration = Duration::from_millis(100);
 
 impl Controller {
@@ -27,8 +27,8 @@ impl Controller {
             return Ok(());
         };
         let over = |since: Option<Nanos>, limit| since.is_some_and(|s| now.since(s) > limit);
-        // An answer that takes as long as the target waits for us says that it is gone, whatever
-        // the network acknowledges.
+        // A target that does not answer within the keep-alive timeout counts as dead, even if the
+        // network still acknowledges packets.
         let limit = self.options.keep_alive;
         if over(queue.oldest_of(|token| token == KEEP_ALIVE), limit) {
             return late("keep alive", limit);
@@ -44,14 +44,14 @@ impl Controller {
         Ok(())
     }
 
-    /// Notifies the I/O queues when the association has been away for too long.
+    /// Notifies the I/O queues once there was no association for `fast_io_fail`.
     pub(super) fn check_away(&self, now: Nanos) {
         if self.away_at().is_some_and(|at| now >= at) {
             self.link.set_away(true);
         }
     }
 
-    /// When that is, if it has not been yet.
+    /// The time of that notification; `None` if it was sent or is not needed.
     fn away_at(&self) -> Option<Nanos> {
         let (since, limit) = (self.lost_since?, self.options.fast_io_fail?);
         (!self.is_live() && !self.link.is_away()).then(|| since + limit)
@@ -75,7 +75,7 @@ impl Controller {
         };
         if !self.step_sent && self.step.has_command() {
             return match self.step_at {
-                // For a buffer, or for room.
+                // The step waits for a buffer or for a free entry.
                 at if at <= now => Idle::Busy,
                 at => Idle::Until(at),
             };

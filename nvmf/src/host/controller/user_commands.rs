@@ -1,4 +1,4 @@
-//! The user's admin commands: waiting, sent, and answered ones.
+//! The user's admin commands: a queue of waiting commands, and their results by ticket.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,10 +8,10 @@ use nacre_nvmf_wire::Sqe;
 use super::AdminResult;
 use crate::host::options::HostError;
 
-/// Admin commands of the user that were taken and whose answers were not fetched.
+/// Most commands of the user whose results were not taken.
 pub(super) const MAX_TICKETS: usize = 256;
 
-/// A command that waits for room in the queue.
+/// A command that waits for a free entry of the admin queue.
 pub(super) struct UserCommand {
     pub ticket: u64,
     pub sqe: Sqe,
@@ -22,7 +22,7 @@ pub(super) struct UserCommand {
 pub(super) struct UserCommands {
     waiting: VecDeque<UserCommand>,
     next_ticket: u64,
-    /// Number of commands whose answers were not fetched.
+    /// Number of commands whose results were not taken.
     tickets: usize,
     results: BTreeMap<u64, Result<AdminResult, HostError>>,
 }
@@ -37,7 +37,8 @@ impl UserCommands {
         }
     }
 
-    /// Takes a command, or answers it with `error`. `None`: too many wait, or their answers do.
+    /// Adds a command and returns its ticket. With `error` the command fails immediately. `None`:
+    /// [`MAX_TICKETS`] results are pending.
     pub fn submit(
         &mut self,
         sqe: Sqe,
@@ -75,14 +76,14 @@ impl UserCommands {
         self.results.insert(ticket, result);
     }
 
-    /// Answers all waiting commands with `error`.
+    /// Fails all waiting commands with `error`.
     pub fn fail_waiting(&mut self, error: &HostError) {
         for command in std::mem::take(&mut self.waiting) {
             self.answer(command.ticket, Err(error.clone()));
         }
     }
 
-    /// The answer to a command, when it is there.
+    /// Removes and returns the result of a command; `None` until it has completed.
     pub fn take_result(&mut self, ticket: u64) -> Option<Result<AdminResult, HostError>> {
         let result = self.results.remove(&ticket)?;
         self.tickets -= 1;

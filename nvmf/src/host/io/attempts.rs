@@ -1,16 +1,16 @@
-//! Attempts to connect a queue.
+//! Counts the failed attempts to connect an I/O queue, and computes the delay before the next one.
 
 use std::time::Duration;
 
-/// Delay before a lost I/O queue is connected again while its controller lives; doubles up to
-/// [`RECONNECT_DELAY_MAX`] while that fails.
+/// Delay before a lost I/O queue of a live controller connects again. It doubles with each failure,
+/// up to [`RECONNECT_DELAY_MAX`].
 pub(super) const RECONNECT_DELAY: Duration = Duration::from_millis(20);
 const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(2);
 
-/// The attempts that failed since the last one that succeeded.
+/// The failed attempts since the last success.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// Starts again at zero when the association ends or another transport is used.
+    /// Reset to zero when the association ends or another transport is used.
     pub in_a_row: u32,
     pub last: Option<Failure>,
 }
@@ -22,7 +22,7 @@ pub(super) struct Failure {
 }
 
 impl Attempts {
-    /// Counts a failed attempt, and returns the time to wait before the next one.
+    /// Counts a failed attempt, and returns the delay before the next one.
     pub fn next_delay(&mut self) -> Duration {
         let delay = RECONNECT_DELAY * 2u32.saturating_pow(self.in_a_row.min(16));
         self.in_a_row += 1;

@@ -1,4 +1,4 @@
-//! The steps from the connection to the live queue: Connect and authentication.
+//! Brings an I/O queue from the transport connection to the live state: Connect, and authentication.
 
 use nacre_nvmf_wire::Cqe;
 use nacre_nvmf_wire::fabrics::ConnectResponse;
@@ -38,7 +38,7 @@ impl IoQueue {
         }
     }
 
-    /// Goes on with the authentication.
+    /// Drives the authentication.
     pub(super) fn authenticate(&mut self, now: Nanos) {
         let Some(queue) = &mut self.queue else { return };
         match queue.authenticate(&self.pool, now) {

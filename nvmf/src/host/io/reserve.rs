@@ -1,7 +1,8 @@
-//! Reservation commands of an I/O queue: one at a time, and sent once.
+//! Reservation commands of an I/O queue (Base 7.2 to 7.5): one at a time, and each sent at most once.
+//! Replicated volumes use them to fence a former holder.
 //!
-//! Unlike I/O, they are not sent again when their connection is lost: the state may have changed by
-//! then. The caller gets the failure, and begins with a report.
+//! Unlike I/O, these commands are not sent again after a lost connection, because the reservation may
+//! have changed in between. The caller gets the failure and reads a report first.
 
 use nacre_bdev::Status;
 use nacre_bdev::reservation::{Ask, Held, ReservationReport, Reserve};
@@ -19,15 +20,14 @@ use super::{IoQueue, Phase, RESERVE};
 use crate::host::pending::bdev_status;
 use crate::host::queue::Finished;
 
-/// Bytes of a report that are asked for: of many more registrants than there is reason for.
+/// Bytes of a Reservation Report: enough for many more registrants than a volume has.
 const REPORT_BYTES: usize = 4096;
 
-/// Reservation type: every registered host may write, and no other host. A host can end all other
-/// registrations at once without naming any of them (PRKEY of zero). The reservation outlives
-/// every registrant but the last.
+/// The reservation type: only registered hosts may write. A host can preempt all other registrants
+/// with one command (PRKEY 0). The reservation ends with its last registrant.
 const KIND: ReservationType = ReservationType::WriteExclusiveAllRegistrants;
 
-/// A request that was taken.
+/// A reservation request in progress.
 pub(super) struct Reserving {
     request: Reserve,
     sent: bool,
@@ -38,7 +38,7 @@ impl Reserving {
         self.sent
     }
 
-    /// It waits for nothing but a turn.
+    /// True when it can be sent in this turn.
     pub(super) fn may_be_sent(&self, live: bool) -> bool {
         !self.sent && live
     }
@@ -54,7 +54,7 @@ impl IoQueue {
         Ok(())
     }
 
-    /// Sends it as soon as there is a connection with room.
+    /// Sends the request if the queue is live and has a free entry.
     #[cold]
     pub(super) fn send_reserve(&mut self, now: Nanos) {
         let (Some(reserving), Some(queue), Phase::Live) =
@@ -70,7 +70,7 @@ impl IoQueue {
         });
         let ask = reserving.request.ask;
         let Some((sqe, data)) = command(ask, self.nsid, persists, &self.pool) else {
-            // With the next turn there may be a buffer.
+            // No buffer: retry in the next turn.
             return;
         };
         let (write, read) = match ask {
@@ -100,7 +100,8 @@ impl IoQueue {
         answer(outcome);
     }
 
-    /// Its connection is gone, or will not come.
+    /// Fails the request, because its connection was lost or cannot be made. `only_sent`: only if it
+    /// was sent.
     pub(super) fn end_reserve(&mut self, only_sent: bool) {
         if let Some(reserving) = self.reserving.take_if(|r| r.sent || !only_sent) {
             (reserving.request.answer)(Err(Status::Gone));
@@ -110,7 +111,7 @@ impl IoQueue {
 
 fn command(ask: Ask, nsid: u32, persists: bool, pool: &Pool) -> Option<(Sqe, Buf)> {
     let register = |action, current: u64, new: u64| {
-        // So that a target that restarts does not forget whom it is to keep out.
+        // Persist through power loss, so that the fence survives a restart of the target.
         let persist = match (action, persists) {
             (RegisterAction::Unregister, _) | (_, false) => PersistChange::Keep,
             (_, true) => PersistChange::Set,
@@ -130,7 +131,7 @@ fn command(ask: Ask, nsid: u32, persists: bool, pool: &Pool) -> Option<(Sqe, Buf
             ignore_existing_key: false,
             kind: KIND,
         };
-        // A key of zero to preempt: all others.
+        // PRKEY 0 preempts all other registrants.
         let (crkey, prkey) = (key.into(), 0.into());
         let data = AcquireData { crkey, prkey };
         small(what.to_sqe(0, nsid), data.as_bytes(), pool)

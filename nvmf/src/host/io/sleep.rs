@@ -1,4 +1,4 @@
-//! Sleeping: the moment at which a queue needs its core again.
+//! Computes the time until which a core may sleep without polling the queue.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ impl IoQueue {
     pub(super) fn arm_connection(&mut self, now: Nanos) -> Idle {
         let waits = !self.pending.is_empty();
         match (&mut self.queue, self.phase) {
-            // A controller that comes back, or fails, does not wake this core.
+            // A controller that reconnects or fails does not wake this core, so poll at intervals.
             (_, Phase::Down { retry_at }) => {
                 Idle::Until(retry_at.max(now + Duration::from_millis(1)))
             }

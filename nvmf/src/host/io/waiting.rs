@@ -1,4 +1,4 @@
-//! How long I/O waits for a connection, and for access to the namespace (ANA).
+//! Limits how long I/O waits for a connection, for the namespace, and for access to it (ANA).
 
 use std::time::Duration;
 
@@ -7,31 +7,33 @@ use nacre_reactor::Nanos;
 
 use super::{IoQueue, Phase};
 
-/// How long I/O that was refused for lack of access waits, unless the target reports a change.
+/// Delay before a retry of I/O that failed with an ANA status, unless the target reports a change.
 const ACCESS_RETRY: Duration = Duration::from_millis(200);
 
-/// Since when I/O waits, and for what.
+/// The start times of the current waits.
 #[derive(Default)]
 pub(super) struct Waits {
-    /// A live controller does not have the namespace.
+    /// The time since which a live controller lacks the namespace.
     pub missing_since: Option<Nanos>,
-    /// There is no connection, or no access.
+    /// The time since which there is no connection or no access.
     pub away_since: Option<Nanos>,
-    /// The namespace is inaccessible by this path: send nothing until then, or until that changes.
+    /// The namespace is inaccessible on this path. Send no I/O until this time or until a change of
+    /// the ANA state.
     pub no_access_until: Option<Nanos>,
 }
 
 impl IoQueue {
-    /// Something about the namespaces has changed while the queue is connected.
-    pub(super) fn look(&mut self, now: Nanos) {
+    /// Handles a change of the namespaces or of their ANA states.
+    pub(super) fn namespaces_changed(&mut self, now: Nanos) {
         self.version = self.link.version();
-        // Accessible again, perhaps: the next command finds out.
+        // The namespace may be accessible again: try the next command.
         self.waits.no_access_until = None;
         let found = self.link.namespace(self.nsid);
         if let (Some(known), Some(found)) = (&mut self.namespace, found) {
             match known.difference(&found) {
                 None => known.blocks = found.blocks,
-                // Not a command more goes there; the next attempt to connect says why.
+                // Disconnect: the namespace has another identity. The next attempt reports the
+                // difference.
                 Some(_) => {
                     self.disconnect(now);
                     self.fail_all();
@@ -40,7 +42,7 @@ impl IoQueue {
         }
     }
 
-    /// Ends I/O that has waited for long enough.
+    /// Fails I/O whose wait has reached its limit.
     pub(super) fn check_away(&mut self, now: Nanos) {
         if self.phase == Phase::Live && self.waits.no_access_until.is_some_and(|until| now >= until)
         {
@@ -61,13 +63,13 @@ impl IoQueue {
         }
     }
 
-    /// When [`IoQueue::check_away`] will end waiting I/O.
+    /// The time at which [`IoQueue::check_away`] will fail waiting I/O.
     pub(super) fn away_at(&self) -> Option<Nanos> {
         let (since, limit) = (self.waits.away_since?, self.options.fast_io_fail?);
         (!self.unsent.is_empty()).then(|| since + limit)
     }
 
-    /// Keeps an I/O that the target refused for want of access, if it is to wait.
+    /// Queues an I/O that failed with an ANA status for a retry. Returns false if it must fail.
     #[inline]
     pub(super) fn waits_for_access(&mut self, index: usize, status: StatusCode) -> bool {
         if ![StatusCode::ANA_INACCESSIBLE, StatusCode::ANA_TRANSITION].contains(&status.code()) {
@@ -77,7 +79,7 @@ impl IoQueue {
         if !self.options.wait_for_access || !self.may_wait() {
             return false;
         }
-        // It was not carried out: as if it had not been sent.
+        // The target did not execute it, so it counts as not sent.
         self.pending[index].refused();
         self.unsent.push_back(index);
         self.sort_unsent();
@@ -86,7 +88,7 @@ impl IoQueue {
         true
     }
 
-    /// Whether I/O that is refused for want of access is to wait (any longer).
+    /// True if I/O with an ANA status may wait for access.
     fn may_wait(&self) -> bool {
         let limit = self.options.fast_io_fail;
         let waited = self.waits.away_since.map(|since| self.now.since(since));

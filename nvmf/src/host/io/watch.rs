@@ -1,10 +1,10 @@
-//! The descriptor that wakes a core for a queue's connection.
+//! One descriptor that stays the same over all connections of a queue, to wake a sleeping core.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nacre_reactor::{EventSet, Interest};
 
-/// Has one descriptor for every connection that the queue ever has.
+/// An epoll set with the descriptor of the current connection.
 pub(super) struct Watch {
     set: EventSet,
     /// The connection's descriptor is in `set`.

@@ -1,5 +1,5 @@
-//! The choice in virtual time: a network of two transports that work or do not, and the machine's
-//! decisions.
+//! Tests of [`super::Paths`] in virtual time: each reports attempts of two transports that succeed or
+//! fail, and checks the decisions.
 
 use super::*;
 

@@ -105,10 +105,7 @@ impl SendRing {
         tag: u64,
         caps: QpCaps,
     ) -> Result<SendRing, NotRegistered> {
-        assert!(
-            messages.as_mut_ptr().is_some(),
-            "the ring owns its memory"
-        );
+        assert!(messages.as_mut_ptr().is_some(), "the ring owns its memory");
         // A power of two, so that slots stay distinct when the numbers wrap.
         let places = messages.len() as u32 / message_bytes;
         let places = 1 << places.checked_ilog2().expect("room for a message");
@@ -284,8 +281,7 @@ impl SendRing {
             let lost = (count - error.posted) as u32;
             self.next = self.next.wrapping_sub(lost);
             let (next, done) = (self.next, self.done);
-            let is_posted =
-                |sequence: u32| sequence.wrapping_sub(done) < next.wrapping_sub(done);
+            let is_posted = |sequence: u32| sequence.wrapping_sub(done) < next.wrapping_sub(done);
             self.buffers.retain(|buffer| is_posted(buffer.sequence));
             self.signals.retain(|signal| is_posted(signal.sequence));
         }

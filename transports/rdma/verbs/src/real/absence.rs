@@ -23,24 +23,16 @@ pub enum Absence {
     UverbsModule,
     /// The kernel has devices, but this process's `/dev` has no nodes for them. Usual cause: a
     /// container.
-    UverbsNode {
-        node: PathBuf,
-    },
+    UverbsNode { node: PathBuf },
     /// The node exists, but this process has no permission to open it.
-    UverbsDenied {
-        node: PathBuf,
-    },
+    UverbsDenied { node: PathBuf },
     /// The kernel has no RDMA device.
     NoDevice(NoDevice),
     /// The node of the user-space connection manager is missing: the module `rdma_ucm` is not
     /// loaded, or a container lacks the node.
-    RdmaCm {
-        node: PathBuf,
-    },
+    RdmaCm { node: PathBuf },
     /// The connection manager's node exists, but this process has no permission to open it.
-    RdmaCmDenied {
-        node: PathBuf,
-    },
+    RdmaCmDenied { node: PathBuf },
 }
 
 impl Absence {

@@ -142,11 +142,11 @@ fn compare(output: &str) {
     }
     let differing: Vec<_> = ours
         .lines()
-        .zip(said.lines())
+        .zip(output.lines())
         .filter(|(ours, theirs)| ours != theirs)
         .collect();
     assert!(differing.is_empty(), "(ours, rdma-core's): {differing:#?}");
-    assert_eq!(ours.lines().count(), said.lines().count());
+    assert_eq!(ours.lines().count(), output.lines().count());
 }
 
 /// Goal: no struct differs from the library's. Method: the table of rdma-core 44.
