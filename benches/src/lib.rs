@@ -1,7 +1,7 @@
-//! Yardsticks for Nacre's throughput and idle cost.
+//! The reference loads of `cargo xtask bench tcp`.
 //!
-//! [`limit`] measures bare sockets that move the same bytes, for `cargo xtask bench tcp`. [`idle`]
-//! holds idle connections, so that their cost can be measured.
+//! [`limit`] measures bare sockets that move the same bytes as Nacre. [`idle`] opens idle
+//! connections, whose cost in the daemon xtask measures.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The limit: two pinned threads that move the bytes of NVMe/TCP commands over loopback, and do
-//! nothing else.
+//! The upper limit for NVMe/TCP over loopback: two pinned threads that only move the bytes of
+//! commands through bare sockets.
 //!
 //! ```text
 //!          client (host)                          server (target)

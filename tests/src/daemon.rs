@@ -1,5 +1,5 @@
-//! The daemon as a process in a directory of its own: started, called, watched, killed and
-//! restarted.
+//! Runs `nacre serve` as a process in its own directory, for the end-to-end tests: starts, calls,
+//! observes, kills and restarts it.
 //!
 //! It reads no configuration of this machine or user, keeps its state in a temporary directory, and
 //! serves on one core without root or hugepages. Dropping [`Daemon`] kills it by its own process
@@ -46,14 +46,14 @@ impl Place {
         place.with("NACRE_NVMF_DISCOVERY_PORT", 0)
     }
 
-    /// Adds a setting as its environment variable.
+    /// Sets an environment variable of the daemon, for example a setting.
     pub fn with(mut self, variable: &str, value: impl ToString) -> Place {
         self.env.retain(|(name, _)| name != variable);
         self.env.push((variable.into(), value.to_string()));
         self
     }
 
-    /// Serves on this many cores; the default is one.
+    /// Sets the number of cores to serve on; the default is one.
     pub fn on_cores(mut self, cores: usize) -> Place {
         self.cores = cores;
         self

@@ -1,4 +1,5 @@
-//! A host in this process: a controller and I/O queues over real TCP, polled by the test's thread.
+//! An NVMe/TCP host in the test's process: a controller and I/O queues over real TCP, polled by the
+//! test's thread.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

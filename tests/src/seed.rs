@@ -1,4 +1,4 @@
-//! Seeded randomness: the same seed gives the same run, as far as the test controls it.
+//! Seeds of randomised tests: printed for a failing test, and replayed from an environment variable.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

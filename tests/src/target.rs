@@ -1,4 +1,5 @@
-//! A target in this process: one thread that polls a group, over real TCP on a loopback address.
+//! An NVMe/TCP target in the test's process: one thread that serves a subsystem on a loopback
+//! address.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

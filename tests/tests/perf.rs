@@ -1,4 +1,4 @@
-//! The library of `nacre perf`, with a target in the same process, over real TCP.
+//! Tests of the library behind `nacre perf`, with a target in the same process, over real TCP.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! The cost of a volume: 4 KiB I/O at depth 128 on a RAM disk through the layer, and on volumes of
-//! one and of two such disks, in one run. `cargo bench -p nacre-bdev-replica` prints nanoseconds
-//! per I/O, the median of several, and the rate as a fraction of the bare disk's.
+//! Measures the cost of a volume: 4 KiB I/O at depth 128 on a RAM disk, and on volumes of one and of
+//! two such disks. `cargo bench -p nacre-bdev-replica` prints nanoseconds per I/O, the median of
+//! several runs, and the rate as a fraction of the bare disk's.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

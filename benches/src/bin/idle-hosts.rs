@@ -1,5 +1,5 @@
-//! `idle-hosts`: opens a number of connections, prints `ready`, and holds them until stdin is
-//! closed.
+//! The program `idle-hosts` of `cargo xtask bench tcp`: opens a number of connections, prints
+//! `ready`, and closes them when stdin is closed.
 
 #![forbid(unsafe_code)]
 

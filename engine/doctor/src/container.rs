@@ -1,4 +1,4 @@
-//! Checks inside a container: devices, capabilities and network that it must have.
+//! The checks of `nacre doctor` inside a container: its device nodes, capabilities and network.
 
 use nacre_transport_rdma_link::{Access, NoDevice};
 
@@ -59,7 +59,7 @@ fn lock(system: &System) -> Finding {
     }
 }
 
-/// Published ports do not carry RDMA: a device belongs to a network namespace as a whole.
+/// RDMA does not work through published ports, because a device belongs to one network namespace.
 fn network(system: &System) -> Finding {
     const ID: &str = "container.network";
     let names = system.netdevs();

@@ -1,4 +1,5 @@
-//! Facts about an Ethernet interface, and reading them from the running machine.
+//! Reads the settings and counters of Ethernet interfaces from the running machine, for the RoCE
+//! checks.
 
 use std::time::{Duration, Instant};
 
@@ -9,39 +10,39 @@ use nacre_transport_rdma_link::lldp::{self, Neighbour};
 use nacre_transport_rdma_verbs::netdev::{LldpSocket, Statistics};
 use serde::Serialize;
 
-/// Facts about one interface.
+/// The settings and counters of one interface.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Facts {
     pub interface: String,
-    /// Its driver; `None` for devices without a bus device.
+    /// The driver; `None` for virtual interfaces.
     pub driver: Option<String>,
-    /// The settings, or why they cannot be read.
+    /// The DCB settings (PFC, ETS, DSCP). If `None`, `no_dcb` has the reason.
     pub dcb: Option<Dcb>,
     pub no_dcb: Option<String>,
     pub pause: Option<Pause>,
     pub before: Sample,
-    /// A second sample, if there was time for one.
+    /// A second sample; `None` without a waiting time.
     pub after: Option<Sample>,
     pub neighbour: Heard,
     pub ecn: Option<Ecn>,
     pub mtu: Option<u32>,
-    /// Megabits per second.
+    /// Link speed in Mb/s.
     pub speed: Option<u32>,
 }
 
-/// Counters at one moment.
+/// The counters of an interface at one time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Sample {
-    /// Since the first sample.
+    /// Seconds since the first sample.
     pub seconds: f64,
     pub counters: PriorityCounters,
-    /// Pause frames by priority as DCB counts them: received, sent.
+    /// DCB's counters of PFC frames by priority: received, and `sent`.
     pub received: Option<[u64; PRIORITIES]>,
     pub sent: Option<[u64; PRIORITIES]>,
 }
 
 impl Sample {
-    /// Pause frames received by a priority, by the driver's own counter first.
+    /// PFC frames received for a priority: the driver's counter, or DCB's if there is none.
     pub fn pauses_received(&self, priority: u8) -> Option<u64> {
         let at = usize::from(priority);
         self.counters.rx[at]
@@ -80,19 +81,19 @@ impl Heard {
     }
 }
 
-/// Congestion notification, as mlx5 shows it in sysfs.
+/// Congestion notification settings of mlx5 in sysfs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Ecn {
-    /// Notification point: marks are answered with a notification, by priority.
+    /// Notification point by priority: answers ECN marks with CNPs.
     pub notifies: [bool; PRIORITIES],
-    /// Reaction point: the sender becomes slower, by priority.
+    /// Reaction point by priority: reduces the rate on CNPs.
     pub reacts: [bool; PRIORITIES],
     pub cnp_dscp: Option<u8>,
     pub cnp_priority: Option<u8>,
 }
 
-/// Reads the facts of these interfaces. Listens to switches for `wait`, and reads the counters
-/// before and after that.
+/// Reads the settings of these interfaces. Receives LLDP frames for `wait`, and reads the counters
+/// before and after that time.
 pub fn gather(roots: &Roots, interfaces: &[String], wait: Duration) -> Vec<Facts> {
     let start = Instant::now();
     let mut all: Vec<Facts> = interfaces
@@ -102,7 +103,7 @@ pub fn gather(roots: &Roots, interfaces: &[String], wait: Duration) -> Vec<Facts
     if wait.is_zero() {
         return all;
     }
-    // One thread per interface: each waits for its own switch.
+    // One thread per interface, because each waits for LLDP frames.
     std::thread::scope(|scope| {
         let listeners: Vec<_> = interfaces
             .iter()
@@ -113,7 +114,7 @@ pub fn gather(roots: &Roots, interfaces: &[String], wait: Duration) -> Vec<Facts
             facts.neighbour = heard.unwrap_or(Heard::Unable("the listener ended".into()));
         }
     });
-    // A frame may have come early; rates need their time.
+    // Wait for the rest of the time even if a frame arrived early: the rates need it.
     std::thread::sleep(wait.saturating_sub(start.elapsed()));
     for facts in &mut all {
         let mut after = sample(&facts.interface, dcb::read(&facts.interface).ok().as_ref());

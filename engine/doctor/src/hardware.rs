@@ -1,4 +1,4 @@
-//! Checks of port counters, packet drops of interfaces, and access to disks.
+//! The checks of `nacre doctor` of RDMA port counters, of packet drops, and of io_uring.
 
 use nacre_transport_rdma_link::{CounterGroup, counters};
 
@@ -68,7 +68,7 @@ pub(crate) fn storage_netdevs(system: &System, scope: &Scope) -> Vec<String> {
     names
 }
 
-/// Drops since the interface came up: a few are harmless, one in ten thousand is not.
+/// Checks the dropped packets since the interface came up. Warns above one in ten thousand.
 pub fn drops(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.drops";
     const ONE_IN: u64 = 10_000;

@@ -1,4 +1,5 @@
-//! Checks of a Linux host that is to connect: modules, tools, RDMA device, route to the target.
+//! The checks of `nacre doctor --host` on a Linux host: kernel modules, nvme-cli, RDMA device, and
+//! the route to the target.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -188,8 +189,8 @@ fn route(system: &System, target: Target, findings: &mut Vec<Finding>) {
     findings.push(rdma_to(system, &interface.name, source).of(&subject));
 }
 
-/// Whether the kernel's RDMA host can use that route: it needs device, port and GID, but nothing of
-/// a process.
+/// Checks whether the kernel's RDMA host can use that route. It needs device, port and GID, but no
+/// device nodes or limits of a process.
 pub fn rdma_path(
     system: &System,
     netdev: &str,

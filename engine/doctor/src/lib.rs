@@ -5,9 +5,8 @@
 //!                                                               └──▶ Report
 //! ```
 //!
-//! A check reads only the [`System`], so that a test can simulate any machine. It reports only
-//! facts: an undecidable check is a SKIP with the reason. Questions to peers and devices go through
-//! its [`Probe`].
+//! A check reads only the [`System`], so that a test can simulate any machine, and contacts peers and
+//! devices only through its [`Probe`]. A check that cannot decide is a SKIP with the reason.
 
 #![forbid(unsafe_code)]
 
@@ -55,7 +54,7 @@ pub enum Status {
     Pass,
     /// Undecidable, or not applicable.
     Skip,
-    /// Works, but not well.
+    /// Works, but with a loss of performance or reliability.
     Warn,
     Fail,
 }
@@ -146,8 +145,8 @@ pub struct Scope {
     pub memory: u64,
     /// Number of 2 MiB pages for all of a daemon's memory; `None`: those for `memory`.
     pub pages: Option<u64>,
-    /// Memory that a running daemon already has, as text; `memory_is_short` is true if it could be
-    /// better.
+    /// The memory of a running daemon, as text. `memory_is_short`: it lacks huge pages or locked
+    /// memory.
     pub memory_had: Vec<String>,
     pub memory_is_short: bool,
     /// Bytes to move through each RDMA device. `None`: move no data.
@@ -157,13 +156,13 @@ pub struct Scope {
     pub queues: u64,
     /// Queue depth in commands; 0: the default of 128.
     pub queue_depth: u32,
-    /// Classes of traffic that the network should have.
+    /// The traffic classes that the network must be configured for.
     pub qos: Qos,
-    /// The byte that marks RDMA packets without `qos`: DSCP << 2.
+    /// The Type of Service byte of RDMA packets without `qos`: DSCP << 2.
     pub tos: u8,
     /// Interfaces to check for RoCE even without an RDMA device.
     pub qos_interfaces: Vec<String>,
-    /// How long to listen to switches and to measure pauses; 0: neither.
+    /// How long to receive LLDP frames and to measure PFC pauses; 0: neither.
     pub wait: Duration,
     /// Volumes that are being rebuilt: they fill the network, so more pauses are normal.
     pub rebuilds: u64,
@@ -245,7 +244,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     (Report::of(findings), facts)
 }
 
-/// The wanted marks of a daemon's packets, from its configuration.
+/// The DSCP marks of a daemon's packets, from its configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Marking {
     pub qos: Qos,

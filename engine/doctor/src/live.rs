@@ -1,4 +1,5 @@
-//! Checks that contact another machine over RDMA, or move data through a device.
+//! The checks of `nacre doctor` that contact another machine over RDMA, or transfer data through a
+//! device.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,9 +21,9 @@ use super::rdma::{reason_without_rdma, with_devices};
 use super::{Finding, Scope, System};
 use nacre_engine_values::size::bytes;
 
-/// Limit for a connection, and for an answer of the peer.
+/// Time limit for a connection, and for a reply of the peer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Soft-RoCE on a busy machine is slow; any data resets this limit.
+/// Time limit without progress: soft-RoCE on a busy machine is slow.
 const DATA_PATIENCE: Duration = Duration::from_secs(60);
 /// Messages of a ping-pong, and the size of each data transfer.
 const PINGS: u64 = 100;

@@ -1,4 +1,5 @@
-//! Checks of memory: the limit on locked memory, the effect of a fork, huge pages.
+//! The checks of `nacre doctor` of memory: RLIMIT_MEMLOCK, registered memory at a fork, and huge
+//! pages.
 
 use super::{Finding, Scope, System};
 use nacre_engine_values::size::bytes;
@@ -132,7 +133,7 @@ fn hugepages(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     });
 }
 
-/// How to reserve the huge pages that a daemon needs.
+/// The command that reserves the huge pages that a daemon needs.
 pub(super) fn reserve(scope: &Scope) -> String {
     let pages = scope.pages();
     format!("`nacre hugepages reserve 2MiB {pages}`, or `sysctl vm.nr_hugepages={pages}`")

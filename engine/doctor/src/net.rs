@@ -1,4 +1,5 @@
-//! Checks of the network: interfaces, MTU, packet filter, route to a peer.
+//! The checks of `nacre doctor` of the network: interfaces, MTU, packet filter, ARP, and the route to
+//! a peer.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -325,7 +326,7 @@ fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Route, echo, port, RDMA: in the order in which each depends on the previous one.
+/// Checks a peer: route, ICMP echo, TCP port, RDMA. Each step needs the previous one.
 fn peer(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.peer";
     let Some(peer) = scope.peer else {

@@ -1,5 +1,5 @@
-//! The NUMA nodes of network cards and disks: checks of the distance to the reactors' cores, and
-//! the nodes from which `[reactor] cores = "auto-numa"` takes them.
+//! The NUMA nodes of network cards and drives: the checks that the reactors' cores are on the same
+//! node, and the selection of cores for `[reactor] cores = "auto-numa"`.
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,8 @@ pub struct Placed {
     pub node: u32,
 }
 
-/// The network cards of these listeners, and this machine's NVMe drives. Without a listener that
-/// selects a card: all cards. Left out: devices without a node, as in most virtual machines.
+/// The network cards of these listeners, and this machine's NVMe drives. If no listener selects a
+/// card, all cards. Excludes devices without a NUMA node, as in most virtual machines.
 pub fn placed_devices(system: &System, listeners: &[String]) -> (Vec<Placed>, Vec<Placed>) {
     let scope = Scope {
         listeners: listeners.to_vec(),
@@ -50,8 +50,8 @@ fn nics(system: &System, scope: &Scope) -> Vec<(String, PathBuf)> {
     netdevs.flat_map(|name| cards_of(system, &name)).collect()
 }
 
-/// The card of an interface, or those below a bond, a bridge or a VLAN, of which each may be a bond
-/// in turn. An interface without any stands for itself.
+/// The cards below an interface: bonds, bridges and VLANs are resolved recursively. An interface
+/// without lower interfaces is its own card.
 fn cards_of(system: &System, netdev: &str) -> Vec<(String, PathBuf)> {
     /// VLAN on bridge on bond on card.
     const DEPTH: usize = 4;
@@ -80,8 +80,8 @@ fn cards_of(system: &System, netdev: &str) -> Vec<(String, PathBuf)> {
     cards
 }
 
-/// The kernel's NVMe controllers, each with its device's folder. Fabrics controllers are left out:
-/// their disks are not in this machine.
+/// The kernel's NVMe controllers on PCIe, each with its device's folder. Excludes fabrics
+/// controllers, whose drives are in other machines.
 fn disks(system: &System) -> Vec<(String, PathBuf)> {
     let class = system.roots.sys.join("class/nvme");
     let entries = std::fs::read_dir(&class).into_iter().flatten().flatten();

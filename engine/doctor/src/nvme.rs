@@ -1,5 +1,5 @@
-//! Check group `nvme`: the NVMe drives of this machine, and the requirements for driving them
-//! from userspace through VFIO (IOMMU, vfio-pci, locked memory).
+//! The checks of `nacre doctor` of NVMe drives: the drives of this machine, and the requirements of
+//! the user-space driver (IOMMU, vfio-pci, locked memory).
 
 use nacre_bdev_nvme_vfio::pci::{Drive, Driver, Iommu};
 

@@ -1,4 +1,4 @@
-//! Checks of RDMA: modules, devices, links, GIDs, drivers.
+//! The checks of `nacre doctor` of RDMA: kernel modules, devices, links, GIDs, drivers and firmware.
 
 use nacre_transport_rdma_link::{
     Access, Device, Firmware, GidKind, LinkLayer, ModuleState, NoDevice, NodeType, Port, Want,
@@ -28,8 +28,7 @@ pub fn modules(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
         .filter(|(_, _, state)| !state.is_there())
         .collect();
     let wanted = scope.rdma || !system.fabric.devices.is_empty();
-    // A container often sees neither the list of modules nor how they were loaded: its devices
-    // prove that they are.
+    // A container often has no list of the loaded modules. Its devices prove that they are loaded.
     let proven =
         system.environment.rdma_cm != Access::Absent && !system.environment.uverbs.is_empty();
     findings.push(if lacking.is_empty() || proven {

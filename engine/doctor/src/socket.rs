@@ -1,4 +1,4 @@
-//! Checks of the management socket: its file, and the roles of its users.
+//! The checks of `nacre doctor` of the management socket: its file, and the roles of its users.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! The machine as the checks see it: files below a root, and a few questions that only the running
-//! machine can answer.
+//! The input of all checks: the machine's files below a root, which tests replace, and a [`Probe`]
+//! for values that only the running machine has.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
@@ -28,22 +28,21 @@ pub struct Interface {
 /// A limit of this process; `None`: unlimited.
 pub type Limit = Option<u64>;
 
-/// Questions to the running machine.
+/// Queries and actions on the running machine. Tests replace it.
 pub trait Probe {
     /// The source address for this destination.
     fn source_for(&self, to: IpAddr) -> io::Result<IpAddr>;
-    /// Succeeds if something accepts connections there.
+    /// Opens a TCP connection. Succeeds if a server listens there.
     fn connect(&self, to: SocketAddr) -> io::Result<()>;
     /// The output of a program.
     fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String>;
     /// Sends ICMP echoes of `size` bytes in total with fragmentation forbidden.
     fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool>;
-    /// Devices to connect and move data with, or the missing part.
+    /// The RDMA devices, or the missing part.
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError>;
     /// The usable io_uring mode, or why it is unusable.
     fn io_uring(&self) -> Result<&'static str, String>;
-    /// The settings and counters of these interfaces, and their switches' LLDP frames within
-    /// `wait`.
+    /// The settings and counters of these interfaces, and the LLDP frames received within `wait`.
     fn ethernet(&self, interfaces: &[String], wait: Duration) -> Vec<ethernet::Facts>;
 }
 
@@ -138,7 +137,7 @@ fn environment(roots: &Roots) -> Environment {
 /// The machine that this program runs on.
 pub struct RealProbe;
 
-/// Limit for one network answer.
+/// Time limit for one reply of the network.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Probe for RealProbe {

@@ -1,5 +1,5 @@
-//! Files at paths given by the administrator: no foreign file is overwritten or mistaken for
-//! another.
+//! Tests of files at paths that the administrator gives: the daemon overwrites no foreign file and
+//! does not confuse two files.
 
 use nacre_tests::daemon::Place;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! A replica on a file system that is full.
+//! Tests of a replica on a full file system.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

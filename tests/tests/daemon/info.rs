@@ -1,4 +1,4 @@
-//! Information about a running daemon on the command line.
+//! Tests of the commands that show the state of a running daemon.
 
 use nacre_tests::daemon::Place;
 use serde_json::Value;

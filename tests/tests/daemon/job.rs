@@ -1,4 +1,5 @@
-//! The main job: a file served without any configuration, used, and unchanged after a restart.
+//! Tests the basic use: a file is served without a configuration, written by a host, and has the same
+//! data after a restart.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Blocks tagged with the write that they come from, and the set of values that each block may
-//! hold.
+//! The model of the verified load: each written block has a tag, and the ledger has the set of tags
+//! that each block may contain.
 
 use nacre_random::mix;
 

@@ -1,4 +1,4 @@
-//! The daemon as a whole: `nacre serve` as a process, hosts in this process, TCP between them.
+//! End-to-end tests: `nacre serve` as a process, hosts in the test's process, TCP between them.
 
 mod change;
 mod crash;

@@ -1,4 +1,4 @@
-//! Many connections, and many rounds of them.
+//! Tests with many connections at the same time, and with many successive connections.
 
 use std::net::SocketAddr;
 

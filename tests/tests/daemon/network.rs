@@ -1,4 +1,5 @@
-//! The configuration as hosts see it: addresses, discovery, refusals, and changes while connected.
+//! Tests of the configuration from the view of hosts: addresses, discovery, refusals, and changes
+//! while connected.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Peers that are not hosts: their input costs them their own connection and no other.
+//! Tests of peers that violate the protocol: the daemon closes their connection and no other.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! A daemon that re-exports a remote namespace of another daemon; either of them is killed.
+//! Tests of a daemon that exports a remote namespace of another daemon, while either is killed.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A saved configuration with volumes, loaded by an empty daemon.
+//! Tests that an empty daemon loads a saved configuration with volumes.
 
 use nacre_bdev::Status;
 use nacre_tests::daemon::{Daemon, Place, free_address};

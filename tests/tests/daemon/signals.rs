@@ -1,4 +1,4 @@
-//! Signals as the kernel, systemd, log rotation and careless scripts send them.
+//! Tests of the signals that the kernel, systemd, log rotation and scripts send.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! A configuration saved by SPDK.
+//! Tests that the daemon loads a configuration saved by SPDK.
 
 use std::time::{Duration, Instant};
 

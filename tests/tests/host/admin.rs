@@ -1,4 +1,4 @@
-//! Associations: how they connect, stay alive, are refused and end.
+//! Tests of associations: connect, keep-alive, refusals, and their end.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! Authentication of hosts and of the target: right, wrong and missing keys, in both directions,
-//! and after a loss.
+//! Tests of DH-HMAC-CHAP in both directions: right, wrong and missing keys, and after a loss.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Targets that break the rules: the host trusts nothing that they send.
+//! Tests of targets that violate the protocol: the host checks all data that they send.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,4 +1,4 @@
-//! I/O as a bdev queue does it: every operation, several queues, back-pressure.
+//! Tests of I/O through the host's bdev queues: every operation, several queues, full queues.
 
 use nacre_bdev::{Busy, Flags, Op, Queue, Status};
 

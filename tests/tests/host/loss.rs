@@ -1,4 +1,5 @@
-//! Connections that are lost under I/O: no I/O is lost, and none is applied twice.
+//! Tests of connections that are lost under I/O: no I/O is lost, and none is executed twice after
+//! its completion.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

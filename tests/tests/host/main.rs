@@ -1,5 +1,5 @@
-//! The host side against the target, in one thread and in virtual time: connecting, namespaces, and
-//! above all the handling of I/O when connections are lost.
+//! Tests of the host side against the target, in one thread and in virtual time: connecting,
+//! namespaces, and the handling of I/O when connections are lost.
 
 mod admin;
 mod authentication;

@@ -1,4 +1,4 @@
-//! Namespaces that are added, removed and changed while a host is connected.
+//! Tests of namespaces that are added, removed and changed while a host is connected.
 
 use std::sync::Arc;
 

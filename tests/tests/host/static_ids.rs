@@ -1,4 +1,4 @@
-//! Hosts of static controllers: the controller id that they request, initially and after a loss.
+//! Tests of the CNTLID that hosts of static controllers request, initially and after a loss.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

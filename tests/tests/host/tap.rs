@@ -1,4 +1,4 @@
-//! A RAM disk that records its requests and can be paused.
+//! A test device: a RAM disk that records its requests and can be paused.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

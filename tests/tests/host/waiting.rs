@@ -1,4 +1,5 @@
-//! I/O that cannot be executed now: how long it waits, and the guarantees afterwards.
+//! Tests of I/O that waits for a connection, a namespace or access: the time limits, and the
+//! guarantees afterwards.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! A target that can disappear and return, and hosts connected to it by loopback.
+//! Set-up for the tests: a target that can disappear and return, and hosts connected to it by the
+//! loopback transport.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

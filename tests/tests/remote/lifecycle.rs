@@ -1,4 +1,4 @@
-//! Connections, targets and namespaces that come and go under an attached controller.
+//! Tests of an attached controller whose connections, target and namespaces are lost and return.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! A remote namespace as a bdev: it passes the conformance suite over TCP and over (simulated)
-//! RDMA, and keeps its guarantees when connections, targets and namespaces come and go.
+//! Tests of remote bdevs: the conformance suite over TCP and over simulated RDMA, and the guarantees
+//! while connections, targets and namespaces are lost and return.
 
 mod conformance;
 mod lifecycle;

@@ -1,4 +1,4 @@
-//! Hosts that exclude each other from a remote namespace by reservations.
+//! Tests of hosts that exclude each other from a remote namespace with reservations.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

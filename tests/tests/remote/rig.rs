@@ -1,4 +1,4 @@
-//! An attached controller, driven by its own thread, and the use of its bdevs as by a core.
+//! Set-up for the tests: an attached controller that its own thread polls, and queues of its bdevs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! Zeroes on a target whose namespace does not deallocate, and rejects requests with the Deallocate
-//! bit.
+//! Tests of write zeroes on a target that rejects the Deallocate bit (DEAC).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! In steady state the driver's submit and poll allocate nothing. A counting allocator says so.
+//! Goal: in steady state, the NVMe driver's submit and poll allocate no memory. Method: a counting
+//! allocator.
 
 #[path = "driver/rig.rs"]
 #[allow(dead_code, reason = "made for more than is needed here")]

@@ -1,4 +1,4 @@
-//! The scheduled events of a run.
+//! The scheduled events of a simulation run, ordered by time.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A holder's path to a simulated disk.
+//! A holder's path to a simulated disk: the block device that the volume's code uses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

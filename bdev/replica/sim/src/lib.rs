@@ -1,9 +1,9 @@
-//! The simulator of replicated volumes: the shipped code, in one thread and in virtual time, on
-//! disks with all kinds of failures, with holders that stop at any step, under a load whose every
-//! completion is checked.
+//! The simulator of replicated volumes. It runs the shipped code in one thread and in virtual time,
+//! on failing disks, with holders that stop at any step. A checker verifies every completion of the
+//! load.
 //!
 //! ```text
-//!   World ── seed ──▶ what happens, when          everything below runs in its time
+//!   World ── seed ──▶ faults and their times      everything below runs in virtual time
 //!     ├ Holder (0..2)  a TestCore: control, lanes   crash, open again, two at once
 //!     │    └ Lane        the load                   every answer ──▶ Checker
 //!     ├ MemoryStore      slow, silent, unsure

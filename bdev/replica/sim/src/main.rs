@@ -1,4 +1,4 @@
-//! `cargo xtask simulate`: runs of the simulator, one seed after the other.
+//! The program of `cargo xtask simulate`: runs the simulator for one seed after the other.
 
 #![forbid(unsafe_code)]
 

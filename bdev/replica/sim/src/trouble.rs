@@ -1,4 +1,4 @@
-//! Draws faults from the seed; each run has some of them.
+//! Chooses the faults of a run from its seed, and applies each at its time.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The world of one run: its holders and disks, their turns, and its time.
+//! The state of one run: its holders and disks, the order of their turns, and virtual time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Registers, admin commands, and the detection of a driver's mistakes.
+//! Tests of the simulator's registers and admin commands, and of its detection of driver mistakes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Data pointers, I/O commands, and each fault of a single command.
+//! Tests of the simulator's data pointers and I/O commands, and of each injected fault.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! A host that writes its queues by hand, to test the simulator itself.
+//! A minimal host that writes submission queue entries itself, to test the simulator without the
+//! driver.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The simulated controller itself, by hand-written queues.
+//! Tests of the simulated controller without the driver.
 
 mod control;
 mod data;

@@ -1,4 +1,5 @@
-//! Attach and its failures, the properties of an attached drive, admin commands, and detach.
+//! Tests of attaching a drive and its failures, of its reported properties, of admin commands, and of
+//! detaching.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Seeded runs of every operation, on a drive that fails in every way, and is removed and put back.
-//! The core sleeps whenever it may. The oracle knows the possible contents of each block.
+//! Seeded runs with all operations and all faults, including removal and return of the drive, on a
+//! core that sleeps whenever it may. An oracle has the possible contents of each block.
 
 use std::collections::HashMap;
 use std::sync::Arc;

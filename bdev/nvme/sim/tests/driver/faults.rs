@@ -1,4 +1,4 @@
-//! Failures of single commands, and their results in the layers above.
+//! Tests of failed commands, and of the statuses that the layers above return for them.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Health: thresholds, events of the drive, and when each is reported.
+//! Tests of health monitoring: thresholds, events of the drive, and their reports.
 
 use std::time::Duration;
 

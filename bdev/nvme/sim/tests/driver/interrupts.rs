@@ -1,4 +1,4 @@
-//! When a queue interrupts, and the wake sources of a sleeping core.
+//! Tests of the switch between polling and interrupts, and of the wake sources of a sleeping core.
 
 use std::time::Duration;
 

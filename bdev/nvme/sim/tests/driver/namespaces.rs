@@ -1,4 +1,4 @@
-//! Several namespaces, which are added, changed and removed while the drive is in use.
+//! Tests with several namespaces, which are added, changed and removed while the drive is in use.
 
 use std::sync::Arc;
 use std::time::Duration;

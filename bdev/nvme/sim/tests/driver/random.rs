@@ -1,5 +1,5 @@
 //! Seeded runs: random I/O on a drive with late, missing and invalid completions, fatal failures
-//! and resets. The oracle knows the possible contents of each block.
+//! and resets. An oracle has the possible contents of each block.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A drive that is removed, with and without notice, and returns.
+//! Tests of drives that are removed, with and without notice, and return.
 
 use std::sync::Arc;
 use std::time::Duration;

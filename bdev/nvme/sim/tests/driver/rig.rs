@@ -1,5 +1,4 @@
-//! A simulated drive, the driver on a reactor without a thread, and virtual time, all controlled by
-//! one test.
+//! Set-up for the tests: a simulated drive and the driver on a [`TestCore`], in virtual time.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Commands of operators.
+//! Tests of the commands of an open volume ([`crate::Command`]).
 
 use std::sync::Arc;
 use std::time::Duration;

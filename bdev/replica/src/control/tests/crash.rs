@@ -1,4 +1,4 @@
-//! The holder dies, and the volume is opened again.
+//! Tests of a holder that crashes, and of the next opening of the volume.
 
 use std::sync::Arc;
 use std::time::Duration;

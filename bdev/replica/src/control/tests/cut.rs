@@ -1,4 +1,5 @@
-//! Replicas whose devices are truncated: they are not trusted afterwards, even if enlarged again.
+//! Tests of replicas whose devices are truncated: they are not trusted afterwards, even if enlarged
+//! again.
 
 use std::sync::Arc;
 use std::time::Duration;

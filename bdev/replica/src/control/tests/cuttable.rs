@@ -1,4 +1,4 @@
-//! A disk that loses its end, and gets it back with zeroes.
+//! A test device that can be truncated, and enlarged again with zeroes.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Replicas that other hosts can reach too: the holder excludes those hosts, and a previous holder
-//! stops.
+//! Tests of replicas that several hosts can access: the holder excludes the other hosts, and a
+//! previous holder stops.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! A disk that several hosts reach, with reservations as NVMe namespaces have: as far as volumes
-//! need them.
+//! A test device that several hosts share, with the part of NVMe reservations that volumes use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

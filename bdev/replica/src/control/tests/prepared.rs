@@ -1,4 +1,4 @@
-//! Volumes that serve hosts before they are open.
+//! Tests of prepared volumes, which are shown to hosts before they are open.
 
 use std::time::Duration;
 

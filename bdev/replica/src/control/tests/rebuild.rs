@@ -1,5 +1,4 @@
-//! A replica that is filled from the start, through failures of the daemon and of the source
-//! replica.
+//! Tests of a full resync through failures of the daemon and of the source replica.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Replacements that are interrupted between the promotion of the new replica and the removal of
-//! the old one.
+//! Tests of replacements that are interrupted between the promotion of the new replica and the
+//! removal of the old one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

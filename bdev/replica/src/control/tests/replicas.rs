@@ -1,4 +1,4 @@
-//! Replicas are added, fail, leave and return.
+//! Tests of replicas that are added, fail, leave and return.
 
 use std::sync::Arc;
 use std::time::Duration;

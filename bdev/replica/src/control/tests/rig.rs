@@ -1,4 +1,5 @@
-//! Disks that outlive the volume on them, and a world to open it in, again and again.
+//! Set-up for the tests: disks that outlive the volume on them, and a process in virtual time that
+//! opens the volume repeatedly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Behaviour while hosts use all buffers.
+//! Tests of a volume's management I/O while hosts use all buffers of the pool.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! I/O that replicas execute synchronously needs no request, and happens only where no other state
-//! matters.
+//! Tests of synchronous I/O: it needs no request, and is used only if no other state matters.
 
 use std::sync::atomic::Ordering;
 

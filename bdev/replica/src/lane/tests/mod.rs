@@ -1,5 +1,5 @@
-//! Each step of the data path alone, with the test as the control and as the devices; then lanes on
-//! real devices that fail and delay, against a model.
+//! Tests of the data path: single steps, with the test in place of the control and of the devices;
+//! and lanes on real devices with faults and delays, against a model.
 
 mod at_once;
 mod reads;

@@ -1,4 +1,4 @@
-//! Which replica is read, and the handling of a read that fails or is late.
+//! Tests of the choice of a replica for a read, and of reads that fail or are late.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,5 @@
-//! Lanes on real devices: the conformance suite, and two lanes on replicas that fail and delay,
-//! against a model, with a minimal control.
+//! Tests of lanes on real devices: the conformance suite, and two lanes on replicas with faults and
+//! delays, against a model and with a minimal control.
 
 use std::collections::HashMap;
 use std::sync::Arc;

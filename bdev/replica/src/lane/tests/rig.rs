@@ -1,5 +1,5 @@
-//! Lanes on devices that execute a test's script, one completion at a time. The test acts as the
-//! control.
+//! Set-up for the tests: a lane on devices that complete I/O when the test says so. The test acts as
+//! the control.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The preconditions of a write, and the replicas that get it.
+//! Tests of the preconditions of a write, and of the choice of the replicas that get it.
 
 use std::time::Duration;
 

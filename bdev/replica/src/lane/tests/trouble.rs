@@ -1,4 +1,4 @@
-//! Replicas that fail, are late, lose data, or return.
+//! Tests of replicas that fail, are late, lose data, or return.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Modes, holds, aborts, sleep, and the end of a lane.
+//! Tests of the volume's modes, of waiting and aborted requests, of sleep, and of closing a lane.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
