@@ -14,7 +14,7 @@ pub mod conformance;
 pub mod delay;
 pub mod device;
 pub mod fault;
-mod held;
+mod due_queue;
 mod immediate;
 pub mod io;
 pub mod layer;

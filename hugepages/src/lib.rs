@@ -49,7 +49,7 @@ mod pool;
 mod register;
 mod shared;
 mod system;
-mod taken;
+mod written;
 
 pub use arena::{Arena, ArenaReport, ArenaSlice, CarveError, register_all, register_all_in};
 pub use error::{ArenaError, ReserveError};

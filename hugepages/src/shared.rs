@@ -25,7 +25,7 @@ use crate::pages::{HugepagePolicy, PageKind, base_page_size};
 use crate::plan::{ArenaOptions, Purpose};
 use crate::register::{Piece, RegionInfo, RegisterError, RegisterHook};
 use crate::system::System;
-use crate::taken::Taken;
+use crate::written::Taken;
 
 /// Memory for RAM disks, used by several cores at once.
 ///

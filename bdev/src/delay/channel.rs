@@ -15,7 +15,7 @@ use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
 use super::{Delay, Latency};
-use crate::held::Held;
+use crate::due_queue::Held;
 use crate::io::{Extents, Io, Op, Status, Token};
 use crate::layer::ModuleQueue;
 use crate::pending::Pending;

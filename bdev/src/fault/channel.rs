@@ -19,7 +19,7 @@ use slab::Slab;
 
 use super::FaultDevice;
 use super::rules::{Action, Copy};
-use crate::held::Held;
+use crate::due_queue::Held;
 use crate::io::{Completion, Extents, Io, Op, Status, Token};
 use crate::layer::ModuleQueue;
 use crate::pending::Pending;

@@ -23,7 +23,7 @@ mod memory;
 mod opens;
 mod plan;
 #[cfg(test)]
-mod poor;
+mod limited;
 mod queue;
 #[cfg(test)]
 mod tests;

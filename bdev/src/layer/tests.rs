@@ -5,7 +5,7 @@ use nacre_reactor::{Idle, Nanos};
 use proptest::prelude::*;
 
 use super::plan::Plan;
-use super::poor::{BLOCK, BLOCKS, Poor};
+use super::limited::{BLOCK, BLOCKS, Poor};
 use super::*;
 use crate::conformance::Suite;
 use crate::io::{Completion, Extents, Flags, Io, Status};

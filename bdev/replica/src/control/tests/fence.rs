@@ -6,7 +6,7 @@ use std::time::Duration;
 use nacre_bdev::reservation::{Ask, Held};
 use nacre_bdev::{Op, Status};
 
-use super::guarded::Fails;
+use super::shared_device::Fails;
 use super::rig::{REGION, World};
 use crate::handle::{Command, Fencing, Happened, NewVolume, VolumeError, VolumeState};
 use crate::model::{ReplicaState, Settings};

@@ -7,7 +7,7 @@ mod crash;
 mod cut;
 mod cuttable;
 mod fence;
-mod guarded;
+mod shared_device;
 mod prepared;
 mod rebuild;
 mod replaced;

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::cuttable::Cuttable;
-use super::guarded::{Guarded, Reservations};
+use super::shared_device::{Guarded, Reservations};
 use crate::control;
 use crate::handle::{
     Command, Devices, Happened, NewVolume, NoDevice, Observer, ReplicaDevice, VolumeError,
