@@ -1,23 +1,23 @@
-//! Requests of a stacked device that have their result and wait for the time to complete.
+//! A queue of requests by due time: the delay and fault modules complete each request at its time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use nacre_reactor::{Idle, Nanos};
 
-/// Indexes of requests by the time they are due.
-pub(crate) struct Held(BinaryHeap<Reverse<(Nanos, usize)>>);
+/// Indexes of requests, ordered by due time.
+pub(crate) struct DueQueue(BinaryHeap<Reverse<(Nanos, usize)>>);
 
-impl Held {
-    pub fn with_capacity(capacity: usize) -> Held {
-        Held(BinaryHeap::with_capacity(capacity))
+impl DueQueue {
+    pub fn with_capacity(capacity: usize) -> DueQueue {
+        DueQueue(BinaryHeap::with_capacity(capacity))
     }
 
     pub fn push(&mut self, due: Nanos, index: usize) {
         self.0.push(Reverse((due, index)));
     }
 
-    /// The request that is due for the longest time.
+    /// Removes and returns the request with the earliest due time, if it is due at `now`.
     pub fn pop_due(&mut self, now: Nanos) -> Option<usize> {
         let Reverse((due, index)) = *self.0.peek()?;
         if due > now {

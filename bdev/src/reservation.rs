@@ -27,33 +27,34 @@ pub enum Ask {
     Unregister { key: u64 },
     /// The reservation, for all who are registered.
     Acquire { key: u64 },
-    /// Reserves for this host alone: ends all other registrations, and aborts their commands in
-    /// flight, before it completes.
+    /// Preempt and Abort: removes all other registrations, and aborts their commands in flight before
+    /// it completes.
     Preempt { key: u64 },
 }
 
-/// How the reservations of a device stand.
+/// The registrations and the reservation of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReservationReport {
-    /// The key under which this host is registered.
+    /// This host's registration key.
     pub own: Option<u64>,
-    /// The keys of the others.
+    /// The registration keys of other hosts.
     pub others: Vec<u64>,
-    pub held: Held,
+    pub held: ActiveReservation,
 }
 
+/// The reservation of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Held {
+pub enum ActiveReservation {
     #[default]
-    Nothing,
-    /// A reservation of the sort that [`Ask::Acquire`] makes.
-    ByRegistrants,
-    /// One of another sort; its number.
-    Otherwise(u8),
+    NotReserved,
+    /// The type that [`Ask::Acquire`] makes: Write Exclusive, All Registrants.
+    AllRegistrants,
+    /// Another type, by its number (RTYPE).
+    Other(u8),
 }
 
 impl Status {
-    /// Another host has reserved the device.
+    /// Reservation Conflict (SCT 0h, SC 83h, DNR): another host has reserved the device.
     pub const RESERVATION_CONFLICT: Status = Status::Nvme {
         sct: 0,
         sc: 0x83,

@@ -25,7 +25,7 @@ use crate::pages::{HugepagePolicy, PageKind, base_page_size};
 use crate::plan::{ArenaOptions, Purpose};
 use crate::register::{Piece, RegionInfo, RegisterError, RegisterHook};
 use crate::system::System;
-use crate::written::Taken;
+use crate::written::WrittenUnits;
 
 /// Memory for RAM disks, used by several cores at once.
 ///
@@ -37,7 +37,7 @@ pub struct Shared {
     /// The unit in which the kernel releases memory; `None` if it does not.
     release_unit: Option<usize>,
     /// Tracks written units where huge pages are allocated at the first write; `None` otherwise.
-    taken: Option<Taken>,
+    taken: Option<WrittenUnits>,
     /// True if large writes bypass the caches because the memory exceeds them.
     past_caches: bool,
     /// True once a device registered this memory. Locked for writing while it changes.
@@ -75,7 +75,7 @@ impl Shared {
         };
         let is_lazy = !options.populate && !options.require_lock;
         let taken = (is_lazy && report.pages == PageKind::Transparent)
-            .then(|| Taken::nothing_of(mapping.len()));
+            .then(|| WrittenUnits::none(mapping.len()));
         // The usable length is the requested one, not the rounded one.
         let len = options.bytes as usize;
         let cache = System::real().last_level_cache();
@@ -348,10 +348,10 @@ impl Lender {
     }
 }
 
-/// A part of shared memory, kept mapped while this handle lives.
+/// A range of shared memory, which stays mapped while this handle exists.
 ///
-/// It is a view, not a copy: concurrent writes show through it. To send exactly the bytes that a
-/// digest covers, copy them first ([`Lent::read`]).
+/// It is a view without a copy, so concurrent writes are visible through it. To send exactly the
+/// bytes that a digest covers, copy them first ([`Lent::read`]).
 #[derive(Clone)]
 pub struct Lent {
     shared: Rc<Share>,

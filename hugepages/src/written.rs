@@ -15,19 +15,21 @@ use crate::pages::MIB;
 /// The unit of allocation: a transparent huge page.
 pub(crate) const UNIT: usize = 2 * MIB as usize;
 
+/// The 2 MiB units of an untouched mapping that were written. The first write to a unit allocates a
+/// huge page for it.
 #[derive(Debug)]
-pub(crate) struct Taken {
-    /// Units written so far. A mark is never cleared: another core may be writing the range that
-    /// a host discards.
+pub(crate) struct WrittenUnits {
+    /// The written units. A flag is never cleared, because another core may write to a range while a
+    /// host discards it.
     units: Box<[AtomicBool]>,
-    /// Held while a unit is allocated, so that no other core writes to it meanwhile.
+    /// Locked while a unit is allocated, so that no other core writes to it meanwhile.
     taking: Mutex<()>,
 }
 
-impl Taken {
-    /// `len` bytes, none of them written yet.
-    pub fn nothing_of(len: usize) -> Taken {
-        Taken {
+impl WrittenUnits {
+    /// `len` bytes without a written unit.
+    pub fn none(len: usize) -> WrittenUnits {
+        WrittenUnits {
             units: (0..len.div_ceil(UNIT))
                 .map(|_| AtomicBool::new(false))
                 .collect(),
@@ -87,7 +89,7 @@ mod tests {
     /// Goal: each unit is allocated once, before the first write that touches it.
     #[test]
     fn units_are_taken_once() {
-        let taken = Taken::nothing_of(5 * UNIT);
+        let taken = WrittenUnits::none(5 * UNIT);
         let write = |range: Range<usize>| {
             let calls = RefCell::new(Vec::new());
             taken.before_write(range, |unit| calls.borrow_mut().push(unit));

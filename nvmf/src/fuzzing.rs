@@ -197,7 +197,7 @@ impl Fixture {
         }
         match self.controller.execute(&sqe, &mut data, self.now) {
             Outcome::Done(cqe) => assert_eq!(cqe.cid(), sqe.cid()),
-            Outcome::Held => assert!(self.held.insert(sqe.cid()), "held twice"),
+            Outcome::Deferred => assert!(self.held.insert(sqe.cid()), "held twice"),
             // No I/O queue has such a command.
             Outcome::Abort { .. } => self.controller.abort_finished(),
             // The group sees to it.

@@ -147,7 +147,7 @@ pub enum Failure {
     /// A host that is not a holder has reserved the replica.
     Reserved,
     /// The device has the label of another replica.
-    Taken,
+    OtherReplica,
 }
 
 impl Failure {

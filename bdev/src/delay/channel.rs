@@ -15,7 +15,7 @@ use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
 use super::{Delay, Latency};
-use crate::due_queue::Held;
+use crate::due_queue::DueQueue;
 use crate::io::{Extents, Io, Op, Status, Token};
 use crate::layer::ModuleQueue;
 use crate::pending::Pending;
@@ -25,9 +25,9 @@ pub(super) struct Channel {
     base: ModuleQueue,
     latencies_us: Arc<[AtomicU64; 4]>,
     depth: usize,
-    /// All accepted I/O: in flight at the base, or held.
+    /// Number of accepted I/Os: in flight at the base, or delayed.
     requests: Slab<Request>,
-    held: Held,
+    delayed: DueQueue,
     from_base: Done,
     random: Random,
 }
@@ -47,7 +47,7 @@ impl Channel {
             latencies_us: Arc::clone(&delay.latencies_us),
             depth,
             requests: Slab::with_capacity(depth.min(64)),
-            held: Held::with_capacity(depth.min(64)),
+            delayed: DueQueue::with_capacity(depth.min(64)),
             from_base: Done::with_capacity(64),
             random: Random::new(delay.uuid.as_u64_pair().0),
         }
@@ -76,7 +76,7 @@ impl Channel {
                 None => 0,
             };
             request.answer = Some((ended.status, ended.data));
-            self.held
+            self.delayed
                 .push(now + Duration::from_micros(latency_us), index);
         }
     }
@@ -84,10 +84,10 @@ impl Channel {
     fn release(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         while done.has_room()
-            && let Some(index) = self.held.pop_due(now)
+            && let Some(index) = self.delayed.pop_due(now)
         {
             let request = self.requests.remove(index);
-            // A held I/O has its result already.
+            // A delayed I/O has its result already.
             let (status, data) = request
                 .answer
                 .unwrap_or((Status::DeviceError, Extents::new()));
@@ -136,8 +136,8 @@ impl Queue for Channel {
         // The base executed the I/O, but its completion was not returned: it counts as not
         // executed.
         *status = Status::Aborted;
-        self.held.remove(index);
-        self.held.push(Nanos::ZERO, index);
+        self.delayed.remove(index);
+        self.delayed.push(Nanos::ZERO, index);
         true
     }
 
@@ -150,7 +150,7 @@ impl Queue for Channel {
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        self.held.arm(now).and(self.base.arm(now))
+        self.delayed.arm(now).and(self.base.arm(now))
     }
 
     fn disarm(&mut self) {

@@ -19,7 +19,7 @@ use slab::Slab;
 
 use super::FaultDevice;
 use super::rules::{Action, Copy};
-use crate::due_queue::Held;
+use crate::due_queue::DueQueue;
 use crate::io::{Completion, Extents, Io, Op, Status, Token};
 use crate::layer::ModuleQueue;
 use crate::pending::Pending;
@@ -41,7 +41,7 @@ pub(super) struct Channel {
     hung: Vec<usize>,
     deferred: VecDeque<usize>,
     /// I/Os that the base has completed and that are not due yet.
-    held: Held,
+    held: DueQueue,
     from_base: Done,
     resumes: u64,
 }
@@ -77,7 +77,7 @@ impl Channel {
             below: 0,
             hung: Vec::new(),
             deferred: VecDeque::new(),
-            held: Held::with_capacity(depth.min(64)),
+            held: DueQueue::with_capacity(depth.min(64)),
             from_base: Done::with_capacity(64),
             resumes: device.resumes.load(Ordering::Relaxed),
             device,

@@ -16,8 +16,9 @@ use crate::io::{Flags, Io, Op, Status, Token};
 use crate::pending::Pending;
 use crate::queue::{Busy, Done, Queue};
 
+/// A device for the layer's tests, with few native operations and injected faults.
 #[derive(Debug, Clone)]
-pub(super) struct Poor {
+pub(super) struct LimitedDevice {
     pub limits: Limits,
     pub native: Vec<Op>,
     pub native_fua: bool,
@@ -25,25 +26,25 @@ pub(super) struct Poor {
     pub disk: Arc<Mutex<Disk>>,
 }
 
-/// What all its queues share.
+/// The state shared by all queues of the device.
 #[derive(Debug)]
 pub(super) struct Disk {
     pub cache: Vec<u8>,
     pub media: Vec<u8>,
     pub requests: Vec<(Op, u64, u32)>,
-    /// The next one that touches this block fails.
+    /// The next I/O to this block fails.
     pub bad_block: Option<u64>,
-    /// Takes I/O but ends none.
+    /// Accepts I/O but completes none.
     pub stuck: bool,
-    /// Refuses this, whatever it says of itself.
+    /// Fails this operation, although it reports support for it.
     pub refuses: Option<Op>,
 }
 
 pub(super) const BLOCKS: u64 = 1024;
 pub(super) const BLOCK: usize = 512;
 
-impl Poor {
-    pub fn new(seed: u64) -> Poor {
+impl LimitedDevice {
+    pub fn new(seed: u64) -> LimitedDevice {
         let limits = Limits {
             max_blocks: 3,
             optimal_boundary_blocks: 8,
@@ -59,7 +60,7 @@ impl Poor {
             refuses: None,
         };
         let native = vec![Op::Read, Op::Write, Op::Flush];
-        Poor {
+        LimitedDevice {
             limits,
             native,
             native_fua: false,
@@ -78,13 +79,13 @@ impl Poor {
     }
 }
 
-impl Bdev for Poor {
+impl Bdev for LimitedDevice {
     fn name(&self) -> &str {
         "poor"
     }
 
     fn product_name(&self) -> &'static str {
-        "Poor disk"
+        "LimitedDevice disk"
     }
 
     fn uuid(&self) -> Uuid {
@@ -127,7 +128,7 @@ impl Bdev for Poor {
 }
 
 struct Channel {
-    poor: Arc<Poor>,
+    poor: Arc<LimitedDevice>,
     taken: Vec<(Pending, Io)>,
     aborted: Vec<(Pending, Io)>,
     random: Random,

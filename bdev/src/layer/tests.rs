@@ -5,7 +5,7 @@ use nacre_reactor::{Idle, Nanos};
 use proptest::prelude::*;
 
 use super::plan::Plan;
-use super::limited::{BLOCK, BLOCKS, Poor};
+use super::limited::{BLOCK, BLOCKS, LimitedDevice};
 use super::*;
 use crate::conformance::Suite;
 use crate::io::{Completion, Extents, Flags, Io, Status};
@@ -13,7 +13,7 @@ use crate::queue::{Busy, Done};
 use crate::stats::{Class, OpStats, Reset};
 
 struct Rig {
-    poor: Poor,
+    device: LimitedDevice,
     layer: Arc<Layer>,
     queue: LayerQueue,
     pool: Pool,
@@ -22,7 +22,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(poor: Poor) -> Rig {
+    fn new(device: LimitedDevice) -> Rig {
         let classes = [
             ClassSpec {
                 size: 8 * BLOCK,
@@ -34,10 +34,10 @@ impl Rig {
             },
         ];
         let pool = Pool::heap(&classes);
-        let layer = Layer::new(Arc::new(poor.clone()));
+        let layer = Layer::new(Arc::new(device.clone()));
         let queue = layer.open_queue(&pool).expect("opens");
         Rig {
-            poor,
+            device,
             layer,
             queue,
             pool,
@@ -85,30 +85,30 @@ impl Rig {
 /// Runs the conformance suite on the poorest module, and on modules that lack one ability each.
 #[test]
 fn conforms() {
-    let variants: [fn(Poor) -> Poor; 4] = [
-        |poor| poor,
-        |poor| Poor {
+    let variants: [fn(LimitedDevice) -> LimitedDevice; 4] = [
+        |device| device,
+        |device| LimitedDevice {
             native_fua: true,
-            ..poor
+            ..device
         },
-        |mut poor| {
-            poor.native.push(Op::Compare);
-            poor.limits.optimal_boundary_blocks = 0;
-            poor.limits.max_blocks = 17;
-            poor.limits.queue_depth = 64;
-            poor
+        |mut device| {
+            device.native.push(Op::Compare);
+            device.limits.optimal_boundary_blocks = 0;
+            device.limits.max_blocks = 17;
+            device.limits.queue_depth = 64;
+            device
         },
-        |mut poor| {
-            poor.native.pop();
-            poor.limits.volatile_cache = false;
-            poor.limits.max_blocks = 1;
-            poor.limits.queue_depth = 1;
-            poor
+        |mut device| {
+            device.native.pop();
+            device.limits.volatile_cache = false;
+            device.limits.max_blocks = 1;
+            device.limits.queue_depth = 1;
+            device
         },
     ];
     for (seed, variant) in variants.iter().enumerate() {
-        let suite = Suite::new(|| Arc::new(variant(Poor::new(seed as u64))));
-        match variant(Poor::new(0)).limits.optimal_boundary_blocks {
+        let suite = Suite::new(|| Arc::new(variant(LimitedDevice::new(seed as u64))));
+        match variant(LimitedDevice::new(0)).limits.optimal_boundary_blocks {
             0 => suite.run(),
             // This suite checks that no request crosses the module's boundary, so it submits only
             // through the layer.
@@ -122,11 +122,11 @@ fn conforms() {
 #[test]
 fn force_unit_access() {
     for blocks in [1, 2, 20] {
-        let mut rig = Rig::new(Poor::new(3));
+        let mut rig = Rig::new(LimitedDevice::new(3));
         let buf = rig.buf(blocks, 0xEE);
         rig.run(Io::new(1, Op::Write, 5, blocks as u32).with(buf));
         assert!(
-            rig.poor.lock().media.iter().all(|byte| *byte == 0),
+            rig.device.lock().media.iter().all(|byte| *byte == 0),
             "no flush was requested"
         );
         for (op, fill) in [(Op::Write, 0xAA), (Op::WriteZeroes, 0), (Op::Copy, 0)] {
@@ -137,18 +137,18 @@ fn force_unit_access() {
                 io = io.with(rig.buf(blocks, fill));
             }
             assert_eq!(rig.run(io).0, Status::Ok);
-            let media = &rig.poor.lock().media[5 * BLOCK..(5 + blocks) * BLOCK];
+            let media = &rig.device.lock().media[5 * BLOCK..(5 + blocks) * BLOCK];
             assert!(media.iter().all(|byte| *byte == fill), "{op:?} of {blocks}");
         }
     }
-    let mut rig = Rig::new(Poor {
+    let mut rig = Rig::new(LimitedDevice {
         native_fua: true,
-        ..Poor::new(3)
+        ..LimitedDevice::new(3)
     });
     let buf = rig.buf(1, 1);
     rig.run(Io::new(1, Op::Write, 5, 1).with(buf).flags(Flags::FUA));
     assert_eq!(
-        rig.poor.take_requests(),
+        rig.device.take_requests(),
         [(Op::Write, 5, 1)],
         "the module executes it natively"
     );
@@ -158,12 +158,12 @@ fn force_unit_access() {
 /// buffer, also those of requests not refused yet. The module gets no further write zeroes.
 #[test]
 fn refused_zeroes() {
-    let mut poor = Poor::new(5);
-    poor.native = Op::ALL.to_vec();
-    poor.limits.max_unmap_blocks = 4;
-    poor.lock().cache.fill(7);
-    poor.lock().refuses = Some(Op::WriteZeroes);
-    let mut rig = Rig::new(poor);
+    let mut device = LimitedDevice::new(5);
+    device.native = Op::ALL.to_vec();
+    device.limits.max_unmap_blocks = 4;
+    device.lock().cache.fill(7);
+    device.lock().refuses = Some(Op::WriteZeroes);
+    let mut rig = Rig::new(device);
     // The layer reserved no memory for an emulation, so the I/O waits for free memory.
     let all: Vec<Buf> = std::iter::from_fn(|| rig.pool.acquire(8 * BLOCK)).collect();
     rig.submit(Io::new(1, Op::WriteZeroes, 5, 30).flags(Flags::FUA));
@@ -173,17 +173,17 @@ fn refused_zeroes() {
     drop(all);
     assert_eq!(rig.finish()[0].status, Status::Ok);
     {
-        let disk = rig.poor.lock();
+        let disk = rig.device.lock();
         for side in [&disk.cache, &disk.media] {
             let zeroes = side[5 * BLOCK..35 * BLOCK].iter().all(|byte| *byte == 0);
             assert!(zeroes && side[4 * BLOCK] == 7 && side[35 * BLOCK] == 7);
         }
     }
-    rig.poor.take_requests();
+    rig.device.take_requests();
     assert_eq!(rig.run(Io::new(2, Op::WriteZeroes, 40, 2)).0, Status::Ok);
-    assert_eq!(rig.poor.take_requests(), [(Op::Write, 40, 2)]);
+    assert_eq!(rig.device.take_requests(), [(Op::Write, 40, 2)]);
     assert!(
-        rig.poor.lock().cache[40 * BLOCK..42 * BLOCK]
+        rig.device.lock().cache[40 * BLOCK..42 * BLOCK]
             .iter()
             .all(|byte| *byte == 0)
     );
@@ -192,12 +192,12 @@ fn refused_zeroes() {
 /// A large read is split at the module's limits and nowhere else. Its buffers return complete.
 #[test]
 fn split() {
-    let mut rig = Rig::new(Poor::new(1));
+    let mut rig = Rig::new(LimitedDevice::new(1));
     let (a, b) = (rig.buf(2, 1), rig.buf(5, 1));
     let addresses = (a.as_ptr(), b.as_ptr());
     let (status, data) = rig.run(Io::new(1, Op::Read, 6, 7).with(a).with(b));
     assert_eq!(status, Status::Ok);
-    let mut requests = rig.poor.take_requests();
+    let mut requests = rig.device.take_requests();
     requests.sort_unstable_by_key(|(_, lba, _)| *lba);
     assert_eq!(
         requests,
@@ -211,17 +211,17 @@ fn split() {
 /// native verify is split at its own limit, and at no boundary.
 #[test]
 fn verifies() {
-    let mut poor = Poor::new(1);
-    poor.limits.max_verify_blocks = 5;
-    let mut rig = Rig::new(poor.clone());
+    let mut device = LimitedDevice::new(1);
+    device.limits.max_verify_blocks = 5;
+    let mut rig = Rig::new(device.clone());
     let (status, data) = rig.run(Io::new(1, Op::Verify, 6, 7));
     assert_eq!((status, data.len()), (Status::Ok, 0));
     let read = [(Op::Read, 6, 2), (Op::Read, 8, 3), (Op::Read, 11, 2)];
-    assert_eq!(rig.poor.take_requests(), read);
-    poor.native.push(Op::Verify);
-    let mut rig = Rig::new(poor);
+    assert_eq!(rig.device.take_requests(), read);
+    device.native.push(Op::Verify);
+    let mut rig = Rig::new(device);
     assert_eq!(rig.run(Io::new(1, Op::Verify, 6, 7)).0, Status::Ok);
-    let mut requests = rig.poor.take_requests();
+    let mut requests = rig.device.take_requests();
     requests.sort_unstable_by_key(|(_, lba, _)| *lba);
     assert_eq!(requests, [(Op::Verify, 6, 5), (Op::Verify, 11, 2)]);
 }
@@ -232,12 +232,12 @@ fn a_piece_fails() {
     let free = |pool: &Pool| pool.stats().iter().map(|class| class.free).sum::<usize>();
     for op in Op::ALL {
         for seed in 0..8 {
-            let mut rig = Rig::new(Poor::new(seed));
+            let mut rig = Rig::new(LimitedDevice::new(seed));
             if rig.layer.supports(op) == Support::No || op == Op::Flush {
                 continue;
             }
             let before = free(&rig.pool);
-            rig.poor.lock().bad_block = Some(40);
+            rig.device.lock().bad_block = Some(40);
             let mut io = Io::new(9, op, 30, 20).source(300);
             for _ in 0..op.data_len(1) {
                 io = io.with(rig.buf(20, 0));
@@ -272,7 +272,7 @@ fn abort_in_pieces() {
         Op::Verify,
     ] {
         for turns in 0..12 {
-            let mut rig = Rig::new(Poor::new(turns));
+            let mut rig = Rig::new(LimitedDevice::new(turns));
             let mut io = Io::new(9, op, 30, 40).source(300);
             for _ in 0..op.data_len(1) {
                 io = io.with(rig.buf(40, 0));
@@ -294,7 +294,7 @@ fn abort_in_pieces() {
             let may =
                 ended.status == Status::Ok || (was_aborted && ended.status == Status::Aborted);
             assert!(may, "{op:?} after {turns}: {:?}", ended.status);
-            let first = rig.poor.lock().cache[30 * BLOCK];
+            let first = rig.device.lock().cache[30 * BLOCK];
             assert_eq!(first, 0, "a swap of equal data changes nothing");
         }
     }
@@ -305,7 +305,7 @@ fn abort_in_pieces() {
 fn adjacent_extents_are_not_merged() {
     for op in [Op::Read, Op::Write] {
         for turns in 0..40 {
-            let mut rig = Rig::new(Poor::new(turns));
+            let mut rig = Rig::new(LimitedDevice::new(turns));
             let mut first = rig.buf(40, 1);
             let second = first.split_off(13 * BLOCK);
             rig.submit(Io::new(9, op, 30, 40).with(first).with(second));
@@ -325,8 +325,8 @@ fn adjacent_extents_are_not_merged() {
 /// While the module is busy with pieces, the layer hands new I/O back, and the pieces complete.
 #[test]
 fn busy_in_pieces() {
-    let mut rig = Rig::new(Poor::new(5));
-    rig.poor.lock().stuck = true;
+    let mut rig = Rig::new(LimitedDevice::new(5));
+    rig.device.lock().stuck = true;
     let buf = rig.buf(64, 3);
     rig.submit(Io::new(1, Op::Write, 0, 64).with(buf));
     assert!(rig.turn().is_empty());
@@ -336,7 +336,7 @@ fn busy_in_pieces() {
         .submit(Io::new(2, Op::Read, 9, 1).with(buf))
         .expect_err("it waits");
     assert_eq!((back.token, back.data.len()), (2, 1));
-    rig.poor.lock().stuck = false;
+    rig.device.lock().stuck = false;
     assert_eq!(rig.finish().len(), 1);
     assert_eq!(rig.layer.stats().snapshot().busy, 1);
     let (status, data) = rig.run(back);
@@ -347,13 +347,13 @@ fn busy_in_pieces() {
 /// I/O.
 #[test]
 fn a_removed_device_completes_io_with_gone() {
-    let mut rig = Rig::new(Poor::new(5));
-    rig.poor.lock().stuck = true;
+    let mut rig = Rig::new(LimitedDevice::new(5));
+    rig.device.lock().stuck = true;
     let buf = rig.buf(64, 3);
     rig.submit(Io::new(1, Op::Write, 0, 64).with(buf));
     rig.turn();
     rig.layer.set_gone();
-    rig.poor.lock().stuck = false;
+    rig.device.lock().stuck = false;
     let ended = rig.finish();
     assert_eq!(ended[0].status, Status::Gone);
     assert_eq!(ended[0].data[0].len(), 64 * BLOCK);
@@ -364,17 +364,17 @@ fn a_removed_device_completes_io_with_gone() {
 /// Latency counts in turns of the reactor; a sleep before a submission does not count.
 #[test]
 fn latency() {
-    let mut poor = Poor::new(0);
-    poor.limits.queue_depth = 1;
-    let mut rig = Rig::new(poor);
+    let mut device = LimitedDevice::new(0);
+    device.limits.queue_depth = 1;
+    let mut rig = Rig::new(device);
     let at = |ns| Nanos(ns);
     let mut done = Done::with_capacity(4);
-    rig.poor.lock().stuck = true;
+    rig.device.lock().stuck = true;
     rig.queue.poll(at(1_000), &mut done);
     let buf = rig.buf(1, 0);
     rig.submit(Io::new(1, Op::Read, 0, 1).with(buf));
     rig.queue.poll(at(1_300), &mut done);
-    rig.poor.lock().stuck = false;
+    rig.device.lock().stuck = false;
     while rig.queue.inflight() > 0 {
         rig.queue.poll(at(1_500), &mut done);
     }
@@ -394,9 +394,9 @@ fn latency() {
     assert_eq!(rig.queue.arm(at(1_600)), Idle::Quiet);
     let buf = rig.buf(1, 0);
     rig.submit(Io::new(2, Op::Read, 0, 1).with(buf));
-    rig.poor.lock().stuck = true;
+    rig.device.lock().stuck = true;
     rig.queue.poll(at(1_000_000), &mut done);
-    rig.poor.lock().stuck = false;
+    rig.device.lock().stuck = false;
     while rig.queue.inflight() > 0 {
         rig.queue.poll(at(1_000_070), &mut done);
     }
@@ -407,7 +407,7 @@ fn latency() {
 /// time.
 #[test]
 fn latency_after_an_idle_time() {
-    let mut rig = Rig::new(Poor::new(0));
+    let mut rig = Rig::new(LimitedDevice::new(0));
     rig.turn();
     rig.now = Nanos(1_000_000_000);
     rig.queue.rested();
@@ -420,9 +420,9 @@ fn latency_after_an_idle_time() {
 /// A read whose submitter keeps the statistics goes directly to the module, or is handed back.
 #[test]
 fn passed_reads() {
-    let mut poor = Poor::new(0);
-    (poor.limits.optimal_boundary_blocks, poor.limits.queue_depth) = (0, 2);
-    let mut rig = Rig::new(poor);
+    let mut device = LimitedDevice::new(0);
+    (device.limits.optimal_boundary_blocks, device.limits.queue_depth) = (0, 2);
+    let mut rig = Rig::new(device);
     let (one, two) = (7 << 32 | 9, 8 << 32 | 10);
     let read = |rig: &Rig, token, lba, blocks: u32| {
         let buf = rig.buf(blocks as usize, 0);
@@ -441,11 +441,11 @@ fn passed_reads() {
         assert_eq!(rig.queue.pass_read(io).unwrap_err().token, one);
     }
     assert_eq!(
-        (rig.queue.inflight(), rig.poor.take_requests()),
+        (rig.queue.inflight(), rig.device.take_requests()),
         (0, vec![])
     );
 
-    rig.poor.lock().stuck = true;
+    rig.device.lock().stuck = true;
     for token in [one, two] {
         let mut io = read(&rig, token, 5, 1);
         // The module may report busy at any time.
@@ -463,7 +463,7 @@ fn passed_reads() {
     assert!(rig.queue.abort(two) && !rig.queue.abort(11 << 32 | 9));
     let ended: Vec<_> = rig.turn().iter().map(|c| (c.token, c.status)).collect();
     assert_eq!(ended, [(two, Status::Aborted)]);
-    rig.poor.lock().stuck = false;
+    rig.device.lock().stuck = false;
     let ended = rig.finish();
     assert_eq!((ended[0].token, ended[0].status), (one, Status::Ok));
 
@@ -482,7 +482,7 @@ fn passed_reads() {
 /// A pool that is too small causes an error that names the required size.
 #[test]
 fn no_memory_to_emulate() {
-    let layer = Layer::new(Arc::new(Poor::new(0)));
+    let layer = Layer::new(Arc::new(LimitedDevice::new(0)));
     for classes in [
         &[][..],
         &[ClassSpec {
@@ -526,7 +526,7 @@ fn memory_to_emulate_is_shared_by_the_devices_of_a_core() {
         count: 4,
     }]);
     let layers: Vec<_> = (0..100)
-        .map(|seed| Layer::new(Arc::new(Poor::new(seed))))
+        .map(|seed| Layer::new(Arc::new(LimitedDevice::new(seed))))
         .collect();
     let open = |layer: &Arc<Layer>| layer.open_queue(&pool).expect("opens");
     let mut queues: Vec<LayerQueue> = layers.iter().map(open).collect();
@@ -559,7 +559,7 @@ fn memory_to_emulate_is_shared_by_the_devices_of_a_core() {
 /// The layer executes every operation that it announces.
 #[test]
 fn announced_limits() {
-    let rig = Rig::new(Poor::new(0));
+    let rig = Rig::new(LimitedDevice::new(0));
     let supports = Op::ALL.map(|op| rig.layer.supports(op));
     let (native, emulated, no) = (Support::Native, Support::Emulated, Support::No);
     assert_eq!(
@@ -577,11 +577,11 @@ fn announced_limits() {
 #[test]
 fn split_sizes_are_not_atomic() {
     for (max_blocks, boundary, atomic) in [(64, 0, 16), (4, 0, 4), (64, 32, 1), (64, 8, 1)] {
-        let mut poor = Poor::new(0);
-        poor.limits.atomic_blocks = 16;
-        poor.limits.max_blocks = max_blocks;
-        poor.limits.optimal_boundary_blocks = boundary;
-        let limits = Rig::new(poor).layer.limits();
+        let mut device = LimitedDevice::new(0);
+        device.limits.atomic_blocks = 16;
+        device.limits.max_blocks = max_blocks;
+        device.limits.optimal_boundary_blocks = boundary;
+        let limits = Rig::new(device).layer.limits();
         assert_eq!(limits.atomic_blocks, atomic, "{max_blocks} {boundary}");
     }
 }
@@ -598,11 +598,11 @@ fn compare_and_write_units() {
         (&natively[..3], 2, 3, 128),
         (&natively[..1], 2, 3, 0),
     ] {
-        let mut poor = Poor::new(0);
-        poor.native = native.to_vec();
-        poor.limits.compare_and_write_blocks = own;
-        poor.limits.max_blocks = max_blocks;
-        let rig = Rig::new(poor);
+        let mut device = LimitedDevice::new(0);
+        device.native = native.to_vec();
+        device.limits.compare_and_write_blocks = own;
+        device.limits.max_blocks = max_blocks;
+        let rig = Rig::new(device);
         assert_eq!(rig.layer.limits().compare_and_write_blocks, blocks);
         let data = rig.pool.acquire(BLOCK * (blocks as usize + 1)).unwrap();
         let io = Io::new(1, Op::CompareAndWrite, 0, blocks + 1);
@@ -615,17 +615,17 @@ fn compare_and_write_units() {
 /// Nothing is lent across a boundary, and a module that cannot lend gets no such request.
 #[test]
 fn lends_no_more_than_the_module() {
-    let mut poor = Poor::new(0);
-    poor.limits.lend_blocks = 8;
-    poor.limits.max_blocks = 4;
-    poor.limits.optimal_boundary_blocks = 0;
+    let mut device = LimitedDevice::new(0);
+    device.limits.lend_blocks = 8;
+    device.limits.max_blocks = 4;
+    device.limits.optimal_boundary_blocks = 0;
     let read = |blocks| Io::new(1, Op::Read, 0, blocks);
     let refused = Plan::Now(Status::Unsupported);
-    let shape = Shape::of(&poor);
+    let shape = Shape::of(&device);
     assert_eq!(shape.plan(&read(4), BLOCKS), Plan::Direct);
     assert_eq!(shape.plan(&read(5), BLOCKS), refused);
-    poor.limits.optimal_boundary_blocks = 16;
-    assert_eq!(Shape::of(&poor).plan(&read(1), BLOCKS), refused);
+    device.limits.optimal_boundary_blocks = 16;
+    assert_eq!(Shape::of(&device).plan(&read(1), BLOCKS), refused);
 }
 
 proptest! {
@@ -633,10 +633,10 @@ proptest! {
     /// block.
     #[test]
     fn pieces_cover(lba in 0..BLOCKS, blocks in 1u32..400, max in 1u32..40, boundary in 0u32..40) {
-        let mut poor = Poor::new(0);
-        poor.limits.max_blocks = max;
-        poor.limits.optimal_boundary_blocks = boundary;
-        let shape = Shape::of(&poor);
+        let mut device = LimitedDevice::new(0);
+        device.limits.max_blocks = max;
+        device.limits.optimal_boundary_blocks = boundary;
+        let shape = Shape::of(&device);
         let fits = |from: u64, len: u32| {
             let boundary = u64::from(boundary);
             let last = from + u64::from(len) - 1;
@@ -661,7 +661,7 @@ proptest! {
     /// An I/O of any shape is either refused for a valid reason, or can be executed.
     #[test]
     fn plan_checks_everything(op in 0..Op::COUNT, lba in 0u64..2 * BLOCKS, blocks in 0u32..40, source in 0u64..2 * BLOCKS, given in 0usize..3) {
-        let shape = Shape::of(&Poor::new(0));
+        let shape = Shape::of(&LimitedDevice::new(0));
         let op = Op::ALL[op];
         let pool = Pool::heap(&[ClassSpec { size: 64 * BLOCK, count: 2 }]);
         let mut io = Io::new(1, op, lba, blocks).source(source);

@@ -58,10 +58,10 @@ impl Socket {
     }
 
     async fn serve_clients<D: Dispatch>(&self, dispatch: Rc<D>, clients: Rc<Clients>) {
-        let door = Door {
+        let admission = Admission {
             clients,
             refused: Rc::default(),
-            said: RefCell::new(Repeats::new(SAID_AGAIN)),
+            log_limit: RefCell::new(Repeats::new(SAID_AGAIN)),
         };
         loop {
             match self.listener.accept().await {
@@ -69,24 +69,24 @@ impl Socket {
                     let who = match admit(&stream, &*dispatch) {
                         Ok(who) => Rc::new(who),
                         Err(Refusal { uid, error }) => {
-                            door.say(Said::Stranger(uid), |times| {
+                            admission.log(LogLine::Stranger(uid), |times| {
                                 warn!(uid, times, "RPC client refused: {error}");
                             });
-                            door.refuse(stream, error);
+                            admission.refuse(stream, error);
                             continue;
                         }
                     };
-                    match door.enter(who.credentials.pid).await {
+                    match admission.enter(who.credentials.pid).await {
                         Ok(place) => {
                             let dispatch = Rc::clone(&dispatch);
                             tokio::task::spawn_local(client(stream, dispatch, who, place));
                         }
-                        Err(full) => door.refuse(stream, full),
+                        Err(full) => admission.refuse(stream, full),
                     }
                 }
                 Err(error) => {
                     // Most likely out of descriptors: other connections must end first.
-                    door.say(Said::Accept, |times| {
+                    admission.log(LogLine::Accept, |times| {
                         warn!(%error, times, "cannot accept an RPC client");
                     });
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -96,29 +96,29 @@ impl Socket {
     }
 }
 
-/// Admits clients.
-struct Door {
+/// Admits or refuses connected clients, within the limit `max_clients`.
+struct Admission {
     clients: Rc<Clients>,
-    /// Number of clients that are being sent a refusal.
+    /// Number of refused clients whose error message is being sent.
     refused: Rc<Cell<usize>>,
-    said: RefCell<Repeats<Said>>,
+    log_limit: RefCell<Repeats<LogLine>>,
 }
 
-/// Log lines of the door.
+/// The log lines of the admission, each with its own rate limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Said {
+enum LogLine {
     Accept,
     Stranger(u32),
     Full,
     Replaced,
 }
 
-impl Door {
-    /// Calls `tell` with the number of equal lines left out since the last one, unless it is too
-    /// early.
-    fn say(&self, what: Said, tell: impl FnOnce(u64)) {
-        if let Some(left_out) = self.said.borrow_mut().admit(what, Clock::real().now()) {
-            tell(left_out + 1);
+impl Admission {
+    /// Calls `write` unless the line was written recently. Passes the number of its occurrences since
+    /// then.
+    fn log(&self, line: LogLine, write: impl FnOnce(u64)) {
+        if let Some(suppressed) = self.log_limit.borrow_mut().admit(line, Clock::real().now()) {
+            write(suppressed + 1);
         }
     }
 
@@ -129,7 +129,7 @@ impl Door {
             match self.clients.enter(process, Instant::now()) {
                 Entry::Admitted(place) => return Ok(place),
                 Entry::Replaced(place, of) => {
-                    self.say(Said::Replaced, |times| {
+                    self.log(LogLine::Replaced, |times| {
                         warn!(
                             max_clients,
                             pid = of.unwrap_or_default(),
@@ -147,7 +147,7 @@ impl Door {
                     }
                 }
                 Entry::Full => {
-                    self.say(Said::Full, |times| {
+                    self.log(LogLine::Full, |times| {
                         warn!(
                             max_clients,
                             times,

@@ -81,7 +81,7 @@ impl Socket {
         }
         let lock_path = with_suffix(path, ".lock");
         let lock = lock(&lock_path).map_err(|e| match e {
-            LockError::Held(pid) => ListenError::Running {
+            LockError::InUse(pid) => ListenError::Running {
                 socket: path.to_owned(),
                 pid,
             },
@@ -219,7 +219,7 @@ fn rename(from: &Path, to: &Path) -> std::io::Result<()> {
 #[derive(Debug)]
 pub enum LockError {
     /// Another process holds the lock; its process id, if the file contains one.
-    Held(Option<u32>),
+    InUse(Option<u32>),
     Io(Error),
 }
 
@@ -238,7 +238,7 @@ pub fn lock(path: &Path) -> Result<File, LockError> {
     loop {
         let (file, pid) = files::open_pid_file(path).map_err(LockError::Io)?;
         if !take(&file) {
-            return Err(LockError::Held(pid));
+            return Err(LockError::InUse(pid));
         }
         // The previous holder may have removed the file on exit, and another daemon may have
         // created a new one.
@@ -420,7 +420,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         drop(first);
         let second = waiting.join().unwrap().unwrap();
-        assert!(matches!(lock(&path), Err(LockError::Held(Some(_)))));
+        assert!(matches!(lock(&path), Err(LockError::InUse(Some(_)))));
         drop(second);
         lock(&path).unwrap();
     }

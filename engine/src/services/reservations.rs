@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use nacre_nvmf::subsystems::NamespaceIds;
 use nacre_nvmf::subsystems::reservation::{
-    Held, Registrant, Reservation, ReservationStore, Reservations, State, Ticket,
+    HeldReservation, Registrant, Reservation, ReservationStore, Reservations, State, Ticket,
 };
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::commands::reservation::ReservationType;
@@ -115,7 +115,7 @@ impl StoredReservation {
                 Some(ReservationType::from_u8(number).ok_or(format!("there is no type {number}"))?)
             }
         };
-        let held = kind.map(|kind| Held {
+        let held = kind.map(|kind| HeldReservation {
             kind,
             holder: match kind {
                 ReservationType::WriteExclusiveAllRegistrants
@@ -390,7 +390,7 @@ mod tests {
     use super::*;
     use crate::methods::testing::TestDaemon;
 
-    fn state(held: Option<Held>) -> State {
+    fn state(held: Option<HeldReservation>) -> State {
         State {
             registrants: vec![
                 Registrant {
@@ -454,11 +454,11 @@ mod tests {
         let uuid = Uuid::from_u128(5);
         for held in [
             None,
-            Some(Held {
+            Some(HeldReservation {
                 kind: ReservationType::ExclusiveAccess,
                 holder: Some([2; 16]),
             }),
-            Some(Held {
+            Some(HeldReservation {
                 kind: ReservationType::WriteExclusiveAllRegistrants,
                 holder: None,
             }),

@@ -62,7 +62,7 @@ impl RedbStore {
         std::fs::create_dir_all(dir).map_err(io("create the directory", dir))?;
         let lock_path = dir.join("lock");
         let lock = crate::rpc::socket::lock(&lock_path).map_err(|e| match e {
-            crate::rpc::socket::LockError::Held(pid) => StoreError::InUse {
+            crate::rpc::socket::LockError::InUse(pid) => StoreError::InUse {
                 path: dir.to_owned(),
                 pid,
             },

@@ -43,7 +43,7 @@ pub enum ValueError {
         key: String,
     },
     /// The message of a value's own parser (a size, a time, an address), complete for the user.
-    Said(String),
+    Message(String),
 }
 
 impl ValueError {
@@ -70,7 +70,7 @@ impl fmt::Display for ValueError {
             ValueError::Unknown { key, .. } => write!(f, "\"{key}\" is not known here"),
             ValueError::Missing { key } => write!(f, "\"{key}\" is missing"),
             ValueError::Twice { key } => write!(f, "\"{key}\" is there twice"),
-            ValueError::Said(text) => f.write_str(text),
+            ValueError::Message(text) => f.write_str(text),
         }
     }
 }
@@ -89,7 +89,7 @@ impl std::error::Error for ValueError {}
 
 impl de::Error for ValueError {
     fn custom<T: fmt::Display>(text: T) -> ValueError {
-        ValueError::Said(text.to_string())
+        ValueError::Message(text.to_string())
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> ValueError {

@@ -37,7 +37,7 @@ use crate::subsystems::subsystem::SubsystemKind;
 use crate::subsystems::target::Target;
 use crate::transport::{Address, TransportCaps};
 
-/// After so long without a command a discovery controller without keep-alive goes (NVMe-oF: the
+/// Time without a command after which a discovery controller without keep-alive is removed (the
 /// discovery controller activity timeout).
 const DISCOVERY_ACTIVITY_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -45,14 +45,14 @@ const DISCOVERY_ACTIVITY_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done(Cqe),
-    /// Answered later, as an event request is, or not at all.
-    Held,
-    /// The group finds and aborts the command, then answers.
+    /// The command completes later, like Asynchronous Event Request, or never.
+    Deferred,
+    /// The group aborts this command, and then completes the Abort.
     Abort {
         sqid: u16,
         cid: u16,
     },
-    /// The group changes the reservations of these namespaces, then answers.
+    /// The group changes the reservations of these namespaces, and then completes the command.
     Persist {
         on: bool,
         namespaces: Several,
@@ -181,12 +181,12 @@ impl Controller {
         // The connection is about to be closed: the host will send the command again on the next
         // one. The host would take an error here for the state of the namespace that it names.
         if self.association.phase() == Phase::Closing {
-            return Outcome::Held;
+            return Outcome::Deferred;
         }
         let result = match sqe.opcode {
             admin::ABORT => return self.abort(sqe),
             admin::ASYNC_EVENT_REQUEST => match self.events.request(cid) {
-                Ok(()) => return Outcome::Held,
+                Ok(()) => return Outcome::Deferred,
                 Err(status) => Err(status),
             },
             admin::KEEP_ALIVE => {

@@ -84,9 +84,9 @@ pub(super) fn run(command: &mut Command) {
 fn carry_out(command: &mut Command, outcome: Outcome) {
     match outcome {
         Outcome::Done(cqe) => command.complete(cqe),
-        Outcome::Held => command.request().step = Step::Held,
+        Outcome::Deferred => command.request().step = Step::Deferred,
         Outcome::Abort { sqid, cid } => {
-            command.request().step = Step::Held;
+            command.request().step = Step::Deferred;
             let admin = command.queue.name_of(command.index);
             command.core.aborts.push_back(Abort { admin, sqid, cid });
         }

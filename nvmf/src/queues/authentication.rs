@@ -183,7 +183,7 @@ fn receive(command: &mut Command) {
         }
         Received::Wait => {
             *waiting = Some(index);
-            command.request().step = Step::Held;
+            command.request().step = Step::Deferred;
         }
         Received::TooShort => {
             command.finish(StatusCode::INVALID_FIELD.with_dnr());

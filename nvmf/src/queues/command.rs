@@ -64,7 +64,7 @@ impl Command<'_> {
             // The connection is about to be closed: the host will send it again on the next one.
             Phase::Closing => {
                 self.request().data = None;
-                return self.request().step = Step::Held;
+                return self.request().step = Step::Deferred;
             }
             Phase::Connected => return self.finish(StatusCode::COMMAND_SEQUENCE_ERROR),
         }

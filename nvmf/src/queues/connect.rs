@@ -85,7 +85,7 @@ pub(super) fn run(command: &mut Command) {
         // The obstacle is usually gone in a moment; a refusal costs the host a whole reconnect
         // delay.
         Err(Refused::Busy(_)) if patient => {
-            qp.requests[command.index].step = Step::Held;
+            qp.requests[command.index].step = Step::Deferred;
             qp.opening.waiting = Some(command.index);
             return;
         }
@@ -371,7 +371,7 @@ impl Resources {
         if let Err(refusal) = association.add_queue(info) {
             let (qid, cntlid) = (connect.qid, association.cntlid);
             return Err(match refusal {
-                NoQueue::Taken => Refused::Status(
+                NoQueue::InUse => Refused::Status(
                     StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
                     format!("queue {qid} of controller {cntlid} exists"),
                 ),

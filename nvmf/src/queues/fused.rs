@@ -85,7 +85,7 @@ impl Command<'_> {
         if requests[first].step != Step::Fused || requests[second].step != Step::Fused {
             return;
         }
-        requests[first].step = Step::Held;
+        requests[first].step = Step::Deferred;
         requests[second].step = Step::Executing;
         self.other(second).run_children();
     }

@@ -77,7 +77,7 @@ impl QueueGroup {
 
     /// A command of this core that is answered by an event elsewhere, if it still waits for that.
     pub(super) fn held(&mut self, name: &ReqRef, now: Nanos) -> Option<Command<'_>> {
-        if self.queues.current(name)?.step != Step::Held {
+        if self.queues.current(name)?.step != Step::Deferred {
             return None;
         }
         let qp = self.queues.get_mut(name.queue)?;
@@ -195,7 +195,7 @@ impl Command<'_> {
                 aborted
             }
             // The first half of a pair that is in its device is one of these.
-            Step::Free | Step::Fused | Step::Held => false,
+            Step::Free | Step::Fused | Step::Deferred => false,
         }
     }
 }

@@ -9,20 +9,21 @@ use crate::subsystems::core_handle::ReqIndex;
 
 const NONE: u16 = u16::MAX;
 
-/// Where a command is.
+/// The state of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Free,
-    /// Waits for a buffer, in the group's list.
+    /// The command waits for a buffer, in the group's list.
     Buffer,
-    /// The transport is getting its data.
+    /// The transport transfers the data from the host.
     Fetching,
     /// First or second half of a fused pair, complete with data, waiting for the other half.
     Fused,
     /// The device executes the command, or the command waits for room in the device.
     Executing,
-    /// An admin command that is answered later (an event request, an abort on another core).
-    Held,
+    /// The command completes later, by another event: Asynchronous Event Request, Abort on another
+    /// core.
+    Deferred,
 }
 
 pub(crate) struct Request {

@@ -171,13 +171,13 @@ impl Op {
                 Progress::Waits(self)
             }
             Decision::Refused(status) => Progress::Done(status),
-            Decision::Taken(outcome, Some(store)) => {
+            Decision::Accepted(outcome, Some(store)) => {
                 let (ticket, answer) = Ticket::new(handle.clone());
                 store.store(outcome.next.ptpl.then_some(&outcome.next), ticket);
                 self.waits = Waits::Storing(answer, outcome);
                 Progress::Waits(self)
             }
-            Decision::Taken(outcome, None) => self.install(outcome, handle),
+            Decision::Accepted(outcome, None) => self.install(outcome, handle),
         }
     }
 
@@ -247,7 +247,7 @@ pub(super) fn run(command: &mut Command, ask: Ask) {
 
 /// Runs an errand; the request is answered when all is done.
 pub(super) fn start(command: &mut Command, errand: Errand) {
-    command.request().step = Step::Held;
+    command.request().step = Step::Deferred;
     let op = Op {
         request: command.queue.name_of(command.index),
         errand,
@@ -376,7 +376,7 @@ pub(super) fn preempt(command: &mut Command, nsid: u32) -> bool {
             in_device
         }
         // Nothing has been done for it: it meets the reservation when it runs.
-        Step::Free | Step::Fused | Step::Held => false,
+        Step::Free | Step::Fused | Step::Deferred => false,
     }
 }
 

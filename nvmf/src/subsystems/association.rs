@@ -108,14 +108,14 @@ impl QueueInfo {
     }
 }
 
-/// Why an association takes no queue.
+/// The reason why an association refuses a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoQueue {
-    /// There is one with this id.
-    Taken,
-    /// There is one with this id that is about to go.
+    /// A queue with this identifier exists.
+    InUse,
+    /// A queue with this identifier exists and is being closed.
     Ending,
-    /// The association itself is about to go.
+    /// The association itself is being closed.
     Closing,
 }
 
@@ -388,7 +388,7 @@ impl Association {
         }
         match queues.get(&info.qid) {
             Some(before) if before.ending => return Err(NoQueue::Ending),
-            Some(_) => return Err(NoQueue::Taken),
+            Some(_) => return Err(NoQueue::InUse),
             None => {}
         }
         let counts = info.group.counts();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_bdev::reservation::{Ask, Held, ReservationReport};
+use nacre_bdev::reservation::{Ask, ActiveReservation, ReservationReport};
 use nacre_bdev::{Io, Op, Queue, Status};
 use nacre_nvmf_remote::State;
 use nacre_tests::target::{TestTarget, nqn, ram};
@@ -45,7 +45,7 @@ fn reservation_operations_work() {
     let own = ReservationReport {
         own: Some(KEY),
         others: vec![],
-        held: Held::ByRegistrants,
+        held: ActiveReservation::AllRegistrants,
     };
     assert_eq!(seen_by(&mut one), own);
     assert_eq!((one.write(0, 1), two.write(0, 2)), (Status::Ok, REFUSED));

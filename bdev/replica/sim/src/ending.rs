@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::agenda::Event;
 use crate::holder::Holder;
-use crate::load::Wish;
+use crate::load::NewRequest;
 use crate::world::World;
 
 /// Virtual time in which a volume without troubles must have healed.
@@ -54,7 +54,7 @@ impl Ending<'_> {
         let blocks = self.world.holders[index].blocks();
         let step = (STEP / self.world.format.block) as u64;
         for lba in (0..blocks).step_by(step as usize) {
-            let wish = Wish {
+            let wish = NewRequest {
                 op: Op::Read,
                 flags: Flags::empty(),
                 lba,
@@ -62,7 +62,7 @@ impl Ending<'_> {
             };
             self.must(index, lane, wish)?;
         }
-        let flush = Wish {
+        let flush = NewRequest {
             op: Op::Flush,
             flags: Flags::empty(),
             lba: 0,
@@ -188,7 +188,7 @@ impl Ending<'_> {
         if holder.lanes.is_empty() {
             holder.add_lane();
         }
-        let wish = Wish {
+        let wish = NewRequest {
             op: Op::Write,
             flags: Flags::empty(),
             lba: 0,
@@ -235,7 +235,7 @@ impl Ending<'_> {
     }
 
     /// Executes one I/O, which has no reason to fail.
-    fn must(&mut self, index: usize, lane: usize, wish: Wish) -> Result<(), String> {
+    fn must(&mut self, index: usize, lane: usize, wish: NewRequest) -> Result<(), String> {
         let (reads, flushes) = (self.world.checker.reads, self.world.checker.flushes);
         let World {
             holders,

@@ -31,9 +31,9 @@ pub struct Ongoing {
     pub began: Moment,
 }
 
-/// A request before it has a number.
+/// A request that was not submitted yet, so it has no number.
 #[derive(Debug, Clone, Copy)]
-pub struct Wish {
+pub struct NewRequest {
     pub op: Op,
     pub flags: Flags,
     pub lba: u64,
@@ -102,7 +102,7 @@ impl Hot {
     }
 
     /// `now`: the present size of the volume in blocks.
-    pub fn wish(&self, random: &mut Random, now: u64) -> Wish {
+    pub fn wish(&self, random: &mut Random, now: u64) -> NewRequest {
         let (lba, mut blocks) = self.somewhere(random);
         if random.one_in(40) {
             blocks = random.within(1, 96).min(self.blocks - lba);
@@ -128,7 +128,7 @@ impl Hot {
         } else {
             (lba, blocks)
         };
-        Wish {
+        NewRequest {
             op,
             flags,
             lba,
@@ -154,7 +154,7 @@ impl Lane {
     /// `false`: it is not accepted now.
     pub fn submit(
         &mut self,
-        wish: Wish,
+        wish: NewRequest,
         pool: &Pool,
         numbers: &mut Numbers,
         checker: &mut Checker,
@@ -189,7 +189,7 @@ impl Lane {
             None => {}
         }
         numbers.ios = number;
-        let Wish {
+        let NewRequest {
             op,
             flags,
             lba,

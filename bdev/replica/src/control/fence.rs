@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use nacre_bdev::Bdev;
-use nacre_bdev::reservation::{Ask, Held, ReservationReport};
+use nacre_bdev::reservation::{Ask, ActiveReservation, ReservationReport};
 use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
@@ -74,10 +74,10 @@ pub(super) fn next(report: &ReservationReport, key: u64) -> Next {
         return Next::Outranked;
     }
     match report.held {
-        Held::Otherwise(_) => Next::Strange,
-        Held::ByRegistrants if own == Some(key) && others.is_empty() => Next::Done,
+        ActiveReservation::Other(_) => Next::Strange,
+        ActiveReservation::AllRegistrants if own == Some(key) && others.is_empty() => Next::Done,
         // Any other registered host must be excluded.
-        Held::ByRegistrants if own == Some(key) => Next::Ask(Ask::Preempt { key }),
+        ActiveReservation::AllRegistrants if own == Some(key) => Next::Ask(Ask::Preempt { key }),
         _ if !others.iter().all(of_volume) => Next::Strange,
         _ if own != Some(key) => Next::Ask(Ask::Register { current: own, key }),
         _ => Next::Ask(Ask::Acquire { key }),
@@ -190,7 +190,7 @@ mod tests {
         key(VOLUME, epoch, Uuid::from_u128(holder))
     }
 
-    fn report(own: Option<u64>, others: &[u64], held: Held) -> ReservationReport {
+    fn report(own: Option<u64>, others: &[u64], held: ActiveReservation) -> ReservationReport {
         ReservationReport {
             own,
             others: others.to_vec(),
@@ -214,23 +214,23 @@ mod tests {
     /// The next step for every possible report.
     #[test]
     fn steps() {
-        use Held::*;
+        use ActiveReservation::*;
         let (key, older, newer) = (of(5, 1), of(4, 2), of(6, 2));
         let stranger = 0xabc;
         let does = |own, others: &[u64], held| next(&report(own, others, held), key);
         let register = |current| Next::Ask(Ask::Register { current, key });
         let acquire = Next::Ask(Ask::Acquire { key });
         let preempt = Next::Ask(Ask::Preempt { key });
-        assert_eq!(does(None, &[], Nothing), register(None));
-        assert_eq!(does(Some(older), &[], ByRegistrants), register(Some(older)));
-        assert_eq!(does(None, &[older], ByRegistrants), register(None));
-        assert_eq!(does(Some(key), &[], Nothing), acquire);
-        assert_eq!(does(Some(key), &[older], Nothing), acquire);
-        assert_eq!(does(Some(key), &[older], ByRegistrants), preempt);
-        assert_eq!(does(Some(key), &[older, stranger], ByRegistrants), preempt);
-        assert_eq!(does(Some(key), &[], ByRegistrants), Next::Done);
+        assert_eq!(does(None, &[], NotReserved), register(None));
+        assert_eq!(does(Some(older), &[], AllRegistrants), register(Some(older)));
+        assert_eq!(does(None, &[older], AllRegistrants), register(None));
+        assert_eq!(does(Some(key), &[], NotReserved), acquire);
+        assert_eq!(does(Some(key), &[older], NotReserved), acquire);
+        assert_eq!(does(Some(key), &[older], AllRegistrants), preempt);
+        assert_eq!(does(Some(key), &[older, stranger], AllRegistrants), preempt);
+        assert_eq!(does(Some(key), &[], AllRegistrants), Next::Done);
         for own in [None, Some(older), Some(key)] {
-            for held in [Nothing, ByRegistrants, Otherwise(1)] {
+            for held in [NotReserved, AllRegistrants, Other(1)] {
                 assert_eq!(does(own, &[older, newer], held), Next::Outranked);
                 assert_eq!(
                     does(own, &[of(5, 3)], held),
@@ -238,9 +238,9 @@ mod tests {
                     "the higher one"
                 );
             }
-            assert_eq!(does(own, &[], Otherwise(2)), Next::Strange);
-            assert_eq!(does(own, &[stranger], Nothing), Next::Strange);
+            assert_eq!(does(own, &[], Other(2)), Next::Strange);
+            assert_eq!(does(own, &[stranger], NotReserved), Next::Strange);
         }
-        assert_eq!(does(None, &[stranger], ByRegistrants), Next::Strange);
+        assert_eq!(does(None, &[stranger], AllRegistrants), Next::Strange);
     }
 }

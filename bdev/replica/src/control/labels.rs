@@ -65,13 +65,13 @@ impl Membership {
         };
         let (volume, found, epoch) = match self.media.read_label(disk).await? {
             Ok((label, _)) => (label.volume, label.replica, label.stamp.epoch),
-            Err(LabelError::TwoOwners) => return Err(Failure::Taken),
+            Err(LabelError::TwoOwners) => return Err(Failure::OtherReplica),
             Err(_) => return Ok(()),
         };
         if (volume, found) != (record.id, replica) {
             let device = &disk.name;
             tracing::warn!(device, %volume, "a replica has become another one");
-            return Err(Failure::Taken);
+            return Err(Failure::OtherReplica);
         }
         if epoch > record.epoch {
             let (device, own) = (&disk.name, record.epoch);

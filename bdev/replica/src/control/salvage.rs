@@ -21,8 +21,8 @@ use crate::shared::Failure;
 /// more unreadable blocks should be replaced.
 const MOST: usize = 64;
 
-/// Blocks that another replica could read.
-struct Taken {
+/// A range of blocks that another replica could read.
+struct Recovered {
     lba: u64,
     blocks: u64,
     slot: usize,
@@ -69,7 +69,7 @@ impl Copier {
                 }
             }
         }
-        let mut taken: Vec<Taken> = Vec::new();
+        let mut taken: Vec<Recovered> = Vec::new();
         for lba in unread {
             let mut found = None;
             for (slot, live, whole) in &others {
@@ -88,7 +88,7 @@ impl Copier {
                 Some(last) if (last.lba + last.blocks, last.slot) == (lba, slot) => {
                     last.blocks += 1
                 }
-                _ => taken.push(Taken {
+                _ => taken.push(Recovered {
                     lba,
                     blocks: 1,
                     slot,
@@ -125,7 +125,7 @@ impl Copier {
         others
     }
 
-    async fn write_back(&self, run: &Taken, to: &Rc<Live>, data: Buf) -> Result<(), Failure> {
+    async fn write_back(&self, run: &Recovered, to: &Rc<Live>, data: Buf) -> Result<(), Failure> {
         let slot = {
             let state = self.context.state.borrow();
             let mut live = state.live.iter();

@@ -5,7 +5,7 @@
 //!              └──> held: reads | others, in order ──poll(now): admitted──> start
 //! ```
 //!
-//! Held I/O counts as accepted: towards the queue's depth, so that a full queue slows the host
+//! QueuedIo I/O counts as accepted: towards the queue's depth, so that a full queue slows the host
 //! down, and towards the latency. Reads and others wait apart, as they have separate limits.
 
 use std::collections::VecDeque;
@@ -24,17 +24,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub(super) struct Throttle {
     chain: Chain,
     block_size: u64,
-    /// Reads, and others.
-    held: [VecDeque<Held>; 2],
-    /// Which of the two is next.
+    /// Waiting reads, and waiting I/O of other kinds.
+    queued: [VecDeque<QueuedIo>; 2],
+    /// The index of the list to serve next.
     turn: usize,
 }
 
-struct Held {
+/// An I/O that waits for its limit.
+struct QueuedIo {
     io: Io,
-    /// `None`: while the time was unknown.
+    /// Time of arrival; `None`: unknown.
     since: Option<Nanos>,
-    /// Admitted, but the module was too busy for it.
+    /// The limit has admitted it, but the module was busy.
     admitted: bool,
 }
 
@@ -43,12 +44,12 @@ impl Throttle {
         Throttle {
             chain: chain.clone(),
             block_size: u64::from(block_size),
-            held: Default::default(),
+            queued: Default::default(),
             turn: 0,
         }
     }
 
-    /// Whether there is anything to do about the next I/O.
+    /// True if the next I/O must pass the throttle: a limit is set, or I/O waits.
     #[inline]
     pub fn is_active(&self) -> bool {
         self.chain.is_on() || self.holds()
@@ -61,12 +62,12 @@ impl Throttle {
 
     #[inline]
     pub fn len(&self) -> usize {
-        self.held[0].len() + self.held[1].len()
+        self.queued[0].len() + self.queued[1].len()
     }
 
     /// The time is known again.
     pub fn woken(&mut self, now: Nanos) {
-        for held in self.held.iter_mut().flatten() {
+        for held in self.queued.iter_mut().flatten() {
             held.since.get_or_insert(now);
         }
     }
@@ -76,15 +77,15 @@ impl Throttle {
     }
 
     /// The next one that may go, by the limits or because they count no more.
-    fn next(&mut self, now: Nanos, all: bool) -> Option<(usize, Held)> {
+    fn next(&mut self, now: Nanos, all: bool) -> Option<(usize, QueuedIo)> {
         for side in [self.turn, 1 - self.turn] {
-            let Some(first) = self.held[side].front() else {
+            let Some(first) = self.queued[side].front() else {
                 continue;
             };
             let (op, bytes) = (first.io.op, self.bytes(&first.io));
             if all || first.admitted || self.chain.admit(op, bytes, now) {
                 self.turn = 1 - side;
-                return self.held[side].pop_front().map(|held| (side, held));
+                return self.queued[side].pop_front().map(|held| (side, held));
             }
         }
         None
@@ -93,7 +94,7 @@ impl Throttle {
     /// Returns how long a reactor may sleep. `comes`: an I/O will end in the module, and wake it.
     pub fn arm(&self, now: Nanos, comes: bool) -> Idle {
         let mut idle = Idle::Quiet;
-        for first in self.held.iter().filter_map(VecDeque::front) {
+        for first in self.queued.iter().filter_map(VecDeque::front) {
             let due = self.chain.due(first.io.op, self.bytes(&first.io));
             idle = idle.and(match first.admitted || due <= now {
                 true if comes => Idle::Quiet,
@@ -104,8 +105,8 @@ impl Throttle {
         idle
     }
 
-    fn take(&mut self, token: Token) -> Option<Held> {
-        self.held.iter_mut().find_map(|held| {
+    fn take(&mut self, token: Token) -> Option<QueuedIo> {
+        self.queued.iter_mut().find_map(|held| {
             let at = held.iter().position(|held| held.io.token == token)?;
             held.remove(at)
         })
@@ -133,7 +134,7 @@ impl LayerQueue {
         }
         let since = (!self.stale).then_some(self.now);
         self.stats.throttled();
-        self.throttle.held[side].push_back(Held {
+        self.throttle.held[side].push_back(QueuedIo {
             io,
             since,
             admitted: false,
@@ -153,7 +154,7 @@ impl LayerQueue {
             let outcome = self.start(held.io);
             self.arrived = None;
             if let Err((Busy, io)) = outcome {
-                self.throttle.held[side].push_front(Held {
+                self.throttle.held[side].push_front(QueuedIo {
                     io,
                     since,
                     admitted: true,

@@ -5,7 +5,7 @@
 //! have changed in between. The caller gets the failure and reads a report first.
 
 use nacre_bdev::Status;
-use nacre_bdev::reservation::{Ask, Held, ReservationReport, Reserve};
+use nacre_bdev::reservation::{Ask, ActiveReservation, ReservationReport, Reserve};
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::Sqe;
 use nacre_nvmf_wire::commands::reservation::{
@@ -166,9 +166,9 @@ fn parse_report(data: &[u8], host: &[u8; 16]) -> Option<ReservationReport> {
     let (header, _) = ReportHeader::ref_from_prefix(data).ok()?;
     let entries = data.get(ReportHeader::EXTENDED_SIZE..).unwrap_or_default();
     let held = match ReservationType::from_u8(header.rtype) {
-        None if header.rtype == 0 => Held::Nothing,
-        Some(kind) if kind == KIND => Held::ByRegistrants,
-        _ => Held::Otherwise(header.rtype),
+        None if header.rtype == 0 => ActiveReservation::NotReserved,
+        Some(kind) if kind == KIND => ActiveReservation::AllRegistrants,
+        _ => ActiveReservation::Other(header.rtype),
     };
     let mut found = ReservationReport {
         held,
@@ -227,7 +227,7 @@ mod tests {
         let expected = ReservationReport {
             own: Some(7),
             others: vec![8, 9],
-            held: Held::ByRegistrants,
+            held: ActiveReservation::AllRegistrants,
         };
         assert_eq!(parse_report(&all, &me), Some(expected));
         let short = &all[..all.len() - 1];
@@ -238,8 +238,8 @@ mod tests {
             Some(ReservationReport::default())
         );
         let held = |rtype| parse_report(&report(rtype, &[]), &me).map(|s| s.held);
-        assert_eq!(held(1), Some(Held::Otherwise(1)));
-        assert_eq!(held(77), Some(Held::Otherwise(77)));
+        assert_eq!(held(1), Some(ActiveReservation::Other(1)));
+        assert_eq!(held(77), Some(ActiveReservation::Other(77)));
     }
 
     /// Each request, as the bytes that a target sees.

@@ -37,7 +37,7 @@ use crate::subsystems::subsystem::Subsystem;
 
 pub use notices::{MAX_NOTICES, NoticeLog};
 pub(crate) use state::{Command, Outcome};
-pub use state::{Held, HostId, MAX_REGISTRANTS, Notice, Registrant, Rights, State};
+pub use state::{HeldReservation, HostId, MAX_REGISTRANTS, Notice, Registrant, Rights, State};
 
 /// Storage for a namespace's state that persists through power loss.
 pub trait ReservationStore: Send + Sync {
@@ -115,18 +115,18 @@ pub struct Reservation {
     store: Option<Arc<dyn ReservationStore>>,
 }
 
-/// What became of a command that was to be decided.
+/// The decision about a reservation command.
 pub(crate) enum Decision {
-    /// Another command's outcome is about to be installed.
+    /// Another command's outcome is being stored: retry after that.
     Wait,
     Refused(StatusCode),
-    /// The receiver installs the outcome once the store (if there is one) has it.
-    Taken(Outcome, Option<Arc<dyn ReservationStore>>),
+    /// The caller installs the outcome after the store, if any, has saved it.
+    Accepted(Outcome, Option<Arc<dyn ReservationStore>>),
 }
 
 struct Inner {
     state: State,
-    /// The next state is decided, and not installed yet: commands wait.
+    /// The next state is decided but not installed: other commands wait.
     busy: bool,
     /// Cores with commands that wait.
     waiters: Vec<GroupHandle>,
@@ -202,7 +202,7 @@ impl Reservation {
         let lasts = inner.state.ptpl || outcome.next.ptpl;
         let changes = inner.state != outcome.next;
         let store = self.store.as_ref().filter(|_| lasts && changes);
-        Decision::Taken(outcome, store.cloned())
+        Decision::Accepted(outcome, store.cloned())
     }
 
     /// Takes a new state, and lets the commands go on that waited for it.

@@ -23,16 +23,18 @@ pub const MAX_REGISTRANTS: usize = 256;
 const CONFLICT: StatusCode = StatusCode::RESERVATION_CONFLICT.with_dnr();
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 
+/// A registered host and its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Registrant {
     pub host: HostId,
     pub key: u64,
 }
 
+/// The reservation of a namespace: its type and holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldReservation {
     pub kind: ReservationType,
-    /// `None`: every registrant.
+    /// The holder; `None`: every registrant.
     pub holder: Option<HostId>,
 }
 
@@ -41,7 +43,7 @@ pub struct Held {
 pub struct State {
     /// Registrants in the order of their registration.
     pub registrants: Vec<Registrant>,
-    pub held: Option<Held>,
+    pub held: Option<HeldReservation>,
     /// Counts successful Registers, Preempts and Clears.
     pub generation: u32,
     /// Persist through power loss.
@@ -119,9 +121,9 @@ const fn excludes_reads(kind: ReservationType) -> bool {
     )
 }
 
-impl Held {
-    fn by(kind: ReservationType, host: HostId) -> Held {
-        Held {
+impl HeldReservation {
+    fn by(kind: ReservationType, host: HostId) -> HeldReservation {
+        HeldReservation {
             kind,
             holder: (!is_all_registrants(kind)).then_some(host),
         }
@@ -294,7 +296,7 @@ impl State {
         outcome: &mut Outcome,
     ) -> Result<(), StatusCode> {
         match self.held {
-            None => outcome.next.held = Some(Held::by(kind, *host)),
+            None => outcome.next.held = Some(HeldReservation::by(kind, *host)),
             Some(held) if held.kind == kind && self.holds(host) => {}
             Some(_) => return Err(CONFLICT),
         }
@@ -316,13 +318,13 @@ impl State {
             // All hold it, and all others are to go.
             Some(None) if preempt == 0 => {
                 next.registrants.retain(|r| !is_other(r));
-                next.held = Some(Held::by(kind, *host));
+                next.held = Some(HeldReservation::by(kind, *host));
             }
             // The key names the holder: other hosts with that key go with it. The host that sends
             // the command stays, even if it is the holder.
             Some(Some(holder)) if self.key_of(&holder) == Some(preempt) => {
                 next.registrants.retain(|r| !(with_key(r) && is_other(r)));
-                next.held = Some(Held::by(kind, *host));
+                next.held = Some(HeldReservation::by(kind, *host));
             }
             Some(Some(_)) if preempt == 0 => return Err(INVALID),
             // Registrations only, of any host.

@@ -526,7 +526,7 @@ enum Answer {
     Whole,
     InTwo,
     WithResponse,
-    Fails,
+    ErrorStatus,
     Padded,
 }
 
@@ -545,7 +545,7 @@ proptest! {
                             6 => Just(Answer::Whole),
                             1 => Just(Answer::InTwo),
                             1 => Just(Answer::WithResponse),
-                            1 => Just(Answer::Fails),
+                            1 => Just(Answer::ErrorStatus),
                             1 => Just(Answer::Padded),
                         ],
                         prop_oneof![3 => Just(4096usize), 1 => Just(512usize), 1 => 2000usize..8192],
@@ -584,7 +584,7 @@ proptest! {
                         stream.extend(c2h(id, 0, &data, PduFlags::LAST_PDU));
                         stream.extend(response(Cqe::success(id)));
                     }
-                    Answer::Fails => stream.extend(response(Cqe::new(id, StatusCode::new(2, 0x81)))),
+                    Answer::ErrorStatus => stream.extend(response(Cqe::new(id, StatusCode::new(2, 0x81)))),
                     Answer::Padded => {
                         let mut pdu = c2h(id, 0, &data, END);
                         pdu[3] += 8;
@@ -601,7 +601,7 @@ proptest! {
             prop_assert_eq!(ends.iter().map(|end| usize::from(end.0.cid())).collect::<Vec<_>>(), order);
             for (cqe, read, transferred) in ends {
                 let (answer, len) = reads[usize::from(cqe.cid())];
-                if matches!(answer, Answer::Fails) {
+                if matches!(answer, Answer::ErrorStatus) {
                     prop_assert_eq!(cqe.status(), StatusCode::new(2, 0x81));
                     prop_assert_eq!(transferred, 0);
                 } else {

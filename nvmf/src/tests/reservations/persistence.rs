@@ -16,7 +16,7 @@ use super::super::host::INVALID;
 use super::super::rig::*;
 use super::{CONFLICT, Host, KEY_A, KEY_B, OK};
 use crate::subsystems::reservation::{
-    Held, Registrant, ReservationStore, Reservations, State, Ticket,
+    HeldReservation, Registrant, ReservationStore, Reservations, State, Ticket,
 };
 use crate::subsystems::{NamespaceConfig, NamespaceIds, TargetConfig};
 
@@ -196,7 +196,7 @@ fn reservations_come_back() {
             host: [0xa; 16],
             key: KEY_A,
         }],
-        held: Some(Held {
+        held: Some(HeldReservation {
             kind: ReservationType::ExclusiveAccess,
             holder: Some([0xa; 16]),
         }),

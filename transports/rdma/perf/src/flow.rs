@@ -24,13 +24,13 @@ pub struct Load {
 }
 
 /// A request that was posted and has not completed.
-struct UnderWay {
+struct Outstanding {
     posted: Instant,
-    what: What,
+    what: RequestKind,
 }
 
 #[derive(Clone, Copy)]
-enum What {
+enum RequestKind {
     Send,
     Write,
     /// The request to compare the previously written data.
@@ -39,12 +39,12 @@ enum What {
     Read(u16),
 }
 
-impl What {
+impl RequestKind {
     fn opcode(self) -> &'static str {
         match self {
-            What::Send | What::Check => "SEND",
-            What::Write => "RDMA WRITE",
-            What::Read(_) => "RDMA READ",
+            RequestKind::Send | RequestKind::Check => "SEND",
+            RequestKind::Write => "RDMA WRITE",
+            RequestKind::Read(_) => "RDMA READ",
         }
     }
 }
@@ -56,7 +56,7 @@ pub struct Flow {
     remote: Accept,
     /// Most requests in flight.
     limit: usize,
-    under_way: VecDeque<UnderWay>,
+    under_way: VecDeque<Outstanding>,
     /// Number of the next message. It counts on over all sizes of a session.
     next: u64,
     /// Messages that the server has confirmed, and messages that it allows in total.
@@ -200,7 +200,7 @@ impl Flow {
                     pattern.fill(head, 0);
                 }
                 self.lane.send_with(head, None, data)?;
-                self.sent(What::Send, now);
+                self.sent(RequestKind::Send, now);
                 if terms.measure == Measure::Latency {
                     self.echoes.push_back(now);
                 }
@@ -225,7 +225,7 @@ impl Flow {
                 }
                 let address = self.address_of(terms, slot);
                 self.lane.write(address, self.remote.rkey, buf)?;
-                self.sent(What::Write, now);
+                self.sent(RequestKind::Write, now);
                 if terms.verify {
                     let check = Message::Check {
                         slot,
@@ -233,7 +233,7 @@ impl Flow {
                         bytes: size.into(),
                     };
                     self.lane.send(&check.to_bytes(), None);
-                    self.sent(What::Check, now);
+                    self.sent(RequestKind::Check, now);
                 }
             }
             Op::Read => {
@@ -248,7 +248,7 @@ impl Flow {
                 let slot = (number % u64::from(self.remote.slots)) as u16;
                 let address = self.address_of(terms, slot);
                 self.lane.read(address, self.remote.rkey, buf)?;
-                self.sent(What::Read(slot), now);
+                self.sent(RequestKind::Read(slot), now);
             }
         }
         self.next += 1;
@@ -259,9 +259,9 @@ impl Flow {
         self.remote.address + u64::from(slot) * u64::from(terms.message_bytes)
     }
 
-    fn sent(&mut self, what: What, posted: Instant) {
+    fn sent(&mut self, what: RequestKind, posted: Instant) {
         self.lane.signal_last();
-        self.under_way.push_back(UnderWay { posted, what });
+        self.under_way.push_back(Outstanding { posted, what });
     }
 
     /// Posts the queued requests.
@@ -302,10 +302,10 @@ impl Flow {
             });
         }
         let read = self.lane.sent(done);
-        let Some(UnderWay { posted, what }) = self.under_way.pop_front() else {
+        let Some(Outstanding { posted, what }) = self.under_way.pop_front() else {
             return Ok(Outcome::default());
         };
-        if let What::Read(slot) = what
+        if let RequestKind::Read(slot) = what
             && load.terms.verify
             && let Some(buf) = read
         {
@@ -322,9 +322,9 @@ impl Flow {
             }
         }
         let counts = match what {
-            What::Check => false,
-            What::Send => load.terms.measure == Measure::Bandwidth,
-            What::Write | What::Read(_) => true,
+            RequestKind::Check => false,
+            RequestKind::Send => load.terms.measure == Measure::Bandwidth,
+            RequestKind::Write | RequestKind::Read(_) => true,
         };
         let measured = counts.then(|| now.saturating_duration_since(posted));
         Ok(Outcome {

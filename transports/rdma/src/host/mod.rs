@@ -208,7 +208,7 @@ impl RdmaHosts {
             .map_err(std::io::Error::other)?;
         let carve = |class| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
         // Created first, so that the memory is deregistered if carving it fails.
-        let lent = Lent {
+        let lent = RegisteredArena {
             shared: Arc::clone(&self.shared),
             arena: arena.clone(),
         };
@@ -244,20 +244,20 @@ impl Drop for RdmaHosts {
     }
 }
 
-/// Memory for the rings of a dialer's queue pairs, for as long as one of them or the dialer exists.
+/// The memory of the rings of a dialer's queue pairs. It exists as long as one of them or the dialer.
 struct RingMemory {
     messages: Pool,
     headers: Pool,
-    _lent: Lent,
+    _lent: RegisteredArena,
 }
 
-/// An arena that all devices know until this is dropped.
-struct Lent {
+/// An arena that is registered with all devices until this is dropped.
+struct RegisteredArena {
     shared: Arc<HostShared>,
     arena: Arena,
 }
 
-impl Drop for Lent {
+impl Drop for RegisteredArena {
     fn drop(&mut self) {
         // The management thread destroys earlier returned queue pairs first, and has time to wait
         // for devices.
@@ -265,7 +265,7 @@ impl Drop for Lent {
     }
 }
 
-/// Makes queue pairs on one core.
+/// Creates queue pairs on one core: the RDMA implementation of `Dial`.
 pub struct RdmaDialer {
     shared: Arc<HostShared>,
     memory: Rc<RingMemory>,

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use nacre_bdev::reservation::{Ask, Held};
+use nacre_bdev::reservation::{Ask, ActiveReservation};
 use nacre_bdev::{Op, Status};
 
-use super::shared_device::Fails;
+use super::shared_device::InjectedFailure;
 use super::rig::{REGION, World};
 use crate::handle::{Command, Fencing, Happened, NewVolume, VolumeError, VolumeState};
 use crate::model::{ReplicaState, Settings};
@@ -16,8 +16,8 @@ const ME: u8 = 1;
 const RIVAL: u8 = 2;
 
 /// A volume of `disks` disks with reservations.
-fn guarded(disks: usize) -> World {
-    let mut world = World::guarded(disks, ME);
+fn shared(disks: usize) -> World {
+    let mut world = World::shared(disks, ME);
     world.create(disks, Settings::default()).unwrap();
     world.open().unwrap();
     world
@@ -36,13 +36,13 @@ fn must_not_be_acknowledged(world: &mut World, token: u64) {
 /// shows which of the two protects a replica.
 #[test]
 fn held_while_open() {
-    let mut world = guarded(2);
+    let mut world = shared(2);
     world.write(0, 8, 1);
     for disk in ["d0", "d1"] {
         let known = world.shelf.reservations(disk);
         let known = known.lock();
         assert_eq!(known.keys.keys().collect::<Vec<_>>(), [&ME]);
-        assert_eq!(known.held, Held::ByRegistrants);
+        assert_eq!(known.held, ActiveReservation::AllRegistrants);
     }
     let fencing = |world: &World| {
         world
@@ -56,7 +56,7 @@ fn held_while_open() {
     let first = world.shelf.key("d0", ME).unwrap();
     world.close();
     assert_eq!(world.shelf.key("d0", ME), None);
-    assert_eq!(world.shelf.reservations("d1").lock().held, Held::Nothing);
+    assert_eq!(world.shelf.reservations("d1").lock().held, ActiveReservation::NotReserved);
     world.open().unwrap();
     assert!(world.shelf.key("d0", ME).unwrap() > first, "a later epoch");
 
@@ -68,7 +68,7 @@ fn held_while_open() {
 /// acknowledges nothing, whichever replicas it can reach. No replica is marked bad for that.
 #[test]
 fn the_older_holder_is_fenced() {
-    let mut world = guarded(2);
+    let mut world = shared(2);
     world.write(0, 8, 1);
     let mut rival = world.rival(RIVAL);
     rival.open().unwrap();
@@ -91,7 +91,7 @@ fn the_older_holder_is_fenced() {
 /// A holder without writes also learns of the other holder, and serves no more reads.
 #[test]
 fn an_idle_holder_is_fenced_too() {
-    let mut world = guarded(1);
+    let mut world = shared(1);
     world.write(0, 8, 1);
     let mut rival = world.rival(RIVAL);
     rival.open().unwrap();
@@ -107,7 +107,7 @@ fn an_idle_holder_is_fenced_too() {
 /// read, or never acknowledged. Reaching one of two replicas is enough to be fenced.
 #[test]
 fn taken_over_under_load() {
-    let mut world = guarded(2);
+    let mut world = shared(2);
     let tokens: Vec<u64> = (0..32).map(|at| world.begin_write(at * 8, 8, 7)).collect();
     world.step();
     let mut rival = world.rival(RIVAL);
@@ -135,7 +135,7 @@ fn taken_over_under_load() {
 /// A returning holder, which was cut off, takes no reservation from its successor.
 #[test]
 fn a_returning_old_holder() {
-    let mut world = guarded(2);
+    let mut world = shared(2);
     world.write(0, 8, 1);
     ["d0", "d1"]
         .iter()
@@ -171,11 +171,11 @@ fn a_returning_old_holder() {
 /// volume.
 #[test]
 fn a_target_that_forgets() {
-    let mut world = guarded(1);
+    let mut world = shared(1);
     let key = world.shelf.key("d0", ME);
     *world.shelf.reservations("d0").lock() = Default::default();
     world.until(|world| world.shelf.key("d0", ME) == key);
-    world.until(|w| w.shelf.reservations("d0").lock().held == Held::ByRegistrants);
+    world.until(|w| w.shelf.reservations("d0").lock().held == ActiveReservation::AllRegistrants);
     world.write(0, 8, 1);
     assert_eq!(world.state(), VolumeState::Healthy);
 
@@ -199,7 +199,7 @@ fn steps_that_fail() {
     ];
     // The reservation of a holder that closed is acquired, that of another is preempted.
     let left = |disks: usize, at: usize| {
-        let mut world = guarded(disks);
+        let mut world = shared(disks);
         world.write(0, 8, 1);
         match at {
             2 => world.close(),
@@ -210,19 +210,19 @@ fn steps_that_fail() {
     for (at, which) in which.into_iter().enumerate() {
         let world = left(2, at);
         let mut rival = world.rival(RIVAL);
-        let fails = |rival: &World, name: &str, status, once| {
-            let fails = Fails {
+        let fail = |rival: &World, name: &str, status, once| {
+            let failure = InjectedFailure {
                 which,
                 status,
                 once,
             };
-            rival.shelf.reservations(name).lock().fails = Some(fails);
+            rival.shelf.reservations(name).lock().failure = Some(failure);
         };
         let mends = |rival: &World, name: &str| {
-            rival.shelf.reservations(name).lock().fails = None;
+            rival.shelf.reservations(name).lock().failure = None;
         };
         // The device disappears between two steps.
-        fails(&rival, "d1", Status::Gone, false);
+        fail(&rival, "d1", Status::Gone, false);
         rival.open().unwrap();
         rival.write(8, 8, 2);
         assert!(!rival.status().replicas[1].attached, "step {at}");
@@ -234,7 +234,7 @@ fn steps_that_fail() {
         // With a single replica the opening fails.
         let world = left(1, at);
         let mut rival = world.rival(RIVAL);
-        fails(&rival, "d0", Status::Gone, false);
+        fail(&rival, "d0", Status::Gone, false);
         let error = rival.open();
         let none = matches!(error, Err(VolumeError::NothingInSync { .. }));
         assert!(none, "step {at}: {error:?}");
@@ -245,7 +245,7 @@ fn steps_that_fail() {
         // A faster host's reservation refuses the step; that host has left since.
         let world = left(1, at);
         let mut rival = world.rival(RIVAL);
-        fails(&rival, "d0", Status::RESERVATION_CONFLICT, true);
+        fail(&rival, "d0", Status::RESERVATION_CONFLICT, true);
         match at {
             // A host that may not read registrations does not become the holder.
             0 => assert!(matches!(
@@ -261,14 +261,14 @@ fn steps_that_fail() {
 /// gives up and leaves no registration.
 #[test]
 fn outranked_while_opening() {
-    let mut world = guarded(2);
+    let mut world = shared(2);
     world.close();
     let later = super::super::fence::key(world.id, 99, uuid::Uuid::from_u128(9));
     {
         let known = world.shelf.reservations("d1");
         let mut known = known.lock();
         known.keys.insert(RIVAL, later);
-        known.held = Held::ByRegistrants;
+        known.held = ActiveReservation::AllRegistrants;
     }
     let error = world.open().unwrap_err();
     assert!(matches!(error, VolumeError::Fenced { .. }), "{error}");
@@ -280,24 +280,24 @@ fn outranked_while_opening() {
 /// reservation.
 #[test]
 fn reserved_by_an_unrelated_host() {
-    let mut world = World::guarded(2, ME);
+    let mut world = World::shared(2, ME);
     let stranger = |world: &World, held| {
         let known = world.shelf.reservations("d1");
         let mut known = known.lock();
         known.keys.insert(RIVAL, 0xabc);
         known.held = held;
     };
-    stranger(&world, Held::ByRegistrants);
+    stranger(&world, ActiveReservation::AllRegistrants);
     let error = world.create(2, Settings::default()).unwrap_err();
     assert!(
         matches!(&error, VolumeError::Reserved { device } if device.contains("d1")),
         "{error}"
     );
     world.shelf.reservations("d1").lock().keys.clear();
-    world.shelf.reservations("d1").lock().held = Held::Nothing;
+    world.shelf.reservations("d1").lock().held = ActiveReservation::NotReserved;
     world.create(2, Settings::default()).unwrap();
 
-    stranger(&world, Held::Otherwise(1));
+    stranger(&world, ActiveReservation::Other(1));
     world.open().unwrap();
     world.write(0, 8, 1);
     world.pass(Duration::from_secs(5));
@@ -317,7 +317,7 @@ fn reserved_by_an_unrelated_host() {
 /// I/O waits for, and I/O continues when that host releases it.
 #[test]
 fn an_unrelated_reservation_blocks_one_replica() {
-    const EXCLUSIVE: [Held; 2] = [Held::Otherwise(1), Held::Otherwise(2)];
+    const EXCLUSIVE: [ActiveReservation; 2] = [ActiveReservation::Other(1), ActiveReservation::Other(2)];
     let reserve = |world: &World, disk: &str, held| {
         let known = world.shelf.reservations(disk);
         let mut known = known.lock();
@@ -325,7 +325,7 @@ fn an_unrelated_reservation_blocks_one_replica() {
         known.held = held;
     };
     for held in EXCLUSIVE {
-        let mut world = guarded(2);
+        let mut world = shared(2);
         world.write(0, 8, 1);
         world.close();
         reserve(&world, "d1", held);
@@ -340,7 +340,7 @@ fn an_unrelated_reservation_blocks_one_replica() {
         world.until_healthy();
         world.all_equal(&["d0", "d1"]);
 
-        let mut world = guarded(1);
+        let mut world = shared(1);
         world.write(0, 8, 1);
         world.close();
         reserve(&world, "d0", held);
@@ -360,20 +360,20 @@ fn an_unrelated_reservation_blocks_one_replica() {
 /// whose holder crashed.
 #[test]
 fn a_removed_replica_is_released() {
-    let mut world = guarded(2);
+    let mut world = shared(2);
     world.write(0, 8, 1);
     let replica = "d1".to_owned();
     let force = None;
     world.run(Command::Remove { replica, force }).unwrap();
     assert_eq!(world.shelf.key("d1", ME), None);
-    assert_eq!(world.shelf.reservations("d1").lock().held, Held::Nothing);
+    assert_eq!(world.shelf.reservations("d1").lock().held, ActiveReservation::NotReserved);
     assert!(world.shelf.key("d0", ME).is_some());
     world.crash();
     let mut rival = world.rival(RIVAL);
     rival.delete().unwrap();
     let known = world.shelf.reservations("d0");
     assert!(known.lock().keys.is_empty());
-    assert_eq!(known.lock().held, Held::Nothing);
+    assert_eq!(known.lock().held, ActiveReservation::NotReserved);
     let error = rival.create(1, Settings::default()).unwrap_err();
     assert!(
         matches!(error, VolumeError::InUse { .. }),

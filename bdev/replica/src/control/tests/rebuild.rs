@@ -83,7 +83,7 @@ fn a_rebuild_resumes_after_a_crash() {
 /// before, and the device reports a loss.
 #[test]
 fn data_lost_from_a_cache_is_copied_again() {
-    let mut world = filling_on(World::guarded(2, 1), 2);
+    let mut world = filling_on(World::shared(2, 1), 2);
     let region = watermark(&world);
     assert!((1..REGIONS).contains(&region), "{region}");
     let (lba, copied) = (region * REGION, region as u8 + 1);

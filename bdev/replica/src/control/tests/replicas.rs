@@ -470,7 +470,7 @@ fn io_before_removal_delays_the_resync() {
 /// labels of two replicas on the device.
 #[test]
 fn a_label_write_before_removal_is_waited_for() {
-    let mut world = World::guarded(2, 1);
+    let mut world = World::shared(2, 1);
     world.create(2, Settings::default()).unwrap();
     world.open().unwrap();
     world.write(0, 64, 1);

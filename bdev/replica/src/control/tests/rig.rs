@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::cuttable::Cuttable;
-use super::shared_device::{Guarded, Reservations};
+use super::shared_device::{Reservations, SharedDevice};
 use crate::control;
 use crate::handle::{
     Command, Devices, Happened, NewVolume, NoDevice, Observer, ReplicaDevice, VolumeError,
@@ -161,7 +161,7 @@ impl TestDisks {
         let Some(host) = self.host else {
             return self.layer(name);
         };
-        Layer::new(Arc::new(Guarded {
+        Layer::new(Arc::new(SharedDevice {
             // A layer of its own: hosts have nothing in common but the medium.
             base: Layer::new(Arc::clone(self.layer(name).module())),
             host,
@@ -253,7 +253,7 @@ impl World {
     }
 
     /// The same with disks that do reservations, and a host that has this number.
-    pub fn guarded(disks: usize, host: u8) -> World {
+    pub fn shared(disks: usize, host: u8) -> World {
         World::on(disks, Some(host))
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use nacre_bdev::reservation::{Ask, Held, ReservationReport, Reserve};
+use nacre_bdev::reservation::{Ask, ActiveReservation, ReservationReport, Reserve};
 use nacre_bdev::{
     Bdev, Busy, Completion, Done, Geometry, Io, Layer, LayerQueue, Limits, Op, OpenError, Queue,
     Status, Support, Token,
@@ -13,25 +13,26 @@ use nacre_reactor::Nanos;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-/// The state of the target.
+/// The reservation state of the shared device.
 #[derive(Default)]
 pub struct Reservations {
-    /// By host.
+    /// Registration keys by host.
     pub keys: BTreeMap<u8, u64>,
-    pub held: Held,
-    /// Requests that were carried out, other than reports.
+    pub held: ActiveReservation,
+    /// Executed requests, except reports.
     pub requests: Vec<(u8, Ask)>,
-    /// These are answered so, and not carried out.
-    pub fails: Option<Fails>,
-    /// It gives up nothing that it is asked to give up.
+    /// The failure of the next matching requests.
+    pub failure: Option<InjectedFailure>,
+    /// Queues do not return reservation requests when asked to.
     pub stubborn: bool,
-    /// There is no memory for a queue to it.
+    /// Opening a queue fails for lack of memory.
     pub short: bool,
-    /// How often it has lost the contents of its cache.
+    /// Number of losses of its cache.
     pub losses: u64,
 }
 
-pub struct Fails {
+/// A failure of requests: those that `which` selects complete with `status` and are not executed.
+pub struct InjectedFailure {
     pub which: fn(&Ask) -> bool,
     pub status: Status,
     pub once: bool,
@@ -39,19 +40,19 @@ pub struct Fails {
 
 impl Reservations {
     fn may_write(&self, host: u8) -> bool {
-        self.held == Held::Nothing || self.keys.contains_key(&host)
+        self.held == ActiveReservation::NotReserved || self.keys.contains_key(&host)
     }
 
-    /// The exclusive access types keep readers out, too.
+    /// The Exclusive Access types exclude readers as well.
     fn may_read(&self, host: u8) -> bool {
-        !matches!(self.held, Held::Otherwise(2 | 4 | 6)) || self.keys.contains_key(&host)
+        !matches!(self.held, ActiveReservation::Other(2 | 4 | 6)) || self.keys.contains_key(&host)
     }
 
     fn ask(&mut self, host: u8, ask: Ask) -> Result<ReservationReport, Status> {
-        if let Some(Fails { status, once, .. }) = self.fails.take_if(|fails| (fails.which)(&ask)) {
+        if let Some(InjectedFailure { status, once, .. }) = self.failure.take_if(|failure| (failure.which)(&ask)) {
             if !once {
                 let which = |_: &Ask| true;
-                self.fails = Some(Fails {
+                self.failure = Some(InjectedFailure {
                     which,
                     status,
                     once,
@@ -65,7 +66,7 @@ impl Reservations {
             Ask::Register { current, .. } => self.keys.get(&host).copied() == current,
             Ask::Unregister { key } => is_mine(key, self),
             Ask::Acquire { key } | Ask::Preempt { key } => {
-                is_mine(key, self) && !matches!(self.held, Held::Otherwise(_))
+                is_mine(key, self) && !matches!(self.held, ActiveReservation::Other(_))
             }
         };
         if !granted {
@@ -82,19 +83,19 @@ impl Reservations {
             }
             Ask::Register { key, .. } => drop(self.keys.insert(host, key)),
             Ask::Unregister { .. } => drop(self.keys.remove(&host)),
-            Ask::Acquire { .. } => self.held = Held::ByRegistrants,
+            Ask::Acquire { .. } => self.held = ActiveReservation::AllRegistrants,
             Ask::Preempt { .. } => self.keys.retain(|h, _| *h == host),
         }
         if self.keys.is_empty() {
-            self.held = Held::Nothing;
+            self.held = ActiveReservation::NotReserved;
         }
         self.requests.push((host, ask));
         Ok(ReservationReport::default())
     }
 }
 
-/// The disk as one host sees it.
-pub struct Guarded {
+/// The shared device as the bdev of one host.
+pub struct SharedDevice {
     pub base: Arc<Layer>,
     pub name: String,
     pub host: u8,
@@ -102,19 +103,19 @@ pub struct Guarded {
     pub reservations: Arc<Mutex<Reservations>>,
 }
 
-impl Guarded {
+impl SharedDevice {
     fn is_cut(&self) -> bool {
         self.cut.lock().contains(&self.name)
     }
 }
 
-impl Bdev for Guarded {
+impl Bdev for SharedDevice {
     fn name(&self) -> &str {
         self.base.name()
     }
 
     fn product_name(&self) -> &'static str {
-        "guarded"
+        "shared device"
     }
 
     fn uuid(&self) -> Uuid {
@@ -144,7 +145,7 @@ impl Bdev for Guarded {
                 source: std::io::ErrorKind::OutOfMemory.into(),
             });
         }
-        Ok(Box::new(GuardedQueue {
+        Ok(Box::new(SharedQueue {
             base: self.base.open_queue(pool)?,
             device: self,
             refused: Vec::new(),
@@ -161,14 +162,14 @@ impl Bdev for Guarded {
     }
 }
 
-struct GuardedQueue {
+struct SharedQueue {
     base: LayerQueue,
-    device: Arc<Guarded>,
+    device: Arc<SharedDevice>,
     refused: Vec<Completion>,
     request: Option<Reserve>,
 }
 
-impl Queue for GuardedQueue {
+impl Queue for SharedQueue {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
         let device = &self.device;
         let known = device.reservations.lock();

@@ -118,7 +118,7 @@ fn decisions_need_no_free_buffer() {
 /// suggests a retry.
 #[test]
 fn opening_counts_no_replica_as_absent() {
-    let mut world = World::guarded(2, 1);
+    let mut world = World::shared(2, 1);
     world.create(2, Settings::default()).unwrap();
     world.open().unwrap();
     world.write(0, 8, 1);
@@ -170,7 +170,7 @@ fn opening_counts_no_replica_as_absent() {
 /// The same for a new replica, and for one that an operator chooses.
 #[test]
 fn no_memory_to_open_a_new_replica() {
-    let mut world = World::guarded(2, 1);
+    let mut world = World::shared(2, 1);
     world.create(1, Settings::default()).unwrap();
     world.open().unwrap();
     let short = |world: &World, short: bool| {

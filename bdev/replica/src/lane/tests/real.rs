@@ -90,12 +90,12 @@ impl Dice {
 /// The possible values of a block: those that no later acknowledged write has replaced.
 #[derive(Clone)]
 struct Block {
-    may_be: Vec<Held>,
+    may_be: Vec<Value>,
 }
 
 impl Default for Block {
     fn default() -> Block {
-        let nothing = Held {
+        let nothing = Value {
             token: 0,
             tag: 0,
             ended: Some(0),
@@ -113,7 +113,7 @@ impl Block {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Value {
     token: u64,
     tag: u64,
     ended: Option<u64>,
@@ -267,7 +267,7 @@ impl World {
             flight.might = self.model[range].iter().map(Block::tags).collect();
         } else if op.is_write() {
             for lba in range {
-                self.model[lba].may_be.push(Held {
+                self.model[lba].may_be.push(Value {
                     token,
                     tag,
                     ended: None,
@@ -315,7 +315,7 @@ impl World {
         self.acknowledged += 1;
         if flight.op.is_write() {
             for lba in flight.range() {
-                let after = |held: &Held| held.ended.is_none_or(|ended| ended > flight.began);
+                let after = |held: &Value| held.ended.is_none_or(|ended| ended > flight.began);
                 self.model[lba].may_be.retain(after);
             }
         }

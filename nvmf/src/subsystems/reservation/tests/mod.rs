@@ -21,7 +21,7 @@ use super::state::{
     Command, HostId, MAX_REGISTRANTS, Notice, Outcome, Registrant, Rights, State,
     is_all_registrants,
 };
-use super::{Decision, Held, MAX_NOTICES, NoticeLog, Reservation, Reservations, RightsCache};
+use super::{Decision, HeldReservation, MAX_NOTICES, NoticeLog, Reservation, Reservations, RightsCache};
 use crate::subsystems::GroupHandle;
 
 const A: HostId = [0xa; 16];
@@ -370,7 +370,7 @@ fn preempting() {
     assert_eq!(refused(&state, B, preempt(ExclusiveAccess, 2, 9)), CONFLICT);
     let done = step(&mut state, B, preempt(ExclusiveAccess, 2, 1));
     assert_eq!(hosts(&state), [(B, 2), (C, 3)]);
-    let held = Held {
+    let held = HeldReservation {
         kind: ExclusiveAccess,
         holder: Some(B),
     };
@@ -393,7 +393,7 @@ fn preempting() {
     assert!(state.holds(&A) && state.held.unwrap().kind == ExclusiveAccess);
     assert_eq!(done.notices, [(C, Notice::Released)]);
 
-    // Held by all: zero names all others, a key those who have it.
+    // HeldReservation by all: zero names all others, a key those who have it.
     let mut state = after(&three);
     step(&mut state, A, acquire(WriteExclusiveAllRegistrants, 1));
     let mut other = state.clone();
@@ -468,7 +468,7 @@ fn what_was_stored_is_checked() {
         generation: 3,
         ptpl: true,
     };
-    let by = |kind, holder| Some(Held { kind, holder });
+    let by = |kind, holder| Some(HeldReservation { kind, holder });
     assert!(
         with(&[(A, 1)], by(WriteExclusive, Some(A)))
             .checked()
@@ -573,7 +573,7 @@ fn cores_decide_one_after_the_other() {
                         match reservation.decide(&host, &register(1), &handle) {
                             Decision::Wait => std::thread::yield_now(),
                             Decision::Refused(status) => panic!("{status}"),
-                            Decision::Taken(outcome, store) => {
+                            Decision::Accepted(outcome, store) => {
                                 assert!(store.is_none());
                                 std::thread::yield_now();
                                 reservation.install(outcome.next);
@@ -597,7 +597,7 @@ fn cores_decide_one_after_the_other() {
 fn rights_are_asked_for_once() {
     let core = GroupHandle::new(0, Arc::new(|| {}));
     let reserve = |of: &Reservation, command: &Command| match of.decide(&A, command, &core) {
-        Decision::Taken(outcome, None) => of.install(outcome.next),
+        Decision::Accepted(outcome, None) => of.install(outcome.next),
         _ => panic!("not taken"),
     };
     let all: Vec<Reservation> = (0..40)
