@@ -1,6 +1,6 @@
 //! Measures the cost of the layer: 4 KiB I/O on the null device and on the RAM disk, with the
-//! module's own queue and through the layer. `cargo bench -p nacre-bdev` prints nanoseconds per I/O,
-//! the median of several runs.
+//! module's own queue and through the layer. `cargo bench -p nacre-bdev` prints nanoseconds per
+//! I/O, the median of several runs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
-//! Parts that the modules' configurations share.
+//! Checks and errors that the modules' configurations share.
 
-/// A module's configuration that makes no device.
+/// The error of an invalid configuration of a module.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("block_size {block_size} is not a power of two of at least 512 and at most 65536")]
@@ -26,7 +26,7 @@ pub enum ConfigError {
     Boundary { boundary: u32, num_blocks: u64 },
 }
 
-/// Checks the shape of a device and says its physical block size.
+/// Checks the block sizes and size of a device. Returns its physical block size.
 pub(crate) fn check_blocks(
     block_size: u32,
     physical: Option<u32>,
@@ -36,7 +36,7 @@ pub(crate) fn check_blocks(
         return Err(ConfigError::BlockSize { block_size });
     }
     let physical = match physical {
-        // SPDK's tools send 0 for "not given".
+        // SPDK's tools send 0 for a missing value.
         None | Some(0) => block_size,
         Some(physical) if physical.is_power_of_two() && physical >= block_size => physical,
         Some(physical) => {

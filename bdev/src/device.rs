@@ -1,4 +1,5 @@
-//! A block device as the control plane sees it: identity, size, limits, and a way to open queues.
+//! The trait [`Bdev`]: identity, size, limits and supported operations of a block device, and the
+//! opening of its per-core queues.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use uuid::Uuid;
 use crate::io::Op;
 use crate::queue::Queue;
 
-/// Size and shape, as of now; a resize changes it.
+/// The present size and block sizes of a device. A resize changes the size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes per logical block: a power of two, at least 512.
@@ -19,16 +20,16 @@ pub struct Geometry {
     pub physical_block_size: u32,
 }
 
-/// How an operation is carried out.
+/// How a device supports an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Support {
     Native,
-    /// The layer above the module performs the operation with other operations.
+    /// The layer emulates it with other operations.
     Emulated,
     No,
 }
 
-/// The promises of a device and the limits of its requests.
+/// The guarantees of a device, and the limits of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Largest read, write or compare, in blocks. The layer splits larger ones.
@@ -37,9 +38,9 @@ pub struct Limits {
     pub max_unmap_blocks: u64,
     /// Largest verify, in blocks.
     pub max_verify_blocks: u32,
-    /// I/Os that one queue takes before it is `Busy`.
+    /// Most I/Os in flight per queue; further ones are refused as `Busy`.
     pub queue_depth: u32,
-    /// Blocks written atomically even through a power failure; at least 1.
+    /// Number of blocks that are written atomically even in case of a power failure; at least 1.
     pub atomic_blocks: u32,
     /// Largest compare-and-write, in blocks; at least 1 where the device has that operation.
     pub compare_and_write_blocks: u32,
@@ -50,20 +51,20 @@ pub struct Limits {
     pub unmap_alignment_blocks: u32,
     /// A write may complete before it is on stable media (so FLUSH and FUA matter).
     pub volatile_cache: bool,
-    /// Unmapped blocks read as zeroes: all of them, for sure.
+    /// Guarantees that all unmapped blocks read as zeroes.
     pub unmap_zeroes: bool,
     /// Writing zeroes with [`crate::Flags::DEALLOCATE`] frees blocks as an unmap does, and costs as
     /// little.
     pub zeroes_deallocate: bool,
     /// Writes are refused.
     pub read_only: bool,
-    /// A read of at most so many blocks that has no extents is answered with the device's own
-    /// memory ([`crate::Completion::lent`]); 0: it lends nothing.
+    /// The device completes a read of at most this many blocks without extents with its own memory
+    /// ([`crate::Completion::lent`]); 0: never.
     pub lend_blocks: u32,
-    /// Every I/O is finished when its submission returns, except I/O that a rate limit holds back:
-    /// its buffers are free again with the next poll.
+    /// Every I/O has ended when its submission returns, except I/O that a rate limit delays. Its
+    /// buffers are free after the next poll.
     pub immediate: bool,
-    /// [`crate::Queue::at_once`] carries most reads and writes out: it is worth trying first.
+    /// [`crate::Queue::at_once`] executes most reads and writes, so callers should try it first.
     pub at_once: bool,
 }
 
@@ -93,19 +94,19 @@ impl Limits {
 }
 
 impl Geometry {
-    /// Bytes in all.
+    /// Size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_size)
     }
 
-    /// Whether `blocks` from `lba` lie inside the device.
+    /// True if `blocks` blocks from `lba` are inside the device.
     pub fn holds(&self, lba: u64, blocks: u64) -> bool {
         lba.checked_add(blocks)
             .is_some_and(|end| end <= self.blocks)
     }
 }
 
-/// Why a queue could not be opened, or a device not be made.
+/// The error of opening a queue or creating a device.
 #[derive(Debug, thiserror::Error)]
 #[error("bdev \"{bdev}\": {what}: {source}")]
 pub struct OpenError {
@@ -121,7 +122,7 @@ pub struct OpenError {
 pub trait Bdev: Any + Send + Sync {
     fn name(&self) -> &str;
 
-    /// What kind of device it is, for people: "Malloc disk", "URING bdev", ….
+    /// The kind of device as text, for example "Malloc disk".
     fn product_name(&self) -> &'static str;
 
     fn uuid(&self) -> Uuid;
@@ -130,17 +131,16 @@ pub trait Bdev: Any + Send + Sync {
 
     fn limits(&self) -> Limits;
 
-    /// How `op` is carried out by the module itself (`Native` or `No`); the layer answers for the
-    /// emulation.
+    /// How this device supports `op`. A module returns `Native` or `No`; the layer adds emulation.
     fn supports(&self, op: Op) -> Support;
 
-    /// Whether the module honours [`crate::Flags::FUA`] itself. If not, and its cache is volatile,
-    /// the layer above follows such a write with a flush.
+    /// True if the module implements [`crate::Flags::FUA`]. If not, and its cache is volatile, the
+    /// layer sends a flush after such a write.
     fn native_fua(&self) -> bool {
         false
     }
 
-    /// Opens a queue for the calling core, which keeps it. `pool` is that core's DMA memory.
+    /// Opens a queue for the calling core. `pool`: that core's DMA memory.
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError>;
 
     /// The devices below this one, by name.
@@ -148,27 +148,27 @@ pub trait Bdev: Any + Send + Sync {
         Vec::new()
     }
 
-    /// Grows whenever the device may have lost acknowledged data. That is each end of a connection
-    /// to a remote target (unflushed data), and each decrease of the size (data past the new end).
-    /// It grows before any later I/O completes. So if the number is unchanged after an I/O
-    /// completed, nothing was lost before that I/O.
+    /// Counts events after which acknowledged data may be lost: each end of a connection to a
+    /// remote target (unflushed data), and each decrease of the size (data past the new end).
+    /// Incremented before any later I/O completes, so an unchanged number after a completion proves
+    /// that nothing was lost before that I/O.
     fn losses(&self) -> u64 {
         0
     }
 
-    /// The blocks that exist now: fewer than [`Bdev::geometry`] has, where a layer keeps the size
-    /// that it announced to hosts.
+    /// Number of blocks that exist now. Smaller than [`Bdev::geometry`] if the device has shrunk
+    /// and the layer still announces the old size.
     fn present_blocks(&self) -> u64 {
         self.geometry().blocks
     }
 
-    /// The fewest blocks that were behind it since it was made, or since [`Bdev::forget_least`].
-    /// 0: its contents were replaced while nothing had it open.
+    /// The smallest number of blocks that existed since the creation of the device or since
+    /// [`Bdev::forget_least`]. 0: the contents were replaced while the device was closed.
     fn least_blocks(&self) -> u64 {
         self.present_blocks()
     }
 
-    /// The user needs no data from beyond the fewest blocks. Returns the fewest blocks.
+    /// Resets [`Bdev::least_blocks`], once the user needs no data beyond it. Returns the old value.
     fn forget_least(&self) -> u64 {
         self.present_blocks()
     }
@@ -179,13 +179,12 @@ pub trait Bdev: Any + Send + Sync {
         0
     }
 
-    /// True if hosts that share the device can exclude each other by reservations, as of now: its
-    /// queues accept [`Queue::reserve`].
+    /// True if the device supports reservations now: its queues accept [`Queue::reserve`].
     fn reserves(&self) -> bool {
         false
     }
 
-    /// Module-specific facts for `bdev_get_bdevs`.
+    /// Module-specific fields of `bdev_get_bdevs`.
     fn driver_specific(&self) -> serde_json::Value {
         serde_json::json!({})
     }

@@ -1,4 +1,5 @@
-//! Completions that wait for the next poll, for modules whose I/O ends when it is submitted.
+//! A list of completions until the next poll, for modules whose I/O ends in `submit` (null,
+//! malloc).
 
 use nacre_reactor::Idle;
 

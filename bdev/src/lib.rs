@@ -1,10 +1,11 @@
-//! The block device trait and its modules.
+//! Block devices (bdevs): the trait [`Bdev`], the layer with checks and emulation, the registry,
+//! and the modules without dependencies.
 //!
 //! ```text
 //!   Registry   names, claims, events, removal          control plane
 //!     └ Layer      one per device: splits, emulates, counts; opens a LayerQueue per core
 //!         └ Bdev       a module: null, malloc, delay, fault, passthru, split, uring, …
-//!             └ Queue      one core's way to it
+//!             └ Queue      its I/O queue on one core
 //! ```
 
 #![forbid(unsafe_code)]
@@ -13,8 +14,8 @@ pub mod config;
 pub mod conformance;
 pub mod delay;
 pub mod device;
-pub mod fault;
 mod due_queue;
+pub mod fault;
 mod immediate;
 pub mod io;
 pub mod layer;

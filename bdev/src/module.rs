@@ -1,4 +1,4 @@
-//! A kind of block device, as management sees it.
+//! The trait [`Module`]: the management side of a kind of block device.
 //!
 //! ```text
 //!   Module ──> the RPC methods bdev_KIND_create and bdev_KIND_delete
@@ -7,8 +7,8 @@
 //!          └─> the stored record, and the reference of all of these
 //! ```
 //!
-//! A module states its words and its configuration here once. The daemon lists the modules in one
-//! table and derives the rest.
+//! A module declares its names and its configuration with this trait. The daemon has one table of
+//! modules and derives its methods and commands from it.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub struct Words {
 pub trait Module: 'static {
     /// The word in commands and in the configuration file.
     const KIND: &'static str;
-    /// What it is, for the help of the command.
+    /// Description for the help of the command.
     const ABOUT: &'static str;
     /// [`Bdev::product_name`] of its devices.
     const PRODUCT: &'static str;
@@ -39,8 +39,8 @@ pub trait Module: 'static {
     const DELETE: Words;
     /// The field of the configuration that names the base device, if it has one.
     const BASE: Option<&'static str> = None;
-    /// The field with which the delete method names a device, and where `bdev_get_bdevs` has its
-    /// value. Devices with one value are deleted together.
+    /// The field of the delete method that names a device, and the place of its value in
+    /// `bdev_get_bdevs`. Devices with the same value are deleted together.
     const DELETED_BY: (&'static str, &'static str) = ("name", "/name");
     /// SPDK's JSON-RPC code for parameters of the wrong form: -32602 in some modules.
     const UNDECODABLE: i32 = -32603;
@@ -54,18 +54,18 @@ pub trait Module: 'static {
     type Named: DeserializeOwned + JsonSchema;
     type Error;
 
-    /// The devices that the configuration makes. Empty if the module chooses the name. The
-    /// first name identifies the stored record.
+    /// The names of the devices that the configuration creates. Empty if the module chooses the
+    /// name. The first name identifies the stored record.
     fn names(config: &Self::Config) -> Vec<String>;
 
-    /// Refuses parameters that no base could meet.
+    /// Refuses parameters that are invalid for every base.
     fn check(config: &Self::Config) -> Result<(), Self::Error> {
         let _ = config;
         Ok(())
     }
 
-    /// Makes the devices; the caller registers them. Writes each default that it chose into
-    /// `config`, so that the stored call makes the same devices again.
+    /// Creates the devices; the caller registers them. Writes each default value that it chose to
+    /// `config`, so that the stored call creates the same devices again.
     fn create(
         config: &mut Self::Config,
         registry: &Registry,
@@ -88,7 +88,7 @@ pub trait Module: 'static {
     }
 }
 
-/// A module of which each call makes one device.
+/// A module whose create method creates one device.
 pub trait Single: 'static {
     // As in [`Module`].
     const KIND: &'static str;
@@ -105,7 +105,7 @@ pub trait Single: 'static {
     /// `None`: the module chooses it.
     fn name(config: &Self::Config) -> Option<String>;
 
-    /// Makes the device, and completes `config`, as [`Module::create`].
+    /// Creates the device and completes `config`, like [`Module::create`].
     fn create(config: &mut Self::Config, registry: &Registry)
     -> Result<Arc<dyn Bdev>, Self::Error>;
 }
@@ -167,12 +167,12 @@ pub struct ByName {
     pub name: String,
 }
 
-/// Why a stacked device was not made.
+/// The error of creating a stacked device.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// A parameter that cannot be met.
+    /// A parameter is invalid for this base.
     #[error("{cause}")]
     Parameter {
         field: &'static str,

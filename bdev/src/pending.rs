@@ -1,24 +1,23 @@
-//! A token that must come back: losing a request is a loud bug, giving one up is spelled `abandon`.
+//! [`Pending`]: the obligation of a queue to complete an accepted I/O, so that no I/O is lost.
 //!
-//! A module keeps a [`Pending`] with each I/O it has taken. The only ways to be rid of it are
-//! [`Pending::complete`], which makes the completion, and [`Pending::abandon`], for a queue that is
-//! closed with I/O in flight. Dropping it any other way panics in a debug build; in a release
-//! build it is logged and counted, because an engine that runs on with one hung request is worth
-//! more to its hosts than one that stops.
+//! A module stores a [`Pending`] with each accepted I/O. It ends with [`Pending::complete`], which
+//! creates the completion, or with [`Pending::abandon`], for a queue that is closed with I/O in
+//! flight. Dropping it otherwise is a bug: it panics in a debug build. In a release build it is
+//! logged and counted, because one hung request is better for hosts than a stopped daemon.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::io::{Completion, Extents, Status, Token};
 
-/// Requests lost by a bug in this process, ever; exported as a metric that should read 0.
+/// Number of requests that this process lost by a bug. A metric, which should be 0.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// How many requests were lost by a bug in this process.
+/// Number of requests that this process lost by a bug.
 pub fn lost_requests() -> u64 {
     LOST.load(Ordering::Relaxed)
 }
 
-/// The duty to answer one I/O.
+/// The obligation to complete one I/O.
 #[derive(Debug)]
 #[must_use = "a request must be completed or abandoned"]
 pub struct Pending {
@@ -34,7 +33,7 @@ impl Pending {
         self.token
     }
 
-    /// Answers the I/O.
+    /// Creates the completion of the I/O.
     pub fn complete(self, status: Status, data: Extents) -> Completion {
         Completion {
             token: self.abandon(),
@@ -44,7 +43,8 @@ impl Pending {
         }
     }
 
-    /// Gives the I/O up, or hands the duty to another owner: this handle does not complete it.
+    /// Ends this handle without a completion: the queue is closed, or another owner completes the
+    /// I/O.
     pub fn abandon(self) -> Token {
         let token = self.token;
         std::mem::forget(self);

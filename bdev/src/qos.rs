@@ -1,13 +1,13 @@
 //! Rate limits of a device: I/Os and bytes per second, over all cores together.
 //!
-//! Each limit is a bucket that every core pays into. The bucket holds one number: the time at which
-//! the admitted I/O is paid for. An I/O is admitted once that time has come, and its cost moves the
-//! time forward. So an I/O of more than a second's worth is admitted too, and later I/O waits
-//! longer. A bucket that was unused for a while has a credit of [`CREDIT`], which compensates for a
-//! reactor that wakes up late.
+//! Each limit is a leaky bucket shared by all cores. It has one number: the time at which the cost
+//! of all admitted I/O is covered by the rate. I/O is admitted from that time on, and its cost
+//! moves the time forward. So an I/O larger than one second's limit is admitted as well, and later
+//! I/O waits longer. An unused bucket has a credit of [`CREDIT`], which compensates for reactors
+//! that wake up late.
 //!
-//! Two cores that read the same time may both be admitted: the debt is paid afterwards, and the
-//! rate does not change.
+//! Two cores that read the same time may both admit an I/O. Later I/O waits accordingly longer, so
+//! the average rate is right.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

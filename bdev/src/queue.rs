@@ -1,4 +1,4 @@
-//! The trait of everything that does I/O: a per-core queue.
+//! The trait [`Queue`]: the I/O queue of one core to a device.
 
 use std::os::fd::BorrowedFd;
 
@@ -8,7 +8,7 @@ use nacre_reactor::{Idle, Nanos};
 use crate::io::{Completion, Io, Status, Token};
 use crate::reservation::Reserve;
 
-/// The queue is full: keep the I/O and submit it again after the next completions.
+/// The error of a full queue. Submit the returned I/O again after the next completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy;
 

@@ -1,4 +1,5 @@
-//! Reservations: how one writer of a shared device excludes the other hosts that can reach it.
+//! Reservation requests to a shared device: with them one host excludes the others from writing.
+//! Replicated volumes use them to fence a former holder.
 //!
 //! The requests here cover the needs of a device with one writer at a time, and no more: a
 //! registration under a key, a Write Exclusive - All Registrants reservation, and the end of all
@@ -27,8 +28,8 @@ pub enum Ask {
     Unregister { key: u64 },
     /// The reservation, for all who are registered.
     Acquire { key: u64 },
-    /// Preempt and Abort: removes all other registrations, and aborts their commands in flight before
-    /// it completes.
+    /// Preempt and Abort: removes all other registrations, and aborts their commands in flight
+    /// before it completes.
     Preempt { key: u64 },
 }
 

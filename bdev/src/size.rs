@@ -1,4 +1,4 @@
-//! The size of a device that may shrink, and whether it did.
+//! The size of a device that may shrink, with a record of its decreases.
 //!
 //! A file that is cut and made longer again has zeroes in place of its data. Its size alone does
 //! not show that. So the fewest blocks that it ever had are kept, too, until its user no longer

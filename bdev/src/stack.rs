@@ -1,4 +1,5 @@
-//! What all devices on top of another share: the claim on the base, and its properties.
+//! The common part of stacked devices (delay, fault, passthru): the claim on the base device, and
+//! its properties.
 
 use std::sync::Arc;
 

@@ -19,8 +19,8 @@ pub(crate) const UNIT: usize = 2 * MIB as usize;
 /// huge page for it.
 #[derive(Debug)]
 pub(crate) struct WrittenUnits {
-    /// The written units. A flag is never cleared, because another core may write to a range while a
-    /// host discards it.
+    /// The written units. A flag is never cleared, because another core may write to a range while
+    /// a host discards it.
     units: Box<[AtomicBool]>,
     /// Locked while a unit is allocated, so that no other core writes to it meanwhile.
     taking: Mutex<()>,

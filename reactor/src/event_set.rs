@@ -1,5 +1,5 @@
-//! An epoll set: watches the many descriptors of one poller. Its own descriptor is the poller's wake
-//! descriptor.
+//! An epoll set: watches the many descriptors of one poller. Its own descriptor is the poller's
+//! wake descriptor.
 //!
 //! ```text
 //! fn poll(&mut self, ..) -> Work {

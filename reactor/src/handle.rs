@@ -14,8 +14,8 @@ use crate::shared::ReactorPanicked;
 use crate::stats::{Doing, PollerStats, ReactorStats, Stall};
 use crate::tasks::{SourceLocation, on_reactor};
 
-/// The handle of a reactor for other threads: sends it work, reads its statistics, stops it. Cheap to
-/// clone.
+/// The handle of a reactor for other threads: sends it work, reads its statistics, stops it. Cheap
+/// to clone.
 ///
 /// The reactor runs until [`ReactorHandle::stop`], whether or not handles remain.
 #[derive(Clone)]

@@ -16,8 +16,8 @@ pub enum Work {
 
 /// The result of [`Poller::arm`]: whether the reactor may sleep.
 ///
-/// Any value but `Busy` guarantees that work that arrives from now on makes one of the poller's file
-/// descriptors readable, wakes the reactor's mailbox, or can wait until the time in `Until`.
+/// Any value but `Busy` guarantees that work that arrives from now on makes one of the poller's
+/// file descriptors readable, wakes the reactor's mailbox, or can wait until the time in `Until`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
     /// The poller has work, or its work cannot wake the reactor. The reactor must not sleep.

@@ -34,8 +34,8 @@ impl<K: Eq + Hash + Clone> Repeats<K> {
         }
     }
 
-    /// Counts an event. `Some(n)`: report it; `n` repetitions were suppressed since the last report.
-    /// `None`: suppress it.
+    /// Counts an event. `Some(n)`: report it; `n` repetitions were suppressed since the last
+    /// report. `None`: suppress it.
     pub fn admit(&mut self, key: K, now: Nanos) -> Option<u64> {
         if let Some(last) = self.reported.get_mut(&key) {
             if now.since(last.at) < self.interval {

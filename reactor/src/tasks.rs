@@ -211,8 +211,8 @@ impl Drop for Leave {
 #[error("the task was cancelled")]
 pub struct Cancelled;
 
-/// The handle of a future spawned on a reactor. Await it for the result. Dropping the handle does not
-/// cancel the future.
+/// The handle of a future spawned on a reactor. Await it for the result. Dropping the handle does
+/// not cancel the future.
 pub struct LocalTask<T> {
     task: Option<FallibleTask<T, LabelId>>,
 }

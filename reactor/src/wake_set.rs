@@ -1,4 +1,5 @@
-//! The wake sources of a sleeping reactor: one epoll set with its bell and its pollers' descriptors.
+//! The wake sources of a sleeping reactor: one epoll set with its bell and its pollers'
+//! descriptors.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

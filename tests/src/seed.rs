@@ -1,4 +1,5 @@
-//! Seeds of randomised tests: printed for a failing test, and replayed from an environment variable.
+//! Seeds of randomised tests: printed for a failing test, and replayed from an environment
+//! variable.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

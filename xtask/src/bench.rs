@@ -1,5 +1,5 @@
-//! `cargo xtask bench …`: compares Nacre with a limit (bare sockets, a RAM disk) or with a peer (the
-//! kernel's target, SPDK) in the same run.
+//! `cargo xtask bench …`: compares Nacre with a limit (bare sockets, a RAM disk) or with a peer
+//! (the kernel's target, SPDK) in the same run.
 //!
 //! The speed of a machine varies by tens of percent from minute to minute. So the two sides of a
 //! comparison alternate. Each round gives one ratio, and the result is the median of the ratios;
@@ -81,8 +81,8 @@ pub fn run(root: &Path, benchmark: &Benchmark) -> Result<ExitCode> {
     }
 }
 
-/// The median. For an even number of values the lower of the two in the middle, so that it is one of
-/// the measured values.
+/// The median. For an even number of values the lower of the two in the middle, so that it is one
+/// of the measured values.
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

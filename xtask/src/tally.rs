@@ -1,5 +1,5 @@
-//! Test results: every suite returns a [`Tally`]. Their sum gives the exit code and the last line of
-//! `cargo xtask test`.
+//! Test results: every suite returns a [`Tally`]. Their sum gives the exit code and the last line
+//! of `cargo xtask test`.
 
 use std::fmt;
 use std::process::ExitCode;

@@ -1,9 +1,9 @@
 //! The admin queue of a drive: executes admin commands as futures of the controller's reactor, and
 //! sends Asynchronous Event Requests.
 //!
-//! Each slot has one page of memory for data. Larger data uses an area that one command has at a time.
-//! A timed-out command occupies its slot and memory until the controller is reset, because the
-//! controller may still write to them.
+//! Each slot has one page of memory for data. Larger data uses an area that one command has at a
+//! time. A timed-out command occupies its slot and memory until the controller is reset, because
+//! the controller may still write to them.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -188,8 +188,8 @@ impl Admin {
     }
 
     /// Closes the queue: pending and later commands fail with `why`. The queue's memory stays
-    /// allocated until [`Admin::open`] or [`Admin::release_memory`], because the controller may still
-    /// access it.
+    /// allocated until [`Admin::open`] or [`Admin::release_memory`], because the controller may
+    /// still access it.
     pub fn close(&self, why: ControlError) {
         let mut state = self.state.lock();
         state.end(why.clone());
@@ -199,7 +199,8 @@ impl Admin {
         }
     }
 
-    /// Frees the memory of a closed queue. Call this when the controller can no longer access memory.
+    /// Frees the memory of a closed queue. Call this when the controller can no longer access
+    /// memory.
     pub fn release_memory(&self) {
         let mut state = self.state.lock();
         state.retained = None;

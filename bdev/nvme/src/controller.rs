@@ -211,8 +211,8 @@ impl Controller {
     }
 
     /// Executes a read-only admin command: Identify, Get Log Page or Get Features. The driver sets
-    /// the command identifier and the data pointer. At most 128 KiB of data, or MDTS if that is less;
-    /// read longer data in parts (Get Log Page has an offset).
+    /// the command identifier and the data pointer. At most 128 KiB of data, or MDTS if that is
+    /// less; read longer data in parts (Get Log Page has an offset).
     pub async fn admin(&self, sqe: Sqe, data: AdminData) -> Result<AdminReply, ControlError> {
         self.at_home(move |this, core| async move { this.pass_through(&core, sqe, data).await })
             .await
@@ -239,8 +239,8 @@ impl Controller {
         }
     }
 
-    /// Handles the return of the removed drive, which the caller has identified by its serial number.
-    /// Its namespaces become usable again.
+    /// Handles the return of the removed drive, which the caller has identified by its serial
+    /// number. Its namespaces become usable again.
     pub async fn returned(&self, function: Arc<dyn Function>) -> Result<(), AttachError> {
         let Some(this) = self.this.upgrade() else {
             return Err(ControlError::Stopped.into());

@@ -98,7 +98,8 @@ pub enum ControlError {
     Stopped,
 }
 
-/// The text of an error and of its sources, in one line. The sources have the numbers and the remedy.
+/// The text of an error and of its sources, in one line. The sources have the numbers and the
+/// remedy.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

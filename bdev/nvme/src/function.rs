@@ -22,8 +22,8 @@ pub struct FunctionError {
 
 /// One PCI function with an NVMe controller, owned by this process.
 ///
-/// All cores may access registers concurrently, but each register has one writer: the core of a queue
-/// pair writes its doorbells, the control writes all other registers. No call blocks, except
+/// All cores may access registers concurrently, but each register has one writer: the core of a
+/// queue pair writes its doorbells, the control writes all other registers. No call blocks, except
 /// [`Function::reset`] and [`Function::interrupts`].
 ///
 /// Ordering: stores to memory are visible to the controller before a later [`Function::write32`].

@@ -1,5 +1,4 @@
-//! The rules that every block device obeys, of whatever module: the suite that each module's tests
-//! call.
+//! The conformance suite: tests that every block device must pass. The tests of each module run it.
 //!
 //! ```no_run
 //! # use std::sync::Arc;
@@ -30,7 +29,7 @@ pub const MIN_BLOCKS: u64 = 512;
 /// Replays a failure.
 pub const SEED_VARIABLE: &str = "NACRE_CONFORMANCE_SEED";
 
-/// The suite, and the facts about the module that the module does not report itself.
+/// The suite, with properties of the module that the module does not report itself.
 pub struct Suite<F> {
     make: F,
     keeps_data: bool,
@@ -40,7 +39,7 @@ pub struct Suite<F> {
     memory: Box<Memory>,
 }
 
-/// Makes the buffers of one queue's user.
+/// Creates the buffer pool of one queue's user.
 type Memory = dyn Fn(&[ClassSpec]) -> Pool + Sync;
 
 /// Runs everything for an ordinary module, one that keeps written data.
@@ -161,7 +160,7 @@ impl Subject<'_> {
     }
 }
 
-/// Says on a failure which case it was.
+/// Prints the name of the case on a failure.
 struct Named {
     view: &'static str,
     name: &'static str,

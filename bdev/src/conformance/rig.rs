@@ -14,7 +14,7 @@ use crate::io::{Completion, Extents, Flags, Io, Op, Status, Token};
 use crate::queue::{Busy, Done, Queue};
 
 pub(super) const LARGEST_BUF: usize = 1 << 20;
-/// No request of a case takes a device this long.
+/// Time limit of a request.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 const CLASSES: [ClassSpec; 4] = [

@@ -25,7 +25,7 @@ pub(super) struct Channel {
     base: ModuleQueue,
     latencies_us: Arc<[AtomicU64; 4]>,
     depth: usize,
-    /// Number of accepted I/Os: in flight at the base, or delayed.
+    /// All accepted I/O: in flight at the base, or delayed.
     requests: Slab<Request>,
     delayed: DueQueue,
     from_base: Done,

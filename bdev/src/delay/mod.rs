@@ -1,4 +1,5 @@
-//! Makes a device slower: holds every completion of a read or write for a while.
+//! The delay module: a device on a base device that delays the completions of reads and writes, for
+//! tests of slow devices.
 //!
 //! There are two latencies per direction: one random I/O in a hundred has the `p99` latency, the
 //! others the average. Both can change while I/O runs; I/O that is already held keeps its time.
@@ -29,7 +30,7 @@ use crate::stack::{Base, Stacked, derived_uuid};
 pub struct Config {
     pub name: String,
     pub base_bdev_name: String,
-    /// Microseconds, like the other three.
+    /// Latencies in microseconds.
     pub avg_read_latency: u64,
     pub p99_read_latency: u64,
     pub avg_write_latency: u64,

@@ -1,4 +1,4 @@
-//! The fault device's queue.
+//! The fault module's queue: applies the faults to each I/O on its way to the base device and back.
 //!
 //! ```text
 //!            ┌ Fail ────────────────────────────────────────────┐

@@ -1,4 +1,5 @@
-//! Makes a device fail on demand while I/O runs: errors, delays, corruption, hangs, back-pressure.
+//! The fault module: a device on a base device that injects errors, delays, corruption, hangs and
+//! full queues, for tests (SPDK's error bdev).
 //!
 //! The device has a list of [`Fault`]s, each for some operations, a range, a number of times and a
 //! probability. The first fault that applies to an I/O is executed. SPDK's
@@ -118,7 +119,7 @@ impl FaultDevice {
         self.rules.clear();
     }
 
-    /// The faults, and how often each has struck.
+    /// The faults, and the number of times each was applied.
     pub fn injected(&self) -> Vec<Injected> {
         self.rules.list()
     }

@@ -1,4 +1,5 @@
-//! Decides what goes wrong: the list of faults, shared by all cores, and its copy in each queue.
+//! The list of faults of a device, shared by all cores, and its copy in each queue, which selects
+//! the fault for an I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use nacre_random::Random;
 
 use crate::io::{Io, Op, Status};
 
-/// Something that shall go wrong.
+/// A fault: its effect, and the I/O that it applies to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
@@ -41,7 +42,7 @@ fn always() -> f64 {
 }
 
 impl Fault {
-    /// A fault that strikes every I/O.
+    /// A fault for every I/O.
     pub fn new(action: Action) -> Fault {
         Fault {
             ops: Vec::new(),
@@ -69,21 +70,21 @@ impl Fault {
     }
 }
 
-/// What goes wrong.
+/// The effect of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Ends with this status, and the device below hears nothing of it.
+    /// The I/O ends with this status and is not submitted to the base.
     Fail(Status),
-    /// Fails as a medium of the operation's kind fails: a read with `ReadError`, and so on.
+    /// The I/O fails with the medium error of its operation: a read with `ReadError`, and so on.
     FailMedium,
     /// XORs the byte at `offset` of the data with `value`: before a write, or after a read.
     Corrupt { offset: u64, value: u8 },
-    /// Ends that much later than it would.
+    /// The I/O completes later by this time.
     Delay { latency_us: u64 },
-    /// Does not end before [`super::FaultDevice::resume_pending`].
+    /// The I/O does not complete before [`super::FaultDevice::resume_pending`].
     Hang,
-    /// Finds the queue full.
+    /// The queue refuses the I/O as `Busy`.
     Busy,
 }
 
@@ -97,17 +98,17 @@ pub enum FaultError {
     TooMany { count: usize },
 }
 
-/// A fault that is set, and how often it has struck.
+/// An active fault, and the number of times it was applied.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Injected {
     pub id: u64,
     pub fault: Fault,
     pub hits: u64,
-    /// `None`: without end.
+    /// Remaining number of times; `None`: no limit.
     pub left: Option<u64>,
 }
 
-/// Which operations `bdev_error_inject_error` means.
+/// The operations of `bdev_error_inject_error`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
@@ -137,7 +138,7 @@ pub enum SpdkErrorType {
     NvmeFailure,
 }
 
-/// The parameters of `bdev_error_inject_error`, but for the name of the device.
+/// The parameters of `bdev_error_inject_error` without the name of the device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpdkInjection {
@@ -161,7 +162,7 @@ fn once() -> u32 {
     1
 }
 
-/// Faults at once. Every I/O looks at each of them.
+/// Most faults of a device. Every I/O checks all of them.
 const MAX_FAULTS: usize = 256;
 const FOR_EVER: u64 = u64::MAX;
 
@@ -169,7 +170,7 @@ const FOR_EVER: u64 = u64::MAX;
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     set: Mutex<Set>,
-    /// Raised with every change, so that queues look only then.
+    /// Incremented with every change, so that queues update their copies only then.
     version: AtomicU64,
 }
 
@@ -261,14 +262,14 @@ impl Rules {
         })
     }
 
-    /// The queue's own copy, brought up to date when something changed.
+    /// Updates the queue's copy after a change.
     pub fn refresh(&self, copy: &mut Copy) {
         let version = self.version.load(Ordering::Acquire);
         if version == copy.version {
             return;
         }
         let set = self.lock();
-        // Chances go on where they were for faults that stay.
+        // Faults that remain keep the state of their random generators.
         let mut old = std::mem::take(&mut copy.rules);
         for rule in &set.rules {
             let known = old.iter().position(|(other, _)| other.id == rule.id);
@@ -352,7 +353,7 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    /// What goes wrong with `io`, when `below` others are with the device below.
+    /// The fault for `io`, if any. `below`: number of I/Os in flight at the base.
     pub fn strike(&mut self, io: &Io, below: u64) -> Option<Action> {
         self.rules.iter_mut().find_map(|(rule, random)| {
             let strikes = rule.fault.concerns(io, below)
@@ -364,7 +365,7 @@ impl Copy {
 }
 
 impl Rule {
-    /// Takes one of the times that are left.
+    /// Uses one of the remaining times. Returns false if none is left.
     fn use_up(&self) -> bool {
         let take = |left| match left {
             0 => None,

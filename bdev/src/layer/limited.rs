@@ -1,7 +1,7 @@
-//! The poorest module that the layer must cope with, for tests.
+//! A test module with the fewest features that the layer supports.
 //!
-//! It reads and writes a few blocks at a time and flushes, nothing else. It has a volatile cache,
-//! completes out of order, late and at random, is busy at random, and records its requests.
+//! It supports only flush, and reads and writes of a few blocks. It has a volatile cache, completes
+//! out of order and with random delays, is busy at random, and records its requests.
 
 use std::sync::Arc;
 
@@ -156,7 +156,7 @@ impl Channel {
             return Status::medium_error(io.op);
         }
         let limits = &self.poor.limits;
-        // What moves no data has no boundaries.
+        // Operations without data have no boundaries.
         let (most, boundary) = match io.op {
             Op::Verify => (limits.max_verify_blocks, 0),
             _ => (limits.max_blocks, limits.optimal_boundary_blocks.into()),

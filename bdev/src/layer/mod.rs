@@ -1,5 +1,5 @@
-//! The layer between a block device and its users: it adds every operation and check that a module
-//! lacks.
+//! The layer between a module's device and its users (namespaces, volumes). It checks and splits
+//! I/O, emulates operations that the module lacks, applies rate limits, and counts statistics.
 //!
 //! ```text
 //!   nvmf namespace, volume, perf tool
@@ -19,11 +19,11 @@
 
 mod gate;
 mod job;
+#[cfg(test)]
+mod limited;
 mod memory;
 mod opens;
 mod plan;
-#[cfg(test)]
-mod limited;
 mod queue;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Which queues of a device are open, so that a removal knows when the last one is closed.
+//! Counts the open queues of a device, and reports the close of the last one to a removal.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl Opens {
     }
 }
 
-/// A queue is open.
+/// The guard of an open queue. Dropping it counts the queue as closed.
 pub(super) struct Open {
     opens: Arc<Opens>,
 }
@@ -70,7 +70,7 @@ impl Drop for Open {
 
 /// A module's own queue, counted as open.
 pub struct ModuleQueue {
-    // In this order: closed first, then counted as closed.
+    // Dropped in this order: the queue is closed before it is counted as closed.
     inner: Box<dyn Queue>,
     open: Open,
 }

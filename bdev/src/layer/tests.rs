@@ -4,8 +4,8 @@ use nacre_hugepages::{Buf, ClassSpec};
 use nacre_reactor::{Idle, Nanos};
 use proptest::prelude::*;
 
-use super::plan::Plan;
 use super::limited::{BLOCK, BLOCKS, LimitedDevice};
+use super::plan::Plan;
 use super::*;
 use crate::conformance::Suite;
 use crate::io::{Completion, Extents, Flags, Io, Status};
@@ -108,7 +108,10 @@ fn conforms() {
     ];
     for (seed, variant) in variants.iter().enumerate() {
         let suite = Suite::new(|| Arc::new(variant(LimitedDevice::new(seed as u64))));
-        match variant(LimitedDevice::new(0)).limits.optimal_boundary_blocks {
+        match variant(LimitedDevice::new(0))
+            .limits
+            .optimal_boundary_blocks
+        {
             0 => suite.run(),
             // This suite checks that no request crosses the module's boundary, so it submits only
             // through the layer.
@@ -421,7 +424,10 @@ fn latency_after_an_idle_time() {
 #[test]
 fn passed_reads() {
     let mut device = LimitedDevice::new(0);
-    (device.limits.optimal_boundary_blocks, device.limits.queue_depth) = (0, 2);
+    (
+        device.limits.optimal_boundary_blocks,
+        device.limits.queue_depth,
+    ) = (0, 2);
     let mut rig = Rig::new(device);
     let (one, two) = (7 << 32 | 9, 8 << 32 | 10);
     let read = |rig: &Rig, token, lba, blocks: u32| {

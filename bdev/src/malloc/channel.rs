@@ -1,4 +1,4 @@
-//! The RAM disk's queue.
+//! The malloc module's queue: executes each I/O by copying or comparing memory.
 
 use nacre_hugepages::{Lender, Lent};
 use nacre_reactor::{Idle, Nanos};
@@ -88,7 +88,7 @@ impl Channel {
         }
     }
 
-    /// What answers a read without extents.
+    /// The memory that completes a read without extents.
     #[inline]
     fn lend(&self, io: &Io) -> Option<Lent> {
         let is_read = io.op == Op::Read && io.data.is_empty() && io.blocks > 0;
@@ -126,7 +126,7 @@ impl Queue for Channel {
         self.done.hand_over(done)
     }
 
-    /// Too late: it is done.
+    /// Never: each I/O has ended in `submit`.
     fn abort(&mut self, _token: Token) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! A RAM disk: every operation copies or compares memory, and finishes at its submission.
+//! The malloc module: a RAM disk. Every operation copies or compares memory, and ends in `submit`.
 //!
 //! All cores access the same memory without locks. Two simultaneous writes to the same block leave
 //! a mix, as on any disk. So the layer emulates compare-and-write, because it can exclude other

@@ -1,4 +1,4 @@
-//! The null device's queue: everything is done when it is submitted.
+//! The null module's queue: each I/O ends in `submit`.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl Queue for Channel {
         self.done.hand_over(done)
     }
 
-    /// Too late: it is done.
+    /// Never: each I/O has ended in `submit`.
     fn abort(&mut self, _token: Token) -> bool {
         false
     }

@@ -1,4 +1,5 @@
-//! A device that accepts everything and keeps nothing: it measures the cost of all other parts.
+//! The null module: a device that accepts all I/O and stores nothing, to measure the cost of all
+//! other parts.
 //!
 //! A read returns zeroes, or the buffer unchanged (to measure without touching memory). The size is
 //! free to choose, and can change.
@@ -44,7 +45,7 @@ pub struct Config {
 pub enum Reads {
     #[default]
     Zeroes,
-    /// The buffer as it was.
+    /// The buffer unchanged.
     Untouched,
 }
 

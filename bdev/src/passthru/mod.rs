@@ -1,4 +1,5 @@
-//! Hands everything to the device below: the smallest stacked module, and the pattern for others.
+//! The passthru module: a device that passes all I/O to its base device. It is the smallest stacked
+//! module, and a template for others.
 
 #[cfg(test)]
 mod tests;

@@ -50,8 +50,8 @@ pub enum Usage {
     Shared,
 }
 
-/// Returns the user that relies on the present size of a claimed device, for example a host that has
-/// read this size. The registry calls it before it announces a smaller size, without its lock.
+/// Returns the user that relies on the present size of a claimed device, for example a host that
+/// has read this size. The registry calls it before it announces a smaller size, without its lock.
 pub type Watch = dyn Fn() -> Option<String> + Send + Sync;
 
 pub(super) struct ClaimRecord {

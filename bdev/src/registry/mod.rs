@@ -234,9 +234,9 @@ impl Registry {
         Ok(layer.open_queue(pool)?)
     }
 
-    /// Registers `holder` as a user of a device until the claim is dropped. An exclusive claim needs
-    /// a device without other claims and open queues. The device cannot shrink while the claim
-    /// exists, except by force.
+    /// Registers `holder` as a user of a device until the claim is dropped. An exclusive claim
+    /// needs a device without other claims and open queues. The device cannot shrink while the
+    /// claim exists, except by force.
     pub fn claim(&self, name: &str, holder: Holder, usage: Usage) -> Result<Claim, RegistryError> {
         self.claim_with(name, holder, usage, None)
     }
@@ -325,9 +325,9 @@ impl Registry {
         })
     }
 
-    /// Starts the removal of a device: its queues complete I/O with [`crate::Status::Gone`], and its
-    /// name stays in use. The removal ends, and completes the ticket, when the last queue is closed.
-    /// A hot removal also removes the devices stacked on it.
+    /// Starts the removal of a device: its queues complete I/O with [`crate::Status::Gone`], and
+    /// its name stays in use. The removal ends, and completes the ticket, when the last queue is
+    /// closed. A hot removal also removes the devices stacked on it.
     pub fn remove(&self, name: &str, how: Removal) -> Result<DeleteTicket, RegistryError> {
         let (name, layer, ticket, stacked) = {
             let mut state = self.lock();

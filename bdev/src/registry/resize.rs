@@ -104,8 +104,8 @@ impl Registry {
         Ok(first)
     }
 
-    /// Fails with [`RegistryError::WouldShrink`] if a user relies on a size above `bytes`. Call this
-    /// before the module is resized, because it fails I/O beyond its new size immediately.
+    /// Fails with [`RegistryError::WouldShrink`] if a user relies on a size above `bytes`. Call
+    /// this before the module is resized, because it fails I/O beyond its new size immediately.
     pub fn may_shrink(&self, name: &str, bytes: u64) -> Result<(), RegistryError> {
         let Stack { layers, users } = self.stack(name)?;
         let announced = layers[0].geometry().bytes();

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Completes when the removal is complete ([`super::Event::Unregistered`]). Clones refer to the same
-/// removal.
+/// Completes when the removal is complete ([`super::Event::Unregistered`]). Clones refer to the
+/// same removal.
 #[derive(Clone)]
 pub struct DeleteTicket {
     state: Arc<Mutex<State>>,

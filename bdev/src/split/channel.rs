@@ -1,4 +1,4 @@
-//! A part's queue: the base's, with blocks counted from the part's first.
+//! The split module's queue: the base's queue, with block addresses relative to the part.
 //!
 //! The queue checks each range itself. The layers above check it too, but no fault of theirs may
 //! reach the data of another part.

@@ -1,4 +1,4 @@
-//! Cuts a device into parts of one size, each a device of its own.
+//! The split module: divides a base device into parts of equal size, each a device.
 //!
 //! ```text
 //!   base   0         size       2*size      3*size    end

@@ -1,5 +1,5 @@
-//! One core's queue of a file bdev: checks an I/O, converts it to commands for the ring, and chooses
-//! the next command at each completion.
+//! One core's queue of a file bdev: checks an I/O, converts it to commands for the ring, and
+//! chooses the next command at each completion.
 //!
 //! ```text
 //!            submit                 start                 result
@@ -437,8 +437,8 @@ fn failed(file: &OpenFile, task: &mut Task, errno: i32) -> Next {
     Next::Done(status)
 }
 
-/// Handles an unsupported command: remembers that, and selects another command with the same effect.
-/// `None`: there is none.
+/// Handles an unsupported command: remembers that, and selects another command with the same
+/// effect. `None`: there is none.
 fn other_way(file: &OpenFile, task: &mut Task) -> Option<Next> {
     let Step::Range(range) = task.step else {
         return None;

@@ -5,8 +5,8 @@
 //!   start  equal: the contents are unchanged; different: Changed, no block is trusted
 //! ```
 //!
-//! A file that was truncated and extended again has the same size and identity; only its modification
-//! time differs. After a crash nothing was stored, so nothing is compared.
+//! A file that was truncated and extended again has the same size and identity; only its
+//! modification time differs. After a crash nothing was stored, so nothing is compared.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -29,8 +29,8 @@ pub enum Contents {
 }
 
 impl Contents {
-    /// Syncs a file and describes its contents. `None`: the file system's modification times are not
-    /// reliable.
+    /// Syncs a file and describes its contents. `None`: the file system's modification times are
+    /// not reliable.
     pub(crate) fn of_synced(file: &File) -> io::Result<Option<Contents>> {
         if !has_lasting_times(file) {
             return Ok(None);
@@ -52,8 +52,8 @@ impl Contents {
     }
 }
 
-/// True for local file systems, which change the modification time with every change of the contents
-/// and preserve it over a restart. A file server may change it for other reasons.
+/// True for local file systems, which change the modification time with every change of the
+/// contents and preserve it over a restart. A file server may change it for other reasons.
 fn has_lasting_times(file: &File) -> bool {
     const EXT: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;

@@ -1,5 +1,5 @@
-//! The file bdev: its identity, geometry, limits and rescan. Control plane only; the data path is in
-//! [`crate::channel`].
+//! The file bdev: its identity, geometry, limits and rescan. Control plane only; the data path is
+//! in [`crate::channel`].
 
 use std::io;
 use std::path::Path;
@@ -95,14 +95,14 @@ impl UringBdev {
         &self.identity
     }
 
-    /// The contents to store while the file is open: [`Contents::Changed`] if the file changed while
-    /// it was closed and its user has not accepted that, otherwise `None`.
+    /// The contents to store while the file is open: [`Contents::Changed`] if the file changed
+    /// while it was closed and its user has not accepted that, otherwise `None`.
     pub fn contents(&self) -> Option<Contents> {
         (self.file.size.least() == 0).then_some(Contents::Changed)
     }
 
-    /// Syncs the file after its last I/O, and returns the contents to store. `None`: a block device,
-    /// a read-only file, or a file system with unreliable modification times.
+    /// Syncs the file after its last I/O, and returns the contents to store. `None`: a block
+    /// device, a read-only file, or a file system with unreliable modification times.
     pub fn leave(&self) -> io::Result<Option<Contents>> {
         if self.file.block.is_some() || self.file.read_only() {
             return Ok(None);
@@ -126,8 +126,8 @@ impl UringBdev {
         self.file.look()
     }
 
-    /// True if unmap is a discard, after which the contents are undefined; false if it punches a hole
-    /// of zeroes.
+    /// True if unmap is a discard, after which the contents are undefined; false if it punches a
+    /// hole of zeroes.
     fn unmap_discards(&self) -> bool {
         let facts = self.ring.lock();
         self.file.block.is_some() && facts.as_ref().is_none_or(|f| f.discard)

@@ -141,7 +141,8 @@ impl CreateError {
         }
     }
 
-    /// The error for a path without a file: the file, its folder, or the target of a link is missing.
+    /// The error for a path without a file: the file, its folder, or the target of a link is
+    /// missing.
     pub(crate) fn missing(config: &Config) -> CreateError {
         let path = config.filename.clone();
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
@@ -187,8 +188,8 @@ impl CreateError {
     }
 }
 
-/// The remedy for a size that is not a multiple of the block size. The size of a block device cannot
-/// be changed.
+/// The remedy for a size that is not a multiple of the block size. The size of a block device
+/// cannot be changed.
 fn whole_blocks(path: &Path, size: u64, block_size: u32, is_block: bool) -> String {
     if is_block {
         let fitting = 1u64 << size.trailing_zeros().min(16);

@@ -69,8 +69,8 @@ impl OpenFile {
         self.config.fallocate.unwrap_or(true)
     }
 
-    /// Updates the size after an I/O that met the end of the file. Returns true if `end_byte` is still
-    /// inside.
+    /// Updates the size after an I/O that met the end of the file. Returns true if `end_byte` is
+    /// still inside.
     pub fn still_has(&self, end_byte: u64) -> bool {
         // Keep the known size if the system cannot report it.
         let Ok(size) = probe::size_of(&self.file) else {

@@ -80,8 +80,8 @@ pub struct Config {
     /// `true`: require O_DIRECT; `false`: use the page cache; default: O_DIRECT if possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<bool>,
-    /// The identity of the file or disk at the previous opening. Another file or disk is refused, and
-    /// no file is created or extended.
+    /// The identity of the file or disk at the previous opening. Another file or disk is refused,
+    /// and no file is created or extended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
     /// The contents that were stored when the file was closed. If they differ, no block is trusted

@@ -325,8 +325,8 @@ fn lock(config: &Config, file: &File, path: &Path, meta: &Metadata) -> Result<()
     }
 }
 
-/// Retries `attempt` for a second while it fails with "in use". The kernel may still complete the I/O
-/// of a killed process, or destroy its ring, and has its files open until then.
+/// Retries `attempt` for a second while it fails with "in use". The kernel may still complete the
+/// I/O of a killed process, or destroy its ring, and has its files open until then.
 fn patiently<T, E>(
     attempt: impl Fn() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,

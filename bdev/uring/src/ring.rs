@@ -1,5 +1,5 @@
-//! One io_uring with its table of slots, one per I/O in the kernel. The only file of this crate with
-//! `unsafe` code.
+//! One io_uring with its table of slots, one per I/O in the kernel. The only file of this crate
+//! with `unsafe` code.
 //!
 //! ```text
 //!   channel.rs ──Command──▶ Ring::start ──SQE──▶ kernel
@@ -8,14 +8,14 @@
 //! ```
 //!
 //! All `unsafe` code relies on one invariant: **a slot owns all memory that its SQE points to until
-//! the kernel has posted that SQE's CQE.** Two functions empty a slot. [`Ring::remove`] panics while
-//! the kernel uses it. `Drop` waits for the kernel, and after a time limit leaks the slots.
+//! the kernel has posted that SQE's CQE.** Two functions empty a slot. [`Ring::remove`] panics
+//! while the kernel uses it. `Drop` waits for the kernel, and after a time limit leaks the slots.
 //!
 //! Sleep: an eventfd is registered with the ring. With deferred task work, the kernel signals it as
 //! soon as such work is queued, before it posts the CQE. While the reactor polls, the ring's flag
-//! `IORING_CQ_EVENTFD_DISABLED` disables the signal. [`Ring::arm`] clears the flag with a full fence,
-//! and the poll after it enters the kernel unconditionally. So each completion is found by that poll
-//! or signals the eventfd.
+//! `IORING_CQ_EVENTFD_DISABLED` disables the signal. [`Ring::arm`] clears the flag with a full
+//! fence, and the poll after it enters the kernel unconditionally. So each completion is found by
+//! that poll or signals the eventfd.
 #![allow(unsafe_code)]
 
 use std::fs::File;

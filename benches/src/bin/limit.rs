@@ -1,5 +1,5 @@
-//! The program `limit` of `cargo xtask bench tcp`: measures the requests per second that bare sockets
-//! carry between two cores. See [`nacre_benches::limit`].
+//! The program `limit` of `cargo xtask bench tcp`: measures the requests per second that bare
+//! sockets carry between two cores. See [`nacre_benches::limit`].
 
 #![forbid(unsafe_code)]
 

@@ -5,8 +5,8 @@
 //!                                                               └──▶ Report
 //! ```
 //!
-//! A check reads only the [`System`], so that a test can simulate any machine, and contacts peers and
-//! devices only through its [`Probe`]. A check that cannot decide is a SKIP with the reason.
+//! A check reads only the [`System`], so that a test can simulate any machine, and contacts peers
+//! and devices only through its [`Probe`]. A check that cannot decide is a SKIP with the reason.
 
 #![forbid(unsafe_code)]
 

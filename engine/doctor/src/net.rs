@@ -1,5 +1,5 @@
-//! The checks of `nacre doctor` of the network: interfaces, MTU, packet filter, ARP, and the route to
-//! a peer.
+//! The checks of `nacre doctor` of the network: interfaces, MTU, packet filter, ARP, and the route
+//! to a peer.
 
 use std::net::{IpAddr, SocketAddr};
 

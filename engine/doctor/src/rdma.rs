@@ -1,4 +1,5 @@
-//! The checks of `nacre doctor` of RDMA: kernel modules, devices, links, GIDs, drivers and firmware.
+//! The checks of `nacre doctor` of RDMA: kernel modules, devices, links, GIDs, drivers and
+//! firmware.
 
 use nacre_transport_rdma_link::{
     Access, Device, Firmware, GidKind, LinkLayer, ModuleState, NoDevice, NodeType, Port, Want,

@@ -14,8 +14,8 @@ use super::report::Tally;
 /// Attempts to find a place that is not in use.
 const TRIES: u32 = 64;
 
-/// Total bytes of the write buffers that a lane uses in turn if contents do not matter. They fit into
-/// the core's cache, so that the run measures the target and not this machine's memory.
+/// Total bytes of the write buffers that a lane uses in turn if contents do not matter. They fit
+/// into the core's cache, so that the run measures the target and not this machine's memory.
 const SOURCES: usize = 256 << 10;
 
 /// The number of these buffers.
@@ -158,7 +158,8 @@ impl<Q: Load> Lane<Q> {
         &self.queue
     }
 
-    /// Progress of a phase that visits all places: the number of all units, and of the visited ones.
+    /// Progress of a phase that visits all places: the number of all units, and of the visited
+    /// ones.
     pub fn position(&self) -> (u64, u64) {
         (self.access.units(), self.cursor)
     }
@@ -288,8 +289,8 @@ impl<Q: Load> Lane<Q> {
         Next::Io(op, place)
     }
 
-    /// Builds an I/O with its buffer. `None`: no buffer is free, because a lost connection still has
-    /// some of them; the pool is large enough for the depth.
+    /// Builds an I/O with its buffer. `None`: no buffer is free, because a lost connection still
+    /// has some of them; the pool is large enough for the depth.
     #[inline]
     fn prepare(&mut self, slot: u16, op: Op, place: Place, now: Nanos) -> Option<Io> {
         let blocks = place.units * self.unit_blocks;

@@ -1,4 +1,5 @@
-//! Tracks the writes of each unit, for the verification: its generation, and whether an I/O uses it.
+//! Tracks the writes of each unit, for the verification: its generation, and whether an I/O uses
+//! it.
 //!
 //! A unit is in use while an I/O on it is in flight. I/Os of a lane never overlap, so the expected
 //! contents of every read are known exactly.

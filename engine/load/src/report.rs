@@ -1,5 +1,5 @@
-//! The results of a run: the report that `nacre perf` prints as text or as JSON ([`SCHEMA`]), and the
-//! counters that it is computed from.
+//! The results of a run: the report that `nacre perf` prints as text or as JSON ([`SCHEMA`]), and
+//! the counters that it is computed from.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -114,8 +114,8 @@ enum LogLine {
 }
 
 impl Admission {
-    /// Calls `write` unless the line was written recently. Passes the number of its occurrences since
-    /// then.
+    /// Calls `write` unless the line was written recently. Passes the number of its occurrences
+    /// since then.
     fn log(&self, line: LogLine, write: impl FnOnce(u64)) {
         if let Some(suppressed) = self.log_limit.borrow_mut().admit(line, Clock::real().now()) {
             write(suppressed + 1);

@@ -1,5 +1,5 @@
-//! Remote bdevs: namespaces of another NVMe-oF target as block devices, for example as replicas of a
-//! volume.
+//! Remote bdevs: namespaces of another NVMe-oF target as block devices, for example as replicas of
+//! a volume.
 //!
 //! ```text
 //!   Attachment   one controller: its devices and state                   (attachment, status)

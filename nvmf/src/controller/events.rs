@@ -1,5 +1,5 @@
-//! Asynchronous events: occurrences, the host's configuration, and the requests that the controller
-//! holds until it can complete them (Base 5.2).
+//! The controller's asynchronous events (Base 5.2): which events have happened, which ones the host
+//! has enabled, and the outstanding Asynchronous Event Requests.
 //!
 //! ```text
 //!   happened ──(configured, a request is there, not masked)──▶ answered, masked
@@ -7,9 +7,9 @@
 //!      └── noted, while masked too        log page read, RAE 0 ◀──┘
 //! ```
 //!
-//! One event of a kind is outstanding at a time: after its report it is masked until the host has
-//! read the log page that it names (without Retain Asynchronous Event). An occurrence before that
-//! read is in the page, so it is not reported again.
+//! After an event is reported, its type is masked until the host reads the log page of the event
+//! with RAE cleared. The page contains everything that happened until then, so no second report is
+//! needed.
 
 use arrayvec::ArrayVec;
 use nacre_nvmf_wire::aen::AsyncEvent;
@@ -19,11 +19,11 @@ use nacre_nvmf_wire::{Cqe, StatusCode};
 use crate::subsystems::association::pending;
 use crate::subsystems::subsystem::SubsystemKind;
 
-/// Requests that one controller can hold.
+/// Most outstanding Asynchronous Event Requests of one controller.
 const MAX_REQUESTS: usize = 16;
 
-/// The events of [`pending`], with what allows each in the Asynchronous Event Configuration, and
-/// how it is reported.
+/// The events of [`pending`]: each with its bit in the Asynchronous Event Configuration (feature
+/// 0Bh) and its completion dword 0.
 const EVENTS: [(u32, AsyncEvents, AsyncEvent); 4] = [
     (
         pending::NAMESPACES,
@@ -40,7 +40,7 @@ const EVENTS: [(u32, AsyncEvents, AsyncEvent); 4] = [
         AsyncEvents::DISCOVERY_LOG,
         AsyncEvent::DISCOVERY_LOG_CHANGE,
     ),
-    // Disabled kinds of these are not even noted (feature 82h).
+    // Masked notification types are not recorded (Reservation Notification Mask, feature 82h).
     (
         pending::RESERVATION,
         AsyncEvents::empty(),
@@ -48,7 +48,7 @@ const EVENTS: [(u32, AsyncEvents, AsyncEvent); 4] = [
     ),
 ];
 
-/// The critical warnings, which every controller that has a SMART log lets hosts choose among.
+/// The SMART / Health critical warnings, which every controller with that log must support.
 const SMART: AsyncEvents = AsyncEvents::SMART_SPARE
     .union(AsyncEvents::SMART_TEMPERATURE)
     .union(AsyncEvents::SMART_RELIABILITY)
@@ -56,12 +56,12 @@ const SMART: AsyncEvents = AsyncEvents::SMART_SPARE
     .union(AsyncEvents::SMART_VOLATILE_BACKUP)
     .union(AsyncEvents::SMART_PERSISTENT_MEMORY);
 
-/// Controllers with telemetry logs accept this notice, and never send it: they capture no data on
-/// their own.
+/// The Telemetry Log Changed notice: supported, because there is a telemetry log, but never sent,
+/// because the controller captures no data by itself.
 const TELEMETRY: AsyncEvents = AsyncEvents::TELEMETRY_LOG;
 
 pub(crate) struct Events {
-    /// Held requests by command identifier, oldest first.
+    /// Command identifiers of the outstanding requests, oldest first.
     requests: ArrayVec<u16, MAX_REQUESTS>,
     limit: usize,
     /// Notices that this controller can send (OAES).
@@ -70,24 +70,23 @@ pub(crate) struct Events {
     configuration: AsyncEvents,
     default_configuration: AsyncEvents,
     happened: u32,
-    /// Reported, and their log page not read since.
+    /// Events that were reported and whose log page was not read since.
     masked: u32,
     aborted: ArrayVec<u16, MAX_REQUESTS>,
 }
 
 impl Events {
-    /// `lasting`: the host has given a keep-alive timeout with its Connect.
+    /// `lasting`: the host's Connect has a keep-alive timeout.
     pub fn new(limit: u8, kind: SubsystemKind, ana_reporting: bool, lasting: bool) -> Events {
         let (optional, default_configuration) = match kind {
             SubsystemKind::Nvm => {
                 let mut optional = AsyncEvents::NAMESPACE_ATTRIBUTE;
                 optional.set(AsyncEvents::ANA_CHANGE, ana_reporting);
-                // On unless the host disables them: missing a namespace is worse than an unwanted
-                // event.
+                // Enabled by default: a missed namespace is worse than an unwanted event.
                 (optional, optional)
             }
-            // A host that reads the log once and leaves wants no events. A host whose Connect
-            // announces that it stays gets them without a request (Base 3.1.3.3.1).
+            // A host that reads the log once and disconnects needs no events. A host with an
+            // explicit persistent connection gets them enabled (Base 3.1.3.3.1).
             SubsystemKind::Discovery if lasting => {
                 (AsyncEvents::DISCOVERY_LOG, AsyncEvents::DISCOVERY_LOG)
             }
@@ -118,7 +117,7 @@ impl Events {
         self.default_configuration
     }
 
-    /// `None`: it asks for events that this controller does not have.
+    /// Sets the Asynchronous Event Configuration. `None`: it has a bit that is not supported.
     pub fn configure(&mut self, dword: u32) -> Option<()> {
         let wanted = AsyncEvents::from_bits(dword)?;
         let of_logs = if self.optional.contains(AsyncEvents::DISCOVERY_LOG) {
@@ -141,12 +140,12 @@ impl Events {
         Ok(())
     }
 
-    /// Notes events (bits of [`pending`]).
+    /// Records events (bits of [`pending`]).
     pub fn notice(&mut self, events: u32) {
         self.happened |= events;
     }
 
-    /// The host reads the log page of these events, as it is now, and that clears them.
+    /// Clears and unmasks events whose log page the host reads.
     pub fn clear(&mut self, events: u32) {
         self.masked &= !events;
         self.happened &= !events;
@@ -160,14 +159,14 @@ impl Events {
         was_held
     }
 
-    /// Gives a held request up without an answer.
+    /// Removes an outstanding request without a completion.
     pub fn forget(&mut self, cid: u16) -> bool {
         let at = self.requests.iter().position(|r| *r == cid);
         at.map(|at| self.requests.remove(at)).is_some()
     }
 
-    /// A controller level reset: held requests end, nothing is masked, the configuration is the
-    /// default one.
+    /// A Controller Level Reset: removes the requests and masks, and restores the default
+    /// configuration.
     pub fn reset(&mut self) {
         self.aborted.extend(self.requests.drain(..));
         self.configuration = self.default_configuration;
@@ -175,7 +174,7 @@ impl Events {
         self.masked = 0;
     }
 
-    /// The next answer to a held request.
+    /// The next completion of an outstanding request, if an event is pending.
     pub fn next(&mut self) -> Option<Cqe> {
         if let Some(cid) = self.aborted.pop() {
             return Some(Cqe::new(cid, StatusCode::ABORT_REQUESTED));
@@ -195,7 +194,7 @@ impl Events {
     }
 }
 
-/// The requests that a controller holds at most, which is also the announced number (AERL).
+/// Most outstanding requests, as announced in AERL.
 pub(super) fn limit_of(configured: u8) -> usize {
     usize::from(configured).clamp(1, MAX_REQUESTS)
 }

@@ -1,7 +1,7 @@
-//! Get and Set Features (Base 5.15, 5.27): the settings of a controller that a host may choose.
+//! Get Features and Set Features (Base 5.15, 5.27) of a controller.
 //!
-//! No feature is saved: a saved value is the default, and SAVE is refused. One table, [`known`],
-//! lists the features; the Feature Identifiers Supported and Effects log shows it, too.
+//! No feature is saveable: saved values equal the defaults, and the SV bit is refused. The table
+//! [`known`] lists the features, also for the Feature Identifiers Supported and Effects log.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::subsystems::subsystem::SubsystemKind;
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 const INVALID_NAMESPACE: StatusCode = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
 
-/// The host's values of features without a place of their own.
+/// The current values of features that no other object stores.
 #[derive(Debug, Clone)]
 pub(crate) struct Features {
     arbitration: u32,
@@ -62,7 +62,7 @@ pub(super) fn known(kind: SubsystemKind) -> &'static [(u8, bool)] {
             (fid::ERROR_RECOVERY, true),
             (fid::VOLATILE_WRITE_CACHE, false),
             (fid::NUMBER_OF_QUEUES, true),
-            // Hosts that treat all transports alike read these two; fabrics have no interrupts.
+            // Fabrics have no interrupts, but some hosts read these two on every transport.
             (fid::INTERRUPT_COALESCING, false),
             (fid::INTERRUPT_VECTOR_CONFIGURATION, false),
             (fid::WRITE_ATOMICITY, true),
@@ -82,7 +82,7 @@ pub(super) fn known(kind: SubsystemKind) -> &'static [(u8, bool)] {
     }
 }
 
-/// Whether each namespace has its own value of a feature.
+/// True if the feature has a separate value for each namespace.
 pub(super) const fn is_namespace_specific(fid: u8) -> bool {
     matches!(
         fid,
@@ -90,7 +90,7 @@ pub(super) const fn is_namespace_specific(fid: u8) -> bool {
     )
 }
 
-/// The data that Get Features returns.
+/// Bytes of data that a Get Features command returns.
 pub(super) fn data_bytes_of_get(sqe: &Sqe) -> Result<u32, StatusCode> {
     let command = GetFeatures::parse(sqe).map_err(|error| error.status().with_dnr())?;
     if command.select == Select::SupportedCapabilities {
@@ -98,7 +98,7 @@ pub(super) fn data_bytes_of_get(sqe: &Sqe) -> Result<u32, StatusCode> {
     }
     match command.fid {
         fid::HOST_BEHAVIOR_SUPPORT => Ok(HostBehavior::SIZE as u32),
-        // A fabrics host has a 128-bit identifier, and has to ask for that (Base 5.27.1.19).
+        // Fabrics hosts have 128-bit identifiers and must set EXHID (Base 5.27.1.19).
         fid::HOST_IDENTIFIER if command.cdw11 & HOST_IDENTIFIER_EXTENDED == 0 => Err(INVALID),
         fid::HOST_IDENTIFIER => Ok(HOST_IDENTIFIER_EXTENDED_BYTES as u32),
         _ => Ok(0),
@@ -114,7 +114,7 @@ impl Controller {
         Ok(*changeable)
     }
 
-    /// Answers with dword 0.
+    /// Executes Get Features. Returns completion dword 0.
     pub(super) fn get_features(&self, sqe: &Sqe, data: &mut [u8]) -> Result<u32, StatusCode> {
         let command = GetFeatures::parse(sqe).map_err(|error| error.status().with_dnr())?;
         let changeable = self.feature(command.fid)?;
@@ -134,7 +134,7 @@ impl Controller {
         }
     }
 
-    /// The default: neither a mask nor persistence.
+    /// The value of a reservation feature; the default is 0 (no mask, no persistence).
     fn reservation_feature(&self, fid: u8, select: Select, nsid: u32) -> Result<u32, StatusCode> {
         let view = self.association.view();
         let namespace = view.get(nsid).ok_or(INVALID_NAMESPACE)?;
@@ -148,7 +148,7 @@ impl Controller {
         })
     }
 
-    /// The namespaces that a Set Features of a namespace-specific feature is for.
+    /// The namespaces that a Set Features of a namespace-specific feature applies to.
     fn namespaces_for(&self, sqe: &Sqe) -> Result<Several, StatusCode> {
         let view = self.association.view();
         let entry = |n: &Arc<Namespace>| (n.nsid, Arc::clone(&n.reservation));
@@ -166,8 +166,8 @@ impl Controller {
         Ok(0)
     }
 
-    /// Reservation Persistence: the new value, and its namespaces. For all namespaces, those that
-    /// cannot persist anything are left out.
+    /// Reservation Persistence: the new value and its namespaces. NSID FFFFFFFFh skips namespaces
+    /// that do not support persistence.
     pub(super) fn set_reservation_persistence(
         &self,
         sqe: &Sqe,
@@ -246,13 +246,13 @@ impl Controller {
         match command.fid {
             fid::NUMBER_OF_QUEUES => Ok(queues(self.io_queues())),
             fid::ASYNC_EVENT_CONFIGURATION => Ok(self.events.default_configuration().bits()),
-            // Off, until Connect or Set Features says otherwise.
+            // Disabled until Connect or Set Features enables it.
             fid::KEEP_ALIVE_TIMER => Ok(0),
             _ => self.value(command, &Features::default(), data),
         }
     }
 
-    /// Answers with dword 0.
+    /// Executes Set Features. Returns completion dword 0.
     pub(super) fn set_features(
         &mut self,
         sqe: &Sqe,
@@ -273,7 +273,7 @@ impl Controller {
         let dword = command.cdw11;
         if !changeable {
             return match command.fid {
-                // Connect has set it, for good (Base 5.27.1.19).
+                // Connect has set it; it cannot change afterwards (Base 5.27.1.19).
                 fid::HOST_IDENTIFIER => Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr()),
                 // Setting the present value is harmless.
                 fid::VOLATILE_WRITE_CACHE if dword & 1 == VOLATILE_WRITE_CACHE_ENABLE => Ok(0),
@@ -281,7 +281,7 @@ impl Controller {
             };
         }
         match command.fid {
-            // There is no arbitration between queues of different connections: a hint.
+            // Stored without effect: queues on different connections are not arbitrated.
             fid::ARBITRATION => self.features.arbitration = dword & 0xffff_ff07,
             fid::POWER_MANAGEMENT => {
                 let power = PowerManagement::from_dword(dword);
@@ -324,19 +324,18 @@ impl Controller {
         Ok(0)
     }
 
-    /// I/O queues that one controller may have.
+    /// Most I/O queues of one controller.
     fn io_queues(&self) -> u16 {
         self.target.queue_limits(self.caps.kind).max_io_queues
     }
 
-    /// The host gets the requested number up to the limit; the controller enforces it on its
-    /// Connects.
+    /// Grants the requested number of queues up to the limit. Connect enforces the granted number.
     fn set_number_of_queues(&mut self, dword: u32) -> Result<u32, StatusCode> {
         let asked = NumberOfQueues::from_dword(dword).ok_or(INVALID)?;
         if self.association.queues().iter().any(|queue| queue.qid != 0) {
             return Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
         }
-        // Over fabrics a queue is a pair: the smaller number counts.
+        // Over fabrics submission and completion queues come in pairs: use the smaller number.
         let asked = asked.submission.min(asked.completion);
         let granted = u32::from(self.io_queues()).min(asked) as u16;
         self.association.set_io_queues(granted);
@@ -348,8 +347,7 @@ impl Controller {
             .map_err(|_| StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr())?;
         let mut known = HostBehavior::zeroed();
         known.acre = behavior.acre;
-        // Only retry delays can be chosen: telemetry, other formats and dispersed namespaces are
-        // not there.
+        // Only ACRE can be set: ETDAS, LBAFEE and HDISNS are not supported.
         if behavior.acre > 1 || known.as_bytes()[..6] != behavior.as_bytes()[..6] {
             return Err(INVALID);
         }
@@ -369,7 +367,7 @@ fn queues(granted: u16) -> u32 {
 }
 
 fn temperature_threshold(dword: u32) -> Result<TemperatureThreshold, StatusCode> {
-    // THSEL has two values; the wire type does not keep the others.
+    // THSEL has two valid values; refuse the others.
     match dword >> 20 & 0b11 {
         0 | 1 => Ok(TemperatureThreshold::from_dword(dword)),
         _ => Err(INVALID),

@@ -1,7 +1,8 @@
-//! Identify (Base 5.17, NVM 4.1.5): the data of the controller and its namespaces.
+//! Identify (Base 5.17, NVM 4.1.5): builds the data structures of the controller and its
+//! namespaces.
 //!
-//! Every promise here is kept: limits come from the [`IoLimits`] that I/O queues enforce, sizes and
-//! features from the bdev's present state.
+//! The announced limits are those of [`IoLimits`], which I/O queues enforce. Sizes and features are
+//! those of the bdev's present state.
 
 use std::sync::Arc;
 
@@ -29,21 +30,22 @@ use crate::subsystems::cntlid::ControllerModel;
 use crate::subsystems::config::IoLimits;
 use crate::subsystems::namespace::Namespace;
 
-/// A usual limit of a device in a rack; there is no sensor behind it, but the field must not be
-/// zero (Base figure 276, WCTEMP).
+/// WCTEMP, a usual value for a drive. There is no sensor, but the field must not be zero (Base
+/// figure 276).
 pub(super) const WARNING_TEMPERATURE_KELVIN: u16 = 343;
 const CRITICAL_TEMPERATURE_KELVIN: u16 = 373;
 
-/// Longest time in ANA state change, in seconds: a host gives up on the controller after it.
+/// ANATT: longest time in the ANA Change state, in seconds. Hosts fail the path after it.
 const ANA_TRANSITION_SECONDS: u8 = 10;
 
-/// CNS 08h NSFEAT: no volatile write cache here, whatever the controller says of others.
+/// CNS 08h, NSFEAT: this namespace has no volatile write cache, although VWC reports one for the
+/// controller.
 const NO_VOLATILE_CACHE: u8 = 1 << 5;
 
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 const INVALID_NAMESPACE: StatusCode = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
 
-/// Copies a structure to where the host's data begins.
+/// Copies a structure to the start of the host's data.
 pub(super) fn put(structure: &(impl IntoBytes + Immutable + ?Sized), data: &mut [u8]) {
     for (to, from) in data.iter_mut().zip(structure.as_bytes()) {
         *to = *from;
@@ -74,7 +76,7 @@ impl Controller {
                     put(&self.nvm_namespace(&namespace), data);
                 }
             }
-            // Every namespace that this host may know of is attached to its controller.
+            // Every namespace that this host may access is attached to its controller.
             cns::ACTIVE_NAMESPACES | cns::IO_ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES => {
                 put(&self.namespace_list(nsid)?, data);
             }
@@ -83,8 +85,7 @@ impl Controller {
                 write_descriptors(&namespace, data);
             }
             cns::IO_NAMESPACE => {
-                // The target has none of the features that only this structure reports: it is zero
-                // for every namespace, as it is for an inactive one.
+                // The target supports no feature of this structure, so all its fields are zero.
                 self.namespace(nsid)?;
                 put(&NvmNamespace::zeroed(), data);
             }
@@ -109,7 +110,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Static controllers are there without an association, too.
+    /// The controller list (CNS 13h), including static controllers without an association.
     fn controllers(&self, from: u16) -> ControllerList {
         let subsystem = &self.association.subsystem;
         let config = &subsystem.config;
@@ -131,8 +132,8 @@ impl Controller {
             access,
             Some(AnaState::Inaccessible | AnaState::PersistentLoss)
         ) {
-            // The used blocks are unknown here. Size and capacity stay: a host takes a namespace
-            // without them for none.
+            // The number of used blocks is unknown. Report size and capacity: a host ignores a
+            // namespace of size zero.
             id.nuse = U64::new(0);
         }
         id
@@ -142,7 +143,8 @@ impl Controller {
         self.association.subsystem.config.ana_reporting
     }
 
-    /// `None`: a namespace could have this identifier, but none that this host sees has.
+    /// The active namespace with this NSID; `None`: the NSID is valid but inactive. The error: the
+    /// NSID is invalid.
     fn namespace(&self, nsid: u32) -> Result<Option<Arc<Namespace>>, StatusCode> {
         if nsid == 0 || nsid > self.association.subsystem.config.max_namespaces {
             return Err(INVALID_NAMESPACE);
@@ -193,7 +195,7 @@ impl Controller {
         id.msdbd = self.caps.max_sgl_descriptors;
         if self.is_discovery() {
             id.cntrltype = cntrltype::DISCOVERY;
-            // A direct discovery controller: it reports this machine, not a fabric.
+            // DCTYPE 1: a direct discovery controller.
             id.dctype = 1;
             return id;
         }
@@ -203,12 +205,12 @@ impl Controller {
         id
     }
 
-    /// What Identify Controller says of controllers with I/O queues only.
+    /// The fields of Identify Controller that only I/O controllers have.
     fn io_controller_fields(&self, id: &mut IdentifyController) {
         let (config, subsystem) = (&self.target.config, &self.association.subsystem);
         let [first, second, third] = config.command_retry_delay;
         (id.crdt1, id.crdt2, id.crdt3) = (U16::new(first), U16::new(second), U16::new(third));
-        // What Linux's own target recommends.
+        // The same value as Linux's target.
         id.rab = 6;
         let mut cmic = Cmic::MULTIPLE_PORTS | Cmic::MULTIPLE_CONTROLLERS;
         cmic.set(Cmic::ANA_REPORTING, self.ana_reporting());
@@ -244,11 +246,11 @@ impl Controller {
             | Oncs::COPY;
         id.oncs = U16::new(oncs.bits());
         id.fuses = U16::new(FUSES_COMPARE_AND_WRITE);
-        // One block, which every device takes that has the operation; NACWU says more. Hosts read
-        // this once, and namespaces come and go.
+        // One block (0's based), which every supporting device allows. Namespaces are added later,
+        // so larger values are only in NACWU.
         id.acwu = U16::new(0);
-        // Hosts read this once, but namespaces come and go: one with a volatile cache may be added
-        // after a host has decided whether to send flushes. CNS 08h says which have none.
+        // Hosts read VWC once, to decide whether to send Flush. A namespace with a volatile cache
+        // may be added later, so always report one. CNS 08h identifies namespaces without a cache.
         id.vwc = vwc::PRESENT | vwc::FLUSH_BROADCAST_YES;
         // Copy descriptor format 0h.
         id.ocfs = U16::new(1);
@@ -268,7 +270,7 @@ fn io_controller(limits: &IoLimits) -> NvmController {
     let mut id = NvmController::zeroed();
     id.vsl = IdentifyController::mdts_for(limits.verify_bytes, 4096);
     id.wzsl = IdentifyController::mdts_for(limits.write_zeroes_bytes, 4096);
-    // A range is as long as its 32-bit length can say, and so is their sum: DMRSL and DMSL are 0.
+    // DMRSL and DMSL are 0, no limit: ranges may have any 32-bit length.
     id.dmrl = limits.dsm_ranges as u8;
     id
 }
@@ -284,7 +286,7 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
     id.msrc = copy.copy_ranges as u8 - 1;
     id.nsze = U64::new(geometry.blocks);
     id.ncap = U64::new(geometry.blocks);
-    // How much of a bdev is allocated is not known: all of it counts as used.
+    // The allocated blocks of a bdev are unknown: report all blocks as used.
     id.nuse = U64::new(geometry.blocks);
     id.nvmcap[0] = U64::new(geometry.bytes());
     id.lbaf[0] = LbaFormat::new(geometry.block_size, 0);
@@ -315,7 +317,7 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
         _ => physical,
     };
     id.nows = less_one(optimal);
-    // A value that does not fit is better left out than reported wrong.
+    // Report 0 (none) for a value that does not fit the field.
     id.noiob = U16::new(u16::try_from(boundary).unwrap_or(0));
 
     id.rescap = reservation_capabilities(namespace);
@@ -330,8 +332,8 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
     id
 }
 
-/// All six types, and keys that only Register can ignore. Persistence through power loss depends on
-/// the namespace.
+/// RESCAP: all six reservation types, and Ignore Existing Key for Register only. Persist Through
+/// Power Loss depends on the namespace.
 const EVERY_RESERVATION: Rescap = Rescap::all().difference(Rescap::PERSIST_THROUGH_POWER_LOSS);
 
 fn reservation_capabilities(namespace: &Namespace) -> u8 {
@@ -341,7 +343,7 @@ fn reservation_capabilities(namespace: &Namespace) -> u8 {
     rescap.bits()
 }
 
-/// A count of blocks for a field that holds one less, as much of it as fits.
+/// A 0's based block count, limited to the field's maximum.
 fn less_one(blocks: u32) -> U16 {
     U16::new(u16::try_from(blocks.saturating_sub(1)).unwrap_or(u16::MAX))
 }

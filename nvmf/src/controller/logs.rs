@@ -1,9 +1,9 @@
-//! Get Log Page (Base 5.16).
+//! Get Log Page (Base 5.16): builds the log pages of a controller.
 //!
-//! Each command makes a new page, except for the discovery log, which a host reads in pieces: the
-//! controller keeps that one until the log changes. Reading a page without Retain Asynchronous
-//! Event clears its event. Events are cleared before the page is made, so that a change in between
-//! is reported again rather than lost.
+//! Each command builds its page anew. The exceptions are the discovery log and the telemetry log,
+//! which hosts read in pieces; the controller stores them. A command with RAE cleared clears the
+//! event of its page. It does so before it builds the page, so that a change in between causes
+//! another event.
 
 use std::sync::atomic::Ordering;
 
@@ -29,30 +29,30 @@ use crate::subsystems::target::Target;
 
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 
-/// Pages 12h and 13h have no structure of their own in the wire crate: 32 bits per identifier.
+/// Size of page 12h: 4 bytes per feature identifier.
 const FEATURES_PAGE_BYTES: usize = 1024;
 /// NVMe-MI Commands Supported and Effects.
 const LID_MI_COMMANDS: u8 = 0x13;
 const MI_COMMANDS_PAGE_BYTES: usize = 4096;
 
-/// Feature effects: supported, and bound to what (Base figure 257).
+// Feature effects: supported, and the scope (Base figure 257).
 const FEATURE_SUPPORTED: u32 = 1 << 0;
 const FEATURE_NAMESPACE_SCOPE: u32 = 1 << 20;
 const FEATURE_CONTROLLER_SCOPE: u32 = 1 << 21;
 
-/// One log page. A new page is a row of [`PAGES`] and the method that makes it.
+/// One log page: a row of [`PAGES`].
 struct LogPage {
     lid: u8,
     offered: fn(&Controller) -> bool,
     contents: Contents,
     /// The event that reading the page clears: a bit of [`pending`], or zero.
     event: u32,
-    /// Reading empties the page, which has so many bytes.
+    /// Reading with RAE cleared empties the page; the value is its size in bytes.
     emptied: Option<usize>,
 }
 
 enum Contents {
-    /// Makes the whole page.
+    /// Builds the whole page.
     Whole(fn(&Controller, &Reading) -> Page),
     /// Writes the part at the command's offset.
     Part(fn(&mut Controller, &Reading, &mut [u8]) -> Result<(), StatusCode>),
@@ -60,7 +60,7 @@ enum Contents {
 
 type Page = Result<Vec<u8>, StatusCode>;
 
-/// The command that reads a page, and its time.
+/// A Get Log Page command and its time.
 struct Reading {
     command: GetLogPage,
     now: Nanos,
@@ -175,14 +175,14 @@ fn bytes(page: &(impl IntoBytes + Immutable + ?Sized)) -> Page {
     Ok(page.as_bytes().to_vec())
 }
 
-/// The pages that hosts read in pieces, which must not change in between.
+/// The stored pages, which hosts read in pieces and which must not change in between.
 #[derive(Default)]
 pub(crate) struct Logs {
     discovery: Option<DiscoveryLog>,
     telemetry: Telemetry,
 }
 
-/// Page 07h as it was captured, header included.
+/// The captured Telemetry Host-Initiated page (07h), with its header.
 #[derive(Default)]
 struct Telemetry {
     page: Vec<u8>,
@@ -201,7 +201,7 @@ impl Telemetry {
     }
 }
 
-/// The discovery log as of a generation.
+/// The stored discovery log, with its generation.
 struct DiscoveryLog {
     generation: u64,
     records: Vec<Record>,
@@ -219,11 +219,11 @@ impl Controller {
         let page = page
             .filter(|page| (page.offered)(self))
             .ok_or(StatusCode::INVALID_LOG_PAGE.with_dnr())?;
-        // No page is about one namespace, and none counts its offset in entries.
+        // No page is namespace-specific, and none supports index offsets (OT).
         if (sqe.nsid() != 0 && sqe.nsid() != nsid::BROADCAST) || command.index_offset {
             return Err(INVALID);
         }
-        // Before anything is taken out of a page that is gone once it was read.
+        // Check this before reading a page that the reading empties.
         if page
             .emptied
             .is_some_and(|size| command.offset > size as u64)
@@ -268,8 +268,8 @@ impl Controller {
         bytes(&SupportedLogPages::supporting(&lids))
     }
 
-    /// Telemetry Host-Initiated: the target's view of the host's association, as text. The host
-    /// asks for a capture with the command, and reads it in pieces.
+    /// Telemetry Host-Initiated: the target's state of the host's association, as text. The host
+    /// requests a capture with the command, and reads it in pieces.
     fn telemetry_page(&mut self, reading: &Reading, data: &mut [u8]) -> Result<(), StatusCode> {
         let GetLogPage { lsp, offset, .. } = reading.command;
         if !offset.is_multiple_of(TelemetryHeader::BLOCK as u64) {
@@ -293,7 +293,7 @@ impl Controller {
         bytes(&page)
     }
 
-    /// Returns as many entries as ELPE announces; unused ones are zero.
+    /// The Error Information log: as many entries as ELPE announces; unused ones are zero.
     fn error_information(&self, _: &Reading) -> Page {
         let entries = usize::from(self.target.config.error_log_entries.max(1));
         let (records, _) = self.association.errors();
@@ -303,7 +303,7 @@ impl Controller {
             entry.sqid = U16::new(record.sqid);
             entry.cid = U16::new(record.cid);
             entry.status_phase = U16::new(record.status.field() << 1);
-            // Which byte of the command was at fault is not kept.
+            // FFFFh: the byte of the command that caused the error is not recorded.
             entry.parameter_error_location = U16::new(u16::MAX);
             entry.lba = record.lba.into();
             entry.nsid = U32::new(record.nsid);
@@ -314,7 +314,7 @@ impl Controller {
         bytes(page.as_slice())
     }
 
-    /// The life of a dynamic controller is its association: its counters begin with it.
+    /// The SMART / Health log. Its counters start with the association.
     fn smart_health(&self, reading: &Reading) -> Page {
         let totals = self.association.totals();
         let (_, errors) = self.association.errors();
@@ -340,7 +340,7 @@ impl Controller {
         bytes(&page)
     }
 
-    /// Reading the list empties it, unless the host retains the event.
+    /// The Changed Namespace List. Reading with RAE cleared empties it.
     fn changed_namespaces(&self, reading: &Reading) -> Page {
         let changed = if reading.command.retain_event {
             self.association.changed_namespaces()
@@ -358,7 +358,7 @@ impl Controller {
         Ok(page)
     }
 
-    /// The oldest notification; reading it lets the next one be reported.
+    /// The oldest reservation notification. Reading it allows the event of the next one.
     fn reservation_notification(&self, reading: &Reading) -> Page {
         let retain = reading.command.retain_event;
         let (page, more) = {
@@ -426,7 +426,7 @@ impl Controller {
         Ok(page)
     }
 
-    /// None are supported.
+    /// The NVMe-MI Commands Supported and Effects log: no command is supported.
     fn mi_commands(&self, _: &Reading) -> Page {
         Ok(vec![0; MI_COMMANDS_PAGE_BYTES])
     }
@@ -454,7 +454,7 @@ impl Controller {
         Ok(page)
     }
 
-    /// The log as it is now, or as it was when the host began to read it if nothing changed since.
+    /// The stored discovery log, built anew if the log has changed since.
     fn discovery_log(&mut self) -> &DiscoveryLog {
         let current = self.target.discovery_generation();
         if self
@@ -464,7 +464,7 @@ impl Controller {
             .is_none_or(|log| log.generation != current)
         {
             let host = &self.association.hostnqn;
-            // Read the generation first: a change while the log is made shows as a newer one.
+            // Read the generation first, so that a change during the reading gives a newer one.
             let snapshot = self.target.discovery_snapshot(host);
             let asker = Asker {
                 transport: self.association.transport,
@@ -489,7 +489,7 @@ fn telemetry_header(captures: u8, blocks: u16) -> TelemetryHeader {
     header
 }
 
-/// The telemetry data: one fact a line. Nothing about other hosts, as any host may read it.
+/// The telemetry data as lines of text. Without data of other hosts, because any host may read it.
 fn report(association: &Association, target: &Target, now: Nanos) -> String {
     let subsystem = &association.subsystem;
     let (errors, error_count) = association.errors();

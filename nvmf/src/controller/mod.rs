@@ -1,4 +1,5 @@
-//! A controller: registers, keep-alive and admin commands of one association, on its admin core.
+//! The controller of one association: registers, keep-alive and admin commands. It lives on the
+//! core of its admin queue, and [`crate::queues`] passes it the commands.
 //!
 //! ```text
 //! registers.rs   CAP VS CC CSTS: enable, disable, shutdown (Base 3.5, 3.6)
@@ -8,8 +9,8 @@
 //! logs.rs        Get Log Page (Base 5.16)
 //! ```
 //!
-//! Sans-IO: an admin command and its buffer in, an [`Outcome`] out. The announced limits and the
-//! limits that the I/O queues enforce are the same: both read [`IoLimits`].
+//! It does no I/O: the input is an admin command with its buffer, the result an [`Outcome`]. The
+//! announced limits equal the enforced ones, because both come from [`IoLimits`].
 
 mod events;
 mod features;
@@ -64,8 +65,8 @@ pub(crate) struct Controller {
     association: Arc<Association>,
     caps: TransportCaps,
     limits: IoLimits,
-    /// The local address of the host's connection: the discovery log names it for a listener on
-    /// every address.
+    /// The local address of the host's connection. The discovery log reports it for listeners on
+    /// all addresses.
     local: Address,
     registers: Registers,
     events: Events,
@@ -76,12 +77,11 @@ pub(crate) struct Controller {
     aborts: u8,
 }
 
-/// The keep-alive timer (Base 3.9). Any command of any queue restarts it (TBKAS), so that a host
-/// that is busy is never declared dead.
+/// The keep-alive timer (Base 3.9). Any command of any queue restarts it (TBKAS).
 struct KeepAlive {
-    /// KATO as granted; zero: off.
+    /// The granted keep-alive timeout (KATO); zero: disabled.
     granted: Duration,
-    /// After so much silence the host is gone; zero: never.
+    /// Time without a command after which the association ends; zero: never.
     timeout: Duration,
     last: Nanos,
 }
@@ -138,8 +138,8 @@ impl Controller {
         self.association.subsystem.kind == SubsystemKind::Discovery
     }
 
-    /// How many bytes of data the command moves; the direction is in its opcode. `Err`: what to
-    /// answer without looking further.
+    /// Bytes of data that a command transfers, in the direction of its opcode. The error is the
+    /// status to complete with immediately.
     pub fn data_bytes(&self, sqe: &Sqe) -> Result<u32, StatusCode> {
         if sqe.fuse() != Fuse::Normal {
             return Err(StatusCode::INVALID_FIELD.with_dnr());
@@ -149,7 +149,7 @@ impl Controller {
         }
         match self.association.phase() {
             Phase::Ready => {}
-            // It is not carried out; see `execute`.
+            // The command is not executed; see `execute`.
             Phase::Closing => return Ok(0),
             Phase::Connected if sqe.opcode == admin::KEEP_ALIVE => {}
             Phase::Connected => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr()),
@@ -172,14 +172,14 @@ impl Controller {
         }
     }
 
-    /// Runs a command. `data` is its buffer: the host's data, or zeroes to be filled.
+    /// Executes a command. `data`: the host's data, or a zeroed buffer for the result.
     pub fn execute(&mut self, sqe: &Sqe, data: &mut [u8], now: Nanos) -> Outcome {
         let cid = sqe.cid();
         if sqe.is_fabrics() {
             return Outcome::Done(self.fabrics(sqe));
         }
-        // The connection is about to be closed: the host will send the command again on the next
-        // one. The host would take an error here for the state of the namespace that it names.
+        // Do not complete commands of a connection that is being closed: the host repeats them on
+        // the next one. It could take an error here for a permanent state of the namespace.
         if self.association.phase() == Phase::Closing {
             return Outcome::Deferred;
         }
@@ -225,14 +225,14 @@ impl Controller {
                 }
                 Err(status) => Cqe::new(cid, status),
             },
-            // It deletes I/O queues only (Base 6.4); there is nothing to authenticate.
+            // Disconnect is for I/O queues only (Base 6.4).
             fctype::DISCONNECT => Cqe::new(cid, StatusCode::INVALID_QUEUE_TYPE.with_dnr()),
             _ => Cqe::new(cid, StatusCode::INVALID_OPCODE.with_dnr()),
         }
     }
 
-    /// A controller level reset (Base 3.7.2): the host's settings are dropped, except the
-    /// keep-alive timer, which Connect has started.
+    /// A Controller Level Reset (Base 3.7.2): resets the features, except the keep-alive timer,
+    /// which Connect has started.
     fn reset(&mut self) {
         self.features = Features::default();
         self.events.reset();
@@ -244,7 +244,8 @@ impl Controller {
     fn abort(&mut self, sqe: &Sqe) -> Outcome {
         let commands::Abort { sqid, cid } = commands::Abort::parse(sqe);
         if sqid == 0 {
-            // Only event requests last long enough on this queue to be aborted.
+            // On this queue only event requests can be aborted; other commands complete
+            // immediately.
             let aborted = self.events.abort(cid);
             return Outcome::Done(Cqe::success(sqe.cid()).with_dword0(u32::from(!aborted)));
         }
@@ -258,23 +259,23 @@ impl Controller {
         Outcome::Abort { sqid, cid }
     }
 
-    /// The group answered an abort.
+    /// Records that the group has completed an Abort.
     pub fn abort_finished(&mut self) {
         self.aborts = self.aborts.saturating_sub(1);
     }
 
-    /// Whether this event request was held, which is not answered then.
+    /// Removes an outstanding event request without a completion. Returns false if there is none.
     pub fn forget_event_request(&mut self, cid: u16) -> bool {
         self.events.forget(cid)
     }
 
-    /// The answer to a held event request, if something happened that it waited for.
+    /// The completion of an outstanding event request, if an event is pending.
     pub fn next_event(&mut self) -> Option<Cqe> {
         self.events.notice(self.association.take_pending());
         self.events.next()
     }
 
-    /// Sets the keep-alive timeout, 0 for none, rounded up to the granularity.
+    /// Sets the keep-alive timeout in milliseconds, rounded up to KAS; 0: disabled.
     fn set_keep_alive_ms(&mut self, kato_ms: u32, now: Nanos) {
         let limits = self.target.queue_limits(self.caps.kind);
         let granularity = u32::from(limits.keep_alive_granularity.max(1)) * 100;

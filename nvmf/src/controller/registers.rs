@@ -1,4 +1,5 @@
-//! The controller's registers, reached through Property Get and Set (Base 3.1.4, 6.5, 6.6).
+//! The controller's registers (CAP, VS, CC, CSTS), accessed with Property Get and Property Set
+//! (Base 3.1.4, 6.5, 6.6).
 
 use nacre_nvmf_wire::fabrics::{PropertyGet, PropertySet, PropertySize};
 use nacre_nvmf_wire::registers::{Cap, Cc, Crto, Csts, Shutdown, Version, offset};
@@ -8,17 +9,17 @@ use crate::subsystems::association::{Association, Phase};
 use crate::subsystems::config::QueueLimits;
 use crate::subsystems::subsystem::SubsystemKind;
 
-/// CAP.TO: enabling takes no time, but disabling waits for I/O in the devices; in units of 500 ms.
+/// CAP.TO in units of 500 ms. Disabling waits for I/O in the devices; enabling is immediate.
 const READY_TIMEOUT: u64 = 30;
 
-/// The version that VS and Identify Controller state.
+/// The version in VS and Identify Controller.
 pub(super) const VERSION: Version = Version::V2_0;
 
 pub(crate) struct Registers {
     cap: Cap,
     cc: Cc,
     csts: Csts,
-    /// CC.EN is 0 and CSTS.RDY still 1: I/O queues are being deleted.
+    /// CC.EN is 0, but CSTS.RDY is still 1 because I/O queues are being deleted.
     disabling: bool,
 }
 
@@ -26,7 +27,7 @@ pub(crate) struct Registers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Written {
     Nothing,
-    /// CC.EN went to 0: a controller level reset.
+    /// CC.EN changed to 0: a Controller Level Reset.
     Disabled,
 }
 
@@ -83,8 +84,8 @@ impl Registers {
         self.finish_disabling(association);
         if new.is_enabled() && !self.cc.is_enabled() {
             if self.disabling {
-                // Its old I/O queues still have commands in devices. CSTS.RDY is 1, and a host has
-                // to wait for 0.
+                // The old I/O queues still have commands in devices. Hosts must wait for CSTS.RDY
+                // 0.
                 return Err(StatusCode::COMMAND_SEQUENCE_ERROR);
             }
             if !self.acceptable(new) {
@@ -99,7 +100,7 @@ impl Registers {
             self.csts = Csts(0).with_rdy(1);
             association.set_ready(true);
         } else if !new.is_enabled() && self.cc.is_enabled() {
-            // A controller level reset: I/O queues go, the association stays.
+            // A Controller Level Reset deletes the I/O queues; the association stays.
             association.set_ready(false);
             self.csts = Csts(0).with_rdy(1);
             self.disabling = true;
@@ -107,16 +108,16 @@ impl Registers {
             written = Written::Disabled;
         }
         if new.shutdown() != Shutdown::None && self.cc.shutdown() == Shutdown::None {
-            // Completed commands are in the devices already, and the host's own Flush flushes
-            // caches. So shutting down has nothing to wait for.
+            // A shutdown completes immediately: completed writes are in the devices, and hosts
+            // flush caches with Flush.
             self.csts = self.csts.with_shst(Csts::SHST_COMPLETE);
         }
         self.cc = new;
         Ok(written)
     }
 
-    /// CSTS.RDY goes to 0 when the I/O queues are gone, and their last command is out of the
-    /// devices: a write of theirs can then not land after one of their successors.
+    /// Clears CSTS.RDY once the I/O queues are deleted and the devices have completed their
+    /// commands. So an old write cannot take effect after a write of a new queue.
     fn finish_disabling(&mut self, association: &Association) {
         let admin_only = || association.queues().iter().all(|queue| queue.qid == 0);
         if self.disabling && admin_only() {
@@ -126,12 +127,12 @@ impl Registers {
         debug_assert!(association.phase() != Phase::Ready || self.csts.is_ready());
     }
 
-    /// A host that enables an admin-only (discovery) controller writes entry sizes of zero.
+    /// True if CC is valid. Hosts of discovery controllers may write entry sizes of zero.
     fn acceptable(&self, cc: Cc) -> bool {
         let css = match cc.css() {
             Cc::CSS_NVM => self.cap.css() & Cap::CSS_NVM != 0,
             Cc::CSS_ALL_IO_COMMAND_SETS => self.cap.css() & Cap::CSS_IO_COMMAND_SETS != 0,
-            // No harm in using less than there is.
+            // A host may use only the admin command set of an I/O controller.
             Cc::CSS_ADMIN_ONLY => true,
             _ => false,
         };

@@ -82,7 +82,8 @@ pub(super) fn after_connect(
             Ok(None)
         };
     };
-    // A host with a key for the controller requires its proof, even if the controller requests none.
+    // A host with a key for the controller requires its proof, even if the controller requests
+    // none.
     if !is_required && !auth.keys.has_controller_key() {
         return Ok(None);
     }

@@ -7,8 +7,8 @@
 //!    └───────────── Waiting (back-off) ◀────────────────┘ ─▶ Failed (refused, or too long)
 //! ```
 //!
-//! Each [`Step`] has at most one command. Keep Alive, Asynchronous Event Request and the user's admin
-//! commands run at the same time.
+//! Each [`Step`] has at most one command. Keep Alive, Asynchronous Event Request and the user's
+//! admin commands run at the same time.
 
 mod access;
 mod connecting;
@@ -376,7 +376,8 @@ impl Controller {
         self.repeats = 0;
     }
 
-    /// Sends the step's command, or retries in the next turn if there is no buffer or no free entry.
+    /// Sends the step's command, or retries in the next turn if there is no buffer or no free
+    /// entry.
     fn send_step(&mut self, now: Nanos) {
         if self.step_sent || !self.step.has_command() || now < self.step_at {
             return;

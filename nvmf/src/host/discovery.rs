@@ -15,7 +15,8 @@ const PIECE: usize = 4096;
 const MAX_RECORDS: u64 = 100_000;
 
 /// Reads a discovery log and returns GENCTR and the records. `read` executes one Get Log Page
-/// command. If the log changes meanwhile (GENCTR differs), reads it again, at most `attempts` times.
+/// command. If the log changes meanwhile (GENCTR differs), reads it again, at most `attempts`
+/// times.
 ///
 /// Only the last command clears the event (RAE 0), so that a change during the reading causes an
 /// event.

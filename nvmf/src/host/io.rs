@@ -1,5 +1,5 @@
-//! One I/O queue of a controller, as a [`nacre_bdev::Queue`] for a remote namespace. Remote bdevs and
-//! `nacre perf` use one per core.
+//! One I/O queue of a controller, as a [`nacre_bdev::Queue`] for a remote namespace. Remote bdevs
+//! and `nacre perf` use one per core.
 //!
 //! ```text
 //! Down ─▶ Dialling ─▶ Connecting ─▶ (Authenticating) ─▶ Live ─▶ Draining
@@ -10,9 +10,10 @@
 //! Draining: the association moves to another transport.
 //! ```
 //!
-//! I/O in flight on a lost connection is sent again on the next one, in the order of submission. I/O
-//! ends with [`Status::Gone`] if the controller has failed, if the namespace does not exist or has
-//! another identity, or if there was no connection for longer than [`HostOptions::fast_io_fail`].
+//! I/O in flight on a lost connection is sent again on the next one, in the order of submission.
+//! I/O ends with [`Status::Gone`] if the controller has failed, if the namespace does not exist or
+//! has another identity, or if there was no connection for longer than
+//! [`HostOptions::fast_io_fail`].
 
 mod attempts;
 mod connecting;
@@ -67,8 +68,8 @@ pub struct IoStats {
     pub resent: u64,
     /// Moves to another transport without a loss.
     pub moves: u64,
-    /// Bytes copied between the buffers of an I/O and the contiguous buffer of its command. I/O with
-    /// one buffer needs no copy.
+    /// Bytes copied between the buffers of an I/O and the contiguous buffer of its command. I/O
+    /// with one buffer needs no copy.
     pub copied_bytes: u64,
 }
 
@@ -99,8 +100,8 @@ pub struct IoQueue {
     pool: Pool,
     qid: u16,
     nsid: u32,
-    /// The namespace at the queue's first connection. I/O is never sent to another namespace that has
-    /// got the same NSID.
+    /// The namespace at the queue's first connection. I/O is never sent to another namespace that
+    /// has got the same NSID.
     namespace: Option<NamespaceInfo>,
     waits: Waits,
     /// The last [`Link::version`] that this queue has processed.
@@ -108,8 +109,8 @@ pub struct IoQueue {
     queue: Option<Box<CommandQueue>>,
     phase: Phase,
     generation: u64,
-    /// The generation of an association that this queue must not use again, because the target still
-    /// has commands of this queue.
+    /// The generation of an association that this queue must not use again, because the target
+    /// still has commands of this queue.
     spent: Option<u64>,
     attempts: Attempts,
     depth: usize,
@@ -126,8 +127,8 @@ pub struct IoQueue {
 }
 
 impl IoQueue {
-    /// Creates queue `qid` (from 1) for namespace `nsid` of the controller behind `link`. `pool`: the
-    /// buffers of the core that polls it, used for Connect and for I/O with several buffers.
+    /// Creates queue `qid` (from 1) for namespace `nsid` of the controller behind `link`. `pool`:
+    /// the buffers of the core that polls it, used for Connect and for I/O with several buffers.
     pub fn new(
         options: HostOptions,
         link: Arc<Link>,

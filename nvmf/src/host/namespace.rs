@@ -95,8 +95,8 @@ impl NamespaceInfo {
         self.uuid.is_some() || self.nguid != [0; 16] || self.eui64 != [0; 8]
     }
 
-    /// The reason why `found` is another namespace or is too small for this one's data. `None`: it is
-    /// the same, possibly larger.
+    /// The reason why `found` is another namespace or is too small for this one's data. `None`: it
+    /// is the same, possibly larger.
     pub fn difference(&self, found: &NamespaceInfo) -> Option<String> {
         if self.block_size != found.block_size {
             let (was, is) = (self.block_size, found.block_size);

@@ -25,8 +25,8 @@ pub struct Wanted {
 
 /// Opens transport connections to one controller.
 pub trait Dial {
-    /// Starts a connection for queue `qid`. The event [`crate::transport::HostEvent::Ready`] reports
-    /// its success.
+    /// Starts a connection for queue `qid`. The event [`crate::transport::HostEvent::Ready`]
+    /// reports its success.
     fn dial(&mut self, qid: u16) -> std::io::Result<Box<dyn HostTransport>>;
 
     /// Like [`Dial::dial`], with all parameters of the queue.
@@ -107,8 +107,8 @@ pub struct HostOptions {
     /// How long to reconnect after a loss before the controller fails; zero: no reconnect, `None`:
     /// no limit.
     pub loss_timeout: Option<Duration>,
-    /// How long I/O waits for a connection. Then it fails with [`nacre_bdev::Status::Gone`], and new
-    /// I/O fails immediately. `None`: I/O waits until the controller fails.
+    /// How long I/O waits for a connection. Then it fails with [`nacre_bdev::Status::Gone`], and
+    /// new I/O fails immediately. `None`: I/O waits until the controller fails.
     pub fast_io_fail: Option<Duration>,
     /// I/O to a namespace that is inaccessible on this path (ANA) waits for access, at most
     /// `fast_io_fail`. If false, it fails with [`nacre_bdev::Status::Gone`].

@@ -7,9 +7,9 @@
 //!     └──────────────────────────────────┘◀────────────────────────────────────┘
 //! ```
 //!
-//! This is a pure state machine: the caller connects, reports each event with its time, and asks for
-//! the next step. A connection that ends before [`PathOptions::settled`] counts as a failed attempt.
-//! So a host uses its fallback in a network that carries handshakes but no data.
+//! This is a pure state machine: the caller connects, reports each event with its time, and asks
+//! for the next step. A connection that ends before [`PathOptions::settled`] counts as a failed
+//! attempt. So a host uses its fallback in a network that carries handshakes but no data.
 
 use std::time::Duration;
 
@@ -76,8 +76,8 @@ pub struct Paths {
     /// Consecutive failed attempts over the current transport.
     failures: u32,
     connected_at: Option<Nanos>,
-    /// The host has moved to the preferred transport after a probe, and the connection does not count
-    /// as good yet.
+    /// The host has moved to the preferred transport after a probe, and the connection does not
+    /// count as good yet.
     on_trial: bool,
     /// A fallback was counted, and its return was not counted yet.
     fallen: bool,

@@ -86,8 +86,8 @@ impl Step {
         )
     }
 
-    /// True for the steps that read namespaces one by one. Their total time depends on the number of
-    /// namespaces.
+    /// True for the steps that read namespaces one by one. Their total time depends on the number
+    /// of namespaces.
     pub fn is_listing(self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! Commands of an admin queue: their data is gathered, the controller executes them.
+//! Commands of an admin queue: gets their buffer and data, and passes them to the controller.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::queues::resources::{Abort, Resources};
 use crate::subsystems::reservation::Command as Change;
 use crate::transport::CloseWhy;
 
-/// Bytes that a host may send with a Connect or an admin command, which need less: as many as fit a
-/// buffer of admin commands.
+/// Most bytes of data that a host may send with Connect or an admin command: the size of a buffer
+/// for admin commands.
 pub(super) const STRUCTURE_MOST: u32 = ADMIN_IN_CAPSULE_BYTES;
 
-/// A command on an admin queue.
+/// Handles a new command of an admin queue.
 pub(super) fn arrived(command: &mut Command) {
     let sqe = *command.sqe();
     if sqe.is_fabrics() && sqe.fctype() == fctype::CONNECT {
@@ -51,7 +51,7 @@ pub(super) fn arrived(command: &mut Command) {
     command.gather();
 }
 
-/// An admin command has its buffer and its data.
+/// Executes an admin command that has its buffer and data.
 pub(super) fn run(command: &mut Command) {
     let sqe = *command.sqe();
     if authentication::is_authentication(&sqe) {
@@ -61,7 +61,7 @@ pub(super) fn run(command: &mut Command) {
     let mut data = request.data.take();
     let to_host = sqe.data_transfer() == DataTransfer::ControllerToHost;
     let bytes = data.as_mut().and_then(|d| d.bytes_mut());
-    // The former contents of a buffer must not leak.
+    // Clear the buffer, so that its former contents do not leak to the host.
     let bytes = match bytes {
         Some(bytes) => {
             if to_host {
@@ -80,7 +80,7 @@ pub(super) fn run(command: &mut Command) {
     }
 }
 
-/// The part of an admin command that the controller leaves to its queue.
+/// Executes the part of an admin command that the controller leaves to its queue.
 fn carry_out(command: &mut Command, outcome: Outcome) {
     match outcome {
         Outcome::Done(cqe) => command.complete(cqe),
@@ -103,7 +103,7 @@ fn carry_out(command: &mut Command, outcome: Outcome) {
     }
 }
 
-/// Looks after the controller of an admin queue: its timers, its events.
+/// The periodic work of an admin queue: the controller's timers and events.
 pub(super) fn upkeep(core: &mut Resources, qp: &mut QueuePair, now: Nanos) {
     let controller = qp.controller.as_mut().expect("admin queue");
     if let Some(why) = controller.expired(now) {
@@ -119,7 +119,7 @@ pub(super) fn upkeep(core: &mut Resources, qp: &mut QueuePair, now: Nanos) {
     deliver_events(core, qp, now);
 }
 
-/// Completes held event requests with noted events.
+/// Completes outstanding event requests with recorded events.
 fn deliver_events(core: &mut Resources, qp: &mut QueuePair, now: Nanos) {
     while let Some(cqe) = qp.controller.as_mut().and_then(|c| c.next_event()) {
         match qp.requests.find(cqe.cid()) {

@@ -1,14 +1,14 @@
-//! Authentication Send and Receive of a queue (Base 6.1, 6.2), and the refusal of other commands
-//! before the queue is authenticated.
+//! Authentication Send and Authentication Receive of a queue (Base 6.1, 6.2), and the refusal of
+//! other commands before the queue is authenticated.
 //!
 //! ```text
 //!   Send ────▶ ControllerEnd ──▶ job ──▶ helper thread
 //!   Receive ─▶ held until ◀── GroupMessage::Computed ◀──┘
 //! ```
 //!
-//! The completion of a Send says nothing about its message: failures reach the host with the next
-//! Receive. A queue that needs authentication becomes `Live` when the transaction succeeds. A later
-//! transaction on a live queue runs beside its I/O; its failure ends the queue.
+//! A Send completes successfully even if its message is wrong: the host gets the failure with the
+//! next Receive. A queue that needs authentication becomes `Live` when the transaction succeeds. A
+//! later transaction on a live queue runs at the same time as its I/O; its failure ends the queue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,27 +33,27 @@ use crate::transport::CloseWhy;
 
 /// SPSP0 and SPSP1 of in-band authentication.
 const PROTOCOL: (u8, u8) = (1, 1);
-/// Most data of a Send, and of a Receive: hosts fetch with a buffer of 4096 bytes.
+/// Most bytes of data of a Send or Receive; Linux hosts use buffers of 4096 bytes.
 const MOST: u32 = 4096;
-/// How long a host that failed may take to close its connection.
+/// Time for a host to close its connection after a failure.
 const LEAVE_TIME: Duration = Duration::from_millis(100);
-/// How long to wait for each message of a host, unless its keep-alive timeout is shorter.
+/// Longest wait for each message of a host, unless its keep-alive timeout is shorter.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often, with a pause of a millisecond, the helper thread offers an answer to a core whose
-/// message list is full.
+/// Attempts of the helper thread, one per millisecond, to send a result to a core whose message
+/// list is full.
 const ATTEMPTS: u32 = 10_000;
 
 /// The authentication of a queue pair.
 pub(crate) struct QueueAuth {
-    /// The transaction that has begun.
+    /// The current transaction.
     end: Option<ControllerEnd>,
-    /// Counts transactions: an answer for an earlier one is dropped.
+    /// Number of the current transaction. Results for earlier ones are dropped.
     transaction: u64,
-    /// A Receive that waits for the answer to a job, or for the end of a delay.
+    /// A Receive that waits for the result of a job, or for the end of a delay.
     waiting: Option<ReqIndex>,
-    /// The failure is reported to the host from then on.
+    /// Earliest time to report the failure to the host.
     report_at: Nanos,
-    /// The connection is closed then, unless the host is quicker.
+    /// Time to close the connection, unless the host has closed it.
     close_at: Option<Nanos>,
     state: Arc<QueueAuthState>,
 }
@@ -77,7 +77,7 @@ pub(super) fn is_authentication(sqe: &Sqe) -> bool {
     sqe.is_fabrics() && types.contains(&sqe.fctype())
 }
 
-/// A command arrived on a queue whose host has not authenticated itself.
+/// Handles a command on a queue that is not authenticated yet.
 pub(super) fn before(command: &mut Command) {
     if is_authentication(command.sqe()) {
         return arrived(command);
@@ -85,7 +85,7 @@ pub(super) fn before(command: &mut Command) {
     command.finish(StatusCode::AUTHENTICATION_REQUIRED.with_dnr());
 }
 
-/// Authentication Send or Receive arrived.
+/// Handles a new Authentication Send or Receive.
 pub(super) fn arrived(command: &mut Command) {
     match length_of(command) {
         Ok(bytes) => {
@@ -116,7 +116,7 @@ fn length_of(command: &Command) -> Result<u32, StatusCode> {
     Ok(fields.length.min(MOST))
 }
 
-/// The command has its buffer and its data.
+/// Executes a Send or Receive that has its buffer and data.
 pub(super) fn run(command: &mut Command) {
     if command.sqe().fctype() == fctype::AUTHENTICATION_SEND {
         send(command);
@@ -199,8 +199,8 @@ fn transaction(qp: &mut QueuePair) -> Option<&mut ControllerEnd> {
     qp.admission.auth.as_mut()?.end.as_mut()
 }
 
-/// How long the controller waits for each message of a host. The host chooses its keep-alive
-/// timeout before it proves itself, so that can only shorten the time.
+/// The time to wait for each message of a host. A host that is not authenticated can only shorten
+/// it with its keep-alive timeout.
 fn patience(association: &Association) -> Duration {
     match association.keep_alive() {
         Duration::ZERO => PATIENCE,
@@ -216,7 +216,7 @@ impl Resources {
             .get_or_insert_with(|| Box::new(QueueAuth::new(Arc::clone(state))))
     }
 
-    /// The host's keys of this moment serve to the end of the transaction.
+    /// Starts a transaction with the host's present keys, which apply until its end.
     fn begin_transaction(&mut self, qp: &mut QueuePair, now: Nanos) {
         let (Some(auth), Some(association)) = (&mut qp.admission.auth, &qp.association) else {
             return;
@@ -265,7 +265,7 @@ impl Resources {
         }
     }
 
-    /// Draws the conclusions from the state of the queue's transaction.
+    /// Handles a change of the transaction's state: success, failure, or a message for the host.
     fn authentication_moved(&mut self, qp: &mut QueuePair, now: Nanos) {
         let Some(auth) = &mut qp.admission.auth else {
             return;
@@ -341,7 +341,7 @@ impl Resources {
         delay
     }
 
-    /// Looks after the transaction of a queue: time that is up, failures to report.
+    /// The periodic work of a transaction: time limits, and delayed failures.
     pub(super) fn authentication_upkeep(&mut self, qp: &mut QueuePair, now: Nanos) {
         let Some(auth) = &mut qp.admission.auth else {
             return;
@@ -357,7 +357,7 @@ impl Resources {
             if qp.stage == Stage::Authenticating {
                 return self.end_unauthenticated(qp);
             }
-            // The host proved itself before, and goes on: only the new transaction is dropped.
+            // The queue is authenticated already: drop only the new transaction.
             if let Some(auth) = &mut qp.admission.auth {
                 (auth.end, auth.close_at) = (None, None);
                 if let Some(index) = auth.waiting.take() {
@@ -373,7 +373,7 @@ impl Resources {
         }
     }
 
-    /// A host that must authenticate itself has not begun to.
+    /// Ends a queue whose host has not started to authenticate in time.
     fn check_silence(&mut self, qp: &mut QueuePair, now: Nanos) {
         let Some(association) = &qp.association else {
             return;
@@ -394,7 +394,7 @@ impl Resources {
 }
 
 impl QueueGroup {
-    /// The helper thread has an answer for a queue here.
+    /// Handles a result of the helper thread for a queue of this group.
     pub(super) fn computed(
         &mut self,
         (index, generation): (u32, u32),

@@ -10,13 +10,13 @@ use crate::transport::{Pools, TransportCaps};
 
 pub(crate) struct Buffers {
     pub pools: Pools,
-    /// Largest in-capsule data of a queue that takes it into a buffer of the core, so far.
+    /// The largest in-capsule data size of all queues that receive it in buffers of this core.
     in_capsule_bytes: usize,
-    /// Bytes that transports are fetching for queue pairs that are not ending.
+    /// Bytes that transports are transferring from hosts, for queue pairs that are not ending.
     fetching: usize,
     /// I/O commands that wait for a buffer.
     pub waiting: WaitingList,
-    /// Admin and fabrics commands that do. They do not wait behind I/O commands.
+    /// Admin and fabrics commands that wait for a buffer, in a list of their own.
     pub waiting_admin: WaitingList,
 }
 
@@ -31,7 +31,7 @@ impl Buffers {
         }
     }
 
-    /// Notes the capabilities of a new connection.
+    /// Records the capabilities of a new connection.
     pub fn serve(&mut self, caps: &TransportCaps) {
         if !caps.keyed_sgl {
             let bytes = caps.in_capsule_bytes as usize;
@@ -39,12 +39,12 @@ impl Buffers {
         }
     }
 
-    /// Commands that wait for a buffer.
+    /// Number of commands that wait for a buffer.
     pub fn all_waiting(&self) -> usize {
         self.waiting.len() + self.waiting_admin.len()
     }
 
-    /// Lets a command wait for a buffer.
+    /// Adds a command to the list of those that wait for a buffer.
     pub fn wait(&mut self, qp: &QueuePair, index: ReqIndex) {
         let is_admin = matches!(qp.requests[index].plan, Plan::Admin { .. });
         let list = if qp.takes_io() && !is_admin {
@@ -55,32 +55,33 @@ impl Buffers {
         list.push(qp.name_of(index));
     }
 
-    /// A buffer for data that a transport is to fetch. R2T data can queue behind in-capsule data
-    /// on the same connection. Keep one buffer free for the latter, or both deadlock.
+    /// Allocates a buffer for data that a transport must fetch. R2T data can queue behind
+    /// in-capsule data on the same connection. Keep one buffer free for the latter, or both
+    /// deadlock.
     pub fn to_fetch(&self, bytes: usize) -> Option<Buf> {
         let buf = self.pools.io.acquire_beside(bytes, self.in_capsule_bytes);
         match buf {
-            // All others are with devices, and come back.
+            // Devices have all other buffers, and will return them.
             None if self.fetching == 0 => self.pools.io.acquire(bytes),
             buf => buf,
         }
     }
 
-    /// The transport begins to fetch data for a command of `qp`.
+    /// Counts the start of a data transfer for a command of `qp`.
     pub fn fetch_begins(&mut self, qp: &mut QueuePair, bytes: usize) {
         debug_assert_ne!(qp.stage, Stage::Ending);
         qp.fetches.bytes += bytes;
         self.fetching += bytes;
     }
 
-    /// The transport has fetched the data of a command, or has not and will not.
+    /// Counts the end of a command's data transfer, successful or not.
     pub fn fetch_ended(&mut self, qp: &mut QueuePair, index: ReqIndex) {
         let bytes = qp.bytes_from_host(index);
         qp.fetches.bytes -= bytes;
         self.fetching -= bytes;
     }
 
-    /// A queue pair ends: its transport does not report the end of fetches any longer.
+    /// Removes the transfers of an ending queue pair, whose transport no longer reports their end.
     pub fn abandon_fetches(&mut self, qp: &QueuePair) {
         self.fetching -= qp.fetches.bytes;
     }

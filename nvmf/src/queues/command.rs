@@ -1,4 +1,5 @@
-//! A command of a queue pair's table, with all that it uses: from its arrival until it runs.
+//! A command from its arrival until its execution: decoding, buffer, data. [`Command`] gives access
+//! to the command, its queue pair and the core's resources.
 //!
 //! ```text
 //!   arrived ─▶ decode ─▶ gather ─▶ execute ─▶ run_io (execute.rs) ─▶ complete (completion.rs)
@@ -21,8 +22,8 @@ use crate::queues::{admin, authentication, connect, reservation};
 use crate::subsystems::association::Phase;
 use crate::subsystems::core_handle::ReqIndex;
 
-/// The command that is being worked on: its queue pair and its place in that one's table are looked
-/// up once, by the turn.
+/// The current command, with its queue pair, its index in the queue's table, and the core's
+/// resources.
 pub(crate) struct Command<'a> {
     pub queue: &'a mut QueuePair,
     pub index: ReqIndex,
@@ -41,12 +42,12 @@ impl Command<'_> {
         &self.queue.requests[self.index].sqe
     }
 
-    /// Another command of the same queue pair.
+    /// Another command of the same queue pair, by its index.
     pub fn other(&mut self, index: ReqIndex) -> Command<'_> {
         self.core.command(self.queue, index, self.now)
     }
 
-    /// An I/O command arrived.
+    /// Handles a new I/O command.
     #[inline]
     pub fn arrived(&mut self) {
         self.core.refresh_view(self.queue);
@@ -61,7 +62,7 @@ impl Command<'_> {
             .map_or(Phase::Closing, |a| a.phase())
         {
             Phase::Ready => {}
-            // The connection is about to be closed: the host will send it again on the next one.
+            // The connection is being closed. The host repeats the command on the next one.
             Phase::Closing => {
                 self.request().data = None;
                 return self.request().step = Step::Deferred;
@@ -90,14 +91,14 @@ impl Command<'_> {
         self.gather();
     }
 
-    /// Gets the command its buffer and the host's data, which it needs before it can run. Commands
-    /// that wait for a buffer get theirs in the order of arrival; a command that has its data does
-    /// not wait with them.
+    /// Gets a buffer and the host's data for the command, and then executes it. Commands wait for
+    /// buffers in the order of arrival.
     pub fn gather(&mut self) {
         self.gather_or_wait(true);
     }
 
-    /// `fresh`: it has not waited yet, so others that have come first.
+    /// Like [`Command::gather`]. `fresh`: the command has not waited yet, so waiting commands go
+    /// first.
     pub fn gather_or_wait(&mut self, fresh: bool) {
         let must_queue = self.queue.takes_io()
             && !matches!(self.request().plan, Plan::Admin { .. })
@@ -109,7 +110,7 @@ impl Command<'_> {
         }
     }
 
-    /// `false`: there is no buffer for it now.
+    /// Returns false if there is no buffer now.
     pub fn try_gather(&mut self, fresh: bool) -> bool {
         let request = &self.queue.requests[self.index];
         match request.plan.transfer(&request.sqe) {
@@ -172,8 +173,9 @@ impl Command<'_> {
         true
     }
 
-    /// Data in a receive buffer moves to a buffer that the device may keep for as long as it likes,
-    /// unless all devices of the queue are done with it at once. `false`: no buffer is free.
+    /// Copies data from a receive buffer to a buffer of the pool, which the device may use for any
+    /// time. Not needed if all devices of the queue complete synchronously. Returns false if no
+    /// buffer is free.
     fn make_data_keepable(&mut self) -> bool {
         let qp = &mut *self.queue;
         let pool = &self.core.buffers.pools.io;
@@ -192,7 +194,7 @@ impl Command<'_> {
         true
     }
 
-    /// The command has its buffer and its data: runs it.
+    /// Executes a command that has its buffer and data.
     pub fn execute(&mut self) {
         if self.queue.stage == Stage::Fresh {
             return connect::run(self);
@@ -211,7 +213,7 @@ impl Command<'_> {
         request.step = Step::Executing;
         match request.plan {
             Plan::Reservation(ask) => return reservation::run(self, ask),
-            // On an I/O queue only authentication has this plan.
+            // On an I/O queue only authentication commands have this plan.
             Plan::Admin { .. } => return authentication::run(self),
             _ => {}
         }

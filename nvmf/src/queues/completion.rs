@@ -1,4 +1,4 @@
-//! The end of every command: counted, noted if it failed, answered.
+//! Completes commands: counts them, records failures, and builds the response.
 
 use nacre_bdev::Extents;
 use nacre_nvmf_wire::identify::nsid;
@@ -14,18 +14,18 @@ use crate::subsystems::core_handle::ReqIndex;
 use crate::subsystems::stats::Kind;
 use crate::transport::{ReqTag, Response};
 
-/// The transfer that an ending command has done, or was to do.
+/// The operation of a completed command, for statistics and the error log.
 #[derive(Clone, Copy)]
 pub(super) struct Done {
     pub kind: Kind,
     pub bytes: u32,
-    /// Where its I/O began, if it was one.
+    /// The start LBA of an I/O command.
     pub lba: u64,
     pub started: Nanos,
 }
 
 impl Command<'_> {
-    /// A command of the table ends here, whatever it was and however it ended.
+    /// Completes a command with this completion, and frees its place in the table.
     pub fn complete(&mut self, cqe: Cqe) {
         let (qp, index) = (&mut *self.queue, self.index);
         let request = &mut qp.requests[index];
@@ -68,7 +68,7 @@ impl Command<'_> {
     }
 }
 
-/// The answer to a command that never got into the table.
+/// The response to a command that got no place in the table.
 pub(super) fn refusal(qp: &mut QueuePair, sqe: &Sqe, status: StatusCode) -> Response {
     Response {
         tag: ReqTag {
@@ -104,8 +104,8 @@ impl QueuePair {
         })
     }
 
-    /// Every accepted command ends here: it is counted, logged if it failed, and its completion
-    /// filled in. `None`: the response has no receiver.
+    /// The end of every accepted command: counts it, logs a failure, and fills in the completion.
+    /// `None`: the connection is closed, so no response is sent.
     #[inline]
     pub(super) fn conclude(&mut self, sqe: &Sqe, done: Done, cqe: Cqe, now: Nanos) -> Option<Cqe> {
         let status = cqe.status();
@@ -124,7 +124,7 @@ impl QueuePair {
         let Some(association) = &self.association else {
             return;
         };
-        // A host's event requests end with its controller. That is how they end, and no error.
+        // Aborted event requests at the end of a controller are not errors.
         let event_request = self.qid == 0 && sqe.opcode == opcode::admin::ASYNC_EVENT_REQUEST;
         if event_request && status == StatusCode::ABORT_REQUESTED {
             return;
@@ -143,14 +143,14 @@ impl QueuePair {
             cid: sqe.cid(),
             status,
             lba,
-            // These bytes are the type of a fabrics command.
+            // In fabrics commands, these bytes contain the command type.
             nsid: if sqe.is_fabrics() { 0 } else { sqe.nsid() },
             opcode: sqe.opcode,
         });
     }
 }
 
-/// `Read of namespace 1: LBA Out of Range (…)`.
+/// The log text of a failed command: `Read of namespace 1: LBA Out of Range (…)`.
 fn failure(qid: u16, sqe: &Sqe, status: StatusCode) -> String {
     if sqe.is_fabrics() {
         let status = status.of_fabrics();

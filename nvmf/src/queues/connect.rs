@@ -1,4 +1,4 @@
-//! Connect and the other fabrics commands of a queue (NVMe-oF: Base 6).
+//! Connect (Base 6.3) and the other fabrics commands of a queue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,25 +25,24 @@ use crate::subsystems::stats::QueueStats;
 use crate::subsystems::subsystem::{Refusal, Subsystem, SubsystemKind};
 use crate::transport::{CloseWhy, ListenerId, QueueParams};
 
-/// How long a Connect waits for an earlier controller of its host to be gone.
+/// Longest wait of a Connect for the end of an earlier controller of the same host.
 const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Bytes of the data of a Connect command.
 const CONNECT_DATA_BYTES: u32 = 1024;
 
-/// Why a Connect is refused: the host's status, and the log line.
+/// The reason for refusing a Connect: the status for the host, and the log line.
 enum Refused {
     Parameter(InvalidParameter, String),
     Status(StatusCode, String),
-    /// An earlier controller of the host is still being torn down.
+    /// An earlier controller of the host still exists.
     Busy(String),
 }
 
-/// The first command of a connection has to be a Connect.
+/// Handles the first command of a connection, which must be Connect.
 pub(super) fn first_command(command: &mut Command) {
     let sqe = *command.sqe();
-    // No command may follow a Connect until it is answered (Base 6.3): the queue does not exist
-    // yet.
+    // No command may follow Connect before its completion (Base 6.3).
     let alone = command.queue.requests.outstanding() == 1;
     if !alone || !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
         command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
@@ -61,7 +60,7 @@ pub(super) fn first_command(command: &mut Command) {
     command.gather();
 }
 
-/// The Connect has its data.
+/// Executes a Connect that has its data.
 pub(super) fn run(command: &mut Command) {
     let now = command.now;
     let request = command.request();
@@ -79,23 +78,23 @@ pub(super) fn run(command: &mut Command) {
     let cqe = match accepted {
         Ok(cqe) => return connected(command, cqe),
         Err(Refused::Parameter(parameter, why)) => {
-            core.say_refused(qp, &parameter, &why, now);
+            core.log_refused(qp, &parameter, &why, now);
             parameter.to_cqe(cid)
         }
-        // The obstacle is usually gone in a moment; a refusal costs the host a whole reconnect
-        // delay.
+        // Wait instead of refusing: the earlier controller ends soon, and a refused host waits for
+        // its whole reconnect delay.
         Err(Refused::Busy(_)) if patient => {
             qp.requests[command.index].step = Step::Deferred;
             qp.opening.waiting = Some(command.index);
             return;
         }
         Err(Refused::Busy(why)) => {
-            core.say_refused(qp, &"for now", &why, now);
+            core.log_refused(qp, &"for now", &why, now);
             Cqe::new(cid, StatusCode::CONNECT_CONTROLLER_BUSY)
         }
         Err(Refused::Status(status, why)) => {
             let reason = status.fabrics_name().unwrap_or("refused");
-            core.say_refused(qp, &reason, &why, now);
+            core.log_refused(qp, &reason, &why, now);
             Cqe::new(cid, status)
         }
     };
@@ -103,11 +102,11 @@ pub(super) fn run(command: &mut Command) {
     command.core.close(command.queue, CloseWhy::Drained);
 }
 
-/// Admission: checks the parameters of a Connect and makes its connection a queue.
+/// Checks the parameters of a Connect, and creates the queue.
 impl Resources {
-    /// A refused host retries, often several times a second: the log has the first refusal and then
-    /// one a minute.
-    fn say_refused(
+    /// Logs a refusal: the first one, and then at most one per minute, because refused hosts retry
+    /// often.
+    fn log_refused(
         &mut self,
         qp: &QueuePair,
         reason: &dyn std::fmt::Display,
@@ -160,12 +159,12 @@ impl Resources {
             ));
         }
         self.check_channel(qp, &subsystem, &hostnqn)?;
-        // Taken first: a refusal for lack of a place must leave nothing behind.
+        // Reserve the place first, so that a refusal leaves no state.
         let discovery = subsystem.kind == SubsystemKind::Discovery;
         let place = self.target.places.take(discovery).map_err(|full| {
             Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
         })?;
-        // Decided once: an administrator may change the keys during the Connect.
+        // Read this once, because an administrator may change the keys meanwhile.
         let must_authenticate = subsystem.host_keys(&hostnqn).is_some();
         let places = &self.target.places;
         let unproven = must_authenticate.then(|| places.take_unproven(of_peer(&qp.ends.peer)));
@@ -177,7 +176,7 @@ impl Resources {
         } else {
             let association =
                 self.connect_io(&connect, &subsystem, qp.ends.listener, data, &hostnqn)?;
-            // The host has proved its name by TLS on all queues or on none.
+            // Either all queues of an association use TLS, or none.
             if association.has_clear_queue() == self.ports.secure_channel_of(qp).is_some() {
                 return Err(Refused::Status(
                     StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
@@ -191,8 +190,8 @@ impl Resources {
         Ok(cqe)
     }
 
-    /// Every queue of a host that has a PSK must use TLS, and the names of its Connect must be
-    /// those of the handshake: only then has the host proved that it has the PSK.
+    /// Checks the TLS state of the connection: a host with a PSK must use TLS, and the NQNs of its
+    /// Connect must be those of the PSK identity in the handshake.
     fn check_channel(
         &self,
         qp: &QueuePair,
@@ -250,7 +249,7 @@ impl Resources {
                 Refusal::Busy => Refused::Busy(format!(
                     "an earlier controller of {hostnqn}, or the one that it asks for, is still being torn down"
                 )),
-                // Not for good: it is free again when that host has left, or is given up.
+                // Without DNR: the controller is free again after the other host's association.
                 Refusal::ControllerTaken => Refused::Status(
                     StatusCode::CONNECT_CONTROLLER_BUSY,
                     format!("controller {asked} of {} has a host", subsystem.nqn()),
@@ -288,9 +287,8 @@ impl Resources {
                 format!("{} has no controller {cntlid}", subsystem.nqn()),
             )
         })?;
-        // An I/O queue connects by the port, transport and address of its admin queue (Base 2.2,
-        // 3.1). The controller announced that listener's values: in-capsule data, the entries of a
-        // queue, the ANA states.
+        // An I/O queue must connect through the listener of its admin queue (Base 2.2, 3.1), whose
+        // in-capsule size, queue size and ANA states the controller has announced.
         if association.listener != listener {
             return Err(Refused::Parameter(
                 InvalidParameter::CNTLID,
@@ -301,8 +299,7 @@ impl Resources {
                 ),
             ));
         }
-        // An identifier of zero is "ignored" on an I/O queue (Base 6.3); that of the admin queue
-        // counts.
+        // A HOSTID of zero is ignored on an I/O queue (Base 6.3).
         let other_id = data.hostid != [0; 16] && association.hostid != data.hostid;
         if association.hostnqn != *hostnqn || other_id {
             let parameter = if association.hostnqn != *hostnqn {
@@ -315,7 +312,7 @@ impl Resources {
                 format!("controller {cntlid} belongs to {}", association.hostnqn),
             ));
         }
-        // The limits of the transport that the controller came over, which it has announced.
+        // The limits that the controller has announced: those of the admin queue's transport.
         let limits = self.target.queue_limits(association.transport);
         let max = limits.max_io_queues.min(association.io_queues());
         let discovery = subsystem.kind == SubsystemKind::Discovery;
@@ -342,7 +339,7 @@ impl Resources {
         }
     }
 
-    /// Makes the connection a queue of the association.
+    /// Adds the connection to the association as a queue.
     fn adopt(
         &mut self,
         qp: &mut QueuePair,
@@ -380,7 +377,7 @@ impl Resources {
                 )),
                 NoQueue::Closing => {
                     if connect.is_admin() {
-                        // Torn down between admission and here: no queue is left to do this later.
+                        // The association ended meanwhile, without a queue that would remove it.
                         self.target.forget(&association);
                     }
                     Refused::Status(
@@ -421,7 +418,7 @@ impl Resources {
         qp.stats = stats;
         let response = ConnectResponse {
             cntlid: association.cntlid,
-            // Without ASCR: Linux hosts refuse it unless secure concatenation is configured.
+            // Without ASCR, which Linux hosts refuse unless secure concatenation is configured.
             auth: if must_authenticate {
                 AuthRequirements::AUTHENTICATION
             } else {
@@ -434,7 +431,7 @@ impl Resources {
     }
 }
 
-/// Answers an accepted Connect and opens the queue for commands.
+/// Completes an accepted Connect and opens the queue for commands.
 fn connected(command: &mut Command, mut cqe: Cqe) {
     cqe.cid = command.sqe().cid;
     let qp = &mut *command.queue;
@@ -443,7 +440,7 @@ fn connected(command: &mut Command, mut cqe: Cqe) {
         entries: qp.flow.entries,
         flow_control_off: qp.flow.is_off,
     };
-    // Only a queue that has to authenticate itself has this before its first command.
+    // At this point only a queue that requires authentication has this state.
     qp.stage = match &qp.admission.auth {
         Some(_) => Stage::Authenticating,
         None => Stage::Live,
@@ -465,7 +462,7 @@ fn connected(command: &mut Command, mut cqe: Cqe) {
     command.core.view_changed(qp);
 }
 
-/// A fabrics command on an I/O queue.
+/// Handles a fabrics command on an I/O queue.
 pub(super) fn fabrics_command(command: &mut Command) {
     match command.sqe().fctype() {
         fctype::DISCONNECT => disconnect(command),
@@ -477,9 +474,8 @@ pub(super) fn fabrics_command(command: &mut Command) {
     }
 }
 
-/// Disconnect (Base 6.4): deletes this I/O queue and aborts its outstanding commands. The
-/// response promises that no command of the queue will reach the media any longer: it leaves
-/// when the devices have finished them.
+/// Disconnect (Base 6.4): deletes this I/O queue and aborts its outstanding commands. The response
+/// is sent after the devices have completed them, so no command takes effect later.
 fn disconnect(command: &mut Command) {
     if command.queue.inflight == 0 {
         command.finish(StatusCode::SUCCESS);
@@ -490,9 +486,8 @@ fn disconnect(command: &mut Command) {
     command.core.end(command.queue);
 }
 
-/// The host's name. A host without a name gets one derived from its identifier, and can be allowed
-/// by it: `spdk_nvme_perf` sends an empty name by default. A common name for all of them would mix
-/// hosts up.
+/// The host NQN. An empty one, as `spdk_nvme_perf` sends by default, is replaced by an NQN derived
+/// from the HOSTID, so that such hosts stay distinct and can be allowed.
 fn host_name(data: &ConnectData) -> Result<Nqn, NqnError> {
     match data.host_nqn() {
         Err(NqnError::Empty) if data.hostid != [0; 16] => {

@@ -1,4 +1,4 @@
-//! Queue pairs begin, end and are looked after.
+//! Creates queue pairs for new connections, removes ended ones, and runs their periodic work.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::subsystems::association::{Phase, Teardown};
 use crate::subsystems::config::IoLimits;
 use crate::transport::{CloseWhy, Closed, ConnId};
 
-/// How often associations are looked after (keep-alive, leftovers) without being asked.
+/// Interval of the periodic work of associations (keep-alive, cleanup).
 const UPKEEP: Duration = Duration::from_millis(100);
 
-/// How long a connection may stay without a Connect.
+/// Time limit of a connection without a Connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl QueueGroup {
@@ -33,7 +33,7 @@ impl QueueGroup {
         self.core.ports.assign(port, conn, id);
     }
 
-    /// Removes an ending queue pair that has nothing left in a device or in the transport.
+    /// Removes an ending queue pair once neither devices nor the transport have commands of it.
     pub(super) fn reap(&mut self, q: u32) {
         let (qp, core) = (self.queues.present(q), &mut self.core);
         if qp.stage != Stage::Ending || qp.inflight > 0 {
@@ -64,7 +64,7 @@ impl QueueGroup {
         }
     }
 
-    /// Looks after every association that has a queue here.
+    /// Runs the periodic work of all associations with a queue in this group.
     pub(super) fn upkeep(&mut self, now: Nanos) {
         self.upkeep_at = now + UPKEEP;
         for q in 0..self.queues.places() {
@@ -91,7 +91,7 @@ impl QueueGroup {
 }
 
 impl Resources {
-    /// Looks after a queue pair.
+    /// Runs the periodic work of a queue pair.
     fn upkeep(&mut self, qp: &mut QueuePair, now: Nanos) {
         if qp.stage == Stage::Fresh && now.since(qp.opening.since) > CONNECT_TIMEOUT {
             tracing::warn!(peer = %qp.ends.peer, "no Connect within {CONNECT_TIMEOUT:?}");

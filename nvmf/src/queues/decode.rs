@@ -1,6 +1,5 @@
-//! I/O commands: from a submission queue entry to a plan of device I/Os, or to a status.
-//!
-//! Pure: reads the command and the namespace's geometry, touches nothing.
+//! Decodes I/O commands (NVM 3.2, Base 7): from a submission queue entry to a [`Plan`] of device
+//! I/Os, or to a status. Pure functions of the command, the namespace and the limits.
 
 use nacre_bdev::{Flags, Geometry, Op, Status, Support};
 use nacre_nvmf_wire::commands::io::{
@@ -18,7 +17,7 @@ use crate::subsystems::config::IoLimits;
 use crate::subsystems::namespace::{Namespace, View};
 use crate::subsystems::stats::Kind;
 
-/// How a command is carried out. Blocks are counted from one.
+/// The device I/Os of a command. Block counts are plain counts, not 0's based.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plan {
     None,
@@ -30,7 +29,7 @@ pub(crate) enum Plan {
         blocks: u32,
         bytes: u32,
     },
-    /// Flush of one namespace, or of all that the controller sees.
+    /// Flush of one namespace, or of all namespaces of the controller.
     Flush {
         all: bool,
     },
@@ -38,7 +37,7 @@ pub(crate) enum Plan {
     Deallocate {
         ranges: u32,
     },
-    /// Dataset Management that only gives hints: the data is fetched and dropped.
+    /// Dataset Management with hints only: the data is fetched and ignored.
     Hints {
         ranges: u32,
     },
@@ -68,7 +67,7 @@ pub(crate) enum Ask {
 const RELEASE_DATA_BYTES: usize = 8;
 
 impl Plan {
-    /// Which way the command's data goes, and how much of it there is.
+    /// The direction and size of the command's data transfer.
     pub fn transfer(&self, sqe: &Sqe) -> Transfer {
         match *self {
             Plan::Admin { bytes: 0 } => Transfer::None,
@@ -138,7 +137,7 @@ pub(crate) enum Transfer {
     ToHost(u32),
 }
 
-/// Reads an I/O command.
+/// Decodes an I/O command.
 pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, StatusCode> {
     let fuse = sqe.fuse();
     let fusable = matches!(
@@ -182,7 +181,8 @@ pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, 
     }
 }
 
-/// Read, Write, Compare: the range, the size limit, and an SGL of exactly the right length.
+/// Decodes Read, Write and Compare. Checks the range, the size limit, and the SGL's length, which
+/// must equal the data's.
 #[inline(always)]
 pub(super) fn single(
     sqe: &Sqe,
@@ -213,8 +213,8 @@ pub(super) fn single(
     })
 }
 
-/// A fused compare-and-write has at most the blocks that the device executes as one (NACWU). A
-/// device without the operation refuses it by itself.
+/// Checks the size of a fused Compare and Write against NACWU. A device without the operation
+/// refuses it later.
 fn check_unit(plan: &Plan, namespace: &Namespace) -> Result<(), StatusCode> {
     let most = namespace.limits().compare_and_write_blocks;
     match *plan {
@@ -255,7 +255,7 @@ fn dataset_management(
         return Err(StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
     }
     check_list(sqe, command.data_bytes() as u32, limits)?;
-    // Deallocation is advice (NVM 3.2.3): on a device that cannot, the data simply stays.
+    // Deallocation is advisory (NVM 3.2.3): a device without unmap ignores it.
     let can = namespace.backing.bdev.supports(Op::Unmap) != Support::No;
     let real = command.deallocate && can;
     Ok(if real {
@@ -315,7 +315,7 @@ fn reservation(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
         opcode::RESERVATION_RELEASE => Ask::Release(Release::parse(sqe).map_err(refused)?),
         _ => {
             let Report { bytes, extended } = Report::parse(sqe);
-            // Hosts over fabrics have 128-bit identifiers, which the short form cannot show.
+            // Fabrics hosts have 128-bit identifiers, which need the extended data structure (EDS).
             if !extended {
                 return Err(StatusCode::HOST_ID_INCONSISTENT_FORMAT.with_dnr());
             }
@@ -334,7 +334,8 @@ fn reservation(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
     Ok(Plan::Reservation(ask))
 }
 
-/// The range is inside the namespace, and no protection is asked of a namespace that has none.
+/// Checks that the range is inside the namespace, and that PRINFO is zero: no namespace has
+/// protection information.
 fn check_range(
     lba: u64,
     blocks: u32,
@@ -354,26 +355,26 @@ fn bytes_of(blocks: u32, geometry: &Geometry) -> u64 {
     u64::from(blocks) * u64::from(geometry.block_size)
 }
 
-/// Bytes that the host sends for a structure or a list of `bytes`: all that the data pointer names.
+/// Bytes to fetch for a structure of `bytes`: the length in the data pointer.
 ///
-/// A host may round the length up; the rest is ignored. It is fetched all the same: Linux's TCP
-/// host touches a request after its last R2T if that asked for less than the whole payload.
+/// A host may round the length up, and the rest is ignored. Fetch it nevertheless: Linux's TCP host
+/// accesses a freed request if the R2Ts ask for less than the whole payload.
 fn sent(sqe: &Sqe, bytes: u32) -> u32 {
     match sqe.sgl() {
-        // The transport takes as much as it needs of the memory that several descriptors name.
+        // With several descriptors, the transport fetches only the needed bytes.
         Ok(Sgl::InCapsuleDescriptors { .. }) | Err(_) => bytes,
         Ok(sgl) => sgl.length().max(bytes),
     }
 }
 
-/// The data pointer of an I/O command describes a list or a structure of `bytes`, or more: Linux
-/// sends room for 256 ranges with each Dataset Management, and 16 bytes with a Reservation Release.
+/// Checks that the data pointer describes at least `bytes`. It may describe more: Linux sends 256
+/// ranges with each Dataset Management, and 16 bytes with Reservation Release.
 fn check_list(sqe: &Sqe, bytes: u32, limits: &IoLimits) -> Result<(), StatusCode> {
     check_sgl(sqe, (bytes, limits.max_transfer_bytes), true, limits)
 }
 
-/// The data pointer describes between `least` and `most` bytes, in a way that this direction and
-/// transport allow.
+/// Checks that the data pointer describes between `least` and `most` bytes, with an SGL type that
+/// is valid for this direction and transport.
 #[inline]
 pub(crate) fn check_sgl(
     sqe: &Sqe,
@@ -393,7 +394,7 @@ pub(crate) fn check_sgl(
             return Err(StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr());
         }
         Sgl::DataBlock { .. } => return Err(StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),
-        // The transport gathers what several descriptors name; it checks their sum.
+        // With several descriptors, the transport checks the sum of their lengths.
         Sgl::InCapsuleDescriptors { .. } => return Ok(()),
         _ => {}
     }
@@ -412,7 +413,7 @@ pub(crate) fn dsm_range(data: &[u8], index: usize) -> (u64, u32) {
 
 /// The first `ranges` source ranges of a Copy command: start and number of blocks.
 pub(crate) fn copy_ranges(data: &[u8], ranges: u32) -> impl Iterator<Item = (u64, u32)> + '_ {
-    // Both formats that exist begin alike; `decode` lets only format 0h through.
+    // `decode` allows only descriptor format 0h.
     let descriptors = data.chunks_exact(CopyRange0::SIZE).take(ranges as usize);
     descriptors.map(|bytes| {
         let (range, _) = CopyRange0::ref_from_prefix(bytes).expect("a chunk is a descriptor long");
@@ -420,8 +421,8 @@ pub(crate) fn copy_ranges(data: &[u8], ranges: u32) -> impl Iterator<Item = (u64
     })
 }
 
-/// Checks the ranges of a Dataset Management or Copy command once their data is here. The host may
-/// have sent more of them than the command counts.
+/// Checks the ranges of a Dataset Management or Copy command in its data. The data may contain more
+/// ranges than the command counts.
 pub(crate) fn check_ranges(
     plan: &Plan,
     data: &[u8],
@@ -471,9 +472,9 @@ pub(crate) fn check_ranges(
     }
 }
 
-/// The status that a host gets for an I/O: the only place where a device's status becomes an NVMe
-/// status. DNR only where a retry cannot help on any path. `retry_delays`: the host knows Command
-/// Interrupted and honours the retry delay (ACRE); other hosts retry at their own pace.
+/// Converts a device's status to the NVMe status for the host; no other code does. Sets DNR only if
+/// a retry cannot help on any path. `retry_delays`: the host supports Command Interrupted and retry
+/// delays (ACRE).
 pub(crate) fn status_code(status: Status, retry_delays: bool) -> StatusCode {
     match status {
         Status::Ok => StatusCode::SUCCESS,

@@ -1,4 +1,5 @@
-//! The bdev queues of one core: opened when first used, closed when no queue pair can see them.
+//! The bdev queues of one core: opened at the first use of a namespace, and closed when no queue
+//! pair has access to the namespace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,18 +32,18 @@ pub(crate) fn split_token(token: Token) -> (u32, ReqIndex, u32) {
 pub(crate) struct Device {
     namespace: Arc<Namespace>,
     queue: Box<dyn Queue>,
-    /// Requests that found the device's queue full.
+    /// Requests that wait because the device's queue was full.
     pub waiting: WaitingList,
     /// It stands in [`Devices::busy`].
     listed: bool,
-    /// Did something at once since it was last polled: that counts as use of it.
+    /// The device executed I/O synchronously since the last poll.
     used: bool,
-    /// A queue pair that saw its namespace when [`Devices::release`] last looked.
+    /// A queue pair with access to the namespace at the last [`Devices::release`].
     user: u32,
 }
 
-/// Time before a failed open is retried: an open costs system calls, and a host may send commands
-/// for the device at full speed.
+/// Delay before a failed open is retried: an open costs system calls, and a host may send commands
+/// for the device continuously.
 const OPEN_AGAIN: Duration = Duration::from_millis(100);
 /// Time before the error is logged again.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
@@ -60,12 +61,12 @@ pub(crate) struct Devices {
     refused: Vec<Refused>,
     slots: Vec<Option<Device>>,
     open: usize,
-    /// Slots that have something in flight or waiting: only these are polled, so that a turn does
-    /// not cost more because more devices are open.
+    /// Slots with I/O in flight or waiting. Only these are polled, so that the cost of a turn does
+    /// not depend on the number of open devices.
     busy: Vec<usize>,
-    /// One of them may be there without a request of ours.
+    /// True if a slot in `busy` may have no work any more.
     tidying: bool,
-    /// A view changed or a queue pair went: some device may be unused now.
+    /// A view changed or a queue pair was removed, so a device may be unused now.
     pub stale: bool,
 }
 
@@ -86,8 +87,8 @@ impl Devices {
         self.open
     }
 
-    /// This core's queue on a namespace's bdev, opened on demand. `None`: it cannot be opened, or
-    /// its last attempt is recent; the reason is logged.
+    /// The slot of this core's queue to a namespace's bdev, opened on demand. `None`: it cannot be
+    /// opened, or an attempt failed recently; the reason is logged.
     pub fn slot_of(
         &mut self,
         namespace: &Arc<Namespace>,
@@ -183,7 +184,7 @@ impl Devices {
         Some(status)
     }
 
-    /// Lets a request wait for room in a device. `first`: before the present waiters.
+    /// Adds a request to the list that waits for the device; `first`: at its head.
     pub fn wait(&mut self, slot: usize, request: ReqRef, first: bool) {
         self.list(slot);
         let waiting = &mut self.device(slot).waiting;
@@ -202,7 +203,7 @@ impl Devices {
         }
     }
 
-    /// How many devices have something to do, and which is the one at `at`.
+    /// Number of busy devices; [`Devices::busy_at`] gives the slot at an index.
     pub fn busy(&self) -> usize {
         self.busy.len()
     }
@@ -211,8 +212,8 @@ impl Devices {
         self.busy[at]
     }
 
-    /// Removes devices without work from the busy list, if there may be any: `did` means that a
-    /// command ended.
+    /// Removes devices without work from the busy list. `did`: a command completed, so there may be
+    /// some.
     pub fn settle(&mut self, did: bool) {
         if !did && !self.tidying {
             return;
@@ -233,8 +234,8 @@ impl Devices {
         }
     }
 
-    /// Adds devices with work of their own to the busy list, though no I/O is in flight: for
-    /// example a volume whose replicas changed. Returns whether there was one.
+    /// Adds devices to the busy list that have other work without I/O in flight, for example a
+    /// volume whose replicas changed. Returns true if there was one.
     pub fn list_unsettled(&mut self) -> bool {
         let before = self.busy.len();
         for (slot, device) in self.slots.iter_mut().enumerate() {
@@ -250,8 +251,8 @@ impl Devices {
         self.busy.len() > before
     }
 
-    /// Aborts an I/O of namespace `nsid`, or of any. Asks every device that has it: the namespace
-    /// may be removed from its controller, and a device may stay open only because of this I/O.
+    /// Aborts an I/O of namespace `nsid`, or of any namespace. Returns true if a device tries. The
+    /// namespace may have been removed already, with the device open only for this I/O.
     #[cold]
     pub fn abort(&mut self, nsid: Option<u32>, token: Token) -> bool {
         let mut may_be = self.slots.iter_mut().flatten();
@@ -260,7 +261,7 @@ impl Devices {
         })
     }
 
-    /// Asks the devices to give up a command's I/Os. `true`: at least one will end early.
+    /// Aborts all I/Os of a command. Returns true if at least one device tries.
     pub fn abort_children(&mut self, qp: &QueuePair, index: ReqIndex) -> bool {
         let request = &qp.requests[index];
         let nsid = match request.plan {
@@ -289,12 +290,12 @@ impl Devices {
         self.slots[slot].as_mut().expect("open device")
     }
 
-    /// The next request that waits for room in a device.
+    /// Removes and returns the next request that waits for a device.
     pub fn next_waiting(&mut self, slot: usize) -> Option<ReqRef> {
         self.slots[slot].as_mut()?.waiting.pop()
     }
 
-    /// Drops requests that no longer wait, if many wait for the device.
+    /// Removes requests that do not wait any more, if the list is long.
     pub fn tidy_waiting(&mut self, slot: usize, queues: &QueuePairs) {
         if let Some(device) = &mut self.slots[slot] {
             let waits = |known: &ReqRef| queues.waits_for_room(known);
@@ -306,12 +307,12 @@ impl Devices {
         self.slots[slot].as_ref().map_or(0, |d| d.waiting.len())
     }
 
-    /// Requests that wait for room in any device.
+    /// Number of requests that wait for a device.
     pub fn all_waiting(&self) -> usize {
         self.slots.iter().flatten().map(|d| d.waiting.len()).sum()
     }
 
-    /// Closes the devices that no queue pair can see any longer and that have nothing in flight.
+    /// Closes the devices without I/O to which no queue pair has access.
     pub fn release_unused(&mut self, queues: &QueuePairs, sleepers: &EventSet) {
         if !self.stale || self.open == 0 {
             return;
@@ -323,10 +324,9 @@ impl Devices {
         self.stale = !self.release(queues.places(), sees, sleepers);
     }
 
-    /// Closes devices that none of the `queues` queue pairs sees, without I/O in flight or waiting.
-    /// It searches all queue pairs only when the last user of a device no longer sees it: this runs
-    /// whenever a queue pair goes, and thousands may go at once. Returns whether all unused devices
-    /// could be closed.
+    /// Closes devices without I/O that none of the `queues` queue pairs uses. Returns true if every
+    /// unused device could be closed. It searches all queue pairs only if the last known user of a
+    /// device is gone, because thousands of queue pairs may be removed at once.
     pub fn release(
         &mut self,
         queues: u32,

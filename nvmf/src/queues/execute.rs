@@ -1,7 +1,7 @@
-//! Running I/O commands on devices.
+//! Executes I/O commands on devices.
 //!
-//! A command is one or several device I/Os, its children; a few of them are under way at once. A
-//! command whose child finds the device full waits in the device's list and goes on from there.
+//! A command has one or several device I/Os, its children; at most [`PARALLEL_CHILDREN`] are in
+//! flight. If the device is full, the command waits in the device's list and continues from there.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::queues::reservation;
 const PARALLEL_CHILDREN: u32 = 8;
 
 impl Command<'_> {
-    /// An I/O command that is no half of a pair has its buffer and its data.
+    /// Executes an I/O command (not part of a fused pair) that has its buffer and data.
     #[inline]
     pub fn run_io(&mut self) {
         if !self.run_single() {
@@ -27,8 +27,8 @@ impl Command<'_> {
         }
     }
 
-    /// What nearly every command is: one I/O of a device that is open and has room. `false`: it is
-    /// not, and nothing was done.
+    /// The fast path: a command with one I/O, on an open device that is not full. Returns false
+    /// without side effects in all other cases.
     #[inline]
     fn run_single(&mut self) -> bool {
         let (qp, index) = (&mut *self.queue, self.index);
@@ -76,7 +76,7 @@ impl Command<'_> {
         let request = &qp.requests[index];
         let children = match request.plan {
             Plan::Single { .. } | Plan::Flush { all: false } => 1,
-            // As many as there turn out to be: some may come and go meanwhile.
+            // The number is unknown: namespaces may be added and removed meanwhile.
             Plan::Flush { all: true } => u32::MAX,
             Plan::Deallocate { ranges } | Plan::Copy { ranges, .. } => ranges,
             Plan::Hints { .. } | Plan::None | Plan::Admin { .. } | Plan::Reservation(_) => 0,
@@ -93,9 +93,9 @@ impl Command<'_> {
         self.advance(None);
     }
 
-    /// Submits children until all are, or enough are under way, or the device is full; ends the
-    /// command when nothing is left to do. `from`: it comes from the head of that device's list.
-    /// Answers whether it is there again.
+    /// Submits children up to the limit or until the device is full. Completes the command after
+    /// the last child. `from`: the command comes from the head of this device's list. Returns true
+    /// if it is there again.
     pub fn advance(&mut self, from: Option<usize>) -> bool {
         loop {
             let request = self.request();
@@ -132,13 +132,13 @@ impl Command<'_> {
         }
     }
 
-    /// The place of this core's queue on the device of the next child, opened on demand, and that
-    /// child's namespace. `None`: all namespaces have been flushed.
+    /// The slot of the next child's device, opened on demand, and its namespace. `None`: all
+    /// namespaces have been flushed.
     fn device_of(&mut self) -> Result<Option<(usize, u32)>, StatusCode> {
         let qp = &*self.queue;
         let request = &qp.requests[self.index];
         let namespace = match request.plan {
-            // In the order of their ids, not of their places: those move as namespaces come and go.
+            // In the order of NSIDs: indexes change when namespaces are added or removed.
             Plan::Flush { all: true } => match qp.view.after(request.flushed) {
                 None => return Ok(None),
                 next => next,
@@ -147,7 +147,7 @@ impl Command<'_> {
         };
         let namespace = namespace.ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
         let nsid = namespace.nsid;
-        // Without a clone: its count is one that all cores share.
+        // Without cloning the Arc, whose count all cores share.
         if let Some(slot) = namespace.slot(self.core.handle.core) {
             return Ok(Some((slot, nsid)));
         }
@@ -158,7 +158,7 @@ impl Command<'_> {
         }
     }
 
-    /// `false`: the device is full; nothing changed.
+    /// Submits the next child. Returns false without side effects if the device is full.
     fn submit_child(&mut self, slot: usize, nsid: u32) -> bool {
         let (qp, index) = (&mut *self.queue, self.index);
         let fused = (qp.requests[index].sqe.fuse() == Fuse::Second)
@@ -206,7 +206,7 @@ impl Command<'_> {
             io.data.extend(request.data.take());
         }
         if let Some(first) = fused {
-            // Compare data first, then what to write.
+            // The data to compare, followed by the data to write.
             io.op = Op::CompareAndWrite;
             let write = io.data.pop();
             io.data.extend(qp.requests[first].data.take());
@@ -233,7 +233,7 @@ impl Command<'_> {
         }
     }
 
-    /// A child came back from the device.
+    /// Handles the completion of a child.
     pub fn child_done(&mut self, child: u32, mut completion: Completion) {
         let (qp, index) = (&mut *self.queue, self.index);
         qp.inflight -= 1;
@@ -265,7 +265,7 @@ impl Command<'_> {
         }
     }
 
-    /// All children are done, or no more will be submitted.
+    /// Completes the command after its last child.
     fn end_io(&mut self) {
         let request = self.request();
         let mut status = request.status;
@@ -273,7 +273,7 @@ impl Command<'_> {
             status = StatusCode::ABORT_REQUESTED;
         }
         if let Some(first) = request.partner {
-            // The halves of a fused pair fail together, the one that is to blame says why.
+            // Both commands of a fused pair fail; the one that caused it has the status.
             let second = if status.is_success() {
                 status
             } else {
@@ -284,7 +284,7 @@ impl Command<'_> {
         if let Plan::Copy { .. } = request.plan
             && !status.is_success()
         {
-            // Dword 0 names the lowest range that was not copied (NVM 3.2.2).
+            // Completion dword 0: the lowest range that was not copied (NVM 3.2.2).
             let cid = request.sqe.cid();
             let done = request.failed_child.min(request.next_child);
             return self.complete(Cqe::new(cid, status).with_dword0(done));

@@ -11,8 +11,8 @@ use crate::queues::resources::Resources;
 use crate::subsystems::core_handle::ReqIndex;
 
 impl Command<'_> {
-    /// Sees to the pairing of a command that just arrived; `valid`: it was decoded. Answers whether
-    /// the command goes on.
+    /// Checks the FUSE field of a new command and pairs it; `valid`: it was decoded. Returns true
+    /// if the command continues.
     pub fn pair(&mut self, valid: bool) -> bool {
         let (fuse, index) = (self.sqe().fuse(), self.index);
         let first = self.queue.fused.take();
@@ -60,7 +60,7 @@ impl Command<'_> {
         }
     }
 
-    /// Ends a command that may be waiting for its data from the host: then when that is here.
+    /// Fails a command. If it waits for data from the host, it completes when the data has arrived.
     fn fail(&mut self, status: StatusCode) {
         let request = self.request();
         if matches!(request.step, Step::Fetching | Step::Buffer) {
@@ -70,7 +70,7 @@ impl Command<'_> {
         }
     }
 
-    /// One half of a fused pair has its data; runs the pair when both have.
+    /// Handles one command of a fused pair that has its data. Executes the pair when both have.
     pub fn run_fused(&mut self) {
         let (requests, index) = (&mut self.queue.requests, self.index);
         requests[index].step = Step::Fused;
@@ -90,15 +90,15 @@ impl Command<'_> {
         self.other(second).run_children();
     }
 
-    /// Ends both halves of the pair whose second half this is.
+    /// Completes both commands of the pair whose second command this is.
     pub fn end_pair(&mut self, (first, status): (ReqIndex, StatusCode), second: StatusCode) {
         self.queue.requests.unpair(self.index);
         self.other(first).finish(status);
         self.finish(second);
     }
 
-    /// Half of a pair ends alone: its data was damaged, it was refused or aborted. The other half
-    /// fails with it, whether it is here already or still has to come.
+    /// Handles a command of a pair that failed alone: damaged data, refused or aborted. The other
+    /// command fails as well, even if it arrives later.
     #[cold]
     pub fn fused_half_ends(&mut self) {
         let (qp, index) = (&mut *self.queue, self.index);
@@ -111,8 +111,8 @@ impl Command<'_> {
 }
 
 impl Resources {
-    /// A command was refused before it got into the table. The other half of its pair, or a first
-    /// half before it without a second, stops waiting.
+    /// Handles a command that was refused before it got a place in the table. Fails the other
+    /// command of its pair, or a preceding first command without a second one.
     #[cold]
     pub fn fused_half_refused(&mut self, qp: &mut QueuePair, sqe: &Sqe, now: Nanos) {
         if qp.is_admin() || qp.stage != Stage::Live {

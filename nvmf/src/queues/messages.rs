@@ -1,4 +1,5 @@
-//! Messages between cores: aborts of commands, and the fences of Preempt and Abort.
+//! Messages between cores: Abort of a command on another core, and Preempt and Abort of
+//! reservations.
 
 use std::sync::Arc;
 
@@ -60,8 +61,8 @@ impl QueueGroup {
         did
     }
 
-    /// An answer that finds the other core's list full stays in this core's own, and is sent on in
-    /// a later turn: the admin command over there waits for it.
+    /// Sends the reply to an abort. If the other core's list is full, stores it and retries in a
+    /// later turn, because the Abort command waits for it.
     fn send_abort_reply(&mut self, reply: AbortReply, aborted: bool) {
         let group = reply.group.clone();
         let message = GroupMessage::Aborted { reply, aborted };
@@ -75,8 +76,8 @@ impl QueueGroup {
         }
     }
 
-    /// A command of this core that is answered by an event elsewhere, if it still waits for that.
-    pub(super) fn held(&mut self, name: &ReqRef, now: Nanos) -> Option<Command<'_>> {
+    /// A deferred command of this core, if it still waits.
+    pub(super) fn deferred(&mut self, name: &ReqRef, now: Nanos) -> Option<Command<'_>> {
         if self.queues.current(name)?.step != Step::Deferred {
             return None;
         }
@@ -86,7 +87,7 @@ impl QueueGroup {
 
     // Abort.
 
-    /// Abort commands have arrived: passes each on to the core of the command that it names.
+    /// Sends each new Abort command to the core of the command to abort.
     #[cold]
     pub(super) fn start_aborts(&mut self, now: Nanos) {
         while let Some(Abort { admin, sqid, cid }) = self.core.aborts.pop_front() {
@@ -118,7 +119,7 @@ impl QueueGroup {
     }
 
     fn abort_answered(&mut self, reply: &AbortReply, aborted: bool, now: Nanos) {
-        let Some(mut command) = self.held(&reply.request, now) else {
+        let Some(mut command) = self.deferred(&reply.request, now) else {
             return;
         };
         // Dword 0 bit 0: the command was not aborted (Base 5.1.1).
@@ -129,7 +130,8 @@ impl QueueGroup {
         command.complete(cqe);
     }
 
-    /// Aborts a command of a queue of this core. `true`: it ends with Command Abort Requested.
+    /// Aborts a command of a queue of this core. Returns true if it completes with Command Abort
+    /// Requested.
     fn abort_command(
         &mut self,
         association: &Arc<Association>,
@@ -151,7 +153,7 @@ impl QueueGroup {
 
     // Preempt and Abort.
 
-    /// Aborts the commands of this core that a fence is about.
+    /// Aborts the commands of this core that a Preempt and Abort applies to.
     fn take_fence(&mut self, fence: Arc<Fence>, now: Nanos) {
         let mut requests = Vec::new();
         for qp in self.queues.iter_mut().filter(|qp| fence.is_about(qp)) {
@@ -168,7 +170,7 @@ impl QueueGroup {
 }
 
 impl Command<'_> {
-    /// Aborts the command. `true`: it ends with Command Abort Requested.
+    /// Aborts the command. Returns true if it completes with Command Abort Requested.
     fn abort(&mut self) -> bool {
         let index = self.index;
         let request = self.request();
@@ -194,7 +196,7 @@ impl Command<'_> {
                 self.request().abort |= aborted;
                 aborted
             }
-            // The first half of a pair that is in its device is one of these.
+            // Includes the first command of a fused pair in execution.
             Step::Free | Step::Fused | Step::Deferred => false,
         }
     }

@@ -1,30 +1,31 @@
-//! The data path of one core: its queue pairs, their commands and their devices.
+//! The data path of one core: its queue pairs, their commands and their devices. The engine adds
+//! one [`QueueGroup`] to each reactor.
 //!
 //! ```text
 //!   QueueGroup        one per core: the turn
 //!     ├ QueuePairs         the table of its queue pairs
 //!     │   └ QueuePair        requests of one queue, from capsule to response
 //!     │       └ Controller     (admin queues) registers, features, logs, events
-//!     └ Resources          what a command uses beside its queue pair
+//!     └ Resources          the resources that all queue pairs share
 //!         ├ Ports            the transports' I/O halves
 //!         ├ Buffers          the pools, and the commands that wait for a buffer
 //!         ├ Devices          the bdev queues, and the commands that wait for room in one
-//!         └ Reserving        the reservation commands that wait for something
+//!         └ Reserving        the pending reservation commands
 //!
-//!   Command             a command that is being worked on: its queue pair, its index, and the
-//!                       core's resources. It lives for one visit
+//!   Command             access to the current command: its queue pair, its index in the table, and
+//!                       the core's resources
 //!
-//!   connections, connect   a queue pair begins and ends
-//!   authentication         before that it authenticates itself, where its host has a key
-//!   admin, command, fused  a command gets its data and its other half
-//!   decode                 a command becomes a plan; pure
-//!   execute, sync          the plan runs on a device: submitted, or at once
-//!   completion             every command ends here
-//!   messages               aborts and fences of other cores
+//!   connections, connect   create and remove queue pairs
+//!   authentication         DH-HMAC-CHAP of a queue
+//!   admin, command, fused  get a command's buffer and data, pair fused commands
+//!   decode                 converts a command to a plan (pure)
+//!   execute, sync          execute the plan on a device: asynchronously, or synchronously
+//!   completion             completes every command
+//!   messages               aborts from other cores
 //! ```
 //!
-//! Management raises the attention flag of the groups that a change concerns; a group looks at it
-//! in its next turn. Nothing on the data path takes a lock.
+//! Management sets the attention flag of each group that a change affects; the group checks the
+//! flag in its next turn. The data path takes no lock.
 
 mod admin;
 pub(crate) mod authentication;

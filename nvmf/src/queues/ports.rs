@@ -1,4 +1,4 @@
-//! The transports of one core, and the queue pair of each of their connections.
+//! The transports of one core, and the mapping from their connections to queue pairs.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl Ports {
         }
     }
 
-    /// Opens the transports that the target has and this core does not.
+    /// Opens the target's transports that this core has not opened yet.
     pub fn open(&mut self, target: &Target, core: usize, sleepers: &EventSet) {
         for plug in target.plugs() {
             if self.ports.iter().any(|p| p.kind == plug.kind()) {
@@ -103,7 +103,7 @@ impl Ports {
         }
     }
 
-    /// Notes the queue pair of a new connection.
+    /// Records the queue pair of a new connection.
     pub fn assign(&mut self, port: usize, conn: ConnId, queue: QueueId) {
         let queues = &mut self.ports[port].queues;
         if queues.len() <= conn.index as usize {
@@ -112,8 +112,9 @@ impl Ports {
         queues[conn.index as usize] = Some((conn, queue));
     }
 
-    /// Forgets the connection of a queue pair. The transport released the connection long before a
-    /// slow device finished its I/O: another connection may have its place by now.
+    /// Removes the mapping of a queue pair's connection. Another connection may use its index
+    /// already, because the transport releases a connection before slow devices have completed its
+    /// I/O.
     pub fn forget(&mut self, qp: &QueuePair) {
         let place = &mut self.ports[qp.port].queues[qp.conn.index as usize];
         place.take_if(|(conn, _)| *conn == qp.conn);

@@ -1,4 +1,4 @@
-//! A group: all queue pairs of one core, driven turn by turn.
+//! [`QueueGroup`]: all queue pairs of one core, as one poller of its reactor.
 //!
 //! ```text
 //!              Transport::poll                     Queue::submit
@@ -8,9 +8,9 @@
 //!              Transport::flush
 //! ```
 //!
-//! Every command ends in one place, [`QueuePair::conclude`]. A command that has to wait is in a
-//! list with a bound (for a buffer: the group's list; for room in a device: the device's list) and
-//! is retried each turn. A host sees that as latency, never as an error.
+//! Every command ends in [`QueuePair::conclude`]. A command that must wait is in a bounded list
+//! (for a buffer: the group's list; for a full device: the device's list) and is retried each turn.
+//! So a shortage causes latency and no errors.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::transport::{Event, Events, Pools};
 pub struct GroupConfig {
     /// Most queue pairs on this core.
     pub max_queues: usize,
-    /// Most events and completions taken per turn and source.
+    /// Most events and completions per turn and source.
     pub batch: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct QueueGroup {
 }
 
 impl QueueGroup {
-    /// The group of `core` (counted from 0, below [`Target::cores`]); `wake` wakes its reactor.
+    /// Creates the group of `core` (from 0, below [`Target::cores`]). `wake` wakes its reactor.
     pub fn new(
         target: Arc<Target>,
         core: usize,
@@ -72,7 +72,7 @@ impl QueueGroup {
         );
         let handle = GroupHandle::new(core, Arc::clone(&wake));
         target.add_group(handle.clone());
-        // Plugs that were there before.
+        // Open the transports that were added earlier.
         handle.wake();
         Ok(QueueGroup {
             queues: QueuePairs::new(config.max_queues),
@@ -83,7 +83,7 @@ impl QueueGroup {
         })
     }
 
-    /// One turn.
+    /// Runs one turn. Returns the number of items handled.
     pub fn turn(&mut self, now: Nanos) -> u32 {
         let mut did = 0;
         if self.core.handle.has_messages() {
@@ -163,7 +163,8 @@ impl QueueGroup {
         self.settle(id.index, now);
     }
 
-    /// The work that a command left for the whole core: after each visit of a queue pair.
+    /// Handles requests of a command to the whole core. Call this after each access to a queue
+    /// pair.
     #[inline]
     pub(super) fn settle(&mut self, q: u32, now: Nanos) {
         if !self.core.aborts.is_empty() {
@@ -174,7 +175,7 @@ impl QueueGroup {
         }
     }
 
-    /// Commands that wait for a buffer, in order, while there are buffers.
+    /// Continues commands that wait for a buffer, in order, while buffers are free.
     fn feed(&mut self, now: Nanos, list: fn(&mut Buffers) -> &mut WaitingList) -> u32 {
         let queues = &self.queues;
         list(&mut self.core.buffers).tidy(|known| queues.waits_for_buffer(known));
@@ -216,7 +217,7 @@ impl QueueGroup {
         did
     }
 
-    /// Commands that found a device full, in order, while it takes them.
+    /// Resubmits commands that wait for a full device, in order, while it accepts them.
     fn resubmit(&mut self, slot: usize, now: Nanos) -> u32 {
         let mut did = 0;
         self.core.devices.tidy_waiting(slot, &self.queues);
@@ -244,7 +245,7 @@ impl QueueGroup {
             } = &mut self.core;
             if let Some((request, status)) = reserving.continue_next(handle) {
                 did += 1;
-                if let Some(mut command) = self.held(&request, now) {
+                if let Some(mut command) = self.deferred(&request, now) {
                     command.finish(status);
                 }
             }
@@ -252,12 +253,12 @@ impl QueueGroup {
         did
     }
 
-    /// Bdev queues that this core holds open.
+    /// Number of bdev queues that are open on this core.
     pub fn devices_open(&self) -> usize {
         self.core.devices.open()
     }
 
-    /// Queue pairs on this core.
+    /// Number of queue pairs on this core.
     pub fn queue_pairs(&self) -> usize {
         self.queues.len()
     }
@@ -287,7 +288,7 @@ impl Poller for QueueGroup {
             return Idle::Busy;
         }
         let mut idle = devices.arm(now).and(ports.arm(now));
-        // The last queue pair may leave devices behind, which the upkeep closes.
+        // The upkeep closes devices that stay open after the last queue pair.
         if self.queues.len() > 0 || devices.open() > 0 {
             idle = idle.and(Idle::Until(self.upkeep_at));
         }

@@ -1,4 +1,5 @@
-//! A queue pair on its core: the connection, its place in an association, and its requests.
+//! [`QueuePair`]: one queue of a controller on its core, with its connection, its association and
+//! its requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,37 +23,37 @@ use crate::subsystems::reservation::RightsCache;
 use crate::subsystems::stats::QueueStats;
 use crate::transport::{Address, ConnId, ListenerId, ReqTag, Response};
 
-/// Where a queue pair is in its life.
+/// The state of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Connected by the transport; the fabrics Connect has to come.
+    /// The transport is connected; waits for the Connect command.
     Fresh,
-    /// Connected; until its host has authenticated itself it has only the commands for that.
+    /// Connected; accepts only authentication commands.
     Authenticating,
     Live,
-    /// Ending: accepts and completes no command; it goes when its device I/Os are finished and the
-    /// transport has released it.
+    /// Closed: accepts and completes no command. Removed when the devices have completed its I/O
+    /// and the transport has released the connection.
     Ending,
 }
 
 /// A queue pair of this core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QueueId {
-    /// Its place in the core's table.
+    /// Index in the core's table.
     pub index: u32,
-    /// Distinguishes this queue pair from an earlier one in its place.
+    /// Distinguishes queue pairs that used the same index.
     pub generation: u32,
 }
 
 pub(crate) struct QueuePair {
     pub id: QueueId,
-    /// The transport, by its place in the core's list.
+    /// Index of the transport in the core's list.
     pub port: usize,
     pub conn: ConnId,
     pub ends: Ends,
     pub stage: Stage,
     pub opening: Opening,
-    /// The answer to its Disconnect, which waits until no device has anything of it.
+    /// The response to Disconnect, which is sent when devices have no I/O of the queue.
     pub farewell: Option<Box<Response>>,
     /// The transport reported the connection closed.
     pub closed: bool,
@@ -69,93 +70,92 @@ pub(crate) struct QueuePair {
     pub limits: IoLimits,
     pub view: Arc<View>,
     pub view_version: u64,
-    /// What its host may do with namespaces that are reserved.
+    /// The host's access rights to reserved namespaces.
     pub rights: RightsCache,
-    /// Device I/Os under way, of all requests.
+    /// Number of device I/Os in flight, of all requests.
     pub inflight: u32,
-    /// A fused pair whose second half has to come next.
+    /// The first command of a fused pair, whose second command must be next.
     pub fused: Option<FusedFirst>,
     pub fetches: Fetches,
     pub stats: Arc<QueueStats>,
 }
 
-/// Where a connection comes from and where it leads.
+/// The addresses of a connection, and its listener.
 pub(crate) struct Ends {
     pub listener: ListenerId,
     pub local: Address,
     pub peer: Address,
 }
 
-/// The submission queue, as the host's flow control sees it.
+/// The submission queue's size and head pointer (SQHD), for flow control.
 pub(crate) struct Flow {
     pub entries: u16,
     pub head: u16,
     pub is_off: bool,
 }
 
-/// The time until the Connect is answered.
+/// The state of a queue pair before the completion of its Connect.
 pub(crate) struct Opening {
     pub since: Nanos,
     pub is_unanswered: bool,
-    /// The Connect waits until an earlier controller of the host is gone.
+    /// The Connect, while it waits for the end of an earlier controller of the host.
     pub waiting: Option<ReqIndex>,
 }
 
-/// The places that a queue takes at its Connect, and the authentication of its host.
+/// The queue's places in the target's limits, and its authentication.
 #[derive(Default)]
 pub(crate) struct Admission {
     /// The queue's place in the connection limit, from the accepted Connect on.
     pub place: Option<Place>,
-    /// The queue's place among unauthenticated queues, while its host must authenticate itself.
+    /// The queue's place in the limit of unauthenticated queues, until it is authenticated.
     pub unproven: Option<UnprovenPlace>,
-    /// State of the queue's authentication, from the first one on.
+    /// The state of the queue's authentication; `None` before the first transaction.
     pub auth: Option<Box<QueueAuth>>,
     pub auth_state: Arc<QueueAuthState>,
 }
 
-/// True for a connection whose data may stay in a receive buffer.
+/// Whether the transport may leave a command's data in the receive buffer.
 #[derive(Default)]
 pub(crate) struct InPlace {
     /// The last value of [`crate::transport::Transport::set_in_place`] for the transport.
     pub now: bool,
-    /// The value was true before: some data may still be in place.
+    /// The value was true earlier, so data of some commands may still be in receive buffers.
     pub before: bool,
 }
 
-/// The data that the transport fetches from the host.
+/// Flow control of the data that the transport fetches from the host.
 pub(crate) struct Fetches {
-    /// Bytes that it is fetching.
+    /// Bytes being fetched.
     pub bytes: usize,
-    /// How many it should fetch at most.
+    /// Most bytes to fetch at the same time.
     pub window: usize,
-    /// The requests that wait for that, oldest first.
+    /// Requests that wait for a part of the window, oldest first.
     pub waiting: VecDeque<ReqIndex>,
 }
 
-/// The first half of a fused pair.
+/// The first command of a fused pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FusedFirst {
     Waiting(ReqIndex),
-    /// It was refused and answered; its second half is to be aborted.
+    /// It was refused and completed; the second command must be aborted.
     Failed,
 }
 
-/// Requests of a connection before its Connect: the Connect itself and one to refuse.
+/// Requests of a connection before its Connect: the Connect itself, and one that is refused.
 const FRESH_ENTRIES: u16 = 2;
 
 impl QueuePair {
-    /// True if `sqe` has the identifier of an event request that its host gave up; the request is
-    /// dropped then.
+    /// Drops an outstanding Asynchronous Event Request whose command identifier `sqe` uses again.
+    /// Returns true if there was one.
     ///
-    /// SPDK's host ends its event requests by itself when it leaves, and uses their identifiers for
-    /// the register accesses that shut the controller down. The controller chooses how many
-    /// commands it searches for a conflict (Base, Command ID Conflict). Leaving these out lets such
-    /// a host leave in order, and the host gets no response to a dropped request. The transport
-    /// still counts the request: a host that does this as often as the queue has entries has
-    /// overrun it.
+    /// SPDK's host does this when it disconnects: it reuses these identifiers for the Property Set
+    /// commands of the shutdown. A controller need not check every command for a Command ID
+    /// Conflict, so accept it, and such a host can shut down in order. The dropped request gets no
+    /// response. The transport still counts it, so a host that does this once per queue entry
+    /// overruns the queue.
     #[cold]
     pub fn forget_event_request(&mut self, sqe: &Sqe) -> bool {
-        // An event request with the identifier of another one is a conflict, not a departure.
+        // Two event requests with the same identifier are a conflict.
         if !sqe.is_fabrics() && sqe.opcode == admin::ASYNC_EVENT_REQUEST {
             return false;
         }
@@ -237,7 +237,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes the association's current view if it changed, and says whether it did.
+    /// Adopts the association's current view. Returns true if it changed.
     pub fn refresh_view(&mut self) -> bool {
         let Some(association) = &self.association else {
             return false;
@@ -251,8 +251,8 @@ impl QueuePair {
         changed
     }
 
-    /// The namespace that a request was decoded for, if it still exists: never another namespace
-    /// with its id.
+    /// The namespace that a request was decoded for, if it still exists. Never another namespace
+    /// with the same NSID.
     #[inline]
     pub fn namespace_of(&self, index: ReqIndex) -> Option<&Arc<Namespace>> {
         let request = &self.requests[index];
@@ -260,7 +260,7 @@ impl QueuePair {
         (namespace.serial == request.namespace).then_some(namespace)
     }
 
-    /// Whether a request is a read that the device answers with its own memory.
+    /// True for a read whose data the device lends from its own memory.
     #[inline]
     pub fn lends(&self, index: ReqIndex) -> bool {
         let request = &self.requests[index];
@@ -278,7 +278,7 @@ impl QueuePair {
                 .is_some_and(|namespace| blocks <= namespace.lend_blocks)
     }
 
-    /// True if a command that has just arrived needs neither a buffer nor data.
+    /// True if a new command needs no buffer and no data, or has them already.
     #[inline]
     pub fn has_all(&self, index: ReqIndex) -> bool {
         let request = &self.requests[index];
@@ -291,13 +291,13 @@ impl QueuePair {
         }
     }
 
-    /// Whether the transport may fetch so much more now.
+    /// True if the transport may fetch this many bytes more now.
     #[inline]
     pub fn may_fetch(&self, bytes: usize) -> bool {
         self.fetches.bytes == 0 || self.fetches.bytes.saturating_add(bytes) <= self.fetches.window
     }
 
-    /// The bytes of a command that the host has to send.
+    /// Bytes of a command's data that the host must still send.
     pub fn bytes_from_host(&self, index: ReqIndex) -> usize {
         let request = &self.requests[index];
         match request.plan.transfer(&request.sqe) {
@@ -313,16 +313,16 @@ impl QueuePair {
         }
     }
 
-    /// Fills in the fields that every completion of this queue has. The head moves with
-    /// completions, so that a host with flow control never has more commands outstanding than the
-    /// queue has entries.
+    /// Fills in the common fields of a completion, such as SQHD. SQHD advances with completions, so
+    /// that a host with flow control never has more commands outstanding than the queue has
+    /// entries.
     pub fn seal(&mut self, cqe: Cqe) -> Cqe {
         self.flow.head = if self.flow.head + 1 >= self.flow.entries {
             0
         } else {
             self.flow.head + 1
         };
-        // Without flow control the head means nothing, but for saying so in the answer to Connect.
+        // Without flow control SQHD is reserved, except in the completion of Connect: FFFFh.
         let head = match self.flow.is_off {
             false => self.flow.head,
             true if self.opening.is_unanswered => Cqe::SQHD_NO_FLOW_CONTROL,

@@ -1,4 +1,4 @@
-//! The table of a core's queue pairs.
+//! The table of a core's queue pairs, by index and generation.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl QueuePairs {
         })
     }
 
-    /// Puts a queue pair into the place that its id has reserved.
+    /// Inserts a queue pair at the index of its reserved id.
     pub fn insert(&mut self, qp: QueuePair) {
         let place = qp.id.index as usize;
         self.table[place] = Some(Box::new(qp));
@@ -54,17 +54,17 @@ impl QueuePairs {
         self.table[q as usize].take().expect("queue pair")
     }
 
-    /// The most queue pairs.
+    /// Most queue pairs.
     pub fn max(&self) -> usize {
         self.max
     }
 
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub fn len(&self) -> usize {
         self.table.len() - self.free.len()
     }
 
-    /// Places, with and without a queue pair.
+    /// Number of indexes, with and without a queue pair.
     pub fn places(&self) -> u32 {
         self.table.len() as u32
     }
@@ -88,7 +88,7 @@ impl QueuePairs {
             .find(|qp| qp.qid == qid && qp.association.as_ref().is_some_and(is_it))
     }
 
-    /// A queue pair that is known to be there: it has an event, or an I/O in a device.
+    /// A queue pair that must exist, because it has an event or an I/O in a device.
     #[inline]
     pub fn present(&mut self, q: u32) -> &mut QueuePair {
         self.table[q as usize].as_mut().expect("queue pair")
@@ -103,7 +103,7 @@ impl QueuePairs {
         self.table.get_mut(q as usize)?.as_deref_mut()
     }
 
-    /// A named request, if it is still there and its queue takes and answers commands.
+    /// The request with this name, if it is outstanding and its queue is open.
     pub fn current(&self, name: &ReqRef) -> Option<&Request> {
         let qp = self.get(name.queue)?;
         if qp.id.generation != name.generation || qp.stage == Stage::Ending {

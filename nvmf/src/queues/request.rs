@@ -1,4 +1,4 @@
-//! Requests: the commands of one queue that have arrived and not been answered yet.
+//! The table of a queue's outstanding commands ([`Request`]), with an index by command identifier.
 
 use nacre_hugepages::{Buf, Lent};
 use nacre_nvmf_wire::{Sqe, StatusCode};
@@ -30,35 +30,35 @@ pub(crate) struct Request {
     pub sqe: Sqe,
     pub step: Step,
     pub plan: Plan,
-    /// The namespace that the plan was made for ([`super::Namespace::serial`]). When the command
-    /// runs, its id may belong to another namespace, which the command must not touch.
+    /// [`super::Namespace::serial`] of the namespace that the plan is for. The NSID may belong to
+    /// another namespace by the time of execution, which the command must not access.
     pub namespace: u64,
     pub started: Nanos,
-    /// The command's data, while this side holds it.
+    /// The command's data, unless a device has it.
     pub data: Option<Buf>,
     /// The data that the device lent instead.
     pub lent: Option<Lent>,
-    /// Device I/Os that make up the command: submitted so far, of all, and not yet completed.
+    /// Number of the command's device I/Os: submitted, in total (`children`), and in flight.
     pub next_child: u32,
     pub children: u32,
     pub inflight: u32,
     /// The first failure of a child.
     pub status: StatusCode,
-    /// The lowest child that failed.
+    /// The lowest index of a failed child.
     pub failed_child: u32,
     /// The last namespace that a Flush of all namespaces has flushed.
     pub flushed: u32,
-    /// The first half of a fused pair, if this is the second half.
+    /// The first command of a fused pair, if this is the second one.
     pub partner: Option<ReqIndex>,
-    /// The host asked to abort it.
+    /// The host has sent an Abort for it.
     pub abort: bool,
-    /// It stands in a device's waiting list.
+    /// It is in a device's waiting list.
     pub waiting: bool,
-    /// A Preempt and Abort waits until it is gone.
+    /// A Preempt and Abort waits for its end.
     pub fenced: bool,
-    /// Distinguishes the command from earlier ones in its place of the table.
+    /// Distinguishes commands that used the same place in the table.
     begun: u32,
-    /// Next request whose command identifier hashes alike.
+    /// The next request in the same hash bucket of command identifiers.
     chain: u16,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Requests {
     heads: Box<[u16]>,
 }
 
-/// Why a command cannot be taken.
+/// The reason why a command cannot be accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRoom {
     /// The host has more commands outstanding than the queue has entries.
@@ -88,7 +88,7 @@ impl Requests {
         }
     }
 
-    /// Takes a command into the table.
+    /// Adds a command to the table.
     pub fn begin(&mut self, sqe: Sqe, now: Nanos) -> Result<ReqIndex, NoRoom> {
         if self.find(sqe.cid()).is_some() {
             return Err(NoRoom::DuplicateId);
@@ -105,13 +105,13 @@ impl Requests {
         Ok(index)
     }
 
-    /// Whether [`Requests::begin`] would take a command with this identifier.
+    /// True if [`Requests::begin`] would accept a command with this identifier.
     #[inline]
     pub fn would_take(&self, cid: u16) -> bool {
         !self.free.is_empty() && self.find(cid).is_none()
     }
 
-    /// Forgets a command that was answered.
+    /// Removes a completed command.
     pub fn end(&mut self, index: ReqIndex) {
         let cid = self.table[index as usize].sqe.cid();
         let bucket = self.bucket(cid);
@@ -140,12 +140,12 @@ impl Requests {
         None
     }
 
-    /// The second half of the fused pair whose first one this is.
+    /// The second command of the fused pair whose first command this is.
     pub fn second_of(&self, first: ReqIndex) -> Option<ReqIndex> {
         self.active().find(|i| self[*i].partner == Some(first))
     }
 
-    /// Takes a fused pair apart; answers with the other half of it.
+    /// Separates a fused pair. Returns the other command of it.
     pub fn unpair(&mut self, half: ReqIndex) -> Option<ReqIndex> {
         if let Some(first) = self[half].partner.take() {
             return Some(first);
@@ -155,7 +155,7 @@ impl Requests {
         Some(second)
     }
 
-    /// Commands in the table.
+    /// Number of commands in the table.
     pub fn outstanding(&self) -> usize {
         self.table.len() - self.free.len()
     }
@@ -209,7 +209,7 @@ impl Request {
         }
     }
 
-    /// Which command of its place in the table it is.
+    /// The number of the command among those that used this place in the table.
     pub fn begun(&self) -> u32 {
         self.begun
     }

@@ -1,4 +1,5 @@
-//! Reservation commands on a core, and the check of every other command.
+//! Executes reservation commands (Base 7.2 to 7.5) on a core, and checks other commands for
+//! reservation conflicts.
 //!
 //! ```text
 //! decide ─▶ store (if it persists) ─▶ install ─▶ notify ─▶ wait for aborted commands ─▶ complete
@@ -6,8 +7,8 @@
 //!   └── wait ◀───┘
 //! ```
 //!
-//! A command that waits is an [`Op`] in its core's list, checked each turn; the core or store that
-//! it waits for wakes its core. It is executed to the end even if its queue pair is gone.
+//! A pending command is an [`Op`] in its core's list, which is checked each turn. The core or store
+//! that it waits for wakes its core. It is executed to the end even if its queue pair is removed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ pub(crate) struct Reserving {
     drains: Vec<Drain>,
 }
 
-/// A command of a host, for one namespace or (Set Features) for several in turn.
+/// The change of a host's command, for one namespace or (Set Features) for several in turn.
 pub(crate) struct Errand {
     pub subsystem: Arc<Subsystem>,
     pub host: HostId,
@@ -49,7 +50,7 @@ pub(crate) struct Errand {
     pub todo: Several,
 }
 
-/// An errand that has not been answered.
+/// A command in progress.
 struct Op {
     request: ReqRef,
     errand: Errand,
@@ -59,7 +60,7 @@ struct Op {
 enum Waits {
     /// Waits for another command of the same namespace.
     Turn,
-    /// Waits until the next state is stored.
+    /// Waits until the next state is stored persistently.
     Storing(Arc<Answer>, Outcome),
     Fence(Arc<Fence>),
 }
@@ -75,13 +76,13 @@ impl Reserving {
         self.ops.is_empty() && self.drains.is_empty()
     }
 
-    /// Commands that wait.
+    /// Number of pending commands.
     pub fn waiting(&self) -> usize {
         self.ops.len()
     }
 
-    /// Continues the command that has waited longest; it waits on behind the others if it has to.
-    /// Returns the answer, if it is done.
+    /// Continues the oldest pending command, and moves it to the end of the list if it must wait.
+    /// Returns its status if it is complete.
     pub fn continue_next(&mut self, handle: &GroupHandle) -> Option<(ReqRef, StatusCode)> {
         let op = self.ops.pop_front()?;
         let request = op.request;
@@ -89,7 +90,7 @@ impl Reserving {
         Some((request, status))
     }
 
-    /// `Some`: the command is done.
+    /// Records the progress of a command. `Some`: it is complete.
     fn note(&mut self, progress: Progress) -> Option<StatusCode> {
         match progress {
             Progress::Waits(op) => {
@@ -100,12 +101,12 @@ impl Reserving {
         }
     }
 
-    /// Notes the commands of this core that a fence waits for: a device still has them.
+    /// Records the commands of this core that a fence waits for, because a device still has them.
     pub fn drain(&mut self, fence: Arc<Fence>, requests: Vec<ReqRef>) {
         self.drains.push(Drain { fence, requests });
     }
 
-    /// Counts this core off the fences whose commands are gone.
+    /// Reports to the fences whose commands on this core have ended.
     pub fn settle_drains(&mut self, queues: &QueuePairs) -> u32 {
         let there = |r: &ReqRef| {
             queues
@@ -159,7 +160,7 @@ impl Op {
         }
     }
 
-    /// Works on the last of the namespaces that are left, if it is not in another command's hands.
+    /// Decides about the last remaining namespace, unless another command is changing it.
     fn decide(mut self, handle: &GroupHandle) -> Progress {
         let Some((_, reservation)) = self.errand.todo.last() else {
             return Progress::Done(StatusCode::SUCCESS);
@@ -188,7 +189,7 @@ impl Op {
         reservation.install(outcome.next);
         let subsystem = &self.errand.subsystem;
         for (host, notice) in outcome.notices {
-            subsystem.tell_reservation(&host, nsid, notice);
+            subsystem.notify_reservation(&host, nsid, notice);
         }
         if let Some(fence) = raise_fence(handle, subsystem, nsid, outcome.aborted) {
             self.waits = Waits::Fence(fence);
@@ -199,7 +200,7 @@ impl Op {
     }
 }
 
-/// A reservation command has its data.
+/// Executes a reservation command that has its data.
 pub(super) fn run(command: &mut Command, ask: Ask) {
     let (qp, index) = (&mut *command.queue, command.index);
     let association = Arc::clone(qp.association.as_ref().expect("live queue"));
@@ -245,7 +246,7 @@ pub(super) fn run(command: &mut Command, ask: Ask) {
     start(command, errand);
 }
 
-/// Runs an errand; the request is answered when all is done.
+/// Starts a command's changes. The request completes after all of them.
 pub(super) fn start(command: &mut Command, errand: Errand) {
     command.request().step = Step::Deferred;
     let op = Op {
@@ -259,7 +260,7 @@ pub(super) fn start(command: &mut Command, errand: Errand) {
     }
 }
 
-/// Whether a reservation forbids an I/O command that is about to run.
+/// True if the namespace's reservation forbids an I/O command that is about to execute.
 pub(super) fn conflicts(command: &mut Command) -> bool {
     let (qp, index) = (&mut *command.queue, command.index);
     let request = &qp.requests[index];

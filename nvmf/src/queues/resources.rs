@@ -1,4 +1,5 @@
-//! All that a command uses beside its queue pair, and the work on a queue pair that needs it.
+//! [`Resources`]: the transports, buffers and devices of one core, and the handling of new commands
+//! and ending queue pairs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,27 +24,27 @@ use crate::subsystems::namespace::Namespace;
 use crate::subsystems::target::Target;
 use crate::transport::{CloseWhy, Pools};
 
-/// The log repeats why a host is refused no sooner.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
+/// Shortest time between two log lines about the same refused host.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What one core has, apart from its queue pairs: so a command borrows its queue pair and these at
-/// the same time.
+/// The resources of one core without its queue pairs, so that code can borrow both at the same
+/// time.
 pub(crate) struct Resources {
     pub target: Arc<Target>,
     pub handle: GroupHandle,
     pub ports: Ports,
     pub buffers: Buffers,
     pub devices: Devices,
-    /// Reservation commands that wait for something.
+    /// Pending reservation commands.
     pub reserving: Reserving,
-    /// Abort commands that have just arrived. Their victims may be on other queue pairs.
+    /// New Abort commands. The commands to abort may be on other queue pairs.
     pub aborts: VecDeque<Abort>,
     /// Refused Connects by host and reason, for the log.
     pub refusals: Repeats<(String, String)>,
     pub sleepers: EventSet,
 }
 
-/// An Abort command: it names command `cid` of queue `sqid`.
+/// An Abort command `admin` for the command `cid` of queue `sqid`.
 pub(crate) struct Abort {
     pub admin: ReqRef,
     pub sqid: u16,
@@ -65,12 +66,12 @@ impl Resources {
             handle,
             reserving: Reserving::default(),
             aborts: VecDeque::new(),
-            refusals: Repeats::new(SAID_AGAIN),
+            refusals: Repeats::new(REFUSAL_LOG_INTERVAL),
             sleepers: EventSet::new()?,
         })
     }
 
-    /// A command of the queue pair's table.
+    /// Access to a command in the queue pair's table.
     #[inline]
     pub fn command<'a>(
         &'a mut self,
@@ -86,7 +87,7 @@ impl Resources {
         }
     }
 
-    /// A command arrived.
+    /// Handles a command capsule.
     #[inline]
     pub fn capsule(&mut self, qp: &mut QueuePair, sqe: Sqe, data: Option<Buf>, now: Nanos) {
         if qp.stage == Stage::Ending {
@@ -97,7 +98,7 @@ impl Resources {
         }
     }
 
-    /// Takes a command into the table.
+    /// Adds a command to the table and starts it.
     fn begin(&mut self, qp: &mut QueuePair, sqe: Sqe, data: Option<Buf>, now: Nanos) {
         let mut taken = qp.requests.begin(sqe, now);
         if taken == Err(NoRoom::DuplicateId) && qp.forget_event_request(&sqe) {
@@ -130,13 +131,13 @@ impl Resources {
         command.arrived();
     }
 
-    /// A capsule came whose data is damaged.
+    /// Handles a capsule with damaged data.
     pub fn capsule_damaged(&mut self, qp: &mut QueuePair, sqe: Sqe, now: Nanos) {
         self.fused_half_refused(qp, &sqe, now);
         self.refuse(qp, sqe, StatusCode::TRANSIENT_TRANSPORT_ERROR);
     }
 
-    /// The transport has fetched the data of a command, or has not for a reason.
+    /// Handles the end of a data transfer from the host, or its failure.
     pub fn fetched(
         &mut self,
         qp: &mut QueuePair,
@@ -156,12 +157,12 @@ impl Resources {
         self.fetch_next(qp, now);
     }
 
-    /// Has the transport fetch for commands that waited until it has fetched for others.
+    /// Starts data transfers of commands that waited for a part of the fetch window.
     fn fetch_next(&mut self, qp: &mut QueuePair, now: Nanos) {
         while qp.stage != Stage::Ending
             && let Some(&index) = qp.fetches.waiting.front()
         {
-            // Otherwise it has ended meanwhile.
+            // Skip a request that has ended meanwhile.
             let waits = qp.requests[index].step == Step::Buffer;
             if waits && !qp.may_fetch(qp.bytes_from_host(index)) {
                 return;
@@ -173,13 +174,13 @@ impl Resources {
         }
     }
 
-    /// Answers a command that never got into the table.
+    /// Completes a command that got no place in the table.
     fn refuse(&mut self, qp: &mut QueuePair, sqe: Sqe, status: StatusCode) {
         let response = completion::refusal(qp, &sqe, status);
         self.ports.respond(qp, response);
     }
 
-    /// Takes the association's present view of the namespaces.
+    /// Adopts the association's present view of the namespaces.
     #[inline]
     pub fn refresh_view(&mut self, qp: &mut QueuePair) {
         if qp.refresh_view() {
@@ -187,7 +188,7 @@ impl Resources {
         }
     }
 
-    /// A queue sees other namespaces than before.
+    /// Handles a change of a queue's view.
     #[cold]
     pub fn view_changed(&mut self, qp: &mut QueuePair) {
         self.devices.stale = true;
@@ -201,15 +202,15 @@ impl Resources {
         }
     }
 
-    /// This core's queue on a namespace's bdev.
+    /// The slot of this core's queue to a namespace's bdev, opened on demand.
     pub fn open_device(&mut self, namespace: &Arc<Namespace>, now: Nanos) -> Option<usize> {
         let pool = &self.buffers.pools.io;
         self.devices.slot_of(namespace, pool, &self.sleepers, now)
     }
 
-    // The end of a queue pair.
+    // Ending a queue pair.
 
-    /// Starts to end a queue pair. [`super::QueueGroup`] removes it when nothing of it is left.
+    /// Closes a queue pair. [`super::QueueGroup`] removes it after its last I/O.
     pub fn close(&mut self, qp: &mut QueuePair, why: CloseWhy) {
         if qp.stage == Stage::Ending {
             return;

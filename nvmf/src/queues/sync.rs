@@ -4,9 +4,8 @@
 //!   capsule ─▶ decode ─▶ Queue::at_once ─▶ respond
 //! ```
 //!
-//! A command on the fast path never waits. So no search (as for Abort) has to find it, and the
-//! request table has no entry for it. The fast path hands every other command back unchanged, and
-//! the command takes the usual path.
+//! A command on the fast path completes immediately, so it needs no place in the request table (an
+//! Abort cannot hit it). Every other command is returned unchanged, and takes the usual path.
 
 use nacre_bdev::{Extents, Io, Op};
 use nacre_hugepages::Buf;
@@ -33,8 +32,8 @@ impl Resources {
         data: Option<Buf>,
         now: Nanos,
     ) -> Result<(), Option<Buf>> {
-        // A write needs all its data in the capsule. A read needs a buffer, so it must not
-        // overtake commands that already wait for one.
+        // A write needs all its data in the capsule. A read needs a buffer, so it must not overtake
+        // commands that wait for one.
         let has_all = match sqe.opcode {
             opcode::READ => self.buffers.waiting.is_empty(),
             opcode::WRITE => data.is_some(),
@@ -81,7 +80,7 @@ impl Resources {
         }
         let mut lent = None;
         let Some(status) = self.devices.at_once(slot, &mut io, &mut lent) else {
-            // The buffer of a read is to be had again where it is next needed.
+            // Free the buffer of a read; the usual path allocates another one.
             return Err(io.data.pop().filter(|_| op == Op::Write));
         };
         let mut retry_delays = false;

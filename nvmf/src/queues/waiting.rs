@@ -1,17 +1,17 @@
-//! A list of commands that wait: for a buffer of their core, or for room in a device.
+//! A list of commands that wait for a buffer of their core, or for a full device.
 
 use std::collections::VecDeque;
 
 use crate::subsystems::core_handle::ReqRef;
 
-/// Entries that a new list has room for.
+/// Initial capacity of a list.
 const ROOM: usize = 128;
 
-/// The commands, oldest first. An entry stays when its command is aborted or its queue pair goes,
-/// until its turn comes or [`WaitingList::tidy`] finds it.
+/// The commands, oldest first. The entry of a command that is aborted, or whose queue pair is
+/// removed, stays until it is first or [`WaitingList::tidy`] removes it.
 pub(crate) struct WaitingList {
     list: VecDeque<ReqRef>,
-    /// The length from which on the list is searched for such entries.
+    /// The list length above which [`WaitingList::tidy`] searches for such entries.
     tidy_from: usize,
 }
 
@@ -50,14 +50,13 @@ impl WaitingList {
         self.list.push_front(command);
     }
 
-    /// Drops entries that no longer wait, if the list is long. Called once a turn, so that the
-    /// list has at most twice as many entries as commands wait, and those of one turn, however
-    /// often a host gives up and comes again.
+    /// Removes entries that do not wait any more, if the list is long. Called once per turn. So the
+    /// list has at most twice as many entries as commands wait, plus those of one turn.
     #[inline]
     pub fn tidy(&mut self, waits: impl Fn(&ReqRef) -> bool) {
         if self.list.len() >= self.tidy_from {
             self.list.retain(waits);
-            // Not again for a while.
+            // Search again only after the list has doubled.
             self.tidy_from = (ROOM / 2).max(2 * self.list.len());
         }
     }

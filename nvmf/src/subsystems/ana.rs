@@ -1,5 +1,5 @@
-//! Asymmetric Namespace Access (Base 8.1): how usable each group of namespaces is through each
-//! listener, and how hosts learn it.
+//! Asymmetric Namespace Access (Base 8.1): the ANA state of each ANA group on each listener, its
+//! changes by management, and the log page.
 //!
 //! ```text
 //!   management ──set_ana_state──▶ SubsystemListener::ana ──▶ View of every controller there
@@ -30,7 +30,7 @@ pub struct AnaStates {
     groups: BTreeMap<u32, Changed>,
 }
 
-/// A state, and which change of the subsystem's ANA log it came with.
+/// A state, and the change count of the subsystem's ANA log at its last change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Changed {
     state: AnaState,
@@ -38,7 +38,7 @@ struct Changed {
 }
 
 impl AnaStates {
-    /// Every group in the same state.
+    /// All groups in this state.
     pub fn new(state: AnaState) -> AnaStates {
         AnaStates {
             all: Changed { state, at: 0 },
@@ -50,7 +50,7 @@ impl AnaStates {
         self.of_group(group).state
     }
 
-    /// Returns the state of the groups that have none of their own.
+    /// The state of groups without a state of their own.
     pub fn of_others(&self) -> AnaState {
         self.all.state
     }
@@ -66,7 +66,7 @@ impl AnaStates {
         self.groups.get(&group).copied().unwrap_or(self.all)
     }
 
-    /// Sets the state of one group, or of all; whether that changed anything.
+    /// Sets the state of one group, or of all groups. Returns true if a state changed.
     pub fn set(&mut self, group: Option<u32>, state: AnaState) -> bool {
         self.set_at(group, state, 0)
     }
@@ -95,8 +95,8 @@ impl Default for AnaStates {
     }
 }
 
-/// The status of a command on a namespace in `state` that does not execute it. No status has DNR:
-/// the host sends the command again on another path, or here when the state allows it.
+/// The status for a command on a namespace whose state does not allow it; `None`: it is allowed. No
+/// status has DNR, so hosts retry on another path, or here after a change of the state.
 pub(crate) fn refusal(state: AnaState) -> Option<StatusCode> {
     match state {
         AnaState::Optimized | AnaState::NonOptimized => None,
@@ -106,7 +106,7 @@ pub(crate) fn refusal(state: AnaState) -> Option<StatusCode> {
     }
 }
 
-/// The log page as one controller shows it.
+/// The contents of the ANA log page for one controller.
 pub(crate) struct AnaLog {
     pub change_count: u64,
     pub groups: Vec<AnaLogGroup>,
@@ -189,7 +189,7 @@ impl Subsystem {
         Ok(before)
     }
 
-    /// Whether a listener of this subsystem can begin with these states.
+    /// Checks the initial states of a new listener of this subsystem.
     pub(crate) fn check_ana_states(&self, states: &AnaStates) -> Result<(), SubsystemError> {
         self.check_ana(None, states.all.state)?;
         for (&group, of) in &states.groups {
@@ -198,7 +198,7 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Whether listeners of this subsystem can have this state.
+    /// Checks a state for listeners of this subsystem.
     pub(crate) fn check_ana(
         &self,
         group: Option<u32>,
@@ -209,7 +209,7 @@ impl Subsystem {
             Some(group) if group == 0 || group > max => {
                 Err(SubsystemError::AnaGroupOutOfRange { group, max })
             }
-            // A host without state reports would take the statuses for failures.
+            // Without ANA reporting, hosts would treat the ANA statuses as failures.
             _ if !self.config.ana_reporting && state != AnaState::Optimized => {
                 Err(SubsystemError::NoAnaReporting {
                     nqn: self.nqn().to_string(),
@@ -219,7 +219,7 @@ impl Subsystem {
         }
     }
 
-    /// The groups in which `host` sees namespaces, as a controller on `listener` reports them.
+    /// The ANA log for `host` on `listener`: the groups with namespaces that the host may access.
     pub(crate) fn ana_log(&self, host: &Nqn, listener: ListenerId) -> AnaLog {
         let state = self.state();
         let mut members = BTreeMap::<u32, Vec<u32>>::new();
@@ -250,7 +250,7 @@ impl Subsystem {
 }
 
 impl State {
-    /// Namespaces joined or left these groups.
+    /// Records that namespaces joined or left these groups.
     pub(crate) fn ana_members_changed(&mut self, groups: impl IntoIterator<Item = u32>) {
         self.ana_changes += 1;
         for group in groups {

@@ -1,9 +1,9 @@
-//! An association: one controller with its queues, as all cores and the control plane see it.
+//! The state of an association that all cores and management calls share: its queues, its phase,
+//! and the namespaces that the host may access.
 //!
 //! The controller itself (registers, features, event requests) lives on the core of its admin
-//! queue; this is the part that its I/O queues, other cores and management calls share. Nothing
-//! here is locked on the data path: an I/O queue reads `phase` and `view_version` and, when the
-//! version moved, takes the new view.
+//! queue. The data path takes no lock here: an I/O queue reads `phase` and `view_version`, and
+//! locks only to adopt a new view.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use crate::subsystems::subsystem::Subsystem;
 use crate::tls::SecureChannel;
 use crate::transport::{Address, ListenerId, TransportType};
 
-/// Where an association is in its life. It only moves down this list, but for `Connected` and
-/// `Ready`, between which CC.EN moves it.
+/// The phase of an association. CC.EN changes it between `Connected` and `Ready`; `Closing` is
+/// final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Phase {
-    /// Connected, not enabled: admin commands only.
+    /// Connected and not enabled: only admin commands.
     Connected = 0,
-    /// CSTS.RDY: I/O queues may connect and carry commands.
+    /// CSTS.RDY is 1: I/O queues may connect.
     Ready = 1,
     /// Being torn down: its connections are closed by the cores that own them, then it is removed.
     Closing = 2,
 }
 
-/// Why an association is torn down, for the log and for events.
+/// The reason for the end of an association, for the log and for events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Teardown {
     /// The admin connection ended.
@@ -47,9 +47,9 @@ pub enum Teardown {
     SubsystemDeleted,
     ListenerRemoved,
     TargetStopping,
-    /// The host did not prove itself, or not in time.
+    /// Authentication failed, or did not complete in time.
     NotAuthenticated,
-    /// The host has a PSK now, and its connections are in clear.
+    /// The host was given a PSK, and its connections do not use TLS.
     MustEncrypt,
 }
 
@@ -69,15 +69,15 @@ impl Teardown {
     }
 }
 
-/// Events that hosts may have requested.
+/// Bits of the asynchronous events that a controller reports.
 pub mod pending {
-    /// Namespaces appeared, went or changed (log 04h).
+    /// Namespaces were added, removed or changed (log page 04h).
     pub const NAMESPACES: u32 = 1;
-    /// The discovery log changed (log 70h).
+    /// The discovery log changed (log page 70h).
     pub const DISCOVERY: u32 = 2;
-    /// ANA states changed (log 0Ch).
+    /// ANA states changed (log page 0Ch).
     pub const ANA: u32 = 4;
-    /// There is a reservation notification (log 80h).
+    /// A reservation notification is available (log page 80h).
     pub const RESERVATION: u32 = 8;
 }
 
@@ -92,17 +92,16 @@ pub struct QueueInfo {
     pub local: Address,
     pub peer: Address,
     pub stats: Arc<QueueStats>,
-    /// Its latest authentication.
+    /// The state of its latest authentication.
     pub auth: Arc<QueueAuthState>,
-    /// The TLS keys of its connection; `None`: it is in clear.
+    /// The TLS channel of its connection; `None`: not encrypted.
     pub secure: Option<Arc<SecureChannel>>,
-    /// It is closed, but for what devices have of it.
+    /// The queue is closed, but devices still have commands of it.
     pub(crate) ending: bool,
 }
 
 impl QueueInfo {
-    /// True from the time on when the queue takes commands: its host has proved itself there, or
-    /// need not.
+    /// True if the queue accepts commands: the host has authenticated it, or need not.
     pub fn is_authenticated(&self) -> bool {
         !self.auth.is_pending()
     }
@@ -127,19 +126,19 @@ pub struct Association {
     pub listener: ListenerId,
     pub transport: TransportType,
     phase: AtomicU8,
-    /// A command arrived since the admin queue last looked (keep-alive based on traffic).
+    /// A command arrived since the last [`Association::take_touched`] (traffic based keep-alive).
     touched: AtomicBool,
-    /// The host authenticated its admin queue, or need not.
+    /// The host has authenticated its admin queue, or need not.
     authenticated: AtomicBool,
     /// Keep-alive timeout (KATO) of the Connect, in milliseconds; 0: none.
     keep_alive_ms: AtomicU32,
-    /// Grows with every change of the view.
+    /// Incremented with every change of the view.
     view_version: AtomicU64,
     view: Mutex<Arc<View>>,
     queues: Mutex<BTreeMap<u16, QueueInfo>>,
-    /// What queues did that are gone. Locked after `queues`.
+    /// Statistics of deleted queues. Locked after `queues`.
     retired: Mutex<Totals>,
-    /// I/O queues granted to the host (Number of Queues).
+    /// Number of I/O queues granted to the host (Number of Queues).
     io_queues: AtomicU16,
     /// The host honours retry delays (Host Behavior Support, ACRE).
     retry_delays: AtomicBool,
@@ -151,7 +150,7 @@ pub struct Association {
     errors: Mutex<ErrorLog>,
 }
 
-/// Whom the subsystem let in, where, and as what.
+/// The identity of an admitted host, and the controller and listener of its association.
 pub(crate) struct Admitted {
     pub cntlid: u16,
     pub hostid: [u8; 16],
@@ -163,7 +162,7 @@ pub(crate) struct Admitted {
 /// One failed command, for the error information log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorRecord {
-    /// Counts from 1 for the life of the controller; filled in when recorded.
+    /// Error count since the start of the association, from 1. Set when the error is recorded.
     pub number: u64,
     pub sqid: u16,
     pub cid: u16,
@@ -180,7 +179,7 @@ struct ErrorLog {
     count: u64,
 }
 
-/// The changed namespace list holds at most this many ids (Base 5.16.1.5).
+/// Most entries of the Changed Namespace List (Base 5.16.1.5).
 pub const MAX_CHANGED_NAMESPACES: usize = 1024;
 
 impl Association {
@@ -228,7 +227,7 @@ impl Association {
         }
     }
 
-    /// CC.EN went up or down; going down ends the I/O queues. Has no effect once closing.
+    /// Sets the phase after a change of CC.EN; 0 ends the I/O queues. No effect while closing.
     pub fn set_ready(&self, ready: bool) {
         let (from, to) = if ready { (0, 1) } else { (1, 0) };
         let changed = self
@@ -240,15 +239,15 @@ impl Association {
         }
     }
 
-    /// Starts the tear-down; the cores that own its connections see it and close them. Only the
-    /// first reason counts.
+    /// Starts the end of the association: the cores that own its connections close them. Only the
+    /// first reason is recorded.
     pub fn tear_down(&self, why: Teardown) {
         self.teardown.lock().get_or_insert(why);
         self.phase.store(Phase::Closing as u8, Ordering::Release);
         self.attend_queues();
     }
 
-    /// True if a queue of it is not on TLS.
+    /// True if a queue does not use TLS.
     pub(crate) fn has_clear_queue(&self) -> bool {
         self.queues
             .lock()
@@ -266,20 +265,19 @@ impl Association {
         *self.teardown.lock()
     }
 
-    /// Notes that the host is alive. Cheap enough for every command.
+    /// Records that a command arrived. Called for every command.
     pub fn touch(&self) {
         if !self.touched.load(Ordering::Relaxed) {
             self.touched.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether a command arrived since the last call.
+    /// True if a command arrived since the last call.
     pub fn take_touched(&self) -> bool {
         self.touched.load(Ordering::Relaxed) && self.touched.swap(false, Ordering::Relaxed)
     }
 
-    /// True from the time on when the host may use the controller: it has proved itself where it
-    /// has a key, and otherwise from its Connect on.
+    /// True if the host may use the controller: it has authenticated itself, or need not.
     pub fn is_authenticated(&self) -> bool {
         self.authenticated.load(Ordering::Acquire)
     }
@@ -288,7 +286,7 @@ impl Association {
         self.authenticated.store(true, Ordering::Release);
     }
 
-    /// The keep-alive timeout that the host asked for; zero for none.
+    /// The keep-alive timeout of the Connect; zero: none.
     pub(crate) fn keep_alive(&self) -> Duration {
         Duration::from_millis(self.keep_alive_ms.load(Ordering::Relaxed).into())
     }
@@ -305,14 +303,14 @@ impl Association {
         Arc::clone(&self.view.lock())
     }
 
-    /// Installs a new view and notes the changes for the host.
+    /// Installs a new view, and adds the changes to the Changed Namespace List.
     pub(crate) fn set_view(&self, view: Arc<View>, changed: &[u32]) {
         *self.view.lock() = view;
         self.view_version.fetch_add(1, Ordering::AcqRel);
         if !changed.is_empty() {
             let mut list = self.changed_namespaces.lock();
             for &nsid in changed {
-                // One more than fits stands for "too many to list".
+                // Store one more entry than fits, to indicate an overflow.
                 if list.len() <= MAX_CHANGED_NAMESPACES {
                     list.insert(nsid);
                 }
@@ -322,8 +320,8 @@ impl Association {
         }
     }
 
-    /// Hands over the changed namespace list and empties it. More than
-    /// [`MAX_CHANGED_NAMESPACES`] entries mean "more than can be listed".
+    /// Takes the Changed Namespace List and empties it. More than [`MAX_CHANGED_NAMESPACES`]
+    /// entries mean an overflow.
     pub fn take_changed_namespaces(&self) -> BTreeSet<u32> {
         std::mem::take(&mut self.changed_namespaces.lock())
     }
@@ -332,8 +330,8 @@ impl Association {
         self.changed_namespaces.lock().clone()
     }
 
-    /// Notifies the host of a reservation event, if it requested such events.
-    pub(crate) fn tell_reservation(&self, nsid: u32, notice: Notice) {
+    /// Queues a reservation notification for the host, unless it has masked that type.
+    pub(crate) fn notify_reservation(&self, nsid: u32, notice: Notice) {
         if self.reservations().add(nsid, notice) {
             self.notify(pending::RESERVATION);
         }
@@ -344,7 +342,7 @@ impl Association {
         self.reservations.lock()
     }
 
-    /// Notes events (bits of [`pending`]) for the controller and wakes its core.
+    /// Records events (bits of [`pending`]) for the controller and wakes its core.
     pub fn notify(&self, events: u32) {
         self.pending.fetch_or(events, Ordering::AcqRel);
         if let Some(admin) = self.queues.lock().get(&0) {
@@ -352,7 +350,7 @@ impl Association {
         }
     }
 
-    /// The events noted since the last call.
+    /// The events recorded since the last call.
     pub fn take_pending(&self) -> u32 {
         if self.pending.load(Ordering::Relaxed) == 0 {
             0
@@ -361,8 +359,7 @@ impl Association {
         }
     }
 
-    /// Adds to the error log, which forgets its oldest entry when full. Off the fast path: only
-    /// failed commands come here.
+    /// Adds an entry to the Error Information log. A full log drops its oldest entry.
     pub(crate) fn record_error(&self, mut record: ErrorRecord) {
         if is_media_error(record.status) {
             self.media_errors.fetch_add(1, Ordering::Relaxed);
@@ -375,7 +372,7 @@ impl Association {
         log.records.push_front(record);
     }
 
-    /// The error log, newest first, and how many errors there ever were.
+    /// The entries of the Error Information log, newest first, and the number of errors so far.
     pub fn errors(&self) -> (Vec<ErrorRecord>, u64) {
         let log = self.errors.lock();
         (log.records.iter().copied().collect(), log.count)
@@ -403,7 +400,7 @@ impl Association {
         Ok(())
     }
 
-    /// A queue is about to go.
+    /// Marks a queue as closed.
     pub(crate) fn end_queue(&self, qid: u16) {
         if let Some(queue) = self.queues.lock().get_mut(&qid) {
             queue.ending = true;
@@ -417,7 +414,7 @@ impl Association {
         io_queues.any(|(_, queue)| queue.stats.inflight.load(Ordering::Relaxed) > 0)
     }
 
-    /// Removes a queue and says how many are left.
+    /// Removes a queue. Returns the number of remaining queues.
     pub(crate) fn remove_queue(&self, qid: u16) -> usize {
         let mut queues = self.queues.lock();
         if let Some(queue) = queues.remove(&qid) {
@@ -430,7 +427,7 @@ impl Association {
         queues.len()
     }
 
-    /// What all queues have done, those that are gone included.
+    /// Statistics of all queues, including deleted ones.
     pub fn totals(&self) -> Totals {
         let queues = self.queues.lock();
         let mut totals = *self.retired.lock();
@@ -445,7 +442,7 @@ impl Association {
         self.media_errors.load(Ordering::Relaxed)
     }
 
-    /// I/O queues that the host may connect; more than there can be if it has not asked.
+    /// Number of I/O queues that the host may connect; `u16::MAX` if it has not requested a number.
     pub fn io_queues(&self) -> u16 {
         self.io_queues.load(Ordering::Relaxed)
     }
@@ -454,7 +451,7 @@ impl Association {
         self.io_queues.store(granted, Ordering::Relaxed);
     }
 
-    /// Whether the host honours retry delays, and knows Command Interrupted.
+    /// True if the host honours retry delays (ACRE), and so understands Command Interrupted.
     pub fn retry_delays(&self) -> bool {
         self.retry_delays.load(Ordering::Relaxed)
     }
@@ -472,7 +469,7 @@ impl Association {
     }
 }
 
-/// Unrecovered errors of the media (Base figure 207); a failed compare is not one.
+/// True for unrecovered media errors (Base figure 207); false for Compare Failure.
 fn is_media_error(status: StatusCode) -> bool {
     let code = status.code();
     code == StatusCode::UNRECOVERED_READ_ERROR

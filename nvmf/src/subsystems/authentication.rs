@@ -1,5 +1,5 @@
-//! The target's part in authentication: the offer of hash functions and groups, the recent failures
-//! of each host, and the helper thread.
+//! The target-wide state of DH-HMAC-CHAP authentication: the offered hash functions and groups, the
+//! recent failures of each host, and the helper thread.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use parking_lot::Mutex;
 use crate::auth::{Agreed, Group, Hash, Offer, Progress, Reason};
 use crate::transport::Address;
 
-/// Jobs that wait for the helper thread: a storm of Connects gets failures beyond it.
+/// Most jobs that wait for the helper thread. Further transactions fail.
 const MAX_JOBS: usize = 4096;
-/// Failures kept for events until management fetches them.
+/// Most failures that wait for management, which sends events for them.
 const MAX_FAILURES: usize = 256;
-/// Hosts by address whose failures are counted.
+/// Most pairs of host and address whose failures are counted.
 const MAX_COUNTED: usize = 4096;
-/// So many failures in a minute have no delay.
+/// Number of failures per [`WINDOW`] without a delay.
 const FREE_FAILURES: u32 = 5;
 const WINDOW: Duration = Duration::from_secs(60);
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
 
-/// Authentication of all hosts of a target.
+/// The authentication state of a target.
 pub struct Authentication {
     helper: Arc<Helper>,
     offer: Mutex<Offer>,
@@ -43,7 +43,7 @@ pub struct AuthFailure {
     pub peer: Address,
     pub qid: u16,
     pub reason: Reason,
-    /// This one, and those for the same reason that were not reported before.
+    /// Number of failures: this one, and suppressed ones with the same reason.
     pub times: u64,
 }
 
@@ -60,7 +60,7 @@ impl Default for Authentication {
 }
 
 impl Authentication {
-    /// Creates the state with this helper. Tests in virtual time pass a helper of their own.
+    /// Creates the state with this helper thread. Tests in virtual time pass their own.
     pub fn with_helper(helper: Arc<Helper>) -> Authentication {
         Authentication {
             helper,
@@ -72,7 +72,7 @@ impl Authentication {
         }
     }
 
-    /// The thread that reads keys and computes powers, for this target's hosts and for others.
+    /// The thread that reads keys and computes exponentiations.
     pub fn helper(&self) -> &Arc<Helper> {
         &self.helper
     }
@@ -81,12 +81,12 @@ impl Authentication {
         self.offer.lock().clone()
     }
 
-    /// Hash functions and groups that transactions from here on may use.
+    /// Sets the hash functions and groups for later transactions.
     pub fn set_offer(&self, offer: Offer) {
         *self.offer.lock() = offer;
     }
 
-    /// Transactions that succeeded, and those that failed.
+    /// Numbers of successful and of failed transactions.
     pub fn counts(&self) -> (u64, u64) {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (of(&self.succeeded), of(&self.failed))
@@ -102,8 +102,8 @@ impl Authentication {
         self.counted.lock().remove(&(of_peer(peer), host.clone()));
     }
 
-    /// Counts a failure, and says how long to delay its report to the host. An address that guesses
-    /// a host's key does not slow the host down at other addresses.
+    /// Counts a failure. Returns the delay before its report to the host. Counts per host and
+    /// address, so that guesses from one address do not delay the host at other addresses.
     pub(crate) fn note_failure(
         &self,
         host: &Nqn,
@@ -140,7 +140,7 @@ impl Authentication {
         }
     }
 
-    /// Keeps a failure for an event; the oldest goes if management does not fetch them.
+    /// Queues a failure for an event. A full queue drops its oldest entry.
     pub(crate) fn report(&self, failure: AuthFailure) {
         let mut failures = self.failures.lock();
         if failures.len() >= MAX_FAILURES {
@@ -158,12 +158,12 @@ pub(crate) fn of_peer(peer: &Address) -> String {
     }
 }
 
-/// The authentication of one queue, for management: written by its core.
+/// The authentication state of one queue for management, written by the queue's core.
 #[derive(Debug, Default)]
 pub struct QueueAuthState(AtomicU32, AtomicBool);
 
 impl QueueAuthState {
-    /// `None`: there has been no transaction.
+    /// The progress of the latest transaction; `None`: there was none.
     pub fn load(&self) -> Option<(Progress, Option<(Hash, Group)>)> {
         let [progress, hash, group, _] = self.0.load(Ordering::Relaxed).to_le_bytes();
         let progress = *Progress::ALL.get(usize::from(progress.checked_sub(1)?))?;

@@ -1,10 +1,10 @@
-//! Controller identifiers: which controller a host's Connect gets (Base 3.1.1, 6.3).
+//! Allocates controller identifiers: selects the controller for a host's Connect (Base 3.1.1, 6.3).
 //!
 //! ```text
 //!               CNTLID of the admin queue's Connect
-//! dynamic       FFFFh         the next free id; no host keeps one
+//! dynamic       FFFFh         the next free id
 //! static        an id         that controller, unless it has an association
-//!               FFFEh         any without one, searched from the host's own place in the range
+//!               FFFEh         any free controller, searched from a start that the host determines
 //! ```
 //!
 //! The subsystem has the model, not the request: "all controllers in an NVM subsystem shall support
@@ -28,13 +28,13 @@ use crate::subsystems::subsystem::SubsystemConfig;
 /// Largest controller id (NVMe-oF: FFF0h and above are reserved).
 pub const MAX_CNTLID: u16 = 0xffef;
 
-/// How a subsystem's controllers come about.
+/// The controller model of a subsystem.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ControllerModel {
-    /// Made for each association, and gone with it.
+    /// A controller is created for each association, and deleted with it.
     #[default]
     Dynamic,
-    /// There from the start, one for each id of the range; an association takes one of them.
+    /// The controllers exist permanently, one for each id of the range. An association uses one.
     Static,
 }
 
@@ -48,7 +48,7 @@ impl ControllerModel {
     }
 }
 
-/// Why a subsystem has no controller of the kind that was asked for.
+/// The error of a Connect whose CNTLID does not fit the subsystem's controller model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoSuchController {
     #[error("controller id {asked:#x} asked for; controllers are dynamic, ask for FFFFh")]
@@ -62,14 +62,14 @@ pub enum NoSuchController {
     OutOfRange { asked: u16, min: u16, max: u16 },
 }
 
-/// A host, as far as it decides where static controllers are looked for.
+/// The identity of a host, from which the search of a static controller starts.
 pub(crate) struct Home<'a> {
     pub hostnqn: &'a Nqn,
     pub hostid: [u8; 16],
 }
 
 impl SubsystemConfig {
-    /// Whether there can be a controller for a Connect that asks for `asked`.
+    /// Checks the CNTLID of a Connect against the controller model.
     pub(crate) fn check_cntlid(&self, asked: u16) -> Result<(), NoSuchController> {
         let (min, max) = (self.min_cntlid, self.max_cntlid);
         match (self.controller_model, asked) {
@@ -86,8 +86,8 @@ impl SubsystemConfig {
         }
     }
 
-    /// The id for a Connect that requests `asked`, which [`SubsystemConfig::check_cntlid`] has
-    /// checked. `None`: it is in use, or all are.
+    /// The id for a Connect with CNTLID `asked`, after [`SubsystemConfig::check_cntlid`]. `None`:
+    /// the requested controller, or every controller, is in use.
     pub(crate) fn choose_cntlid(
         &self,
         asked: u16,
@@ -96,8 +96,7 @@ impl SubsystemConfig {
         is_free: impl Fn(u16) -> bool,
     ) -> Option<u16> {
         let start = match (self.controller_model, asked) {
-            // The next after the last one, so that an id is not reused while a host may still
-            // remember it.
+            // Continue after the last id, so that an id is reused as late as possible.
             (ControllerModel::Dynamic, _) => self.after(last),
             (ControllerModel::Static, ConnectData::CNTLID_STATIC_ANY) => self.home(host),
             (ControllerModel::Static, asked) => return is_free(asked).then_some(asked),

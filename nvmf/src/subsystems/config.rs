@@ -1,15 +1,15 @@
-//! What an operator can set about a target, and what follows from it for hosts.
+//! The configuration of a target, and the limits of queues and commands that follow from it.
 
 use crate::transport::TransportCaps;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::identify::IdentifyController;
 
-/// Bounds and identity of a target. Every limit that is announced is the limit that is enforced.
+/// The limits and identity of a target. Announced limits equal the enforced ones.
 #[derive(Debug, Clone)]
 pub struct TargetConfig {
-    /// Most subsystems, the discovery subsystem not counted.
+    /// Most subsystems, without the discovery subsystem.
     pub max_subsystems: usize,
-    /// Most queues that hosts have connected, over all transports.
+    /// Most connected queues over all transports.
     pub max_connections: usize,
     /// Largest I/O queue, in entries: CAP.MQES + 1 and MAXCMD.
     pub max_io_entries: u16,
@@ -42,11 +42,11 @@ pub struct TargetConfig {
     /// PCI vendor identifiers shown in Identify Controller.
     pub vendor_id: u16,
     pub firmware_revision: String,
-    /// The discovery subsystem's unique name, beside the well-known one; `None`: it has only that
-    /// one. See [`super::Target::set_discovery_nqn`].
+    /// The discovery subsystem's unique NQN; `None`: it has only the well-known one. See
+    /// [`super::Target::set_discovery_nqn`].
     pub discovery_nqn: Option<Nqn>,
-    /// The discovery log's first GENCTR. A restarted target begins above all its earlier values.
-    /// Otherwise a host with an older log would take a different log for the same.
+    /// The first GENCTR of the discovery log. It must be above all values before a restart, or a
+    /// host could take a changed log for the same.
     pub discovery_generation: u64,
     /// The discovery service's own port, opened on every address that a subsystem is served on.
     pub discovery_port: Option<u16>,
@@ -58,7 +58,7 @@ pub struct TargetConfig {
     pub discovery_same_service: bool,
 }
 
-/// Bounds of the queue pairs of one transport: its own, as the transports of a target may differ.
+/// The limits of the queue pairs of one transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueLimits {
     /// Largest I/O queue, in entries: CAP.MQES + 1 and MAXCMD.
@@ -74,7 +74,7 @@ pub struct QueueLimits {
 }
 
 impl TargetConfig {
-    /// The bounds of a transport that was given none of its own.
+    /// The limits of a transport without its own.
     pub fn queue_limits(&self) -> QueueLimits {
         QueueLimits {
             max_io_entries: self.max_io_entries,
@@ -117,7 +117,7 @@ impl Default for TargetConfig {
     }
 }
 
-/// What bounds a command of this queue.
+/// The limits of the commands of a queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IoLimits {
     pub max_transfer_bytes: u32,
@@ -126,13 +126,13 @@ pub(crate) struct IoLimits {
     pub copy_blocks: u32,
     pub write_zeroes_bytes: u64,
     pub verify_bytes: u64,
-    /// Hosts describe their memory by keyed SGLs, alone or listed in the capsule (SGLS).
+    /// Hosts use keyed SGL descriptors, one or several in the capsule (SGLS).
     pub keyed_sgl: bool,
 }
 
 impl IoLimits {
-    /// Announced limits are powers of two (MDTS, WZSL, VSL), at least two pages, and counts of at
-    /// least one; the enforced limits equal the announced ones.
+    /// Rounds the limits to announceable values: powers of two of at least two pages (MDTS, WZSL,
+    /// VSL), and counts of at least one.
     pub fn new(config: &TargetConfig, caps: &TransportCaps) -> IoLimits {
         let told = |bytes: u64| 4096u64 << IdentifyController::mdts_for(bytes, 4096);
         let max_transfer_bytes = told(u64::from(caps.max_transfer_bytes)) as u32;

@@ -1,4 +1,5 @@
-//! A core's group as other cores and management see it: attention, messages, counts.
+//! The handle of a core's queue group for other cores and for management: wake-ups, messages and
+//! counters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,36 +14,36 @@ use crate::subsystems::reservation::Fence;
 use crate::subsystems::stats::Totals;
 use crate::transport::ListenerId;
 
-/// A core's queue-pair group, from outside.
+/// The handle of a core's queue group. Clones refer to the same group.
 #[derive(Clone)]
 pub struct GroupHandle {
     pub core: usize,
     attention: Arc<AtomicBool>,
     wake: Arc<dyn Fn() + Send + Sync>,
     messages: Arc<ArrayQueue<GroupMessage>>,
-    /// What Preempt and Abort commands ask of this core; each of them waits for its answer, so
-    /// there are never more than commands.
+    /// Pending requests of Preempt and Abort commands. Each command waits for its reply, which
+    /// bounds the list.
     fences: Arc<Mutex<Vec<Arc<Fence>>>>,
     counts: Arc<GroupCounts>,
 }
 
-/// Counts of a group since its start. Off the data path: written when queues come and go, and by
-/// the upkeep.
+/// Counters of a group since its start. Updated when queues are created or deleted, and by the
+/// upkeep, not by the data path.
 #[derive(Debug, Default)]
 pub struct GroupCounts {
-    /// Connections that have no controller, at the last upkeep.
+    /// Connections without a controller, at the last upkeep.
     pub unassociated: AtomicU64,
-    /// Commands that waited for a busy device or for a buffer, at the last upkeep.
+    /// Commands that wait for a busy device or for a buffer, at the last upkeep.
     pub waiting: AtomicU64,
-    /// Queues that were ever connected.
+    /// Number of queues that were connected so far.
     pub admin_queues: AtomicU64,
     pub io_queues: AtomicU64,
-    /// Commands that were completed on queues that are gone.
+    /// Commands completed on deleted queues.
     pub retired_commands: AtomicU64,
-    /// Bytes of command data that were copied into other buffers: the data came in a part of a
-    /// receive buffer, and its device keeps it for longer than the receive buffer can be spared.
+    /// Bytes of command data copied out of receive buffers, because the device needs the data for
+    /// longer than the receive buffer is available.
     pub copied_bytes: AtomicU64,
-    /// What queues did that are gone, by the listener that they came through.
+    /// Statistics of deleted queues, by listener.
     by_listener: Mutex<BTreeMap<ListenerId, Totals>>,
 }
 
@@ -54,7 +55,7 @@ impl GroupCounts {
         *all.entry(listener).or_default() += totals;
     }
 
-    /// What queues did that are gone, of listeners that are there; the others are forgotten.
+    /// Statistics of deleted queues for existing listeners. Drops those of removed listeners.
     pub(crate) fn retired_by_listener(
         &self,
         is_there: impl Fn(ListenerId) -> bool,
@@ -67,26 +68,26 @@ impl GroupCounts {
 
 /// A request from one group to another, or from the helper thread.
 pub enum GroupMessage {
-    /// Abort a command of an I/O queue here.
+    /// Abort a command of an I/O queue of this group.
     Abort {
         association: Arc<Association>,
         qid: u16,
         cid: u16,
         reply: AbortReply,
     },
-    /// The answer to `Abort`.
+    /// The reply to `Abort`.
     Aborted { reply: AbortReply, aborted: bool },
-    /// The helper thread has done the work of an authentication for a queue here.
+    /// The helper thread has completed a job of an authentication of this group.
     Computed {
-        /// Its place in the core's table and its generation.
+        /// The queue's index in the core's table, and its generation.
         queue: (u32, u32),
-        /// Which of the queue's transactions it belongs to.
+        /// The number of the queue's transaction.
         transaction: u64,
         answer: Box<Answer>,
     },
 }
 
-/// Where the answer to an abort belongs: a command of an admin queue.
+/// The destination of the reply to an abort: an Abort command of an admin queue.
 #[derive(Clone)]
 pub struct AbortReply {
     pub group: GroupHandle,
@@ -110,7 +111,7 @@ impl GroupHandle {
         &self.counts
     }
 
-    /// Makes the group look at its associations and namespaces in its next turn.
+    /// Makes the group check its associations and namespaces in its next turn.
     pub fn wake(&self) {
         self.attention.store(true, Ordering::Release);
         (self.wake)();
@@ -129,7 +130,7 @@ impl GroupHandle {
         self.attention.load(Ordering::Relaxed) && self.attention.swap(false, Ordering::Acquire)
     }
 
-    /// `Err` gives the message back: the group has too many waiting.
+    /// Queues a message. Returns it as the error if the group's queue is full.
     pub(crate) fn send(&self, message: GroupMessage) -> Result<(), GroupMessage> {
         self.messages.push(message)?;
         (self.wake)();
@@ -152,8 +153,8 @@ impl GroupHandle {
 /// Index of a request in its queue's table.
 pub(crate) type ReqIndex = u16;
 
-/// Names a request of this core. The generation distinguishes a queue pair from its predecessor in
-/// the slot, and `begun` a command from its predecessors in its place of the table.
+/// Identifies a request of this core. `generation` distinguishes queue pairs that used the same
+/// slot, `begun` commands that used the same place in the queue's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReqRef {
     pub queue: u32,

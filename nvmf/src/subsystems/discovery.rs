@@ -1,5 +1,5 @@
-//! The discovery log: the subsystems that a host may use, and their addresses (Base 3.1.3.3,
-//! 5.16.1.23).
+//! Builds the discovery log of a host: the subsystems that it may use, and their addresses (Base
+//! 3.1.3.3, 5.16.1.23).
 //!
 //! ```text
 //!   Target ──snapshot──▶ records(snapshot, asker) ──▶ write_page(generation, records, offset)
@@ -25,17 +25,17 @@ use crate::subsystems::subsystem::SubsystemListener;
 use crate::subsystems::target::Referral;
 use crate::transport::{Address, ListenerId, RdmaFabric, TlsPolicy, TransportType};
 
-/// Everything that one host's log is made of.
+/// The input for one host's log.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     pub generation: u64,
     /// Subsystems that the host may connect to.
     pub subsystems: Vec<Reachable>,
-    /// Listeners that the discovery subsystem was given; it answers on all others, too.
+    /// Listeners that were added to the discovery subsystem, which also serves all other listeners.
     pub discovery: Vec<SubsystemListener>,
     pub discovery_nqn: Nqn,
     pub referrals: Vec<Referral>,
-    /// ASQSZ.
+    /// Entries of admin queues (ASQSZ).
     pub admin_entries: u16,
     /// Report only listeners of the asking connection's transport type.
     pub same_transport: bool,
@@ -54,7 +54,7 @@ pub struct Reachable {
     pub has_psk: bool,
 }
 
-/// The connection that asks.
+/// The connection of the requesting host.
 #[derive(Debug, Clone, Copy)]
 pub struct Asker<'a> {
     pub transport: TransportType,
@@ -62,7 +62,7 @@ pub struct Asker<'a> {
     pub local: &'a Address,
 }
 
-/// One entry, and what only its transport type has.
+/// One log entry, with the fields of its transport type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     pub record: DiscoveryRecord,
@@ -83,7 +83,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
     };
     let explicit = snapshot.discovery.iter().filter(|l| l.id != own.id);
     for listener in [&own].into_iter().chain(explicit) {
-        // A host that asks one of them need not ask the others, if they all say the same.
+        // DUPRETINFO: unless the log is filtered, all discovery listeners return the same records.
         let filtered = snapshot.same_transport || snapshot.same_address || snapshot.same_service;
         let duplicate = !filtered || listener.id == own.id;
         let kind = Kind {
@@ -119,7 +119,8 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
             records.extend(record.map(|record| record.secured(subsystem.has_psk)));
         }
     }
-    // A listener on one address, and one on all of them, may be the same place for the host.
+    // Remove duplicates: a listener on one address and one on all addresses may have the same
+    // entry.
     let mut places = HashSet::new();
     records.retain(|r| {
         let of = &r.record;
@@ -144,7 +145,7 @@ struct Kind {
     eflags: u16,
 }
 
-/// `None`: not reported, or not reachable from the host.
+/// The entry of a listener. `None`: it is not reported, or the host cannot reach it.
 fn entry(
     snapshot: &Snapshot,
     asker: &Asker,
@@ -199,8 +200,7 @@ fn referral(referral: &Referral) -> Option<Record> {
     })
 }
 
-/// A record with the fields that the address determines; the rest is as for another, unknown
-/// controller.
+/// A record with the fields that follow from the address, and defaults for an unknown controller.
 fn described(transport: TransportType, address: &Address, nqn: &Nqn) -> DiscoveryRecord {
     let (adrfam, traddr, trsvcid) = match address {
         Address::Ip(address) => {
@@ -220,7 +220,7 @@ fn described(transport: TransportType, address: &Address, nqn: &Nqn) -> Discover
         treq: 0,
         portid: 0,
         cntlid: DiscoveryEntry::CNTLID_DYNAMIC,
-        // The least that any controller has (Base figure 294).
+        // The minimum for any controller (Base figure 294).
         asqsz: 32,
         eflags: 0,
         subnqn: nqn.clone(),
@@ -229,8 +229,7 @@ fn described(transport: TransportType, address: &Address, nqn: &Nqn) -> Discover
     }
 }
 
-/// Leaves out a record that does not fit an entry (the name of a loopback endpoint can be any
-/// text).
+/// Returns `None` for a record that does not fit an entry: a loopback endpoint may have any name.
 fn checked(record: Record) -> Option<Record> {
     match DiscoveryEntry::new(&record.record) {
         Ok(_) => Some(record),
@@ -241,7 +240,7 @@ fn checked(record: Record) -> Option<Record> {
     }
 }
 
-/// The listener's address as the asking host can use it.
+/// The listener's address for the requesting host.
 fn reached(listener: &SubsystemListener, asker: &Asker) -> Option<Address> {
     let Address::Ip(bound) = &listener.address else {
         return Some(listener.address.clone());
@@ -254,7 +253,7 @@ fn reached(listener: &SubsystemListener, asker: &Asker) -> Option<Address> {
     if ip.is_unspecified() {
         let local = local?;
         let ip = local.ip().to_canonical();
-        // A listener on [::] takes IPv4 hosts, too.
+        // A listener on [::] accepts IPv4 hosts as well.
         let reachable = bound.is_ipv6() || ip.is_ipv4();
         return reachable.then(|| {
             let mut address = *local;
@@ -263,10 +262,10 @@ fn reached(listener: &SubsystemListener, asker: &Asker) -> Option<Address> {
             Address::Ip(address)
         });
     }
-    // Programs on this machine reach its loopback addresses, and nobody else does.
+    // Only programs on this machine can reach loopback addresses.
     let is_near = |local: &SocketAddr| match (bound, local) {
         _ if ip.is_loopback() => local.ip().to_canonical().is_loopback(),
-        // The log names no interfaces: the host has to be on the link.
+        // The log has no interface names, so the host must be on the same link.
         (SocketAddr::V6(of), SocketAddr::V6(local)) if of.ip().is_unicast_link_local() => {
             local.ip().is_unicast_link_local() && local.scope_id() == of.scope_id()
         }
@@ -276,7 +275,7 @@ fn reached(listener: &SubsystemListener, asker: &Asker) -> Option<Address> {
     local.is_none_or(is_near).then(|| listener.address.clone())
 }
 
-/// Whether two addresses are of the same interface, whatever their ports.
+/// True if two addresses differ at most in their ports.
 fn same_host(a: &Address, b: &Address) -> bool {
     match (a, b) {
         (Address::Ip(a), Address::Ip(b)) => a.ip().to_canonical() == b.ip().to_canonical(),

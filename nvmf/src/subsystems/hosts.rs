@@ -1,9 +1,8 @@
-//! Each host's counts on a subsystem, for as long as it is connected there.
+//! Statistics of each connected host of a subsystem, by transport.
 //!
-//! Queues have counts of their own, which go with them. A host has several controllers, one per
-//! port, and a sum over the present queues would fall when one of them leaves. So the counts of a
-//! queue are added up when it goes, and dropped when its host has no queue left over the same
-//! transport.
+//! A sum over the present queues would decrease when a controller disconnects. So the statistics of
+//! a deleted queue are added to its host's, and dropped when the host has no queue over that
+//! transport any more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use parking_lot::Mutex;
 use crate::subsystems::stats::{Kind, LATENCY_BUCKETS, QueueStats};
 use crate::transport::TransportType;
 
-/// Commands of one kind.
+/// Statistics of one kind of commands; `latency` as in [`latency_bucket`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KindSum {
     pub operations: u64,
@@ -28,7 +27,7 @@ pub struct KindSum {
 /// Sums of all commands, indexed by [`Kind`].
 pub type Sums = [KindSum; 3];
 
-/// The counts of a host over one transport.
+/// The statistics of a host over one transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSums {
     pub host: Nqn,
@@ -36,7 +35,7 @@ pub struct HostSums {
     pub sums: Sums,
 }
 
-/// Hosts that have queues, by NQN and transport.
+/// The connected hosts, by NQN and transport.
 #[derive(Default)]
 pub(crate) struct Hosts(Mutex<BTreeMap<(Nqn, TransportType), Host>>);
 

@@ -1,13 +1,14 @@
-//! Subsystems, their namespaces and hosts: what management changes and all cores read.
+//! Subsystems with their namespaces, hosts and listeners: the state that management changes and all
+//! cores read.
 //!
 //! ```text
 //!   Target            subsystems, listeners, discovery; shared, changed by management calls
 //!     └ Subsystem         namespaces, hosts, listeners, and its associations
-//!         └ Association       one controller as its queues on several cores see it
+//!         └ Association       the shared state of one controller and its queues
 //! ```
 //!
-//! A change of the shared state raises the attention flag of the cores concerned, through their
-//! [`GroupHandle`]. Nothing here runs on the data path.
+//! A change of this state sets the attention flag of the affected cores, through their
+//! [`GroupHandle`]. No code here runs on the data path.
 
 pub mod ana;
 pub mod association;

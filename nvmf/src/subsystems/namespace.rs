@@ -1,4 +1,4 @@
-//! A namespace: the identity that hosts see, and the bdev behind it.
+//! [`Namespace`]: its identifiers and its bdev; and [`View`]: the namespaces of one controller.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::subsystems::reservation::Reservation;
 /// Opens a per-core queue on a bdev.
 pub type OpenQueue = dyn Fn(&Pool) -> Result<Box<dyn Queue>, OpenError> + Send + Sync;
 
-/// The device behind a namespace, and how a core opens it.
+/// The bdev of a namespace, and the function that opens a core's queue to it.
 #[derive(Clone)]
 pub struct Backing {
     pub bdev: Arc<dyn Bdev>,
@@ -23,7 +23,7 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// A bdev opened through `open`, for instance through its registry.
+    /// A bdev that `open` opens, for example through the registry.
     pub fn new(bdev: Arc<dyn Bdev>, open: Arc<OpenQueue>) -> Backing {
         Backing { bdev, open }
     }
@@ -38,12 +38,12 @@ impl Backing {
 pub struct NamespaceIds {
     pub uuid: Uuid,
     pub nguid: [u8; 16],
-    /// All zero: none.
+    /// Zeroes: none.
     pub eui64: [u8; 8],
 }
 
 impl NamespaceIds {
-    /// The UUID serves as NGUID too, as Linux hosts expect at least one of the two.
+    /// Uses the UUID as NGUID as well.
     pub fn from_uuid(uuid: Uuid) -> NamespaceIds {
         NamespaceIds {
             uuid,
@@ -53,26 +53,27 @@ impl NamespaceIds {
     }
 }
 
-/// The last serial given out.
+/// The last serial number.
 static SERIALS: AtomicU64 = AtomicU64::new(0);
 
 /// A namespace of one subsystem, shared by all cores.
 pub struct Namespace {
     pub nsid: u32,
-    /// Identifies it among all namespaces, also later ones with its id or its device. Never zero.
+    /// Unique among all namespaces of the process, including later ones with the same NSID. Not
+    /// zero.
     pub(crate) serial: u64,
     pub ids: NamespaceIds,
     ana_group: AtomicU32,
     pub backing: Backing,
     pub reservation: Arc<Reservation>,
-    /// Reads of at most so many blocks are lent by the bdev.
+    /// The bdev lends memory for reads of at most this many blocks.
     pub(crate) lend_blocks: u32,
-    /// The bdev is done with an I/O when it was submitted.
+    /// The bdev completes every I/O in `submit`.
     pub(crate) immediate: bool,
-    /// It is worth trying whether the bdev carries it out at once.
+    /// The bdev may execute I/O synchronously ([`Queue::at_once`]).
     pub(crate) at_once: bool,
-    /// Per core: where the core's queue on the bdev stands in the core's table, plus one. Each is
-    /// written by its own core only.
+    /// Per core: the slot of its queue to the bdev in the core's table, plus one; 0: not open. Only
+    /// the core itself writes it.
     slots: Box<[AtomicU32]>,
 }
 
@@ -105,8 +106,8 @@ impl Namespace {
         self.ana_group.load(Ordering::Relaxed)
     }
 
-    /// Sets the ANA group. The caller must hold the subsystem's lock, under which controllers
-    /// also get the view that follows from the change.
+    /// Sets the ANA group. The caller must have the subsystem's lock until it has published the
+    /// views.
     pub(crate) fn set_ana_group(&self, group: u32) {
         self.ana_group.store(group, Ordering::Relaxed);
     }
@@ -128,12 +129,12 @@ impl Namespace {
     }
 }
 
-/// The namespaces that one controller sees, and how well: an immutable snapshot.
+/// The namespaces of one controller with their ANA states: an immutable snapshot.
 #[derive(Default)]
 pub struct View {
-    /// Indexed by namespace id less one.
+    /// Indexed by NSID minus one.
     namespaces: Vec<Option<Seen>>,
-    /// There is a namespace that commands are not carried out on.
+    /// The ANA state of a namespace does not allow commands.
     blocked: bool,
 }
 
@@ -170,12 +171,12 @@ impl View {
         self.seen(nsid).map(|seen| &seen.namespace)
     }
 
-    /// The ANA state of a namespace that is there.
+    /// The ANA state of an active namespace.
     pub fn access(&self, nsid: u32) -> Option<AnaState> {
         self.seen(nsid).map(|seen| seen.access)
     }
 
-    /// The namespace of an I/O command, or the status of the refusal.
+    /// The namespace of an I/O command, or the status to refuse it with.
     pub(crate) fn for_command(&self, nsid: u32) -> Result<&Arc<Namespace>, StatusCode> {
         let seen = self
             .seen(nsid)
@@ -186,7 +187,7 @@ impl View {
         }
     }
 
-    /// The status of a command for all namespaces if one of them cannot execute it.
+    /// The status for a command for all namespaces, if the ANA state of one does not allow it.
     pub(crate) fn refusal_of_all(&self) -> Option<StatusCode> {
         if !self.blocked {
             return None;
@@ -195,7 +196,7 @@ impl View {
         all.filter_map(|seen| ana::refusal(seen.access)).next()
     }
 
-    /// Whether every namespace has the same ANA state in both.
+    /// True if every namespace has the same ANA state in both views.
     pub(crate) fn same_access(&self, other: &View) -> bool {
         let accesses = |view: &View| {
             let all = view.namespaces.iter().flatten();
@@ -205,13 +206,13 @@ impl View {
         accesses(self) == accesses(other)
     }
 
-    /// Returns the namespace with the next id after `nsid`, which may be 0.
+    /// The namespace with the lowest NSID above `nsid`.
     pub fn after(&self, nsid: u32) -> Option<&Arc<Namespace>> {
         let later = self.namespaces.get(nsid as usize..)?;
         later.iter().flatten().next().map(|seen| &seen.namespace)
     }
 
-    /// Iterates over the namespaces in the order of their ids.
+    /// The namespaces in the order of their NSIDs.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Namespace>> {
         self.namespaces.iter().flatten().map(|seen| &seen.namespace)
     }

@@ -1,7 +1,7 @@
-//! The number of queues that hosts may have connected, over all transports.
+//! Limits the number of connected queues over all transports.
 //!
-//! The transports bound connections before their Connect. A queue takes its place with its Connect,
-//! so that a host beyond the limit learns of it from the status.
+//! Transports limit the connections before Connect. A queue takes a place with its Connect, so a
+//! host beyond the limit gets a status.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// Any host may use the discovery service: of all connections it has at most one in so many.
+/// The discovery service may use this fraction (one in N) of all places, because any host may
+/// connect to it.
 const DISCOVERY_PART: usize = 4;
-/// Anyone may claim the name of a host: of all connections, those whose hosts have not yet
-/// authenticated themselves are at most one in so many, and one in so many of these per address.
+/// Queues that are not authenticated yet may use this fraction (one in N) of all places, and one
+/// address this fraction of those, because any peer may claim the NQN of a host.
 const UNPROVEN_PART: usize = 4;
 
 pub(crate) struct Places {
@@ -22,26 +23,26 @@ pub(crate) struct Places {
     unproven: Mutex<Unproven>,
 }
 
-/// Queues whose hosts have to authenticate themselves and have not yet.
+/// The places of queues that must be authenticated and are not yet.
 #[derive(Default)]
 struct Unproven {
     all: usize,
     by_address: BTreeMap<String, usize>,
 }
 
-/// One of the queues that wait for authentication; dropping it makes room.
+/// The place of one unauthenticated queue. Dropping it frees the place.
 pub(crate) struct UnprovenPlace {
     places: Arc<Places>,
     address: String,
 }
 
-/// The place of one queue; dropping it makes room.
+/// The place of one queue. Dropping it frees the place.
 pub(crate) struct Place {
     places: Arc<Places>,
     discovery: bool,
 }
 
-/// Why a queue cannot be connected.
+/// The limit that refuses a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoPlace {
     #[error("{max} queues are connected, as many as [nvmf] max_connections allows")]
@@ -74,7 +75,7 @@ impl Places {
         self.open.load(Ordering::Acquire)
     }
 
-    /// Queues whose hosts have to authenticate themselves and have not yet.
+    /// Number of queues that must be authenticated and are not yet.
     pub fn unproven(&self) -> usize {
         self.unproven.lock().all
     }
@@ -99,7 +100,7 @@ impl Places {
         Ok(Place { places, discovery })
     }
 
-    /// Takes a place for a queue until its host has authenticated itself. `address` has no port.
+    /// Takes a place for an unauthenticated queue. `address`: the host's address without a port.
     pub fn take_unproven(self: &Arc<Places>, address: String) -> Result<UnprovenPlace, NoPlace> {
         let most = self.max.div_ceil(UNPROVEN_PART);
         let most_of_address = most.div_ceil(UNPROVEN_PART);

@@ -1,14 +1,14 @@
-//! Per-queue counters: written by the core that owns the queue, readable by any thread.
+//! Statistics of queues. The core that owns a queue writes them; any thread can read them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Kinds of commands counted apart.
+/// The kind of a command, for statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Read = 0,
     Write = 1,
-    /// Everything else.
+    /// All other commands.
     Other = 2,
 }
 
@@ -16,7 +16,7 @@ pub enum Kind {
 /// all that took longer).
 pub const LATENCY_BUCKETS: usize = 26;
 
-/// The bucket of something that took so long.
+/// The bucket of a latency in nanoseconds.
 #[inline]
 pub fn latency_bucket(nanos: u64) -> usize {
     let micros = nanos / 1000;
@@ -37,11 +37,11 @@ pub struct KindStats {
 #[derive(Default)]
 pub struct QueueStats {
     kinds: [KindStats; 3],
-    /// Commands under way, at the last upkeep of their core.
+    /// Outstanding commands, at the last upkeep of the core.
     pub inflight: AtomicU64,
 }
 
-/// What queues have done in all: successful bytes, and operations however they ended.
+/// Totals of a set of queues: all completed commands, and the bytes of the successful ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     pub read: KindTotals,
@@ -57,14 +57,14 @@ pub struct KindTotals {
 }
 
 impl Totals {
-    /// Commands of all kinds, however they ended.
+    /// Completed commands of all kinds, successful or not.
     pub fn operations(&self) -> u64 {
         self.read.operations + self.write.operations + self.other.operations
     }
 }
 
 impl Totals {
-    /// The larger one of each number.
+    /// The larger value of each counter.
     pub(crate) fn max(&self, other: &Totals) -> Totals {
         let kind = |a: &KindTotals, b: &KindTotals| KindTotals {
             operations: a.operations.max(b.operations),
@@ -114,7 +114,7 @@ impl QueueStats {
         &self.kinds[kind as usize]
     }
 
-    /// Counts one finished command. Only the owning core calls this, so a load and a store do.
+    /// Counts a completed command. Only for the owning core, so a load and a store suffice.
     pub(crate) fn finished(&self, kind: Kind, bytes: u64, ok: bool, took: Duration) {
         let stats = &self.kinds[kind as usize];
         let nanos = took.as_nanos() as u64;

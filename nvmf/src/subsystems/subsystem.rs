@@ -1,4 +1,4 @@
-//! A subsystem: namespaces, the hosts that may see them, and the controllers they are using.
+//! [`Subsystem`]: its namespaces, allowed hosts, listeners and controllers, changed by management.
 
 mod allowed;
 
@@ -36,12 +36,12 @@ pub struct SubsystemConfig {
     pub serial_number: String,
     /// Up to 40 printable ASCII characters.
     pub model_number: String,
-    /// Most namespaces, and the largest namespace id.
+    /// Most namespaces, and the largest NSID.
     pub max_namespaces: u32,
     pub allow_any_host: bool,
     pub ana_reporting: bool,
     pub controller_model: ControllerModel,
-    /// Range of controller ids handed out here, within 1..=FFEFh.
+    /// The range of controller ids, within 1 to FFEFh.
     pub min_cntlid: u16,
     pub max_cntlid: u16,
 }
@@ -64,27 +64,27 @@ impl SubsystemConfig {
     }
 }
 
-/// A namespace to be added.
+/// The parameters of a new namespace.
 pub struct NamespaceConfig {
-    /// `None`: the lowest free one.
+    /// `None`: the lowest free NSID.
     pub nsid: Option<u32>,
     pub bdev_name: String,
     pub backing: Backing,
     pub ids: NamespaceIds,
     pub ana_group: Option<u32>,
-    /// Seen by every host that may connect; otherwise by those named by `add_namespace_host`.
+    /// Every allowed host has access; otherwise only the hosts added with `add_namespace_host`.
     pub auto_visible: bool,
     pub reservations: Reservations,
 }
 
-/// Why the control plane was refused.
+/// The error of a management call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubsystemError {
     #[error("namespace id {nsid} is taken")]
     NsidTaken { nsid: u32 },
     #[error("namespace id {nsid} is not in 1..={max}")]
     NsidOutOfRange { nsid: u32, max: u32 },
-    /// ANAGRPMAX is the largest namespace id.
+    /// ANAGRPMAX equals the largest NSID.
     #[error("ANA group {group} is not in 1..={max}")]
     AnaGroupOutOfRange { group: u32, max: u32 },
     #[error("subsystem {nqn} has all of its {max} namespaces")]
@@ -111,18 +111,18 @@ pub enum SubsystemError {
     Discovery,
 }
 
-/// Why a Connect to the admin queue was refused; translated to a status once, by the caller.
+/// The reason for refusing the Connect of an admin queue. The caller converts it to a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     HostNotAllowed,
-    /// Controllers of this host, or the one that it requests, are still being torn down, or the
-    /// subsystem is going, or is only just being served here: try again.
+    /// Temporary: controllers of this host, or the requested one, are still being removed, or the
+    /// subsystem is being deleted or added to this listener.
     Busy,
     NoFreeController,
-    /// The static controller that it asks for has an association.
+    /// The requested static controller has an association.
     ControllerTaken,
     NotOnThisListener,
-    /// It listens here only to say so: hosts are to use the other transport.
+    /// The subsystem refuses hosts on this listener, so that they use another transport.
     Withheld(Withheld),
 }
 
@@ -141,41 +141,42 @@ pub struct SubsystemListener {
     pub transport: TransportType,
     pub address: Address,
     pub ana: AnaStates,
-    /// Not in the discovery log, and no host is admitted: the subsystem is to be used over another
-    /// transport only. A host that comes here is refused as by a listener of other subsystems.
+    /// The listener is not in the discovery log, and refuses hosts like a listener of other
+    /// subsystems: hosts must use another transport. `None`: a normal listener.
     pub withheld: Option<Withheld>,
-    /// The options of the request. An address that several subsystems share has the options of the
-    /// first.
+    /// The requested options. An address that several subsystems share has the options of the first
+    /// one.
     pub options: ListenerOptions,
 }
 
-/// The keys of a host of the list.
+/// The keys of an allowed host.
 #[derive(Debug, Clone, Default)]
 pub struct HostSecrets {
-    /// The host must authenticate itself with these.
+    /// Keys for DH-HMAC-CHAP, which the host must then use.
     pub keys: Option<Arc<dyn KeySource>>,
-    /// The host must use TLS with this one.
+    /// PSK for TLS, which the host must then use.
     pub psk: Option<Arc<dyn PskKey>>,
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     allow_any_host: bool,
-    /// The hosts of the list, with their keys.
+    /// The allowed hosts with their keys.
     hosts: BTreeMap<Nqn, HostSecrets>,
     pub(crate) namespaces: BTreeMap<u32, NamespaceEntry>,
-    /// Reservations of namespaces whose device went away, by id, with their UUID: the return of a
-    /// device must not give every host write access.
+    /// Reservations of namespaces whose bdev was removed, by NSID, with the namespace's UUID. They
+    /// apply again when the bdev returns.
     away: BTreeMap<u32, (Uuid, Arc<Reservation>)>,
     pub(crate) listeners: Vec<SubsystemListener>,
     pub(crate) controllers: BTreeMap<u16, Arc<Association>>,
-    /// Changes of what any controller's ANA log shows, since the start.
+    /// Number of changes of the ANA log so far.
     pub(crate) ana_changes: u64,
-    /// The last of them with which a group gained or lost a namespace, by group.
+    /// By group: the number of the last change that added or removed a namespace.
     pub(crate) ana_members: BTreeMap<u32, u64>,
     last_cntlid: u16,
     deleted: bool,
-    /// Addresses that are being opened for it: a host that is quick is there before the listener.
+    /// Number of addresses being opened for this subsystem. A host may connect before the listener
+    /// is added.
     opening: u32,
 }
 
@@ -183,11 +184,11 @@ pub struct Subsystem {
     pub config: SubsystemConfig,
     pub kind: SubsystemKind,
     cores: usize,
-    /// Entries of each controller's error log.
+    /// Entries of each controller's Error Information log.
     error_entries: usize,
     state: Mutex<State>,
     pub(crate) host_counts: Hosts,
-    /// Changes since start, of anything that a discovery log or an ANA log shows.
+    /// Number of changes that affect a discovery log or an ANA log.
     pub(crate) changes: AtomicU64,
 }
 
@@ -217,7 +218,7 @@ impl Subsystem {
         &self.config.nqn
     }
 
-    /// What each host has done that is connected.
+    /// Statistics of each connected host.
     pub fn host_sums(&self) -> Vec<HostSums> {
         self.host_counts.sums()
     }
@@ -298,8 +299,8 @@ impl Subsystem {
         Ok(nsid)
     }
 
-    /// Takes the namespace from every controller. I/O that is under way completes; the bdev is
-    /// closed by each core when its last I/O is done.
+    /// Removes a namespace from all controllers. I/O in flight completes; each core closes the bdev
+    /// after its last I/O.
     pub fn remove_namespace(&self, nsid: u32) -> Result<(), SubsystemError> {
         let mut state = self.state();
         let removed = state
@@ -311,12 +312,12 @@ impl Subsystem {
         Ok(())
     }
 
-    /// A namespace whose device is away is given up: its reservation goes, too.
+    /// Drops the reservation of a namespace whose bdev was removed.
     pub fn forget_reservation(&self, nsid: u32) {
         self.state().away.remove(&nsid);
     }
 
-    /// Notifies hosts that the size of a bdev changed.
+    /// Notifies hosts of namespaces on a bdev that its size changed.
     pub fn bdev_resized(&self, bdev_name: &str) {
         let state = self.state();
         let changed: Vec<u32> = state
@@ -330,7 +331,7 @@ impl Subsystem {
         }
     }
 
-    /// A host that is connected and sees a namespace on the bdev, in words.
+    /// A connected host with access to a namespace on the bdev, as text.
     pub fn host_of_bdev(&self, bdev_name: &str) -> Option<String> {
         let state = self.state();
         let on_it = state.namespaces.values();
@@ -347,7 +348,7 @@ impl Subsystem {
         })
     }
 
-    /// Removes the namespaces on a bdev that is going away; says which.
+    /// Removes the namespaces on a bdev that is being removed. Returns their NSIDs.
     pub fn bdev_removed(&self, bdev_name: &str) -> Vec<u32> {
         let mut state = self.state();
         let (gone, groups): (Vec<u32>, Vec<u32>) = state
@@ -436,8 +437,8 @@ impl Subsystem {
         }
     }
 
-    /// Gives every controller its new view. `touched` are the namespaces that changed; a host is
-    /// notified of those that it saw before or sees now.
+    /// Publishes a new view for every controller. `touched`: the changed namespaces. Hosts get an
+    /// event for those that they had or have access to.
     pub(crate) fn publish_views(&self, state: &State, touched: &[u32]) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         for association in state.controllers.values() {
@@ -449,7 +450,7 @@ impl Subsystem {
                 continue;
             }
             association.set_view(new, &changed);
-            // I/O queues let go of a bdev that they no longer see.
+            // Wake the cores of I/O queues, which close bdevs without access.
             for queue in association.queues() {
                 queue.group.wake();
             }
@@ -458,7 +459,7 @@ impl Subsystem {
 
     // Listeners.
 
-    /// An address is being opened for this subsystem, until the answer is dropped.
+    /// Marks that an address is being opened for this subsystem, until the result is dropped.
     pub(crate) fn opening(&self) -> Opening<'_> {
         self.state().opening += 1;
         Opening(self)
@@ -477,7 +478,7 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Also tears down the controllers that were connected through it.
+    /// Removes a listener, and ends the associations through it. Returns false if there is none.
     pub(crate) fn remove_listener(&self, id: ListenerId) -> bool {
         let mut state = self.state();
         let before = state.listeners.len();
@@ -498,8 +499,8 @@ impl Subsystem {
 
     // Controllers.
 
-    /// Makes a controller for a host that connects an admin queue, and requests the controller
-    /// `asked`. The request must be valid ([`SubsystemConfig::check_cntlid`]).
+    /// Creates the association of a host that connects an admin queue with CNTLID `asked`, which
+    /// [`SubsystemConfig::check_cntlid`] has checked.
     pub(crate) fn admit(
         self: &Arc<Self>,
         asked: u16,
@@ -528,8 +529,8 @@ impl Subsystem {
         if !discovery && !state.allow_any_host && !state.hosts.contains_key(hostnqn) {
             return Err(Refusal::HostNotAllowed);
         }
-        // A write of the old controller that is still on its way to the device must not land after
-        // one of the new controller: wait until the old one has let go of everything.
+        // A write of the old controller must not take effect after one of the new controller. So
+        // wait until the old one has no command in a device.
         let leaving = |a: &&Arc<Association>| a.hostid == hostid && a.phase() == Phase::Closing;
         if !discovery && state.controllers.values().any(|a| leaving(&a)) {
             return Err(Refusal::Busy);
@@ -582,13 +583,12 @@ impl Subsystem {
         self.state().controllers.values().cloned().collect()
     }
 
-    /// The last queue of a controller is gone: forgets it. Its id may be used again, later than
-    /// all others.
+    /// Removes an association after its last queue. Its controller id is reused last.
     pub(crate) fn forget(&self, association: &Association) {
         self.state().controllers.remove(&association.cntlid);
     }
 
-    /// No Connect is admitted from here on, and every controller is torn down.
+    /// Refuses Connects from now on, and ends all associations.
     pub(crate) fn delete(&self, why: Teardown) {
         let mut state = self.state();
         state.deleted = true;
@@ -597,11 +597,11 @@ impl Subsystem {
         }
     }
 
-    /// Notifies the controllers of a host that see the namespace.
-    pub(crate) fn tell_reservation(&self, host: &HostId, nsid: u32, notice: Notice) {
+    /// Sends a reservation notification to the controllers of a host with access to the namespace.
+    pub(crate) fn notify_reservation(&self, host: &HostId, nsid: u32, notice: Notice) {
         for association in self.state().controllers.values() {
             if association.hostid == *host && association.view().get(nsid).is_some() {
-                association.tell_reservation(nsid, notice);
+                association.notify_reservation(nsid, notice);
             }
         }
     }
@@ -623,7 +623,7 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// The view of a host through a listener.
+/// The view of a host on a listener.
 pub(crate) fn view_for(state: &State, host: &Nqn, listener: ListenerId) -> View {
     let here = state.listeners.iter().find(|l| l.id == listener);
     let access = |group| here.map_or(AnaState::Optimized, |l| l.ana.of(group));

@@ -1,4 +1,5 @@
-//! The target: everything that a process serves, and the one place where management changes it.
+//! [`Target`]: the subsystems, listeners, transports and queue groups of a process. Management
+//! calls change it; RPC methods and the configuration use it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,13 +63,13 @@ pub enum TargetError {
 
 struct Listener {
     kind: TransportType,
-    /// The bound address, as hosts see it. Never port 0, so that requesting any port twice gives
-    /// two.
+    /// The bound address with its actual port. Never port 0, so two requests for any port give two
+    /// listeners.
     bound: Address,
     options: ListenerOptions,
     users: usize,
-    /// The totals of its queues reported so far: counters do not go back.
-    told: Totals,
+    /// The totals reported so far, so that counters never decrease.
+    reported: Totals,
 }
 
 struct Listeners {
@@ -81,19 +82,19 @@ pub struct Target {
     cores: usize,
     subsystems: RwLock<BTreeMap<Nqn, Arc<Subsystem>>>,
     discovery: Arc<Subsystem>,
-    /// Its unique name. Locked after `subsystems`.
+    /// The discovery subsystem's unique NQN. Locked after `subsystems`.
     discovery_nqn: Mutex<Option<Nqn>>,
     plugs: RwLock<Vec<Arc<dyn Plug>>>,
     queue_limits: Mutex<BTreeMap<TransportType, QueueLimits>>,
     groups: RwLock<Vec<GroupHandle>>,
-    /// Held while addresses are opened or closed, never by code that serves hosts: a transport may
-    /// take long for that. Locked before `listeners`.
+    /// Locked while addresses are opened or closed, which may take long. Code that serves hosts
+    /// never locks it. Locked before `listeners`.
     opening: Mutex<()>,
     listeners: Mutex<Listeners>,
     referrals: Mutex<Vec<Referral>>,
-    /// Discovery listeners that were opened beside those of subsystems.
+    /// Discovery listeners that were opened automatically beside those of subsystems.
     automatic: Mutex<Vec<(TransportType, Address)>>,
-    /// The discovery log's GENCTR: grows with every change of anything the log shows.
+    /// GENCTR of the discovery log, incremented with every change of its contents.
     generation: AtomicU64,
     held: AtomicBool,
     /// Connects refused because the subsystem is withheld from their transport.
@@ -110,24 +111,24 @@ pub use discovery::Referral;
 pub use listeners::ListenerStats;
 pub use psks::TargetPsks;
 
-/// How a subsystem is to be served on an address.
+/// The parameters of a new listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// ANA states, in force from the first controller on.
+    /// The initial ANA states.
     pub ana: AnaStates,
     /// See [`SubsystemListener::withheld`].
     pub withheld: Option<Withheld>,
-    /// Options of the address. The options of the first subsystem on the address count.
+    /// Options of the address. If several subsystems share it, those of the first one apply.
     pub listener: ListenerOptions,
 }
 
 impl Target {
-    /// A target for `cores` groups.
+    /// Creates a target for `cores` queue groups.
     pub fn new(config: TargetConfig, cores: usize) -> Arc<Target> {
         Target::with_authentication(config, cores, Authentication::default())
     }
 
-    /// The same with an [`Authentication`] of its own.
+    /// Like [`Target::new`], with this [`Authentication`].
     pub fn with_authentication(
         config: TargetConfig,
         cores: usize,
@@ -187,11 +188,11 @@ impl Target {
         Ok(())
     }
 
-    /// While held, new connections wait: the daemon is restoring its earlier state. A host that
-    /// meets a missing subsystem, permission or namespace in the middle of that believes it, and
-    /// never comes back.
+    /// Holds back new connections while the daemon restores its state. Otherwise a host could be
+    /// refused because a subsystem, permission or namespace is not restored yet, and never
+    /// reconnect.
     pub fn hold(&self, held: bool) {
-        // The lock: a plug that is being added sees it either way.
+        // With the lock, so that a transport that is being added gets the value as well.
         let plugs = self.plugs.write();
         self.held.store(held, Ordering::Release);
         plugs.iter().for_each(|plug| plug.hold(held));
@@ -210,13 +211,13 @@ impl Target {
             .ok_or(TargetError::NoTransport { kind })
     }
 
-    /// Gives a transport limits of its own. Call it before its plug is added, as controllers are
-    /// announced them once.
+    /// Sets the queue limits of a transport. Call this before the transport is added, because
+    /// controllers announce the limits.
     pub fn set_queue_limits(&self, kind: TransportType, limits: QueueLimits) {
         self.queue_limits.lock().insert(kind, limits);
     }
 
-    /// The bounds of a transport's queue pairs.
+    /// The limits of a transport's queue pairs.
     pub fn queue_limits(&self, kind: TransportType) -> QueueLimits {
         let own = self.queue_limits.lock();
         own.get(&kind)
@@ -224,7 +225,7 @@ impl Target {
             .unwrap_or_else(|| self.config.queue_limits())
     }
 
-    /// The groups that have registered, in the order of their coming.
+    /// The registered groups, in the order of registration.
     pub fn groups(&self) -> Vec<GroupHandle> {
         self.groups.read().clone()
     }
@@ -233,8 +234,8 @@ impl Target {
         self.groups.write().push(group);
     }
 
-    /// Makes every core do its upkeep soon: connections, and queues of devices with pending cleanup
-    /// ([`nacre_bdev::Queue::is_settled`]).
+    /// Makes every core run its upkeep in its next turn: connections, and bdev queues with pending
+    /// cleanup ([`nacre_bdev::Queue::is_settled`]).
     pub fn wake_groups(&self) {
         for group in self.groups.read().iter() {
             group.wake();
@@ -475,7 +476,7 @@ impl Target {
                     bound: bound.clone(),
                     options: options.listener,
                     users: 0,
-                    told: Totals::default(),
+                    reported: Totals::default(),
                 };
                 let mut listeners = self.listeners();
                 listeners.next += 1;

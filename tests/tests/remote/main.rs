@@ -1,5 +1,5 @@
-//! Tests of remote bdevs: the conformance suite over TCP and over simulated RDMA, and the guarantees
-//! while connections, targets and namespaces are lost and return.
+//! Tests of remote bdevs: the conformance suite over TCP and over simulated RDMA, and the
+//! guarantees while connections, targets and namespaces are lost and return.
 
 mod conformance;
 mod lifecycle;

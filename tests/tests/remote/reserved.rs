@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_bdev::reservation::{Ask, ActiveReservation, ReservationReport};
+use nacre_bdev::reservation::{ActiveReservation, Ask, ReservationReport};
 use nacre_bdev::{Io, Op, Queue, Status};
 use nacre_nvmf_remote::State;
 use nacre_tests::target::{TestTarget, nqn, ram};

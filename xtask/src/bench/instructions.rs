@@ -2,8 +2,8 @@
 //! does not depend on the machine's load, so it shows a regression of one percent.
 //!
 //! Callgrind counts the instructions of the whole daemon in two runs with different numbers of
-//! requests. The difference is the cost of the additional requests, without start, connect and stop.
-//! Reactors sleep when idle in these runs, so idle turns do not count.
+//! requests. The difference is the cost of the additional requests, without start, connect and
+//! stop. Reactors sleep when idle in these runs, so idle turns do not count.
 
 use std::path::Path;
 use std::process::Command;

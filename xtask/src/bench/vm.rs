@@ -1,7 +1,7 @@
-//! `cargo xtask bench vm` and `rdma`: Nacre against the kernel's target (nvmet) over a RAM disk, both
-//! under the stock kernel's initiator. Fio runs inside the virtual machine, and the two targets
-//! alternate (`tests/vm/bench.sh`). `vm` uses TCP. `rdma` uses soft-RoCE, and also compares Nacre
-//! over RDMA with Nacre over TCP.
+//! `cargo xtask bench vm` and `rdma`: Nacre against the kernel's target (nvmet) over a RAM disk,
+//! both under the stock kernel's initiator. Fio runs inside the virtual machine, and the two
+//! targets alternate (`tests/vm/bench.sh`). `vm` uses TCP. `rdma` uses soft-RoCE, and also compares
+//! Nacre over RDMA with Nacre over TCP.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! `cargo xtask bench volume`: replicated volumes against the RAM disk below them, through the same
-//! target and host. Also compares the resync of a replica that missed one region in a hundred with a
-//! full resync.
+//! target and host. Also compares the resync of a replica that missed one region in a hundred with
+//! a full resync.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
 //! Checks that dependencies between the top folders of the workspace go downwards only, and that
 //! each crate is named after its folder.
 //!
-//! [`LAYERS`] orders the top folders, each with all crates in it. `nvmf/wire` is a layer of its own,
-//! because the NVMe driver in `bdev` uses it. Dev-dependencies do not count.
+//! [`LAYERS`] orders the top folders, each with all crates in it. `nvmf/wire` is a layer of its
+//! own, because the NVMe driver in `bdev` uses it. Dev-dependencies do not count.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Lists the tests of the virtual machine: the scripts in `tests/vm/cases`. Comments at the start of
-//! a script declare its limit, hardware and transports.
+//! Lists the tests of the virtual machine: the scripts in `tests/vm/cases`. Comments at the start
+//! of a script declare its limit, hardware and transports.
 //!
 //! ```text
 //! # limit: SECONDS        see tests/vm/guest.sh

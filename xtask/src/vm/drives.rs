@@ -7,7 +7,8 @@
 //!   virtio-serial ── port nacre.monitor ── socket ── QEMU's own monitor (QMP)
 //! ```
 //!
-//! The guest can reach the monitor, so a test script can remove a drive between two of its commands.
+//! The guest can reach the monitor, so a test script can remove a drive between two of its
+//! commands.
 
 use std::path::Path;
 

@@ -158,7 +158,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Clears CC.EN and waits for CSTS.RDY 0. If the controller does not reach it, resets the function.
+    /// Clears CC.EN and waits for CSTS.RDY 0. If the controller does not reach it, resets the
+    /// function.
     pub(super) async fn disable(
         &self,
         core: &CoreHandle,
@@ -169,8 +170,8 @@ impl Controller {
         let csts = Csts(function.read32(offset::CSTS));
         if cc.is_enabled() {
             if !csts.is_ready() && !csts.is_fatal() {
-                // Base 3.5.1 forbids clearing CC.EN before CSTS.RDY is 1. Ignore a timeout here: the
-                // controller may never become ready.
+                // Base 3.5.1 forbids clearing CC.EN before CSTS.RDY is 1. Ignore a timeout here:
+                // the controller may never become ready.
                 let _ = self.wait_ready(core, function, cap, 1).await;
             }
             function.write32(offset::CC, cc.with_en(0).with_shn(0).0);

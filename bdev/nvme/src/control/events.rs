@@ -1,5 +1,5 @@
-//! Handles asynchronous events: reports each event, and reads its log page, which clears the event so
-//! that the controller can send the next one of that type.
+//! Handles asynchronous events: reports each event, and reads its log page, which clears the event
+//! so that the controller can send the next one of that type.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Reads the SMART / Health log periodically and compares it with thresholds. Each alert is reported
-//! once when it is raised and once when it is cleared.
+//! Reads the SMART / Health log periodically and compares it with thresholds. Each alert is
+//! reported once when it is raised and once when it is cleared.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Reads the Error Information and Firmware Slot logs, and executes read-only admin commands of users.
+//! Reads the Error Information and Firmware Slot logs, and executes read-only admin commands of
+//! users.
 
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::identify::nsid;

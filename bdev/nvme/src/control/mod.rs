@@ -161,7 +161,8 @@ impl Controller {
         self.options.admin_timeout.max(Options::ADMIN_TIMEOUT_MIN)
     }
 
-    /// Adds the poller of the admin queue. Call this again when the vector's descriptor has changed.
+    /// Adds the poller of the admin queue. Call this again when the vector's descriptor has
+    /// changed.
     pub(crate) fn add_poller(self: &Arc<Controller>, core: &CoreHandle) -> Result<(), AttachError> {
         self.remove_poller(core);
         let poller = AdminPoller {

@@ -129,8 +129,8 @@ impl Controller {
         Ok(nsids)
     }
 
-    /// Reads a namespace's properties. The error is the reason why it is unusable; `None`: it does not
-    /// exist.
+    /// Reads a namespace's properties. The error is the reason why it is unusable; `None`: it does
+    /// not exist.
     async fn look_at(
         &self,
         core: &CoreHandle,

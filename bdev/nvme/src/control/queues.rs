@@ -122,8 +122,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Deletes a queue pair. After success, the controller accesses neither its rings nor the buffers
-    /// of its commands.
+    /// Deletes a queue pair. After success, the controller accesses neither its rings nor the
+    /// buffers of its commands.
     pub(super) async fn delete_queue(
         &self,
         core: &CoreHandle,

@@ -214,8 +214,8 @@ impl Controller {
         self.make_queue(core, link).await
     }
 
-    /// Recreates an empty queue pair with or without interrupts. Only Create I/O Completion Queue can
-    /// change that (IEN): INTMS does not apply to MSI-X, and the kernel owns the MSI-X table.
+    /// Recreates an empty queue pair with or without interrupts. Only Create I/O Completion Queue
+    /// can change that (IEN): INTMS does not apply to MSI-X, and the kernel owns the MSI-X table.
     async fn switch_asked(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -224,7 +224,8 @@ impl Controller {
         on: bool,
     ) {
         let guard = self.lifecycle.lock().await;
-        // If the queue was recreated meanwhile, its owner has begun to use it and repeats the request.
+        // If the queue was recreated meanwhile, its owner has begun to use it and repeats the
+        // request.
         let current = link.phase.state() == Phase::Live(report.generation);
         if !current || !self.is_live() || link.deserted.load(Ordering::Acquire) {
             return;

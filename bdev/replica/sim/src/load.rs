@@ -1,5 +1,5 @@
-//! The load of a run: reads, writes, zeroes, unmaps and flushes on a few ranges, so that they overlap
-//! often.
+//! The load of a run: reads, writes, zeroes, unmaps and flushes on a few ranges, so that they
+//! overlap often.
 
 use std::collections::BTreeMap;
 

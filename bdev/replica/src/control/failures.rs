@@ -321,7 +321,9 @@ pub(super) fn describe(why: Failure) -> String {
             "it is reserved, and this holder may not write to it".into()
         }
         Failure::Reserved => "it is reserved by another host".into(),
-        Failure::OtherReplica => "its device was reused for another replica: its label says so".into(),
+        Failure::OtherReplica => {
+            "its device was reused for another replica: its label says so".into()
+        }
         Failure::Status(status) => words(status),
         Failure::Deadline => "it did not complete an I/O in time".into(),
         Failure::Loss => "its connection was lost, and perhaps writes that were not flushed".into(),

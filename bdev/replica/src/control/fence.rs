@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use nacre_bdev::Bdev;
-use nacre_bdev::reservation::{Ask, ActiveReservation, ReservationReport};
+use nacre_bdev::reservation::{ActiveReservation, Ask, ReservationReport};
 use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
@@ -222,7 +222,10 @@ mod tests {
         let acquire = Next::Ask(Ask::Acquire { key });
         let preempt = Next::Ask(Ask::Preempt { key });
         assert_eq!(does(None, &[], NotReserved), register(None));
-        assert_eq!(does(Some(older), &[], AllRegistrants), register(Some(older)));
+        assert_eq!(
+            does(Some(older), &[], AllRegistrants),
+            register(Some(older))
+        );
         assert_eq!(does(None, &[older], AllRegistrants), register(None));
         assert_eq!(does(Some(key), &[], NotReserved), acquire);
         assert_eq!(does(Some(key), &[older], NotReserved), acquire);

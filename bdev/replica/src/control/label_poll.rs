@@ -55,7 +55,10 @@ impl LabelPoll {
             Ok(()) => live.looked.set(self.context.core.now()),
             // Another holder owns the volume, so the state of this replica no longer matters.
             Err(Failure::Fenced) => self.context.fence_if_superseded(Failure::Fenced),
-            Err(Failure::OtherReplica) => self.context.suspect(slot, live.incarnation, Failure::OtherReplica),
+            Err(Failure::OtherReplica) => {
+                self.context
+                    .suspect(slot, live.incarnation, Failure::OtherReplica)
+            }
             // The code that monitors the replica's I/O and connection handles other errors.
             Err(_) => {}
         }

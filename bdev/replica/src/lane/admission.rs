@@ -89,8 +89,8 @@ impl Admission {
         self.waiting.remove(index);
     }
 
-    /// Releases the locks of a request that ends, and lets the next pass check requests that overlap
-    /// with it.
+    /// Releases the locks of a request that ends, and lets the next pass check requests that
+    /// overlap with it.
     pub fn request_ended(&mut self, requests: &mut Requests, index: usize) {
         self.unlock(requests, index);
         self.waiting.note(Recheck::WriteEnded);

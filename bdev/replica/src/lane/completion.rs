@@ -67,7 +67,8 @@ impl Completions {
         Some(pending)
     }
 
-    /// Completes the I/O of a request whose replicas are still writing. The request keeps its locks.
+    /// Completes the I/O of a request whose replicas are still writing. The request keeps its
+    /// locks.
     #[cold]
     pub fn answer_early(&mut self, request: &mut Request, status: Status) {
         let data = request.data.clone();
@@ -106,9 +107,9 @@ impl Lane {
         }
     }
 
-    /// Aborts a request for its caller. A request that has not started ends. A request with one child
-    /// is aborted at that replica. A write to several replicas is not aborted there, so that they
-    /// stay equal; it ends when it would wait for something else.
+    /// Aborts a request for its caller. A request that has not started ends. A request with one
+    /// child is aborted at that replica. A write to several replicas is not aborted there, so that
+    /// they stay equal; it ends when it would wait for something else.
     #[cold]
     pub(super) fn abort_request(&mut self, index: usize) -> bool {
         self.requests[index].aborted = true;

@@ -1,5 +1,5 @@
-//! The locks of a lane's writes: dirty regions, which the resync respects, and stripes, which exclude
-//! overlapping writes of other lanes.
+//! The locks of a lane's writes: dirty regions, which the resync respects, and stripes, which
+//! exclude overlapping writes of other lanes.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The data path of a volume on one core: a [`Lane`] sends each read to one replica and each write to
-//! all of them. [`crate::volume`] opens a lane for each queue of the volume's block device.
+//! The data path of a volume on one core: a [`Lane`] sends each read to one replica and each write
+//! to all of them. [`crate::volume`] opens a lane for each queue of the volume's block device.
 //!
 //! ```text
 //!   submit ─▶ read ───────────────── choose a replica ─────────────────┐
@@ -256,8 +256,8 @@ impl Lane {
         }
     }
 
-    /// Polls the queues without I/O in flight that have other work. For example, moving a connection
-    /// to another core waits for all of its queues.
+    /// Polls the queues without I/O in flight that have other work. For example, moving a
+    /// connection to another core waits for all of its queues.
     #[cold]
     fn poll_idle(&mut self, done: &mut Done) {
         self.schedule.idle_poll_begins(self.now);

@@ -157,8 +157,8 @@ impl Lane {
         self.start_read(index);
     }
 
-    /// Handles data that arrived while completions may not be returned to hosts: the read is repeated
-    /// when they may.
+    /// Handles data that arrived while completions may not be returned to hosts: the read is
+    /// repeated when they may.
     #[cold]
     fn read_held(&mut self, index: usize) {
         match self.replicas.refusal(self.requests[index].op) {
@@ -238,7 +238,8 @@ impl Lane {
             .park(&mut self.requests, index, Why::Equal(ticket));
     }
 
-    /// Requests repairs from the control: writes of the data to the replicas that could not read it.
+    /// Requests repairs from the control: writes of the data to the replicas that could not read
+    /// it.
     #[cold]
     fn want_repairs(&mut self, index: usize) {
         let request = &self.requests[index];

@@ -61,7 +61,8 @@ pub(super) enum Why {
 /// One request. Its first cache line has all fields that a [`Stage::Swift`] read needs.
 #[repr(C, align(64))]
 pub(super) struct Request {
-    /// The caller's I/O. `None`: it was completed, and the request remains for its children or locks.
+    /// The caller's I/O. `None`: it was completed, and the request remains for its children or
+    /// locks.
     pub pending: Option<Pending>,
     pub stage: Stage,
     pub lba: u64,
@@ -90,8 +91,8 @@ pub(super) struct Request {
     pub held: bool,
     pub since: Option<Nanos>,
     pub trouble: u32,
-    /// The data, unless a device has it. The data of a write to several replicas stays here, and each
-    /// child gets a handle to it.
+    /// The data, unless a device has it. The data of a write to several replicas stays here, and
+    /// each child gets a handle to it.
     pub data: Extents,
 }
 

@@ -76,8 +76,8 @@ impl Requests {
         place.is_some_and(|r| r.generation == generation && matches!(r.stage, Stage::Swift(_)))
     }
 
-    /// Removes a swift request. Returns its I/O, for the caller to complete, its arrival time and its
-    /// number of blocks.
+    /// Removes a swift request. Returns its I/O, for the caller to complete, its arrival time and
+    /// its number of blocks.
     ///
     /// # Panics
     /// When the request is not swift.

@@ -1,4 +1,5 @@
-//! The periodic work of a lane: finds late children, and ends requests that waited for the hold time.
+//! The periodic work of a lane: finds late children, and ends requests that waited for the hold
+//! time.
 //!
 //! A child's age is the number of upkeeps since its submission, eight per deadline. So time during
 //! which this core did not run (it slept, or the process was stopped) does not count against a

@@ -14,8 +14,8 @@ pub(super) const PAUSE: Duration = Duration::from_millis(20);
 /// Number of turns in which a locked stripe is retried immediately; enough while its owner makes
 /// progress.
 const SPINS: u32 = 1024;
-/// Later retries wait for delays that grow by this amount up to [`PAUSE`]. The owner of a stripe may
-/// wait for a decision of the control for as long as the store is unavailable, and it does not
+/// Later retries wait for delays that grow by this amount up to [`PAUSE`]. The owner of a stripe
+/// may wait for a decision of the control for as long as the store is unavailable, and it does not
 /// announce the release.
 const STEP: Duration = Duration::from_micros(200);
 

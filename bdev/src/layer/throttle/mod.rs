@@ -1,12 +1,13 @@
-//! Holds I/Os back while a limit of the device requires it; see [`crate::qos`].
+//! Delays I/O that exceeds a rate limit of the device; see [`crate::qos`].
 //!
 //! ```text
 //!   submit ──no limit, or admitted──> start
-//!              └──> held: reads | others, in order ──poll(now): admitted──> start
+//!              └──> queued: reads | others, in order ──poll(now): admitted──> start
 //! ```
 //!
-//! QueuedIo I/O counts as accepted: towards the queue's depth, so that a full queue slows the host
-//! down, and towards the latency. Reads and others wait apart, as they have separate limits.
+//! Delayed I/O counts as accepted: towards the queue's depth, so that a full queue slows the host
+//! down, and towards the latency. Reads and other I/O have separate lists, because they have
+//! separate limits.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -65,7 +66,7 @@ impl Throttle {
         self.queued[0].len() + self.queued[1].len()
     }
 
-    /// The time is known again.
+    /// Sets the arrival time of I/O that arrived while the time was unknown.
     pub fn woken(&mut self, now: Nanos) {
         for held in self.queued.iter_mut().flatten() {
             held.since.get_or_insert(now);
@@ -76,7 +77,8 @@ impl Throttle {
         u64::from(io.blocks) * self.block_size
     }
 
-    /// The next one that may go, by the limits or because they count no more.
+    /// Removes and returns the next I/O that the limits admit, or that no limit applies to any
+    /// more.
     fn next(&mut self, now: Nanos, all: bool) -> Option<(usize, QueuedIo)> {
         for side in [self.turn, 1 - self.turn] {
             let Some(first) = self.queued[side].front() else {
@@ -91,7 +93,7 @@ impl Throttle {
         None
     }
 
-    /// Returns how long a reactor may sleep. `comes`: an I/O will end in the module, and wake it.
+    /// Returns how long a reactor may sleep. `comes`: the module has I/O whose completion wakes it.
     pub fn arm(&self, now: Nanos, comes: bool) -> Idle {
         let mut idle = Idle::Quiet;
         for first in self.queued.iter().filter_map(VecDeque::front) {
@@ -118,7 +120,7 @@ fn side(op: Op) -> usize {
 }
 
 impl LayerQueue {
-    /// Submits an I/O to a device that has limits, or had them a moment ago.
+    /// Submits an I/O to a device with limits, or with delayed I/O.
     #[cold]
     #[allow(clippy::result_large_err)]
     pub(super) fn submit_limited(&mut self, io: Io) -> Result<(), (Busy, Io)> {
@@ -142,7 +144,7 @@ impl LayerQueue {
         Ok(())
     }
 
-    /// Lets go what may go by now.
+    /// Starts the delayed I/O that the limits admit at this time.
     #[cold]
     pub(super) fn release_held(&mut self) {
         let all = self.layer.is_gone();
@@ -164,7 +166,7 @@ impl LayerQueue {
         }
     }
 
-    /// Ends an I/O that is held. `false`: it is not.
+    /// Aborts a delayed I/O. Returns false if it is not delayed.
     pub(super) fn abort_held(&mut self, token: Token) -> bool {
         let Some(held) = self.throttle.take(token) else {
             return false;

@@ -1,8 +1,8 @@
 //! Reads the ANA log page (Base 5.16.1.13), which gives the access state of each namespace on this
 //! path.
 //!
-//! The host reads it after the namespaces, and after each ANA change event. A command's status shows
-//! whether the target executed it; the log shows when a retry is useful.
+//! The host reads it after the namespaces, and after each ANA change event. A command's status
+//! shows whether the target executed it; the log shows when a retry is useful.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Parses the data of each step: Connect response, Identify data, namespace lists. The results go to
-//! the controller and to [`super::scan`].
+//! Parses the data of each step: Connect response, Identify data, namespace lists. The results go
+//! to the controller and to [`super::scan`].
 
 use crate::host::namespace::NamespaceInfo;
 use crate::host::options::{ControllerId, HostError};

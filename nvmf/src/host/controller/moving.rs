@@ -154,8 +154,8 @@ impl Controller {
     }
 
     /// True if the association over the fallback has not completed a Keep Alive after the probe's
-    /// Connect. Such a completion proves that the target did not restart before the probe, so it has
-    /// lost no data.
+    /// Connect. Such a completion proves that the target did not restart before the probe, so it
+    /// has lost no data.
     pub(super) fn wants_answer(&self) -> bool {
         match self.better.as_ref().map(|better| better.stage) {
             Some(Stage::Connected { since, .. }) => !self.keep_alive.is_answered_since(since),

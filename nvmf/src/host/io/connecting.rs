@@ -1,4 +1,5 @@
-//! Brings an I/O queue from the transport connection to the live state: Connect, and authentication.
+//! Brings an I/O queue from the transport connection to the live state: Connect, and
+//! authentication.
 
 use nacre_nvmf_wire::Cqe;
 use nacre_nvmf_wire::fabrics::ConnectResponse;

@@ -1,11 +1,11 @@
-//! Reservation commands of an I/O queue (Base 7.2 to 7.5): one at a time, and each sent at most once.
-//! Replicated volumes use them to fence a former holder.
+//! Reservation commands of an I/O queue (Base 7.2 to 7.5): one at a time, and each sent at most
+//! once. Replicated volumes use them to fence a former holder.
 //!
-//! Unlike I/O, these commands are not sent again after a lost connection, because the reservation may
-//! have changed in between. The caller gets the failure and reads a report first.
+//! Unlike I/O, these commands are not sent again after a lost connection, because the reservation
+//! may have changed in between. The caller gets the failure and reads a report first.
 
 use nacre_bdev::Status;
-use nacre_bdev::reservation::{Ask, ActiveReservation, ReservationReport, Reserve};
+use nacre_bdev::reservation::{ActiveReservation, Ask, ReservationReport, Reserve};
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::Sqe;
 use nacre_nvmf_wire::commands::reservation::{
@@ -100,8 +100,8 @@ impl IoQueue {
         answer(outcome);
     }
 
-    /// Fails the request, because its connection was lost or cannot be made. `only_sent`: only if it
-    /// was sent.
+    /// Fails the request, because its connection was lost or cannot be made. `only_sent`: only if
+    /// it was sent.
     pub(super) fn end_reserve(&mut self, only_sent: bool) {
         if let Some(reserving) = self.reserving.take_if(|r| r.sent || !only_sent) {
             (reserving.request.answer)(Err(Status::Gone));

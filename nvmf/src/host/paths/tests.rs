@@ -1,5 +1,5 @@
-//! Tests of [`super::Paths`] in virtual time: each reports attempts of two transports that succeed or
-//! fail, and checks the decisions.
+//! Tests of [`super::Paths`] in virtual time: each reports attempts of two transports that succeed
+//! or fail, and checks the decisions.
 
 use super::*;
 

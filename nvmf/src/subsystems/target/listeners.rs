@@ -84,12 +84,12 @@ impl Target {
             let mut listeners = self.listeners();
             for (id, listener) in &mut listeners.open {
                 let now = sums.get(id).copied().unwrap_or_default();
-                listener.told = listener.told.max(&now);
+                listener.reported = listener.reported.max(&now);
                 let of = ListenerStats {
                     transport: listener.kind,
                     address: listener.bound.clone(),
                     counts: None,
-                    totals: listener.told,
+                    totals: listener.reported,
                 };
                 stats.push((*id, of));
             }

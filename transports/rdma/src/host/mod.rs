@@ -244,7 +244,8 @@ impl Drop for RdmaHosts {
     }
 }
 
-/// The memory of the rings of a dialer's queue pairs. It exists as long as one of them or the dialer.
+/// The memory of the rings of a dialer's queue pairs. It exists as long as one of them or the
+/// dialer.
 struct RingMemory {
     messages: Pool,
     headers: Pool,

@@ -346,7 +346,8 @@ impl Lane {
             .with_buf(SendOp::Read { address, rkey }, into, true)
     }
 
-    /// Queues a SEND of `message`, which is copied. `invalidate`: an rkey of the peer to invalidate.
+    /// Queues a SEND of `message`, which is copied. `invalidate`: an rkey of the peer to
+    /// invalidate.
     #[inline]
     pub fn send(&mut self, message: &[u8], invalidate: Option<u32>) {
         self.send_with(message, invalidate, None)

@@ -338,8 +338,8 @@ impl SendRing {
     }
 
     #[inline]
-    /// Completes this request and all before it, and drops their buffers. Returns the buffer if this
-    /// request is a READ; `None` also for a request that is not outstanding.
+    /// Completes this request and all before it, and drops their buffers. Returns the buffer if
+    /// this request is a READ; `None` also for a request that is not outstanding.
     pub fn complete(&mut self, sequence: u32) -> Option<Buf> {
         let through = sequence.wrapping_sub(self.done);
         if through >= self.outstanding() {

@@ -1,5 +1,5 @@
-//! Tests of attaching a drive and its failures, of its reported properties, of admin commands, and of
-//! detaching.
+//! Tests of attaching a drive and its failures, of its reported properties, of admin commands, and
+//! of detaching.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Tests of controller resets under load, requested or not: every I/O completes exactly once, and the
-//! stored data is right.
+//! Tests of controller resets under load, requested or not: every I/O completes exactly once, and
+//! the stored data is right.
 
 use std::time::Duration;
 

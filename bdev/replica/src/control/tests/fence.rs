@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use nacre_bdev::reservation::{Ask, ActiveReservation};
+use nacre_bdev::reservation::{ActiveReservation, Ask};
 use nacre_bdev::{Op, Status};
 
-use super::shared_device::InjectedFailure;
 use super::rig::{REGION, World};
+use super::shared_device::InjectedFailure;
 use crate::handle::{Command, Fencing, Happened, NewVolume, VolumeError, VolumeState};
 use crate::model::{ReplicaState, Settings};
 use crate::store::{MemoryStore, Outcome, Plan};
@@ -56,7 +56,10 @@ fn held_while_open() {
     let first = world.shelf.key("d0", ME).unwrap();
     world.close();
     assert_eq!(world.shelf.key("d0", ME), None);
-    assert_eq!(world.shelf.reservations("d1").lock().held, ActiveReservation::NotReserved);
+    assert_eq!(
+        world.shelf.reservations("d1").lock().held,
+        ActiveReservation::NotReserved
+    );
     world.open().unwrap();
     assert!(world.shelf.key("d0", ME).unwrap() > first, "a later epoch");
 
@@ -317,7 +320,8 @@ fn reserved_by_an_unrelated_host() {
 /// I/O waits for, and I/O continues when that host releases it.
 #[test]
 fn an_unrelated_reservation_blocks_one_replica() {
-    const EXCLUSIVE: [ActiveReservation; 2] = [ActiveReservation::Other(1), ActiveReservation::Other(2)];
+    const EXCLUSIVE: [ActiveReservation; 2] =
+        [ActiveReservation::Other(1), ActiveReservation::Other(2)];
     let reserve = |world: &World, disk: &str, held| {
         let known = world.shelf.reservations(disk);
         let mut known = known.lock();
@@ -366,7 +370,10 @@ fn a_removed_replica_is_released() {
     let force = None;
     world.run(Command::Remove { replica, force }).unwrap();
     assert_eq!(world.shelf.key("d1", ME), None);
-    assert_eq!(world.shelf.reservations("d1").lock().held, ActiveReservation::NotReserved);
+    assert_eq!(
+        world.shelf.reservations("d1").lock().held,
+        ActiveReservation::NotReserved
+    );
     assert!(world.shelf.key("d0", ME).is_some());
     world.crash();
     let mut rival = world.rival(RIVAL);

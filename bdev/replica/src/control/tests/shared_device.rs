@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use nacre_bdev::reservation::{Ask, ActiveReservation, ReservationReport, Reserve};
+use nacre_bdev::reservation::{ActiveReservation, Ask, ReservationReport, Reserve};
 use nacre_bdev::{
     Bdev, Busy, Completion, Done, Geometry, Io, Layer, LayerQueue, Limits, Op, OpenError, Queue,
     Status, Support, Token,
@@ -49,7 +49,9 @@ impl Reservations {
     }
 
     fn ask(&mut self, host: u8, ask: Ask) -> Result<ReservationReport, Status> {
-        if let Some(InjectedFailure { status, once, .. }) = self.failure.take_if(|failure| (failure.which)(&ask)) {
+        if let Some(InjectedFailure { status, once, .. }) =
+            self.failure.take_if(|failure| (failure.which)(&ask))
+        {
             if !once {
                 let which = |_: &Ask| true;
                 self.failure = Some(InjectedFailure {

@@ -5,8 +5,8 @@ use crate::lane::request::{Request, Slots, bit, slots};
 use crate::model::{MAX_REPLICAS, ReadPolicy};
 use crate::mutation::Mutation;
 
-/// log2 of the bytes of a stripe whose reads go to one replica. It is small enough that a sequential
-/// stream at queue depth uses several replicas.
+/// log2 of the bytes of a stripe whose reads go to one replica. It is small enough that a
+/// sequential stream at queue depth uses several replicas.
 pub(in crate::lane) const READ_STRIPE: u32 = 18;
 /// Reads move to another replica when the preferred one has this many reads, plus a quarter, more
 /// than the least busy one.
@@ -58,8 +58,8 @@ impl Choice {
         }
     }
 
-    /// The replica that serves reads of this stripe, so that each replica caches a different part of
-    /// the volume; or the least busy one, if the former has clearly more work.
+    /// The replica that serves reads of this stripe, so that each replica caches a different part
+    /// of the volume; or the least busy one, if the former has clearly more work.
     #[inline]
     fn nearest(&self, lba: u64, among: Slots, loads: &Loads) -> usize {
         let turn = (lba >> self.stripe_shift) as u32 % among.count_ones();
@@ -186,7 +186,8 @@ impl Replicas {
         !regions.contains(&copying) && self.shared.missing[slot].contains_all(regions)
     }
 
-    /// Handles a request that ends without success. A write with locks may be on some replicas only.
+    /// Handles a request that ends without success. A write with locks may be on some replicas
+    /// only.
     #[cold]
     pub fn leave_request_unequal(&self, request: &Request) {
         if request.writes() && request.locked.is_some() {

@@ -1,5 +1,5 @@
-//! Set-up for the tests: a lane on devices that complete I/O when the test says so. The test acts as
-//! the control.
+//! Set-up for the tests: a lane on devices that complete I/O when the test says so. The test acts
+//! as the control.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -21,7 +21,9 @@ use super::state::{
     Command, HostId, MAX_REGISTRANTS, Notice, Outcome, Registrant, Rights, State,
     is_all_registrants,
 };
-use super::{Decision, HeldReservation, MAX_NOTICES, NoticeLog, Reservation, Reservations, RightsCache};
+use super::{
+    Decision, HeldReservation, MAX_NOTICES, NoticeLog, Reservation, Reservations, RightsCache,
+};
 use crate::subsystems::GroupHandle;
 
 const A: HostId = [0xa; 16];

@@ -82,7 +82,8 @@ impl Absence {
         }
     }
 
-    /// The reason why the loaded libraries list no device. `system`: the roots of `/sys` and `/dev`.
+    /// The reason why the loaded libraries list no device. `system`: the roots of `/sys` and
+    /// `/dev`.
     pub fn of(system: &Roots) -> Absence {
         if let Some(why) = NoDevice::of(system) {
             return Absence::NoDevice(why);

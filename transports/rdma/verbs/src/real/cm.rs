@@ -219,8 +219,8 @@ impl Cm {
         self.ids.get(&id.0).ok_or(VerbsError::NoSuchId(id))
     }
 
-    /// Receives and acknowledges one event. The caller drops `drop_after` afterwards: its destructor
-    /// locks the channel, as this function does.
+    /// Receives and acknowledges one event. The caller drops `drop_after` afterwards: its
+    /// destructor locks the channel, as this function does.
     fn receive(&mut self, drop_after: &mut Option<Arc<Id>>) -> Result<Received, VerbsError> {
         let channel = Arc::clone(&self.channel);
         let _turn = channel.take_turn();
@@ -503,7 +503,8 @@ impl ConnectionManager for Cm {
         ] {
             within(what, asked, limit, &pd.device)?;
         }
-        // No device attribute reports the limit of inline data, so halve it until the call succeeds.
+        // No device attribute reports the limit of inline data, so halve it until the call
+        // succeeds.
         let mut inline = caps.max_inline;
         let granted = loop {
             let mut attr = ibv_qp_init_attr {
@@ -658,8 +659,8 @@ fn conn_param(params: &ConnParams) -> rdma_conn_param {
     }
 }
 
-/// The parameters of the peer's connect or accept, from this side's view: the kernel has swapped the
-/// READ depths, so that they can be passed on unchanged (`rdma_get_cm_event(3)`).
+/// The parameters of the peer's connect or accept, from this side's view: the kernel has swapped
+/// the READ depths, so that they can be passed on unchanged (`rdma_get_cm_event(3)`).
 ///
 /// # Safety
 ///

@@ -1,7 +1,7 @@
 //! Completion queues, shared receive queues and queue pairs: the verbs calls of the data path.
 //!
-//! Post and poll use the function pointers in `ibv_context`, like the inline functions of `verbs.h`:
-//! they call the device's driver library directly.
+//! Post and poll use the function pointers in `ibv_context`, like the inline functions of
+//! `verbs.h`: they call the device's driver library directly.
 
 use std::any::Any;
 use std::io;

@@ -1,7 +1,8 @@
 //! Sets the Type of Service byte (DSCP) of accepted RoCE connections.
 //!
 //! On the accepting side librdmacm ignores `RDMA_OPTION_ID_TOS` and uses the byte of the host's
-//! request. So this module moves the queue pair to RTS itself, and the library only sends the reply.
+//! request. So this module moves the queue pair to RTS itself, and the library only sends the
+//! reply.
 
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
