@@ -10,6 +10,7 @@ mod authentication;
 mod children;
 mod cntlid;
 mod connect;
+pub(crate) mod corpus;
 mod devices;
 mod discovery;
 mod events;

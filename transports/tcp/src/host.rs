@@ -1,4 +1,4 @@
-//! The host side: one queue pair, its socket and its machine.
+//! The host side of NVMe/TCP: [`TcpHost`] runs the connection machine of one queue on a socket.
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, sockopt};
 use crate::sealed::Sealed;
 use crate::socket::{self, Marking, Tuning};
 
-/// How to connect.
+/// Parameters of a connection.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
     /// Digests, alignment, queue size, handshake timeout.
@@ -34,11 +34,11 @@ pub struct HostOptions {
     /// Time for the controller to acknowledge sent data (TCP_USER_TIMEOUT).
     pub ack_timeout: Duration,
     pub rx_buffer_size: usize,
-    /// The key of TLS; `None`: the connection is in clear.
+    /// The PSK of TLS; `None`: no TLS.
     pub tls: Option<HostTls>,
 }
 
-/// The key with which a host uses TLS.
+/// The PSK, identity and derivation of TLS.
 #[derive(Debug, Clone)]
 pub struct HostTls {
     pub psk: Psk,
@@ -63,8 +63,9 @@ impl Default for HostOptions {
     }
 }
 
-/// Begins to connect to a controller. How that went is the first event: [`HostEvent::Ready`] or
-/// [`HostEvent::Closed`]. An error here is about this machine only.
+/// Starts to connect to a controller. The first event is the result: [`HostEvent::Ready`] or
+/// [`HostEvent::Closed`]. The error of this function is a failure of this machine, such as too many
+/// open files.
 pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Result<TcpHost> {
     let socket = socket::stream_socket(&address)?;
     let tuning = Tuning {
@@ -74,16 +75,15 @@ pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Resul
         ack_timeout: options.ack_timeout,
     };
     socket::tune(&socket, &address, &tuning)?;
-    // Whatever ends the connection, this process included: data that the controller has not
-    // acknowledged by then is dropped, not sent. A late write would undo a write that was retried
-    // over another connection and completed.
+    // When the connection ends for any reason, drop unacknowledged data instead of sending it. A
+    // late write could undo a write that was retried and completed on another connection.
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     if let Some(interface) = &options.interface {
         socket2::SockRef::from(&socket).bind_device(Some(interface.as_bytes()))?;
     }
     if let Some(source) = options.source {
         let mut from = SocketAddr::new(source, 0);
-        // A link-local address is one of the link that the target is on.
+        // A link-local source address must be on the target's link.
         if let (SocketAddr::V6(from), SocketAddr::V6(target)) = (&mut from, &address)
             && socket::is_link_local(source)
         {
@@ -106,9 +106,8 @@ pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Resul
         state,
         sealed: None,
         in_capsule_bytes: None,
-        blocked: false,
+        output: Output::default(),
         more: false,
-        stats: HostStats::default(),
     })
 }
 
@@ -120,28 +119,27 @@ fn refused(address: SocketAddr, errno: Errno) -> Closed {
 }
 
 enum State {
-    /// The kernel connects; since the first poll, which knew the time.
+    /// The kernel connects. `since`: the time of the first poll.
     Connecting {
         since: Option<Nanos>,
     },
-    /// Both ends prove that they have the key.
+    /// The TLS handshake is running.
     Handshaking {
         handshake: Box<Handshake>,
         since: Nanos,
     },
     Open(Box<HostConn>),
-    /// Ended before there was a machine; the next poll reports it.
+    /// Failed before the machine started; the next poll reports it.
     Failed(Closed),
-    /// Over, and reported. The machine keeps the commands in flight until the caller takes them
-    /// back.
+    /// Closed and reported. The machine has the commands in flight until the caller reclaims them.
     Gone(Option<Box<HostConn>>),
 }
 
-/// What one queue pair asked of the kernel.
+/// Counters of one queue's system calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HostStats {
     pub receives: u64,
-    /// Receives that found nothing.
+    /// Receives without data.
     pub receives_empty: u64,
     pub sends: u64,
 }
@@ -151,27 +149,32 @@ pub struct TcpHost {
     address: SocketAddr,
     options: HostOptions,
     pub(crate) socket: OwnedFd,
-    /// Its descriptor wakes a sleeping core, whatever this connection waits for.
+    /// The epoll set whose descriptor wakes a sleeping core.
     epoll: EventSet,
-    /// Whether the socket is registered, and if so, whether it is watched for room to write as
-    /// well. Registered only at the first sleep: each arrival costs the kernel a check for waiters,
-    /// which an endless poller avoids.
+    /// `Some`: the socket is in the epoll set; true: also watched for writing. It is added at the
+    /// first sleep, because a watched socket costs the kernel time for each packet.
     watched: Option<bool>,
     buffers: RxBuffers,
     state: State,
-    /// The records between machine and socket; `None`: the connection is in clear.
+    /// The TLS records between machine and socket; `None`: no TLS.
     sealed: Option<Box<Sealed>>,
     in_capsule_bytes: Option<u32>,
+    output: Output,
+    /// The last poll left received data unprocessed, because a list or buffer was full.
+    more: bool,
+}
+
+/// The result of earlier sends on the socket.
+#[derive(Default)]
+struct Output {
     /// The socket's send buffer was full at the last attempt.
     blocked: bool,
-    /// The last poll left something that had arrived, for want of room.
-    more: bool,
     stats: HostStats,
 }
 
 impl TcpHost {
     pub fn stats(&self) -> HostStats {
-        self.stats
+        self.output.stats
     }
 
     /// The controller's address.
@@ -286,14 +289,14 @@ impl TcpHost {
     }
 }
 
-/// Sends everything queued, as far as the socket takes it.
+/// Sends queued data until the socket's send buffer is full.
 fn send(
     conn: &mut HostConn,
     sealed: &mut Option<Box<Sealed>>,
     socket: &OwnedFd,
-    blocked: &mut bool,
-    stats: &mut HostStats,
+    output: &mut Output,
 ) {
+    let Output { blocked, stats } = output;
     *blocked = false;
     if let Some(sealed) = sealed {
         let outcome = sealed.send(socket.as_fd(), conn, false);
@@ -325,7 +328,7 @@ fn send(
             Err(Errno::AGAIN) => *blocked = true,
             Err(Errno::INTR) => {}
             Err(errno) => {
-                // The controller's last message may say why: the code below still reads it.
+                // Do not report the error yet: the controller's last message may have the reason.
                 if !matches!(errno, Errno::PIPE | Errno::CONNRESET) {
                     conn.peer_closed(Some(&socket::describe(errno)));
                 }
@@ -355,13 +358,7 @@ impl HostTransport for TcpHost {
         if let State::Open(conn) = &mut self.state
             && (conn.wants_write() || wants_write(&self.sealed))
         {
-            send(
-                conn,
-                &mut self.sealed,
-                &self.socket,
-                &mut self.blocked,
-                &mut self.stats,
-            );
+            send(conn, &mut self.sealed, &self.socket, &mut self.output);
         }
     }
 
@@ -384,20 +381,14 @@ impl HostTransport for TcpHost {
         };
         let mut looks = true;
         if conn.wants_write() || wants_write(&self.sealed) {
-            send(
-                conn,
-                &mut self.sealed,
-                &self.socket,
-                &mut self.blocked,
-                &mut self.stats,
-            );
-            looks = self.blocked || self.more || conn.may_find();
+            send(conn, &mut self.sealed, &self.socket, &mut self.output);
+            looks = self.output.blocked || self.more || conn.may_find();
         }
         let mut received = false;
         let end = events.len() + limit;
         let more = loop {
             let more = drain(conn, now, events, end);
-            // Nothing is expected after the last answer: save the receive that would say so.
+            // Skip the receive if no response is outstanding.
             if more || !looks || !conn.wants_read() || (received && !conn.expects()) {
                 break more;
             }
@@ -411,19 +402,19 @@ impl HostTransport for TcpHost {
                 Some(sealed) => sealed.receive(self.socket.as_fd(), &mut slices),
             };
             drop(slices);
-            self.stats.receives += 1;
+            self.output.stats.receives += 1;
             match result {
                 Ok(0) => conn.peer_closed(None),
                 Ok(n) => {
                     received = true;
                     conn.received(n);
                     if n < room {
-                        // The socket is empty: parse this, and come back another time.
+                        // The socket is empty: parse this, and receive again in the next poll.
                         break drain(conn, now, events, end);
                     }
                 }
                 Err(Errno::AGAIN) => {
-                    self.stats.receives_empty += 1;
+                    self.output.stats.receives_empty += 1;
                     conn.found_nothing();
                     break false;
                 }
@@ -434,18 +425,12 @@ impl HostTransport for TcpHost {
                 }
             }
         };
-        // Records that were received and not opened.
+        // TLS records that were received and not decrypted.
         self.more = more || self.sealed.as_deref().is_some_and(Sealed::has_input);
         conn.settle(&mut self.buffers, more, now);
         conn.handle_timeout(now);
-        if (conn.wants_write() || wants_write(&self.sealed)) && !self.blocked {
-            send(
-                conn,
-                &mut self.sealed,
-                &self.socket,
-                &mut self.blocked,
-                &mut self.stats,
-            );
+        if (conn.wants_write() || wants_write(&self.sealed)) && !self.output.blocked {
+            send(conn, &mut self.sealed, &self.socket, &mut self.output);
         }
         if conn.is_finished() {
             let _ = self.epoll.delete(&self.socket);
@@ -493,7 +478,7 @@ impl HostTransport for TcpHost {
             }
             State::Open(conn) if self.more || conn.has_news() => return Idle::Busy,
             State::Open(conn)
-                if (conn.wants_write() || wants_write(&self.sealed)) && !self.blocked =>
+                if (conn.wants_write() || wants_write(&self.sealed)) && !self.output.blocked =>
             {
                 return Idle::Busy;
             }
@@ -527,16 +512,15 @@ impl HostTransport for TcpHost {
     }
 }
 
-/// Closes in order as far as possible. The end of the stream comes first: a controller that
-/// received everything sees only that. Closing then sends the reset that ends data not yet
-/// received.
+/// Shuts down the stream, so that a controller that has received all data sees a normal end. Closing
+/// the socket then sends a reset for unacknowledged data.
 impl Drop for TcpHost {
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 }
 
-/// Parses received bytes; true if some had to stay for lack of room.
+/// Parses received bytes. Returns true if some remain because `events` is full.
 fn drain(conn: &mut HostConn, now: Nanos, events: &mut Vec<HostEvent>, end: usize) -> bool {
     loop {
         if events.len() >= end {

@@ -1,33 +1,19 @@
-//! The corpus of the fuzz target, and inputs near it.
-
-use std::path::Path;
+//! Tests of the fuzz target `authentication`: its corpus, damaged inputs of the corpus, and random bytes.
 
 use proptest::prelude::*;
 
 use crate::auth::fuzzing::authentication;
-
-fn corpus() -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/authentication");
-    let entries = std::fs::read_dir(folder).expect("the corpus is in the repository");
-    let read = |entry: std::io::Result<std::fs::DirEntry>| std::fs::read(entry?.path());
-    entries.map(|entry| read(entry).expect("a file")).collect()
-}
+use crate::tests::corpus;
 
 #[test]
 fn replay() {
-    let inputs = corpus();
-    assert!(inputs.len() >= 15, "the corpus is complete");
-    inputs.iter().for_each(|input| authentication(input));
+    corpus::replay("authentication", 15, authentication);
 }
 
 proptest! {
-    /// Goal: damaged inputs do not panic. Method: a byte of each input of the corpus, changed.
+    /// Goal: damaged inputs do not panic. Method: inputs of the corpus with one changed byte.
     #[test]
-    fn damaged(which in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), to: u8) {
-        let inputs = corpus();
-        let mut input = which.get(&inputs).clone();
-        let at = at.index(input.len());
-        input[at] = to;
+    fn damaged(input in corpus::damaged("authentication")) {
         authentication(&input);
     }
 

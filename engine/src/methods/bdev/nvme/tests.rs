@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -31,6 +32,7 @@ fn serve(daemon: &TestDaemon, name: &str, mib: u64) -> SocketAddr {
     format!("127.0.0.1:{port}").parse().unwrap()
 }
 
+/// Starts a daemon that serves a RAM disk over TCP. Returns it and its address.
 pub(super) fn target() -> (TestDaemon, SocketAddr) {
     let settings = Settings {
         nvmf: crate::config::settings::Nvmf {
@@ -44,6 +46,26 @@ pub(super) fn target() -> (TestDaemon, SocketAddr) {
     (far, address)
 }
 
+/// Starts a daemon whose state and keys are in `folder`.
+pub(super) fn start(folder: &Path) -> TestDaemon {
+    let store = Store::open(&folder.join("state")).unwrap();
+    TestDaemon::with(Settings::default(), Some(store))
+}
+
+/// Writes each secret (name and text) to a file in `folder`, and adds it as a key to both daemons.
+pub(super) fn add_keys(folder: &Path, secrets: &[(&str, &str)], daemons: [&TestDaemon; 2]) {
+    for (name, text) in secrets {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        for daemon in daemons {
+            let key = json!({ "name": name, "path": path });
+            daemon.call("keyring_file_add_key", key);
+        }
+    }
+}
+
+/// The parameters of an attach call for the target at `address`.
 pub(super) fn params(address: SocketAddr) -> Value {
     json!({
         "name": "there", "trtype": "TCP", "traddr": address.ip().to_string(),
@@ -68,22 +90,9 @@ fn keys() {
         ),
     ];
     let folder = tempfile::tempdir().unwrap();
-    let state = folder.path().join("state");
-    let start = || {
-        let store = Store::open(&state).unwrap();
-        TestDaemon::with(Settings::default(), Some(store))
-    };
     let (far, address) = target();
-    let daemon = start();
-    for (name, text) in TEXTS {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        for daemon in [&far, &daemon] {
-            let key = json!({ "name": name, "path": path });
-            daemon.call("keyring_file_add_key", key);
-        }
-    }
+    let daemon = start(folder.path());
+    add_keys(folder.path(), &TEXTS, [&far, &daemon]);
     let both = |own: Option<&str>, other: Option<&str>| {
         let all = [("dhchap_key", own), ("dhchap_ctrlr_key", other)];
         let given = all.into_iter().filter_map(|(k, v)| Some((k, v?)));
@@ -128,7 +137,7 @@ fn keys() {
     demand(both(Some("own"), None));
     daemon.call(set, with(there.clone(), both(Some("own"), None)));
     drop(daemon);
-    let daemon = start();
+    let daemon = start(folder.path());
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while daemon.call("bdev_nvme_get_controllers", there.clone())[0]["ctrlrs"][0]["state"]
         != "enabled"

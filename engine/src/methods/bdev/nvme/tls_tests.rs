@@ -1,14 +1,10 @@
-//! Controllers that are attached over TLS.
+//! Tests of controllers that are attached over TLS.
 
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
 
-use super::tests::{NQN, params, target};
-use crate::config::Settings;
-use crate::methods::testing::TestDaemon;
-use crate::store::Store;
+use super::tests::{NQN, add_keys, params, start, target};
 
 /// Goal: a controller is attached over TLS, also after a restart, and only with the key. Method: a
 /// target that serves the host in no other way.
@@ -26,22 +22,9 @@ fn controllers_are_attached_over_tls() {
         ),
     ];
     let folder = tempfile::tempdir().unwrap();
-    let state = folder.path().join("state");
-    let start = || {
-        let store = Store::open(&state).unwrap();
-        TestDaemon::with(Settings::default(), Some(store))
-    };
     let (far, plain) = target();
-    let daemon = start();
-    for (name, text) in TEXTS {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        for daemon in [&far, &daemon] {
-            let key = json!({ "name": name, "path": path });
-            daemon.call("keyring_file_add_key", key);
-        }
-    }
+    let daemon = start(folder.path());
+    add_keys(folder.path(), &TEXTS, [&far, &daemon]);
     let at = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
     let listener = json!({ "nqn": NQN, "listen_address": at, "secure_channel": true });
     far.call("nvmf_subsystem_add_listener", listener);
@@ -84,7 +67,7 @@ fn controllers_are_attached_over_tls() {
         assert_eq!(pair["tls"], expected);
     }
     drop(daemon);
-    let daemon = start();
+    let daemon = start(folder.path());
     let attached = daemon.call("bdev_nvme_get_controllers", Value::Null);
     assert_eq!(attached[0]["name"], "there", "{attached}");
     // No secret is in the state.
