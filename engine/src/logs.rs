@@ -1,4 +1,4 @@
-//! Logs through `tracing`, with levels and flags that can change while the daemon runs.
+//! The daemon's log: `tracing` output with levels and flags that can change at run time.
 //!
 //! The interface has SPDK's five levels and debug flags. Internally a level is a `tracing` level
 //! (`NOTICE` and `INFO` are both `INFO`), and a flag enables debug level for a set of targets,

@@ -1,4 +1,5 @@
-//! Addresses of controllers and namespaces, as users write them: the one parser.
+//! Parses the addresses of controllers and namespaces that users write, for the configuration, RPC
+//! and the command line.
 //!
 //! ```text
 //!   [SCHEME://]HOST[:PORT][/NQN][?nsid=N|uuid=UUID][&hostnqn=NQN]

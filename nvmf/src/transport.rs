@@ -1,4 +1,4 @@
-//! The seam between the protocol and the code that moves its bytes.
+//! The interface between the protocol and the transports: TCP, RDMA and loopback implement it.
 //!
 //! A *plug* (TCP, RDMA, loopback) has a control half, [`Plug`], shared by all threads, and one I/O
 //! half per core, [`Transport`], that owns every connection of that core. The target drives the I/O

@@ -1,4 +1,5 @@
-//! Management of a volume: its handle for other threads, its commands and its events.
+//! The management interface of an open volume: [`VolumeHandle`] for other threads, the commands,
+//! the status and the events.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -147,7 +148,7 @@ pub enum ResyncKind {
     Reconcile,
 }
 
-/// Why a volume or a command was refused.
+/// The error of opening a volume, or of a command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeError {
     #[error(transparent)]

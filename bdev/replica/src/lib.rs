@@ -1,4 +1,4 @@
-//! Replicated volumes: one block device over one to five, which may be remote.
+//! Replicated volumes: a block device with one to five replicas on local or remote bdevs.
 //!
 //! ```text
 //!   Volume ── open(pool) ──▶ Lane       one per core: the data path, a Queue

@@ -1,5 +1,5 @@
-//! The regions that one replica lacks: set by the control, and by lanes where a write was not done
-//! everywhere; read by lanes, for each read.
+//! The set of regions that one replica lacks. The control sets it, and lanes add regions of failed
+//! writes. Lanes check it for each read.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

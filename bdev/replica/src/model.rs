@@ -1,4 +1,4 @@
-//! The description of a volume, as the store keeps it.
+//! The record of a volume in the store: its replicas with their states, and its settings.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -11,8 +11,8 @@ pub const MAX_DESCRIPTION: usize = 255;
 /// dirty-region log. The volume's first block follows.
 pub const RESERVED: u64 = 1 << 20;
 
-/// One volume. The store's copy is the authority: every change of it is a compare-and-swap on
-/// [`VolumeRecord::version`].
+/// The record of one volume. The store has the authoritative copy; every change is a
+/// compare-and-swap on [`VolumeRecord::version`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
     pub id: Uuid,
@@ -38,8 +38,8 @@ pub struct VolumeRecord {
     pub replicas: Vec<ReplicaRecord>,
     #[serde(default)]
     pub settings: Settings,
-    /// The limits that it promised when it was last opened. `None`: it was never opened, or by a
-    /// version that did not store them.
+    /// The limits at the last opening. `None`: never opened, or by a version that did not store
+    /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<KeptLimits>,
 }
@@ -66,14 +66,14 @@ pub struct ReplicaRecord {
     /// The replica to remove as soon as this one is in sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<Uuid>,
-    /// The operator took the replica out: it does not return by itself.
+    /// The operator took the replica out of service. It does not return automatically.
     #[serde(default)]
     pub offline: bool,
-    /// Its device had fewer blocks than the volume needs, and no other replica could fill it: the
-    /// data beyond is lost, and the replica does not serve until an operator allows it.
+    /// Its device was truncated, without another replica as a source. The data beyond the end is
+    /// lost, and the replica is not used until an operator allows it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut: bool,
-    /// Why it is not in sync, for people.
+    /// The reason why it is not in sync, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -84,13 +84,14 @@ pub struct ReplicaRecord {
 pub enum ReplicaState {
     /// It has every acknowledged write.
     InSync,
-    /// It has every write acknowledged before it left; the dirty-region log counts the later ones.
+    /// It has every write acknowledged before it left; the dirty-region log has the regions of
+    /// later writes.
     Out {
         /// The stamp of its label, unless another holder has written to it since.
         last_label: Stamp,
     },
-    /// It was never in sync, or is not trusted any longer: regions below the watermark have been
-    /// copied, except those that the dirty-region log names.
+    /// It was never in sync, or its contents are not trusted. Regions below the watermark have been
+    /// copied, except those in the dirty-region log.
     Filling {
         watermark: u64,
         /// The stamp of its label, as in [`ReplicaState::Out`].
@@ -99,7 +100,7 @@ pub enum ReplicaState {
     },
 }
 
-/// The time of a label write: compared in this order.
+/// The logical time of a label write. Compared by epoch, then by revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Stamp {
     pub epoch: u64,

@@ -1,4 +1,4 @@
-//! A volume before it is open: a block device that is already usable, on which I/O waits.
+//! The block device of a volume that is not open yet: hosts can use it, and their I/O waits.
 //!
 //! ```text
 //!   Prepared::new ── frozen ──open_prepared──▶ serving     the same lanes, the same tables

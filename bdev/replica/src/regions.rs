@@ -1,5 +1,5 @@
-//! The dirty-region log in memory: one word per region, read by all lanes, made durable by the
-//! control.
+//! The dirty-region log in memory: one atomic word per region. Lanes read it for each write; the
+//! control writes it to the replicas.
 //!
 //! ```text
 //!   clean ──enter()──▶ wanted ──log page on media──▶ DIRTY ──idle, flushed──▶ CLEARING ──▶ clean

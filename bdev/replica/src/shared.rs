@@ -1,5 +1,5 @@
-//! The state that lanes and control share: atomics that are read without a lock, and the view
-//! behind a lock that is taken only when its version has changed.
+//! The state shared by the lanes and the control of a volume: atomics that are read without a lock,
+//! and the view, which a lane locks only when its version has changed.
 //!
 //! | word | written by | read by |
 //! |---|---|---|
@@ -98,7 +98,7 @@ pub enum ResizeError {
     NoTables { requested: u64 },
 }
 
-/// News from lanes for the control.
+/// Messages of the lanes for the control.
 #[derive(Default)]
 pub struct News {
     /// Regions wanted for a first write. Bounded: a region is named once until it is dirty.
@@ -216,7 +216,7 @@ impl LaneState {
     }
 
     /// Resets the bell.
-    pub fn hear(&self) {
+    pub fn clear_bell(&self) {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
     }
 }

@@ -1,4 +1,4 @@
-//! Shortages of this process, which say nothing about a device.
+//! Recognises shortages of this process (memory, descriptors), which are no failure of a device.
 
 use std::io::{Error, ErrorKind};
 

@@ -1,4 +1,5 @@
-//! Write permissions across cores: one word per stripe of the volume, in a table of bounded size.
+//! Locks of stripes across cores, which exclude overlapping writes: one atomic word per stripe, in
+//! a table of bounded size.
 //!
 //! A stripe is free, or belongs to one lane (with a count of its writes in it), or to the control,
 //! which copies, compares or repairs there. No stripe has two owners, so overlapping writes of

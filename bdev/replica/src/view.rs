@@ -1,4 +1,5 @@
-//! The lanes' knowledge of the replicas: built by the control, never changed, replaced as a whole.
+//! The view: an immutable snapshot of the replicas and settings, which the control publishes to the
+//! lanes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,27 +16,28 @@ pub enum Mode {
     Frozen,
     /// Another holder has the volume, or the store is unreachable: nothing is acknowledged.
     Suspended,
-    /// The operator gave up on it: I/O fails at once.
+    /// The operator has requested that I/O fails.
     FailIo,
     Closed,
 }
 
-/// The role of a replica for a lane. One that is out is not in the view.
+/// The role of a replica in the view. A replica that is out of sync is not in the view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Written to always, read where it lacks nothing.
+    /// Gets all writes; reads use it unless it lacks the region.
     InSync,
-    /// Being copied to: gets writes except in regions still to be copied; not read.
+    /// Under resync: gets writes except to regions that are still to be copied; not read.
     Syncing,
 }
 
 #[derive(Clone)]
 pub struct ReplicaView {
     pub device: Arc<Layer>,
-    /// Differs from that of every earlier incarnation of the replica: its queues are reopened.
+    /// Unique number of this attachment of the replica. A new number makes lanes reopen their
+    /// queues.
     pub incarnation: u64,
     pub role: Role,
-    /// Gets flushes and every write: it is in sync, or about to be.
+    /// Gets flushes and every write, because it is in sync or about to be.
     pub flushed: bool,
     /// The device is on this machine.
     pub local: bool,
@@ -58,7 +60,7 @@ pub struct View {
 }
 
 impl View {
-    /// The view before anything is known about the replicas.
+    /// The view of a volume that is not open: without replicas.
     pub fn closed(settings: &Settings) -> View {
         View {
             version: 0,

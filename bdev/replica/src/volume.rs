@@ -1,4 +1,4 @@
-//! A replicated volume as a block device: the view of the registry, the layer above and hosts.
+//! [`Volume`]: a replicated volume as a [`Bdev`], for the registry and the layer.
 //!
 //! **Idle queues.** A lane takes over a new view, and closes its queues to replicas that left, when
 //! it is polled. A replica's queue likewise releases a connection that is to move. A caller that

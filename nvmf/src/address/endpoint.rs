@@ -1,4 +1,4 @@
-//! The parts of an address, and how they are written.
+//! The parts of a parsed address, and their text form.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Parses addresses, each use with the parts that it accepts.
+//! The grammar of addresses. Each use (controller, namespace, target) allows certain parts.
 
 use nacre_nvmf_wire::{Nqn, NqnError};
 use uuid::Uuid;

@@ -1,4 +1,4 @@
-//! The controller's end of a transaction.
+//! The controller's side of a DH-HMAC-CHAP transaction, as a state machine.
 //!
 //! ```text
 //!              Send                          Receive

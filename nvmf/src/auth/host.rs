@@ -1,4 +1,4 @@
-//! The host's end of a transaction.
+//! The host's side of a DH-HMAC-CHAP transaction, as a state machine.
 //!
 //! ```text
 //!   Negotiate ─▶ Challenge ─▶ (job) ─▶ Reply ─▶ Success1 ─▶ Success2 ─▶ Completed

@@ -1,4 +1,4 @@
-//! The slow parts of a transaction, for a helper thread: keys are read and powers are computed.
+//! The slow parts of a transaction, for a helper thread: reading keys, and exponentiation.
 
 use std::fmt;
 use std::sync::Arc;

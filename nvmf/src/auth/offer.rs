@@ -1,4 +1,4 @@
-//! The hash functions and groups that an end allows, in the order in which it prefers them.
+//! The hash functions and Diffie-Hellman groups that one side allows, in order of preference.
 
 use super::{Group, Hash};
 

@@ -1,4 +1,4 @@
-//! R1 and R2: how an end proves that it has a key (TP8006, "Response").
+//! Computes the responses R1 and R2, which prove that a side has its key (TP8006, "Response").
 
 use nacre_nvmf_wire::Nqn;
 

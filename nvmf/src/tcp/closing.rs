@@ -1,4 +1,5 @@
-//! The life of a connection and its end, and the PDU that stalls: the same for both machines.
+//! The phases of a connection and its end, and the time limit of an incomplete PDU. Shared by the
+//! controller's and the host's machine.
 //!
 //! ```text
 //! Handshake ─▶ Running ─▶ Closing ─▶ Lingering ─▶ Finished

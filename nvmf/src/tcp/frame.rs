@@ -1,5 +1,4 @@
-//! Between the stream and PDUs: the digests and the padding that `nvmf/wire` leaves to the
-//! connection.
+//! Digests and padding of PDUs, which `nvmf/wire` does not handle.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What every transport has to do alike: one suite, run over each plug.
+//! The conformance suite that every transport must pass.
 //!
 //! A plug's test makes a [`Rig`] (its listener, one core's I/O half, a way to connect a host) and
 //! calls [`run`]. Each case plays both the target above the transport and the hosts.

@@ -1,4 +1,4 @@
-//! The load of a core, so that the next connection goes to the core with the least.
+//! The load of a core, for the choice of the core of a new connection.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,4 +1,4 @@
-//! Asynchronous events (Base 5.2.1): dword 0 of the answer to an Asynchronous Event Request.
+//! Asynchronous events (Base 5.2.1): dword 0 of the completion of an Asynchronous Event Request.
 
 use crate::log::lid;
 

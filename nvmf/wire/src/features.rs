@@ -1,4 +1,4 @@
-//! Features (Base 5.27): identifiers, and how their values are laid out.
+//! Features (Base 5.27): identifiers, and the layout of their values.
 
 use zerocopy::little_endian::U32;
 

@@ -1,5 +1,5 @@
-//! The bytes of NVMe over Fabrics: every structure that crosses a wire or a ring, and its typed
-//! parse.
+//! The structures of NVMe and NVMe over Fabrics, with their parsers: commands, completions, PDUs,
+//! log pages and registers.
 //!
 //! A leaf crate: no I/O, no time, no allocation on the data path, no state. A structure is a
 //! `zerocopy` type whose layout is asserted against the specification, so reading one is a cast and

@@ -1,4 +1,5 @@
-//! Log pages (Base 5.16).
+//! The structures of log pages (Base 5.16): error information, SMART / health, firmware slots and
+//! others.
 
 pub mod ana;
 pub mod discovery;

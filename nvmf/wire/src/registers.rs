@@ -1,4 +1,4 @@
-//! Controller properties (Base 3.1.4): the registers, wherever they are accessed from.
+//! Controller registers (properties over fabrics; Base 3.1.4): offsets and fields.
 
 /// Byte offsets, for Property Get and Set and for a mapped BAR.
 pub mod offset {

@@ -1,4 +1,5 @@
-//! Connections of this process as a host: over TCP, over RDMA, or over either.
+//! Connectors for this process as a host, over TCP, RDMA, or RDMA with TCP as fallback. Remote
+//! bdevs and tools use them.
 //!
 //! ```text
 //!   TcpConnector    TCP                                             (connector.rs)

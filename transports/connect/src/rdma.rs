@@ -1,5 +1,5 @@
-//! RDMA as a host of this process uses it: opened on demand, one management thread, and all memory
-//! that data passes through.
+//! The process's RDMA host side: opened on demand, with one management thread, and the registered
+//! memory of all its connections.
 //!
 //! Late arrivals are used: the next connection uses a device that appears, or the module of the
 //! connection manager.

@@ -1,4 +1,5 @@
-//! A controller driven by one thread that waits for its answers: for tools, not for a data path.
+//! A blocking session with a remote controller, for tools: the calling thread polls the controller
+//! until a command completes.
 
 use std::sync::Arc;
 use std::time::Duration;

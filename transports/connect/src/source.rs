@@ -1,4 +1,4 @@
-//! The local address of connections.
+//! Finds the local address to connect from, by interface or address.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The host's end.
+//! The host side of a loopback connection.
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,5 @@
-//! A transport in memory: the whole target runs with no network, and in virtual time.
+//! The loopback transport: connects hosts and targets of one process in memory, for tests in
+//! virtual time without a network.
 //!
 //! ```text
 //!   LoopbackPlug   named listeners                                   (shared)

@@ -1,4 +1,4 @@
-//! One connection: the messages in transit between the two ends.
+//! One loopback connection: the queues of messages between host and target.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! The control half: names that hosts connect to.
+//! The control side of the loopback transport: listeners, by name.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The target's end of all connections of one core.
+//! The target side of the loopback transport: all connections of one core.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

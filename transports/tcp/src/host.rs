@@ -512,8 +512,8 @@ impl HostTransport for TcpHost {
     }
 }
 
-/// Shuts down the stream, so that a controller that has received all data sees a normal end. Closing
-/// the socket then sends a reset for unacknowledged data.
+/// Shuts down the stream, so that a controller that has received all data sees a normal end.
+/// Closing the socket then sends a reset for unacknowledged data.
 impl Drop for TcpHost {
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);

@@ -1,4 +1,5 @@
-//! Ranges that the control has locked, and copying one.
+//! Locks ranges of the volume against writes of the lanes, and copies a locked range between
+//! replicas. Resync, repair and verification use it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -32,7 +33,7 @@ pub(super) struct Copier {
     pub copy_at: Cell<Nanos>,
 }
 
-/// A range that lanes do not write while this value lives.
+/// A locked range: lanes do not write to it while this value exists.
 pub(super) struct Chunk<'a> {
     shared: &'a Shared,
     pub lba: u64,
@@ -64,9 +65,8 @@ impl Copier {
         self.acquire_under(lba, blocks).await
     }
 
-    /// The same for several ranges. A caller that needs more than one must request all of them
-    /// here. A caller that held one while it waits for its turn could block the task whose turn it
-    /// is.
+    /// Locks several ranges. A caller that needs more than one must request all of them here: if it
+    /// had one while it waits for the next, two tasks could block each other.
     pub(super) async fn acquire_chunks(&self, ranges: &[(u64, u64)]) -> Vec<Chunk<'_>> {
         let _one = self.turn.lock().await;
         let mut chunks = Vec::with_capacity(ranges.len());

@@ -1,4 +1,4 @@
-//! Clears idle regions of the log, when every replica is complete.
+//! Clears regions without writes from the dirty-region log, while every replica is complete.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Commands of operators.
+//! Executes the commands of an open volume ([`crate::Command`]): adds, removes and replaces
+//! replicas, resyncs, grows, thaws and closes.
 
 use std::rc::Rc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Creates and deletes volumes.
+//! Creates and deletes volumes: checks the devices, writes labels and logs, and changes the store.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,21 +1,21 @@
-//! Replicas whose devices have, or had, fewer blocks than the volume needs.
+//! Handles replicas whose devices have, or had, fewer blocks than the volume needs ("cut").
 //!
-//! A device that is cut and made large again reads as zeroes where there was data, and the label at
-//! its start is as it was. So devices count the fewest blocks that they had
-//! ([`Bdev::least_blocks`]), until this control starts to fill the replica from the start.
+//! A device that was truncated and enlarged again reads as zeroes where it had data, but its label
+//! is unchanged. So devices record the smallest number of blocks that they had
+//! ([`Bdev::least_blocks`]), until this module starts a full resync of the replica.
 //!
 //! | the replica is | then |
 //! |---|---|
-//! | in sync or out, another in sync is there | filled from the start, durably, before any answer |
-//! | in sync or out, none is there | marked `cut`, durably: not served from until it is thawed |
-//! | being filled | filled from the start, durably |
+//! | in sync or out, with another in-sync replica | full resync, stored before any completion |
+//! | in sync or out, without another one | marked `cut` in the store; not used until thawed |
+//! | under resync | full resync, stored |
 //!
-//! A file that was changed while it was closed counts as having had no block.
+//! A file that was changed while it was closed counts as having had no blocks.
 //!
-//! A device that does not carry the replica's label is none of its business, however small it is.
+//! A device without the replica's label is ignored, whatever its size.
 //!
-//! Each machine counts for itself, and the operator may thaw the volume through another one. So a
-//! machine forgets what it counted as soon as the store has it: from then on the record decides.
+//! Each machine has its own record of its devices, but an operator may thaw the volume on another
+//! machine. So a machine clears its record once the cut is in the store; the store then decides.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,11 +39,11 @@ pub(super) struct Cut {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Evidence {
-    /// The fewest bytes that the device had.
+    /// The smallest size that the device had, in bytes.
     Least(u64),
     /// The device reports enough blocks, and its end cannot be read.
     Unreadable,
-    /// The record of the volume says so, with this reason.
+    /// The volume's record has the cut, with this reason.
     Record(Option<String>),
 }
 
@@ -70,14 +70,14 @@ impl fmt::Display for Cut {
     }
 }
 
-/// The shrinkings that a device had counted when it was checked.
+/// The device's count of shrinks at the time of its check.
 pub(super) struct Checked {
     layer: Arc<Layer>,
     losses: u64,
 }
 
 impl Checked {
-    /// Call it before the device is checked.
+    /// Reads the count. Call this before the device is checked.
     pub fn before(layer: &Arc<Layer>) -> Checked {
         Checked {
             layer: Arc::clone(layer),
@@ -85,7 +85,8 @@ impl Checked {
         }
     }
 
-    /// The store has the finding. A device that shrank since keeps its count.
+    /// Clears the device's record, after the store has the cut. Does nothing if the device has
+    /// shrunk since.
     fn forget(&self) {
         if self.layer.losses() == self.losses {
             self.layer.forget_least();
@@ -146,7 +147,7 @@ impl VolumeRecord {
 }
 
 impl ReplicaRecord {
-    /// None of its contents count from now on.
+    /// Marks all contents as invalid.
     pub(super) fn fill_anew(&mut self, why: String) {
         self.state = ReplicaState::Filling {
             watermark: 0,
@@ -156,7 +157,7 @@ impl ReplicaRecord {
         self.why = Some(why);
     }
 
-    /// True if none of its contents count already.
+    /// True if all contents are marked as invalid.
     pub(super) fn is_empty(&self) -> bool {
         matches!(self.state, ReplicaState::Filling { watermark: 0, .. })
     }
@@ -222,7 +223,7 @@ impl Membership {
         Ok(())
     }
 
-    /// A replica that lanes know no more was cut, and there is none to fill it from.
+    /// Records the cut of a replica that lanes do not use any more, without a source for a resync.
     pub(super) async fn mark_cut(
         &self,
         slot: usize,
@@ -299,7 +300,7 @@ impl Membership {
 }
 
 impl Failure {
-    /// The device ends before the blocks that were asked for.
+    /// True if the failure means that the device ends before the requested blocks.
     pub(crate) fn is_beyond_end(self) -> bool {
         self == Failure::Status(Status::OutOfRange)
     }

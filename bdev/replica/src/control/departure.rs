@@ -1,4 +1,5 @@
-//! Replicas that leave: detached temporarily, out, or removed from the volume.
+//! Ends the use of a replica: detaches it temporarily, marks it out of sync, or removes it from the
+//! volume.
 
 use uuid::Uuid;
 

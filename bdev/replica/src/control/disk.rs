@@ -1,4 +1,4 @@
-//! One replica's device as the control uses it: a queue whose I/Os are futures.
+//! The control's queue to one replica's device, whose I/Os are futures.
 //!
 //! One poller of the control's reactor polls all its disks. An I/O whose caller no longer waits
 //! (its deadline passed) keeps its slot until the device completes it.

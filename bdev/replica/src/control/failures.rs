@@ -1,4 +1,4 @@
-//! The consequences for a replica that failed an I/O.
+//! Decides about replicas that failed an I/O: out of sync, detached, or no change.
 //!
 //! | the replica is | and | then |
 //! |---|---|---|

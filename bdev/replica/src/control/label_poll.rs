@@ -1,4 +1,5 @@
-//! Replicas that only their label protects: the holder polls the label for that of another holder.
+//! Polls the labels of replicas without reservations, to detect that another holder has taken the
+//! volume.
 //!
 //! ```text
 //! previous holder     look ──1 s──▶ look ──1 s──▶ look: a later epoch, fenced

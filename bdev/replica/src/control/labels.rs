@@ -1,4 +1,4 @@
-//! The labels of the replicas.
+//! Writes and checks the labels of the replicas.
 
 use std::rc::Rc;
 use std::time::Duration;

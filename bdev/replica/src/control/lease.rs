@@ -1,4 +1,5 @@
-//! A holder of a shared store stops acknowledging unless the store replies regularly.
+//! The lease of a shared store: a holder stops acknowledging I/O if the store does not reply in
+//! time.
 //!
 //! Another holder that opens the volume raises the epoch in the store, and waits for the duration
 //! of a lease before it serves. By then the previous holder has either read the new epoch, or had

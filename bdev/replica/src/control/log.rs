@@ -1,4 +1,4 @@
-//! The dirty-region log: its pages are on the replicas' media before any write into a region.
+//! Writes the dirty-region log: a region's bit is on the replicas' media before any write to it.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

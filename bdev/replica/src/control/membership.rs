@@ -1,5 +1,5 @@
-//! The replicas of the volume in the store, in labels and in the state. All changes of the store go
-//! through this file.
+//! Changes the volume's record: in the store, in the labels, and in the control's state. All
+//! changes of the store use this module.
 
 use std::rc::Rc;
 use std::sync::Arc;

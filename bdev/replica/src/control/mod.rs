@@ -1,4 +1,5 @@
-//! The control of an open volume: tasks of one reactor, each with its own state.
+//! The management of an open volume, as tasks on one reactor: membership, failures, resync,
+//! fencing, the dirty-region log, and operators' commands.
 //!
 //! ```text
 //!   lanes ── news ──▶ listen ─┬─ wanted regions ──▶ LogWriter  page on the media, then dirty

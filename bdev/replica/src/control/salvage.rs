@@ -1,4 +1,4 @@
-//! Copies from a replica that cannot read all of its blocks.
+//! Copies from a replica with unreadable blocks, which are read from other replicas.
 //!
 //! Readable blocks are copied from it, and the rest from another in-sync replica, preferably one
 //! that has the region. During a reconcile there may be none. The differing data was not

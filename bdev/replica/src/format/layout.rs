@@ -1,4 +1,4 @@
-//! Offsets on a replica's device, and the size of regions.
+//! The layout of a replica's device: offsets of labels, log and data, and the size of regions.
 
 use crate::model::RESERVED;
 

@@ -1,4 +1,5 @@
-//! Where volumes' records are kept: the authority on epoch and membership.
+//! The trait [`VolumeStore`]: stores the records of volumes, and is the authority on their epochs
+//! and replicas.
 
 mod embedded;
 mod memory;

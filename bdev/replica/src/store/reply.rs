@@ -1,4 +1,4 @@
-//! One reply, from the thread that has it to the task that waits for it.
+//! A channel for one reply of the store, from its thread to the waiting task.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -130,13 +130,13 @@ impl LayerQueue {
             self.stats.busy();
             return Err((Busy, io));
         }
-        let first = self.throttle.held[side].is_empty();
+        let first = self.throttle.queued[side].is_empty();
         if free || first && self.throttle.chain.admit(io.op, bytes, self.now) {
             return self.start(io);
         }
         let since = (!self.stale).then_some(self.now);
         self.stats.throttled();
-        self.throttle.held[side].push_back(QueuedIo {
+        self.throttle.queued[side].push_back(QueuedIo {
             io,
             since,
             admitted: false,
@@ -156,7 +156,7 @@ impl LayerQueue {
             let outcome = self.start(held.io);
             self.arrived = None;
             if let Err((Busy, io)) = outcome {
-                self.throttle.held[side].push_front(QueuedIo {
+                self.throttle.queued[side].push_front(QueuedIo {
                     io,
                     since,
                     admitted: true,

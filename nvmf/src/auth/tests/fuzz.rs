@@ -1,4 +1,5 @@
-//! Tests of the fuzz target `authentication`: its corpus, damaged inputs of the corpus, and random bytes.
+//! Tests of the fuzz target `authentication`: its corpus, damaged inputs of the corpus, and random
+//! bytes.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,5 @@
-//! The controller's end of one NVMe/TCP connection.
+//! The controller's side of one NVMe/TCP connection, as a state machine without a socket. The TCP
+//! transport drives it.
 //!
 //! ```text
 //!           ICReq / ICResp         Drained, or a violation      queue sent

@@ -1,4 +1,5 @@
-//! What each PDU of the host means: checked against the state, then an event or a violation.
+//! Handles each PDU of the host: checks it against the state, then creates an event or closes the
+//! connection with an error.
 
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::Fuse;

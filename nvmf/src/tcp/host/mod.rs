@@ -1,4 +1,5 @@
-//! The host's end of one NVMe/TCP connection.
+//! The host's side of one NVMe/TCP connection, as a state machine without a socket. The TCP
+//! transport drives it.
 //!
 //! ```text
 //!              ICReq / ICResp        violation          queue sent

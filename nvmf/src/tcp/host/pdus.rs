@@ -1,5 +1,5 @@
-//! Handles each PDU of the controller: checks it against the commands, then makes an event or a
-//! violation.
+//! Handles each PDU of the controller: checks it against the outstanding commands, then creates an
+//! event or closes the connection with an error.
 
 use std::ops::Range;
 

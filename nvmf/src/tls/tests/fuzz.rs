@@ -1,4 +1,5 @@
-//! Tests of the fuzz target `tls_hello`: its corpus, damaged inputs of the corpus, and random bytes.
+//! Tests of the fuzz target `tls_hello`: its corpus, damaged inputs of the corpus, and random
+//! bytes.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,5 @@
-//! The Asymmetric Namespace Access log (0Ch, Base 5.16.1.13): groups, their state, their members.
+//! The Asymmetric Namespace Access log page (0Ch, Base 5.16.1.13): the structures of its header and
+//! group descriptors.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};

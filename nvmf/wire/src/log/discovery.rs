@@ -1,4 +1,4 @@
-//! The discovery log (70h, Base 5.16.1.23): which subsystems there are, and how to reach them.
+//! The discovery log page (70h, Base 5.16.1.23): the structures of its header and records.
 
 use core::fmt;
 

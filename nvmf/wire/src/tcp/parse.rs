@@ -1,4 +1,4 @@
-//! Judging a PDU header: every rule of TCP 3.6 that can be judged from the header alone.
+//! Parses and checks a PDU header by all rules of TCP 3.6 that depend only on the header.
 
 use zerocopy::FromBytes;
 

@@ -1,4 +1,4 @@
-//! Why a session ended: one failure causes several errors, and the best explanation is reported.
+//! Selects the cause of a session's end among the several errors that one failure causes.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

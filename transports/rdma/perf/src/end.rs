@@ -1,4 +1,5 @@
-//! Common parts of both ends: registered memory, a completion queue, lanes on it, and waiting.
+//! The parts shared by client and server: registered memory, a completion queue, send and receive
+//! lanes, and waiting for completions.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;

@@ -546,7 +546,7 @@ impl Replicas {
 
     pub fn arm(&mut self, now: Nanos) -> Idle {
         // A ring from now on wakes the lane; earlier rings are handled in this turn.
-        self.state.hear();
+        self.state.clear_bell();
         let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
         let idle = queues.fold(Idle::Quiet, |idle, q| idle.and(q.queue.arm(now)));
         if self.used != 0 || !self.is_current() {
