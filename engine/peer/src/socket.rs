@@ -1,34 +1,36 @@
-//! Socket options with the credentials of a peer.
+//! Reads the credentials of the process at the other end of a Unix stream socket (`SO_PEERCRED`,
+//! `SO_PEERGROUPS`). The RPC server decides with them which client may connect.
 
 use std::ffi::c_int;
 use std::io::{Error, Result};
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Groups of one process beyond which the kernel allows none (NGROUPS_MAX).
+/// The kernel's limit of supplementary groups per process (NGROUPS_MAX).
 const MAX_GROUPS: usize = 65_536;
-/// Enough for nearly every process.
+/// The size of the first buffer for group ids: enough for nearly every process.
 const FEW_GROUPS: usize = 32;
 
-/// Who connected, at the time of connect.
+/// The credentials of a process at the time when it connected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Credentials {
-    /// None for a process outside this PID namespace.
+    /// The process id. `None` for a process outside this PID namespace.
     pub pid: Option<i32>,
     pub uid: u32,
     pub gid: u32,
-    /// Supplementary groups.
+    /// The ids of the supplementary groups.
     pub groups: Vec<u32>,
 }
 
 impl Credentials {
-    /// True if the process has this group, as its primary one or another.
+    /// True if `group` is the primary group or a supplementary group of the process.
     pub fn is_in(&self, group: u32) -> bool {
         self.gid == group || self.groups.contains(&group)
     }
 }
 
-/// The credentials of the process that connected to this end of a Unix stream socket.
+/// Returns the credentials of the process that connected to this end of a Unix stream socket.
+/// Fails if the socket was never connected, or if a system call fails.
 pub fn credentials(socket: &impl AsFd) -> Result<Credentials> {
     let socket = socket.as_fd();
     let mut of = [libc::ucred {
@@ -41,7 +43,7 @@ pub fn credentials(socket: &impl AsFd) -> Result<Credentials> {
         return Err(Error::other("SO_PEERCRED has another size"));
     }
     let [ucred] = of;
-    // The kernel's word for "no credentials": the socket was never connected.
+    // The kernel returns uid -1 for a socket that was never connected.
     if ucred.uid == u32::MAX {
         return Err(Error::other("the socket has no peer"));
     }

@@ -1,16 +1,18 @@
-//! Decides which clients get a place, which one is replaced, and how many bytes of answers may be
-//! unsent.
+//! Admission of clients (connections) to the RPC server: limits the number of clients and the bytes
+//! of unsent replies, and selects the idle client that a new client replaces.
+//!
+//! A new client is admitted by the first rule that applies:
 //!
 //! ```text
-//!   a new client ─▶ a free place
-//!                └▶ the place of a client that has been idle for GRACE: the longest idle one of
-//!                   the process with the most clients
-//!                └▶ a reserved place, if its process has no other client
-//!                └▶ otherwise it waits; it is refused once all have been busy for PATIENCE
+//!   1. fewer than max_clients clients are connected
+//!   2. a client has been idle for GRACE: the new client replaces the longest idle client of the
+//!      process with the most clients
+//!   3. its process has no other client, and one of the RESERVED slots is free
+//!   4. otherwise it waits; it is refused when all clients have been busy for PATIENCE
 //! ```
 //!
-//! A client is idle while none of its calls runs and none of its answers is being sent. So the
-//! administrator's commands get through, however many connections other programs leave open.
+//! A client is idle while none of its calls runs and none of its replies is being sent. So the
+//! administrator's commands are served, however many connections other programs leave open.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -19,25 +21,25 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// Places beyond `[rpc] max_clients`, for processes that have no other client.
+/// Slots beyond `[rpc] max_clients`, for processes that have no other client.
 pub const RESERVED: usize = 4;
-/// A client that was idle for less than this keeps its place.
+/// A client that has been idle for less than this is not replaced.
 pub const GRACE: Duration = Duration::from_secs(1);
-/// How long new clients wait while all places have busy clients.
+/// How long a new client waits while the clients in all slots are busy.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// Limit of unread answers over all clients, in bytes.
+/// Limit of unsent replies over all clients, in bytes.
 pub const UNSENT_BYTES: usize = 256 * 1024 * 1024;
-/// Unread bytes per client that are always allowed: short answers always get through.
+/// Unsent bytes that each client may always have, so that short replies are never refused.
 pub const UNSENT_EACH: usize = 64 * 1024;
 
-/// All connected clients, and the limits of places and unsent bytes.
+/// All connected clients, and the limits of their number and of their unsent bytes.
 #[derive(Debug)]
 pub struct Clients {
     max: usize,
     unsent_limit: usize,
     open: RefCell<BTreeMap<u64, Rc<Peer>>>,
     next: Cell<u64>,
-    /// The time since when every place has had a busy client.
+    /// The time since when every slot has had a busy client.
     busy_since: Cell<Option<Instant>>,
     unsent: Cell<usize>,
     /// Notified when a client left or became idle.
@@ -50,18 +52,18 @@ pub struct Peer {
     id: u64,
     process: Option<i32>,
     running: Cell<usize>,
-    /// The last time it sent a request, a call of it finished, or it read part of an answer.
+    /// The last time when it sent a request, one of its calls finished, or it read part of a reply.
     active: Cell<Instant>,
     unsent: Cell<usize>,
     leave: Notify,
     clients: Rc<Clients>,
 }
 
-/// A client's place, freed on drop.
+/// The slot of a connected client. Dropping it frees the slot.
 #[derive(Debug)]
 pub struct Place(pub Rc<Peer>);
 
-/// The result for a new client.
+/// The result of [`Clients::enter`] for a new client.
 #[derive(Debug)]
 pub enum Entry {
     Admitted(Place),
@@ -93,7 +95,8 @@ impl Clients {
         self.max
     }
 
-    /// Resolves when [`Clients::enter`] may have another result. Counts from the call.
+    /// Resolves when a client, after this call, disconnects or becomes idle: then
+    /// [`Clients::enter`] may have another result.
     pub fn changed(&self) -> impl Future<Output = ()> + '_ {
         self.changed.notified()
     }
@@ -193,12 +196,13 @@ impl Peer {
         Running(Rc::clone(self))
     }
 
-    /// Resolves when this client was replaced.
+    /// Resolves when a new client has replaced this one: the connection must be closed.
     pub async fn must_leave(&self) {
         self.leave.notified().await;
     }
 
-    /// Reserves room for an answer of `bytes`, until it is sent. `None`: too many bytes are unsent.
+    /// Counts a reply of `bytes` as unsent until the charge is dropped. `None` if too many bytes
+    /// are unsent already.
     pub fn charge(self: &Rc<Peer>, bytes: usize) -> Option<Charge> {
         let (own, all) = (self.unsent.get() + bytes, self.clients.unsent.get() + bytes);
         if own > UNSENT_EACH && all > self.clients.unsent_limit {
@@ -213,7 +217,7 @@ impl Peer {
     }
 }
 
-/// A running call.
+/// A running call of a client: the client is busy until this is dropped.
 #[derive(Debug)]
 pub struct Running(Rc<Peer>);
 
@@ -226,7 +230,7 @@ impl Drop for Running {
     }
 }
 
-/// The reserved bytes of an unsent answer.
+/// The bytes of an unsent reply. Dropping it subtracts them from the client's unsent bytes.
 #[derive(Debug)]
 pub struct Charge {
     client: Rc<Peer>,

@@ -1,4 +1,4 @@
-//! Status codes (Base 3.3.3.2.1): the outcome of a command in its completion.
+//! The status field of a completion queue entry (Base 3.3.3.2.1) and the names of its status codes.
 
 use core::fmt;
 
@@ -9,8 +9,9 @@ use core::fmt;
 ///   DNR  M   CRD    SCT    SC
 /// ```
 ///
-/// Constants carry SCT and SC only; [`StatusCode::with_dnr`] and its friends add the rest. Two are
-/// equal when the whole field is; compare [`StatusCode::code`] to leave the retry hints aside.
+/// The constants have SCT and SC only; [`StatusCode::with_dnr`], [`StatusCode::with_more`] and
+/// [`StatusCode::with_crd`] set the other bits. `==` compares the whole field: compare
+/// [`StatusCode::code`] to ignore DNR, M and CRD.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StatusCode(u16);
 
@@ -35,17 +36,17 @@ impl StatusCode {
         self.0
     }
 
-    /// Status code type.
+    /// Status code type (SCT).
     pub const fn sct(self) -> u8 {
         (self.0 >> 8) as u8 & 0b111
     }
 
-    /// Status code.
+    /// Status code (SC).
     pub const fn sc(self) -> u8 {
         self.0 as u8
     }
 
-    /// The same without the retry hints.
+    /// SCT and SC, with DNR, M and CRD cleared.
     pub const fn code(self) -> StatusCode {
         StatusCode(self.0 & CODE_MASK)
     }
@@ -59,12 +60,12 @@ impl StatusCode {
         (self.0 >> CRD_SHIFT) as u8 & 0b11
     }
 
-    /// The error information log has more on this.
+    /// More (M): the Error Information log page has an entry for this error.
     pub const fn more(self) -> bool {
         self.0 & MORE != 0
     }
 
-    /// Do not retry: the same command will fail the same way.
+    /// Do Not Retry (DNR): the same command would fail again.
     pub const fn dnr(self) -> bool {
         self.0 & DNR != 0
     }
@@ -81,7 +82,7 @@ impl StatusCode {
         StatusCode(self.0 | DNR)
     }
 
-    /// Path related: a multipath host tries another controller.
+    /// True for a path related status (SCT 3h): a multipath host retries on another path.
     pub const fn is_path_related(self) -> bool {
         self.sct() == sct::PATH_RELATED
     }
@@ -256,12 +257,12 @@ codes! {
 }
 
 impl StatusCode {
-    /// The specification's name, for any command but a fabrics command.
+    /// The name in the specification, for any command except a Fabrics command.
     pub fn name(self) -> Option<&'static str> {
         find(NAMES, self.code()).or_else(|| find(FABRICS_NAMES, self.code()))
     }
 
-    /// The specification's name, as the answer to a fabrics command.
+    /// The name in the specification, for a Fabrics command.
     pub fn fabrics_name(self) -> Option<&'static str> {
         find(FABRICS_NAMES, self.code()).or_else(|| find(NAMES, self.code()))
     }
@@ -275,7 +276,7 @@ fn find(table: &[(StatusCode, &'static str)], code: StatusCode) -> Option<&'stat
 }
 
 impl StatusCode {
-    /// Shows it as the answer to a fabrics command: 180h to 185h mean other things there.
+    /// Formats the status as that of a Fabrics command, for which 180h to 185h have other names.
     pub const fn of_fabrics(self) -> FabricsStatus {
         FabricsStatus(self)
     }
@@ -297,7 +298,7 @@ impl StatusCode {
     }
 }
 
-/// A status that answers a fabrics command, to be shown; see [`StatusCode::of_fabrics`].
+/// Formats the status of a Fabrics command; see [`StatusCode::of_fabrics`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FabricsStatus(StatusCode);
 

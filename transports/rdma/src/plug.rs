@@ -1,4 +1,5 @@
-//! The control half: listeners, and the assignment of connections to cores.
+//! The control path of the RDMA target: listeners, RDMA devices and their memory, and the
+//! assignment of new connections to cores. The daemon adds [`RdmaPlug`] to its target.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +24,8 @@ use crate::shared::{
 use crate::stats::{ControlCounts, StatsSnapshot};
 use crate::transport::RdmaTransport;
 
-/// The RDMA plug. Dropping it stops its thread, its listeners, and the management of its
-/// connections.
+/// The RDMA transport of a target. Dropping it stops its thread, its listeners, and the management
+/// of its connections.
 pub struct RdmaPlug {
     shared: Arc<Shared>,
     control: Arc<Mutex<Control>>,
@@ -48,8 +49,8 @@ impl RdmaPlug {
         Ok(plug)
     }
 
-    /// A plug without a thread, whose owner calls [`RdmaPlug::turn`]: for tests that control the
-    /// order of events.
+    /// Like [`RdmaPlug::new`], without a management thread: the owner calls [`RdmaPlug::turn`]. For
+    /// tests that control the order of events.
     pub fn without_thread(
         config: RdmaConfig,
         provider: Arc<dyn Provider>,

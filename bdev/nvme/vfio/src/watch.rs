@@ -1,8 +1,9 @@
-//! Added and removed drives.
+//! Detects added and removed NVMe drives, and changes of their driver, for the drive bdev's
+//! hotplug.
 //!
-//! The kernel announces every change of a device on a socket. Messages may be lost when there are
-//! many, and a container gets none. So an announcement only triggers a look, and sysfs has the
-//! facts.
+//! The kernel sends a uevent for every device change to a netlink socket. Uevents can be lost, and
+//! a container receives none. So a uevent only triggers a comparison with sysfs, and the caller
+//! also compares periodically.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,12 +15,12 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use crate::pci::{Address, Driver, System};
 
-/// What happened to a drive.
+/// A change of a drive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     Added(Address, Driver),
     Removed(Address),
-    /// It has another driver now.
+    /// The drive was bound to this driver, or unbound.
     Driver(Address, Driver),
 }
 
@@ -29,7 +30,7 @@ pub struct Watch {
     announcements: Option<OwnedFd>,
 }
 
-/// Announcements read at once; more are left for the next time.
+/// The maximum number of uevents read per call of [`Watch::changes`].
 const MESSAGES_MAX: usize = 1024;
 
 impl Watch {
@@ -46,12 +47,13 @@ impl Watch {
         }
     }
 
-    /// Turns readable when something may have changed. `None`: ask from time to time.
+    /// The uevent socket, which becomes readable when a drive may have changed. `None`: the socket
+    /// could not be opened, and the caller must poll [`Watch::changes`].
     pub fn fd(&self) -> Option<RawFd> {
         self.announcements.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// Changes since the last call. Does not block.
+    /// Returns the changes since the last call. Does not block.
     pub fn changes(&mut self) -> Vec<Change> {
         self.drain();
         let now = look(&self.system);
@@ -75,8 +77,8 @@ impl Watch {
         };
         let mut message = [0; 64];
         for _ in 0..MESSAGES_MAX {
-            // The content of a message does not matter, nor that some were lost (ENOBUFS): sysfs
-            // has it all.
+            // The content of a uevent is not used, and lost uevents (ENOBUFS) do not matter: sysfs
+            // has the present state.
             match rustix::net::recv(socket, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
                 Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
                 Err(_) => return,
@@ -100,7 +102,7 @@ fn listen() -> io::Result<OwnedFd> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         Some(KOBJECT_UEVENT),
     )?;
-    /// The kernel's own announcements, not those that udev repeats.
+    /// The multicast group of the kernel's uevents (udev sends to another group).
     const KERNEL: u32 = 1;
     rustix::net::bind(&socket, &SocketAddrNetlink::new(0, KERNEL))?;
     Ok(socket)

@@ -33,7 +33,7 @@ pub struct Traits {
 
 /// Rates of failures, in chances per thousand commands.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Temper {
+pub struct FaultRates {
     pub read_error: u64,
     pub write_error: u64,
     pub retry: u64,
@@ -47,7 +47,7 @@ pub struct Temper {
 pub(crate) struct Inner {
     pub media: Media,
     pub traits: Traits,
-    pub temper: Temper,
+    pub fault_rates: FaultRates,
     random: Random,
     now: Nanos,
     commands: BTreeMap<(Nanos, u64), Command>,
@@ -131,7 +131,7 @@ impl SimDisk {
             inner: Mutex::new(Inner {
                 media: Media::new(format, blocks),
                 traits,
-                temper: Temper::default(),
+                fault_rates: FaultRates::default(),
                 random,
                 now: Nanos::ZERO,
                 commands: BTreeMap::new(),
@@ -254,9 +254,9 @@ impl SimDisk {
         inner.gone = false;
         inner.cut_off.clear();
         inner.bad.clear();
-        inner.temper = Temper {
-            latency: inner.temper.latency,
-            ..Temper::default()
+        inner.fault_rates = FaultRates {
+            latency: inner.fault_rates.latency,
+            ..FaultRates::default()
         };
         inner.silent_until = inner.now;
         // Hanging commands continue.
@@ -353,30 +353,30 @@ impl Inner {
     }
 
     fn latency(&mut self) -> Duration {
-        let typical = (self.temper.latency.as_nanos() as u64).max(2000);
+        let typical = (self.fault_rates.latency.as_nanos() as u64).max(2000);
         let tail = if self.random.one_in(20) { 10 } else { 1 };
         Duration::from_nanos(self.random.within(typical / 2, typical * 2) * tail)
     }
 
     /// Decides a command's status and its delay.
     fn plan(&mut self, op: Op) -> (Status, Duration) {
-        let temper = self.temper;
+        let fault_rates = self.fault_rates;
         let mut happens = |chance: u64| chance > 0 && self.random.below(1000) < chance;
-        if happens(temper.hang) {
+        if happens(fault_rates.hang) {
             let ms = self.random.within(20, 3000);
             return (Status::Ok, Duration::from_millis(ms));
         }
-        if happens(temper.retry) {
+        if happens(fault_rates.retry) {
             return (Status::Retry, Duration::ZERO);
         }
         let (chance, failures): (_, &[Status]) = match op {
             Op::Read => (
-                temper.read_error,
+                fault_rates.read_error,
                 &[Status::ReadError, Status::Integrity, Status::DeviceError],
             ),
-            Op::Flush => (temper.flush_error, &[Status::DeviceError]),
+            Op::Flush => (fault_rates.flush_error, &[Status::DeviceError]),
             _ => (
-                temper.write_error,
+                fault_rates.write_error,
                 &[Status::WriteError, Status::DeviceError, Status::NoSpace],
             ),
         };

@@ -102,7 +102,7 @@ impl Ending<'_> {
         });
         self.world.plenty();
         self.world.disks.iter().for_each(|disk| disk.heal());
-        self.world.mood.lock().heal();
+        self.world.store_faults.lock().heal();
         // Of several holders the last is the one that may serve.
         while self.world.holders.len() > 1 {
             let number = self.world.holders[0].number;

@@ -1,4 +1,5 @@
-//! The faults of a run: their kinds, their rates, and their times.
+//! Fault injection of the replication simulator: which kinds of faults a run has, how often they
+//! occur, and how the record store fails its callers. `trouble.rs` applies the faults.
 
 use std::time::Duration;
 
@@ -6,13 +7,13 @@ use nacre_bdev_replica::store::{Call, Outcome, Plan};
 use nacre_random::Random;
 use nacre_reactor::Nanos;
 
-/// The faults of a run.
+/// The faults of a run, and the times of the next ones.
 pub struct Faults {
     pub profile: Profile,
     pub(crate) next: Nanos,
-    /// A shortage affects buffers only.
-    pub(crate) descriptors: bool,
-    /// Decides whether disks lose their end, and when.
+    /// True if a shortage affects only buffers, not the opening of queues.
+    pub(crate) buffers_only: bool,
+    /// Draws the times at which a disk is truncated; `None`: disks are not truncated.
     pub(crate) cuts: Option<Random>,
     pub(crate) next_cut: Nanos,
 }
@@ -21,39 +22,54 @@ pub struct Faults {
 /// would hide.
 pub struct Profile {
     weights: Vec<(Kind, u64)>,
+    /// Average time between two faults, in milliseconds.
     pub pause_ms: u64,
     pub latency: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Temper,
+    /// A disk changes its latencies and error rates.
+    DiskFaults,
+    /// A disk completes no I/O for a time.
     Silence,
-    Vanish,
+    /// A disk is removed, and returns later.
+    Removal,
+    /// A disk loses its volatile write cache.
     PowerLoss,
+    /// Most disks lose power, and possibly a holder crashes.
     Blackout,
-    CutOff,
+    /// A holder cannot reach a disk for a time.
+    Unreachable,
+    /// A holder's process ends.
     Crash,
+    /// A second holder starts while the first one still runs.
     TakeOver,
+    /// The record store does not answer for a time.
     StoreOutage,
-    StoreMood,
+    /// The record store changes its latencies and error rates.
+    StoreFaults,
+    /// An administrator's call: adds, removes or forces a replica.
     Operator,
+    /// A holder closes the volume.
     Close,
+    /// A range of a disk becomes unreadable.
     BadBlocks,
+    /// Buffers run out, and possibly descriptors.
     Shortage,
 }
 
 const KINDS: [Kind; 14] = [
-    Kind::Temper,
+    Kind::DiskFaults,
     Kind::Silence,
-    Kind::Vanish,
+    Kind::Removal,
     Kind::PowerLoss,
     Kind::Blackout,
-    Kind::CutOff,
+    Kind::Unreachable,
     Kind::Crash,
     Kind::TakeOver,
     Kind::StoreOutage,
-    Kind::StoreMood,
+    Kind::StoreFaults,
     Kind::Operator,
     Kind::Close,
     Kind::BadBlocks,
@@ -91,12 +107,14 @@ impl Profile {
     }
 }
 
-/// How the store treats its callers.
-pub struct StoreMood {
+/// The faults of the record store.
+pub struct StoreFaults {
     random: Random,
-    /// Percentage of calls.
+    /// Percentage of calls that the store refuses.
     pub(crate) refuses: u64,
+    /// Percentage of calls whose reply is lost.
     pub(crate) loses: u64,
+    /// Percentage of calls that take up to 1.5 s.
     pub(crate) slow: u64,
     /// End of an outage: calls of the holder `out_for`, or of all holders, get no reply before
     /// it.
@@ -105,9 +123,9 @@ pub struct StoreMood {
     pub now: Nanos,
 }
 
-impl StoreMood {
-    pub fn new(random: Random) -> StoreMood {
-        StoreMood {
+impl StoreFaults {
+    pub fn new(random: Random) -> StoreFaults {
+        StoreFaults {
             random,
             refuses: 0,
             loses: 0,
@@ -150,9 +168,9 @@ impl StoreMood {
         }
     }
 
-    /// No failures from now on.
+    /// Ends all faults of the store.
     pub fn heal(&mut self) {
         let random = self.random.fork();
-        *self = StoreMood::new(random);
+        *self = StoreFaults::new(random);
     }
 }

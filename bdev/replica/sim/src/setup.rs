@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::agenda::Agenda;
 use crate::checker::Checker;
 use crate::disk::{SimDisk, Traits};
-use crate::faults::{Faults, Profile, StoreMood};
+use crate::faults::{Faults, Profile, StoreFaults};
 use crate::holder::Holder;
 use crate::load::{Hosts, Hot, Numbers};
 use crate::media::Format;
@@ -52,7 +52,7 @@ impl World {
         let profile = Profile::new(&mut random);
         for disk in &disks {
             let mut disk = disk.lock();
-            disk.temper.latency = profile.latency;
+            disk.fault_rates.latency = profile.latency;
             disk.watched = options.block.map(|block| format.reserved() + block);
         }
         let mut checker = Checker::new(blocks + room);
@@ -65,7 +65,7 @@ impl World {
                 checker.was_there(block, tag);
             }
         }
-        let mood = Arc::new(Mutex::new(StoreMood::new(random.fork())));
+        let store_faults = Arc::new(Mutex::new(StoreFaults::new(random.fork())));
         let store = MemoryStore::new();
         let queues = Arc::new(AtomicU64::new(1));
         let node = Uuid::from_u128(0xa0);
@@ -89,7 +89,7 @@ impl World {
         let id = id.expect("a volume on new disks");
         holder.open(id);
         let record = store.records().remove(0);
-        let planned = Arc::clone(&mood);
+        let planned = Arc::clone(&store_faults);
         let plan = move |call: &Call| -> Plan { planned.lock().plan(call) };
         store.plan(Some(Box::new(plan)));
         World {
@@ -104,7 +104,7 @@ impl World {
             faults: Faults {
                 profile,
                 next: clock.now(),
-                descriptors: seed % 4 != 3,
+                buffers_only: seed % 4 != 3,
                 cuts: (seed % 5 == 3).then(|| Random::new(seed.rotate_left(16))),
                 next_cut: clock.now() + CALM,
             },
@@ -116,7 +116,7 @@ impl World {
             clock,
             carried_out: store.carried_out(),
             store,
-            mood,
+            store_faults,
             disks,
             queues,
             holders: vec![holder],

@@ -8,7 +8,7 @@ use nacre_bdev_replica::model::ReplicaState;
 use uuid::Uuid;
 
 use crate::agenda::Event;
-use crate::disk::Temper;
+use crate::disk::FaultRates;
 use crate::faults::Kind;
 use crate::media::Loss;
 use crate::world::World;
@@ -37,13 +37,13 @@ impl World {
         };
         self.log_line(|| format!("trouble: {kind:?} disk{disk} holder {holder}"));
         match kind {
-            Kind::Temper => self.change_temper(disk),
+            Kind::DiskFaults => self.change_disk_faults(disk),
             Kind::Silence => {
                 let ms = *self.random.pick(&[20, 200, 1500]);
                 let until = self.clock.now() + Duration::from_millis(self.random.within(1, ms));
                 self.disks[disk].fall_silent(until);
             }
-            Kind::Vanish => {
+            Kind::Removal => {
                 self.disks[disk].disappear();
                 self.disconnected(disk);
                 self.come_back(disk);
@@ -59,7 +59,7 @@ impl World {
                     self.crash(holder);
                 }
             }
-            Kind::CutOff if holder != 0 => {
+            Kind::Unreachable if holder != 0 => {
                 self.disks[disk].cut_off(holder, true);
                 self.disconnected(disk);
                 let after = self.random.within(1, 4000);
@@ -78,17 +78,17 @@ impl World {
                     .within(1, *self.random.clone().pick(&[100, 2000, 9000]));
                 let until = self.clock.now() + Duration::from_millis(until);
                 let all = self.random.one_in(2);
-                let mut mood = self.mood.lock();
-                mood.out_until = until;
-                mood.out_for = (!all).then_some(holder);
+                let mut store_faults = self.store_faults.lock();
+                store_faults.out_until = until;
+                store_faults.out_for = (!all).then_some(holder);
             }
-            Kind::StoreMood => {
+            Kind::StoreFaults => {
                 let values = [0, 0, 5, 30].map(|most| self.random.below(most + 1));
-                let mut mood = self.mood.lock();
+                let mut store_faults = self.store_faults.lock();
                 let random = &mut self.random;
-                mood.refuses = *random.pick(&values);
-                mood.loses = *random.pick(&values);
-                mood.slow = *random.pick(&values);
+                store_faults.refuses = *random.pick(&values);
+                store_faults.loses = *random.pick(&values);
+                store_faults.slow = *random.pick(&values);
             }
             Kind::Operator => self.operate(holder),
             Kind::Close => {
@@ -111,7 +111,7 @@ impl World {
             }
             Kind::Shortage => {
                 self.hoard();
-                if !self.faults.descriptors {
+                if !self.faults.buffers_only {
                     let lacks = self.holders.iter().map(|holder| &holder.lacks);
                     lacks.for_each(|lacks| lacks.store(true, Ordering::Relaxed));
                 }
@@ -119,7 +119,7 @@ impl World {
                 let after = Duration::from_millis(self.random.within(1, most));
                 self.schedule(after, Event::Plenty);
             }
-            Kind::CutOff | Kind::TakeOver => {}
+            Kind::Unreachable | Kind::TakeOver => {}
         }
     }
 
@@ -187,7 +187,7 @@ impl World {
         lacks.for_each(|lacks| lacks.store(false, Ordering::Relaxed));
     }
 
-    fn change_temper(&mut self, disk: usize) {
+    fn change_disk_faults(&mut self, disk: usize) {
         let random = &mut self.random;
         let mut chance = |most: u64| {
             if random.one_in(2) {
@@ -196,7 +196,7 @@ impl World {
                 0
             }
         };
-        let temper = Temper {
+        let fault_rates = FaultRates {
             read_error: chance(120),
             write_error: chance(60),
             retry: chance(300),
@@ -204,7 +204,7 @@ impl World {
             hang: chance(40),
             latency: self.faults.profile.latency,
         };
-        self.disks[disk].lock().temper = temper;
+        self.disks[disk].lock().fault_rates = fault_rates;
         let after = Duration::from_millis(self.random.within(5, 2000));
         self.schedule(after, Event::Calm(disk));
     }
@@ -318,11 +318,11 @@ impl World {
     pub(crate) fn apply(&mut self, event: Event) {
         match event {
             Event::Calm(disk) => {
-                let temper = Temper {
+                let fault_rates = FaultRates {
                     latency: self.faults.profile.latency,
-                    ..Temper::default()
+                    ..FaultRates::default()
                 };
-                self.disks[disk].lock().temper = temper;
+                self.disks[disk].lock().fault_rates = fault_rates;
             }
             Event::Reappear(disk) => {
                 self.disks[disk].reappear();

@@ -19,7 +19,7 @@ use crate::agenda::{Agenda, Event};
 use crate::checker::Checker;
 use crate::device::LINGER;
 use crate::disk::SimDisk;
-use crate::faults::{Faults, StoreMood};
+use crate::faults::{Faults, StoreFaults};
 use crate::holder::Holder;
 use crate::load::{Hosts, Numbers};
 use crate::media::Format;
@@ -35,7 +35,7 @@ pub struct World {
     pub format: Format,
     pub clock: VirtualClock,
     pub store: MemoryStore,
-    pub mood: Arc<Mutex<StoreMood>>,
+    pub store_faults: Arc<Mutex<StoreFaults>>,
     pub disks: Vec<Arc<SimDisk>>,
     pub(crate) queues: Arc<AtomicU64>,
     pub holders: Vec<Holder>,
@@ -418,7 +418,7 @@ impl World {
             self.next_due()
         };
         self.clock.set(next.max(now));
-        self.mood.lock().now = next;
+        self.store_faults.lock().now = next;
         self.store.advance(next);
         self.look_at_store();
         for disk in &self.disks {

@@ -1,17 +1,18 @@
-//! Counters as rates: the differences between two replies of `bdev_get_iostat`, and their formats.
+//! Rates and latencies of block devices, from the differences between two replies of
+//! `bdev_get_iostat`, and their text formats. Used by `nacre top`.
 
 use serde_json::{Value, json};
 
-/// One kind of operation's counters.
+/// The counters of one kind of operation: reads, writes or unmaps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     pub ops: u64,
     pub bytes: u64,
-    /// The latencies of all of them, added.
+    /// The sum of the latencies of the operations, in ticks of the daemon's clock.
     pub ticks: u64,
 }
 
-/// A device's counters, or their increase.
+/// The counters of a block device, or their increase between two replies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Iostat {
     pub read: Counters,
@@ -37,7 +38,8 @@ impl Iostat {
         }
     }
 
-    /// The increase. Counters that decreased were reset: then their present values.
+    /// Returns the increase of each counter since `earlier`. A counter that decreased was reset in
+    /// the meantime: its increase is its present value.
     pub fn since(&self, earlier: &Iostat) -> Iostat {
         let grew = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let counters = |now: &Counters, before: &Counters| Counters {
@@ -53,7 +55,7 @@ impl Iostat {
         }
     }
 
-    /// Returns rates over `elapsed` seconds.
+    /// Returns rates over `elapsed` seconds. `tick_rate` is in ticks per second.
     pub fn rates(&self, elapsed: f64, tick_rate: u64) -> Rates {
         let rate = |counters: &Counters| Rate {
             iops: per(counters.ops, elapsed),
@@ -86,7 +88,8 @@ fn per(count: u64, elapsed: f64) -> f64 {
 pub struct Rate {
     pub iops: f64,
     pub bytes_per_s: f64,
-    /// The average; none without operations, or without a measured time.
+    /// The average latency in seconds. `None` if no operation completed, or if all completed within
+    /// one tick.
     pub latency_s: Option<f64>,
 }
 
@@ -95,7 +98,7 @@ pub struct Rates {
     pub read: Rate,
     pub write: Rate,
     pub unmap: Rate,
-    /// New errors, not per second: a single one is worth seeing.
+    /// The number of new errors (not per second, so that a single error is visible).
     pub errors: u64,
 }
 
@@ -108,7 +111,7 @@ impl Rates {
         self.read.bytes_per_s + self.write.bytes_per_s
     }
 
-    /// The average of reads and writes together.
+    /// The average latency of reads and writes together, in seconds.
     pub fn latency_s(&self) -> Option<f64> {
         let both = [&self.read, &self.write].map(|r| r.latency_s.map_or(Rate::default(), |_| *r));
         let ops: f64 = both.iter().map(|r| r.iops).sum();
@@ -140,7 +143,7 @@ pub fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
-/// The devices of an answer, by name.
+/// The block devices in a reply of `bdev_get_iostat`, by name.
 pub fn devices(answer: &Value) -> impl Iterator<Item = (&str, Iostat)> {
     let devices = answer["bdevs"].as_array().map_or(&[][..], Vec::as_slice);
     devices
@@ -152,7 +155,8 @@ pub fn tick_rate(answer: &Value) -> u64 {
     answer["tick_rate"].as_u64().unwrap_or(1).max(1)
 }
 
-/// Seconds between two answers by the daemon's clock; none if that went back, as in a new daemon.
+/// Seconds between two replies, by the daemon's clock. `None` if the clock went back, as after a
+/// restart of the daemon.
 pub fn elapsed(before: &Value, now: &Value) -> Option<f64> {
     let ticks = now["ticks"]
         .as_u64()?

@@ -1,4 +1,5 @@
-//! The traits that both providers implement.
+//! The verbs and connection manager interface: traits that the `verbs` provider (rdma-core) and the
+//! simulated provider implement. The RDMA target and host use devices only through these traits.
 //!
 //! No call blocks for longer than a system call. Several threads may use a shared object at once,
 //! as verbs allow; the data path uses each object from one thread only.
@@ -29,7 +30,8 @@ pub trait Provider: Send + Sync {
     /// The device with this id.
     fn device(&self, id: DeviceId) -> Result<Arc<dyn Device>, VerbsError>;
 
-    /// Creates a connection manager with its own event channel.
+    /// Creates a connection manager with its own event channel. Fails if the kernel has no RDMA
+    /// connection manager.
     fn connection_manager(&self) -> Result<Box<dyn ConnectionManager>, VerbsError>;
 }
 
@@ -39,6 +41,7 @@ pub trait Device: Send + Sync {
 
     fn attributes(&self) -> &DeviceAttributes;
 
+    /// The present state of a port; the first port is 1.
     fn port_state(&self, port: u8) -> Result<PortState, VerbsError>;
 
     /// Creates a protection domain.
@@ -54,7 +57,7 @@ pub trait Device: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Memory and queues of one device that belong together.
+/// A protection domain: memory regions and queues of one device that may be used together.
 pub trait ProtectionDomain: Send + Sync {
     fn device(&self) -> DeviceId;
 
@@ -66,6 +69,7 @@ pub trait ProtectionDomain: Send + Sync {
     /// [`MrKey::to_bits`].
     fn hook(&self) -> Arc<dyn RegisterHook>;
 
+    /// The number and size of the domain's memory regions.
     fn registrations(&self) -> Registrations;
 
     /// Creates a completion queue of at least `entries`, with its own completion channel.
@@ -84,7 +88,7 @@ pub trait ProtectionDomain: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Completions of the queue pairs created on it.
+/// A completion queue of one or more queue pairs, with its completion channel.
 pub trait CompletionQueue: Send + Sync {
     /// Polls completions, oldest first, into `into`. After an error (overflow, removed device) the
     /// queue is unusable: close every queue pair on it.
@@ -209,14 +213,17 @@ pub trait ConnectionManager: Send {
         options: CmOptions,
     ) -> Result<CmId, VerbsError>;
 
+    /// Finds the path to the destination, after [`CmEventKind::AddressResolved`].
     fn resolve_route(&mut self, id: CmId, timeout: Duration) -> Result<(), VerbsError>;
 
     /// Creates the queue pair of a connection whose device is known. Receives may be posted before
     /// connect or accept.
     fn create_qp(&mut self, id: CmId, init: QpInit<'_>) -> Result<Arc<dyn QueuePair>, VerbsError>;
 
+    /// Sends a connect request with `params`, after [`CmEventKind::RouteResolved`].
     fn connect(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError>;
 
+    /// Accepts a connect request. The connection is usable from [`CmEventKind::Established`].
     fn accept(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError>;
 
     /// The index of the connection's GID in its port's table, once the connection is accepted or
