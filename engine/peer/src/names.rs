@@ -1,20 +1,24 @@
-//! Ids of users and groups by name.
+//! Looks up the ids of users and groups by name (`getpwnam_r`, `getgrnam_r`). The RPC server uses
+//! them for the users and groups in its configuration.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io::{Error, Result};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-/// First and largest buffer for an entry: a group's entry has the names of its members.
+/// The first and the largest buffer size for an entry, in bytes. The entry of a group contains the
+/// names of all its members.
 const BUFFER: usize = 4096;
 const LARGEST_BUFFER: usize = 4 << 20;
 
-/// The id of the user with this name; `None`: there is no such user. May ask the network.
+/// Returns the id of the user with this name, or `None` if no such user exists. Blocks: the lookup
+/// may query a directory server (nsswitch.conf).
 pub fn user_id(name: &str) -> Result<Option<u32>> {
     find(name, libc::getpwnam_r, |entry: &libc::passwd| entry.pw_uid)
 }
 
-/// The id of the group with this name; `None`: there is no such group. May ask the network.
+/// Returns the id of the group with this name, or `None` if no such group exists. Blocks like
+/// [`user_id`].
 pub fn group_id(name: &str) -> Result<Option<u32>> {
     find(name, libc::getgrnam_r, |entry: &libc::group| entry.gr_gid)
 }
@@ -63,7 +67,7 @@ fn with_room<T>(
         // SAFETY: success with a result: it points to `entry`, which the call has filled, and to
         // `buffer`; both live here.
         0 => Ok(Some(id(unsafe { &*found }))),
-        // The words for "no such name" of the C libraries and their modules.
+        // The errors that C libraries and their NSS modules return for a name that does not exist.
         libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => Ok(None),
         error => Err(Error::from_raw_os_error(error)),
     }

@@ -1,4 +1,5 @@
-//! The host side of a loopback connection.
+//! The host side of a loopback connection: passes commands and data to the target's core in the
+//! same process.
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
@@ -13,7 +14,7 @@ use crate::error::ConnectError;
 use crate::link::{Command, End, Faults, Link};
 use crate::transport::Core;
 
-/// One queue pair of the host side.
+/// One queue pair of a host that is connected to a target in the same process.
 pub struct LoopbackHost {
     link: Rc<RefCell<Link>>,
     core: Rc<RefCell<Core>>,
@@ -39,7 +40,7 @@ impl LoopbackHost {
         })
     }
 
-    /// A handle to break or stall this connection with.
+    /// Returns a handle for fault injection: it can break or stall this connection.
     pub fn faults(&self) -> Faults {
         let (core, index, generation) = (Rc::clone(&self.core), self.index, self.generation);
         Faults {

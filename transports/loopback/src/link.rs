@@ -83,7 +83,7 @@ impl Link {
     }
 }
 
-/// Does to one connection what networks do.
+/// Injects network faults into one loopback connection, for tests.
 #[derive(Clone)]
 pub struct Faults {
     pub(crate) link: Rc<RefCell<Link>>,
@@ -91,14 +91,14 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// The connection breaks; both ends learn of it.
+    /// Breaks the connection; both ends get an error.
     pub fn break_now(&self) {
         let why = Closed::Broken("the loopback connection was broken on purpose".into());
         self.link.borrow_mut().end(why.clone(), why, false);
         (self.notify)();
     }
 
-    /// Nothing arrives at either end while this is on, not even the end of the connection.
+    /// While `stalled` is true, neither end receives anything, not even the end of the connection.
     pub fn stall(&self, stalled: bool) {
         self.link.borrow_mut().stalled = stalled;
         (self.notify)();

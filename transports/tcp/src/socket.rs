@@ -1,4 +1,5 @@
-//! Making sockets, and the two system calls of the data path.
+//! Creates and configures the TCP sockets of target and host, and wraps the two system calls of the
+//! data path: a non-blocking receive and a non-blocking send.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -11,10 +12,11 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
 };
 
-/// Congestion control that never waits for a timer, exists in every kernel, and needs no privilege.
+/// The congestion control for connections within one machine. It does not pace packets with a
+/// timer, exists in every kernel and needs no privilege.
 const UNPACED: &str = "reno";
 
-/// Options of a data socket, either side.
+/// Socket options of a connection, on the target or the host.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tuning {
     pub marking: Marking,
@@ -23,10 +25,10 @@ pub(crate) struct Tuning {
     pub ack_timeout: Duration,
 }
 
-/// How the packets of a socket are marked.
+/// The QoS marking of the packets of a socket: DSCP and priority.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Marking {
-    /// Type of Service byte (DSCP << 2); 0: the system's.
+    /// Type of Service byte (DSCP << 2); 0: the system's default.
     pub tos: u8,
     /// SO_PRIORITY, which a VLAN maps to the priority in its tag (`egress-qos-map`). `None`: the
     /// kernel derives it from `tos`. 7 needs CAP_NET_ADMIN.
@@ -34,7 +36,7 @@ pub struct Marking {
 }
 
 impl Marking {
-    /// The options only tune, and may fail.
+    /// Sets the options. Ignores errors: the connection works without them.
     fn apply(self, socket: BorrowedFd<'_>, is_ipv4: bool) {
         if self.tos != 0 {
             let _ = if is_ipv4 {
@@ -60,7 +62,8 @@ pub(crate) fn stream_socket(address: &SocketAddr) -> rustix::io::Result<OwnedFd>
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
-/// A listening socket and the address that it really has.
+/// Creates a listening socket. Returns it with its actual address, whose port was assigned if
+/// `address` has port 0.
 pub(crate) fn listen(
     address: SocketAddr,
     backlog: i32,
@@ -124,7 +127,8 @@ pub(crate) fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// What every data socket needs. Options that only tune are allowed to fail.
+/// Sets the options of a connection's socket. Fails only if TCP_NODELAY or SO_KEEPALIVE cannot be
+/// set; errors of other options are ignored.
 pub(crate) fn tune(
     socket: impl AsFd,
     address: &SocketAddr,
@@ -133,7 +137,7 @@ pub(crate) fn tune(
     let socket = socket.as_fd();
     // A response never waits for an acknowledgement of earlier data.
     sockopt::set_tcp_nodelay(socket, true)?;
-    // A host that vanished without a word is found even when nothing is to be sent to it.
+    // Keepalive detects a peer that disappeared while there is nothing to send to it.
     sockopt::set_socket_keepalive(socket, true)?;
     let _ = sockopt::set_tcp_keepidle(socket, Duration::from_secs(30));
     let _ = sockopt::set_tcp_keepintvl(socket, Duration::from_secs(10));
@@ -155,7 +159,7 @@ pub(crate) fn tune(
     Ok(())
 }
 
-/// One receive that does not block.
+/// Receives once, without blocking. Returns the number of bytes; 0: the peer closed the connection.
 #[inline]
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
@@ -168,7 +172,7 @@ pub(crate) fn receive(
     }
 }
 
-/// One send that does not block, of everything at once.
+/// Sends the slices with one system call, without blocking. Returns the number of bytes sent.
 #[inline]
 pub(crate) fn send(socket: BorrowedFd<'_>, slices: &[IoSlice<'_>]) -> rustix::io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -178,7 +182,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, slices: &[IoSlice<'_>]) -> rustix::io
     }
 }
 
-/// An error as people know it.
+/// Returns the text of a system error.
 pub(crate) fn describe(errno: Errno) -> String {
     std::io::Error::from(errno).to_string()
 }

@@ -1,4 +1,5 @@
-//! Injected faults: for the next command of a kind, or at random.
+//! Fault injection of the simulated NVMe drive: for the next commands of a kind ([`Rule`]), or at
+//! random ([`Chances`]). Tests of the driver configure it through [`crate::Drive`].
 
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ pub enum Action {
     Status(StatusCode),
     /// The command is executed, but completes with this status.
     DoneButStatus(StatusCode),
-    /// The command never completes; `done` is true if it was executed. An Abort ends it, unless
-    /// it is `deaf`.
+    /// The command does not complete; `done` is true if it is executed. An Abort command completes
+    /// it, unless `deaf` is set.
     Never { done: bool, deaf: bool },
     /// The command is executed, and completes this much later.
     Late(Duration),
@@ -33,7 +34,8 @@ pub enum Action {
     LoseInterrupt,
     /// The controller fails (CSTS.CFS) when it fetches the command.
     Fatal,
-    /// The controller resets itself when it fetches the command: not ready, all queues gone.
+    /// The controller resets itself when it fetches the command: CSTS.RDY becomes 0 and all queues
+    /// are deleted.
     ResetItself,
     /// The drive is removed when it fetches the command.
     Pulled,
@@ -42,10 +44,13 @@ pub enum Action {
 /// The commands that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
+    /// All admin commands.
     Admin,
-    /// An admin command by its opcode.
+    /// Admin commands with this opcode.
     AdminOp(u8),
+    /// All I/O commands.
     Io,
+    /// I/O commands with this opcode.
     IoOp(u8),
     /// I/O commands of one queue.
     Queue(u16),
@@ -175,7 +180,8 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Returns the fault for a command, and counts it.
+    /// Returns the fault for a command, if a rule or a random draw selects one, and decrements the
+    /// rule's count. `qid` 0 is the admin queue.
     pub fn strike(
         &mut self,
         qid: u16,

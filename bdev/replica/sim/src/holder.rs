@@ -1,5 +1,5 @@
-//! One incarnation of a process that has the volume open, or tries to: a reactor, a pool, the
-//! control, and queues.
+//! A simulated holder: one run of a daemon that has the replicated volume open or is opening it. It
+//! has a reactor, a buffer pool, the volume's control and its I/O queues.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -39,19 +39,19 @@ thread_local! {
 type Pending<T> = Rc<RefCell<Option<Result<T, VolumeError>>>>;
 
 pub struct Holder {
-    /// Unique number of this incarnation.
+    /// The number of this holder, unique within the simulation. A restarted daemon is a new holder.
     pub number: u64,
     pub node: Uuid,
     pub lanes: Vec<Lane>,
     pub opening: Option<Pending<VolumeHandle>>,
     pub handle: Option<VolumeHandle>,
-    /// Device that the volume's hosts have already, until the volume is open.
+    /// The block device to which hosts can connect before the volume is open.
     pub prepared: Option<Prepared>,
     pub layer: Option<Arc<Layer>>,
     pub commands: Vec<(String, Pending<()>)>,
     pub events: Arc<Events>,
     pub pool: Pool,
-    /// It has no descriptor for another queue to a disk.
+    /// True while the process has no free file descriptor: opening a queue to a disk fails.
     pub lacks: Arc<AtomicBool>,
     format: Format,
     devices: Arc<Reach>,
@@ -165,14 +165,15 @@ impl Holder {
         panic!("the volume is not created");
     }
 
-    /// Hosts may connect to the volume before it is open.
+    /// Creates the block device of the volume, to which hosts can connect before the volume is
+    /// open.
     pub fn prepare(&mut self, record: &VolumeRecord) {
         let prepared = Prepared::new(record);
         self.layer = prepared.volume().map(Layer::new);
         self.prepared = Some(prepared);
     }
 
-    /// True when completions returned now may be of executed I/O: the opening succeeded.
+    /// True once the volume is open: only then may I/O complete with success.
     pub fn may_answer(&self) -> bool {
         let ended = |place: &Pending<VolumeHandle>| matches!(&*place.borrow(), Some(Ok(_)));
         self.handle.is_some() || self.opening.as_ref().is_some_and(ended)
@@ -196,7 +197,8 @@ impl Holder {
         self.opening = Some(place);
     }
 
-    /// The result of the opening, once it ended. Reports users that cannot stay to the checker.
+    /// Returns the result of opening the volume, once it has ended. If the volume does not use the
+    /// prepared device, closes the queues and reports their I/Os to the checker.
     pub fn opened(&mut self, checker: &mut Checker) -> Option<Result<(), VolumeError>> {
         let outcome = self.opening.as_ref()?.borrow_mut().take()?;
         self.opening = None;
@@ -236,7 +238,7 @@ impl Holder {
         self.commands.push((command, place));
     }
 
-    /// Ended commands and their results.
+    /// Returns the commands that have ended, and their results.
     pub fn answered(&mut self) -> Vec<(String, Result<(), VolumeError>)> {
         let mut ended = Vec::new();
         self.commands.retain(|(name, place)| {
@@ -250,7 +252,7 @@ impl Holder {
         ended
     }
 
-    /// Replicas in sync are being made equal after an unclean stop.
+    /// True while a reconcile runs, which makes the replicas in sync equal after an unclean stop.
     pub fn reconciles(&self) -> bool {
         let status = self.handle.as_ref().map(VolumeHandle::status);
         let replicas = status.iter().flat_map(|status| &status.replicas);
@@ -266,7 +268,7 @@ impl Holder {
         }
     }
 
-    /// The volume's size may have changed.
+    /// Updates the device's size from the volume, whose size may have changed.
     pub fn refresh(&self) {
         if let Some(layer) = &self.layer {
             layer.refresh();
