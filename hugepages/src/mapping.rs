@@ -1,4 +1,5 @@
-//! The system calls: one mapping of pages of one kind, on one node, locked or not.
+//! Maps memory of one page kind on one NUMA node (`mmap`, `mbind`, `madvise`, `mlock`). An arena
+//! consists of such mappings.
 
 use std::ffi::c_void;
 use std::fmt;

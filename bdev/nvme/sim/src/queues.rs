@@ -1,4 +1,5 @@
-//! Submission and completion queues: their memory, and the positions of both sides.
+//! The submission and completion queues of the simulated controller: their memory, the head and
+//! tail of both sides, and the shadow doorbells.
 
 use nacre_nvmf_wire::{Cqe, Sqe};
 
@@ -17,8 +18,9 @@ pub(crate) struct Sq {
     pub base: u64,
     pub entries: u16,
     pub cqid: u16,
-    /// The next entry to fetch, and the end of the driver's entries.
+    /// The index of the next entry to fetch.
     pub head: u16,
+    /// The driver's tail.
     pub tail: u16,
     /// The head in the newest completion.
     pub reported_head: u16,
@@ -27,16 +29,16 @@ pub(crate) struct Sq {
     /// The first half of a fused pair, whose other half must come next.
     pub fused: Option<Sqe>,
     pub shadow: Option<ShadowDoorbell>,
-    /// With a shadow doorbell: the register announced entries, so the controller reads the tail
-    /// from memory.
+    /// With a shadow doorbell: the driver wrote the register, so the controller reads the shadow
+    /// doorbell in every turn.
     pub awake: bool,
-    /// Consecutive turns without new entries. After some of them the controller stops reading
-    /// memory.
+    /// The number of consecutive turns without new entries. After [`IDLE_TURNS`] the controller
+    /// stops reading the shadow doorbell.
     pub quiet: u8,
 }
 
-/// Turns in which memory is still read after the last new entry.
-const RESTLESS_TURNS: u8 = 2;
+/// The number of turns in which the shadow doorbell is still read after the last new entry.
+const IDLE_TURNS: u8 = 2;
 
 impl Sq {
     pub fn new(id: u16, base: u64, entries: u16, cqid: u16) -> Sq {
@@ -56,7 +58,8 @@ impl Sq {
         }
     }
 
-    /// Sets the driver's new tail; the error describes the driver's mistake.
+    /// Sets the driver's tail. Fails if the value is not a valid doorbell value; the error
+    /// describes why.
     pub fn set_tail(&mut self, tail: u32) -> Result<(), String> {
         let (id, entries) = (self.id, u32::from(self.entries));
         if tail >= entries {
@@ -92,7 +95,7 @@ impl Sq {
             return Ok(self.set_tail(tail));
         }
         self.quiet += 1;
-        if self.quiet < RESTLESS_TURNS {
+        if self.quiet < IDLE_TURNS {
             return Ok(Ok(()));
         }
         if careless {
@@ -188,7 +191,8 @@ impl Cq {
         Ok(())
     }
 
-    /// The driver wrote the register: its head may be read from memory again.
+    /// Called when the driver writes the head doorbell register: from then on the head is read from
+    /// the shadow doorbell again.
     pub fn wake(&mut self) {
         self.awake = true;
     }
