@@ -91,7 +91,7 @@ wire! {
         0 critical_warning: u8,
         /// Kelvin.
         1 composite_temperature: U16,
-        /// Percent, as are the next two.
+        /// Percent, like the threshold and `percentage_used`.
         3 available_spare: u8,
         4 available_spare_threshold: u8,
         5 percentage_used: u8,
@@ -235,7 +235,7 @@ wire! {
     64 bytes: pub struct ReservationNotification {
         /// Counts pages since the last reset; 0 when there is none.
         0 log_page_count: U64,
-        /// See [`ReservationNotification::PREEMPTED`] and its friends.
+        /// The notification type, such as [`ReservationNotification::PREEMPTED`].
         8 log_page_type: u8,
         /// Pages not yet read, not counting this one; 255 for that or more.
         9 available: u8,

@@ -57,7 +57,7 @@ fields! {
         dstrd / with_dstrd: 32, 4;
         /// Subsystem reset supported.
         nssrs / with_nssrs: 36, 1;
-        /// Command sets supported; see [`Cap::CSS_NVM`] and its friends.
+        /// Command sets supported, such as [`Cap::CSS_NVM`].
         css / with_css: 37, 8;
         bps / with_bps: 45, 1;
         cps / with_cps: 46, 2;
@@ -143,7 +143,7 @@ pub struct Cc(pub u32);
 fields! {
     Cc(u32) {
         en / with_en: 0, 1;
-        /// Command sets selected; see [`Cc::CSS_NVM`] and its friends.
+        /// Command set selected, such as [`Cc::CSS_NVM`].
         css / with_css: 4, 3;
         /// Memory page: 2^(12 + MPS) bytes.
         mps / with_mps: 7, 4;
@@ -200,7 +200,7 @@ fields! {
         rdy / with_rdy: 0, 1;
         /// Controller fatal status.
         cfs / with_cfs: 1, 1;
-        /// Shutdown status; see [`Csts::SHST_COMPLETE`] and its friends.
+        /// Shutdown status, such as [`Csts::SHST_COMPLETE`].
         shst / with_shst: 2, 2;
         nssro / with_nssro: 4, 1;
         pp / with_pp: 5, 1;

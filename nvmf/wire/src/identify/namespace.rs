@@ -142,12 +142,12 @@ bitflags::bitflags! {
     pub struct Nsfeat: u8 {
         /// NCAP may be less than NSZE.
         const THIN_PROVISIONING = 1 << 0;
-        /// NAWUN and its friends count, not the controller's.
+        /// NAWUN, NAWUPF and NACWU are valid and replace the controller's values.
         const ATOMICITY = 1 << 1;
         const DEALLOCATED_ERROR = 1 << 2;
         /// NGUID and EUI64 are never used again.
         const UID_NEVER_REUSED = 1 << 3;
-        /// NPWG and its friends count (bit 4 of a field that grew to bits 5:4).
+        /// NPWG, NPWA, NPDG, NPDA and NOWS are valid (OPTPERF: now bits 5:4).
         const OPTIMAL_PERFORMANCE = 1 << 4;
     }
 
