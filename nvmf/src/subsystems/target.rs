@@ -87,8 +87,7 @@ pub struct Target {
     plugs: RwLock<Vec<Arc<dyn Plug>>>,
     queue_limits: Mutex<BTreeMap<TransportType, QueueLimits>>,
     groups: RwLock<Vec<GroupHandle>>,
-    /// Locked while addresses are opened or closed, which may take long. Code that serves hosts
-    /// never locks it. Locked before `listeners`.
+    /// Locked, before `listeners`, while addresses are opened or closed, which may take long.
     opening: Mutex<()>,
     listeners: Mutex<Listeners>,
     referrals: Mutex<Vec<Referral>>,

@@ -170,8 +170,7 @@ impl Controller {
         let csts = Csts(function.read32(offset::CSTS));
         if cc.is_enabled() {
             if !csts.is_ready() && !csts.is_fatal() {
-                // Base 3.5.1 forbids clearing CC.EN before CSTS.RDY is 1. Ignore a timeout here:
-                // the controller may never become ready.
+                // Base 3.5.1 forbids clearing CC.EN before CSTS.RDY is 1. A timeout is no error.
                 let _ = self.wait_ready(core, function, cap, 1).await;
             }
             function.write32(offset::CC, cc.with_en(0).with_shn(0).0);

@@ -161,8 +161,7 @@ impl Controller {
         self.options.admin_timeout.max(Options::ADMIN_TIMEOUT_MIN)
     }
 
-    /// Adds the poller of the admin queue. Call this again when the vector's descriptor has
-    /// changed.
+    /// Adds the poller of the admin queue; again after a change of the vector's descriptor.
     pub(crate) fn add_poller(self: &Arc<Controller>, core: &CoreHandle) -> Result<(), AttachError> {
         self.remove_poller(core);
         let poller = AdminPoller {
