@@ -1,4 +1,5 @@
-//! The differences between two samples: shares of time, rates, percentiles. Pure.
+//! Computes what `nacre top` shows from two samples of the daemon's statistics: I/O rates, latency
+//! percentiles, and each reactor's shares of time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ use super::rates::{self, Iostat, Rates};
 pub struct Snapshot {
     pub daemon: String,
     pub pid: Option<u64>,
-    /// Duration; none without an earlier sample.
+    /// The time between the samples in seconds. `None` for the first sample.
     pub seconds: Option<f64>,
     pub reactors: Vec<Reactor>,
     pub listeners: Vec<Listener>,
@@ -59,7 +60,7 @@ pub struct Namespace {
     pub nqn: String,
     pub nsid: u64,
     pub device: Device,
-    /// Connected to its subsystem.
+    /// The number of controllers of its subsystem.
     pub controllers: usize,
 }
 
@@ -118,7 +119,7 @@ impl Snapshot {
         }
     }
 
-    /// Names ascending, everything else descending: the most interesting first.
+    /// Sorts names in ascending order, and numbers in descending order.
     pub fn sort(&mut self, by: Sort, reverse: bool) {
         let order = |a: &Device, b: &Device| {
             let key = |device: &Device| match by {
@@ -141,7 +142,8 @@ impl Snapshot {
         self.connections.sort_by(|a, b| turn(name(a).cmp(&name(b))));
     }
 
-    /// The devices in the order of the namespaces, then those that no host sees.
+    /// The names of the devices: first those with a namespace, in the order of the namespaces, then
+    /// the others.
     pub fn bdevs(&self) -> Vec<String> {
         let mut seen = BTreeSet::new();
         let exported = self.namespaces.iter().map(|n| &n.device.name);
@@ -151,7 +153,7 @@ impl Snapshot {
             .collect()
     }
 
-    /// The I/O of all namespaces together.
+    /// The sum of the rates of all namespaces.
     pub fn total(&self) -> Rates {
         let mut total = Rates::default();
         for rates in self.namespaces.iter().map(|n| &n.device.rates) {
