@@ -1,12 +1,12 @@
-//! The options of a run, and its counters.
+//! The options of a simulation run, and the counters that it reports.
 
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Print everything that happens.
+    /// Prints every event of the run.
     pub trace: bool,
-    /// Block of the volume to watch: prints each disk's commands to it.
+    /// Prints each disk's commands to this block of the volume.
     pub block: Option<u64>,
-    /// I/Os of the load before all faults are healed.
+    /// The number of I/Os before all faults end and the run checks the result.
     pub ios: u64,
 }
 
@@ -20,13 +20,13 @@ impl Default for Options {
     }
 }
 
-/// Counters of a run, for the sum over many.
+/// The counters of a run. The program adds those of all runs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Report {
     pub ios: u64,
     pub reads: u64,
     pub writes: u64,
-    /// I/Os that hosts aborted, and that ended aborted, or were asked to.
+    /// I/Os that hosts tried to abort, or that ended with `Status::Aborted`.
     pub aborts: u64,
     pub opens: u64,
     pub crashes: u64,
@@ -37,14 +37,15 @@ pub struct Report {
     pub grown: u64,
     pub salvaged: u64,
     pub forced: u64,
-    /// Disks that lost their end, and those that regained it as replicas of the volume.
+    /// Truncations of disks.
     pub cut: u64,
+    /// Truncated disks that got their size back while they were replicas of the volume.
     pub cut_replicas: u64,
-    /// Queues that hosts closed with I/O in flight.
+    /// Queues closed by hosts with I/O in flight.
     pub left: u64,
-    /// How often a watermark of a filling replica was stored.
+    /// How often the watermark of a resynchronising replica was stored.
     pub watermarks: u64,
-    /// I/Os completed, none of them with success, by a volume that was not open.
+    /// I/Os that a prepared device completed, with an error, before the volume was open.
     pub waited: u64,
     /// Openings of a volume that was in use already.
     pub taken_over: u64,
