@@ -1,9 +1,8 @@
-//! `cargo xtask bench …`: compares Nacre with a limit (bare sockets, a RAM disk) or with a peer
-//! (the kernel's target, SPDK) in the same run.
+//! `cargo xtask bench …`: measurements against a limit or a peer, in the same run.
 //!
-//! The speed of a machine varies by tens of percent from minute to minute. So the two sides of a
-//! comparison alternate. Each round gives one ratio, and the result is the median of the ratios;
-//! absolute figures are for orientation only.
+//! The speed of a machine moves by tens of percent from minute to minute. So the sides of a
+//! comparison take turns, each round gives a ratio, and the median of the ratios counts; absolute
+//! figures are for orientation only.
 
 mod idle;
 mod instructions;
@@ -21,12 +20,12 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 #[derive(Subcommand)]
-pub enum Benchmark {
+pub enum What {
     /// Nacre's target and host over loopback, against bare sockets that move the same bytes.
     Tcp(TcpOptions),
     /// Nacre's target against SPDK's on loopback, under SPDK's initiator and under `nacre perf`.
     Spdk(spdk::Options),
-    /// Replicated volumes against the disk below them, over TCP; partial against full resync.
+    /// Replicated volumes against the disk below them, over TCP; and partial beside full resync.
     Volume(TcpOptions),
     /// Nacre against the kernel's target, both under the stock kernel's initiator, in the virtual
     /// machine.
@@ -70,19 +69,19 @@ pub struct TcpOptions {
     json: Option<PathBuf>,
 }
 
-pub fn run(root: &Path, benchmark: &Benchmark) -> Result<ExitCode> {
-    match benchmark {
-        Benchmark::Tcp(options) => tcp::run(root, options),
-        Benchmark::Spdk(options) => spdk::run(root, options),
-        Benchmark::Volume(options) => volume::run(root, options),
-        Benchmark::Vm(options) => vm::run(root, options, vm::Over::Tcp),
-        Benchmark::Rdma(options) => vm::run(root, options, vm::Over::Rdma),
-        Benchmark::Nvme(options) => nvme::run(root, options),
+pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
+    match what {
+        What::Tcp(options) => tcp::run(root, options),
+        What::Spdk(options) => spdk::run(root, options),
+        What::Volume(options) => volume::run(root, options),
+        What::Vm(options) => vm::run(root, options, vm::Over::Tcp),
+        What::Rdma(options) => vm::run(root, options, vm::Over::Rdma),
+        What::Nvme(options) => nvme::run(root, options),
     }
 }
 
-/// The median. For an even number of values the lower of the two in the middle, so that it is one
-/// of the measured values.
+/// The median. Of an even number of values it is the lower of the two in the middle, so that it
+/// favours no side.
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -95,7 +94,7 @@ fn median(values: &[f64]) -> f64 {
 /// One line of a comparison: pairs of (ours, the limit's) figures, one pair per round.
 struct Line {
     name: String,
-    /// The smallest ratio that passes; 0 for lines without a goal.
+    /// The ratio to reach; 0 for lines without a goal.
     goal: f64,
     rounds: Vec<(f64, f64)>,
 }

@@ -58,7 +58,7 @@ enum Command {
     /// Measure against a limit or a peer in the same run.
     Bench {
         #[command(subcommand)]
-        benchmark: bench::Benchmark,
+        what: bench::What,
     },
     /// Simulate replicated volumes on failing disks in virtual time; each run comes from a seed and
     /// is checked.
@@ -101,7 +101,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(options) => run::run(&root, &options),
         Command::Test(options) => test::run(&root, &options),
         Command::Ci => test::ci(&root),
-        Command::Bench { benchmark } => bench::run(&root, &benchmark),
+        Command::Bench { what } => bench::run(&root, &what),
         Command::Simulate { arguments } => simulate(&root, &arguments),
         Command::Vm { command } => vm::run(&root, &command),
         Command::Tidy { words: true } => {

@@ -81,7 +81,7 @@ impl Heard {
     }
 }
 
-/// Congestion notification settings of mlx5 in sysfs.
+/// Congestion notification, as mlx5 shows it in sysfs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Ecn {
     /// Notification point by priority: answers ECN marks with CNPs.

@@ -1,5 +1,4 @@
-//! The checks of `nacre doctor` of memory: RLIMIT_MEMLOCK, registered memory at a fork, and huge
-//! pages.
+//! Checks of memory: the limit on locked memory, the effect of a fork, huge pages.
 
 use super::{Finding, Scope, System};
 use nacre_engine_values::size::bytes;

@@ -32,13 +32,13 @@ pub type Limit = Option<u64>;
 pub trait Probe {
     /// The source address for this destination.
     fn source_for(&self, to: IpAddr) -> io::Result<IpAddr>;
-    /// Opens a TCP connection. Succeeds if a server listens there.
+    /// Succeeds if something accepts connections there.
     fn connect(&self, to: SocketAddr) -> io::Result<()>;
     /// The output of a program.
     fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String>;
     /// Sends ICMP echoes of `size` bytes in total with fragmentation forbidden.
     fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool>;
-    /// The RDMA devices, or the missing part.
+    /// Devices to connect and move data with, or the missing part.
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError>;
     /// The usable io_uring mode, or why it is unusable.
     fn io_uring(&self) -> Result<&'static str, String>;

@@ -304,7 +304,7 @@ impl<Q: Load> Worker<'_, Q> {
     }
 }
 
-/// Limits the number and rate of I/Os in a phase, and decides when it is over.
+/// Limits how many I/Os may start, and decides when the phase is over.
 struct Pace {
     begin: Nanos,
     end: Option<Nanos>,

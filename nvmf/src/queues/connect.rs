@@ -159,7 +159,7 @@ impl Resources {
             ));
         }
         self.check_channel(qp, &subsystem, &hostnqn)?;
-        // Reserve the place first, so that a refusal leaves no state.
+        // Taken first: a refusal for lack of a place must leave nothing behind.
         let discovery = subsystem.kind == SubsystemKind::Discovery;
         let place = self.target.places.take(discovery).map_err(|full| {
             Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
@@ -190,8 +190,8 @@ impl Resources {
         Ok(cqe)
     }
 
-    /// Checks the TLS state of the connection: a host with a PSK must use TLS, and the NQNs of its
-    /// Connect must be those of the PSK identity in the handshake.
+    /// Every queue of a host that has a PSK must use TLS, and the names of its Connect must be
+    /// those of the handshake: only then has the host proved that it has the PSK.
     fn check_channel(
         &self,
         qp: &QueuePair,

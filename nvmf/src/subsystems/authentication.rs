@@ -140,7 +140,7 @@ impl Authentication {
         }
     }
 
-    /// Queues a failure for an event. A full queue drops its oldest entry.
+    /// Keeps a failure for an event; the oldest goes if management does not fetch them.
     pub(crate) fn report(&self, failure: AuthFailure) {
         let mut failures = self.failures.lock();
         if failures.len() >= MAX_FAILURES {

@@ -220,7 +220,7 @@ pub(crate) fn run(shared: &Shared) {
         clock: Clock::real(),
         pending: Vec::new(),
         arriving: Arriving::default(),
-        log_limit: Repeats::new(SAID_AGAIN),
+        said: Repeats::new(SAID_AGAIN),
     };
     while !shared.stopping.load(Ordering::Acquire) {
         let patience = acceptor.patience();
@@ -261,12 +261,12 @@ pub(crate) struct Acceptor<'a> {
     pending: Vec<Weak<Pending>>,
     /// Connections of listeners with TLS, before they are handed to a core.
     pub(crate) arriving: Arriving,
-    log_limit: Repeats<LogLine>,
+    said: Repeats<Said>,
 }
 
-/// The log lines about connections, each with its own rate limit per peer and reason.
+/// Log lines about connections, written once per peer and reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum LogLine {
+pub(crate) enum Said {
     Tls(IpAddr),
     NoDescriptors,
     Limit(IpAddr),
@@ -275,11 +275,9 @@ pub(crate) enum LogLine {
 }
 
 impl Acceptor<'_> {
-    /// Calls `log` unless the line was written recently. Passes the number of its occurrences since
-    /// then.
-    pub(crate) fn log(&mut self, line: LogLine, log: impl FnOnce(u64)) {
-        if let Some(suppressed) = self.log_limit.admit(line, self.clock.now()) {
-            log(suppressed + 1);
+    pub(crate) fn say(&mut self, what: Said, log: impl FnOnce(u64)) {
+        if let Some(left_out) = self.said.admit(what, self.clock.now()) {
+            log(left_out + 1);
         }
     }
 
@@ -313,7 +311,7 @@ impl Acceptor<'_> {
                     drop(socket);
                     shared.accept_errors.fetch_add(1, Ordering::Relaxed);
                     counts.refused.fetch_add(1, Ordering::Relaxed);
-                    self.log_no_descriptors("only descriptors reserved for management are left");
+                    self.say_no_descriptors("only descriptors reserved for management are left");
                 }
                 Ok((socket, peer)) => {
                     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
@@ -347,7 +345,7 @@ impl Acceptor<'_> {
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
                     // The listener stays readable, so wait a little.
                     shared.accept_errors.fetch_add(1, Ordering::Relaxed);
-                    self.log_no_descriptors(&socket::describe(errno));
+                    self.say_no_descriptors(&socket::describe(errno));
                     std::thread::sleep(Duration::from_millis(100));
                     return;
                 }
@@ -360,8 +358,8 @@ impl Acceptor<'_> {
         }
     }
 
-    fn log_no_descriptors(&mut self, error: &str) {
-        self.log(LogLine::NoDescriptors, |times| {
+    fn say_no_descriptors(&mut self, error: &str) {
+        self.say(Said::NoDescriptors, |times| {
             tracing::warn!(
                 error,
                 times,
@@ -409,7 +407,7 @@ impl Acceptor<'_> {
             (core.wake)();
             self.shared.evicted.fetch_add(1, Ordering::Relaxed);
             let (peer, limit) = (victim.peer, self.shared.config.max_pending_connections);
-            self.log(LogLine::Evicted(peer), |times| {
+            self.say(Said::Evicted(peer), |times| {
                 tracing::warn!(
                     %peer,
                     limit,
@@ -432,7 +430,7 @@ impl Acceptor<'_> {
             shared.rejected_limit.fetch_add(1, Ordering::Relaxed);
             counts.refused.fetch_add(1, Ordering::Relaxed);
             let limit = shared.config.max_connections;
-            self.log(LogLine::Limit(peer.ip()), |times| {
+            self.say(Said::Limit(peer.ip()), |times| {
                 tracing::warn!(%peer, limit, times, "connection refused: the limit of connections is reached");
             });
             return;
@@ -483,7 +481,7 @@ impl Acceptor<'_> {
         shared.connections.fetch_sub(1, Ordering::AcqRel);
         shared.rejected_no_core.fetch_add(1, Ordering::Relaxed);
         counts.refused.fetch_add(1, Ordering::Relaxed);
-        self.log(LogLine::NoCore, |times| {
+        self.say(Said::NoCore, |times| {
             tracing::warn!(%peer, times, "connection refused: no core takes it");
         });
     }

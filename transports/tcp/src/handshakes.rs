@@ -20,7 +20,7 @@ use nacre_transport_tls::{Failure, Handshake, Outcome, Role};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::accept::{ARRIVING, Acceptor, Arrival, Incoming, ListenerCounters, LogLine};
+use crate::accept::{ARRIVING, Acceptor, Arrival, Incoming, ListenerCounters, Said};
 use crate::sealed::Sealed;
 use crate::socket;
 
@@ -167,7 +167,7 @@ impl Acceptor<'_> {
                 self.shared.rejected_tls.fetch_add(1, Ordering::Relaxed);
                 let peer = incoming.peer;
                 if let Some(why) = why {
-                    self.log(LogLine::Tls(peer.ip()), |times| {
+                    self.say(Said::Tls(peer.ip()), |times| {
                         tracing::warn!(%peer, times, "connection closed: {why}");
                     });
                 }

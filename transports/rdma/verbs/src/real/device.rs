@@ -404,16 +404,16 @@ fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, 
         max_srq_wr: count(attr.max_srq_wr),
         max_srq_sge: count(attr.max_srq_sge),
         send_with_invalidate: attr.device_cap_flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0
-            && !has_broken_invalidate(&sys),
+            && !claims_to_invalidate(&sys),
         software: is_software(&read("node_desc")),
         name,
     })
 }
 
-/// True for Broadcom devices. They report SEND_WITH_INVALIDATE, but fail the first one with
-/// `IBV_WC_LOC_QP_OP_ERR`, so that no Linux host can connect. Seen on a BCM57508 with firmware
-/// 237.1.148.0 (<https://github.com/spdk/spdk/issues/3926>). Hosts work without the operation.
-fn has_broken_invalidate(sys: &Path) -> bool {
+/// True for devices that claim SEND_WITH_INVALIDATE but fail the first one with
+/// `IBV_WC_LOC_QP_OP_ERR`, so that no Linux host could connect: Broadcom's, seen on a BCM57508 with
+/// firmware 237.1.148.0 (<https://github.com/spdk/spdk/issues/3926>). Hosts work without it.
+fn claims_to_invalidate(sys: &Path) -> bool {
     let driver = std::fs::read_link(sys.join("device/driver"));
     driver.is_ok_and(|driver| driver.ends_with("bnxt_en") || driver.ends_with("bnxt_re"))
 }
@@ -460,14 +460,14 @@ mod tests {
     fn send_with_invalidate_depends_on_the_driver() {
         let dir = tempfile::tempdir().unwrap();
         let sys = dir.path().join("infiniband/rocep1s0");
-        assert!(!has_broken_invalidate(&sys));
+        assert!(!claims_to_invalidate(&sys));
         std::fs::create_dir_all(sys.join("device")).unwrap();
-        assert!(!has_broken_invalidate(&sys));
+        assert!(!claims_to_invalidate(&sys));
         for (driver, is_broken) in [("mlx5_core", false), ("bnxt_en", true)] {
             let link = sys.join("device/driver");
             std::os::unix::fs::symlink(Path::new("../../bus/pci/drivers").join(driver), &link)
                 .unwrap();
-            assert_eq!(has_broken_invalidate(&sys), is_broken, "{driver}");
+            assert_eq!(claims_to_invalidate(&sys), is_broken, "{driver}");
             std::fs::remove_file(&link).unwrap();
         }
     }

@@ -73,8 +73,7 @@ struct State {
     ids: HashMap<CmId, Id>,
     channels: HashMap<u32, Channel<CmEvent>>,
     connect_faults: HashMap<IpAddr, ConnectFault>,
-    /// Vectors that are reused to save allocations: the queue pairs of one round, and the bytes of
-    /// one request.
+    /// Vectors kept for reuse: the queue pairs of one round, and the bytes of one request.
     round: Vec<u32>,
     moving: Vec<u8>,
 }
