@@ -1,4 +1,5 @@
-//! Features (Base 5.27): the settable ones, and their values.
+//! Set Features and Get Features of the simulated controller (Base 5.27), and the current values of
+//! its features.
 
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::admin::{GetFeatures, Select, SetFeatures};
@@ -21,7 +22,7 @@ pub(crate) struct Features {
     pub vectors: Vec<u32>,
     pub timestamp: [u8; 8],
     pub host_behavior: HostBehavior,
-    /// Shadow doorbells and their event indices.
+    /// The addresses of the shadow doorbell and EventIdx buffers (Doorbell Buffer Config).
     pub doorbells: Option<(u64, u64)>,
 }
 

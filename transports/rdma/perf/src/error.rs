@@ -1,4 +1,4 @@
-//! The errors of the test, from the view of the end that reports them.
+//! The errors of an RDMA measurement, on its client and its server.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub enum PerfError {
          or fewer queue pairs"
     )]
     TooMuch { needed: u64, limit: u64 },
-    /// The device's own text; it names the limit and how to raise it.
+    /// Registering memory failed. The text of the cause names the limit and how to raise it.
     #[error("{}", innermost(.0))]
     Register(RegisterError),
     #[error(transparent)]
@@ -127,13 +127,13 @@ pub enum PerfError {
     },
     #[error("stopped before anything was measured")]
     Interrupted,
-    /// All addresses of a server are gone.
+    /// None of the server's listeners is left: their addresses or devices were removed.
     #[error("nothing is left to listen on: the RDMA device was removed")]
     NoListener,
 }
 
 impl PerfError {
-    /// Creates the error of an end that the peer's last message ended.
+    /// Creates the error of an end whose test was ended by a message of the peer.
     pub(crate) fn peer_ended(peer: SocketAddr, ending: Ending, status: u8) -> PerfError {
         let status = match ending {
             Ending::Completion => Some(WcStatus::from_raw(status.into())),
@@ -146,8 +146,8 @@ impl PerfError {
         }
     }
 
-    /// The message that reports the error to the other side.
-    pub(crate) fn last_words(&self) -> Message {
+    /// The message that reports this error to the peer.
+    pub(crate) fn final_message(&self) -> Message {
         let (ending, status) = match self {
             PerfError::Completion(failed) => (Ending::Completion, failed.status as u8),
             PerfError::Interrupted => (Ending::Interrupted, 0),

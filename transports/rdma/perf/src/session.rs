@@ -484,7 +484,7 @@ impl Session {
 
     /// Sends the client the reason for the end, if the connection still works.
     pub fn farewell(&mut self, error: &PerfError, waiter: &mut Waiter) {
-        let last = error.last_words();
+        let last = error.final_message();
         if self.say(last).is_err() {
             return;
         }

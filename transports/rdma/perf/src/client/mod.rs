@@ -301,7 +301,7 @@ impl Client<'_> {
 
     /// Sends the server the reason for the end, if the connection still works.
     fn farewell(&mut self, error: &PerfError) {
-        let last = error.last_words();
+        let last = error.final_message();
         if self.control.is_none() || self.say(last).is_err() {
             return;
         }
