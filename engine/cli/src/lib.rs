@@ -7,6 +7,7 @@
 mod address;
 mod audit;
 mod bdev;
+mod bench;
 mod completions;
 mod config;
 mod connect;
@@ -118,6 +119,8 @@ enum Command {
     Perf(Box<perf::PerfArgs>),
     /// Test the paths of a subsystem or volume, with verified I/O
     Test(test::TestArgs),
+    /// Compare TCP, RDMA and devices without a transport: throughput, latency, processor time
+    Bench(Box<bench::BenchArgs>),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -272,6 +275,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Identify(args) => identify::run(args),
         Command::Perf(args) => perf::run(*args),
         Command::Test(args) => test::run(args),
+        Command::Bench(args) => bench::run(*args),
         Command::Completions(args) => completions::run(args),
     }
 }

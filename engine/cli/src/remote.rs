@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, FromArgMatches};
 use nacre_nvmf::address::{
     Endpoint, Fallback, Grammar, Scheme, Select, TransportChoice, parse_nqn, parse_nsid, parse_port,
 };
@@ -150,6 +150,14 @@ impl RemoteArgs {
             connect_timeout: own.connect_timeout,
             keep_alive: Duration::from_secs(15),
         }
+    }
+
+    /// The options as `words` of a command line: for commands with several targets.
+    pub fn typed(words: impl IntoIterator<Item = String>) -> Result<RemoteArgs, Failure> {
+        let command = clap::Command::new("target").no_binary_name(true);
+        let matches = RemoteArgs::augment_args(command).try_get_matches_from(words);
+        let args = matches.and_then(|matches| RemoteArgs::from_arg_matches(&matches));
+        args.map_err(usage)
     }
 
     /// The drive of this machine that the URI names, if it is such a URI; it may be invalid.

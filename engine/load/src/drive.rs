@@ -4,79 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Busy, Done, Io, Queue, Token};
-use nacre_bdev_nvme::{Controller, NvmeBdev, Options};
+use nacre_bdev_nvme::{Controller, Options};
 use nacre_bdev_nvme_vfio::Vfio;
-use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
-use nacre_reactor::{Nanos, ReactorConfig, ReactorHandle};
+use nacre_hugepages::{Arena, ArenaOptions};
+use nacre_reactor::{ReactorConfig, ReactorHandle};
 
 use super::error::{DriveError, Owner, PerfError};
-use super::job::{Job, JobError};
-use super::lane::{Load, Namespace};
+use super::job::Job;
+use super::local::{Local, on_device};
 use super::report::Report;
-use super::run::{Stage, Watch, memory, progress, run_id, run_on};
+use super::run::{Watch, memory};
 
 /// Limit for the initialisation of a drive: CAP.TO is up to two minutes.
 const PATIENCE: Duration = Duration::from_secs(150);
-
-/// A queue of the drive.
-struct DriveQueue {
-    queue: Box<dyn Queue>,
-    qid: u16,
-}
-
-impl Queue for DriveQueue {
-    #[inline]
-    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        self.queue.submit(io)
-    }
-
-    #[inline]
-    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
-        self.queue.poll(now, done)
-    }
-
-    fn abort(&mut self, token: Token) -> bool {
-        self.queue.abort(token)
-    }
-
-    fn inflight(&self) -> usize {
-        self.queue.inflight()
-    }
-}
-
-impl Load for DriveQueue {
-    fn qid(&self) -> u16 {
-        self.qid
-    }
-}
-
-struct Drive {
-    device: Arc<NvmeBdev>,
-    arena: Arena,
-}
-
-impl Stage for Drive {
-    type Queue = DriveQueue;
-
-    fn memory(&self, classes: &[ClassSpec]) -> Result<Pool, PerfError> {
-        let slice = self.arena.carve(Pool::bytes_for(classes));
-        let pool = slice.and_then(|slice| Pool::on_slice(slice, classes));
-        Ok(pool.map_err(DriveError::from)?)
-    }
-
-    fn open(&self, lane: u16, pool: &Pool, _now: Nanos) -> Result<DriveQueue, PerfError> {
-        let queue = Arc::clone(&self.device)
-            .open(pool)
-            .map_err(DriveError::from)?;
-        let qid = lane + 1;
-        Ok(DriveQueue { queue, qid })
-    }
-
-    fn patience(&self) -> Duration {
-        PATIENCE
-    }
-}
 
 /// Runs `job` on a namespace of the drive, which must be bound to vfio-pci. The drive is released
 /// at the end.
@@ -153,22 +93,6 @@ fn on_drive(
         let asked = job.queues;
         return Err(PerfError::Queues { asked, granted });
     }
-    let (geometry, limits) = (device.geometry(), device.limits());
-    let largest = u64::from(limits.max_blocks) * u64::from(geometry.block_size);
-    let largest = u32::try_from(largest).unwrap_or(u32::MAX);
-    let area = job.area(geometry.block_size, geometry.blocks, largest)?;
-    if job.writes() && limits.read_only {
-        return Err(JobError::ReadOnly.into());
-    }
-    let namespace = Namespace {
-        nsid,
-        block_size: geometry.block_size,
-        run: run_id(job),
-    };
-    let stage = Drive { device, arena };
-    let (sum, interrupted) = run_on(job, &stage, area, namespace, &mut |crew| {
-        watch.tick(&progress(job, crew, None))
-    })?;
-    let target = format!("pcie://{address}");
-    Ok(sum.report(job, &target, nsid, interrupted))
+    let local = Local { device, arena };
+    on_device(job, &local, nsid, &format!("pcie://{address}"), watch)
 }

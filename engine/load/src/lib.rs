@@ -1,8 +1,9 @@
-//! The load generator behind `nacre perf`: an NVMe-oF host, or the owner of a drive, that only does
-//! I/O.
+//! The load generator behind `nacre perf` and `nacre bench`: an NVMe-oF host, or the owner of a
+//! device, that only does I/O.
 //!
 //! ```text
 //!   remote.rs   a namespace of a target: connects, polls the controller            (main thread)
+//!   local.rs    a block device of this process                                     (main thread)
 //!   drive.rs    a namespace of a drive of this machine: brings it up               (main thread)
 //!     run.rs      starts the workers, adds up                                      (main thread)
 //!     worker.rs   a pinned thread that polls its lanes without ever sleeping
@@ -25,6 +26,7 @@ mod error;
 mod job;
 mod lane;
 mod ledger;
+mod local;
 pub mod multipath;
 mod pattern;
 mod remote;
@@ -35,6 +37,7 @@ mod worker;
 pub use drive::run_drive;
 pub use error::{DriveError, PerfError};
 pub use job::{Job, JobError, Limit, Rw, Sizes, Verify};
+pub use local::run_device;
 pub use pattern::Wrong;
 pub use remote::run;
 pub use report::{Direction, Mismatch, PathReport, Report, VerifyReport};

@@ -34,6 +34,8 @@ pub struct Report {
     pub seed: u64,
     /// Duration of the measured part.
     pub seconds: f64,
+    /// Processor time of the load threads in the measured part.
+    pub cpu_seconds: f64,
     pub iops: f64,
     pub bytes_per_second: f64,
     pub read: Direction,
@@ -145,6 +147,8 @@ pub struct Tally {
     pub verify: VerifyReport,
     /// Time from the first to the last measured moment.
     pub measured: Duration,
+    /// Processor time of the thread in between.
+    pub cpu: Duration,
     pub connections_lost: u64,
     pub resent: u64,
     pub moves: u64,
@@ -232,6 +236,7 @@ impl Tally {
             first_error: None,
             verify: VerifyReport::default(),
             measured: Duration::ZERO,
+            cpu: Duration::ZERO,
             connections_lost: 0,
             resent: 0,
             moves: 0,
@@ -283,6 +288,7 @@ impl Tally {
         sum.blocks_wrong += one.blocks_wrong;
         sum.first_mismatch = sum.first_mismatch.take().or(one.first_mismatch);
         self.measured = self.measured.max(other.measured);
+        self.cpu += other.cpu;
         self.connections_lost += other.connections_lost;
         self.resent += other.resent;
         self.moves += other.moves;
@@ -305,6 +311,7 @@ impl Tally {
             verify: job.verify,
             seed: job.seed,
             seconds,
+            cpu_seconds: self.cpu.as_secs_f64(),
             iops: read.iops + write.iops,
             bytes_per_second: read.bytes_per_second + write.bytes_per_second,
             read,
@@ -362,11 +369,13 @@ mod tests {
             one.read.count(4096, Duration::from_micros(micros));
             one.write.count(512, Duration::from_micros(micros * 10));
             one.measured = Duration::from_secs(at as u64);
+            one.cpu = Duration::from_secs(1);
             one.failed(Op::Write, at as u64, 1, Status::NoSpace);
             sum.add(one);
         }
         assert_eq!((sum.read.ios, sum.read.bytes), (3, 12_288));
         assert_eq!(sum.measured, Duration::from_secs(2));
+        assert_eq!(sum.cpu, Duration::from_secs(3));
         assert_eq!(sum.errors["no_space"], 3);
         assert_eq!(sum.first_error.as_ref().unwrap().lba, 0);
         let read = sum.read.report(2.0);

@@ -25,6 +25,8 @@ pub struct Progress {
     pub ios: u64,
     pub bytes: u64,
     pub errors: u64,
+    /// Every load thread is in the measured part.
+    pub measuring: bool,
     /// Set while a lost controller reconnects: the number of attempts.
     pub reconnecting: Option<u32>,
 }
@@ -159,6 +161,10 @@ pub(super) fn progress(job: &Job, crew: &Crew, reconnecting: Option<u32>) -> Pro
         ios: sum(|s| s.ios.load(Ordering::Relaxed)),
         bytes: sum(|s| s.bytes.load(Ordering::Relaxed)),
         errors: sum(|s| s.errors.load(Ordering::Relaxed)),
+        measuring: crew
+            .shown
+            .iter()
+            .all(|s| s.measuring.load(Ordering::Relaxed)),
         reconnecting,
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use nacre_bdev::Done;
 use nacre_reactor::{Clock, Nanos};
 use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::job::{Job, Limit, Verify};
 use super::lane::{Lane, Load, Phase};
@@ -24,6 +25,8 @@ pub struct Shown {
     /// The index of the [`Phase`] in the run, and its progress per mille.
     pub phase: AtomicUsize,
     pub permille: AtomicU64,
+    /// The measured part goes on.
+    pub measuring: AtomicBool,
 }
 
 /// The state shared by all workers of a run.
@@ -211,9 +214,12 @@ impl<Q: Load> Worker<'_, Q> {
         let mut warming = phase == Phase::Run && !self.job.warmup.is_zero();
         let warm_at = begin + self.job.warmup;
         let mut measured_from = begin;
+        let mut cpu_from = cpu_time();
         let measured_phase = matches!(phase, Phase::Run | Phase::Scan);
         let mut show_at = begin;
         let shown = &self.crew.shown[self.index];
+        let is_measuring = |on| shown.measuring.store(on, Ordering::Relaxed);
+        is_measuring(measured_phase && !warming);
         let (mut ios, mut over) = (0u64, false);
         let mut last_back = begin;
         self.lanes.iter_mut().for_each(Lane::begin);
@@ -223,6 +229,8 @@ impl<Q: Load> Worker<'_, Q> {
                 warming = false;
                 tally.restart();
                 measured_from = now;
+                cpu_from = cpu_time();
+                is_measuring(measured_phase);
             }
             over = pace.is_over(now) || self.crew.stopped();
             let mut more = false;
@@ -263,6 +271,8 @@ impl<Q: Load> Worker<'_, Q> {
                 _ => last_back,
             };
             tally.measured = end.since(measured_from);
+            tally.cpu = cpu_time().saturating_sub(cpu_from);
+            is_measuring(false);
         }
         self.drain(done, tally);
     }
@@ -302,6 +312,13 @@ impl<Q: Load> Worker<'_, Q> {
         });
         shown.permille.store(permille.min(1000), Ordering::Relaxed);
     }
+}
+
+/// Processor time of the calling thread so far.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let (seconds, nanos) = (time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs());
+    Duration::from_secs(seconds) + Duration::from_nanos(nanos)
 }
 
 /// Limits how many I/Os may start, and decides when the phase is over.

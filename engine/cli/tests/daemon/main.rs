@@ -1,6 +1,7 @@
 //! Goal: the daemon as its users meet it: started, refused, killed, restarted, stopped, commanded.
 //! Method: the real binary on a socket and a data directory of its own.
 
+mod bench;
 mod roles;
 mod sandbox;
 mod spdk;

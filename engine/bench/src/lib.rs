@@ -1,0 +1,33 @@
+//! The figures of `nacre bench`: what is measured, the median of the rounds, a table, a page.
+//!
+//! ```text
+//!   workload.rs     the lines of a comparison: pattern, size, depth
+//!   processor.rs    processor time in /proc
+//!   comparison.rs   measurements by line and side; medians and ratios
+//!     median.rs
+//!   table.rs        for a terminal
+//!   page.rs         HTML that needs no network
+//!     plot.rs         its drawings (SVG)
+//! ```
+//!
+//! Nothing here measures, reads a file or opens a connection.
+
+#![forbid(unsafe_code)]
+
+mod comparison;
+mod median;
+mod page;
+mod plot;
+mod processor;
+mod table;
+mod workload;
+
+pub use comparison::{
+    Comparison, Figures, Latency, LineResult, Machine, Measurement, Outcome, Ratio, SCHEMA,
+    Setting, Side, SideResult,
+};
+pub use median::median;
+pub use page::page;
+pub use processor::{machine_ticks, process_ticks};
+pub use table::{failed_runs, table};
+pub use workload::Workload;

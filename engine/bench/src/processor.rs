@@ -1,0 +1,45 @@
+//! Processor time as /proc has it, in ticks.
+
+/// The time of a process in user mode and in the kernel, from `/proc/PID/stat`.
+pub fn process_ticks(stat: &str) -> Option<u64> {
+    // The name, in parentheses, may contain anything.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace().skip(11);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    Some(next()? + next()?)
+}
+
+/// The busy time of all processors, from `/proc/stat`. It includes interrupts and the kernel's own
+/// threads. Time that a hypervisor took away does not count.
+pub fn machine_ticks(stat: &str) -> Option<u64> {
+    let line = stat.lines().next()?.strip_prefix("cpu ")?;
+    let ticks: Option<Vec<u64>> = line
+        .split_ascii_whitespace()
+        .map(|ticks| ticks.parse().ok())
+        .collect();
+    let [user, nice, system, _idle, _wait, irq, softirq, ..] = *ticks?.as_slice() else {
+        return None;
+    };
+    Some(user + nice + system + irq + softirq)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_of_a_process() {
+        let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 4 0 99";
+        assert_eq!(process_ticks(stat), Some(300));
+        assert_eq!(process_ticks("7 (nacre) S 1 7"), None);
+        assert_eq!(process_ticks(""), None);
+    }
+
+    #[test]
+    fn time_of_the_machine() {
+        let stat = "cpu  100 1 50 9000 7 2 3 40 0 0\ncpu0 1 2 3\n";
+        assert_eq!(machine_ticks(stat), Some(156));
+        assert_eq!(machine_ticks("cpu  1 2"), None);
+        assert_eq!(machine_ticks("intr 1"), None);
+    }
+}

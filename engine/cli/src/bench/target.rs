@@ -1,0 +1,284 @@
+//! The daemon that `nacre bench` starts for itself: its own socket and folder, one device, and
+//! listeners of this machine only for the host that measures.
+
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nacre_engine_rpc::client::{Client, ClientError};
+use nacre_reactor::CoreSet;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+/// Longest time of a start, and of an RPC.
+const START_LIMIT: Duration = Duration::from_secs(30);
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+const BLOCK_SIZE: u64 = 4096;
+const DISK: &str = "disk";
+const VOLUME: &str = "volume";
+const NSID: u32 = 1;
+
+/// Why there is no daemon to measure.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    #[error("cannot make a folder for the daemon: {0}")]
+    Folder(std::io::Error),
+    #[error("cannot start the daemon: {0}")]
+    Spawn(std::io::Error),
+    #[error("the daemon ended at its start ({status}):\n{log}")]
+    Ended { status: ExitStatus, log: String },
+    #[error("the daemon does not answer: {error}\n{log}")]
+    Silent { error: ClientError, log: String },
+    #[error(transparent)]
+    Refused(#[from] ClientError),
+    #[error("the daemon has no listener on {0}")]
+    NoListener(&'static str),
+}
+
+/// The device to serve.
+#[derive(Debug, Clone)]
+pub enum Served {
+    Memory {
+        bytes: u64,
+    },
+    /// A file or block device. A file is created with `size`, if that is set.
+    Path {
+        path: PathBuf,
+        size: Option<u64>,
+        read_only: bool,
+    },
+}
+
+/// A running daemon. It is stopped on drop.
+pub struct PrivateTarget {
+    child: Child,
+    client: Client,
+    device: Served,
+    nqn: String,
+    /// The only host that the daemon admits.
+    hostid: Uuid,
+    // Removed last.
+    _folder: tempfile::TempDir,
+}
+
+impl PrivateTarget {
+    /// Starts the daemon on `cores` and creates the device, and a volume with one replica on it
+    /// if `volume` is set.
+    pub fn start(
+        device: Served,
+        volume: bool,
+        cores: &CoreSet,
+    ) -> Result<PrivateTarget, TargetError> {
+        let folder = tempfile::Builder::new()
+            .prefix("nacre-bench-")
+            .tempdir()
+            .map_err(TargetError::Folder)?;
+        let (socket, log) = (folder.path().join("rpc.sock"), folder.path().join("log"));
+        let mut child = spawn(folder.path(), &socket, &log, cores)?;
+        let client = match connect(&mut child, &socket, &log) {
+            Ok(client) => client,
+            Err(error) => {
+                stop(&mut child);
+                return Err(error);
+            }
+        };
+        let mut target = PrivateTarget {
+            child,
+            client,
+            device,
+            nqn: format!("nqn.2025-01.io.nacre:bench-{}", Uuid::new_v4()),
+            hostid: Uuid::new_v4(),
+            _folder: folder,
+        };
+        target.configure(volume)?;
+        Ok(target)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn hostid(&self) -> Uuid {
+        self.hostid
+    }
+
+    pub fn hostnqn(&self) -> String {
+        format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.hostid)
+    }
+
+    /// The URI of its namespace on a listener of 127.0.0.1.
+    pub fn listen_tcp(&mut self) -> Result<String, TargetError> {
+        let port = self.listen("TCP", IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+        Ok(format!("tcp://127.0.0.1:{port}/{}", self.nqn))
+    }
+
+    /// The URI of its namespace on an RDMA listener of `ip`.
+    pub fn listen_rdma(&mut self, ip: IpAddr) -> Result<String, TargetError> {
+        let port = self.listen("RDMA", ip)?;
+        Ok(format!("rdma://{}/{}", SocketAddr::new(ip, port), self.nqn))
+    }
+
+    /// Closes the device, so that this process can open it.
+    pub fn release(&mut self) -> Result<(), ClientError> {
+        let namespace = json!({ "nqn": self.nqn, "nsid": NSID });
+        self.call("nvmf_subsystem_remove_ns", namespace)?;
+        self.call("bdev_uring_delete", json!({ "name": DISK }))?;
+        Ok(())
+    }
+
+    /// Opens the device again.
+    pub fn hold(&mut self) -> Result<(), ClientError> {
+        self.open_device()?;
+        self.add_namespace(DISK)
+    }
+
+    fn configure(&mut self, volume: bool) -> Result<(), ClientError> {
+        self.open_device()?;
+        let mut name = DISK;
+        if volume {
+            let params = json!({ "name": VOLUME, "devices": [DISK], "force": true });
+            self.call("volume_create", params)?;
+            name = VOLUME;
+        }
+        let subsystem = json!({ "nqn": self.nqn, "allow_any_host": false });
+        self.call("nvmf_create_subsystem", subsystem)?;
+        let host = json!({ "nqn": self.nqn, "host": self.hostnqn() });
+        self.call("nvmf_subsystem_add_host", host)?;
+        self.add_namespace(name)
+    }
+
+    fn open_device(&mut self) -> Result<(), ClientError> {
+        let (method, params) = match &self.device {
+            Served::Memory { bytes } => (
+                "bdev_malloc_create",
+                json!({ "name": DISK, "block_size": BLOCK_SIZE, "num_blocks": bytes / BLOCK_SIZE }),
+            ),
+            Served::Path {
+                path,
+                size,
+                read_only,
+            } => {
+                let mut params = json!({ "name": DISK, "filename": path, "readonly": read_only });
+                if let Some(size) = size {
+                    params["size"] = (*size).into();
+                }
+                ("bdev_uring_create", params)
+            }
+        };
+        self.call(method, params)?;
+        Ok(())
+    }
+
+    fn add_namespace(&mut self, bdev: &str) -> Result<(), ClientError> {
+        let namespace = json!({ "bdev_name": bdev, "nsid": NSID });
+        let params = json!({ "nqn": self.nqn, "namespace": namespace });
+        self.call("nvmf_subsystem_add_ns", params)?;
+        Ok(())
+    }
+
+    /// Adds a listener on any free port, and returns the port.
+    fn listen(&mut self, trtype: &'static str, ip: IpAddr) -> Result<u16, TargetError> {
+        let adrfam = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+        let address = json!({
+            "trtype": trtype, "adrfam": adrfam, "traddr": ip.to_string(), "trsvcid": "0",
+        });
+        let params = json!({ "nqn": self.nqn, "listen_address": address });
+        self.call("nvmf_subsystem_add_listener", params)?;
+        let listeners = self.call("nvmf_subsystem_get_listeners", json!({ "nqn": self.nqn }))?;
+        let addresses = listeners.as_array().into_iter().flatten();
+        let ours = addresses
+            .map(|listener| &listener["address"])
+            .find(|address| address["trtype"] == trtype);
+        let port = ours.and_then(|address| address["trsvcid"].as_str()?.parse().ok());
+        port.ok_or(TargetError::NoListener(trtype))
+    }
+
+    fn call(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
+        self.client.call_by_name(method, params)
+    }
+}
+
+impl Drop for PrivateTarget {
+    fn drop(&mut self) {
+        stop(&mut self.child);
+        if let Served::Path {
+            path,
+            size: Some(_),
+            ..
+        } = &self.device
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn spawn(folder: &Path, socket: &Path, log: &Path, cores: &CoreSet) -> Result<Child, TargetError> {
+    let config = folder.join("nacre.toml");
+    fs::write(&config, "[nvmf]\ndiscovery_port = 0\n").map_err(TargetError::Folder)?;
+    let out = File::create(log).map_err(TargetError::Folder)?;
+    let program = std::env::current_exe().map_err(TargetError::Spawn)?;
+    let mut command = Command::new(program);
+    command
+        .args(["serve", "--data-dir", "none", "-m", &format!("[{cores}]")])
+        .arg("-c")
+        .arg(&config)
+        .arg("-r")
+        .arg(socket)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(out)
+        // Ctrl-C ends the measurement first, and then the daemon.
+        .process_group(0);
+    // Settings of the user are for the user's daemon.
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"NACRE_") {
+            command.env_remove(name);
+        }
+    }
+    command.spawn().map_err(TargetError::Spawn)
+}
+
+fn connect(child: &mut Child, socket: &Path, log: &Path) -> Result<Client, TargetError> {
+    let said = || fs::read_to_string(log).unwrap_or_default();
+    let until = Instant::now() + START_LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().map_err(TargetError::Spawn)? {
+            let log = said();
+            return Err(TargetError::Ended { status, log });
+        }
+        let outcome = Client::connect(socket, START_LIMIT).and_then(|mut client| {
+            client.call_by_name("framework_wait_init", Value::Null)?;
+            Ok(client)
+        });
+        match outcome {
+            Ok(client) => return Ok(client),
+            Err(error) if Instant::now() > until => {
+                let log = said();
+                return Err(TargetError::Silent { error, log });
+            }
+            Err(_) => sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Asks the process to end, and kills it if it does not.
+fn stop(child: &mut Child) {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let Some(pid) = pid {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    let until = Instant::now() + STOP_LIMIT;
+    while Instant::now() < until {
+        match child.try_wait() {
+            Ok(None) => sleep(Duration::from_millis(10)),
+            _ => return,
+        }
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
