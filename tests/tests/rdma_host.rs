@@ -147,7 +147,7 @@ fn verified_io() {
         assert!(report.is_good(), "{report:?}");
         let paths = report.paths.as_ref().unwrap();
         assert_eq!((paths.transport.as_str(), paths.fallbacks), ("rdma", 0));
-        assert_eq!(report.connections_lost, 0);
+        assert_eq!(report.losses.connections_lost, 0);
     }
     assert_eq!(world.plug.counts().accepted, 6, "queues by RDMA");
     let stats = world.plug.total();

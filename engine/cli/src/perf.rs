@@ -392,10 +392,10 @@ fn text(report: &Report) -> String {
         lines.extend(v.first_mismatch.as_ref().map(mismatch));
     }
     lines.extend(report.paths.as_ref().map(paths));
-    if report.connections_lost > 0 {
+    if report.losses.connections_lost > 0 {
         lines.push(format!(
             "connections lost: {}, I/Os retried: {}",
-            report.connections_lost, report.resent
+            report.losses.connections_lost, report.losses.resent
         ));
     }
     if !report.errors.is_empty() {

@@ -40,6 +40,6 @@ pub use job::{Job, JobError, Limit, Rw, Sizes, Verify};
 pub use local::run_device;
 pub use pattern::Wrong;
 pub use remote::run;
-pub use report::{Direction, Mismatch, PathReport, Report, VerifyReport};
+pub use report::{Direction, Losses, Mismatch, PathReport, Report, VerifyReport};
 pub use run::{Progress, Watch, memory};
 pub use worker::WorkerError;

@@ -44,15 +44,22 @@ pub struct Report {
     pub errors: BTreeMap<String, u64>,
     pub first_error: Option<IoFailure>,
     pub verification: Option<VerifyReport>,
-    /// Connections lost and I/Os resent, by all queues.
-    pub connections_lost: u64,
-    pub resent: u64,
+    #[serde(flatten)]
+    pub losses: Losses,
     /// I/Os without a completion at the end.
     pub unfinished: u64,
     /// The user ended the run early.
     pub interrupted: bool,
     /// Set if there was a choice of transports.
     pub paths: Option<PathReport>,
+}
+
+/// Losses of connections, by all queues.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Losses {
+    pub connections_lost: u64,
+    /// I/Os sent again.
+    pub resent: u64,
 }
 
 /// The use of the transports.
@@ -323,8 +330,10 @@ impl Tally {
                 .collect(),
             first_error: self.first_error,
             verification: (job.verify != Verify::Off).then_some(self.verify),
-            connections_lost: self.connections_lost,
-            resent: self.resent,
+            losses: Losses {
+                connections_lost: self.connections_lost,
+                resent: self.resent,
+            },
             unfinished: self.unfinished,
             interrupted,
             paths: None,

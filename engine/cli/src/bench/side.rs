@@ -153,7 +153,7 @@ fn measurement(report: &Report, usage: &Usage) -> Result<Measurement, RunError> 
         let first = format!("{op} at LBA {lba}: {status}");
         return Err(RunError::Io { count, first });
     }
-    if report.connections_lost > 0 {
+    if report.losses.connections_lost > 0 {
         return Err(RunError::Lost);
     }
     if report.unfinished > 0 {
