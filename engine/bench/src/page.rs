@@ -36,7 +36,7 @@ pub fn page(comparison: &Comparison) -> String {
     let drawings: [(&str, &str, Drawing, Choice); 4] = [
         (
             "Throughput, MB/s",
-            "10^6 bytes per second, medians.",
+            "10^6 bytes per second, medians. Each line has its own scale.",
             bars,
             |f| {
                 let rate = f.megabytes_per_second;

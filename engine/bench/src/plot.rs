@@ -25,12 +25,12 @@ const HEADING: f64 = 26.0;
 /// Sides with a colour of their own; later ones share these in turn.
 pub const COLOURS: usize = 6;
 
-/// Bars from zero to the largest value.
+/// Bars from zero to the largest value of their group: sides of one line are compared, lines are
+/// not.
 pub fn bars(title: &str, groups: &[Group]) -> String {
-    let all = || groups.iter().flat_map(|group| &group.rows);
-    let largest = all().filter_map(|row| row.values.first()).copied();
-    let largest = largest.fold(f64::MIN_POSITIVE, f64::max);
-    drawing(title, groups, |row, middle| {
+    drawing(title, groups, |group, row, middle| {
+        let values = group.rows.iter().filter_map(|row| row.values.first());
+        let largest = values.copied().fold(f64::MIN_POSITIVE, f64::max);
         let value = row.values.first().copied().unwrap_or_default();
         let length = (RIGHT - LEFT) * value / largest;
         let top = middle - 6.0;
@@ -56,7 +56,7 @@ pub fn ranges(title: &str, groups: &[Group]) -> String {
         let decade = value.max(least).log10() - low;
         LEFT + (RIGHT - LEFT) * decade / decades
     };
-    drawing(title, groups, |row, middle| {
+    drawing(title, groups, |_, row, middle| {
         let side = row.side % COLOURS;
         let mut text = String::new();
         if let (Some(first), Some(last)) = (row.values.first(), row.values.last()) {
@@ -75,7 +75,7 @@ pub fn ranges(title: &str, groups: &[Group]) -> String {
     })
 }
 
-fn drawing(title: &str, groups: &[Group], mark: impl Fn(&Row, f64) -> String) -> String {
+fn drawing(title: &str, groups: &[Group], mark: impl Fn(&Group, &Row, f64) -> String) -> String {
     let mut body = String::new();
     let mut y = 0.0;
     for group in groups {
@@ -92,7 +92,7 @@ fn drawing(title: &str, groups: &[Group], mark: impl Fn(&Row, f64) -> String) ->
             body.push_str(&format!(
                 "<g><title>{name}: {text}</title><text x=\"12\" y=\"{base:.1}\">{name}</text>{}\
                  <text class=\"value\" x=\"{end}\" y=\"{base:.1}\">{text}</text></g>\n",
-                mark(row, middle)
+                mark(group, row, middle)
             ));
             y += ROW;
         }
