@@ -37,8 +37,9 @@ impl Meaning {
     pub fn of(counter: &str) -> Option<Meaning> {
         let name = counter.to_ascii_lowercase();
         let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
-        // Ending a queue pair flushes its requests; a duration counts microseconds.
-        if has(&["flush", "duration", "lifespan"]) {
+        // Ending a queue pair flushes its requests; a duration counts microseconds; soft-RoCE defers
+        // acknowledgements at any load.
+        if has(&["flush", "duration", "lifespan", "deferred"]) {
             return None;
         }
         Some(if has(&["out_of_seq", "seq_err"]) {
@@ -383,6 +384,7 @@ mod tests {
             ("rx_crc_errors_phy", Some(Error)),
             ("port_xmit_data", None),
             ("sent_pkts", None),
+            ("ack_deferred", None),
             ("rx_write_requests", None),
         ] {
             assert_eq!(Meaning::of(name), meaning, "{name}");
