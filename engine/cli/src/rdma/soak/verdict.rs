@@ -37,8 +37,8 @@ impl Meaning {
     pub fn of(counter: &str) -> Option<Meaning> {
         let name = counter.to_ascii_lowercase();
         let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
-        // Ending a queue pair flushes its requests; a duration counts microseconds; soft-RoCE defers
-        // acknowledgements at any load.
+        // Ending a queue pair flushes its requests. A duration counts microseconds. Soft-RoCE
+        // defers acknowledgements at any load.
         if has(&["flush", "duration", "lifespan", "deferred"]) {
             return None;
         }
