@@ -100,3 +100,12 @@ jq -e '.failures == [] and .software and .verify and .ports == ["rxe8/1"]
 tail -1 "$WORK/soak.txt" | grep -E '^passed'
 kill -INT "${SOAK[@]}"
 for pid in "${SOAK[@]}"; do wait "$pid" || die "a peer of the soak test failed"; done
+
+step "nacre bench: TCP beside soft-RoCE, with a daemon of its own"
+timeout 300 "$NACRE" bench --size 32MiB --rounds 1 --seconds 1 --connect-timeout 60s --line "random read, depth 1" \
+    --line "128 KiB random write" --json "$WORK/bench.json" --html "$WORK/bench.html" | tee "$WORK/table"
+jq -c '[.sides[] | [.name, .setting, .description]]' "$WORK/bench.json"
+jq -e '[.sides[].name] == ["device", "tcp", "rdma"] and .sides[2].setting == "software_rdma" and (.lines | length) == 2
+    and all(.lines[].results[].median; .iops > 0 and .host_cpu_seconds_per_gib > 0)
+    and all(.lines[].ratios[] | select(.side == "rdma"); .to == "tcp" and .throughput > 0 and .emulated)' "$WORK/bench.json"
+grep -F "no RDMA hardware with a network: says nothing about it" "$WORK/table"
