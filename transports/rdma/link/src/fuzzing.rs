@@ -1,7 +1,8 @@
-//! The bodies of the fuzz targets `lldp` and `dcb`; ordinary tests replay their corpora.
+//! The bodies of the fuzz targets `lldp`, `dcb` and `icmp`; ordinary tests replay their corpora.
 
 use crate::dcb::{self, Dcb};
 use crate::ethtool;
+use crate::icmp::{self, Version};
 use crate::lldp;
 
 /// Parses a frame: an accepted frame has no control characters in its text, and valid priorities.
@@ -50,5 +51,27 @@ pub fn dcb(input: &[u8]) {
         _ => {
             ethtool::parse_pause(body);
         }
+    }
+}
+
+/// Parses a received message; the first byte selects ICMP, ICMPv6, or ICMP after an IP header.
+pub fn icmp(input: &[u8]) {
+    let Some((which, bytes)) = input.split_first() else {
+        return;
+    };
+    let (version, message) = match which % 3 {
+        0 => (Version::V4, Some(bytes)),
+        1 => (Version::V6, Some(bytes)),
+        _ => (Version::V4, icmp::without_ip_header(bytes)),
+    };
+    let Some(message) = message else {
+        return;
+    };
+    if let Some(reply) = icmp::reply(version, message) {
+        // A reply answers the request with its data only.
+        let request = icmp::request(version, reply.identifier, reply.sequence, reply.data.len());
+        let is_ours = reply.data == &request[8..];
+        assert_eq!(reply.answers(&request, false), is_ours);
+        assert!(!reply.answers(&request[..4], true));
     }
 }

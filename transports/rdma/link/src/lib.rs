@@ -3,6 +3,7 @@
 //! Devices, ports, GIDs and their network interfaces come from sysfs ([`Fabric::read`]). Soft-RoCE
 //! links are added and deleted over RDMA netlink ([`netlink`]). The settings for a lossless
 //! Ethernet are in [`dcb`] (the card), [`ethtool`] (pause and counters) and [`lldp`] (the switch).
+//! [`icmp`] has the bytes of echo messages.
 //! [`capability`] reports whether an address can have an RDMA listener, and if not, why. This crate
 //! opens no device, allocates no DMA memory and uses no verbs: it works where those do not, and
 //! reports why.
@@ -22,6 +23,7 @@ mod fabric;
 mod firmware;
 pub mod fuzzing;
 mod gid;
+pub mod icmp;
 pub mod lldp;
 mod modules;
 pub mod netlink;
