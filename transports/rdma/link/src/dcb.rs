@@ -1,9 +1,19 @@
-//! Data center bridging of an interface over netlink (dcbnl.h, IEEE 802.1Qaz): which priorities
-//! pause (PFC), how classes share the link (ETS), which packets belong to a priority, and the
-//! deciding agent.
+//! DCB settings of a network interface (IEEE 802.1Qaz): read and change them over rtnetlink, as
+//! dcb(8) of iproute2 does.
 //!
-//! One request answers everything ([`read`]); a [`Change`] is one request, or two. All parsing is
-//! pure ([`Dcb::parse`], [`message`]).
+//! | type | setting | kernel struct |
+//! |---|---|---|
+//! | [`Pfc`] | priorities that pause instead of losing frames, and counters | `ieee_pfc` |
+//! | [`Ets`] | the class of each priority; scheduling and bandwidth of each class | `ieee_ets` |
+//! | [`App`], `trust` | the priority of packets by DSCP, EtherType or port | `dcb_app` |
+//! | [`Buffers`] | receive buffer of each priority | `dcbnl_buffer` |
+//! | [`DcbxMode`] | the agent that owns these settings: host or firmware | `DCB_ATTR_DCBX` |
+//!
+//! [`read`] sends `RTM_GETDCB` with `DCB_CMD_IEEE_GET`, whose reply has every IEEE object, and
+//! `DCB_CMD_GDCBX`. It needs no privilege. [`apply`] sends `RTM_SETDCB` and needs CAP_NET_ADMIN. A
+//! driver without `dcbnl_ops` fails with EOPNOTSUPP ([`DcbError::NotSupported`]). Encoding and
+//! parsing are pure functions ([`message`], [`Dcb::parse`]); constants are those of
+//! `linux/dcbnl.h`.
 
 mod change;
 
@@ -20,10 +30,11 @@ use crate::nlmsg::{
 
 pub use change::{Change, apply, message, parse_status};
 
-/// Priorities of an Ethernet frame (IEEE 802.1Q), and the most traffic classes.
+/// Number of priorities of an Ethernet frame (PCP, 3 bits), and of traffic classes
+/// (IEEE_8021QAZ_MAX_TCS).
 pub const PRIORITIES: usize = 8;
 
-/// A set of priorities, one bit each.
+/// A set of priorities as a bitmap, like `pfc_en`: bit 3 is priority 3.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Priorities(pub u8);
@@ -62,7 +73,7 @@ impl fmt::Display for Priorities {
     }
 }
 
-/// How a traffic class is sent (IEEE 802.1Q, table 8-5).
+/// Transmission selection algorithm of a traffic class (IEEE 802.1Q, table 8-5; `tc_tsa`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
@@ -94,14 +105,15 @@ impl Algorithm {
     }
 }
 
-/// Enhanced transmission selection. Arrays are by class, `class_of` by priority.
+/// Enhanced transmission selection: `struct ieee_ets`. Arrays are indexed by traffic class, only
+/// `class_of` (`prio_tc`) by priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ets {
     pub willing: bool,
-    /// Number of classes that the device has; 0: not said.
+    /// Number of traffic classes of the device (`ets_cap`); 0: the driver does not report it.
     pub classes: u8,
     pub credit_shaper: bool,
-    /// Percent of the bandwidth, of classes whose algorithm is ETS.
+    /// Percent of the bandwidth (`tc_tx_bw`); only of classes whose algorithm is ETS.
     pub share: [u8; PRIORITIES],
     pub algorithm: [Algorithm; PRIORITIES],
     pub class_of: [u8; PRIORITIES],
@@ -150,8 +162,8 @@ impl Ets {
         })
     }
 
-    /// The configuration over the settings found: the shares of received traffic and the
-    /// recommendation to the switch stay, as with dcb(8).
+    /// Merges these settings into the `struct ieee_ets` that the driver reported: the shares of
+    /// received traffic and the recommendation to the switch stay, as with dcb(8).
     fn over(self, mut found: [u8; 59]) -> [u8; 59] {
         let bytes = self.to_bytes();
         // Willing; shares; algorithms and classes, which are neighbours.
@@ -161,7 +173,7 @@ impl Ets {
         found
     }
 
-    /// The recommendation to the switch is the same as the configuration.
+    /// Encodes `struct ieee_ets`, with the configuration as the recommendation to the switch.
     fn to_bytes(self) -> [u8; 59] {
         let mut bytes = [0; 59];
         bytes[..3].copy_from_slice(&[
@@ -186,19 +198,20 @@ impl Ets {
     }
 }
 
-/// Priority flow control.
+/// Priority-based flow control (IEEE 802.1Qbb): `struct ieee_pfc`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pfc {
-    /// Number of priorities that may be lossless at once; 0: not said.
+    /// Number of priorities that may have PFC at once (`pfc_cap`); 0: not reported.
     pub capability: u8,
+    /// Priorities with PFC (`pfc_en`).
     pub enabled: Priorities,
-    /// MACsec bypass.
+    /// MACsec bypass capability (`mbc`).
     pub bypass: bool,
-    /// Link delay in bit times.
+    /// Allowance for the round-trip delay of the link, in bit times.
     pub delay: u16,
-    /// Pause frames sent, by priority.
+    /// PFC frames sent, by priority (`requests`).
     pub sent: [u64; PRIORITIES],
-    /// Pause frames received, by priority.
+    /// PFC frames received, by priority (`indications`).
     pub received: [u64; PRIORITIES],
 }
 
@@ -215,7 +228,7 @@ impl Pfc {
         })
     }
 
-    /// Counters are not set.
+    /// Encodes `struct ieee_pfc`, without counters.
     fn to_bytes(self) -> [u8; 136] {
         let mut bytes = [0; 136];
         bytes[0] = self.capability;
@@ -234,7 +247,8 @@ fn numbers(bytes: &[u8], at: usize) -> Option<[u64; PRIORITIES]> {
     Some(numbers)
 }
 
-/// A field of packets that selects their priority.
+/// The packet field that an [`App`] entry matches: IEEE_8021QAZ_APP_SEL_*, and the kernel's
+/// DCB_APP_SEL_PCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selector {
@@ -276,7 +290,8 @@ impl Selector {
         }
     }
 
-    /// IEEE's selectors and the kernel's own have attributes of their own kinds.
+    /// The attribute of an entry: DCB_ATTR_IEEE_APP for IEEE's selectors, DCB_ATTR_DCB_APP for the
+    /// kernel's own (PCP).
     fn attribute(self) -> u16 {
         if self.code() <= 5 {
             ieee::APP
@@ -301,7 +316,8 @@ impl fmt::Display for Selector {
     }
 }
 
-/// Packets whose `selector` is `value` have this priority.
+/// An entry of the application table (`struct dcb_app`): packets whose field `selector` has this
+/// value get this priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct App {
     pub selector: Selector,
@@ -333,7 +349,8 @@ impl App {
     }
 }
 
-/// Receive buffers of a port.
+/// Receive buffers of a port (`struct dcbnl_buffer`): the buffer of each priority, and the size of
+/// each buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Buffers {
     pub buffer_of: [u8; PRIORITIES],
@@ -362,20 +379,21 @@ impl Buffers {
     }
 }
 
-/// The agent that negotiates with the switch, and its protocol.
+/// DCBX mode: the agent that owns the settings and negotiates them with the switch, and the version
+/// of the protocol. DCB_CAP_DCBX_* bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DcbxMode(pub u8);
 
 impl DcbxMode {
-    /// This host decides, with the objects of IEEE 802.1Qaz.
+    /// DCB_CAP_DCBX_HOST and DCB_CAP_DCBX_VER_IEEE: this host decides.
     pub const HOST_IEEE: DcbxMode = DcbxMode(0x09);
 
     pub fn is_host(self) -> bool {
         self.0 & 0x01 != 0
     }
 
-    /// An agent in the firmware decides.
+    /// DCB_CAP_DCBX_LLD_MANAGED: an agent in the card's firmware decides.
     pub fn is_firmware(self) -> bool {
         self.0 & 0x02 != 0
     }
@@ -413,7 +431,7 @@ impl fmt::Display for DcbxMode {
     }
 }
 
-/// The settings of an interface, as far as its driver has them.
+/// All DCB settings of an interface. `None`: the driver does not implement the setting.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Dcb {
     pub mode: Option<DcbxMode>,
@@ -421,18 +439,20 @@ pub struct Dcb {
     pub pfc: Option<Pfc>,
     pub apps: Vec<App>,
     pub buffers: Option<Buffers>,
-    /// Kilobits per second, by class; 0: no limit.
+    /// Rate limit by traffic class in kbit/s (`ieee_maxrate`); 0: no limit.
     pub rates: Option<[u64; PRIORITIES]>,
-    /// Selectors in the order of trust. `None`: this kernel or driver does not say.
+    /// Selectors in the order of trust (dcb-apptrust(8)). `None`: before Linux 6.2, or a driver
+    /// without it.
     pub trust: Option<Vec<Selector>>,
-    /// The switch's settings, where the driver has an agent in firmware.
+    /// The switch's settings, from a DCBX agent in the card's firmware.
     pub peer_ets: Option<Ets>,
     pub peer_pfc: Option<Pfc>,
     pub peer_apps: Vec<App>,
 }
 
 impl Dcb {
-    /// Reads the attributes of an answer to `DCB_CMD_IEEE_GET`, `bytes` being its body.
+    /// Parses a reply to `DCB_CMD_IEEE_GET`. `bytes` begins after the netlink header, at
+    /// `struct dcbmsg`.
     pub fn parse(bytes: &[u8]) -> Result<Dcb, DcbError> {
         let malformed = |field| DcbError::Malformed { field };
         let all = bytes.get(DCBMSG..).ok_or(malformed("dcbmsg"))?;
@@ -468,8 +488,8 @@ impl Dcb {
         Ok(dcb)
     }
 
-    /// The selectors that decide a packet's priority. Without a trust table, entries for DSCP mean
-    /// trust in DSCP.
+    /// The selectors that decide a packet's priority, in order. Without a trust table, the port
+    /// trusts DSCP if the application table has DSCP entries, else PCP.
     pub fn trusted(&self) -> Vec<Selector> {
         match &self.trust {
             Some(trust) => trust.clone(),
@@ -480,7 +500,8 @@ impl Dcb {
         }
     }
 
-    /// The priority of packets of this DSCP, by the table; of several the highest (IEEE 802.1Qaz).
+    /// The priority that the application table gives this DSCP. The highest of several entries
+    /// counts (IEEE 802.1Qaz).
     pub fn priority_of_dscp(&self, dscp: u8) -> Option<u8> {
         let of = self
             .apps
@@ -497,7 +518,7 @@ fn apps(bytes: &[u8]) -> Option<Vec<App>> {
         .collect()
 }
 
-/// Why settings were not read or changed.
+/// Why DCB settings could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum DcbError {
     #[error("the driver of {interface} has no DCB")]
@@ -517,18 +538,18 @@ pub enum DcbError {
     Socket(#[source] io::Error),
 }
 
-/// Reads all settings of an interface. Needs no privilege.
+/// Reads all DCB settings of an interface. Needs no privilege.
 pub fn read(interface: &str) -> Result<Dcb, DcbError> {
     let body = answer(interface, RTM_GETDCB, request(command::IEEE_GET, interface))?;
     let mut dcb = Dcb::parse(&body)?;
-    // Drivers without a choice do not answer this.
+    // Drivers without `getdcbx` refuse this request.
     if let Ok(body) = answer(interface, RTM_GETDCB, request(command::GDCBX, interface)) {
         dcb.mode = parse_mode(&body);
     }
     Ok(dcb)
 }
 
-/// The mode in an answer to `DCB_CMD_GDCBX`.
+/// Parses a reply to `DCB_CMD_GDCBX`. `body` begins at `struct dcbmsg`.
 pub fn parse_mode(body: &[u8]) -> Option<DcbxMode> {
     let value = attribute_of(body.get(DCBMSG..)?, attribute::DCBX)?;
     value.first().copied().map(DcbxMode)
@@ -540,8 +561,8 @@ fn request(command: u8, interface: &str) -> Vec<u8> {
         .finish()
 }
 
-/// The body of the answer. Answers are told apart by their type: the kernel repeats the request's
-/// flags in them.
+/// Sends a request and returns the body of its reply. The message type identifies the reply: its
+/// flags are copies of the request's.
 fn answer(interface: &str, kind: u16, message: Vec<u8>) -> Result<Vec<u8>, DcbError> {
     let mut body = None;
     let mut refused = None;
@@ -576,10 +597,11 @@ fn error_of(interface: &str, errno: Errno) -> DcbError {
 
 const RTM_GETDCB: u16 = 78;
 const RTM_SETDCB: u16 = 79;
-/// struct dcbmsg: family, command, padding.
+/// Size of `struct dcbmsg`: address family, command, padding.
 const DCBMSG: usize = 4;
 
-/// Numbers of linux/dcbnl.h.
+/// enum dcbnl_commands; `attribute` and `ieee` below are enum dcbnl_attrs and enum
+/// ieee_attrs of `linux/dcbnl.h`.
 mod command {
     pub const IEEE_SET: u8 = 20;
     pub const IEEE_GET: u8 = 21;
@@ -604,7 +626,7 @@ mod ieee {
     pub const MAXRATE: u16 = 7;
     pub const BUFFER: u16 = 10;
     pub const APP_TRUST_TABLE: u16 = 11;
-    /// Inside a table of applications or of trust.
+    /// Entries inside APP_TABLE and APP_TRUST_TABLE.
     pub const APP: u16 = 1;
     pub const DCB_APP: u16 = 2;
 }

@@ -1,9 +1,12 @@
-//! Whole-port pause over ethtool's netlink family, and the counters of each priority among a
-//! driver's own statistics.
+//! Two parts of ethtool(8): link-level pause (`ethtool -a`, `-A`), and per-priority counters out of
+//! a driver's private statistics (`ethtool -S`).
 //!
-//! Pause of the whole port and PFC exclude each other: PFC pauses one priority. Drivers count PFC
-//! only among their private statistics, each with its own names; [`PriorityCounters::of`] knows
-//! them. Reading those statistics takes an ioctl, which is not in this crate.
+//! - [`pause`] and [`set_pause`] use generic netlink, family "ethtool": `ETHTOOL_MSG_PAUSE_GET`
+//!   with statistics, and `ETHTOOL_MSG_PAUSE_SET`. This is pause of the whole port (IEEE 802.3x).
+//!   It and PFC, which pauses one priority (see [`crate::dcb`]), exclude each other.
+//! - [`PriorityCounters::of`] finds the counters by priority in a list of names and values. Every
+//!   driver has names of its own for them. The list comes from `SIOCETHTOOL` in
+//!   `nacre_transport_rdma_verbs::netdev`, because an ioctl is unsafe code.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,18 +21,19 @@ use crate::nlmsg::{
     u16_at, u64_at,
 };
 
-/// Pause of the whole port (IEEE 802.3x).
+/// Link-level pause of the whole port (IEEE 802.3x), as `ethtool -a` shows it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
     pub autoneg: bool,
     pub rx: bool,
     pub tx: bool,
-    /// Frames since the driver was loaded; `None`: the driver does not count them.
+    /// Pause frames received and sent since the driver was loaded; `None`: not counted.
     pub rx_frames: Option<u64>,
     pub tx_frames: Option<u64>,
 }
 
-/// `None`: the driver has no pause, or the kernel no ethtool netlink (before 5.6).
+/// Reads the pause settings and counters of an interface. `None`: the driver has no pause
+/// (EOPNOTSUPP), or the kernel has no ethtool netlink (before Linux 5.6).
 pub fn pause(interface: &str) -> io::Result<Option<Pause>> {
     let Some(family) = family()? else {
         return Ok(None);
@@ -55,7 +59,7 @@ pub fn pause(interface: &str) -> io::Result<Option<Pause>> {
     outcome
 }
 
-/// The number that the kernel gave the family "ethtool".
+/// The dynamic message type of the generic netlink family "ethtool". `None`: the kernel has none.
 fn family() -> io::Result<Option<u16>> {
     const GENL_ID_CTRL: u16 = 16;
     const CTRL_CMD_GETFAMILY: u8 = 3;
@@ -79,7 +83,7 @@ fn family() -> io::Result<Option<u16>> {
     Ok(family)
 }
 
-/// Sets pause of the whole port. Needs CAP_NET_ADMIN.
+/// Sets pause of the whole port, as `ethtool -A` does. Needs CAP_NET_ADMIN.
 pub fn set_pause(interface: &str, pause: &Pause) -> io::Result<()> {
     let family = family()?.ok_or(Errno::OPNOTSUPP)?;
     let mut outcome = Err(io::ErrorKind::UnexpectedEof.into());
@@ -109,7 +113,7 @@ fn set_pause_request(family: u16, interface: &str, pause: &Pause) -> Vec<u8> {
         .finish()
 }
 
-/// Attributes of linux/ethtool_netlink.h.
+/// ETHTOOL_A_PAUSE_* and ETHTOOL_A_HEADER_* of `linux/ethtool_netlink.h`.
 const PAUSE_HEADER: u16 = 1;
 const PAUSE_AUTONEG: u16 = 2;
 const PAUSE_RX: u16 = 3;
@@ -117,7 +121,7 @@ const PAUSE_TX: u16 = 4;
 const HEADER_DEV_NAME: u16 = 2;
 const NESTED: u16 = 0x8000;
 
-/// Command and version, then padding.
+/// Size of `struct genlmsghdr`: command, version, reserved.
 const GENL_HEADER: usize = 4;
 
 fn pause_request(family: u16, interface: &str) -> Vec<u8> {
@@ -133,7 +137,7 @@ fn pause_request(family: u16, interface: &str) -> Vec<u8> {
         .finish()
 }
 
-/// `body`: an answer after netlink's header.
+/// Parses a reply to `ETHTOOL_MSG_PAUSE_GET`. `body` begins at `struct genlmsghdr`.
 pub fn parse_pause(body: &[u8]) -> Option<Pause> {
     const STATS: u16 = 5;
     const TX_FRAMES: u16 = 2;
@@ -141,7 +145,7 @@ pub fn parse_pause(body: &[u8]) -> Option<Pause> {
     let attributes = body.get(GENL_HEADER..)?;
     let is_on = |kind| attribute_of(attributes, kind).and_then(|value| value.first().copied());
     let stats = attribute_of(attributes, STATS).unwrap_or_default();
-    // Drivers leave a counter that they do not have at its highest value.
+    // ETHTOOL_STAT_NOT_SET, all ones: the driver does not have this counter.
     let count = |kind| {
         attribute_of(stats, kind)
             .and_then(|value| u64_at(value, 0))
@@ -156,31 +160,32 @@ pub fn parse_pause(body: &[u8]) -> Option<Pause> {
     })
 }
 
-/// Counts of one direction of one priority; a field that the driver does not count is `None`.
+/// Counters of one priority in one direction, since the driver was loaded. `None`: the driver does
+/// not count it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct PriorityCount {
     pub bytes: Option<u64>,
     pub packets: Option<u64>,
-    /// Frames that ask the other end to stop (xoff).
+    /// PFC frames that stop the other end (xoff).
     pub pauses: Option<u64>,
     /// Time spent paused, in microseconds.
     pub pause_us: Option<u64>,
-    /// Packets lost for want of a buffer.
+    /// Packets dropped because the receive buffer was full.
     pub discards: Option<u64>,
 }
 
-/// The counters of a driver by priority, and its counters of loss.
+/// A driver's counters by priority, and its counters of dropped packets and pause storms.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PriorityCounters {
     pub rx: [PriorityCount; PRIORITIES],
     pub tx: [PriorityCount; PRIORITIES],
-    /// Loss and pause storms, by the driver's names.
+    /// Drops and pause storms, by the driver's own names.
     pub loss: BTreeMap<String, u64>,
 }
 
 impl PriorityCounters {
-    /// Picks the counters out of a driver's statistics, by the names of mlx5, mlx4, ice, i40e,
-    /// bnxt and hns3. Other names are ignored.
+    /// Finds the counters in a driver's statistics (`ethtool -S`), by the names that mlx5, mlx4,
+    /// ice, i40e, bnxt and hns3 use. Ignores all other names.
     pub fn of(statistics: &[(String, u64)]) -> PriorityCounters {
         let mut counters = PriorityCounters::default();
         for (name, value) in statistics {
@@ -291,7 +296,7 @@ fn by_priority(name: &str) -> Option<(Direction, u8, Field)> {
     None
 }
 
-/// Loss on the way between wire and memory, and storms of pauses.
+/// Counters of packets dropped between the wire and memory, and of pause storms.
 fn is_loss(name: &str) -> bool {
     const NAMES: [&str; 11] = [
         // mlx5

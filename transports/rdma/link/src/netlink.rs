@@ -1,7 +1,15 @@
-//! Soft-RoCE links over RDMA netlink, as `rdma link add` and `rdma link delete` do it.
+//! Soft-RoCE devices: add and delete them over RDMA netlink (`NETLINK_RDMA`, client `NLDEV`), as
+//! `rdma link add NAME type rxe netdev IF` and `rdma link delete NAME` do.
 //!
-//! A request is one message: header, then attributes ([`message`]). The kernel answers with an
-//! error code, 0 for success ([`read_answer`]).
+//! ```text
+//!   RDMA_NLDEV_CMD_NEWLINK   DEV_NAME, LINK_TYPE "rxe", NDEV_NAME      add
+//!   RDMA_NLDEV_CMD_GET       dump; DEV_NAME and DEV_INDEX of each      name -> index
+//!   RDMA_NLDEV_CMD_DELLINK   DEV_INDEX                                 delete
+//! ```
+//!
+//! Adding and deleting need CAP_NET_ADMIN. The kernel acknowledges each request with NLMSG_ERROR:
+//! 0, or a negative errno, which becomes a [`LinkError`] with the cause and the remedy. Messages
+//! and attributes are encoded in `nlmsg`; constants are those of `rdma/rdma_netlink.h`.
 
 use std::io;
 
@@ -101,8 +109,8 @@ fn on(netdev: &Option<String>) -> String {
         .unwrap_or_default()
 }
 
-/// Adds the soft-RoCE device `name` on interface `netdev`. The kernel loads rdma_rxe itself where
-/// that is allowed.
+/// Adds the soft-RoCE device `name` on the Ethernet interface `netdev`. Needs CAP_NET_ADMIN. The
+/// kernel loads `rdma_rxe` by its alias `rdma-link-rxe`, if module loading is allowed.
 pub fn rxe_add(roots: &Roots, name: &str, netdev: &str) -> Result<(), LinkError> {
     check_add(roots, name, netdev)?;
     let attributes = [
@@ -116,7 +124,7 @@ pub fn rxe_add(roots: &Roots, name: &str, netdev: &str) -> Result<(), LinkError>
     answer.map_err(|errno| refused_add(roots, name, netdev, errno))
 }
 
-/// Deletes the soft-RoCE device `name`: what uses it is disconnected.
+/// Deletes the soft-RoCE device `name` and breaks its queue pairs. Needs CAP_NET_ADMIN.
 pub fn rxe_del(roots: &Roots, name: &str) -> Result<(), LinkError> {
     let fabric = Fabric::read(&roots.sys);
     let no_device = || LinkError::NoDevice {
@@ -147,7 +155,8 @@ pub fn rxe_del(roots: &Roots, name: &str) -> Result<(), LinkError> {
     })
 }
 
-/// Without ib_core there is no such netlink family.
+/// Maps the failure of the socket: without `ib_core` the kernel has no `NETLINK_RDMA`
+/// (EPROTONOSUPPORT).
 fn no_netlink(roots: &Roots, error: io::Error) -> LinkError {
     match Errno::from_io_error(&error) {
         Some(Errno::PROTONOSUPPORT) => match NoDevice::of(roots) {
@@ -161,7 +170,7 @@ fn no_netlink(roots: &Roots, error: io::Error) -> LinkError {
     }
 }
 
-/// Errors that can be found before the kernel is asked, in better words than its own.
+/// Finds errors before the request, because the kernel has only EINVAL or EEXIST for them.
 fn check_add(roots: &Roots, name: &str, netdev: &str) -> Result<(), LinkError> {
     let plain = |text: &str| {
         text.chars()
@@ -218,7 +227,7 @@ fn refused_add(roots: &Roots, name: &str, netdev: &str, errno: Errno) -> LinkErr
     };
     match errno {
         Errno::PERM | Errno::ACCESS => LinkError::Permission,
-        // The kernel knows no link type "rxe", also after it tried to load it.
+        // The kernel has no link type "rxe", and its module could not be loaded.
         Errno::INVAL if !Modules::read(roots).state("rdma_rxe").is_there() => module(),
         Errno::OPNOTSUPP | Errno::NOENT => module(),
         Errno::NODEV => LinkError::NoNetdev {
@@ -237,7 +246,7 @@ fn refused_add(roots: &Roots, name: &str, netdev: &str, errno: Errno) -> LinkErr
     }
 }
 
-/// Commands and attributes of rdma/rdma_netlink.h.
+/// enum rdma_nldev_command and enum rdma_nldev_attr of `rdma/rdma_netlink.h`.
 mod command {
     pub const GET: u16 = 1;
     pub const NEWLINK: u16 = 3;
@@ -251,10 +260,11 @@ mod attribute {
     pub const LINK_TYPE: u16 = 65;
 }
 
-/// RDMA_NL_NLDEV: the client of RDMA netlink that knows devices.
+/// RDMA_NL_NLDEV, the client of RDMA netlink for devices. The message type is the client and the
+/// command: RDMA_NL_GET_TYPE.
 const NLDEV: u16 = 5;
 
-/// One command, and the kernel's yes or no.
+/// Sends one command and returns the kernel's acknowledgement.
 fn request(command: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Result<(), Errno>> {
     let message = message(command, NLM_F_REQUEST | NLM_F_ACK, attributes);
     let mut outcome = None;
@@ -265,7 +275,7 @@ fn request(command: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Result<(),
     outcome.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// The kernel's number of a device.
+/// The index (RDMA_NLDEV_ATTR_DEV_INDEX) of the device `name`, from a dump of all devices.
 fn device_index(name: &str) -> io::Result<Option<u32>> {
     let message = message(command::GET, NLM_F_REQUEST | NLM_F_DUMP, &[]);
     let mut found = None;
@@ -281,7 +291,7 @@ fn device_index(name: &str) -> io::Result<Option<u32>> {
     Ok(found)
 }
 
-/// A request of RDMA netlink.
+/// Encodes a request: the message type of `NLDEV` and the command, then the attributes.
 fn message(command: u16, flags: u16, attributes: &[(u16, Vec<u8>)]) -> Vec<u8> {
     let mut request = Request::new((NLDEV << 10) | command, flags, &[]);
     for (kind, value) in attributes {

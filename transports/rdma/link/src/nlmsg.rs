@@ -1,4 +1,5 @@
-//! Netlink messages: building requests, walking answers, one exchange with the kernel.
+//! Netlink messages by hand: encode a request, send it, iterate over the messages and attributes of
+//! the reply. Used by [`crate::dcb`], [`crate::ethtool`] and [`crate::netlink`].
 //!
 //! ```text
 //!   ┌ length u32 ┬ kind u16 ┬ flags u16 ┬ sequence u32 ┬ port u32 ┐ body
@@ -6,7 +7,7 @@
 //!   ┌ length u16 ┬ kind u16 ┐ value, padded to 4 bytes; a value may be attributes itself
 //! ```
 //!
-//! Numbers are in the byte order of the machine, except where an attribute says otherwise.
+//! Integers are in host byte order, except where an attribute has NLA_F_NET_BYTEORDER.
 
 use std::io;
 use std::time::Duration;
@@ -25,10 +26,11 @@ pub(crate) const NLM_F_DUMP: u16 = 0x300;
 pub(crate) const NLMSG_ERROR: u16 = 2;
 pub(crate) const NLMSG_DONE: u16 = 3;
 pub(crate) const HEADER: usize = 16;
-/// The upper bits of an attribute's kind are flags: nested, and network byte order.
+/// NLA_TYPE_MASK: the two upper bits of an attribute's type are NLA_F_NESTED and
+/// NLA_F_NET_BYTEORDER.
 const KIND_MASK: u16 = 0x3fff;
 const ANSWER_MAX: usize = 32 * 1024;
-/// The kernel answers as soon as it has done it; making a link takes milliseconds.
+/// Receive timeout. The kernel replies once the request is done; adding a link takes milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A request under construction.
@@ -38,7 +40,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// `body`: the family's own header.
+    /// Begins a request. `body`: the header of the family, such as `struct dcbmsg`.
     pub(crate) fn new(kind: u16, flags: u16, body: &[u8]) -> Request {
         let mut bytes = vec![0; HEADER];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -83,8 +85,8 @@ pub(crate) fn c_string(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Sends `message` and gives the messages of the answer to `take` until that has enough.
-/// `protocol`: the netlink family; `None` is NETLINK_ROUTE.
+/// Sends `message` on a new socket and passes each message of the reply to `take`, until that
+/// returns true. `protocol`: the netlink family; `None` is NETLINK_ROUTE.
 pub(crate) fn exchange(
     protocol: Option<Protocol>,
     message: &[u8],
@@ -117,14 +119,14 @@ pub(crate) fn exchange(
     }
 }
 
-/// One message of an answer.
+/// One message of a reply: its type (`nlmsg_type`), and the bytes after the netlink header.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part<'a> {
     pub(crate) kind: u16,
     pub(crate) body: &'a [u8],
 }
 
-/// The messages in what one receive brought. Ends at the first that is cut off.
+/// Iterates over the messages in a receive buffer. Ends at the first truncated one.
 pub(crate) fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Part<'_>> {
     std::iter::from_fn(move || {
         let length = u32_at(bytes, 0)? as usize;
@@ -137,7 +139,7 @@ pub(crate) fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Part<'_>> {
     })
 }
 
-/// The yes or no in a message, if it is one.
+/// The result in an NLMSG_ERROR message. `None`: another kind of message.
 pub(crate) fn read_answer(part: Part<'_>) -> Option<Result<(), Errno>> {
     if part.kind != NLMSG_ERROR {
         return None;
@@ -150,7 +152,8 @@ pub(crate) fn read_answer(part: Part<'_>) -> Option<Result<(), Errno>> {
     }
 }
 
-/// The attributes in `bytes`: kind without its flags, and value. Ends at the first that is cut off.
+/// Iterates over the attributes in `bytes`: type without its flags, and value. Ends at the first
+/// truncated one.
 pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16_at(bytes, 0)?);

@@ -1,4 +1,7 @@
-//! Changes of an interface's DCB settings, one request each.
+//! Changes of DCB settings: `RTM_SETDCB` with `DCB_CMD_IEEE_SET`, `DCB_CMD_IEEE_DEL` (application
+//! entries) or `DCB_CMD_SDCBX` (mode). [`apply`] sends a change, [`message`] only encodes it.
+//!
+//! The driver's result is not an NLMSG_ERROR but an attribute of the reply, see [`parse_status`].
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -9,10 +12,10 @@ use super::{
 };
 use crate::nlmsg::{NLM_F_REQUEST, Request, attribute_of, c_string};
 
-/// NLA_F_NESTED, which the table of trust needs.
+/// NLA_F_NESTED, which the kernel requires for DCB_ATTR_DCB_APP_TRUST_TABLE.
 pub(super) const NESTED: u16 = 0x8000;
 
-/// One change of an interface's settings.
+/// A change of one setting of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
@@ -25,10 +28,11 @@ pub enum Change {
     Trust(Vec<Selector>),
 }
 
-/// Makes one change. Needs CAP_NET_ADMIN.
+/// Applies one change. Needs CAP_NET_ADMIN.
 ///
-/// The kernel stops at the first entry of a table that fails and keeps those before it. Each entry
-/// therefore has a request of its own, and a failure takes the earlier ones back.
+/// In a request with several application entries, the kernel stops at the first one that fails and
+/// keeps the ones before it. Therefore each entry has a request of its own, and a failure undoes
+/// the earlier entries.
 pub fn apply(interface: &str, change: &Change) -> Result<(), DcbError> {
     let (apps, adds) = match change {
         Change::AddApps(apps) => (apps, true),
@@ -55,8 +59,8 @@ pub fn apply(interface: &str, change: &Change) -> Result<(), DcbError> {
     Ok(())
 }
 
-/// One request. An entry that exists already, or is gone already, is as wanted: cards forget their
-/// tables at a reset.
+/// Sends one request. Adding an existing entry and deleting a missing one succeed, because cards
+/// lose their tables at a reset.
 fn send(interface: &str, change: &Change) -> Result<(), DcbError> {
     let message = match change {
         Change::Ets(ets) => {
@@ -76,13 +80,13 @@ fn send(interface: &str, change: &Change) -> Result<(), DcbError> {
     }
 }
 
-/// struct ieee_ets in an answer to `DCB_CMD_IEEE_GET`.
+/// `struct ieee_ets` in a reply to `DCB_CMD_IEEE_GET`.
 fn found_ets(body: &[u8]) -> Option<[u8; 59]> {
     let ieee = attribute_of(body.get(DCBMSG..)?, attribute::IEEE)?;
     attribute_of(ieee, ieee::ETS)?.get(..59)?.try_into().ok()
 }
 
-/// A request that sets one object of IEEE 802.1Qaz.
+/// Encodes a `DCB_CMD_IEEE_SET` of one IEEE object, such as DCB_ATTR_IEEE_ETS.
 fn set(interface: &str, kind: u16, value: &[u8]) -> Vec<u8> {
     Request::new(RTM_SETDCB, NLM_F_REQUEST, &[0, command::IEEE_SET, 0, 0])
         .attribute(attribute::IFNAME, &c_string(interface))
@@ -90,7 +94,8 @@ fn set(interface: &str, kind: u16, value: &[u8]) -> Vec<u8> {
         .finish()
 }
 
-/// The driver's yes or no: a byte that is 0, or an error number as a negative one.
+/// Parses the driver's result in a reply to `RTM_SETDCB`: one byte in DCB_ATTR_IEEE (or
+/// DCB_ATTR_DCBX), 0 or a negative errno. `None`: the reply has no result.
 pub fn parse_status(body: &[u8], change: &Change) -> Option<Result<(), Errno>> {
     let (kind, refused) = match change {
         Change::Mode(_) => (attribute::DCBX, Some(Errno::OPNOTSUPP)),
@@ -103,7 +108,7 @@ pub fn parse_status(body: &[u8], change: &Change) -> Option<Result<(), Errno>> {
     })
 }
 
-/// The request for a change, byte for byte.
+/// Encodes the netlink request for a change.
 pub fn message(interface: &str, change: &Change) -> Vec<u8> {
     let command = match change {
         Change::Mode(_) => command::SDCBX,
