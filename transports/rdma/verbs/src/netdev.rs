@@ -1,11 +1,11 @@
-//! Queries of a network interface that need unsafe calls: the driver's own statistics (`ethtool
-//! -S`), and frames of one Ethernet type.
+//! Queries of the network that need unsafe calls: a driver's own statistics (`ethtool -S`), LLDP
+//! frames, and datagrams with the DSCP that they arrive with.
 //!
-//! Neither belongs to verbs. They are in this crate because it has the only unsafe code of the
+//! None belongs to verbs. They are in this crate because it has the only unsafe code of the
 //! transports. Their parsers are in `nacre-transport-rdma-link`, which has none.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nacre_transport_rdma_link::lldp;
@@ -215,7 +215,7 @@ impl LldpSocket {
 }
 
 impl AsFd for LldpSocket {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
@@ -263,6 +263,56 @@ fn join(socket: &OwnedFd, index: i32) -> io::Result<()> {
     }
 }
 
+/// Receives a datagram and its Type of Service byte (IPv6: Traffic Class), which is DSCP << 2. The
+/// socket must be set to IP_RECVTOS or IPV6_RECVTCLASS; without it the byte is `None`. A longer
+/// datagram is cut off at the buffer's end.
+pub fn receive_with_tos(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+) -> io::Result<(usize, Option<u8>)> {
+    // Words, because the kernel aligns control messages to them.
+    let mut control = [0u64; 16];
+    let mut data = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    // SAFETY: all zeroes is a valid msghdr: no address, no buffers, no control messages.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: the socket is open; the kernel writes at most `iov_len` bytes to `buffer` and
+    // `msg_controllen` bytes to `control`, only until the call returns. rustix does not parse this
+    // kind of control message.
+    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
+    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    let control: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let used = (message.msg_controllen as usize).min(control.len());
+    Ok((length, tos_in(&control[..used])))
+}
+
+/// The Type of Service byte in a sequence of control messages: `struct cmsghdr` (a length that
+/// counts itself, level, type), then the value.
+fn tos_in(mut control: &[u8]) -> Option<u8> {
+    const WORD: usize = size_of::<usize>();
+    const HEADER: usize = WORD + 8;
+    while let Some(header) = control.get(..HEADER) {
+        let length = usize::from_ne_bytes(header[..WORD].try_into().ok()?);
+        let int = |at: usize| Some(i32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
+        let value = control.get(HEADER..length)?;
+        match (int(WORD)?, int(WORD + 4)?) {
+            (libc::IPPROTO_IP, libc::IP_TOS) => return value.first().copied(),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                let class = i32::from_ne_bytes(value.get(..4)?.try_into().ok()?);
+                return u8::try_from(class).ok();
+            }
+            _ => control = control.get(length.next_multiple_of(WORD)..)?,
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -306,5 +356,63 @@ mod tests {
         assert!(frames.is_empty());
         assert!(start.elapsed() >= Duration::from_millis(20));
         assert!(LldpSocket::open("none-such").is_err());
+    }
+
+    /// Goal: the mark of a datagram is reported as the sender set it. Method: over the loopback,
+    /// both versions.
+    #[test]
+    fn datagrams_arrive_with_their_mark() {
+        use rustix::net::sockopt;
+        for (at, is_ipv4) in [("127.0.0.1:0", true), ("[::1]:0", false)] {
+            let Ok(receiver) = std::net::UdpSocket::bind(at) else {
+                eprintln!("SKIPPED: datagrams_arrive_with_their_mark: {at}");
+                continue;
+            };
+            let sender = std::net::UdpSocket::bind(at).unwrap();
+            let to = receiver.local_addr().unwrap();
+            let mut buffer = [0; 8];
+            sender.send_to(b"first", to).unwrap();
+            let first = receive_with_tos(receiver.as_fd(), &mut buffer).unwrap();
+            assert_eq!(first, (5, None));
+            for tos in [0, 104, 0xb8] {
+                if is_ipv4 {
+                    sockopt::set_ip_recvtos(&receiver, true).unwrap();
+                    sockopt::set_ip_tos(&sender, tos).unwrap();
+                } else {
+                    sockopt::set_ipv6_recvtclass(&receiver, true).unwrap();
+                    sockopt::set_ipv6_tclass(&sender, tos.into()).unwrap();
+                }
+                sender.send_to(b"a longer text", to).unwrap();
+                let next = receive_with_tos(receiver.as_fd(), &mut buffer).unwrap();
+                assert_eq!(next, (8, Some(tos)));
+                assert_eq!(&buffer, b"a longer");
+            }
+            receiver.set_nonblocking(true).unwrap();
+            let none = receive_with_tos(receiver.as_fd(), &mut buffer).unwrap_err();
+            assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
+        }
+    }
+
+    #[test]
+    fn control_messages() {
+        let message = |level: i32, kind: i32, value: &[u8]| {
+            let mut bytes = (16 + value.len()).to_ne_bytes().to_vec();
+            bytes.extend(level.to_ne_bytes());
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(value);
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+            bytes
+        };
+        let v4 = message(libc::IPPROTO_IP, libc::IP_TOS, &[104]);
+        let v6 = message(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &104i32.to_ne_bytes());
+        let other = message(libc::SOL_SOCKET, libc::SCM_TIMESTAMP, &[7; 16]);
+        assert_eq!(tos_in(&v4), Some(104));
+        assert_eq!(tos_in(&[other.clone(), v6].concat()), Some(104));
+        assert_eq!(tos_in(&other), None);
+        for cut in 0..v4.len() - 7 {
+            assert_eq!(tos_in(&v4[..cut]), None, "{cut}");
+        }
+        // A length of 0 must not loop.
+        assert_eq!(tos_in(&[0; 64]), None);
     }
 }
