@@ -1,6 +1,7 @@
 //! `nacre doctor`: the checks of [`nacre_engine_doctor`] in a table. Does not call the daemon.
 
-use std::net::IpAddr;
+mod answer;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use nacre_engine::services::calls;
 use nacre_engine::services::sandbox::for_doctor;
 use nacre_engine_doctor::roce::{self, LLDP_WAIT};
 use nacre_engine_doctor::{Report, Scope, Status, System, examine_with_facts};
+use nacre_engine_values::address::ScopedIp;
 use nacre_engine_values::size;
 
 #[derive(Debug, Args)]
@@ -30,9 +32,10 @@ pub struct DoctorArgs {
     /// Where it will listen: name:eth0, ip:192.0.2.1, subnet:192.0.2.0/24, mac:…, rdma:mlx5_0
     #[arg(long, value_name = "SELECTOR", value_parser = nacre_engine_values::selector::Selector::checked)]
     listener: Vec<String>,
-    /// Another machine that must be reachable
+    /// Another machine that must be reachable. If `nacre doctor --answer ADDRESS` runs there, both
+    /// ends are compared
     #[arg(long, value_name = "ADDRESS")]
-    peer: Option<IpAddr>,
+    peer: Option<ScopedIp>,
     /// NVMe's port on that machine
     #[arg(long, value_name = "PORT", default_value_t = 4420)]
     port: u16,
@@ -59,12 +62,26 @@ pub struct DoctorArgs {
     /// Put this machine's name into the report
     #[arg(long, requires = "report")]
     names: bool,
+    /// Answer one `nacre doctor --peer ADDRESS` of another machine, on this address of this machine
+    /// (TCP and UDP port 18516): network settings and byte counts of its interface, read only
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        conflicts_with_all = ["rdma", "listener", "peer", "traffic", "report", "json"]
+    )]
+    answer: Option<ScopedIp>,
+    /// How long to wait for the other machine
+    #[arg(long = "for", value_name = "TIME", requires = "answer", default_value = "60s", value_parser = humantime::parse_duration)]
+    answer_for: Duration,
     /// Print JSON for programs instead of a table for people
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), Failure> {
+    if let Some(address) = &args.answer {
+        return answer::run(address, args.answer_for);
+    }
     let settings = settings(&args)?;
     let memory = match args.memory {
         Some(memory) => memory,

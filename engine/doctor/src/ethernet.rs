@@ -8,7 +8,7 @@ use nacre_transport_rdma_link::dcb::{self, Dcb, PRIORITIES};
 use nacre_transport_rdma_link::ethtool::{self, Pause, PriorityCounters};
 use nacre_transport_rdma_link::lldp::{self, Neighbour};
 use nacre_transport_rdma_verbs::netdev::{LldpSocket, Statistics};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The settings and counters of one interface.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -82,7 +82,7 @@ impl Heard {
 }
 
 /// Congestion notification, as mlx5 shows it in sysfs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ecn {
     /// Notification point by priority: answers ECN marks with CNPs.
     pub notifies: [bool; PRIORITIES],

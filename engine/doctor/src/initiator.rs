@@ -160,7 +160,10 @@ fn multipath(system: &System) -> Finding {
 fn route(system: &System, target: Target, findings: &mut Vec<Finding>) {
     const ID: &str = "init.route_to_target";
     let subject = SocketAddr::new(target.ip, target.port).to_string();
-    let source = match system.probe.source_for(target.ip) {
+    let source = match system
+        .probe
+        .source_for(SocketAddr::new(target.ip, target.port))
+    {
         Ok(source) => source,
         Err(error) => {
             let finding = Finding::fail(

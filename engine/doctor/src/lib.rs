@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod container;
+mod echo;
 mod ethernet;
 mod hardware;
 mod initiator;
@@ -19,6 +20,7 @@ mod memory;
 mod net;
 mod numa;
 mod nvme;
+pub mod peer;
 mod rdma;
 mod rdma_route;
 pub mod roce;
@@ -29,13 +31,15 @@ mod system;
 pub mod testing;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use nacre_engine_values::address::{AddressError, ScopedIp};
 use nacre_transport_rdma_link::qos::Qos;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use echo::{Echo, EchoError};
 pub use initiator::{Target, examine as examine_initiator, rdma_path};
 pub use net::{no_interface, select};
 pub use numa::{Placed, placed_devices};
@@ -137,8 +141,8 @@ pub struct Scope {
     /// Present or planned listeners: selectors (`name:eth0`, `ip:192.0.2.1`) or plain names and
     /// addresses.
     pub listeners: Vec<String>,
-    /// Another machine that must be reachable.
-    pub peer: Option<IpAddr>,
+    /// Another machine that must be reachable, and is compared with this one if it answers.
+    pub peer: Option<ScopedIp>,
     /// NVMe port of the peer.
     pub port: u16,
     /// Bytes of DMA memory still to be registered.
@@ -178,6 +182,16 @@ impl Scope {
         self.pages
             .unwrap_or_else(|| self.memory.div_ceil(TWO_MIB))
             .max(1)
+    }
+
+    /// A port of the peer. `None`: the scope has no peer; an error: its interface is gone.
+    fn peer_at(&self, port: u16) -> Option<Result<SocketAddr, AddressError>> {
+        self.peer.as_ref().map(|peer| peer.socket(port))
+    }
+
+    /// The byte that marks RDMA packets: the storage class's, or [`Scope::tos`].
+    fn storage_tos(&self) -> u8 {
+        self.qos.storage.tos().unwrap_or(self.tos)
     }
 
     fn queues(&self) -> u64 {
@@ -235,6 +249,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     net::checks(system, scope, &mut findings);
     let facts = roce::facts(system, scope);
     roce::checks(system, scope, &facts, &mut findings);
+    peer::checks(system, scope, &mut findings);
     hardware::checks(system, scope, &mut findings);
     numa::checks(system, scope, &mut findings);
     nvme::checks(system, scope, &mut findings);

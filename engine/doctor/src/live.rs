@@ -16,7 +16,7 @@ use nacre_transport_rdma_perf::{
 };
 use nacre_transport_rdma_verbs::{Provider, VerbsError};
 
-use super::net::{NVME_PORT, select_all};
+use super::net::select_all;
 use super::rdma::{reason_without_rdma, with_devices};
 use super::{Finding, Scope, System};
 use nacre_engine_values::size::bytes;
@@ -31,7 +31,7 @@ const MESSAGE: u32 = 64 << 10;
 
 /// Opens a reliable connection to the peer. A `nacre rdma perf server` there answers a ping-pong;
 /// other servers only answer the request.
-pub fn peer(system: &System, scope: &Scope, peer: IpAddr, source: IpAddr) -> Finding {
+pub fn peer(system: &System, scope: &Scope, target: SocketAddr, source: IpAddr) -> Finding {
     const ID: &str = "net.peer";
     if let Some(reason) = no_rdma(system, source) {
         let evidence = format!("no RDMA connection was tried from {source}: {reason}");
@@ -52,7 +52,8 @@ pub fn peer(system: &System, scope: &Scope, peer: IpAddr, source: IpAddr) -> Fin
         verify: true,
         ..Test::default()
     };
-    let server = SocketAddr::new(peer, DEFAULT_PORT);
+    let mut server = target;
+    server.set_port(DEFAULT_PORT);
     let outcome = run(&provider, server, source, test, PATIENCE);
     let error = match outcome {
         Ok(report) => return Finding::pass(ID, ping_pong(&report)),
@@ -60,12 +61,7 @@ pub fn peer(system: &System, scope: &Scope, peer: IpAddr, source: IpAddr) -> Fin
         Err(PerfError::Refused { reject, .. }) if reject.refusal == Refusal::Busy => None,
         Err(error) => Some(error),
     };
-    let port = if scope.port == 0 {
-        NVME_PORT
-    } else {
-        scope.port
-    };
-    let target = SocketAddr::new(peer, port);
+    let port = target.port();
     let error = match error {
         Some(error) => error,
         None => match probe(&*provider, target, Some(source), PATIENCE) {
@@ -166,8 +162,8 @@ pub fn traffic(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     };
     // To a peer, use only the address that the route selects.
     let from = scope
-        .peer
-        .and_then(|peer| system.probe.source_for(peer).ok());
+        .peer_at(DEFAULT_PORT)
+        .and_then(|peer| system.probe.source_for(peer.ok()?).ok());
     let mut any = false;
     for selected in selected {
         let link_local = matches!(selected.ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
@@ -211,11 +207,9 @@ fn moved(
         ..Test::default()
     };
     let before = activity(system);
-    let outcome = match scope.peer {
-        Some(peer) => {
-            let server = SocketAddr::new(peer, DEFAULT_PORT);
-            run(provider, server, ip, test, DATA_PATIENCE)
-        }
+    let outcome = match scope.peer_at(DEFAULT_PORT) {
+        Some(Ok(server)) => run(provider, server, ip, test, DATA_PATIENCE),
+        Some(Err(error)) => return Finding::skip(ID, error.to_string()),
         None => around(provider, ip, test, DATA_PATIENCE),
     };
     let report = match outcome {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use nacre_transport_rdma_link::{Fabric, NodeType};
 
-use super::{Finding, Interface, Scope, System, live};
+use super::{Echo, EchoError, Finding, Interface, Scope, System, live};
 use nacre_engine_values::selector::{Selector, mac};
 
 /// Ports of NVMe over TCP and RDMA, of discovery, and of RoCE v2 (IANA).
@@ -329,71 +329,131 @@ fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
 /// Checks a peer: route, ICMP echo, TCP port, RDMA. Each step needs the previous one.
 fn peer(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.peer";
-    let Some(peer) = scope.peer else {
-        return;
-    };
-    let subject = peer.to_string();
-    let mut push = |finding: Finding| findings.push(finding.of(&subject));
-    let source = match system.probe.source_for(peer) {
-        Ok(source) => source,
-        Err(error) => {
-            push(Finding::fail(
-                ID,
-                format!("no route: {error}"),
-                format!("`ip route get {peer}`; add a route or an address in its network"),
-            ));
-            return;
-        }
-    };
-    let interface = system.interface_of(source);
-    let by = interface.map_or("an unknown interface", |interface| &interface.name);
-    match system.probe.ping(peer, 64) {
-        Ok(true) => push(Finding::pass(
-            ID,
-            format!("{source} ({by}) reaches it by ICMP"),
-        )),
-        Ok(false) => push(Finding::warn(
-            ID,
-            format!("no answer to an ICMP echo from {source} ({by})"),
-            "check cable, VLAN and switch; some networks only drop ICMP",
-        )),
-        Err(error) => push(Finding::skip(
-            ID,
-            format!("route from {source} ({by}); ping cannot be run: {error}"),
-        )),
-    }
     let port = if scope.port == 0 {
         NVME_PORT
     } else {
         scope.port
     };
-    match system.probe.connect(SocketAddr::new(peer, port)) {
-        Ok(()) => push(Finding::pass(ID, format!("TCP port {port} accepts"))),
-        Err(error) => push(Finding::warn(
+    let (Some(peer), Some(at)) = (&scope.peer, scope.peer_at(port)) else {
+        return;
+    };
+    let subject = peer.to_string();
+    let mut push = |finding: Finding| findings.push(finding.of(&subject));
+    let no_route = |why: &dyn std::fmt::Display| {
+        Finding::fail(
+            ID,
+            format!("no route: {why}"),
+            format!(
+                "`ip route get {}`; add a route or an address in its network",
+                peer.ip
+            ),
+        )
+    };
+    let at = match at {
+        Ok(at) => at,
+        Err(error) => return push(no_route(&error)),
+    };
+    let source = match system.probe.source_for(at) {
+        Ok(source) => source,
+        Err(error) => return push(no_route(&error)),
+    };
+    let interface = system.interface_of(source);
+    let by = interface.map_or("an unknown interface", |interface| &interface.name);
+    let echo = system.probe.echo(at, SMALL_ECHO);
+    push(match &echo {
+        Ok(Echo::Answered(time)) => Finding::pass(
+            ID,
+            format!(
+                "{source} ({by}) reaches it by ICMP in {:.2} ms",
+                time.as_secs_f64() * 1000.0
+            ),
+        ),
+        Ok(other) => Finding::warn(
+            ID,
+            format!("an ICMP echo from {source} ({by}): {other}"),
+            "check cable, VLAN and switch; some networks only drop ICMP",
+        ),
+        Err(error) => Finding::skip(
+            ID,
+            format!("route from {source} ({by}); an ICMP echo cannot be sent: {error}"),
+        ),
+    });
+    push(match system.probe.connect(at) {
+        Ok(()) => Finding::pass(ID, format!("TCP port {port} accepts")),
+        Err(error) => Finding::warn(
             ID,
             format!("TCP port {port}: {error}"),
             format!(
                 "is a target listening there over TCP, and does the packet filter admit TCP {port}? RDMA does not \
                  need it: RoCE v2 is UDP {ROCE_PORT}"
             ),
-        )),
-    }
-    push(live::peer(system, scope, peer, source));
+        ),
+    });
+    push(live::peer(system, scope, at, source));
     if let Some(mtu) = interface.and_then(|interface| system.netdev_mtu(&interface.name)) {
-        let finding = match system.probe.ping(peer, mtu) {
-            Ok(true) => Finding::pass(
-                "net.mtu",
-                format!("packets of {mtu} bytes pass unfragmented"),
-            ),
-            Ok(false) => Finding::warn(
-                "net.mtu",
-                format!("an echo of {mtu} bytes, not to be fragmented, has no answer"),
-                format!(
-                    "set the same MTU on both ends and every switch port between; {by} has {mtu}"
-                ),
-            ),
-            Err(error) => Finding::skip("net.mtu", format!("ping cannot be run: {error}")),
-        };
-        push(finding);
+        push(path_mtu(system, at, by, mtu, echo));
     }
+}
+
+/// Bytes of the IP packet that shows whether the peer answers at all.
+const SMALL_ECHO: u32 = 64;
+/// IP packets are at most this long.
+const LARGEST_PACKET: u32 = 65_535;
+/// Sizes to try if packets of the interface's MTU do not pass: jumbo frames, a RoCE packet with
+/// 4096 bytes, plain Ethernet, and the least MTU of IPv6.
+const PATH_SIZES: [u32; 4] = [9000, 4192, 1500, 1280];
+
+/// Finds the largest packets that reach the peer unfragmented. `small`: the outcome of the small
+/// echo; without its reply the larger ones say nothing.
+fn path_mtu(
+    system: &System,
+    at: SocketAddr,
+    by: &str,
+    mtu: u32,
+    small: Result<Echo, EchoError>,
+) -> Finding {
+    const ID: &str = "net.mtu";
+    match small {
+        Ok(Echo::Answered(_)) => {}
+        Ok(other) => return Finding::skip(ID, format!("the path is unknown: {other}")),
+        Err(error) => return Finding::skip(ID, format!("an ICMP echo cannot be sent: {error}")),
+    }
+    let largest = mtu.min(LARGEST_PACKET);
+    let smaller = PATH_SIZES.into_iter().filter(|size| *size < largest);
+    let mut why = None;
+    for size in [largest].into_iter().chain(smaller) {
+        let outcome = match system.probe.echo(at, size) {
+            Ok(Echo::Answered(_)) if size == largest => {
+                return Finding::pass(ID, format!("packets of {size} bytes pass unfragmented"));
+            }
+            Ok(Echo::Answered(_)) => {
+                return too_long(
+                    by,
+                    largest,
+                    why.as_ref(),
+                    &format!("packets of {size} bytes pass"),
+                );
+            }
+            Ok(outcome) => outcome,
+            Err(error) => {
+                return Finding::skip(ID, format!("an ICMP echo cannot be sent: {error}"));
+            }
+        };
+        why.get_or_insert(outcome);
+    }
+    too_long(
+        by,
+        largest,
+        why.as_ref(),
+        &format!("only packets of {SMALL_ECHO} bytes pass"),
+    )
+}
+
+fn too_long(by: &str, largest: u32, why: Option<&Echo>, passes: &str) -> Finding {
+    let why = why.map_or(String::new(), |why| format!(": {why}"));
+    Finding::warn(
+        "net.mtu",
+        format!("an echo of {largest} bytes, not to be fragmented{why}; {passes}"),
+        format!("set the same MTU on both ends and every switch port between; {by} has {largest}"),
+    )
 }

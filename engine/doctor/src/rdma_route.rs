@@ -1,6 +1,6 @@
 //! Checks whether this machine has RDMA on the route to a target.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::{System, rdma_path};
 
@@ -8,7 +8,7 @@ use super::{System, rdma_path};
 pub fn check_rdma_route(system: &System, target: IpAddr) -> Result<(), String> {
     let source = system
         .probe
-        .source_for(target)
+        .source_for(SocketAddr::new(target, 0))
         .map_err(|error| format!("no route to {target}: {error}"))?;
     let interface = system
         .interface_of(source)

@@ -21,6 +21,8 @@ use nacre_transport_rdma_link::{LinkLayer, NodeType, Roots};
 
 use super::{Finding, Scope, System, net};
 
+pub(crate) use checks::ets_in_words;
+
 pub use super::ethernet::{Ecn, Facts, Heard, Sample};
 
 /// Time within which a switch sends its next LLDP frame: it sends one every 30 seconds.
@@ -117,7 +119,7 @@ fn linked(roots: &Roots, netdev: &str, prefix: &str) -> Vec<String> {
     names
 }
 
-fn is_vlan(system: &System, netdev: &str) -> bool {
+pub(crate) fn is_vlan(system: &System, netdev: &str) -> bool {
     let file = system.roots.sys.join("class/net").join(netdev);
     let uevent = system.text(file.join("uevent")).unwrap_or_default();
     uevent.lines().any(|line| line == "DEVTYPE=vlan")

@@ -15,7 +15,8 @@ use nacre_transport_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 
 use nacre_engine_values::address::interface_of_label;
 
-use super::ethernet;
+use super::echo::{self, Echo, EchoError};
+use super::{ethernet, peer};
 
 /// A network interface with one of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +31,16 @@ pub type Limit = Option<u64>;
 
 /// Queries and actions on the running machine. Tests replace it.
 pub trait Probe {
-    /// The source address for this destination.
-    fn source_for(&self, to: IpAddr) -> io::Result<IpAddr>;
+    /// The source address for this destination; its port does not matter.
+    fn source_for(&self, to: SocketAddr) -> io::Result<IpAddr>;
     /// Succeeds if something accepts connections there.
     fn connect(&self, to: SocketAddr) -> io::Result<()>;
     /// The output of a program.
     fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String>;
-    /// Sends ICMP echoes of `size` bytes in total with fragmentation forbidden.
-    fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool>;
+    /// Sends an ICMP echo in an IP packet of `size` bytes that must not be fragmented.
+    fn echo(&self, to: SocketAddr, size: u32) -> Result<Echo, EchoError>;
+    /// Asks the responder at the peer for its settings and sends marked packets both ways.
+    fn peer(&self, question: &peer::Question) -> Result<peer::Answer, peer::AskError>;
     /// Devices to connect and move data with, or the missing part.
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError>;
     /// The usable io_uring mode, or why it is unusable.
@@ -141,14 +144,15 @@ pub struct RealProbe;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Probe for RealProbe {
-    fn source_for(&self, to: IpAddr) -> io::Result<IpAddr> {
+    fn source_for(&self, mut to: SocketAddr) -> io::Result<IpAddr> {
         let any: IpAddr = match to {
-            IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+            SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
         };
         // Connecting a datagram socket looks up the route and sends nothing.
         let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
-        socket.connect(SocketAddr::new(to, 9))?;
+        to.set_port(9);
+        socket.connect(to)?;
         Ok(socket.local_addr()?.ip())
     }
 
@@ -167,16 +171,12 @@ impl Probe for RealProbe {
         }
     }
 
-    fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool> {
-        // The size for ping excludes the IP and ICMP headers.
-        let headers = if to.is_ipv4() { 28 } else { 48 };
-        let payload = size.saturating_sub(headers).to_string();
-        let (to, seconds) = (to.to_string(), PATIENCE.as_secs().to_string());
-        let arguments = [
-            "-n", "-c", "1", "-W", &seconds, "-M", "do", "-s", &payload, &to,
-        ];
-        let output = run("ping", &arguments)?;
-        Ok(output.status.success())
+    fn echo(&self, to: SocketAddr, size: u32) -> Result<Echo, EchoError> {
+        echo::echo(to, size)
+    }
+
+    fn peer(&self, question: &peer::Question) -> Result<peer::Answer, peer::AskError> {
+        peer::ask(question, &|| peer::count(&question.interfaces))
     }
 
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError> {
@@ -193,11 +193,7 @@ impl Probe for RealProbe {
 }
 
 /// Debian packages of the programs used here; most other distributions use the same names.
-const PACKAGES: [(&str, &str); 3] = [
-    ("nft", "nftables"),
-    ("nvme", "nvme-cli"),
-    ("ping", "iputils-ping"),
-];
+const PACKAGES: [(&str, &str); 2] = [("nft", "nftables"), ("nvme", "nvme-cli")];
 
 /// Runs a program to its end. A missing program is named, with its package.
 fn run(program: &str, arguments: &[&str]) -> io::Result<std::process::Output> {

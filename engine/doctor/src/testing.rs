@@ -10,7 +10,7 @@ use nacre_transport_rdma_link::testing::Tree;
 use nacre_transport_rdma_link::{Environment, Fabric, Memlock, Modules};
 use nacre_transport_rdma_verbs::{Provider, VerbsError};
 
-use super::{Interface, Probe, System, roce};
+use super::{Echo, EchoError, Interface, Probe, System, peer, roce};
 
 /// A [`Probe`] with fixed answers: a network, programs, RDMA devices and io_uring.
 #[derive(Default)]
@@ -19,6 +19,10 @@ pub struct ScriptedProbe {
     pub open: Vec<u16>,
     /// The largest ICMP echo that passes, in bytes; `None`: no echo passes.
     pub echo: Option<u32>,
+    /// This process may not send ICMP echoes.
+    pub echo_refused: bool,
+    /// The answer of the peer's responder; `None`: there is none.
+    pub peer: Option<peer::Answer>,
     pub output: HashMap<&'static str, &'static str>,
     /// Simulated devices; `None`: the libraries are missing.
     pub rdma: Option<nacre_transport_rdma_verbs::sim::Fabric>,
@@ -28,7 +32,7 @@ pub struct ScriptedProbe {
 }
 
 impl Probe for ScriptedProbe {
-    fn source_for(&self, _: IpAddr) -> io::Result<IpAddr> {
+    fn source_for(&self, _: SocketAddr) -> io::Result<IpAddr> {
         self.source
             .ok_or_else(|| io::ErrorKind::NetworkUnreachable.into())
     }
@@ -44,8 +48,20 @@ impl Probe for ScriptedProbe {
         text.map(|text| (*text).to_owned())
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
-    fn ping(&self, _: IpAddr, size: u32) -> io::Result<bool> {
-        Ok(self.echo.is_some_and(|largest| size <= largest))
+    fn echo(&self, _: SocketAddr, size: u32) -> Result<Echo, EchoError> {
+        if self.echo_refused {
+            return Err(EchoError::NotPermitted { range: None });
+        }
+        Ok(match self.echo {
+            Some(largest) if size <= largest => Echo::Answered(Duration::from_micros(250)),
+            _ => Echo::Silent,
+        })
+    }
+    fn peer(&self, _: &peer::Question) -> Result<peer::Answer, peer::AskError> {
+        let answer = self.peer.clone();
+        answer.ok_or(peer::AskError::NoResponder(
+            io::ErrorKind::ConnectionRefused.into(),
+        ))
     }
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError> {
         let missing = || VerbsError::Unavailable {

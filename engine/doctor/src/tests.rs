@@ -13,6 +13,7 @@ use super::*;
 mod live;
 mod network;
 mod nvme;
+mod peer;
 mod roce;
 
 fn ip(text: &str) -> IpAddr {

@@ -33,7 +33,8 @@ struct RunParams {
     /// `rdma:mlx5_0`.
     #[serde(default)]
     listeners: Vec<String>,
-    /// Another machine that must be reachable.
+    /// Another machine that must be reachable. If `nacre doctor --answer` runs there, the check
+    /// compares both ends.
     #[serde(default)]
     peer: Option<IpAddr>,
     /// NVMe port of the peer; default 4420.
@@ -91,7 +92,7 @@ impl Method<Engine> for Run {
         let mut scope = Scope {
             rdma: params.rdma,
             listeners: params.listeners,
-            peer: params.peer,
+            peer: params.peer.map(Into::into),
             port: params.port,
             memory,
             pages: pages.ok(),

@@ -202,7 +202,7 @@ fn client(args: &ClientArgs) -> Result<(), Failure> {
     let outcome = measure(&*provider, &options, &interrupt(), &mut |at| line.show(&at));
     line.clear();
     let report = outcome.map_err(|error| {
-        let from = source.or_else(|| system.probe.source_for(args.server.ip()).ok());
+        let from = source.or_else(|| system.probe.source_for(args.server).ok());
         failure(error, explained(&system, from))
     })?;
     perf_show::report(&system, &report, args.json)

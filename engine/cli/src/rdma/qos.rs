@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -164,7 +164,10 @@ fn peers(client: &mut Client, network: &Network, iface: &str) -> Result<BTreeSet
         let name = controller["name"].as_str().unwrap_or_default();
         let paths = controller["ctrlrs"].as_array().into_iter().flatten();
         let mut targets = paths.filter_map(|path| ip(&path["trid"]));
-        let here = |to| System::real().probe.source_for(to).ok();
+        let here = |to| {
+            let to = SocketAddr::new(to, 0);
+            System::real().probe.source_for(to).ok()
+        };
         if targets.any(|to| here(to).is_some_and(|from| network.is_on(from, iface))) {
             peers.insert(format!("controller {name}"));
         }

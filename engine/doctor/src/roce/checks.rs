@@ -28,10 +28,7 @@ impl<'a> Examined<'a> {
         Examined {
             facts,
             qos: &scope.qos,
-            tos: match scope.qos.storage.tos() {
-                Some(tos) => tos,
-                None => scope.tos,
-            },
+            tos: scope.storage_tos(),
             has_vlan: upper.iter().any(|netdev| is_vlan(system, netdev)),
             has_gateway: has_gateway(system, &facts.interface),
             rebuilds: scope.rebuilds,

@@ -41,6 +41,7 @@ pub fn text(
         line(&mut text, "No interface with RoCE: name one with --qos.\n");
     }
     findings(&mut text, report, facts);
+    peer(&mut text, scope, report);
     switches(&mut text, &scope.qos);
     text
 }
@@ -257,6 +258,34 @@ fn findings(text: &mut String, report: &Report, facts: &[Facts]) {
         }
     }
     line(text, if any { "" } else { "  nothing was found\n" });
+}
+
+/// All findings about the way to the peer, passed ones too: they show which hops are right.
+fn peer(text: &mut String, scope: &Scope, report: &Report) {
+    let Some(peer) = &scope.peer else {
+        return;
+    };
+    line(text, format!("BETWEEN THIS MACHINE AND {peer}"));
+    let peer = peer.to_string();
+    for finding in &report.findings {
+        let subject = finding.subject.as_deref().unwrap_or_default();
+        // Findings of a class have its name after the address.
+        let Some(class) = subject.strip_prefix(&peer) else {
+            continue;
+        };
+        if !class.is_empty() && !class.starts_with(' ') {
+            continue;
+        }
+        let id = finding.id;
+        line(
+            text,
+            format!("  {} {id}{class}: {}", finding.status, finding.evidence),
+        );
+        if let Some(remedy) = &finding.remedy {
+            line(text, format!("      {remedy}"));
+        }
+    }
+    line(text, "");
 }
 
 /// Examples for the switch's side. Queue numbers differ between models.

@@ -76,7 +76,7 @@ fn a_peer_over_rdma() {
     let fabric = network(|_| ());
     let scope = |rdma| Scope {
         rdma,
-        peer: Some(ip(PEER)),
+        peer: Some(ip(PEER).into()),
         ..Scope::default()
     };
     let last = |rdma: bool| {
@@ -148,7 +148,7 @@ fn a_peer_without_rdma_here() {
     for (rdma, wanted) in [(true, Status::Fail), (false, Status::Skip)] {
         let scope = Scope {
             rdma,
-            peer: Some(ip(PEER)),
+            peer: Some(ip(PEER).into()),
             ..Scope::default()
         };
         let report = examine(&plain, &scope);
@@ -157,7 +157,7 @@ fn a_peer_without_rdma_here() {
         assert!(finding.evidence.contains("no_rdma_dev"), "{finding:?}");
     }
     let scope = Scope {
-        peer: Some(ip(PEER)),
+        peer: Some(ip(PEER).into()),
         traffic: Some(1),
         ..Scope::default()
     };
@@ -209,7 +209,7 @@ fn traffic() {
         );
     }
 
-    let to_peer = scope(Some(1 << 20), Some(ip(PEER)));
+    let to_peer = scope(Some(1 << 20), Some(ip(PEER).into()));
     let found = of(&to_peer);
     assert_eq!((found.len(), found[0].1), (1, Status::Skip));
     assert!(

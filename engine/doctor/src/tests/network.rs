@@ -44,7 +44,7 @@ fn packet_filters() {
 fn the_route_to_a_peer_is_checked() {
     let tree = testing::rxe_on_eth();
     let scope = Scope {
-        peer: Some(ip("10.0.0.9")),
+        peer: Some(ip("10.0.0.9").into()),
         ..Scope::default()
     };
     let report = |probe| examine(&system(&tree, &[("eth0", "10.0.0.4")], probe), &scope);
@@ -64,14 +64,71 @@ fn the_route_to_a_peer_is_checked() {
     use Status::{Fail, Pass, Skip, Warn};
     assert_eq!(
         peers(&report(told(&[4420], Some(1500)))),
-        [Pass, Pass, Skip, Pass]
+        [Pass, Pass, Skip, Pass, Skip]
     );
     assert_eq!(
         peers(&report(told(&[4420], Some(1400)))),
-        [Pass, Pass, Skip, Warn]
+        [Pass, Pass, Skip, Warn, Skip]
     );
-    assert_eq!(peers(&report(told(&[], None))), [Warn, Warn, Skip, Warn]);
+    // Without a small echo the larger ones say nothing.
+    assert_eq!(
+        peers(&report(told(&[], None))),
+        [Warn, Warn, Skip, Skip, Skip]
+    );
     assert_eq!(peers(&report(ScriptedProbe::default())), [Fail]);
+}
+
+/// Goal: the finding names the largest packets that pass, of the usual sizes; and a machine that
+/// may not send echoes says so, with the remedy.
+#[test]
+fn the_path_mtu_is_found_by_echoes() {
+    let tree = testing::rxe_on_eth();
+    tree.netdev("eth0", "52:54:00:12:34:56", 9000);
+    let finding = |probe: ScriptedProbe| {
+        let scope = Scope {
+            peer: Some(ip("10.0.0.9").into()),
+            ..Scope::default()
+        };
+        let probe = ScriptedProbe {
+            source: Some(ip("10.0.0.4")),
+            ..probe
+        };
+        let report = examine(&system(&tree, &[("eth0", "10.0.0.4")], probe), &scope);
+        let of = |f: &&Finding| f.id == "net.mtu" && f.subject.as_deref() == Some("10.0.0.9");
+        report.findings.iter().find(of).expect("a finding").clone()
+    };
+    let echo = |largest| ScriptedProbe {
+        echo: Some(largest),
+        ..ScriptedProbe::default()
+    };
+    assert_eq!(finding(echo(9000)).status, Status::Pass);
+    for (largest, evidence) in [
+        (
+            8999,
+            "of 9000 bytes, not to be fragmented: no answer; packets of 4192 bytes pass",
+        ),
+        (4191, "packets of 1500 bytes pass"),
+        (1499, "packets of 1280 bytes pass"),
+        (64, "only packets of 64 bytes pass"),
+    ] {
+        let found = finding(echo(largest));
+        assert_eq!(found.status, Status::Warn);
+        assert!(found.evidence.contains(evidence), "{found:?}");
+        assert!(
+            found
+                .remedy
+                .is_some_and(|remedy| remedy.contains("eth0 has 9000"))
+        );
+    }
+    let refused = finding(ScriptedProbe {
+        echo_refused: true,
+        ..ScriptedProbe::default()
+    });
+    assert_eq!(refused.status, Status::Skip);
+    assert!(
+        refused.evidence.contains("net.ipv4.ping_group_range"),
+        "{refused:?}"
+    );
 }
 
 #[test]
