@@ -10,6 +10,8 @@
  *   set      "NAME VALUE" sets a counter of `ethtool -S`
  *   refuse   bits of setting kinds that fail with EBUSY, see enum refuse
  *   drop     one of so many received frames is lost for want of a buffer; 0: none
+ *   lossy    the priorities that `drop` is about, a bit each; 0: all
+ *   largest  longer received frames are lost, as at a switch port with a smaller MTU; 0: none
  *   trust    the selectors in the order of trust
  *   rewrite  the DSCP of received frames becomes 0, as behind a router without trust
  */
@@ -66,6 +68,8 @@ struct sim {
 	atomic_t received;
 	u32 refuse;
 	u32 drop;
+	u32 lossy;
+	u32 largest;
 	bool rewrite;
 
 	u8 dcbx;
@@ -151,7 +155,12 @@ static netdev_tx_t sim_xmit(struct sk_buff *skb, struct net_device *dev)
 	count(from, TX, priority_of(from, skb), bytes);
 	dev_sw_netstats_tx_add(dev, 1, bytes);
 	priority = priority_of(to, skb);
-	if (to->drop && atomic_inc_return(&to->received) % to->drop == 0) {
+	if (to->largest && bytes > to->largest) {
+		dev_kfree_skb(skb);
+		return NETDEV_TX_OK;
+	}
+	if (to->drop && (!to->lossy || to->lossy & BIT(priority)) &&
+	    atomic_inc_return(&to->received) % to->drop == 0) {
 		atomic64_inc(&to->counters[counter_of(RX, priority, DISCARDS)]);
 		atomic64_inc(&to->counters[FIRST_OTHER + RX_DISCARDS]);
 		dev_kfree_skb(skb);
@@ -545,6 +554,8 @@ static void debug_add(struct sim *sim)
 	debugfs_create_file("trust", 0400, sim->dir, sim, &trust_fops);
 	debugfs_create_u32("refuse", 0600, sim->dir, &sim->refuse);
 	debugfs_create_u32("drop", 0600, sim->dir, &sim->drop);
+	debugfs_create_u32("lossy", 0600, sim->dir, &sim->lossy);
+	debugfs_create_u32("largest", 0600, sim->dir, &sim->largest);
 	debugfs_create_bool("rewrite", 0600, sim->dir, &sim->rewrite);
 }
 
