@@ -55,7 +55,7 @@ impl Route {
     }
 
     pub fn to(system: &System, target: IpAddr, rdma: bool) -> Route {
-        let source = match system.probe.source_for(target) {
+        let source = match system.probe.source_for((target, 0).into()) {
             Ok(source) => source,
             Err(error) => return Route::new(Setting::Unknown, format!("no route: {error}")),
         };

@@ -183,7 +183,7 @@ struct Runner<'a> {
 /// The RDMA ports with the routes to the peers.
 fn ports(system: &System, fabric: &Fabric, peers: &[SocketAddr]) -> (Vec<Which>, Vec<String>) {
     let port = |peer: &SocketAddr| {
-        let local = system.probe.source_for(peer.ip()).ok()?;
+        let local = system.probe.source_for(*peer).ok()?;
         Some(gid_of(system, local)?.0)
     };
     let names: BTreeSet<String> = peers.iter().filter_map(port).collect();
