@@ -24,11 +24,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod attach;
 pub mod audit;
 pub mod bdev_modules;
 pub mod config;
 pub mod daemon;
 mod descriptors;
+pub mod features;
 pub mod journal;
 pub mod logs;
 pub mod methods;

@@ -14,6 +14,7 @@ mod connect;
 mod discover;
 mod doctor;
 mod events;
+mod features;
 mod host;
 mod hugepages;
 mod identify;
@@ -105,6 +106,8 @@ enum Command {
     Rdma(rdma::RdmaArgs),
     /// NVMe drives of this machine, and their drivers
     Nvme(nvme::NvmeArgs),
+    /// Show the features of this version, and the maturity of each
+    Features(features::FeaturesArgs),
     /// Check, show or export the configuration
     Config(config::ConfigArgs),
     /// Show the configured objects, where they are stored, and restore failures
@@ -268,6 +271,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Initiator(args) => initiator::run(args),
         Command::Rdma(args) => rdma::run(args),
         Command::Nvme(args) => nvme::run(args),
+        Command::Features(args) => features::run(args),
         Command::Config(args) => config::run(args),
         Command::State(args) => state::run(args),
         Command::Metrics(args) => metrics::run(args),

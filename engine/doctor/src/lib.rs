@@ -16,6 +16,7 @@ mod ethernet;
 mod hardware;
 mod initiator;
 mod live;
+mod loss;
 mod memory;
 mod net;
 mod numa;
@@ -239,6 +240,7 @@ pub fn examine(system: &System, scope: &Scope) -> Report {
 /// As [`examine`], with the facts about RoCE's interfaces for [`roce::report`].
 pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::Facts>) {
     let mut findings = Vec::new();
+    let begin = loss::Moment::of(system);
     rdma::modules(system, scope, &mut findings);
     rdma::devices(system, scope, &mut findings);
     rdma::of_each_device(system, &mut findings);
@@ -251,6 +253,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     roce::checks(system, scope, &facts, &mut findings);
     peer::checks(system, scope, &mut findings);
     hardware::checks(system, scope, &mut findings);
+    loss::checks(system, scope, &facts, &begin, &mut findings);
     numa::checks(system, scope, &mut findings);
     nvme::checks(system, scope, &mut findings);
     container::checks(system, scope, &mut findings);

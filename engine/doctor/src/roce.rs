@@ -29,10 +29,11 @@ pub use super::ethernet::{Ecn, Facts, Heard, Sample};
 pub const LLDP_WAIT: Duration = Duration::from_secs(35);
 
 /// Reads the settings, counters and LLDP frames of the interfaces behind every RoCE device in
-/// `scope` and behind `--qos`. May block for `scope.wait`.
+/// `scope` and behind `--qos`. May block for `scope.wait`, also for RDMA devices of other networks,
+/// whose counters of loss are watched meanwhile.
 pub fn facts(system: &System, scope: &Scope) -> Vec<Facts> {
     let interfaces = interfaces(system, scope);
-    if interfaces.is_empty() {
+    if interfaces.is_empty() && system.fabric.devices.is_empty() {
         return Vec::new();
     }
     system.probe.ethernet(&interfaces, scope.wait)

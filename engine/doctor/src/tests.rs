@@ -11,6 +11,7 @@ use super::testing::{ScriptedProbe, system};
 use super::*;
 
 mod live;
+mod loss;
 mod network;
 mod nvme;
 mod peer;

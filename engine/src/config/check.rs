@@ -18,10 +18,11 @@ use super::listener::Listener;
 use super::names::{RELATIVE_KEY, check_key_name, host_nqn};
 use super::settings::{Access, Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
+use crate::attach::{AttachParams, OF_ADDRESS};
 use crate::bdev_modules::Entry;
 use crate::rpc::RpcError;
 use crate::rpc::access::Member;
-use crate::values::read::{self, ValueError};
+use crate::values::read::{self, Texts, ValueError};
 use crate::values::selector::Selector;
 use crate::values::size;
 
@@ -71,6 +72,7 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("replication.connection_retries", 0, 1000),
     ("replication.retry_delay_ms", 10, 600_000),
     ("replication.cm_timeout_ms", 100, 600_000),
+    ("replication.max_inline_data", 0, 65_536),
     ("replication.rdma_reprobe_s", 0, 86_400),
     ("replication.keep_alive_ms", 0, 600_000),
     ("replication.fast_fail_ms", 0, 3_600_000),
@@ -121,6 +123,7 @@ pub fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>) -> Ve
     check.ranges(settings);
     check.general(settings);
     check.keys(settings);
+    check.remotes(settings);
     check.devices(&settings.bdev);
     check.listeners(settings);
     check.subsystems(settings);
@@ -236,6 +239,56 @@ impl Check<'_> {
         }
     }
 
+    /// Reports a key that is a parameter of a call and has a wrong value.
+    fn wrong_param(&mut self, key: &str, place: &[Segment], error: &ValueError) {
+        let field = match (error, read::path(place)) {
+            (ValueError::Unknown { key, .. }, _) => key.clone(),
+            (ValueError::Missing { key }, path) if path.is_empty() => (*key).to_owned(),
+            (_, path) => path,
+        };
+        let remedy = error.remedy().unwrap_or_default();
+        self.refuse_unless_refused_with(&format!("{key}.{field}"), error.to_string(), &remedy);
+    }
+
+    fn remotes(&mut self, settings: &Settings) {
+        let mut names = BTreeSet::new();
+        for (at, remote) in settings.remote.iter().enumerate() {
+            let key = format!("remote[{at}]");
+            let of_address = format!("{key}.address");
+            let params = match declared::attach_params_of(remote) {
+                Ok(params) => params,
+                Err(_) if remote.address.is_empty() => {
+                    let remedy = "add address = \"auto://ADDRESS/NQN\"";
+                    self.refuse(&of_address, "a target without an address", remedy);
+                    continue;
+                }
+                Err(error) => {
+                    self.refuse(&of_address, error, "");
+                    continue;
+                }
+            };
+            let params = match read::first::<AttachParams>(&params, Texts::Read) {
+                Ok(params) => params,
+                Err((place, error)) => {
+                    self.wrong_param(&key, &place, &error);
+                    continue;
+                }
+            };
+            if let Err(error) = params.check_alone() {
+                let field = error.data.as_ref().and_then(|facts| facts.field.as_deref());
+                match field.filter(|field| !OF_ADDRESS.contains(field)) {
+                    Some(field) => self.refused(&format!("{key}.{field}"), &error),
+                    None => self.refused(&of_address, &error),
+                }
+            }
+            if !names.insert(params.name.clone()) {
+                let cause = format!("a second remote target \"{}\"", params.name);
+                let remedy = "give each a name of its own";
+                self.refuse(&format!("{key}.name"), cause, remedy);
+            }
+        }
+    }
+
     fn devices(&mut self, devices: &[Bdev]) {
         let registry = Registry::new();
         for (at, bdev) in devices.iter().enumerate() {
@@ -334,13 +387,7 @@ impl Check<'_> {
         let params = declared::params_of(bdev);
         let check = module.declared.map(|declared| declared.check);
         if let Some((place, error)) = check.and_then(|check| check(&params)) {
-            let field = match (&error, read::path(&place)) {
-                (ValueError::Unknown { key, .. }, _) => key.clone(),
-                (ValueError::Missing { key }, path) if path.is_empty() => (*key).to_owned(),
-                (_, path) => path,
-            };
-            let remedy = error.remedy().unwrap_or_default();
-            self.refuse_unless_refused_with(&format!("{key}.{field}"), error.to_string(), &remedy);
+            self.wrong_param(key, &place, &error);
             return;
         }
         for name in (module.names)(&params) {

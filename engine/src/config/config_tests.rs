@@ -192,6 +192,30 @@ fn errors_of_several_keys_name_key_and_line() {
             "nacre.toml:2: nvmf.listener[1].name: a second listener \"default\"",
         ),
         (
+            "[[remote]]\naddress = \"rdma+tcp://192.0.2.7/nqn.2026-01.a.b:c\"\npsk = \"k\"",
+            "nacre.toml:3: remote[0].psk: TLS is for TCP",
+        ),
+        (
+            "[[remote]]\naddress = \"tcp://192.0.2.7/nqn.2026-01.a.b:c\"\nnum_io_queues = \"x\"",
+            "nacre.toml:3: remote[0].num_io_queues: \"x\" is not a whole number",
+        ),
+        (
+            "[[remote]]\naddress = \"tcp://192.0.2.7/nqn.2026-01.a.b:c\"\nhostaddr = \"::x\"",
+            "nacre.toml:3: remote[0].hostaddr: \"::x\" is not an IP address",
+        ),
+        (
+            "[[remote]]\naddress = \"tcp://192.0.2.7/nqn.2026-01.a.b:c\"\nctrlr_loss_timeout_sec = 2\nreconnect_delay_sec = 3",
+            "nacre.toml:4: remote[0].reconnect_delay_sec: the first attempt would come after",
+        ),
+        (
+            "[[remote]]\naddress = \"tcp://192.0.2.7/nqn.2026-01.a.b:c\"\n[[remote]]\naddress = \"tcp://192.0.2.8/nqn.2026-01.a.b:c\"",
+            "nacre.toml:3: remote[1].name: a second remote target \"c\"; give each",
+        ),
+        (
+            "[[remote]]\naddress = \"tcp://192.0.2.7/nqn.2026-01.a.b:c\"\ntraddr = \"192.0.2.7\"",
+            "nacre.toml:3: unknown key \"remote.traddr\"; write it in address",
+        ),
+        (
             "[rdma]\nallow_software = false\nrxe = [\"eth0\"]",
             "nacre.toml:3: rdma.rxe: soft-RoCE devices that allow_software = false keeps from being used",
         ),

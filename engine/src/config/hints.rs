@@ -1,8 +1,14 @@
 //! Keys of other programs (Mayastor, Ferrite, SPDK, FastReg), and the keys here with the same
 //! effect.
 
+use crate::attach::OF_ADDRESS;
+
 /// The key to use instead of an unknown one. `full` includes the tables around the key.
 pub fn of(full: &str) -> Option<&'static str> {
+    let of_address = full.strip_prefix("remote.");
+    if of_address.is_some_and(|key| OF_ADDRESS.contains(&key)) {
+        return Some("write it in address: \"rdma://ADDRESS:PORT/NQN?nsid=N\"");
+    }
     let exact = SECTIONS.iter().find(|(name, _)| *name == full);
     let key = full.rsplit('.').next().unwrap_or(full).replace('-', "_");
     let any = KEYS.iter().find(|(names, _)| names.contains(&key.as_str()));
@@ -25,7 +31,7 @@ pub fn of_variable(name: &str) -> Option<&'static str> {
 const SECTIONS: &[(&str, &str)] = &[
     (
         "cluster",
-        "leave it out: there is no cluster protocol; remote replicas are connected as [replication] says",
+        "leave it out: there is no cluster protocol; [[remote]] attaches namespaces of other machines, which are connected as [replication] says",
     ),
     (
         "io_engine",
@@ -47,6 +53,9 @@ const SECTIONS: &[(&str, &str)] = &[
         "nvmf.transport",
         "transports are chosen in [[nvmf.listener]]: transports = [\"rdma\", \"tcp\"]",
     ),
+    ("remotes", "use [[remote]]"),
+    ("peer", "use [[remote]]"),
+    ("peers", "use [[remote]]"),
     ("listener", "use [[nvmf.listener]]"),
     ("listeners", "use [[nvmf.listener]]"),
     ("subsystem", "use [[nvmf.subsystem]]"),
@@ -97,7 +106,7 @@ const KEYS: &[(&[&str], &str)] = &[
     ),
     (
         &["inline_threshold", "max_inline_size"],
-        "use max_inline_data in [rdma] for data sent inline, and in_capsule_data_size for data in command capsules",
+        "use max_inline_data in [rdma] and in [replication] for data sent inline, and in_capsule_data_size for data in command capsules",
     ),
     (
         &[
@@ -183,10 +192,9 @@ const KEYS: &[(&[&str], &str)] = &[
         "use max_qpairs in [rdma], and max_connections in [nvmf]",
     ),
     (
-        &["dhchap_key", "dhchap_ctrlr_key"],
-        "use [[nvmf.subsystem.host]]",
+        &["dhchap_key", "dhchap_ctrlr_key", "psk"],
+        "use [[nvmf.subsystem.host]] for hosts, and [[remote]] for other targets",
     ),
-    (&["psk"], "use [[nvmf.subsystem.host]]"),
     (
         &["tls", "secure_channel"],
         "use tls = \"allow\" or \"require\" in [[nvmf.listener]]",
@@ -207,6 +215,8 @@ mod tests {
             ("replication.use_rdma_write", "leave it out"),
             ("reactor.cpumask", "[reactor]"),
             ("bdev.filename", "path in [[bdev]]"),
+            ("remote.traddr", "write it in address"),
+            ("peers", "[[remote]]"),
         ] {
             let hint = of(full).unwrap_or_default();
             assert!(hint.contains(expected), "{full}: {hint}");

@@ -310,6 +310,8 @@ pub fn default_socket() -> PathBuf {
 mod tests;
 
 #[cfg(test)]
+mod values_list_rows;
+#[cfg(test)]
 mod values_rows;
 #[cfg(test)]
 mod values_tests;

@@ -54,6 +54,7 @@ pub fn markdown() -> String {
 fn row(out: &mut String, section: &str, key: &str, value: &str, is_example: bool, about: &str) {
     let is_list_item = [
         "key",
+        "remote",
         "bdev",
         "nvmf.listener",
         "nvmf.subsystem",

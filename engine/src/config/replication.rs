@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use nacre_nvmf::address::{Fallback, TransportChoice};
+use nacre_transport_rdma::HostOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::values::read;
@@ -24,6 +25,9 @@ pub struct Replication {
     /// Time limit per RDMA attempt: address and route resolution and connection together.
     #[serde(deserialize_with = "read::millis")]
     pub cm_timeout_ms: u64,
+    /// Commands of up to this number of bytes are sent inline over RDMA, data included.
+    #[serde(deserialize_with = "read::bytes")]
+    pub max_inline_data: u32,
     /// Time from the fallback to the first probe of RDMA; 0: no probes.
     #[serde(deserialize_with = "read::seconds")]
     pub rdma_reprobe_s: u64,
@@ -44,6 +48,7 @@ impl Default for Replication {
             connection_retries: 3,
             retry_delay_ms: 1000,
             cm_timeout_ms: 5000,
+            max_inline_data: HostOptions::MAX_INLINE,
             rdma_reprobe_s: 60,
             keep_alive_ms: 5000,
             fast_fail_ms: 5000,

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::listener::AnaSetting;
+use crate::attach::{AttachParams, OF_ADDRESS};
 use crate::bdev_modules::{Entry, MODULES};
 use crate::values::read;
 
@@ -41,6 +42,8 @@ pub struct Settings {
     pub qos: Qos,
     /// Key files that hosts and controllers authenticate themselves with.
     pub key: Vec<Key>,
+    /// Controllers of other targets to attach at start.
+    pub remote: Vec<RemoteTarget>,
     /// Block devices to create at start.
     pub bdev: Vec<Bdev>,
 }
@@ -503,6 +506,24 @@ pub struct Namespace {
     pub uuid: Option<Uuid>,
 }
 
+/// A controller of another target, whose namespaces are devices. `deny_unknown_fields` does not go
+/// with `flatten`: [`known_keys`] has the check.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RemoteTarget {
+    /// Empty: the end of the subsystem's name.
+    pub name: String,
+    /// As `nacre bdev attach` takes it: `rdma://192.0.2.7/NQN`.
+    pub address: String,
+    /// Names of keys.
+    pub dhchap_key: Option<String>,
+    pub dhchap_ctrlr_key: Option<String>,
+    pub psk: Option<String>,
+    /// Other parameters of the method that attaches it.
+    #[serde(flatten)]
+    pub params: serde_json::Map<String, serde_json::Value>,
+}
+
 /// `deny_unknown_fields` does not go with `flatten`: [`known_keys`] has the check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -605,6 +626,7 @@ pub fn item_template(list: &str) -> Option<serde_json::Value> {
     }
     match list {
         "key" => json(Key::default()),
+        "remote" => json(RemoteTarget::default()),
         "bdev" => json(Bdev::default()),
         "nvmf.listener" => json(Listener::default()),
         "nvmf.subsystem" => json(Subsystem::default()),
@@ -617,15 +639,21 @@ pub fn item_template(list: &str) -> Option<serde_json::Value> {
 /// The keys that an item of a list of tables may have, by name.
 pub fn known_keys(list: &str) -> Option<serde_json::Value> {
     let mut known = item_template(list)?;
-    let declared = MODULES.iter().filter_map(|module| module.declared);
-    for declared in declared.filter(|_| list == "bdev") {
-        let schema = serde_json::Value::from((declared.schema)());
-        for key in schema["properties"].as_object().into_iter().flatten() {
-            let key = key.0.clone();
-            known
-                .as_object_mut()?
-                .entry(key)
-                .or_insert_with(Default::default);
+    let schemas: Vec<schemars::Schema> = match list {
+        "bdev" => {
+            let declared = MODULES.iter().filter_map(|module| module.declared);
+            declared.map(|declared| (declared.schema)()).collect()
+        }
+        "remote" => vec![schemars::schema_for!(AttachParams)],
+        _ => Vec::new(),
+    };
+    for schema in schemas.into_iter().map(serde_json::Value::from) {
+        for (key, _) in schema["properties"].as_object().into_iter().flatten() {
+            if list == "remote" && OF_ADDRESS.contains(&key.as_str()) {
+                continue;
+            }
+            let known = known.as_object_mut()?.entry(key.clone());
+            known.or_insert_with(Default::default);
         }
     }
     Some(known)

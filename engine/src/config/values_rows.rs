@@ -8,8 +8,8 @@ pub type Row = (
     &'static [(&'static str, &'static str)],
 );
 
-const BOOL: &[&str] = &["true", "false", "\"yes\""];
-const NO_BOOL: &[(&str, &str)] = &[
+pub(super) const BOOL: &[&str] = &["true", "false", "\"yes\""];
+pub(super) const NO_BOOL: &[(&str, &str)] = &[
     ("\"maybe\"", "\"maybe\" is not true or false"),
     ("3", "3 is not true or false"),
     ("[true]", "a list is not true or false"),
@@ -21,7 +21,7 @@ const NAMES: &[(&str, &str)] = &[
     ("{ a = 1 }", "is not a list"),
     ("[[]]", "is not text in quotes"),
 ];
-const NO_UUID: &[(&str, &str)] = &[
+pub(super) const NO_UUID: &[(&str, &str)] = &[
     ("\"7\"", "\"7\" is not a UUID, such as"),
     ("true", "true is not text in quotes"),
     (
@@ -29,7 +29,7 @@ const NO_UUID: &[(&str, &str)] = &[
         "a UUID of zeroes identifies no",
     ),
 ];
-const SIZE_WORDS: &[(&str, &str)] = &[
+pub(super) const SIZE_WORDS: &[(&str, &str)] = &[
     (
         "\"many\"",
         "\"many\" is not a size: write a number and a unit",
@@ -37,7 +37,7 @@ const SIZE_WORDS: &[(&str, &str)] = &[
     ("-1", "-1 is not a size"),
     ("true", "true is not a size"),
 ];
-const UUID: &[&str] = &["\"6a3f2d1e-5b4c-4d3e-8f2a-1b0c9d8e7f6a\""];
+pub(super) const UUID: &[&str] = &["\"6a3f2d1e-5b4c-4d3e-8f2a-1b0c9d8e7f6a\""];
 
 const NO_DSCP: &[(&str, &str)] = &[
     ("64", "64 is not from 0 to 63"),
@@ -632,66 +632,16 @@ pub const ROWS: &[Row] = &[
         &[("499", "499 is neither 0 nor from 500 to 600000")],
     ),
     (
+        "replication.max_inline_data",
+        &["0", "\"512B\""],
+        &[
+            SIZE_WORDS[0],
+            ("\"1MiB\"", "1048576 is not from 0 to 65536"),
+        ],
+    ),
+    (
         "replication.fast_fail_ms",
         &["0", "\"5s\""],
         &[("\"x\"", "\"x\" is not a time")],
     ),
-    (
-        "key.name",
-        &["\"web1\""],
-        &[("\"\"", "a name of 1 to 128 bytes")],
-    ),
-    (
-        "key.path",
-        &["\"/etc/nacre/keys/web1\""],
-        &[
-            ("\"keys/web1\"", "the path is not absolute"),
-            ("true", "true is not a path in quotes"),
-        ],
-    ),
-    (
-        "bdev.name",
-        &["\"b\""],
-        &[
-            ("\"\"", "a device without a name"),
-            ("\" b\"", "white space"),
-        ],
-    ),
-    (
-        "bdev.type",
-        &["\"malloc\"", "\"null\""],
-        &[(
-            "\"aio\"",
-            "\"aio\" is not \"file\", \"malloc\", \"null\", \"delay\"",
-        )],
-    ),
-    (
-        "bdev.path",
-        &["\"/srv/b\""],
-        &[("true", "true is not a path in quotes")],
-    ),
-    (
-        "bdev.size",
-        &["512", "\"1MiB\"", "\"1.5KiB\""],
-        &[
-            (
-                "\"1000\"",
-                "1000 bytes are not whole blocks of 512: 1024 are",
-            ),
-            ("\"1MB\"", "1000000 bytes are not whole blocks of 512"),
-            ("0", "0 bytes are not whole blocks"),
-            ("\"16EiB\"", "more than 64 bits"),
-            SIZE_WORDS[0],
-        ],
-    ),
-    (
-        "bdev.block_size",
-        &["512", "\"4KiB\""],
-        &[
-            ("1000", "1000 bytes are not a block: a power of two"),
-            ("256", "256 is not from 512 to 65536"),
-        ],
-    ),
-    ("bdev.read_only", BOOL, NO_BOOL),
-    ("bdev.uuid", UUID, NO_UUID),
 ];

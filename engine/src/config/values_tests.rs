@@ -4,9 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use super::values_rows::ROWS;
+use super::values_rows::Row;
 use super::*;
 use crate::methods::testing::TestDaemon;
+
+fn rows() -> impl Iterator<Item = &'static Row> {
+    values_rows::ROWS.iter().chain(values_list_rows::ROWS)
+}
 
 /// Other keys that an item of a list of tables needs.
 fn context(key: &str) -> &'static [(&'static str, &'static str)] {
@@ -19,6 +23,9 @@ fn context(key: &str) -> &'static [(&'static str, &'static str)] {
             ("type", "\"malloc\""),
             ("size", "\"1MiB\""),
         ],
+        _ if key.starts_with("remote.") => {
+            &[("address", "\"tcp://192.0.2.7/nqn.2026-01.org.example:a\"")]
+        }
         _ if key.starts_with("key.") => &[("name", "\"a\""), ("path", "\"/a\"")],
         _ if key.starts_with("nvmf.subsystem.host.") => &[
             ("nqn", "\"nqn.2026-01.org.example:h\""),
@@ -42,7 +49,7 @@ fn file(key: &str, value: &str) -> (String, usize, String) {
         text += "[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.org.example:a\"\n";
         let table = "[[nvmf.subsystem.host]]".to_owned();
         (table, leaf, format!("nvmf.subsystem[0].host[0].{leaf}"))
-    } else if let Some((list, leaf)) = ["key", "bdev", "nvmf.listener", "nvmf.subsystem"]
+    } else if let Some((list, leaf)) = ["key", "remote", "bdev", "nvmf.listener", "nvmf.subsystem"]
         .iter()
         .find_map(|list| Some((list, key.strip_prefix(list)?.strip_prefix('.')?)))
     {
@@ -91,20 +98,17 @@ fn every_key_has_a_row() {
     }
     let all = serde_json::to_value(Settings::default()).unwrap();
     walk("", &all, &mut keys);
-    let rows: BTreeSet<String> = ROWS.iter().map(|(key, ..)| (*key).to_owned()).collect();
-    assert_eq!(keys, rows);
+    let named: BTreeSet<String> = rows().map(|(key, ..)| (*key).to_owned()).collect();
+    assert_eq!(keys, named);
     for (key, ..) in check::ranges() {
         assert!(keys.contains(&key), "{key} has a range and does not exist");
     }
-    assert!(
-        ROWS.iter()
-            .all(|(_, good, bad)| !good.is_empty() && !bad.is_empty())
-    );
+    assert!(rows().all(|(_, good, bad)| !good.is_empty() && !bad.is_empty()));
 }
 
 #[test]
 fn every_key_is_read_and_refused_in_plain_english() {
-    for (key, good, bad) in ROWS {
+    for (key, good, bad) in rows() {
         for value in *good {
             let (text, ..) = file(key, value);
             if let Err(error) = load_text(Some(("f", &text)), [], &[]) {
@@ -129,7 +133,7 @@ fn every_key_is_read_and_refused_in_plain_english() {
 #[test]
 fn variables_are_parsed_as_in_the_file() {
     let mut read = 0;
-    for (key, good, bad) in ROWS {
+    for (key, good, bad) in rows() {
         if settings::item_template(key.rsplit_once('.').unwrap().0).is_some()
             || key.starts_with("nvmf.listener.")
         {
@@ -197,7 +201,7 @@ fn all_errors_are_reported_at_once() {
 /// Goal: the daemon creates every object with an accepted value, without retries.
 #[test]
 fn accepted_objects_are_created() {
-    for (key, good, _) in ROWS {
+    for (key, good, _) in rows() {
         let declares = key.starts_with("bdev.") || key.starts_with("nvmf.subsystem.");
         // Files depend on the machine, and a namespace needs a device.
         let needs_file =

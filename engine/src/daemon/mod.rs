@@ -261,6 +261,9 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
         objects = engine.journal.len(),
         "ready"
     );
+    if let Some(experimental) = crate::features::warning(engine) {
+        info!("{experimental}");
+    }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tokio::join!(watchdog(), retry(engine), settle(engine));
     Ok(())
@@ -349,7 +352,8 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     crate::services::deferred::restore(engine);
     engine.declared.plan(&engine.settings);
     replay_keys(engine).await;
-    crate::services::nvme::begin_stored(engine, &engine.journal.waiting()).await;
+    engine.declared.make_keys(engine).await;
+    crate::services::nvme::begin_all(engine, &engine.journal.waiting()).await;
     replay_waiting(engine).await;
     crate::services::rdma::soft::make(engine.settings.rdma.rxe.clone()).await;
     engine.declared.make(engine).await;

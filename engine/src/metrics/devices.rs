@@ -135,10 +135,7 @@ impl MetricsSource for DeviceMetrics {
                 .zip(snapshot.statuses)
                 .skip(1)
             {
-                // Skip zeroes: fourteen per device would be most of the text.
-                if count > 0 {
-                    into.value(&ERRORS, &[name, kind], count);
-                }
+                into.value(&ERRORS, &[name, kind], count);
             }
             for (class, label) in [
                 (Class::Read, "read"),

@@ -522,6 +522,18 @@ mod tests {
         );
     }
 
+    /// Goal: the alert rules judge the same counters of loss as the doctor.
+    #[test]
+    fn alerts_know_all_counters_of_loss() {
+        use nacre_transport_rdma_link::Sign;
+
+        let rules = include_str!("../../../deploy/alerts.yml");
+        for sign in Sign::ALL {
+            let selector = format!("{{counter=~\"{}\"}}", sign.counters().join("|"));
+            assert!(rules.contains(&selector), "{sign:?}: {selector}");
+        }
+    }
+
     /// Goal: alert rules use existing metrics and labels. A rule on a renamed metric would never
     /// fire.
     #[test]

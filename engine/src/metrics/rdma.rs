@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use nacre_transport_rdma::{BATCH_CLASSES, StatsSnapshot, Timed};
+use nacre_transport_rdma::{BATCH_CLASSES, RdmaPlug, StatsSnapshot, Timed};
 use nacre_transport_rdma_link::CounterGroup;
 
 use super::reactors::family;
@@ -192,9 +192,9 @@ impl MetricsSource for RdmaMetrics {
                 into.value(&PORT, &labels, counter.value);
             }
         }
-        let Some(plug) = of.engine.rdma.plug() else {
-            return;
-        };
+        let plug = of.engine.rdma.plug();
+        failures(plug.as_deref(), into);
+        let Some(plug) = plug else { return };
         let mut connections = BTreeMap::<_, u64>::new();
         for pair in plug.queue_pairs() {
             let place = (pair.local.to_string(), pair.device);
@@ -242,34 +242,36 @@ impl MetricsSource for RdmaMetrics {
             into.value(&CQ_ENTRIES, &labels, u64::from(queue.entries));
             into.value(&CQ_RESERVED, &labels, u64::from(queue.reserved));
         }
-        let total = plug.total();
-        for (status, count) in total.completion_errors().filter(|e| e.1 > 0) {
-            into.value(&ERRORS, &[status], count);
-        }
-        into.value(&RETRY, &[], total.retry_exceeded());
-        let control = plug.control_counts();
-        for (code, count) in control.rejects {
-            into.value(&REJECTS, &[code], count);
-            into.value(&CONNECT_FAILURES, &["request", code], count);
-        }
-        for (event, count) in control.events {
-            into.value(&CM_EVENTS, &[event], count);
-            if NOT_ESTABLISHED.contains(&event) {
-                into.value(&CONNECT_FAILURES, &["establish", event], count);
-            }
-        }
-        into.value(
-            &CONNECT_FAILURES,
-            &["establish", "timeout"],
-            total.closed_timeout,
-        );
-        into.value(&ASYNC_EVENTS, &[], control.async_events);
         for domain in plug.domains() {
             let (device, there) = (&domain.attributes().name, domain.registrations());
             into.value(&REGISTRATIONS, &[device], there.registered_total);
             into.value(&REGISTERED, &[device], there.bytes);
         }
     }
+}
+
+/// The series of a failure exist from the start: `increase()` does not see the first failure in a
+/// series that begins with it.
+fn failures(plug: Option<&RdmaPlug>, into: &mut Scrape) {
+    let total = plug.map(RdmaPlug::total).unwrap_or_default();
+    for (status, count) in total.completion_errors() {
+        into.value(&ERRORS, &[status], count);
+    }
+    into.value(&RETRY, &[], total.retry_exceeded());
+    let control = plug.map(RdmaPlug::control_counts).unwrap_or_default();
+    for (code, count) in control.all_rejects() {
+        into.value(&REJECTS, &[code], count);
+        into.value(&CONNECT_FAILURES, &["request", code], count);
+    }
+    for (event, count) in control.all_events() {
+        into.value(&CM_EVENTS, &[event], count);
+        if NOT_ESTABLISHED.contains(&event) {
+            into.value(&CONNECT_FAILURES, &["establish", event], count);
+        }
+    }
+    let in_time = ["establish", "timeout"];
+    into.value(&CONNECT_FAILURES, &in_time, total.closed_timeout);
+    into.value(&ASYNC_EVENTS, &[], control.async_events);
 }
 
 /// Excludes polls that found nothing. The largest class has no bound: its count is `count`.
@@ -291,8 +293,31 @@ fn batches(stats: &StatsSnapshot) -> Sample {
 
 #[cfg(test)]
 mod tests {
+    use nacre_nvmf_wire::rdma::RejectStatus;
+    use nacre_transport_rdma_verbs::WcStatus;
+
     use super::super::strict;
     use super::*;
+
+    /// Goal: every series of a failure exists before the first failure, also before the first RDMA
+    /// listener.
+    #[test]
+    fn failures_start_at_0() {
+        let mut scrape = Scrape::default();
+        failures(None, &mut scrape);
+        let text = scrape.text();
+        let series = |name: &str| {
+            let zeros = text.lines().filter(|line| line.ends_with(" 0"));
+            zeros.filter(|line| line.starts_with(name)).count()
+        };
+        let statuses = WcStatus::ALL.len() - 2;
+        assert_eq!(series("nacre_rdma_completion_errors_total{"), statuses);
+        assert_eq!(series("nacre_rdma_rejects_total{"), RejectStatus::ALL.len());
+        let stages = RejectStatus::ALL.len() + NOT_ESTABLISHED.len() + 1;
+        assert_eq!(series("nacre_rdma_connect_failures_total{"), stages);
+        assert!(series("nacre_rdma_cm_events_total{") > NOT_ESTABLISHED.len());
+        strict::check(&text);
+    }
 
     #[test]
     fn batches_are_a_valid_histogram() {

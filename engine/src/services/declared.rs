@@ -1,6 +1,6 @@
-//! Objects declared in the configuration file ([[key]], [[bdev]], [[nvmf.subsystem]]), created by
-//! ordinary RPC calls. Their listeners are handled by [`super::listeners`]. The file is their only
-//! home: declared objects are not stored.
+//! Objects declared in the configuration file ([[key]], [[remote]], [[bdev]], [[nvmf.subsystem]]),
+//! created by ordinary RPC calls. Their listeners are handled by [`super::listeners`]. The file is
+//! their only home: declared objects are not stored.
 //!
 //! An object of the same name in the store has priority: an RPC changed it. Changes by RPC to a
 //! declared subsystem or namespace are records of their own, replayed after it. An object that
@@ -17,11 +17,12 @@ use tracing::{info, warn};
 
 use crate::bdev_modules;
 use crate::config::Settings;
-use crate::config::declared::{params_of, uuid_of};
-use crate::config::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Key, Subsystem};
+use crate::config::declared::{attach_params_of, params_of, uuid_of};
+use crate::config::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Key, RemoteTarget, Subsystem};
 use crate::journal::Entry;
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
+use crate::services::nvme::ATTACH;
 
 const ADD_KEY: &str = "keyring_file_add_key";
 
@@ -94,6 +95,19 @@ impl Declared {
 
     /// Creates missing objects, in order. Returns whether any was created.
     pub async fn make(&self, engine: &Rc<Engine>) -> bool {
+        self.make_where(engine, |_| true).await
+    }
+
+    /// Creates missing keys: controllers that name them can then connect at the same time.
+    pub async fn make_keys(&self, engine: &Rc<Engine>) {
+        self.make_where(engine, |call| call.method == ADD_KEY).await;
+    }
+
+    async fn make_where(
+        &self,
+        engine: &Rc<Engine>,
+        wanted: impl Fn(&DeclaredCall) -> bool,
+    ) -> bool {
         let _one = self.making.lock().await;
         let mut any = false;
         let waiting: Vec<(usize, DeclaredCall)> = {
@@ -101,7 +115,7 @@ impl Declared {
             calls
                 .iter()
                 .enumerate()
-                .filter(|(_, p)| !p.made)
+                .filter(|(_, p)| !p.made && wanted(&p.call))
                 .map(|(at, p)| (at, p.call.clone()))
                 .collect()
         };
@@ -180,6 +194,13 @@ impl Declared {
         amended
     }
 
+    /// The parameters of all planned calls of a method.
+    pub fn calls_of(&self, method: &str) -> Vec<Value> {
+        let calls = self.calls.borrow();
+        let all = calls.iter().filter(|p| p.call.method == method);
+        all.map(|p| p.call.params.clone()).collect()
+    }
+
     /// The parameters of a declared device that does not exist yet.
     pub fn missing_bdev(&self, name: &str) -> Option<Value> {
         let calls = self.calls.borrow();
@@ -214,7 +235,7 @@ fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
             e.record.method == call.method && same("trtype", &e.record.params)
         }
         _ if !e.durable => false,
-        ADD_KEY => e.record.method == ADD_KEY && same("name", &e.record.params),
+        ADD_KEY | ATTACH => e.record.method == call.method && same("name", &e.record.params),
         method if bdev_modules::by_create(method).is_some() => {
             let (made, here) = (
                 bdev_modules::names(&e.record.method, &e.record.params),
@@ -239,6 +260,7 @@ pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
 /// The calls that create all declared objects, in an order that satisfies their dependencies.
 pub fn calls(settings: &Settings) -> Vec<DeclaredCall> {
     let mut calls: Vec<DeclaredCall> = settings.key.iter().map(key).collect();
+    calls.extend(settings.remote.iter().filter_map(remote));
     calls.extend(settings.bdev.iter().map(bdev));
     let nvmf = &settings.nvmf;
     if nvmf.listeners().iter().any(|l| l.uses(IpTransport::Tcp)) {
@@ -260,6 +282,17 @@ fn key(declared: &Key) -> DeclaredCall {
         method: ADD_KEY,
         params: json!({ "name": declared.name, "path": declared.path }),
     }
+}
+
+/// `None`: the address is wrong, which the check of the configuration has reported.
+fn remote(declared: &RemoteTarget) -> Option<DeclaredCall> {
+    let params = attach_params_of(declared).ok()?;
+    let name = params["name"].as_str().unwrap_or_default();
+    Some(DeclaredCall {
+        what: format!("[[remote]] \"{name}\""),
+        method: ATTACH,
+        params,
+    })
 }
 
 fn bdev(declared: &Bdev) -> DeclaredCall {

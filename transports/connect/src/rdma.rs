@@ -14,7 +14,7 @@ use nacre_nvmf::host::Wanted;
 use nacre_nvmf::transport::HostTransport;
 use nacre_transport_rdma::{HostOptions, RdmaDialer, RdmaHosts};
 use nacre_transport_rdma_verbs::real::VerbsProvider;
-use nacre_transport_rdma_verbs::{Provider, VerbsError};
+use nacre_transport_rdma_verbs::{ProtectionDomain, Provider, VerbsError};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::source::Source;
@@ -40,6 +40,7 @@ pub struct Rdma {
     provider: Arc<dyn Provider>,
     absence: Absence,
     tuning: RdmaTuning,
+    max_inline: u32,
     inner: Mutex<Inner>,
 }
 
@@ -65,6 +66,7 @@ impl Rdma {
             provider,
             absence,
             tuning,
+            max_inline: HostOptions::MAX_INLINE,
             inner: Mutex::default(),
         }
     }
@@ -72,6 +74,12 @@ impl Rdma {
     /// Memory of others that data comes from or goes to: every device is to know it, too.
     pub fn with_memory(self, arenas: Vec<Arena>) -> Rdma {
         self.lock().arenas.extend(arenas);
+        self
+    }
+
+    /// Sends commands of up to `bytes` inline, their data in the capsule included.
+    pub fn inline_up_to(mut self, bytes: u32) -> Rdma {
+        self.max_inline = bytes;
         self
     }
 
@@ -109,6 +117,12 @@ impl Rdma {
         if let Err(error) = self.hosts() {
             tracing::debug!(%error, "no RDMA yet");
         }
+    }
+
+    /// The protection domains that connections use, one for each device.
+    pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
+        let hosts = self.lock().hosts.clone();
+        hosts.map_or(Vec::new(), |hosts| hosts.domains())
     }
 
     /// The management thread, if there is a device for it to work with.
@@ -173,6 +187,7 @@ impl RdmaDial {
             cm_timeout: tuning.cm_timeout,
             // The caller that chooses between transports counts the attempts.
             connection_retries: 0,
+            max_inline: self.rdma.max_inline,
             tos: self.tos,
             ..HostOptions::new(wanted.qid, wanted.entries)
         };

@@ -329,7 +329,7 @@ impl Plug for RdmaPlug {
 
     fn counts(&self) -> PlugCounts {
         let all = self.total();
-        let rejects = self.control().counts.rejects.clone();
+        let refused = self.control().counts.all_rejects().collect();
         PlugCounts {
             accepted: all.accepted,
             closed: vec![
@@ -339,7 +339,7 @@ impl Plug for RdmaPlug {
                 ("timeout", all.closed_timeout),
                 ("local", all.closed_local),
             ],
-            refused: rejects.into_iter().collect(),
+            refused,
             bytes_received: all.recv_bytes + all.read_bytes,
             bytes_sent: all.send_bytes + all.write_bytes,
             // The metrics of RDMA report the work by device.

@@ -197,10 +197,13 @@ impl StatsSnapshot {
         &self.latency[of as usize]
     }
 
-    /// Completions that failed, by the name of their status; flushes are not failures.
+    /// Completions that failed, by the name of each status, zeros included. Flushes are not
+    /// failures.
     pub fn completion_errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let statuses = WcStatus::ALL.iter().zip(self.errors);
-        let failures = statuses.filter(|(status, _)| **status != WcStatus::Success);
+        let failures = statuses.filter(|(status, _)| {
+            !matches!(status, WcStatus::Success | WcStatus::WorkRequestFlushed)
+        });
         failures.map(|(status, count)| (status.name(), count))
     }
 
@@ -260,9 +263,42 @@ impl ControlCounts {
     }
 
     pub(crate) fn event(&mut self, kind: &CmEventKind) {
-        *self.events.entry(event_name(kind)).or_default() += 1;
+        let name = event_name(kind);
+        debug_assert!(EVENT_NAMES.contains(&name), "{name}");
+        *self.events.entry(name).or_default() += 1;
+    }
+
+    /// The counts of all events, zeros included.
+    pub fn all_events(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let count = |name| self.events.get(name).copied().unwrap_or_default();
+        EVENT_NAMES.into_iter().map(move |name| (name, count(name)))
+    }
+
+    /// The counts of all reasons for a refusal, zeros included.
+    pub fn all_rejects(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let count = |name| self.rejects.get(name).copied().unwrap_or_default();
+        let names = RejectStatus::ALL.iter().map(|status| status.name());
+        names.map(move |name| (name, count(name)))
     }
 }
+
+/// All names that [`event_name`] returns.
+const EVENT_NAMES: [&str; 14] = [
+    "RDMA_CM_EVENT_ADDR_RESOLVED",
+    "RDMA_CM_EVENT_ADDR_ERROR",
+    "RDMA_CM_EVENT_ROUTE_RESOLVED",
+    "RDMA_CM_EVENT_ROUTE_ERROR",
+    "RDMA_CM_EVENT_CONNECT_REQUEST",
+    "RDMA_CM_EVENT_CONNECT_ERROR",
+    "RDMA_CM_EVENT_UNREACHABLE",
+    "RDMA_CM_EVENT_REJECTED",
+    "RDMA_CM_EVENT_ESTABLISHED",
+    "RDMA_CM_EVENT_DISCONNECTED",
+    "RDMA_CM_EVENT_DEVICE_REMOVAL",
+    "RDMA_CM_EVENT_ADDR_CHANGE",
+    "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+    "other",
+];
 
 /// Returns the name that `rdma_event_str(3)` returns.
 pub(crate) fn event_name(kind: &CmEventKind) -> &'static str {

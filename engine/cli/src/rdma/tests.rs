@@ -6,7 +6,7 @@ use clap::Parser;
 use nacre_transport_rdma::{RdmaConfig, bytes_per_core};
 use nacre_transport_rdma_link::Fabric;
 use nacre_transport_rdma_link::testing;
-use nacre_transport_rdma_verbs::{DeviceAttributes, Wire};
+use nacre_transport_rdma_verbs::{DeviceAttributes, OnDemandPaging, Wire};
 
 use super::counters::{Sample, chosen};
 use super::devices::{device_row, gid_row, link_row};
@@ -216,6 +216,22 @@ fn limits_are_shown_or_the_reason_why_not() {
     assert!(device["limits"].is_null() && device["limits_unknown"].is_string());
     add_limits(&mut device, &Ok(vec![attributes("rxe0")]));
     assert_eq!(device["limits"]["max_qp"], 9);
+    assert_eq!(device["limits"]["general_odp_caps"], "unknown");
+    let mut pages = attributes("rxe0");
+    pages.on_demand_paging = Some(OnDemandPaging {
+        explicit: true,
+        implicit: false,
+        operations: vec!["SUPPORT_SEND", "SUPPORT_READ"],
+    });
+    add_limits(&mut device, &Ok(vec![pages.clone()]));
+    assert_eq!(device["limits"]["general_odp_caps"], "ODP_SUPPORT");
+    assert_eq!(
+        device["limits"]["rc_odp_caps"],
+        "SUPPORT_SEND, SUPPORT_READ"
+    );
+    pages.on_demand_paging = Some(OnDemandPaging::default());
+    add_limits(&mut device, &Ok(vec![pages]));
+    assert_eq!(device["limits"]["rc_odp_caps"], "none");
 
     let named = size("--hosts 2 --queues 4 --depth 128 --device rxe1 --json");
     let error = super::size::run(&named, || Ok(vec![attributes("rxe0")])).unwrap_err();
@@ -237,8 +253,7 @@ fn attributes(name: &str) -> DeviceAttributes {
         node_guid: 1,
         sys_image_guid: 1,
         firmware: String::new(),
-        vendor_id: 0,
-        vendor_part_id: 0,
+        vendor: (0, 0),
         ports: 1,
         numa_node: None,
         max_qp: 9,
@@ -256,6 +271,7 @@ fn attributes(name: &str) -> DeviceAttributes {
         max_srq_wr: 256,
         max_srq_sge: 1,
         send_with_invalidate: true,
+        on_demand_paging: None,
         software: true,
     }
 }

@@ -46,7 +46,7 @@ impl Machine for Fake {
         }
         Ok(Chosen {
             device: (*device).to_owned(),
-            port: 1,
+            port: want.port.unwrap_or(1),
             gid_index: want.gid_index.unwrap_or(0),
             gid_kind: GidKind::RoceV2,
             software: true,
@@ -319,6 +319,23 @@ fn pinned_devices_and_states_are_passed_on() {
     assert_eq!((chosen.device.as_str(), chosen.gid_index), ("rxe0", 7));
     let states: Vec<AnaSetting> = plan.paths.iter().map(|p| p.ana).collect();
     assert_eq!(states, [AnaSetting::NonOptimized, AnaSetting::Inaccessible]);
+}
+
+/// Goal: a listener uses the port of its own key, else that of `[rdma]`.
+#[test]
+fn the_named_port_is_used() {
+    let chosen = |text: &str| {
+        let loaded = crate::config::load_text(Some(("n.toml", text)), [], &[]).unwrap();
+        let plan = plan(&loaded.settings.listeners(), &machine());
+        plan.paths[0].verdict.clone().unwrap().unwrap().port
+    };
+    let listener =
+        "[[nvmf.listener]]\nname = \"data\"\niface = [\"ip:10.0.0.4\"]\nrdma = \"prefer\"\n";
+    assert_eq!(chosen(listener), 1);
+    let second = format!("{listener}rdma_port = 2\n");
+    assert_eq!(chosen(&second), 2);
+    assert_eq!(chosen(&format!("[rdma]\nport = 2\n{listener}")), 2);
+    assert_eq!(chosen(&format!("[rdma]\nport = 3\n{second}")), 2);
 }
 
 #[test]

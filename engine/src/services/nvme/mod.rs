@@ -17,7 +17,7 @@ use crate::services::engine::Engine;
 use crate::services::remotes::{Remote, RemotePlan};
 use crate::store::Record;
 
-pub use params::{AttachParams, Multipath};
+pub use crate::attach::{AttachParams, Multipath};
 
 /// The method that attaches a controller.
 pub const ATTACH: &str = "bdev_nvme_attach_controller";
@@ -48,16 +48,23 @@ pub async fn begin(engine: &Rc<Engine>, params: AttachParams) -> Result<Rc<Remot
     engine.remotes.begin(engine, plan).await
 }
 
-/// Starts all remote controllers among `records`, so that their connection times overlap.
-pub async fn begin_stored(engine: &Rc<Engine>, records: &[Record]) {
+/// Starts all remote controllers of the store and of the configuration file, so that their
+/// connection times overlap.
+pub async fn begin_all(engine: &Rc<Engine>, records: &[Record]) {
     if let Some(options) = records.iter().find(|r| r.key == options::KEY) {
         engine.replay(options).await;
     }
-    let remote = records
-        .iter()
-        .filter_map(params_of)
+    let stored: Vec<AttachParams> = records.iter().filter_map(params_of).collect();
+    let declared = engine.declared.calls_of(ATTACH).into_iter();
+    let declared = declared.filter_map(|params| serde_json::from_value(params).ok());
+    // A stored controller has priority.
+    let is_other = |params: &AttachParams| stored.iter().all(|one| one.name != params.name);
+    let declared: Vec<AttachParams> = declared.filter(is_other).collect();
+    let remote = stored
+        .into_iter()
+        .chain(declared)
         .filter(|params| !params.is_drive());
-    // Errors are reported by the replay of the record.
+    // Errors are reported by the replay of the record, or by the declared call.
     let begun = remote.map(|params| async { drop(begin(engine, params).await) });
     join_all(begun).await;
 }

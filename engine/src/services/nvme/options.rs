@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::attach::check_times;
 use crate::config::replication::Replication;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
@@ -290,9 +291,6 @@ impl Options {
     }
 }
 
-/// Longest time that is accepted: one year.
-const MAX_TIME_S: u64 = 86_400 * 365;
-
 /// Converts SPDK's three timeouts by SPDK's rules.
 pub fn timeouts(
     loss: Option<i64>,
@@ -300,42 +298,7 @@ pub fn timeouts(
     fast_fail: Option<u64>,
     replication: &Replication,
 ) -> Result<Timeouts, RpcError> {
-    let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
-    let loss = match loss {
-        None | Some(-1) => None,
-        Some(seconds) => match u64::try_from(seconds) {
-            Ok(seconds) if seconds <= MAX_TIME_S => Some(seconds),
-            _ => {
-                let why = format!("{seconds} is neither -1 (forever) nor a number of seconds");
-                return Err(refuse("ctrlr_loss_timeout_sec", why));
-            }
-        },
-    };
-    let over = |value: Option<u64>, limit: Option<u64>| match (value, limit) {
-        (Some(value), Some(limit)) => value > limit,
-        _ => false,
-    };
-    for (field, seconds) in [
-        ("reconnect_delay_sec", delay),
-        ("fast_io_fail_timeout_sec", fast_fail),
-    ] {
-        if seconds.is_some_and(|seconds| seconds > MAX_TIME_S) {
-            return Err(refuse(field, format!("it is more than {MAX_TIME_S}")));
-        }
-    }
-    let (delay, limit) = (delay.filter(|s| *s > 0), loss.filter(|s| *s > 0));
-    if over(delay, limit) {
-        let why = "the first attempt would come after ctrlr_loss_timeout_sec".to_owned();
-        return Err(refuse("reconnect_delay_sec", why));
-    }
-    if over(fast_fail.filter(|s| *s > 0), limit) {
-        let why = "the controller would be given up before, by ctrlr_loss_timeout_sec".to_owned();
-        return Err(refuse("fast_io_fail_timeout_sec", why));
-    }
-    if over(delay, fast_fail.filter(|s| *s > 0)) {
-        let why = "I/O would fail before the first attempt, by fast_io_fail_timeout_sec".to_owned();
-        return Err(refuse("reconnect_delay_sec", why));
-    }
+    let (loss, delay) = check_times(loss, delay, fast_fail)?;
     Ok(Timeouts {
         loss: loss.map(Duration::from_secs),
         reconnect: delay.map(Duration::from_secs),

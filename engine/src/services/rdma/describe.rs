@@ -36,9 +36,10 @@ fn describe(device: &Device) -> Value {
 
 /// The limits, with the names of `ibv_devinfo -v`.
 pub fn limits(attributes: &DeviceAttributes) -> Value {
+    let (general, operations) = paging(attributes);
     json!({
-        "vendor_id": format!("{:#06x}", attributes.vendor_id),
-        "vendor_part_id": attributes.vendor_part_id,
+        "vendor_id": format!("{:#06x}", attributes.vendor.0),
+        "vendor_part_id": attributes.vendor.1,
         "max_qp": attributes.max_qp,
         "max_qp_wr": attributes.max_qp_wr,
         "max_sge": attributes.max_sge,
@@ -54,5 +55,25 @@ pub fn limits(attributes: &DeviceAttributes) -> Value {
         "max_srq_wr": attributes.max_srq_wr,
         "max_srq_sge": attributes.max_srq_sge,
         "send_with_invalidate": attributes.send_with_invalidate,
+        "general_odp_caps": general,
+        "rc_odp_caps": operations,
     })
+}
+
+/// On-demand paging, in general and of reliable connected queue pairs.
+fn paging(attributes: &DeviceAttributes) -> (String, String) {
+    let Some(paging) = &attributes.on_demand_paging else {
+        return ("unknown".into(), "unknown".into());
+    };
+    let general = [
+        ("ODP_SUPPORT", paging.explicit),
+        ("ODP_SUPPORT_IMPLICIT", paging.implicit),
+    ];
+    let general = general.into_iter().filter(|(_, supported)| *supported);
+    let general: Vec<&str> = general.map(|(name, _)| name).collect();
+    let or_none = |names: &[&str]| match names {
+        [] => "none".to_owned(),
+        names => names.join(", "),
+    };
+    (or_none(&general), or_none(&paging.operations))
 }

@@ -11,7 +11,6 @@
 //! devices appear.
 
 mod plan;
-mod uri;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -22,17 +21,18 @@ use std::time::{Duration, Instant};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_remote::{Attachment, Changes, State, Status};
 use nacre_transport_connect::{Rdma, RdmaTuning, Source};
-use nacre_transport_rdma_verbs::VerbsError;
+use nacre_transport_rdma_verbs::{ProtectionDomain, VerbsError};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
+use crate::config::replication::Replication;
 use crate::plane::{Plane, admin_pool};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 
+pub use crate::attach::{attach_params, default_name};
 pub use plan::{Authentication, PlanError, RemotePlan, Timeouts, Wanted, resolve};
-pub use uri::{attach_params, default_name};
 
 /// Time limit for an orderly shutdown of the controllers.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -124,11 +124,11 @@ impl Remotes {
         &self,
         provider: Arc<dyn nacre_transport_rdma_verbs::Provider>,
         plane: &Plane,
-        cm_timeout: Duration,
+        replication: &Replication,
     ) -> Arc<Rdma> {
         let tuning = RdmaTuning {
             entries: plan::ENTRIES,
-            cm_timeout,
+            cm_timeout: replication.cm_timeout(),
         };
         let absence = || VerbsError::Unavailable {
             what: "No RDMA devices found".into(),
@@ -136,9 +136,16 @@ impl Remotes {
         };
         let made = || {
             let rdma = Rdma::over(provider, Box::new(absence), tuning);
+            let rdma = rdma.inline_up_to(replication.max_inline_data);
             Arc::new(rdma.with_memory(plane.arenas.clone()))
         };
         Arc::clone(self.rdma.borrow_mut().get_or_insert_with(made))
+    }
+
+    /// The RDMA devices that controllers are connected through.
+    pub fn rdma_domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
+        let rdma = self.rdma.borrow();
+        rdma.as_ref().map_or(Vec::new(), |rdma| rdma.domains())
     }
 
     /// Shuts all controllers down in order, within `PATIENCE`.

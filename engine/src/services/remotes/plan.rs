@@ -215,8 +215,7 @@ impl RemotePlan {
         let rdma = match machine.verbs {
             None => None,
             Some(Ok(provider)) => {
-                let cm_timeout = replication.cm_timeout();
-                let rdma = engine.remotes.rdma(provider, &plane, cm_timeout);
+                let rdma = engine.remotes.rdma(provider, &plane, &replication);
                 let theirs = Arc::clone(&rdma);
                 let prepared = tokio::task::spawn_blocking(move || theirs.prepare());
                 let _ = tokio::time::timeout(patience, prepared).await;

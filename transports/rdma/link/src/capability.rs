@@ -58,7 +58,7 @@ pub enum Reason {
         netdev: String,
         /// Existing devices, each with its interfaces.
         have: Vec<String>,
-        /// The device named in the configuration, if any.
+        /// The device or port named in the configuration, if any: `mlx5_0`, `mlx5_0/2`, `*/2`.
         pinned: Option<String>,
         /// Why the machine has no RDMA device at all.
         machine: Option<Box<NoDevice>>,
@@ -181,10 +181,12 @@ fn find_port<'a>(
     found.ok_or_else(|| Reason::NoRdmaDev {
         netdev: want.netdev.clone(),
         have: fabric.ports().map(describe_port).collect(),
-        pinned: want.device.as_ref().map(|device| match want.port {
-            Some(port) => format!("{device}/{port}"),
-            None => device.clone(),
-        }),
+        pinned: match (&want.device, want.port) {
+            (Some(device), Some(port)) => Some(format!("{device}/{port}")),
+            (Some(device), None) => Some(device.clone()),
+            (None, Some(port)) => Some(format!("*/{port}")),
+            (None, None) => None,
+        },
         machine: environment
             .no_device
             .clone()
@@ -469,10 +471,16 @@ impl fmt::Display for Reason {
                 netdev,
                 pinned: Some(pinned),
                 ..
-            } => write!(
-                f,
-                "RDMA device {pinned} does not belong to interface {netdev}"
-            ),
+            } => match pinned.strip_prefix("*/") {
+                Some(port) => write!(
+                    f,
+                    "no RDMA device has interface {netdev} on its port {port}"
+                ),
+                None => write!(
+                    f,
+                    "RDMA device {pinned} does not belong to interface {netdev}"
+                ),
+            },
             Reason::PortDown { device, port, .. } => {
                 write!(f, "port {port} of RDMA device {device} is not active")
             }

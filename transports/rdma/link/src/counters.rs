@@ -25,6 +25,80 @@ pub enum CounterGroup {
     Netdev,
 }
 
+/// What growth of a port's counter is a sign of, the worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Sign {
+    /// Packets were lost until all retries were used up, and a connection ended.
+    GivenUp,
+    /// Packets were lost, or arrived out of order, and were sent again.
+    Loss,
+    /// A receiver had no buffer in time, and the sender waited.
+    NotReady,
+    /// Packets were damaged, or the link failed.
+    Damage,
+}
+
+impl Sign {
+    /// The counters that are this sign, by the names of IBA, mlx5, rxe, bnxt_re and irdma.
+    pub const fn counters(self) -> &'static [&'static str] {
+        match self {
+            Sign::Loss => &[
+                "out_of_sequence",
+                "packet_seq_err",
+                "local_ack_timeout_err",
+                "implied_nak_seq_err",
+                "duplicate_request",
+                "roce_adp_retrans",
+                "roce_adp_retrans_to",
+                "port_xmit_discards",
+                "out_of_seq_request",
+                "rcvd_seq_err",
+                "completer_retry_err",
+                "to_retransmits",
+                "seq_err_naks_rcvd",
+                "missing_resp",
+                "dup_req",
+                "rx_roce_discards",
+                "tx_roce_discards",
+                "tcpRetransSegs",
+            ],
+            Sign::GivenUp => &[
+                "req_transport_retries_exceeded",
+                "retry_exceeded_err",
+                "max_retry_exceeded",
+            ],
+            Sign::NotReady => &[
+                "rnr_nak_retry_err",
+                "req_rnr_retries_exceeded",
+                "out_of_buffer",
+                "rcvd_rnr_err",
+                "send_rnr_err",
+                "retry_rnr_exceeded_err",
+                "rnr_naks_rcvd",
+            ],
+            Sign::Damage => &[
+                "symbol_error",
+                "link_error_recovery",
+                "link_downed",
+                "port_rcv_errors",
+                "port_rcv_remote_physical_errors",
+                "local_link_integrity_errors",
+                "excessive_buffer_overrun_errors",
+                "rx_icrc_encapsulated",
+            ],
+        }
+    }
+
+    pub const ALL: [Sign; 4] = [Sign::GivenUp, Sign::Loss, Sign::NotReady, Sign::Damage];
+
+    /// The sign that a counter is; `None` for a counter of work, or an unknown one.
+    pub fn of(counter: &str) -> Option<Sign> {
+        Sign::ALL
+            .into_iter()
+            .find(|sign| sign.counters().contains(&counter))
+    }
+}
+
 /// All counters of one port, in order. Reading them may ask the device, so they are not part of
 /// [`crate::Fabric`]. `netdev` adds the interface's.
 pub fn counters(

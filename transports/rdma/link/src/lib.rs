@@ -37,7 +37,7 @@ pub mod testing;
 
 pub use absence::{NoDevice, in_container};
 pub use capability::{Chosen, Reason, Want, capability};
-pub use counters::{Counter, CounterGroup, counters};
+pub use counters::{Counter, CounterGroup, Sign, counters};
 pub use driver::{DriverKind, Quirk, quirk};
 pub use environment::{Access, Environment, Memlock, Uverbs};
 pub use fabric::{Device, Fabric, LinkLayer, NodeType, PhysState, Port, PortState};

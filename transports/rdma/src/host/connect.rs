@@ -357,7 +357,7 @@ fn make_qp(
         max_recv_wr: entries.min(attributes.max_qp_wr),
         max_send_sge: 2.min(attributes.max_sge),
         max_recv_sge: 1,
-        max_inline: 64,
+        max_inline: attempt.options.max_inline,
     };
     attempt.read_depth = attempt
         .options

@@ -51,12 +51,18 @@ pub struct HostOptions {
     pub retry_delay: Duration,
     /// RDMA READs of the controller that this side answers at the same time.
     pub read_depth: u8,
+    /// Commands of up to this number of bytes are sent inline, their data in the capsule included.
+    /// Devices lower it to their limit.
+    pub max_inline: u32,
     pub tos: u8,
     /// Time for an ending queue pair to flush.
     pub drain_timeout: Duration,
 }
 
 impl HostOptions {
+    /// A command without data.
+    pub const MAX_INLINE: u32 = Sqe::SIZE as u32;
+
     pub fn new(qid: u16, entries: u16) -> HostOptions {
         HostOptions {
             qid,
@@ -67,6 +73,7 @@ impl HostOptions {
             connection_retries: 3,
             retry_delay: Duration::from_secs(1),
             read_depth: 16,
+            max_inline: HostOptions::MAX_INLINE,
             tos: 0,
             drain_timeout: Duration::from_secs(2),
         }

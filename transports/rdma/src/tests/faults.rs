@@ -285,7 +285,7 @@ fn every_status_at_every_stage() {
     );
     let stats = world.rig.plug.total();
     for (name, count) in stats.completion_errors() {
-        assert_eq!(count > 0, name != "IBV_WC_WR_FLUSH_ERR", "{name}: {count}");
+        assert!(count > 0, "{name}");
     }
     assert!(stats.retry_exceeded() > 0);
 }

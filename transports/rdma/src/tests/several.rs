@@ -51,6 +51,8 @@ pub struct SeveralDevices {
     pub devices: Vec<DeviceId>,
     /// What hosts write.
     data: Buf,
+    /// See [`HostOptions::max_inline`].
+    max_inline: u32,
     pools: Pools,
     events: Events,
     /// The connections there are, each with the device that it came by.
@@ -95,6 +97,7 @@ impl SeveralDevices {
             dialer: hosts.dialer(64, ENTRIES).unwrap(),
             plug,
             data: pool().acquire(4096).unwrap(),
+            max_inline: HostOptions::MAX_INLINE,
             hosts,
             fabric,
             devices,
@@ -122,6 +125,7 @@ impl SeveralDevices {
     pub fn dial(&mut self, device: usize, entries: u16) -> usize {
         let options = HostOptions {
             entries,
+            max_inline: self.max_inline,
             ..TestRig::host_options()
         };
         let mut host = self.dialer.connect(address(device), options).unwrap();
@@ -305,5 +309,30 @@ fn queue_pairs_of_one_number() {
         all.turns(4);
         assert_eq!(all.clients[second].completed, [1, 3, 5, 7], "{srq}");
         assert_eq!(all.clients[second].closed, None);
+    }
+}
+
+/// Goal: a write is sent inline if its command and data fit together, within the limit of the
+/// device. Method: the simulated device takes 220 bytes; its response is inline in any case.
+#[test]
+fn small_writes_are_sent_inline() {
+    let command = HostOptions::MAX_INLINE;
+    for (max_inline, data, is_inline) in [
+        (command, 100, false),
+        (command + 99, 100, false),
+        (command + 100, 100, true),
+        (4096, 156, true),
+        (4096, 157, false),
+    ] {
+        let mut all = SeveralDevices::new(config(0), &devices(1));
+        all.max_inline = max_inline;
+        all.data = all.pools.io.acquire(data).unwrap();
+        let client = all.connect(0, ENTRIES).unwrap();
+        let before = all.fabric.inline_sends();
+        all.write(client, 0);
+        all.turns(4);
+        assert_eq!(all.clients[client].completed, [0]);
+        let sent = all.fabric.inline_sends() - before;
+        assert_eq!(sent, 1 + u64::from(is_inline), "{max_inline} {data}");
     }
 }

@@ -226,7 +226,7 @@ impl SendRing {
         // SAFETY: the copy is inside the buffer, which has `places` places and no other handle. No
         // posted request uses this place, because at most `places` are outstanding.
         unsafe { std::ptr::copy_nonoverlapping(message.as_ptr(), to, message.len()) };
-        let length = message.len() as u32;
+        let mut length = message.len() as u32;
         self.sges.push(Sge {
             address: to.expose_provenance() as u64,
             length,
@@ -236,8 +236,9 @@ impl SendRing {
         if let (Some(data), Some(key)) = (&data, data_key) {
             self.sges.push(sge(data, key));
             sges = 2;
+            length = length.saturating_add(data.len() as u32);
         }
-        let inline = data.is_none() && length <= self.inline_max;
+        let inline = length <= self.inline_max;
         let sequence = self.next;
         self.push(op, sges, false, inline);
         if let Some(buf) = data {

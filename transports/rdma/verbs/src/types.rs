@@ -31,8 +31,8 @@ pub struct DeviceAttributes {
     pub node_guid: u64,
     pub sys_image_guid: u64,
     pub firmware: String,
-    pub vendor_id: u32,
-    pub vendor_part_id: u32,
+    /// The vendor's number, and the vendor's number of the part.
+    pub vendor: (u32, u32),
     pub ports: u8,
     /// The NUMA node of the device, if known.
     pub numa_node: Option<u32>,
@@ -57,8 +57,22 @@ pub struct DeviceAttributes {
     pub max_srq_sge: u32,
     /// SEND_WITH_INVALIDATE and related operations (`IBV_DEVICE_MEM_MGT_EXTENSIONS`).
     pub send_with_invalidate: bool,
+    /// `None`: unknown, because the device's library or the kernel does not tell.
+    pub on_demand_paging: Option<OnDemandPaging>,
     /// Emulated by the kernel (rxe, siw) or simulated: works, but slowly.
     pub software: bool,
+}
+
+/// Memory that a device reads or writes without pinned pages. For information: memory is always
+/// pinned here.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OnDemandPaging {
+    /// Regions of a chosen size.
+    pub explicit: bool,
+    /// A region of the whole address space.
+    pub implicit: bool,
+    /// Operations of reliable connected queue pairs, by the names of `ibv_devinfo`.
+    pub operations: Vec<&'static str>,
 }
 
 /// State of a device's port.

@@ -23,9 +23,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use crate::journal::{EntryState, is_declaring};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::lifecycle::Phase;
 use crate::services::nvme::{self, ATTACH, AttachParams, key};
 use crate::services::remotes::{self, Remote};
 use crate::store::{Change, Edit};
@@ -67,8 +69,9 @@ impl Method<Engine> for AttachController {
         engine.refuse_overtaken()?;
         let name = params.name.clone();
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        // A stored controller that is not live is restored; a failed connection is retried later.
-        let again = engine.journal.find(&key(&name)).is_some();
+        // A stored controller that is not live is restored, and a declared one is attached, also
+        // while its target is away: the connection is retried later.
+        let again = engine.journal.find(&key(&name)).is_some() || is_declaring();
         let change = || Change::put(key(&name), ATTACH, record);
         if engine.drives.find(&name).is_some() || engine.drives.is_coming(&name) {
             return Err(is_attached(&name));
@@ -80,7 +83,7 @@ impl Method<Engine> for AttachController {
             return drive::attach(&params, &engine, gate, again, change()).await;
         }
         let remote = match engine.remotes.find(&name) {
-            Some(remote) if again && is_stored(&engine, &name) => remote,
+            Some(remote) if again && is_begun(&engine, &name) => remote,
             Some(remote) if params.is_at(&remote) => {
                 return Err(is_attached(&name).renumbered(Errno::EALREADY));
             }
@@ -104,7 +107,7 @@ impl Method<Engine> for AttachController {
                 let cause = format!("\"{name}\" was detached before it was connected");
                 return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
             }
-            if again && !is_stored(&engine, &name) {
+            if again && is_live(&engine, &name) {
                 // Another call attached the same controller meanwhile.
                 return devices(&engine, &name, &remote, again);
             }
@@ -140,10 +143,18 @@ fn is_attached(name: &str) -> RpcError {
         .remedy("detach it first, or choose another name: a controller has one path here")
 }
 
-/// True if a record exists for the controller and is not live yet.
-fn is_stored(engine: &Engine, name: &str) -> bool {
+/// True if the start of the daemon began to connect the controller, and no call has attached it
+/// yet. Clients attach none before the daemon runs.
+fn is_begun(engine: &Engine, name: &str) -> bool {
+    match engine.journal.find(&key(name)) {
+        Some(entry) => entry.state != EntryState::Live,
+        None => engine.lifecycle.phase() == Phase::Starting,
+    }
+}
+
+fn is_live(engine: &Engine, name: &str) -> bool {
     let entry = engine.journal.find(&key(name));
-    entry.is_some_and(|entry| entry.state != crate::journal::EntryState::Live)
+    entry.is_some_and(|entry| entry.state == EntryState::Live)
 }
 
 fn not_connected(remote: &Remote, errno: Errno, why: String) -> RpcError {
@@ -465,6 +476,8 @@ fn no_controller(name: &str) -> RpcError {
     .remedy("bdev_nvme_get_controllers lists them")
 }
 
+#[cfg(test)]
+mod declared_tests;
 #[cfg(test)]
 pub(crate) mod drive_tests;
 #[cfg(test)]

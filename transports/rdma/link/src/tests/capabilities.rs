@@ -159,6 +159,38 @@ fn no_device() {
     );
 }
 
+/// Goal: the second port of a device serves where its interface is, and where one interface is on
+/// both ports (a bond) only if it is named. Method: the address is on port 2, then on both.
+#[test]
+fn the_second_port_of_a_device() {
+    let tree = tree::mlx5_dual_port();
+    tree.port("mlx5_0", 2, "4: ACTIVE", "5: LinkUp", "Ethernet");
+    let on_port = |port: Option<u8>, netdev: &str, ip: &str| Want {
+        port,
+        ..want(netdev, ip)
+    };
+    let of = |port: Option<u8>| ask(&tree, &on_port(port, "ens1f1", "10.0.2.4"));
+    assert_eq!(chosen(of(None)), ("mlx5_0".into(), 2, 1));
+    assert_eq!(chosen(of(Some(2))), ("mlx5_0".into(), 2, 1));
+    let other = reason(of(Some(1)));
+    assert_eq!(other.word(), "no_rdma_dev");
+    assert_eq!(
+        other.to_string(),
+        "no RDMA device has interface ens1f1 on its port 1"
+    );
+    assert!(other.remedy().contains("leave device and port out"));
+
+    let ip = "0000:0000:0000:0000:0000:ffff:0a00:0104";
+    tree.gid("mlx5_0", 2, 0, ip, "IB/RoCE v1", "ens1f0");
+    tree.gid("mlx5_0", 2, 1, ip, "RoCE v2", "ens1f0");
+    let of = |port: Option<u8>| ask(&tree, &on_port(port, "ens1f0", "10.0.1.4"));
+    assert_eq!(chosen(of(None)), ("mlx5_0".into(), 1, 1));
+    assert_eq!(chosen(of(Some(2))), ("mlx5_0".into(), 2, 1));
+    let mut named = on_port(Some(2), "ens1f0", "10.0.1.4");
+    named.device = Some("mlx5_0".into());
+    assert_eq!(chosen(ask(&tree, &named)), ("mlx5_0".into(), 2, 1));
+}
+
 #[test]
 fn port_down() {
     let down = reason(ask(&tree::mlx5_dual_port(), &want("ens1f1", "10.0.2.4")));

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::ffi::{CStr, c_char};
 use std::io;
-use std::mem::{MaybeUninit, size_of};
+use std::mem::{MaybeUninit, offset_of, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,9 @@ use super::{check, failed, set_nonblocking, would_block};
 use crate::provider::{Device, ProtectionDomain};
 use crate::sys::Api;
 use crate::sys::verbs::*;
-use crate::types::{Access, AsyncEvent, DeviceAttributes, DeviceId, PortState, VerbsError, Wire};
+use crate::types::{
+    Access, AsyncEvent, DeviceAttributes, DeviceId, OnDemandPaging, PortState, VerbsError, Wire,
+};
 
 /// The device contexts of librdmacm (`rdma_get_devices`). The library opens each device once, and a
 /// queue pair must use the context of its id. So this module never calls `ibv_open_device`.
@@ -385,8 +387,7 @@ fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, 
         node_guid: u64::from_be(attr.node_guid),
         sys_image_guid: u64::from_be(attr.sys_image_guid),
         firmware: text(&attr.fw_ver),
-        vendor_id: attr.vendor_id,
-        vendor_part_id: attr.vendor_part_id,
+        vendor: (attr.vendor_id, attr.vendor_part_id),
         ports: attr.phys_port_cnt,
         numa_node: read("device/numa_node").trim().parse().ok(),
         max_qp: count(attr.max_qp),
@@ -405,8 +406,56 @@ fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, 
         max_srq_sge: count(attr.max_srq_sge),
         send_with_invalidate: attr.device_cap_flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0
             && !claims_to_invalidate(&sys),
+        on_demand_paging: on_demand_paging(context),
         software: is_software(&read("node_desc")),
         name,
+    })
+}
+
+/// Asks as the inline function `ibv_query_device_ex` of `verbs.h` does.
+fn on_demand_paging(context: *mut ibv_context) -> Option<OnDemandPaging> {
+    // SAFETY: the context is open.
+    if unsafe { (*context).abi_compat } as usize != VERBS_ABI_IS_EXTENDED {
+        return None;
+    }
+    let around = context
+        .cast::<u8>()
+        .wrapping_sub(offset_of!(verbs_context, context))
+        .cast::<verbs_context>();
+    // SAFETY: an extended context is the last field of a `verbs_context`, whose field `sz` comes
+    // directly before it. No reference to the whole struct is made: its beginning may be missing.
+    let there = unsafe { (&raw const (*around).sz).read() };
+    if there < size_of::<verbs_context>() - offset_of!(verbs_context, query_device_ex) {
+        return None;
+    }
+    // SAFETY: `sz` covers the field.
+    let query = unsafe { (&raw const (*around).query_device_ex).read() }?;
+    let mut attr = MaybeUninit::<ibv_device_attr_ex>::zeroed();
+    let size = size_of::<ibv_device_attr_ex>();
+    // SAFETY: the context is open, the struct ours to be written to, and its size is given.
+    let failed = unsafe { query(context, std::ptr::null(), attr.as_mut_ptr(), size) };
+    if failed != 0 {
+        return None;
+    }
+    // SAFETY: written by the call; zeros are valid as well.
+    let odp = unsafe { attr.assume_init() }.odp_caps;
+    let operations = [
+        ("SUPPORT_SEND", IBV_ODP_SUPPORT_SEND),
+        ("SUPPORT_RECV", IBV_ODP_SUPPORT_RECV),
+        ("SUPPORT_WRITE", IBV_ODP_SUPPORT_WRITE),
+        ("SUPPORT_READ", IBV_ODP_SUPPORT_READ),
+        ("SUPPORT_ATOMIC", IBV_ODP_SUPPORT_ATOMIC),
+        ("SUPPORT_SRQ", IBV_ODP_SUPPORT_SRQ_RECV),
+    ];
+    let operations = operations.into_iter();
+    let has = |bit: u32| odp.per_transport_caps[0] & bit != 0;
+    Some(OnDemandPaging {
+        explicit: odp.general_caps & IBV_ODP_SUPPORT != 0,
+        implicit: odp.general_caps & IBV_ODP_SUPPORT_IMPLICIT != 0,
+        operations: operations
+            .filter(|(_, bit)| has(*bit))
+            .map(|(name, _)| name)
+            .collect(),
     })
 }
 

@@ -466,6 +466,7 @@ impl QueuePair for SimQp {
                 inline,
                 refused,
             });
+            state.inline_sends += u64::from(wr.inline);
         }
         state.progress_all();
         Ok(())

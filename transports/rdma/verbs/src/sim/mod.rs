@@ -73,6 +73,8 @@ struct State {
     ids: HashMap<CmId, Id>,
     channels: HashMap<u32, Channel<CmEvent>>,
     connect_faults: HashMap<IpAddr, ConnectFault>,
+    /// Requests that were posted inline.
+    inline_sends: u64,
     /// Vectors kept for reuse: the queue pairs of one round, and the bytes of one request.
     round: Vec<u32>,
     moving: Vec<u8>,
@@ -321,8 +323,7 @@ pub fn attributes(name: &str) -> DeviceAttributes {
         node_guid: 0x5000_0000_0000_0000,
         sys_image_guid: 0x5000_0000_0000_0000,
         firmware: "simulated".into(),
-        vendor_id: 0,
-        vendor_part_id: 0,
+        vendor: (0, 0),
         ports: 1,
         numa_node: None,
         max_qp: 65_536,
@@ -340,6 +341,7 @@ pub fn attributes(name: &str) -> DeviceAttributes {
         max_srq_wr: 32_767,
         max_srq_sge: 30,
         send_with_invalidate: true,
+        on_demand_paging: None,
         software: true,
     }
 }
@@ -407,6 +409,11 @@ impl Fabric {
     /// connections and listeners get an event; without them no user learns of the removal.
     pub fn remove_device_silently(&self, device: DeviceId) {
         self.lock().take_out(device);
+    }
+
+    /// The number of requests that were posted inline, on all devices.
+    pub fn inline_sends(&self) -> u64 {
+        self.lock().inline_sends
     }
 
     /// Takes a port down or up; no message passes a port that is down.

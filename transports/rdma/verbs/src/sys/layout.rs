@@ -69,6 +69,9 @@ facts! {
         max_ee_init_rd_atom, atomic_cap, max_ee, max_rdd, max_mw, max_raw_ipv6_qp, max_raw_ethy_qp,
         max_mcast_grp, max_mcast_qp_attach, max_total_mcast_qp_attach, max_ah, max_fmr, max_map_per_fmr,
         max_srq, max_srq_wr, max_srq_sge, max_pkeys, local_ca_ack_delay, phys_port_cnt }
+    struct ibv_odp_caps { general_caps, per_transport_caps }
+    struct ibv_device_attr_ex { orig_attr, comp_mask, odp_caps, completion_timestamp_mask,
+        further: hca_core_clock }
     struct ibv_port_attr { state, max_mtu, active_mtu, gid_tbl_len, port_cap_flags, max_msg_sz, bad_pkey_cntr,
         qkey_viol_cntr, pkey_tbl_len, lid, sm_lid, lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply,
         active_width, active_speed, phys_state, link_layer, flags, port_cap_flags2 }
@@ -103,6 +106,8 @@ facts! {
         _compat_cq_event, post_srq_recv, compat_create_to_destroy_qp: _compat_create_qp, post_send, post_recv,
         compat_create_ah_to_async_event: _compat_create_ah }
     struct ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat }
+    struct verbs_context { newer: query_port, private: priv, query_device_ex, older: ibv_destroy_flow,
+        placeholder3: _ABI_placeholder3, sz, context }
     struct rdma_event_channel { fd }
     struct rdma_ib_addr { sgid, dgid, pkey }
     struct rdma_addr { src_storage, dst_storage, ibaddr: addr }
@@ -115,7 +120,9 @@ facts! {
     struct rdma_cm_event { id, listen_id, event, status, param }
     ;
     IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_TRANSPORT_IWARP,
-    IBV_DEVICE_MEM_MGT_EXTENSIONS, 
+    IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_SEND,
+    IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_WRITE, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_ATOMIC,
+    IBV_ODP_SUPPORT_SRQ_RECV,
     IBV_LINK_LAYER_ETHERNET, IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL,
     IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_COMM_EST, IBV_EVENT_SQ_DRAINED,
     IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE,

@@ -79,6 +79,38 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
+pub const IBV_ODP_SUPPORT: u64 = 1 << 0;
+pub const IBV_ODP_SUPPORT_IMPLICIT: u64 = 1 << 1;
+
+pub const IBV_ODP_SUPPORT_SEND: u32 = 1 << 0;
+pub const IBV_ODP_SUPPORT_RECV: u32 = 1 << 1;
+pub const IBV_ODP_SUPPORT_WRITE: u32 = 1 << 2;
+pub const IBV_ODP_SUPPORT_READ: u32 = 1 << 3;
+pub const IBV_ODP_SUPPORT_ATOMIC: u32 = 1 << 4;
+pub const IBV_ODP_SUPPORT_SRQ_RECV: u32 = 1 << 5;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_odp_caps {
+    pub general_caps: u64,
+    /// Reliable connected, unreliable connected, unreliable datagram.
+    pub per_transport_caps: [u32; 3],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_device_attr_ex {
+    pub orig_attr: ibv_device_attr,
+    pub comp_mask: u32,
+    pub odp_caps: ibv_odp_caps,
+    pub completion_timestamp_mask: u64,
+    /// Further capabilities, which are not used here.
+    pub further: [u64; ATTR_EX_REST],
+}
+
+/// Words of [`ibv_device_attr_ex`] after these.
+const ATTR_EX_REST: usize = 16;
+
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 
 #[repr(C)]
@@ -462,3 +494,21 @@ pub struct ibv_context {
     pub mutex: libc::pthread_mutex_t,
     pub abi_compat: *mut c_void,
 }
+
+pub type QueryDeviceEx =
+    unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int;
+
+/// The struct around an [`ibv_context`] whose `abi_compat` is [`VERBS_ABI_IS_EXTENDED`]. It grows
+/// at its beginning: offsets count from `context`, and `sz` is the size of what there is.
+#[repr(C)]
+pub struct verbs_context {
+    pub newer: [Unused; 26],
+    pub private: *mut c_void,
+    pub query_device_ex: Option<QueryDeviceEx>,
+    pub older: [Unused; 10],
+    pub placeholder3: u64,
+    pub sz: usize,
+    pub context: ibv_context,
+}
+
+pub const VERBS_ABI_IS_EXTENDED: usize = usize::MAX;

@@ -1,0 +1,385 @@
+//! What attaches an NVMe controller: the parameters of `bdev_nvme_attach_controller`, SPDK's and a
+//! few Nacre extensions, and their checks that need neither this machine nor other objects. They
+//! are also the keys of a `[[remote]]` in the configuration file.
+
+use std::net::IpAddr;
+
+use nacre_nvmf::address::{Endpoint, Fallback, Select, TransportChoice};
+use nacre_nvmf::host::ControllerId;
+use nacre_nvmf::subsystems::MAX_CNTLID;
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::fabrics::ConnectData;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachParams {
+    /// Name of the controller; its devices are named with `n` and the namespace id appended.
+    pub name: String,
+    /// `TCP`, `RDMA`, `PCIe` (a local drive), or Nacre's own `AUTO`, which follows `[replication]`.
+    pub trtype: String,
+    /// An IP address or a host name; for a drive its PCI address, such as 0000:5e:00.0.
+    pub traddr: String,
+    /// `IPv4` or `IPv6`; default: derived from the address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adrfam: Option<String>,
+    /// The port; default 4420.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trsvcid: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<String>,
+    /// Required: a discovery service has no namespaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subnqn: Option<String>,
+    /// Default: this host's NQN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostnqn: Option<String>,
+    /// The source address of connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostaddr: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostsvcid: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prchk_reftag: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prchk_guard: Option<bool>,
+    /// CRC32C of headers and of data, over TCP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hdgst: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ddgst: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabrics_connect_timeout_us: Option<u64>,
+    /// Only `disable`: a controller has one path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multipath: Option<Multipath>,
+    /// I/O queues to request; the target may grant fewer. Each core uses one per device. Default
+    /// 128.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_io_queues: Option<u16>,
+    /// How long to try to reconnect; -1: no limit; 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ctrlr_loss_timeout_sec: Option<i64>,
+    /// Delay between two attempts; 0: starts short and grows with each failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reconnect_delay_sec: Option<u64>,
+    /// How long I/O waits for a disconnected controller; 0: until the last attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fast_io_fail_timeout_sec: Option<u64>,
+    /// Name of the pre-shared key with which this host uses TLS 1.3, with `trtype` TCP only; see
+    /// `keyring_file_add_key`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub psk: Option<String>,
+    /// Maximum number of devices; default 128.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bdevs: Option<u32>,
+    /// Name of the key with which this host authenticates itself (DH-HMAC-CHAP); see
+    /// `keyring_file_add_key`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dhchap_key: Option<String>,
+    /// Name of the key with which the target must authenticate itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dhchap_ctrlr_key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow_unrecognized_csi: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multipath_opts: Option<serde_json::Value>,
+    /// Default true: a read can then complete without a separate response capsule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disable_sq_flow_control: Option<bool>,
+    /// Nacre extension: use only this namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nsid: Option<u32>,
+    /// Nacre extension: use only the namespace with this UUID or NGUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub uuid: Option<Uuid>,
+    /// Nacre extension: transport to use while RDMA fails. Default `none` with `RDMA`; with `AUTO`
+    /// as `[replication]` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<Fallback>,
+    /// Nacre extension: overrides `keep_alive_timeout_ms` of `bdev_nvme_set_options` for this
+    /// controller; 0: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_alive_timeout_ms: Option<u32>,
+    /// Nacre extension: id of the static controller to connect to; 65534: any static one. Default
+    /// 65535: a dynamic controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cntlid: Option<u16>,
+}
+
+/// The parameters that an address such as `rdma://192.0.2.7/NQN` has.
+pub const OF_ADDRESS: [&str; 9] = [
+    "trtype", "traddr", "adrfam", "trsvcid", "subnqn", "hostnqn", "nsid", "uuid", "fallback",
+];
+
+/// The parameters as values.
+#[derive(Debug)]
+pub struct Parsed {
+    pub transport: TransportChoice,
+    pub port: u16,
+    pub subnqn: Nqn,
+    pub hostnqn: Option<Nqn>,
+    pub hostaddr: Option<IpAddr>,
+    pub select: Select,
+    pub controller: ControllerId,
+}
+
+fn given(text: &Option<String>) -> bool {
+    text.as_ref().is_some_and(|text| !text.is_empty())
+}
+
+/// Modes of SPDK for a second path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Multipath {
+    Failover,
+    #[serde(rename = "multipath")]
+    Active,
+    Disable,
+}
+
+impl AttachParams {
+    /// True for a drive of this machine, false for a remote controller.
+    pub fn is_drive(&self) -> bool {
+        self.trtype.eq_ignore_ascii_case("pcie")
+    }
+
+    /// Checks the parameters by themselves, without this machine or other objects.
+    pub fn check_alone(&self) -> Result<(), RpcError> {
+        self.parsed()?;
+        let (loss, delay) = (self.ctrlr_loss_timeout_sec, self.reconnect_delay_sec);
+        check_times(loss, delay, self.fast_io_fail_timeout_sec).map(drop)
+    }
+
+    /// The parameters as values, after the checks that need no machine.
+    pub fn parsed(&self) -> Result<Parsed, RpcError> {
+        self.refuse_unsupported()?;
+        self.check_name()?;
+        let wrong =
+            |field: &'static str, cause: String| RpcError::invalid_params(cause).field(field);
+        let transport: TransportChoice = self.trtype.parse().map_err(|_| {
+            let cause = format!("\"{}\" is not a transport type known here", self.trtype);
+            RpcError::errno(Errno::ENODEV, cause)
+                .field("trtype")
+                .remedy("use TCP, RDMA, AUTO or PCIe")
+        })?;
+        if self.fallback == Some(Fallback::Tcp) && transport == TransportChoice::Tcp {
+            return Err(wrong(
+                "fallback",
+                "TCP has nothing to fall back to".to_owned(),
+            ));
+        }
+        let port = match self.trsvcid.as_deref().unwrap_or("4420").parse::<u16>() {
+            Ok(port) if port > 0 => port,
+            _ => {
+                let given = self.trsvcid.as_deref().unwrap_or_default();
+                return Err(wrong(
+                    "trsvcid",
+                    format!("\"{given}\" is not a port: a number from 1 to 65535"),
+                ));
+            }
+        };
+        let Some(subnqn) = self.subnqn.as_deref().filter(|nqn| !nqn.is_empty()) else {
+            let cause =
+                "no subsystem is named, and a discovery service has no namespaces".to_owned();
+            return Err(
+                wrong("subnqn", cause).remedy("`nacre discover` lists the subsystems of a target")
+            );
+        };
+        let nqn = |field, text: &str| {
+            Nqn::foreign(text).map_err(|e| wrong(field, format!("\"{text}\": {e}")))
+        };
+        let hostaddr = self.hostaddr.as_deref().filter(|text| !text.is_empty());
+        let hostaddr = hostaddr.map(|text| {
+            let parsed = text.parse::<IpAddr>();
+            parsed.map_err(|_| wrong("hostaddr", format!("\"{text}\" is not an IP address")))
+        });
+        let select = match (self.nsid, self.uuid) {
+            (None, None) => Select::All,
+            (Some(nsid), None) if (1..u32::MAX).contains(&nsid) => Select::Nsid(nsid),
+            (Some(nsid), None) => {
+                return Err(wrong(
+                    "nsid",
+                    format!("{nsid} is not a namespace identifier"),
+                ));
+            }
+            (None, Some(uuid)) => Select::Uuid(uuid),
+            (Some(_), Some(_)) => {
+                return Err(wrong(
+                    "uuid",
+                    "nsid and uuid both name the namespace: give one of them".to_owned(),
+                ));
+            }
+        };
+        let controller = match self.cntlid {
+            None | Some(ConnectData::CNTLID_DYNAMIC) => ControllerId::Dynamic,
+            Some(ConnectData::CNTLID_STATIC_ANY) => ControllerId::AnyStatic,
+            Some(id) if id <= MAX_CNTLID => ControllerId::Static(id),
+            Some(id) => {
+                let cause =
+                    format!("{id} is not a controller id: 0 to {MAX_CNTLID}, 65534 or 65535");
+                return Err(wrong("cntlid", cause));
+            }
+        };
+        if given(&self.psk) && transport != TransportChoice::Tcp {
+            let cause = "TLS is for TCP, and this controller may be reached over RDMA";
+            return Err(RpcError::errno(Errno::EINVAL, cause)
+                .field("psk")
+                .remedy("connect by TCP alone"));
+        }
+        let hostnqn = self.hostnqn.as_deref().filter(|text| !text.is_empty());
+        Ok(Parsed {
+            transport,
+            port,
+            subnqn: nqn("subnqn", subnqn)?,
+            hostnqn: hostnqn.map(|text| nqn("hostnqn", text)).transpose()?,
+            hostaddr: hostaddr.transpose()?,
+            select,
+            controller,
+        })
+    }
+
+    /// Refuses a controller name that is empty, too long or has control characters.
+    pub fn check_name(&self) -> Result<(), RpcError> {
+        let is_one =
+            (1..=200).contains(&self.name.len()) && !self.name.chars().any(char::is_control);
+        if is_one {
+            Ok(())
+        } else {
+            Err(RpcError::invalid_params(
+                "a name of 1 to 200 characters, none of them a control character, is needed",
+            )
+            .field("name"))
+        }
+    }
+
+    /// Refuses SPDK features that Nacre lacks. Absent parameters, and values that match Nacre's
+    /// behaviour, are accepted.
+    pub fn refuse_unsupported(&self) -> Result<(), RpcError> {
+        let yes = |flag: Option<bool>| flag == Some(true);
+        let protection = "devices here have no metadata, so nothing is protected by it";
+        let multipath = self
+            .multipath
+            .is_some_and(|mode| mode != Multipath::Disable);
+        let unsupported = [
+            (yes(self.prchk_reftag), "prchk_reftag", protection),
+            (yes(self.prchk_guard), "prchk_guard", protection),
+            (
+                yes(self.allow_unrecognized_csi),
+                "allow_unrecognized_csi",
+                "only the NVM command set is known here",
+            ),
+            (
+                multipath,
+                "multipath",
+                "a controller has one path here; with AUTO that is by RDMA or by TCP, whichever works",
+            ),
+            (
+                self.multipath_opts.as_ref().is_some_and(|o| !o.is_null()),
+                "multipath_opts",
+                "a controller has one path here",
+            ),
+            (
+                given(&self.hostsvcid),
+                "hostsvcid",
+                "the kernel chooses the port that a connection begins at",
+            ),
+            (
+                given(&self.priority) && self.priority.as_deref() != Some("0"),
+                "priority",
+                "the kernel chooses the priority of its packets; transport_tos of bdev_nvme_set_options marks them",
+            ),
+        ];
+        match unsupported.into_iter().find(|(requested, ..)| *requested) {
+            Some((_, field, why)) => Err(RpcError::errno(Errno::ENOTSUP, why)
+                .field(field)
+                .remedy("leave it out")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Longest time that is accepted: one year.
+const MAX_TIME_S: u64 = 86_400 * 365;
+
+/// Checks SPDK's three timeouts by SPDK's rules. Returns the limit of reconnecting and the delay
+/// between two attempts, if they are set.
+pub fn check_times(
+    loss: Option<i64>,
+    delay: Option<u64>,
+    fast_fail: Option<u64>,
+) -> Result<(Option<u64>, Option<u64>), RpcError> {
+    let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
+    let loss = match loss {
+        None | Some(-1) => None,
+        Some(seconds) => match u64::try_from(seconds) {
+            Ok(seconds) if seconds <= MAX_TIME_S => Some(seconds),
+            _ => {
+                let why = format!("{seconds} is neither -1 (forever) nor a number of seconds");
+                return Err(refuse("ctrlr_loss_timeout_sec", why));
+            }
+        },
+    };
+    let over = |value: Option<u64>, limit: Option<u64>| match (value, limit) {
+        (Some(value), Some(limit)) => value > limit,
+        _ => false,
+    };
+    for (field, seconds) in [
+        ("reconnect_delay_sec", delay),
+        ("fast_io_fail_timeout_sec", fast_fail),
+    ] {
+        if seconds.is_some_and(|seconds| seconds > MAX_TIME_S) {
+            return Err(refuse(field, format!("it is more than {MAX_TIME_S}")));
+        }
+    }
+    let (delay, limit) = (delay.filter(|s| *s > 0), loss.filter(|s| *s > 0));
+    if over(delay, limit) {
+        let why = "the first attempt would come after ctrlr_loss_timeout_sec".to_owned();
+        return Err(refuse("reconnect_delay_sec", why));
+    }
+    if over(fast_fail.filter(|s| *s > 0), limit) {
+        let why = "the controller would be given up before, by ctrlr_loss_timeout_sec".to_owned();
+        return Err(refuse("fast_io_fail_timeout_sec", why));
+    }
+    if over(delay, fast_fail.filter(|s| *s > 0)) {
+        let why = "I/O would fail before the first attempt, by fast_io_fail_timeout_sec".to_owned();
+        return Err(refuse("reconnect_delay_sec", why));
+    }
+    Ok((loss, delay))
+}
+
+/// The parameters that attach the namespaces of `endpoint`. The default name is the last part of
+/// the subsystem's NQN.
+pub fn attach_params(endpoint: &Endpoint, name: Option<String>) -> AttachParams {
+    let fields = endpoint.spdk_fields();
+    let subnqn = fields.subnqn.unwrap_or_default();
+    let (nsid, uuid) = match endpoint.select {
+        Select::All => (None, None),
+        Select::Nsid(nsid) => (Some(nsid), None),
+        Select::Uuid(uuid) => (None, Some(uuid)),
+    };
+    AttachParams {
+        name: name.unwrap_or_else(|| default_name(&subnqn)),
+        trtype: fields.trtype.to_owned(),
+        traddr: fields.traddr,
+        trsvcid: fields.trsvcid,
+        subnqn: Some(subnqn),
+        hostnqn: endpoint.hostnqn.as_ref().map(ToString::to_string),
+        fallback: fields.fallback,
+        nsid,
+        uuid,
+        ..AttachParams::default()
+    }
+}
+
+/// The text after the last colon: the name that the owner chose.
+pub fn default_name(subnqn: &str) -> String {
+    let last = subnqn.rsplit(':').next().unwrap_or(subnqn);
+    last.chars().take(64).collect()
+}
