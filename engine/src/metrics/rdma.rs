@@ -307,7 +307,8 @@ mod tests {
         failures(None, &mut scrape);
         let text = scrape.text();
         let series = |name: &str| {
-            let zeros = text.lines().filter(|line| line.ends_with(" 0"));
+            let is_zero = |line: &&str| line.ends_with(" 0") || line.ends_with(" 0.0");
+            let zeros = text.lines().filter(is_zero);
             zeros.filter(|line| line.starts_with(name)).count()
         };
         let statuses = WcStatus::ALL.len() - 2;

@@ -46,7 +46,7 @@ fn a_declared_controller_waits_for_its_target() {
         let until = Instant::now() + Duration::from_secs(20);
         while daemon.call("bdev_get_bdevs", Value::Null) == json!([]) {
             assert!(Instant::now() < until, "the device does not appear");
-            daemon.run(tokio::time::sleep(Duration::from_millis(20)));
+            daemon.run(async { tokio::time::sleep(Duration::from_millis(20)).await });
         }
         daemon.run(daemon.engine.declared.make(&daemon.engine));
         assert_eq!(namespaces(daemon)[0]["bdev_name"], "theren1");
