@@ -214,11 +214,11 @@ impl SideResult {
 
     /// The number of failed rounds, and the cause of the last one.
     pub fn failures(&self) -> (usize, Option<&str>) {
-        let failed = self.rounds.iter().filter_map(|outcome| match outcome {
+        let mut failed = self.rounds.iter().filter_map(|outcome| match outcome {
             Outcome::Failed(why) => Some(why.as_str()),
             Outcome::Measured(_) => None,
         });
-        (failed.clone().count(), failed.last())
+        (failed.clone().count(), failed.next_back())
     }
 }
 

@@ -206,9 +206,10 @@ impl Judged {
             (false, true) => "not reported".to_owned(),
             (false, false) => listener.states.join(","),
         };
-        let notes = match listener.is_accessible() {
-            true => Vec::new(),
-            false => vec![format!("not tested: {ana}")],
+        let notes = if listener.is_accessible() {
+            Vec::new()
+        } else {
+            vec![format!("not tested: {ana}")]
         };
         Judged {
             listener: listener.url.to_string(),

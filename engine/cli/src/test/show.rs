@@ -104,12 +104,11 @@ fn host_row(host: &HostReport) -> Vec<String> {
 /// The verdict, and the numbers that it rests on.
 pub fn summary(found: &Findings) -> Vec<String> {
     let contents = &found.contents;
-    let written = match found.writes {
-        true => format!(
-            "{} written, ",
-            output::count(contents.units_written, "place")
-        ),
-        false => String::new(),
+    let written = if found.writes {
+        let written = output::count(contents.units_written, "place");
+        format!("{written} written, ")
+    } else {
+        String::new()
     };
     let mut lines = vec![
         format!(

@@ -126,7 +126,7 @@ fn session(
                 Ok(Request::Counts) => {
                     let reply = Reply::Counts {
                         arrived: arrivals(&arrived),
-                        bytes: count(&interfaces),
+                        bytes: Box::new(count(&interfaces)),
                     };
                     if let Err(error) = wire::write(&mut &*stream, &reply) {
                         break Err(error);

@@ -91,7 +91,7 @@ impl Session<'_> {
             return Err(AskError::Malformed("counts"));
         };
         let arrived = arrived.into_iter().filter(|of| of.sent == dscp);
-        Ok((bytes, arrived.map(|of| (of.arrived, of.count)).collect()))
+        Ok((*bytes, arrived.map(|of| (of.arrived, of.count)).collect()))
     }
 
     fn burst(&mut self, class: &ProbeClass) -> Result<Burst, AskError> {

@@ -45,7 +45,7 @@ pub(super) enum Reply {
         end: Box<End>,
     },
     Counts {
-        bytes: Bytes,
+        bytes: Box<Bytes>,
         arrived: Vec<Arrived>,
     },
 }

@@ -212,9 +212,10 @@ impl FailoverLoad {
 
     /// Chooses a place without an I/O in flight.
     fn next(&mut self) -> Option<(Op, u64)> {
-        let op = match self.job.writes && self.random.draw() & 1 == 0 {
-            true => Op::Write,
-            false => Op::Read,
+        let op = if self.job.writes && self.random.draw() & 1 == 0 {
+            Op::Write
+        } else {
+            Op::Read
         };
         for _ in 0..TRIES {
             let unit = self.random.below(self.contents.units());

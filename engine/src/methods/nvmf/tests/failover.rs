@@ -34,7 +34,8 @@ fn set(daemon: &TestDaemon, port: u16, state: &str, group: Option<u32>) {
 
 fn states(daemon: &TestDaemon, port: u16) -> Vec<String> {
     let all = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
-    let here = |l: &&Value| l["address"]["trsvcid"] == port.to_string();
+    let port = port.to_string();
+    let here = |l: &&Value| l["address"]["trsvcid"] == port.as_str();
     let listener = all.as_array().unwrap().iter().find(here).unwrap();
     let word = |s: &Value| s["ana_state"].as_str().unwrap().to_owned();
     listener["ana_states"]
