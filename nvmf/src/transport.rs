@@ -513,6 +513,21 @@ pub struct PlugCounts {
     pub bytes_sent: u64,
     /// Counts of its costly operations, by name.
     pub work: Vec<(&'static str, u64)>,
+    /// `None`: the plug has no TLS.
+    pub tls: Option<TlsCounts>,
+}
+
+/// Counts of the TLS of a plug's listeners.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TlsCounts {
+    /// Handshakes, by result.
+    pub handshakes: Vec<(&'static str, u64)>,
+    /// Connections over TLS at present.
+    pub connections: u64,
+    pub key_updates_sent: u64,
+    pub key_updates_received: u64,
+    /// Keys that have sealed more records than AES-GCM allows.
+    pub keys_past_limit: u64,
 }
 
 /// Connections to one listener since it was opened.

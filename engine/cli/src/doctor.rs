@@ -12,7 +12,7 @@ use super::rdma::interface_name;
 use super::{Failure, output};
 use nacre_engine::config;
 use nacre_engine::config::{Personality, Settings};
-use nacre_engine::plane::demand::Demand;
+use nacre_engine::plane::demand::{self, Demand};
 use nacre_engine::services::calls;
 use nacre_engine::services::sandbox::for_doctor;
 use nacre_engine_doctor::roce::{self, LLDP_WAIT};
@@ -100,6 +100,7 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         peer: args.peer,
         port: args.port,
         memory,
+        tls_memory: demand::tls_bytes(&settings),
         traffic: args.traffic,
         tos: settings.rdma_transport().tos,
         socket: settings.rpc.enabled.then(|| {

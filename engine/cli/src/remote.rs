@@ -1,7 +1,7 @@
 //! Options of every command that connects to a controller as a host does.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +12,12 @@ use nacre_nvmf::address::{
 use nacre_nvmf::auth::Offer;
 use nacre_nvmf::host::{Connector, ControllerId, HostAuth, HostOptions, PathOptions};
 use nacre_nvmf::subsystems::MAX_CNTLID;
+use nacre_nvmf::tls::{Derivation, PskKey};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Helper;
-use nacre_transport_connect::{PathConnector, Rdma, RdmaTuning, Session, TcpConnector};
+use nacre_transport_connect::{HostTls, PathConnector, Rdma, RdmaTuning, Session, TcpConnector};
 use nacre_transport_tcp::Marking;
 
 use super::Failure;
@@ -84,6 +85,9 @@ pub struct RemoteArgs {
     /// File with the key with which the target must authenticate itself
     #[arg(long, value_name = "FILE", requires = "dhchap_key")]
     dhchap_ctrlr_key: Option<PathBuf>,
+    /// File with the pre-shared key of TLS (`NVMeTLSkey-1:…`): the connections use TLS over TCP
+    #[arg(long, value_name = "FILE")]
+    psk: Option<PathBuf>,
     /// Header digests (CRC32C)
     #[arg(short = 'g', long, visible_alias = "hdr-digest")]
     hdgst: bool,
@@ -144,6 +148,7 @@ impl RemoteArgs {
             hostid: own.hostid.clone(),
             dhchap_key: own.dhchap_key.clone(),
             dhchap_ctrlr_key: own.dhchap_ctrlr_key.clone(),
+            psk: None,
             hdgst: false,
             ddgst: false,
             tos: 0,
@@ -223,6 +228,7 @@ impl RemoteArgs {
         };
         let hostnqn = hostnqn(self.hostnqn.as_deref(), &remote)?;
         let identity = Identity::find(hostnqn.as_deref(), self.hostid.as_deref()).map_err(usage)?;
+        let tls = self.tls(&identity.nqn, &nqn)?;
         let mut options = HostOptions::new(identity.nqn, identity.id, nqn);
         options.controller = self.cntlid.unwrap_or_default();
         options.queue_entries = needs.entries;
@@ -231,7 +237,7 @@ impl RemoteArgs {
         options.authentication = self.authentication()?;
         let address = socket_of(&remote, needs.port).map_err(cannot_connect)?;
         let scheme = remote.scheme.unwrap_or(Scheme::Tcp);
-        let (connector, paths) = self.ways(scheme, address, &needs)?;
+        let (connector, paths) = self.ways(scheme, address, &needs, tls)?;
         if let Some(paths) = &paths {
             // A connection still has to be enabled and identified.
             let least = self.cm_timeout + Duration::from_secs(5);
@@ -255,11 +261,7 @@ impl RemoteArgs {
             return Ok(None);
         };
         let key = |path: &PathBuf| {
-            let path = std::path::absolute(path).map_err(usage)?;
-            let key = FileKey {
-                name: path.display().to_string(),
-                path,
-            };
+            let key = key_file(path)?;
             // A damaged file is found before the target is asked.
             key.secret().map_err(usage)?;
             Ok::<_, Failure>(Arc::new(key))
@@ -277,7 +279,28 @@ impl RemoteArgs {
         }))
     }
 
-    fn ways(&self, scheme: Scheme, address: SocketAddr, needs: &Needs) -> Result<Ways, Failure> {
+    /// The key of TLS. The first handshake is prepared here, not on the thread that polls.
+    fn tls(&self, host: &Nqn, subsystem: &Nqn) -> Result<Option<HostTls>, Failure> {
+        let Some(path) = &self.psk else {
+            return Ok(None);
+        };
+        let psk = key_file(path)?.psk().map_err(usage)?;
+        nacre_transport_tcp::warm_up_tls().map_err(anyhow::Error::from)?;
+        Ok(Some(HostTls {
+            identity: psk.offer(host, subsystem),
+            psk,
+            derivation: Derivation::Standard,
+            helper: None,
+        }))
+    }
+
+    fn ways(
+        &self,
+        scheme: Scheme,
+        address: SocketAddr,
+        needs: &Needs,
+        tls: Option<HostTls>,
+    ) -> Result<Ways, Failure> {
         let digests = Digests {
             header: self.hdgst,
             data: self.ddgst,
@@ -286,8 +309,14 @@ impl RemoteArgs {
             tos: self.tos,
             priority: None,
         };
-        let tcp = TcpConnector::new(address, digests, needs.entries).marked(marking);
         let choice = scheme.choice().unwrap_or(TransportChoice::Tcp);
+        if tls.is_some() && choice != TransportChoice::Tcp {
+            let hint = "--psk: TLS is for TCP, and this controller may be reached over RDMA";
+            return Err(Failure::Usage(hint.into()));
+        }
+        let tcp = TcpConnector::new(address, digests, needs.entries)
+            .marked(marking)
+            .secured(tls);
         let fallback = self.fallback.or(scheme.fallback());
         let fallback = fallback.unwrap_or(choice.default_fallback());
         let fallback = match (choice, fallback) {
@@ -340,6 +369,14 @@ impl Target {
         })
         .map_err(cannot_connect)
     }
+}
+
+fn key_file(path: &Path) -> Result<FileKey, Failure> {
+    let path = std::path::absolute(path).map_err(usage)?;
+    Ok(FileKey {
+        name: path.display().to_string(),
+        path,
+    })
 }
 
 /// A static controller.

@@ -154,6 +154,8 @@ pub struct Scope {
     /// memory.
     pub memory_had: Vec<String>,
     pub memory_is_short: bool,
+    /// Most bytes of the buffers of TLS connections; 0: no listener uses TLS.
+    pub tls_memory: u64,
     /// Bytes to move through each RDMA device. `None`: move no data.
     pub traffic: Option<u64>,
     /// I/O queues per host; 0: one per CPU, like Linux, assuming a host with as many CPUs as this

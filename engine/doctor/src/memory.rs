@@ -1,4 +1,4 @@
-//! Checks of memory: the limit on locked memory, the effect of a fork, huge pages.
+//! Checks of memory: the limit on locked memory, the effect of a fork, huge pages, TLS connections.
 
 use super::{Finding, Scope, System};
 use nacre_engine_values::size::bytes;
@@ -7,6 +7,36 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     findings.push(memlock(system, scope));
     findings.push(fork(system));
     hugepages(system, scope, findings);
+    if scope.tls_memory > 0 {
+        findings.push(tls(system, scope));
+    }
+}
+
+/// Connections over TLS have buffers on the heap while they move data.
+fn tls(system: &System, scope: &Scope) -> Finding {
+    const ID: &str = "mem.tls";
+    let text = system.text(system.roots.proc.join("meminfo"));
+    let line = text.as_deref().unwrap_or_default().lines();
+    let available = line
+        .filter_map(|line| line.strip_prefix("MemAvailable:"))
+        .next();
+    let kib = available.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    let Some(available) = kib.map(|kib| kib * 1024) else {
+        return Finding::skip(ID, "the available memory cannot be read");
+    };
+    let evidence = format!(
+        "TLS connections may need {} if all move data at the same time; {} available",
+        bytes(scope.tls_memory),
+        bytes(available)
+    );
+    if scope.tls_memory <= available {
+        return Finding::pass(ID, evidence);
+    }
+    Finding::warn(
+        ID,
+        evidence,
+        "lower [nvmf] max_connections to the number of queues that hosts will connect",
+    )
 }
 
 fn memlock(system: &System, scope: &Scope) -> Finding {

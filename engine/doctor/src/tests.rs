@@ -395,6 +395,34 @@ fn defective_firmware_is_reported() {
 }
 
 #[test]
+fn memory_of_tls() {
+    let tree = testing::rxe_on_eth();
+    let machine = system(&tree, &[], ScriptedProbe::default());
+    let mut scope = rdma_scope(&[]);
+    let report = examine(&machine, &scope);
+    assert!(
+        report
+            .findings
+            .iter()
+            .all(|finding| finding.id != "mem.tls")
+    );
+    scope.tls_memory = 3 << 30;
+    let report = examine(&machine, &scope);
+    expect(&report, "mem.tls", Status::Skip, "cannot be read");
+    let meminfo = machine.roots.proc.join("meminfo");
+    for (kib, status) in [(4 << 20, Status::Pass), (2 << 20, Status::Warn)] {
+        std::fs::create_dir_all(meminfo.parent().unwrap()).unwrap();
+        std::fs::write(
+            &meminfo,
+            format!("MemTotal: 1 kB\nMemAvailable: {kib} kB\n"),
+        )
+        .unwrap();
+        let report = examine(&machine, &scope);
+        expect(&report, "mem.tls", status, "3.0 GiB");
+    }
+}
+
+#[test]
 fn locked_memory_and_huge_pages() {
     let tree = testing::rxe_on_eth();
     let mut machine = system(&tree, &[], ScriptedProbe::default());

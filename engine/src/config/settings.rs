@@ -327,6 +327,10 @@ pub struct Nvmf {
     /// Hash functions and Diffie-Hellman groups for authentication, the preferred ones first.
     pub dhchap_digests: Vec<String>,
     pub dhchap_dhgroups: Vec<String>,
+    /// Send KeyUpdates of TLS before 2^24.5 records, the limit of AES-GCM for one key, and close
+    /// connections of hosts that exceed it. Linux hosts do not take KeyUpdates. False: only with
+    /// hosts that send KeyUpdates themselves.
+    pub tls_key_updates: bool,
     /// None: each listener decides.
     pub rdma: Option<RdmaSetting>,
     /// Listeners in short form: `tcp://ADDRESS:PORT`, `rdma://ADDRESS:PORT`.
@@ -350,6 +354,7 @@ impl Default for Nvmf {
             discovery_nqn: "auto".into(),
             dhchap_digests: offer.hashes.iter().map(|h| h.name().into()).collect(),
             dhchap_dhgroups: offer.groups.iter().map(|g| g.name().into()).collect(),
+            tls_key_updates: false,
             rdma: None,
             listen: Vec::new(),
             listener: Vec::new(),

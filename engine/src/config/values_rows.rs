@@ -288,6 +288,7 @@ pub const ROWS: &[Row] = &[
             ),
         ],
     ),
+    ("nvmf.tls_key_updates", BOOL, NO_BOOL),
     (
         "nvmf.listen",
         &["[]", "[\"tcp://10.0.0.4\", \"rdma://[fd00::4]:4420\"]"],

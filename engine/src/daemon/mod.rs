@@ -32,6 +32,7 @@ use anyhow::Context;
 use futures_util::FutureExt;
 use nacre_nvmf::auth::Offer;
 use nacre_nvmf::subsystems::{AuthFailure, TargetConfig};
+use nacre_nvmf::tls::TlsFailure;
 use serde_json::Value;
 use tracing::{error, info, warn};
 
@@ -522,9 +523,13 @@ async fn settle(engine: &Engine) {
     }
 }
 
-/// Sends an event for each host that failed to authenticate itself.
+/// Sends an event for each host that failed to authenticate itself, and for each connection that
+/// TLS ended.
 fn report_failures(engine: &Engine) {
     let Ok(plane) = engine.plane() else { return };
+    for failure in plane.target.authentication.take_tls_failures() {
+        report_tls_failure(engine, failure);
+    }
     for failure in plane.target.authentication.take_failures() {
         let AuthFailure {
             subsystem,
@@ -545,6 +550,30 @@ fn report_failures(engine: &Engine) {
             .notes
             .report_repeating("auth_failed", key, text, facts);
     }
+}
+
+fn report_tls_failure(engine: &Engine, failure: TlsFailure) {
+    let TlsFailure {
+        peer,
+        address,
+        names,
+        reason,
+        times,
+    } = failure;
+    let (host, subsystem) = names.unzip();
+    let who = match &host {
+        Some(host) => format!("host {host} at {peer}"),
+        None => format!("a host at {peer}"),
+    };
+    let facts = serde_json::json!({
+        "host": host.as_ref().map(|name| name.as_str()),
+        "subsystem": subsystem.as_ref().map(|name| name.as_str()),
+        "peer": peer, "reason": reason, "times": times,
+    });
+    let text = format!("{who} is not served over TLS: {reason}");
+    engine
+        .notes
+        .report_repeating("tls_failed", (address, reason), text, facts);
 }
 
 pub fn socket_path(settings: &Settings, personality: Personality) -> PathBuf {

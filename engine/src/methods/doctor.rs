@@ -95,6 +95,7 @@ impl Method<Engine> for Run {
             peer: params.peer.map(Into::into),
             port: params.port,
             memory,
+            tls_memory: demand::tls_bytes(&engine.settings),
             pages: pages.ok(),
             memory_had: plane.memory.clone(),
             memory_is_short: plane.arenas.iter().any(is_short),

@@ -121,6 +121,34 @@ family!(
     []
 );
 family!(
+    HANDSHAKES,
+    "nacre_tls_handshakes",
+    Counter,
+    "TLS handshakes of hosts, one for each connection, by result: `succeeded`, `failed` (also connections in clear where TLS is required) or `limited` (not begun: the address has too many in flight, or too many that failed).",
+    ["result"]
+);
+family!(
+    TLS_CONNECTIONS,
+    "nacre_tls_connections",
+    Gauge,
+    "Connections of hosts over TLS.",
+    []
+);
+family!(
+    KEY_UPDATES,
+    "nacre_tls_key_updates",
+    Counter,
+    "KeyUpdates of TLS on connections of hosts: `sent` and `received`.",
+    ["direction"]
+);
+family!(
+    KEYS_PAST_LIMIT,
+    "nacre_tls_keys_past_limit",
+    Counter,
+    "Keys of TLS connections with which more records were sealed than AES-GCM allows (2^24.5), because the host takes no KeyUpdate.",
+    []
+);
+family!(
     ACCEPTED,
     "nacre_transport_accepted",
     Counter,
@@ -169,7 +197,7 @@ struct Filled {
 
 impl MetricsSource for NvmfMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 21] = [
+        static ALL: [&Desc; 25] = [
             &NAMESPACES,
             &NAMESPACE,
             &LISTENERS,
@@ -186,6 +214,10 @@ impl MetricsSource for NvmfMetrics {
             &DISCOVERY,
             &AUTHENTICATIONS,
             &UNAUTHENTICATED,
+            &HANDSHAKES,
+            &TLS_CONNECTIONS,
+            &KEY_UPDATES,
+            &KEYS_PAST_LIMIT,
             &ACCEPTED,
             &CLOSED,
             &REFUSED,
@@ -219,6 +251,15 @@ impl MetricsSource for NvmfMetrics {
                 counts.bytes_received,
             );
             into.value(&TRANSPORT_BYTES, &[&kind, "sent"], counts.bytes_sent);
+            if let Some(tls) = counts.tls {
+                for (result, count) in tls.handshakes {
+                    into.value(&HANDSHAKES, &[result], count);
+                }
+                into.value(&TLS_CONNECTIONS, &[], tls.connections);
+                into.value(&KEY_UPDATES, &["sent"], tls.key_updates_sent);
+                into.value(&KEY_UPDATES, &["received"], tls.key_updates_received);
+                into.value(&KEYS_PAST_LIMIT, &[], tls.keys_past_limit);
+            }
             for (what, count) in counts.work {
                 into.value(&WORK, &[&kind, what], count);
             }

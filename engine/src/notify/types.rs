@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 55] = [
+pub const TYPES: [(&str, Category, Severity, &str); 56] = [
     (
         "bdev_register",
         C::Device,
@@ -108,6 +108,12 @@ pub const TYPES: [(&str, Category, Severity, &str); 55] = [
         C::Target,
         S::Warning,
         "A host failed to authenticate itself.",
+    ),
+    (
+        "tls_failed",
+        C::Target,
+        S::Warning,
+        "A connection to the target ended because of TLS: no key that fits, too many handshakes, or TLS left out.",
     ),
     (
         "nvmf_ana_change",

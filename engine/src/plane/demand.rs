@@ -9,11 +9,14 @@
 
 use nacre_hugepages::{ClassSpec, HugepagePolicy};
 use nacre_nvmf::subsystems::TargetConfig;
+use nacre_nvmf::transport::TlsPolicy;
 use nacre_transport_rdma::{RdmaConfig, bytes_per_core};
+use nacre_transport_tcp::TLS_BUFFER_BYTES;
 use serde::Serialize;
 
 use crate::config::Personality;
 use crate::config::Settings;
+use crate::config::listener::Listener;
 use crate::config::settings::{Hugepages, Mode};
 use crate::plane::{PlaneConfig, PlaneError, arenas, choose_cores};
 
@@ -140,6 +143,18 @@ impl Demand {
     }
 }
 
+/// Most memory of the buffers of TLS connections: on the heap, and held only while a connection has
+/// bytes in them. 0 without a listener that uses TLS.
+pub fn tls_bytes(settings: &Settings) -> u64 {
+    let nvmf = &settings.nvmf;
+    let uses_tls = |listener: &Listener| listener.tls != TlsPolicy::Off;
+    if !nvmf.listeners().iter().any(uses_tls) {
+        return 0;
+    }
+    let most = u64::from(nvmf.max_connections) + u64::from(nvmf.max_pending_connections);
+    most * TLS_BUFFER_BYTES as u64
+}
+
 /// The RDMA transport's memory on one core.
 pub fn rdma_per_core(config: &RdmaConfig) -> u64 {
     bytes_per_core(config).next_multiple_of(TWO_MIB)
@@ -208,6 +223,22 @@ mod tests {
             let taken: u64 = plane.arenas.iter().map(|a| a.report().bytes).sum();
             assert_eq!(demand.bytes(), taken);
         }
+    }
+
+    #[test]
+    fn tls_needs_memory_for_each_connection() {
+        let mut settings = Settings::default();
+        assert_eq!(tls_bytes(&settings), 0);
+        settings.nvmf.listener.push(Listener {
+            tls: TlsPolicy::Allow,
+            ..Listener::default()
+        });
+        (
+            settings.nvmf.max_connections,
+            settings.nvmf.max_pending_connections,
+        ) = (90, 10);
+        let bytes = tls_bytes(&settings);
+        assert!((30 << 20..50 << 20).contains(&bytes), "{bytes}");
     }
 
     /// Goal: each reactor needs memory, and RDMA needs more.

@@ -23,6 +23,7 @@ use crate::subsystems::association::{Association, NoQueue, Phase, QueueInfo};
 use crate::subsystems::authentication::of_peer;
 use crate::subsystems::stats::QueueStats;
 use crate::subsystems::subsystem::{Refusal, Subsystem, SubsystemKind};
+use crate::tls::TlsFailure;
 use crate::transport::{CloseWhy, ListenerId, QueueParams};
 
 /// Longest wait of a Connect for the end of an earlier controller of the same host.
@@ -158,7 +159,8 @@ impl Resources {
                 format!("{entries} entries; 2 to {max} are possible"),
             ));
         }
-        self.check_channel(qp, &subsystem, &hostnqn)?;
+        let secure = self.check_channel(qp, &subsystem, &hostnqn);
+        secure.inspect_err(|refused| self.report_tls(qp, &subsystem, &hostnqn, refused, now))?;
         // Taken first: a refusal for lack of a place must leave nothing behind.
         let discovery = subsystem.kind == SubsystemKind::Discovery;
         let place = self.target.places.take(discovery).map_err(|full| {
@@ -191,7 +193,8 @@ impl Resources {
     }
 
     /// Every queue of a host that has a PSK must use TLS, and the names of its Connect must be
-    /// those of the handshake: only then has the host proved that it has the PSK.
+    /// those of the handshake: only then has the host proved that it has the PSK. The host must
+    /// still have that PSK: a handshake does not outlive its key.
     fn check_channel(
         &self,
         qp: &QueuePair,
@@ -211,7 +214,17 @@ impl Resources {
         };
         let identity = &channel.identity;
         if identity.host == *hostnqn && identity.subsystem == *subsystem.nqn() {
-            return Ok(());
+            let psk = subsystem.host_psk(hostnqn);
+            if psk.is_some_and(|psk| Arc::ptr_eq(&psk, &channel.psk)) {
+                return Ok(());
+            }
+            // Not for good: the next handshake uses the key of then.
+            return Err(Refused::Status(
+                StatusCode::AUTHENTICATION_REQUIRED,
+                format!(
+                    "the psk of host {hostnqn} was replaced or removed since its TLS handshake"
+                ),
+            ));
         }
         Err(Refused::Status(
             StatusCode::CONNECT_INVALID_HOST.with_dnr(),
@@ -222,6 +235,32 @@ impl Resources {
                 identity.subsystem
             ),
         ))
+    }
+
+    /// Reports a connection that [`Resources::check_channel`] refused, as an event. Repeats are
+    /// left out as in the log.
+    fn report_tls(
+        &mut self,
+        qp: &QueuePair,
+        subsystem: &Subsystem,
+        hostnqn: &Nqn,
+        refused: &Refused,
+        now: Nanos,
+    ) {
+        let Refused::Status(_, why) = refused else {
+            return;
+        };
+        let peer = &qp.ends.peer;
+        let fact = format!("TLS of {hostnqn} at {}: {why}", subsystem.nqn());
+        if let Some(left_out) = self.refusals.admit((of_peer(peer), fact), now) {
+            self.target.authentication.report_tls(TlsFailure {
+                peer: peer.to_string(),
+                address: of_peer(peer),
+                names: Some((hostnqn.clone(), subsystem.nqn().clone())),
+                reason: why.clone(),
+                times: left_out + 1,
+            });
+        }
     }
 
     fn connect_admin(

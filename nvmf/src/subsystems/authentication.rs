@@ -11,6 +11,7 @@ use nacre_reactor::{Helper, Nanos};
 use parking_lot::Mutex;
 
 use crate::auth::{Agreed, Group, Hash, Offer, Progress, Reason};
+use crate::tls::TlsFailure;
 use crate::transport::Address;
 
 /// Most jobs that wait for the helper thread. Further transactions fail.
@@ -30,6 +31,7 @@ pub struct Authentication {
     helper: Arc<Helper>,
     offer: Mutex<Offer>,
     failures: Mutex<VecDeque<AuthFailure>>,
+    tls_failures: Mutex<VecDeque<TlsFailure>>,
     counted: Mutex<BTreeMap<(String, Nqn), Counted>>,
     succeeded: AtomicU64,
     failed: AtomicU64,
@@ -66,6 +68,7 @@ impl Authentication {
             helper,
             offer: Mutex::new(Offer::default()),
             failures: Mutex::default(),
+            tls_failures: Mutex::default(),
             counted: Mutex::default(),
             succeeded: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -95,6 +98,11 @@ impl Authentication {
     /// Failures since the last call, oldest first.
     pub fn take_failures(&self) -> Vec<AuthFailure> {
         self.failures.lock().drain(..).collect()
+    }
+
+    /// Connections that failed for a reason of TLS since the last call, oldest first.
+    pub fn take_tls_failures(&self) -> Vec<TlsFailure> {
+        self.tls_failures.lock().drain(..).collect()
     }
 
     pub(crate) fn note_success(&self, host: &Nqn, peer: &Address) {
@@ -140,14 +148,23 @@ impl Authentication {
         }
     }
 
-    /// Keeps a failure for an event; the oldest goes if management does not fetch them.
+    /// Keeps a failure for an event.
     pub(crate) fn report(&self, failure: AuthFailure) {
-        let mut failures = self.failures.lock();
-        if failures.len() >= MAX_FAILURES {
-            failures.pop_front();
-        }
-        failures.push_back(failure);
+        push_bounded(&mut self.failures.lock(), failure);
     }
+
+    /// The same for a failure of TLS.
+    pub(crate) fn report_tls(&self, failure: TlsFailure) {
+        push_bounded(&mut self.tls_failures.lock(), failure);
+    }
+}
+
+/// The oldest failure goes if management does not fetch them.
+fn push_bounded<T>(failures: &mut VecDeque<T>, failure: T) {
+    if failures.len() >= MAX_FAILURES {
+        failures.pop_front();
+    }
+    failures.push_back(failure);
 }
 
 /// The address without the port, which differs with each connection.

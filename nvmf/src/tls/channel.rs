@@ -1,6 +1,7 @@
 //! A connection over TLS as the target sees it, and the PSKs of its hosts.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::client_hello::Suite;
 use super::derive::Derivation;
@@ -9,9 +10,12 @@ use super::psk::Psk;
 use crate::auth::KeyError;
 
 /// The result of a connection's handshake: both ends have the PSK of this identity.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct SecureChannel {
     pub identity: Identity,
+    /// Where the PSK was when the handshake began. The Connect of a host that has another one since
+    /// is refused.
+    pub psk: Arc<dyn PskKey>,
     pub suite: Suite,
     pub derivation: Derivation,
 }

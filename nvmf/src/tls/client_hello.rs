@@ -3,11 +3,15 @@
 //! This parser reads what the choice of the key needs, and checks all lengths. The library that
 //! does the handshake reads the same bytes again.
 
+use std::sync::Arc;
+
+use nacre_nvmf_wire::Nqn;
+
 use super::alert::Alert;
+use super::channel::PskKey;
 use super::derive::{Derivation, binder};
 use super::identity::{Identity, IdentityError};
-use super::psk::Psk;
-use crate::auth::{Digest, Hash};
+use crate::auth::{Digest, Hash, KeyError};
 
 const CLIENT_HELLO: u8 = 1;
 const TLS_1_2: u16 = 0x0303;
@@ -16,8 +20,10 @@ const SUPPORTED_VERSIONS: u16 = 43;
 const PSK_MODES: u16 = 45;
 const PRE_SHARED_KEY: u16 = 41;
 const PSK_DHE_KE: u8 = 1;
-/// Identities of one ClientHello that are looked at.
-const MOST_IDENTITIES: usize = 8;
+/// Most PSK identities of one ClientHello. Hosts offer one to three.
+const MAX_OFFERED: usize = 64;
+/// Most different identities of one ClientHello whose keys are tried.
+const MAX_TRIED: usize = 8;
 
 /// A cipher suite of the profile. The hash of the identity determines it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +95,8 @@ pub enum HelloError {
     Twice,
     #[error("ClientHello: pre_shared_key is not the last extension")]
     NotLast,
+    #[error("ClientHello: more than {MAX_OFFERED} PSK identities")]
+    Identities,
     #[error("ClientHello: {identities} PSK identities with {binders} binders")]
     Binders { identities: usize, binders: usize },
 }
@@ -98,9 +106,10 @@ impl HelloError {
         match self {
             HelloError::NotHello => Alert::UNEXPECTED_MESSAGE,
             HelloError::Length(_) => Alert::DECODE_ERROR,
-            HelloError::Twice | HelloError::NotLast | HelloError::Binders { .. } => {
-                Alert::ILLEGAL_PARAMETER
-            }
+            HelloError::Twice
+            | HelloError::NotLast
+            | HelloError::Identities
+            | HelloError::Binders { .. } => Alert::ILLEGAL_PARAMETER,
         }
     }
 }
@@ -108,7 +117,25 @@ impl HelloError {
 /// Where the keys of a target are.
 pub trait PskSource: Send + Sync {
     /// The PSKs that a host may use for the identity.
-    fn psks(&self, identity: &Identity) -> Vec<Psk>;
+    fn psks(&self, identity: &Identity) -> Vec<Arc<dyn PskKey>>;
+
+    /// Takes note of a connection that failed for a reason of TLS.
+    fn failed(&self, failure: TlsFailure) {
+        let _ = failure;
+    }
+}
+
+/// A connection that failed for a reason of TLS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFailure {
+    /// The peer with its port, and its address alone.
+    pub peer: String,
+    pub address: String,
+    /// Host and subsystem that the connection named, if it named them. Nothing proves the names.
+    pub names: Option<(Nqn, Nqn)>,
+    pub reason: String,
+    /// This failure, and those for the same reason that were not reported before.
+    pub times: u64,
 }
 
 /// The key that fits a ClientHello.
@@ -119,6 +146,9 @@ pub struct Chosen {
     pub identity: Identity,
     pub suite: Suite,
     pub derivation: Derivation,
+    /// Where the PSK is.
+    pub psk: Arc<dyn PskKey>,
+    /// The TLS PSK.
     pub key: Digest,
 }
 
@@ -138,6 +168,8 @@ pub enum Refused {
     },
     #[error("identity {identity:?}: no PSK of this target")]
     Unknown { identity: String },
+    #[error("identity {identity:?}: {error}")]
+    Unreadable { identity: String, error: KeyError },
     #[error("identity {identity:?}: the binder does not match, the two ends have different PSKs")]
     Binder { identity: String },
     #[error("identity {identity:?} needs cipher suite {suite}, which the host does not offer")]
@@ -154,7 +186,23 @@ impl Refused {
             Refused::NoPsk => Alert::MISSING_EXTENSION,
             Refused::Mode | Refused::Suite { .. } => Alert::HANDSHAKE_FAILURE,
             Refused::Identity { .. } | Refused::Unknown { .. } => Alert::UNKNOWN_PSK_IDENTITY,
+            Refused::Unreadable { .. } => Alert::INTERNAL_ERROR,
             Refused::Binder { .. } => Alert::DECRYPT_ERROR,
+        }
+    }
+
+    /// Host and subsystem of the refused identity.
+    pub fn names(&self) -> Option<(Nqn, Nqn)> {
+        match self {
+            Refused::Version | Refused::NoPsk | Refused::Mode => None,
+            Refused::Identity { identity, .. }
+            | Refused::Unknown { identity }
+            | Refused::Unreadable { identity, .. }
+            | Refused::Binder { identity }
+            | Refused::Suite { identity, .. } => {
+                let identity = Identity::parse(identity.as_bytes()).ok()?;
+                Some((identity.host, identity.subsystem))
+            }
         }
     }
 }
@@ -229,6 +277,9 @@ impl<'a> ClientHello<'a> {
         let mut list = vector(&mut data, 2, "identities")?;
         let mut identities = Vec::new();
         while !list.is_empty() {
+            if identities.len() == MAX_OFFERED {
+                return Err(HelloError::Identities);
+            }
             identities.push(vector(&mut list, 2, "identity")?);
             take(&mut list, 4, "obfuscated_ticket_age")?;
         }
@@ -238,6 +289,9 @@ impl<'a> ClientHello<'a> {
         let mut binders = Vec::new();
         while !list.is_empty() {
             binders.push(vector(&mut list, 1, "binder")?);
+            if binders.len() > identities.len() {
+                break;
+            }
         }
         nothing_after(data, "pre_shared_key")?;
         if identities.is_empty() || identities.len() != binders.len() {
@@ -261,7 +315,8 @@ impl<'a> ClientHello<'a> {
         offered.is_some_and(|(_, theirs)| binder(hash, key, self.truncated).equals(theirs))
     }
 
-    /// Chooses the first offered identity with a key that fits its binder.
+    /// Chooses the first offered identity with a key that fits its binder. An identity that stands
+    /// there again is not tried again.
     pub fn choose(&self, keys: &dyn PskSource) -> Result<Chosen, Refused> {
         if !self.takes_tls_1_3 {
             return Err(Refused::Version);
@@ -273,7 +328,12 @@ impl<'a> ClientHello<'a> {
             return Err(Refused::Mode);
         }
         let mut refused = None;
-        for index in 0..self.offered.len().min(MOST_IDENTITIES) {
+        let is_first = |index: &usize| {
+            let before = &self.offered[..*index];
+            before.iter().all(|(one, _)| *one != self.offered[*index].0)
+        };
+        let tried = (0..self.offered.len()).filter(is_first);
+        for index in tried.take(MAX_TRIED) {
             match self.try_identity(index, keys) {
                 Ok(chosen) => return Ok(chosen),
                 Err(why) => refused = Some(worse(refused, why)),
@@ -296,7 +356,11 @@ impl<'a> ClientHello<'a> {
         let hash = identity.hash;
         // An identity of version 1 names the key: a wrong key is an unknown identity.
         let mut found = false;
-        for psk in keys.psks(&identity) {
+        for source in keys.psks(&identity) {
+            let psk = source.psk().map_err(|error| Refused::Unreadable {
+                identity: text(),
+                error,
+            })?;
             for derivation in Derivation::ALL {
                 let Some(key) = psk.tls_psk(&identity, derivation) else {
                     continue;
@@ -316,6 +380,7 @@ impl<'a> ClientHello<'a> {
                     identity,
                     suite,
                     derivation,
+                    psk: source,
                     key,
                 });
             }
@@ -331,9 +396,14 @@ impl<'a> ClientHello<'a> {
 
 /// The refusal that says more: a wrong key more than an unknown identity.
 fn worse(before: Option<Refused>, now: Refused) -> Refused {
-    match (before, &now) {
-        (None, _) | (_, Refused::Binder { .. } | Refused::Suite { .. }) => now,
-        (Some(before), _) => before,
+    let says_more = matches!(
+        now,
+        Refused::Binder { .. } | Refused::Suite { .. } | Refused::Unreadable { .. }
+    );
+    match before {
+        None => now,
+        Some(_) if says_more => now,
+        Some(before) => before,
     }
 }
 

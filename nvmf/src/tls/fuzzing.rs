@@ -9,13 +9,15 @@
 //! It proves: no panic; accepted identities and PSKs survive writing and reading; no ClientHello
 //! chooses a key that its binder does not prove.
 
-use super::{ClientHello, Identity, Psk, PskSource, binder};
+use std::sync::Arc;
+
+use super::{ClientHello, Identity, Psk, PskKey, PskSource, binder};
 
 /// A PSK that every identity of its hash function may use.
-struct Any(Vec<Psk>);
+struct Any(Vec<Arc<dyn PskKey>>);
 
 impl PskSource for Any {
-    fn psks(&self, _identity: &Identity) -> Vec<Psk> {
+    fn psks(&self, _identity: &Identity) -> Vec<Arc<dyn PskKey>> {
         self.0.clone()
     }
 }
@@ -48,7 +50,8 @@ fn hello(message: &[u8]) {
         return;
     };
     let psk = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
-    let keys = Any(Psk::parse(psk).into_iter().collect());
+    let key = Psk::parse(psk).map(|psk| Arc::new(psk) as Arc<dyn PskKey>);
+    let keys = Any(key.into_iter().collect());
     let Ok(chosen) = hello.choose(&keys) else {
         return;
     };

@@ -344,6 +344,7 @@ impl Plug for RdmaPlug {
             bytes_sent: all.send_bytes + all.write_bytes,
             // The metrics of RDMA report the work by device.
             work: Vec::new(),
+            tls: None,
         }
     }
 

@@ -20,6 +20,7 @@ use rustix::net::SocketFlags;
 use rustix::process::{Resource, getrlimit};
 
 use crate::config::TcpConfig;
+use crate::limits::Limits;
 use crate::sealed::Sealed;
 use crate::socket::{self, Tuning};
 use crate::stats::Stats;
@@ -132,6 +133,17 @@ pub(crate) struct ListenerCounters {
     pub refused: AtomicU64,
 }
 
+/// Connections of listeners with TLS, by the result of their handshake. Only the accepting thread
+/// writes the counters.
+#[derive(Default)]
+pub(crate) struct HandshakeCounters {
+    pub succeeded: AtomicU64,
+    /// Also connections in clear where TLS is required.
+    pub failed: AtomicU64,
+    /// Not begun: the address has too many in flight, or too many that failed.
+    pub limited: AtomicU64,
+}
+
 /// The state that the plug, the thread and the cores share.
 pub(crate) struct Shared {
     pub config: TcpConfig,
@@ -147,8 +159,7 @@ pub(crate) struct Shared {
     /// Connections refused: at the limit, or with no core to take them.
     pub rejected_limit: AtomicU64,
     pub rejected_no_core: AtomicU64,
-    /// TLS handshakes that failed, and connections in clear where TLS is required.
-    pub rejected_tls: AtomicU64,
+    pub handshakes: HandshakeCounters,
     /// Failed accepts: no file descriptors or no memory left.
     pub accept_errors: AtomicU64,
     pub watched: EventSet,
@@ -174,7 +185,7 @@ impl Shared {
             evicted: AtomicU64::new(0),
             rejected_limit: AtomicU64::new(0),
             rejected_no_core: AtomicU64::new(0),
-            rejected_tls: AtomicU64::new(0),
+            handshakes: HandshakeCounters::default(),
             accept_errors: AtomicU64::new(0),
             watched,
             stop,
@@ -220,6 +231,7 @@ pub(crate) fn run(shared: &Shared) {
         clock: Clock::real(),
         pending: Vec::new(),
         arriving: Arriving::default(),
+        limits: Limits::new(shared.config.max_pending_connections),
         said: Repeats::new(SAID_AGAIN),
     };
     while !shared.stopping.load(Ordering::Acquire) {
@@ -261,13 +273,15 @@ pub(crate) struct Acceptor<'a> {
     pending: Vec<Weak<Pending>>,
     /// Connections of listeners with TLS, before they are handed to a core.
     pub(crate) arriving: Arriving,
+    pub(crate) limits: Limits,
     said: Repeats<Said>,
 }
 
 /// Log lines about connections, written once per peer and reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Said {
-    Tls(IpAddr),
+    /// A connection of this address failed because of TLS, for a reason of this kind.
+    Tls(IpAddr, &'static str),
     NoDescriptors,
     Limit(IpAddr),
     NoCore,
@@ -370,12 +384,10 @@ impl Acceptor<'_> {
 
     /// Evicts one pending connection older than [`PENDING_GRACE`]: the oldest of the host address
     /// with the most pending connections. So a host that connects and sends nothing cannot keep
-    /// other hosts out.
+    /// other hosts out. Connections in their TLS handshake and those with a core count alike: a
+    /// slow handshake loses its place no sooner than a slow Connect.
     fn evict(&mut self) {
         let now = self.clock.now();
-        if self.evict_arriving(now, PENDING_GRACE) {
-            return;
-        }
         let mut pending: Vec<Arc<Pending>> = Vec::with_capacity(self.pending.len());
         self.pending.retain(|weak| {
             let alive = weak.upgrade();
@@ -390,6 +402,14 @@ impl Acceptor<'_> {
         {
             return;
         }
+        let arriving = self.arriving.connections.iter();
+        let arriving = arriving.map(|(token, arrival)| (*token, &arrival.incoming.pending));
+        let tokens: HashMap<*const Pending, u64> = arriving
+            .map(|(token, one)| {
+                pending.push(Arc::clone(one));
+                (Arc::as_ptr(one), token)
+            })
+            .collect();
         let mut of_peer = HashMap::<IpAddr, usize>::new();
         for one in &pending {
             *of_peer.entry(one.peer).or_default() += 1;
@@ -399,23 +419,30 @@ impl Acceptor<'_> {
         let Some(victim) = pending.iter().filter(is_late).min_by_key(rank) else {
             return;
         };
+        if let Some(token) = tokens.get(&Arc::as_ptr(victim)) {
+            return self.evict_arriving(*token);
+        }
         // A core whose inbox is full has no time for it anyway.
         if let Some(core) = victim.core.get()
             && core.inbox.push(ToCore::Evict).is_ok()
         {
             victim.evicted.store(true, Ordering::Release);
             (core.wake)();
-            self.shared.evicted.fetch_add(1, Ordering::Relaxed);
-            let (peer, limit) = (victim.peer, self.shared.config.max_pending_connections);
-            self.say(Said::Evicted(peer), |times| {
-                tracing::warn!(
-                    %peer,
-                    limit,
-                    times,
-                    "connection closed: it has not connected a queue, and others wait ([nvmf] max_pending_connections)"
-                );
-            });
+            self.say_evicted(victim.peer);
         }
+    }
+
+    pub(crate) fn say_evicted(&mut self, peer: IpAddr) {
+        self.shared.evicted.fetch_add(1, Ordering::Relaxed);
+        let limit = self.shared.config.max_pending_connections;
+        self.say(Said::Evicted(peer), |times| {
+            tracing::warn!(
+                %peer,
+                limit,
+                times,
+                "connection closed: it has not connected a queue, and others wait ([nvmf] max_pending_connections)"
+            );
+        });
     }
 
     /// Hands the connection to the core with the least load; among equals, to the lowest core. So

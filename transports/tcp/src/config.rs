@@ -42,6 +42,9 @@ pub struct TcpConfig {
     pub idle_timeout: Option<Duration>,
     /// Time for the peer to acknowledge sent data, and to answer probes (TCP_USER_TIMEOUT).
     pub ack_timeout: Duration,
+    /// At the limit of AES-GCM (2^24.5 records with one key), TLS connections send a KeyUpdate, and
+    /// close where the peer exceeds the limit. False: only with peers that have sent a KeyUpdate.
+    pub tls_key_updates: bool,
     /// PDU digests that the host may enable in ICReq (DGST).
     pub allow_header_digest: bool,
     pub allow_data_digest: bool,
@@ -79,6 +82,7 @@ impl Default for TcpConfig {
             stall_timeout: Duration::from_secs(30),
             idle_timeout: None,
             ack_timeout: Duration::from_secs(30),
+            tls_key_updates: false,
             allow_header_digest: true,
             allow_data_digest: true,
             tos: 0,

@@ -14,13 +14,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use nacre_nvmf::tls::{Refused, TlsFailure};
 use nacre_nvmf::transport::TlsPolicy;
-use nacre_reactor::{Interest, Nanos};
-use nacre_transport_tls::{Failure, Handshake, Outcome, Role};
+use nacre_nvmf_wire::Nqn;
+use nacre_reactor::Interest;
+use nacre_transport_tls::{Failure, Handshake, Role};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::accept::{ARRIVING, Acceptor, Arrival, Incoming, ListenerCounters, Said};
+use crate::limits::Refusal;
 use crate::sealed::Sealed;
 use crate::socket;
 
@@ -37,8 +40,62 @@ enum Next {
     Wait,
     /// A core has it, in clear or with these keys.
     HandOver(Option<Box<Sealed>>),
-    /// It ends; a reason is worth a line in the log.
-    Drop(Option<String>),
+    /// It ends.
+    Drop(Why),
+}
+
+/// Why a connection ends here.
+enum Why {
+    /// The host left before its first byte.
+    Left,
+    /// Others need its place.
+    Evicted,
+    Limit(Refusal),
+    Failed(Ended),
+}
+
+/// The end of a connection by its TLS, or for want of it.
+struct Ended {
+    /// What log lines and events have one of in a minute, for each address.
+    kind: &'static str,
+    reason: String,
+    /// Host and subsystem, if the connection has named them.
+    names: Option<(Nqn, Nqn)>,
+}
+
+impl Ended {
+    fn of(kind: &'static str, reason: &str) -> Next {
+        Next::Drop(Why::Failed(Ended {
+            kind,
+            reason: reason.to_owned(),
+            names: None,
+        }))
+    }
+
+    fn by(failure: &Failure) -> Next {
+        let (kind, names) = match failure {
+            Failure::Refused(refused) => {
+                let kind = match refused {
+                    Refused::Unknown { .. } => "unknown",
+                    Refused::Binder { .. } => "binder",
+                    Refused::Unreadable { .. } => "unreadable",
+                    _ => "refused",
+                };
+                (kind, refused.names())
+            }
+            Failure::Alert(_) => ("alert", None),
+            _ => ("malformed", None),
+        };
+        let reason = match failure.alert() {
+            Some(alert) => format!("{failure} (alert {alert})"),
+            None => failure.to_string(),
+        };
+        Next::Drop(Why::Failed(Ended {
+            kind,
+            reason,
+            names,
+        }))
+    }
 }
 
 impl Acceptor<'_> {
@@ -53,7 +110,7 @@ impl Acceptor<'_> {
             .map(|(token, _)| *token)
             .collect();
         for token in late {
-            self.finish(token, Next::Drop(Some("no TLS handshake in time".into())));
+            self.finish(token, Ended::of("late", "no TLS handshake in time"));
         }
         let deadlines = self.arriving.connections.values().map(|a| a.deadline);
         deadlines.min().map_or(LONG, |first| first.since(now))
@@ -84,24 +141,32 @@ impl Acceptor<'_> {
     /// Bytes arrived, or the connection ended.
     pub fn arrived(&mut self, token: u64) {
         let psks = self.shared.psks.clone();
+        let key_updates = self.shared.config.tls_key_updates;
+        let now = self.clock.now();
         let Some(arrival) = self.arriving.connections.get_mut(&token) else {
             return;
         };
         let next = loop {
             if let Some(handshake) = &mut arrival.handshake {
-                break advance(handshake, &arrival.incoming);
+                break advance(handshake, &arrival.incoming, key_updates);
             }
             let mut first = [0];
             let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
             match rustix::net::recv(&arrival.incoming.socket, &mut first, flags) {
-                Ok((_, 0)) => break Next::Drop(None),
+                Ok((_, 0)) => break Next::Drop(Why::Left),
                 Ok(_) if first[0] == HANDSHAKE_RECORD => {
                     let Some(psks) = psks.clone() else {
-                        break Next::Drop(None);
+                        break Next::Drop(Why::Left);
                     };
+                    if let Err(refusal) = self.limits.begin(arrival.incoming.peer.ip(), now) {
+                        break Next::Drop(Why::Limit(refusal));
+                    }
                     match Handshake::new(Role::Target(psks)) {
                         Ok(handshake) => arrival.handshake = Some(handshake),
-                        Err(failure) => break Next::Drop(Some(failure.to_string())),
+                        Err(failure) => {
+                            self.limits.end(arrival.incoming.peer.ip(), false, now);
+                            break Ended::by(&failure);
+                        }
                     }
                 }
                 Ok(_) if arrival.incoming.options.tls() == TlsPolicy::Allow => {
@@ -109,27 +174,18 @@ impl Acceptor<'_> {
                 }
                 Ok(_) => {
                     let why = "the host does not use TLS, which this listener requires";
-                    break Next::Drop(Some(why.into()));
+                    break Ended::of("clear", why);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => break Next::Wait,
-                Err(_) => break Next::Drop(None),
+                Err(_) => break Next::Drop(Why::Left),
             }
         };
         self.finish(token, next);
     }
 
-    /// Closes the oldest arriving connection, if it is older than `grace`.
-    pub fn evict_arriving(&mut self, now: Nanos, grace: Duration) -> bool {
-        let oldest = self.arriving.connections.iter();
-        let oldest = oldest.min_by_key(|(_, arrival)| arrival.deadline);
-        let token = oldest
-            .filter(|(_, arrival)| now.since(arrival.incoming.pending.since) >= grace)
-            .map(|(token, _)| *token);
-        if let Some(token) = token {
-            let why = "no TLS handshake, and others wait ([nvmf] max_pending_connections)";
-            self.finish(token, Next::Drop(Some(why.into())));
-        }
-        token.is_some()
+    /// Closes an arriving connection to make room for others.
+    pub fn evict_arriving(&mut self, token: u64) {
+        self.finish(token, Next::Drop(Why::Evicted));
     }
 
     fn finish(&mut self, token: u64, next: Next) {
@@ -142,14 +198,24 @@ impl Acceptor<'_> {
         let Arrival {
             mut incoming,
             counts,
+            handshake,
             ..
         } = arrival;
+        let peer = incoming.peer;
+        if handshake.is_some() {
+            let failed = matches!(next, Next::Drop(Why::Failed(_)));
+            self.limits.end(peer.ip(), failed, self.clock.now());
+        }
         // The socket stays open where a core takes it.
         let _ = self.shared.watched.delete(&incoming.socket);
         match next {
             Next::Wait => {}
             Next::HandOver(sealed) => {
                 if let Some(sealed) = &sealed {
+                    self.shared
+                        .handshakes
+                        .succeeded
+                        .fetch_add(1, Ordering::Relaxed);
                     let channel = sealed.channel();
                     tracing::debug!(
                         peer = %incoming.peer,
@@ -164,53 +230,78 @@ impl Acceptor<'_> {
             }
             Next::Drop(why) => {
                 counts.refused.fetch_add(1, Ordering::Relaxed);
-                self.shared.rejected_tls.fetch_add(1, Ordering::Relaxed);
-                let peer = incoming.peer;
-                if let Some(why) = why {
-                    self.say(Said::Tls(peer.ip()), |times| {
-                        tracing::warn!(%peer, times, "connection closed: {why}");
-                    });
+                match why {
+                    Why::Left => {}
+                    Why::Evicted => self.say_evicted(peer.ip()),
+                    Why::Limit(refusal) => {
+                        let limited = &self.shared.handshakes.limited;
+                        limited.fetch_add(1, Ordering::Relaxed);
+                        self.say_ended(&incoming, "limit", refusal.to_string(), None);
+                    }
+                    Why::Failed(Ended {
+                        kind,
+                        reason,
+                        names,
+                    }) => {
+                        let failed = &self.shared.handshakes.failed;
+                        failed.fetch_add(1, Ordering::Relaxed);
+                        self.say_ended(&incoming, kind, reason, names);
+                    }
                 }
             }
         }
     }
+
+    /// Logs the end of a connection, and reports it as an event.
+    fn say_ended(
+        &mut self,
+        incoming: &Incoming,
+        kind: &'static str,
+        reason: String,
+        names: Option<(Nqn, Nqn)>,
+    ) {
+        let (peer, psks) = (incoming.peer, self.shared.psks.as_deref());
+        self.say(Said::Tls(peer.ip(), kind), |times| {
+            tracing::warn!(%peer, times, "connection closed: {reason}");
+            if let Some(psks) = psks {
+                psks.failed(TlsFailure {
+                    peer: peer.to_string(),
+                    address: peer.ip().to_string(),
+                    names,
+                    reason,
+                    times,
+                });
+            }
+        });
+    }
 }
 
 /// Receives, and sends the answers of the handshake.
-fn advance(handshake: &mut Handshake, incoming: &Incoming) -> Next {
+fn advance(handshake: &mut Handshake, incoming: &Incoming, key_updates: bool) -> Next {
     loop {
         let mut bytes = [0; RECEIVE];
         let count = match rustix::net::recv(&incoming.socket, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => {
                 let why = "the host closed the connection during the TLS handshake";
-                return Next::Drop(Some(why.into()));
+                return Ended::of("left", why);
             }
             Ok((_, count)) => count,
             Err(Errno::AGAIN | Errno::INTR) => return Next::Wait,
-            Err(errno) => return Next::Drop(Some(socket::describe(errno))),
+            Err(errno) => return Ended::of("broken", &socket::describe(errno)),
         };
         let result = handshake.received(&bytes[..count]);
         let sent = say(handshake, incoming);
         match (result, sent) {
             (Ok(None), true) => {}
-            (Ok(Some(outcome)), true) => return Next::HandOver(sealed(outcome)),
+            (Ok(Some(outcome)), true) => {
+                return Next::HandOver(Some(Box::new(Sealed::new(outcome, key_updates))));
+            }
             (Ok(_), false) => {
                 // A flight is smaller than any socket's buffer.
-                return Next::Drop(Some("the host does not take the TLS handshake".into()));
+                return Ended::of("broken", "the host does not take the TLS handshake");
             }
-            (Err(failure), _) => return Next::Drop(Some(described(&failure))),
+            (Err(failure), _) => return Ended::by(&failure),
         }
-    }
-}
-
-fn sealed(outcome: Outcome) -> Option<Box<Sealed>> {
-    Some(Box::new(Sealed::new(outcome)))
-}
-
-fn described(failure: &Failure) -> String {
-    match failure.alert() {
-        Some(alert) => format!("{failure} (alert {alert})"),
-        None => failure.to_string(),
     }
 }
 

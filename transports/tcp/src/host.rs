@@ -6,14 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nacre_nvmf::tcp::{HostConfig, HostConn, Polled, RecvSlices, RxBuffers, Slices};
-use nacre_nvmf::tls::{Derivation, Identity, Psk};
 use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
-use nacre_transport_tls::{Handshake, Role};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, sockopt};
 
+use crate::host_handshake::{HostHandshake, HostTls};
 use crate::sealed::Sealed;
 use crate::socket::{self, Marking, Tuning};
 
@@ -36,14 +35,6 @@ pub struct HostOptions {
     pub rx_buffer_size: usize,
     /// The PSK of TLS; `None`: no TLS.
     pub tls: Option<HostTls>,
-}
-
-/// The PSK, identity and derivation of TLS.
-#[derive(Debug, Clone)]
-pub struct HostTls {
-    pub psk: Psk,
-    pub identity: Identity,
-    pub derivation: Derivation,
 }
 
 impl Default for HostOptions {
@@ -125,7 +116,7 @@ enum State {
     },
     /// The TLS handshake is running.
     Handshaking {
-        handshake: Box<Handshake>,
+        handshake: HostHandshake,
         since: Nanos,
     },
     Open(Box<HostConn>),
@@ -224,17 +215,18 @@ impl TcpHost {
     }
 
     fn begin_handshake(&self, tls: HostTls, since: Nanos) -> State {
-        let role = Role::Host {
-            identity: tls.identity,
-            psk: tls.psk,
-            derivation: tls.derivation,
-        };
-        match Handshake::new(role) {
-            Ok(handshake) => State::Handshaking {
-                handshake: Box::new(handshake),
-                since,
-            },
-            Err(failure) => State::Failed(Closed::Refused(failure.to_string())),
+        let begun = HostHandshake::begin(tls, self.address.to_string());
+        let begun = begun.map_err(|error| error.to_string());
+        let watched = begun.and_then(|handshake| {
+            // Readable after a job, which wakes a sleeping core.
+            self.epoll
+                .add(&handshake.descriptor(), 0, Interest::READ)
+                .map_err(|error| error.to_string())?;
+            Ok(handshake)
+        });
+        match watched {
+            Ok(handshake) => State::Handshaking { handshake, since },
+            Err(why) => State::Failed(Closed::Broken(format!("TLS handshake: {why}"))),
         }
     }
 
@@ -242,46 +234,49 @@ impl TcpHost {
         let State::Handshaking { handshake, since } = &mut self.state else {
             return;
         };
-        let since = *since;
+        let is_late = now >= *since + self.options.connect_timeout;
         let ended = loop {
-            let output = handshake.take_output();
-            // A flight is smaller than any socket's buffer.
-            if !output.is_empty()
-                && socket::send(self.socket.as_fd(), &[IoSlice::new(&output)]) != Ok(output.len())
-            {
-                break Err(Closed::Broken("the TLS handshake cannot be sent".into()));
+            if let Some(turn) = handshake.take() {
+                let output = turn.output;
+                let sent = output.is_empty()
+                    || socket::send(self.socket.as_fd(), &[IoSlice::new(&output)])
+                        == Ok(output.len());
+                match turn.result {
+                    Err(failure) => break Err(Closed::Refused(failure.to_string())),
+                    // A flight is smaller than any socket's buffer.
+                    Ok(_) if !sent => {
+                        break Err(Closed::Broken("the TLS handshake cannot be sent".into()));
+                    }
+                    Ok(Some(outcome)) => break Ok(outcome),
+                    Ok(None) => {}
+                }
             }
-            let mut bytes = [0; 4096];
-            match rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+            if handshake.is_busy() {
+                if is_late {
+                    break Err(Closed::TimedOut);
+                }
+                return;
+            }
+            let mut bytes = vec![0; 4096];
+            match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => {
                     let why = "the controller closed the connection during the TLS handshake";
                     break Err(Closed::Broken(why.into()));
                 }
-                Ok((_, count)) => match handshake.received(&bytes[..count]) {
-                    Ok(None) => {}
-                    Ok(Some(outcome)) => {
-                        let output = handshake.take_output();
-                        let _ = socket::send(self.socket.as_fd(), &[IoSlice::new(&output)]);
-                        break Ok(outcome);
+                Ok((_, count)) => {
+                    bytes.truncate(count);
+                    if let Err(full) = handshake.received(bytes) {
+                        break Err(Closed::Broken(format!("TLS handshake: {full}")));
                     }
-                    Err(failure) => {
-                        let output = handshake.take_output();
-                        if !output.is_empty() {
-                            let _ = socket::send(self.socket.as_fd(), &[IoSlice::new(&output)]);
-                        }
-                        break Err(Closed::Refused(failure.to_string()));
-                    }
-                },
-                Err(Errno::AGAIN | Errno::INTR) if now < since + self.options.connect_timeout => {
-                    return;
                 }
+                Err(Errno::AGAIN | Errno::INTR) if !is_late => return,
                 Err(Errno::AGAIN | Errno::INTR) => break Err(Closed::TimedOut),
                 Err(errno) => break Err(Closed::Broken(socket::describe(errno))),
             }
         };
         self.state = match ended {
             Ok(outcome) => {
-                self.sealed = Some(Box::new(Sealed::new(outcome)));
+                self.sealed = Some(Box::new(Sealed::new(outcome, false)));
                 self.open(now)
             }
             Err(why) => State::Failed(why),

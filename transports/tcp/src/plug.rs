@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 
 use nacre_nvmf::tls::PskSource;
 use nacre_nvmf::transport::{
-    Address, ListenError, ListenerCounts, ListenerId, ListenerOptions, Plug, PlugCounts, TlsPolicy,
-    Transport, TransportType,
+    Address, ListenError, ListenerCounts, ListenerId, ListenerOptions, Plug, PlugCounts, TlsCounts,
+    TlsPolicy, Transport, TransportType,
 };
 
 use crate::accept::{self, CoreSlot, IPV4_HALF, Listener, Shared};
@@ -179,6 +179,9 @@ impl Plug for TcpPlug {
                 why: "this transport was made without keys".into(),
             });
         }
+        if options.tls() != TlsPolicy::Off {
+            warm_up();
+        }
         let Address::Ip(address) = *address else {
             return Err(ListenError::WrongKind {
                 address: address.to_string(),
@@ -267,6 +270,13 @@ impl Plug for TcpPlug {
         let cores = self.stats().into_iter().map(|(_, stats)| stats);
         let all = cores.fold(StatsSnapshot::default(), |sum, core| sum + core);
         let (limit, no_core) = self.rejected();
+        let counters = &self.shared.handshakes;
+        let handshakes = [
+            ("succeeded", &counters.succeeded),
+            ("failed", &counters.failed),
+            ("limited", &counters.limited),
+        ]
+        .map(|(result, count)| (result, count.load(Ordering::Relaxed)));
         let accept_errors = self.shared.accept_errors.load(Ordering::Relaxed);
         PlugCounts {
             accepted: all.accepted,
@@ -281,8 +291,16 @@ impl Plug for TcpPlug {
                 ("limit", limit),
                 ("no_core", no_core),
                 ("no_descriptor", accept_errors),
-                ("tls", self.shared.rejected_tls.load(Ordering::Relaxed)),
+                ("tls", handshakes[1].1),
+                ("tls_limit", handshakes[2].1),
             ],
+            tls: Some(TlsCounts {
+                handshakes: handshakes.to_vec(),
+                connections: all.tls_opened - all.tls_closed,
+                key_updates_sent: all.key_updates_sent,
+                key_updates_received: all.key_updates_received,
+                keys_past_limit: all.keys_past_limit,
+            }),
             bytes_received: all.bytes_received,
             bytes_sent: all.bytes_sent,
             work: vec![
@@ -310,11 +328,27 @@ impl Plug for TcpPlug {
     }
 }
 
+/// Prepares the TLS library for the first handshake, on a thread of its own: it takes 60 ms once.
+fn warm_up() {
+    let work = || {
+        if let Err(error) = nacre_transport_tls::warm_up() {
+            tracing::error!(%error, "TLS cannot be used");
+        }
+    };
+    let thread = std::thread::Builder::new().name("tls-warm-up".into());
+    // Without it the first handshake takes longer.
+    let _ = thread.spawn(work);
+}
+
 impl Drop for TcpPlug {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
+        // The accepting thread drops the plug itself if it holds the target for the last time,
+        // while it looks up a key. A thread must not join itself.
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
             let _ = thread.join();
         }
         self.shared.listeners().clear();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use nacre_nvmf::tcp::{HostConn, Slices, TargetConn};
 use nacre_nvmf::tls::{Alert, SecureChannel};
-use nacre_transport_tls::{Failure, Outcome, Session};
+use nacre_transport_tls::{Failure, Outcome, Session, SessionCounts};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
@@ -60,11 +60,17 @@ pub(crate) struct Sent {
 }
 
 impl Sealed {
-    pub fn new(outcome: Outcome) -> Sealed {
+    /// `key_updates`: the peer takes KeyUpdates, and is to send them.
+    pub fn new(outcome: Outcome, key_updates: bool) -> Sealed {
+        let mut session = outcome.session;
+        if key_updates {
+            session.use_key_updates();
+        }
         Sealed {
-            session: outcome.session,
+            session,
             channel: Arc::new(SecureChannel {
                 identity: outcome.identity,
+                psk: outcome.psk,
                 suite: outcome.suite,
                 derivation: outcome.derivation,
             }),
@@ -90,8 +96,23 @@ impl Sealed {
         !self.session.ciphertext().is_empty()
     }
 
-    /// Receives and opens records, until the slices are full or the socket is empty.
+    pub fn counts(&self) -> SessionCounts {
+        self.session.counts()
+    }
+
+    /// Receives and opens records, until the slices are full or the socket is empty. 0: the peer
+    /// has closed its direction, by the end of the stream or by close_notify.
     pub fn receive(
+        &mut self,
+        from: BorrowedFd<'_>,
+        slices: &mut [IoSliceMut<'_>],
+    ) -> rustix::io::Result<usize> {
+        let result = self.receive_records(from, slices);
+        self.session.settle();
+        result
+    }
+
+    fn receive_records(
         &mut self,
         from: BorrowedFd<'_>,
         mut slices: &mut [IoSliceMut<'_>],
@@ -109,7 +130,7 @@ impl Sealed {
                 Err(failure) => return Err(self.fail(from, failure)),
             }
             if self.session.has_input() && total > 0 {
-                // A failure after this data.
+                // A failure after this data, or the end.
                 return Ok(total);
             }
             let is_over = is_empty || receives == RECEIVES;

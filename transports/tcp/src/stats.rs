@@ -53,6 +53,12 @@ counters! {
     sends_partial,
     pdus_received,
     pdus_sent,
+    /// Connections over TLS, taken over and ended.
+    tls_opened,
+    tls_closed,
+    key_updates_sent,
+    key_updates_received,
+    keys_past_limit,
     /// Turns in which a connection waited with reading because there was no buffer.
     waits,
 }

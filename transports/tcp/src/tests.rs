@@ -5,4 +5,5 @@ mod conformance;
 mod listening;
 mod placement;
 mod sockets;
+mod tls;
 mod turns;

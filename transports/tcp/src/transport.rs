@@ -26,6 +26,7 @@ use nacre_nvmf::transport::{
 };
 use nacre_nvmf_wire::Sqe;
 use nacre_reactor::{EventSet, Events as Ready, Idle, Interest, Nanos};
+use nacre_transport_tls::SessionCounts;
 use rustix::io::Errno;
 
 use crate::accept::{CoreSlot, Pending, Shared};
@@ -76,6 +77,8 @@ struct Conn {
     hot: Option<u32>,
     /// PDUs as last counted.
     counted: (u64, u64),
+    /// KeyUpdates as last counted.
+    counted_keys: SessionCounts,
 }
 
 #[derive(Default)]
@@ -368,6 +371,19 @@ fn count_pdus(conn: &mut Conn, core: &CoreSlot) {
     add(&core.stats.pdus_received, received - conn.counted.0);
     add(&core.stats.pdus_sent, sent - conn.counted.1);
     conn.counted = (received, sent);
+    if let Some(sealed) = &conn.sealed {
+        let (now, last) = (sealed.counts(), conn.counted_keys);
+        if now != last {
+            let stats = &core.stats;
+            let sent = now.key_updates_sent - last.key_updates_sent;
+            add(&stats.key_updates_sent, sent);
+            let received = now.key_updates_received - last.key_updates_received;
+            add(&stats.key_updates_received, received);
+            let past = now.keys_past_limit - last.keys_past_limit;
+            add(&stats.keys_past_limit, past);
+            conn.counted_keys = now;
+        }
+    }
 }
 
 #[inline]

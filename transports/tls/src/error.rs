@@ -27,6 +27,12 @@ pub enum Failure {
     LongHandshake(usize),
     #[error("TLS: the handshake ended with {0}, which is not of the key")]
     Suite(String),
+    #[error("TLS: the handshake ended with the PSK of another identity")]
+    Identity,
+    #[error(
+        "TLS: the peer has sealed {0} records with one key, more than AES-GCM allows, and sent no KeyUpdate"
+    )]
+    KeyLimit(u64),
     #[error("TLS: the handshake failed: {0}")]
     Library(String),
     #[error("TLS: the random generator or the cipher failed")]
@@ -41,9 +47,11 @@ impl Failure {
             Failure::Refused(refused) => refused.alert(),
             Failure::Alert(_) => return None,
             Failure::Long { .. } => Alert::RECORD_OVERFLOW,
-            Failure::Type { .. } | Failure::Unexpected(_) | Failure::Flood(_) => {
-                Alert::UNEXPECTED_MESSAGE
-            }
+            Failure::Type { .. }
+            | Failure::Unexpected(_)
+            | Failure::Flood(_)
+            | Failure::KeyLimit(_) => Alert::UNEXPECTED_MESSAGE,
+            Failure::Identity => Alert::ILLEGAL_PARAMETER,
             Failure::Forged => Alert::BAD_RECORD_MAC,
             Failure::Malformed(_) => Alert::DECODE_ERROR,
             Failure::LongHandshake(_) | Failure::Suite(_) | Failure::Library(_) => {

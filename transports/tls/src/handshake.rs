@@ -3,10 +3,13 @@
 //! A target reads the ClientHello first and chooses the key; the library then reads the same bytes
 //! with that key alone.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use nacre_nvmf::auth::Digest;
-use nacre_nvmf::tls::{Chosen, ClientHello, Derivation, Identity, Psk, PskSource, Suite};
+use nacre_nvmf::auth::{Digest, SystemRandom};
+use nacre_nvmf::tls::{
+    Chosen, ClientHello, Derivation, Identity, Psk, PskKey, PskSource, Suite, Version,
+};
+use nacre_nvmf_wire::Nqn;
 use s2n_tls::enums::Mode;
 
 use crate::error::Failure;
@@ -53,6 +56,8 @@ pub struct Outcome {
     pub session: Session,
     /// The key of the handshake.
     pub identity: Identity,
+    /// Where its PSK is.
+    pub psk: Arc<dyn PskKey>,
     pub suite: Suite,
     pub derivation: Derivation,
 }
@@ -84,6 +89,7 @@ impl Handshake {
                     identity,
                     suite,
                     derivation,
+                    psk: Arc::new(psk),
                     key,
                 };
                 handshake.begin(Mode::Client, chosen, &[])?;
@@ -154,6 +160,7 @@ impl Handshake {
             return Ok(None);
         };
         library.check(chosen.suite)?;
+        library.check_identity(&chosen.offered)?;
         let (receive, send): (Digest, Digest) = if self.is_target {
             (secrets.client, secrets.server)
         } else {
@@ -163,12 +170,42 @@ impl Handshake {
         let outcome = Outcome {
             session,
             identity: chosen.identity.clone(),
+            psk: Arc::clone(&chosen.psk),
             suite: chosen.suite,
             derivation: chosen.derivation,
         };
         self.state = State::Over;
         Ok(Some(outcome))
     }
+}
+
+/// Makes a handshake with itself, once: the first one of a process takes 60 ms longer, in which the
+/// library prepares its random generator.
+pub fn warm_up() -> Result<(), Failure> {
+    static DONE: OnceLock<Result<(), Failure>> = OnceLock::new();
+    DONE.get_or_init(shake_hands).clone()
+}
+
+fn shake_hands() -> Result<(), Failure> {
+    struct One(Arc<dyn PskKey>);
+    impl PskSource for One {
+        fn psks(&self, _identity: &Identity) -> Vec<Arc<dyn PskKey>> {
+            vec![Arc::clone(&self.0)]
+        }
+    }
+    let psk = Psk::generate(&mut SystemRandom).map_err(|_| Failure::Crypto)?;
+    let name = Nqn::new("nqn.2026-01.io.nacre:itself").map_err(|_| Failure::Crypto)?;
+    let derivation = Derivation::Standard;
+    let mut host = Handshake::new(Role::Host {
+        identity: psk.identity(Version::One, &name, &name, derivation),
+        psk: psk.clone(),
+        derivation,
+    })?;
+    let mut target = Handshake::new(Role::Target(Arc::new(One(Arc::new(psk)))))?;
+    target.received(&host.take_output())?;
+    host.received(&target.take_output())?;
+    let outcome = target.received(&host.take_output())?;
+    outcome.map(drop).ok_or(Failure::Unexpected("a pause"))
 }
 
 /// The first handshake message, out of its records. `None`: there is more to come.

@@ -5,6 +5,7 @@
 //!   library     s2n-tls over two buffers; the only unsafe code of this crate
 //!   records     seals and opens one record: AES-GCM, sequence numbers, KeyUpdate
 //!   session     a stream of records on both sides: bytes in, bytes out
+//!   buffers     the buffers of the sessions of a thread
 //! ```
 //!
 //! The library does the handshake and never sees a data record: its key log gives the traffic
@@ -14,7 +15,9 @@
 //! Keys, identities and the ClientHello are `nacre_nvmf::tls`. This crate is apart from `nvmf`,
 //! because the library is C and takes its time to build. No sockets, no threads, no clock.
 
+mod buffers;
 mod error;
+pub mod fuzzing;
 mod handshake;
 mod library;
 mod records;
@@ -23,5 +26,5 @@ mod session;
 mod tests;
 
 pub use error::Failure;
-pub use handshake::{Handshake, Outcome, Role};
-pub use session::Session;
+pub use handshake::{Handshake, Outcome, Role, warm_up};
+pub use session::{MOST_BUFFER_BYTES, Session, SessionCounts};

@@ -151,6 +151,22 @@ impl Library {
         }
     }
 
+    /// An error unless the handshake has used the PSK of this identity.
+    pub fn check_identity(&self, identity: &[u8]) -> Result<(), Failure> {
+        let connection = self.connection.as_ref().ok_or(Failure::Crypto)?;
+        let length = connection.negotiated_psk_identity_length();
+        let mut used = vec![0; length.map_err(failed)?];
+        if !used.is_empty() {
+            connection
+                .negotiated_psk_identity(&mut used)
+                .map_err(failed)?;
+        }
+        match used == identity {
+            true => Ok(()),
+            false => Err(Failure::Identity),
+        }
+    }
+
     /// Takes the bytes for the peer.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.wires().output)
@@ -227,4 +243,31 @@ fn would_block() -> c_int {
     // SAFETY: the address of this thread's errno is valid for the life of the thread.
     unsafe { *libc::__errno_location() = libc::EAGAIN };
     -1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the PSK of a handshake is that of the identity which the caller has chosen. Method:
+    /// two ends, which are asked for their identity and for another one.
+    #[test]
+    fn the_identity_of_a_handshake() {
+        let new = |mode| Library::new(mode, b"chosen", &[7; 32], Hash::Sha256).expect("an end");
+        let mut ends = [new(Mode::Client), new(Mode::Server)];
+        assert_ne!(ends[0].check_identity(b"chosen"), Ok(()), "not finished");
+        let mut finished = [false, false];
+        let mut input = Vec::new();
+        for turn in 0..4 {
+            let end = turn % 2;
+            finished[end] |= ends[end].step(&input).expect("a step").is_some();
+            input = ends[end].take_output();
+        }
+        assert_eq!(finished, [true, true]);
+        for end in &ends {
+            assert_eq!(end.check_identity(b"chosen"), Ok(()));
+            assert_eq!(end.check_identity(b"another"), Err(Failure::Identity));
+            assert_eq!(end.check_identity(b""), Err(Failure::Identity));
+        }
+    }
 }

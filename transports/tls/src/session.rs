@@ -6,20 +6,37 @@
 //! ```
 //!
 //! Data is handed up only after its tag was checked. Every malformed record ends the connection.
+//!
+//! AES-GCM may seal 2^24.5 records with one key. Before that limit a session sends a KeyUpdate,
+//! and asks the peer for one if the peer's key is near the limit. It does so with peers that take
+//! KeyUpdates: those that have sent one, or all if [`Session::use_key_updates`] says so. Kernels
+//! up to 6.12 do not take them: a Linux host stops to read the connection until its I/O times out.
+//! With other peers the session goes on, and counts the keys that are past the limit. The margin
+//! shrinks slowly there: 2^32 records of full length give an attacker a chance of 2^-45.
 
 use std::io::{IoSlice, IoSliceMut};
 
 use nacre_nvmf::auth::Digest;
 use nacre_nvmf::tls::{Alert, Suite};
 
+use crate::buffers;
 use crate::error::Failure;
-use crate::records::{Direction, HEADER, MOST_DATA, MOST_PROTECTED, header, kind};
+use crate::records::{
+    Direction, HEADER, MOST_DATA, MOST_PROTECTED, MOST_RECORDS, TRAILER, header, kind,
+};
 
 /// Bytes of the buffer for received records: several of the longest, as one receive costs more
 /// than moving the part of a record at its end.
 const INPUT: usize = 8 * (HEADER + MOST_PROTECTED);
 /// Sealed bytes that may wait for the socket.
 const OUTPUT: usize = 256 << 10;
+/// The last record begins below [`OUTPUT`]; messages without data may follow.
+const OUTPUT_BUFFER: usize = OUTPUT + HEADER + MOST_DATA + TRAILER + 128;
+/// The most memory of a session's buffers.
+pub const MOST_BUFFER_BYTES: usize = INPUT + OUTPUT_BUFFER;
+/// Records with one key after which a KeyUpdate is due. The rest is for those that seal on while
+/// the request for a KeyUpdate is on its way.
+const UPDATE_DUE: u64 = MOST_RECORDS - (1 << 20);
 /// Records without data (KeyUpdate, tickets, empty ones) beyond the number of those with data. Also
 /// the most KeyUpdates in a period.
 const MOST_WITHOUT_DATA: u32 = 64;
@@ -32,6 +49,7 @@ const KEY_UPDATE: u8 = 24;
 pub struct Session {
     receive: Direction,
     send: Direction,
+    /// Empty while no bytes are received; as `output`.
     input: Box<[u8]>,
     /// Received bytes in `input` that are not taken yet.
     start: usize,
@@ -48,12 +66,26 @@ pub struct Session {
     /// The peer has asked for new keys of our direction. One answer serves several requests (RFC
     /// 8446, 4.6.3).
     owes_update: bool,
+    /// The peer takes KeyUpdates, and sends them at the limit.
+    takes_updates: bool,
+    /// A KeyUpdate that asks for one has been sent, and is not answered.
+    asked: bool,
+    counts: SessionCounts,
     /// Found after data that [`Session::read`] returned.
     failed: Option<Failure>,
     /// The peer has closed its direction.
     peer_closed: bool,
     /// Nothing more is sealed: close_notify or an alert is in `output`.
     closed: bool,
+}
+
+/// Counts of a session since its handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SessionCounts {
+    pub key_updates_sent: u64,
+    pub key_updates_received: u64,
+    /// Keys, of both directions, with which more records were sealed than AES-GCM allows.
+    pub keys_past_limit: u64,
 }
 
 impl Session {
@@ -64,17 +96,12 @@ impl Session {
         send: Digest,
         early: &[u8],
     ) -> Result<Session, Failure> {
-        let mut input = vec![0; INPUT].into_boxed_slice();
-        let place = input
-            .get_mut(..early.len())
-            .ok_or(Failure::LongHandshake(INPUT))?;
-        place.copy_from_slice(early);
-        Ok(Session {
+        let mut session = Session {
             receive: Direction::new(suite, receive)?,
             send: Direction::new(suite, send)?,
-            input,
+            input: Box::default(),
             start: 0,
-            end: early.len(),
+            end: 0,
             opened: (0, 0),
             output: Vec::new(),
             left: 0,
@@ -82,15 +109,37 @@ impl Session {
             updates: 0,
             with_data: 0,
             owes_update: false,
+            takes_updates: false,
+            asked: false,
+            counts: SessionCounts::default(),
             failed: None,
             peer_closed: false,
             closed: false,
-        })
+        };
+        if !early.is_empty() {
+            let place = session.room().get_mut(..early.len());
+            let place = place.ok_or(Failure::LongHandshake(INPUT))?;
+            place.copy_from_slice(early);
+            session.received(early.len());
+        }
+        Ok(session)
+    }
+
+    /// Sends KeyUpdates at the limit of AES-GCM, and expects them of the peer.
+    pub fn use_key_updates(&mut self) {
+        self.takes_updates = true;
+    }
+
+    pub fn counts(&self) -> SessionCounts {
+        self.counts
     }
 
     /// Where the next received bytes go. Never empty after [`Session::read`] has not filled its
     /// slices.
     pub fn room(&mut self) -> &mut [u8] {
+        if self.input.is_empty() {
+            self.input = buffers::take_input(INPUT);
+        }
         if self.opened.0 == self.opened.1 && self.start > 0 {
             self.input.copy_within(self.start..self.end, 0);
             self.end -= self.start;
@@ -103,6 +152,19 @@ impl Session {
     /// Bytes were received into [`Session::room`].
     pub fn received(&mut self, count: usize) {
         self.end += count;
+    }
+
+    /// Gives the buffer for received bytes back while there are none.
+    pub fn settle(&mut self) {
+        if self.start == self.end && self.opened.0 == self.opened.1 && !self.input.is_empty() {
+            buffers::give_input(std::mem::take(&mut self.input));
+            (self.start, self.end, self.opened) = (0, 0, (0, 0));
+        }
+    }
+
+    /// Memory of its buffers at present.
+    pub fn buffer_bytes(&self) -> usize {
+        self.input.len() + self.output.capacity()
     }
 
     /// Opens records into the slices and returns the bytes of data. Less than the slices take: no
@@ -142,9 +204,12 @@ impl Session {
         Ok(total)
     }
 
-    /// True if [`Session::read`] would return data or an error without another receive.
+    /// True if [`Session::read`] would return data, an error or the end without another receive.
     pub fn has_input(&self) -> bool {
-        self.failed.is_some() || self.opened.0 != self.opened.1 || self.whole_record().is_some()
+        self.failed.is_some()
+            || self.peer_closed
+            || self.opened.0 != self.opened.1
+            || self.whole_record().is_some()
     }
 
     /// The peer has said that no data follows (close_notify).
@@ -180,6 +245,12 @@ impl Session {
                 kind: record[0],
                 expected: kind::DATA,
             });
+        }
+        if self.receive.count() >= MOST_RECORDS {
+            if self.takes_updates {
+                return Err(Failure::KeyLimit(MOST_RECORDS));
+            }
+            self.counts.keys_past_limit += u64::from(self.receive.count() == MOST_RECORDS);
         }
         let (kind, bytes) = self.receive.open(record)?;
         self.start += length;
@@ -248,6 +319,9 @@ impl Session {
         for asked in updates {
             self.receive.update()?;
             self.owes_update |= asked;
+            self.asked = false;
+            self.takes_updates = true;
+            self.counts.key_updates_received += 1;
             self.updates += 1;
             if self.updates > MOST_WITHOUT_DATA {
                 return Err(Failure::Flood(MOST_WITHOUT_DATA));
@@ -258,15 +332,18 @@ impl Session {
 
     /// Seals data of the slices, as much as there is room for, and returns its bytes.
     pub fn seal(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, Failure> {
-        if self.owes_update && !self.closed {
-            self.owes_update = false;
-            self.put(kind::HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 0])?;
-            self.send.update()?;
+        if !self.closed {
+            let asks = self.takes_updates && !self.asked && self.receive.count() >= UPDATE_DUE;
+            let is_due = self.takes_updates && self.send.count() >= UPDATE_DUE;
+            if self.owes_update || asks || is_due {
+                self.update_keys(asks)?;
+            }
         }
         let mut total = 0;
         let mut slices = slices.iter().map(|slice| &slice[..]);
         let mut rest: &[u8] = &[];
         while !self.closed && self.output.len() - self.left < OUTPUT {
+            self.take_output_buffer();
             let start = self.output.len();
             self.output.resize(start + HEADER, 0);
             let at = start + HEADER;
@@ -287,20 +364,31 @@ impl Session {
                 self.output.truncate(start);
                 break;
             }
+            self.counts.keys_past_limit += u64::from(self.send.count() == MOST_RECORDS);
             self.send.seal(kind::DATA, &mut self.output, at)?;
             total += bytes;
         }
         Ok(total)
     }
 
-    /// Sends a KeyUpdate. Never by itself: Linux hosts do not take it.
-    #[cfg(test)]
+    /// Sends a KeyUpdate; it also answers those of the peer. `asks`: the peer is to answer.
     pub(crate) fn update_keys(&mut self, asks: bool) -> Result<(), Failure> {
         self.put(kind::HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, u8::from(asks)])?;
+        self.owes_update = false;
+        self.asked |= asks;
+        self.counts.key_updates_sent += 1;
         self.send.update()
     }
 
-    fn put(&mut self, kind: u8, message: &[u8]) -> Result<(), Failure> {
+    fn take_output_buffer(&mut self) {
+        if self.output.capacity() == 0 {
+            self.output = buffers::take_output(OUTPUT_BUFFER);
+        }
+    }
+
+    /// Seals one record of any type.
+    pub(crate) fn put(&mut self, kind: u8, message: &[u8]) -> Result<(), Failure> {
+        self.take_output_buffer();
         let at = self.output.len() + HEADER;
         self.output.resize(at, 0);
         self.output.extend_from_slice(message);
@@ -326,19 +414,23 @@ impl Session {
     pub fn sent(&mut self, count: usize) {
         self.left += count;
         if self.left == self.output.len() {
-            self.output.clear();
-            self.left = 0;
+            self.discard_ciphertext();
         }
     }
 
     /// Nothing more is sent.
     pub fn discard_ciphertext(&mut self) {
-        self.output = Vec::new();
+        let output = std::mem::take(&mut self.output);
+        if output.capacity() > 0 {
+            buffers::give_output(output);
+        }
         self.left = 0;
     }
 
-    /// Records opened and sealed with the present keys.
-    pub fn records(&self) -> (u64, u64) {
-        (self.receive.count(), self.send.count())
+    /// Goes on as if so many records had been received and sent.
+    #[cfg(test)]
+    pub(crate) fn skip_to(&mut self, received: u64, sent: u64) {
+        self.receive.skip_to(received);
+        self.send.skip_to(sent);
     }
 }

@@ -6,12 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_nvmf::tls::{Alert, Derivation, Identity, Psk, PskSource, Refused, Version};
+use nacre_nvmf::tls::{Alert, Derivation, Identity, Psk, PskKey, PskSource, Refused, Version};
 use nacre_nvmf_wire::Nqn;
 use proptest::prelude::*;
 
-use crate::records::{HEADER, MOST_DATA, MOST_PROTECTED};
-use crate::{Failure, Handshake, Outcome, Role, Session};
+use crate::records::{HEADER, MOST_DATA, MOST_PROTECTED, MOST_RECORDS};
+use crate::{Failure, Handshake, MOST_BUFFER_BYTES, Outcome, Role, Session};
 
 const SHORT: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 const LONG: &str =
@@ -21,8 +21,9 @@ const OTHER: &str = "NVMeTLSkey-1:01:BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwf
 struct Keys(Vec<Psk>);
 
 impl PskSource for Keys {
-    fn psks(&self, _identity: &Identity) -> Vec<Psk> {
-        self.0.clone()
+    fn psks(&self, _identity: &Identity) -> Vec<Arc<dyn PskKey>> {
+        let shared = |psk: &Psk| Arc::new(psk.clone()) as _;
+        self.0.iter().map(shared).collect()
     }
 }
 
@@ -124,6 +125,7 @@ fn handshakes() {
                     let [target, host] = shake(&mut ends.0, &mut ends.1, piece);
                     let outcome = target.expect("a handshake").expect("its end");
                     assert_eq!(outcome.identity, identity);
+                    assert_eq!(outcome.psk.psk(), Ok(psk(text)));
                     assert_eq!(outcome.suite.hash(), psk(text).hash());
                     assert_eq!(outcome.derivation, derivation);
                     let (mut target, host) = (outcome.session, host.expect("a handshake"));
@@ -250,6 +252,99 @@ fn key_updates() {
     assert_eq!(failure, Some(Failure::Flood(64)));
 }
 
+/// Goal: no key seals more records than AES-GCM allows, between ends that take KeyUpdates. Method:
+/// both ends begin a few records before the limit of one direction.
+#[test]
+fn key_updates_at_the_limit() {
+    // Data of both directions goes on until each key is a new one.
+    let exchange = |target: &mut Session, host: &mut Session| {
+        for turn in 0..8u8 {
+            target.seal(&[IoSlice::new(&[turn; 9])])?;
+            assert_eq!(carry(target, host, usize::MAX)?, [turn; 9]);
+            host.seal(&[IoSlice::new(&[turn; 5])])?;
+            assert_eq!(carry(host, target, usize::MAX)?, [turn; 5]);
+        }
+        Ok::<_, Failure>((target.counts(), host.counts()))
+    };
+    let near = MOST_RECORDS - 3;
+    // Its own key, and the key of a host that only writes.
+    for (received, sent) in [(0, near), (near, 0)] {
+        let (mut target, mut host) = pair(SHORT);
+        target.use_key_updates();
+        target.skip_to(received, sent);
+        host.skip_to(sent, received);
+        let (of_target, of_host) = exchange(&mut target, &mut host).unwrap();
+        assert_eq!(of_target.key_updates_sent, 1, "{received} {sent}");
+        // The host answers when it is asked for its key.
+        assert_eq!(of_host.key_updates_sent, u64::from(received == near));
+        assert_eq!((of_target.keys_past_limit, of_host.keys_past_limit), (0, 0));
+    }
+    // A peer that does not answer.
+    let (mut target, mut host) = pair(SHORT);
+    target.use_key_updates();
+    target.skip_to(MOST_RECORDS, 0);
+    host.skip_to(0, MOST_RECORDS);
+    host.seal(&[IoSlice::new(b"one more")]).unwrap();
+    let failure = carry(&mut host, &mut target, usize::MAX).unwrap_err();
+    assert_eq!(failure, Failure::KeyLimit(MOST_RECORDS));
+    assert_eq!(failure.alert(), Some(Alert::UNEXPECTED_MESSAGE));
+    // Ends that may not take KeyUpdates get none: their keys are counted.
+    let (mut target, mut host) = pair(SHORT);
+    target.skip_to(near, near);
+    host.skip_to(near, near);
+    let (of_target, of_host) = exchange(&mut target, &mut host).unwrap();
+    assert_eq!(of_target, of_host);
+    assert_eq!(
+        (of_target.key_updates_sent, of_target.keys_past_limit),
+        (0, 2)
+    );
+    // One that has sent a KeyUpdate takes them.
+    let (mut target, mut host) = pair(SHORT);
+    host.update_keys(false).unwrap();
+    let nothing = carry(&mut host, &mut target, usize::MAX).unwrap();
+    assert!(nothing.is_empty());
+    target.skip_to(0, near);
+    host.skip_to(near, 0);
+    let (of_target, of_host) = exchange(&mut target, &mut host).unwrap();
+    let received = (of_target.key_updates_received, of_host.key_updates_received);
+    assert_eq!(received, (1, 1));
+}
+
+/// Goal: the memory of an idle session is small, and that of a busy one has a bound.
+#[test]
+fn idle_sessions_have_no_buffers() {
+    let (mut target, mut host) = pair(SHORT);
+    assert_eq!((target.buffer_bytes(), host.buffer_bytes()), (0, 0));
+    host.seal(&[IoSlice::new(&vec![1; 1 << 20])]).unwrap();
+    target.room();
+    for session in [&target, &host] {
+        let bytes = session.buffer_bytes();
+        assert!((1..=MOST_BUFFER_BYTES).contains(&bytes), "{bytes}");
+    }
+    // Half of a record stays where it is.
+    let half = host.ciphertext()[..1000].to_vec();
+    target.room()[..1000].copy_from_slice(&half);
+    target.received(1000);
+    host.sent(1000);
+    target.settle();
+    assert!(target.buffer_bytes() > 0);
+    let data = carry(&mut host, &mut target, usize::MAX).unwrap();
+    assert!(data.iter().all(|byte| *byte == 1) && data.len() >= 256 << 10);
+    target.settle();
+    assert_eq!((target.buffer_bytes(), host.buffer_bytes()), (0, 0));
+    println!(
+        "a session: {} bytes, its buffers: {MOST_BUFFER_BYTES}",
+        size_of::<Session>()
+    );
+    assert!(size_of::<Session>() < 4096);
+}
+
+#[test]
+fn warm_up() {
+    assert_eq!(crate::warm_up(), Ok(()));
+    assert_eq!(crate::warm_up(), Ok(()));
+}
+
 #[test]
 fn closing() {
     let (mut target, mut host) = pair(SHORT);
@@ -258,6 +353,7 @@ fn closing() {
     assert_eq!(host.seal(&[IoSlice::new(b"more")]), Ok(0));
     assert_eq!(carry(&mut host, &mut target, usize::MAX).unwrap(), b"last");
     assert!(target.is_peer_closed());
+    assert!(target.has_input(), "the end, without another receive");
     // The other direction is still open.
     target.seal(&[IoSlice::new(b"answer")]).unwrap();
     target.close(Alert::BAD_RECORD_MAC);
@@ -547,4 +643,44 @@ fn openssl_as_target() {
     let output = child.wait_with_output().expect("it ends");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("from the host"), "{text}");
+}
+
+/// The corpus of the fuzz target, and inputs near it.
+mod fuzz {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use crate::fuzzing::tls_records;
+
+    fn corpus() -> Vec<Vec<u8>> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/tls_records");
+        let entries = std::fs::read_dir(folder).expect("the corpus is in the repository");
+        let read = |entry: std::io::Result<std::fs::DirEntry>| std::fs::read(entry?.path());
+        entries.map(|entry| read(entry).expect("a file")).collect()
+    }
+
+    #[test]
+    fn replay() {
+        let inputs = corpus();
+        assert!(inputs.len() >= 24, "the corpus is complete");
+        inputs.iter().for_each(|input| tls_records(input));
+    }
+
+    proptest! {
+        /// Goal: damaged inputs do not panic. Method: a byte of each input of the corpus, changed.
+        #[test]
+        fn damaged(which in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), to: u8) {
+            let inputs = corpus();
+            let mut input = which.get(&inputs).clone();
+            let at = at.index(input.len());
+            input[at] = to;
+            tls_records(&input);
+        }
+
+        #[test]
+        fn anything(input in proptest::collection::vec(any::<u8>(), 0..200)) {
+            tls_records(&input);
+        }
+    }
 }

@@ -354,8 +354,8 @@ impl Transport {
     }
 
     fn tcp(&self, engine: &Engine) -> TcpConfig {
-        let defaults = TcpConfig::default();
-        let sock = engine.options.borrow().sock;
+        let (nvmf, sock) = (&engine.settings.nvmf, engine.options.borrow().sock);
+        let (defaults, pending) = (TcpConfig::default(), nvmf.max_pending_connections as usize);
         let buffer = |bytes: u32| (bytes > 0).then_some(bytes as usize);
         TcpConfig {
             send_buffer: buffer(sock.send_buf_size),
@@ -363,9 +363,9 @@ impl Transport {
             in_capsule_data_size: self.in_capsule_data_size,
             max_io_size: self.max_io_size,
             // The target counts established connections itself and reports the limit to the host.
-            max_connections: (engine.settings.nvmf.max_connections as usize)
-                .saturating_add(engine.settings.nvmf.max_pending_connections as usize),
-            max_pending_connections: engine.settings.nvmf.max_pending_connections as usize,
+            max_connections: (nvmf.max_connections as usize).saturating_add(pending),
+            max_pending_connections: pending,
+            tls_key_updates: nvmf.tls_key_updates,
             tos: engine.settings.qos.storage.tos().unwrap_or(0),
             priority: engine.settings.qos.storage.prio,
             reserved_descriptors: crate::descriptors::reserved(&engine.settings),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use nacre_nvmf::address::adrfam;
 use nacre_nvmf::auth::KeySource;
+use nacre_nvmf::tls::PskKey;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Helper;
 
@@ -104,9 +105,22 @@ impl AttachParams {
             tos: options.transport_tos.unwrap_or(0),
             disable_sq_flow_control: self.disable_sq_flow_control.unwrap_or(true),
             authentication: self.authentication(engine, &options)?,
-            psk: keyring::host_psk(engine, self.psk.as_deref().filter(|name| !name.is_empty()))?,
+            psk: self.psk(engine)?,
             host,
         })
+    }
+
+    /// The key of TLS; the thread that computes with it runs if there is one, and is prepared.
+    fn psk(&self, engine: &Engine) -> Result<Option<Arc<dyn PskKey>>, RpcError> {
+        let name = self.psk.as_deref().filter(|name| !name.is_empty());
+        let key = keyring::host_psk(engine, name)?;
+        if key.is_some() {
+            let helper = Arc::clone(engine.plane()?.target.authentication.helper());
+            start(&helper)?;
+            // Later handshakes wait for it. One that fails says why.
+            let _ = helper.submit("tls", || drop(nacre_transport_tcp::warm_up_tls()));
+        }
+        Ok(key)
     }
 
     /// The keys of this host and of the target.
@@ -135,8 +149,7 @@ impl AttachParams {
         let (own, other) = (given(&self.dhchap_key), given(&self.dhchap_ctrlr_key));
         let keys = keyring::host_keys(engine, own.as_deref(), other.as_deref())?;
         if keys.is_some() {
-            let started = helper.start();
-            started.map_err(|error| RpcError::io("the thread for authentication", &error))?;
+            start(helper)?;
         }
         Ok(keys)
     }
@@ -149,4 +162,9 @@ impl AttachParams {
             && self.subnqn.as_deref() == Some(wanted.subnqn.as_str());
         named && port == wanted.address.port().to_string()
     }
+}
+
+fn start(helper: &Helper) -> Result<(), RpcError> {
+    let started = helper.start();
+    started.map_err(|error| RpcError::io("the thread for authentication", &error))
 }

@@ -326,6 +326,7 @@ fn tls(wanted: &Wanted, identity: &Identity) -> Result<Option<HostTls>, PlanErro
         identity: psk.offer(&identity.nqn, &wanted.subnqn),
         psk,
         derivation: Derivation::Standard,
+        helper: Some(Arc::clone(&wanted.authentication.helper)),
     }))
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use super::Target;
-use crate::tls::{Identity, Psk, PskSource};
+use crate::tls::{Identity, PskKey, PskSource, TlsFailure};
 
 /// The PSKs of a target. It does not keep the target, which keeps its transports.
 pub struct TargetPsks(Weak<Target>);
@@ -15,17 +15,16 @@ impl TargetPsks {
 }
 
 impl PskSource for TargetPsks {
-    fn psks(&self, identity: &Identity) -> Vec<Psk> {
+    fn psks(&self, identity: &Identity) -> Vec<Arc<dyn PskKey>> {
         let target = self.0.upgrade();
         let subsystem = target.and_then(|target| target.subsystem(&identity.subsystem).ok());
         let key = subsystem.and_then(|subsystem| subsystem.host_psk(&identity.host));
-        match key.map(|key| key.psk()) {
-            None => Vec::new(),
-            Some(Ok(psk)) => vec![psk],
-            Some(Err(error)) => {
-                tracing::warn!(host = %identity.host, subsystem = %identity.subsystem, %error, "the psk of a host cannot be read");
-                Vec::new()
-            }
+        key.into_iter().collect()
+    }
+
+    fn failed(&self, failure: TlsFailure) {
+        if let Some(target) = self.0.upgrade() {
+            target.authentication.report_tls(failure);
         }
     }
 }

@@ -1,9 +1,12 @@
 //! ClientHellos of OpenSSL, from the corpus of the fuzz target.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::auth::KeyError;
 use crate::tls::{
-    Alert, ClientHello, Derivation, HelloError, Identity, Psk, PskSource, Refused, Suite,
+    Alert, ClientHello, Derivation, HelloError, Identity, Psk, PskKey, PskSource, Refused, Suite,
 };
 
 const IDENTITY: &str = "NVMe0R01 nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000001 nqn.2026-01.io.nacre:s1";
@@ -12,8 +15,8 @@ const IDENTITY: &str = "NVMe0R01 nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0
 struct Keys(Vec<&'static str>);
 
 impl PskSource for Keys {
-    fn psks(&self, _identity: &Identity) -> Vec<Psk> {
-        let parse = |text: &&str| Psk::parse(text).expect("a PSK");
+    fn psks(&self, _identity: &Identity) -> Vec<Arc<dyn PskKey>> {
+        let parse = |text: &&str| Arc::new(Psk::parse(text).expect("a PSK")) as _;
         self.0.iter().map(parse).collect()
     }
 }
@@ -121,4 +124,111 @@ fn a_changed_hello_has_no_key() {
             .and_then(|hello| hello.choose(&Keys(vec![RIGHT])).ok());
         assert!(chosen.is_none(), "byte {at}");
     }
+}
+
+/// A ClientHello of OpenSSL that offers these identities in the place of its own, with wrong
+/// binders.
+fn offering(identities: &[&str]) -> Vec<u8> {
+    let mut bytes = message("openssl_sha256");
+    // The extension pre_shared_key is the last: type, length, identities, binders.
+    let of_identity = 2 + IDENTITY.len() + 4;
+    let extension = 4 + 2 + of_identity + 2 + 1 + 32;
+    let at = bytes.len() - extension;
+    assert_eq!(bytes[at..at + 2], [0, 41]);
+    let offered = identities.iter().flat_map(|identity| {
+        let length = (identity.len() as u16).to_be_bytes();
+        [&length, identity.as_bytes(), &[0; 4]].concat()
+    });
+    let offered: Vec<u8> = offered.collect();
+    let binders = [&[32][..], &[7; 32]].concat().repeat(identities.len());
+    let with_length = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes(), bytes].concat();
+    let data = [with_length(&offered), with_length(&binders)].concat();
+    bytes.truncate(at + 2);
+    bytes.extend(with_length(&data));
+    let grown = data.len() + 4;
+    // The lengths of the message and of its extensions count what was added.
+    let extensions = extensions_at(&bytes);
+    let length = u16::from_be_bytes([bytes[extensions], bytes[extensions + 1]]) as usize;
+    let length = (length - extension + grown) as u16;
+    bytes[extensions..extensions + 2].copy_from_slice(&length.to_be_bytes());
+    let length = (bytes.len() - 4) as u32;
+    bytes[1..4].copy_from_slice(&length.to_be_bytes()[1..]);
+    bytes
+}
+
+/// Where the length of the extensions is.
+fn extensions_at(bytes: &[u8]) -> usize {
+    let session_id = 4 + 2 + 32;
+    let suites = session_id + 1 + usize::from(bytes[session_id]);
+    let compression =
+        suites + 2 + usize::from(u16::from_be_bytes([bytes[suites], bytes[suites + 1]]));
+    compression + 1 + usize::from(bytes[compression])
+}
+
+/// Counts how often its keys are asked for.
+struct Counting(AtomicUsize);
+
+impl PskSource for Counting {
+    fn psks(&self, _identity: &Identity) -> Vec<Arc<dyn PskKey>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        vec![Arc::new(Psk::parse(RIGHT).expect("a PSK"))]
+    }
+}
+
+/// Goal: the keys of an identity are tried once, and those of at most eight.
+#[test]
+fn identities_are_tried_once() {
+    let tried = |identities: &[&str]| {
+        let bytes = offering(identities);
+        let counting = Counting(AtomicUsize::new(0));
+        let hello = ClientHello::parse(&bytes).expect("a hello");
+        let refused = hello.choose(&counting).unwrap_err();
+        assert!(matches!(refused, Refused::Binder { .. }), "{refused}");
+        counting.0.into_inner()
+    };
+    assert_eq!(tried(&[IDENTITY]), 1);
+    assert_eq!(tried(&[IDENTITY; 40]), 1);
+    let others: Vec<String> = (0..20).map(|n| format!("{IDENTITY}{n}")).collect();
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    assert_eq!(tried(&others), 8);
+    let twice: Vec<&str> = others[..3].iter().flat_map(|one| [*one, *one]).collect();
+    assert_eq!(tried(&twice), 3);
+}
+
+#[test]
+fn identities_have_a_bound() {
+    let bytes = offering(&[IDENTITY; 64]);
+    assert!(ClientHello::parse(&bytes).is_ok());
+    let bytes = offering(&[IDENTITY; 65]);
+    let error = ClientHello::parse(&bytes).unwrap_err();
+    assert_eq!(error, HelloError::Identities);
+    assert_eq!(error.alert(), Alert::ILLEGAL_PARAMETER);
+}
+
+/// A key whose file is away.
+#[derive(Debug)]
+struct Away;
+
+impl PskKey for Away {
+    fn psk(&self) -> Result<Psk, KeyError> {
+        Err(KeyError::None)
+    }
+}
+
+impl PskSource for Away {
+    fn psks(&self, _identity: &Identity) -> Vec<Arc<dyn PskKey>> {
+        vec![Arc::new(Away)]
+    }
+}
+
+#[test]
+fn a_key_that_cannot_be_read() {
+    let bytes = message("openssl_sha256");
+    let hello = ClientHello::parse(&bytes).expect("a hello");
+    let refused = hello.choose(&Away).unwrap_err();
+    assert_eq!(refused.alert(), Alert::INTERNAL_ERROR);
+    let (host, subsystem) = refused.names().expect("names of the identity");
+    let expected = format!("NVMe0R01 {host} {subsystem}");
+    assert_eq!(expected, IDENTITY);
+    assert!(matches!(refused, Refused::Unreadable { .. }), "{refused}");
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nacre_nvmf::tcp::HostConfig;
-use nacre_nvmf::tls::{Derivation, Identity, Psk, PskSource, Version};
+use nacre_nvmf::tls::{Derivation, Identity, Psk, PskKey, PskSource, Version};
 use nacre_nvmf::transport::conformance::{self, Rig};
 use nacre_nvmf::transport::{
     Address, HostTransport, ListenerId, ListenerOptions, Plug, TlsPolicy, Transport,
@@ -26,14 +26,14 @@ pub struct TcpRig {
 /// One PSK, for all hosts.
 struct AnyHost;
 
-fn psk() -> Psk {
+pub fn psk() -> Psk {
     let text = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
     Psk::parse(text).unwrap()
 }
 
 impl PskSource for AnyHost {
-    fn psks(&self, _identity: &Identity) -> Vec<Psk> {
-        vec![psk()]
+    fn psks(&self, _identity: &Identity) -> Vec<Arc<dyn PskKey>> {
+        vec![Arc::new(psk())]
     }
 }
 
@@ -49,15 +49,27 @@ pub fn tls() -> HostTls {
         identity: psk().identity(Version::One, &host, &subsystem, derivation),
         psk: psk(),
         derivation,
+        helper: None,
     }
 }
 
 impl TcpRig {
     pub fn new(config: TcpConfig, options: HostOptions, listen: &str) -> TcpRig {
-        let plug = TcpPlug::with_psks(config, Arc::new(AnyHost)).unwrap();
+        let tls = options.tls.is_some().then_some(TlsPolicy::Require);
+        TcpRig::with_psks(config, options, listen, tls, Arc::new(AnyHost))
+    }
+
+    pub fn with_psks(
+        config: TcpConfig,
+        options: HostOptions,
+        listen: &str,
+        tls: Option<TlsPolicy>,
+        psks: Arc<dyn PskSource>,
+    ) -> TcpRig {
+        let plug = TcpPlug::with_psks(config, psks).unwrap();
         let listen = Address::Ip(listen.parse().unwrap());
         let listener = ListenerOptions {
-            tls: options.tls.is_some().then_some(TlsPolicy::Require),
+            tls,
             ..ListenerOptions::default()
         };
         let listening = plug.listen_with(ListenerId(7), &listen, &listener);

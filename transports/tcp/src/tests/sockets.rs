@@ -30,7 +30,7 @@ pub struct Server {
     events: Events,
     pub opened: usize,
     /// Every connection counts as connected at once; otherwise it stays pending.
-    accepts_connect: bool,
+    pub accepts_connect: bool,
     /// Of every queue.
     pub entries: u16,
     /// In the order in which they were opened, ended or not.
@@ -40,6 +40,10 @@ pub struct Server {
 
 impl Server {
     pub fn new(config: TcpConfig) -> Server {
+        Server::of(TcpRig::new(config, HostOptions::default(), "127.0.0.1:0"))
+    }
+
+    pub fn of(rig: TcpRig) -> Server {
         let pool = Pool::heap(&[
             ClassSpec {
                 size: 8192,
@@ -51,7 +55,7 @@ impl Server {
             },
         ]);
         Server {
-            rig: TcpRig::new(config, HostOptions::default(), "127.0.0.1:0"),
+            rig,
             pools: Pools {
                 io: pool.clone(),
                 admin: pool,

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use nacre_nvmf::tcp::TargetConn;
 use nacre_nvmf::transport::{CloseWhy, ConnId, Events, QueueKind, Transport};
 use nacre_reactor::{Interest, Nanos};
+use nacre_transport_tls::SessionCounts;
 
 use super::{Conn, Slot, TcpTransport, count_pdus};
 use crate::accept::{Incoming, ToCore};
@@ -44,6 +45,10 @@ impl TcpTransport {
             return;
         }
         add(&self.core.stats.accepted, 1);
+        add(
+            &self.core.stats.tls_opened,
+            incoming.sealed.is_some().into(),
+        );
         let Incoming {
             socket,
             listener,
@@ -81,6 +86,7 @@ impl TcpTransport {
             blocked: false,
             hot: None,
             counted: (0, 0),
+            counted_keys: SessionCounts::default(),
         }));
         self.count += 1;
         self.pending.push(index);
@@ -143,6 +149,7 @@ impl TcpTransport {
         };
         conn.machine.settle(&mut self.buffers, false, self.now);
         count_pdus(&mut conn, &self.core);
+        add(&self.core.stats.tls_closed, conn.sealed.is_some().into());
         slot.generation = slot.generation.wrapping_add(1);
         if conn.hot.is_some() {
             self.hot.retain(|&hot| hot != index);

@@ -1,0 +1,156 @@
+//! The TLS handshake of a host. Each step of it is a job of a helper thread, so that a reactor
+//! computes nothing.
+//!
+//! ```text
+//!   begin, received ─▶ job ─▶ Turn, and the descriptor is readable ─▶ take
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use nacre_nvmf::tls::{Derivation, Identity, Psk};
+use nacre_reactor::{Helper, HelperFull};
+use nacre_transport_tls::{Failure, Handshake, Outcome, Role};
+use parking_lot::Mutex;
+use rustix::event::EventfdFlags;
+
+/// The PSK, identity and derivation of TLS.
+#[derive(Debug, Clone)]
+pub struct HostTls {
+    pub psk: Psk,
+    pub identity: Identity,
+    pub derivation: Derivation,
+    /// The thread that computes for the handshake; `None`: the polling thread does.
+    pub helper: Option<Arc<Helper>>,
+}
+
+/// The result of a job.
+pub(crate) struct Turn {
+    /// Bytes for the controller, also after a failure.
+    pub output: Vec<u8>,
+    /// `Ok(None)`: the handshake waits for bytes of the controller.
+    pub result: Result<Option<Outcome>, Failure>,
+}
+
+enum Slot {
+    /// A job has the handshake.
+    Busy,
+    Done(Turn, Option<Box<Handshake>>),
+    /// Waits for bytes.
+    Idle(Box<Handshake>),
+    Over,
+}
+
+struct Shared {
+    slot: Mutex<Slot>,
+    /// Readable after a job.
+    done: OwnedFd,
+}
+
+pub(crate) struct HostHandshake {
+    shared: Arc<Shared>,
+    helper: Option<Arc<Helper>>,
+    /// Jobs of one controller wait for each other only.
+    owner: String,
+}
+
+/// Why no job can be begun.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unable {
+    #[error(transparent)]
+    Full(#[from] HelperFull),
+    #[error(transparent)]
+    Descriptor(#[from] rustix::io::Errno),
+}
+
+impl HostHandshake {
+    /// Begins. The ClientHello is the output of the first turn.
+    pub fn begin(tls: HostTls, owner: String) -> Result<HostHandshake, Unable> {
+        let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let handshake = HostHandshake {
+            shared: Arc::new(Shared {
+                slot: Mutex::new(Slot::Busy),
+                done,
+            }),
+            helper: tls.helper,
+            owner,
+        };
+        let role = Role::Host {
+            identity: tls.identity,
+            psk: tls.psk,
+            derivation: tls.derivation,
+        };
+        handshake.run(move || match Handshake::new(role) {
+            Ok(handshake) => (Some(Box::new(handshake)), Ok(None)),
+            Err(failure) => (None, Err(failure)),
+        })?;
+        Ok(handshake)
+    }
+
+    /// Goes on with bytes of the controller, if no job runs and the handshake is not over.
+    pub fn received(&mut self, bytes: Vec<u8>) -> Result<(), HelperFull> {
+        let taken = std::mem::replace(&mut *self.shared.slot.lock(), Slot::Busy);
+        let Slot::Idle(mut handshake) = taken else {
+            *self.shared.slot.lock() = taken;
+            return Ok(());
+        };
+        self.run(move || {
+            let result = handshake.received(&bytes);
+            (Some(handshake), result)
+        })
+    }
+
+    fn run(
+        &self,
+        job: impl FnOnce() -> (Option<Box<Handshake>>, Result<Option<Outcome>, Failure>)
+        + Send
+        + 'static,
+    ) -> Result<(), HelperFull> {
+        let shared = Arc::clone(&self.shared);
+        let work = move || {
+            let (mut handshake, result) = job();
+            let output = handshake.as_mut().map(|handshake| handshake.take_output());
+            let turn = Turn {
+                output: output.unwrap_or_default(),
+                result,
+            };
+            *shared.slot.lock() = Slot::Done(turn, handshake);
+            let _ = rustix::io::write(&shared.done, &1u64.to_ne_bytes());
+        };
+        match &self.helper {
+            Some(helper) => helper.submit(&self.owner, work),
+            None => {
+                work();
+                Ok(())
+            }
+        }
+    }
+
+    /// The result of the last job, once.
+    pub fn take(&mut self) -> Option<Turn> {
+        let mut slot = self.shared.slot.lock();
+        match std::mem::replace(&mut *slot, Slot::Over) {
+            Slot::Done(turn, handshake) => {
+                if let (Some(handshake), Ok(None)) = (handshake, &turn.result) {
+                    *slot = Slot::Idle(handshake);
+                }
+                let _ = rustix::io::read(&self.shared.done, &mut [0; 8]);
+                Some(turn)
+            }
+            other => {
+                *slot = other;
+                None
+            }
+        }
+    }
+
+    /// True while a job runs or waits.
+    pub fn is_busy(&self) -> bool {
+        matches!(*self.shared.slot.lock(), Slot::Busy)
+    }
+
+    /// Readable when [`HostHandshake::take`] has a result.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.done.as_fd()
+    }
+}

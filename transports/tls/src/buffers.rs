@@ -1,0 +1,46 @@
+//! The buffers of the sessions of a thread. A session has one only while it holds bytes, so an idle
+//! connection has none.
+
+use std::cell::RefCell;
+
+/// Most buffers of each kind that a thread keeps for its next session.
+const MOST_SPARE: usize = 8;
+
+#[derive(Default)]
+struct Spare {
+    input: Vec<Box<[u8]>>,
+    output: Vec<Vec<u8>>,
+}
+
+thread_local! {
+    static SPARE: RefCell<Spare> = RefCell::default();
+}
+
+/// A buffer of `bytes` for received records. Its contents are those of an earlier session.
+pub fn take_input(bytes: usize) -> Box<[u8]> {
+    let spare = SPARE.with_borrow_mut(|spare| spare.input.pop());
+    spare.unwrap_or_else(|| vec![0; bytes].into_boxed_slice())
+}
+
+/// An empty buffer with room for `bytes` of sealed records.
+pub fn take_output(bytes: usize) -> Vec<u8> {
+    let spare = SPARE.with_borrow_mut(|spare| spare.output.pop());
+    spare.unwrap_or_else(|| Vec::with_capacity(bytes))
+}
+
+pub fn give_input(buffer: Box<[u8]>) {
+    SPARE.with_borrow_mut(|spare| {
+        if spare.input.len() < MOST_SPARE {
+            spare.input.push(buffer);
+        }
+    });
+}
+
+pub fn give_output(mut buffer: Vec<u8>) {
+    buffer.clear();
+    SPARE.with_borrow_mut(|spare| {
+        if spare.output.len() < MOST_SPARE {
+            spare.output.push(buffer);
+        }
+    });
+}
