@@ -10,6 +10,7 @@ mod nvme;
 mod spdk;
 mod target;
 mod tcp;
+mod tls;
 mod vm;
 mod volume;
 
@@ -18,6 +19,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use serde_json::{Value, json};
 
 #[derive(Subcommand)]
 pub enum What {
@@ -25,6 +27,9 @@ pub enum What {
     Tcp(TcpOptions),
     /// Nacre's target against SPDK's on loopback, under SPDK's initiator and under `nacre perf`.
     Spdk(spdk::Options),
+    /// Nacre over TLS against Nacre in clear on loopback; with `--peer`, also against SPDK's target
+    /// over TLS.
+    Tls(tls::Options),
     /// Replicated volumes against the disk below them, over TCP; and partial beside full resync.
     Volume(TcpOptions),
     /// Nacre against the kernel's target, both under the stock kernel's initiator, in the virtual
@@ -73,6 +78,7 @@ pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
     match what {
         What::Tcp(options) => tcp::run(root, options),
         What::Spdk(options) => spdk::run(root, options),
+        What::Tls(options) => tls::run(root, options),
         What::Volume(options) => volume::run(root, options),
         What::Vm(options) => vm::run(root, options, vm::Over::Tcp),
         What::Rdma(options) => vm::run(root, options, vm::Over::Rdma),
@@ -132,6 +138,13 @@ impl Line {
 
     fn reached(&self) -> bool {
         self.ratio() >= self.goal
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "name": self.name, "ratio": self.ratio(), "goal": self.goal,
+            "nacre": self.ours(), "limit": self.limit(), "rounds": self.rounds,
+        })
     }
 }
 

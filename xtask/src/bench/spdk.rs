@@ -71,16 +71,16 @@ impl Load {
 /// No line may be slower than the peer.
 const LINE_GOAL: f64 = 1.0;
 
-struct Case {
-    name: &'static str,
-    rw: &'static str,
-    size: u32,
+pub struct Case {
+    pub name: &'static str,
+    pub rw: &'static str,
+    pub size: u32,
     /// Per queue.
-    depth: u32,
-    queues: u32,
+    pub depth: u32,
+    pub queues: u32,
 }
 
-const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32) -> Case {
+pub const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32) -> Case {
     Case {
         name,
         rw,
@@ -191,15 +191,15 @@ fn geometric_mean(lines: &[Line]) -> f64 {
 }
 
 /// SPDK's programs.
-struct Spdk {
-    target: PathBuf,
+pub struct Spdk {
+    pub target: PathBuf,
     perf: PathBuf,
     /// Memory options, the same for both programs.
-    memory: &'static [&'static str],
+    pub memory: &'static [&'static str],
 }
 
 impl Spdk {
-    fn find(folder: &Path) -> Result<Spdk> {
+    pub fn find(folder: &Path) -> Result<Spdk> {
         let program = |name: &str| {
             let path = folder.join("build/bin").join(name);
             if path.is_file() {
@@ -226,15 +226,27 @@ impl Spdk {
     }
 
     fn measure(&self, target: &Target, case: &Case, seconds: u32) -> Result<f64> {
+        self.measure_at(target.port(), "", &[], case, seconds)
+    }
+
+    /// Measures at a port; `host` is the rest of the transport id, `more` are further arguments.
+    pub fn measure_at(
+        &self,
+        port: &str,
+        host: &str,
+        more: &[&str],
+        case: &Case,
+        seconds: u32,
+    ) -> Result<f64> {
         let mut command = Command::new(&self.perf);
         command
             .args(["-c", HOST_CORE_MASK, "--disable-sq-flow-control"])
             .args(self.memory)
             .arg("-r")
             .arg(format!(
-                "trtype:TCP adrfam:IPv4 traddr:{ADDRESS} trsvcid:{} subnqn:{NQN}",
-                target.port()
+                "trtype:TCP adrfam:IPv4 traddr:{ADDRESS} trsvcid:{port} subnqn:{NQN}{host}"
             ))
+            .args(more)
             // spdk_nvme_perf spreads the depth over the queues.
             .args(["-q", &(case.depth * case.queues).to_string()])
             .args(["-P", &case.queues.to_string()])
@@ -269,25 +281,36 @@ fn total(out: &str) -> Option<f64> {
 }
 
 fn measure(target: &Target, case: &Case, seconds: u32) -> Result<f64> {
-    let answer = target.load(
-        &[
-            "--rw",
-            case.rw,
-            "--mix",
-            MIX,
-            "--size",
-            &case.size.to_string(),
-            "--depth",
-            &case.depth.to_string(),
-            "--queues",
-            &case.queues.to_string(),
-            "--warmup",
-            WARM_UP,
-            "--seconds",
-            &seconds.to_string(),
-        ],
-        limit(seconds),
-    )?;
+    measure_at(target, target.port(), &[], case, seconds)
+}
+
+/// Measures with `nacre perf` at a port of the target; `more` are further arguments.
+pub fn measure_at(
+    target: &Target,
+    port: &str,
+    more: &[&str],
+    case: &Case,
+    seconds: u32,
+) -> Result<f64> {
+    let [size, depth, queues] = [case.size, case.depth, case.queues].map(|n| n.to_string());
+    let seconds_text = seconds.to_string();
+    let load = [
+        "--rw",
+        case.rw,
+        "--mix",
+        MIX,
+        "--size",
+        &size,
+        "--depth",
+        &depth,
+        "--queues",
+        &queues,
+        "--warmup",
+        WARM_UP,
+        "--seconds",
+        &seconds_text,
+    ];
+    let answer = target.load_at(port, &[&load, more].concat(), limit(seconds))?;
     number(&answer, &["iops"])
 }
 

@@ -1,6 +1,8 @@
 //! Starts, configures and stops the daemon (Nacre's, or SPDK's as the peer) for the benchmarks over
 //! TCP.
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -188,6 +190,33 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
+    /// Writes a key file in the daemon's folder. It has no end of line: SPDK takes none.
+    pub fn write_key(&self, text: &str) -> Result<PathBuf> {
+        let path = self.dir.join("psk");
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(&path);
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| format!("writing {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Adds a listener at `port` that requires TLS, for the host `host` with the key of the file.
+    pub fn use_tls(&self, port: &str, host: &str, psk: &Path) -> Result<()> {
+        let key = json!({ "name": "bench", "path": psk });
+        self.rpc("keyring_file_add_key", Some(key))?;
+        let address =
+            json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ADDRESS, "trsvcid": port });
+        self.rpc(
+            "nvmf_subsystem_add_listener",
+            Some(json!({ "nqn": NQN, "listen_address": address, "secure_channel": true })),
+        )?;
+        self.rpc(
+            "nvmf_subsystem_add_host",
+            Some(json!({ "nqn": NQN, "host": host, "psk": "bench" })),
+        )?;
+        Ok(())
+    }
+
     fn rpc(&self, method: &str, params: Option<Value>) -> Result<String> {
         let mut command = Command::new(self.nacre);
         command
@@ -207,9 +236,14 @@ impl<'a> Target<'a> {
 
     /// Runs `nacre perf` against the target with `load` and returns its JSON output.
     pub fn load(&self, load: &[&str], limit: Duration) -> Result<Value> {
+        self.load_at(self.port, load, limit)
+    }
+
+    /// The same at another port of the target.
+    pub fn load_at(&self, port: &str, load: &[&str], limit: Duration) -> Result<Value> {
         let mut command = Command::new(self.nacre);
         command
-            .args(["perf", "--traddr", ADDRESS, "--trsvcid", self.port])
+            .args(["perf", "--traddr", ADDRESS, "--trsvcid", port])
             .args(["--nqn", NQN, "--cores", HOST_CORE, "--json"])
             .args(load);
         let out = process::capture(&mut command, limit)?;

@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::target::{ADDRESS, HOST_CORE, NQN, PORT, TARGET_CORE, Target, WARM_UP, number};
 use super::{Line, TcpOptions, idle, instructions, print_table};
@@ -247,15 +247,7 @@ fn measure(target: &Target, case: &Case, seconds: f64) -> Result<f64> {
 }
 
 fn write_json(path: &Path, lines: &[Line]) -> Result<()> {
-    let rows: Vec<Value> = lines
-        .iter()
-        .map(|line| {
-            json!({
-                "name": line.name, "ratio": line.ratio(), "goal": line.goal,
-                "nacre": line.ours(), "limit": line.limit(), "rounds": line.rounds,
-            })
-        })
-        .collect();
+    let rows: Vec<Value> = lines.iter().map(Line::json).collect();
     let text = serde_json::to_string_pretty(&rows)?;
     std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
 }
