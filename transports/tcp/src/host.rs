@@ -220,7 +220,7 @@ impl TcpHost {
         let watched = begun.and_then(|handshake| {
             // Readable after a job, which wakes a sleeping core.
             self.epoll
-                .add(&handshake.descriptor(), 0, Interest::READ)
+                .add(handshake.descriptor(), 0, Interest::READ)
                 .map_err(|error| error.to_string())?;
             Ok(handshake)
         });
@@ -236,8 +236,8 @@ impl TcpHost {
         };
         let is_late = now >= *since + self.options.connect_timeout;
         let ended = loop {
-            if let Some(turn) = handshake.take() {
-                let output = turn.output;
+            if let Some(mut turn) = handshake.take() {
+                let output = std::mem::take(&mut turn.output);
                 let sent = output.is_empty()
                     || socket::send(self.socket.as_fd(), &[IoSlice::new(&output)])
                         == Ok(output.len());

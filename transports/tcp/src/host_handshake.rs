@@ -35,7 +35,7 @@ pub(crate) struct Turn {
 enum Slot {
     /// A job has the handshake.
     Busy,
-    Done(Turn, Option<Box<Handshake>>),
+    Done(Box<Turn>, Option<Box<Handshake>>),
     /// Waits for bytes.
     Idle(Box<Handshake>),
     Over,
@@ -110,10 +110,10 @@ impl HostHandshake {
         let work = move || {
             let (mut handshake, result) = job();
             let output = handshake.as_mut().map(|handshake| handshake.take_output());
-            let turn = Turn {
+            let turn = Box::new(Turn {
                 output: output.unwrap_or_default(),
                 result,
-            };
+            });
             *shared.slot.lock() = Slot::Done(turn, handshake);
             let _ = rustix::io::write(&shared.done, &1u64.to_ne_bytes());
         };
@@ -127,7 +127,7 @@ impl HostHandshake {
     }
 
     /// The result of the last job, once.
-    pub fn take(&mut self) -> Option<Turn> {
+    pub fn take(&mut self) -> Option<Box<Turn>> {
         let mut slot = self.shared.slot.lock();
         match std::mem::replace(&mut *slot, Slot::Over) {
             Slot::Done(turn, handshake) => {

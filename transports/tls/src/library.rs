@@ -161,9 +161,10 @@ impl Library {
                 .negotiated_psk_identity(&mut used)
                 .map_err(failed)?;
         }
-        match used == identity {
-            true => Ok(()),
-            false => Err(Failure::Identity),
+        if used == identity {
+            Ok(())
+        } else {
+            Err(Failure::Identity)
         }
     }
 
