@@ -134,6 +134,10 @@ pub const FEATURES: &[Feature] = &[
         "roles",
         "Users and groups with roles at the management socket, and the audit log.",
     ),
+    preview(
+        "sandbox",
+        "The daemon gives up capabilities, and the kernel filters its system calls.",
+    ),
     stable(
         "files",
         "Files and disks as block devices, through io_uring.",

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::tls::{Alert, Identity, PskKey, PskSource, TlsFailure};
 use nacre_nvmf::transport::{Closed, HostTransport, Plug, TlsPolicy};
-use nacre_reactor::{Clock, EventSet, Events, Helper, Interest};
+use nacre_reactor::{Clock, EventSet, Events, Helper, Idle, Interest};
 use nacre_transport_tls::{Handshake, Role, Session};
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
@@ -270,14 +270,15 @@ fn a_host_shakes_hands_on_the_helper() {
         .unwrap();
     let mut list = Events::with_capacity(1);
     let succeeded = || server.rig.plug.counts().tls.unwrap().handshakes[0].1 == 1;
-    let mut wakes = 0;
     until("the handshake", || {
-        host.arm(clock.now());
-        wakes += outer.wait(&mut list, Duration::from_millis(50)).unwrap();
-        assert!(!ready(&mut host, &clock));
+        // Polled only when it asks for that or is woken: a lost wake-up is the end of it.
+        let is_busy = host.arm(clock.now()) == Idle::Busy;
+        let patience = Duration::from_millis(if is_busy { 0 } else { 50 });
+        let is_woken = outer.wait(&mut list, patience).unwrap() == 1;
+        if is_busy || is_woken {
+            assert!(!ready(&mut host, &clock));
+        }
         succeeded()
     });
-    // The ClientHello, the target's answer, and the end.
-    assert!(wakes >= 3, "{wakes}");
     server.until("it is ready", |_| ready(&mut host, &clock));
 }
