@@ -60,6 +60,20 @@ pub struct End {
 }
 
 impl End {
+    /// False for text that no interface of Linux has. It comes from another machine, and is shown
+    /// in a terminal and as a part of commands.
+    fn is_printable(&self) -> bool {
+        let of_name = |c: char| c.is_ascii_alphanumeric() || "._@:-".contains(c);
+        let short = |text: &Option<String>| {
+            let mut text = text.iter();
+            text.all(|text| text.len() <= 256 && !text.contains(char::is_control))
+        };
+        (1..=15).contains(&self.interface.len())
+            && self.interface.chars().all(of_name)
+            && short(&self.driver)
+            && short(&self.no_dcb)
+    }
+
     /// The end at `netdev`, whose settings are on `physical`: itself, the parent of a VLAN, or the
     /// members of a bond. Different members are the finding `roce.members`; here the first counts.
     fn of(system: &System, netdev: &str, physical: &[Facts]) -> End {

@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use nacre_nvmf::subsystems::AnaStates;
 use nacre_nvmf::transport::ListenerId;
 use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
 
 /// The listeners under test.
 #[derive(Debug, Default)]
@@ -57,6 +58,19 @@ impl FailoverTests {
         let at = running.iter().position(ends)?;
         Some(running.swap_remove(at).before)
     }
+
+    /// A group's state was set during a test: the test returns the group to it.
+    pub fn change(&self, nqn: &Nqn, listener: ListenerId, group: u32, state: AnaState) {
+        let mut running = self.running.borrow_mut();
+        if let Some(test) = running.iter_mut().find(|test| test.is_of(nqn, listener)) {
+            test.before.set(Some(group), state);
+        }
+    }
+
+    /// Ends all tests of a subsystem that is deleted.
+    pub fn forget(&self, nqn: &Nqn) {
+        self.running.borrow_mut().retain(|test| test.nqn != *nqn);
+    }
 }
 
 impl FailoverTest {
@@ -67,8 +81,6 @@ impl FailoverTest {
 
 #[cfg(test)]
 mod tests {
-    use nacre_nvmf_wire::log::ana::AnaState;
-
     use super::*;
 
     /// Goal: a repeated test keeps the first states, and only the latest timer ends it.

@@ -19,7 +19,7 @@ use crate::queues::decode::{self, Plan};
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::{Requests, Step};
 use crate::queues::resources::Resources;
-use crate::subsystems::association::{Association, NoQueue, Phase, QueueInfo};
+use crate::subsystems::association::{Association, NoQueue, Phase, QueueInfo, Teardown};
 use crate::subsystems::authentication::of_peer;
 use crate::subsystems::stats::QueueStats;
 use crate::subsystems::subsystem::{Refusal, Subsystem, SubsystemKind};
@@ -425,6 +425,11 @@ impl Resources {
                     )
                 }
             });
+        }
+        // A key that changed since the first check did not see this queue.
+        let secure = self.check_channel(qp, &association.subsystem, &association.hostnqn);
+        if secure.is_err() {
+            association.tear_down(Teardown::MustEncrypt);
         }
         if connect.is_admin() {
             association.set_keep_alive(connect.kato_ms);

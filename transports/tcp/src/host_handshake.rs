@@ -114,7 +114,9 @@ impl HostHandshake {
                 output: output.unwrap_or_default(),
                 result,
             });
-            *shared.slot.lock() = Slot::Done(turn, handshake);
+            // With the lock held: `take` finds either neither or both.
+            let mut slot = shared.slot.lock();
+            *slot = Slot::Done(turn, handshake);
             let _ = rustix::io::write(&shared.done, &1u64.to_ne_bytes());
         };
         match &self.helper {

@@ -150,7 +150,8 @@ impl Sealed {
                     self.session.received(count);
                     is_empty = count < most;
                 }
-                Err(Errno::AGAIN) if total > 0 => return Ok(total),
+                // An end of the connection shows again at the next receive.
+                Err(_) if total > 0 => return Ok(total),
                 Err(errno) => return Err(errno),
             }
         }

@@ -298,11 +298,12 @@ fn job(args: &BenchArgs, sides: &Sides, workload: &Workload) -> Job {
     }
 }
 
-/// Set by Ctrl-C and by a request to end: the run ends, its figures so far are shown, and the
+/// Set by Ctrl-C, a request to end and the end of the terminal: the run ends, its figures so far are shown, and the
 /// daemon is stopped.
 fn interrupt() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     Ok(stop)

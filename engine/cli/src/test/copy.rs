@@ -43,7 +43,7 @@ pub struct CopyArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     range: Option<u64>,
     /// Bytes per I/O
-    #[arg(long, value_name = "BYTES", default_value = "64k", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "64k", value_parser = paths::io_bytes)]
     size: u64,
     /// I/Os in flight on each path
     #[arg(short, long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]

@@ -74,7 +74,7 @@ pub struct FailoverArgs {
     #[arg(short, long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
     /// Bytes per I/O
-    #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = paths::io_bytes)]
     size: u64,
     /// Test even if a connected host has no other path: its I/O waits or fails
     #[arg(long)]
@@ -93,6 +93,8 @@ pub struct FailoverArgs {
 const RANGE: u64 = 16 << 20;
 /// The daemon restores the states this long after the test should have ended.
 const LEASE: Duration = Duration::from_secs(10);
+/// The daemon's limit of an hour, without the lease.
+const LONGEST: Duration = Duration::from_secs(3590);
 /// Time for this program to see the restored states.
 const RETURN: Duration = Duration::from_secs(10);
 /// Time for the I/O in flight at the end.
@@ -104,6 +106,10 @@ fn parse_transport(text: &str) -> Result<IpTransport, String> {
 }
 
 pub fn run(connection: &Connection, args: &FailoverArgs) -> Result<(), Failure> {
+    if args.time > LONGEST {
+        let most = LONGEST.as_secs();
+        return Err(Failure::Usage(format!("--for: at most {most} s")));
+    }
     let mut client = connection.open()?;
     let nqn = paths::subsystem(&mut client, args.subsystem.as_deref(), Some(&args.listener))?;
     let listeners = paths::listeners(&mut client, &nqn)?;
@@ -300,6 +306,7 @@ fn measure(daemon: &Daemon, mut mount: Mount, withdrawn: usize) -> Result<Findin
         nsid,
         paths: names,
         withdrawn_path: withdrawn,
+        to: args.to.map(|to| to.word().to_owned()),
         writes: args.overwrite,
         seconds: run.load.record().seconds().to_vec(),
         phases,

@@ -15,6 +15,7 @@ use super::super::subsystem::{is_discovery, items, some};
 use super::super::{Failure, output};
 use nacre_engine::methods::nvmf::listener::{GetSubsystemListeners, SubsystemListenersParams};
 use nacre_engine_rpc::client::Client;
+use nacre_engine_values::size::parse_bytes;
 
 /// Options of this program's own connections.
 #[derive(Debug, Clone, Args)]
@@ -142,6 +143,17 @@ fn uri(url: &ListenUrl, nqn: &str) -> String {
 }
 
 /// Connects to the namespace over one listener.
+/// Most bytes of an I/O.
+const IO_MOST: u64 = 16 << 20;
+
+/// Bytes of an I/O, from 1 to 16 MiB.
+pub fn io_bytes(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        bytes @ 1..=IO_MOST => Ok(bytes),
+        _ => Err(format!("{text} is not from 1 byte to 16 MiB")),
+    }
+}
+
 pub fn open(
     listener: &TestedListener,
     nqn: &str,

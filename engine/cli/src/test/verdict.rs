@@ -62,6 +62,8 @@ pub struct Findings {
     /// The paths of this program; those of the listener is `withdrawn_path`.
     pub paths: Vec<String>,
     pub withdrawn_path: usize,
+    /// Transport that must take over: `tcp` or `rdma`; none: any.
+    pub to: Option<String>,
     pub writes: bool,
     /// Samples of each second.
     pub seconds: Vec<Second>,
@@ -112,6 +114,18 @@ impl Findings {
         split
     }
 
+    /// I/Os of this program over other paths of a transport while the listener was withdrawn.
+    fn withdrawn_over(&self, transport: &str) -> u64 {
+        let scheme = format!("{transport}://");
+        let phase = self.phase(TestPhase::Withdrawn);
+        let paths = phase.map_or(&[][..], |one| &one.paths);
+        let names = self.paths.iter().zip(paths).enumerate();
+        names
+            .filter(|(index, (name, _))| *index != self.withdrawn_path && name.starts_with(&scheme))
+            .map(|(_, (_, path))| path.ios)
+            .sum()
+    }
+
     /// The last I/O over the listener, in milliseconds after it was withdrawn.
     pub fn last_io_ms(&self) -> Option<f64> {
         let phase = self.phase(TestPhase::Withdrawn)?;
@@ -149,6 +163,11 @@ impl Findings {
         if self.phase(TestPhase::Withdrawn).is_some() {
             if self.split(TestPhase::Withdrawn).1 == 0 && !self.interrupted {
                 failures.push("no I/O of this program went over another listener".into());
+            } else if let Some(to) = &self.to
+                && self.withdrawn_over(to) == 0
+                && !self.interrupted
+            {
+                failures.push(format!("no I/O of this program went over {to}"));
             }
             let pause = self.longest_pause_ms();
             if pause > self.max_pause_ms {
@@ -283,6 +302,7 @@ mod tests {
                 "tcp://192.0.2.1:4420".into(),
             ],
             withdrawn_path: 0,
+            to: Some("tcp".into()),
             writes: true,
             seconds: Vec::new(),
             phases: vec![
@@ -319,7 +339,7 @@ mod tests {
     #[test]
     fn judgements() {
         type Change = fn(&mut Findings);
-        let cases: [(Change, &str); 11] = [
+        let cases: [(Change, &str); 12] = [
             (
                 |f| f.errors = [("gone".to_owned(), 2)].into(),
                 "2 I/Os failed",
@@ -335,6 +355,7 @@ mod tests {
                 "paused for 5001 ms",
             ),
             (|f| f.phases[1].paths[1].ios = 0, "over another listener"),
+            (|f| f.to = Some("rdma".into()), "went over rdma"),
             (|f| f.phases[2].paths[0].ios = 0, "did not return"),
             (|f| f.hosts = vec![host(Behaviour::Stayed)], "kept I/O"),
             (

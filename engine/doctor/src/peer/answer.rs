@@ -18,6 +18,10 @@ use super::{Bytes, End, System, roce};
 const SESSION: Duration = Duration::from_secs(60);
 /// Limit for the first message: a silent connection must not keep others out.
 const HELLO: Duration = Duration::from_secs(3);
+/// Limit for each later message. Between two there is at most one burst.
+const IDLE: Duration = Duration::from_secs(10);
+/// Requests for counts that a session may send; each class needs a few.
+const COUNTS_MAX: u32 = 256;
 /// Limit for sending an answer.
 const SENDING: Duration = Duration::from_secs(5);
 /// Probes that a session may send.
@@ -121,9 +125,13 @@ fn session(
     std::thread::scope(|scope| {
         scope.spawn(|| echo_probes(&socket, token, &stop, &arrived));
         let mut requests = BufReader::new(Timed { stream, until });
+        let mut counted = 0;
         let outcome = loop {
+            // A silent end must not keep others out.
+            requests.get_mut().until = until.min(Instant::now() + IDLE);
             match wire::read(&mut requests) {
-                Ok(Request::Counts) => {
+                Ok(Request::Counts) if counted < COUNTS_MAX => {
+                    counted += 1;
                     let reply = Reply::Counts {
                         arrived: arrivals(&arrived),
                         bytes: Box::new(count(&interfaces)),
@@ -133,7 +141,7 @@ fn session(
                     }
                 }
                 Ok(Request::Bye) => break Ok(()),
-                Ok(Request::Hello { .. }) => break Err(broken()),
+                Ok(Request::Counts | Request::Hello { .. }) => break Err(broken()),
                 Err(error) => break Err(error),
             }
         };

@@ -55,6 +55,9 @@ pub fn ask(question: &Question, count: &dyn Fn() -> Bytes) -> Result<Answer, Ask
         }
         Reply::Hello { token, end, .. } => {
             session.token = token;
+            if !end.is_printable() {
+                return Err(AskError::Malformed("description of its interface"));
+            }
             *end
         }
         Reply::Counts { .. } => return Err(AskError::Malformed("hello")),
@@ -91,6 +94,7 @@ impl Session<'_> {
             return Err(AskError::Malformed("counts"));
         };
         let arrived = arrived.into_iter().filter(|of| of.sent == dscp);
+        let arrived = arrived.filter(|of| of.count <= u64::from(u32::MAX));
         Ok((*bytes, arrived.map(|of| (of.arrived, of.count)).collect()))
     }
 

@@ -478,3 +478,30 @@ fn a_session_without_a_responder_fails() {
     let served = responder.serve(until, &facts, &|_| Bytes::default());
     assert_eq!(served.unwrap(), None);
 }
+
+/// Goal: text of another machine that could act on a terminal, or as a command, is not shown.
+#[test]
+fn text_that_no_interface_has_is_refused() {
+    for (interface, driver) in [
+        ("eth0\u{1b}[2K", None),
+        ("eth0; reboot", None),
+        ("", None),
+        ("eth0", Some("mlx5\ncore")),
+    ] {
+        let responder = Responder::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = responder.address().unwrap();
+        let end = End {
+            interface: interface.to_owned(),
+            driver: driver.map(str::to_owned),
+            ..theirs()
+        };
+        let thread = std::thread::spawn(move || {
+            let facts = |_: IpAddr| (end.clone(), Vec::new());
+            let until = Instant::now() + Duration::from_millis(500);
+            responder.serve(until, &facts, &|_| Bytes::default())
+        });
+        let error = ask(&question(at), &Bytes::default).unwrap_err();
+        assert!(matches!(error, AskError::Malformed(_)), "{error:?}");
+        assert_eq!(thread.join().unwrap().unwrap(), None);
+    }
+}

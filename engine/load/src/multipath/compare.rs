@@ -67,15 +67,18 @@ impl Compare<'_> {
         }
     }
 
-    /// Reads a place over the paths in turn until a round of them agrees.
+    /// Reads a place over the paths in turn until a round of them agrees. A round with a failed read
+    /// does not.
     fn settles(&mut self, unit: u64, paths: &[usize], watch: KeepGoing) -> bool {
         (0..COMPARISONS).any(|_| {
             let mut unequal = Vec::new();
+            let mut is_complete = true;
             for path in paths {
                 let plan = one(*path, unit..unit + 1);
-                self.read(&[plan], paths.first().copied(), &mut unequal, watch);
+                let (passes, _) = self.read(&[plan], paths.first().copied(), &mut unequal, watch);
+                is_complete &= passes.iter().all(PassReport::is_good);
             }
-            unequal.is_empty()
+            is_complete && unequal.is_empty()
         })
     }
 }

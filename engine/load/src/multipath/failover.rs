@@ -238,6 +238,10 @@ impl FailoverLoad {
     }
 
     fn completed(&mut self, one: Ended, now: Nanos) {
+        // The preparation left it in flight.
+        if one.since < self.began {
+            return;
+        }
         let earlier = self.refusals.iter().position(|(unit, _)| *unit == one.unit);
         let refusals = earlier.map_or(0, |at| self.refusals.swap_remove(at).1);
         if is_refused(one.status) && refusals < MOST_REFUSALS {

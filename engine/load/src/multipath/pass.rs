@@ -106,6 +106,10 @@ impl Mount {
             let idle = ended.is_empty();
             let now = self.now();
             for one in ended.drain(..) {
+                // An I/O that an earlier pass left in flight is not of this one.
+                if one.since < begin {
+                    continue;
+                }
                 last = now;
                 let of_path = |course: &&mut Course| course.plan.path == one.path;
                 let Some(course) = courses.iter_mut().find(of_path) else {

@@ -248,6 +248,8 @@ impl Method<Engine> for RemoveListener {
                 .target
                 .remove_listener(nqn, kind, &live.address)
                 .or_refuse()?;
+            // A listener that comes back has its own states.
+            engine.listeners.failover_tests.end(nqn, live.id, None);
             engine.notes.send("nvmf_listener_change", nqn.as_str());
         }
         Ok(true)
@@ -347,8 +349,13 @@ impl Method<Engine> for SetAnaState {
             restore_states(&plane.target, nqn, (kind, &address), &before, group);
             return Err(refused);
         }
-        // This state stays: a failover test does not restore an earlier one.
-        engine.listeners.failover_tests.end(nqn, listener.id, None);
+        // This state stays: a failover test does not restore an earlier one. The other groups still
+        // return after the test.
+        let tests = &engine.listeners.failover_tests;
+        match group {
+            Some(group) => tests.change(nqn, listener.id, group, state),
+            None => drop(tests.end(nqn, listener.id, None)),
+        }
         engine.notes.send("nvmf_ana_change", nqn.as_str());
         Ok(true)
     }

@@ -272,6 +272,7 @@ impl Method<Engine> for DeleteSubsystem {
             .collect();
         drop(subsystem);
         let deleted = plane.target.delete_subsystem(&nqn).or_refuse()?;
+        engine.listeners.failover_tests.forget(&nqn);
         // A host command may have stored a reservation since the records were removed.
         let below = key::below(&key::subsystem(&nqn));
         if !engine.journal.below(&below).is_empty() {

@@ -167,6 +167,15 @@ struct Live {
     ended: AtomicBool,
 }
 
+/// Sets a flag when it is dropped, also by a panic.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 struct Runner<'a> {
     args: &'a SoakClientArgs,
     provider: &'a dyn Provider,
@@ -262,12 +271,12 @@ impl<'a> Runner<'a> {
             for ((flow, live), outcome) in phase.flows.iter().zip(&live).zip(&outcomes) {
                 let options = args.options(*flow, phase);
                 scope.spawn(move || {
+                    let _ended = SetAtEnd(&live.ended);
                     let report = measure(provider, &options, stop, &mut |at| {
                         live.messages.store(at.messages, Ordering::Relaxed);
                         live.p99_ns.store(at.recent_p99_ns, Ordering::Relaxed);
                     });
                     *outcome.lock().unwrap_or_else(|held| held.into_inner()) = Some(report);
-                    live.ended.store(true, Ordering::Release);
                 });
             }
             let mut counted = vec![0u64; phase.flows.len()];

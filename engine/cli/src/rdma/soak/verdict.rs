@@ -187,6 +187,15 @@ impl Soak {
             }
         }
         warnings.extend(self.pause_storm());
+        if self.ports.is_empty() {
+            let text = "the RDMA port of the peers is not known, so losses were not counted";
+            let list = if self.limits.lossless {
+                &mut failures
+            } else {
+                &mut warnings
+            };
+            list.push(text.into());
+        }
         if self.interrupted {
             failures.push("interrupted".into());
         }
@@ -306,6 +315,7 @@ impl Soak {
         lines.extend(self.seconds.iter().map(second));
         lines.push(String::new());
         match &self.counters[..] {
+            [] if self.ports.is_empty() => lines.push("no counters were read".into()),
             [] => lines.push("no counter of losses, pauses, congestion or errors grew".into()),
             counters => lines.extend(counters.iter().map(|change| {
                 let Change {

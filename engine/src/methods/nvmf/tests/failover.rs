@@ -91,6 +91,39 @@ fn a_state_that_is_set_stays() {
     assert_eq!(states(&daemon, first), ["non_optimized"; 2]);
 }
 
+/// Goal: a state of one group that is set during a test stays, and the other groups return.
+#[test]
+fn a_state_of_one_group_that_is_set_stays() {
+    let daemon = test_daemon();
+    reporting(&daemon);
+    let (first, _) = (listen(&daemon, NQN), listen(&daemon, NQN));
+    daemon.call(TEST, test(first, 600));
+    set(&daemon, first, "non_optimized", Some(2));
+    assert_eq!(states(&daemon, first), ["inaccessible", "non_optimized"]);
+    daemon.call(TEST, test(first, 0));
+    assert_eq!(states(&daemon, first), ["optimized", "non_optimized"]);
+}
+
+/// Goal: a listener that is removed during a test and added again has its own states, also after
+/// the test. Method: another subsystem keeps the address open.
+#[test]
+fn a_listener_that_comes_back_is_under_no_test() {
+    let daemon = test_daemon();
+    reporting(&daemon);
+    let (first, _) = (listen(&daemon, NQN), listen(&daemon, NQN));
+    let other = "nqn.2016-06.io.spdk:other";
+    daemon.call("nvmf_create_subsystem", json!({ "nqn": other }));
+    let place = |nqn: &str| json!({ "nqn": nqn, "listen_address": at(first) });
+    daemon.call("nvmf_subsystem_add_listener", place(other));
+    daemon.call(TEST, test(first, 600));
+    daemon.call("nvmf_subsystem_remove_listener", place(NQN));
+    daemon.call("nvmf_subsystem_add_listener", place(NQN));
+    set(&daemon, first, "inaccessible", Some(1));
+    let own = states(&daemon, first);
+    daemon.call(TEST, test(first, 0));
+    assert_eq!(states(&daemon, first), own);
+}
+
 /// Goal: a daemon that ends during a test serves the stored states afterwards.
 #[test]
 fn nothing_is_stored() {
