@@ -75,7 +75,10 @@ step "what lldpd hears of the switch is what we hear"
 switch=$SWITCH
 "$LLDPD/usr/sbin/lldpd" -d -r -L "$LLDPD/usr/sbin/lldpcli" -u "$WORK/other.sock" -p "$WORK/other.pid" -I dcb0 >"$WORK/other.log" 2>&1 &
 other=$!
-heard() { "$LLDPD/usr/sbin/lldpcli" -u "$WORK/other.sock" -f json0 show neighbors details | jq -e '.lldp[0].interface[0]'; }
+heard() {
+    lldp update >/dev/null
+    "$LLDPD/usr/sbin/lldpcli" -u "$WORK/other.sock" -f json0 show neighbors details | jq -e '.lldp[0].interface[0]'
+}
 wait_until 20 heard
 heard >"$WORK/theirs"
 kill $other
