@@ -298,8 +298,8 @@ fn job(args: &BenchArgs, sides: &Sides, workload: &Workload) -> Job {
     }
 }
 
-/// Set by Ctrl-C, a request to end and the end of the terminal: the run ends, its figures so far are shown, and the
-/// daemon is stopped.
+/// Set by Ctrl-C, a request to end and the end of the terminal: the run ends, its figures so far
+/// are shown, and the daemon is stopped.
 fn interrupt() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};

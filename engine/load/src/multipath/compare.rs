@@ -67,8 +67,8 @@ impl Compare<'_> {
         }
     }
 
-    /// Reads a place over the paths in turn until a round of them agrees. A round with a failed read
-    /// does not.
+    /// Reads a place over the paths in turn until a round of them agrees. A round with a failed
+    /// read does not.
     fn settles(&mut self, unit: u64, paths: &[usize], watch: KeepGoing) -> bool {
         (0..COMPARISONS).any(|_| {
             let mut unequal = Vec::new();
