@@ -82,25 +82,32 @@ dscps() { awk -v kind="$2" -v pattern="$3" '$1 == kind && ($2 " " $3) ~ pattern 
 
 # ---- the switch -------------------------------------------------------------------------------
 
-lldp() { "$LLDPD/usr/sbin/lldpcli" -u "$WORK/lldpd.sock" "$@"; }
+# Announces itself at one end of a cable, see switch.py. lldpd is the foreign opinion on what arrives at the other.
+switch_up() { # switch_up INTERFACE NAME
+    echo "name $2" >"$WORK/switch"
+    SWITCH_NAME=$2
+    python3 "$HERE/switch.py" "$1" "$WORK/switch" &
+    SWITCH=$!
+    wait_until 40 test -e "$WORK/switch.sent"
+}
 
-switch_up() { # switch_up INTERFACE: lldpd at this end of a cable
+# The DCBX TLVs of IEEE 802.1Qaz unless another OUI is given, as bytes: switch_says SUBTYPE BYTES [OUI]
+switch_says() { echo "${3:-00,80,c2} $1 $2" >>"$WORK/switch"; }
+
+switch_forgets() { # the TLVs
+    echo "name $SWITCH_NAME" >"$WORK/switch.new"
+    mv "$WORK/switch.new" "$WORK/switch"
+}
+
+lldpd_prepare() { # what lldpd and lldpcli need
     [ -n "$LLDPD" ] || skip "lldpd could not be had: the start of the run says why"
     export LD_LIBRARY_PATH=$LLDPD/usr/lib/x86_64-linux-gnu
     mkdir -p /run/lldpd /var/run/lldpd
     getent passwd _lldpd >/dev/null || echo "_lldpd:x:65532:65532::/run/lldpd:/bin/false" >>/etc/passwd
     getent group _lldpd >/dev/null || echo "_lldpd:x:65532:" >>/etc/group
-    "$LLDPD/usr/sbin/lldpd" -d -u "$WORK/lldpd.sock" -p "$WORK/lldpd.pid" -L "$LLDPD/usr/sbin/lldpcli" -I "$1" >"$WORK/lldpd.log" 2>&1 &
-    SWITCH=$!
-    wait_until 20 test -S "$WORK/lldpd.sock"
-    lldp configure lldp tx-interval 1
 }
-
-# The DCBX TLVs of IEEE 802.1Qaz, as bytes: switch_says SUBTYPE BYTES
-switch_says() { lldp configure lldp custom-tlv add oui 00,80,c2 subtype "$1" oui-info "$2"; }
 
 switch_down() {
     kill "$SWITCH" 2>/dev/null || true
     wait "$SWITCH" 2>/dev/null || true
-    unset LD_LIBRARY_PATH
 }

@@ -1,5 +1,5 @@
 # limit: 400
-# The doctor's group `roce` on an interface with soft-RoCE and DCB, against a switch that lldpd
+# The doctor's group `roce` on an interface with soft-RoCE and DCB, against a switch that a script
 # plays: the settings asked for pass, each wrong setting is found, and the switch's own settings are
 # compared.
 nacre_only "its own doctor"
@@ -19,27 +19,6 @@ examine() { # examine [OPTIONS…]: of dcb0
     echo "$report" | jq -r '.findings[] | select(.id | test("^roce|counters")) | "\(.status) \(.id) [\(.subject)] \(.evidence)"'
 }
 of() { echo "$report" | jq -r --arg id "$1" '[.findings[] | select(.id == $id and .subject == "dcb0") | .status] | unique | join(",")'; }
-# The same while the switch announces itself twice a second: the interval that it was given begins late on a slow
-# machine.
-examine_switch() { # examine_switch [OPTIONS…]
-    (while :; do
-        lldp update >/dev/null 2>&1 || true
-        sleep 0.5
-    done) &
-    local announcer=$!
-    examine "$@"
-    kill $announcer
-    wait $announcer 2>/dev/null || true
-}
-# Until the doctor gives this status: the first announcement may lack the last setting. Six attempts at most.
-examine_until() { # examine_until ID STATUS
-    local attempt
-    for attempt in 1 2 3 4 5 6; do
-        examine_switch --wait 5s
-        if [ "$(of "$1")" = "$2" ]; then return; fi
-    done
-    die "$1 is '$(of "$1")' after $attempt attempts, expected '$2'"
-}
 says() { echo "$report" | jq -r --arg id "$1" '[.findings[] | select(.id == $id and .subject == "dcb0") | .evidence + " " + .remedy] | join(" ")'; }
 
 step "a card as it comes"
@@ -54,13 +33,11 @@ expect roce.pause.rate "$(of roce.pause.rate)" SKIP
 step "settings as asked for, and a switch that agrees"
 apply dcb0
 apply dcb1
-switch_up dcb1
-lldp configure system hostname leaf-7
+switch_up dcb1 leaf-7
 switch_says 11 08,08
 switch_says 9 00,00,03,00,00,28,00,00,3c,00,00,00,00,02,00,00,02,00,00,00,00
 switch_says 12 00,65,00,1a
-examine_until roce.pfc PASS
-examine_switch --wait 5s --report "$WORK/report.txt"
+examine --wait 5s --report "$WORK/report.txt"
 for id in dcbx pfc.set pfc ets trust pause.global pause.rate buffer lossless; do
     expect "roce.$id" "$(of roce.$id)" PASS
 done
@@ -72,36 +49,38 @@ for text in "leaf-7" "DSCP 26, priority 3, share 60 %" "class 3: priorities 3, 6
 done
 
 step "what lldpd hears of the switch is what we hear"
-switch=$SWITCH
+lldpd_prepare
 "$LLDPD/usr/sbin/lldpd" -d -r -L "$LLDPD/usr/sbin/lldpcli" -u "$WORK/other.sock" -p "$WORK/other.pid" -I dcb0 >"$WORK/other.log" 2>&1 &
 other=$!
 heard() {
-    lldp update >/dev/null
     "$LLDPD/usr/sbin/lldpcli" -u "$WORK/other.sock" -f json0 show neighbors details | jq -e '.lldp[0].interface[0]'
 }
-wait_until 20 heard
+wait_until 60 heard
 heard >"$WORK/theirs"
 kill $other
+wait $other 2>/dev/null || true
 expect "the chassis" "$(jq -r '.chassis[0].name[0].value' "$WORK/theirs")" leaf-7
 port=$(jq -r '.port[0].id[0].value' "$WORK/theirs")
 [[ $(says roce.pfc) == *"leaf-7 port $port"* ]] || die "our port is not $port: $(says roce.pfc)"
 # lldpd does not decode DCBX: it gives the bytes that we decode.
 expect "the PFC bytes" "$(jq -r '[.. | .["unknown-tlv"]? // empty | .[] | select(.subtype == "11") | .value] | first' "$WORK/theirs")" "08,08"
-SWITCH=$switch
+unset LD_LIBRARY_PATH
 
 step "a switch with other priorities"
-lldp unconfigure lldp custom-tlv
+switch_forgets
 switch_says 11 08,28
-examine_until roce.pfc FAIL
+examine --wait 5s
+expect roce.pfc "$(of roce.pfc)" FAIL
 [[ $(says roce.pfc) == *"ours: 3; leaf-7"*": 3,5"* ]] || die "it does not print both"
 expect roce.lossless "$(of roce.lossless)" WARN
 
 step "a switch with the older DCBX only"
-lldp unconfigure lldp custom-tlv
-lldp configure lldp custom-tlv add oui 00,1b,21 subtype 2 oui-info 02,0a,00,00,00,00,00,01,00,00,00,01
-examine_until roce.dcbx FAIL
+switch_forgets
+switch_says 2 02,0a,00,00,00,00,00,01,00,00,00,01 00,1b,21
+examine --wait 5s
+expect roce.dcbx "$(of roce.dcbx)" FAIL
 switch_down
-LD_LIBRARY_PATH='' examine --wait 2s
+examine --wait 2s
 expect "roce.pfc without a switch" "$(of roce.pfc)" WARN
 
 step "pauses, storms and a firmware's agent"
