@@ -483,7 +483,7 @@ fn wake_descriptors_can_change() {
     assert_eq!(
         core.try_sleep(),
         Slept::Refused,
-        "a plain file wakes nobody"
+        "a plain file wakes no reactor"
     );
     fds.borrow_mut().clear();
     core.refresh_wake_fds(id);

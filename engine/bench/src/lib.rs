@@ -1,4 +1,4 @@
-//! The figures of `nacre bench`: what is measured, the median of the rounds, a table, a page.
+//! The figures of `nacre bench`: lines and sides, the median of the rounds, a table, a page.
 //!
 //! ```text
 //!   workload.rs     the lines of a comparison: pattern, size, depth

@@ -146,7 +146,7 @@ fn offering(identities: &[&str]) -> Vec<u8> {
     bytes.truncate(at + 2);
     bytes.extend(with_length(&data));
     let grown = data.len() + 4;
-    // The lengths of the message and of its extensions count what was added.
+    // The lengths of the message and of its extensions include the added bytes.
     let extensions = extensions_at(&bytes);
     let length = u16::from_be_bytes([bytes[extensions], bytes[extensions + 1]]) as usize;
     let length = (length - extension + grown) as u16;

@@ -18,7 +18,7 @@ use crate::{HostOptions, TcpConfig, TcpPlug, connect_host};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One PSK for all hosts, and what is reported.
+/// One PSK for all hosts, and the failures that were reported.
 #[derive(Default)]
 struct Source {
     failures: Mutex<Vec<TlsFailure>>,

@@ -11,7 +11,7 @@ use crate::methods::testing::TestDaemon;
 use crate::store::Store;
 
 /// Goal: a declared controller waits for its target, authenticates itself by the name of a declared
-/// key, and is not stored; what is declared on its device follows. Method: the target listens only
+/// key, and is not stored; objects declared on its device follow. Method: the target listens only
 /// after the start of the daemon.
 #[test]
 fn a_declared_controller_waits_for_its_target() {
