@@ -40,7 +40,10 @@ fn the<'a>(report: &'a Report, id: &str) -> &'a Finding {
 }
 
 fn expect(report: &Report, id: &str, status: Status, evidence: &str) {
-    let finding = the(report, id);
+    is_judged(the(report, id), status, evidence);
+}
+
+fn is_judged(finding: &Finding, status: Status, evidence: &str) {
     assert_eq!(finding.status, status, "{finding:?}");
     assert!(finding.evidence.contains(evidence), "{finding:?}");
     // Every problem has a remedy.

@@ -13,7 +13,7 @@ use super::super::remote::usage;
 use super::super::subsystem::{items, some};
 use super::super::top::rates::Iostat;
 use super::super::{Connection, Failure, address, output};
-use super::paths::{self, OwnHost, TestedListener, usage_or_failed};
+use super::paths::{self, OwnHost, Place, TestedListener, usage_or_failed};
 use nacre_engine::methods::bdev::iostat::{GetIostat, GetIostatParams};
 use nacre_engine::methods::nvmf::connected::{GetQpairs, SubsystemParams};
 use nacre_engine_rpc::client::Client;
@@ -30,15 +30,8 @@ pub const HELP: &str = "Every path alone, then all paths at once. Without --over
 pub struct CopyArgs {
     /// NQN of the subsystem, or name of the published volume or device
     subsystem: String,
-    /// Namespace, where there are several
-    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u32).range(1..))]
-    nsid: Option<u32>,
-    /// Write patterns to the range and compare them: its data is lost
-    #[arg(long)]
-    overwrite: bool,
-    /// Start of the range
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
-    offset: u64,
+    #[command(flatten)]
+    place: Place,
     /// Bytes to use [default: at most 256MiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     range: Option<u64>,
@@ -73,7 +66,7 @@ pub fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failure> {
         if !listener.is_accessible() {
             continue;
         }
-        match paths::open(listener, &nqn, args.nsid, shape, &args.own) {
+        match paths::open(listener, &nqn, args.place.nsid, shape, &args.own) {
             Ok(path) => open.push(path),
             Err(usage @ Failure::Usage(_)) => return Err(usage),
             Err(error) => {
@@ -87,8 +80,8 @@ pub fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failure> {
     let mut device = None;
     if !open.is_empty() {
         let mut mount =
-            Mount::new(open, (args.offset, args.range, RANGE)).map_err(usage_or_failed)?;
-        if args.overwrite && mount.is_read_only() {
+            Mount::new(open, (args.place.offset, args.range, RANGE)).map_err(usage_or_failed)?;
+        if args.place.overwrite && mount.is_read_only() {
             let cause = "--overwrite: the namespace is write protected";
             return Err(Failure::Usage(cause.into()));
         }
@@ -101,7 +94,7 @@ pub fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failure> {
         let seed = uuid::Uuid::new_v4().as_u64_pair().0;
         let copied = copy(
             &mut mount,
-            (args.overwrite, args.depth, seed),
+            (args.place.overwrite, args.depth, seed),
             &mut |pass| {
                 if !quiet {
                     eprintln!("{pass}");
@@ -121,7 +114,7 @@ pub fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failure> {
         output::json(&json!({
             "schema": "nacre-test-copy/1",
             "subsystem": nqn,
-            "writes": args.overwrite,
+            "writes": args.place.overwrite,
             "paths": judged,
             "report": report,
             "failures": failures,

@@ -14,7 +14,7 @@ use super::super::perf::Interrupt;
 use super::super::remote::usage;
 use super::super::{Connection, Failure, output};
 use super::hosts::{HostIo, Snapshots, judge};
-use super::paths::{self, OwnHost, TestedListener, usage_or_failed};
+use super::paths::{self, OwnHost, Place, TestedListener, usage_or_failed};
 use super::show;
 use super::verdict::{Findings, plan};
 use nacre_engine::methods::nvmf::connected::{GetQpairs, SubsystemParams};
@@ -55,15 +55,8 @@ pub struct FailoverArgs {
     /// Longest pause of I/O that passes
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time::above_zero)]
     max_pause: Duration,
-    /// Namespace, where there are several
-    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u32).range(1..))]
-    nsid: Option<u32>,
-    /// Write patterns to the range and compare them: its data is lost
-    #[arg(long)]
-    overwrite: bool,
-    /// Start of the range
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
-    offset: u64,
+    #[command(flatten)]
+    place: Place,
     /// Bytes to use [default: at most 16MiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     range: Option<u64>,
@@ -215,11 +208,16 @@ impl Daemon<'_> {
                 index = open.len();
             }
             open.push(paths::open(
-                listener, self.nqn, args.nsid, shape, &args.own,
+                listener,
+                self.nqn,
+                args.place.nsid,
+                shape,
+                &args.own,
             )?);
         }
-        let mount = Mount::new(open, (args.offset, args.range, RANGE)).map_err(usage_or_failed)?;
-        if args.overwrite && mount.is_read_only() {
+        let mount =
+            Mount::new(open, (args.place.offset, args.range, RANGE)).map_err(usage_or_failed)?;
+        if args.place.overwrite && mount.is_read_only() {
             let cause = "--overwrite: the namespace is write protected";
             return Err(Failure::Usage(cause.into()));
         }
@@ -269,7 +267,7 @@ fn measure(daemon: &Daemon, mut mount: Mount, withdrawn: usize) -> Result<Findin
     let own: BTreeSet<u64> = own.collect();
     let nsid = mount.geometry().0.0;
     let job = FailoverJob {
-        writes: args.overwrite,
+        writes: args.place.overwrite,
         depth: args.depth,
         rate: args.rate,
         seed: uuid::Uuid::new_v4().as_u64_pair().0,
@@ -307,7 +305,7 @@ fn measure(daemon: &Daemon, mut mount: Mount, withdrawn: usize) -> Result<Findin
         paths: names,
         withdrawn_path: withdrawn,
         to: args.to.map(|to| to.word().to_owned()),
-        writes: args.overwrite,
+        writes: args.place.overwrite,
         seconds: run.load.record().seconds().to_vec(),
         phases,
         contents: run.load.contents().report().clone(),

@@ -17,6 +17,20 @@ use nacre_engine::methods::nvmf::listener::{GetSubsystemListeners, SubsystemList
 use nacre_engine_rpc::client::Client;
 use nacre_engine_values::size::parse_bytes;
 
+/// The namespace of a test, and the start of the range in it.
+#[derive(Debug, Clone, Args)]
+pub struct Place {
+    /// Namespace, where there are several
+    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub nsid: Option<u32>,
+    /// Write patterns to the range and compare them: its data is lost
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Start of the range
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
+    pub offset: u64,
+}
+
 /// Options of this program's own connections.
 #[derive(Debug, Clone, Args)]
 pub struct OwnHost {
