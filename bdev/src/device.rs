@@ -71,8 +71,8 @@ pub struct Limits {
 impl Limits {
     /// A device that accepts every request, completes only stored data, and has no preferences: the
     /// starting point of a module.
-    pub fn unlimited(queue_depth: u32) -> Limits {
-        Limits {
+    pub fn unlimited(queue_depth: u32) -> Self {
+        Self {
             max_blocks: u32::MAX,
             max_unmap_blocks: u64::MAX,
             max_verify_blocks: u32::MAX,

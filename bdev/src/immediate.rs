@@ -1,5 +1,5 @@
-//! A list of completions until the next poll, for modules whose I/O ends in `submit` (null,
-//! malloc).
+//! A list of completions until the next poll, for modules that complete their I/O in `submit`
+//! (null, malloc).
 
 use nacre_reactor::Idle;
 
@@ -12,33 +12,33 @@ pub(crate) struct Immediate {
 }
 
 impl Immediate {
-    pub fn new(depth: usize) -> Immediate {
+    pub(crate) fn new(depth: usize) -> Self {
         // Grows to the used depth and keeps that size.
-        Immediate {
+        Self {
             ended: Vec::with_capacity(depth.min(32)),
             depth,
         }
     }
 
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.ended.len() >= self.depth
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ended.len()
     }
 
     #[inline]
-    pub fn push(&mut self, completion: Completion) {
+    pub(crate) fn push(&mut self, completion: Completion) {
         self.ended.push(completion);
     }
 
     #[inline]
-    pub fn hand_over(&mut self, done: &mut Done) -> usize {
+    pub(crate) fn hand_over(&mut self, done: &mut Done) -> usize {
         done.take_from(&mut self.ended)
     }
 
-    pub fn arm(&self) -> Idle {
+    pub(crate) fn arm(&self) -> Idle {
         if self.ended.is_empty() {
             Idle::Quiet
         } else {

@@ -39,20 +39,20 @@ pub enum Op {
 }
 
 impl Op {
-    pub const ALL: [Op; 9] = [
-        Op::Read,
-        Op::Write,
-        Op::Flush,
-        Op::Unmap,
-        Op::WriteZeroes,
-        Op::Compare,
-        Op::CompareAndWrite,
-        Op::Copy,
-        Op::Verify,
+    pub const ALL: [Self; 9] = [
+        Self::Read,
+        Self::Write,
+        Self::Flush,
+        Self::Unmap,
+        Self::WriteZeroes,
+        Self::Compare,
+        Self::CompareAndWrite,
+        Self::Copy,
+        Self::Verify,
     ];
 
     /// Number of operations, for tables indexed by operation.
-    pub const COUNT: usize = Op::ALL.len();
+    pub const COUNT: usize = Self::ALL.len();
 
     /// Index of the operation in such tables.
     pub fn index(self) -> usize {
@@ -61,24 +61,24 @@ impl Op {
 
     pub fn name(self) -> &'static str {
         match self {
-            Op::Read => "read",
-            Op::Write => "write",
-            Op::Flush => "flush",
-            Op::Unmap => "unmap",
-            Op::WriteZeroes => "write_zeroes",
-            Op::Compare => "compare",
-            Op::CompareAndWrite => "compare_and_write",
-            Op::Copy => "copy",
-            Op::Verify => "verify",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Unmap => "unmap",
+            Self::WriteZeroes => "write_zeroes",
+            Self::Compare => "compare",
+            Self::CompareAndWrite => "compare_and_write",
+            Self::Copy => "copy",
+            Self::Verify => "verify",
         }
     }
 
     /// Bytes of buffers of this operation, for blocks of `bytes` in total.
     pub fn data_len(self, bytes: u64) -> u64 {
         match self {
-            Op::Read | Op::Write | Op::Compare => bytes,
-            Op::CompareAndWrite => 2 * bytes,
-            Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy | Op::Verify => 0,
+            Self::Read | Self::Write | Self::Compare => bytes,
+            Self::CompareAndWrite => 2 * bytes,
+            Self::Flush | Self::Unmap | Self::WriteZeroes | Self::Copy | Self::Verify => 0,
         }
     }
 
@@ -86,7 +86,7 @@ impl Op {
     pub fn is_write(self) -> bool {
         matches!(
             self,
-            Op::Write | Op::Unmap | Op::WriteZeroes | Op::CompareAndWrite | Op::Copy
+            Self::Write | Self::Unmap | Self::WriteZeroes | Self::CompareAndWrite | Self::Copy
         )
     }
 }
@@ -116,8 +116,8 @@ pub struct Io {
 }
 
 impl Io {
-    pub fn new(token: Token, op: Op, lba: u64, blocks: u32) -> Io {
-        Io {
+    pub fn new(token: Token, op: Op, lba: u64, blocks: u32) -> Self {
+        Self {
             token,
             op,
             flags: Flags::empty(),
@@ -128,18 +128,18 @@ impl Io {
         }
     }
 
-    pub fn with(mut self, buf: Buf) -> Io {
+    pub fn with(mut self, buf: Buf) -> Self {
         self.data.push(buf);
         self
     }
 
-    pub fn flags(mut self, flags: Flags) -> Io {
+    pub fn flags(mut self, flags: Flags) -> Self {
         self.flags = flags;
         self
     }
 
     /// Sets the first block to copy from, for [`Op::Copy`].
-    pub fn source(mut self, source_lba: u64) -> Io {
+    pub fn source(mut self, source_lba: u64) -> Self {
         self.source_lba = source_lba;
         self
     }
@@ -197,7 +197,7 @@ pub enum Status {
 impl Status {
     #[inline]
     pub fn is_ok(self) -> bool {
-        self == Status::Ok
+        self == Self::Ok
     }
 
     /// Number of status kinds, for tables indexed by kind.
@@ -206,25 +206,25 @@ impl Status {
     /// Index of the kind in such tables.
     pub fn kind(self) -> usize {
         match self {
-            Status::Ok => 0,
-            Status::ReadError => 1,
-            Status::WriteError => 2,
-            Status::Miscompare => 3,
-            Status::OutOfRange => 4,
-            Status::NoSpace => 5,
-            Status::WriteProtected => 6,
-            Status::Unsupported => 7,
-            Status::Aborted => 8,
-            Status::Gone => 9,
-            Status::Retry => 10,
-            Status::DeviceError => 11,
-            Status::Integrity => 12,
-            Status::Nvme { .. } => 13,
+            Self::Ok => 0,
+            Self::ReadError => 1,
+            Self::WriteError => 2,
+            Self::Miscompare => 3,
+            Self::OutOfRange => 4,
+            Self::NoSpace => 5,
+            Self::WriteProtected => 6,
+            Self::Unsupported => 7,
+            Self::Aborted => 8,
+            Self::Gone => 9,
+            Self::Retry => 10,
+            Self::DeviceError => 11,
+            Self::Integrity => 12,
+            Self::Nvme { .. } => 13,
         }
     }
 
     /// The names of the kinds, in the order of [`Status::kind`].
-    pub const KIND_NAMES: [&'static str; Status::KINDS] = [
+    pub const KIND_NAMES: [&'static str; Self::KINDS] = [
         "ok",
         "read_error",
         "write_error",
@@ -242,11 +242,11 @@ impl Status {
     ];
 
     /// The status for a medium failure of an operation.
-    pub fn medium_error(op: Op) -> Status {
+    pub fn medium_error(op: Op) -> Self {
         match op {
-            Op::Read | Op::Compare | Op::Verify => Status::ReadError,
-            Op::Write | Op::WriteZeroes | Op::CompareAndWrite | Op::Copy => Status::WriteError,
-            Op::Flush | Op::Unmap => Status::DeviceError,
+            Op::Read | Op::Compare | Op::Verify => Self::ReadError,
+            Op::Write | Op::WriteZeroes | Op::CompareAndWrite | Op::Copy => Self::WriteError,
+            Op::Flush | Op::Unmap => Self::DeviceError,
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Block devices (bdevs): the trait [`Bdev`], the layer with checks and emulation, the registry,
-//! and the modules without dependencies.
+//! and those modules that need no other crate.
 //!
 //! ```text
 //!   Registry   names, claims, events, removal          control plane
@@ -37,8 +37,9 @@ pub use config::ConfigError;
 pub use device::{Bdev, Geometry, Limits, OpenError, Support};
 pub use io::{Completion, Extents, Flags, Io, Op, Status, Token};
 pub use layer::{Layer, LayerQueue, ModuleQueue};
-pub use module::{Module, Single, Words};
+pub use module::{MethodDoc, Module, Single};
 pub use pending::Pending;
 pub use queue::{Busy, Done, Queue};
 pub use registry::{Claim, DeleteTicket, Event, Holder, Registry, RegistryError, Removal, Usage};
 pub use size::Size;
+pub use stack::{Base, Stacked};

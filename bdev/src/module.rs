@@ -21,7 +21,7 @@ use crate::registry::{Registry, RegistryError};
 
 /// An RPC method of a module.
 #[derive(Debug, Clone, Copy)]
-pub struct Words {
+pub struct MethodDoc {
     pub name: &'static str,
     /// One sentence for the reference.
     pub about: &'static str,
@@ -35,8 +35,8 @@ pub trait Module: 'static {
     const ABOUT: &'static str;
     /// [`Bdev::product_name`] of its devices.
     const PRODUCT: &'static str;
-    const CREATE: Words;
-    const DELETE: Words;
+    const CREATE: MethodDoc;
+    const DELETE: MethodDoc;
     /// The field of the configuration that names the base device, if it has one.
     const BASE: Option<&'static str> = None;
     /// The field of the delete method that names a device, and the place of its value in
@@ -94,8 +94,8 @@ pub trait Single: 'static {
     const KIND: &'static str;
     const ABOUT: &'static str;
     const PRODUCT: &'static str;
-    const CREATE: Words;
-    const DELETE: Words;
+    const CREATE: MethodDoc;
+    const DELETE: MethodDoc;
     const BASE: Option<&'static str> = None;
     const UNDECODABLE: i32 = -32603;
     type Config: Serialize + DeserializeOwned + JsonSchema;
@@ -114,8 +114,8 @@ impl<T: Single> Module for T {
     const KIND: &'static str = <T as Single>::KIND;
     const ABOUT: &'static str = <T as Single>::ABOUT;
     const PRODUCT: &'static str = <T as Single>::PRODUCT;
-    const CREATE: Words = <T as Single>::CREATE;
-    const DELETE: Words = <T as Single>::DELETE;
+    const CREATE: MethodDoc = <T as Single>::CREATE;
+    const DELETE: MethodDoc = <T as Single>::DELETE;
     const BASE: Option<&'static str> = <T as Single>::BASE;
     const UNDECODABLE: i32 = <T as Single>::UNDECODABLE;
     type Config = <T as Single>::Config;
@@ -149,13 +149,13 @@ pub trait Created: Serialize + JsonSchema {
 }
 
 impl Created for String {
-    fn of(name: String) -> String {
+    fn of(name: String) -> Self {
         name
     }
 }
 
 impl Created for bool {
-    fn of(_name: String) -> bool {
+    fn of(_name: String) -> Self {
         true
     }
 }

@@ -1,4 +1,4 @@
-//! [`Pending`]: the obligation of a queue to complete an accepted I/O, so that no I/O is lost.
+//! [`Pending`]: an accepted I/O that a queue must complete, so that no I/O is lost.
 //!
 //! A module stores a [`Pending`] with each accepted I/O. It ends with [`Pending::complete`], which
 //! creates the completion, or with [`Pending::abandon`], for a queue that is closed with I/O in
@@ -25,8 +25,8 @@ pub struct Pending {
 }
 
 impl Pending {
-    pub fn new(token: Token) -> Pending {
-        Pending { token }
+    pub fn new(token: Token) -> Self {
+        Self { token }
     }
 
     pub fn token(&self) -> Token {

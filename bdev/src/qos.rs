@@ -37,7 +37,7 @@ pub struct RateLimits {
 
 impl RateLimits {
     pub fn is_none(&self) -> bool {
-        *self == RateLimits::default()
+        *self == Self::default()
     }
 
     fn rates(&self) -> [u64; BUCKETS] {
@@ -155,23 +155,23 @@ impl Bucket {
 pub(crate) struct Chain(Vec<Arc<Qos>>);
 
 impl Chain {
-    pub fn new(own: &Arc<Qos>, below: impl IntoIterator<Item = Chain>) -> Chain {
+    pub(crate) fn new(own: &Arc<Qos>, below: impl IntoIterator<Item = Self>) -> Self {
         let below = below.into_iter().flat_map(|chain| chain.0);
-        Chain(std::iter::once(Arc::clone(own)).chain(below).collect())
+        Self(std::iter::once(Arc::clone(own)).chain(below).collect())
     }
 
     #[inline]
-    pub fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.0.iter().any(|qos| qos.is_on())
     }
 
-    pub fn due(&self, op: Op, bytes: u64) -> Nanos {
+    pub(crate) fn due(&self, op: Op, bytes: u64) -> Nanos {
         let due = |qos: &Arc<Qos>| qos.due(op, bytes);
         self.0.iter().map(due).max().unwrap_or(Nanos::ZERO)
     }
 
     /// Charges the cost of the I/O, if the I/O can be admitted now.
-    pub fn admit(&self, op: Op, bytes: u64, now: Nanos) -> bool {
+    pub(crate) fn admit(&self, op: Op, bytes: u64, now: Nanos) -> bool {
         let admitted = self.due(op, bytes) <= now;
         if admitted {
             self.0.iter().for_each(|qos| qos.charge(op, bytes, now));

@@ -84,8 +84,8 @@ pub struct Done {
 }
 
 impl Done {
-    pub fn with_capacity(capacity: usize) -> Done {
-        Done {
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self {
             items: Vec::with_capacity(capacity),
         }
     }

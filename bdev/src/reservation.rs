@@ -11,14 +11,14 @@ use crate::io::Status;
 /// A request to a device with [`crate::Bdev::reserves`]. Unlike an I/O, the module does not repeat
 /// it: the request ends when its connection is lost, and the caller reads the state again.
 pub struct Reserve {
-    pub ask: Ask,
+    pub ask: ReservationRequest,
     /// Called once, on the queue's core; not at all if the queue is closed before.
     pub answer: Box<dyn FnOnce(Result<ReservationReport, Status>) + Send>,
 }
 
 /// Keys are never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
+pub enum ReservationRequest {
     /// The registrants and the reservation. Only this request returns a filled
     /// [`ReservationReport`].
     Report,
@@ -48,7 +48,7 @@ pub struct ReservationReport {
 pub enum ActiveReservation {
     #[default]
     NotReserved,
-    /// The type that [`Ask::Acquire`] makes: Write Exclusive, All Registrants.
+    /// The type that [`ReservationRequest::Acquire`] makes: Write Exclusive, All Registrants.
     AllRegistrants,
     /// Another type, by its number (RTYPE).
     Other(u8),
@@ -56,7 +56,7 @@ pub enum ActiveReservation {
 
 impl Status {
     /// Reservation Conflict (SCT 0h, SC 83h, DNR): another host has reserved the device.
-    pub const RESERVATION_CONFLICT: Status = Status::Nvme {
+    pub const RESERVATION_CONFLICT: Self = Self::Nvme {
         sct: 0,
         sc: 0x83,
         dnr: true,
@@ -66,7 +66,7 @@ impl Status {
     pub fn is_reservation_conflict(self) -> bool {
         matches!(
             self,
-            Status::Nvme {
+            Self::Nvme {
                 sct: 0,
                 sc: 0x83,
                 ..

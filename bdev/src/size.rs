@@ -1,8 +1,8 @@
-//! The size of a device that may shrink, with a record of its decreases.
+//! The size of a device that can shrink, and the smallest size that it has had.
 //!
-//! A file that is cut and made longer again has zeroes in place of its data. Its size alone does
-//! not show that. So the fewest blocks that it ever had are kept, too, until its user no longer
-//! needs the data beyond them.
+//! A file that was truncated and extended again reads as zeroes beyond the smallest size. The
+//! current size does not show that. So the smallest size is recorded until the device's user no
+//! longer needs the data beyond it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,8 +14,8 @@ pub struct Size {
 }
 
 impl Size {
-    pub fn new(blocks: u64) -> Size {
-        Size {
+    pub fn new(blocks: u64) -> Self {
+        Self {
             blocks: AtomicU64::new(blocks),
             least: AtomicU64::new(blocks),
             cuts: AtomicU64::new(0),
@@ -37,7 +37,7 @@ impl Size {
         self.blocks.swap(blocks, Ordering::AcqRel)
     }
 
-    /// The device was seen with so many blocks, whatever size it goes on with.
+    /// Records an observed size, which counts for the smallest size even if it is not adopted.
     pub fn note(&self, blocks: u64) {
         if blocks < self.least.fetch_min(blocks, Ordering::AcqRel) {
             self.cuts.fetch_add(1, Ordering::AcqRel);

@@ -1,5 +1,5 @@
 //! The common part of stacked devices (delay, fault, passthru): the claim on the base device, and
-//! its properties.
+//! the properties taken over from it.
 
 use std::sync::Arc;
 
@@ -127,10 +127,10 @@ impl Base {
         registry: &Registry,
         base: &str,
         uppers: impl IntoIterator<Item = impl Into<String>>,
-    ) -> Result<Base, RegistryError> {
+    ) -> Result<Self, RegistryError> {
         let holder = Holder::Bdevs(uppers.into_iter().map(Into::into).collect());
         let claim = registry.claim(base, holder, Usage::Exclusive)?;
-        Ok(Base { claim })
+        Ok(Self { claim })
     }
 
     pub fn name(&self) -> &str {

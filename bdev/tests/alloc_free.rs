@@ -1,7 +1,5 @@
-//! In steady state the data path allocates nothing: an allocator that counts proves it.
-//!
-//! Each device is warmed up, so that everything has grown to its final size; after that a long run
-//! of mixed I/O through the layer must not call the allocator once.
+//! Goal: in steady state the layer and the modules allocate no heap memory per I/O. Method: a
+//! counting allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -58,12 +56,12 @@ struct Load {
 }
 
 impl Load {
-    fn new(device: Arc<dyn Bdev>, pool: &Pool) -> Load {
+    fn new(device: Arc<dyn Bdev>, pool: &Pool) -> Self {
         let queue = Layer::new(device).open_queue(pool).expect("opens");
         let bufs = (0..DEPTH + 8)
             .map(|_| pool.acquire(4096).expect("enough"))
             .collect();
-        Load {
+        Self {
             queue,
             bufs,
             done: Done::with_capacity(32),

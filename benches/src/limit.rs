@@ -25,6 +25,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, sockopt};
 use serde::Serialize;
 
+use crate::pin;
+
 /// A command capsule: the common header and a submission queue entry (NVMe/TCP 3.6.2.6).
 const COMMAND: usize = 72;
 /// A response capsule, and also the header of a C2HData PDU.
@@ -160,17 +162,6 @@ fn connect(connections: usize, unpaced: bool) -> Result<(Vec<TcpStream>, Vec<Tcp
     Ok((clients, servers))
 }
 
-fn pin(core: usize) -> Result<()> {
-    let mut cores = rustix::thread::CpuSet::new();
-    ensure!(
-        core < rustix::thread::CpuSet::MAX_CPU,
-        "there is no core {core}"
-    );
-    cores.set(core);
-    rustix::thread::sched_setaffinity(None, &cores)
-        .with_context(|| format!("pinning a thread to core {core}"))
-}
-
 /// Bytes per message in each direction, from one side's view.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
@@ -179,8 +170,8 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(incoming: usize, outgoing: usize) -> Shape {
-        Shape { incoming, outgoing }
+    fn new(incoming: usize, outgoing: usize) -> Self {
+        Self { incoming, outgoing }
     }
 }
 

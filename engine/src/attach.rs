@@ -1,12 +1,13 @@
-//! What attaches an NVMe controller: the parameters of `bdev_nvme_attach_controller`, SPDK's and a
-//! few Nacre extensions, and their checks that need neither this machine nor other objects. They
-//! are also the keys of a `[[remote]]` in the configuration file.
+//! The parameters of `bdev_nvme_attach_controller`, SPDK's and a few Nacre extensions, with the
+//! checks that need neither this machine nor other objects. They are also the keys of a
+//! `[[remote]]` in the configuration file.
 
 use std::net::IpAddr;
 
 use nacre_nvmf::address::{Endpoint, Fallback, Select, TransportChoice};
 use nacre_nvmf::host::ControllerId;
 use nacre_nvmf::subsystems::MAX_CNTLID;
+use nacre_nvmf_remote::{Policy, Selector};
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::ConnectData;
 use schemars::JsonSchema;
@@ -55,7 +56,9 @@ pub struct AttachParams {
     pub ddgst: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabrics_connect_timeout_us: Option<u64>,
-    /// Only `disable`: a controller has one path.
+    /// What to do if a controller of this name is attached: `multipath` (the default) adds a path
+    /// to it, `failover` adds one that carries I/O only while others cannot, and that I/O leaves
+    /// only when it fails in turn; `disable` refuses the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multipath: Option<Multipath>,
     /// I/O queues to request; the target may grant fewer. Each core uses one per device. Default
@@ -75,6 +78,11 @@ pub struct AttachParams {
     /// `keyring_file_add_key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub psk: Option<String>,
+    /// Authentication makes the key of TLS (secure channel concatenation), with `trtype` TCP only.
+    /// The host authenticates itself in clear, and then uses TLS for all queues. Needs
+    /// `dhchap_key`, no `psk`, and a listener of the target that takes both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concat: Option<bool>,
     /// Maximum number of devices; default 128.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bdevs: Option<u32>,
@@ -87,8 +95,9 @@ pub struct AttachParams {
     pub dhchap_ctrlr_key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_unrecognized_csi: Option<bool>,
+    /// How the devices divide their I/O among the paths; see `bdev_nvme_set_multipath_policy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub multipath_opts: Option<serde_json::Value>,
+    pub multipath_opts: Option<MultipathOptions>,
     /// Default true: a read can then complete without a separate response capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disable_sq_flow_control: Option<bool>,
@@ -144,6 +153,78 @@ pub enum Multipath {
     Disable,
 }
 
+/// How the I/O of a device is divided among its paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyName {
+    #[default]
+    ActivePassive,
+    ActiveActive,
+}
+
+/// How `active_active` chooses a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SelectorName {
+    #[default]
+    RoundRobin,
+    QueueDepth,
+}
+
+/// SPDK's object of the parameters of a policy.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MultipathOptions {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyName>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<SelectorName>,
+    /// I/Os in a row on a path with `round_robin`; default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_io: Option<u32>,
+}
+
+/// The policy that SPDK's parameters describe. `min_io`: the name of that parameter, and its value.
+pub fn policy(
+    policy: PolicyName,
+    selector: Option<SelectorName>,
+    (field, min_io): (&str, Option<u32>),
+) -> Result<Policy, RpcError> {
+    let refuse = |field: &str, cause: &str| {
+        Err(RpcError::errno(Errno::EINVAL, cause.to_owned()).field(field))
+    };
+    match (policy, selector.unwrap_or_default()) {
+        (PolicyName::ActivePassive, _) if selector.is_some() => {
+            refuse("selector", "only active_active has a selector")
+        }
+        (PolicyName::ActivePassive, _) if min_io.is_some() => {
+            refuse(field, "only the selector round_robin counts I/Os")
+        }
+        (PolicyName::ActivePassive, _) => Ok(Policy::ActivePassive),
+        (_, SelectorName::QueueDepth) if min_io.is_some() => {
+            refuse(field, "only the selector round_robin counts I/Os")
+        }
+        (_, SelectorName::QueueDepth) => Ok(Policy::ActiveActive(Selector::QueueDepth)),
+        (_, SelectorName::RoundRobin) => match min_io.unwrap_or(1) {
+            0 => refuse(field, "a path gets at least one I/O"),
+            min_io => Ok(Policy::ActiveActive(Selector::RoundRobin { min_io })),
+        },
+    }
+}
+
+impl MultipathOptions {
+    /// The policy; active-passive unless set.
+    pub fn policy(&self) -> Result<Policy, RpcError> {
+        let name = self.policy.unwrap_or_default();
+        policy(name, self.selector, ("min_io", self.min_io)).map_err(|error| {
+            match error.data.as_ref().and_then(|d| d.field.clone()) {
+                Some(field) => error.field(format!("multipath_opts.{field}")),
+                None => error,
+            }
+        })
+    }
+}
+
 impl AttachParams {
     /// True for a drive of this machine, false for a remote controller.
     pub fn is_drive(&self) -> bool {
@@ -161,6 +242,9 @@ impl AttachParams {
     pub fn parsed(&self) -> Result<Parsed, RpcError> {
         self.refuse_unsupported()?;
         self.check_name()?;
+        if let Some(options) = &self.multipath_opts {
+            options.policy()?;
+        }
         let wrong =
             |field: &'static str, cause: String| RpcError::invalid_params(cause).field(field);
         let transport: TransportChoice = self.trtype.parse().map_err(|_| {
@@ -233,6 +317,24 @@ impl AttachParams {
                 .field("psk")
                 .remedy("connect by TCP alone"));
         }
+        if self.concat == Some(true) {
+            let refuse = |cause: &str, remedy: &str| {
+                let refused = RpcError::errno(Errno::EINVAL, cause).field("concat");
+                Err(refused.remedy(remedy))
+            };
+            if transport != TransportChoice::Tcp {
+                let cause = "TLS is for TCP, and this controller may be reached over RDMA";
+                return refuse(cause, "connect by TCP alone");
+            }
+            if given(&self.psk) {
+                let cause = "with a psk, authentication makes no key for TLS";
+                return refuse(cause, "leave out psk or concat");
+            }
+            if !given(&self.dhchap_key) {
+                let cause = "this host has no key to authenticate itself with";
+                return refuse(cause, "set dhchap_key");
+            }
+        }
         let hostnqn = self.hostnqn.as_deref().filter(|text| !text.is_empty());
         Ok(Parsed {
             transport,
@@ -264,9 +366,6 @@ impl AttachParams {
     pub fn refuse_unsupported(&self) -> Result<(), RpcError> {
         let yes = |flag: Option<bool>| flag == Some(true);
         let protection = "devices here have no metadata, so nothing is protected by it";
-        let multipath = self
-            .multipath
-            .is_some_and(|mode| mode != Multipath::Disable);
         let unsupported = [
             (yes(self.prchk_reftag), "prchk_reftag", protection),
             (yes(self.prchk_guard), "prchk_guard", protection),
@@ -274,16 +373,6 @@ impl AttachParams {
                 yes(self.allow_unrecognized_csi),
                 "allow_unrecognized_csi",
                 "only the NVM command set is known here",
-            ),
-            (
-                multipath,
-                "multipath",
-                "a controller has one path here; with AUTO that is by RDMA or by TCP, whichever works",
-            ),
-            (
-                self.multipath_opts.as_ref().is_some_and(|o| !o.is_null()),
-                "multipath_opts",
-                "a controller has one path here",
             ),
             (
                 given(&self.hostsvcid),

@@ -6,13 +6,16 @@
 //! ```
 //!
 //! The line of a call is in the file before the client has its answer. A call that outlives its
-//! deadline gets its line when it ends. If the file takes no line, secret calls are refused; others
-//! go on, with a warning. Lines have no secrets: see [`redact`].
+//! deadline gets its line when it ends; one that ends the daemon has a line before it begins. If
+//! the file takes no line, secret calls are refused; others go on, with a warning. Lines have no
+//! secrets: see [`redact`]. The number of lines about calls that a client may not make is limited:
+//! see [`refusals`].
 
 pub mod file;
 pub mod redact;
+pub mod refusals;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,12 +27,19 @@ use serde_json::value::RawValue;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
-use crate::rpc::access::Caller;
+use crate::rpc::access::{Caller, Identity};
 use crate::rpc::{Class, MethodEntry, Role, RpcError};
 use file::AuditFile;
+use refusals::Refusals;
 
 /// How long the file's disk may take for one line.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Target of the log lines, which the log writes at every level.
+pub const TARGET: &str = "nacre_audit";
+/// A method that may end the process before its result is written.
+const ENDS_DAEMON: &str = "spdk_kill_instance";
+/// Most bytes of the parameters in a line about a call that its client may not make.
+const MAX_REFUSED_BYTES: usize = 512;
 /// Groups of a client in a line.
 const MAX_GROUPS: usize = 32;
 
@@ -53,6 +63,7 @@ pub struct AuditLog {
     path: Option<PathBuf>,
     /// Lines that the file has not taken since it last took one.
     lost: Cell<u64>,
+    refusals: RefCell<Refusals>,
 }
 
 /// A call of a client, from its arrival to its result.
@@ -66,6 +77,8 @@ pub struct AuditRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Waiting,
+    /// The client's role does not allow the method.
+    Forbidden,
     /// A task runs the method and writes the result.
     Running,
     Written,
@@ -75,10 +88,18 @@ enum Progress {
 #[derive(Debug, Clone, Serialize)]
 struct Line {
     time: String,
-    uid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uid: Option<u32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     gids: Vec<u32>,
+    /// Subject of the certificate and address of a client over TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    certificate: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
+    #[serde(skip_serializing_if = "String::is_empty")]
     program: String,
     role: &'static str,
     class: &'static str,
@@ -89,6 +110,9 @@ struct Line {
     result: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Refused>,
+    /// Refused calls of the same client without lines of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     duration_ms: Option<f64>,
 }
@@ -107,31 +131,42 @@ impl AuditRecord {
         role: Role,
         entry: &MethodEntry<C>,
         params: Option<&RawValue>,
-    ) -> AuditRecord {
-        let credentials = &caller.credentials;
-        let others = credentials.groups.iter().copied();
-        let others = others.filter(|group| *group != credentials.gid);
+    ) -> Self {
         let params = redact::params(&Value::from((entry.params_schema)()), params);
         let named = OBJECTS.iter().find_map(|name| params.get(name)?.as_str());
-        AuditRecord {
-            line: Line {
-                time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
-                uid: credentials.uid,
-                gids: std::iter::once(credentials.gid)
-                    .chain(others)
-                    .take(MAX_GROUPS)
-                    .collect(),
-                pid: credentials.pid,
-                program: caller.program.clone(),
-                role: role.word(),
-                class: entry.class.word(),
-                method: entry.name,
-                object: named.map(str::to_owned),
-                params,
-                result: "started",
-                error: None,
-                duration_ms: None,
-            },
+        let mut line = Line {
+            time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            uid: None,
+            gids: Vec::new(),
+            certificate: None,
+            address: None,
+            pid: None,
+            program: caller.program.clone(),
+            role: role.word(),
+            class: entry.class.word(),
+            method: entry.name,
+            object: named.map(str::to_owned),
+            params,
+            result: "started",
+            error: None,
+            left_out: None,
+            duration_ms: None,
+        };
+        match &caller.identity {
+            Identity::Local(of) => {
+                let others = of.groups.iter().filter(|group| **group != of.gid);
+                let gids = std::iter::once(of.gid).chain(others.copied());
+                line.uid = Some(of.uid);
+                line.gids = gids.take(MAX_GROUPS).collect();
+                line.pid = of.pid;
+            }
+            Identity::Certificate { subject, address } => {
+                line.certificate = Some(subject.to_string());
+                line.address = Some(address.to_string());
+            }
+        }
+        Self {
+            line,
             begun: Instant::now(),
             progress: Cell::new(Progress::Waiting),
         }
@@ -140,6 +175,11 @@ impl AuditRecord {
     /// From now on, the task that runs the method writes the result.
     pub fn hand_over(&self) {
         self.progress.set(Progress::Running);
+    }
+
+    /// The client may not call this: the number of its lines is limited.
+    pub fn forbid(&self) {
+        self.progress.set(Progress::Forbidden);
     }
 
     fn is_secret(&self) -> bool {
@@ -164,13 +204,33 @@ impl AuditRecord {
     }
 }
 
+impl Line {
+    /// The client, for the limit of lines.
+    fn who(&self) -> String {
+        match (&self.certificate, self.uid) {
+            (Some(subject), _) => subject.clone(),
+            (None, uid) => format!("uid:{}", uid.unwrap_or_default()),
+        }
+    }
+
+    /// Leaves out long parameters, which the client chose.
+    fn shorten(&mut self) {
+        let bytes = self.params.to_string().len();
+        if bytes > MAX_REFUSED_BYTES {
+            self.params = Value::from(format!("{bytes} bytes, left out"));
+            self.object = None;
+        }
+    }
+}
+
 impl AuditLog {
     /// Lines go to this file, which is created with the first line, and to the log.
-    pub fn to_file(file: AuditFile) -> AuditLog {
-        AuditLog {
+    pub fn to_file(file: AuditFile) -> Self {
+        Self {
             path: Some(file.path().to_owned()),
             file: Some(Arc::new(Mutex::new(file))),
             lost: Cell::default(),
+            refusals: RefCell::default(),
         }
     }
 
@@ -183,13 +243,19 @@ impl AuditLog {
         self.file.clone()
     }
 
-    /// Writes that a secret call begins. Refuses the call if the file does not take the line.
+    /// Writes that a secret call, or one that ends the daemon, begins. Refuses a secret call if the
+    /// file does not take the line.
     pub async fn begin(&self, record: &AuditRecord) -> Result<(), RpcError> {
+        if record.line.method == ENDS_DAEMON {
+            // A failure was reported.
+            let _ = self.write(&record.line, true).await;
+            return Ok(());
+        }
         if !record.is_secret() {
             return Ok(());
         }
         self.write(&record.line, true).await.map_err(|error| {
-            let path = self.path().unwrap_or(Path::new("")).display();
+            let path = self.path().unwrap_or_else(|| Path::new("")).display();
             RpcError::io(
                 "the audit log takes no line, and calls about keys need one",
                 &error,
@@ -206,8 +272,18 @@ impl AuditLog {
         if before != Progress::Written {
             // A call that did not run waits for no disk: clients without the role could make many.
             let sync = record.is_secret() && before == Progress::Running;
+            let mut line = record.finished(outcome);
+            if before == Progress::Forbidden {
+                let admitted = self
+                    .refusals
+                    .borrow_mut()
+                    .admit(&line.who(), Instant::now());
+                let Some(left_out) = admitted else { return };
+                line.left_out = Some(left_out).filter(|left_out| *left_out > 0);
+                line.shorten();
+            }
             // A failure was reported.
-            let _ = self.write(&record.finished(outcome), sync).await;
+            let _ = self.write(&line, sync).await;
         }
     }
 
@@ -218,14 +294,18 @@ impl AuditLog {
         let runs_on = record.progress.get() == Progress::Running
             && matches!(outcome, Err(error) if error.code == -(Errno::ETIMEDOUT as i32));
         let is_lost = matches!(outcome, Err(error) if error.code == INTERNAL_ERROR);
-        if record.progress.get() == Progress::Waiting || (is_lost && !runs_on) {
+        let has_not_run = matches!(
+            record.progress.get(),
+            Progress::Waiting | Progress::Forbidden
+        );
+        if has_not_run || (is_lost && !runs_on) {
             self.end(record, outcome).await;
         }
     }
 
     async fn write(&self, line: &Line, sync: bool) -> std::io::Result<()> {
         let line = serde_json::to_string(line).map_err(std::io::Error::other)?;
-        info!("{line}");
+        info!(target: TARGET, "{line}");
         let Some(file) = &self.file else {
             return Ok(());
         };
@@ -240,7 +320,7 @@ impl AuditLog {
             Err(error) => {
                 self.lost.set(lost + 1);
                 if lost == 0 {
-                    let path = self.path().unwrap_or(Path::new("")).display();
+                    let path = self.path().unwrap_or_else(|| Path::new("")).display();
                     warn!(%path, %error, "the audit log takes no line; calls go on, except those about keys");
                 }
             }

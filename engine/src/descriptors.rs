@@ -1,4 +1,4 @@
-//! The limit on open files and sockets of the daemon.
+//! Raises the daemon's limit on open files and sockets.
 //!
 //! Each queue of a host is a connection. A daemon without free descriptors can neither accept a
 //! connection nor read /proc and /sys. The default soft limit of logins and systemd exists for
@@ -20,13 +20,13 @@ const FILES: u64 = 32;
 
 /// Descriptors reserved for management: its clients can connect and its calls can open files,
 /// however many hosts there are.
-pub fn reserved(settings: &Settings) -> u64 {
+pub(crate) fn reserved(settings: &Settings) -> u64 {
     let rpc = settings.rpc.max_clients + clients::RESERVED;
     (rpc + http::MAX_CLIENTS) as u64 + FILES
 }
 
 /// Raises the soft limit to the hard limit.
-pub fn raise() {
+pub(crate) fn raise() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit {
         current: limit.maximum,

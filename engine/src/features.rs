@@ -30,25 +30,25 @@ pub enum Maturity {
 }
 
 impl Maturity {
-    const ALL: [Maturity; 3] = [Maturity::Stable, Maturity::Preview, Maturity::Experimental];
+    const ALL: [Self; 3] = [Self::Stable, Self::Preview, Self::Experimental];
 
     pub fn word(self) -> &'static str {
         match self {
-            Maturity::Stable => "stable",
-            Maturity::Preview => "preview",
-            Maturity::Experimental => "experimental",
+            Self::Stable => "stable",
+            Self::Preview => "preview",
+            Self::Experimental => "experimental",
         }
     }
 
     fn meaning(self) -> &'static str {
         match self {
-            Maturity::Stable => {
+            Self::Stable => {
                 "Tests run it with stock Linux hosts. Its settings and its data stay compatible within a major version."
             }
-            Maturity::Preview => {
+            Self::Preview => {
                 "Complete. Its tests use a simulated or emulated device, or Nacre at both ends, or its settings may still change."
             }
-            Maturity::Experimental => {
+            Self::Experimental => {
                 "No test runs it on the hardware that it is for, or a part of it is missing. It may change or go."
             }
         }
@@ -117,6 +117,11 @@ pub const FEATURES: &[Feature] = &[
         "ana",
         "Reports the preferred paths to hosts, per listener and group.",
     ),
+    experimental(
+        "pools",
+        "Storage pools with thin volumes, snapshots and clones, on one disk each.",
+        Some(|engine| !engine.devices.pools.list().is_empty()),
+    ),
     stable(
         "reservations",
         "Reservations of namespaces, which survive a restart.",
@@ -129,7 +134,19 @@ pub const FEATURES: &[Feature] = &[
         "authentication",
         "Hosts and target prove to each other that they have a key (DH-HMAC-CHAP).",
     ),
+    preview(
+        "sealed-keys",
+        "Keys that the daemon stores itself, sealed under a store key.",
+    ),
     preview("tls", "TLS 1.3 with pre-shared keys over NVMe/TCP."),
+    preview(
+        "concat",
+        "Keys of TLS made by authentication: secure channel concatenation, as target and as host.",
+    ),
+    preview(
+        "rpc-tls",
+        "Management over mutual TLS, with roles by certificate (`nacre --tls`).",
+    ),
     preview(
         "roles",
         "Users and groups with roles at the management socket, and the audit log.",
@@ -174,6 +191,11 @@ pub const FEATURES: &[Feature] = &[
     stable(
         "spdk-rpc",
         "The management calls, saved configurations and flags of SPDK's nvmf_tgt.",
+    ),
+    experimental(
+        "alerts",
+        "Messages about events to webhooks and by mail: `nacre alert`.",
+        Some(|engine| !engine.alerts.receivers().is_empty()),
     ),
     stable(
         "metrics",

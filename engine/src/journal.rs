@@ -1,7 +1,7 @@
 //! The current configuration: the created objects in order, each with the call that creates it
 //! again.
 //!
-//! The journal is the single list behind the durable store (objects created by RPC), the answer of
+//! The journal is the single list behind the durable store (objects created by RPC), the reply of
 //! `framework_get_config` (all objects), and the objects that could not be restored (kept, listed,
 //! retried).
 
@@ -166,8 +166,8 @@ impl Entries {
 }
 
 impl Journal {
-    pub fn new(store: Option<Store>) -> Journal {
-        Journal {
+    pub fn new(store: Option<Store>) -> Self {
+        Self {
             store,
             entries: RefCell::default(),
             seen: RefCell::default(),

@@ -42,6 +42,8 @@ pub mod services;
 pub mod signals;
 pub mod store;
 
+pub use refusal::Refusal;
+
 use nacre_engine_doctor as doctor;
 use nacre_engine_rpc as rpc;
 use nacre_engine_values as values;

@@ -60,8 +60,8 @@ struct State {
 
 impl Logs {
     /// Installs the process's subscriber, writing to the log file or to standard error.
-    pub fn install(settings: &Log) -> anyhow::Result<Logs> {
-        let mut logs = Logs::detached(settings)?;
+    pub fn install(settings: &Log) -> anyhow::Result<Self> {
+        let mut logs = Self::detached(settings)?;
         let output: Box<dyn Write + Send> = match &settings.file {
             Some(path) => {
                 Box::new(open(path).with_context(|| format!("the log file {}", path.display()))?)
@@ -120,13 +120,13 @@ impl Logs {
     }
 
     /// Levels and flags without an output, for tests.
-    pub fn detached(settings: &Log) -> Result<Logs, UnknownFlag> {
+    pub fn detached(settings: &Log) -> Result<Self, UnknownFlag> {
         let state = State {
             level: settings.level,
             print_level: settings.level,
             flags: FLAGS.iter().map(|(name, _)| (*name, false)).collect(),
         };
-        let logs = Logs {
+        let logs = Self {
             state: Arc::new(Mutex::new(state)),
             timestamps: Arc::new(AtomicBool::new(settings.timestamps)),
             reload: None,
@@ -238,7 +238,8 @@ impl Logs {
         }
     }
 
-    /// The filter: the print level for our crates, warnings of others, debug for flagged targets.
+    /// The filter: the print level for our crates, warnings of others, debug for flagged targets,
+    /// and every line of the audit log.
     fn filter(&self) -> Targets {
         let state = self.state.lock();
         let level = match state.print_level {
@@ -248,7 +249,10 @@ impl Logs {
             LogLevel::Debug => LevelFilter::DEBUG,
         };
         let others = level.min(LevelFilter::WARN);
-        let mut filter = Targets::new().with_default(others).with_target(OURS, level);
+        let mut filter = Targets::new()
+            .with_default(others)
+            .with_target(OURS, level)
+            .with_target(crate::audit::TARGET, LevelFilter::INFO);
         for (name, targets) in FLAGS {
             if state.flags[name] && name != "all" {
                 filter = targets
@@ -326,6 +330,7 @@ mod tests {
             (LogLevel::Notice, LogLevel::Error)
         );
         assert!(!passes(&logs, "nacre_bdev", Level::WARN));
+        assert!(passes(&logs, crate::audit::TARGET, Level::INFO));
         logs.set_level(LogLevel::Debug);
         assert!(passes(&logs, "nacre_bdev", Level::DEBUG));
         logs.set_flag("all", true).unwrap();

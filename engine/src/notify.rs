@@ -3,8 +3,8 @@
 //!
 //! Bursts are rate limited per kind and subject: a few per second for frequent events (a flapping
 //! link, a device with bad blocks), one per minute for events that a peer can cause at will (a
-//! refused connection). The next event of its kind reports how many were left out; if none follows,
-//! the last one is reported with that number.
+//! refused connection). The next event of its kind reports how many were suppressed; if none
+//! follows, the last suppressed event is reported with that number.
 
 mod types;
 
@@ -71,29 +71,31 @@ pub enum Category {
 }
 
 impl Category {
-    pub const ALL: [Category; 6] = [
-        Category::Device,
-        Category::Target,
-        Category::Transport,
-        Category::Volume,
-        Category::Replica,
-        Category::State,
+    pub const ALL: [Self; 6] = [
+        Self::Device,
+        Self::Target,
+        Self::Transport,
+        Self::Volume,
+        Self::Replica,
+        Self::State,
     ];
 
     pub fn word(self) -> &'static str {
         match self {
-            Category::Device => "device",
-            Category::Target => "target",
-            Category::Transport => "transport",
-            Category::Volume => "volume",
-            Category::Replica => "replica",
-            Category::State => "state",
+            Self::Device => "device",
+            Self::Target => "target",
+            Self::Transport => "transport",
+            Self::Volume => "volume",
+            Self::Replica => "replica",
+            Self::State => "state",
         }
     }
 }
 
 /// The effect of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     Info,
@@ -101,6 +103,16 @@ pub enum Severity {
     Warning,
     /// Hosts are affected.
     Error,
+}
+
+impl Severity {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
 }
 
 /// An event in SPDK's format.
@@ -337,7 +349,10 @@ impl Notifications {
 
     /// The oldest id in the ring; the next id if the ring is empty.
     pub fn oldest(&self) -> u64 {
-        self.ring.borrow().front().map_or(self.next.get(), |e| e.id)
+        self.ring
+            .borrow()
+            .front()
+            .map_or_else(|| self.next.get(), |e| e.id)
     }
 
     /// Resolves with the next event after this call, not after the first poll.

@@ -1,6 +1,6 @@
-//! Refusals of RPC calls, made from the errors of other crates.
+//! Converts the errors of other crates to refusals of RPC calls.
 //!
-//! Those errors and [`RpcError`] belong to other crates, so `From` cannot convert them here.
+//! Those errors and [`RpcError`] belong to other crates, so `From` cannot be implemented here.
 
 use crate::rpc::RpcError;
 
@@ -16,7 +16,7 @@ impl Refusal for RpcError {
 }
 
 /// Converts the error of a result: `registry.delete(name).or_refuse()?`.
-pub trait OrRefuse<T> {
+pub(crate) trait OrRefuse<T> {
     fn or_refuse(self) -> Result<T, RpcError>;
 }
 

@@ -49,8 +49,8 @@ pub fn shield() -> std::io::Result<()> {
 pub struct Stops(RefCell<[Signal; 3]>);
 
 impl Stops {
-    pub fn new() -> std::io::Result<Stops> {
-        Ok(Stops(RefCell::new([
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self(RefCell::new([
             signal(SignalKind::terminate())?,
             signal(SignalKind::interrupt())?,
             signal(SignalKind::quit())?,
@@ -74,8 +74,8 @@ impl Stops {
 pub struct Hangups(Signal);
 
 impl Hangups {
-    pub fn new() -> std::io::Result<Hangups> {
-        Ok(Hangups(signal(SignalKind::hangup())?))
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self(signal(SignalKind::hangup())?))
     }
 
     pub async fn next(&mut self) {

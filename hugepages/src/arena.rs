@@ -1,4 +1,4 @@
-//! Arenas: DMA memory on the best available pages, carved into one slice per core.
+//! Arenas: DMA memory on the largest available pages, divided into one slice per core.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -35,14 +35,14 @@ impl Arena {
     /// # Errors
     /// If `options` requires a page size, node or lock that this machine cannot provide, or if
     /// there is not enough plain memory.
-    pub fn allocate(options: ArenaOptions) -> Result<Arena, ArenaError> {
+    pub fn allocate(options: ArenaOptions) -> Result<Self, ArenaError> {
         let (mapping, report) = allocate(&options, Purpose::Dma)?;
         let inner = Inner {
             mapping: Arc::new(mapping),
             carved: AtomicUsize::new(0),
             report,
         };
-        Ok(Arena {
+        Ok(Self {
             inner: Arc::new(inner),
         })
     }
@@ -78,7 +78,7 @@ impl Arena {
         };
         let taken = bytes
             .checked_next_multiple_of(SLICE_ALIGN)
-            .ok_or(short(self.remaining()))?;
+            .ok_or_else(|| short(self.remaining()))?;
         let end = |start: usize| start.checked_add(taken).filter(|&end| end <= self.len());
         let start = self
             .inner
@@ -122,7 +122,7 @@ impl Arena {
     }
 
     /// True if both are clones of the same arena.
-    pub fn is_same(&self, other: &Arena) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
@@ -362,7 +362,7 @@ pub(crate) mod test_support {
     use super::*;
 
     /// An arena of unpopulated plain pages, so a test can make it very large.
-    pub fn untouched(bytes: usize) -> Arena {
+    pub(crate) fn untouched(bytes: usize) -> Arena {
         let mapping = Mapping::new(
             PageKind::Plain,
             bytes.next_multiple_of(base_page_size()),

@@ -17,7 +17,7 @@ pub(crate) mod opaque {
     /// # Safety
     /// `from` is readable and `to` writable for `len` bytes. They may overlap.
     #[inline]
-    pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         let routine: Move = black_box(libc::memmove);
         // SAFETY: upheld by the caller.
         unsafe { routine(to.cast(), from.cast(), len) };
@@ -26,7 +26,7 @@ pub(crate) mod opaque {
     /// # Safety
     /// `to` is writable for `len` bytes.
     #[inline]
-    pub unsafe fn zero(to: *mut u8, len: usize) {
+    pub(crate) unsafe fn zero(to: *mut u8, len: usize) {
         let routine: Set = black_box(libc::memset);
         // SAFETY: upheld by the caller.
         unsafe { routine(to.cast(), 0, len) };
@@ -35,7 +35,7 @@ pub(crate) mod opaque {
     /// # Safety
     /// `a` and `b` are readable for `len` bytes.
     #[inline]
-    pub unsafe fn equal(a: *const u8, b: *const u8, len: usize) -> bool {
+    pub(crate) unsafe fn equal(a: *const u8, b: *const u8, len: usize) -> bool {
         let routine: Compare = black_box(libc::memcmp);
         // SAFETY: upheld by the caller.
         unsafe { routine(a.cast(), b.cast(), len) == 0 }
@@ -52,7 +52,7 @@ pub(crate) mod stream {
 
     /// True if [`copy`] can write `len` bytes to `to`.
     #[inline]
-    pub fn is_possible(to: *mut u8, len: usize) -> bool {
+    pub(crate) fn is_possible(to: *mut u8, len: usize) -> bool {
         to.addr().is_multiple_of(64)
             && len.is_multiple_of(ROUND)
             && std::arch::is_x86_feature_detected!("avx")
@@ -63,7 +63,7 @@ pub(crate) mod stream {
     /// `from` is readable and `to` writable for `len` bytes. [`is_possible`] returned true for `to`
     /// and `len`, which is not 0.
     #[inline]
-    pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: upheld by the caller: reads and writes `len` bytes in whole rounds, with aligned
         // stores. The fence orders the non-temporal stores before anything that follows, like
         // ordinary stores.

@@ -13,18 +13,18 @@ pub(crate) struct Heap {
 impl Heap {
     /// # Panics
     /// When `len` is 0 or `align` is no power of two.
-    pub fn zeroed(len: usize, align: usize) -> Heap {
+    pub(crate) fn zeroed(len: usize, align: usize) -> Self {
         assert!(len > 0, "memory of no bytes");
         let layout = Layout::from_size_align(len, align).expect("a size that an address can name");
         // SAFETY: the layout is not of size 0.
         let base = unsafe { alloc_zeroed(layout) };
-        Heap {
+        Self {
             base: NonNull::new(base).unwrap_or_else(|| handle_alloc_error(layout)),
             layout,
         }
     }
 
-    pub fn base(&self) -> NonNull<u8> {
+    pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 }

@@ -1,5 +1,5 @@
-//! The one source of DMA memory: arenas of the best available pages, and fixed buffer pools on
-//! them.
+//! The one source of DMA memory: arenas of the largest available pages, and buffer pools of fixed
+//! size on them.
 //!
 //! ```text
 //! Arena   one mapping (1 GiB, 2 MiB, transparent or plain locked pages) on one NUMA node
@@ -13,10 +13,10 @@
 //!
 //! All other crates get memory that a device may touch from here.
 //!
-//! [`ArenaOptions`] and the system's facts (its pools, limits and nodes) decide which pages an
-//! arena gets; the kernel's answer only confirms it. So each refusal is an [`ArenaError`] with
-//! numbers and a remedy, and [`Arena::report`] names in one line the pages and the command for
-//! better ones.
+//! The pages of an arena are chosen from [`ArenaOptions`] and the system's state (its huge page
+//! pools, limits and NUMA nodes), before memory is mapped. So each failure is an [`ArenaError`]
+//! with numbers and a remedy, and [`Arena::report`] names the pages, and the command for larger
+//! ones, in one line.
 //!
 //! ```
 //! use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};

@@ -1,5 +1,5 @@
-//! Maps memory of one page kind on one NUMA node (`mmap`, `mbind`, `madvise`, `mlock`). An arena
-//! consists of such mappings.
+//! One anonymous mapping with pages of one kind on one NUMA node (`mmap`, `mbind`, `madvise`,
+//! `mlock`). An arena consists of such mappings.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -37,12 +37,12 @@ pub(crate) type Failure = (&'static str, Errno);
 
 impl Mapping {
     /// Maps `len` bytes, a multiple of the page size of `kind`. Neither populated nor locked yet.
-    pub fn new(kind: PageKind, len: usize, node: Option<u32>) -> Result<Mapping, Failure> {
+    pub(crate) fn new(kind: PageKind, len: usize, node: Option<u32>) -> Result<Self, Failure> {
         let mapping = match kind {
-            PageKind::OneGiB => Mapping::map(len, MapFlags::HUGETLB | MapFlags::HUGE_1GB)?,
-            PageKind::TwoMiB => Mapping::map(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB)?,
-            PageKind::Plain => Mapping::map(len, MapFlags::empty())?,
-            PageKind::Transparent => Mapping::map_aligned(len, kind.size() as usize)?,
+            PageKind::OneGiB => Self::map(len, MapFlags::HUGETLB | MapFlags::HUGE_1GB)?,
+            PageKind::TwoMiB => Self::map(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB)?,
+            PageKind::Plain => Self::map(len, MapFlags::empty())?,
+            PageKind::Transparent => Self::map_aligned(len, kind.size() as usize)?,
         };
         if kind == PageKind::Transparent {
             mapping
@@ -61,16 +61,16 @@ impl Mapping {
         Ok(mapping)
     }
 
-    pub fn base(&self) -> NonNull<u8> {
+    pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Populates every page. An unavailable page is an error, not a SIGBUS.
-    pub fn populate(&self, page: usize) -> Result<(), Errno> {
+    pub(crate) fn populate(&self, page: usize) -> Result<(), Errno> {
         match self.advise(Advice::LinuxPopulateWrite) {
             // Linux before 5.14.
             Err(Errno::INVAL) => self.populate_by_read(page),
@@ -94,7 +94,7 @@ impl Mapping {
     }
 
     /// Populates every page and locks it in memory.
-    pub fn lock(&self) -> Result<(), Errno> {
+    pub(crate) fn lock(&self) -> Result<(), Errno> {
         raise_memlock();
         // SAFETY: `mlock` changes no contents, and the range is ours.
         let result = unsafe { mlock(self.at(0), self.len) };
@@ -110,7 +110,7 @@ impl Mapping {
     ///
     /// # Errors
     /// If the memory is locked, or of a kind that the kernel does not release in parts.
-    pub fn release(&self, range: Range<usize>) -> Result<(), Errno> {
+    pub(crate) fn release(&self, range: Range<usize>) -> Result<(), Errno> {
         assert!(
             range.start <= range.end && range.end <= self.len,
             "range outside mapping"
@@ -120,7 +120,7 @@ impl Mapping {
         unsafe { madvise(self.at(range.start), range.len(), Advice::LinuxDontNeed) }
     }
 
-    fn map(len: usize, flags: MapFlags) -> Result<Mapping, Failure> {
+    fn map(len: usize, flags: MapFlags) -> Result<Self, Failure> {
         // SAFETY: a new private mapping at an address of the kernel's choice.
         let base = unsafe {
             mmap_anonymous(
@@ -132,7 +132,7 @@ impl Mapping {
         };
         let base = base.map_err(|e| ("mmap", e))?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(("mmap", Errno::NOMEM))?;
-        Ok(Mapping {
+        Ok(Self {
             base,
             len,
             regions: Arc::new(Regions::new(base, len)),
@@ -140,9 +140,9 @@ impl Mapping {
     }
 
     /// A plain mapping that starts at a multiple of `align`, so that whole huge pages fit.
-    fn map_aligned(len: usize, align: usize) -> Result<Mapping, Failure> {
+    fn map_aligned(len: usize, align: usize) -> Result<Self, Failure> {
         let wide = len.checked_add(align).ok_or(("mmap", Errno::NOMEM))?;
-        let wide = Mapping::map(wide, MapFlags::empty())?;
+        let wide = Self::map(wide, MapFlags::empty())?;
         let head = wide.base.as_ptr().align_offset(align);
         let tail = wide.len - head - len;
         // SAFETY: `head <= align`, so it is inside the mapping.
@@ -151,7 +151,7 @@ impl Mapping {
         let start = wide.at(0);
         // From here on the three parts are unmapped separately.
         std::mem::forget(wide);
-        let mapping = Mapping {
+        let mapping = Self {
             base,
             len,
             regions: Arc::new(Regions::new(base, len)),
@@ -246,7 +246,7 @@ fn raise_memlock() {
 #[cfg(test)]
 impl Mapping {
     /// The number of resident base pages.
-    pub fn resident(&self) -> usize {
+    pub(crate) fn resident(&self) -> usize {
         let mut present = vec![0u8; self.len / crate::pages::base_page_size()];
         // SAFETY: the range is mapped and `present` has a byte per page of it.
         let result = unsafe { libc::mincore(self.at(0), self.len, present.as_mut_ptr()) };

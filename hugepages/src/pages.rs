@@ -1,4 +1,5 @@
-//! Kinds of pages, and the policy that selects them; sizes as text for people.
+//! The kinds of pages (1 GiB, 2 MiB, transparent, plain), the policy that selects them, and sizes
+//! as text.
 
 use std::fmt;
 
@@ -23,15 +24,15 @@ impl PageKind {
     /// The page size in bytes.
     pub fn size(self) -> u64 {
         match self {
-            PageKind::OneGiB => GIB,
-            PageKind::TwoMiB | PageKind::Transparent => 2 * MIB,
-            PageKind::Plain => base_page_size() as u64,
+            Self::OneGiB => GIB,
+            Self::TwoMiB | Self::Transparent => 2 * MIB,
+            Self::Plain => base_page_size() as u64,
         }
     }
 
     /// True for pages of the hugetlb pool: they are never swapped, so they need no `mlock`.
     pub fn is_hugetlb(self) -> bool {
-        matches!(self, PageKind::OneGiB | PageKind::TwoMiB)
+        matches!(self, Self::OneGiB | Self::TwoMiB)
     }
 
     /// `bytes` rounded up to whole pages; `None` on overflow.
@@ -45,8 +46,8 @@ impl PageKind {
 impl fmt::Display for PageKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PageKind::Transparent => write!(f, "transparent 2 MiB pages"),
-            PageKind::Plain => write!(f, "plain {} pages", human(self.size())),
+            Self::Transparent => write!(f, "transparent 2 MiB pages"),
+            Self::Plain => write!(f, "plain {} pages", human(self.size())),
             _ => write!(f, "{} pages", human(self.size())),
         }
     }

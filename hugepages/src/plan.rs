@@ -1,5 +1,5 @@
-//! Decides which kinds of pages to try for an arena, in which order, and why better ones are not
-//! available. Pure.
+//! Decides which kinds of pages an arena tries, in which order, and the reason why larger ones are
+//! not available. Pure functions.
 
 use std::io;
 
@@ -28,9 +28,9 @@ pub struct ArenaOptions {
 
 impl ArenaOptions {
     /// `bytes` on the best available pages, populated now, locked if allowed.
-    pub fn new(bytes: u64) -> ArenaOptions {
+    pub fn new(bytes: u64) -> Self {
         let hugepages = HugepagePolicy::Auto;
-        ArenaOptions {
+        Self {
             bytes,
             hugepages,
             numa_node: None,
@@ -151,7 +151,7 @@ fn check(
             };
             if facts
                 .pages_available(size, options.numa_node)
-                .unwrap_or(pool.available())
+                .unwrap_or_else(|| pool.available())
                 < asked / size
             {
                 return Err(facts.pages_short(size, options, asked));

@@ -104,8 +104,8 @@ impl Pool {
     ///
     /// # Panics
     /// If a class is invalid (a buffer of zero bytes, or a size above the address space).
-    pub fn heap(classes: &[ClassSpec]) -> Pool {
-        let len = Pool::bytes_for(classes)
+    pub fn heap(classes: &[ClassSpec]) -> Self {
+        let len = Self::bytes_for(classes)
             .next_multiple_of(SLICE_ALIGN)
             .max(SLICE_ALIGN);
         let memory = Heap::zeroed(len, SLICE_ALIGN);
@@ -115,14 +115,14 @@ impl Pool {
         debug_assert!(layout.end <= len);
         // SAFETY: `memory` has room for the layout (`bytes_for`), has no other owner and moves into
         // the pool.
-        unsafe { Pool::build(base, len, layout, regions, Memory::Heap(memory)) }
+        unsafe { Self::build(base, len, layout, regions, Memory::Heap(memory)) }
     }
 
     /// A pool on a slice of an arena, on the calling core.
     ///
     /// # Errors
     /// If the classes need more than the slice; [`Pool::bytes_for`] is always enough.
-    pub fn on_slice(slice: ArenaSlice, classes: &[ClassSpec]) -> Result<Pool, CarveError> {
+    pub fn on_slice(slice: ArenaSlice, classes: &[ClassSpec]) -> Result<Self, CarveError> {
         let (base, len) = (slice.base, slice.len);
         let start = base.addr().get() - slice.mapping.base().addr().get();
         let layout = Layout::new(start, classes);
@@ -135,12 +135,12 @@ impl Pool {
         let regions = Arc::clone(&slice.mapping.regions);
         // SAFETY: the slice has room for the layout (just checked), is the only owner of its bytes
         // and moves into the pool.
-        Ok(unsafe { Pool::build(base, len, layout, regions, Memory::Slice(slice)) })
+        Ok(unsafe { Self::build(base, len, layout, regions, Memory::Slice(slice)) })
     }
 
     /// A pool on a new slice of the arena, as large as it needs.
-    pub fn on_arena(arena: &Arena, classes: &[ClassSpec]) -> Result<Pool, CarveError> {
-        Pool::on_slice(arena.carve(Pool::bytes_for(classes))?, classes)
+    pub fn on_arena(arena: &Arena, classes: &[ClassSpec]) -> Result<Self, CarveError> {
+        Self::on_slice(arena.carve(Self::bytes_for(classes))?, classes)
     }
 
     /// The bytes that these classes need, wherever in an arena the slice begins.
@@ -174,7 +174,7 @@ impl Pool {
         layout: Layout,
         regions: Arc<Regions>,
         memory: Memory,
-    ) -> Pool {
+    ) -> Self {
         let class = |placed: Placed| Class {
             size: placed.size,
             count: placed.usable.len(),
@@ -189,7 +189,7 @@ impl Pool {
         };
         let classes = layout.classes.into_iter().map(class).collect();
         let first_region = regions.index(base.as_ptr());
-        Pool {
+        Self {
             inner: Rc::new(Inner {
                 classes,
                 regions,
@@ -342,7 +342,7 @@ impl Buf {
     ///
     /// # Panics
     /// If the range is outside this handle's range.
-    pub fn slice(&self, offset: usize, len: usize) -> Buf {
+    pub fn slice(&self, offset: usize, len: usize) -> Self {
         assert!(
             offset.checked_add(len).is_some_and(|end| end <= self.len()),
             "slice outside buffer"
@@ -358,7 +358,7 @@ impl Buf {
     ///
     /// # Panics
     /// If `at` is outside this handle's range.
-    pub fn split_off(&mut self, at: usize) -> Buf {
+    pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.len(), "split outside buffer");
         let rest = self.slice(at, self.len() - at);
         self.len = at as u32;
@@ -369,7 +369,7 @@ impl Buf {
 
     /// Rejoins a part from [`Buf::split_off`]. `rest` must begin where this handle ends; otherwise
     /// it is returned as the error.
-    pub fn unsplit(&mut self, rest: Buf) -> Result<(), Buf> {
+    pub fn unsplit(&mut self, rest: Self) -> Result<(), Self> {
         let adjoins = Rc::ptr_eq(&self.pool, &rest.pool)
             && (self.class, self.index) == (rest.class, rest.index)
             && self.offset + self.len == rest.offset;
@@ -464,7 +464,7 @@ impl Deref for Buf {
 }
 
 impl Clone for Buf {
-    fn clone(&self) -> Buf {
+    fn clone(&self) -> Self {
         let refs = &self.class().refs[self.index as usize];
         // Handles may be leaked (`mem::forget`); the counter must not wrap to zero.
         refs.set(
@@ -472,7 +472,7 @@ impl Clone for Buf {
                 .checked_add(1)
                 .expect("no buffer has four billion handles"),
         );
-        Buf {
+        Self {
             pool: Rc::clone(&self.pool),
             ..*self
         }
@@ -525,7 +525,7 @@ struct Placed {
 impl Layout {
     /// Lays out buffers in memory that begins `start` bytes into its mapping, a multiple of
     /// [`SLICE_ALIGN`].
-    fn new(start: usize, specs: &[ClassSpec]) -> Layout {
+    fn new(start: usize, specs: &[ClassSpec]) -> Self {
         let mut specs = specs.to_vec();
         specs.sort_by_key(|c| c.size);
         let mut at = start;
@@ -558,7 +558,7 @@ impl Layout {
                 usable,
             });
         }
-        Layout {
+        Self {
             classes,
             end: at - start,
         }

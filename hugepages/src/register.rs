@@ -14,7 +14,7 @@
 //!
 //! A device takes one of [`DEVICE_SLOTS`] slots, the same in every arena, and defines the meaning
 //! of its keys: lkey and rkey of a protection domain, the IOVA of the region's first byte, the
-//! index of a fixed buffer. This module does not interpret them.
+//! index of a fixed buffer. This module only stores them.
 
 use std::error::Error;
 use std::ptr::NonNull;
@@ -41,12 +41,12 @@ const GRAIN_SHIFT: u32 = 24;
 pub struct Piece(usize);
 
 impl Piece {
-    pub const LONGEST: Piece = Piece(REGION_MAX);
+    pub const LONGEST: Self = Self(REGION_MAX);
 
     /// The largest piece of at most `bytes`; `None` if `bytes` is less than a grain.
-    pub fn at_most(bytes: u64) -> Option<Piece> {
+    pub fn at_most(bytes: u64) -> Option<Self> {
         let bytes = bytes.min(REGION_MAX as u64) as usize;
-        (bytes >= GRAIN).then(|| Piece(1 << bytes.ilog2()))
+        (bytes >= GRAIN).then(|| Self(1 << bytes.ilog2()))
     }
 
     pub fn bytes(self) -> usize {
@@ -141,11 +141,11 @@ unsafe impl Sync for Regions {}
 
 impl Regions {
     /// The regions of a mapping of `len` bytes at `base`.
-    pub fn new(base: NonNull<u8>, len: usize) -> Regions {
+    pub(crate) fn new(base: NonNull<u8>, len: usize) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let grains = len.div_ceil(GRAIN);
         let unknown = |_| [const { AtomicU64::new(NO_KEY) }; DEVICE_SLOTS];
-        Regions {
+        Self {
             base,
             len,
             first_id: NEXT.fetch_add(grains as u32, Ordering::Relaxed),
@@ -156,7 +156,7 @@ impl Regions {
 
     /// The index of the region that contains `at`, an address in the mapping.
     #[inline]
-    pub fn index(&self, at: *const u8) -> usize {
+    pub(crate) fn index(&self, at: *const u8) -> usize {
         self.offset(at) >> REGION_SHIFT
     }
 
@@ -168,7 +168,7 @@ impl Regions {
     /// The key for `len` bytes at `at`, an address in the mapping. `None` if no single key of the
     /// device covers all of them.
     #[inline]
-    pub fn key(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
+    pub(crate) fn key(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
         let start = self.offset(at);
         let (first, last) = (
             start >> GRAIN_SHIFT,
@@ -184,21 +184,21 @@ impl Regions {
     /// [`Regions::key`] plus the offset of `at` in its region, for a device that registered whole
     /// regions.
     #[inline]
-    pub fn address(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
+    pub(crate) fn address(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
         let key = self.key(at, len, slot)?;
         Some(key + self.region_offset(at) as u64)
     }
 
     #[inline]
-    pub fn region_offset(&self, at: *const u8) -> usize {
+    pub(crate) fn region_offset(&self, at: *const u8) -> usize {
         self.offset(at) & (REGION_MAX - 1)
     }
 
-    pub fn info(&self, index: usize) -> RegionInfo {
+    pub(crate) fn info(&self, index: usize) -> RegionInfo {
         self.piece(Piece::LONGEST, index)
     }
 
-    pub fn all(&self) -> Vec<RegionInfo> {
+    pub(crate) fn all(&self) -> Vec<RegionInfo> {
         self.pieces(Piece::LONGEST).collect()
     }
 
@@ -223,7 +223,7 @@ impl Regions {
     }
 
     /// Splits `len` bytes at `at` at the region boundaries.
-    pub fn parts(&self, at: NonNull<u8>, len: usize) -> Vec<RegionInfo> {
+    pub(crate) fn parts(&self, at: NonNull<u8>, len: usize) -> Vec<RegionInfo> {
         let start = at.addr().get() - self.base.addr().get();
         let clip = |region: RegionInfo| {
             let first = self.offset(region.as_ptr());
@@ -238,12 +238,12 @@ impl Regions {
         self.pieces(Piece::LONGEST).filter_map(clip).collect()
     }
 
-    pub fn is_free(&self, slot: usize) -> bool {
+    pub(crate) fn is_free(&self, slot: usize) -> bool {
         self.known().get(slot).is_some_and(Option::is_none)
     }
 
     /// Registers all pieces, or none.
-    pub fn register(
+    pub(crate) fn register(
         &self,
         slot: usize,
         hook: Arc<dyn RegisterHook>,
@@ -290,7 +290,7 @@ impl Regions {
         Ok(())
     }
 
-    pub fn unregister(&self, slot: usize) {
+    pub(crate) fn unregister(&self, slot: usize) {
         if let Some(Known { hook, piece }) = self.known().get_mut(slot).and_then(Option::take) {
             for info in self.pieces(piece) {
                 // Clear the key first: later lookups must not return a key that is becoming
@@ -304,12 +304,12 @@ impl Regions {
         }
     }
 
-    pub fn unregister_all(&self) {
+    pub(crate) fn unregister_all(&self) {
         (0..DEVICE_SLOTS).for_each(|slot| self.unregister(slot));
     }
 
     /// The pieces that the device in `slot` registered, with their keys.
-    pub fn registered(&self, slot: usize) -> Vec<(RegionInfo, u64)> {
+    pub(crate) fn registered(&self, slot: usize) -> Vec<(RegionInfo, u64)> {
         let known = self.known();
         let Some(Some(Known { piece, .. })) = known.get(slot) else {
             return Vec::new();
@@ -346,8 +346,8 @@ mod tests {
     }
 
     impl Device {
-        fn new(capacity: usize, first: u64) -> Arc<Device> {
-            Arc::new(Device {
+        fn new(capacity: usize, first: u64) -> Arc<Self> {
+            Arc::new(Self {
                 known: Mutex::default(),
                 capacity,
                 first,

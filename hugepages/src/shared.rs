@@ -2,8 +2,8 @@
 //! disks.
 //!
 //! It is treated like device memory: no Rust reference to its bytes exists, and they are copied in
-//! and out by routines that are opaque to the compiler. Concurrent copies of the same bytes race as
-//! on a disk: the result is a mix of both, without undefined behaviour.
+//! and out by routines that are opaque to the compiler. Concurrent copies to the same bytes leave a
+//! mix of both, as on a disk, without undefined behaviour.
 
 use std::fmt;
 use std::io::IoSlice;
@@ -56,17 +56,17 @@ impl Shared {
     /// With [`HugepagePolicy::Auto`] the pages are transparent huge pages: hugetlb pages are left
     /// to arenas, and a RAM disk can be released in parts. A policy that requires hugetlb pages
     /// populates all of them at once.
-    pub fn allocate(bytes: u64, policy: HugepagePolicy) -> Result<Shared, ArenaError> {
+    pub fn allocate(bytes: u64, policy: HugepagePolicy) -> Result<Self, ArenaError> {
         let options = ArenaOptions {
             hugepages: policy,
             populate: false,
             ..ArenaOptions::new(bytes)
         };
-        Shared::allocate_with(options)
+        Self::allocate_with(options)
     }
 
     /// Like [`Shared::allocate`], with a node and populating on request. Locked only if required.
-    pub fn allocate_with(options: ArenaOptions) -> Result<Shared, ArenaError> {
+    pub fn allocate_with(options: ArenaOptions) -> Result<Self, ArenaError> {
         let (mapping, report) = allocate(&options, Purpose::RamDisk)?;
         let release_unit = match report.pages {
             _ if options.require_lock => None,
@@ -79,7 +79,7 @@ impl Shared {
         // The usable length is the requested one, not the rounded one.
         let len = options.bytes as usize;
         let cache = System::real().last_level_cache();
-        Ok(Shared {
+        Ok(Self {
             mapping,
             len,
             report,
@@ -221,7 +221,7 @@ impl Shared {
     }
 
     /// Creates a lender for one core.
-    pub fn lender(self: &Arc<Shared>) -> Lender {
+    pub fn lender(self: &Arc<Self>) -> Lender {
         Lender {
             shared: Rc::new(Share(Arc::clone(self))),
         }
@@ -398,11 +398,11 @@ impl Lent {
     }
 
     /// A handle on `offset..offset + len` of this one.
-    pub fn slice(&self, offset: usize, len: usize) -> Lent {
+    pub fn slice(&self, offset: usize, len: usize) -> Self {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             outside(offset, len, self.len);
         }
-        Lent {
+        Self {
             shared: Rc::clone(&self.shared),
             offset: self.offset + offset,
             len,

@@ -1,4 +1,4 @@
-//! The system's facts about memory: huge page pools, limits, NUMA nodes.
+//! Reads the state of the system's memory: huge page pools, limits, NUMA nodes.
 //!
 //! All files are read below one root, so that a test can simulate a machine with a folder.
 
@@ -124,15 +124,15 @@ const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 const CAP_IPC_LOCK: u32 = 14;
 
 impl System {
-    pub fn real() -> System {
-        System::at("/")
+    pub(crate) fn real() -> Self {
+        Self::at("/")
     }
 
-    pub fn at(root: impl Into<PathBuf>) -> System {
-        System { root: root.into() }
+    pub(crate) fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
     }
 
-    pub fn show(&self) -> Vec<NodePages> {
+    pub(crate) fn show(&self) -> Vec<NodePages> {
         let global = self.pools(None);
         let nodes = self.nodes();
         let mut all: Vec<NodePages> = nodes.iter().flat_map(|&n| self.pools(Some(n))).collect();
@@ -150,7 +150,12 @@ impl System {
         all
     }
 
-    pub fn reserve(&self, size: u64, pages: u64, node: Option<u32>) -> Result<u64, ReserveError> {
+    pub(crate) fn reserve(
+        &self,
+        size: u64,
+        pages: u64,
+        node: Option<u32>,
+    ) -> Result<u64, ReserveError> {
         let nodes = self.nodes();
         if let Some(node) = node.filter(|n| !nodes.contains(n)) {
             return Err(ReserveError::NoSuchNode { node, nodes });
@@ -210,7 +215,7 @@ impl System {
         text.trim().parse().map_err(|_| failed(invalid()))
     }
 
-    pub fn facts(&self) -> Facts {
+    pub(crate) fn facts(&self) -> Facts {
         let nodes = self.nodes();
         let pools = self.pools(None);
         Facts {
@@ -236,7 +241,7 @@ impl System {
     }
 
     /// Bytes in the last-level cache. `None` if the system does not report it, as on some boards.
-    pub fn last_level_cache(&self) -> Option<u64> {
+    pub(crate) fn last_level_cache(&self) -> Option<u64> {
         let caches = self
             .entries(CACHES)
             .filter(|name| name.starts_with("index"));
@@ -450,7 +455,7 @@ impl System {
 
 impl Facts {
     /// The command that sets a pool to `pages` pages.
-    pub fn reserve_command(&self, size: u64, node: Option<u32>, pages: u64) -> String {
+    pub(crate) fn reserve_command(&self, size: u64, node: Option<u32>, pages: u64) -> String {
         if node.is_none() && self.default_size == Some(size) {
             return format!("sudo sysctl -w vm.nr_hugepages={pages}");
         }
@@ -476,7 +481,10 @@ fn granted(size: u64, asked: u64, there: u64) -> Result<u64, ReserveError> {
 }
 
 fn pool_dir(node: Option<u32>) -> String {
-    node.map_or(POOLS.to_owned(), |n| format!("{NODES}/node{n}/hugepages"))
+    node.map_or_else(
+        || POOLS.to_owned(),
+        |n| format!("{NODES}/node{n}/hugepages"),
+    )
 }
 
 fn pool_file(size: u64, node: Option<u32>) -> String {

@@ -1,4 +1,4 @@
-//! Tests of reading and writing a machine's values; the machine is a folder of files.
+//! Tests of reading and writing the system's memory state; the machine is a folder of files.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub fn new(files: &[(&str, &str)]) -> Machine {
-        let machine = Machine {
+    pub(super) fn new(files: &[(&str, &str)]) -> Self {
+        let machine = Self {
             dir: tempfile::tempdir().unwrap(),
         };
         for (name, text) in files {
@@ -20,17 +20,17 @@ impl Machine {
         machine
     }
 
-    pub fn write(&self, name: &str, text: &str) {
+    pub(super) fn write(&self, name: &str, text: &str) {
         let file = self.dir.path().join(name);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, text).unwrap();
     }
 
-    pub fn system(&self) -> System {
+    pub(super) fn system(&self) -> System {
         System::at(self.dir.path())
     }
 
-    pub fn root(&self) -> &Path {
+    pub(super) fn root(&self) -> &Path {
         self.dir.path()
     }
 }

@@ -28,8 +28,8 @@ pub(crate) struct WrittenUnits {
 
 impl WrittenUnits {
     /// `len` bytes without a written unit.
-    pub fn none(len: usize) -> WrittenUnits {
-        WrittenUnits {
+    pub(crate) fn none(len: usize) -> Self {
+        Self {
             units: (0..len.div_ceil(UNIT))
                 .map(|_| AtomicBool::new(false))
                 .collect(),
@@ -40,7 +40,7 @@ impl WrittenUnits {
     /// Calls `take` with the bytes of each unit of `range` that was never written. They are zero,
     /// and no other core writes to them before `take` returns.
     #[inline]
-    pub fn before_write(&self, range: Range<usize>, take: impl Fn(Range<usize>)) {
+    pub(crate) fn before_write(&self, range: Range<usize>, take: impl Fn(Range<usize>)) {
         for unit in units(&range) {
             if !self.is_taken(unit) {
                 self.take(unit, &take);
@@ -49,7 +49,7 @@ impl WrittenUnits {
     }
 
     /// The parts of `range` that may not be zero.
-    pub fn written(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    pub(crate) fn written(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         units(&range)
             .filter(|&unit| self.is_taken(unit))
             .map(move |unit| (unit * UNIT).max(range.start)..((unit + 1) * UNIT).min(range.end))

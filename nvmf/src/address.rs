@@ -1,5 +1,5 @@
-//! Parses the addresses of controllers and namespaces that users write, for the configuration, RPC
-//! and the command line.
+//! Parses the addresses of controllers and namespaces in the configuration, in RPC calls and on the
+//! command line.
 //!
 //! ```text
 //!   [SCHEME://]HOST[:PORT][/NQN][?nsid=N|uuid=UUID][&hostnqn=NQN]
@@ -18,8 +18,8 @@
 //! | `rdma+tcp` | `nvmf+rdma+tcp` | RDMA, and TCP while RDMA fails |
 //! | `pcie` | `vfio` | the PCI bus of this machine |
 //!
-//! A [`Grammar`] says which parts one use accepts. Parsing needs no machine: the caller looks up
-//! host names and interfaces.
+//! A [`Grammar`] lists the parts that one use accepts. Parsing makes no system calls: the caller
+//! resolves host names and interfaces.
 
 mod endpoint;
 pub mod fuzzing;

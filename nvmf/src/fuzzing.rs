@@ -1,16 +1,16 @@
-//! The body of the fuzz target `admin`: a controller under a list of operations taken from any
-//! bytes. It is here, not in the target, so that an ordinary test replays its corpus.
+//! The body of the fuzz target `admin`: a controller executes a list of operations, decoded from
+//! the input. It is here, not in the target, so that an ordinary test replays its corpus.
 //!
 //! ```text
 //!   byte 0        bit 0 a discovery controller, bit 1 ANA reporting, bit 2 enabled from the start
 //!   then, until the end:
 //!   0 sqe[64]     a command, as it is                1 op nsid cdw10[4] .. cdw14[4]  a likely one
-//!   2 cc[4]       Property Set CC                    3 n   a namespace comes (bit 7: goes)
-//!   4 events      something happened                 5 n   n seconds pass
+//!   2 cc[4]       Property Set CC                    3 n   adds a namespace (bit 7: removes)
+//!   4 events      raises events                      5 n   n seconds pass
 //! ```
 //!
-//! It proves: no panic; every command is completed exactly once, event requests at an event or at
-//! the end; data is never longer than announced; nothing of a controller is left in the end.
+//! It checks: no panic; every command is completed exactly once, event requests at an event or at
+//! the end; data is never longer than announced; the controller releases all resources at its end.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn new(choice: u8) -> Fixture {
+    fn new(choice: u8) -> Self {
         let name = |text| Nqn::new(text).expect("a name");
         let target = Target::new(TargetConfig::default(), 1);
         let mut config = SubsystemConfig::new(name(SUBNQN));
@@ -114,7 +114,7 @@ impl Fixture {
         let (local, now) = (Address::Loopback("fuzz".to_string()), Nanos(1));
         let held = Arc::clone(&association);
         let controller = Controller::new(&target, held, &caps, local, 15_000, now);
-        let mut fixture = Fixture {
+        let mut fixture = Self {
             target,
             association,
             controller,

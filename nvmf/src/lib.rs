@@ -4,10 +4,10 @@
 //! queues       one core's data path: queue pairs, commands from capsule to response
 //! controller   registers, features, Identify, log pages and events: the admin commands
 //! subsystems   targets, subsystems, namespaces, hosts: shared state that management changes
-//! transport    the interface of a plug; sockets and verbs are on its other side
-//! tcp          the NVMe/TCP connection machines of both sides: bytes in, events out
+//! transport    the interface that TCP, RDMA and loopback implement, outside this crate
+//! tcp          the NVMe/TCP state machines of both sides: bytes in, events out
 //! host         the host side: connect, discover, identify, I/O queues, reconnect
-//! address      addresses of controllers and namespaces as users write them
+//! address      addresses of controllers and namespaces, parsed from text
 //! auth         in-band authentication, DH-HMAC-CHAP: messages, keys, the two ends of a transaction
 //! tls          TLS 1.3 with pre-shared keys: the keys, and the choice of one for a ClientHello
 //! ```

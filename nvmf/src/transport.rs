@@ -1,4 +1,4 @@
-//! The interface between the protocol and the transports: TCP, RDMA and loopback implement it.
+//! The interface between the protocol and its transports. TCP, RDMA and loopback implement it.
 //!
 //! A *plug* (TCP, RDMA, loopback) has a control half, [`Plug`], shared by all threads, and one I/O
 //! half per core, [`Transport`], that owns every connection of that core. The target drives the I/O
@@ -11,7 +11,8 @@
 //! flush    everything queued leaves in as few system calls or doorbells as possible
 //! ```
 //!
-//! Handles move, payload does not: a transport drops a [`Buf`] when the wire is done with it.
+//! Payload is not copied: it is passed as a [`Buf`], which the transport drops when the data is
+//! sent.
 //!
 //! The host side has the same shape, one object per queue pair: [`HostTransport`].
 
@@ -64,9 +65,9 @@ pub enum TransportType {
 impl fmt::Display for TransportType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            TransportType::Rdma => "RDMA",
-            TransportType::Tcp => "TCP",
-            TransportType::Loopback => "LOOPBACK",
+            Self::Rdma => "RDMA",
+            Self::Tcp => "TCP",
+            Self::Loopback => "LOOPBACK",
         })
     }
 }
@@ -82,8 +83,8 @@ pub enum Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Ip(addr) => addr.fmt(f),
-            Address::Loopback(name) => write!(f, "loopback:{name}"),
+            Self::Ip(addr) => addr.fmt(f),
+            Self::Loopback(name) => write!(f, "loopback:{name}"),
         }
     }
 }
@@ -173,13 +174,13 @@ impl Event {
     #[inline]
     pub fn conn(&self) -> ConnId {
         match self {
-            Event::Opened { conn, .. }
-            | Event::Capsule { conn, .. }
-            | Event::CapsuleDamaged { conn, .. }
-            | Event::Fetched { conn, .. }
-            | Event::FetchDamaged { conn, .. }
-            | Event::FetchRefused { conn, .. }
-            | Event::Closed { conn, .. } => *conn,
+            Self::Opened { conn, .. }
+            | Self::Capsule { conn, .. }
+            | Self::CapsuleDamaged { conn, .. }
+            | Self::Fetched { conn, .. }
+            | Self::FetchDamaged { conn, .. }
+            | Self::FetchRefused { conn, .. }
+            | Self::Closed { conn, .. } => *conn,
         }
     }
 }
@@ -204,16 +205,16 @@ pub enum Closed {
 impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Closed::Peer => f.write_str("closed by the peer"),
-            Closed::Broken(why) | Closed::Refused(why) => f.write_str(why),
-            Closed::Protocol(what) => write!(f, "protocol error: {what}"),
-            Closed::TimedOut => f.write_str("no answer in time"),
-            Closed::Local => f.write_str("closed by this side"),
+            Self::Peer => f.write_str("closed by the peer"),
+            Self::Broken(why) | Self::Refused(why) => f.write_str(why),
+            Self::Protocol(what) => write!(f, "protocol error: {what}"),
+            Self::TimedOut => f.write_str("no answer in time"),
+            Self::Local => f.write_str("closed by this side"),
         }
     }
 }
 
-/// A finished command on its way back.
+/// A completed command, for the transport to send.
 #[derive(Debug)]
 pub struct Response {
     pub tag: ReqTag,
@@ -239,7 +240,7 @@ pub struct QueueParams {
     pub flow_control_off: bool,
 }
 
-/// Why the target closes a connection.
+/// The reason why the target closes a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseWhy {
     /// After the responses queued so far have left (Disconnect, a refused Connect).
@@ -254,8 +255,8 @@ pub struct Events {
 }
 
 impl Events {
-    pub fn with_capacity(capacity: usize) -> Events {
-        Events {
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self {
             items: Vec::with_capacity(capacity),
         }
     }
@@ -456,8 +457,8 @@ impl ListenerOptions {
     /// Refuses the options that a transport without any would have to honour.
     pub fn refuse(&self, kind: TransportType) -> Result<(), ListenError> {
         let option = match self {
-            ListenerOptions { tos: Some(_), .. } => "tos",
-            ListenerOptions {
+            Self { tos: Some(_), .. } => "tos",
+            Self {
                 in_capsule_data_size: Some(_),
                 ..
             } => "in_capsule_data_size",

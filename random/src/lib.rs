@@ -1,11 +1,13 @@
 //! A seeded pseudo-random generator for simulators, tests and probabilities. The same seed gives
 //! the same numbers.
 //!
-//! A seed that a failing test prints must replay in every later version. So the sequence is part
-//! of this crate's interface, and a test pins it. Generators of other crates may change their
-//! sequence with a version. The numbers are predictable: never use them for secrets.
+//! A seed that a failing test prints must replay in every later version. So the sequence is part of
+//! this crate's interface, and a test pins it. Generators of other crates may change their sequence
+//! in a new version, so they are not used. The numbers are predictable: never use them for secrets.
 
 #![forbid(unsafe_code)]
+
+pub mod seeds;
 
 /// A generator (xorshift64*).
 #[derive(Debug, Clone)]
@@ -14,9 +16,9 @@ pub struct Random(u64);
 impl Random {
     /// A generator that starts from `seed`; any seed is valid. Neighbouring seeds give unrelated
     /// sequences.
-    pub fn new(seed: u64) -> Random {
+    pub fn new(seed: u64) -> Self {
         // Any state but 0.
-        Random(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)) | 1)
+        Self(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)) | 1)
     }
 
     /// 64 random bits.
@@ -29,8 +31,8 @@ impl Random {
     }
 
     /// Another generator, independent of this one.
-    pub fn fork(&mut self) -> Random {
-        Random::new(self.draw())
+    pub fn fork(&mut self) -> Self {
+        Self::new(self.draw())
     }
 
     /// A number from 0 to `bound - 1`. `bound` must not be 0.

@@ -1,3 +1,5 @@
+//! Tests that a seed gives the same numbers in every version.
+
 use super::*;
 
 /// Goal: seeds replay in every version. Method: compare the first numbers of two seeds with those

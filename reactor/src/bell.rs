@@ -13,9 +13,9 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    pub(crate) fn new() -> std::io::Result<Bell> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Bell {
+        Ok(Self {
             doorbell: Doorbell::new(),
             eventfd,
         })
@@ -61,17 +61,17 @@ impl ReactorWaker {
 }
 
 impl std::task::Wake for Bell {
-    fn wake(self: Arc<Bell>) {
+    fn wake(self: Arc<Self>) {
         self.ring();
     }
 
-    fn wake_by_ref(self: &Arc<Bell>) {
+    fn wake_by_ref(self: &Arc<Self>) {
         self.ring();
     }
 }
 
 impl From<ReactorWaker> for std::task::Waker {
-    fn from(waker: ReactorWaker) -> std::task::Waker {
+    fn from(waker: ReactorWaker) -> Self {
         waker.0.into()
     }
 }

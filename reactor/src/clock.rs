@@ -1,4 +1,5 @@
-//! The clock of reactors: nanoseconds since the process's epoch. A reactor reads it once per turn.
+//! The monotonic clock of reactors, in nanoseconds since its first use in the process. A reactor
+//! reads it once per turn.
 
 use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,20 +11,20 @@ use std::time::Duration;
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    pub const ZERO: Nanos = Nanos(0);
-    pub const MAX: Nanos = Nanos(u64::MAX);
+    pub const ZERO: Self = Self(0);
+    pub const MAX: Self = Self(u64::MAX);
 
     /// The time from `earlier` to this time; zero if `earlier` is later.
-    pub fn since(self, earlier: Nanos) -> Duration {
+    pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
 impl Add<Duration> for Nanos {
-    type Output = Nanos;
+    type Output = Self;
 
-    fn add(self, by: Duration) -> Nanos {
-        Nanos(
+    fn add(self, by: Duration) -> Self {
+        Self(
             self.0
                 .saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)),
         )
@@ -31,10 +32,10 @@ impl Add<Duration> for Nanos {
 }
 
 impl Sub<Duration> for Nanos {
-    type Output = Nanos;
+    type Output = Self;
 
-    fn sub(self, by: Duration) -> Nanos {
-        Nanos(
+    fn sub(self, by: Duration) -> Self {
+        Self(
             self.0
                 .saturating_sub(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)),
         )
@@ -56,9 +57,9 @@ enum Source {
 impl Clock {
     /// The real clock. All real clocks of a process share one epoch: the first call of this
     /// function.
-    pub fn real() -> Clock {
+    pub fn real() -> Self {
         static EPOCH_NS: OnceLock<u64> = OnceLock::new();
-        Clock(Source::Monotonic {
+        Self(Source::Monotonic {
             epoch_ns: *EPOCH_NS.get_or_init(monotonic_ns),
         })
     }
@@ -82,8 +83,8 @@ impl Clock {
 pub struct VirtualClock(Arc<AtomicU64>);
 
 impl VirtualClock {
-    pub fn new() -> VirtualClock {
-        VirtualClock::default()
+    pub fn new() -> Self {
+        Self::default()
     }
 
     pub fn clock(&self) -> Clock {

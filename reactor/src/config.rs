@@ -35,8 +35,8 @@ pub struct ReactorConfig {
 }
 
 impl Default for ReactorConfig {
-    fn default() -> ReactorConfig {
-        ReactorConfig {
+    fn default() -> Self {
+        Self {
             name: "reactor".to_owned(),
             core: None,
             mode: Mode::Adaptive,
@@ -53,11 +53,11 @@ impl Mode {
         self as u8
     }
 
-    pub(crate) fn decode(byte: u8) -> Mode {
+    pub(crate) fn decode(byte: u8) -> Self {
         match byte {
-            0 => Mode::Poll,
-            1 => Mode::Adaptive,
-            _ => Mode::Interrupt,
+            0 => Self::Poll,
+            1 => Self::Adaptive,
+            _ => Self::Interrupt,
         }
     }
 }
@@ -65,9 +65,9 @@ impl Mode {
 impl std::fmt::Display for Mode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Mode::Poll => "poll",
-            Mode::Adaptive => "adaptive",
-            Mode::Interrupt => "interrupt",
+            Self::Poll => "poll",
+            Self::Adaptive => "adaptive",
+            Self::Interrupt => "interrupt",
         })
     }
 }
@@ -82,11 +82,11 @@ pub struct UnknownMode {
 impl std::str::FromStr for Mode {
     type Err = UnknownMode;
 
-    fn from_str(text: &str) -> Result<Mode, UnknownMode> {
+    fn from_str(text: &str) -> Result<Self, UnknownMode> {
         match text {
-            "poll" => Ok(Mode::Poll),
-            "adaptive" => Ok(Mode::Adaptive),
-            "interrupt" => Ok(Mode::Interrupt),
+            "poll" => Ok(Self::Poll),
+            "adaptive" => Ok(Self::Adaptive),
+            "interrupt" => Ok(Self::Interrupt),
             _ => Err(UnknownMode {
                 text: text.to_owned(),
             }),

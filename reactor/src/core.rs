@@ -1,4 +1,5 @@
-//! The handle of a reactor for the code that runs on it: the time, pollers, futures and timers.
+//! [`CoreHandle`]: the interface of a reactor for the code that runs on it: the time, pollers,
+//! futures and timers.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -219,7 +220,7 @@ impl Inner {
 }
 
 impl Core {
-    pub(crate) fn new(shared: Arc<Shared>) -> std::io::Result<Core> {
+    pub(crate) fn new(shared: Arc<Shared>) -> std::io::Result<Self> {
         let now = shared.clock.now();
         let inner = Inner {
             now: Cell::new(now),
@@ -236,7 +237,7 @@ impl Core {
         let handle = CoreHandle {
             inner: Rc::new(inner),
         };
-        Ok(Core {
+        Ok(Self {
             handle,
             slots: Vec::new(),
             last_turn_worked: false,

@@ -30,13 +30,13 @@ impl CoreSet {
     pub const MAX_CORE: usize = CpuSet::MAX_CPU - 1;
 
     /// Parses a list such as `0-3,8`, the same in brackets, or a mask that begins with `0x`.
-    pub fn parse(text: &str) -> Result<CoreSet, CoreSetError> {
+    pub fn parse(text: &str) -> Result<Self, CoreSetError> {
         let trimmed = text.trim();
         if let Some(digits) = trimmed
             .strip_prefix("0x")
             .or_else(|| trimmed.strip_prefix("0X"))
         {
-            return CoreSet::from_hex(digits, text);
+            return Self::from_hex(digits, text);
         }
         let bare = match trimmed.strip_prefix('[') {
             Some(rest) => rest
@@ -47,20 +47,20 @@ impl CoreSet {
                 })?,
             None => trimmed,
         };
-        CoreSet::from_list(bare, text)
+        Self::from_list(bare, text)
     }
 
     /// Parses SPDK's option `-m`: a list in brackets, otherwise a mask with or without `0x`.
-    pub fn parse_mask(text: &str) -> Result<CoreSet, CoreSetError> {
+    pub fn parse_mask(text: &str) -> Result<Self, CoreSetError> {
         let trimmed = text.trim();
         if trimmed.starts_with('[') || trimmed.starts_with("0x") || trimmed.starts_with("0X") {
-            CoreSet::parse(text)
+            Self::parse(text)
         } else {
-            CoreSet::from_hex(trimmed, text)
+            Self::from_hex(trimmed, text)
         }
     }
 
-    fn from_list(list: &str, text: &str) -> Result<CoreSet, CoreSetError> {
+    fn from_list(list: &str, text: &str) -> Result<Self, CoreSetError> {
         let mut cores = BTreeSet::new();
         if list.trim().is_empty() {
             return Err(CoreSetError::Empty {
@@ -78,10 +78,10 @@ impl CoreSet {
                     return Err(wrong());
                 }
                 let core = digits.parse().map_err(|_| wrong())?;
-                if core > CoreSet::MAX_CORE {
+                if core > Self::MAX_CORE {
                     return Err(CoreSetError::TooLarge {
                         core,
-                        max: CoreSet::MAX_CORE,
+                        max: Self::MAX_CORE,
                     });
                 }
                 Ok(core)
@@ -95,10 +95,10 @@ impl CoreSet {
             }
             cores.extend(first..=last);
         }
-        Ok(CoreSet(cores))
+        Ok(Self(cores))
     }
 
-    fn from_hex(digits: &str, text: &str) -> Result<CoreSet, CoreSetError> {
+    fn from_hex(digits: &str, text: &str) -> Result<Self, CoreSetError> {
         let mut cores = BTreeSet::new();
         if digits.is_empty() {
             return Err(CoreSetError::NotAMask {
@@ -113,10 +113,10 @@ impl CoreSet {
                 .filter(|bit| bits >> bit & 1 == 1)
                 .map(|bit| nibble * 4 + bit)
             {
-                if core > CoreSet::MAX_CORE {
+                if core > Self::MAX_CORE {
                     return Err(CoreSetError::TooLarge {
                         core,
-                        max: CoreSet::MAX_CORE,
+                        max: Self::MAX_CORE,
                     });
                 }
                 cores.insert(core);
@@ -127,13 +127,13 @@ impl CoreSet {
                 text: text.to_owned(),
             });
         }
-        Ok(CoreSet(cores))
+        Ok(Self(cores))
     }
 
     /// The cores that this thread may use: its affinity, as set by cgroups, taskset or systemd.
-    pub fn allowed() -> std::io::Result<CoreSet> {
+    pub fn allowed() -> std::io::Result<Self> {
         let set = sched_getaffinity(None)?;
-        Ok((0..=CoreSet::MAX_CORE)
+        Ok((0..=Self::MAX_CORE)
             .filter(|&core| set.is_set(core))
             .collect())
     }
@@ -174,16 +174,16 @@ impl CoreSet {
 }
 
 impl FromIterator<usize> for CoreSet {
-    fn from_iter<I: IntoIterator<Item = usize>>(cores: I) -> CoreSet {
-        CoreSet(cores.into_iter().collect())
+    fn from_iter<I: IntoIterator<Item = usize>>(cores: I) -> Self {
+        Self(cores.into_iter().collect())
     }
 }
 
 impl FromStr for CoreSet {
     type Err = CoreSetError;
 
-    fn from_str(text: &str) -> Result<CoreSet, CoreSetError> {
-        CoreSet::parse(text)
+    fn from_str(text: &str) -> Result<Self, CoreSetError> {
+        Self::parse(text)
     }
 }
 

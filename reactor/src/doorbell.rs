@@ -42,8 +42,8 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    pub fn new() -> Doorbell {
-        Doorbell {
+    pub fn new() -> Self {
+        Self {
             state: AtomicU32::new(AWAKE),
         }
     }
@@ -78,7 +78,7 @@ impl Doorbell {
 }
 
 impl Default for Doorbell {
-    fn default() -> Doorbell {
-        Doorbell::new()
+    fn default() -> Self {
+        Self::new()
     }
 }

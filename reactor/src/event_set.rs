@@ -34,8 +34,8 @@ pub struct EventSet {
 }
 
 impl EventSet {
-    pub fn new() -> std::io::Result<EventSet> {
-        Ok(EventSet {
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self {
             epoll: rx::create(rx::CreateFlags::CLOEXEC)?,
         })
     }
@@ -99,9 +99,9 @@ pub struct Events {
 impl Events {
     /// # Panics
     /// When `capacity` is zero, which epoll does not allow.
-    pub fn with_capacity(capacity: usize) -> Events {
+    pub fn with_capacity(capacity: usize) -> Self {
         assert!(capacity > 0, "room for no event");
-        Events {
+        Self {
             list: Vec::with_capacity(capacity),
         }
     }

@@ -1,4 +1,5 @@
-//! The handle of a reactor for other threads.
+//! [`ReactorHandle`]: the interface of a reactor for other threads: sends closures to it, and stops
+//! it.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::core::{CoreHandle, Message, Shared};
 use crate::mailbox::{Envelope, MailboxFull, Refused, SendError};
 use crate::oneshot::{Receiver, oneshot};
 use crate::shared::ReactorPanicked;
-use crate::stats::{Doing, PollerStats, ReactorStats, Stall};
+use crate::stats::{Activity, PollerStats, ReactorStats, Stall};
 use crate::tasks::{SourceLocation, on_reactor};
 
 /// The handle of a reactor for other threads: sends it work, reads its statistics, stops it. Cheap
@@ -35,8 +36,8 @@ pub enum CallError {
 }
 
 impl ReactorHandle {
-    pub(crate) fn new(shared: Arc<Shared>) -> ReactorHandle {
-        ReactorHandle { shared }
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
     }
 
     pub fn name(&self) -> &str {
@@ -147,7 +148,7 @@ impl ReactorHandle {
         let shared = &*self.shared;
         let counters = &shared.counters;
         let (doing, since) = counters.pulse.read();
-        let sleeping = doing == Doing::Asleep;
+        let sleeping = doing == Activity::Asleep;
         // The reactor publishes a sleep when it ends, so add the present one here.
         let napped = if sleeping {
             shared.clock.now().since(since).as_nanos() as u64

@@ -1,8 +1,9 @@
 //! A helper thread for work that would take too long in a reactor's turn.
 //!
-//! Jobs wait in a bounded queue per owner, and owners take turns: an owner with many jobs delays
-//! only its own. The thread runs with a lower priority than the reactors. A thread started by a
-//! reactor would inherit the reactor's core, so management starts it with [`Helper::start`].
+//! Jobs wait in a bounded queue per owner, and the queues are served round-robin: an owner with
+//! many jobs delays only its own. The thread runs with a lower priority than the reactors. A thread
+//! started by a reactor would inherit the reactor's core, so management starts it with
+//! [`Helper::start`].
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -48,18 +49,18 @@ struct State {
 
 impl Helper {
     /// Creates a helper without a thread yet, for up to `max` waiting jobs.
-    pub fn new(name: &'static str, max: usize) -> Helper {
-        Helper::with(name, max, false)
+    pub fn new(name: &'static str, max: usize) -> Self {
+        Self::with(name, max, false)
     }
 
     /// Creates a helper without a thread: each job runs when it is submitted. For tests in virtual
     /// time.
-    pub fn at_once() -> Helper {
-        Helper::with("at-once", 0, true)
+    pub fn at_once() -> Self {
+        Self::with("at-once", 0, true)
     }
 
-    fn with(name: &'static str, max: usize, at_once: bool) -> Helper {
-        Helper {
+    fn with(name: &'static str, max: usize, at_once: bool) -> Self {
+        Self {
             control: Arc::new(Control {
                 name,
                 max,

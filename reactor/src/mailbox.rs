@@ -43,8 +43,8 @@ pub(crate) enum Refused {
 }
 
 impl<M> Mailbox<M> {
-    pub(crate) fn new(capacity: usize, bell: Arc<Bell>) -> Mailbox<M> {
-        Mailbox {
+    pub(crate) fn new(capacity: usize, bell: Arc<Bell>) -> Self {
+        Self {
             queue: ArrayQueue::new(capacity.max(1)),
             closed: AtomicBool::new(false),
             bell,

@@ -1,4 +1,4 @@
-//! Computes how long an idle adaptive reactor polls before sleeping.
+//! Computes how long an idle adaptive reactor polls before it sleeps.
 
 use std::time::Duration;
 
@@ -45,8 +45,8 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    pub(crate) fn new() -> Patience {
-        Patience {
+    pub(crate) fn new() -> Self {
+        Self {
             times: 1,
             yielded_at: None,
             lost: Duration::ZERO,

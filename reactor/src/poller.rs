@@ -30,12 +30,12 @@ pub enum Idle {
 
 impl Idle {
     /// Combines two results: the one with the shorter sleep.
-    pub fn and(self, other: Idle) -> Idle {
+    pub fn and(self, other: Self) -> Self {
         match (self, other) {
-            (Idle::Busy, _) | (_, Idle::Busy) => Idle::Busy,
-            (Idle::Until(a), Idle::Until(b)) => Idle::Until(a.min(b)),
-            (Idle::Until(t), Idle::Quiet) | (Idle::Quiet, Idle::Until(t)) => Idle::Until(t),
-            (Idle::Quiet, Idle::Quiet) => Idle::Quiet,
+            (Self::Busy, _) | (_, Self::Busy) => Self::Busy,
+            (Self::Until(a), Self::Until(b)) => Self::Until(a.min(b)),
+            (Self::Until(t), Self::Quiet) | (Self::Quiet, Self::Until(t)) => Self::Until(t),
+            (Self::Quiet, Self::Quiet) => Self::Quiet,
         }
     }
 }

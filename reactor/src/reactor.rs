@@ -1,4 +1,4 @@
-//! Starts a reactor's thread, runs its loop, and ends it.
+//! The thread of a reactor: starts it, runs turns, sleeps, and stops.
 
 use std::any::Any;
 use std::num::NonZeroU64;
@@ -15,8 +15,8 @@ use crate::cores::{CoreSet, pin_to};
 use crate::handle::ReactorHandle;
 use crate::oneshot::{Sender, oneshot};
 use crate::shared::ReactorPanicked;
-use crate::stats::Doing;
-use crate::turn::Rest;
+use crate::stats::Activity;
+use crate::turn::SleepDecision;
 
 /// Idle polling after which an adaptive reactor yields its core between turns. The work it waits
 /// for may depend on a kernel worker that needs the same core, such as the packet workers of
@@ -154,7 +154,7 @@ impl Core {
                 idle_since = None;
                 continue;
             }
-            let since = *idle_since.get_or_insert(self.now());
+            let since = *idle_since.get_or_insert_with(|| self.now());
             let patience = match Mode::decode(shared.tuning.mode.load(Ordering::Relaxed)) {
                 Mode::Poll => continue,
                 Mode::Adaptive => self.patience.with_least(self.busy_poll()),
@@ -171,11 +171,11 @@ impl Core {
                 continue;
             }
             match self.prepare_to_sleep() {
-                Rest::No => {}
-                Rest::Until(Some(until)) if until.since(self.now()) < SHORTEST_SLEEP => {
+                SleepDecision::No => {}
+                SleepDecision::Until(Some(until)) if until.since(self.now()) < SHORTEST_SLEEP => {
                     self.wake_up();
                 }
-                Rest::Until(until) => {
+                SleepDecision::Until(until) => {
                     // A failing epoll is a bug of this crate. Polling instead would hide it.
                     self.sleep(until).expect("reactor cannot sleep");
                     let now = self.now();
@@ -197,7 +197,7 @@ impl Core {
         let shared = Arc::clone(&self.inner.shared);
         let inner = Rc::clone(&self.handle.inner);
         let attempt =
-            |core: &mut Core, outcome: &mut Result<(), _>, drop: &mut dyn FnMut(&mut Core)| {
+            |core: &mut Self, outcome: &mut Result<(), _>, drop: &mut dyn FnMut(&mut Self)| {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(core))) {
                     let panicked = core.panicked(panic);
                     // Report the first panic, the cause. Later ones are only logged.
@@ -206,7 +206,7 @@ impl Core {
                     }
                 }
             };
-        shared.counters.pulse.now_doing(Doing::Housekeeping);
+        shared.counters.pulse.now_doing(Activity::Housekeeping);
         attempt(self, &mut outcome, &mut |_| shared.close());
         let mut panics = Vec::new();
         inner.tasks.cancel_all(|panic| panics.push(panic));
@@ -225,7 +225,7 @@ impl Core {
             let Some(id) = self.slots.last().map(|slot| slot.id) else {
                 break;
             };
-            shared.counters.pulse.now_doing(Doing::Poller(id));
+            shared.counters.pulse.now_doing(Activity::Poller(id));
             self.handle.remove_poller(id);
         }
         // Futures that the drops spawned, and messages that they sent.

@@ -27,8 +27,8 @@ struct Report {
 
 impl<K: Eq + Hash + Clone> Repeats<K> {
     /// `interval`: the shortest time between two reports with the same key.
-    pub fn new(interval: Duration) -> Repeats<K> {
-        Repeats {
+    pub fn new(interval: Duration) -> Self {
+        Self {
             interval,
             reported: HashMap::new(),
         }

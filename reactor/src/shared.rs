@@ -1,4 +1,4 @@
-//! The state that a reactor shares with its handles on other threads.
+//! The state of a reactor that its handles on other threads access.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -11,7 +11,7 @@ use crate::bell::Bell;
 use crate::clock::Clock;
 use crate::config::ReactorConfig;
 use crate::mailbox::Mailbox;
-use crate::stats::{Counters, Directory, Doing, Stall};
+use crate::stats::{Activity, Counters, Directory, Stall};
 
 /// The shared state; `M` is the type of messages.
 pub(crate) struct Shared<M> {
@@ -52,9 +52,9 @@ pub struct ReactorPanicked {
 }
 
 impl<M> Shared<M> {
-    pub(crate) fn new(config: ReactorConfig, clock: Clock) -> std::io::Result<Shared<M>> {
+    pub(crate) fn new(config: ReactorConfig, clock: Clock) -> std::io::Result<Self> {
         let bell = Arc::new(Bell::new()?);
-        Ok(Shared {
+        Ok(Self {
             mailbox: Mailbox::new(config.mailbox_capacity, Arc::clone(&bell)),
             bell,
             name: config.name,
@@ -87,7 +87,7 @@ impl<M> Shared<M> {
     }
 
     pub(crate) fn end(&self, outcome: Result<(), ReactorPanicked>) {
-        self.counters.pulse.now_doing(Doing::Ended);
+        self.counters.pulse.now_doing(Activity::Ended);
         *self.outcome.lock() = Some(outcome);
         self.ended.notify_all();
     }

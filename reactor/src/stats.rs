@@ -110,18 +110,18 @@ pub(crate) struct Counters {
     pub(crate) longest_turn_ns: Counter,
     pub(crate) tasks: AtomicUsize,
     pub(crate) timers: AtomicUsize,
-    pub(crate) pulse: Pulse,
+    pub(crate) pulse: CurrentActivity,
 }
 
 /// The reactor's current activity, for the watchdog.
 #[derive(Default)]
-pub(crate) struct Pulse {
+pub(crate) struct CurrentActivity {
     turn_began: AtomicU64,
     doing: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doing {
+pub(crate) enum Activity {
     Housekeeping,
     Asleep,
     Message(LabelId),
@@ -134,51 +134,51 @@ pub(crate) enum Doing {
 
 const KIND_SHIFT: u32 = 56;
 
-impl Doing {
+impl Activity {
     fn encode(self) -> u64 {
         let (kind, index) = match self {
-            Doing::Housekeeping => (0, 0),
-            Doing::Asleep => (1, 0),
-            Doing::Message(label) => (2, u64::from(label.0)),
-            Doing::Poller(id) => (3, id.0),
-            Doing::Arming(id) => (4, id.0),
-            Doing::Future(label) => (5, u64::from(label.0)),
-            Doing::Timers => (6, 0),
-            Doing::Ended => (7, 0),
+            Self::Housekeeping => (0, 0),
+            Self::Asleep => (1, 0),
+            Self::Message(label) => (2, u64::from(label.0)),
+            Self::Poller(id) => (3, id.0),
+            Self::Arming(id) => (4, id.0),
+            Self::Future(label) => (5, u64::from(label.0)),
+            Self::Timers => (6, 0),
+            Self::Ended => (7, 0),
         };
         kind << KIND_SHIFT | index
     }
 
-    fn decode(word: u64) -> Doing {
+    fn decode(word: u64) -> Self {
         let index = word & ((1 << KIND_SHIFT) - 1);
         match word >> KIND_SHIFT {
-            1 => Doing::Asleep,
-            2 => Doing::Message(LabelId(index as u32)),
-            3 => Doing::Poller(PollerId(index)),
-            4 => Doing::Arming(PollerId(index)),
-            5 => Doing::Future(LabelId(index as u32)),
-            6 => Doing::Timers,
-            7 => Doing::Ended,
-            _ => Doing::Housekeeping,
+            1 => Self::Asleep,
+            2 => Self::Message(LabelId(index as u32)),
+            3 => Self::Poller(PollerId(index)),
+            4 => Self::Arming(PollerId(index)),
+            5 => Self::Future(LabelId(index as u32)),
+            6 => Self::Timers,
+            7 => Self::Ended,
+            _ => Self::Housekeeping,
         }
     }
 }
 
-impl Pulse {
+impl CurrentActivity {
     // The release stores order the start of a turn before its work. So a reader that sees the
     // reactor awake also sees the start of this turn, not of the turn before the sleep.
 
     pub(crate) fn turn(&self, now: Nanos) {
         self.turn_began.store(now.0, Ordering::Release);
-        self.now_doing(Doing::Housekeeping);
+        self.now_doing(Activity::Housekeeping);
     }
 
-    pub(crate) fn now_doing(&self, doing: Doing) {
+    pub(crate) fn now_doing(&self, doing: Activity) {
         self.doing.store(doing.encode(), Ordering::Release);
     }
 
-    pub(crate) fn read(&self) -> (Doing, Nanos) {
-        let doing = Doing::decode(self.doing.load(Ordering::Acquire));
+    pub(crate) fn read(&self) -> (Activity, Nanos) {
+        let doing = Activity::decode(self.doing.load(Ordering::Acquire));
         (doing, Nanos(self.turn_began.load(Ordering::Acquire)))
     }
 }
@@ -235,16 +235,16 @@ impl Directory {
         self.lock().pollers.iter().map(stats).collect()
     }
 
-    pub(crate) fn describe(&self, doing: Doing) -> String {
+    pub(crate) fn describe(&self, doing: Activity) -> String {
         match doing {
-            Doing::Housekeeping => "the reactor itself".to_owned(),
-            Doing::Asleep => "sleep".to_owned(),
-            Doing::Message(label) => format!("message sent at {}", self.label(label)),
-            Doing::Poller(id) => format!("poller \"{}\"", self.poller_name(id)),
-            Doing::Arming(id) => format!("arming of poller \"{}\"", self.poller_name(id)),
-            Doing::Future(label) => format!("future spawned at {}", self.label(label)),
-            Doing::Timers => "timers".to_owned(),
-            Doing::Ended => "nothing (stopped)".to_owned(),
+            Activity::Housekeeping => "the reactor itself".to_owned(),
+            Activity::Asleep => "sleep".to_owned(),
+            Activity::Message(label) => format!("message sent at {}", self.label(label)),
+            Activity::Poller(id) => format!("poller \"{}\"", self.poller_name(id)),
+            Activity::Arming(id) => format!("arming of poller \"{}\"", self.poller_name(id)),
+            Activity::Future(label) => format!("future spawned at {}", self.label(label)),
+            Activity::Timers => "timers".to_owned(),
+            Activity::Ended => "nothing (stopped)".to_owned(),
         }
     }
 
@@ -279,16 +279,16 @@ mod tests {
         let label = LabelId(u32::MAX);
         let id = PollerId((1 << KIND_SHIFT) - 1);
         for doing in [
-            Doing::Housekeeping,
-            Doing::Asleep,
-            Doing::Message(label),
-            Doing::Poller(id),
-            Doing::Arming(id),
-            Doing::Future(label),
-            Doing::Timers,
-            Doing::Ended,
+            Activity::Housekeeping,
+            Activity::Asleep,
+            Activity::Message(label),
+            Activity::Poller(id),
+            Activity::Arming(id),
+            Activity::Future(label),
+            Activity::Timers,
+            Activity::Ended,
         ] {
-            assert_eq!(Doing::decode(doing.encode()), doing);
+            assert_eq!(Activity::decode(doing.encode()), doing);
         }
     }
 }

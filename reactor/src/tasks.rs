@@ -24,10 +24,10 @@ type Run = Runnable<LabelId>;
 thread_local! {
     /// The current reactor of this thread, and its ready futures. Thread-local rather than shared:
     /// a waker must be `Send`, and can still reach the queue without a lock.
-    static HERE: Here = const { Here { id: Cell::new(0), ready: RefCell::new(VecDeque::new()) } };
+    static HERE: ReadyQueue = const { ReadyQueue { id: Cell::new(0), ready: RefCell::new(VecDeque::new()) } };
 }
 
-struct Here {
+struct ReadyQueue {
     id: Cell<u64>,
     ready: RefCell<VecDeque<Run>>,
 }
@@ -53,7 +53,7 @@ struct Remote {
 }
 
 impl Tasks {
-    pub(crate) fn new(bell: Arc<Bell>) -> Tasks {
+    pub(crate) fn new(bell: Arc<Bell>) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let remote = Remote {
@@ -62,7 +62,7 @@ impl Tasks {
             any: AtomicBool::new(false),
             bell,
         };
-        Tasks {
+        Self {
             remote: Arc::new(remote),
             active: Rc::default(),
             parked: RefCell::default(),
@@ -75,7 +75,7 @@ impl Tasks {
         F::Output: 'static,
     {
         let key = self.active.borrow_mut().insert(Waker::noop().clone());
-        let leave = Leave {
+        let leave = Unregister {
             active: Rc::clone(&self.active),
             key,
         };
@@ -193,12 +193,12 @@ impl Remote {
 }
 
 /// A guard in each future, which unregisters it when it ends or is dropped.
-struct Leave {
+struct Unregister {
     active: Rc<RefCell<Slab<Waker>>>,
     key: usize,
 }
 
-impl Drop for Leave {
+impl Drop for Unregister {
     fn drop(&mut self) {
         let waker = self.active.borrow_mut().remove(self.key);
         // After the borrow ends: dropping the last waker may drop the task.

@@ -17,7 +17,7 @@ use crate::clock::VirtualClock;
 use crate::config::ReactorConfig;
 use crate::core::Shared;
 use crate::core::{Core, CoreHandle};
-use crate::turn::Rest;
+use crate::turn::SleepDecision;
 
 /// Turns after which [`TestCore::run_until_idle`] panics.
 const MAX_TURNS: usize = 1_000_000;
@@ -29,7 +29,7 @@ pub struct TestCore {
 
 /// Result of an attempt to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Slept {
+pub enum SleepAttempt {
     /// The core has work, or a poller is busy.
     Refused,
     /// A real reactor would sleep until this time, or until a wake-up.
@@ -38,18 +38,18 @@ pub enum Slept {
 
 impl TestCore {
     #[allow(clippy::new_without_default)]
-    pub fn new() -> TestCore {
-        TestCore::with_clock(ReactorConfig::default(), VirtualClock::new())
+    pub fn new() -> Self {
+        Self::with_clock(ReactorConfig::default(), VirtualClock::new())
     }
 
     /// Creates a core on `clock`, which several cores can share.
     ///
     /// # Panics
     /// When the process has no free descriptor for an eventfd or an epoll.
-    pub fn with_clock(config: ReactorConfig, clock: VirtualClock) -> TestCore {
+    pub fn with_clock(config: ReactorConfig, clock: VirtualClock) -> Self {
         let shared = Shared::new(config, clock.clock()).expect("eventfd for a test core");
         let core = Core::new(Arc::new(shared)).expect("epoll for a test core");
-        TestCore { core, clock }
+        Self { core, clock }
     }
 
     pub fn core(&self) -> &CoreHandle {
@@ -131,12 +131,12 @@ impl TestCore {
 
     /// Arms all pollers, announces the sleep, polls once more, and returns what a real reactor
     /// would do next. The core is awake again afterwards.
-    pub fn try_sleep(&mut self) -> Slept {
+    pub fn try_sleep(&mut self) -> SleepAttempt {
         self.entered(|core| match core.prepare_to_sleep() {
-            Rest::No => Slept::Refused,
-            Rest::Until(until) => {
+            SleepDecision::No => SleepAttempt::Refused,
+            SleepDecision::Until(until) => {
                 core.wake_up();
-                Slept::Until(until)
+                SleepAttempt::Until(until)
             }
         })
     }
@@ -149,8 +149,8 @@ impl TestCore {
     pub fn sleep_for_real(&mut self, limit: Duration) -> bool {
         let until = self.clock.now() + limit;
         self.entered(|core| match core.prepare_to_sleep() {
-            Rest::No => true,
-            Rest::Until(_) => {
+            SleepDecision::No => true,
+            SleepDecision::Until(_) => {
                 let began = std::time::Instant::now();
                 core.sleep(Some(until)).expect("epoll of a test core");
                 began.elapsed() < limit
@@ -162,8 +162,8 @@ impl TestCore {
     /// from now, because only polling shows whether it has work.
     fn next_wake(&mut self, step: Duration) -> Option<Nanos> {
         match self.try_sleep() {
-            Slept::Until(until) => until,
-            Slept::Refused => Some(self.clock.now() + step),
+            SleepAttempt::Until(until) => until,
+            SleepAttempt::Refused => Some(self.clock.now() + step),
         }
     }
 
@@ -192,7 +192,7 @@ impl Drop for TestCore {
 struct Flag(AtomicBool);
 
 impl Wake for Flag {
-    fn wake(self: Arc<Flag>) {
+    fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Release);
     }
 }

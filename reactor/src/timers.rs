@@ -23,8 +23,8 @@ struct Entry {
 }
 
 impl Timers {
-    pub(crate) fn new() -> Timers {
-        Timers {
+    pub(crate) fn new() -> Self {
+        Self {
             entries: Slab::new(),
             heap: Vec::new(),
             next_age: 0,

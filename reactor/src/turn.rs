@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::core::Core;
-use crate::stats::Doing;
+use crate::stats::Activity;
 use crate::{Idle, Nanos, Work};
 
 /// Bounds per turn for messages, futures and timers, so that many of one kind do not starve the
@@ -16,7 +16,7 @@ const TIMERS_PER_TURN: usize = 256;
 
 /// Result of preparing to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rest {
+pub(crate) enum SleepDecision {
     /// Work was found, or a poller is [`Idle::Busy`].
     No,
     /// All pollers are armed and the sleep is announced. Block until this time, then call
@@ -50,19 +50,19 @@ impl Core {
         counters
             .timers
             .store(self.inner.timers.borrow().len(), Ordering::Relaxed);
-        counters.pulse.now_doing(Doing::Housekeeping);
+        counters.pulse.now_doing(Activity::Housekeeping);
         self.last_turn_worked = messages + items + futures + timers > 0;
         self.last_turn_worked
     }
 
     /// Arms every wake source, announces the sleep and polls once more. This order loses no wake-up
     /// (see [`crate::doorbell`]).
-    pub(crate) fn prepare_to_sleep(&mut self) -> Rest {
+    pub(crate) fn prepare_to_sleep(&mut self) -> SleepDecision {
         let inner = Rc::clone(&self.handle.inner);
         let shared = &inner.shared;
         let Some(until) = self.arm() else {
             self.disarm();
-            return Rest::No;
+            return SleepDecision::No;
         };
         shared.bell.doorbell().announce();
         let worked = self.turn();
@@ -74,10 +74,10 @@ impl Core {
             || inner.tasks.ready_len() > 0;
         if worked || disturbed {
             self.wake_up();
-            return Rest::No;
+            return SleepDecision::No;
         }
         let timer = inner.timers.borrow().next();
-        Rest::Until(match (until, timer) {
+        SleepDecision::Until(match (until, timer) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         })
@@ -98,7 +98,7 @@ impl Core {
         // A deadline in the past becomes a timeout of zero, which still checks the descriptors.
         let timeout = until.map(|until| until.since(asleep));
         counters.pulse.turn(asleep);
-        counters.pulse.now_doing(Doing::Asleep);
+        counters.pulse.now_doing(Activity::Asleep);
         let waited = inner.wake_set.borrow_mut().wait(timeout);
         let awake = inner.shared.clock.now();
         counters.pulse.turn(awake);
@@ -136,7 +136,11 @@ impl Core {
                 return read as u64;
             };
             let label = inner.label(envelope.from);
-            inner.shared.counters.pulse.now_doing(Doing::Message(label));
+            inner
+                .shared
+                .counters
+                .pulse
+                .now_doing(Activity::Message(label));
             (envelope.message)(&self.handle);
         }
         MESSAGES_PER_TURN as u64
@@ -153,7 +157,7 @@ impl Core {
                 .shared
                 .counters
                 .pulse
-                .now_doing(Doing::Poller(slot.id));
+                .now_doing(Activity::Poller(slot.id));
             inner.set_current_poller(Some(slot.id));
             let work = slot.poller.poll(now, budget);
             inner.set_current_poller(None);
@@ -184,7 +188,7 @@ impl Core {
                 .shared
                 .counters
                 .pulse
-                .now_doing(Doing::Future(*run.metadata()));
+                .now_doing(Activity::Future(*run.metadata()));
             run.run();
         }
         count as u64
@@ -196,7 +200,7 @@ impl Core {
             let Some(waker) = inner.timers.borrow_mut().pop_due(now) else {
                 return fired as u64;
             };
-            inner.shared.counters.pulse.now_doing(Doing::Timers);
+            inner.shared.counters.pulse.now_doing(Activity::Timers);
             waker.wake();
         }
         TIMERS_PER_TURN as u64
@@ -219,7 +223,7 @@ impl Core {
                 .shared
                 .counters
                 .pulse
-                .now_doing(Doing::Arming(slot.id));
+                .now_doing(Activity::Arming(slot.id));
             slot.armed = true;
             idle = idle.and(slot.poller.arm(now));
             if slot.unwatched {
@@ -229,7 +233,11 @@ impl Core {
                 break;
             }
         }
-        inner.shared.counters.pulse.now_doing(Doing::Housekeeping);
+        inner
+            .shared
+            .counters
+            .pulse
+            .now_doing(Activity::Housekeeping);
         match idle {
             Idle::Busy => None,
             Idle::Quiet => Some(None),

@@ -40,7 +40,7 @@ pub(crate) struct WakeSet {
 }
 
 impl WakeSet {
-    pub(crate) fn new(bell: Arc<Bell>) -> std::io::Result<WakeSet> {
+    pub(crate) fn new(bell: Arc<Bell>) -> std::io::Result<Self> {
         let epoll = rx::create(rx::CreateFlags::CLOEXEC)?;
         rx::add(
             &epoll,
@@ -49,7 +49,7 @@ impl WakeSet {
             rx::EventFlags::IN,
         )?;
         let events = Vec::with_capacity(EVENTS_PER_WAIT);
-        Ok(WakeSet {
+        Ok(Self {
             epoll,
             bell,
             events,

@@ -1,9 +1,9 @@
-//! Finds code that blocks a reactor's turn.
+//! The watchdog: reports reactors whose turn takes too long, with the code that blocks it.
 //!
 //! One thread checks all reactors at half the limit. It reads the statistics that they publish,
-//! which costs them nothing. A sleeping reactor is not stalled. A reactor that the kernel does not
-//! run looks stalled; the report then contains the time for which it waited for a core, if the
-//! kernel provides that.
+//! which costs them nothing. A sleeping reactor is not stalled. A reactor whose thread is not
+//! scheduled appears stalled; the report then contains the time for which it waited for a core, if
+//! the kernel provides it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::Nanos;
 use crate::core::Shared;
 use crate::handle::ReactorHandle;
-use crate::stats::{Doing, Stall};
+use crate::stats::{Activity, Stall};
 
 /// Most log lines per reactor and window; further stalls are only counted.
 const LINES_PER_WINDOW: u32 = 10;
@@ -54,7 +54,7 @@ struct Watched {
 
 impl Watchdog {
     /// Checks `handles` for turns longer than `limit` (or the reactor's own `watchdog_limit`).
-    pub fn start(handles: Vec<ReactorHandle>, limit: Duration) -> std::io::Result<Watchdog> {
+    pub fn start(handles: Vec<ReactorHandle>, limit: Duration) -> std::io::Result<Self> {
         let watched: Vec<Watched> = handles
             .into_iter()
             .map(|handle| Watched::new(handle, limit))
@@ -73,7 +73,7 @@ impl Watchdog {
         let thread = std::thread::Builder::new()
             .name("nacre-watchdog".to_owned())
             .spawn(move || watch(&theirs, period))?;
-        Ok(Watchdog {
+        Ok(Self {
             control,
             thread: Some(thread),
         })
@@ -101,9 +101,9 @@ fn watch(control: &Control, period: Duration) {
 }
 
 impl Watched {
-    fn new(handle: ReactorHandle, limit: Duration) -> Watched {
+    fn new(handle: ReactorHandle, limit: Duration) -> Self {
         let shared = handle.shared;
-        Watched {
+        Self {
             limit: shared.watchdog_limit.unwrap_or(limit),
             shared,
             turn: None,
@@ -118,14 +118,14 @@ impl Watched {
     /// Returns false when the reactor has ended and needs no more checks.
     fn check(&mut self) -> bool {
         let (doing, began) = self.shared.counters.pulse.read();
-        if doing == Doing::Ended {
+        if doing == Activity::Ended {
             return false;
         }
         let now = self.shared.clock.now();
         let lasted = now.since(began);
         // The second read: the values belong together only if the turn is still the same.
         let same = self.shared.counters.pulse.read().1 == began;
-        if doing == Doing::Asleep || lasted < self.limit / 2 || !same {
+        if doing == Activity::Asleep || lasted < self.limit / 2 || !same {
             return true;
         }
         if self.suspect.is_none_or(|(turn, _)| turn != began) {

@@ -1,4 +1,4 @@
-//! Reactors on real threads: messages and answers, bounds, panics, and how everything ends.
+//! Tests of reactors on real threads: messages and replies, bounds, panics, and stopping.
 #![cfg(not(loom))]
 
 use std::rc::Rc;
@@ -100,7 +100,7 @@ fn results_reach_a_plain_thread() {
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
-        fn wake(self: Arc<Unpark>) {
+        fn wake(self: Arc<Self>) {
             self.0.unpark();
         }
     }

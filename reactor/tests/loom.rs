@@ -1,4 +1,5 @@
-//! Tests the doorbell under every interleaving and reordering that the memory model allows.
+//! Loom test of the doorbell (`doorbell.rs`), under every interleaving and reordering that the
+//! memory model allows.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p nacre-reactor --release --test loom

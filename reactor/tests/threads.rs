@@ -1,4 +1,4 @@
-//! Reactors on real threads: pinning, modes, wake-ups, the watchdog, accounting.
+//! Tests of reactors on real threads: pinning, modes, wake-ups, the watchdog, and statistics.
 #![cfg(not(loom))]
 
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! The turn, step by step in virtual time: order, budgets, timers, futures, added and removed
+//! Tests of a reactor's turn in virtual time: order, budgets, timers, futures, added and removed
 //! pollers, and the decision to sleep.
 #![cfg(not(loom))]
 
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures_util::future::{join, select_all};
 use nacre_reactor::{
-    Cancelled, CoreHandle, Elapsed, Idle, Nanos, Poller, PollerId, ReactorConfig, Slept, TestCore,
-    VirtualClock, Work,
+    Cancelled, CoreHandle, Elapsed, Idle, Nanos, Poller, PollerId, ReactorConfig, SleepAttempt,
+    TestCore, VirtualClock, Work,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -140,7 +140,7 @@ fn timers_fire_at_their_moment() {
     assert_eq!(core.run_until_idle(), 0, "one nanosecond early");
     core.advance(MS * 7);
     assert_eq!(*log.borrow(), ["1@1", "3@3", "3@3", "5@5", "9@9"]);
-    assert_eq!(core.try_sleep(), Slept::Until(None));
+    assert_eq!(core.try_sleep(), SleepAttempt::Until(None));
 }
 
 /// Goal: a timer can be moved to an earlier or later time and awaited again.
@@ -283,7 +283,7 @@ fn self_waking_work_starves_no_other_work() {
     }));
     (0..10).for_each(|_| assert!(core.turn()));
     assert_eq!(polled.get(), 10);
-    assert_eq!(core.try_sleep(), Slept::Refused);
+    assert_eq!(core.try_sleep(), SleepAttempt::Refused);
 }
 
 /// Goal: pollers may add and remove pollers, themselves included, in the middle of a turn. Each
@@ -351,19 +351,19 @@ fn arming_decides_the_sleep() {
     core.add_poller(Box::new(poller)).unwrap();
     assert_eq!(
         core.try_sleep(),
-        Slept::Refused,
+        SleepAttempt::Refused,
         "the poller was added in this turn"
     );
-    assert_eq!(core.try_sleep(), Slept::Until(None));
+    assert_eq!(core.try_sleep(), SleepAttempt::Until(None));
     answer.set(Idle::Until(Nanos(7_000)));
-    assert_eq!(core.try_sleep(), Slept::Until(Some(Nanos(7_000))));
+    assert_eq!(core.try_sleep(), SleepAttempt::Until(Some(Nanos(7_000))));
     let here = core.core().clone();
     drop(core.spawn_local(async move { here.timer_at(Nanos(5_000)).await }));
     core.run_until_idle();
-    assert_eq!(core.try_sleep(), Slept::Until(Some(Nanos(5_000))));
+    assert_eq!(core.try_sleep(), SleepAttempt::Until(Some(Nanos(5_000))));
     answer.set(Idle::Busy);
     let before = disarmed.get();
-    assert_eq!(core.try_sleep(), Slept::Refused);
+    assert_eq!(core.try_sleep(), SleepAttempt::Refused);
     assert_eq!(disarmed.get(), before + 1);
     // The second poll, after arming, finds work: no sleep.
     answer.set(Idle::Quiet);
@@ -382,7 +382,7 @@ fn arming_decides_the_sleep() {
     };
     core.add_poller(script("raced", poll, arm)).unwrap();
     core.run_until_idle();
-    assert_eq!(core.try_sleep(), Slept::Refused);
+    assert_eq!(core.try_sleep(), SleepAttempt::Refused);
     core.handle().waker().wake();
 }
 
@@ -482,13 +482,13 @@ fn wake_descriptors_can_change() {
     core.run_until_idle();
     assert_eq!(
         core.try_sleep(),
-        Slept::Refused,
+        SleepAttempt::Refused,
         "a plain file wakes no reactor"
     );
     fds.borrow_mut().clear();
     core.refresh_wake_fds(id);
     core.run_until_idle();
-    assert_eq!(core.try_sleep(), Slept::Until(None));
+    assert_eq!(core.try_sleep(), SleepAttempt::Until(None));
 }
 
 /// Goal: busy, idle and sleeping time add up, each counted for the right activity.

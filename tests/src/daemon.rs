@@ -29,14 +29,14 @@ pub struct Place {
 }
 
 impl Default for Place {
-    fn default() -> Place {
-        Place::new()
+    fn default() -> Self {
+        Self::new()
     }
 }
 
 impl Place {
-    pub fn new() -> Place {
-        let place = Place {
+    pub fn new() -> Self {
+        let place = Self {
             dir: tempfile::tempdir().expect("a temporary directory"),
             env: Vec::new(),
             cores: 1,
@@ -47,20 +47,20 @@ impl Place {
     }
 
     /// Sets an environment variable of the daemon, for example a setting.
-    pub fn with(mut self, variable: &str, value: impl ToString) -> Place {
+    pub fn with(mut self, variable: &str, value: impl ToString) -> Self {
         self.env.retain(|(name, _)| name != variable);
         self.env.push((variable.into(), value.to_string()));
         self
     }
 
     /// Sets the number of cores to serve on; the default is one.
-    pub fn on_cores(mut self, cores: usize) -> Place {
+    pub fn on_cores(mut self, cores: usize) -> Self {
         self.cores = cores;
         self
     }
 
     /// Runs in this network namespace, through `ip netns exec`.
-    pub fn in_network(mut self, namespace: &str) -> Place {
+    pub fn in_network(mut self, namespace: &str) -> Self {
         self.network = Some(namespace.to_owned());
         self
     }

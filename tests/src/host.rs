@@ -69,7 +69,7 @@ pub struct Host {
 
 impl Host {
     /// Starts connecting, with memory for `large` buffers of 128 KiB.
-    pub fn new(address: SocketAddr, options: HostOptions, large: usize) -> Host {
+    pub fn new(address: SocketAddr, options: HostOptions, large: usize) -> Self {
         let pool = Pool::heap(&[
             ClassSpec {
                 size: 4096,
@@ -81,7 +81,7 @@ impl Host {
             },
         ]);
         let (clock, dial) = (Clock::real(), dial(address, options.queue_entries));
-        Host {
+        Self {
             controller: Controller::new(options, dial, pool.clone(), clock.now()),
             queues: Vec::new(),
             pool,
@@ -94,9 +94,9 @@ impl Host {
     }
 
     /// Connects a controller, and one I/O queue per entry of `nsids`, bound to that namespace.
-    pub fn connected(address: SocketAddr, mut options: HostOptions, nsids: &[u32]) -> Host {
+    pub fn connected(address: SocketAddr, mut options: HostOptions, nsids: &[u32]) -> Self {
         options.io_queues = nsids.len().max(1) as u16;
-        let mut host = Host::new(address, options, 4);
+        let mut host = Self::new(address, options, 4);
         host.until("a live controller", |h| h.controller.is_live());
         for nsid in nsids {
             host.open_queue(*nsid);
@@ -141,7 +141,7 @@ impl Host {
         }
     }
 
-    pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Host) -> bool) {
+    pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let end = Instant::now() + PATIENCE;
         while !done(self) {
             let state = self.controller.state();

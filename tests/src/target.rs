@@ -31,20 +31,20 @@ pub struct TestTarget {
 
 impl TestTarget {
     /// Starts on any free port.
-    pub fn start() -> TestTarget {
-        TestTarget::start_on("127.0.0.1:0".parse().expect("an address"))
+    pub fn start() -> Self {
+        Self::start_on("127.0.0.1:0".parse().expect("an address"))
     }
 
     /// Starts on a given address, for a target that returns after a restart.
-    pub fn start_on(address: SocketAddr) -> TestTarget {
-        TestTarget::start_with(address, |_| Vec::new())
+    pub fn start_on(address: SocketAddr) -> Self {
+        Self::start_with(address, |_| Vec::new())
     }
 
     /// Like `start_on`, with further plugs, which are created with the target's memory.
     pub fn start_with(
         address: SocketAddr,
         plugs: impl FnOnce(Vec<Arena>) -> Vec<Arc<dyn Plug>>,
-    ) -> TestTarget {
+    ) -> Self {
         let target = Target::new(TargetConfig::default(), 1);
         let plug = TcpPlug::new(TcpConfig::default()).expect("the TCP plug starts");
         target.add_plug(Arc::new(plug)).expect("the first plug");
@@ -64,6 +64,7 @@ impl TestTarget {
         is_ready.recv().expect("the core starts");
         let mut config = SubsystemConfig::new(nqn(SUBNQN));
         config.allow_any_host = true;
+        config.ana_reporting = true;
         target.create_subsystem(config).expect("a new name");
         let listened = target
             .add_listener(&nqn(SUBNQN), TransportType::Tcp, &Address::Ip(address))
@@ -71,7 +72,7 @@ impl TestTarget {
         let Address::Ip(address) = listened else {
             panic!("TCP listens on {listened}")
         };
-        TestTarget {
+        Self {
             target,
             address,
             stop,

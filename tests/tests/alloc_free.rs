@@ -64,8 +64,8 @@ struct Testbed {
 }
 
 impl Default for Testbed {
-    fn default() -> Testbed {
-        Testbed {
+    fn default() -> Self {
+        Self {
             pools: Pools {
                 io: memory(),
                 admin: memory(),
@@ -82,7 +82,7 @@ impl Pair {
         listen: &Address,
         dial: impl Fn(&Address) -> Box<dyn Dial>,
         ground: Testbed,
-    ) -> Pair {
+    ) -> Self {
         let Testbed {
             pools,
             memory,
@@ -123,7 +123,7 @@ impl Pair {
             queue_ref.poll(now, &mut Done::with_capacity(1));
         }
         let queue = queue.expect("it was there");
-        Pair {
+        Self {
             group,
             controller,
             queue,

@@ -1,6 +1,6 @@
-//! `nacre perf`'s library over simulated RDMA devices and real TCP: one target that serves both,
-//! and a host that prefers RDMA. Every written block is read back correctly, whatever happens to
-//! the devices.
+//! Tests of `nacre perf`'s library over simulated RDMA devices and real TCP: one target that serves
+//! both, and a host that prefers RDMA. Every written block is read back correctly, whatever happens
+//! to the devices.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ struct World {
 }
 
 impl World {
-    fn new() -> World {
+    fn new() -> Self {
         let fabric = Fabric::new();
         fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
         let device = fabric
@@ -53,7 +53,7 @@ impl World {
             .target
             .add_listener(&nqn(SUBNQN), TransportType::Rdma, &listen)
             .unwrap();
-        World {
+        Self {
             target,
             fabric,
             device,

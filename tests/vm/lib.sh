@@ -243,7 +243,7 @@ nacre_ns_resize() {
 }
 
 # Keys of the daemon: a file each, below $WORK/keys.
-key_make() { "$NACRE" key generate "$1" --folder "$WORK/keys" --socket "$SOCK"; } # key_make NAME
+key_make() { "$NACRE" key generate "$1" --folder "$WORK/keys" --socket "$SOCK" "${@:2}"; } # key_make NAME [--tls]
 secret() { cat "$WORK/keys/$1"; }                                                 # secret NAME
 
 # ---- nvmet, through configfs ---------------------------------------------------------------------------------
@@ -483,6 +483,8 @@ filesystem_round() {
 . "$HERE/drives.sh"
 # shellcheck disable=SC1091
 . "$HERE/network.sh"
+# shellcheck disable=SC1091
+. "$HERE/tls.sh"
 
 # ---- cleanup
 # -------------------------------------------------------------------------------------------------
@@ -505,6 +507,7 @@ clean_guest() {
         # The kernel deletes a controller in the background.
         holds "$dir/transport" pcie || wait_until 30 test ! -e "$dir"
     done
+    tls_down
     drives_back
     rdma_down
     dcb_down

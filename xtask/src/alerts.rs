@@ -15,11 +15,11 @@ const NAME: &str = "alerts";
 const PROMTOOL: &str = "usr/bin/promtool";
 
 /// True if a filter selects this suite.
-pub fn matches(filter: &[String]) -> bool {
+pub(crate) fn matches(filter: &[String]) -> bool {
     filter.is_empty() || filter.iter().any(|part| NAME.contains(part.as_str()))
 }
 
-pub fn run(root: &Path) -> Result<Tally> {
+pub(crate) fn run(root: &Path) -> Result<Tally> {
     let mut tally = Tally::default();
     // Unpacked, because installing the package would start a server.
     let promtool = match vm::unpacked("prometheus", PROMTOOL) {

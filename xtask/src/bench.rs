@@ -1,8 +1,8 @@
 //! `cargo xtask bench …`: measurements against a limit or a peer, in the same run.
 //!
 //! The speed of a machine moves by tens of percent from minute to minute. So the sides of a
-//! comparison take turns, each round gives a ratio, and the median of the ratios counts; absolute
-//! figures are for orientation only.
+//! comparison are measured alternately, each round gives a ratio, and the result is the median of
+//! the ratios; absolute figures are for orientation only.
 
 mod idle;
 mod instructions;
@@ -22,7 +22,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 #[derive(Subcommand)]
-pub enum What {
+pub(crate) enum Benchmark {
     /// Nacre's target and host over loopback, against bare sockets that move the same bytes.
     Tcp(TcpOptions),
     /// Nacre's target against SPDK's on loopback, under SPDK's initiator and under `nacre perf`.
@@ -43,7 +43,7 @@ pub enum What {
 }
 
 #[derive(Args)]
-pub struct VmOptions {
+pub(crate) struct VmOptions {
     /// Interleaved rounds; the median counts.
     #[arg(long, default_value_t = 5)]
     rounds: u64,
@@ -56,7 +56,7 @@ pub struct VmOptions {
 }
 
 #[derive(Args)]
-pub struct TcpOptions {
+pub(crate) struct TcpOptions {
     /// Interleaved rounds; the median counts.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -74,15 +74,15 @@ pub struct TcpOptions {
     json: Option<PathBuf>,
 }
 
-pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
+pub(crate) fn run(root: &Path, what: &Benchmark) -> Result<ExitCode> {
     match what {
-        What::Tcp(options) => tcp::run(root, options),
-        What::Spdk(options) => spdk::run(root, options),
-        What::Tls(options) => tls::run(root, options),
-        What::Volume(options) => volume::run(root, options),
-        What::Vm(options) => vm::run(root, options, vm::Over::Tcp),
-        What::Rdma(options) => vm::run(root, options, vm::Over::Rdma),
-        What::Nvme(options) => nvme::run(root, options),
+        Benchmark::Tcp(options) => tcp::run(root, options),
+        Benchmark::Spdk(options) => spdk::run(root, options),
+        Benchmark::Tls(options) => tls::run(root, options),
+        Benchmark::Volume(options) => volume::run(root, options),
+        Benchmark::Vm(options) => vm::run(root, options, vm::BenchTransport::Tcp),
+        Benchmark::Rdma(options) => vm::run(root, options, vm::BenchTransport::Rdma),
+        Benchmark::Nvme(options) => nvme::run(root, options),
     }
 }
 
@@ -148,10 +148,10 @@ impl Line {
     }
 }
 
-fn print_table(limit_name: &str, lines: &[Line]) {
+fn print_table(name: &str, limit_name: &str, lines: &[Line]) {
     println!(
         "\n{:<28} {:>12} {:>12} {:>7} {:>6}   rounds",
-        "requests/s", "nacre", limit_name, "ratio", "goal"
+        "requests/s", name, limit_name, "ratio", "goal"
     );
     for line in lines {
         let rounds: Vec<String> = line

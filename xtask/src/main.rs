@@ -6,8 +6,10 @@
 //! test      runs format check, lints, unit and model tests, tidy, and the virtual machine's tests
 //! ci        like test, but fails when a suite cannot run; last line: `N passed, M failed`
 //! bench     compares Nacre with a limit or a peer, in ratios
+//! deb       builds the Debian package
+//! image     builds the appliance's disk image
 //! vm        opens a shell, a command or single tests in the virtual machine
-//! simulate  simulates replicated volumes on failing disks, from a seed
+//! simulate  simulates replicated volumes on failing disks, or a cluster, from a seed
 //! tidy      checks the repository's own rules
 //! ```
 //!
@@ -18,6 +20,9 @@
 
 mod alerts;
 mod bench;
+mod deb;
+mod deploy;
+mod image;
 mod process;
 mod run;
 mod setup;
@@ -52,20 +57,24 @@ enum Command {
     Run(run::Options),
     /// Run every test: format, lints, tidiness, unit and model tests, and the virtual machine.
     Test(test::Options),
-    /// Run what continuous integration runs: `test` with nothing skipped, and a last line with the
-    /// counts.
+    /// Run what continuous integration runs: `test` with nothing skipped in the virtual machine,
+    /// and a last line with the counts.
     Ci,
+    /// Build the Debian package.
+    Deb(deb::Options),
+    /// Build the appliance's disk image.
+    Image(image::Options),
     /// Measure against a limit or a peer in the same run.
     Bench {
         #[command(subcommand)]
-        what: bench::What,
+        what: bench::Benchmark,
     },
-    /// Simulate replicated volumes on failing disks in virtual time; each run comes from a seed and
-    /// is checked.
+    /// Simulate replicated volumes on failing disks, or (first argument `cluster`) nodes that fail
+    /// over, in virtual time; each run comes from a seed and is checked.
     #[command(disable_help_flag = true)]
     Simulate {
-        /// [--seed N] [--runs N | --minutes M] [--ios N] [--trace]; without any: 100 runs from seed
-        /// 1.
+        /// [cluster] [--seed N] [--runs N | --minutes M] [--ios N] [--trace]; without any: 100 runs
+        /// from seed 1.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -101,6 +110,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(options) => run::run(&root, &options),
         Command::Test(options) => test::run(&root, &options),
         Command::Ci => test::ci(&root),
+        Command::Deb(options) => deb::run(&root, &options),
+        Command::Image(options) => image::run(&root, &options),
         Command::Bench { what } => bench::run(&root, &what),
         Command::Simulate { arguments } => simulate(&root, &arguments),
         Command::Vm { command } => vm::run(&root, &command),
@@ -117,16 +128,18 @@ fn dispatch(command: Command) -> Result<ExitCode> {
 
 /// Runs the simulator until it ends or is interrupted.
 fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
+    let is_cluster = arguments.first().is_some_and(|what| what == "cluster");
+    let (package, program) = if is_cluster {
+        ("nacre-cluster-core-sim", "simulate-cluster")
+    } else {
+        ("nacre-bdev-replica-sim", "simulate")
+    };
     let mut cargo = setup::cargo();
-    cargo.current_dir(root).args([
-        "run",
-        "--quiet",
-        "--package",
-        "nacre-bdev-replica-sim",
-        "--bin",
-        "simulate",
-        "--",
-    ]);
+    cargo
+        .current_dir(root)
+        .args(["run", "--quiet", "--package", package])
+        .args(["--bin", program, "--"]);
+    let arguments = arguments.iter().skip(usize::from(is_cluster));
     let status = cargo.args(arguments).status().context("running cargo")?;
     Ok(if status.success() {
         ExitCode::SUCCESS

@@ -21,7 +21,7 @@ static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// Makes SIGINT, SIGTERM and SIGHUP end every wait for a child, so that this process cleans up.
 /// The children's process groups do not get the terminal's signal.
-pub fn catch_interrupts() -> Result<()> {
+pub(crate) fn catch_interrupts() -> Result<()> {
     let flag = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(flag))
@@ -31,7 +31,7 @@ pub fn catch_interrupts() -> Result<()> {
 }
 
 /// True if SIGINT or SIGTERM was received.
-pub fn interrupted() -> bool {
+pub(crate) fn interrupted() -> bool {
     INTERRUPTED
         .get()
         .is_some_and(|flag| flag.load(Ordering::Relaxed))
@@ -39,7 +39,7 @@ pub fn interrupted() -> bool {
 
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub(crate) enum End {
     Exited(ExitStatus),
     /// Killed because its time limit passed.
     TimedOut(Duration),
@@ -48,53 +48,53 @@ pub enum End {
 }
 
 impl End {
-    pub fn success(self) -> bool {
-        matches!(self, End::Exited(status) if status.success())
+    pub(crate) fn success(self) -> bool {
+        matches!(self, Self::Exited(status) if status.success())
     }
 }
 
 impl std::fmt::Display for End {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            End::Exited(status) => write!(f, "{status}"),
-            End::TimedOut(limit) => write!(f, "killed after its limit of {} s", limit.as_secs()),
-            End::Interrupted => write!(f, "interrupted"),
+            Self::Exited(status) => write!(f, "{status}"),
+            Self::TimedOut(limit) => write!(f, "killed after its limit of {} s", limit.as_secs()),
+            Self::Interrupted => write!(f, "interrupted"),
         }
     }
 }
 
 /// A child that leads its own process group and is killed with it when dropped.
-pub struct Group {
+pub(crate) struct Group {
     child: Child,
     ended: bool,
 }
 
 impl Group {
-    pub fn spawn(command: &mut Command) -> Result<Group> {
+    pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command
             .process_group(0)
             .spawn()
             .with_context(|| format!("starting {name}"))?;
-        Ok(Group {
+        Ok(Self {
             child,
             ended: false,
         })
     }
 
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn stdout(&mut self) -> Option<std::process::ChildStdout> {
+    pub(crate) fn stdout(&mut self) -> Option<std::process::ChildStdout> {
         self.child.stdout.take()
     }
 
-    pub fn stderr(&mut self) -> Option<std::process::ChildStderr> {
+    pub(crate) fn stderr(&mut self) -> Option<std::process::ChildStderr> {
         self.child.stderr.take()
     }
 
-    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+    pub(crate) fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         let status = self.child.try_wait().context("waiting for a child")?;
         self.ended |= status.is_some();
         Ok(status)
@@ -102,12 +102,12 @@ impl Group {
 
     /// Waits until the child ends, `limit` passes or an interrupt arrives; kills the group in the
     /// latter two cases.
-    pub fn wait(&mut self, limit: Duration) -> Result<End> {
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<End> {
         self.wait_unless(limit, interrupted)
     }
 
     /// Like [`Group::wait`], for a child that is being stopped already: interrupts are ignored.
-    pub fn wait_through_interrupts(&mut self, limit: Duration) -> Result<End> {
+    pub(crate) fn wait_through_interrupts(&mut self, limit: Duration) -> Result<End> {
         self.wait_unless(limit, || false)
     }
 
@@ -130,17 +130,17 @@ impl Group {
     }
 
     /// Asks the leader to stop (SIGTERM) without waiting for it.
-    pub fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         self.signal("TERM");
     }
 
     /// Sends the leader the named signal.
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         signal(name, &self.child.id().to_string());
     }
 
     /// Kills the whole group and reaps its leader.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if self.ended {
             return;
         }
@@ -170,7 +170,11 @@ fn signal(name: &str, target: &str) {
 
 /// Runs a command to its end. Prints both output streams line by line, and calls `line` for each
 /// line.
-pub fn stream(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)) -> Result<End> {
+pub(crate) fn stream(
+    command: &mut Command,
+    limit: Duration,
+    mut line: impl FnMut(&str),
+) -> Result<End> {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -245,7 +249,7 @@ fn read_lines(
 
 /// Runs a command to its end without printing its output. Returns stdout; an error contains both
 /// streams.
-pub fn capture(command: &mut Command, limit: Duration) -> Result<String> {
+pub(crate) fn capture(command: &mut Command, limit: Duration) -> Result<String> {
     let shown = shown(command);
     command
         .stdin(Stdio::null())
@@ -275,12 +279,12 @@ pub fn capture(command: &mut Command, limit: Duration) -> Result<String> {
 }
 
 /// Creates a log file for a child.
-pub fn log_file(path: &Path) -> Result<File> {
+pub(crate) fn log_file(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("creating {}", path.display()))
 }
 
 /// The command line as a user would type it.
-pub fn shown(command: &Command) -> String {
+pub(crate) fn shown(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
     words.extend(
         command
@@ -291,7 +295,7 @@ pub fn shown(command: &Command) -> String {
 }
 
 /// Finds a program on the search path, including the administrator's folders.
-pub fn find(program: impl AsRef<OsStr>) -> Option<std::path::PathBuf> {
+pub(crate) fn find(program: impl AsRef<OsStr>) -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let admin = ["/usr/sbin", "/sbin"].map(std::path::PathBuf::from);
     std::env::split_paths(&path)

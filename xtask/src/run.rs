@@ -27,7 +27,7 @@ const NQN: &str = "nqn.2026-01.io.nacre:demo";
 const BDEV: &str = "demo";
 
 #[derive(Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// Seconds per measurement.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
@@ -45,7 +45,7 @@ pub struct Options {
     nacre: Option<PathBuf>,
 }
 
-pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     process::catch_interrupts()?;
     // Choose the port before the build, which takes minutes and does not depend on it.
     let port = choose_port(options.port, USUAL_PORT)?;
@@ -106,10 +106,10 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn create() -> Result<Scratch> {
+    fn create() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("nacre-run-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
-        Ok(Scratch { path })
+        Ok(Self { path })
     }
 }
 
@@ -131,7 +131,7 @@ struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    fn start(nacre: &'a Path, scratch: &Path, port: u16) -> Result<Daemon<'a>> {
+    fn start(nacre: &'a Path, scratch: &Path, port: u16) -> Result<Self> {
         let socket = scratch.join("nacre.sock");
         let log = scratch.join("nacre.log");
         let out = process::log_file(&log)?;

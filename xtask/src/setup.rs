@@ -10,17 +10,17 @@ use anyhow::{Context, Result, bail};
 use crate::process;
 
 /// A program (or a library, by its path below the library folder), and its Debian package.
-pub struct Need {
+pub(crate) struct Need {
     pub program: &'static str,
     pub package: &'static str,
 }
 
-const fn need(program: &'static str, package: &'static str) -> Need {
+pub(crate) const fn need(program: &'static str, package: &'static str) -> Need {
     Need { program, package }
 }
 
 /// Programs that the virtual machine and the tests inside it need.
-pub const VM: &[Need] = &[
+pub(crate) const VM: &[Need] = &[
     need("qemu-system-x86_64", "qemu-system-x86"),
     need("busybox", "busybox-static"),
     need("depmod", "kmod"),
@@ -38,11 +38,13 @@ pub const VM: &[Need] = &[
     need("jq", "jq"),
     need("dcb", "iproute2"),
     need("ethtool", "ethtool"),
+    need("libgnutls.so.30", "libgnutls30"),
+    need("libkeyutils.so.1", "libkeyutils1"),
 ];
 
 /// Optional packages: the headers that a test compares structs with, and a program that other tests
 /// connect with. Without them these tests are skipped.
-pub const OPTIONAL: &[Need] = &[
+pub(crate) const OPTIONAL: &[Need] = &[
     need("openssl", "openssl"),
     need("libibverbs.so", "libibverbs-dev"),
     need("librdmacm.so", "librdmacm-dev"),
@@ -52,7 +54,7 @@ const APT_LIMIT: Duration = Duration::from_secs(600);
 const PIP_LIMIT: Duration = Duration::from_secs(300);
 
 /// Installs missing `needs`. Without the right to do so, the error says what to type.
-pub fn ensure(needs: &[Need]) -> Result<()> {
+pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
     let missing: Vec<&str> = needs
         .iter()
         .filter(|need| !is_there(need.program))
@@ -73,7 +75,7 @@ fn is_there(program: &str) -> bool {
         .any(|dir| Path::new("/usr/lib").join(dir).join(program).exists())
 }
 
-pub fn apt_install(packages: &[&str]) -> Result<()> {
+pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     let line = format!(
         "apt-get install -y --no-install-recommends {}",
         packages.join(" ")
@@ -102,7 +104,7 @@ pub fn apt_install(packages: &[&str]) -> Result<()> {
 }
 
 /// Refreshes the package lists.
-pub fn apt_update() -> Result<()> {
+pub(crate) fn apt_update() -> Result<()> {
     process::capture(apt().arg("update"), APT_LIMIT).map(drop)
 }
 
@@ -120,7 +122,7 @@ fn apt() -> Command {
 }
 
 /// Downloads a package and unpacks it into `dir`: nothing is installed or started.
-pub fn unpack(package: &str, dir: &Path, limit: Duration) -> Result<()> {
+pub(crate) fn unpack(package: &str, dir: &Path, limit: Duration) -> Result<()> {
     let download = || {
         process::capture(
             apt().args(["download", package]).current_dir(dir),
@@ -137,7 +139,7 @@ pub fn unpack(package: &str, dir: &Path, limit: Duration) -> Result<()> {
 
 /// Like [`unpack`], with all dependencies that this machine lacks. For packages of daemons, because
 /// installing them would start the daemon.
-pub fn unpack_with_dependencies(package: &str, dir: &Path, limit: Duration) -> Result<()> {
+pub(crate) fn unpack_with_dependencies(package: &str, dir: &Path, limit: Duration) -> Result<()> {
     let archives = dir.join("archives");
     create_dir(&archives.join("partial"))?;
     let download = || {
@@ -183,20 +185,37 @@ fn unpack_all(archives: &Path, dir: &Path, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-pub fn is_root() -> Result<bool> {
+pub(crate) fn is_root() -> Result<bool> {
     let id = process::capture(Command::new("id").arg("-u"), Duration::from_secs(10))?;
     Ok(id.trim() == "0")
 }
 
-/// Installs `vng` of virtme-ng in a virtual environment under `cache`; returns the environment's
-/// `bin` folder.
-pub fn ensure_virtme(cache: &Path) -> Result<PathBuf> {
+/// Installs `package` of PyPI in the virtual environment under `cache`, unless its `program` is
+/// there; returns the environment's `bin` folder.
+pub(crate) fn ensure_python(cache: &Path, package: &str, program: &str) -> Result<PathBuf> {
     let venv = cache.join("venv");
     let bin = venv.join("bin");
-    if bin.join("vng").is_file() {
+    if bin.join(program).is_file() {
         return Ok(bin);
     }
-    println!("installing virtme-ng from PyPI into {}", venv.display());
+    println!("installing {package} from PyPI into {}", venv.display());
+    if !bin.join("pip").is_file() {
+        create_venv(&venv)?;
+    }
+    process::capture(
+        Command::new(bin.join("pip")).args(["install", "--quiet", package]),
+        PIP_LIMIT,
+    )?;
+    if !bin.join(program).is_file() {
+        bail!(
+            "{package} was installed, but there is no {}",
+            bin.join(program).display()
+        );
+    }
+    Ok(bin)
+}
+
+fn create_venv(venv: &Path) -> Result<()> {
     // Use the distribution's Python, not one of a version manager: the guest runs it too.
     let python = Path::new("/usr/bin/python3");
     let has_venv = python.is_file()
@@ -211,24 +230,14 @@ pub fn ensure_virtme(cache: &Path) -> Result<PathBuf> {
     process::capture(
         Command::new(python)
             .args(["-m", "venv", "--clear"])
-            .arg(&venv),
+            .arg(venv),
         PIP_LIMIT,
-    )?;
-    process::capture(
-        Command::new(bin.join("pip")).args(["install", "--quiet", "virtme-ng"]),
-        PIP_LIMIT,
-    )?;
-    if !bin.join("vng").is_file() {
-        bail!(
-            "virtme-ng was installed, but there is no {}",
-            bin.join("vng").display()
-        );
-    }
-    Ok(bin)
+    )
+    .map(drop)
 }
 
 /// Runs cargo with its output passed through.
-pub fn cargo_build(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
+pub(crate) fn cargo_build(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
     let mut command = cargo();
     command.current_dir(root).arg("build").args(args);
     let shown = process::shown(&command);
@@ -241,7 +250,7 @@ pub fn cargo_build(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
 }
 
 /// Available memory in MiB: `MemAvailable` in `/proc/meminfo`.
-pub fn available_mib() -> Option<u64> {
+pub(crate) fn available_mib() -> Option<u64> {
     available_mib_of(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
@@ -254,12 +263,12 @@ fn available_mib_of(meminfo: &str) -> Option<u64> {
 }
 
 /// The cargo that runs this program.
-pub fn cargo() -> Command {
+pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 /// Creates a folder; an error names it.
-pub fn create_dir(path: &Path) -> Result<()> {
+pub(crate) fn create_dir(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("creating {}", path.display()))
 }
 

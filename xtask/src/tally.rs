@@ -1,13 +1,15 @@
-//! Test results: every suite returns a [`Tally`]. Their sum gives the exit code and the last line
-//! of `cargo xtask test`.
+//! The result of a test suite: numbers of passed, failed and skipped tests ([`Tally`]). The sum of
+//! all suites gives the exit code and the last line of `cargo xtask test`.
 
 use std::fmt;
 use std::process::ExitCode;
 
+use crate::process::End;
+
 /// Results of a suite: the number of passed tests, the names of failed ones, and the reasons for
 /// skipped ones.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Tally {
+pub(crate) struct Tally {
     pub passed: u64,
     pub failed: u64,
     pub failures: Vec<String>,
@@ -15,31 +17,31 @@ pub struct Tally {
 }
 
 impl Tally {
-    pub fn pass(&mut self) {
+    pub(crate) fn pass(&mut self) {
         self.passed += 1;
     }
 
-    pub fn fail(&mut self, what: impl Into<String>) {
+    pub(crate) fn fail(&mut self, what: impl Into<String>) {
         self.failed += 1;
         self.failures.push(what.into());
     }
 
-    pub fn skip(&mut self, what: impl Into<String>) {
+    pub(crate) fn skip(&mut self, what: impl Into<String>) {
         self.skipped.push(what.into());
     }
 
-    pub fn check(&mut self, what: &str, ok: bool) {
+    pub(crate) fn check(&mut self, what: &str, ok: bool) {
         if ok { self.pass() } else { self.fail(what) }
     }
 
-    pub fn add(&mut self, other: Tally) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.failures.extend(other.failures);
         self.skipped.extend(other.skipped);
     }
 
-    pub fn exit_code(&self) -> ExitCode {
+    pub(crate) fn exit_code(&self) -> ExitCode {
         if self.failed == 0 {
             ExitCode::SUCCESS
         } else {
@@ -48,7 +50,7 @@ impl Tally {
     }
 
     /// Prints failed and skipped tests.
-    pub fn print_details(&self) {
+    pub(crate) fn print_details(&self) {
         for skipped in &self.skipped {
             println!("SKIPPED: {skipped}");
         }
@@ -71,13 +73,13 @@ impl fmt::Display for Tally {
 /// harness captures only the print macros) and passes. It is listed as skipped, not counted as
 /// passed.
 #[derive(Default)]
-pub struct CargoTest {
+pub(crate) struct CargoTest {
     tally: Tally,
     binary: String,
 }
 
 impl CargoTest {
-    pub fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         let trimmed = line.trim();
         if let Some(binary) = trimmed
             .strip_prefix("Running ")
@@ -106,7 +108,7 @@ impl CargoTest {
 
     /// The totals. A failed run without a failed test counts as one failure: it did not build, it
     /// crashed, or it exceeded its time limit.
-    pub fn finish(mut self, suite: &str, end: crate::process::End) -> Tally {
+    pub(crate) fn finish(mut self, suite: &str, end: End) -> Tally {
         self.tally.passed = self.tally.passed.saturating_sub(self.explicit_skips());
         if !end.success() && self.tally.failed == 0 {
             self.tally
@@ -136,6 +138,57 @@ impl CargoTest {
     }
 }
 
+/// Reads the output of a script, one line at a time: `FAILED: name`, `SKIPPED: name: why`, and the
+/// totals in the last line.
+pub(crate) struct ScriptTest {
+    name: &'static str,
+    tally: Tally,
+    sum: Option<(u64, u64)>,
+}
+
+impl ScriptTest {
+    /// `name`: of the suite, in front of each failure.
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            tally: Tally::default(),
+            sum: None,
+        }
+    }
+
+    pub(crate) fn line(&mut self, line: &str) {
+        if let Some(failure) = line.strip_prefix("FAILED: ") {
+            self.tally
+                .failures
+                .push(format!("{}: {failure}", self.name));
+        } else if let Some(skipped) = line.strip_prefix("SKIPPED: ") {
+            self.tally.skip(skipped);
+        } else {
+            self.sum = sum(line);
+        }
+    }
+
+    pub(crate) fn finish(mut self, end: End) -> Tally {
+        match self.sum {
+            Some((passed, failed)) if end.success() == (failed == 0) => {
+                self.tally.passed = passed;
+                self.tally.failed = failed;
+            }
+            _ => self
+                .tally
+                .fail(format!("{}: {end} without a sum", self.name)),
+        }
+        self.tally
+    }
+}
+
+/// The numbers of `12 passed, 3 failed`.
+fn sum(line: &str) -> Option<(u64, u64)> {
+    let (passed, failed) = line.split_once(" passed, ")?;
+    let failed = failed.strip_suffix(" failed")?;
+    Some((passed.parse().ok()?, failed.parse().ok()?))
+}
+
 /// The number before `word` in `ok. 12 passed; 0 failed; …`.
 fn count(text: &str, word: &str) -> u64 {
     let Some(at) = text.find(word) else { return 0 };
@@ -149,7 +202,6 @@ fn count(text: &str, word: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::End;
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
     use std::time::Duration;
@@ -210,5 +262,37 @@ mod tests {
             tally.skipped,
             ["needs_ipv6: no ::1 here", "tests/e2e.rs: 2 ignored test(s)"]
         );
+    }
+
+    fn script(text: &str, code: i32) -> Tally {
+        let mut reader = ScriptTest::new("compare");
+        text.lines().for_each(|line| reader.line(line));
+        reader.finish(exit(code))
+    }
+
+    #[test]
+    fn the_last_line_of_a_script_counts() {
+        let good = script("-- calls\n1 calls of 1 methods\n12 passed, 0 failed\n", 0);
+        assert_eq!(good.to_string(), "12 passed, 0 failed");
+        let bad = script(
+            "SKIPPED: y: no root\nFAILED: x, good: -1, not -19\n11 passed, 1 failed\n",
+            1,
+        );
+        assert_eq!(bad.to_string(), "11 passed, 1 failed");
+        assert_eq!(bad.failures, ["compare: x, good: -1, not -19"]);
+        assert_eq!(bad.skipped, ["y: no root"]);
+    }
+
+    #[test]
+    fn a_script_without_totals_is_a_failure() {
+        for (text, code) in [
+            ("", 0),
+            ("Traceback\n", 1),
+            ("12 passed, 0 failed\n", 1),
+            ("11 passed, 1 failed\n", 0),
+            ("12 passed, 0 failed\nTraceback\n", 1),
+        ] {
+            assert_eq!(script(text, code).failed, 1, "{text}");
+        }
     }
 }

@@ -10,16 +10,18 @@ use clap::Args;
 use crate::process::{self, End};
 use crate::setup;
 use crate::tally::{CargoTest, Tally};
-use crate::{alerts, spdk, tidy, vm};
+use crate::{alerts, deploy, spdk, tidy, vm};
 
 const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
+/// The program in Debian's package etcd-server.
+const ETCD: &str = "usr/bin/etcd";
 const UNIT_LIMIT: Duration = Duration::from_secs(2400);
 const MODEL_LIMIT: Duration = Duration::from_secs(900);
 const MUTATION_LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// Run only the tests inside the virtual machine.
     #[arg(long, conflicts_with = "no_vm")]
     vm_only: bool,
@@ -30,12 +32,12 @@ pub struct Options {
     /// lints.
     #[arg(long, value_delimiter = ',')]
     filter: Vec<String>,
-    /// Use this `nacre` in the virtual machine instead of building one.
+    /// Use this `nacre` in the virtual machine and in packages instead of building one.
     #[arg(long)]
     nacre: Option<PathBuf>,
 }
 
-pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let (mut tally, _) = suites(root, options, false);
     if !options.filter.is_empty() && tally == Tally::default() {
         tally.fail(format!(
@@ -49,7 +51,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
 }
 
 /// Runs every suite; a suite that cannot run fails. The last line of output is the count.
-pub fn ci(root: &Path) -> Result<ExitCode> {
+pub(crate) fn ci(root: &Path) -> Result<ExitCode> {
     let options = Options {
         vm_only: false,
         no_vm: false,
@@ -97,12 +99,7 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
         }
     };
     let filter = options.filter.as_slice();
-    let selection = vm::Selection {
-        filter: filter.to_vec(),
-        target: vm::Target::Nacre,
-        nacre: options.nacre.clone(),
-        guests: None,
-    };
+    let mut nacre = options.nacre.clone();
     let has_guests = !options.no_vm && vm::matches(root, filter);
     if !options.vm_only {
         if filter.is_empty() {
@@ -110,18 +107,35 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
             suite("tidy", &mut || tidy::run(root));
             suite("lints", &mut || lints(root));
         }
-        suite("build of the tests", &mut || build_tests(root));
+        suite("build of the tests", &mut || {
+            let tally = build_tests(root)?;
+            if tally.failed == 0 && nacre.is_none() {
+                nacre = Some(vm::built_nacre(root)?);
+            }
+            Ok(tally)
+        });
         suite("tests", &mut || unit_tests(root, filter));
         suite("models", &mut || models(root, filter));
         suite("mutations", &mut || mutations(root, filter));
         if alerts::matches(filter) {
             suite("alerts", &mut || alerts::run(root));
         }
+        if deploy::matches(filter) {
+            suite("deploy", &mut || {
+                deploy::run(root, filter, nacre.as_deref())
+            });
+        }
         if spdk::matches(filter) {
             suite("SPDK", &mut || spdk::run(root));
         }
     }
     if has_guests {
+        let selection = vm::Selection {
+            filter: filter.to_vec(),
+            target: vm::Target::Nacre,
+            nacre,
+            guests: None,
+        };
         suite("virtual machine", &mut || {
             virtual_machine(root, &selection, strict)
         });
@@ -218,6 +232,13 @@ fn unit_tests(root: &Path, filter: &[String]) -> Result<Tally> {
         .env("RUST_TEST_THREADS", test_threads().to_string())
         .args(["test", "--workspace", "--locked", "--no-fail-fast", "--"])
         .args(filter);
+    // Unpacked, because installing the package would start a server. Tests skip themselves without.
+    match vm::unpacked("etcd-server", ETCD) {
+        Ok(folder) => {
+            command.env("NACRE_TEST_ETCD", folder.join(ETCD));
+        }
+        Err(error) => println!("no etcd (Debian's package etcd-server): {error:#}"),
+    }
     let mut reader = CargoTest::default();
     let end = process::stream(&mut command, UNIT_LIMIT, |line| reader.line(line))?;
     Ok(finish(reader, "tests", end, filter))
@@ -254,19 +275,23 @@ fn models(root: &Path, filter: &[String]) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Mutation tests: the simulator's checker must find each deliberate fault in replicated volumes. A
-/// feature excludes the faults from all other builds.
+/// Mutation tests: the checkers of each simulator must find each deliberate fault, in replicated
+/// volumes and in clusters. A feature excludes the faults from all other builds.
 fn mutations(root: &Path, filter: &[String]) -> Result<Tally> {
-    let mut command = setup::cargo();
-    command
-        .current_dir(root)
-        .args(["test", "--locked", "--no-fail-fast"])
-        .args(["--package", "nacre-bdev-replica-sim"])
-        .args(["--features", "mutations", "--test", "mutations", "--"])
-        .args(filter);
-    let mut reader = CargoTest::default();
-    let end = process::stream(&mut command, MUTATION_LIMIT, |line| reader.line(line))?;
-    Ok(finish(reader, "mutations", end, filter))
+    let mut tally = Tally::default();
+    for package in ["nacre-bdev-replica-sim", "nacre-cluster-core-sim"] {
+        let mut command = setup::cargo();
+        command
+            .current_dir(root)
+            .args(["test", "--locked", "--no-fail-fast"])
+            .args(["--package", package])
+            .args(["--features", "mutations", "--test", "mutations", "--"])
+            .args(filter);
+        let mut reader = CargoTest::default();
+        let end = process::stream(&mut command, MUTATION_LIMIT, |line| reader.line(line))?;
+        tally.add(finish(reader, "mutations", end, filter));
+    }
+    Ok(tally)
 }
 
 fn finish(reader: CargoTest, suite: &str, end: End, filter: &[String]) -> Tally {

@@ -88,13 +88,13 @@ pub(crate) struct AdminMemory {
 }
 
 impl AdminMemory {
-    pub fn allocate(function: &Arc<dyn Function>) -> Result<AdminMemory, MemoryError> {
+    pub(crate) fn allocate(function: &Arc<dyn Function>) -> Result<Self, MemoryError> {
         let area = DmaMemory::allocate(function, LIST_AT + PAGE)?;
         for page in 1..DATA_MAX / PAGE {
             let entry = area.address(page * PAGE).to_le_bytes();
             area.write(LIST_AT + (page - 1) * entry.len(), &entry);
         }
-        Ok(AdminMemory {
+        Ok(Self {
             area,
             sq: DmaMemory::allocate(function, PAGE)?,
             cq: DmaMemory::allocate(function, PAGE)?,
@@ -140,20 +140,20 @@ enum Stage {
     /// Sent; the caller has stopped waiting for the completion.
     GivenUp,
     Event,
-    Answered(Answer),
+    Answered(AdminCompletion),
     Failed(ControlError),
 }
 
 /// The completion of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct AdminCompletion {
     pub status: StatusCode,
     pub dword0: u32,
 }
 
 impl Admin {
-    pub fn new() -> Admin {
-        Admin {
+    pub(crate) fn new() -> Self {
+        Self {
             state: Mutex::new(Inside {
                 queue: None,
                 retained: None,
@@ -170,7 +170,7 @@ impl Admin {
 
     /// Opens the queue with empty rings. The controller is disabled, so it does not use earlier
     /// rings.
-    pub fn open(&self, function: Arc<dyn Function>, memory: Arc<AdminMemory>, stride: u32) {
+    pub(crate) fn open(&self, function: Arc<dyn Function>, memory: Arc<AdminMemory>, stride: u32) {
         memory.cq.zero(0, PAGE);
         let mut state = self.state.lock();
         state.end(ControlError::Gone);
@@ -190,7 +190,7 @@ impl Admin {
     /// Closes the queue: pending and later commands fail with `why`. The queue's memory stays
     /// allocated until [`Admin::open`] or [`Admin::release_memory`], because the controller may
     /// still access it.
-    pub fn close(&self, why: ControlError) {
+    pub(crate) fn close(&self, why: ControlError) {
         let mut state = self.state.lock();
         state.end(why.clone());
         state.closed = Some(why);
@@ -201,21 +201,21 @@ impl Admin {
 
     /// Frees the memory of a closed queue. Call this when the controller can no longer access
     /// memory.
-    pub fn release_memory(&self) {
+    pub(crate) fn release_memory(&self) {
         let mut state = self.state.lock();
         state.retained = None;
     }
 
     /// Sends a command and waits for its completion, of any status. The controller reads `data`;
     /// the bytes that it writes are copied to `into`.
-    pub async fn execute(
+    pub(crate) async fn execute(
         &self,
         core: &CoreHandle,
         sqe: Sqe,
         limit: Duration,
         data: &[u8],
         into: &mut [u8],
-    ) -> Result<Answer, ControlError> {
+    ) -> Result<AdminCompletion, ControlError> {
         let opcode = sqe.opcode;
         let bytes = data.len().max(into.len());
         if bytes > DATA_MAX {
@@ -299,12 +299,12 @@ impl Admin {
     }
 
     /// Rejects all admin commands from now on, except those that delete I/O queues.
-    pub fn reject_new(&self) {
+    pub(crate) fn reject_new(&self) {
         self.state.lock().ending = true;
     }
 
     /// Keeps `count` asynchronous event requests outstanding.
-    pub fn request_events(&self, count: u16) {
+    pub(crate) fn request_events(&self, count: u16) {
         let mut state = self.state.lock();
         if state.queue.is_none() || state.ending {
             return;
@@ -318,23 +318,23 @@ impl Admin {
         }
     }
 
-    pub fn take_events(&self) -> Vec<AsyncEvent> {
+    pub(crate) fn take_events(&self) -> Vec<AsyncEvent> {
         self.state.lock().events.drain(..).collect()
     }
 
     /// Number of completions so far that matched no outstanding command.
-    pub fn unmatched(&self) -> u64 {
+    pub(crate) fn unmatched(&self) -> u64 {
         self.state.lock().unmatched
     }
 
     /// True if a caller waits for a completion.
-    pub fn is_awaited(&self) -> bool {
+    pub(crate) fn is_awaited(&self) -> bool {
         let state = self.state.lock();
         state.slots.iter().any(|slot| slot.stage == Stage::Sent)
     }
 
     /// Processes the controller's completions and returns their number.
-    pub fn poll(&self) -> u32 {
+    pub(crate) fn poll(&self) -> u32 {
         let mut state = self.state.lock();
         let queue = state.queue.as_ref();
         if queue.is_none_or(|queue| queue.head.peek(&queue.memory.cq).is_none()) {
@@ -354,7 +354,7 @@ impl Admin {
             let dword0 = queue.head.dword0(&queue.memory.cq);
             queue.head.advance();
             found += 1;
-            let answer = Answer {
+            let answer = AdminCompletion {
                 status: StatusCode::from_field(seen.status),
                 dword0,
             };

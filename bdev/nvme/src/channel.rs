@@ -9,7 +9,7 @@ use nacre_bdev::{Busy, Done, Io, Queue, Token};
 use nacre_hugepages::Pool;
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
-use crate::device::NvmeBdev;
+use crate::namespace::Namespace;
 use crate::pair::{Pair, Start};
 use crate::table;
 
@@ -27,11 +27,11 @@ struct Sleeper {
 }
 
 impl Channel {
-    pub fn open(
+    pub(crate) fn open(
         pair: Rc<RefCell<Pair>>,
-        device: Arc<NvmeBdev>,
+        namespace: Arc<Namespace>,
         pool: &Pool,
-    ) -> std::io::Result<Channel> {
+    ) -> std::io::Result<Self> {
         let vector = pair.borrow().link().vector;
         let sleeper = match vector {
             None => None,
@@ -41,8 +41,8 @@ impl Channel {
                 Some(Sleeper { set, watched: None })
             }
         };
-        let lane = pair.borrow_mut().open_lane(device, pool.clone());
-        let mut channel = Channel {
+        let lane = pair.borrow_mut().open_lane(namespace, pool.clone());
+        let mut channel = Self {
             pair,
             lane,
             sleeper,

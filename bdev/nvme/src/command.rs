@@ -11,7 +11,7 @@ use crate::data::Pointer;
 
 /// The fields of an I/O that its command needs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ask {
+pub(crate) struct CommandFields {
     pub op: Op,
     pub flags: Flags,
     pub lba: u64,
@@ -28,7 +28,7 @@ const CHECK_GUARD: u32 = 1 << 28;
 /// The command for `ask`. A compare-and-write has two commands: this is the first, [`write_of`]
 /// returns the second.
 #[inline]
-pub(crate) fn sqe(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
+pub(crate) fn sqe(ask: &CommandFields, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
     let fua = ask.flags.contains(Flags::FUA);
     let mut sqe = match ask.op {
         Op::Read | Op::Write => return transfer(ask, nsid, cid, pointer),
@@ -82,7 +82,7 @@ pub(crate) fn sqe(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
 
 /// A read or a write.
 #[inline]
-pub(crate) fn transfer(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
+pub(crate) fn transfer(ask: &CommandFields, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
     let opcode = match ask.op {
         Op::Write => opcode::WRITE,
         _ => opcode::READ,
@@ -94,7 +94,7 @@ pub(crate) fn transfer(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe
 }
 
 /// The second half of a compare-and-write.
-pub(crate) fn write_of(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
+pub(crate) fn write_of(ask: &CommandFields, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
     let fua = ask.flags.contains(Flags::FUA);
     let mut sqe = range(opcode::WRITE, ask, nsid, cid, fua);
     sqe.set_fuse(Fuse::Second);
@@ -110,7 +110,7 @@ pub(crate) fn set_pointer(sqe: &mut Sqe, pointer: &Pointer) {
 }
 
 #[inline]
-fn range(opcode: u8, ask: &Ask, nsid: u32, cid: u16, fua: bool) -> Sqe {
+fn range(opcode: u8, ask: &CommandFields, nsid: u32, cid: u16, fua: bool) -> Sqe {
     let mut sqe = Sqe::for_namespace(opcode, cid, nsid);
     sqe.set_cdw10_11(ask.lba);
     sqe.cdw12 = U32::new(ask.blocks.wrapping_sub(1) & 0xffff | u32::from(fua) << 30);
@@ -122,8 +122,8 @@ fn range(opcode: u8, ask: &Ask, nsid: u32, cid: u16, fua: bool) -> Sqe {
 
 /// A Verify command. With protection information it checks the guard; PRACT does not apply.
 #[cold]
-fn verify(ask: &Ask, nsid: u32, cid: u16) -> Sqe {
-    let plain = Ask {
+fn verify(ask: &CommandFields, nsid: u32, cid: u16) -> Sqe {
+    let plain = CommandFields {
         protected: false,
         ..*ask
     };
@@ -137,7 +137,7 @@ fn verify(ask: &Ask, nsid: u32, cid: u16) -> Sqe {
 /// Sets PRACT, and for reads also the guard check. The initial reference tag is the low 32 bits of
 /// the LBA.
 #[cold]
-fn protect(sqe: &mut Sqe, ask: &Ask, check: bool) {
+fn protect(sqe: &mut Sqe, ask: &CommandFields, check: bool) {
     let guard = if check { CHECK_GUARD } else { 0 };
     sqe.cdw12 = U32::new(sqe.cdw12.get() | 1 << 29 | guard);
     sqe.cdw14 = U32::new(ask.lba as u32);
@@ -259,8 +259,8 @@ mod tests {
 
     use super::*;
 
-    fn ask(op: Op, flags: Flags) -> Ask {
-        Ask {
+    fn ask(op: Op, flags: Flags) -> CommandFields {
+        CommandFields {
             op,
             flags,
             lba: 0x1_2345_6789,
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn protected() {
         for op in [Op::Read, Op::Write, Op::WriteZeroes] {
-            let protected = Ask {
+            let protected = CommandFields {
                 protected: true,
                 ..ask(op, Flags::empty())
             };
@@ -326,7 +326,7 @@ mod tests {
             assert_eq!(sqe.cdw12.get() & 0x3c00_0000, 1 << 29 | check);
             assert_eq!(sqe.cdw14.get(), 0x2345_6789);
         }
-        let protected = Ask {
+        let protected = CommandFields {
             protected: true,
             ..ask(Op::Verify, Flags::empty())
         };

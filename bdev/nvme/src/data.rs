@@ -45,18 +45,18 @@ pub(crate) struct Pointer {
 }
 
 impl Pointer {
-    pub const NONE: Pointer = Pointer::prp(0, 0);
+    pub(crate) const NONE: Self = Self::prp(0, 0);
 
-    pub const fn prp(prp1: u64, prp2: u64) -> Pointer {
-        Pointer {
+    pub(crate) const fn prp(prp1: u64, prp2: u64) -> Self {
+        Self {
             dptr: [prp1, prp2],
             psdt: Psdt::Prp,
             list_bytes: 0,
         }
     }
 
-    const fn sgl(address: u64, len: u32, identifier: u64, list_bytes: usize) -> Pointer {
-        Pointer {
+    const fn sgl(address: u64, len: u32, identifier: u64, list_bytes: usize) -> Self {
+        Self {
             dptr: [address, len as u64 | identifier << 56],
             psdt: Psdt::Sgl,
             list_bytes,

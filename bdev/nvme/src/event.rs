@@ -50,19 +50,19 @@ impl std::fmt::Debug for Event {
             f.debug_tuple(name).field(&bdev.name()).finish()
         };
         match self {
-            Event::NamespaceAdded(added) => bdev("NamespaceAdded", added, f),
-            Event::NamespaceRemoved(removed) => bdev("NamespaceRemoved", removed, f),
-            Event::NamespaceResized(resized) => bdev("NamespaceResized", resized, f),
-            Event::NamespaceLimits { nsid, changes } => f
+            Self::NamespaceAdded(added) => bdev("NamespaceAdded", added, f),
+            Self::NamespaceRemoved(removed) => bdev("NamespaceRemoved", removed, f),
+            Self::NamespaceResized(resized) => bdev("NamespaceResized", resized, f),
+            Self::NamespaceLimits { nsid, changes } => f
                 .debug_tuple("NamespaceLimits")
                 .field(nsid)
                 .field(changes)
                 .finish(),
-            Event::State(status) => f.debug_tuple("State").field(&status.state).finish(),
-            Event::Health(health) => f.debug_tuple("Health").field(health).finish(),
-            Event::Reset { reason } => f.debug_tuple("Reset").field(reason).finish(),
-            Event::Timeout(timeout) => f.debug_tuple("Timeout").field(timeout).finish(),
-            Event::AsyncEvent(event) => f.debug_tuple("AsyncEvent").field(event).finish(),
+            Self::State(status) => f.debug_tuple("State").field(&status.state).finish(),
+            Self::Health(health) => f.debug_tuple("Health").field(health).finish(),
+            Self::Reset { reason } => f.debug_tuple("Reset").field(reason).finish(),
+            Self::Timeout(timeout) => f.debug_tuple("Timeout").field(timeout).finish(),
+            Self::AsyncEvent(event) => f.debug_tuple("AsyncEvent").field(event).finish(),
         }
     }
 }
@@ -102,11 +102,11 @@ impl HealthAlert {
     /// A name for metrics and for the events stream.
     pub fn name(&self) -> &'static str {
         match self {
-            HealthAlert::Temperature { .. } => "temperature",
-            HealthAlert::PercentageUsed { .. } => "percentage_used",
-            HealthAlert::Spare { .. } => "spare",
-            HealthAlert::Critical { .. } => "critical_warning",
-            HealthAlert::MediaErrors { .. } => "media_errors",
+            Self::Temperature { .. } => "temperature",
+            Self::PercentageUsed { .. } => "percentage_used",
+            Self::Spare { .. } => "spare",
+            Self::Critical { .. } => "critical_warning",
+            Self::MediaErrors { .. } => "media_errors",
         }
     }
 }
@@ -128,11 +128,11 @@ pub enum ResetReason {
 impl ResetReason {
     pub fn name(self) -> &'static str {
         match self {
-            ResetReason::UserRequest => "asked",
-            ResetReason::Timeout => "timeout",
-            ResetReason::ControllerFatal => "controller_fatal",
-            ResetReason::ProtocolError => "protocol_error",
-            ResetReason::AdminFailed => "admin_failed",
+            Self::UserRequest => "asked",
+            Self::Timeout => "timeout",
+            Self::ControllerFatal => "controller_fatal",
+            Self::ProtocolError => "protocol_error",
+            Self::AdminFailed => "admin_failed",
         }
     }
 }
@@ -160,10 +160,10 @@ pub enum TimeoutAction {
 impl TimeoutAction {
     pub fn name(self) -> &'static str {
         match self {
-            TimeoutAction::None => "none",
-            TimeoutAction::Abort => "abort",
-            TimeoutAction::ResetQueue => "reset_queue",
-            TimeoutAction::ResetController => "reset_controller",
+            Self::None => "none",
+            Self::Abort => "abort",
+            Self::ResetQueue => "reset_queue",
+            Self::ResetController => "reset_controller",
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The interface between the driver and a PCI function with an NVMe controller: registers, memory
-//! registration, interrupts and resets. `vfio` implements it for drives, `sim` for tests.
+//! registration, interrupts and resets. The crate `vfio` implements it for drives, the crate `sim`
+//! for tests.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -56,8 +56,8 @@ pub struct DriveIdentity {
 }
 
 impl From<&IdentifyController> for DriveIdentity {
-    fn from(page: &IdentifyController) -> DriveIdentity {
-        DriveIdentity {
+    fn from(page: &IdentifyController) -> Self {
+        Self {
             vid: page.vid.get(),
             ssvid: page.ssvid.get(),
             serial: identify::read_ascii(&page.sn),
@@ -92,11 +92,11 @@ pub enum State {
 impl State {
     pub fn name(&self) -> &'static str {
         match self {
-            State::Live => "live",
-            State::Resetting => "resetting",
-            State::Failed { .. } => "failed",
-            State::Removed => "removed",
-            State::Detached => "detached",
+            Self::Live => "live",
+            Self::Resetting => "resetting",
+            Self::Failed { .. } => "failed",
+            Self::Removed => "removed",
+            Self::Detached => "detached",
         }
     }
 }
@@ -181,13 +181,13 @@ const WARNINGS: [(CriticalWarning, &str); 6] = [
 ];
 
 impl From<&SmartHealth> for Health {
-    fn from(log: &SmartHealth) -> Health {
+    fn from(log: &SmartHealth) -> Self {
         use zerocopy::IntoBytes;
         let counter = SmartHealth::counter_value;
         let warning = CriticalWarning::from_bits_retain(log.critical_warning);
         let named = WARNINGS.iter().filter(|(bit, _)| warning.contains(*bit));
         let sensors = log.temperature_sensors.iter().zip(1u8..);
-        Health {
+        Self {
             critical_warning: log.critical_warning,
             warnings: named.map(|(_, name)| *name).collect(),
             temperature_c: celsius(log.composite_temperature.get()),
@@ -233,9 +233,9 @@ pub struct ErrorEntry {
 }
 
 impl From<&ErrorInformation> for ErrorEntry {
-    fn from(entry: &ErrorInformation) -> ErrorEntry {
+    fn from(entry: &ErrorInformation) -> Self {
         let status: StatusCode = entry.status();
-        ErrorEntry {
+        Self {
             error_count: entry.error_count.get(),
             sqid: entry.sqid.get(),
             cid: entry.cid.get(),
@@ -262,9 +262,9 @@ pub struct FirmwareInfo {
 }
 
 impl From<&FirmwareSlots> for FirmwareInfo {
-    fn from(log: &FirmwareSlots) -> FirmwareInfo {
+    fn from(log: &FirmwareSlots) -> Self {
         let slots = log.frs.iter().zip(1u8..);
-        FirmwareInfo {
+        Self {
             active_slot: log.afi & 0b111,
             next_slot: Some(log.afi >> 4 & 0b111).filter(|slot| *slot != 0),
             slots: slots

@@ -1,18 +1,21 @@
-//! NVMe drives in userspace: the driver, over a seam that hides whether the drive is real or
-//! simulated.
+//! The userspace NVMe driver. It reaches a drive through the trait [`Function`], which VFIO
+//! implements for real drives and a simulator for tests.
 //!
 //! ```text
 //!   Function    one PCI function: registers, interrupts, addresses of memory      (function.rs)
 //!   DmaMemory   memory that the driver and the controller share: rings and lists  (memory.rs)
 //!
-//!   Controller  the handle on one drive; its control lives on one reactor         (controller.rs)
-//!     ├ control     bring-up, namespaces, recovery, health, shutdown              (control/)
-//!     │   └ Admin       the admin queue                                           (admin.rs)
-//!     └ NvmeBdev    a namespace                                                   (device.rs)
-//!         └ Channel     one core's queue to it: a lane of                         (channel.rs)
-//!             └ Pair        the core's queue pair: the data path        (pair/, ring.rs, data.rs)
+//!   Controller  the handle of one drive; one reactor manages the drive        (controller/mod.rs)
+//!     ├ tasks       recovery, events, health, detach                          (controller/)
+//!     ├ Commands    sequences of admin commands: initialise, queues, logs     (controller/)
+//!     │   └ Admin       the admin queue                                       (admin.rs)
+//!     └ NvmeBdev    a namespace as a block device                             (device.rs)
+//!         └ Channel     one core's queue to it: a lane of                     (channel.rs)
+//!             └ Pair        the core's NVMe queue pair: the data path   (pair/, ring.rs, data.rs)
 //!
-//!   Link        the state that a Pair and the control share                   (link.rs)
+//!   Shared      the state of a controller that all cores use                  (shared.rs)
+//!   Namespace   the attributes of a namespace that all cores use              (namespace.rs)
+//!   Link        the state that a Pair and the controller's tasks share        (link.rs)
 //!   Phase       the permission to write doorbells                             (phase.rs)
 //! ```
 
@@ -21,7 +24,6 @@
 mod admin;
 mod channel;
 mod command;
-mod control;
 mod controller;
 mod data;
 mod device;
@@ -31,10 +33,13 @@ mod function;
 mod info;
 mod link;
 mod memory;
+mod namespace;
 mod options;
 mod pair;
 mod phase;
+mod properties;
 mod ring;
+mod shared;
 mod table;
 
 pub use controller::{AdminData, AdminReply, Controller};

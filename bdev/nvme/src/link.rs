@@ -1,4 +1,5 @@
-//! The state of a queue pair that its owner (a core) and the control (the home reactor) share.
+//! The state of a queue pair that is shared by its owner (the core that does I/O) and the control
+//! (the reactor that manages the controller).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -48,8 +49,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub fn new(qid: u16, vector: Option<u16>, grant: Grant) -> std::io::Result<Link> {
-        Ok(Link {
+    pub(crate) fn new(qid: u16, vector: Option<u16>, grant: Grant) -> std::io::Result<Self> {
+        Ok(Self {
             qid,
             vector,
             phase: Phase::new(),
@@ -63,7 +64,7 @@ impl Link {
     }
 
     /// Called by the control: sets the phase, and wakes the owner.
-    pub fn set_phase(&self, state: QueueState) {
+    pub(crate) fn set_phase(&self, state: QueueState) {
         self.phase.set(state);
         // A full counter is readable already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
@@ -72,22 +73,22 @@ impl Link {
 
     /// Called by the owner: clears the bell. A later read of the phase sees the change that rang
     /// it.
-    pub fn clear_bell(&self) {
+    pub(crate) fn clear_bell(&self) {
         if self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire) {
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         }
     }
 
-    pub fn bell(&self) -> BorrowedFd<'_> {
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
-    pub fn grant(&self) -> Arc<Grant> {
+    pub(crate) fn grant(&self) -> Arc<Grant> {
         Arc::clone(&self.grant.lock())
     }
 
     /// Replaces the resources of the queue pair. Call it only while the phase is not live.
-    pub fn set_grant(&self, grant: Grant) {
+    pub(crate) fn set_grant(&self, grant: Grant) {
         *self.grant.lock() = Arc::new(grant);
     }
 }
@@ -98,11 +99,11 @@ pub(crate) struct Report {
     pub qid: u16,
     /// The generation of the queue that the report is about.
     pub generation: u32,
-    pub want: Want,
+    pub want: Request,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Want {
+pub(crate) enum Request {
     /// A queue pair was opened: create it.
     Make,
     /// The owner has left: delete the queue pair.
@@ -119,7 +120,7 @@ pub(crate) enum Want {
     /// The user of this command aborts it.
     Abort { cid: u16 },
     /// A completion matches no command.
-    Liar { cid: u16 },
+    UnknownCompletion { cid: u16 },
 }
 
 /// Incremented by all owners, read by [`crate::Controller::status`].

@@ -37,7 +37,7 @@ pub struct DmaMemory {
 
 impl DmaMemory {
     /// Allocates and registers `bytes` of memory: at most 1 GiB, which is one region.
-    pub fn allocate(function: &Arc<dyn Function>, bytes: usize) -> Result<DmaMemory, MemoryError> {
+    pub fn allocate(function: &Arc<dyn Function>, bytes: usize) -> Result<Self, MemoryError> {
         let options = ArenaOptions {
             numa_node: function.numa_node(),
             // Queues need few pages: the kernel's pool of huge pages is for data.
@@ -60,7 +60,7 @@ impl DmaMemory {
             .key(0, bytes, slot)
             .ok_or_else(|| register(RegisterError::NoSuchSlot { slot }))?;
         let address = key + offset as u64;
-        Ok(DmaMemory { shared, address })
+        Ok(Self { shared, address })
     }
 
     /// The controller's address of the byte at `offset`.

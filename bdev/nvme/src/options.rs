@@ -29,8 +29,8 @@ pub struct HealthThresholds {
 }
 
 impl Default for HealthThresholds {
-    fn default() -> HealthThresholds {
-        HealthThresholds {
+    fn default() -> Self {
+        Self {
             temperature_c: None,
             percentage_used: 90,
             spare: None,
@@ -73,17 +73,17 @@ impl Options {
     /// Fewest entries of a queue: two commands (a fused pair) and the empty entry.
     pub const IO_QUEUE_DEPTH_MIN: u16 = 4;
 
-    pub fn new(name: impl Into<String>) -> Options {
-        Options {
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
             name: name.into(),
-            ..Options::default()
+            ..Self::default()
         }
     }
 }
 
 impl Default for Options {
-    fn default() -> Options {
-        Options {
+    fn default() -> Self {
+        Self {
             name: String::from("nvme"),
             io_queue_depth: 256,
             io_queues: 128,

@@ -1,9 +1,10 @@
-//! The handshake of a queue pair's owner and the control about access to its doorbells.
+//! Synchronises the doorbell writes of a queue pair's owner with the control, which resets the
+//! controller and recreates the queue.
 //!
 //! ```text
 //!   owner (its core)                     control (home)
 //!   enter: busy = 1                      set: word = Quiescing
-//!          word still mine? ── no ─▶ leave      is_busy? wait
+//!          word unchanged? ── no ─▶ leave     is_busy? wait
 //!          write doorbells               the controller is reset, its queues recreated
 //!   leave: busy = 0                      set: word = Live(generation + 1)
 //! ```
@@ -26,7 +27,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// The owner's permission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QueueState {
+pub(crate) enum QueueState {
     /// The controller has no such queue yet.
     Waiting,
     /// The controller resets, or recreates the queue.
@@ -43,17 +44,17 @@ const GONE: u32 = 2;
 const LIVE: u32 = 1 << 31;
 
 /// A [`QueueState`] as one number, to compare with.
-pub type Word = u32;
+pub(crate) type Word = u32;
 
 #[derive(Debug)]
-pub struct Phase {
+pub(crate) struct Phase {
     word: AtomicU32,
     busy: AtomicU32,
 }
 
 impl Phase {
-    pub fn new() -> Phase {
-        Phase {
+    pub(crate) fn new() -> Self {
+        Self {
             word: AtomicU32::new(WAITING),
             busy: AtomicU32::new(0),
         }
@@ -61,14 +62,14 @@ impl Phase {
 
     /// Called by the owner: its present permission. The control's earlier writes are visible.
     #[inline]
-    pub fn word(&self) -> Word {
+    pub(crate) fn word(&self) -> Word {
         self.word.load(Ordering::Acquire)
     }
 
     /// Called by the owner: true if it may write doorbells until [`Phase::leave`]. After false it
     /// has left already.
     #[inline]
-    pub fn enter(&self, mine: Word) -> bool {
+    pub(crate) fn enter(&self, mine: Word) -> bool {
         self.busy.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let entered = self.word.load(Ordering::Acquire) == mine;
@@ -79,28 +80,28 @@ impl Phase {
     }
 
     #[inline]
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.busy.store(0, Ordering::Release);
     }
 
     /// Called by the control: sets the owner's permission.
-    pub fn set(&self, state: QueueState) {
+    pub(crate) fn set(&self, state: QueueState) {
         self.word.store(encode(state), Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
     /// Called by the control: true if the owner is inside and may not have seen the latest
     /// [`Phase::set`].
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Acquire) != 0
     }
 
-    pub fn state(&self) -> QueueState {
+    pub(crate) fn state(&self) -> QueueState {
         decode(self.word())
     }
 }
 
-pub fn decode(word: Word) -> QueueState {
+pub(crate) fn decode(word: Word) -> QueueState {
     match word {
         WAITING => QueueState::Waiting,
         QUIESCING => QueueState::Quiescing,
@@ -109,7 +110,7 @@ pub fn decode(word: Word) -> QueueState {
     }
 }
 
-pub fn encode(state: QueueState) -> Word {
+pub(crate) fn encode(state: QueueState) -> Word {
     match state {
         QueueState::Waiting => WAITING,
         QueueState::Quiescing => QUIESCING,

@@ -1,4 +1,5 @@
-//! The rings of one queue pair in memory, and the owner's positions in them.
+//! The submission and completion queue of one queue pair in memory, with the owner's head, tail and
+//! phase tag.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -20,13 +21,13 @@ pub(crate) struct Rings {
 }
 
 impl Rings {
-    pub fn allocate(
+    pub(crate) fn allocate(
         function: &Arc<dyn Function>,
         entries: u16,
         list_bytes: usize,
-    ) -> Result<Rings, MemoryError> {
+    ) -> Result<Self, MemoryError> {
         let count = usize::from(entries);
-        Ok(Rings {
+        Ok(Self {
             sq: DmaMemory::allocate(function, count * Sqe::SIZE)?,
             cq: DmaMemory::allocate(function, count * Cqe::SIZE)?,
             lists: DmaMemory::allocate(function, (count * list_bytes).max(Sqe::SIZE))?,
@@ -44,8 +45,8 @@ pub(crate) struct Shadows {
 }
 
 impl Shadows {
-    pub fn allocate(function: &Arc<dyn Function>) -> Result<Shadows, MemoryError> {
-        Ok(Shadows {
+    pub(crate) fn allocate(function: &Arc<dyn Function>) -> Result<Self, MemoryError> {
+        Ok(Self {
             shadow: DmaMemory::allocate(function, crate::data::PAGE)?,
             event: DmaMemory::allocate(function, crate::data::PAGE)?,
         })
@@ -61,29 +62,35 @@ pub(crate) struct Doorbell {
 
 impl Doorbell {
     /// The tail doorbell of submission queue `qid`; `stride` in bytes.
-    pub fn submission(qid: u16, stride: u32) -> Doorbell {
-        Doorbell::at(2 * u32::from(qid), stride)
+    pub(crate) fn submission(qid: u16, stride: u32) -> Self {
+        Self::at(2 * u32::from(qid), stride)
     }
 
-    pub fn completion(qid: u16, stride: u32) -> Doorbell {
-        Doorbell::at(2 * u32::from(qid) + 1, stride)
+    pub(crate) fn completion(qid: u16, stride: u32) -> Self {
+        Self::at(2 * u32::from(qid) + 1, stride)
     }
 
-    fn at(index: u32, stride: u32) -> Doorbell {
-        Doorbell {
+    fn at(index: u32, stride: u32) -> Self {
+        Self {
             register: nacre_nvmf_wire::registers::offset::DOORBELLS + index * stride,
             shadow: (index * stride) as usize,
         }
     }
 
-    /// One past the last register that it takes.
-    pub fn end(self) -> u32 {
+    /// The offset after its register.
+    pub(crate) fn end(self) -> u32 {
         self.register + 4
     }
 
     /// Notifies the controller of `value`; `before` is the previous value.
     #[inline]
-    pub fn ring(self, function: &dyn Function, shadows: Option<&Shadows>, before: u16, value: u16) {
+    pub(crate) fn ring(
+        self,
+        function: &dyn Function,
+        shadows: Option<&Shadows>,
+        before: u16,
+        value: u16,
+    ) {
         if let Some(shadows) = shadows {
             shadows.shadow.store(self.shadow, u32::from(value));
             // The controller stores its event index and then loads the shadow; this side does the
@@ -99,7 +106,7 @@ impl Doorbell {
 
     /// Notifies the controller of `value` by its register, whatever its event index.
     #[cold]
-    pub fn insist(self, function: &dyn Function, shadows: Option<&Shadows>, value: u16) {
+    pub(crate) fn insist(self, function: &dyn Function, shadows: Option<&Shadows>, value: u16) {
         if let Some(shadows) = shadows {
             shadows.shadow.store(self.shadow, u32::from(value));
         }
@@ -107,7 +114,7 @@ impl Doorbell {
     }
 
     /// Zeroes the shadow doorbell and its event index, as after Doorbell Buffer Config.
-    pub fn clear(self, shadows: &Shadows) {
+    pub(crate) fn clear(self, shadows: &Shadows) {
         shadows.shadow.store(self.shadow, 0);
         shadows.event.store(self.shadow, 0);
     }
@@ -127,8 +134,8 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    pub fn new(entries: u16) -> Tail {
-        Tail {
+    pub(crate) fn new(entries: u16) -> Self {
+        Self {
             entries,
             tail: 0,
             rung: 0,
@@ -138,7 +145,7 @@ impl Tail {
     /// Writes the next entry. There is always room: fewer commands are in flight than there are
     /// entries.
     #[inline]
-    pub fn push(&mut self, memory: &DmaMemory, sqe: &Sqe) {
+    pub(crate) fn push(&mut self, memory: &DmaMemory, sqe: &Sqe) {
         memory.write(usize::from(self.tail) * Sqe::SIZE, sqe.as_bytes());
         self.tail += 1;
         if self.tail == self.entries {
@@ -147,13 +154,13 @@ impl Tail {
     }
 
     #[inline]
-    pub fn is_rung(&self) -> bool {
+    pub(crate) fn is_rung(&self) -> bool {
         self.tail == self.rung
     }
 
     /// The value of the last notification, and the value of the next.
     #[inline]
-    pub fn ring(&mut self) -> (u16, u16) {
+    pub(crate) fn ring(&mut self) -> (u16, u16) {
         let before = self.rung;
         self.rung = self.tail;
         (before, self.tail)
@@ -181,8 +188,8 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    pub fn new(entries: u16) -> Head {
-        Head {
+    pub(crate) fn new(entries: u16) -> Self {
+        Self {
             entries,
             head: 0,
             rung: 0,
@@ -195,7 +202,7 @@ impl Head {
     /// The next completion, if the controller has written it: the dword with the phase tag is the
     /// last that it writes.
     #[inline]
-    pub fn peek(&self, memory: &DmaMemory) -> Option<Answer> {
+    pub(crate) fn peek(&self, memory: &DmaMemory) -> Option<Answer> {
         let last = memory.load(usize::from(self.head) * Cqe::SIZE + 12);
         (last & 1 << 16 == self.phase).then_some(Answer {
             cid: last as u16,
@@ -203,18 +210,19 @@ impl Head {
         })
     }
 
-    /// Another one after each completion that was taken, until it went round the queue twice.
-    pub fn place(&self) -> u32 {
+    /// The position of the next completion, which differs after each completion until the head has
+    /// passed the queue twice.
+    pub(crate) fn place(&self) -> u32 {
         u32::from(self.head) | self.phase
     }
 
     /// Dword 0 of the completion that [`Head::peek`] found.
-    pub fn dword0(&self, memory: &DmaMemory) -> u32 {
+    pub(crate) fn dword0(&self, memory: &DmaMemory) -> u32 {
         memory.load(usize::from(self.head) * Cqe::SIZE)
     }
 
     #[inline]
-    pub fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         self.unrung += 1;
         self.head += 1;
         if self.head == self.entries {
@@ -223,19 +231,18 @@ impl Head {
         }
     }
 
-    /// True if so many entries were taken that the notification should not wait for a better
-    /// moment.
+    /// True if so many entries were consumed that the head doorbell must be written soon.
     #[inline]
-    pub fn is_pressing(&self) -> bool {
+    pub(crate) fn is_pressing(&self) -> bool {
         self.unrung >= self.pressing
     }
 
-    pub fn is_rung(&self) -> bool {
+    pub(crate) fn is_rung(&self) -> bool {
         self.unrung == 0
     }
 
     #[inline]
-    pub fn ring(&mut self) -> (u16, u16) {
+    pub(crate) fn ring(&mut self) -> (u16, u16) {
         let before = self.rung;
         self.rung = self.head;
         self.unrung = 0;

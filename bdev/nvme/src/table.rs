@@ -6,10 +6,10 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::controller::{Controller, NoPair};
-use crate::link::{Report, Want};
+use crate::link::{Report, Request};
 use crate::pair::Pair;
 use crate::phase::QueueState;
+use crate::shared::{QueuePairError, Shared};
 
 thread_local! {
     static HERE: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
@@ -25,7 +25,7 @@ struct Entry {
 
 /// Returns this core's queue pair to `controller`. The first call asks the controller to create
 /// the queues; later calls share them.
-pub(crate) fn pair(controller: &Arc<Controller>) -> Result<Rc<RefCell<Pair>>, NoPair> {
+pub(crate) fn pair(controller: &Arc<Shared>) -> Result<Rc<RefCell<Pair>>, QueuePairError> {
     sweep();
     let id = controller.id();
     let known = HERE.with_borrow_mut(|here| {
@@ -50,7 +50,7 @@ pub(crate) fn pair(controller: &Arc<Controller>) -> Result<Rc<RefCell<Pair>>, No
     controller.report(Report {
         qid: link.qid,
         generation: 0,
-        want: Want::Make,
+        want: Request::Make,
     });
     Ok(pair)
 }

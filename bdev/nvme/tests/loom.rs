@@ -1,5 +1,5 @@
-//! The agreement on doorbells under every interleaving and every reordering that the memory model
-//! allows.
+//! Loom test of the doorbell protocol (`phase.rs`), under every interleaving and reordering that
+//! the memory model allows.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p nacre-bdev-nvme --release --test loom

@@ -1,6 +1,6 @@
-//! Measures the cost of a volume: 4 KiB I/O at depth 128 on a RAM disk, and on volumes of one and
-//! of two such disks. `cargo bench -p nacre-bdev-replica` prints nanoseconds per I/O, the median of
-//! several runs, and the rate as a fraction of the bare disk's.
+//! Measures the cost of replication: 4 KiB I/O at depth 128 on a RAM disk, and on volumes of one
+//! and of two such disks. `cargo bench -p nacre-bdev-replica` prints nanoseconds per I/O, the
+//! median of several runs, and the rate as a fraction of the bare disk's.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

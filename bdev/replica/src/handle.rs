@@ -50,12 +50,12 @@ pub struct VolumeEvent {
     pub volume: Uuid,
     pub name: String,
     #[serde(flatten)]
-    pub what: Happened,
+    pub what: VolumeEventKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Happened {
+pub enum VolumeEventKind {
     Opened {
         epoch: u64,
         degraded: bool,
@@ -497,7 +497,7 @@ impl VolumeStatus {
         }
     }
 
-    pub(crate) fn of(record: &VolumeRecord) -> VolumeStatus {
+    pub(crate) fn of(record: &VolumeRecord) -> Self {
         let replica = |m: &crate::model::ReplicaRecord| ReplicaStatus {
             id: m.id,
             slot: m.slot,
@@ -514,7 +514,7 @@ impl VolumeStatus {
             writes: 0,
             errors: 0,
         };
-        VolumeStatus {
+        Self {
             id: record.id,
             name: record.name.clone(),
             block_size: record.block_size,
@@ -539,8 +539,8 @@ impl VolumeStatus {
 }
 
 impl From<InvalidSetting> for VolumeError {
-    fn from(invalid: InvalidSetting) -> VolumeError {
-        VolumeError::Invalid {
+    fn from(invalid: InvalidSetting) -> Self {
+        Self::Invalid {
             what: invalid.what,
             why: invalid.why.into(),
         }

@@ -13,9 +13,9 @@ pub struct MissingRegions {
 }
 
 impl MissingRegions {
-    pub fn new(regions: u64) -> MissingRegions {
+    pub fn new(regions: u64) -> Self {
         let count = regions.div_ceil(64);
-        MissingRegions {
+        Self {
             words: (0..count).map(|_| AtomicU64::new(0)).collect(),
             regions,
             most: AtomicU64::new(0),

@@ -149,8 +149,8 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+    fn default() -> Self {
+        Self {
             read_policy: ReadPolicy::default(),
             min_in_sync: 1,
             deadline_ms: 8_000,

@@ -1,4 +1,4 @@
-//! Deliberate faults, to prove that the simulator's checker finds them.
+//! Deliberate bugs for tests, to prove that the simulator's checker finds them.
 //!
 //! They exist only with the feature `mutations`, which release builds cannot enable; without it
 //! every check here is a constant `false`. At most one is active at a time, and only on the thread

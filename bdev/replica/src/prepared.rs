@@ -6,8 +6,8 @@
 //!                      └── failed ◀─┘                      tables reset: no lane uses them yet
 //! ```
 //!
-//! It promises the limits of the volume's last opening, so that hosts find a known device. If the
-//! replicas keep less, another device is needed ([`Prepared::is_served_by`]).
+//! It announces the limits of the volume's last opening, so that hosts find an unchanged device. If
+//! the replicas now support less, another device is needed ([`Prepared::is_served_by`]).
 //!
 //! | why it is not open | hosts |
 //! |---|---|
@@ -35,7 +35,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    pub fn new(record: &VolumeRecord) -> Prepared {
+    pub fn new(record: &VolumeRecord) -> Self {
         let shared = Shared::new(record);
         let mut view = View::closed(&record.settings);
         view.mode = Mode::Frozen;
@@ -43,7 +43,7 @@ impl Prepared {
         let volume = record
             .limits
             .map(|kept| Volume::new(record, Arc::clone(&shared), kept.promised()));
-        Prepared {
+        Self {
             id: record.id,
             shared,
             volume,
@@ -140,8 +140,8 @@ fn is_elsewhere(why: &VolumeError) -> bool {
 }
 
 impl KeptLimits {
-    pub(crate) fn of(limits: &Limits) -> KeptLimits {
-        KeptLimits {
+    pub(crate) fn of(limits: &Limits) -> Self {
+        Self {
             max_blocks: limits.max_blocks,
             max_unmap_blocks: limits.max_unmap_blocks,
             atomic_blocks: limits.atomic_blocks,

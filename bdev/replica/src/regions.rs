@@ -39,8 +39,8 @@ pub enum Entered {
 }
 
 impl Regions {
-    pub fn new(count: u64) -> Regions {
-        Regions {
+    pub fn new(count: u64) -> Self {
+        Self {
             words: (0..count).map(|_| AtomicU32::new(0)).collect(),
         }
     }

@@ -58,19 +58,19 @@ pub struct Shared {
     urgent: AtomicU64,
     tried: AtomicU64,
     version: AtomicU64,
-    shown: Mutex<Shown>,
+    shown: Mutex<PublishedView>,
     /// Number of incarnations of replicas so far; it makes incarnation numbers unique.
     incarnations: AtomicU64,
     /// Failures reported, by slot.
     reported: [AtomicU64; MAX_REPLICAS],
-    news: Mutex<News>,
+    news: Mutex<LaneMessages>,
     lanes: Mutex<Vec<Arc<LaneState>>>,
     control: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
     pub totals: Totals,
 }
 
 /// The view, and overrides that the control does not change.
-struct Shown {
+struct PublishedView {
     view: Arc<View>,
     /// The mode as the control published it, without overrides.
     mode: Mode,
@@ -80,7 +80,7 @@ struct Shown {
     shut: bool,
 }
 
-impl Shown {
+impl PublishedView {
     fn over(&self, mode: Mode) -> Mode {
         match mode {
             _ if self.shut => Mode::Closed,
@@ -100,7 +100,7 @@ pub enum ResizeError {
 
 /// Messages of the lanes for the control.
 #[derive(Default)]
-pub struct News {
+pub struct LaneMessages {
     /// Regions wanted for a first write. Bounded: a region is named once until it is dirty.
     pub wanted: Vec<u64>,
     pub reports: Vec<Report>,
@@ -154,22 +154,22 @@ impl Failure {
     /// Another holder has the volume: no I/O may be acknowledged.
     pub fn is_fenced(self) -> bool {
         match self {
-            Failure::Fenced => true,
-            Failure::Status(status) => status.is_reservation_conflict(),
+            Self::Fenced => true,
+            Self::Status(status) => status.is_reservation_conflict(),
             _ => false,
         }
     }
 
     /// The medium cannot return the blocks.
     pub fn is_unreadable(self) -> bool {
-        matches!(self, Failure::Status(Status::ReadError | Status::Integrity))
+        matches!(self, Self::Status(Status::ReadError | Status::Integrity))
     }
 
     /// The failure concerns the path to the replica and not its medium.
     pub fn is_path(self) -> bool {
         !matches!(
             self,
-            Failure::Status(
+            Self::Status(
                 Status::ReadError
                     | Status::WriteError
                     | Status::Integrity
@@ -238,11 +238,11 @@ pub struct Totals {
 }
 
 impl Shared {
-    pub fn new(record: &VolumeRecord) -> Arc<Shared> {
+    pub fn new(record: &VolumeRecord) -> Arc<Self> {
         // Space for a volume that grows while it is open.
         let regions = (record.regions() * ROOM).max(1024);
         let regions = regions.clamp(1, MAX_REGIONS.max(record.regions()));
-        Arc::new(Shared {
+        Arc::new(Self {
             region_shift: record.region_blocks().ilog2(),
             block_size: record.block_size,
             blocks: AtomicU64::new(record.blocks),
@@ -255,7 +255,7 @@ impl Shared {
             urgent: AtomicU64::new(0),
             tried: AtomicU64::new(0),
             version: AtomicU64::new(0),
-            shown: Mutex::new(Shown {
+            shown: Mutex::new(PublishedView {
                 view: Arc::new(View::closed(&record.settings)),
                 mode: Mode::Closed,
                 failing: false,
@@ -306,7 +306,7 @@ impl Shared {
         view
     }
 
-    fn show(&self, shown: &mut Shown, mut view: View) -> Arc<View> {
+    fn show(&self, shown: &mut PublishedView, mut view: View) -> Arc<View> {
         view.version = shown.view.version + 1;
         view.mode = shown.over(shown.mode);
         shown.view = Arc::new(view);
@@ -314,7 +314,7 @@ impl Shared {
         Arc::clone(&shown.view)
     }
 
-    fn lay_over(&self, change: impl FnOnce(&mut Shown)) {
+    fn lay_over(&self, change: impl FnOnce(&mut PublishedView)) {
         {
             let mut shown = self.shown.lock();
             change(&mut shown);
@@ -357,7 +357,7 @@ impl Shared {
             .iter()
             .for_each(|regions| regions.assign(|_| false));
         self.set_copying(NO_REGION);
-        *self.news.lock() = News::default();
+        *self.news.lock() = LaneMessages::default();
         let view = View {
             mode,
             replicas: Default::default(),
@@ -518,7 +518,7 @@ impl Shared {
 
     /// Returns the pending messages of lanes, and the number of failures of each slot that they
     /// include.
-    pub fn take_news(&self) -> (News, [u64; MAX_REPLICAS]) {
+    pub fn take_news(&self) -> (LaneMessages, [u64; MAX_REPLICAS]) {
         let mut news = self.news.lock();
         let counts = std::array::from_fn(|slot| self.reported(slot));
         (std::mem::take(&mut *news), counts)

@@ -1,4 +1,5 @@
-//! Recognises shortages of this process (memory, descriptors), which are no failure of a device.
+//! Recognises errors from shortages of this process (memory, file descriptors). Such an error is no
+//! failure of a replica's device.
 
 use std::io::{Error, ErrorKind};
 

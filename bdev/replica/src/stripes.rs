@@ -6,10 +6,10 @@
 //! different cores reach all replicas in one order, and nothing is copied while it is written.
 //! Within a lane the lane itself orders overlapping writes.
 //!
-//! Nothing blocks: an owner that does not get a stripe leaves a mark and tries again. A mark keeps
-//! the stripe's owner from taking it once more, so that it becomes free; the control's mark also
-//! keeps other lanes out. Stripes that share a word (the table is shorter than a large volume) only
-//! wait for each other more often than necessary.
+//! No call blocks: a lane or control that does not get a stripe marks it and tries again. A mark
+//! keeps the stripe's owner from taking it once more, so that it becomes free; the control's mark
+//! also keeps other lanes out. Stripes that share a word (the table is shorter than a large volume)
+//! only wait for each other more often than necessary.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,9 +33,9 @@ pub struct Owner(u8);
 
 impl Owner {
     /// Lane `index`, below 250.
-    pub fn lane(index: usize) -> Owner {
+    pub fn lane(index: usize) -> Self {
         assert!(index < 250, "too many lanes");
-        Owner(index as u8 + 1)
+        Self(index as u8 + 1)
     }
 
     fn bits(self) -> u32 {
@@ -62,10 +62,10 @@ pub struct Stripes {
 }
 
 impl Stripes {
-    pub fn new(blocks: u64, block_size: u32) -> Stripes {
+    pub fn new(blocks: u64, block_size: u32) -> Self {
         let shift = STRIPE_SHIFT - block_size.ilog2().min(STRIPE_SHIFT);
         let count = (blocks >> shift).clamp(512, TABLE).next_power_of_two();
-        Stripes {
+        Self {
             words: (0..count).map(|_| AtomicU32::new(0)).collect(),
             mask: count - 1,
             shift,

@@ -61,8 +61,8 @@ pub struct View {
 
 impl View {
     /// The view of a volume that is not open: without replicas.
-    pub fn closed(settings: &Settings) -> View {
-        View {
+    pub fn closed(settings: &Settings) -> Self {
+        Self {
             version: 0,
             mode: Mode::Closed,
             replicas: Default::default(),

@@ -1,11 +1,11 @@
 //! [`Volume`]: a replicated volume as a [`Bdev`], for the registry and the layer.
 //!
-//! **Idle queues.** A lane takes over a new view, and closes its queues to replicas that left, when
-//! it is polled. A replica's queue likewise releases a connection that is to move. A caller that
-//! polls only queues with I/O in flight must check [`Queue::is_settled`] too. The target's groups
-//! do so in their upkeep, that is every 100 ms, before they sleep (the lane's bell wakes a sleeping
-//! core), and at once when they are called (`Target::wake_groups`). So the control only publishes,
-//! and waits.
+//! **Idle queues.** A lane adopts a new view, and closes its queues to removed replicas, when it is
+//! polled. A remote replica's queue also moves to another connection only when it is polled. A
+//! caller that polls only queues with I/O in flight must check [`Queue::is_settled`] too. The
+//! target's groups do so in their upkeep, that is every 100 ms, before they sleep (the lane's bell
+//! wakes a sleeping core), and at once when they are called (`Target::wake_groups`). So the control
+//! only publishes a view, and waits until every lane has adopted it.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub struct Volume {
 
 impl Volume {
     /// `limits`: those of [`weakest`].
-    pub fn new(record: &VolumeRecord, shared: Arc<Shared>, limits: Limits) -> Arc<Volume> {
+    pub fn new(record: &VolumeRecord, shared: Arc<Shared>, limits: Limits) -> Arc<Self> {
         let block = record.block_size.max(1);
         let limits = Limits {
             max_blocks: limits.max_blocks.clamp(1, (MAX_BYTES / block).max(1)),
@@ -45,7 +45,7 @@ impl Volume {
             immediate: false,
             ..limits
         };
-        Arc::new(Volume {
+        Arc::new(Self {
             name: record.name.clone(),
             uuid: record.id,
             block_size: record.block_size,

@@ -49,8 +49,8 @@ pub fn run(make: impl Fn() -> Arc<dyn Bdev>) {
 
 impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
     /// `make` makes a fresh device, whose contents may be anything.
-    pub fn new(make: F) -> Suite<F> {
-        Suite {
+    pub fn new(make: F) -> Self {
+        Self {
             make,
             keeps_data: true,
             as_module: true,
@@ -61,27 +61,27 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
 
     /// The device accepts only buffers that `memory` makes; each thread that uses the device calls
     /// it.
-    pub fn memory(mut self, memory: impl Fn(&[ClassSpec]) -> Pool + Sync + 'static) -> Suite<F> {
+    pub fn memory(mut self, memory: impl Fn(&[ClassSpec]) -> Pool + Sync + 'static) -> Self {
         self.memory = Box::new(memory);
         self
     }
 
     /// The device forgets written data (null): the suite checks everything except the data.
-    pub fn keeps_no_data(mut self) -> Suite<F> {
+    pub fn keeps_no_data(mut self) -> Self {
         self.keeps_data = false;
         self
     }
 
     /// Tests the device through the layer only: for a module that insists on boundaries and the
     /// like.
-    pub fn layer_only(mut self) -> Suite<F> {
+    pub fn layer_only(mut self) -> Self {
         self.as_module = false;
         self
     }
 
     /// Runs every case on an emulated machine, with a quarter of the repetitions that random
     /// cases need.
-    pub fn in_haste(mut self) -> Suite<F> {
+    pub fn in_haste(mut self) -> Self {
         self.haste = 4;
         self
     }
@@ -181,7 +181,7 @@ impl Drop for Named {
 struct Seed(u64);
 
 impl Seed {
-    fn choose() -> Seed {
+    fn choose() -> Self {
         let given = std::env::var(SEED_VARIABLE)
             .ok()
             .and_then(|text| text.parse().ok());
@@ -190,7 +190,7 @@ impl Seed {
                 .elapsed()
                 .map_or(1, |now| now.as_nanos() as u64)
         };
-        Seed(given.unwrap_or_else(clock))
+        Self(given.unwrap_or_else(clock))
     }
 }
 

@@ -1,4 +1,5 @@
-//! Random operations, several in flight, compared with an array of bytes.
+//! The conformance case with random operations, several in flight. A byte array is the model of the
+//! device's contents.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! A queue with the resources of a case: buffers, tokens, a clock, and the check that every token
-//! completes exactly once.
+//! The harness of a conformance case: a queue of the device under test, with buffers, tokens and a
+//! clock. It checks that every token completes exactly once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -48,12 +48,12 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    pub fn new(subject: &Subject) -> Rig {
+    pub(super) fn new(subject: &Subject) -> Self {
         let pool = (subject.memory)(&CLASSES);
         let queue = Arc::clone(&subject.device)
             .open(&pool)
             .expect("the device opens");
-        Rig {
+        Self {
             queue,
             pool,
             geometry: subject.device.geometry(),
@@ -66,21 +66,21 @@ impl Rig {
         }
     }
 
-    pub fn now(&self) -> Nanos {
+    pub(super) fn now(&self) -> Nanos {
         Nanos(1) + self.started.elapsed()
     }
 
-    pub fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
+    pub(super) fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
         self.next += 2;
         Io::new(self.next, op, lba, blocks)
     }
 
-    pub fn bytes(&self, blocks: u32) -> usize {
+    pub(super) fn bytes(&self, blocks: u32) -> usize {
         blocks as usize * self.geometry.block_size as usize
     }
 
     /// A buffer for `blocks` blocks, filled with a byte.
-    pub fn buf(&self, blocks: u32, fill: u8) -> Buf {
+    pub(super) fn buf(&self, blocks: u32, fill: u8) -> Buf {
         let mut buf = self
             .pool
             .acquire(self.bytes(blocks))
@@ -91,7 +91,7 @@ impl Rig {
         buf
     }
 
-    pub fn buf_of(&self, bytes: &[u8]) -> Buf {
+    pub(super) fn buf_of(&self, bytes: &[u8]) -> Buf {
         let mut buf = self
             .pool
             .acquire(bytes.len())
@@ -104,7 +104,7 @@ impl Rig {
 
     /// Submits once, without a retry.
     #[allow(clippy::result_large_err)]
-    pub fn try_submit(&mut self, io: Io) -> Result<Token, (Busy, Io)> {
+    pub(super) fn try_submit(&mut self, io: Io) -> Result<Token, (Busy, Io)> {
         let token = io.token;
         self.queue.submit(io)?;
         assert!(self.open.insert(token), "the case used a token twice");
@@ -112,7 +112,7 @@ impl Rig {
     }
 
     /// Submits, polling while the queue is full.
-    pub fn submit(&mut self, mut io: Io) -> Token {
+    pub(super) fn submit(&mut self, mut io: Io) -> Token {
         let since = Instant::now();
         loop {
             match self.try_submit(io) {
@@ -128,7 +128,7 @@ impl Rig {
     }
 
     /// Runs one turn.
-    pub fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
         let now = self.now();
         let collected = self.queue.poll(now, &mut self.done);
         assert_eq!(
@@ -154,7 +154,7 @@ impl Rig {
         );
     }
 
-    pub fn wait(&mut self, token: Token) -> Completion {
+    pub(super) fn wait(&mut self, token: Token) -> Completion {
         let since = Instant::now();
         loop {
             if let Some(completion) = self.ended.remove(&token) {
@@ -166,7 +166,7 @@ impl Rig {
     }
 
     /// Waits for all I/O in flight.
-    pub fn wait_all(&mut self) -> Vec<Completion> {
+    pub(super) fn wait_all(&mut self) -> Vec<Completion> {
         let since = Instant::now();
         while !self.open.is_empty() {
             assert!(
@@ -183,32 +183,32 @@ impl Rig {
     }
 
     /// Executes one I/O.
-    pub fn run(&mut self, io: Io) -> Completion {
+    pub(super) fn run(&mut self, io: Io) -> Completion {
         let token = self.submit(io);
         self.wait(token)
     }
 
-    pub fn status_of(&mut self, io: Io) -> Status {
+    pub(super) fn status_of(&mut self, io: Io) -> Status {
         self.run(io).status
     }
 
-    pub fn ok(&mut self, io: Io) {
+    pub(super) fn ok(&mut self, io: Io) {
         let what = format!("{io:?}");
         assert_eq!(self.status_of(io), Status::Ok, "{what}");
     }
 
-    pub fn write(&mut self, lba: u64, bytes: &[u8]) {
+    pub(super) fn write(&mut self, lba: u64, bytes: &[u8]) {
         self.write_with(lba, bytes, Flags::empty());
     }
 
-    pub fn write_with(&mut self, lba: u64, bytes: &[u8], flags: Flags) {
+    pub(super) fn write_with(&mut self, lba: u64, bytes: &[u8], flags: Flags) {
         let blocks = (bytes.len() / self.geometry.block_size as usize) as u32;
         let buf = self.buf_of(bytes);
         let io = self.io(Op::Write, lba, blocks).with(buf).flags(flags);
         self.ok(io);
     }
 
-    pub fn read(&mut self, lba: u64, blocks: u32) -> Vec<u8> {
+    pub(super) fn read(&mut self, lba: u64, blocks: u32) -> Vec<u8> {
         let buf = self.buf(blocks, 0xA5);
         let io = self.io(Op::Read, lba, blocks).with(buf);
         let completion = self.run(io);

@@ -40,9 +40,9 @@ struct Request {
 }
 
 impl Channel {
-    pub fn new(delay: &Delay, base: ModuleQueue) -> Channel {
+    pub(super) fn new(delay: &Delay, base: ModuleQueue) -> Self {
         let depth = delay.base.limits().queue_depth as usize;
-        Channel {
+        Self {
             base,
             latencies_us: Arc::clone(&delay.latencies_us),
             depth,
@@ -90,7 +90,7 @@ impl Channel {
             // A delayed I/O has its result already.
             let (status, data) = request
                 .answer
-                .unwrap_or((Status::DeviceError, Extents::new()));
+                .unwrap_or_else(|| (Status::DeviceError, Extents::new()));
             done.push(request.pending.complete(status, data));
         }
         done.len() - before

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::device::{Bdev, Limits};
 use crate::layer::ModuleQueue;
-use crate::module::{Single, Words};
+use crate::module::{MethodDoc, Single};
 use crate::queue::Queue;
 use crate::registry::{Registry, RegistryError};
 use crate::stack::{Base, Stacked, derived_uuid};
@@ -45,11 +45,11 @@ impl Single for Delay {
     const KIND: &'static str = "delay";
     const ABOUT: &'static str = "A slower device on top of another";
     const PRODUCT: &'static str = "delay";
-    const CREATE: Words = Words {
+    const CREATE: MethodDoc = MethodDoc {
         name: "bdev_delay_create",
         about: "Makes a slower device of another, and answers its name.",
     };
-    const DELETE: Words = Words {
+    const DELETE: MethodDoc = MethodDoc {
         name: "bdev_delay_delete",
         about: "Deletes a delay device and the devices stacked on it.",
     };
@@ -136,7 +136,7 @@ impl Stacked for Delay {
     }
 
     fn product_name(&self) -> &'static str {
-        <Delay as Single>::PRODUCT
+        <Self as Single>::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {

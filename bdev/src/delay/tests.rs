@@ -1,3 +1,5 @@
+//! Tests of the delay module: conformance, due times, and the share of slow I/Os.
+
 use super::*;
 use crate::io::{Io, Op, Status};
 use crate::malloc;

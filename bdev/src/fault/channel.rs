@@ -1,4 +1,5 @@
-//! The fault module's queue: applies the faults to each I/O on its way to the base device and back.
+//! The fault module's queue: applies the injected faults to each I/O, before the base device gets
+//! it or after the base device completes it.
 //!
 //! ```text
 //!            ┌ Fail ────────────────────────────────────────────┐
@@ -66,9 +67,9 @@ enum Place {
 }
 
 impl Channel {
-    pub fn new(device: Arc<FaultDevice>, base: ModuleQueue, pool: Pool) -> Channel {
+    pub(super) fn new(device: Arc<FaultDevice>, base: ModuleQueue, pool: Pool) -> Self {
         let depth = device.base.limits().queue_depth as usize;
-        Channel {
+        Self {
             base,
             rules: Copy::default(),
             pool,

@@ -2,9 +2,8 @@
 //! full queues, for tests (SPDK's error bdev).
 //!
 //! The device has a list of [`Fault`]s, each for some operations, a range, a number of times and a
-//! probability. The first fault that applies to an I/O is executed. SPDK's
-//! `bdev_error_inject_error` is such a list with one fault per operation
-//! ([`FaultDevice::inject_spdk`]).
+//! probability. The first fault that matches an I/O is injected. SPDK's `bdev_error_inject_error`
+//! is such a list with one fault per operation ([`FaultDevice::inject_spdk`]).
 
 mod channel;
 mod rules;
@@ -25,7 +24,7 @@ pub use self::rules::{
 };
 use crate::device::{Bdev, Limits};
 use crate::layer::ModuleQueue;
-use crate::module::{Single, Words};
+use crate::module::{MethodDoc, Single};
 use crate::queue::Queue;
 use crate::registry::{Registry, RegistryError};
 use crate::stack::{Base, Stacked, derived_uuid};
@@ -49,11 +48,11 @@ impl Single for FaultDevice {
     const ABOUT: &'static str =
         "A device on top of another that fails on demand; its name is EE_ and the other's name";
     const PRODUCT: &'static str = "Error Injection Disk";
-    const CREATE: Words = Words {
+    const CREATE: MethodDoc = MethodDoc {
         name: "bdev_error_create",
         about: "Makes a device into which errors can be injected, called EE_ and its base's name.",
     };
-    const DELETE: Words = Words {
+    const DELETE: MethodDoc = MethodDoc {
         name: "bdev_error_delete",
         about: "Deletes an error device and the devices stacked on it.",
     };
@@ -153,7 +152,7 @@ impl Stacked for FaultDevice {
     }
 
     fn product_name(&self) -> &'static str {
-        <FaultDevice as Single>::PRODUCT
+        <Self as Single>::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {

@@ -43,8 +43,8 @@ fn always() -> f64 {
 
 impl Fault {
     /// A fault for every I/O.
-    pub fn new(action: Action) -> Fault {
-        Fault {
+    pub fn new(action: Action) -> Self {
+        Self {
             ops: Vec::new(),
             range: None,
             action,
@@ -55,15 +55,15 @@ impl Fault {
         }
     }
 
-    pub fn on(self, ops: &[Op]) -> Fault {
-        Fault {
+    pub fn on(self, ops: &[Op]) -> Self {
+        Self {
             ops: ops.to_vec(),
             ..self
         }
     }
 
-    pub fn times(self, count: u64) -> Fault {
-        Fault {
+    pub fn times(self, count: u64) -> Self {
+        Self {
             count: Some(count),
             ..self
         }
@@ -191,11 +191,11 @@ struct Rule {
 }
 
 impl Rules {
-    pub fn add(&self, fault: Fault) -> Result<u64, FaultError> {
+    pub(super) fn add(&self, fault: Fault) -> Result<u64, FaultError> {
         self.change(|set| set.add(fault, None))
     }
 
-    pub fn remove(&self, id: u64) -> bool {
+    pub(super) fn remove(&self, id: u64) -> bool {
         self.change(|set| {
             let before = set.rules.len();
             set.rules.retain(|rule| rule.id != id);
@@ -203,11 +203,11 @@ impl Rules {
         })
     }
 
-    pub fn clear(&self) {
+    pub(super) fn clear(&self) {
         self.change(|set| set.rules.clear());
     }
 
-    pub fn list(&self) -> Vec<Injected> {
+    pub(super) fn list(&self) -> Vec<Injected> {
         let injected = |rule: &Arc<Rule>| {
             let left = rule.left.load(Ordering::Relaxed);
             Injected {
@@ -220,7 +220,7 @@ impl Rules {
         self.lock().rules.iter().map(injected).collect()
     }
 
-    pub fn inject_spdk(&self, injection: &SpdkInjection) -> Result<(), FaultError> {
+    pub(super) fn inject_spdk(&self, injection: &SpdkInjection) -> Result<(), FaultError> {
         let ops: &[Op] = match injection.io_type {
             SpdkIoType::Clear => {
                 self.change(|set| set.rules.retain(|rule| rule.spdk.is_none()));
@@ -263,7 +263,7 @@ impl Rules {
     }
 
     /// Updates the queue's copy after a change.
-    pub fn refresh(&self, copy: &mut Copy) {
+    pub(super) fn refresh(&self, copy: &mut Copy) {
         let version = self.version.load(Ordering::Acquire);
         if version == copy.version {
             return;
@@ -354,7 +354,7 @@ pub(super) struct Copy {
 
 impl Copy {
     /// The fault for `io`, if any. `below`: number of I/Os in flight at the base.
-    pub fn strike(&mut self, io: &Io, below: u64) -> Option<Action> {
+    pub(super) fn strike(&mut self, io: &Io, below: u64) -> Option<Action> {
         self.rules.iter_mut().find_map(|(rule, random)| {
             let strikes = rule.fault.concerns(io, below)
                 && random.happens(rule.fault.probability)

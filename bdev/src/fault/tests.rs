@@ -1,3 +1,5 @@
+//! Tests of the fault module: conformance, and the effect of each kind of fault.
+
 use nacre_hugepages::{Buf, ClassSpec};
 use nacre_reactor::{Idle, Nanos};
 
@@ -32,7 +34,7 @@ fn make(registry: &Registry) -> Arc<FaultDevice> {
 }
 
 impl Rig {
-    fn new() -> Rig {
+    fn new() -> Self {
         let registry = Registry::new();
         let device = make(&registry);
         let pool = Pool::heap(&[ClassSpec {
@@ -40,7 +42,7 @@ impl Rig {
             count: 16,
         }]);
         let queue = Arc::clone(&device).open(&pool).expect("opens");
-        Rig {
+        Self {
             registry,
             device,
             queue,

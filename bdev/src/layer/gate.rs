@@ -1,11 +1,11 @@
-//! Makes an emulated compare-and-write atomic against every write of every core. It costs nothing
-//! while no host uses compare-and-write.
+//! Makes an emulated compare-and-write atomic against every write of every core. Writes pay nothing
+//! for it while no host uses compare-and-write.
 //!
 //! ```text
-//!             a compare-and-write comes            every core's untracked count was seen at 0
+//!             a compare-and-write arrives          every core's untracked count was seen at 0
 //!   Normal ───────────────────────────> Draining ──────────────────────────────> Tracked
 //!      ^                                                                            │
-//!      └──────────────── none for QUIET, none under way ────────────────────────────┘
+//!      └──────────────── none for QUIET, none in flight ────────────────────────────┘
 //! ```
 //!
 //! - **Normal**: a core publishes its number of writes in flight in a cache line of its own and
@@ -16,8 +16,8 @@
 //!   It waits, polled, while an earlier overlapping entry exists and one of the two is a
 //!   compare-and-write. The order of arrival prevents starvation. A compare-and-write also waits
 //!   until the earlier untracked writes are over.
-//! - The return to Normal leaves tracked writes in the table; the next compare-and-write meets them
-//!   there.
+//! - After the return to Normal, tracked writes stay in the table until they complete, and the next
+//!   compare-and-write waits for them.
 //!
 //! Reads take no part: a compare-and-write is atomic towards writers, as NVMe requires.
 
@@ -67,7 +67,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn waits_for(&self, earlier: &Entry) -> bool {
+    fn waits_for(&self, earlier: &Self) -> bool {
         earlier.id < self.id
             && (self.exclusive || earlier.exclusive)
             && self.first < earlier.end
@@ -99,7 +99,7 @@ pub(crate) struct GateQueue {
 }
 
 impl Gate {
-    pub(crate) fn join(self: &Arc<Gate>) -> GateQueue {
+    pub(crate) fn join(self: &Arc<Self>) -> GateQueue {
         let mine = Arc::new(Padded(AtomicU64::new(0)));
         self.lock().counts.push(Arc::clone(&mine));
         GateQueue {

@@ -1,4 +1,5 @@
-//! A job: one I/O that needs several requests to the module. The job decides, the queue executes.
+//! A job: one I/O of a host that the layer executes as several requests to the module. The job
+//! decides, the queue executes.
 //!
 //! ```text
 //!   [Gate] ──granted──> Work ──all pieces back──> [Flush] ──> finished
@@ -114,10 +115,10 @@ enum Part {
 }
 
 impl Job {
-    pub fn new(slot: usize, io: Io, recipe: Recipe, shape: &Shape) -> Job {
+    pub(super) fn new(slot: usize, io: Io, recipe: Recipe, shape: &Shape) -> Self {
         let first_len = io.data.first().map_or(0, Buf::len);
         let total_len = io.data_len();
-        Job {
+        Self {
             slot,
             stage: Stage::Work,
             ticket: None,
@@ -145,7 +146,7 @@ impl Job {
 
     /// Returns the next step. Call again after `Submit`. `Finished` is returned only when no child
     /// is in flight.
-    pub fn step(&mut self, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
+    pub(super) fn step(&mut self, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
         if self.is_over() {
             return self.wind_down();
         }
@@ -192,7 +193,7 @@ impl Job {
     }
 
     /// Handles the completion of a child.
-    pub fn child_done(
+    pub(super) fn child_done(
         &mut self,
         ordinal: u8,
         ended: Completion,
@@ -247,22 +248,22 @@ impl Job {
     }
 
     /// True if the job starts no further child.
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.aborted || !self.status.is_ok()
     }
 
     /// True if the module refused an operation that it announces.
-    pub fn is_refused(&self) -> bool {
+    pub(super) fn is_refused(&self) -> bool {
         self.refused
     }
 
     /// The blocks that the job changes.
-    pub fn range(&self) -> (u64, u64) {
+    pub(super) fn range(&self) -> (u64, u64) {
         (self.lba, u64::from(self.blocks))
     }
 
     /// Aborts the rest of the job. Returns false when it is too late.
-    pub fn abort(&mut self) -> bool {
+    pub(super) fn abort(&mut self) -> bool {
         if self.writing || self.stage == Stage::Flush {
             return false;
         }
@@ -272,7 +273,7 @@ impl Job {
     }
 
     /// Ends the job with `status` once its children have completed.
-    pub fn fail(&mut self, status: Status) {
+    pub(super) fn fail(&mut self, status: Status) {
         if self.status.is_ok() {
             self.status = status;
         }
@@ -280,7 +281,7 @@ impl Job {
     }
 
     /// The ordinals of the children in flight.
-    pub fn under_way(&self) -> impl Iterator<Item = u8> + '_ {
+    pub(super) fn under_way(&self) -> impl Iterator<Item = u8> + '_ {
         self.children
             .iter()
             .filter(|child| !child.done)
@@ -288,10 +289,10 @@ impl Job {
     }
 
     /// Returns the buffers, after the end.
-    pub fn into_data(mut self, memory: &mut Memory) -> Extents {
+    pub(super) fn into_data(mut self, memory: &mut Memory) -> Extents {
         let filled = self.bounce.filled.take();
         self.give_back(filled, memory);
-        let Job {
+        let Self {
             mut back,
             data,
             first_len,

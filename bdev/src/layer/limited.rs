@@ -44,7 +44,7 @@ pub(super) const BLOCKS: u64 = 1024;
 pub(super) const BLOCK: usize = 512;
 
 impl LimitedDevice {
-    pub fn new(seed: u64) -> LimitedDevice {
+    pub(super) fn new(seed: u64) -> Self {
         let limits = Limits {
             max_blocks: 3,
             optimal_boundary_blocks: 8,
@@ -60,7 +60,7 @@ impl LimitedDevice {
             refuses: None,
         };
         let native = vec![Op::Read, Op::Write, Op::Flush];
-        LimitedDevice {
+        Self {
             limits,
             native,
             native_fua: false,
@@ -69,12 +69,12 @@ impl LimitedDevice {
         }
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Disk> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Disk> {
         self.disk.lock()
     }
 
     /// The requests since the last call.
-    pub fn take_requests(&self) -> Vec<(Op, u64, u32)> {
+    pub(super) fn take_requests(&self) -> Vec<(Op, u64, u32)> {
         std::mem::take(&mut self.lock().requests)
     }
 }

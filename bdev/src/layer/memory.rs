@@ -1,6 +1,6 @@
-//! Memory for emulated operations: one reserved bounce buffer, further buffers from the pool
-//! while it has some, and a buffer of zeroes to write. The reserved buffer guarantees that a job
-//! finishes even if other users hold the whole pool.
+//! Memory for emulated operations: one reserved bounce buffer, more buffers from the pool while it
+//! is not empty, and a buffer of zeroes. With the reserved buffer a job finishes even if the pool
+//! is empty.
 //!
 //! All devices of a core share the reserved buffer and the zeroes. A core's pool has a few
 //! hundred large buffers, and a host with a hundred namespaces must not reserve them all. One
@@ -28,17 +28,17 @@ struct Shared {
 impl Shared {
     /// Returns the shared memory of this core's other queues, or acquires two new buffers.
     /// `None`: the pool has no free buffer.
-    fn of(pool: &Pool, len: usize) -> Option<Rc<Shared>> {
+    fn of(pool: &Pool, len: usize) -> Option<Rc<Self>> {
         HERE.with_borrow_mut(|here| {
             here.retain(|shared| shared.strong_count() > 0);
-            let fits = |s: &Rc<Shared>| pool.owns(&s.zeroes) && s.zeroes.len() == len;
+            let fits = |s: &Rc<Self>| pool.owns(&s.zeroes) && s.zeroes.len() == len;
             if let Some(shared) = here.iter().filter_map(Weak::upgrade).find(fits) {
                 return Some(shared);
             }
             let reserve = pool.acquire(len)?;
             let mut zeroes = pool.acquire(len)?;
             zeroes.bytes_mut()?.fill(0);
-            let shared = Rc::new(Shared {
+            let shared = Rc::new(Self {
                 zeroes,
                 reserve: RefCell::new(Some(reserve)),
             });
@@ -56,22 +56,22 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Memory without reserved buffers; buffers taken on demand have `len` bytes.
-    pub fn none(len: usize) -> Memory {
-        Memory { shared: None, len }
+    pub(super) fn none(len: usize) -> Self {
+        Self { shared: None, len }
     }
 
     /// Memory with a reserved buffer of `len` bytes. `None`: the pool has no free buffer.
-    pub fn reserve(pool: &Pool, len: usize) -> Option<Memory> {
+    pub(super) fn reserve(pool: &Pool, len: usize) -> Option<Self> {
         let shared = Some(Shared::of(pool, len)?);
-        Some(Memory { shared, len })
+        Some(Self { shared, len })
     }
 
     /// Bytes per buffer; 0: the pool has no buffers for emulation.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    pub fn take(&mut self, pool: &Pool) -> Option<Buf> {
+    pub(super) fn take(&mut self, pool: &Pool) -> Option<Buf> {
         // A device below may still read the last buffer: a volume does not wait for a failed
         // replica. Do not read into the buffer before that replica is done.
         let reserve = self.shared.as_ref().and_then(|shared| {
@@ -82,14 +82,14 @@ impl Memory {
     }
 
     /// The buffer of zeroes. `None`: the pool has no free buffer now.
-    pub fn zeroes(&mut self, pool: &Pool) -> Option<&Buf> {
+    pub(super) fn zeroes(&mut self, pool: &Pool) -> Option<&Buf> {
         if self.shared.is_none() {
             self.shared = Shared::of(pool, self.len);
         }
         self.shared.as_ref().map(|shared| &shared.zeroes)
     }
 
-    pub fn give(&mut self, buf: Buf) {
+    pub(super) fn give(&mut self, buf: Buf) {
         let Some(shared) = &self.shared else { return };
         let mut reserve = shared.reserve.borrow_mut();
         if reserve.is_none() && buf.len() == self.len {

@@ -73,19 +73,19 @@ pub struct Layer {
 }
 
 impl Layer {
-    pub fn new(bdev: Arc<dyn Bdev>) -> Arc<Layer> {
-        Layer::stacked(bdev, &[])
+    pub fn new(bdev: Arc<dyn Bdev>) -> Arc<Self> {
+        Self::stacked(bdev, &[])
     }
 
     /// Creates a layer like [`Layer::new`], for a device on top of the devices `below`. Their
     /// limits apply to it too.
-    pub fn stacked(bdev: Arc<dyn Bdev>, below: &[Arc<Layer>]) -> Arc<Layer> {
+    pub fn stacked(bdev: Arc<dyn Bdev>, below: &[Arc<Self>]) -> Arc<Self> {
         let qos = Arc::new(Qos::default());
         let limits = Chain::new(&qos, below.iter().map(|layer| layer.limits.clone()));
         let shape = Shape::of(&*bdev);
         let swaps = shape.support(Op::CompareAndWrite) == Support::Emulated && !shape.read_only;
         let geometry = bdev.geometry();
-        Arc::new(Layer {
+        Arc::new(Self {
             blocks: AtomicU64::new(geometry.blocks),
             gone: AtomicBool::new(false),
             zeroes_refused: AtomicBool::new(false),
@@ -139,7 +139,7 @@ impl Layer {
     }
 
     /// Opens a queue like [`Bdev::open`], of the type itself, for calls without indirection.
-    pub fn open_queue(self: &Arc<Layer>, pool: &Pool) -> Result<LayerQueue, OpenError> {
+    pub fn open_queue(self: &Arc<Self>, pool: &Pool) -> Result<LayerQueue, OpenError> {
         let memory = self.memory(pool)?;
         let module = self.open_module(pool)?;
         Ok(LayerQueue::new(self, module, memory, pool))

@@ -24,19 +24,19 @@ struct OpensState {
 }
 
 impl Opens {
-    pub fn open(self: &Arc<Opens>) -> Open {
+    pub(super) fn open(self: &Arc<Self>) -> Open {
         self.lock().count += 1;
         Open {
             opens: Arc::clone(self),
         }
     }
 
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.lock().count
     }
 
     /// Calls `call` as soon as no queue is open.
-    pub fn when_none(&self, call: Box<dyn FnOnce() + Send>) {
+    pub(super) fn when_none(&self, call: Box<dyn FnOnce() + Send>) {
         let mut state = self.lock();
         if state.count > 0 {
             state.calls.push(call);
@@ -76,8 +76,8 @@ pub struct ModuleQueue {
 }
 
 impl ModuleQueue {
-    pub(super) fn new(inner: Box<dyn Queue>, open: Open) -> ModuleQueue {
-        ModuleQueue { inner, open }
+    pub(super) fn new(inner: Box<dyn Queue>, open: Open) -> Self {
+        Self { inner, open }
     }
 
     pub(super) fn into_parts(self) -> (Box<dyn Queue>, Open) {

@@ -54,9 +54,9 @@ pub(super) enum Recipe {
 }
 
 impl Shape {
-    pub fn of(bdev: &dyn Bdev) -> Shape {
+    pub(super) fn of(bdev: &dyn Bdev) -> Self {
         let limits = bdev.limits();
-        Shape {
+        Self {
             block_size: bdev.geometry().block_size,
             max_blocks: limits.max_blocks.max(1),
             max_unmap_blocks: limits.max_unmap_blocks.max(1),
@@ -78,12 +78,12 @@ impl Shape {
         }
     }
 
-    pub fn native(&self, op: Op) -> bool {
+    pub(super) fn native(&self, op: Op) -> bool {
         self.native[op.index()]
     }
 
     /// How the layer and the module together support `op`.
-    pub fn support(&self, op: Op) -> Support {
+    pub(super) fn support(&self, op: Op) -> Support {
         let (read, write) = (self.native(Op::Read), self.native(Op::Write));
         let emulated = match op {
             // The layer cannot emulate these operations.
@@ -102,7 +102,7 @@ impl Shape {
     }
 
     /// True if an operation needs bounce memory.
-    pub fn bounces(&self) -> bool {
+    pub(super) fn bounces(&self) -> bool {
         [
             Op::WriteZeroes,
             Op::Compare,
@@ -115,7 +115,7 @@ impl Shape {
     }
 
     /// Blocks of the largest compare-and-write; 0: not supported.
-    pub fn swap_blocks(&self) -> u32 {
+    pub(super) fn swap_blocks(&self) -> u32 {
         match self.support(Op::CompareAndWrite) {
             Support::Native => self.own_swap_blocks,
             Support::Emulated => EMULATED_SWAP_BLOCKS,
@@ -124,19 +124,19 @@ impl Shape {
     }
 
     #[inline]
-    pub fn bytes(&self, blocks: u32) -> usize {
+    pub(super) fn bytes(&self, blocks: u32) -> usize {
         blocks as usize * self.block_size as usize
     }
 
     /// True if a write needs a following flush to reach the media.
-    pub fn flush_after(&self, op: Op, flags: Flags) -> bool {
+    pub(super) fn flush_after(&self, op: Op, flags: Flags) -> bool {
         let writes = op.is_write() && op != Op::Unmap;
         writes && flags.contains(Flags::FUA) && self.volatile_cache && !self.native_fua
     }
 
     /// Number of blocks, at most `left`, for the next request to the module, starting at `lba`.
     #[inline]
-    pub fn piece(&self, op: Op, lba: u64, left: u32) -> u32 {
+    pub(super) fn piece(&self, op: Op, lba: u64, left: u32) -> u32 {
         let most = match op {
             Op::Unmap | Op::WriteZeroes => {
                 return left.min(u32::try_from(self.max_unmap_blocks).unwrap_or(u32::MAX));
@@ -156,7 +156,7 @@ impl Shape {
     }
 
     /// Number of blocks, at most `left`, for one read or write that ends at `end`.
-    pub fn piece_before(&self, end: u64, left: u32) -> u32 {
+    pub(super) fn piece_before(&self, end: u64, left: u32) -> u32 {
         let most = left.min(self.max_blocks);
         match self.boundary_blocks {
             0 => most,
@@ -166,7 +166,7 @@ impl Shape {
 
     /// Chooses the method for `io` on a device of currently `total` blocks.
     #[inline]
-    pub fn plan(&self, io: &Io, total: u64) -> Plan {
+    pub(super) fn plan(&self, io: &Io, total: u64) -> Plan {
         if io.op == Op::Flush {
             return match self.support(Op::Flush) {
                 Support::Native => Plan::Direct,
@@ -207,7 +207,7 @@ impl Shape {
 
     /// True if `io` is a plain read or write: [`Shape::plan`] sends it straight to the module.
     #[inline]
-    pub fn is_plain(&self, io: &Io, total: u64) -> bool {
+    pub(super) fn is_plain(&self, io: &Io, total: u64) -> bool {
         let end = io.lba.checked_add(u64::from(io.blocks));
         let simple = match io.op {
             Op::Read => true,

@@ -84,9 +84,9 @@ impl LayerQueue {
         module: ModuleQueue,
         memory: Memory,
         pool: &Pool,
-    ) -> LayerQueue {
+    ) -> Self {
         let (inner, open) = module.into_parts();
-        LayerQueue {
+        Self {
             inner,
             gate: layer.gate.as_ref().map(Gate::join),
             depth: (layer.bdev.limits().queue_depth as usize).max(1),
@@ -259,7 +259,7 @@ impl LayerQueue {
             counted,
             blocks: io.blocks,
             job,
-            start: self.arrived.or((!self.stale).then_some(self.now)),
+            start: self.arrived.or_else(|| (!self.stale).then_some(self.now)),
         });
         (slot, self.generation)
     }

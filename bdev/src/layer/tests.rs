@@ -1,3 +1,6 @@
+//! Tests of the layer: splitting, emulated operations, FUA, aborts and failures, on modules with
+//! few features.
+
 use std::time::Duration;
 
 use nacre_hugepages::{Buf, ClassSpec};
@@ -22,7 +25,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(device: LimitedDevice) -> Rig {
+    fn new(device: LimitedDevice) -> Self {
         let classes = [
             ClassSpec {
                 size: 8 * BLOCK,
@@ -36,7 +39,7 @@ impl Rig {
         let pool = Pool::heap(&classes);
         let layer = Layer::new(Arc::new(device.clone()));
         let queue = layer.open_queue(&pool).expect("opens");
-        Rig {
+        Self {
             device,
             layer,
             queue,

@@ -1,4 +1,4 @@
-//! The malloc module's queue: executes each I/O by copying or comparing memory.
+//! The malloc module's queue: executes each I/O in `submit`, by copying or comparing memory.
 
 use nacre_hugepages::{Lender, Lent};
 use nacre_reactor::{Idle, Nanos};
@@ -16,8 +16,8 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub fn new(malloc: &Malloc) -> Channel {
-        Channel {
+    pub(super) fn new(malloc: &Malloc) -> Self {
+        Self {
             memory: malloc.memory.lender(),
             geometry: malloc.geometry,
             done: Immediate::new(QUEUE_DEPTH as usize),

@@ -1,4 +1,5 @@
-//! The malloc module: a RAM disk. Every operation copies or compares memory, and ends in `submit`.
+//! The malloc module: a RAM disk. Every operation copies or compares memory and completes in
+//! `submit`.
 //!
 //! All cores access the same memory without locks. Two simultaneous writes to the same block leave
 //! a mix, as on any disk. So the layer emulates compare-and-write, because it can exclude other
@@ -116,7 +117,7 @@ impl Bdev for Malloc {
     }
 
     fn product_name(&self) -> &'static str {
-        Malloc::PRODUCT
+        Self::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {

@@ -1,3 +1,5 @@
+//! Tests of the malloc module: conformance, each operation, and its configuration.
+
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_reactor::Nanos;
 

@@ -1,4 +1,4 @@
-//! The null module's queue: each I/O ends in `submit`.
+//! The null module's queue: each I/O completes in `submit`.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub fn new(null: &Null) -> Channel {
-        Channel {
+    pub(super) fn new(null: &Null) -> Self {
+        Self {
             size: Arc::clone(&null.size),
             reads: null.config.reads,
             done: Immediate::new(QUEUE_DEPTH as usize),

@@ -1,8 +1,8 @@
-//! The null module: a device that accepts all I/O and stores nothing, to measure the cost of all
-//! other parts.
+//! The null module: a device that completes all I/O and stores nothing, to measure the cost of the
+//! code above it.
 //!
 //! A read returns zeroes, or the buffer unchanged (to measure without touching memory). The size is
-//! free to choose, and can change.
+//! configured, and can change.
 
 mod channel;
 #[cfg(test)]
@@ -81,7 +81,7 @@ impl Null {
         Ok(())
     }
 
-    /// The configuration that makes this device again, as it is now.
+    /// The configuration that recreates this device in its present state.
     pub fn config(&self) -> Config {
         Config {
             num_blocks: self.size.blocks(),
@@ -97,7 +97,7 @@ impl Bdev for Null {
     }
 
     fn product_name(&self) -> &'static str {
-        Null::PRODUCT
+        Self::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {

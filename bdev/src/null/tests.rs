@@ -1,3 +1,5 @@
+//! Tests of the null module: conformance, the data of reads, resizing, and its configuration.
+
 use super::*;
 use crate::conformance::Suite;
 use crate::io::{Io, Status};

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::device::Bdev;
 use crate::layer::ModuleQueue;
-use crate::module::{Single, Words};
+use crate::module::{MethodDoc, Single};
 use crate::queue::Queue;
 use crate::registry::{Registry, RegistryError};
 use crate::stack::{Base, Stacked, derived_uuid};
@@ -40,11 +40,11 @@ impl Single for Passthru {
     const KIND: &'static str = "passthru";
     const ABOUT: &'static str = "A device that passes all I/O to another";
     const PRODUCT: &'static str = "passthru";
-    const CREATE: Words = Words {
+    const CREATE: MethodDoc = MethodDoc {
         name: "bdev_passthru_create",
         about: "Makes a device that hands everything to another, and answers its name.",
     };
-    const DELETE: Words = Words {
+    const DELETE: MethodDoc = MethodDoc {
         name: "bdev_passthru_delete",
         about: "Deletes a passthru device and the devices stacked on it.",
     };
@@ -97,7 +97,7 @@ impl Stacked for Passthru {
     }
 
     fn product_name(&self) -> &'static str {
-        <Passthru as Single>::PRODUCT
+        <Self as Single>::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {

@@ -1,3 +1,5 @@
+//! Tests of the passthru module: conformance, and the removal of its base device.
+
 use super::*;
 use crate::malloc;
 use crate::null;

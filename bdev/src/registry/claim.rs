@@ -22,8 +22,8 @@ impl Holder {
     /// The devices stacked on this device; empty for any other user.
     pub fn bdevs(&self) -> &[String] {
         match self {
-            Holder::Bdevs(names) => names,
-            Holder::User(_) => &[],
+            Self::Bdevs(names) => names,
+            Self::User(_) => &[],
         }
     }
 }
@@ -31,12 +31,12 @@ impl Holder {
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Holder::Bdevs(names) => match names.as_slice() {
+            Self::Bdevs(names) => match names.as_slice() {
                 [name] => write!(f, "bdev \"{name}\""),
                 [] => f.write_str("a bdev"),
                 [first, .., last] => write!(f, "bdevs \"{first}\" to \"{last}\""),
             },
-            Holder::User(what) => f.write_str(what),
+            Self::User(what) => f.write_str(what),
         }
     }
 }
@@ -70,8 +70,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    pub(super) fn new(id: u64, layer: Arc<Layer>, registry: Weak<Inner>) -> Claim {
-        Claim {
+    pub(super) fn new(id: u64, layer: Arc<Layer>, registry: Weak<Inner>) -> Self {
+        Self {
             id,
             layer,
             registry,

@@ -45,7 +45,7 @@ struct Subscribers {
 }
 
 impl Bus {
-    pub fn send(&self, event: &Event) {
+    pub(super) fn send(&self, event: &Event) {
         // Call them without the lock: a subscriber may add or end subscriptions.
         let calls: Vec<Call> = self
             .subscribers
@@ -56,7 +56,7 @@ impl Bus {
         calls.iter().for_each(|call| call(event));
     }
 
-    pub fn on_event(&self, call: Call) -> Subscription {
+    pub(super) fn on_event(&self, call: Call) -> Subscription {
         let id = self.subscribers.next.fetch_add(1, Ordering::Relaxed);
         self.subscribers.lock().push((id, call));
         Subscription {
@@ -65,7 +65,7 @@ impl Bus {
         }
     }
 
-    pub fn subscribe(&self, capacity: usize) -> Events {
+    pub(super) fn subscribe(&self, capacity: usize) -> Events {
         let list = Arc::new(List {
             capacity,
             events: Mutex::default(),

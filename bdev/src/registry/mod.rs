@@ -136,8 +136,8 @@ struct Record {
 }
 
 impl Registry {
-    pub fn new() -> Registry {
-        Registry::default()
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Adds a device under its name and UUID. Fails if either is in use, or if the name is invalid
@@ -479,7 +479,7 @@ impl State {
 }
 
 impl Record {
-    fn present<'a>(record: Option<&'a Record>, name: &str) -> Result<&'a Record, RegistryError> {
+    fn present<'a>(record: Option<&'a Self>, name: &str) -> Result<&'a Self, RegistryError> {
         match record {
             None => Err(RegistryError::NotFound {
                 name: name.to_owned(),

@@ -40,8 +40,8 @@ impl User {
     /// The user's name, if it relies on the present size.
     fn relies(self) -> Option<String> {
         match self {
-            User::Always(who) => Some(who),
-            User::Watching(watch) => watch(),
+            Self::Always(who) => Some(who),
+            Self::Watching(watch) => watch(),
         }
     }
 }

@@ -1,3 +1,5 @@
+//! Tests of the registry: names, claims, events, removal and resizing of devices.
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use nacre_hugepages::ClassSpec;

@@ -22,8 +22,8 @@ struct State {
 }
 
 impl DeleteTicket {
-    pub(super) fn new() -> DeleteTicket {
-        DeleteTicket {
+    pub(super) fn new() -> Self {
+        Self {
             state: Arc::default(),
         }
     }

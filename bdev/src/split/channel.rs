@@ -1,7 +1,7 @@
 //! The split module's queue: the base's queue, with block addresses relative to the part.
 //!
-//! The queue checks each range itself. The layers above check it too, but no fault of theirs may
-//! reach the data of another part.
+//! The queue checks each range itself. The layer above checks it too; this check protects the data
+//! of other parts from a bug there.
 
 use std::os::fd::BorrowedFd;
 
@@ -23,8 +23,8 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub fn new(part: &Part, base: ModuleQueue) -> Channel {
-        Channel {
+    pub(super) fn new(part: &Part, base: ModuleQueue) -> Self {
+        Self {
             base,
             offset: part.offset,
             blocks: part.blocks,

@@ -5,10 +5,10 @@
 //!          ├── p0 ───┼── p1 ───┼── p2 ───┤ unused ──┤
 //! ```
 //!
-//! The parts share one claim on the base, so no other user writes to it. A part keeps its place
+//! The parts share one claim on the base, so no other user writes to it. A part keeps its offset
 //! and size: a larger base changes nothing, and a smaller one cuts off the parts beyond its end.
 //! The stored call names the size of the parts, so a start on a larger base makes the same ones.
-//! The UUID of a part covers its place: other blocks never appear under a known UUID.
+//! The UUID of a part is derived from its offset and size: a known UUID never denotes other blocks.
 //! The parts are deleted together, or with the base.
 
 mod channel;
@@ -26,7 +26,7 @@ use uuid::Uuid;
 
 use crate::device::{Bdev, Geometry, Limits};
 use crate::layer::ModuleQueue;
-use crate::module::{CreateError, Module, Words};
+use crate::module::{CreateError, MethodDoc, Module};
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::stack::{Base, Stacked, derived_uuid};
@@ -90,11 +90,11 @@ impl Module for Part {
     const KIND: &'static str = "split";
     const ABOUT: &'static str = "Parts of another device, named after it: p0, p1, …";
     const PRODUCT: &'static str = "Split Disk";
-    const CREATE: Words = Words {
+    const CREATE: MethodDoc = MethodDoc {
         name: "bdev_split_create",
         about: "Divides a device into parts of equal size, and answers their names.",
     };
-    const DELETE: Words = Words {
+    const DELETE: MethodDoc = MethodDoc {
         name: "bdev_split_delete",
         about: "Deletes the parts of a device and the devices stacked on them; the device stays.",
     };
@@ -290,7 +290,7 @@ impl Stacked for Part {
     }
 
     fn product_name(&self) -> &'static str {
-        Part::PRODUCT
+        Self::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {

@@ -1,3 +1,6 @@
+//! Tests of the split module: conformance, the bounds of each part, and the layout compared with
+//! SPDK's.
+
 use nacre_hugepages::ClassSpec;
 use nacre_reactor::Nanos;
 

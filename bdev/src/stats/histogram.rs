@@ -21,8 +21,8 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    pub(super) fn new() -> Histogram {
-        Histogram {
+    pub(super) fn new() -> Self {
+        Self {
             buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -53,8 +53,8 @@ pub struct HistogramSnapshot {
 }
 
 impl Default for HistogramSnapshot {
-    fn default() -> HistogramSnapshot {
-        HistogramSnapshot {
+    fn default() -> Self {
+        Self {
             buckets: vec![0; BUCKETS],
         }
     }
@@ -65,7 +65,7 @@ impl HistogramSnapshot {
         self.buckets.iter().sum()
     }
 
-    pub fn merge(&mut self, other: &HistogramSnapshot) {
+    pub fn merge(&mut self, other: &Self) {
         for (sum, more) in self.buckets.iter_mut().zip(&other.buckets) {
             *sum += more;
         }

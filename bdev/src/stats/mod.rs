@@ -39,13 +39,13 @@ pub enum Class {
 }
 
 impl Class {
-    pub const ALL: [Class; 3] = [Class::Read, Class::Write, Class::Other];
+    pub const ALL: [Self; 3] = [Self::Read, Self::Write, Self::Other];
 
-    pub fn of(op: Op) -> Class {
+    pub fn of(op: Op) -> Self {
         match op {
-            Op::Read => Class::Read,
-            Op::Write => Class::Write,
-            _ => Class::Other,
+            Op::Read => Self::Read,
+            Op::Write => Self::Write,
+            _ => Self::Other,
         }
     }
 }
@@ -83,8 +83,8 @@ pub struct Snapshot {
 }
 
 impl Default for Snapshot {
-    fn default() -> Snapshot {
-        Snapshot {
+    fn default() -> Self {
+        Self {
             ops: Default::default(),
             statuses: [0; Status::KINDS],
             histograms: Default::default(),
@@ -145,10 +145,10 @@ impl Epoch {
         self.0 >> (Self::BITS * what as u32) & ((1 << Self::BITS) - 1)
     }
 
-    fn raised(self, what: Reset) -> Epoch {
+    fn raised(self, what: Reset) -> Self {
         let (mask, shift) = ((1 << Self::BITS) - 1, Self::BITS * what as u32);
         let next = (self.of(what) + 1) & mask;
-        Epoch(self.0 & !(mask << shift) | next << shift)
+        Self(self.0 & !(mask << shift) | next << shift)
     }
 }
 
@@ -262,7 +262,7 @@ struct OpCounters {
 }
 
 impl StatBlock {
-    fn new(thread: String, epoch: Epoch) -> StatBlock {
+    fn new(thread: String, epoch: Epoch) -> Self {
         let counters = |_| OpCounters {
             ops: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -271,7 +271,7 @@ impl StatBlock {
             latency_min: AtomicU64::new(u64::MAX),
             latency_max: AtomicU64::new(0),
         };
-        StatBlock {
+        Self {
             ops: std::array::from_fn(counters),
             statuses: std::array::from_fn(|_| AtomicU64::new(0)),
             inflight: AtomicU64::new(0),

@@ -1,5 +1,6 @@
-//! One core, 4 KiB random reads of one file through a queue: page cache and O_DIRECT, depth 1 and
-//! 32, buffers registered or not, deferred task work or not, beside plain `pread` as the measure.
+//! Measures 4 KiB random reads of one file on one core, through a queue of the file module: page
+//! cache and O_DIRECT, depth 1 and 32, with and without registered buffers and deferred task work.
+//! `pread` on the same file is the reference.
 //!
 //! ```text
 //! cargo run --release -p nacre-bdev-uring --example qd -- [file] [seconds per line]

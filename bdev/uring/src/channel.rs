@@ -78,7 +78,7 @@ enum Next {
 }
 
 impl Channel {
-    pub fn open(file: Arc<OpenFile>, pool: &Pool) -> Result<Channel, (String, io::Error)> {
+    pub(crate) fn open(file: Arc<OpenFile>, pool: &Pool) -> Result<Self, (String, io::Error)> {
         let config = &file.config;
         let depth = config.ring.depth as usize;
         let ring = Ring::open(
@@ -88,7 +88,7 @@ impl Channel {
             pool,
             &config.ring,
         )?;
-        Ok(Channel {
+        Ok(Self {
             file,
             ring,
             finished: VecDeque::with_capacity(depth),
@@ -96,7 +96,7 @@ impl Channel {
         })
     }
 
-    pub fn facts(&self) -> &Facts {
+    pub(crate) fn facts(&self) -> &Facts {
         self.ring.facts()
     }
 

@@ -49,11 +49,11 @@ pub(crate) struct Parts<'a> {
 }
 
 impl Command {
-    pub fn entry(self, fd: Fd, parts: Parts<'_>) -> Entry {
+    pub(crate) fn entry(self, fd: Fd, parts: Parts<'_>) -> Entry {
         match self {
-            Command::Read { offset, .. } => read(fd, offset, parts),
-            Command::Write { offset, dsync, .. } => write(fd, offset, dsync, parts),
-            Command::Sync { data_only } => {
+            Self::Read { offset, .. } => read(fd, offset, parts),
+            Self::Write { offset, dsync, .. } => write(fd, offset, dsync, parts),
+            Self::Sync { data_only } => {
                 let how = if data_only {
                     FsyncFlags::DATASYNC
                 } else {
@@ -61,11 +61,11 @@ impl Command {
                 };
                 opcode::Fsync::new(fd).flags(how).build()
             }
-            Command::Fallocate { mode, offset, len } => opcode::Fallocate::new(fd, len)
+            Self::Fallocate { mode, offset, len } => opcode::Fallocate::new(fd, len)
                 .offset(offset)
                 .mode(mode)
                 .build(),
-            Command::Discard { offset, len } => discard(fd, offset, len),
+            Self::Discard { offset, len } => discard(fd, offset, len),
         }
     }
 }

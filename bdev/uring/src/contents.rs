@@ -31,16 +31,16 @@ pub enum Contents {
 impl Contents {
     /// Syncs a file and describes its contents. `None`: the file system's modification times are
     /// not reliable.
-    pub(crate) fn of_synced(file: &File) -> io::Result<Option<Contents>> {
+    pub(crate) fn of_synced(file: &File) -> io::Result<Option<Self>> {
         if !has_lasting_times(file) {
             return Ok(None);
         }
         file.sync_all()?;
-        Ok(Some(Contents::of(&file.metadata()?)))
+        Ok(Some(Self::of(&file.metadata()?)))
     }
 
-    fn of(metadata: &Metadata) -> Contents {
-        Contents::Left {
+    fn of(metadata: &Metadata) -> Self {
+        Self::Left {
             bytes: metadata.len(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
         }
@@ -48,7 +48,7 @@ impl Contents {
 
     /// True if the opened file has other contents.
     pub(crate) fn are_gone(self, metadata: &Metadata) -> bool {
-        metadata.is_file() && self != Contents::of(metadata)
+        metadata.is_file() && self != Self::of(metadata)
     }
 }
 

@@ -39,7 +39,7 @@ pub struct UringBdev {
 }
 
 impl UringBdev {
-    pub(crate) fn create(config: Config) -> Result<UringBdev, CreateError> {
+    pub(crate) fn create(config: Config) -> Result<Self, CreateError> {
         let opened = probe::open(&config)?;
         tracing::info!(
             bdev = config.name,
@@ -59,7 +59,7 @@ impl UringBdev {
             );
             size.note(0);
         }
-        Ok(UringBdev {
+        Ok(Self {
             physical_block_size: opened.physical_block_size,
             uuid: opened.uuid,
             identity: opened.identity,

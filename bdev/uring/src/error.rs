@@ -143,19 +143,19 @@ impl CreateError {
 
     /// The error for a path without a file: the file, its folder, or the target of a link is
     /// missing.
-    pub(crate) fn missing(config: &Config) -> CreateError {
+    pub(crate) fn missing(config: &Config) -> Self {
         let path = config.filename.clone();
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
         if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
             let folder = folder.to_owned();
-            return CreateError::NoFolder { path, folder };
+            return Self::NoFolder { path, folder };
         }
         if let Ok(to) = std::fs::read_link(&path) {
-            return CreateError::Dangling { path, to };
+            return Self::Dangling { path, to };
         }
         match config.identity {
-            None => CreateError::NotFound { path },
-            Some(_) => CreateError::Gone {
+            None => Self::NotFound { path },
+            Some(_) => Self::Gone {
                 path,
                 bdev: config.name.clone(),
                 can_be_made: config.size.is_some() && !config.readonly,
@@ -167,19 +167,19 @@ impl CreateError {
     pub(crate) fn from_io(path: &Path, what: &str, readonly: bool, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.raw_os_error() {
-            Some(libc::ENOENT) => CreateError::NotFound { path },
-            Some(libc::EISDIR) => CreateError::IsDirectory { path },
+            Some(libc::ENOENT) => Self::NotFound { path },
+            Some(libc::EISDIR) => Self::IsDirectory { path },
             Some(libc::EACCES | libc::EPERM) => {
                 let uid = rustix::process::geteuid().as_raw();
-                CreateError::Permission {
+                Self::Permission {
                     path,
                     what: what.to_owned(),
                     uid,
                     readonly,
                 }
             }
-            Some(libc::EROFS) => CreateError::ReadOnlyMedium { path },
-            _ => CreateError::Io {
+            Some(libc::EROFS) => Self::ReadOnlyMedium { path },
+            _ => Self::Io {
                 path,
                 what: what.to_owned(),
                 source,

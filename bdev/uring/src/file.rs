@@ -1,4 +1,4 @@
-//! The state of the open file, shared by the device and its queues.
+//! The open file of a file bdev: its descriptor and state, shared by the device and its queues.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ pub struct Rescan {
 
 impl OpenFile {
     /// See [`crate::UringBdev::rescan`].
-    pub fn rescan(&self, most: Option<u64>) -> Result<Rescan, CreateError> {
+    pub(crate) fn rescan(&self, most: Option<u64>) -> Result<Rescan, CreateError> {
         let size = probe::size_of(&self.file).map_err(|source| CreateError::Io {
             path: self.path.clone(),
             what: "lseek(SEEK_END)".to_owned(),
@@ -51,27 +51,27 @@ impl OpenFile {
     }
 
     /// See [`crate::UringBdev::look`].
-    pub fn look(&self) -> u64 {
+    pub(crate) fn look(&self) -> u64 {
         self.still_has(0);
         self.size.cuts()
     }
 
-    pub fn blocks(&self) -> u64 {
+    pub(crate) fn blocks(&self) -> u64 {
         self.size.blocks()
     }
 
-    pub fn read_only(&self) -> bool {
+    pub(crate) fn read_only(&self) -> bool {
         self.config.readonly
     }
 
     /// True if the device supports unmap and write zeroes.
-    pub fn supports_ranges(&self) -> bool {
+    pub(crate) fn supports_ranges(&self) -> bool {
         self.config.fallocate.unwrap_or(true)
     }
 
     /// Updates the size after an I/O that met the end of the file. Returns true if `end_byte` is
     /// still inside.
-    pub fn still_has(&self, end_byte: u64) -> bool {
+    pub(crate) fn still_has(&self, end_byte: u64) -> bool {
         // Keep the known size if the system cannot report it.
         let Ok(size) = probe::size_of(&self.file) else {
             return true;
@@ -84,7 +84,7 @@ impl OpenFile {
     }
 
     /// Records a failed flush of the page cache: data were lost.
-    pub fn note_lost(&self) {
+    pub(crate) fn note_lost(&self) {
         if self.direct.is_err() && !self.lost.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 bdev = self.config.name,
@@ -94,11 +94,11 @@ impl OpenFile {
         }
     }
 
-    pub fn has_lost(&self) -> bool {
+    pub(crate) fn has_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
-    pub fn has_write_cache(&self) -> bool {
+    pub(crate) fn has_write_cache(&self) -> bool {
         match &self.block {
             Some(block) if self.direct.is_ok() => block.write_cache,
             _ => true,
@@ -127,7 +127,7 @@ impl OpenFile {
         Rescan { before, after }
     }
 
-    pub fn count_copied(&self, bytes: usize) {
+    pub(crate) fn count_copied(&self, bytes: usize) {
         if bytes > 0 {
             self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
         }

@@ -35,21 +35,21 @@ pub enum Identity {
 }
 
 impl Identity {
-    pub(crate) fn of(file: &File, metadata: &Metadata) -> Identity {
+    pub(crate) fn of(file: &File, metadata: &Metadata) -> Self {
         if metadata.file_type().is_block_device() {
             let id = disk_id(metadata.rdev()).map(|(attribute, id)| (attribute.to_owned(), id));
-            return Identity::Disk { id };
+            return Self::Disk { id };
         }
         let lasting =
             rustix::fs::fstatfs(file).is_ok_and(|fs| has_lasting_inodes(fs.f_type as u64));
-        Identity::File {
+        Self::File {
             inode: lasting.then_some(metadata.ino()),
             born: born(file),
         }
     }
 
     /// Describes the difference between `found` and this identity; `None` if there is none.
-    pub(crate) fn difference(&self, found: &Identity) -> Option<String> {
+    pub(crate) fn difference(&self, found: &Self) -> Option<String> {
         use Identity::{Disk, File};
         match (self, found) {
             (File { .. }, Disk { .. }) => Some("a block device, which was a file".to_owned()),

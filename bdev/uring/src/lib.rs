@@ -99,8 +99,8 @@ pub struct Config {
 }
 
 impl Config {
-    pub fn new(name: impl Into<String>, filename: impl Into<PathBuf>) -> Config {
-        Config {
+    pub fn new(name: impl Into<String>, filename: impl Into<PathBuf>) -> Self {
+        Self {
             name: name.into(),
             filename: filename.into(),
             block_size: None,
@@ -131,8 +131,8 @@ impl Product {
     /// [`nacre_bdev::Bdev::product_name`] of the device.
     pub const fn name(self) -> &'static str {
         match self {
-            Product::Aio => "AIO disk",
-            Product::Uring => "URING bdev",
+            Self::Aio => "AIO disk",
+            Self::Uring => "URING bdev",
         }
     }
 }
@@ -156,8 +156,8 @@ impl RingOptions {
 }
 
 impl Default for RingOptions {
-    fn default() -> RingOptions {
-        RingOptions {
+    fn default() -> Self {
+        Self {
             depth: 512,
             registered_buffers: true,
             defer_taskrun: true,

@@ -126,7 +126,9 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
         None => direct_alignment(&file, sector, size),
     };
     let natural = alignment.as_ref().map_or(sector, |d| d.offset);
-    let block_size = config.block_size.unwrap_or(natural.clamp(512, 65536));
+    let block_size = config
+        .block_size
+        .unwrap_or_else(|| natural.clamp(512, 65536));
     if block_size < sector {
         return Err(CreateError::BelowSector {
             path,
@@ -211,7 +213,7 @@ fn create_if_missing(config: &Config) -> Result<(), CreateError> {
     let made = give_size(config, &file, size).and_then(|()| {
         // Make the name durable before any caller relies on it.
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
-        let parent = parent.unwrap_or(Path::new("."));
+        let parent = parent.unwrap_or_else(|| Path::new("."));
         File::open(parent)
             .and_then(|d| d.sync_all())
             .map_err(|e| io("fsync(directory)", e))
@@ -310,7 +312,8 @@ fn lock(config: &Config, file: &File, path: &Path, meta: &Metadata) -> Result<()
     match patiently(|| rustix::fs::flock(file, how), wouldblock) {
         Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => {
-            let by = lock_holder(meta.dev(), meta.ino()).unwrap_or("another process".to_owned());
+            let by =
+                lock_holder(meta.dev(), meta.ino()).unwrap_or_else(|| "another process".to_owned());
             Err(CreateError::InUse {
                 path: path.to_owned(),
                 by,

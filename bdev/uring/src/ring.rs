@@ -56,7 +56,7 @@ pub(crate) struct Key(u32);
 
 impl Key {
     /// No slot. Fills the result array before it is written.
-    pub const NONE: Key = Key(u32::MAX);
+    pub(crate) const NONE: Self = Self(u32::MAX);
 }
 
 /// Features of the ring that the kernel granted.
@@ -112,13 +112,13 @@ pub(crate) struct Ring<T> {
 impl<T> Ring<T> {
     /// Sets up a ring for `file`. Only the calling thread may use it afterwards. The error names
     /// the failed call.
-    pub fn open(
+    pub(crate) fn open(
         name: &str,
         file: Arc<File>,
         block_device: bool,
         pool: &Pool,
         options: &RingOptions,
-    ) -> Result<Ring<T>, (String, io::Error)> {
+    ) -> Result<Self, (String, io::Error)> {
         let depth = options.depth;
         let (uring, mode) = set_up(depth, options.defer_taskrun)?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -151,7 +151,7 @@ impl<T> Ring<T> {
             generation: 0,
             in_kernel: false,
         };
-        let mut ring = Ring {
+        let mut ring = Self {
             uring: ManuallyDrop::new(uring),
             slots: ManuallyDrop::new((0..depth).map(|_| blank()).collect()),
             free: (0..depth).rev().collect(),
@@ -174,15 +174,15 @@ impl<T> Ring<T> {
         Ok(ring)
     }
 
-    pub fn facts(&self) -> &Facts {
+    pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
@@ -190,7 +190,7 @@ impl<T> Ring<T> {
     ///
     /// # Panics
     /// When no slot is free: check [`Ring::is_full`] first.
-    pub fn insert(&mut self, task: T, data: Extents) -> Key {
+    pub(crate) fn insert(&mut self, task: T, data: Extents) -> Key {
         let index = self
             .free
             .pop()
@@ -201,7 +201,7 @@ impl<T> Ring<T> {
         Key(index)
     }
 
-    pub fn task(&mut self, key: Key) -> &mut T {
+    pub(crate) fn task(&mut self, key: Key) -> &mut T {
         self.slots[key.0 as usize]
             .task
             .as_mut()
@@ -209,7 +209,7 @@ impl<T> Ring<T> {
     }
 
     /// Finds a used slot whose task matches.
-    pub fn find(&self, fits: impl Fn(&T) -> bool) -> Option<Key> {
+    pub(crate) fn find(&self, fits: impl Fn(&T) -> bool) -> Option<Key> {
         let at = self
             .slots
             .iter()
@@ -222,7 +222,7 @@ impl<T> Ring<T> {
     /// # Panics
     ///
     /// If the kernel still uses the slot's buffers.
-    pub fn remove(&mut self, key: Key) -> (T, Extents) {
+    pub(crate) fn remove(&mut self, key: Key) -> (T, Extents) {
         let slot = &mut self.slots[key.0 as usize];
         assert!(
             !slot.in_kernel,
@@ -237,7 +237,7 @@ impl<T> Ring<T> {
     /// Makes the slot's buffers usable for direct I/O: addresses are multiples of `memory`, lengths
     /// multiples of `offset` (both powers of two). Copies data of a write now. Allocates a bounce
     /// buffer only if the parameter `may` is true.
-    pub fn stage(
+    pub(crate) fn stage(
         &mut self,
         key: Key,
         len: usize,
@@ -290,7 +290,7 @@ impl<T> Ring<T> {
 
     /// Copies data of a read from the bounce buffer, if one was used, to the I/O's own buffers.
     /// Returns the number of copied bytes.
-    pub fn unstage(&mut self, key: Key, len: usize) -> usize {
+    pub(crate) fn unstage(&mut self, key: Key, len: usize) -> usize {
         let slot = &mut self.slots[key.0 as usize];
         assert!(!slot.in_kernel, "unstaged after its completion");
         let Some(bounce) = slot.bounce.take() else {
@@ -306,7 +306,7 @@ impl<T> Ring<T> {
     }
 
     /// Queues `command` for the slot. [`Ring::enter`] submits it.
-    pub fn start(&mut self, key: Key, command: Command) {
+    pub(crate) fn start(&mut self, key: Key, command: Command) {
         let entry = self.entry(key, command);
         let slot = &mut self.slots[key.0 as usize];
         assert!(!slot.in_kernel, "one command at a time per slot");
@@ -326,7 +326,7 @@ impl<T> Ring<T> {
 
     /// Requests the kernel to cancel the slot's command. Returns false when the submission queue is
     /// full.
-    pub fn cancel(&mut self, key: Key) -> bool {
+    pub(crate) fn cancel(&mut self, key: Key) -> bool {
         let slot = &self.slots[key.0 as usize];
         if !slot.in_kernel {
             return false;
@@ -341,7 +341,7 @@ impl<T> Ring<T> {
 
     /// Submits all queued entries and runs pending task work, in one system call. Skips the call if
     /// neither exists.
-    pub fn enter(&mut self) {
+    pub(crate) fn enter(&mut self) {
         let submission = self.uring.submission();
         let (queued, taskrun) = (submission.len(), submission.taskrun());
         let overflow = submission.cq_overflow();
@@ -357,7 +357,7 @@ impl<T> Ring<T> {
     }
 
     /// Stores available completions in `out` and returns their number.
-    pub fn reap(&mut self, out: &mut [(Key, i32)]) -> usize {
+    pub(crate) fn reap(&mut self, out: &mut [(Key, i32)]) -> usize {
         let mut found = 0;
         let mut completion = self.uring.completion();
         while found < out.len() {
@@ -381,12 +381,12 @@ impl<T> Ring<T> {
     }
 
     /// Entries that are queued and not yet submitted to the kernel.
-    pub fn queued(&mut self) -> usize {
+    pub(crate) fn queued(&mut self) -> usize {
         self.uring.submission().len()
     }
 
     /// Makes completions signal the wake descriptor, until [`Ring::disarm`].
-    pub fn arm(&mut self) {
+    pub(crate) fn arm(&mut self) {
         self.uring.completion().enable_eventfd();
         // The kernel queues the completion and then reads the flag. `arm` clears the flag and then
         // looks for completions. The fences make one of the two see the other.
@@ -394,7 +394,7 @@ impl<T> Ring<T> {
         self.armed = true;
     }
 
-    pub fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
             self.uring.completion().disable_eventfd();
             // Usually the eventfd is already empty; the error is ignored.
@@ -402,7 +402,7 @@ impl<T> Ring<T> {
         }
     }
 
-    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 

@@ -1,5 +1,5 @@
-//! The module against real files: in the temporary directory, in memory (tmpfs), and on a loop
-//! device where the machine allows one. A test that cannot run says so.
+//! Tests of the file module on real files: in the temporary directory, in memory (tmpfs), and on a
+//! loop device where the machine allows one. A test that cannot run says so.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -30,12 +30,12 @@ struct Rig {
 }
 
 impl Rig {
-    fn open(config: Config) -> Rig {
+    fn open(config: Config) -> Self {
         let device = create(config).expect("the file can be opened");
-        Rig::on(device)
+        Self::on(device)
     }
 
-    fn on(device: Arc<UringBdev>) -> Rig {
+    fn on(device: Arc<UringBdev>) -> Self {
         let classes = [
             ClassSpec {
                 size: 8192,
@@ -50,7 +50,7 @@ impl Rig {
         let queue = Arc::clone(&device)
             .open(&pool)
             .expect("io_uring works here");
-        Rig {
+        Self {
             device,
             queue,
             pool,
@@ -128,17 +128,17 @@ struct Temp {
 }
 
 impl Temp {
-    fn new(size: u64) -> Temp {
-        Temp::under(&std::env::temp_dir(), size)
+    fn new(size: u64) -> Self {
+        Self::under(&std::env::temp_dir(), size)
     }
 
-    fn under(dir: &Path, size: u64) -> Temp {
+    fn under(dir: &Path, size: u64) -> Self {
         let dir = tempfile::tempdir_in(dir).expect("a temporary directory");
         let path = dir.path().join("disk.img");
         File::create(&path)
             .and_then(|f| f.set_len(size))
             .expect("a file");
-        Temp { dir, path }
+        Self { dir, path }
     }
 
     fn config(&self) -> Config {
@@ -167,7 +167,7 @@ struct Loop {
 
 impl Loop {
     /// `None`, aloud, where the machine does not let us.
-    fn attach(size: u64, sector: u32) -> Option<Loop> {
+    fn attach(size: u64, sector: u32) -> Option<Self> {
         let file = Temp::new(size);
         let mut command = Command::new("losetup");
         command
@@ -176,7 +176,7 @@ impl Loop {
         match command.output() {
             Ok(out) if out.status.success() => {
                 let path = String::from_utf8_lossy(&out.stdout).trim().into();
-                Some(Loop { path, _file: file })
+                Some(Self { path, _file: file })
             }
             Ok(out) => {
                 eprintln!(

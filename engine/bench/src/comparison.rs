@@ -1,4 +1,5 @@
-//! Measurements by line and side, with their medians and ratios.
+//! The measurements of a comparison, by line (workload) and side, with the median of their rounds
+//! and the ratios between sides.
 
 use serde::Serialize;
 
@@ -77,11 +78,11 @@ pub enum Setting {
 impl Setting {
     pub fn words(self) -> &'static str {
         match self {
-            Setting::Hardware => "hardware",
-            Setting::SoftwareRdma => "RDMA emulated in software",
-            Setting::Loopback => "loopback, no network",
-            Setting::Local => "no transport",
-            Setting::Unknown => "path unknown",
+            Self::Hardware => "hardware",
+            Self::SoftwareRdma => "RDMA emulated in software",
+            Self::Loopback => "loopback, no network",
+            Self::Local => "no transport",
+            Self::Unknown => "path unknown",
         }
     }
 }
@@ -196,16 +197,16 @@ impl Measurement {
 impl Outcome {
     fn measured(&self) -> Option<&Measurement> {
         match self {
-            Outcome::Measured(measurement) => Some(measurement),
-            Outcome::Failed(_) => None,
+            Self::Measured(measurement) => Some(measurement),
+            Self::Failed(_) => None,
         }
     }
 }
 
 impl SideResult {
-    pub fn new(side: &Side, rounds: Vec<Outcome>) -> SideResult {
+    pub fn new(side: &Side, rounds: Vec<Outcome>) -> Self {
         let median = Figures::of(&rounds, side.link_bits_per_second);
-        SideResult {
+        Self {
             side: side.name.clone(),
             rounds,
             median,
@@ -223,7 +224,7 @@ impl SideResult {
 }
 
 impl Figures {
-    fn of(rounds: &[Outcome], link: Option<u64>) -> Option<Figures> {
+    fn of(rounds: &[Outcome], link: Option<u64>) -> Option<Self> {
         let all: Vec<&Measurement> = rounds.iter().filter_map(Outcome::measured).collect();
         let middle = |of: &dyn Fn(&Measurement) -> Option<f64>| {
             median(all.iter().filter_map(|measurement| of(measurement)))
@@ -237,7 +238,7 @@ impl Figures {
             })
         };
         let rate = middle(&|m| Some(m.bytes_per_second))?;
-        Some(Figures {
+        Some(Self {
             iops: middle(&|m| Some(m.iops))?,
             iops_per_host_core: middle(&|m| m.iops_per_core(m.host_cores_used)),
             iops_per_target_core: middle(&|m| m.iops_per_core(m.target_cores_used?)),
@@ -254,13 +255,13 @@ impl Figures {
 
 impl LineResult {
     /// `rounds` has the outcomes of each side, in the order of `sides`.
-    pub fn new(workload: Workload, sides: &[Side], rounds: Vec<Vec<Outcome>>) -> LineResult {
+    pub fn new(workload: Workload, sides: &[Side], rounds: Vec<Vec<Outcome>>) -> Self {
         let results: Vec<SideResult> = sides
             .iter()
             .zip(rounds)
             .map(|(side, rounds)| SideResult::new(side, rounds))
             .collect();
-        LineResult {
+        Self {
             name: workload.name(),
             workload,
             ratios: ratios(sides, &results),
@@ -311,10 +312,10 @@ fn ratios(sides: &[Side], results: &[SideResult]) -> Vec<Ratio> {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub fn measurement(iops: f64) -> Measurement {
+    pub(crate) fn measurement(iops: f64) -> Measurement {
         let mean_us = 1e6 / iops;
         Measurement {
             seconds: 1.0,
@@ -333,7 +334,7 @@ pub mod tests {
         }
     }
 
-    pub fn side(name: &str, target: &str, setting: Setting) -> Side {
+    pub(crate) fn side(name: &str, target: &str, setting: Setting) -> Side {
         Side {
             name: name.into(),
             target: target.into(),
@@ -343,7 +344,7 @@ pub mod tests {
         }
     }
 
-    pub fn comparison() -> Comparison {
+    pub(crate) fn comparison() -> Comparison {
         let sides = vec![
             side("device", "memory", Setting::Local),
             side("tcp", "tcp://127.0.0.1:4420", Setting::Loopback),

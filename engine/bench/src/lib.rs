@@ -1,7 +1,8 @@
-//! The figures of `nacre bench`: lines and sides, the median of the rounds, a table, a page.
+//! The results of `nacre bench`: medians of the rounds and ratios between the sides, as a table and
+//! as an HTML page.
 //!
 //! ```text
-//!   workload.rs     the lines of a comparison: pattern, size, depth
+//!   workload.rs     the workloads: pattern, block size, queue depth
 //!   processor.rs    processor time in /proc
 //!   comparison.rs   measurements by line and side; medians and ratios
 //!     median.rs

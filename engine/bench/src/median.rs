@@ -1,4 +1,4 @@
-//! The median.
+//! Medians of measured values.
 
 /// The median. With an even number of values it is the lower of the two in the middle. `None`
 /// without a value.

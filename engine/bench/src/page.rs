@@ -1,4 +1,5 @@
-//! The comparison as one HTML page: style and drawings are inside, so it opens without a network.
+//! Writes a comparison as one HTML page. Styles and plots are inside it, so it opens without a
+//! network.
 
 use super::comparison::{Comparison, Figures, Latency, LineResult, Setting};
 use super::plot::{Group, Row, bars, escaped, ranges};

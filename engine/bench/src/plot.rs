@@ -1,13 +1,13 @@
-//! Drawings as SVG: bars, and ranges on a logarithmic axis. Colours are the page's.
+//! The plots of the HTML page, as SVG: bars, and ranges on a logarithmic axis.
 
 /// Rows under one heading: the sides of one line.
-pub struct Group {
+pub(crate) struct Group {
     pub name: String,
     pub rows: Vec<Row>,
 }
 
 /// One side. Bars show the first value; ranges mark each value, in rising order.
-pub struct Row {
+pub(crate) struct Row {
     pub side: usize,
     pub name: String,
     pub values: Vec<f64>,
@@ -23,11 +23,11 @@ const RIGHT: f64 = 640.0;
 const ROW: f64 = 20.0;
 const HEADING: f64 = 26.0;
 /// Sides with a colour of their own; later ones share these in turn.
-pub const COLOURS: usize = 6;
+pub(crate) const COLOURS: usize = 6;
 
 /// Bars from zero to the largest value of their group: sides of one line are compared, lines are
 /// not.
-pub fn bars(title: &str, groups: &[Group]) -> String {
+pub(crate) fn bars(title: &str, groups: &[Group]) -> String {
     drawing(title, groups, |group, row, middle| {
         let values = group.rows.iter().filter_map(|row| row.values.first());
         let largest = values.copied().fold(f64::MIN_POSITIVE, f64::max);
@@ -43,7 +43,7 @@ pub fn bars(title: &str, groups: &[Group]) -> String {
 
 /// Lines from the smallest to the largest value of each row, with a mark at each value, on one
 /// logarithmic axis.
-pub fn ranges(title: &str, groups: &[Group]) -> String {
+pub(crate) fn ranges(title: &str, groups: &[Group]) -> String {
     let all = || groups.iter().flat_map(|group| &group.rows);
     let values = || all().flat_map(|row| row.values.iter().copied());
     // Times below the resolution of the clock are 0, which has no logarithm.
@@ -105,7 +105,7 @@ fn drawing(title: &str, groups: &[Group], mark: impl Fn(&Group, &Row, f64) -> St
 }
 
 /// Text for HTML and SVG, also inside quoted attributes.
-pub fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -1,4 +1,4 @@
-//! Processor time as /proc has it, in ticks.
+//! Reads the CPU time of a process and of the machine from `/proc`, in clock ticks.
 
 /// The time of a process in user mode and in the kernel, from `/proc/PID/stat`.
 pub fn process_ticks(stat: &str) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! The comparison as text for a terminal.
+//! Writes a comparison as a table for a terminal.
 
 use super::comparison::{Comparison, Figures, Latency, LineResult, Outcome, SideResult};
 
@@ -45,7 +45,7 @@ fn heading(comparison: &Comparison) -> Vec<String> {
 }
 
 /// The machine in one line.
-pub fn machine(comparison: &Comparison) -> String {
+pub(crate) fn machine(comparison: &Comparison) -> String {
     let machine = &comparison.machine;
     let memory = match machine.memory_bytes {
         Some(bytes) => format!(", {:.1} GiB of memory", bytes as f64 / (1u64 << 30) as f64),
@@ -63,7 +63,7 @@ pub fn machine(comparison: &Comparison) -> String {
 }
 
 /// The parameters of the run in one line.
-pub fn run(comparison: &Comparison) -> String {
+pub(crate) fn run(comparison: &Comparison) -> String {
     let cores = |cores: &[usize]| {
         let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
         cores.join(",")
@@ -114,7 +114,7 @@ fn row(result: &SideResult) -> Vec<String> {
 }
 
 /// The figures in the order of the columns.
-pub fn cells(figures: &Figures) -> [String; COLUMNS.len() - 1] {
+pub(crate) fn cells(figures: &Figures) -> [String; COLUMNS.len() - 1] {
     let latency = |of: fn(&Latency) -> f64| {
         let both = [&figures.read_latency, &figures.write_latency];
         let shown: Vec<String> = both.into_iter().flatten().map(|l| micros(of(l))).collect();
@@ -122,25 +122,27 @@ pub fn cells(figures: &Figures) -> [String; COLUMNS.len() - 1] {
     };
     [
         count(figures.iops),
-        figures.iops_per_host_core.map_or(unknown(), count),
-        figures.iops_per_target_core.map_or(unknown(), count),
+        figures.iops_per_host_core.map_or_else(unknown, count),
+        figures.iops_per_target_core.map_or_else(unknown, count),
         format!("{:.1}", figures.megabytes_per_second),
         latency(|l| l.mean_us),
         latency(|l| l.p50_us),
         latency(|l| l.p99_us),
         latency(|l| l.p99_9_us),
-        figures.host_cpu_seconds_per_gib.map_or(unknown(), seconds),
+        figures
+            .host_cpu_seconds_per_gib
+            .map_or_else(unknown, seconds),
         figures
             .target_cpu_seconds_per_gib
-            .map_or(unknown(), seconds),
+            .map_or_else(unknown, seconds),
         figures
             .machine_cpu_seconds_per_gib
-            .map_or(unknown(), seconds),
+            .map_or_else(unknown, seconds),
     ]
 }
 
 /// The columns of [`cells`].
-pub fn columns() -> &'static [&'static str] {
+pub(crate) fn columns() -> &'static [&'static str] {
     &COLUMNS[1..]
 }
 
@@ -165,7 +167,7 @@ fn seconds(s: f64) -> String {
 }
 
 /// The failures of a line, one text per side.
-pub fn failures(line: &LineResult) -> Vec<String> {
+pub(crate) fn failures(line: &LineResult) -> Vec<String> {
     let each = line.results.iter().filter_map(|result| {
         let (count, why) = result.failures();
         let rounds = result.rounds.len();
@@ -178,7 +180,7 @@ pub fn failures(line: &LineResult) -> Vec<String> {
 }
 
 /// The ratios of a line, one text per side, and the share of the link where there is one.
-pub fn ratios(line: &LineResult) -> Vec<String> {
+pub(crate) fn ratios(line: &LineResult) -> Vec<String> {
     let each = line.ratios.iter().map(|ratio| {
         let mut text = format!(
             "  {} to {}: throughput {:.2}",

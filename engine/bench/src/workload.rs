@@ -1,4 +1,4 @@
-//! The lines of a comparison.
+//! The workloads of a comparison, one per line of its table: I/O pattern, block size, queue depth.
 
 use serde::Serialize;
 
@@ -28,14 +28,14 @@ const fn random(read_percent: u8, kib: u32, depth: u16) -> Workload {
 impl Workload {
     /// The usual lines. The sequential read and the random write with 128 in flight are the
     /// columns that others publish.
-    pub const ALL: [Workload; 10] = [
+    pub const ALL: [Self; 10] = [
         random(100, 4, 1),
         random(0, 4, 1),
         random(100, 4, 32),
         random(0, 4, 32),
         random(100, 4, 128),
         random(0, 4, 128),
-        Workload {
+        Self {
             random: false,
             ..random(100, 4, 128)
         },

@@ -1,5 +1,5 @@
-//! The address of a listener: `tcp://127.0.0.1:4420` for people, SPDK's `listen_address` in calls,
-//! and the `nvme connect` line of a Linux host.
+//! The address of a listener: its URL (`tcp://127.0.0.1:4420`), SPDK's `listen_address`, and the
+//! `nvme connect` command for a Linux host.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -18,7 +18,7 @@ use nacre_engine_values::address::{
 };
 
 /// The values of an option that chooses a transport.
-pub fn transport_choice() -> ValueParser {
+pub(crate) fn transport_choice() -> ValueParser {
     let words = PossibleValuesParser::new([
         PossibleValue::new("auto").help("RDMA if the route to the target has it, else TCP"),
         PossibleValue::new("rdma"),
@@ -28,13 +28,13 @@ pub fn transport_choice() -> ValueParser {
 }
 
 /// The values of an option that chooses the transport to use while RDMA fails.
-pub fn fallback() -> ValueParser {
+pub(crate) fn fallback() -> ValueParser {
     let words = PossibleValuesParser::new(["tcp", "none"]);
     ValueParser::new(words.try_map(|word| word.parse::<Fallback>()))
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListenUrl {
+pub(crate) struct ListenUrl {
     pub transport: IpTransport,
     pub ip: ScopedIp,
     pub port: u16,
@@ -44,14 +44,14 @@ impl FromStr for ListenUrl {
     type Err = AddressError;
 
     /// A URL, or only ADDRESS[:PORT]: TCP and port 4420 unless given.
-    fn from_str(text: &str) -> Result<ListenUrl, AddressError> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         let endpoint = Grammar::LISTENER.parse(text)?;
         // The daemon knows the interfaces that it can use; a name is looked up here.
         let ip = match endpoint.host.parse() {
             Err(AddressError::Name { host }) => ScopedIp::from(&resolve(&host, 0)?),
             read => read?,
         };
-        Ok(ListenUrl {
+        Ok(Self {
             transport: match endpoint.scheme {
                 Some(Scheme::Rdma) => IpTransport::Rdma,
                 _ => IpTransport::Tcp,
@@ -63,7 +63,10 @@ impl FromStr for ListenUrl {
 }
 
 /// The host name that --hostnqn or the URI names.
-pub fn hostnqn(option: Option<&str>, endpoint: &Endpoint) -> Result<Option<String>, Failure> {
+pub(crate) fn hostnqn(
+    option: Option<&str>,
+    endpoint: &Endpoint,
+) -> Result<Option<String>, Failure> {
     match (option, &endpoint.hostnqn) {
         (Some(option), Some(named)) if option != named.as_str() => Err(Failure::Usage(format!(
             "the URI names the host {named} and --hostnqn names {option}: leave one of them out"
@@ -75,7 +78,7 @@ pub fn hostnqn(option: Option<&str>, endpoint: &Endpoint) -> Result<Option<Strin
 
 /// The target of a command, looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TargetAddress {
+pub(crate) struct TargetAddress {
     pub endpoint: Endpoint,
     pub socket: SocketAddr,
 }
@@ -83,33 +86,33 @@ pub struct TargetAddress {
 impl FromStr for TargetAddress {
     type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<TargetAddress, AddressError> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         let endpoint = Grammar::CONTROLLER.parse(text)?;
         let socket = socket_of(&endpoint, NVME_PORT)?;
-        Ok(TargetAddress { endpoint, socket })
+        Ok(Self { endpoint, socket })
     }
 }
 
 impl TargetAddress {
-    pub fn ip(&self) -> IpAddr {
+    pub(crate) fn ip(&self) -> IpAddr {
         self.socket.ip()
     }
 
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.socket.port()
     }
 
     /// The fallback that the scheme names.
-    pub fn fallback(&self) -> Option<Fallback> {
+    pub(crate) fn fallback(&self) -> Option<Fallback> {
         self.endpoint.scheme.and_then(Scheme::fallback)
     }
 
     /// Returns the IP address in nvme-cli's format (`traddr`).
-    pub fn traddr(&self) -> String {
+    pub(crate) fn traddr(&self) -> String {
         self.scoped_ip().to_string()
     }
 
-    pub fn scoped_ip(&self) -> ScopedIp {
+    pub(crate) fn scoped_ip(&self) -> ScopedIp {
         ScopedIp::from(&self.socket)
     }
 }
@@ -122,16 +125,16 @@ impl fmt::Display for TargetAddress {
 
 impl ListenUrl {
     /// Parses the listener of a reply. Returns `None` for a transport without an IP address.
-    pub fn from_value(value: &Value) -> Option<ListenUrl> {
+    pub(crate) fn from_value(value: &Value) -> Option<Self> {
         let text = |key: &str| value[key].as_str();
-        Some(ListenUrl {
+        Some(Self {
             transport: text("trtype")?.parse().ok()?,
             ip: text("traddr")?.parse().ok()?,
             port: text("trsvcid")?.parse().ok()?,
         })
     }
 
-    pub fn params(&self) -> TransportAddress {
+    pub(crate) fn params(&self) -> TransportAddress {
         TransportAddress {
             trtype: self.transport.trtype().to_owned(),
             adrfam: Some(adrfam(self.ip.ip).to_owned()),
@@ -141,7 +144,7 @@ impl ListenUrl {
     }
 
     /// The command for a Linux host.
-    pub fn connect_line(&self, nqn: &str) -> String {
+    pub(crate) fn connect_line(&self, nqn: &str) -> String {
         let address = match self.ip.ip.is_unspecified() {
             // The host has an interface of another name on that link.
             false if is_link_local(self.ip.ip) => format!("{}%INTERFACE", self.ip.ip),
@@ -182,7 +185,7 @@ impl fmt::Display for ListenUrl {
 }
 
 /// Any address of a reply as text, also one that this program could not have written.
-pub fn describe(value: &Value) -> String {
+pub(crate) fn describe(value: &Value) -> String {
     match ListenUrl::from_value(value) {
         Some(address) => address.to_string(),
         None => {

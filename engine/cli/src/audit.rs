@@ -1,4 +1,4 @@
-//! `nacre audit`: the calls that changed something, or tried to.
+//! `nacre audit`: lists calls that changed the daemon, or were refused.
 
 use clap::Args;
 use serde_json::Value;
@@ -12,7 +12,7 @@ use nacre_engine::methods::audit::{Get, GetParams};
     after_help = "Needs the role admin. [rpc.audit] of the configuration names the file and its size.\n\n\
                   Example: nacre audit --limit 20 --refused"
 )]
-pub struct AuditArgs {
+pub(crate) struct AuditArgs {
     #[command(flatten)]
     connection: Connection,
     /// Show this many calls at most, the newest ones
@@ -32,7 +32,7 @@ pub struct AuditArgs {
     refused: bool,
 }
 
-pub fn run(args: AuditArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: AuditArgs) -> Result<(), Failure> {
     let params = GetParams {
         limit: Some(args.limit),
         method: args.method,
@@ -54,16 +54,24 @@ fn line(call: &Value) -> String {
     let cause = match &call["error"] {
         Value::Null => String::new(),
         error => {
-            let cause = error["cause"].as_str().or(error["message"].as_str());
+            let cause = error["cause"]
+                .as_str()
+                .or_else(|| error["message"].as_str());
             format!(": {}", cause.unwrap_or_default())
         }
     };
+    let who = match call["uid"].as_u64() {
+        Some(uid) => format!("uid {uid:5}  {:12}", text("program")),
+        None => format!("{}  {}", text("certificate"), text("address")),
+    };
+    let left_out = match call["left_out"].as_u64() {
+        Some(calls) => format!(" ({calls} more refused calls have no line)"),
+        None => String::new(),
+    };
     format!(
-        "{}  {:8}  uid {:5}  {:12}  {:7}  {} {}{cause}",
+        "{}  {:8}  {who}  {:7}  {} {}{cause}{left_out}",
         text("time"),
         text("role"),
-        call["uid"].as_u64().unwrap_or_default(),
-        text("program"),
         text("result"),
         text("method"),
         call["params"],

@@ -14,7 +14,7 @@ use nacre_engine_rpc::NoParams;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
-pub struct ConfigArgs {
+pub(crate) struct ConfigArgs {
     #[command(subcommand)]
     command: Option<ConfigCommand>,
     /// Print the reference of all keys, in Markdown
@@ -57,7 +57,7 @@ enum ConfigCommand {
     Sample,
 }
 
-pub fn run(args: ConfigArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: ConfigArgs) -> Result<(), Failure> {
     let Some(command) = args.command else {
         return output::line(config::reference::markdown().trim_end());
     };

@@ -1,4 +1,4 @@
-//! `nacre discover`: the records of a discovery controller, with nvme-cli's field names.
+//! `nacre discover`: prints the discovery log of a target, with nvme-cli's field names.
 
 use clap::Args;
 use nacre_nvmf::address::DISCOVERY_PORT;
@@ -13,7 +13,7 @@ use super::{Failure, output};
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 cannot connect.\n\nExample: nacre discover tcp://192.0.2.1"
 )]
-pub struct DiscoverArgs {
+pub(crate) struct DiscoverArgs {
     #[command(flatten)]
     remote: RemoteArgs,
     /// Print JSON for programs instead of a table for people
@@ -21,7 +21,7 @@ pub struct DiscoverArgs {
     json: bool,
 }
 
-pub fn run(args: DiscoverArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: DiscoverArgs) -> Result<(), Failure> {
     let target = args.remote.target(Needs {
         subnqn: Some(Nqn::discovery()),
         port: DISCOVERY_PORT,

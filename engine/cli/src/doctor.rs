@@ -12,9 +12,10 @@ use super::rdma::interface_name;
 use super::{Failure, output};
 use nacre_engine::config;
 use nacre_engine::config::{Personality, Settings};
+use nacre_engine::daemon;
 use nacre_engine::plane::demand::{self, Demand};
-use nacre_engine::services::calls;
 use nacre_engine::services::sandbox::for_doctor;
+use nacre_engine::services::{calls, certificates, concat, keyring};
 use nacre_engine_doctor::roce::{self, LLDP_WAIT};
 use nacre_engine_doctor::{Report, Scope, Status, System, examine_with_facts};
 use nacre_engine_values::address::ScopedIp;
@@ -25,7 +26,7 @@ use nacre_engine_values::size;
     after_help = "Exit codes: 0 nothing failed (warnings do not count), 1 a check failed, 2 wrong usage.\n\n\
                   Example: nacre doctor --rdma --listener name:eth0 --peer 192.0.2.7"
 )]
-pub struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     /// RDMA is required: its absence is a failure
     #[arg(long)]
     rdma: bool,
@@ -78,7 +79,7 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-pub fn run(args: DoctorArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
     if let Some(address) = &args.answer {
         return answer::run(address, args.answer_for);
     }
@@ -104,10 +105,14 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         traffic: args.traffic,
         tos: settings.rdma_transport().tos,
         socket: settings.rpc.enabled.then(|| {
-            let path = nacre_engine::daemon::socket_path(&settings, Personality::Nacre);
-            calls::expected_socket(&settings.rpc.access, &path)
+            let path = daemon::socket_path(&settings, Personality::Nacre);
+            calls::expected_socket(&settings.rpc, &path)
         }),
         sandbox: Some(for_doctor(&settings, Vec::new())),
+        concat_hosts: concat::of_settings(&settings),
+        keys: keyring::declared_for_doctor(&settings),
+        revocations: certificates::for_doctor(&settings),
+        store_key: keyring::store_key::in_folder(daemon::state_dir(&settings, Personality::Nacre)),
         qos: settings.qos,
         qos_interfaces: args.qos,
         wait,
@@ -129,7 +134,7 @@ fn settings(args: &DoctorArgs) -> Result<Settings, Failure> {
 }
 
 /// Prints the report; a failed check fails the command.
-pub fn show(report: &Report, json: bool) -> Result<(), Failure> {
+pub(crate) fn show(report: &Report, json: bool) -> Result<(), Failure> {
     if json {
         output::json(&serde_json::to_value(report).expect("a report serialises"))?;
     } else {

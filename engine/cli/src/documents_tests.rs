@@ -1,5 +1,6 @@
 //! Goal: every `nacre` command in a document exists, with its flags; so does every RPC method.
-//! Method: commands in code blocks and backticks are looked up in the command line's own tree.
+//! Method: commands in code blocks and backticks are looked up in clap's definition of the
+//! commands.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! `nacre events`: past events, and new ones with --follow.
+//! `nacre events`: lists past events, and with `--follow` new ones.
 
 use clap::Args;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use nacre_engine::notify::Category;
 #[command(
     after_help = "The last 1024 events are kept. Example: nacre events --category volume,replica --follow"
 )]
-pub struct EventsArgs {
+pub(crate) struct EventsArgs {
     #[command(flatten)]
     connection: Connection,
     /// Only these categories (several with commas)
@@ -28,7 +28,7 @@ pub struct EventsArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct FollowArgs {
+pub(crate) struct FollowArgs {
     /// Continue with new events
     #[arg(short, long)]
     follow: bool,
@@ -37,14 +37,14 @@ pub struct FollowArgs {
     from: u64,
 }
 
-pub fn run(args: EventsArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: EventsArgs) -> Result<(), Failure> {
     if args.reference {
         return output::line(nacre_engine::notify::markdown().trim_end());
     }
     follow(&args.connection, &args.follow, &args.category)
 }
 
-pub fn follow(
+pub(crate) fn follow(
     connection: &Connection,
     args: &FollowArgs,
     categories: &[Category],

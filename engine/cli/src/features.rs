@@ -10,7 +10,7 @@ use nacre_engine::features::{self, FEATURES};
     after_help = "stable: tested with stock Linux hosts. preview: complete, tested with simulated devices or \
         with Nacre at both ends. experimental: not tested on its hardware, or incomplete."
 )]
-pub struct FeaturesArgs {
+pub(crate) struct FeaturesArgs {
     /// Print JSON for programs instead of a table for people
     #[arg(long)]
     json: bool,
@@ -19,7 +19,7 @@ pub struct FeaturesArgs {
     reference: bool,
 }
 
-pub fn run(args: FeaturesArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: FeaturesArgs) -> Result<(), Failure> {
     if args.reference {
         return output::line(features::markdown().trim_end());
     }

@@ -1,4 +1,4 @@
-//! `nacre host`: hosts that may connect.
+//! `nacre host`: the hosts that may connect to a subsystem.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ use nacre_engine_rpc::client::to_json;
     mut_args = |arg| arg.global(true),
     after_help = "A Linux host's name is in its /etc/nvme/hostnqn."
 )]
-pub struct HostArgs {
+pub(crate) struct HostArgs {
     #[command(flatten)]
     connection: Connection,
     #[command(subcommand)]
@@ -72,6 +72,9 @@ enum HostCommand {
         /// Name of the pre-shared key with which the host must use TLS
         #[arg(long, value_name = "KEY")]
         psk: Option<String>,
+        /// The host must make its TLS key by authentication (`nvme connect --concat`)
+        #[arg(long, requires = "dhchap_key", conflicts_with_all = ["psk", "nsid"])]
+        concat: bool,
     },
     /// Stop allowing a host; it is disconnected
     #[command(visible_alias = "rm")]
@@ -94,7 +97,7 @@ enum HostCommand {
     },
 }
 
-pub fn run(args: HostArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: HostArgs) -> Result<(), Failure> {
     let connection = &args.connection;
     match args.command {
         HostCommand::List { nqn } => list(connection, nqn.as_deref()),
@@ -131,6 +134,7 @@ pub fn run(args: HostArgs) -> Result<(), Failure> {
             dhchap_key,
             dhchap_ctrlr_key,
             psk,
+            concat,
             ..
         } => {
             let params = AddHostParams {
@@ -139,6 +143,7 @@ pub fn run(args: HostArgs) -> Result<(), Failure> {
                 dhchap_key,
                 dhchap_ctrlr_key,
                 psk,
+                concat: concat.then_some(true),
                 ..AddHostParams::default()
             };
             change::<AddHost>(connection, &params)
@@ -199,7 +204,7 @@ impl NewHost {
     /// secrets are shown.
     fn allow(&self, connection: &Connection) -> Result<(), Failure> {
         let kind = NewKey::Dhchap(KeyHash::Sha256);
-        let generate = |name: &str| key::generate(connection, name, kind, &self.folder);
+        let generate = |name: &str| key::generate(connection, name, kind, &self.folder, None);
         let own = generate(&self.key)?;
         let mut made = vec![&own];
         let other = self.controller_key.as_deref().map(generate).transpose();
@@ -284,7 +289,11 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
         let any = (subsystem["allow_any_host"] == true)
             .then(|| vec![nqn.clone(), "any".into(), String::new()]);
         let named = items(&subsystem["hosts"]).iter().map(move |host| {
-            let kinds = [("dhchap_key", "dhchap"), ("psk", "tls")];
+            let kinds = [
+                ("dhchap_key", "dhchap"),
+                ("psk", "tls"),
+                ("concat", "tls by concatenation"),
+            ];
             let given = kinds.iter().filter(|(field, _)| host.get(field).is_some());
             let proves: Vec<&str> = given.map(|(_, kind)| *kind).collect();
             vec![

@@ -8,7 +8,7 @@ use super::{Failure, output};
 use nacre_engine_values::size;
 
 #[derive(Debug, Args)]
-pub struct HugepagesArgs {
+pub(crate) struct HugepagesArgs {
     #[command(subcommand)]
     command: HugepagesCommand,
 }
@@ -38,7 +38,7 @@ enum HugepagesCommand {
     },
 }
 
-pub fn run(args: HugepagesArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: HugepagesArgs) -> Result<(), Failure> {
     match args.command {
         HugepagesCommand::Show { json } => show(&nacre_hugepages::show(), json),
         HugepagesCommand::Reserve {
@@ -66,7 +66,8 @@ fn show(pools: &[NodePages], json: bool) -> Result<(), Failure> {
     }
     let rows = pools.iter().map(|pool| {
         vec![
-            pool.node.map_or("-".into(), |node| node.to_string()),
+            pool.node
+                .map_or_else(|| "-".into(), |node| node.to_string()),
             output::bytes(pool.size),
             pool.total.to_string(),
             pool.free.to_string(),

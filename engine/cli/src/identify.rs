@@ -1,4 +1,4 @@
-//! `nacre identify`: the Identify data of a controller and its namespaces.
+//! `nacre identify`: prints the Identify data of a remote controller and its namespaces.
 
 use clap::{Args, Subcommand};
 use nacre_nvmf::address::NVME_PORT;
@@ -20,13 +20,13 @@ use nacre_transport_connect::Session;
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 cannot connect.\n\nExample: nacre identify controller tcp://192.0.2.1/nqn.2025-01.io.example:v"
 )]
-pub struct IdentifyArgs {
+pub(crate) struct IdentifyArgs {
     #[command(subcommand)]
-    what: What,
+    what: IdentifyCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum IdentifyCommand {
     /// The controller
     Controller(Common),
     /// One namespace
@@ -47,11 +47,11 @@ struct Common {
 /// Queries a connected controller, for one namespace if named.
 type Ask = fn(&mut Session, Option<u32>) -> Result<Value, Failure>;
 
-pub fn run(args: IdentifyArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: IdentifyArgs) -> Result<(), Failure> {
     let (common, ask): (_, Ask) = match &args.what {
-        What::Controller(common) => (common, |session, _| controller(session)),
-        What::Namespace(common) => (common, namespace),
-        What::List(common) => (common, |session, _| Ok(list(session))),
+        IdentifyCommand::Controller(common) => (common, |session, _| controller(session)),
+        IdentifyCommand::Namespace(common) => (common, namespace),
+        IdentifyCommand::List(common) => (common, |session, _| Ok(list(session))),
     };
     let target = common.remote.target(Needs {
         port: NVME_PORT,
@@ -64,7 +64,7 @@ pub fn run(args: IdentifyArgs) -> Result<(), Failure> {
     let value = value?;
     match (common.json, &args.what) {
         (true, _) => output::json(&value),
-        (false, What::List(_)) => output::columns(
+        (false, IdentifyCommand::List(_)) => output::columns(
             &value,
             &[
                 ("nsid", "/nsid"),

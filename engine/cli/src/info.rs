@@ -1,5 +1,5 @@
-//! `nacre info`: counters of a part of the daemon since its start, with the field names of its
-//! replies and metrics; and its sandbox.
+//! `nacre info`: the counters of one part of the daemon, named as in RPC replies and metrics; and
+//! its sandbox.
 
 use clap::{Args, Subcommand};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use nacre_engine::methods::rdma::GetRdmaStats;
 use nacre_engine_rpc::NoParams;
 
 #[derive(Debug, Args)]
-pub struct InfoArgs {
+pub(crate) struct InfoArgs {
     #[command(subcommand)]
     command: InfoCommand,
 }
@@ -29,7 +29,7 @@ enum InfoCommand {
     },
 }
 
-pub fn run(args: InfoArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: InfoArgs) -> Result<(), Failure> {
     let connection = match args.command {
         InfoCommand::Rdma { connection } => connection,
         InfoCommand::Sandbox { connection } => return super::sandbox::run(&connection),

@@ -1,4 +1,4 @@
-//! `nacre initiator`: this machine as a Linux host of NVMe-oF.
+//! `nacre initiator`: checks whether this machine is ready to connect as a Linux NVMe-oF host.
 
 use clap::{Args, Subcommand};
 
@@ -7,7 +7,7 @@ use super::{Failure, doctor};
 use nacre_engine_doctor::{System, Target, examine_initiator};
 
 #[derive(Debug, Args)]
-pub struct InitiatorArgs {
+pub(crate) struct InitiatorArgs {
     #[command(subcommand)]
     command: InitiatorCommand,
 }
@@ -30,7 +30,7 @@ enum InitiatorCommand {
     },
 }
 
-pub fn run(args: InitiatorArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: InitiatorArgs) -> Result<(), Failure> {
     match args.command {
         InitiatorCommand::Check { target, json } => {
             let target = target.map(|address| Target {

@@ -1,26 +1,34 @@
-//! `nacre key`: keys for authentication and for TLS. Secrets are made and checked here and stay in
-//! their files: the daemon learns names and paths.
+//! `nacre key`: creates and checks keys for authentication and TLS. Secrets stay in their files,
+//! and the daemon gets names and paths only; or the daemon stores them sealed.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand, ValueEnum};
-use nacre_nvmf::auth::{Hash, Secret, SecretError, SystemRandom};
+use nacre_nvmf::auth::{Hash, Secret, SystemRandom};
 use nacre_nvmf::tls::Psk;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use super::subsystem::{done, items};
 use super::{Connection, Failure, output};
-use nacre_engine::methods::keyring::{AddKey, AddKeyParams, GetKeys, RemoveKey, RemoveKeyParams};
-use nacre_engine::services::keyring;
-use nacre_engine_rpc::NoParams;
+use nacre_engine::methods::keyring::keys::{Expire, ExpireParams, ListKeys};
+use nacre_engine::methods::keyring::stored::{
+    Generate, GenerateParams, Import, RotateStore, Seal, SealParams,
+};
+use nacre_engine::methods::keyring::{AddKey, AddKeyParams, RemoveKey, RemoveKeyParams};
+use nacre_engine::methods::nvmf::rotate::{KeyKind, Rotate, RotateParams};
+use nacre_engine::services::keyring::text::kind_name;
+use nacre_engine::services::keyring::{self, KeyText};
 use nacre_engine_rpc::client::to_json;
+use nacre_engine_rpc::{Method, NoParams};
+use nacre_engine_values::time;
 
 /// Where key files are made unless a folder is given.
-pub const FOLDER: &str = "/etc/nacre/keys";
+pub(crate) const FOLDER: &str = "/etc/nacre/keys";
 
 #[derive(Debug, Args)]
 #[command(
@@ -28,7 +36,7 @@ pub const FOLDER: &str = "/etc/nacre/keys";
     after_help = "Example: nacre key generate host1\n         \
                   nacre host allow NQN HOSTNQN --dhchap-key host1"
 )]
-pub struct KeyArgs {
+pub(crate) struct KeyArgs {
     #[command(flatten)]
     connection: Connection,
     #[command(subcommand)]
@@ -50,6 +58,15 @@ enum KeyCommand {
         /// Folder of the file
         #[arg(long, value_name = "FOLDER", default_value = FOLDER)]
         folder: PathBuf,
+        /// When the key expires, such as 2027-01-31 (UTC)
+        #[arg(long, value_name = "DATE", value_parser = date)]
+        expires: Option<String>,
+        /// Let the daemon store the key sealed, in no file; its text is shown once
+        #[arg(long, conflicts_with = "folder")]
+        sealed: bool,
+        /// With --sealed: new file for the text of the key, in place of the terminal
+        #[arg(long, value_name = "FILE", requires = "sealed")]
+        out: Option<PathBuf>,
     },
     /// Give a name to the key in a file
     Import {
@@ -57,6 +74,50 @@ enum KeyCommand {
         name: String,
         /// File with the text of the key, which only its owner may read
         file: PathBuf,
+        /// When the key expires, such as 2027-01-31 (UTC)
+        #[arg(long, value_name = "DATE", value_parser = date)]
+        expires: Option<String>,
+        /// Let the daemon store the key sealed; then the file may be deleted
+        #[arg(long)]
+        sealed: bool,
+    },
+    /// Store the key of a file sealed; then the file may be deleted
+    Seal {
+        /// Name of the key
+        name: String,
+    },
+    /// Seal all sealed keys with another store key
+    RotateStore,
+    /// Give a host a new key, and accept its former one for a while
+    Rotate {
+        /// NQN of the subsystem
+        subsystem: String,
+        /// NQN of the host
+        host: String,
+        /// Name of the host's new key: for authentication, or for TLS
+        key: String,
+        /// Name of the controller's new key, for authentication; without it the present one stays
+        #[arg(long, value_name = "KEY")]
+        controller_key: Option<String>,
+        /// How long the former key stays in force, unless the host uses the new one everywhere
+        /// before
+        #[arg(long, value_name = "TIME", default_value = "1d", value_parser = time::parse)]
+        overlap: Duration,
+    },
+    /// Set when a key expires; hosts with an expired key are refused
+    #[command(group = clap::ArgGroup::new("when").required(true))]
+    Expire {
+        /// Name of the key
+        name: String,
+        /// At this moment, such as 2027-01-31 (UTC) or 2027-01-31T12:00:00Z
+        #[arg(long, value_name = "DATE", group = "when", value_parser = date)]
+        at: Option<String>,
+        /// After this time, such as 90d
+        #[arg(long = "in", value_name = "TIME", group = "when", value_parser = time::parse)]
+        after: Option<Duration>,
+        /// Not at all
+        #[arg(long, group = "when")]
+        never: bool,
     },
     /// List the keys, without their secrets
     #[command(visible_alias = "ls")]
@@ -70,7 +131,7 @@ enum KeyCommand {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum KeyHash {
+pub(crate) enum KeyHash {
     None,
     Sha256,
     Sha384,
@@ -78,17 +139,21 @@ pub enum KeyHash {
 }
 
 impl KeyHash {
+    fn name(self) -> &'static str {
+        self.hash().map_or("none", Hash::name)
+    }
+
     fn hash(self) -> Option<Hash> {
         match self {
-            KeyHash::None => None,
-            KeyHash::Sha256 => Some(Hash::Sha256),
-            KeyHash::Sha384 => Some(Hash::Sha384),
-            KeyHash::Sha512 => Some(Hash::Sha512),
+            Self::None => None,
+            Self::Sha256 => Some(Hash::Sha256),
+            Self::Sha384 => Some(Hash::Sha384),
+            Self::Sha512 => Some(Hash::Sha512),
         }
     }
 }
 
-pub fn run(args: KeyArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: KeyArgs) -> Result<(), Failure> {
     let connection = &args.connection;
     match args.command {
         KeyCommand::Generate {
@@ -96,22 +161,83 @@ pub fn run(args: KeyArgs) -> Result<(), Failure> {
             hash,
             tls,
             folder,
+            expires,
+            sealed,
+            out,
         } => {
+            if sealed {
+                let kind = if tls { KeyKind::Tls } else { KeyKind::Dhchap };
+                let params = GenerateParams {
+                    name,
+                    kind,
+                    hash: (!tls).then(|| hash.name().to_owned()),
+                    expires,
+                    reveal: true,
+                };
+                return generate_sealed(connection, &params, out.as_deref());
+            }
             let kind = if tls {
                 NewKey::Tls
             } else {
                 NewKey::Dhchap(hash)
             };
-            let made = generate(connection, &name, kind, &folder)?;
+            let made = generate(connection, &name, kind, &folder, expires)?;
             done(connection, made.facts())
         }
-        KeyCommand::Import { name, file } => {
+        KeyCommand::Import {
+            name,
+            file,
+            expires,
+            sealed,
+        } => {
             let file = std::path::absolute(&file).map_err(|error| problem(&file, &error))?;
             let text = keyring::read(&file).map_err(|error| problem(&file, &error))?;
             let secret = KeyText::parse(&text).map_err(|error| problem(&file, &error))?;
+            if sealed {
+                let text = secret.to_text();
+                let params = json!({ "name": name, "text": *text, "expires": expires });
+                return done(connection, connection.call_by_name(Import::NAME, params)?);
+            }
             let made = Made { name, file, secret };
-            add(connection, &made)?;
+            add(connection, &made, expires)?;
             done(connection, made.facts())
+        }
+        KeyCommand::Seal { name } => {
+            let sealed = connection.call_for_json::<Seal>(&SealParams { name })?;
+            done(connection, sealed)
+        }
+        KeyCommand::RotateStore => {
+            let rotated = connection.call_for_json::<RotateStore>(&NoParams {})?;
+            done(connection, rotated)
+        }
+        KeyCommand::Rotate {
+            subsystem,
+            host,
+            key,
+            controller_key,
+            overlap,
+        } => {
+            let params = RotateParams {
+                nqn: subsystem,
+                host,
+                key,
+                dhchap_ctrlr_key: controller_key,
+                overlap_s: Some(overlap.as_secs()),
+                ..RotateParams::default()
+            };
+            connection.call_for_json::<Rotate>(&params)?;
+            done(connection, to_json(&params))
+        }
+        KeyCommand::Expire {
+            name, at, after, ..
+        } => {
+            let after = after.map(|after| time::moment(SystemTime::now() + after));
+            let params = ExpireParams {
+                name,
+                expires: at.or(after),
+            };
+            connection.call_for_json::<Expire>(&params)?;
+            done(connection, to_json(&params))
         }
         KeyCommand::List => list(connection),
         KeyCommand::Remove { name } => {
@@ -123,7 +249,7 @@ pub fn run(args: KeyArgs) -> Result<(), Failure> {
 }
 
 /// A key in its file.
-pub struct Made {
+pub(crate) struct Made {
     pub name: String,
     pub file: PathBuf,
     pub secret: KeyText,
@@ -131,57 +257,14 @@ pub struct Made {
 
 /// The kind of a key to make.
 #[derive(Debug, Clone, Copy)]
-pub enum NewKey {
+pub(crate) enum NewKey {
     Dhchap(KeyHash),
     Tls,
 }
 
-/// A key of either kind.
-pub enum KeyText {
-    Dhchap(Secret),
-    Tls(Psk),
-}
-
-impl KeyText {
-    fn parse(text: &str) -> Result<KeyText, SecretError> {
-        match Psk::parse(text) {
-            Err(SecretError::Prefix(_)) => Secret::parse(text).map(KeyText::Dhchap),
-            psk => psk.map(KeyText::Tls),
-        }
-    }
-
-    pub fn to_text(&self) -> Zeroizing<String> {
-        match self {
-            KeyText::Dhchap(secret) => secret.to_text(),
-            KeyText::Tls(psk) => psk.to_text(),
-        }
-    }
-
-    fn transform(&self) -> Option<Hash> {
-        match self {
-            KeyText::Dhchap(secret) => secret.transform(),
-            KeyText::Tls(psk) => psk.transform(),
-        }
-    }
-
-    fn fingerprint(&self) -> String {
-        match self {
-            KeyText::Dhchap(secret) => secret.fingerprint(),
-            KeyText::Tls(psk) => psk.fingerprint(),
-        }
-    }
-
-    fn kind(&self) -> &'static str {
-        match self {
-            KeyText::Dhchap(_) => "dhchap",
-            KeyText::Tls(_) => "tls",
-        }
-    }
-}
-
 impl Made {
     /// Undoes the making of a key that nothing uses.
-    pub fn discard(&self, connection: &Connection) {
+    pub(crate) fn discard(&self, connection: &Connection) {
         let params = RemoveKeyParams {
             name: self.name.clone(),
         };
@@ -191,20 +274,20 @@ impl Made {
     }
 
     fn facts(&self) -> Value {
-        let hash = self.secret.transform().map_or("none", Hash::name);
         json!({
-            "name": self.name, "path": self.file, "kind": self.secret.kind(), "hash": hash,
-            "fingerprint": self.secret.fingerprint(),
+            "name": self.name, "path": self.file, "kind": kind_name(self.secret.kind()),
+            "hash": self.secret.hash(), "fingerprint": self.secret.fingerprint(),
         })
     }
 }
 
 /// Makes a key in a file that only its owner can read, and gives it its name.
-pub fn generate(
+pub(crate) fn generate(
     connection: &Connection,
     name: &str,
     kind: NewKey,
     folder: &Path,
+    expires: Option<String>,
 ) -> Result<Made, Failure> {
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
         return Err(Failure::Usage(format!(
@@ -231,7 +314,7 @@ pub fn generate(
         file,
         secret,
     };
-    if let Err(refused) = add(connection, &made) {
+    if let Err(refused) = add(connection, &made, expires) {
         // Nothing knows this file.
         let _ = std::fs::remove_file(&made.file);
         return Err(refused);
@@ -255,10 +338,58 @@ fn write(path: &Path, secret: &KeyText) -> std::io::Result<()> {
     file.sync_all()
 }
 
-fn add(connection: &Connection, made: &Made) -> Result<(), Failure> {
+/// Lets the daemon make a sealed key, and shows its text or writes it to a new file.
+fn generate_sealed(
+    connection: &Connection,
+    params: &GenerateParams,
+    out: Option<&Path>,
+) -> Result<(), Failure> {
+    let out = out.map(std::path::absolute).transpose();
+    let out = out.map_err(|error| Failure::Usage(error.to_string()))?;
+    if let Some(file) = out.as_ref().filter(|file| file.exists()) {
+        return Err(Failure::Usage(format!("{} exists", file.display())));
+    }
+    let mut made = connection.call_for_json::<Generate>(params)?;
+    let text = match made["text"].take() {
+        Value::String(text) => Zeroizing::new(text),
+        _ => return Err(problem(Path::new(&params.name), &"the answer has no key")),
+    };
+    let Some(file) = out else {
+        if connection.json {
+            made["text"] = text.as_str().into();
+        } else {
+            println!("{}", *text);
+        }
+        return done(connection, made);
+    };
+    let written = match KeyText::parse(&text) {
+        Ok(secret) => write(&file, &secret).map_err(|error| problem(&file, &error)),
+        Err(error) => Err(problem(&file, &error)),
+    };
+    if let Err(failure) = written {
+        // Without its text the key is of no use.
+        let name = params.name.clone();
+        let _ = connection.call_for_json::<RemoveKey>(&RemoveKeyParams { name });
+        return Err(failure);
+    }
+    if let Some(made) = made.as_object_mut() {
+        made.remove("text");
+        made.insert("path".into(), json!(file));
+    }
+    done(connection, made)
+}
+
+fn add(connection: &Connection, made: &Made, expires: Option<String>) -> Result<(), Failure> {
+    if let Some(remote) = crate::tls::remote() {
+        return Err(Failure::Usage(format!(
+            "the daemon at {} reads key files of its own machine: make or import the key there",
+            remote.address
+        )));
+    }
     let params = AddKeyParams {
         name: made.name.clone(),
         path: made.file.clone(),
+        expires,
     };
     connection.call_for_json::<AddKey>(&params).map(drop)
 }
@@ -267,40 +398,50 @@ fn problem(path: &Path, error: &dyn std::fmt::Display) -> Failure {
     Failure::Failed(anyhow::anyhow!("{}: {error}", path.display()))
 }
 
+/// Checks a date, and leaves it as it is for the daemon.
+fn date(text: &str) -> Result<String, String> {
+    time::parse_moment(text).map(|_| text.to_owned())
+}
+
 fn list(connection: &Connection) -> Result<(), Failure> {
-    let keys = connection.call_for_json::<GetKeys>(&NoParams {})?;
+    let keys = connection.call_for_json::<ListKeys>(&NoParams {})?;
     if connection.json {
         return output::json(&keys);
     }
     let rows = items(&keys).iter().map(|key| {
-        let path = output::cell(key.get("path"));
+        let cell = |field: &str| output::cell(key.get(field));
+        let users = key["used_by"].as_array().into_iter().flatten();
+        let users: Vec<&str> = users.filter_map(Value::as_str).collect();
         let state = match key["removed"].as_bool() {
-            Some(true) => "removed",
-            _ => "",
-        };
-        let uses = key["refcnt"].as_u64().unwrap_or_default();
-        let uses = if state.is_empty() {
-            uses.saturating_sub(1)
-        } else {
-            uses
+            Some(true) => "removed".to_owned(),
+            _ => cell("state"),
         };
         vec![
-            output::cell(key.get("name")),
-            fingerprint(Path::new(&path)),
-            uses.to_string(),
-            state.to_owned(),
-            path,
+            cell("name"),
+            cell("kind"),
+            cell("hash"),
+            cell("fingerprint"),
+            state,
+            users.join(", "),
+            cell("made"),
+            cell("expires"),
+            match key["source"].as_str() {
+                Some("credential") => format!("credential {}", cell("credential")),
+                Some("sealed") => "sealed".to_owned(),
+                _ => cell("path"),
+            },
         ]
     });
-    output::table(&["name", "fingerprint", "uses", "", "file"], rows)
-}
-
-/// Returns the fingerprint of a key. It is empty if this user cannot read the file, and `damaged`
-/// if the file holds no valid key.
-fn fingerprint(path: &Path) -> String {
-    match keyring::read(path).map(|text| KeyText::parse(&text)) {
-        Ok(Ok(secret)) => secret.fingerprint(),
-        Ok(Err(_)) => "damaged".to_owned(),
-        Err(_) => String::new(),
-    }
+    let titles = [
+        "name",
+        "kind",
+        "hash",
+        "fingerprint",
+        "state",
+        "used by",
+        "made",
+        "expires",
+        "where",
+    ];
+    output::table(&titles, rows)
 }

@@ -1,4 +1,4 @@
-//! DPDK's `--lcores`: threads, and the processors that they run on.
+//! Parses DPDK's `--lcores`: threads, and the processors on which they run.
 //!
 //! ```text
 //! 0-2            three threads on processors 0, 1 and 2
@@ -9,7 +9,7 @@
 use nacre_reactor::CoreSet;
 
 /// The processors that `list` names, one for each thread as far as they suffice.
-pub fn processors(list: &str) -> Result<CoreSet, String> {
+pub(crate) fn processors(list: &str) -> Result<CoreSet, String> {
     let mut all = Vec::new();
     for item in items(list) {
         let (threads, processors) = match item.split_once('@') {

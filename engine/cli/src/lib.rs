@@ -1,10 +1,11 @@
-//! The command line. One file per subcommand; `nacre help` is the reference.
+//! The commands of `nacre`, one file per subcommand. `nacre help` is the reference.
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon running, 4 the daemon refused.
 
 #![forbid(unsafe_code)]
 
 mod address;
+mod alert;
 mod audit;
 mod bdev;
 mod bench;
@@ -23,10 +24,12 @@ mod initiator;
 mod key;
 mod lcores;
 mod listener;
+mod lvol;
 mod metrics;
 mod nvme;
 pub mod output;
 mod perf;
+mod pool;
 mod rdma;
 mod record;
 mod remote;
@@ -36,6 +39,7 @@ mod serve;
 mod state;
 mod subsystem;
 mod test;
+mod tls;
 mod top;
 mod volume;
 
@@ -63,6 +67,8 @@ use nacre_engine_rpc::client::{Client, ClientError};
         refused."
 )]
 struct Cli {
+    #[command(flatten)]
+    tls: tls::TlsArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -77,6 +83,10 @@ enum Command {
     Bdev(bdev::BdevArgs),
     /// Replicated volumes
     Volume(volume::VolumeArgs),
+    /// Storage pools
+    Pool(pool::PoolArgs),
+    /// Volumes, snapshots and clones of pools
+    Lvol(lvol::LvolArgs),
     /// Subsystems that hosts connect to
     Subsystem(subsystem::SubsystemArgs),
     /// Listeners: addresses of subsystems
@@ -89,6 +99,8 @@ enum Command {
     Top(top::TopArgs),
     /// Show past events, and follow new ones
     Events(events::EventsArgs),
+    /// Receivers of alerts: webhooks and mail
+    Alert(alert::AlertArgs),
     /// Show who changed something, or tried to
     Audit(audit::AuditArgs),
     /// Show the counters of a part of the daemon, or its sandbox
@@ -143,8 +155,16 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The socket named, or the default one; SPDK's, if only that is there.
+    /// The daemon of `--tls`, else the socket named or the default one; SPDK's, if only that is
+    /// there.
     pub fn open(&self) -> Result<Client, Failure> {
+        if let Some(remote) = tls::remote() {
+            if self.socket.is_some() {
+                let cause = "--tls and --socket name two daemons: leave out one of them, also as a variable (NACRE_TLS, NACRE_RPC_SOCKET)";
+                return Err(Failure::Usage(cause.into()));
+            }
+            return Ok(Client::over_tls(remote, self.timeout)?);
+        }
         let path = match &self.socket {
             Some(path) => path.clone(),
             None => {
@@ -204,19 +224,19 @@ pub enum Failure {
 impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
-            Failure::Failed(_) => 1,
-            Failure::Usage(_) => 2,
-            Failure::Daemon(ClientError::Unreachable { .. }) => 3,
-            Failure::Daemon(ClientError::Refused { .. }) => 4,
-            Failure::Daemon(_) => 1,
-            Failure::Exit { code, .. } => *code,
+            Self::Failed(_) => 1,
+            Self::Usage(_) => 2,
+            Self::Daemon(ClientError::Unreachable { .. } | ClientError::Remote { .. }) => 3,
+            Self::Daemon(ClientError::Refused { .. }) => 4,
+            Self::Daemon(_) => 1,
+            Self::Exit { code, .. } => *code,
         }
     }
 }
 
 impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Failure {
-        Failure::Failed(error.into())
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error.into())
     }
 }
 
@@ -252,17 +272,21 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         .try_get_matches_from_mut(&args)
         .unwrap_or_else(|error| with_whole_usage(error, root, &args).exit());
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    cli.tls.set();
     match cli.command {
         Command::Serve(args) => serve::run(*args, Personality::Nacre),
         Command::Rpc(args) => rpc::run(args),
         Command::Bdev(args) => bdev::run(args),
         Command::Volume(args) => volume::run(args),
+        Command::Pool(args) => pool::run(args),
+        Command::Lvol(args) => lvol::run(args),
         Command::Subsystem(args) => subsystem::run(args),
         Command::Listener(args) => listener::run(args),
         Command::Host(args) => host::run(args),
         Command::Key(args) => key::run(args),
         Command::Top(args) => top::run(args),
         Command::Events(args) => events::run(args),
+        Command::Alert(args) => alert::run(args),
         Command::Audit(args) => audit::run(args),
         Command::Info(args) => info::run(args),
         Command::Hugepages(args) => hugepages::run(args),
@@ -336,7 +360,10 @@ mod tests {
     fn every_argument_has_help() {
         fn walk(command: &clap::Command, missing: &mut Vec<String>) {
             for argument in command.get_arguments() {
-                let is_explained = argument.get_help().or(argument.get_long_help()).is_some();
+                let is_explained = argument
+                    .get_help()
+                    .or_else(|| argument.get_long_help())
+                    .is_some();
                 // Their heading explains them all.
                 let has_no_effect = argument
                     .get_help_heading()

@@ -1,4 +1,4 @@
-//! `nacre listener`: the addresses where subsystems listen.
+//! `nacre listener`: lists, adds and removes the listeners of subsystems.
 
 use clap::{Args, Subcommand};
 use nacre_nvmf::transport::ListenerOptions;
@@ -21,7 +21,7 @@ use nacre_engine_rpc::error::Errno;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
-pub struct ListenerArgs {
+pub(crate) struct ListenerArgs {
     #[command(flatten)]
     connection: Connection,
     #[command(subcommand)]
@@ -72,7 +72,7 @@ enum ListenerCommand {
     },
 }
 
-pub fn run(args: ListenerArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: ListenerArgs) -> Result<(), Failure> {
     let connection = &args.connection;
     match args.command {
         ListenerCommand::List { nqn } => list(connection, nqn.as_deref()),
@@ -233,7 +233,7 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
 }
 
 /// Adds a listener, and the transport it needs if that is missing.
-pub fn add(client: &mut Client, params: &AddListenerParams) -> Result<(), Failure> {
+pub(crate) fn add(client: &mut Client, params: &AddListenerParams) -> Result<(), Failure> {
     let there = client.call_for_json::<GetTransports, _>(&GetTransportsParams::default())?;
     let trtype = params.listen_address.trtype.as_str();
     let is_ours = |t: &Value| {

@@ -1,4 +1,4 @@
-//! `nacre`: the daemon and its command line.
+//! The program `nacre`: the daemon and its command line.
 
 #![forbid(unsafe_code)]
 

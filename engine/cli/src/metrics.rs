@@ -1,4 +1,4 @@
-//! `nacre metrics`: the numbers that Prometheus scrapes, without Prometheus.
+//! `nacre metrics`: prints the daemon's metrics, without Prometheus.
 
 use clap::Args;
 
@@ -6,7 +6,7 @@ use super::{Connection, Failure, output};
 use nacre_engine::methods::metrics::{GetMetrics, GetMetricsParams, MetricsFormat};
 
 #[derive(Debug, Args)]
-pub struct MetricsArgs {
+pub(crate) struct MetricsArgs {
     #[command(flatten)]
     connection: Connection,
     /// Print the reference of all metrics, in Markdown
@@ -14,7 +14,7 @@ pub struct MetricsArgs {
     reference: bool,
 }
 
-pub fn run(args: MetricsArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: MetricsArgs) -> Result<(), Failure> {
     if args.reference {
         return output::line(nacre_engine::metrics::markdown().trim_end());
     }

@@ -1,4 +1,5 @@
-//! `nacre nvme`: the NVMe drives of this machine, and their drivers. Only `show` calls the daemon.
+//! `nacre nvme`: lists the NVMe drives of this machine and binds them to vfio-pci. Only `show`
+//! calls the daemon.
 
 mod show;
 
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Connection, Failure, output};
 
 #[derive(Debug, Args)]
-pub struct NvmeArgs {
+pub(crate) struct NvmeArgs {
     #[command(subcommand)]
     command: NvmeCommand,
 }
@@ -76,7 +77,7 @@ fn address(text: &str) -> Result<Address, String> {
         .map_err(|error: nacre_bdev_nvme_vfio::pci::AddressError| error.to_string())
 }
 
-pub fn run(args: NvmeArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: NvmeArgs) -> Result<(), Failure> {
     let system = System::real();
     match args.command {
         NvmeCommand::List { json } => list(&system, json),

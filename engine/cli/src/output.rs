@@ -1,4 +1,4 @@
-//! Output of commands: a table for people, JSON for programs.
+//! Prints the results of commands, as tables or as JSON.
 
 use std::io::Write;
 

@@ -1,5 +1,5 @@
-//! `nacre perf`: load on a remote namespace, or on a drive of this machine, measured and optionally
-//! verified.
+//! `nacre perf`: runs a load on a remote namespace or a local drive, measures it, and verifies the
+//! data on request.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use nacre_nvmf::address::NVME_PORT;
         perf -a 192.0.2.1 -n nqn.2025-01.io.example:v --rw randrw --mix 70 --verify\n  nacre perf \
         'pcie://0000:5e:00.0?nsid=1' --depth 32 --cores 2"
 )]
-pub struct PerfArgs {
+pub(crate) struct PerfArgs {
     #[command(flatten)]
     remote: RemoteArgs,
     /// read, write, randread, randwrite, rw, randrw
@@ -105,7 +105,7 @@ pub struct PerfArgs {
     quiet: bool,
 }
 
-pub fn run(args: PerfArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: PerfArgs) -> Result<(), Failure> {
     let job = job(&args)?;
     if let Some(drive) = args.remote.drive() {
         let uri = drive.map_err(usage)?;
@@ -255,7 +255,7 @@ fn failure(error: PerfError) -> Failure {
             load::WorkerError::Connect { .. } | load::WorkerError::Refused { .. },
         ) => super::remote::cannot_connect(error),
         PerfError::Job(_)
-        | PerfError::Which { .. }
+        | PerfError::SeveralNamespaces { .. }
         | PerfError::NoNamespace { .. }
         | PerfError::Queues { .. } => usage(error),
         error => Failure::Failed(error.into()),
@@ -269,7 +269,7 @@ struct Line {
 }
 
 impl Line {
-    fn new(hidden: bool) -> Line {
+    fn new(hidden: bool) -> Self {
         let bar = if hidden || !std::io::stderr().is_terminal() {
             ProgressBar::hidden()
         } else {
@@ -277,7 +277,7 @@ impl Line {
         };
         let style = ProgressStyle::with_template("{prefix:12} {bar:24} {msg}");
         bar.set_style(style.expect("the template is right"));
-        Line {
+        Self {
             bar,
             last: (Instant::now(), 0, 0),
         }
@@ -314,7 +314,7 @@ impl Line {
 pub(super) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    pub(super) fn listen() -> Interrupt {
+    pub(super) fn listen() -> Self {
         let seen = Arc::new(AtomicBool::new(false));
         let set = Arc::clone(&seen);
         let wait = move || {
@@ -334,7 +334,7 @@ impl Interrupt {
         let _ = std::thread::Builder::new()
             .name("interrupt".into())
             .spawn(wait);
-        Interrupt(seen)
+        Self(seen)
     }
 
     pub(super) fn seen(&self) -> bool {

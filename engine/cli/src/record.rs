@@ -1,10 +1,10 @@
-//! One object for people: a line per value, nested ones by their path.
+//! Prints one JSON object as lines of path and value.
 
 use serde_json::Value;
 
 use super::{Failure, output};
 
-pub fn print(value: &Value) -> Result<(), Failure> {
+pub(crate) fn print(value: &Value) -> Result<(), Failure> {
     output::table(
         &["key", "value"],
         lines(value).into_iter().map(|(key, text)| vec![key, text]),

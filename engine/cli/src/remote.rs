@@ -1,4 +1,4 @@
-//! Options of every command that connects to a controller as a host does.
+//! The options of all commands that connect to a remote controller as a host.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use super::Failure;
 use super::address::{fallback, hostnqn};
 use super::test::OwnHost;
 use nacre_engine::services::drives::{DriveUri, DriveUriError};
-use nacre_engine::services::keyring::{FileKey, HostKeys};
+use nacre_engine::services::keyring::{HostKeys, NamedKey};
 use nacre_engine_doctor::{System, check_rdma_route};
 use nacre_engine_values::address::socket_of;
 use nacre_engine_values::host_identity::Identity;
@@ -33,10 +33,10 @@ use nacre_engine_values::host_identity::Identity;
 const KEY_JOBS: usize = 1024;
 
 /// Exit code: no connection could be established.
-pub const CANNOT_CONNECT: u8 = 3;
+pub(crate) const CANNOT_CONNECT: u8 = 3;
 
 #[derive(Debug, Clone, Args)]
-pub struct RemoteArgs {
+pub(crate) struct RemoteArgs {
     /// The controller: ADDRESS[:PORT], or tcp://ADDRESS[:PORT][/NQN][?nsid=N], or rdma://…, or
     /// auto://…
     #[arg(value_name = "URI", required_unless_present = "traddr", conflicts_with_all = ["traddr", "trsvcid"])]
@@ -106,7 +106,7 @@ pub struct RemoteArgs {
 }
 
 /// A named controller, and its connectors.
-pub struct Target {
+pub(crate) struct Target {
     pub remote: Endpoint,
     /// The namespace that the user names.
     pub nsid: Option<u32>,
@@ -116,7 +116,7 @@ pub struct Target {
 
 /// The properties of a connection that differ by command.
 #[derive(Debug, Clone, Default)]
-pub struct Needs {
+pub(crate) struct Needs {
     /// The subsystem and the port unless named.
     pub subnqn: Option<Nqn>,
     pub port: u16,
@@ -131,42 +131,30 @@ type Ways = (Arc<dyn Connector>, Option<PathOptions>);
 
 impl RemoteArgs {
     /// One path of a subsystem: its own transport without a fallback, one attempt.
-    pub fn of_path(uri: String, own: &OwnHost) -> RemoteArgs {
-        RemoteArgs {
-            uri: Some(uri),
-            transport: None,
-            fallback: None,
+    pub(crate) fn of_path(uri: String, own: &OwnHost) -> Result<Self, Failure> {
+        let defaults = Self::typed([uri])?;
+        Ok(Self {
             retries: 1,
-            retry_delay: Duration::from_secs(1),
             cm_timeout: own.connect_timeout,
-            traddr: None,
-            trsvcid: None,
-            nqn: None,
-            nsid: None,
-            cntlid: None,
             hostnqn: own.hostnqn.clone(),
             hostid: own.hostid.clone(),
             dhchap_key: own.dhchap_key.clone(),
             dhchap_ctrlr_key: own.dhchap_ctrlr_key.clone(),
-            psk: None,
-            hdgst: false,
-            ddgst: false,
-            tos: 0,
             connect_timeout: own.connect_timeout,
-            keep_alive: Duration::from_secs(15),
-        }
+            ..defaults
+        })
     }
 
     /// The options as `words` of a command line: for commands with several targets.
-    pub fn typed(words: impl IntoIterator<Item = String>) -> Result<RemoteArgs, Failure> {
+    pub(crate) fn typed(words: impl IntoIterator<Item = String>) -> Result<Self, Failure> {
         let command = clap::Command::new("target").no_binary_name(true);
-        let matches = RemoteArgs::augment_args(command).try_get_matches_from(words);
-        let args = matches.and_then(|matches| RemoteArgs::from_arg_matches(&matches));
+        let matches = Self::augment_args(command).try_get_matches_from(words);
+        let args = matches.and_then(|matches| Self::from_arg_matches(&matches));
         args.map_err(usage)
     }
 
     /// The drive of this machine that the URI names, if it is such a URI; it may be invalid.
-    pub fn drive(&self) -> Option<Result<DriveUri, DriveUriError>> {
+    pub(crate) fn drive(&self) -> Option<Result<DriveUri, DriveUriError>> {
         let uri = self.uri.as_deref().filter(|uri| DriveUri::is_one(uri))?;
         Some(uri.parse().and_then(|mut drive: DriveUri| {
             if let Some(nsid) = &self.nsid {
@@ -177,7 +165,7 @@ impl RemoteArgs {
     }
 
     /// The controller's address. The scheme is set; nothing else has a default yet.
-    pub fn remote(&self) -> Result<Endpoint, Failure> {
+    pub(crate) fn remote(&self) -> Result<Endpoint, Failure> {
         let mut remote = match (&self.uri, &self.traddr) {
             (Some(uri), _) => Grammar::CONTROLLER.parse(uri).map_err(usage)?,
             (None, Some(host)) => Endpoint::of_host(host),
@@ -209,9 +197,9 @@ impl RemoteArgs {
     }
 
     /// The target, and its connectors.
-    pub fn target(&self, needs: Needs) -> Result<Target, Failure> {
+    pub(crate) fn target(&self, needs: Needs) -> Result<Target, Failure> {
         let mut remote = self.remote()?;
-        remote.subnqn = remote.subnqn.or(needs.subnqn.clone());
+        remote.subnqn = remote.subnqn.or_else(|| needs.subnqn.clone());
         remote.port = remote.port.or(Some(needs.port));
         let Some(nqn) = remote.subnqn.clone() else {
             let hint = "no subsystem: give --nqn, or a URI that names one; `nacre discover` lists \
@@ -317,8 +305,8 @@ impl RemoteArgs {
         let tcp = TcpConnector::new(address, digests, needs.entries)
             .marked(marking)
             .secured(tls);
-        let fallback = self.fallback.or(scheme.fallback());
-        let fallback = fallback.unwrap_or(choice.default_fallback());
+        let fallback = self.fallback.or_else(|| scheme.fallback());
+        let fallback = fallback.unwrap_or_else(|| choice.default_fallback());
         let fallback = match (choice, fallback) {
             (TransportChoice::Tcp, _) => return Ok((Arc::new(tcp), None)),
             (_, Fallback::Tcp) => Some(tcp),
@@ -361,7 +349,7 @@ impl RemoteArgs {
 }
 
 impl Target {
-    pub fn connect(&self) -> Result<Session, Failure> {
+    pub(crate) fn connect(&self) -> Result<Session, Failure> {
         let remote = self.remote.to_string();
         let (options, connector) = (self.options.clone(), &self.connector);
         Session::connect_telling(&remote, options, connector, |failure| {
@@ -371,16 +359,13 @@ impl Target {
     }
 }
 
-fn key_file(path: &Path) -> Result<FileKey, Failure> {
+fn key_file(path: &Path) -> Result<NamedKey, Failure> {
     let path = std::path::absolute(path).map_err(usage)?;
-    Ok(FileKey {
-        name: path.display().to_string(),
-        path,
-    })
+    Ok(NamedKey::in_file(path.display().to_string(), path))
 }
 
 /// A static controller.
-pub fn parse_cntlid(text: &str) -> Result<ControllerId, String> {
+pub(crate) fn parse_cntlid(text: &str) -> Result<ControllerId, String> {
     match text.parse::<u16>() {
         Ok(id) if id <= MAX_CNTLID => Ok(ControllerId::Static(id)),
         Err(_) if text.eq_ignore_ascii_case("any") => Ok(ControllerId::AnyStatic),
@@ -388,14 +373,14 @@ pub fn parse_cntlid(text: &str) -> Result<ControllerId, String> {
     }
 }
 
-pub fn cannot_connect(error: impl Into<anyhow::Error>) -> Failure {
+pub(crate) fn cannot_connect(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Exit {
         code: CANNOT_CONNECT,
         error: error.into(),
     }
 }
 
-pub fn usage(error: impl std::fmt::Display) -> Failure {
+pub(crate) fn usage(error: impl std::fmt::Display) -> Failure {
     Failure::Usage(error.to_string())
 }
 

@@ -1,4 +1,4 @@
-//! `nacre rpc`: any method, its parameters as JSON or as `key=value`.
+//! `nacre rpc`: calls any RPC method, with parameters as JSON or as `key=value`.
 
 use clap::Args;
 use serde_json::{Map, Value};
@@ -11,7 +11,7 @@ use nacre_engine_rpc::client::ClientError;
 #[command(
     after_help = "Parameters: one JSON object, or key=value pairs. A value is read as JSON if it is JSON\nand as text otherwise, and as text where the method wants text; dots make objects:\nlisten_address.trsvcid=4420.\n\nExample: nacre rpc bdev_malloc_create name=ram0 num_blocks=131072 block_size=512"
 )]
-pub struct RpcArgs {
+pub(crate) struct RpcArgs {
     #[command(flatten)]
     connection: Connection,
     /// Print the reference of all methods, in Markdown
@@ -24,7 +24,7 @@ pub struct RpcArgs {
     params: Vec<String>,
 }
 
-pub fn run(args: RpcArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: RpcArgs) -> Result<(), Failure> {
     if args.reference {
         return output::line(nacre_engine::methods::reference::markdown().trim_end());
     }

@@ -1,4 +1,4 @@
-//! `nacre info sandbox`: capabilities of the daemon, and its filter of system calls.
+//! `nacre info sandbox`: the capabilities of the daemon, and its system call filter.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::{Connection, Failure, output};
 use nacre_engine::methods::sandbox::GetSandbox;
 use nacre_engine_rpc::NoParams;
 
-pub fn run(connection: &Connection) -> Result<(), Failure> {
+pub(crate) fn run(connection: &Connection) -> Result<(), Failure> {
     let sandbox = connection.call_for_json::<GetSandbox>(&NoParams {})?;
     if connection.json {
         return output::json(&sandbox);

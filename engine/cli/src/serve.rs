@@ -1,7 +1,8 @@
-//! `nacre serve`, and the same under the name `nvmf_tgt`.
+//! `nacre serve`: starts the daemon. Also installed under the name `nvmf_tgt`.
 //!
-//! Every flag of SPDK's application framework is accepted, so that scripts and units written for
-//! `nvmf_tgt` work unchanged. Flags without a meaning here (DPDK's, mostly) are listed as such.
+//! All options of SPDK's application framework are accepted, so that scripts and units written for
+//! `nvmf_tgt` work unchanged. The help lists the options without an effect here, most of them
+//! DPDK's.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use nacre_engine::daemon::ServeOptions;
 use nacre_engine::daemon::reload::Source;
 
 #[derive(Debug, Args)]
-pub struct ServeArgs {
+pub(crate) struct ServeArgs {
     /// Configuration: TOML, or SPDK's JSON (its calls are carried out at start)
     #[arg(
         short = 'c',
@@ -151,7 +152,7 @@ struct NvmfTgt {
     version: bool,
 }
 
-pub fn run(args: ServeArgs, personality: Personality) -> Result<(), Failure> {
+pub(crate) fn run(args: ServeArgs, personality: Personality) -> Result<(), Failure> {
     let loaded = args.load()?;
     let json_config = match args.config_file() {
         Some(path) => read_json(&path)?.map(|config| (path, config)),
@@ -169,7 +170,7 @@ pub fn run(args: ServeArgs, personality: Personality) -> Result<(), Failure> {
     nacre_engine::daemon::serve(options, nacre_engine::methods::all()).map_err(Failure::Failed)
 }
 
-pub fn run_nvmf_tgt(args: Vec<OsString>) -> Result<(), Failure> {
+pub(crate) fn run_nvmf_tgt(args: Vec<OsString>) -> Result<(), Failure> {
     let matches = NvmfTgt::command().get_matches_from(args);
     let tgt = NvmfTgt::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     if tgt.version {
@@ -184,7 +185,7 @@ pub fn run_nvmf_tgt(args: Vec<OsString>) -> Result<(), Failure> {
 
 impl ServeArgs {
     /// The settings from these arguments, the environment and the file.
-    pub fn load(&self) -> Result<Loaded, Failure> {
+    pub(crate) fn load(&self) -> Result<Loaded, Failure> {
         let file = match self.config_file() {
             Some(path) if read_json(&path)?.is_some() => None,
             file => file,

@@ -7,7 +7,7 @@ use nacre_engine::methods::state::{Forget, ForgetParams, GetState, Retry};
 use nacre_engine_rpc::NoParams;
 
 #[derive(Debug, Args)]
-pub struct StateArgs {
+pub(crate) struct StateArgs {
     #[command(flatten)]
     connection: Connection,
     #[command(subcommand)]
@@ -27,7 +27,7 @@ enum StateCommand {
     },
 }
 
-pub fn run(args: StateArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: StateArgs) -> Result<(), Failure> {
     let connection = args.connection;
     match args.command.unwrap_or(StateCommand::List) {
         StateCommand::List => {
@@ -35,11 +35,10 @@ pub fn run(args: StateArgs) -> Result<(), Failure> {
             if connection.json {
                 return output::json(&state);
             }
-            let kept = state["store"]
-                .as_str()
-                .map_or("nowhere: the state ends with the daemon".into(), |s| {
-                    format!("in {s}")
-                });
+            let kept = state["store"].as_str().map_or_else(
+                || "nowhere: the state ends with the daemon".into(),
+                |s| format!("in {s}"),
+            );
             output::line(&format!("kept {kept}\n"))?;
             output::columns(
                 &state["objects"],

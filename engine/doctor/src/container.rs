@@ -4,7 +4,7 @@ use nacre_transport_rdma_link::{Access, NoDevice};
 
 use super::{Finding, Scope, System, memory, rdma};
 
-pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     if !rdma::in_container(system) {
         findings.push(Finding::skip("container", "this is not a container"));
         return;

@@ -1,4 +1,5 @@
-//! An ICMP echo with fragmentation forbidden, as `ping -M do` sends it, without that program.
+//! Sends ICMP echo requests with the Don't Fragment bit, as `ping -M do` does, to find the MTU of a
+//! path.
 //!
 //! Linux has two kinds of socket for it. `SOCK_DGRAM` needs a group in `net.ipv4.ping_group_range`,
 //! which also covers ICMPv6. `SOCK_RAW` needs CAP_NET_RAW. This tries them in this order. The bytes
@@ -44,10 +45,10 @@ pub enum Echo {
 impl fmt::Display for Echo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Echo::Answered(time) => write!(f, "answered in {:.2} ms", time.as_secs_f64() * 1000.0),
-            Echo::TooLong => f.write_str("longer than the MTU of an interface on the way"),
-            Echo::Unreachable(errno) => write!(f, "{}", io::Error::from(*errno)),
-            Echo::Silent => f.write_str("no answer"),
+            Self::Answered(time) => write!(f, "answered in {:.2} ms", time.as_secs_f64() * 1000.0),
+            Self::TooLong => f.write_str("longer than the MTU of an interface on the way"),
+            Self::Unreachable(errno) => write!(f, "{}", io::Error::from(*errno)),
+            Self::Silent => f.write_str("no answer"),
         }
     }
 }
@@ -67,13 +68,13 @@ pub enum EchoError {
 }
 
 impl From<Errno> for EchoError {
-    fn from(errno: Errno) -> EchoError {
-        EchoError::Socket(errno.into())
+    fn from(errno: Errno) -> Self {
+        Self::Socket(errno.into())
     }
 }
 
 /// Sends an echo in an IP packet of `size` bytes, at most twice. Takes less than two seconds.
-pub fn echo(to: SocketAddr, size: u32) -> Result<Echo, EchoError> {
+pub(crate) fn echo(to: SocketAddr, size: u32) -> Result<Echo, EchoError> {
     let socket = EchoSocket::open(to)?;
     // Raw sockets receive the replies to every program: the identifier says which are ours.
     let identifier = rustix::process::getpid().as_raw_nonzero().get() as u16;
@@ -97,7 +98,7 @@ struct EchoSocket {
 
 impl EchoSocket {
     /// Connected: the kernel then reports errors of routers on it.
-    fn open(to: SocketAddr) -> Result<EchoSocket, EchoError> {
+    fn open(to: SocketAddr) -> Result<Self, EchoError> {
         let (version, family, protocol) = match to {
             SocketAddr::V4(_) => (Version::V4, AddressFamily::INET, ipproto::ICMP),
             SocketAddr::V6(_) => (Version::V6, AddressFamily::INET6, ipproto::ICMPV6),
@@ -127,7 +128,7 @@ impl EchoSocket {
         let mut to = to;
         to.set_port(0);
         connect(&socket, &to)?;
-        Ok(EchoSocket {
+        Ok(Self {
             socket,
             version,
             is_raw,

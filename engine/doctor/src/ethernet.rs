@@ -23,7 +23,7 @@ pub struct Facts {
     pub before: Sample,
     /// A second sample; `None` without a waiting time.
     pub after: Option<Sample>,
-    pub neighbour: Heard,
+    pub neighbour: SwitchSettings,
     pub ecn: Option<Ecn>,
     pub mtu: Option<u32>,
     /// Link speed in Mb/s.
@@ -59,7 +59,7 @@ impl Sample {
 /// The switch's own settings, from its LLDP frames.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Heard {
+pub enum SwitchSettings {
     /// There was no time to listen.
     #[default]
     NotListened,
@@ -72,10 +72,10 @@ pub enum Heard {
     Neighbour(Box<Neighbour>),
 }
 
-impl Heard {
+impl SwitchSettings {
     pub fn neighbour(&self) -> Option<&Neighbour> {
         match self {
-            Heard::Neighbour(neighbour) => Some(neighbour),
+            Self::Neighbour(neighbour) => Some(neighbour),
             _ => None,
         }
     }
@@ -94,7 +94,7 @@ pub struct Ecn {
 
 /// Reads the settings of these interfaces. Receives LLDP frames for `wait`, and reads the counters
 /// before and after that time.
-pub fn gather(roots: &Roots, interfaces: &[String], wait: Duration) -> Vec<Facts> {
+pub(crate) fn gather(roots: &Roots, interfaces: &[String], wait: Duration) -> Vec<Facts> {
     let start = Instant::now();
     let mut all: Vec<Facts> = interfaces
         .iter()
@@ -111,7 +111,8 @@ pub fn gather(roots: &Roots, interfaces: &[String], wait: Duration) -> Vec<Facts
             .collect();
         for (facts, listener) in all.iter_mut().zip(listeners) {
             let heard = listener.join();
-            facts.neighbour = heard.unwrap_or(Heard::Unable("the listener ended".into()));
+            facts.neighbour =
+                heard.unwrap_or_else(|_| SwitchSettings::Unable("the listener ended".into()));
         }
     });
     // Wait for the rest of the time even if a frame arrived early: the rates need it.
@@ -141,7 +142,7 @@ fn settings(roots: &Roots, interface: &str) -> Facts {
         pause: ethtool::pause(interface).ok().flatten(),
         before: sample(interface, dcb.as_ref()),
         after: None,
-        neighbour: Heard::NotListened,
+        neighbour: SwitchSettings::NotListened,
         ecn: ecn(&text),
         mtu: text("mtu").and_then(|mtu| mtu.parse().ok()),
         // -1 without a link.
@@ -179,17 +180,17 @@ fn ecn(text: &dyn Fn(&str) -> Option<String>) -> Option<Ecn> {
     })
 }
 
-fn listen(interface: &str, wait: Duration) -> Heard {
+fn listen(interface: &str, wait: Duration) -> SwitchSettings {
     let frames = LldpSocket::open(interface).and_then(|socket| socket.receive(wait, 1));
     match frames {
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            Heard::Unable("not permitted: listening for LLDP takes CAP_NET_RAW".into())
+            SwitchSettings::Unable("not permitted: listening for LLDP takes CAP_NET_RAW".into())
         }
-        Err(error) => Heard::Unable(error.to_string()),
+        Err(error) => SwitchSettings::Unable(error.to_string()),
         Ok(frames) => match frames.last().map(|frame| lldp::parse(frame)) {
-            None => Heard::Silence(wait),
-            Some(Ok(neighbour)) => Heard::Neighbour(Box::new(neighbour)),
-            Some(Err(error)) => Heard::Bad(error.to_string()),
+            None => SwitchSettings::Silence(wait),
+            Some(Ok(neighbour)) => SwitchSettings::Neighbour(Box::new(neighbour)),
+            Some(Err(error)) => SwitchSettings::Bad(error.to_string()),
         },
     }
 }

@@ -6,7 +6,7 @@ use super::net::{rdma_netdevs, select_all};
 use super::rdma::in_container;
 use super::{Finding, Scope, System};
 
-pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     port_counters(system, findings);
     drops(system, scope, findings);
     findings.push(io_uring(system));
@@ -69,7 +69,7 @@ pub(crate) fn storage_netdevs(system: &System, scope: &Scope) -> Vec<String> {
 }
 
 /// Checks the dropped packets since the interface came up. Warns above one in ten thousand.
-pub fn drops(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn drops(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.drops";
     const ONE_IN: u64 = 10_000;
     const COUNTERS: [&str; 7] = [

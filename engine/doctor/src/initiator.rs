@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use nacre_transport_rdma_link::{
-    Access, Environment, Memlock, ModuleState, Uverbs, Want, capability,
+    Access, CapabilityRequest, Environment, Memlock, ModuleState, Uverbs, capability,
 };
 
 use super::{Finding, Report, System};
@@ -212,7 +212,11 @@ pub fn rdma_path(
         memory_needed: 0,
         no_device: system.environment.no_device.clone(),
     };
-    capability(&system.fabric, &Want::new(netdev, source), &environment)
+    capability(
+        &system.fabric,
+        &CapabilityRequest::new(netdev, source),
+        &environment,
+    )
 }
 
 fn rdma_to(system: &System, netdev: &str, source: IpAddr) -> Finding {

@@ -6,15 +6,18 @@
 //! ```
 //!
 //! A check reads only the [`System`], so that a test can simulate any machine, and contacts peers
-//! and devices only through its [`Probe`]. A check that cannot decide is a SKIP with the reason.
+//! and devices only through its [`Probe`]. A check without the facts that it needs reports SKIP
+//! with the reason.
 
 #![forbid(unsafe_code)]
 
+mod concat;
 mod container;
 mod echo;
 mod ethernet;
 mod hardware;
 mod initiator;
+pub mod keys;
 mod live;
 mod loss;
 mod memory;
@@ -24,6 +27,7 @@ mod nvme;
 pub mod peer;
 mod rdma;
 mod rdma_route;
+pub mod revocation;
 pub mod roce;
 mod sandbox;
 mod socket;
@@ -40,9 +44,10 @@ use nacre_transport_rdma_link::qos::Qos;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use concat::ConcatHost;
 pub use echo::{Echo, EchoError};
 pub use initiator::{Target, examine as examine_initiator, rdma_path};
-pub use net::{no_interface, select};
+pub use net::{Selected, no_interface, select};
 pub use numa::{Placed, placed_devices};
 pub use rdma::reason_without_rdma;
 pub use rdma_route::check_rdma_route;
@@ -67,10 +72,10 @@ pub enum Status {
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Status::Pass => "PASS",
-            Status::Skip => "SKIP",
-            Status::Warn => "WARN",
-            Status::Fail => "FAIL",
+            Self::Pass => "PASS",
+            Self::Skip => "SKIP",
+            Self::Warn => "WARN",
+            Self::Fail => "FAIL",
         })
     }
 }
@@ -96,8 +101,8 @@ fn one_line(text: String) -> String {
 }
 
 impl Finding {
-    fn new(id: &'static str, status: Status, evidence: impl Into<String>) -> Finding {
-        Finding {
+    fn new(id: &'static str, status: Status, evidence: impl Into<String>) -> Self {
+        Self {
             id,
             subject: None,
             status,
@@ -106,29 +111,29 @@ impl Finding {
         }
     }
 
-    fn pass(id: &'static str, evidence: impl Into<String>) -> Finding {
-        Finding::new(id, Status::Pass, evidence)
+    fn pass(id: &'static str, evidence: impl Into<String>) -> Self {
+        Self::new(id, Status::Pass, evidence)
     }
 
-    fn skip(id: &'static str, evidence: impl Into<String>) -> Finding {
-        Finding::new(id, Status::Skip, evidence)
+    fn skip(id: &'static str, evidence: impl Into<String>) -> Self {
+        Self::new(id, Status::Skip, evidence)
     }
 
-    fn warn(id: &'static str, evidence: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        Finding {
+    fn warn(id: &'static str, evidence: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
             remedy: Some(remedy.into()),
-            ..Finding::new(id, Status::Warn, evidence)
+            ..Self::new(id, Status::Warn, evidence)
         }
     }
 
-    fn fail(id: &'static str, evidence: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        Finding {
+    fn fail(id: &'static str, evidence: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
             remedy: Some(remedy.into()),
-            ..Finding::new(id, Status::Fail, evidence)
+            ..Self::new(id, Status::Fail, evidence)
         }
     }
 
-    fn of(mut self, subject: impl Into<String>) -> Finding {
+    fn of(mut self, subject: impl Into<String>) -> Self {
         self.subject = Some(subject.into());
         self
     }
@@ -177,6 +182,14 @@ pub struct Scope {
     pub socket: Option<Socket>,
     /// The daemon's sandbox; `None`: not checked.
     pub sandbox: Option<Sandbox>,
+    /// Hosts that must use secure channel concatenation.
+    pub concat_hosts: Vec<ConcatHost>,
+    /// The daemon's keys.
+    pub keys: Vec<keys::Key>,
+    /// Their store key; `None`: no key is sealed.
+    pub store_key: Option<keys::StoreKey>,
+    /// The certificate revocation lists of the TLS listeners.
+    pub revocations: Vec<revocation::Revocation>,
 }
 
 impl Scope {
@@ -222,9 +235,9 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn of(findings: Vec<Finding>) -> Report {
+    pub fn of(findings: Vec<Finding>) -> Self {
         let count = |status| findings.iter().filter(|f| f.status == status).count();
-        Report {
+        Self {
             passed: count(Status::Pass),
             skipped: count(Status::Skip),
             warnings: count(Status::Warn),
@@ -261,6 +274,9 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     container::checks(system, scope, &mut findings);
     socket::checks(scope, &mut findings);
     sandbox::checks(scope, &mut findings);
+    concat::checks(scope, &mut findings);
+    keys::checks(scope, &mut findings);
+    revocation::checks(scope, &mut findings);
     (Report::of(findings), facts)
 }
 

@@ -31,7 +31,7 @@ const MESSAGE: u32 = 64 << 10;
 
 /// Opens a reliable connection to the peer. A `nacre rdma perf server` there answers a ping-pong;
 /// other servers only answer the request.
-pub fn peer(system: &System, scope: &Scope, target: SocketAddr, source: IpAddr) -> Finding {
+pub(crate) fn peer(system: &System, scope: &Scope, target: SocketAddr, source: IpAddr) -> Finding {
     const ID: &str = "net.peer";
     if let Some(reason) = no_rdma(system, source) {
         let evidence = format!("no RDMA connection was tried from {source}: {reason}");
@@ -142,7 +142,7 @@ fn no_rdma(system: &System, source: IpAddr) -> Option<String> {
 }
 
 /// Moves data through each address's device, and checks that the counters of the right port moved.
-pub fn traffic(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn traffic(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "rdma.traffic";
     let Some(amount) = scope.traffic else {
         findings.push(Finding::skip(
@@ -319,7 +319,7 @@ pub(super) fn judge(
 }
 
 /// Compares the device's completion queue entries with the needs of one host's queues.
-pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "rdma.cq";
     if system.fabric.devices.is_empty() {
         return;
@@ -361,7 +361,7 @@ pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Find
 }
 
 /// The libraries of this machine, with at least one device.
-pub fn real_provider() -> Result<Arc<dyn Provider>, VerbsError> {
+pub(crate) fn real_provider() -> Result<Arc<dyn Provider>, VerbsError> {
     let provider = nacre_transport_rdma_verbs::VerbsProvider::open()?;
     if provider.devices()?.is_empty() {
         Err(provider.absence().into_error())

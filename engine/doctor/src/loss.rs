@@ -1,15 +1,15 @@
-//! Checks of the counters that lost packets leave behind: of RDMA ports, and of the cards of RoCE.
+//! Checks of the counters of lost packets: those of RDMA ports, and those of the network cards that
+//! carry RoCE.
 //!
-//! Growth while the doctor runs is a problem of now. Counts since the start of the machine are
-//! compared with the packets of that time: a few lost packets are harmless, one in
-//! [`ONE_IN`] is not.
+//! A counter that grows while the doctor runs is a present problem. A count since boot is compared
+//! with the packets since boot: a few lost packets are harmless, one in [`ONE_IN`] is not.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use nacre_transport_rdma_link::ethtool::PriorityCounters;
 use nacre_transport_rdma_link::qos::Qos;
-use nacre_transport_rdma_link::{CounterGroup, Sign, counters};
+use nacre_transport_rdma_link::{CounterGroup, Symptom, counters};
 
 use super::ethernet::Facts;
 use super::{Finding, Scope, System};
@@ -39,14 +39,14 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    pub(super) fn of(system: &System) -> Moment {
+    pub(super) fn of(system: &System) -> Self {
         let ports = system.fabric.ports().map(|(device, port)| {
             let all = counters(&system.roots.sys, &device.name, port.num, None);
             let all = all.into_iter().filter(|c| c.group != CounterGroup::Netdev);
             let all = all.map(|counter| (counter.name, counter.value)).collect();
             (format!("{}/{}", device.name, port.num), all)
         });
-        Moment {
+        Self {
             at: Instant::now(),
             ports: ports.collect(),
         }
@@ -84,10 +84,12 @@ fn in_words(counts: &[(&str, u64)], plus: &str) -> String {
 
 pub(super) fn port_loss(before: &Counts, after: &Counts, seconds: f64, qos: &Qos) -> Finding {
     const ID: &str = "rdma.loss";
-    let mut grown: Vec<(Sign, &str, u64)> = Vec::new();
+    let mut grown: Vec<(Symptom, &str, u64)> = Vec::new();
     let mut counted: Vec<(&str, u64)> = Vec::new();
     for (name, now) in after {
-        let Some(sign) = Sign::of(name) else { continue };
+        let Some(sign) = Symptom::of(name) else {
+            continue;
+        };
         let then = before.get(name).copied().unwrap_or(*now);
         if let Some(more) = now.checked_sub(then).filter(|more| *more > 0) {
             grown.push((sign, name.as_str(), more));
@@ -107,7 +109,7 @@ pub(super) fn port_loss(before: &Counts, after: &Counts, seconds: f64, qos: &Qos
         let all = in_words(&all.collect::<Vec<_>>(), "+");
         let (says, remedy) = meaning(sign);
         let evidence = format!("{all} {during}: {says}");
-        return if sign == Sign::GivenUp || (sign == Sign::Loss && qos.lossless) {
+        return if sign == Symptom::GivenUp || (sign == Symptom::Loss && qos.lossless) {
             Finding::fail(ID, evidence, remedy)
         } else {
             Finding::warn(ID, evidence, remedy)
@@ -121,21 +123,21 @@ pub(super) fn port_loss(before: &Counts, after: &Counts, seconds: f64, qos: &Qos
     since_start(ID, &during, &counted, packets)
 }
 
-fn meaning(sign: Sign) -> (&'static str, &'static str) {
+fn meaning(sign: Symptom) -> (&'static str, &'static str) {
     match sign {
-        Sign::GivenUp => (
+        Symptom::GivenUp => (
             "packets were lost until connections ended",
             "see whether the peer is there (`nacre doctor --peer ADDRESS`), and roce.lossless, roce.ecn and the switch ports",
         ),
-        Sign::Loss => (
+        Symptom::Loss => (
             "packets are lost on the way and sent again",
             "see roce.lossless, roce.ecn and net.mtu (`nacre doctor --wait 35s`), and the drops of the switch ports",
         ),
-        Sign::NotReady => (
+        Symptom::NotReady => (
             "senders wait for receive buffers",
             "give the receiver more: srq_size in [rdma], or less depth (max_queue_depth); `nacre rdma size` prints the needs",
         ),
-        Sign::Damage => (
+        Symptom::Damage => (
             "the link damages packets",
             "replace the cable or the module, and compare `ethtool -S` with the counters of the switch port",
         ),

@@ -3,7 +3,7 @@
 use super::{Finding, Scope, System};
 use nacre_engine_values::size::bytes;
 
-pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     findings.push(memlock(system, scope));
     findings.push(fork(system));
     hugepages(system, scope, findings);

@@ -12,7 +12,7 @@ use nacre_engine_values::selector::{Selector, mac};
 pub(super) use nacre_nvmf::address::NVME_PORT;
 const ROCE_PORT: u16 = 4791;
 
-pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     exists(system, scope, findings);
     mtu(system, findings);
     findings.push(firewall(system));
@@ -22,7 +22,7 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
 }
 
 /// Checks of the interfaces that RDMA uses.
-pub fn of_rdma(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn of_rdma(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     mtu(system, findings);
     shared(system, findings);
     arp(system, scope, findings);
@@ -37,7 +37,7 @@ pub struct Selected {
 
 /// All addresses that the scope's selectors match; `net.iface.exists` reports selectors without a
 /// match.
-pub fn select_all(system: &System, scope: &Scope) -> Vec<Selected> {
+pub(crate) fn select_all(system: &System, scope: &Scope) -> Vec<Selected> {
     let mut all = Vec::new();
     for selector in &scope.listeners {
         for found in select(system, selector) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::hardware::storage_netdevs;
 use super::{Finding, Scope, System};
 
-pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     let nodes = Nodes::read(system);
     nic_nodes(system, scope, &nodes, findings);
     disk_nodes(system, &nodes, findings);
@@ -107,7 +107,7 @@ struct Nodes {
 }
 
 impl Nodes {
-    fn read(system: &System) -> Nodes {
+    fn read(system: &System) -> Self {
         let folder = system.roots.sys.join("devices/system/node");
         let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
         let mut nodes: Vec<(u32, Vec<usize>)> = entries
@@ -125,7 +125,7 @@ impl Nodes {
         let allowed = status
             .lines()
             .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        Nodes {
+        Self {
             nodes,
             allowed: allowed.map(cpus).unwrap_or_default(),
         }

@@ -6,7 +6,7 @@ use nacre_bdev_nvme_vfio::pci::{Drive, Driver, Iommu};
 use super::{Finding, Scope, System};
 use nacre_engine_values::size::bytes;
 
-pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     let drives = system.pci.drives();
     if drives.is_empty() {
         findings.push(Finding::skip("nvme.drives", "no NVMe drive on a PCI bus"));

@@ -1,4 +1,5 @@
-//! Check group `peer`: do both ends, and the network between them, treat packets the same way?
+//! Check group `peer`: compares the Ethernet settings of two machines, and tests whether the
+//! network between them keeps the DSCP of packets.
 //!
 //! ```text
 //!   nacre doctor --peer 192.0.2.7             nacre doctor --answer 192.0.2.7   (on the peer)
@@ -6,7 +7,7 @@
 //!       ◀─ settings, counts, arrivals ──────── (read-only facts of one interface)
 //!       ── UDP 18516: marked probes ─────────▶
 //!       ◀─ each echoed with the same mark ────
-//!   Answer ─▶ judge ─▶ findings                both ends' facts in, status and text out; pure
+//!   Answer ─▶ judge ─▶ findings                pure functions of both ends' settings and counts
 //! ```
 //!
 //! The responder runs only while an operator wants it, on one address, for a limited time. It
@@ -76,12 +77,12 @@ impl End {
 
     /// The end at `netdev`, whose settings are on `physical`: itself, the parent of a VLAN, or the
     /// members of a bond. Different members are the finding `roce.members`; here the first counts.
-    fn of(system: &System, netdev: &str, physical: &[Facts]) -> End {
-        let mut end = End {
+    fn of(system: &System, netdev: &str, physical: &[Facts]) -> Self {
+        let mut end = Self {
             interface: netdev.to_owned(),
             mtu: system.netdev_mtu(netdev),
             is_vlan: roce::is_vlan(system, netdev),
-            ..End::default()
+            ..Self::default()
         };
         let Some(facts) = physical.first() else {
             return end;
@@ -133,11 +134,11 @@ pub struct Bytes {
 
 impl Bytes {
     /// The growth since `before`.
-    fn since(&self, before: &Bytes) -> Bytes {
+    fn since(&self, before: &Self) -> Self {
         let grown = |now: &[Option<u64>; PRIORITIES], then: &[Option<u64>; PRIORITIES]| {
             std::array::from_fn(|at| Some(now[at]?.saturating_sub(then[at]?)))
         };
-        Bytes {
+        Self {
             rx: grown(&self.rx, &before.rx),
             tx: grown(&self.tx, &before.tx),
         }

@@ -2,8 +2,8 @@
 //! firmware.
 
 use nacre_transport_rdma_link::{
-    Access, Device, Firmware, GidKind, LinkLayer, ModuleState, NoDevice, NodeType, Port, Want,
-    capability,
+    Access, CapabilityRequest, Device, Firmware, GidKind, LinkLayer, ModuleState, NoDevice,
+    NodeType, Port, capability,
 };
 
 use super::net::{self, Selected};
@@ -16,7 +16,7 @@ const MODULES: [(&str, &str); 3] = [
     ("rdma_ucm", "the connection manager for programs"),
 ];
 
-pub fn modules(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn modules(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "rdma.modules";
     let states = MODULES.map(|(name, purpose)| (name, purpose, system.modules.state(name)));
     let evidence: Vec<String> = states
@@ -70,7 +70,7 @@ fn in_words(state: ModuleState, listed: bool) -> &'static str {
     }
 }
 
-pub fn devices(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn devices(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "rdma.devices";
     if !system.fabric.devices.is_empty() {
         let names: Vec<String> = system.fabric.devices.iter().map(named).collect();
@@ -98,12 +98,12 @@ fn named(device: &Device) -> String {
 }
 
 /// True if this process runs in a container, as far as it can detect.
-pub fn in_container(system: &System) -> bool {
+pub(crate) fn in_container(system: &System) -> bool {
     nacre_transport_rdma_link::in_container(&system.roots)
 }
 
 /// Checks of each device by itself.
-pub fn of_each_device(system: &System, findings: &mut Vec<Finding>) {
+pub(crate) fn of_each_device(system: &System, findings: &mut Vec<Finding>) {
     for device in &system.fabric.devices {
         findings.push(driver(device).of(&device.name));
         findings.push(software(device).of(&device.name));
@@ -257,7 +257,7 @@ fn gid_types(device: &Device, port: &Port) -> Finding {
 
 /// Checks that depend on interface and address: of each listener, or of each interface with an RDMA
 /// device.
-pub fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     let selected: Vec<Selected> = if scope.listeners.is_empty() {
         with_devices(system)
     } else {
@@ -265,7 +265,7 @@ pub fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     };
     for selected in &selected {
         let subject = format!("{} {}", selected.netdev, selected.ip);
-        let want = Want::new(&selected.netdev, selected.ip);
+        let want = CapabilityRequest::new(&selected.netdev, selected.ip);
         let environment = nacre_transport_rdma_link::Environment {
             memory_needed: scope.memory,
             ..system.environment.clone()
@@ -280,7 +280,7 @@ pub fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
 /// is not ours.
 pub fn reason_without_rdma(system: &System, ip: std::net::IpAddr) -> Option<String> {
     let interface = system.interface_of(ip)?;
-    let want = Want::new(&interface.name, ip);
+    let want = CapabilityRequest::new(&interface.name, ip);
     let reason = capability(&system.fabric, &want, &system.environment).err()?;
     let (word, evidence, remedy) = (reason.word(), reason.evidence(), reason.remedy());
     Some(format!("{word}: {reason}: {evidence}; {remedy}"))

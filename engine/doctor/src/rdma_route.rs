@@ -1,4 +1,4 @@
-//! Checks whether this machine has RDMA on the route to a target.
+//! Checks whether the route to a target leaves this machine through an interface with RDMA.
 
 use std::net::{IpAddr, SocketAddr};
 

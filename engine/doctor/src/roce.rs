@@ -23,7 +23,7 @@ use super::{Finding, Scope, System, net};
 
 pub(crate) use checks::ets_in_words;
 
-pub use super::ethernet::{Ecn, Facts, Heard, Sample};
+pub use super::ethernet::{Ecn, Facts, Sample, SwitchSettings};
 
 /// Time within which a switch sends its next LLDP frame: it sends one every 30 seconds.
 pub const LLDP_WAIT: Duration = Duration::from_secs(35);

@@ -1,10 +1,10 @@
-//! Check of the daemon's sandbox.
+//! Checks that the daemon's sandbox (capabilities and system call filter) can be installed here.
 
 use nacre_engine_sandbox::Mode;
 
 use super::{Finding, Scope};
 
-/// The sandbox as the configuration wants it, and as far as it is known.
+/// The configured sandbox, if the configuration is known.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
     pub mode: Mode,
@@ -14,7 +14,7 @@ pub struct Sandbox {
     pub problems: Vec<String>,
 }
 
-pub fn checks(scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn checks(scope: &Scope, findings: &mut Vec<Finding>) {
     findings.extend(scope.sandbox.as_ref().map(check));
 }
 

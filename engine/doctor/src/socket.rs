@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{Finding, Scope};
 
-/// The management socket as the configuration wants it.
+/// The configured management socket.
 #[derive(Debug, Clone, Default)]
 pub struct Socket {
     pub path: PathBuf,
@@ -19,7 +19,7 @@ pub struct Socket {
     pub unknown: Vec<String>,
 }
 
-pub fn checks(scope: &Scope, findings: &mut Vec<Finding>) {
+pub(crate) fn checks(scope: &Scope, findings: &mut Vec<Finding>) {
     let Some(socket) = &scope.socket else {
         return;
     };

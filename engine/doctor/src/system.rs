@@ -63,10 +63,10 @@ pub struct System {
 
 impl System {
     /// This machine in its current state.
-    pub fn real() -> System {
+    pub fn real() -> Self {
         let roots = Roots::real();
         let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
-        System {
+        Self {
             fabric: Fabric::read(&roots.sys),
             modules: Modules::read(&roots),
             environment: environment(&roots),
@@ -114,12 +114,12 @@ impl System {
 }
 
 impl From<if_addrs::Interface> for Interface {
-    fn from(interface: if_addrs::Interface) -> Interface {
+    fn from(interface: if_addrs::Interface) -> Self {
         let (ip, prefix) = match &interface.addr {
             if_addrs::IfAddr::V4(v4) => (IpAddr::V4(v4.ip), v4.prefixlen),
             if_addrs::IfAddr::V6(v6) => (IpAddr::V6(v6.ip), v6.prefixlen),
         };
-        Interface {
+        Self {
             name: interface_of_label(&interface.name).to_owned(),
             ip,
             prefix,

@@ -59,9 +59,7 @@ impl Probe for ScriptedProbe {
     }
     fn peer(&self, _: &peer::Question) -> Result<peer::Answer, peer::AskError> {
         let answer = self.peer.clone();
-        answer.ok_or(peer::AskError::NoResponder(
-            io::ErrorKind::ConnectionRefused.into(),
-        ))
+        answer.ok_or_else(|| peer::AskError::NoResponder(io::ErrorKind::ConnectionRefused.into()))
     }
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError> {
         let missing = || VerbsError::Unavailable {

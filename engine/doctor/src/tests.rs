@@ -1,4 +1,4 @@
-//! Tests of each check on simulated machines: the outcome and the text.
+//! Tests of each check on simulated machines: the status and text of its finding.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

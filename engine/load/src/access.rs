@@ -6,14 +6,14 @@ use super::job::{Area, Job};
 
 /// The range of one I/O, in units ([`Job::unit_blocks`]) from the start of its lane's area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     pub unit: u64,
     pub units: u32,
 }
 
 /// The generator of places in one area.
 #[derive(Debug)]
-pub struct Access {
+pub(crate) struct Access {
     random: Random,
     is_random: bool,
     /// Reads per 2^64 I/Os.
@@ -27,11 +27,11 @@ pub struct Access {
 }
 
 impl Access {
-    pub fn new(job: &Job, area: Area, block_size: u32, lane: u64) -> Access {
+    pub(crate) fn new(job: &Job, area: Area, block_size: u32, lane: u64) -> Self {
         let unit = job.unit_blocks(block_size);
         let (min, max) = (job.sizes.min / block_size, job.sizes.max / block_size);
         let percent = u64::from(job.read_percent());
-        Access {
+        Self {
             random: Random::new(job.seed ^ lane.wrapping_mul(0xa076_1d64_78bd_642f)),
             is_random: job.rw.is_random(),
             read_below: (u64::MAX / 100) * percent,
@@ -45,13 +45,13 @@ impl Access {
 
     /// True if the next I/O is a read.
     #[inline]
-    pub fn reads(&mut self) -> bool {
+    pub(crate) fn reads(&mut self) -> bool {
         self.always_read || (self.read_below > 0 && self.random.draw() < self.read_below)
     }
 
     #[inline]
     /// The place of the next I/O.
-    pub fn next(&mut self) -> Place {
+    pub(crate) fn next(&mut self) -> Place {
         let units = match self.spread {
             0 => self.least,
             spread => self.least + self.random.below(u64::from(spread) + 1) as u32,
@@ -69,7 +69,7 @@ impl Access {
 
     /// The place behind `place`, of the same size; wraps around at the end of the area.
     #[inline]
-    pub fn after(&self, place: Place) -> Place {
+    pub(crate) fn after(&self, place: Place) -> Place {
         let units = u64::from(place.units);
         let unit = place.unit + units;
         Place {
@@ -79,12 +79,12 @@ impl Access {
     }
 
     /// Size of the area in units.
-    pub fn units(&self) -> u64 {
+    pub(crate) fn units(&self) -> u64 {
         self.units
     }
 
     /// Size of the largest I/O in units.
-    pub fn largest(&self) -> u32 {
+    pub(crate) fn largest(&self) -> u32 {
         self.least + self.spread
     }
 }

@@ -84,7 +84,7 @@ fn on_drive(
         (Some(nsid), _) => nsid,
         (None, [only]) => *only,
         (None, []) => return Err(PerfError::Empty { owner }),
-        (None, _) => return Err(PerfError::Which { owner, there }),
+        (None, _) => return Err(PerfError::SeveralNamespaces { owner, there }),
     };
     let device = namespaces.into_iter().find(|device| device.nsid() == nsid);
     let device = device.ok_or(PerfError::NoNamespace { owner, nsid, there })?;

@@ -1,4 +1,4 @@
-//! The errors of a run.
+//! The errors of a load run.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub enum PerfError {
     #[error("the {owner} has no namespace{}", owner.narrowed())]
     Empty { owner: Owner },
     #[error("the {owner} has {} namespaces: choose one with --nsid{}", .there.len(), names(.there))]
-    Which { owner: Owner, there: Vec<u32> },
+    SeveralNamespaces { owner: Owner, there: Vec<u32> },
     #[error("the controller grants {granted} I/O queues, of {asked} asked for: fewer --queues")]
     Queues { asked: u16, granted: u16 },
     #[error(transparent)]
@@ -51,8 +51,8 @@ impl Owner {
     /// The usable subset of its namespaces, for messages.
     fn narrowed(self) -> &'static str {
         match self {
-            Owner::Subsystem => " for this host",
-            Owner::Drive => " that can be used",
+            Self::Subsystem => " for this host",
+            Self::Drive => " that can be used",
         }
     }
 }
@@ -60,8 +60,8 @@ impl Owner {
 impl std::fmt::Display for Owner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Owner::Subsystem => "subsystem",
-            Owner::Drive => "drive",
+            Self::Subsystem => "subsystem",
+            Self::Drive => "drive",
         })
     }
 }
@@ -111,8 +111,8 @@ mod tests {
                 nsid: 3,
                 there: there.clone(),
             };
-            let which = PerfError::Which { owner, there };
-            [missing, PerfError::Empty { owner }, which].map(|error| error.to_string())
+            let several = PerfError::SeveralNamespaces { owner, there };
+            [missing, PerfError::Empty { owner }, several].map(|error| error.to_string())
         };
         assert_eq!(
             of(Owner::Subsystem),

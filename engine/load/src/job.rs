@@ -20,26 +20,26 @@ pub enum Rw {
 }
 
 impl Rw {
-    pub const ALL: [(&'static str, Rw); 6] = [
-        ("read", Rw::Read),
-        ("write", Rw::Write),
-        ("randread", Rw::RandRead),
-        ("randwrite", Rw::RandWrite),
-        ("rw", Rw::Rw),
-        ("randrw", Rw::RandRw),
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("read", Self::Read),
+        ("write", Self::Write),
+        ("randread", Self::RandRead),
+        ("randwrite", Self::RandWrite),
+        ("rw", Self::Rw),
+        ("randrw", Self::RandRw),
     ];
 
     pub fn is_random(self) -> bool {
-        matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw)
+        matches!(self, Self::RandRead | Self::RandWrite | Self::RandRw)
     }
 
     /// Percentage of reads, 0 to 100. `mix` is the percentage of the mixed modes `Rw` and
     /// `RandRw`.
     pub fn read_percent(self, mix: u8) -> u8 {
         match self {
-            Rw::Read | Rw::RandRead => 100,
-            Rw::Write | Rw::RandWrite => 0,
-            Rw::Rw | Rw::RandRw => mix,
+            Self::Read | Self::RandRead => 100,
+            Self::Write | Self::RandWrite => 0,
+            Self::Rw | Self::RandRw => mix,
         }
     }
 }
@@ -47,8 +47,8 @@ impl Rw {
 impl FromStr for Rw {
     type Err = JobError;
 
-    fn from_str(text: &str) -> Result<Rw, JobError> {
-        let known = Rw::ALL.iter().find(|(name, _)| *name == text);
+    fn from_str(text: &str) -> Result<Self, JobError> {
+        let known = Self::ALL.iter().find(|(name, _)| *name == text);
         known.map(|(_, rw)| *rw).ok_or_else(|| JobError::Rw {
             found: text.to_owned(),
         })
@@ -57,7 +57,7 @@ impl FromStr for Rw {
 
 impl fmt::Display for Rw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = Rw::ALL.iter().find(|(_, rw)| rw == self);
+        let known = Self::ALL.iter().find(|(_, rw)| rw == self);
         f.write_str(known.map_or("?", |(name, _)| name))
     }
 }
@@ -238,9 +238,9 @@ impl Job {
         }
         let bytes = blocks * block;
         let rest = bytes.saturating_sub(self.offset);
-        let range = self.range.unwrap_or(match self.verify {
+        let range = self.range.unwrap_or_else(|| match self.verify {
             Verify::Off => rest,
-            _ => rest.min(Job::VERIFY_RANGE),
+            _ => rest.min(Self::VERIFY_RANGE),
         });
         let end = self.offset.saturating_add(range);
         if end > bytes || range == 0 {
@@ -272,7 +272,7 @@ impl Job {
             });
         }
         let unit = u64::from(self.unit_blocks(block as u32)) * block;
-        let (units, max) = (range / unit, Job::MAX_UNITS);
+        let (units, max) = (range / unit, Self::MAX_UNITS);
         if self.verify == Verify::On && units > max {
             let bytes = range;
             return Err(JobError::TooManyUnits {
@@ -289,10 +289,10 @@ impl Job {
 impl Area {
     /// Splits the area into `count` equal parts of whole units and returns part `index`, from 0.
     /// The remainder stays unused.
-    pub fn part(self, index: u64, count: u64, unit_blocks: u32) -> Area {
+    pub fn part(self, index: u64, count: u64, unit_blocks: u32) -> Self {
         let units = self.blocks / u64::from(unit_blocks) / count;
         let blocks = units * u64::from(unit_blocks);
-        Area {
+        Self {
             first: self.first + index * blocks,
             blocks,
         }
@@ -300,10 +300,10 @@ impl Area {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub fn job() -> Job {
+    pub(crate) fn job() -> Job {
         Job {
             rw: Rw::RandRead,
             mix: 70,

@@ -19,7 +19,7 @@ const TRIES: u32 = 64;
 const SOURCES: usize = 256 << 10;
 
 /// The number of these buffers.
-pub fn sources(job: &Job) -> usize {
+pub(crate) fn sources(job: &Job) -> usize {
     match (job.verify, job.read_percent()) {
         (Verify::Off, 0..100) => {
             (SOURCES / job.sizes.max as usize).clamp(1, usize::from(job.depth))
@@ -30,7 +30,7 @@ pub fn sources(job: &Job) -> usize {
 
 /// The current activity of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// Write every place once, so that later reads can be verified.
     Fill,
     /// Run the requested load.
@@ -43,7 +43,7 @@ pub enum Phase {
 
 /// The namespace, and values common to all its I/O.
 #[derive(Debug, Clone, Copy)]
-pub struct Namespace {
+pub(crate) struct Namespace {
     pub nsid: u32,
     pub block_size: u32,
     /// Distinguishes this run's blocks from those of other runs.
@@ -58,7 +58,7 @@ struct Slot {
 }
 
 /// A queue that a lane drives: an NVMe-oF I/O queue or a queue of a drive.
-pub trait Load: Queue {
+pub(crate) trait Load: Queue {
     /// The queue id within its controller.
     fn qid(&self) -> u16;
 
@@ -87,7 +87,7 @@ pub trait Load: Queue {
 
 /// Counters of connection problems of a queue.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Troubles {
+pub(crate) struct Troubles {
     /// Connections that were lost.
     pub losses: u64,
     /// I/Os resent.
@@ -97,7 +97,7 @@ pub struct Troubles {
 }
 
 /// A queue with its I/O in flight, its part of the namespace, and its write history.
-pub struct Lane<Q> {
+pub(crate) struct Lane<Q> {
     queue: Q,
     namespace: Namespace,
     area: Area,
@@ -119,14 +119,14 @@ pub struct Lane<Q> {
 }
 
 impl<Q: Load> Lane<Q> {
-    pub fn new(
+    pub(crate) fn new(
         queue: Q,
         job: &Job,
         area: Area,
         namespace: Namespace,
         index: u64,
         pool: Pool,
-    ) -> Lane<Q> {
+    ) -> Self {
         let access = Access::new(job, area, namespace.block_size, index);
         let depth = usize::from(job.depth);
         let idle = Slot {
@@ -134,7 +134,7 @@ impl<Q: Load> Lane<Q> {
             since: Nanos::ZERO,
             place: Place { unit: 0, units: 0 },
         };
-        Lane {
+        Self {
             queue,
             namespace,
             area,
@@ -154,27 +154,33 @@ impl<Q: Load> Lane<Q> {
         }
     }
 
-    pub fn queue(&self) -> &Q {
+    pub(crate) fn queue(&self) -> &Q {
         &self.queue
     }
 
     /// Progress of a phase that visits all places: the number of all units, and of the visited
     /// ones.
-    pub fn position(&self) -> (u64, u64) {
+    pub(crate) fn position(&self) -> (u64, u64) {
         (self.access.units(), self.cursor)
     }
 
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.cursor = 0;
     }
 
-    pub fn inflight(&self) -> usize {
+    pub(crate) fn inflight(&self) -> usize {
         self.slots.len() - self.free.len() - usize::from(self.held.is_some())
     }
 
     /// Collects completions. Returns their number.
     #[inline]
-    pub fn poll(&mut self, now: Nanos, done: &mut Done, tally: &mut Tally, measure: bool) -> usize {
+    pub(crate) fn poll(
+        &mut self,
+        now: Nanos,
+        done: &mut Done,
+        tally: &mut Tally,
+        measure: bool,
+    ) -> usize {
         let count = self.queue.poll(now, done);
         for completion in done.drain() {
             self.completed(completion, now, tally, measure);
@@ -184,7 +190,7 @@ impl<Q: Load> Lane<Q> {
 
     /// Starts up to `budget` I/Os. Returns their number, and whether the phase has more.
     #[inline]
-    pub fn submit(&mut self, phase: Phase, now: Nanos, budget: u64) -> (u64, bool) {
+    pub(crate) fn submit(&mut self, phase: Phase, now: Nanos, budget: u64) -> (u64, bool) {
         let mut left = budget;
         let mut over = false;
         while left > 0 {
@@ -222,7 +228,7 @@ impl<Q: Load> Lane<Q> {
     }
 
     /// Drops the I/O that the full queue refused, at the end of a phase.
-    pub fn drop_held(&mut self) {
+    pub(crate) fn drop_held(&mut self) {
         if let Some(mut io) = self.held.take() {
             let slot = self.slots[io.token as usize];
             if let Some(ledger) = &mut self.ledger {
@@ -457,12 +463,12 @@ mod tests {
 
     /// A device that holds its I/Os, and counts those submitted before the last flush.
     #[derive(Default)]
-    struct Keeps {
+    struct HoldingQueue {
         ios: Vec<Io>,
         flushed: Vec<usize>,
     }
 
-    impl Queue for Keeps {
+    impl Queue for HoldingQueue {
         fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
             self.ios.push(io);
             Ok(())
@@ -483,7 +489,7 @@ mod tests {
         }
     }
 
-    impl Load for Keeps {
+    impl Load for HoldingQueue {
         fn qid(&self) -> u16 {
             1
         }
@@ -511,7 +517,7 @@ mod tests {
             size: 4096,
             count: 4,
         }]);
-        let mut lane = Lane::new(Keeps::default(), &job, area, namespace, 0, pool);
+        let mut lane = Lane::new(HoldingQueue::default(), &job, area, namespace, 0, pool);
         assert_eq!(lane.submit(Phase::Run, Nanos::ZERO, 3), (3, true));
         assert_eq!(lane.submit(Phase::Run, Nanos::ZERO, 0), (0, true));
         assert_eq!(lane.submit(Phase::Run, Nanos::ZERO, 8), (1, true));
@@ -544,7 +550,7 @@ mod tests {
             size: 4096,
             count: 1,
         }]);
-        let mut lane = Lane::new(Keeps::default(), &job, area, namespace, 0, pool);
+        let mut lane = Lane::new(HoldingQueue::default(), &job, area, namespace, 0, pool);
         let (mut done, mut tally) = (Done::with_capacity(4), Tally::new());
         for phase in [Phase::Fill, Phase::ReadBack] {
             lane.begin();

@@ -7,7 +7,7 @@
 use super::access::Place;
 
 /// The generations of the units of one lane.
-pub struct Ledger {
+pub(crate) struct Ledger {
     places: Box<[u32]>,
 }
 
@@ -18,15 +18,15 @@ const UNKNOWN: u32 = 1 << 30;
 const GENERATION: u32 = UNKNOWN - 1;
 
 impl Ledger {
-    pub fn new(places: u64) -> Ledger {
-        Ledger {
+    pub(crate) fn new(places: u64) -> Self {
+        Self {
             places: vec![0; places as usize].into_boxed_slice(),
         }
     }
 
     /// Marks a place as in use. Returns false if part of it is in use already.
     #[inline]
-    pub fn take(&mut self, place: Place) -> bool {
+    pub(crate) fn take(&mut self, place: Place) -> bool {
         let places = self.slice(place);
         if places.iter().any(|p| p & IN_USE != 0) {
             return false;
@@ -36,20 +36,20 @@ impl Ledger {
     }
 
     #[inline]
-    pub fn release(&mut self, place: Place) {
+    pub(crate) fn release(&mut self, place: Place) {
         self.slice(place).iter_mut().for_each(|p| *p &= !IN_USE);
     }
 
     /// The generation of the next write of `unit`.
     #[inline]
-    pub fn next_generation(&self, unit: u64) -> u32 {
+    pub(crate) fn next_generation(&self, unit: u64) -> u32 {
         // The generation restarts at 1 after a billion writes of one place.
         (self.places[unit as usize] & GENERATION) % GENERATION + 1
     }
 
     /// The expected generation in `unit`; `None` if it is unknown.
     #[inline]
-    pub fn generation(&self, unit: u64) -> Option<u32> {
+    pub(crate) fn generation(&self, unit: u64) -> Option<u32> {
         let place = self.places[unit as usize];
         (place & UNKNOWN == 0 && place & GENERATION > 0).then_some(place & GENERATION)
     }
@@ -57,7 +57,7 @@ impl Ledger {
     /// Records the end of a write: each unit has its next generation, or is unknown after a
     /// failure.
     #[inline]
-    pub fn wrote(&mut self, place: Place, ok: bool) {
+    pub(crate) fn wrote(&mut self, place: Place, ok: bool) {
         for unit in place.unit..place.unit + u64::from(place.units) {
             let next = self.next_generation(unit) | IN_USE;
             self.places[unit as usize] = if ok { next } else { next | UNKNOWN };
@@ -65,7 +65,7 @@ impl Ledger {
     }
 
     /// The next place from `unit`, of at most `most` units with known contents.
-    pub fn next_known(&self, unit: u64, most: u32) -> Option<Place> {
+    pub(crate) fn next_known(&self, unit: u64, most: u32) -> Option<Place> {
         let known = |unit: &u64| self.generation(*unit).is_some();
         let first = (unit..self.places.len() as u64).find(known)?;
         let units = (first..self.places.len() as u64)

@@ -1,10 +1,10 @@
-//! The load generator behind `nacre perf` and `nacre bench`: an NVMe-oF host, or the owner of a
-//! device, that only does I/O.
+//! The load generator behind `nacre perf` and `nacre bench`. It submits I/O as an NVMe-oF host, or
+//! directly to a local block device or drive.
 //!
 //! ```text
 //!   remote.rs   a namespace of a target: connects, polls the controller            (main thread)
 //!   local.rs    a block device of this process                                     (main thread)
-//!   drive.rs    a namespace of a drive of this machine: brings it up               (main thread)
+//!   drive.rs    a namespace of a local drive, which it attaches                    (main thread)
 //!     run.rs      starts the workers, adds up                                      (main thread)
 //!     worker.rs   a pinned thread that polls its lanes without ever sleeping
 //!       lane.rs     one I/O queue kept full: submissions and completions
@@ -12,7 +12,7 @@
 //!         pattern.rs  contents of written blocks, and verification of read ones
 //!         ledger.rs   tracks the writes of each place, for the verification
 //!   multipath/    several paths of one namespace, for tests of paths                  (one thread)
-//!   job.rs      parameters          report.rs   results          error.rs   why there are none
+//!   job.rs      parameters          report.rs   results          error.rs   errors of a run
 //! ```
 //!
 //! The path of one I/O allocates nothing, takes no lock, and reads no clock: time is read once per
@@ -35,11 +35,13 @@ mod run;
 mod worker;
 
 pub use drive::run_drive;
-pub use error::{DriveError, PerfError};
-pub use job::{Job, JobError, Limit, Rw, Sizes, Verify};
+pub use error::{DriveError, Owner, PerfError};
+pub use job::{Area, Job, JobError, Limit, Rw, Sizes, Verify};
 pub use local::run_device;
-pub use pattern::Wrong;
+pub use pattern::{Stamp, Wrong};
 pub use remote::run;
-pub use report::{Direction, Losses, Mismatch, PathReport, Report, VerifyReport};
+pub use report::{
+    Direction, IoFailure, Latency, Losses, Mismatch, PathReport, Report, VerifyReport,
+};
 pub use run::{Progress, Watch, memory};
 pub use worker::WorkerError;

@@ -1,4 +1,4 @@
-//! Load on a block device of this process, without a transport.
+//! Runs a load on a block device of this process, without a transport.
 
 use std::sync::Arc;
 use std::time::Duration;

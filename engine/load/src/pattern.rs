@@ -20,7 +20,7 @@ pub struct Stamp {
     pub nsid: u32,
     /// Counts the writes of its place from 1.
     pub generation: u32,
-    /// Differs for every run.
+    /// A number that differs in every run.
     pub run: u64,
 }
 
@@ -57,7 +57,7 @@ impl Stamp {
 
     /// Checks that the block has exactly this stamp and its payload.
     pub fn check(&self, block: &[u8]) -> Result<(), Wrong> {
-        let found = match Stamp::read(block) {
+        let found = match Self::read(block) {
             Some(found) => found,
             None if block.iter().all(|byte| *byte == 0) => return Err(Wrong::Zeroes),
             None => {
@@ -77,12 +77,12 @@ impl Stamp {
     }
 
     /// The stamp in a block's header.
-    pub fn read(block: &[u8]) -> Option<Stamp> {
+    pub fn read(block: &[u8]) -> Option<Self> {
         if word(block, 0) != MAGIC {
             return None;
         }
         let middle = word(block, 16);
-        Some(Stamp {
+        Some(Self {
             lba: word(block, 8),
             nsid: middle as u32,
             generation: (middle >> 32) as u32,

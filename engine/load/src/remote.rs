@@ -16,23 +16,23 @@ use super::run::{Stage, Watch, progress, run_id, run_on};
 
 impl Load for IoQueue {
     fn qid(&self) -> u16 {
-        IoQueue::qid(self)
+        Self::qid(self)
     }
 
     fn is_live(&self) -> bool {
-        IoQueue::is_live(self)
+        Self::is_live(self)
     }
 
     fn refusal(&self) -> Option<&str> {
-        IoQueue::refusal(self)
+        Self::refusal(self)
     }
 
     fn failure(&self) -> Option<&str> {
-        IoQueue::failure(self)
+        Self::failure(self)
     }
 
     fn flush(&mut self) {
-        IoQueue::flush(self);
+        Self::flush(self);
     }
 
     fn troubles(&self) -> Troubles {
@@ -138,7 +138,7 @@ pub(crate) fn choose(link: &Link, nsid: Option<u32>) -> Result<NamespaceInfo, Pe
         (Some(nsid), _) => nsid,
         (None, [only]) => *only,
         (None, []) => return Err(PerfError::Empty { owner }),
-        (None, _) => return Err(PerfError::Which { owner, there }),
+        (None, _) => return Err(PerfError::SeveralNamespaces { owner, there }),
     };
     namespaces
         .remove(&nsid)

@@ -13,7 +13,7 @@ use super::job::{Job, Rw, Sizes, Verify};
 use super::pattern::{Stamp, Wrong};
 
 /// Version of the output; incremented when a member changes its meaning or is removed.
-pub const SCHEMA: &str = "nacre-perf/1";
+pub(crate) const SCHEMA: &str = "nacre-perf/1";
 
 /// Largest latency in the histogram.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -78,9 +78,9 @@ pub struct PathReport {
 }
 
 impl PathReport {
-    pub fn new(paths: &Paths, moves: u64) -> PathReport {
+    pub fn new(paths: &Paths, moves: u64) -> Self {
         let counts = paths.counts();
-        PathReport {
+        Self {
             transport: paths.current().to_string().to_lowercase(),
             fallbacks: counts.fallbacks,
             fallback_cause: counts.fallback_cause.clone(),
@@ -146,7 +146,7 @@ pub struct Mismatch {
 }
 
 /// The counters of one worker.
-pub struct Tally {
+pub(crate) struct Tally {
     pub read: Counted,
     pub write: Counted,
     pub errors: BTreeMap<&'static str, u64>,
@@ -163,16 +163,16 @@ pub struct Tally {
 }
 
 /// I/Os of one direction.
-pub struct Counted {
+pub(crate) struct Counted {
     pub ios: u64,
     pub bytes: u64,
     pub latency: Histogram<u64>,
 }
 
 impl Counted {
-    pub(crate) fn new() -> Counted {
+    pub(crate) fn new() -> Self {
         let longest = LONGEST.as_nanos() as u64;
-        Counted {
+        Self {
             ios: 0,
             bytes: 0,
             latency: Histogram::new_with_max(longest, 3).expect("these bounds are possible"),
@@ -180,7 +180,7 @@ impl Counted {
     }
 
     #[inline]
-    pub fn count(&mut self, bytes: u64, latency: Duration) {
+    pub(crate) fn count(&mut self, bytes: u64, latency: Duration) {
         self.ios += 1;
         self.bytes += bytes;
         self.latency.saturating_record(latency.as_nanos() as u64);
@@ -191,7 +191,7 @@ impl Counted {
         self.latency.reset();
     }
 
-    fn add(&mut self, other: &Counted) {
+    fn add(&mut self, other: &Self) {
         self.ios += other.ios;
         self.bytes += other.bytes;
         self.latency
@@ -235,8 +235,8 @@ fn per_second(count: u64, seconds: f64) -> f64 {
 }
 
 impl Tally {
-    pub fn new() -> Tally {
-        Tally {
+    pub(crate) fn new() -> Self {
+        Self {
             read: Counted::new(),
             write: Counted::new(),
             errors: BTreeMap::new(),
@@ -252,13 +252,13 @@ impl Tally {
     }
 
     /// Restarts the measurement after the warm-up.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.read.clear();
         self.write.clear();
     }
 
     #[cold]
-    pub fn failed(&mut self, op: Op, lba: u64, blocks: u32, status: Status) {
+    pub(crate) fn failed(&mut self, op: Op, lba: u64, blocks: u32, status: Status) {
         *self
             .errors
             .entry(Status::KIND_NAMES[status.kind()])
@@ -272,7 +272,7 @@ impl Tally {
     }
 
     #[cold]
-    pub fn mismatch(&mut self, lba: u64, expected: Stamp, found: Wrong) {
+    pub(crate) fn mismatch(&mut self, lba: u64, expected: Stamp, found: Wrong) {
         self.verify.blocks_wrong += 1;
         self.verify.first_mismatch.get_or_insert(Mismatch {
             lba,
@@ -281,7 +281,7 @@ impl Tally {
         });
     }
 
-    pub fn add(&mut self, other: Tally) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.read.add(&other.read);
         self.write.add(&other.write);
         for (name, count) in other.errors {
@@ -302,7 +302,7 @@ impl Tally {
         self.unfinished += other.unfinished;
     }
 
-    pub fn report(self, job: &Job, target: &str, nsid: u32, interrupted: bool) -> Report {
+    pub(crate) fn report(self, job: &Job, target: &str, nsid: u32, interrupted: bool) -> Report {
         let seconds = self.measured.as_secs_f64();
         let (read, write) = (self.read.report(seconds), self.write.report(seconds));
         Report {

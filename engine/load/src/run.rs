@@ -12,7 +12,7 @@ use super::error::PerfError;
 use super::job::{Area, Job};
 use super::lane::{Lane, Load, Namespace, Phase};
 use super::report::Tally;
-use super::worker::{Crew, Member, Worker, WorkerError, phases, pin};
+use super::worker::{Member, RunState, Worker, WorkerError, phases, pin};
 
 /// Interval at which the main thread polls the controller.
 const TICK: Duration = Duration::from_millis(10);
@@ -64,10 +64,10 @@ pub(super) fn run_on<S: Stage>(
     stage: &S,
     area: Area,
     namespace: Namespace,
-    look: &mut dyn FnMut(&Crew) -> bool,
+    look: &mut dyn FnMut(&RunState) -> bool,
 ) -> Result<(Tally, bool), PerfError> {
     let members = job.cores.len().max(1).min(usize::from(job.queues));
-    let crew = Crew::new(members);
+    let crew = RunState::new(members);
     let mut interrupted = false;
     let tallies = thread::scope(|scope| {
         let mut threads = Vec::with_capacity(members);
@@ -137,7 +137,7 @@ fn classes(job: &Job, lanes: usize) -> [ClassSpec; 2] {
     ]
 }
 
-pub(super) fn progress(job: &Job, crew: &Crew, reconnecting: Option<u32>) -> Progress {
+pub(super) fn progress(job: &Job, crew: &RunState, reconnecting: Option<u32>) -> Progress {
     let sum = |of: fn(&super::worker::Shown) -> u64| crew.shown.iter().map(of).sum();
     let slowest = crew
         .shown
@@ -176,7 +176,7 @@ struct Plan<'a, S> {
     area: Area,
     namespace: Namespace,
     stage: &'a S,
-    crew: &'a Arc<Crew>,
+    crew: &'a Arc<RunState>,
     index: usize,
 }
 

@@ -18,19 +18,19 @@ const SHOW_EVERY: Duration = Duration::from_millis(10);
 
 /// Progress of a running worker, read by the main thread.
 #[derive(Debug, Default)]
-pub struct Shown {
+pub(crate) struct Shown {
     pub ios: AtomicU64,
     pub bytes: AtomicU64,
     pub errors: AtomicU64,
     /// The index of the [`Phase`] in the run, and its progress per mille.
     pub phase: AtomicUsize,
     pub permille: AtomicU64,
-    /// The measured part goes on.
+    /// True during the measured part of the run.
     pub measuring: AtomicBool,
 }
 
 /// The state shared by all workers of a run.
-pub struct Crew {
+pub(crate) struct RunState {
     /// Ends the run early: set by the user, or by a worker after a failure.
     pub stop: AtomicBool,
     /// A worker could not start: the others must not wait for it.
@@ -40,9 +40,9 @@ pub struct Crew {
     pub shown: Box<[Shown]>,
 }
 
-impl Crew {
-    pub fn new(members: usize) -> Arc<Crew> {
-        Arc::new(Crew {
+impl RunState {
+    pub(crate) fn new(members: usize) -> Arc<Self> {
+        Arc::new(Self {
             stop: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             arrived: AtomicUsize::new(0),
@@ -71,8 +71,8 @@ impl Crew {
 }
 
 /// Dropped at the end of a worker. If it ended early, also by a panic, releases the others.
-pub struct Member<'a> {
-    pub crew: &'a Crew,
+pub(crate) struct Member<'a> {
+    pub crew: &'a RunState,
     pub finished: bool,
 }
 
@@ -110,7 +110,7 @@ fn after(why: &Option<String>) -> String {
 }
 
 /// Pins the calling thread to `core`.
-pub fn pin(core: usize) -> Result<(), WorkerError> {
+pub(crate) fn pin(core: usize) -> Result<(), WorkerError> {
     let refuse = |why: String| WorkerError::Pin { core, why };
     if core >= CpuSet::MAX_CPU {
         return Err(refuse(format!("the largest is {}", CpuSet::MAX_CPU - 1)));
@@ -121,7 +121,7 @@ pub fn pin(core: usize) -> Result<(), WorkerError> {
 }
 
 /// The phases of a run.
-pub fn phases(job: &Job) -> &'static [Phase] {
+pub(crate) fn phases(job: &Job) -> &'static [Phase] {
     match job.verify {
         Verify::Off => &[Phase::Run],
         Verify::Only => &[Phase::Scan],
@@ -132,17 +132,17 @@ pub fn phases(job: &Job) -> &'static [Phase] {
 }
 
 /// The lanes of one thread, and the parameters that they share.
-pub struct Worker<'a, Q> {
+pub(crate) struct Worker<'a, Q> {
     pub index: usize,
     pub job: &'a Job,
-    pub crew: &'a Crew,
+    pub crew: &'a RunState,
     pub clock: Clock,
     pub lanes: Vec<Lane<Q>>,
 }
 
 impl<Q: Load> Worker<'_, Q> {
     /// Connects the lanes, then runs the phases, each together with the other workers.
-    pub fn run(mut self, limit: Duration) -> Result<Tally, WorkerError> {
+    pub(crate) fn run(mut self, limit: Duration) -> Result<Tally, WorkerError> {
         let mut done = Done::with_capacity(usize::from(self.job.depth).max(64));
         let mut tally = Tally::new();
         self.connect(limit, &mut done, &mut tally)?;
@@ -191,7 +191,7 @@ impl<Q: Load> Worker<'_, Q> {
                     return Err(WorkerError::Refused { qid, why });
                 }
                 if !queue.is_live() {
-                    missing = missing.or(Some((qid, queue.failure())));
+                    missing = missing.or_else(|| Some((qid, queue.failure())));
                 }
             }
             let Some((qid, why)) = missing else {
@@ -336,7 +336,7 @@ struct Pace {
 }
 
 impl Pace {
-    fn new(job: &Job, index: usize, workers: usize, phase: Phase, begin: Nanos) -> Pace {
+    fn new(job: &Job, index: usize, workers: usize, phase: Phase, begin: Nanos) -> Self {
         // Divide without losing the remainder.
         let share = |total: u64| {
             let (n, i) = (workers as u64, index as u64);
@@ -347,7 +347,7 @@ impl Pace {
             (Phase::Run, Limit::Ios(ios)) => (None, share(ios)),
             _ => (None, u64::MAX),
         };
-        Pace {
+        Self {
             begin,
             end,
             left,

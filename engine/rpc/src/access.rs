@@ -7,16 +7,22 @@
 //!   admin      x      x       x      x
 //! ```
 //!
-//! The user and groups of a client decide its role: the highest one that lists it. A list of
-//! methods replaces the row of a viewer or operator.
+//! The user and groups of a client decide its role: the highest one that lists it. For a client
+//! over TLS the subject of its certificate decides. A list of methods replaces the row of a viewer
+//! or operator.
 
 use std::fmt;
 use std::io::Result;
+use std::net::SocketAddr;
 use std::str::FromStr;
+use std::time::Duration;
 
-use nacre_engine_peer::{Credentials, group_id, user_id};
+pub use nacre_engine_peer::Credentials;
+use nacre_engine_peer::{group_id, user_id};
+use serde::{Deserialize, Serialize};
 
 use super::error::{Errno, RpcError};
+use super::subject::Subject;
 
 /// The reach of a method: reading, operating, administration or keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,34 +38,35 @@ pub enum Class {
 }
 
 impl Class {
-    pub const ALL: [Class; 4] = [Class::Read, Class::Operate, Class::Admin, Class::Secret];
+    pub const ALL: [Self; 4] = [Self::Read, Self::Operate, Self::Admin, Self::Secret];
 
     pub fn word(self) -> &'static str {
         match self {
-            Class::Read => "read",
-            Class::Operate => "operate",
-            Class::Admin => "admin",
-            Class::Secret => "secret",
+            Self::Read => "read",
+            Self::Operate => "operate",
+            Self::Admin => "admin",
+            Self::Secret => "secret",
         }
     }
 
     /// True if a call may change the configuration, or the behaviour of hosts and devices.
     pub fn changes(self) -> bool {
-        self != Class::Read
+        self != Self::Read
     }
 
     /// The lowest role that may call methods of this class.
     pub fn role(self) -> Role {
         match self {
-            Class::Read => Role::Viewer,
-            Class::Operate => Role::Operator,
-            Class::Admin | Class::Secret => Role::Admin,
+            Self::Read => Role::Viewer,
+            Self::Operate => Role::Operator,
+            Self::Admin | Self::Secret => Role::Admin,
         }
     }
 }
 
 /// The rights of a client, from the fewest to all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     Viewer,
     Operator,
@@ -67,29 +74,47 @@ pub enum Role {
 }
 
 impl Role {
-    pub const ALL: [Role; 3] = [Role::Viewer, Role::Operator, Role::Admin];
+    pub const ALL: [Self; 3] = [Self::Viewer, Self::Operator, Self::Admin];
 
     pub fn word(self) -> &'static str {
         match self {
-            Role::Viewer => "viewer",
-            Role::Operator => "operator",
-            Role::Admin => "admin",
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
+            Self::Admin => "admin",
         }
     }
 }
 
-/// A client of the socket, as the kernel knows it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// A client of the socket or of the TLS listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    pub credentials: Credentials,
-    /// Name of the program, as it calls itself.
+    pub identity: Identity,
+    /// Name of the program, as it calls itself. Empty for a client over TLS.
     pub program: String,
+}
+
+/// What proves who a client is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Identity {
+    /// The kernel, for a process of this machine.
+    Local(Credentials),
+    /// A certificate with this subject, for a client over TLS.
+    Certificate {
+        subject: Subject,
+        address: SocketAddr,
+    },
 }
 
 impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "user {}", self.credentials.uid)?;
-        match (self.program.as_str(), self.credentials.pid) {
+        let credentials = match &self.identity {
+            Identity::Local(credentials) => credentials,
+            Identity::Certificate { subject, address } => {
+                return write!(f, "certificate {subject} at {address}");
+            }
+        };
+        write!(f, "user {}", credentials.uid)?;
+        match (self.program.as_str(), credentials.pid) {
             ("", None) => Ok(()),
             ("", Some(pid)) => write!(f, " (process {pid})"),
             (program, None) => write!(f, " ({program})"),
@@ -117,11 +142,27 @@ impl Member {
 
     /// The user or group with its id; `None`: the machine has no such name. May ask the network.
     pub fn resolve(&self) -> Result<Option<Principal>> {
+        match self.id() {
+            Some(principal) => Ok(Some(principal)),
+            None => self.look_up(),
+        }
+    }
+
+    /// The user or group of an entry that is a number.
+    fn id(&self) -> Option<Principal> {
+        match self {
+            Self::Uid(uid) => Some(Principal::User(*uid)),
+            Self::Gid(gid) => Some(Principal::Group(*gid)),
+            Self::User(_) | Self::Group(_) => None,
+        }
+    }
+
+    fn look_up(&self) -> Result<Option<Principal>> {
         Ok(match self {
-            Member::Uid(uid) => Some(Principal::User(*uid)),
-            Member::Gid(gid) => Some(Principal::Group(*gid)),
-            Member::User(name) => user_id(name)?.map(Principal::User),
-            Member::Group(name) => group_id(name)?.map(Principal::Group),
+            Self::Uid(uid) => Some(Principal::User(*uid)),
+            Self::Gid(gid) => Some(Principal::Group(*gid)),
+            Self::User(name) => user_id(name)?.map(Principal::User),
+            Self::Group(name) => group_id(name)?.map(Principal::Group),
         })
     }
 }
@@ -129,7 +170,7 @@ impl Member {
 impl FromStr for Member {
     type Err = NoMember;
 
-    fn from_str(text: &str) -> std::result::Result<Member, NoMember> {
+    fn from_str(text: &str) -> std::result::Result<Self, NoMember> {
         let no_member = || NoMember(text.to_owned());
         let (kind, of) = text.split_once(':').ok_or_else(no_member)?;
         // The largest number is the kernel's word for "no user".
@@ -145,10 +186,10 @@ impl FromStr for Member {
                 .ok_or_else(no_member)
         };
         match kind {
-            "uid" => Ok(Member::Uid(id()?)),
-            "gid" => Ok(Member::Gid(id()?)),
-            "user" => Ok(Member::User(name()?)),
-            "group" => Ok(Member::Group(name()?)),
+            "uid" => Ok(Self::Uid(id()?)),
+            "gid" => Ok(Self::Gid(id()?)),
+            "user" => Ok(Self::User(name()?)),
+            "group" => Ok(Self::Group(name()?)),
             _ => Err(no_member()),
         }
     }
@@ -164,8 +205,8 @@ pub enum Principal {
 impl Principal {
     fn includes(self, credentials: &Credentials) -> bool {
         match self {
-            Principal::User(uid) => credentials.uid == uid,
-            Principal::Group(gid) => credentials.is_in(gid),
+            Self::User(uid) => credentials.uid == uid,
+            Self::Group(gid) => credentials.is_in(gid),
         }
     }
 }
@@ -179,10 +220,32 @@ pub struct Members {
 
 impl Members {
     /// The members, and a text for each that the machine does not know. May ask the network.
-    pub fn resolve(texts: &[String]) -> (Members, Vec<String>) {
+    pub fn resolve(texts: &[String]) -> (Self, Vec<String>) {
+        Self::resolve_with(texts, Member::resolve)
+    }
+
+    /// As [`Members::resolve`], without names: the name service has not answered within `limit`.
+    pub fn without_names(texts: &[String], limit: Duration) -> (Self, Vec<String>) {
+        let late = || {
+            let seconds = limit.as_secs();
+            std::io::Error::other(format!(
+                "the name service has not answered within {seconds} s; write the number \
+                 (uid: or gid:), or repair the name service and send SIGHUP"
+            ))
+        };
+        Self::resolve_with(texts, |member| match member.id() {
+            Some(principal) => Ok(Some(principal)),
+            None => Err(late()),
+        })
+    }
+
+    fn resolve_with(
+        texts: &[String],
+        resolve: impl Fn(&Member) -> Result<Option<Principal>>,
+    ) -> (Self, Vec<String>) {
         let (mut principals, mut unknown) = (Vec::new(), Vec::new());
         for text in texts {
-            let resolved = text.parse::<Member>().map(|member| member.resolve());
+            let resolved = text.parse::<Member>().map(|member| resolve(&member));
             match resolved {
                 Ok(Ok(Some(principal))) => principals.push(principal),
                 Ok(Ok(None)) => unknown.push(format!("{text}: this machine has no such name")),
@@ -191,13 +254,13 @@ impl Members {
             }
         }
         let texts = texts.to_vec();
-        (Members { texts, principals }, unknown)
+        (Self { texts, principals }, unknown)
     }
 }
 
 /// The users who must be able to open the socket's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entrance {
+pub enum SocketAccess {
     /// Only the daemon's user, and root: mode 0600.
     Owner,
     /// This group, too: mode 0660.
@@ -206,12 +269,12 @@ pub enum Entrance {
     Everyone,
 }
 
-impl Entrance {
+impl SocketAccess {
     pub fn mode(self) -> u32 {
         match self {
-            Entrance::Owner => 0o600,
-            Entrance::Group(_) => 0o660,
-            Entrance::Everyone => 0o666,
+            Self::Owner => 0o600,
+            Self::Group(_) => 0o660,
+            Self::Everyone => 0o666,
         }
     }
 }
@@ -224,6 +287,8 @@ pub struct Access {
     pub admin: Members,
     pub operator: Members,
     pub viewer: Members,
+    /// Roles of clients over TLS, by the subject of their certificate.
+    pub certificates: Vec<(Subject, Role)>,
     /// If not empty, exactly the methods that an operator may call.
     pub operator_methods: Vec<String>,
     /// As `operator_methods`, for viewers.
@@ -232,7 +297,15 @@ pub struct Access {
 
 impl Access {
     /// The role of a client; `None`: it may not call anything.
-    pub fn role(&self, credentials: &Credentials) -> Option<Role> {
+    pub fn role(&self, identity: &Identity) -> Option<Role> {
+        let credentials = match identity {
+            Identity::Local(credentials) => credentials,
+            Identity::Certificate { subject, .. } => {
+                let listed = self.certificates.iter();
+                let listed = listed.filter(|(wanted, _)| subject.has_all_of(wanted));
+                return listed.map(|(_, role)| *role).max();
+            }
+        };
         if credentials.uid == self.own_uid {
             return Some(Role::Admin);
         }
@@ -252,7 +325,7 @@ impl Access {
     }
 
     /// The users who must be able to open the socket.
-    pub fn entrance(&self) -> Entrance {
+    pub fn socket_access(&self) -> SocketAccess {
         let all = Role::ALL.map(|role| &self.members(role).principals);
         let mut others: Vec<Principal> = all.into_iter().flatten().copied().collect();
         // The owner needs no more than mode 0600, and root not even that.
@@ -260,20 +333,22 @@ impl Access {
         others.sort_unstable();
         others.dedup();
         match others.as_slice() {
-            [] => Entrance::Owner,
-            [Principal::Group(gid)] => Entrance::Group(*gid),
-            _ => Entrance::Everyone,
+            [] => SocketAccess::Owner,
+            [Principal::Group(gid)] => SocketAccess::Group(*gid),
+            _ => SocketAccess::Everyone,
         }
     }
 
     /// The refusal of a client without a role.
     pub fn stranger(&self, caller: &Caller) -> RpcError {
         let cause = format!("{caller} has no role: it may not command this daemon");
-        let line = self.with_member(Role::Viewer, caller);
+        let (table, line) = self.with_member(Role::Viewer, caller);
+        let or = match &caller.identity {
+            Identity::Local(_) => format!("call as user {}, or ", self.own_uid),
+            Identity::Certificate { .. } => String::new(),
+        };
         RpcError::errno(Errno::EACCES, cause).remedy(format!(
-            "call as user {}, or set {line} (or operator, or admin) in [rpc.access] of the \
-             configuration, and reload it",
-            self.own_uid
+            "{or}set {line} (or operator, or admin) in [{table}] of the configuration, and reload it"
         ))
     }
 
@@ -286,7 +361,7 @@ impl Access {
         );
         let methods = self.methods(role);
         let (table, line) = if methods.is_empty() {
-            ("rpc.access", self.with_member(class.role(), caller))
+            self.with_member(class.role(), caller)
         } else {
             let line = list(role, methods.iter().map(String::as_str).chain([method]));
             ("rpc.access.methods", line)
@@ -296,11 +371,25 @@ impl Access {
         ))
     }
 
-    /// The line of the configuration that gives the role to the client.
-    fn with_member(&self, role: Role, caller: &Caller) -> String {
-        let new = format!("uid:{}", caller.credentials.uid);
-        let texts = self.members(role).texts.iter().map(String::as_str);
-        list(role, texts.chain([new.as_str()]))
+    /// The line of the configuration that gives the role to the client, and its table.
+    fn with_member(&self, role: Role, caller: &Caller) -> (&'static str, String) {
+        match &caller.identity {
+            Identity::Local(credentials) => {
+                let new = format!("uid:{}", credentials.uid);
+                let texts = self.members(role).texts.iter().map(String::as_str);
+                ("rpc.access", list(role, texts.chain([new.as_str()])))
+            }
+            Identity::Certificate { subject, .. } => {
+                let subject = subject
+                    .to_string()
+                    .replace('\\', r"\\")
+                    .replace('"', "\\\"");
+                (
+                    "rpc.tls",
+                    format!("roles = {{ \"{subject}\" = \"{}\" }}", role.word()),
+                )
+            }
+        }
     }
 
     fn members(&self, role: Role) -> &Members {
@@ -365,12 +454,12 @@ mod tests {
 
     fn caller(uid: u32, gid: u32, groups: &[u32]) -> Caller {
         Caller {
-            credentials: Credentials {
+            identity: Identity::Local(Credentials {
                 pid: Some(7),
                 uid,
                 gid,
                 groups: groups.to_vec(),
-            },
+            }),
             program: "script".into(),
         }
     }
@@ -406,15 +495,73 @@ mod tests {
             (1002, 0, &[0], None),
         ] {
             let of = caller(uid, gid, groups);
-            assert_eq!(
-                access().role(&of.credentials),
-                role,
-                "{uid} {gid} {groups:?}"
-            );
+            assert_eq!(access().role(&of.identity), role, "{uid} {gid} {groups:?}");
         }
         let mut rootless = access();
         rootless.admin = Members::default();
-        assert_eq!(rootless.role(&caller(0, 0, &[]).credentials), None);
+        assert_eq!(rootless.role(&caller(0, 0, &[]).identity), None);
+    }
+
+    #[test]
+    fn the_subject_of_a_certificate_has_the_highest_role_that_lists_it() {
+        let mut access = access();
+        let rule = |text: &str, role| (text.parse::<Subject>().unwrap(), role);
+        access.certificates = vec![
+            rule("CN=ops", Role::Operator),
+            rule("O=Example", Role::Viewer),
+            rule("CN=root,O=Example", Role::Admin),
+        ];
+        let of = |subject: &str| Caller {
+            identity: Identity::Certificate {
+                subject: subject.parse().unwrap(),
+                address: "192.0.2.7:9".parse().unwrap(),
+            },
+            program: String::new(),
+        };
+        for (subject, role) in [
+            ("CN=ops", Some(Role::Operator)),
+            ("CN=ops,OU=x,O=Other", Some(Role::Operator)),
+            ("O=Example,CN=root", Some(Role::Admin)),
+            ("CN=root,O=Other", None),
+            ("CN=web,O=Example", Some(Role::Viewer)),
+            ("CN=Ops", None),
+            ("OU=ops", None),
+        ] {
+            assert_eq!(access.role(&of(subject).identity), role, "{subject}");
+        }
+        let error = access.stranger(&of("CN=web"));
+        let facts = error.data.unwrap();
+        assert_eq!(
+            facts.cause,
+            "certificate CN=web at 192.0.2.7:9 has no role: it may not command this daemon"
+        );
+        assert_eq!(
+            facts.remedy.unwrap(),
+            "set roles = { \"CN=web\" = \"viewer\" } (or operator, or admin) in [rpc.tls] of the \
+             configuration, and reload it"
+        );
+        let error = access.refusal(&of("CN=ops"), Role::Operator, "m", Class::Admin);
+        let remedy = error.data.unwrap().remedy.unwrap();
+        assert!(
+            remedy.contains("roles = { \"CN=ops\" = \"admin\" } in [rpc.tls]"),
+            "{remedy}"
+        );
+    }
+
+    /// Goal: a name service that does not answer costs the names, not the numbers.
+    #[test]
+    fn numbers_need_no_name_service() {
+        let texts = ["uid:7", "group:root", "gid:8"].map(str::to_owned);
+        let (members, unknown) = Members::without_names(&texts, Duration::from_secs(5));
+        assert_eq!(
+            members.principals,
+            [Principal::User(7), Principal::Group(8)]
+        );
+        assert_eq!(unknown.len(), 1);
+        assert!(
+            unknown[0].contains("not answered within 5 s"),
+            "{unknown:?}"
+        );
     }
 
     #[test]
@@ -480,13 +627,13 @@ mod tests {
                 operator: members(operator),
                 ..Access::default()
             };
-            access.entrance()
+            access.socket_access()
         };
-        assert_eq!(with(&[]), Entrance::Owner);
-        assert_eq!(with(&["gid:5", "gid:5"]), Entrance::Group(5));
-        assert_eq!(with(&["gid:5", "gid:6"]), Entrance::Everyone);
-        assert_eq!(with(&["gid:5", "uid:6"]), Entrance::Everyone);
-        assert_eq!(with(&["uid:6"]), Entrance::Everyone);
+        assert_eq!(with(&[]), SocketAccess::Owner);
+        assert_eq!(with(&["gid:5", "gid:5"]), SocketAccess::Group(5));
+        assert_eq!(with(&["gid:5", "gid:6"]), SocketAccess::Everyone);
+        assert_eq!(with(&["gid:5", "uid:6"]), SocketAccess::Everyone);
+        assert_eq!(with(&["uid:6"]), SocketAccess::Everyone);
     }
 
     #[test]

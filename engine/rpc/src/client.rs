@@ -1,5 +1,5 @@
-//! JSON-RPC 2.0 client of the daemon's management socket, for the command line. Blocking; one
-//! call at a time.
+//! JSON-RPC 2.0 client of the daemon's management socket or TLS listener, for the command line.
+//! Blocking; one call at a time.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::error::{INVALID_STATE, RpcError, STARTING};
 use super::folder;
 use super::method::Method;
+use super::tls::connect::{self, ConnectError, HandshakeFailure, Remote};
 
 /// Why a call failed: no connection, a broken connection, no reply in time, or an error reply.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +22,16 @@ pub enum ClientError {
     Unreachable {
         path: PathBuf,
         source: std::io::Error,
+    },
+    #[error("no daemon answers at {address}: {source}; its [rpc.tls] listen must be this address")]
+    Remote {
+        address: String,
+        source: std::io::Error,
+    },
+    #[error("TLS with {address}: {source}")]
+    Handshake {
+        address: String,
+        source: Box<HandshakeFailure>,
     },
     #[error("the connection to the daemon broke during {method}: {source}")]
     Broken {
@@ -38,15 +49,44 @@ pub enum ClientError {
 /// A connection to the management socket.
 #[derive(Debug)]
 pub struct Client {
-    stream: UnixStream,
+    stream: Stream,
     received: Vec<u8>,
     next_id: u64,
     timeout: Duration,
 }
 
+#[derive(Debug)]
+enum Stream {
+    Unix(UnixStream),
+    Tls(Box<connect::Stream>, Remote),
+}
+
+impl Stream {
+    fn set_read_timeout(&self, limit: Duration) -> std::io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.set_read_timeout(Some(limit)),
+            Self::Tls(stream, _) => stream.sock.set_read_timeout(Some(limit)),
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.write_all(bytes),
+            Self::Tls(stream, _) => stream.write_all(bytes).and_then(|()| stream.flush()),
+        }
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read(into),
+            Self::Tls(stream, _) => stream.read(into),
+        }
+    }
+}
+
 impl Client {
     /// Connects to the UNIX socket at `path`. `timeout` limits the wait for each reply.
-    pub fn connect(path: &Path, timeout: Duration) -> Result<Client, ClientError> {
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
         let stream =
             (folder::trust(path).and_then(|()| UnixStream::connect(path))).map_err(|source| {
                 ClientError::Unreachable {
@@ -54,12 +94,52 @@ impl Client {
                     source,
                 }
             })?;
-        Ok(Client {
+        Ok(Self::on(Stream::Unix(stream), timeout))
+    }
+
+    /// Connects to the TLS listener of a daemon. `timeout` limits the handshake and the wait for
+    /// each reply.
+    pub fn over_tls(remote: &Remote, timeout: Duration) -> Result<Self, ClientError> {
+        let address = || remote.address.clone();
+        let stream = remote.connect(timeout).map_err(|error| match error {
+            ConnectError::Unreachable(source) => ClientError::Remote {
+                address: address(),
+                source,
+            },
+            ConnectError::Handshake(source) => ClientError::Handshake {
+                address: address(),
+                source,
+            },
+        });
+        let stream = Box::new(stream?);
+        Ok(Self::on(Stream::Tls(stream, remote.clone()), timeout))
+    }
+
+    fn on(stream: Stream, timeout: Duration) -> Self {
+        Self {
             stream,
             received: Vec::new(),
             next_id: 1,
             timeout,
-        })
+        }
+    }
+
+    /// The error of a read or write. A daemon that refuses the certificate says so only after the
+    /// client's half of the handshake.
+    fn broken(&self, method: &str, source: std::io::Error) -> ClientError {
+        if let Stream::Tls(_, remote) = &self.stream
+            && source.kind() != std::io::ErrorKind::UnexpectedEof
+            && let Some(failure) = remote.failure(&source)
+        {
+            return ClientError::Handshake {
+                address: remote.address.clone(),
+                source: Box::new(failure),
+            };
+        }
+        ClientError::Broken {
+            method: method.to_owned(),
+            source,
+        }
     }
 
     /// Calls method `M` and parses its reply. A reply of another shape is
@@ -113,19 +193,16 @@ impl Client {
         if params.as_object().is_some_and(|p| !p.is_empty()) || params.is_array() {
             request["params"] = params;
         }
-        let broken = |source| ClientError::Broken {
-            method: method.to_owned(),
-            source,
-        };
         let until = Instant::now() + self.timeout;
-        if let Err(error) = self.stream.write_all(request.to_string().as_bytes()) {
+        if let Err(error) = self.stream.send(request.to_string().as_bytes()) {
             // Before it closes a connection, the daemon sends the reason.
             return match self.receive(method, until).map(refusal) {
                 Ok(Some(error)) => Err(ClientError::Refused {
                     method: method.to_owned(),
                     error,
                 }),
-                _ => Err(broken(error)),
+                Err(refused @ ClientError::Handshake { .. }) => Err(refused),
+                _ => Err(self.broken(method, error)),
             };
         }
         loop {
@@ -152,10 +229,6 @@ impl Client {
 
     /// Receives the next reply, which is one line, before the deadline `until`.
     fn receive(&mut self, method: &str, until: Instant) -> Result<Value, ClientError> {
-        let broken = |source| ClientError::Broken {
-            method: method.to_owned(),
-            source,
-        };
         let late = || ClientError::Late {
             method: method.to_owned(),
             after: self.timeout,
@@ -174,14 +247,19 @@ impl Client {
             if left.is_zero() {
                 return Err(late());
             }
-            self.stream.set_read_timeout(Some(left)).map_err(broken)?;
+            if let Err(error) = self.stream.set_read_timeout(left) {
+                return Err(self.broken(method, error));
+            }
             let mut chunk = [0; 16 * 1024];
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(broken(std::io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => {
+                    let end = std::io::ErrorKind::UnexpectedEof.into();
+                    return Err(self.broken(method, end));
+                }
                 Ok(n) => self.received.extend_from_slice(&chunk[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Err(late()),
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(broken(e)),
+                Err(e) => return Err(self.broken(method, e)),
             }
         }
     }

@@ -6,22 +6,24 @@
 //! ```text
 //!   1. fewer than max_clients clients are connected
 //!   2. a client has been idle for GRACE: the new client replaces the longest idle client of the
-//!      process with the most clients
-//!   3. its process has no other client, and one of the RESERVED slots is free
+//!      origin with the most clients
+//!   3. its origin has no other client, and one of the RESERVED slots is free
 //!   4. otherwise it waits; it is refused when all clients have been busy for PATIENCE
 //! ```
 //!
+//! The origin of a client of the Unix socket is its process, that of a client over TLS its address.
 //! A client is idle while none of its calls runs and none of its replies is being sent. So the
 //! administrator's commands are served, however many connections other programs leave open.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// Slots beyond `[rpc] max_clients`, for processes that have no other client.
+/// Slots beyond `[rpc] max_clients`, for origins that have no other client.
 pub const RESERVED: usize = 4;
 /// A client that has been idle for less than this is not replaced.
 pub const GRACE: Duration = Duration::from_secs(1);
@@ -31,6 +33,14 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 pub const UNSENT_BYTES: usize = 256 * 1024 * 1024;
 /// Unsent bytes that each client may always have, so that short replies are never refused.
 pub const UNSENT_EACH: usize = 64 * 1024;
+
+/// Where a client comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Origin {
+    /// A process of this machine; `None`: one outside the daemon's PID namespace.
+    Process(Option<i32>),
+    Address(IpAddr),
+}
 
 /// All connected clients, and the limits of their number and of their unsent bytes.
 #[derive(Debug)]
@@ -50,7 +60,7 @@ pub struct Clients {
 #[derive(Debug)]
 pub struct Peer {
     id: u64,
-    process: Option<i32>,
+    origin: Origin,
     running: Cell<usize>,
     /// The last time when it sent a request, one of its calls finished, or it read part of a reply.
     active: Cell<Instant>,
@@ -67,20 +77,20 @@ pub struct Place(pub Rc<Peer>);
 #[derive(Debug)]
 pub enum Entry {
     Admitted(Place),
-    /// Admitted in place of an idle client of this process.
-    Replaced(Place, Option<i32>),
+    /// Admitted in place of an idle client of this origin.
+    Replaced(Place, Origin),
     /// Retry after a change, or at this time.
     Wait(Instant),
     Full,
 }
 
 impl Clients {
-    pub fn new(max: usize) -> Rc<Clients> {
-        Clients::with_unsent(max, UNSENT_BYTES)
+    pub fn new(max: usize) -> Rc<Self> {
+        Self::with_unsent(max, UNSENT_BYTES)
     }
 
-    pub(super) fn with_unsent(max: usize, unsent_limit: usize) -> Rc<Clients> {
-        Rc::new(Clients {
+    pub(super) fn with_unsent(max: usize, unsent_limit: usize) -> Rc<Self> {
+        Rc::new(Self {
             max,
             unsent_limit,
             open: RefCell::default(),
@@ -101,19 +111,19 @@ impl Clients {
         self.changed.notified()
     }
 
-    pub fn enter(self: &Rc<Clients>, process: Option<i32>, now: Instant) -> Entry {
+    pub fn enter(self: &Rc<Self>, origin: Origin, now: Instant) -> Entry {
         let open = self.open.borrow().len();
         if open < self.max {
-            return Entry::Admitted(self.admit(process, now));
+            return Entry::Admitted(self.admit(origin, now));
         }
         if let Some(idle) = self.most_idle(now) {
             self.open.borrow_mut().remove(&idle.id);
             idle.leave.notify_one();
-            return Entry::Replaced(self.admit(process, now), idle.process);
+            return Entry::Replaced(self.admit(origin, now), idle.origin);
         }
-        let others = self.clients_of(process);
+        let others = self.clients_of(origin);
         if open < self.max + RESERVED && others == 0 {
-            return Entry::Admitted(self.admit(process, now));
+            return Entry::Admitted(self.admit(origin, now));
         }
         let since = self.busy_since.get().unwrap_or(now);
         self.busy_since.set(Some(since));
@@ -126,13 +136,13 @@ impl Clients {
         Entry::Wait(first.map_or(end, |first| first.min(end)))
     }
 
-    fn admit(self: &Rc<Clients>, process: Option<i32>, now: Instant) -> Place {
+    fn admit(self: &Rc<Self>, origin: Origin, now: Instant) -> Place {
         self.busy_since.set(None);
         let id = self.next.get();
         self.next.set(id + 1);
         let client = Rc::new(Peer {
             id,
-            process,
+            origin,
             running: Cell::new(0),
             active: Cell::new(now),
             unsent: Cell::new(0),
@@ -143,21 +153,21 @@ impl Clients {
         Place(client)
     }
 
-    fn clients_of(&self, process: Option<i32>) -> usize {
+    fn clients_of(&self, origin: Origin) -> usize {
         let open = self.open.borrow();
-        open.values().filter(|c| c.process == process).count()
+        open.values().filter(|c| c.origin == origin).count()
     }
 
-    /// The longest idle client of the process with the most clients.
+    /// The longest idle client of the origin with the most clients.
     fn most_idle(&self, now: Instant) -> Option<Rc<Peer>> {
         let open = self.open.borrow();
         let idle = |c: &&Rc<Peer>| c.is_idle() && now.duration_since(c.active.get()) >= GRACE;
-        let mut of_process = BTreeMap::<Option<i32>, usize>::new();
+        let mut of_origin = BTreeMap::<Origin, usize>::new();
         for client in open.values() {
-            *of_process.entry(client.process).or_default() += 1;
+            *of_origin.entry(client.origin).or_default() += 1;
         }
         let rank = |c: &&Rc<Peer>| {
-            let most = std::cmp::Reverse(of_process[&c.process]);
+            let most = std::cmp::Reverse(of_origin[&c.origin]);
             (most, c.active.get(), c.id)
         };
         open.values().filter(idle).min_by_key(rank).cloned()
@@ -190,10 +200,27 @@ impl Peer {
         self.active.set(now);
     }
 
-    pub fn begin(self: &Rc<Peer>, now: Instant) -> Running {
+    pub fn begin(self: &Rc<Self>, now: Instant) -> Running {
         self.touch(now);
         self.running.set(self.running.get() + 1);
         Running(Rc::clone(self))
+    }
+
+    /// Resolves when the client has been idle for this long.
+    pub async fn idles_for(&self, limit: Duration) {
+        loop {
+            let end = self.active.get() + limit;
+            if self.is_idle() && Instant::now() >= end {
+                return;
+            }
+            // A call in progress ends later than that, and touches the client when it does.
+            let next = if self.is_idle() {
+                end
+            } else {
+                Instant::now() + limit
+            };
+            tokio::time::sleep_until(next.into()).await;
+        }
     }
 
     /// Resolves when a new client has replaced this one: the connection must be closed.
@@ -203,7 +230,7 @@ impl Peer {
 
     /// Counts a reply of `bytes` as unsent until the charge is dropped. `None` if too many bytes
     /// are unsent already.
-    pub fn charge(self: &Rc<Peer>, bytes: usize) -> Option<Charge> {
+    pub fn charge(self: &Rc<Self>, bytes: usize) -> Option<Charge> {
         let (own, all) = (self.unsent.get() + bytes, self.clients.unsent.get() + bytes);
         if own > UNSENT_EACH && all > self.clients.unsent_limit {
             return None;
@@ -252,8 +279,8 @@ mod tests {
 
     use super::*;
 
-    const SCRIPT: Option<i32> = Some(100);
-    const ADMINISTRATOR: Option<i32> = Some(200);
+    const SCRIPT: Origin = Origin::Process(Some(100));
+    const ADMINISTRATOR: Origin = Origin::Process(Some(200));
 
     fn admitted(entry: Entry) -> Place {
         match entry {
@@ -266,7 +293,7 @@ mod tests {
     fn the_longest_idle_client_of_the_busiest_process_makes_room() {
         let (clients, start) = (Clients::new(3), Instant::now());
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let _quiet = admitted(clients.enter(Some(1), at(0)));
+        let _quiet = admitted(clients.enter(Origin::Process(Some(1)), at(0)));
         let first = admitted(clients.enter(SCRIPT, at(10)));
         let second = admitted(clients.enter(SCRIPT, at(20)));
         // All were active within the grace time: the reserved places are for other processes only.
@@ -287,7 +314,7 @@ mod tests {
         let script = [0, 1].map(|_| admitted(clients.enter(SCRIPT, at(0))));
         let calls = script.each_ref().map(|place| place.0.begin(at(0)));
         let others: Vec<Place> = (0..RESERVED as i32)
-            .map(|n| admitted(clients.enter(Some(300 + n), at(1))))
+            .map(|n| admitted(clients.enter(Origin::Process(Some(300 + n)), at(1))))
             .collect();
         let running: Vec<Running> = others.iter().map(|place| place.0.begin(at(1))).collect();
         assert!(matches!(clients.enter(SCRIPT, at(5000)), Entry::Wait(then) if then == at(7000)));

@@ -1,4 +1,5 @@
-//! The error of a refused call: SPDK's code and text, and our facts.
+//! [`RpcError`]: the error of a refused call, with SPDK's code and message, and [`Facts`]: field,
+//! cause and remedy.
 
 use serde::{Deserialize, Serialize};
 
@@ -69,8 +70,8 @@ pub enum Errno {
 }
 
 impl RpcError {
-    fn new(code: i32, message: impl Into<String>) -> RpcError {
-        RpcError {
+    fn new(code: i32, message: impl Into<String>) -> Self {
+        Self {
             code,
             message: message.into(),
             data: None,
@@ -78,73 +79,73 @@ impl RpcError {
     }
 
     /// `-errno` with the C library's text for it, as SPDK answers device and object errors.
-    pub fn errno(errno: Errno, cause: impl Into<String>) -> RpcError {
-        RpcError::os(errno as i32, cause)
+    pub fn errno(errno: Errno, cause: impl Into<String>) -> Self {
+        Self::os(errno as i32, cause)
     }
 
     /// Like [`RpcError::errno`], for an error number from the kernel.
-    pub fn os(errno: i32, cause: impl Into<String>) -> RpcError {
+    pub fn os(errno: i32, cause: impl Into<String>) -> Self {
         let text = std::io::Error::from_raw_os_error(errno).to_string();
         let message = text.split(" (os error").next().unwrap_or(&text).to_owned();
-        RpcError::new(-errno, message).cause(cause)
+        Self::new(-errno, message).cause(cause)
     }
 
     /// The same facts under another code.
-    pub fn renumbered(self, errno: Errno) -> RpcError {
-        RpcError {
+    pub fn renumbered(self, errno: Errno) -> Self {
+        Self {
             data: self.data,
-            ..RpcError::errno(errno, "")
+            ..Self::errno(errno, "")
         }
     }
 
     /// An I/O error of the kernel about `what`, with its errno.
-    pub fn io(what: &str, error: &std::io::Error) -> RpcError {
-        RpcError::os(
+    pub fn io(what: &str, error: &std::io::Error) -> Self {
+        Self::os(
             error.raw_os_error().unwrap_or(Errno::EIO as i32),
             format!("{what}: {error}"),
         )
     }
 
-    pub fn parse(cause: impl Into<String>) -> RpcError {
-        RpcError::new(PARSE_ERROR, "Parse error").cause(cause)
+    pub fn parse(cause: impl Into<String>) -> Self {
+        Self::new(PARSE_ERROR, "Parse error").cause(cause)
     }
 
-    pub fn invalid_request(cause: impl Into<String>) -> RpcError {
-        RpcError::new(INVALID_REQUEST, "Invalid request").cause(cause)
+    pub fn invalid_request(cause: impl Into<String>) -> Self {
+        Self::new(INVALID_REQUEST, "Invalid request").cause(cause)
     }
 
-    pub fn method_not_found(cause: impl Into<String>) -> RpcError {
-        RpcError::new(METHOD_NOT_FOUND, "Method not found").cause(cause)
+    pub fn method_not_found(cause: impl Into<String>) -> Self {
+        Self::new(METHOD_NOT_FOUND, "Method not found").cause(cause)
     }
 
-    pub fn invalid_params(cause: impl Into<String>) -> RpcError {
-        RpcError::new(INVALID_PARAMS, "Invalid parameters").cause(cause)
+    pub fn invalid_params(cause: impl Into<String>) -> Self {
+        Self::new(INVALID_PARAMS, "Invalid parameters").cause(cause)
     }
 
     /// Like [`RpcError::invalid_params`], with SPDK's specific text in place of the general one.
-    pub fn invalid_params_text(message: impl Into<String>) -> RpcError {
-        RpcError::new(INVALID_PARAMS, message)
+    pub fn invalid_params_text(message: impl Into<String>) -> Self {
+        Self::new(INVALID_PARAMS, message)
     }
 
-    pub fn internal(cause: impl Into<String>) -> RpcError {
-        RpcError::new(INTERNAL_ERROR, "Internal error").cause(cause)
+    pub fn internal(cause: impl Into<String>) -> Self {
+        Self::new(INTERNAL_ERROR, "Internal error").cause(cause)
     }
 
-    pub fn invalid_state(message: impl Into<String>) -> RpcError {
-        RpcError::new(INVALID_STATE, message)
+    pub fn invalid_state(message: impl Into<String>) -> Self {
+        Self::new(INVALID_STATE, message)
     }
 
-    pub fn cause(mut self, cause: impl Into<String>) -> RpcError {
+    pub fn cause(mut self, cause: impl Into<String>) -> Self {
         self.data.get_or_insert_default().cause = cause.into();
         self
     }
 
-    pub fn field(mut self, field: impl Into<String>) -> RpcError {
+    pub fn field(mut self, field: impl Into<String>) -> Self {
         self.data.get_or_insert_default().field = Some(field.into());
         self
     }
 
-    pub fn remedy(mut self, remedy: impl Into<String>) -> RpcError {
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.data.get_or_insert_default().remedy = Some(remedy.into());
         self
     }

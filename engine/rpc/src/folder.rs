@@ -1,5 +1,5 @@
-//! Ownership of a socket's folder. In a folder such as /tmp, where every user may create folders,
-//! another user may have created it first, and could replace the daemon's socket.
+//! Checks the owner of the folder of the management socket. In a folder such as /tmp another user
+//! may have created it first, and could replace the daemon's socket.
 
 use std::fs::Permissions;
 use std::io::{Error, ErrorKind, Result};

@@ -12,8 +12,10 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use zeroize::{Zeroize, Zeroizing};
 
 use super::scan::{ScanError, Scanner, Step};
+use super::secret::{SecretJson, SecretValue};
 
 /// Largest request in bytes: the size of SPDK's receive buffer.
 pub const MAX_REQUEST_BYTES: usize = 256 * 1024;
@@ -25,7 +27,7 @@ pub struct Call {
     pub id: Option<Box<RawValue>>,
     pub method: String,
     /// `None` when absent or null.
-    pub params: Option<Box<RawValue>>,
+    pub params: Option<SecretJson>,
 }
 
 /// One element of the stream or of a batch: a call, or a value that is not a valid request.
@@ -57,10 +59,11 @@ pub enum FrameError {
     TooLong,
 }
 
-/// Splits a byte stream into frames. Bytes may be pushed in pieces of any size.
+/// Splits a byte stream into frames. Bytes may be pushed in pieces of any size. Overwrites consumed
+/// requests, which may contain secrets.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    buf: Vec<u8>,
+    buf: Zeroizing<Vec<u8>>,
     /// Start of the current value in `buf`; bytes before it are consumed.
     start: usize,
     /// Position of the scanner.
@@ -75,9 +78,19 @@ impl Decoder {
     }
 
     pub fn push(&mut self, bytes: &[u8]) {
-        self.buf.drain(..self.start);
+        let pending = self.pending();
+        self.buf.copy_within(self.start.., 0);
+        self.buf[pending..].zeroize();
+        self.buf.truncate(pending);
         self.scanned -= self.start;
         self.start = 0;
+        let room = pending + bytes.len();
+        if room > self.buf.capacity() {
+            // A reallocation would leave a copy in freed memory.
+            let mut larger = Zeroizing::new(Vec::with_capacity(2 * room));
+            larger.extend_from_slice(&self.buf);
+            self.buf = larger;
+        }
         self.buf.extend_from_slice(bytes);
     }
 
@@ -116,7 +129,8 @@ fn parse(bytes: &[u8]) -> Result<Frame, FrameError> {
     };
     let value = std::str::from_utf8(bytes).map_err(|e| text(&e))?;
     // A lone surrogate is grammatical JSON but not valid text; only a full decode finds it.
-    serde_json::from_str::<serde_json::Value>(value).map_err(|e| text(&e))?;
+    let decoded = serde_json::from_str(value).map(SecretValue);
+    decoded.map_err(|e| text(&e))?;
     match value.trim_start().as_bytes().first() {
         Some(b'{') => Ok(Frame::One(request(value))),
         Some(b'[') => {
@@ -156,6 +170,7 @@ fn request(text: &str) -> Element {
         return Err(invalid("a batch element that is not an object"));
     }
     let wire: Wire = serde_json::from_str(text).map_err(|e| invalid(&e.to_string()))?;
+    let params = wire.params.map(SecretJson::from);
     if wire.jsonrpc.is_some_and(|v| v != "2.0") {
         return Err(invalid("\"jsonrpc\" is not \"2.0\""));
     }
@@ -164,9 +179,9 @@ fn request(text: &str) -> Element {
         Some(b'"' | b'-' | b'0'..=b'9') => wire.id,
         Some(_) => return Err(invalid("\"id\" is neither a string nor a number nor null")),
     };
-    let params = match wire.params.as_deref().map(|p| p.get().as_bytes()[0]) {
+    let params = match params.as_deref().map(|p| p.get().as_bytes()[0]) {
         None | Some(b'n') => None,
-        Some(b'{' | b'[') => wire.params,
+        Some(b'{' | b'[') => params,
         Some(_) => {
             return Err(invalid(
                 "\"params\" is neither an object nor an array nor null",

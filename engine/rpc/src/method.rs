@@ -14,6 +14,7 @@ use serde_path_to_error::Segment;
 
 use super::access::Class;
 use super::error::{INVALID_PARAMS, RpcError};
+use super::secret::SecretValue;
 use nacre_engine_values::read::{self, Texts, ValueError};
 
 /// The phases of the daemon in which a method may be called.
@@ -89,8 +90,8 @@ impl<C> std::fmt::Debug for MethodEntry<C> {
 }
 
 impl<C: 'static> MethodEntry<C> {
-    fn of<M: Method<C>>() -> MethodEntry<C> {
-        MethodEntry {
+    fn of<M: Method<C>>() -> Self {
+        Self {
             name: M::NAME,
             about: M::ABOUT,
             when: M::WHEN,
@@ -139,8 +140,8 @@ pub struct Registry<C> {
 }
 
 impl<C: 'static> Default for Registry<C> {
-    fn default() -> Registry<C> {
-        Registry {
+    fn default() -> Self {
+        Self {
             entries: Vec::new(),
             names: BTreeMap::new(),
         }
@@ -206,11 +207,11 @@ fn decode<P: DeserializeOwned + 'static>(
         );
     }
     let value = match read::json(text) {
-        Ok(value) => value,
+        Ok(value) => SecretValue(value),
         Err(Ok((place, error))) => return Err(refusal(&place, &error)),
         Err(Err(error)) => return Err(RpcError::invalid_params(error.to_string()).field("params")),
     };
-    read::first(&value, Texts::Keep).map_err(|(place, error)| refusal(&place, &error))
+    read::first(&value.0, Texts::Keep).map_err(|(place, error)| refusal(&place, &error))
 }
 
 /// Names the parameter, its value, the allowed values, and the nearest known word.

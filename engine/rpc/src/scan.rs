@@ -68,8 +68,8 @@ pub struct Scanner {
 }
 
 impl Default for Scanner {
-    fn default() -> Scanner {
-        Scanner {
+    fn default() -> Self {
+        Self {
             state: State::Value(false),
             objects: 0,
             depth: 0,
@@ -88,7 +88,7 @@ impl Scanner {
     pub fn step(&mut self, byte: u8) -> Result<Step, ScanError> {
         let step = self.advance(byte)?;
         if step != Step::More {
-            *self = Scanner::default();
+            *self = Self::default();
         }
         Ok(step)
     }

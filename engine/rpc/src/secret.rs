@@ -1,12 +1,16 @@
-//! The type of a parameter that carries a secret. The schema says so, and the audit log reads it
-//! there.
+//! The types of parameters and answers that carry a secret, and of the JSON around them. The
+//! method's schema marks a parameter, so that the audit log leaves its value out; the audit log has
+//! no answers.
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Deref;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer};
-use zeroize::Zeroizing;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use zeroize::{Zeroize, Zeroizing};
 
 /// The word of JSON Schema for a value that may be given and is never returned.
 pub const WRITE_ONLY: &str = "writeOnly";
@@ -29,8 +33,8 @@ impl fmt::Debug for SecretText {
 }
 
 impl<'de> Deserialize<'de> for SecretText {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<SecretText, D::Error> {
-        String::deserialize(deserializer).map(|text| SecretText(Zeroizing::new(text)))
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|text| Self(Zeroizing::new(text)))
     }
 }
 
@@ -48,16 +52,112 @@ impl JsonSchema for SecretText {
     }
 }
 
+/// A secret that a client asked for. Only the answer contains it.
+#[derive(Clone)]
+pub struct RevealedText(Zeroizing<String>);
+
+impl From<Zeroizing<String>> for RevealedText {
+    fn from(text: Zeroizing<String>) -> Self {
+        Self(text)
+    }
+}
+
+impl fmt::Debug for RevealedText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+impl Serialize for RevealedText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl JsonSchema for RevealedText {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "RevealedText".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string" })
+    }
+}
+
+/// JSON that may contain a secret: zeroed when it is dropped.
+#[derive(Debug)]
+pub struct SecretJson(Option<Box<RawValue>>);
+
+impl From<Box<RawValue>> for SecretJson {
+    fn from(json: Box<RawValue>) -> Self {
+        Self(Some(json))
+    }
+}
+
+impl Deref for SecretJson {
+    type Target = RawValue;
+
+    fn deref(&self) -> &RawValue {
+        self.0.as_deref().unwrap_or(RawValue::NULL)
+    }
+}
+
+impl Drop for SecretJson {
+    fn drop(&mut self) {
+        if let Some(json) = self.0.take() {
+            String::from(Box::<str>::from(json)).zeroize();
+        }
+    }
+}
+
+/// A JSON value whose texts are zeroed when it is dropped.
+#[derive(Debug)]
+pub struct SecretValue(pub Value);
+
+impl Drop for SecretValue {
+    fn drop(&mut self) {
+        zero(&mut self.0);
+    }
+}
+
+fn zero(value: &mut Value) {
+    match value {
+        Value::String(text) => text.zeroize(),
+        Value::Array(items) => items.iter_mut().for_each(zero),
+        Value::Object(members) => members.values_mut().for_each(zero),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_of_a_value_are_zeroed() {
+        let mut value = serde_json::json!({ "a": ["b", { "c": "d" }, 1], "e": "f" });
+        zero(&mut value);
+        assert_eq!(
+            value,
+            serde_json::json!({ "a": ["", { "c": "" }, 1], "e": "" })
+        );
+        let json = SecretJson::from(RawValue::from_string("[1]".into()).unwrap());
+        assert_eq!(json.get(), "[1]");
+    }
 
     #[test]
     fn a_secret_is_read_and_never_shown() {
         let secret: SecretText = serde_json::from_str("\"hunter2\"").unwrap();
         assert_eq!(secret.reveal(), "hunter2");
         assert_eq!(format!("{secret:?}"), "(secret)");
-        let schema = serde_json::Value::from(schemars::schema_for!(SecretText));
+        let schema = Value::from(schemars::schema_for!(SecretText));
         assert_eq!(schema[WRITE_ONLY], true);
+        let revealed = RevealedText::from(Zeroizing::new("hunter2".to_owned()));
+        assert_eq!(format!("{revealed:?}"), "(secret)");
+        assert_eq!(serde_json::to_string(&revealed).unwrap(), "\"hunter2\"");
     }
 }

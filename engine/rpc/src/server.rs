@@ -1,11 +1,13 @@
-//! The clients of the socket and their answers. Generic over the dispatcher of calls.
+//! The server of the management socket: reads calls from its clients, runs them, and sends the
+//! replies. Generic over the dispatcher of calls.
 //!
 //! A client's requests run in parallel and are answered as they finish, one line each. With
 //! [`MAX_INFLIGHT`] in progress, the server stops reading from that client. A client that does not
 //! read its answers within [`WRITE_DEADLINE`] is dropped; one that half-closes still gets its
-//! answers. [`super::clients`] decides about places and unsent bytes.
+//! answers. [`super::clients`] limits connections and unsent bytes.
 
 use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -14,17 +16,18 @@ use futures_util::stream::FuturesUnordered;
 use nacre_engine_peer::credentials;
 use nacre_reactor::{Clock, Repeats};
 use serde_json::value::RawValue;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, warn};
+use zeroize::{Zeroize, Zeroizing};
 
-use super::access::Caller;
-use super::clients::{Charge, Clients, Entry, Peer, Place};
+use super::access::{Caller, Identity};
+use super::clients::{Charge, Clients, Entry, Origin, Peer, Place};
 use super::error::{Errno, RpcError};
 use super::frame::{Call, Decoder, Element, Frame};
 use super::method::{Answer, CallFuture};
+use super::secret::SecretJson;
 use super::socket::Socket;
 
 pub const MAX_INFLIGHT: usize = 64;
@@ -46,7 +49,7 @@ pub trait Dispatch: 'static {
         self: Rc<Self>,
         caller: Rc<Caller>,
         method: String,
-        params: Option<Box<RawValue>>,
+        params: Option<SecretJson>,
     ) -> CallFuture;
 }
 
@@ -58,11 +61,7 @@ impl Socket {
     }
 
     async fn serve_clients<D: Dispatch>(&self, dispatch: Rc<D>, clients: Rc<Clients>) {
-        let admission = Admission {
-            clients,
-            refused: Rc::default(),
-            log_limit: RefCell::new(Repeats::new(SAID_AGAIN)),
-        };
+        let admission = Admission::new(clients);
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
@@ -76,10 +75,10 @@ impl Socket {
                             continue;
                         }
                     };
-                    match admission.enter(who.credentials.pid).await {
+                    match admission.enter(origin(&who.identity)).await {
                         Ok(place) => {
                             let dispatch = Rc::clone(&dispatch);
-                            tokio::task::spawn_local(client(stream, dispatch, who, place));
+                            tokio::task::spawn_local(client(stream, dispatch, who, place, None));
                         }
                         Err(full) => admission.refuse(stream, full),
                     }
@@ -96,8 +95,15 @@ impl Socket {
     }
 }
 
+pub(super) fn origin(identity: &Identity) -> Origin {
+    match identity {
+        Identity::Local(credentials) => Origin::Process(credentials.pid),
+        Identity::Certificate { address, .. } => Origin::Address(address.ip()),
+    }
+}
+
 /// Admits or refuses connected clients, within the limit `max_clients`.
-struct Admission {
+pub(super) struct Admission {
     clients: Rc<Clients>,
     /// Number of refused clients whose error message is being sent.
     refused: Rc<Cell<usize>>,
@@ -105,34 +111,48 @@ struct Admission {
 }
 
 /// The log lines of the admission, each with its own rate limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum LogLine {
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum LogLine {
     Accept,
     Stranger(u32),
+    /// A client over TLS without a role, by its subject.
+    NoRole(String),
+    /// A client whose handshake failed, by its address and the kind of failure.
+    Handshake(IpAddr, &'static str),
+    /// A client whose handshake had to make room, by its address.
+    HandshakeReplaced(IpAddr),
     Full,
     Replaced,
 }
 
 impl Admission {
+    pub(super) fn new(clients: Rc<Clients>) -> Self {
+        Self {
+            clients,
+            refused: Rc::default(),
+            log_limit: RefCell::new(Repeats::new(SAID_AGAIN)),
+        }
+    }
+
     /// Calls `write` unless the line was written recently. Passes the number of its occurrences
     /// since then.
-    fn log(&self, line: LogLine, write: impl FnOnce(u64)) {
+    pub(super) fn log(&self, line: LogLine, write: impl FnOnce(u64)) {
         if let Some(suppressed) = self.log_limit.borrow_mut().admit(line, Clock::real().now()) {
             write(suppressed + 1);
         }
     }
 
-    async fn enter(&self, process: Option<i32>) -> Result<Place, RpcError> {
+    pub(super) async fn enter(&self, origin: Origin) -> Result<Place, RpcError> {
         let max_clients = self.clients.max();
         loop {
             let changed = self.clients.changed();
-            match self.clients.enter(process, Instant::now()) {
+            match self.clients.enter(origin, Instant::now()) {
                 Entry::Admitted(place) => return Ok(place),
                 Entry::Replaced(place, of) => {
                     self.log(LogLine::Replaced, |times| {
                         warn!(
                             max_clients,
-                            pid = of.unwrap_or_default(),
+                            of = ?of,
                             times,
                             "every place of [rpc] max_clients is taken: an idle RPC client was closed for a new one; \
                              close connections after use, or raise max_clients"
@@ -162,7 +182,11 @@ impl Admission {
     }
 
     /// Sends a client the reason of its refusal, and closes it.
-    fn refuse(&self, stream: UnixStream, error: RpcError) {
+    pub(super) fn refuse(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+        error: RpcError,
+    ) {
         if self.refused.get() >= REFUSED_AT_ONCE {
             return;
         }
@@ -191,7 +215,7 @@ fn replaced(max_clients: usize) -> RpcError {
 
 /// Waits until the client closes: with unread data from it, closing now would reset the connection
 /// and lose the reason.
-async fn farewell(mut stream: UnixStream, error: RpcError) {
+async fn farewell(mut stream: impl AsyncRead + AsyncWrite + Unpin, error: RpcError) {
     let told = stream.write_all(&line(&answer(None, Err(error)))).await;
     if told.is_ok() && stream.shutdown().await.is_ok() {
         let mut chunk = [0; 4096];
@@ -212,29 +236,41 @@ fn admit<D: Dispatch>(stream: &UnixStream, dispatch: &D) -> Result<Caller, Refus
     })?;
     let comm = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
     let program = credentials.pid.and_then(comm).unwrap_or_default();
+    let uid = credentials.uid;
     let caller = Caller {
         program: program.trim().to_owned(),
-        credentials,
+        identity: Identity::Local(credentials),
     };
     match dispatch.admit(&caller) {
         Ok(()) => Ok(caller),
-        Err(error) => Err(Refusal {
-            uid: caller.credentials.uid,
-            error,
-        }),
+        Err(error) => Err(Refusal { uid, error }),
     }
 }
 
-async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>, who: Rc<Caller>, place: Place) {
+/// Serves one client. `idle_limit`: closes it after so long without a call.
+pub(super) async fn client<D: Dispatch>(
+    stream: impl AsyncRead + AsyncWrite + 'static,
+    dispatch: Rc<D>,
+    who: Rc<Caller>,
+    place: Place,
+    idle_limit: Option<Duration>,
+) {
     let me = &place.0;
-    let (mut read, write) = stream.into_split();
+    let (mut read, write) = tokio::io::split(stream);
     let (answers, queue) = mpsc::channel::<Text>(MAX_INFLIGHT);
     let mut writer = tokio::task::spawn_local(send(write, queue, Rc::clone(me)));
     let inflight = Rc::new(Semaphore::new(MAX_INFLIGHT));
     let mut decoder = Decoder::default();
-    let mut chunk = vec![0; 64 * 1024];
+    let mut chunk = Zeroizing::new(vec![0; 64 * 1024]);
     let leave = me.must_leave();
     tokio::pin!(leave);
+    let idle = async {
+        match idle_limit {
+            Some(limit) => me.idles_for(limit).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(idle);
     'stream: loop {
         loop {
             let frame = match decoder.next_frame() {
@@ -263,10 +299,18 @@ async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>, who: Rc<Caller
         tokio::select! {
             received = receive(&mut read, &mut chunk) => match received {
                 0 => break,
-                n => decoder.push(&chunk[..n]),
+                n => {
+                    decoder.push(&chunk[..n]);
+                    chunk[..n].zeroize();
+                }
             },
             // The client is lost or was dropped: its answers have no reader.
             _ = &mut writer => return,
+            () = &mut idle => {
+                debug!("RPC client closed: it was idle");
+                writer.abort();
+                return;
+            }
             () = &mut leave => {
                 let why = answer(None, Err(replaced(me.max_clients())));
                 let _ = answers.try_send(Text::short(why));
@@ -287,14 +331,14 @@ async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>, who: Rc<Caller
 }
 
 /// The number of bytes received; 0 at the end of the stream or after an error.
-async fn receive(read: &mut OwnedReadHalf, chunk: &mut [u8]) -> usize {
+async fn receive(read: &mut (impl AsyncRead + Unpin), chunk: &mut [u8]) -> usize {
     read.read(chunk).await.unwrap_or_else(|error| {
         debug!(%error, "RPC client lost");
         0
     })
 }
 
-async fn send(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Text>, me: Rc<Peer>) {
+async fn send(mut write: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Text>, me: Rc<Peer>) {
     while let Some(Text { mut text, charge }) = queue.recv().await {
         text.push('\n');
         let taken = take_all(&mut write, text.as_bytes(), &me);
@@ -304,9 +348,14 @@ async fn send(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Text>, me: Rc
             Err(_) => return warn!("RPC client dropped: it does not read its answers"),
         }
     }
+    let _ = tokio::time::timeout(FAREWELL, write.shutdown()).await;
 }
 
-async fn take_all(write: &mut OwnedWriteHalf, bytes: &[u8], me: &Peer) -> std::io::Result<()> {
+async fn take_all(
+    write: &mut (impl AsyncWrite + Unpin),
+    bytes: &[u8],
+    me: &Peer,
+) -> std::io::Result<()> {
     let mut sent = 0;
     while sent < bytes.len() {
         match write.write(&bytes[sent..]).await? {
@@ -315,19 +364,20 @@ async fn take_all(write: &mut OwnedWriteHalf, bytes: &[u8], me: &Peer) -> std::i
         }
         me.touch(Instant::now());
     }
-    Ok(())
+    // A TLS stream may hold records that the socket has not taken.
+    write.flush().await
 }
 
 /// An answer, and its share of the unsent bytes.
 struct Text {
-    text: String,
+    text: Zeroizing<String>,
     charge: Vec<Charge>,
 }
 
 impl Text {
     /// Too short to be counted.
-    fn short(text: String) -> Text {
-        Text {
+    fn short(text: Zeroizing<String>) -> Self {
+        Self {
             text,
             charge: Vec::new(),
         }
@@ -352,10 +402,28 @@ async fn perform<D: Dispatch>(frame: Frame, ends: Ends<D>, me: &Rc<Peer>) -> Opt
                     charge.extend(answer.charge);
                 }
             }
-            let text = format!("[{}]", answers.join(","));
+            let text = batch(&answers);
             (!answers.is_empty()).then_some(Text { text, charge })
         }
     }
+}
+
+/// One answer to several calls.
+fn batch(answers: &[Zeroizing<String>]) -> Zeroizing<String> {
+    let bytes: usize = answers.iter().map(|answer| answer.len() + 1).sum();
+    let mut text = with_room_for(bytes + 1);
+    for (at, answer) in answers.iter().enumerate() {
+        text.push(if at == 0 { '[' } else { ',' });
+        text.push_str(answer);
+    }
+    text.push(']');
+    text
+}
+
+/// An empty text for an answer of so many bytes and the end of its line. It may carry a secret, of
+/// which a reallocation would leave a copy in freed memory.
+fn with_room_for(bytes: usize) -> Zeroizing<String> {
+    Zeroizing::new(String::with_capacity(bytes + 1))
 }
 
 async fn one<D: Dispatch>(
@@ -396,9 +464,9 @@ fn too_much_unsent(bytes: usize, limit: usize) -> RpcError {
         .remedy("read answers before asking for more, or ask for less: name one object")
 }
 
-fn answer(id: Option<&RawValue>, outcome: Answer) -> String {
+fn answer(id: Option<&RawValue>, outcome: Answer) -> Zeroizing<String> {
     let id = id.map_or("null", RawValue::get);
-    let outcome = outcome.and_then(|result| {
+    let outcome = outcome.map(SecretJson::from).and_then(|result| {
         if result.get().len() <= MAX_ANSWER_BYTES {
             return Ok(result);
         }
@@ -408,13 +476,26 @@ fn answer(id: Option<&RawValue>, outcome: Answer) -> String {
         );
         Err(RpcError::internal(cause).remedy("ask for less: name one object"))
     });
-    match outcome {
-        Ok(result) => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{}}}"#, result.get()),
-        Err(error) => {
-            let error = serde_json::to_string(&error).expect("an RpcError is plain data");
-            format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#)
+    let error;
+    let (key, value) = match &outcome {
+        Ok(result) => ("result", result.get()),
+        Err(refused) => {
+            error = serde_json::to_string(refused).expect("an RpcError is plain data");
+            ("error", error.as_str())
         }
-    }
+    };
+    let parts = [
+        r#"{"jsonrpc":"2.0","id":"#,
+        id,
+        r#",""#,
+        key,
+        r#"":"#,
+        value,
+        "}",
+    ];
+    let mut text = with_room_for(parts.iter().map(|part| part.len()).sum());
+    text.extend(parts);
+    text
 }
 
 fn line(text: &str) -> Vec<u8> {
@@ -446,4 +527,4 @@ impl AcquireLocal for Rc<Semaphore> {
 
 #[cfg(test)]
 #[path = "server_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -1,5 +1,5 @@
-//! Goal: the socket behaves like SPDK's. Method: a real socket, a small dispatcher, and the bytes
-//! on the wire.
+//! Goal: the socket behaves like SPDK's. Method: a real socket, a small dispatcher, and comparison
+//! of the bytes sent.
 
 use super::*;
 use std::io::Write;
@@ -7,11 +7,14 @@ use std::path::Path;
 
 use crate::client::Client;
 
-struct Fake;
+pub(crate) struct Fake;
 
 impl Dispatch for Fake {
     fn admit(&self, caller: &Caller) -> Result<(), RpcError> {
-        match caller.credentials.uid {
+        let Identity::Local(credentials) = &caller.identity else {
+            return Ok(());
+        };
+        match credentials.uid {
             4999 => Err(RpcError::errno(Errno::EACCES, "a stranger")),
             _ => Ok(()),
         }
@@ -21,13 +24,11 @@ impl Dispatch for Fake {
         self: Rc<Self>,
         caller: Rc<Caller>,
         method: String,
-        params: Option<Box<RawValue>>,
+        params: Option<SecretJson>,
     ) -> CallFuture {
         Box::pin(async move {
             match method.as_str() {
-                "echo" => {
-                    Ok(params.unwrap_or_else(|| RawValue::from_string("null".into()).unwrap()))
-                }
+                "echo" => Ok(params.as_deref().unwrap_or(RawValue::NULL).to_owned()),
                 "slow" => {
                     tokio::time::sleep(Duration::from_millis(60)).await;
                     Ok(RawValue::from_string("\"slow\"".into()).unwrap())
@@ -38,8 +39,10 @@ impl Dispatch for Fake {
                     Ok(RawValue::from_string(format!("\"{text}\"")).unwrap())
                 }
                 "who" => {
-                    let of = &caller.credentials;
-                    let text = format!("[{},{},{:?}]", of.uid, of.gid, of.groups);
+                    let text = match &caller.identity {
+                        Identity::Local(of) => format!("[{},{},{:?}]", of.uid, of.gid, of.groups),
+                        Identity::Certificate { subject, .. } => format!("\"{subject}\""),
+                    };
                     Ok(RawValue::from_string(text).unwrap())
                 }
                 "refuse" => Err(RpcError::invalid_state("no")),

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
-use super::access::Entrance;
+use super::access::SocketAccess;
 use super::folder;
 use nacre_engine_values::files::{self, Inode};
 
@@ -51,7 +51,7 @@ pub struct Socket {
 
 /// Why other users cannot reach the socket.
 #[derive(Debug, thiserror::Error)]
-pub enum EntranceError {
+pub enum SocketAccessError {
     #[error("cannot give {path} to group {group}: {source}; run the daemon as a user in that group", path = path.display())]
     Group {
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum EntranceError {
 
 impl Socket {
     /// Takes `<path>.lock`, removes the socket of a dead daemon, and listens, mode 0600.
-    pub fn bind(path: &Path) -> Result<Socket, ListenError> {
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let io = |what, path: &Path| {
             let path = path.to_owned();
             move |source| ListenError::Io { what, path, source }
@@ -98,7 +98,7 @@ impl Socket {
             .and_then(|metadata| rename(&hidden, path).map(|()| Inode::of(&metadata)))
             .inspect_err(|_| drop(std::fs::remove_file(&hidden)))
             .map_err(io("cannot listen on", path))?;
-        Ok(Socket {
+        Ok(Self {
             listener,
             path: path.to_owned(),
             inode,
@@ -114,33 +114,37 @@ impl Socket {
 
     /// Sets group and mode of the socket. `own_folder`: its folder belongs to the daemon alone, so
     /// that its mode may change, too. After a failure the socket is the owner's.
-    pub fn open_to(&self, entrance: Entrance, own_folder: bool) -> Result<(), EntranceError> {
+    pub fn set_access(
+        &self,
+        socket_access: SocketAccess,
+        own_folder: bool,
+    ) -> Result<(), SocketAccessError> {
         let mode = |mode| {
             let (path, mode) = (self.path.clone(), Permissions::from_mode(mode));
             std::fs::set_permissions(&path, mode)
-                .map_err(|source| EntranceError::Mode { path, source })
+                .map_err(|source| SocketAccessError::Mode { path, source })
         };
-        mode(Entrance::Owner.mode())?;
-        if let Entrance::Group(group) = entrance {
+        mode(SocketAccess::Owner.mode())?;
+        if let SocketAccess::Group(group) = socket_access {
             std::os::unix::fs::chown(&self.path, None, Some(group)).map_err(|source| {
                 let path = self.path.clone();
-                EntranceError::Group {
+                SocketAccessError::Group {
                     path,
                     group,
                     source,
                 }
             })?;
         }
-        if entrance == Entrance::Owner {
+        if socket_access == SocketAccess::Owner {
             return Ok(());
         }
         if own_folder || self.made_folder {
             let path = self.path.clone();
-            folder::open(&self.path).map_err(|source| EntranceError::Mode { path, source })?;
+            folder::open(&self.path).map_err(|source| SocketAccessError::Mode { path, source })?;
         }
-        mode(entrance.mode())?;
+        mode(socket_access.mode())?;
         match folder::closed(&self.path) {
-            Some(folder) => Err(EntranceError::Closed { folder }),
+            Some(folder) => Err(SocketAccessError::Closed { folder }),
             None => Ok(()),
         }
     }
@@ -308,25 +312,30 @@ mod tests {
         let socket = Socket::bind(&path).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let folder = path.parent().unwrap();
-        socket.open_to(Entrance::Owner, false).unwrap();
+        socket.set_access(SocketAccess::Owner, false).unwrap();
         assert_eq!((mode(&path), mode(folder)), (0o600, 0o700));
         let own = rustix::process::getegid().as_raw();
-        socket.open_to(Entrance::Group(own), false).unwrap();
+        socket.set_access(SocketAccess::Group(own), false).unwrap();
         assert_eq!((mode(&path), mode(folder)), (0o660, 0o711));
-        socket.open_to(Entrance::Everyone, false).unwrap();
+        socket.set_access(SocketAccess::Everyone, false).unwrap();
         assert_eq!(mode(&path), 0o666);
         all(0o700).unwrap();
-        let refused = socket.open_to(Entrance::Everyone, true).unwrap_err();
+        let refused = socket.set_access(SocketAccess::Everyone, true).unwrap_err();
         let expected = dir.path();
         assert!(
-            matches!(&refused, EntranceError::Closed { folder } if folder == expected),
+            matches!(&refused, SocketAccessError::Closed { folder } if folder == expected),
             "{refused}"
         );
         if !rustix::process::geteuid().is_root() {
-            let refused = socket.open_to(Entrance::Group(0), false).unwrap_err();
-            assert!(matches!(refused, EntranceError::Group { .. }), "{refused}");
+            let refused = socket
+                .set_access(SocketAccess::Group(0), false)
+                .unwrap_err();
+            assert!(
+                matches!(refused, SocketAccessError::Group { .. }),
+                "{refused}"
+            );
         }
-        socket.open_to(Entrance::Owner, false).unwrap();
+        socket.set_access(SocketAccess::Owner, false).unwrap();
         assert_eq!(mode(&path), 0o600);
     }
 

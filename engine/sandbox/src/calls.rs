@@ -1,4 +1,4 @@
-//! The system calls of the daemon, by purpose.
+//! The system calls that the daemon may make, by purpose.
 //!
 //! The lists come from the code, from its libraries (glibc, tokio, redb, libibverbs, librdmacm,
 //! s2n-tls, AWS-LC), and from traces of daemons in the tests. A call that a newer C library may use

@@ -1,4 +1,4 @@
-//! Capabilities: which ones features need, and giving up the others.
+//! Linux capabilities: selects those that the configured features need, and drops the others.
 //!
 //! | feature | needs |
 //! |---|---|
@@ -8,10 +8,11 @@
 //! | the socket for a group with a role, which a reload may name | CHOWN |
 //! | soft-RoCE devices of `[rdma] rxe`, priority 7 in `[qos]` | NET_ADMIN |
 //!
-//! These are all. Drives behind VFIO need their group's device node; the daemon refuses drives
-//! without an IOMMU, so RAWIO and SYS_ADMIN (physical addresses) are never needed. Binding drives,
-//! reserving pages at run time, LLDP and QoS are work of commands, which keep the rights of their
-//! user. Reactors pin themselves and helpers lower their own priority, which needs no SYS_NICE.
+//! The table is complete. Drives behind VFIO need their group's device node; the daemon refuses
+//! drives without an IOMMU, so RAWIO and SYS_ADMIN (physical addresses) are never needed. Binding
+//! drives, reserving pages at run time, LLDP and QoS are work of commands, which keep the rights of
+//! their user. Reactors pin themselves and helpers lower their own priority, which needs no
+//! SYS_NICE.
 //!
 //! A daemon of root without DAC_OVERRIDE reaches files as their owner or with their mode: those of
 //! other users that are closed to root's groups need it, by `[security] capabilities`.

@@ -1,4 +1,4 @@
-//! Reasons why a part of the sandbox is missing.
+//! The errors of setting up the sandbox.
 
 use std::io;
 

@@ -1,6 +1,7 @@
-//! The filter: [`calls`](crate::calls) and rules about arguments, compiled and installed.
+//! Compiles and installs the seccomp filter, from the lists in [`calls`](crate::calls) and rules
+//! about arguments.
 //!
-//! Three programs, because one has two answers only:
+//! The filter consists of three programs, because one program has only two results:
 //!
 //! | program | its list | another call | the kernel logs |
 //! |---|---|---|---|
@@ -8,8 +9,8 @@
 //! | refuse | EPERM | allowed | refused calls |
 //! | allow | allowed; the calls of the others are on it, too | ENOSYS | refused calls |
 //!
-//! The kernel runs all and takes the strictest answer. Since Linux 5.11 it remembers the numbers
-//! that a program always allows, so calls without rules about arguments cost nothing.
+//! The kernel runs all three and takes the strictest result. Since Linux 5.11 it remembers the
+//! numbers that a program always allows, so calls without rules about arguments cost nothing.
 
 use std::collections::BTreeMap;
 use std::io;

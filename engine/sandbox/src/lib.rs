@@ -1,5 +1,5 @@
-//! The rights that the daemon gives up: capabilities that its features do not need, and system
-//! calls that it never makes.
+//! The sandbox of the daemon: drops the capabilities that its features do not need, and filters
+//! system calls (seccomp).
 //!
 //! ```text
 //!   start, one thread   restrict   no_new_privs; bounding, ambient, permitted and effective set
@@ -12,7 +12,7 @@
 //! puts it on threads of libraries, too.
 //!
 //! The filter is a list of allowed calls ([`calls`]). A refused call fails; it does not end the
-//! process: a C library that begins to use a new call must not stop a storage daemon.
+//! process: a C library that uses a new call after an update must not stop a storage daemon.
 //!
 //! | call | answer | reason |
 //! |---|---|---|
@@ -23,9 +23,9 @@
 //! The kernel logs each refused call (`dmesg`, or the audit log), except clone3, which C
 //! libraries try for each thread.
 //!
-//! Limits: operations inside an io_uring are no system calls, and no filter sees them. They
-//! have the capabilities of the thread that made the ring. The filter sees no path: the
-//! daemon's user and the service manager limit the files that it reaches.
+//! Limits: the filter does not apply to operations inside an io_uring, which have the capabilities
+//! of the thread that made the ring. It does not check paths either: the daemon's user and the
+//! service manager limit the accessible files.
 //!
 //! Unsafe, because no crate installs a filter with the flags that the daemon needs: seccompiler
 //! sets neither SECCOMP_FILTER_FLAG_LOG nor SPEC_ALLOW. Without the latter, kernels before 5.16

@@ -1,4 +1,4 @@
-//! How strict the sandbox is.
+//! The mode of the sandbox: `off`, `log` (reports calls that would be refused) or `enforce`.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,9 +17,9 @@ pub enum Mode {
 impl Mode {
     pub fn word(self) -> &'static str {
         match self {
-            Mode::Off => "off",
-            Mode::Log => "log",
-            Mode::Enforce => "enforce",
+            Self::Off => "off",
+            Self::Log => "log",
+            Self::Enforce => "enforce",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel's facts about the rights of this process.
+//! Reads the capabilities and seccomp state of this process from the kernel.
 
 use std::io;
 use std::path::Path;
@@ -21,23 +21,23 @@ pub struct Status {
 
 impl Status {
     /// The thread that calls; all threads of a daemon are equal after its start.
-    pub fn read() -> Result<Status, SandboxError> {
-        Status::of("/proc/thread-self/status".as_ref())
+    pub fn read() -> Result<Self, SandboxError> {
+        Self::of("/proc/thread-self/status".as_ref())
     }
 
     /// The main thread of a process, or the thread `/proc/PID/task/TID/status`.
-    pub fn of(file: &Path) -> Result<Status, SandboxError> {
+    pub fn of(file: &Path) -> Result<Self, SandboxError> {
         let text = std::fs::read_to_string(file).map_err(|source| SandboxError::System {
             what: "reading the status of a process",
             source,
         })?;
-        Status::parse(&text).ok_or_else(|| SandboxError::System {
+        Self::parse(&text).ok_or_else(|| SandboxError::System {
             what: "reading the status of a process",
             source: io::ErrorKind::InvalidData.into(),
         })
     }
 
-    fn parse(text: &str) -> Option<Status> {
+    fn parse(text: &str) -> Option<Self> {
         let value = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
             Some(line.strip_prefix(':')?.trim())
@@ -49,9 +49,9 @@ impl Status {
         // The count is missing before Linux 5.9, and both lines are in a kernel without seccomp.
         let filtered = value("Seccomp") == Some("2");
         let filters = value("Seccomp_filters").and_then(|count| count.parse().ok());
-        Some(Status {
+        Some(Self {
             no_new_privs: value("NoNewPrivs") == Some("1"),
-            filters: filters.unwrap_or(u32::from(filtered)),
+            filters: filters.unwrap_or_else(|| u32::from(filtered)),
             effective: set("CapEff")?,
             permitted: set("CapPrm")?,
             bounding: set("CapBnd")?,

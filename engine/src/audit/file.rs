@@ -1,5 +1,5 @@
-//! The file of the audit log: lines are appended, and a full file is renamed `.1`, `.2` and so on
-//! up to a number of files.
+//! The file of the audit log: appends lines, and rotates a full file to `.1`, `.2` and so on, up to
+//! a number of files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, Result, Write};
@@ -29,8 +29,8 @@ struct Open {
 }
 
 impl AuditFile {
-    pub fn new(path: PathBuf, max_bytes: u64, files: u32) -> AuditFile {
-        AuditFile {
+    pub fn new(path: PathBuf, max_bytes: u64, files: u32) -> Self {
+        Self {
             path,
             max_bytes,
             files,
@@ -43,8 +43,8 @@ impl AuditFile {
     }
 
     /// The same files, for [`AuditFile::last`].
-    pub fn reader(&self) -> AuditFile {
-        AuditFile::new(self.path.clone(), self.max_bytes, self.files)
+    pub fn reader(&self) -> Self {
+        Self::new(self.path.clone(), self.max_bytes, self.files)
     }
 
     /// Appends a line; after an error nothing of it is in the file. `sync`: the line survives a

@@ -1,4 +1,4 @@
-//! Parameters of calls without secrets, and of bounded size.
+//! Removes secrets from the parameters of calls, and bounds their size, for the audit log.
 //!
 //! The type decides: the schema of [`SecretText`](crate::rpc::secret::SecretText) is write-only,
 //! and such a value is never shown. A value that the schema does not know may be anything, so only
@@ -8,7 +8,7 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::rpc::secret::WRITE_ONLY;
+use crate::rpc::secret::{SecretValue, WRITE_ONLY};
 
 /// In place of a secret.
 const SECRET: &str = "(secret)";
@@ -27,8 +27,8 @@ pub fn params(schema: &Value, params: Option<&RawValue>) -> Value {
     let Some(params) = params else {
         return Value::Null;
     };
-    let value = match serde_json::from_str(params.get()) {
-        Ok(value) => one(&value, schema, schema, 0),
+    let value = match serde_json::from_str(params.get()).map(SecretValue) {
+        Ok(value) => one(&value.0, schema, schema, 0),
         Err(_) => Value::from(REST),
     };
     match value.to_string().len() {

@@ -1,5 +1,5 @@
-//! Goal: each changing call of a client is in the file before its answer, without secrets. Method:
-//! calls of made-up clients on an engine with a real file.
+//! Goal: each changing call of a client is in the file before its reply, without secrets. Method:
+//! calls of simulated clients on an engine with a real file.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -11,8 +11,9 @@ use super::AuditLog;
 use super::file::AuditFile;
 use crate::config::Settings;
 use crate::methods::testing::TestDaemon;
+use crate::rpc::Role;
 use crate::rpc::RpcError;
-use crate::rpc::access::Caller;
+use crate::rpc::access::{Caller, Credentials, Identity};
 
 struct Rig {
     daemon: TestDaemon,
@@ -20,14 +21,16 @@ struct Rig {
 }
 
 impl Rig {
-    fn new() -> Rig {
+    fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut settings = Settings::default();
         settings.rpc.access.operator = vec!["gid:50".into()];
         settings.rpc.access.viewer = vec!["gid:60".into()];
+        let roles = &mut settings.rpc.tls.roles;
+        roles.insert("CN=ops".into(), Role::Operator);
         let audit = AuditLog::to_file(AuditFile::new(dir.path().join("audit.log"), 1 << 20, 2));
         let daemon = TestDaemon::audited(settings, audit);
-        Rig { daemon, dir }
+        Self { daemon, dir }
     }
 
     fn path(&self) -> PathBuf {
@@ -35,12 +38,17 @@ impl Rig {
     }
 
     fn call_as(&self, gid: u32, method: &str, params: Value) -> Result<Value, RpcError> {
-        let mut caller = Caller::default();
-        caller.credentials.pid = Some(42);
-        caller.credentials.uid = if gid == 0 { 0 } else { 4000 };
-        caller.credentials.gid = 4000;
-        caller.credentials.groups = vec![gid];
-        caller.program = "script".into();
+        let identity = Identity::Local(Credentials {
+            pid: Some(42),
+            uid: if gid == 0 { 0 } else { 4000 },
+            gid: 4000,
+            groups: vec![gid],
+        });
+        let program = "script".into();
+        self.call(Caller { identity, program }, method, params)
+    }
+
+    fn call(&self, caller: Caller, method: &str, params: Value) -> Result<Value, RpcError> {
         let raw = serde_json::value::to_raw_value(&params).unwrap();
         let raw = (!params.is_null()).then_some(&*raw);
         let engine = &self.daemon.engine;
@@ -290,4 +298,71 @@ fn roles_decide_about_methods() {
     rig.call_as(50, "bdev_get_iostat", reset).unwrap();
     let refused = rig.call_as(7, "spdk_get_version", Value::Null).unwrap_err();
     assert_eq!(refused.code, -13);
+}
+
+/// Goal: a client over TLS has the role of its certificate, which the line names.
+#[test]
+fn the_certificate_of_a_client_is_written() {
+    let rig = Rig::new();
+    let caller = |subject: &str| Caller {
+        identity: Identity::Certificate {
+            subject: subject.parse().unwrap(),
+            address: "192.0.2.7:9".parse().unwrap(),
+        },
+        program: String::new(),
+    };
+    let level = json!({ "level": "ERROR" });
+    rig.call(caller("CN=ops,O=x"), "log_set_level", level.clone())
+        .unwrap();
+    let refused = rig.call(caller("CN=web"), "log_set_level", level);
+    assert_eq!(refused.unwrap_err().code, -13);
+    let [line] = &rig.lines()[..] else {
+        panic!("{:?}", rig.lines());
+    };
+    assert_eq!(
+        json!([
+            line["certificate"],
+            line["address"],
+            line["role"],
+            line["uid"]
+        ]),
+        json!(["CN=ops,O=x", "192.0.2.7:9", "operator", null])
+    );
+}
+
+/// Goal: a viewer cannot fill the files with calls that it may not make.
+#[test]
+fn refused_calls_have_a_limited_number_of_short_lines() {
+    let rig = Rig::new();
+    let long = json!({ "name": "x".repeat(100_000), "num_blocks": 64, "block_size": 512 });
+    for _ in 0..super::refusals::BURST + 30 {
+        rig.call_as(60, MALLOC, long.clone()).unwrap_err();
+    }
+    // Another client, and calls that it may make, have their lines, even if these fail.
+    let wrong = json!({ "name": "b", "num_blocks": "many" });
+    for _ in 0..super::refusals::BURST + 30 {
+        rig.call_as(0, MALLOC, wrong.clone()).unwrap_err();
+    }
+    rig.call_as(0, MALLOC, disk("a")).unwrap();
+    let lines = rig.lines();
+    let expected = 2 * super::refusals::BURST as usize + 31;
+    assert_eq!(lines.len(), expected);
+    assert!(lines.iter().all(|line| line.to_string().len() < 2000));
+    assert!(lines[0]["params"].as_str().unwrap().ends_with("left out"));
+    assert_eq!(lines.last().unwrap()["object"], "a");
+}
+
+/// Goal: a call that ends the daemon has a line before it does.
+#[test]
+fn the_call_that_ends_the_daemon_is_written_first() {
+    let rig = Rig::new();
+    // A signal that does not exist.
+    rig.call_as(0, "spdk_kill_instance", json!({ "sig_name": "SIGNONE" }))
+        .unwrap_err();
+    let results: Vec<_> = rig
+        .lines()
+        .iter()
+        .map(|line| line["result"].clone())
+        .collect();
+    assert_eq!(results, ["started", "refused"]);
 }

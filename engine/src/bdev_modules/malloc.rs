@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nacre_bdev::{Bdev, Single, Words, malloc};
+use nacre_bdev::{Bdev, MethodDoc, Single, malloc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -13,7 +13,7 @@ use crate::rpc::RpcError;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct MallocCreateParams {
+pub(super) struct MallocCreateParams {
     /// Default: Malloc0, Malloc1, and so on.
     name: Option<String>,
     num_blocks: u64,
@@ -50,17 +50,17 @@ fn any_node() -> i32 {
 }
 
 /// SPDK's words for [`malloc::Config`].
-pub struct RamDisk;
+pub(super) struct RamDisk;
 
 impl Single for RamDisk {
     const KIND: &'static str = "malloc";
     const ABOUT: &'static str = "A RAM disk";
     const PRODUCT: &'static str = malloc::Malloc::PRODUCT;
-    const CREATE: Words = Words {
+    const CREATE: MethodDoc = MethodDoc {
         name: "bdev_malloc_create",
         about: "Makes a RAM disk and answers its name. Its contents end with the daemon.",
     };
-    const DELETE: Words = Words {
+    const DELETE: MethodDoc = MethodDoc {
         name: "bdev_malloc_delete",
         about: "Deletes a RAM disk and the devices stacked on it.",
     };

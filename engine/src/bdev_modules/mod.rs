@@ -112,26 +112,13 @@ pub const URING_RESCAN: &str = "bdev_uring_rescan";
 
 /// The create and delete methods of SPDK's modules that are missing here, and why.
 pub const NOT_OFFERED: (&str, &[&str]) = (
-    "There are no logical volumes: a namespace is a block device, a part of one, or a replicated volume.",
+    "Pools have one disk and no external snapshots; `lvol_inflate` and `lvol_restore` are the nearest.",
     &[
         "bdev_lvol_check_shallow_copy",
-        "bdev_lvol_clone",
         "bdev_lvol_clone_bdev",
-        "bdev_lvol_create",
-        "bdev_lvol_create_lvstore",
         "bdev_lvol_decouple_parent",
-        "bdev_lvol_delete",
-        "bdev_lvol_delete_lvstore",
-        "bdev_lvol_get_lvols",
-        "bdev_lvol_get_lvstores",
-        "bdev_lvol_grow_lvstore",
-        "bdev_lvol_inflate",
-        "bdev_lvol_rename",
-        "bdev_lvol_rename_lvstore",
-        "bdev_lvol_resize",
         "bdev_lvol_set_parent",
         "bdev_lvol_set_read_only",
-        "bdev_lvol_snapshot",
         "bdev_lvol_start_shallow_copy",
     ],
 );
@@ -264,8 +251,8 @@ pub fn device<T: Bdev>(bdev: &Arc<dyn Bdev>) -> Option<Arc<T>> {
 impl Refusal for CreateError {
     fn refusal(self) -> RpcError {
         match self {
-            CreateError::Registry(error) => error.refusal(),
-            CreateError::Parameter {
+            Self::Registry(error) => error.refusal(),
+            Self::Parameter {
                 field,
                 cause,
                 remedy,

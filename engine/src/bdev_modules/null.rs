@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nacre_bdev::null::{self, Null};
-use nacre_bdev::{Bdev, Single, Words};
+use nacre_bdev::{Bdev, MethodDoc, Single};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -14,7 +14,7 @@ use crate::rpc::RpcError;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NullCreateParams {
+pub(super) struct NullCreateParams {
     name: String,
     num_blocks: u64,
     /// A power of two from 512 to 65536.
@@ -48,17 +48,17 @@ pub struct NullCreateParams {
 }
 
 /// SPDK's words for [`null::Config`].
-pub struct NullDisk;
+pub(super) struct NullDisk;
 
 impl Single for NullDisk {
     const KIND: &'static str = "null";
     const ABOUT: &'static str = "A device that accepts every write and stores nothing";
     const PRODUCT: &'static str = Null::PRODUCT;
-    const CREATE: Words = Words {
+    const CREATE: MethodDoc = MethodDoc {
         name: "bdev_null_create",
         about: "Makes a device that takes everything and keeps nothing, and answers its name.",
     };
-    const DELETE: Words = Words {
+    const DELETE: MethodDoc = MethodDoc {
         name: "bdev_null_delete",
         about: "Deletes a null device and the devices stacked on it.",
     };

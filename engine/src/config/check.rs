@@ -3,6 +3,9 @@
 //! Devices and subsystems are created in a temporary registry and target. So the rules are those of
 //! the RPC calls that create them.
 
+mod alert;
+mod tls;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use nacre_bdev::{Registry, null};
@@ -18,13 +21,13 @@ use super::listener::Listener;
 use super::names::{RELATIVE_KEY, check_key_name, host_nqn};
 use super::settings::{Access, Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
-use crate::attach::{AttachParams, OF_ADDRESS};
 use crate::bdev_modules::Entry;
 use crate::rpc::RpcError;
 use crate::rpc::access::Member;
-use crate::values::read::{self, Texts, ValueError};
+use crate::values::read::{self, ValueError};
 use crate::values::selector::Selector;
 use crate::values::size;
+use crate::values::time::parse_moment;
 
 /// Allowed range of each number: key, minimum and maximum. Keys within lists of tables have no
 /// indexes.
@@ -84,10 +87,14 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("qos.replication.share", 1, 100),
     ("qos.default.prio", 0, 7),
     ("bdev.block_size", 512, 65_536),
+    ("alert.webhook.gather_s", 0, 3600),
+    ("alert.webhook.retry_for_s", 0, 86_400),
+    ("alert.mail.gather_s", 0, 3600),
+    ("alert.mail.retry_for_s", 0, 86_400),
 ];
 
 /// The ranges above, and those of the listener options.
-pub fn ranges() -> impl Iterator<Item = (String, u64, u64)> {
+pub(super) fn ranges() -> impl Iterator<Item = (String, u64, u64)> {
     let options = ListenerOptions::RANGES.iter();
     let options =
         options.map(|(name, least, most)| (format!("nvmf.listener.{name}"), *least, *most));
@@ -97,7 +104,7 @@ pub fn ranges() -> impl Iterator<Item = (String, u64, u64)> {
 }
 
 /// The error, followed by the allowed range if the key is a number.
-pub fn in_range(place: &[Segment], error: &ValueError) -> String {
+pub(super) fn in_range(place: &[Segment], error: &ValueError) -> String {
     let keys = place.iter().filter_map(|segment| match segment {
         Segment::Map { key } => Some(key.as_str()),
         _ => None,
@@ -115,7 +122,7 @@ pub fn in_range(place: &[Segment], error: &ValueError) -> String {
 }
 
 /// Checks that types cannot express. Does not depend on the machine.
-pub fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Problem> {
+pub(super) fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Problem> {
     let mut check = Check {
         origins,
         problems: Vec::new(),
@@ -123,20 +130,21 @@ pub fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>) -> Ve
     check.ranges(settings);
     check.general(settings);
     check.keys(settings);
-    check.remotes(settings);
+    check.remotes(&settings.remote);
     check.devices(&settings.bdev);
     check.listeners(settings);
     check.subsystems(settings);
+    check.alerts(settings);
     check.problems
 }
 
-struct Check<'a> {
+pub(super) struct Check<'a> {
     origins: &'a BTreeMap<String, String>,
     problems: Vec<Problem>,
 }
 
 impl Check<'_> {
-    fn refuse(&mut self, key: &str, cause: impl std::fmt::Display, remedy: &str) {
+    pub(super) fn refuse(&mut self, key: &str, cause: impl std::fmt::Display, remedy: &str) {
         let problem = Problem::new(origin_of(self.origins, key), key, format!("{key}: {cause}"));
         self.problems.push(match remedy {
             "" => problem,
@@ -145,7 +153,7 @@ impl Check<'_> {
     }
 
     /// Reports the error that the RPC call would return.
-    fn refused(&mut self, key: &str, error: &RpcError) {
+    pub(super) fn refused(&mut self, key: &str, error: &RpcError) {
         match &error.data {
             Some(facts) => {
                 let remedy = facts.remedy.clone().unwrap_or_default();
@@ -157,7 +165,10 @@ impl Check<'_> {
 
     /// True if the key, or a key within it, has a problem.
     fn is_refused(&self, key: &str) -> bool {
-        self.problems.iter().any(|p| p.key == key)
+        self.problems.iter().any(|p| {
+            let within = p.key.strip_prefix(key);
+            within.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        })
     }
 
     fn ranges(&mut self, settings: &Settings) {
@@ -195,6 +206,7 @@ impl Check<'_> {
             self.refuse_unless_refused(&format!("qos.{key}"), cause);
         }
         self.access(&settings.rpc.access);
+        self.tls(settings);
         for (at, name) in settings.security.capabilities.iter().enumerate() {
             if let Err(cause) = nacre_engine_sandbox::parse(name) {
                 self.refuse(&format!("security.capabilities[{at}]"), cause, "");
@@ -225,7 +237,7 @@ impl Check<'_> {
         self.refuse_unless_refused_with(key, cause, "");
     }
 
-    fn refuse_unless_refused_with(&mut self, key: &str, cause: String, remedy: &str) {
+    pub(super) fn refuse_unless_refused_with(&mut self, key: &str, cause: String, remedy: &str) {
         if !self.is_refused(key) {
             self.refuse(key, cause, remedy);
         }
@@ -240,7 +252,7 @@ impl Check<'_> {
     }
 
     /// Reports a key that is a parameter of a call and has a wrong value.
-    fn wrong_param(&mut self, key: &str, place: &[Segment], error: &ValueError) {
+    pub(super) fn wrong_param(&mut self, key: &str, place: &[Segment], error: &ValueError) {
         let field = match (error, read::path(place)) {
             (ValueError::Unknown { key, .. }, _) => key.clone(),
             (ValueError::Missing { key }, path) if path.is_empty() => (*key).to_owned(),
@@ -248,45 +260,6 @@ impl Check<'_> {
         };
         let remedy = error.remedy().unwrap_or_default();
         self.refuse_unless_refused_with(&format!("{key}.{field}"), error.to_string(), &remedy);
-    }
-
-    fn remotes(&mut self, settings: &Settings) {
-        let mut names = BTreeSet::new();
-        for (at, remote) in settings.remote.iter().enumerate() {
-            let key = format!("remote[{at}]");
-            let of_address = format!("{key}.address");
-            let params = match declared::attach_params_of(remote) {
-                Ok(params) => params,
-                Err(_) if remote.address.is_empty() => {
-                    let remedy = "add address = \"auto://ADDRESS/NQN\"";
-                    self.refuse(&of_address, "a target without an address", remedy);
-                    continue;
-                }
-                Err(error) => {
-                    self.refuse(&of_address, error, "");
-                    continue;
-                }
-            };
-            let params = match read::first::<AttachParams>(&params, Texts::Read) {
-                Ok(params) => params,
-                Err((place, error)) => {
-                    self.wrong_param(&key, &place, &error);
-                    continue;
-                }
-            };
-            if let Err(error) = params.check_alone() {
-                let field = error.data.as_ref().and_then(|facts| facts.field.as_deref());
-                match field.filter(|field| !OF_ADDRESS.contains(field)) {
-                    Some(field) => self.refused(&format!("{key}.{field}"), &error),
-                    None => self.refused(&of_address, &error),
-                }
-            }
-            if !names.insert(params.name.clone()) {
-                let cause = format!("a second remote target \"{}\"", params.name);
-                let remedy = "give each a name of its own";
-                self.refuse(&format!("{key}.name"), cause, remedy);
-            }
-        }
     }
 
     fn devices(&mut self, devices: &[Bdev]) {
@@ -417,6 +390,9 @@ impl Check<'_> {
             } else if !names.insert(declared.name.as_str()) {
                 let cause = format!("a second key \"{}\"", declared.name);
                 self.refuse(&format!("{key}.name"), cause, "give each a name of its own");
+            }
+            if let Some(Err(error)) = declared.expires.as_deref().map(parse_moment) {
+                self.refuse(&format!("{key}.expires"), error, "");
             }
             if !declared.path.is_absolute() {
                 let key = format!("{key}.path");
@@ -592,6 +568,7 @@ impl Check<'_> {
                 remedy,
             );
         }
+        self.concat(key, subsystem);
         let most = SubsystemConfig::DEFAULT_MAX_NAMESPACES as usize;
         if subsystem.namespace.len() > most {
             let cause = format!(

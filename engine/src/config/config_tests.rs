@@ -212,6 +212,34 @@ fn errors_of_several_keys_name_key_and_line() {
             "nacre.toml:3: remote[1].name: a second remote target \"c\"; give each",
         ),
         (
+            "[[remote]]\naddress = [\"tcp://192.0.2.7/nqn.2026-01.a.b:c\", \"tcp://192.0.2.8\"]",
+            "nacre.toml:2: remote[0].address[1]: ",
+        ),
+        (
+            "[[remote]]\naddress = [\"tcp://192.0.2.7/nqn.2026-01.a.b:c\", \"tcp://192.0.2.8/nqn.2026-01.a.b:d\"]",
+            "nacre.toml:2: remote[0].address[1]: another subsystem than that of address[0], nqn.2026-01.a.b:c",
+        ),
+        (
+            "[[remote]]\naddress = [\"tcp://192.0.2.7/nqn.2026-01.a.b:c?nsid=1\", \"tcp://192.0.2.8/nqn.2026-01.a.b:c?nsid=2\"]",
+            "nacre.toml:2: remote[0].address[1]: it selects another namespace than address[0]",
+        ),
+        (
+            "[[remote]]\naddress = [\"tcp://192.0.2.7/nqn.2026-01.a.b:c\", \"tcp://192.0.2.7:4420/nqn.2026-01.a.b:c\"]",
+            "nacre.toml:2: remote[0].address[1]: the same path as address[0]",
+        ),
+        (
+            "[[remote]]\nmultipath = \"disable\"\naddress = [\"tcp://192.0.2.7/nqn.2026-01.a.b:c\", \"rdma://192.0.2.7/nqn.2026-01.a.b:c\"]",
+            "nacre.toml:2: remote[0].multipath: it refuses a second path",
+        ),
+        (
+            "[[remote]]\npsk = \"k\"\naddress = [\"tcp://192.0.2.7/nqn.2026-01.a.b:c\", \"rdma://192.0.2.7/nqn.2026-01.a.b:c\"]",
+            "nacre.toml:2: remote[0].psk: TLS is for TCP",
+        ),
+        (
+            "[[remote]]\naddress = \"tcp://192.0.2.7/nqn.2026-01.a.b:c\"\nselector = \"queue_depth\"",
+            "nacre.toml:3: remote[0].selector: only active_active has a selector",
+        ),
+        (
             "[[remote]]\naddress = \"tcp://192.0.2.7/nqn.2026-01.a.b:c\"\ntraddr = \"192.0.2.7\"",
             "nacre.toml:3: unknown key \"remote.traddr\"; write it in address",
         ),
@@ -359,7 +387,7 @@ fn the_sample_is_complete_and_equals_the_defaults() {
         set_keys: &std::collections::BTreeSet<String>,
         missing: &mut Vec<String>,
     ) {
-        let known = settings::item_template(path).unwrap_or_else(|| known.clone());
+        let known = lists::item_template(path).unwrap_or_else(|| known.clone());
         for (key, value) in known.as_object().into_iter().flatten() {
             let path = if path.is_empty() {
                 key.clone()
@@ -379,4 +407,112 @@ fn the_sample_is_complete_and_equals_the_defaults() {
         &mut missing,
     );
     assert_eq!(missing, Vec::<String>::new(), "keys missing in the sample");
+}
+
+/// Goal: receivers of alerts are complete, have names of their own, and send no secret in clear.
+#[test]
+fn receivers_of_alerts_are_checked() {
+    let webhook = "[[alert.webhook]]\nname = \"a\"\nurl = \"http://192.0.2.1/\"\n";
+    let mail = "[[alert.mail]]\nname = \"b\"\nserver = \"192.0.2.1\"\nfrom = \"a@b.c\"\nto = [\"a@b.c\"]\n";
+    let accepted = |text: &str| drop(load_text(Some(("nacre.toml", text)), [], &[]).unwrap());
+    accepted(&format!("{webhook}{mail}"));
+    let whole = |of: &str, more: &str| format!("{of}{more}\n");
+    for (text, expected) in [
+        (
+            "[[alert.webhook]]\nname = \"a\"\n".to_owned(),
+            "a webhook without a URL; add url",
+        ),
+        (
+            whole(webhook, "token_file = \"/t\""),
+            "the token of token_file would cross the network in clear",
+        ),
+        (
+            whole(webhook, "except = [\"storm\"]"),
+            "there is no event \"storm\"",
+        ),
+        (
+            format!("{webhook}{}", mail.replace("\"b\"", "\"a\"")),
+            "a second receiver \"a\"",
+        ),
+        (
+            whole(mail, "user = \"u\""),
+            "a user and a password; add password_file",
+        ),
+        (
+            whole(mail, "password_file = \"/p\""),
+            "a user and a password; add user",
+        ),
+        (
+            whole(mail, "tls = \"off\"\nuser = \"u\"\npassword_file = \"/p\""),
+            "the password would cross the network in clear",
+        ),
+        (whole(webhook, "severty = \"info\""), "severity"),
+        (
+            (0..17)
+                .map(|n| webhook.replace("\"a\"", &format!("\"{n}\"")))
+                .collect(),
+            "more than 16 receivers",
+        ),
+    ] {
+        let found = problems(&text);
+        assert!(
+            found.len() == 1 && found[0].contains(expected),
+            "{text}{found:#?}"
+        );
+    }
+    let local = mail.replace("192.0.2.1", "127.0.0.1:2525");
+    let login = "tls = \"off\"\nuser = \"u\"\npassword_file = \"/p\"\n";
+    accepted(&format!("{local}{login}"));
+}
+
+/// Goal: a TLS listener has all of its files, and its roles are subjects and roles.
+#[test]
+fn tls_needs_its_files_and_subjects() {
+    let whole = "[rpc.tls]\nlisten = \"[::]:1\"\ncert = \"/c\"\nkey = \"/k\"\nclient_ca = \"/a\"\n";
+    let roles = "roles = { \"CN=ops,O=Example\" = \"operator\", \"CN=a.b\" = \"viewer\" }\n";
+    let loaded = load_text(Some(("f", &format!("{whole}{roles}"))), [], &[]).unwrap();
+    let given: Vec<_> = loaded.settings.rpc.tls.roles.iter().collect();
+    assert_eq!(
+        given,
+        [
+            (&"CN=a.b".to_owned(), &crate::rpc::Role::Viewer),
+            (&"CN=ops,O=Example".to_owned(), &crate::rpc::Role::Operator),
+        ]
+    );
+    for (text, expected) in [
+        (
+            "[rpc.tls]\nlisten = \"[::]:1\"\ncert = \"/c\"\nkey = \"/k\"\n",
+            "nacre.toml:2: rpc.tls.listen: rpc.tls.client_ca is missing",
+        ),
+        (
+            "[rpc.tls]\nroles = { ops = \"operator\" }\n",
+            "nacre.toml:2: rpc.tls.roles.ops: \"ops\" is not a subject",
+        ),
+        (
+            "[rpc.tls]\nroles = { \"CN=a\" = \"boss\" }\n",
+            "nacre.toml:2: rpc.tls.roles",
+        ),
+        (
+            "[metrics.tls]\ncert = \"/c\"\n",
+            "nacre.toml:2: metrics.tls.cert: TLS needs both",
+        ),
+        (
+            "[metrics.tls]\nclient_ca = \"/c\"\n",
+            "nacre.toml:2: metrics.tls.client_ca: TLS needs both",
+        ),
+        (
+            "[rpc.tls]\nclient_crl = \"/c\"\n",
+            "nacre.toml:2: rpc.tls.client_crl: rpc.tls.client_ca is missing",
+        ),
+        (
+            "[metrics.tls]\nclient_crl = \"/c\"\n",
+            "nacre.toml:2: metrics.tls.client_crl: metrics.tls.client_ca is missing",
+        ),
+    ] {
+        let found = problems(text);
+        assert!(
+            found.len() == 1 && found[0].starts_with(expected),
+            "{text}{found:#?}"
+        );
+    }
 }

@@ -1,14 +1,12 @@
-//! Parameters of declared devices and subsystems ([[remote]], [[bdev]], [[nvmf.subsystem]]): the
-//! same for the check of a configuration and for the creation of the objects.
+//! Parameters of objects declared in the configuration file ([[bdev]],
+//! [[nvmf.subsystem]]). Both the check of a configuration and the creation of the objects use them.
 
-use nacre_nvmf::address::{AddressError, Grammar};
 use nacre_nvmf::subsystems::{self, SubsystemConfig};
 use nacre_nvmf_wire::Nqn;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::settings::{Bdev, ControllerModel, RemoteTarget, Subsystem};
-use crate::attach::attach_params;
+use super::settings::{Bdev, ControllerModel, Subsystem};
 
 /// Namespace of the UUIDs derived from device names. Declared devices have the same UUID at every
 /// start, and on every machine with the same file.
@@ -37,27 +35,6 @@ pub fn config_of(declared: &Subsystem, nqn: &Nqn) -> SubsystemConfig {
         max_cntlid: declared.max_cntlid,
         ..default
     }
-}
-
-/// The parameters that attach the declared controller.
-pub fn attach_params_of(declared: &RemoteTarget) -> Result<Value, AddressError> {
-    let address = Grammar::NAMESPACE.parse(&declared.address)?;
-    let name = Some(&declared.name).filter(|name| !name.is_empty());
-    let mut params = serde_json::to_value(attach_params(&address, name.cloned()))
-        .expect("parameters are plain data");
-    let all = params.as_object_mut().expect("parameters have names");
-    all.extend(declared.params.clone());
-    let keys = [
-        ("dhchap_key", &declared.dhchap_key),
-        ("dhchap_ctrlr_key", &declared.dhchap_ctrlr_key),
-        ("psk", &declared.psk),
-    ];
-    for (field, key) in keys {
-        if let Some(key) = key {
-            all.insert(field.into(), key.as_str().into());
-        }
-    }
-    Ok(params)
 }
 
 /// The parameters of the create method of a device whose keys they are.

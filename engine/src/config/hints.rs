@@ -1,22 +1,27 @@
-//! Keys of other programs (Mayastor, Ferrite, SPDK, FastReg), and the keys here with the same
-//! effect.
+//! Keys of other programs' configurations (Mayastor, Ferrite, SPDK, FastReg), and the equivalent
+//! keys here, for error messages.
 
 use crate::attach::OF_ADDRESS;
 
 /// The key to use instead of an unknown one. `full` includes the tables around the key.
-pub fn of(full: &str) -> Option<&'static str> {
+pub(super) fn of(full: &str) -> Option<&'static str> {
     let of_address = full.strip_prefix("remote.");
     if of_address.is_some_and(|key| OF_ADDRESS.contains(&key)) {
         return Some("write it in address: \"rdma://ADDRESS:PORT/NQN?nsid=N\"");
     }
+    if full == "remote.multipath_opts" {
+        return Some("write policy, selector and min_io as keys of [[remote]]");
+    }
     let exact = SECTIONS.iter().find(|(name, _)| *name == full);
     let key = full.rsplit('.').next().unwrap_or(full).replace('-', "_");
     let any = KEYS.iter().find(|(names, _)| names.contains(&key.as_str()));
-    exact.map(|(_, hint)| *hint).or(any.map(|(_, hint)| *hint))
+    exact
+        .map(|(_, hint)| *hint)
+        .or_else(|| any.map(|(_, hint)| *hint))
 }
 
 /// As [`of`], for an unknown variable: NACRE_RDMA_ENABLED.
-pub fn of_variable(name: &str) -> Option<&'static str> {
+pub(super) fn of_variable(name: &str) -> Option<&'static str> {
     let words = name.strip_prefix("NACRE_")?.to_lowercase();
     let ends = |key: &&str| {
         let before = words.strip_suffix(*key);
@@ -216,6 +221,7 @@ mod tests {
             ("reactor.cpumask", "[reactor]"),
             ("bdev.filename", "path in [[bdev]]"),
             ("remote.traddr", "write it in address"),
+            ("remote.multipath_opts", "policy, selector"),
             ("peers", "[[remote]]"),
         ] {
             let hint = of(full).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `[[nvmf.listener]]`: addresses for hosts, selected by interface.
+//! `[[nvmf.listener]]`: addresses on which hosts can connect, selected by interface.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -43,8 +43,8 @@ pub struct Listener {
 }
 
 impl Default for Listener {
-    fn default() -> Listener {
-        Listener {
+    fn default() -> Self {
+        Self {
             name: "default".into(),
             iface: Vec::new(),
             address: IpAddr::from([127, 0, 0, 1]).into(),
@@ -69,7 +69,7 @@ impl Default for Listener {
 impl Listener {
     /// Parses `tcp://ADDRESS[:PORT]` or `rdma://ADDRESS[:PORT]`; `at` is the position in the list,
     /// from 1.
-    pub fn short(at: usize, text: &str) -> Result<Listener, AddressError> {
+    pub fn short(at: usize, text: &str) -> Result<Self, AddressError> {
         const SHORT: Grammar = Grammar {
             form: "tcp://ADDRESS:PORT or rdma://ADDRESS:PORT, with an IPv6 address in brackets",
             needs_scheme: true,
@@ -80,13 +80,13 @@ impl Listener {
             Some(Scheme::Rdma) => (IpTransport::Rdma, RdmaSetting::Require),
             _ => (IpTransport::Tcp, RdmaSetting::Off),
         };
-        Ok(Listener {
+        Ok(Self {
             name: format!("listen-{at}"),
             address: endpoint.host.parse()?,
             port: endpoint.port.unwrap_or(NVME_PORT),
             transports: vec![transport],
             rdma,
-            ..Listener::default()
+            ..Self::default()
         })
     }
 
@@ -171,8 +171,8 @@ pub struct Ana {
 }
 
 impl Default for Ana {
-    fn default() -> Ana {
-        Ana {
+    fn default() -> Self {
+        Self {
             rdma: AnaSetting::Optimized,
             tcp: AnaSetting::Auto,
         }
@@ -193,9 +193,9 @@ impl AnaSetting {
     /// The name in `nvmf_subsystem_add_listener`.
     pub fn word(self) -> &'static str {
         match self {
-            AnaSetting::Auto | AnaSetting::Optimized => "optimized",
-            AnaSetting::NonOptimized => "non_optimized",
-            AnaSetting::Inaccessible => "inaccessible",
+            Self::Auto | Self::Optimized => "optimized",
+            Self::NonOptimized => "non_optimized",
+            Self::Inaccessible => "inaccessible",
         }
     }
 }
@@ -211,9 +211,9 @@ pub enum RdmaSetting {
 impl fmt::Display for RdmaSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            RdmaSetting::Off => "off",
-            RdmaSetting::Prefer => "prefer",
-            RdmaSetting::Require => "require",
+            Self::Off => "off",
+            Self::Prefer => "prefer",
+            Self::Require => "require",
         })
     }
 }

@@ -9,19 +9,23 @@
 //!                               (keys)    (values)        (any machine)  (this machine)
 //! ```
 
+pub mod alert;
 mod check;
 pub mod declared;
 mod hints;
 pub mod listener;
+mod lists;
 pub mod log_flags;
 pub mod names;
 mod paths;
 pub mod rdma;
 pub mod reference;
+pub mod remote;
 pub mod replication;
 pub mod security;
 pub mod settings;
 pub mod source;
+pub mod tls;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -65,8 +69,8 @@ impl Problem {
         origin: impl Into<String>,
         key: impl Into<String>,
         cause: impl Into<String>,
-    ) -> Problem {
-        Problem {
+    ) -> Self {
+        Self {
             origin: origin.into(),
             key: key.into(),
             cause: cause.into(),
@@ -74,15 +78,15 @@ impl Problem {
         }
     }
 
-    pub fn remedy(mut self, remedy: impl Into<String>) -> Problem {
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = Some(remedy.into());
         self
     }
 }
 
 impl From<Problem> for ConfigError {
-    fn from(problem: Problem) -> ConfigError {
-        ConfigError {
+    fn from(problem: Problem) -> Self {
+        Self {
             problems: vec![problem],
         }
     }
@@ -174,7 +178,14 @@ pub fn load_text(
         let table = |key: &str| key.rsplit_once('.').map(|(table, _)| table.to_owned());
         let missing = !origins.contains_key(&problem.key);
         let beside = |key: &String| missing && table(key) == table(&problem.key);
-        wrong.iter().any(|key| inside(key) || beside(key))
+        // A list with an item that could not be read is empty.
+        let around = |key: &String| {
+            let rest = key.strip_prefix(problem.key.as_str());
+            rest.is_some_and(|rest| rest.starts_with('[') && rest.ends_with(']'))
+        };
+        wrong
+            .iter()
+            .any(|key| inside(key) || beside(key) || around(key))
     };
     let mut checked = paths::make_absolute(&mut settings, &origins, file.map(|(name, _)| name));
     checked.extend(check::everywhere(&settings, &origins));
@@ -249,13 +260,13 @@ impl Cores {
 
     /// Reads `auto`, `auto:3`, `auto-numa`, `auto-numa:3`, and every notation of
     /// [`CoreSet::parse`]: a number is always a core.
-    pub fn parse(text: &str) -> Result<Cores, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text == "auto" {
-            return Ok(Cores::Auto);
+            return Ok(Self::Auto);
         }
         if text == "auto-numa" {
-            return Ok(Cores::NearDevices(None));
+            return Ok(Self::NearDevices(None));
         }
         let (count, near) = match text.strip_prefix("auto-numa:") {
             Some(count) => (Some(count), true),
@@ -269,8 +280,8 @@ impl Cores {
         };
         match count.parse::<usize>() {
             Ok(0) => Err("0 reactors cannot serve".into()),
-            Ok(count) if near => Ok(Cores::NearDevices(Some(count))),
-            Ok(count) => Ok(Cores::Count(count)),
+            Ok(count) if near => Ok(Self::NearDevices(Some(count))),
+            Ok(count) => Ok(Self::Count(count)),
             Err(_) => Err(format!(
                 "\"{count}\" in \"{text}\" is not a number of cores"
             )),

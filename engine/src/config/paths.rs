@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{Problem, Settings, origin_of};
 
 /// Resolves all paths. `file` is the name of the configuration file, if there is one.
-pub fn make_absolute(
+pub(super) fn make_absolute(
     settings: &mut Settings,
     origins: &BTreeMap<String, String>,
     file: Option<&str>,
@@ -29,6 +29,43 @@ pub fn make_absolute(
     }
     if let Some(path) = &mut settings.metrics.token_file {
         note(resolver.path("metrics.token_file", path));
+    }
+    let (rpc, metrics) = (&mut settings.rpc.tls, &mut settings.metrics.tls);
+    for (key, path) in [
+        ("rpc.tls.cert", &mut rpc.cert),
+        ("rpc.tls.key", &mut rpc.key),
+        ("rpc.tls.client_ca", &mut rpc.client_ca),
+        ("rpc.tls.client_crl", &mut rpc.client_crl),
+        ("metrics.tls.cert", &mut metrics.cert),
+        ("metrics.tls.key", &mut metrics.key),
+        ("metrics.tls.client_ca", &mut metrics.client_ca),
+        ("metrics.tls.client_crl", &mut metrics.client_crl),
+    ] {
+        if let Some(path) = path {
+            note(resolver.path(key, path));
+        }
+    }
+    for (at, webhook) in settings.alert.webhook.iter_mut().enumerate() {
+        for (key, path) in [
+            ("url_file", &mut webhook.url_file),
+            ("secret_file", &mut webhook.secret_file),
+            ("token_file", &mut webhook.token_file),
+            ("ca", &mut webhook.ca),
+        ] {
+            if let Some(path) = path {
+                note(resolver.path(&format!("alert.webhook[{at}].{key}"), path));
+            }
+        }
+    }
+    for (at, mail) in settings.alert.mail.iter_mut().enumerate() {
+        for (key, path) in [
+            ("password_file", &mut mail.password_file),
+            ("ca", &mut mail.ca),
+        ] {
+            if let Some(path) = path {
+                note(resolver.path(&format!("alert.mail[{at}].{key}"), path));
+            }
+        }
     }
     for (at, bdev) in settings.bdev.iter_mut().enumerate() {
         if let Some(path) = &mut bdev.path {
@@ -68,7 +105,7 @@ impl Resolver<'_> {
             .file
             .filter(in_file)
             .and_then(|f| Path::new(f).parent());
-        match std::path::absolute(folder.unwrap_or(Path::new("")).join(&*path)) {
+        match std::path::absolute(folder.unwrap_or_else(|| Path::new("")).join(&*path)) {
             // Replies and state of the daemon are JSON, which is UTF-8.
             Ok(absolute) if absolute.to_str().is_none() => refuse("the path is not UTF-8"),
             Ok(absolute) => {

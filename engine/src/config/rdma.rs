@@ -53,9 +53,9 @@ pub struct Rdma {
 }
 
 impl Default for Rdma {
-    fn default() -> Rdma {
+    fn default() -> Self {
         let own = RdmaConfig::default();
-        Rdma {
+        Self {
             device: None,
             port: None,
             gid_index: None,

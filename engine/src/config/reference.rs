@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::source::variable;
+use super::source::{has_any_key, variable};
 
 pub const SAMPLE: &str = include_str!("../../../nacre.sample.toml");
 
@@ -53,6 +53,8 @@ pub fn markdown() -> String {
 
 fn row(out: &mut String, section: &str, key: &str, value: &str, is_example: bool, about: &str) {
     let is_list_item = [
+        "alert.webhook",
+        "alert.mail",
         "key",
         "remote",
         "bdev",
@@ -62,10 +64,11 @@ fn row(out: &mut String, section: &str, key: &str, value: &str, is_example: bool
         "nvmf.subsystem.namespace",
     ]
     .contains(&section);
-    let variable = if is_list_item {
+    let path = format!("{section}.{key}");
+    let variable = if is_list_item || has_any_key(&path) {
         String::new()
     } else {
-        format!("`{}`", variable(&format!("{section}.{key}")))
+        format!("`{}`", variable(&path))
     };
     let value = if is_example {
         format!("(`{value}`)")

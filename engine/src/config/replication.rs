@@ -37,11 +37,28 @@ pub struct Replication {
     /// How long I/O waits for an unreachable target; 0: no limit.
     #[serde(deserialize_with = "read::millis")]
     pub fast_fail_ms: u64,
+    /// The names of keys for controllers that are attached without keys of their own; None: they
+    /// have none.
+    pub dhchap_key: Option<String>,
+    pub dhchap_ctrlr_key: Option<String>,
+    pub psk: Option<String>,
+    pub tls: LegTls,
+}
+
+/// Whether connections to remote targets use TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LegTls {
+    /// Over TCP with a key; RDMA and controllers without a key are in clear.
+    #[default]
+    Prefer,
+    /// Always: a controller without a key is refused, and RDMA is not used.
+    Require,
 }
 
 impl Default for Replication {
-    fn default() -> Replication {
-        Replication {
+    fn default() -> Self {
+        Self {
             transport: TransportChoice::Auto,
             fallback: Fallback::Tcp,
             iface: Vec::new(),
@@ -52,6 +69,10 @@ impl Default for Replication {
             rdma_reprobe_s: 60,
             keep_alive_ms: 5000,
             fast_fail_ms: 5000,
+            dhchap_key: None,
+            dhchap_ctrlr_key: None,
+            psk: None,
+            tls: LegTls::default(),
         }
     }
 }
@@ -79,6 +100,10 @@ impl Replication {
         {
             let why = "0 tries RDMA forever, so that fallback = \"tcp\" is never used; set fallback = \"none\"";
             problems.push(("connection_retries", why.to_owned()));
+        }
+        if self.tls == LegTls::Require && self.transport == TransportChoice::Rdma {
+            let why = "RDMA has no TLS; set transport = \"tcp\", or tls = \"prefer\"";
+            problems.push(("tls", why.to_owned()));
         }
         problems
     }

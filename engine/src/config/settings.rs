@@ -16,15 +16,17 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::alert::AlertSettings;
 use super::listener::AnaSetting;
-use crate::attach::{AttachParams, OF_ADDRESS};
 use crate::bdev_modules::{Entry, MODULES};
 use crate::values::read;
 
 pub use super::listener::{Listener, RdmaSetting};
 pub use super::rdma::Rdma;
+pub use super::remote::RemoteTarget;
 pub use super::replication::Replication;
 pub use super::security::Security;
+pub use super::tls::{MetricsTls, RpcTls};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -40,6 +42,8 @@ pub struct Settings {
     pub rdma: Rdma,
     pub replication: Replication,
     pub qos: Qos,
+    /// Receivers of messages about events.
+    pub alert: AlertSettings,
     /// Key files that hosts and controllers authenticate themselves with.
     pub key: Vec<Key>,
     /// Controllers of other targets to attach at start.
@@ -93,8 +97,8 @@ pub struct Reactor {
 }
 
 impl Default for Reactor {
-    fn default() -> Reactor {
-        Reactor {
+    fn default() -> Self {
+        Self {
             cores: "auto".into(),
             mode: Mode::Adaptive,
             busy_poll_us: 100,
@@ -113,9 +117,9 @@ pub enum Mode {
 impl Mode {
     pub fn word(self) -> &'static str {
         match self {
-            Mode::Poll => "poll",
-            Mode::Adaptive => "adaptive",
-            Mode::Interrupt => "interrupt",
+            Self::Poll => "poll",
+            Self::Adaptive => "adaptive",
+            Self::Interrupt => "interrupt",
         }
     }
 }
@@ -130,8 +134,8 @@ pub struct Memory {
 }
 
 impl Default for Memory {
-    fn default() -> Memory {
-        Memory {
+    fn default() -> Self {
+        Self {
             hugepages: Hugepages::Auto,
             size_mb: 0,
         }
@@ -163,18 +167,20 @@ pub struct Rpc {
     /// The only allowed methods; empty: all.
     pub allowed: Vec<String>,
     pub access: Access,
+    pub tls: RpcTls,
     pub audit: Audit,
 }
 
 impl Default for Rpc {
-    fn default() -> Rpc {
-        Rpc {
+    fn default() -> Self {
+        Self {
             enabled: true,
             socket: "auto".into(),
             max_clients: 64,
             deadline_s: 55,
             allowed: Vec::new(),
             access: Access::default(),
+            tls: RpcTls::default(),
             audit: Audit::default(),
         }
     }
@@ -194,8 +200,8 @@ pub struct Audit {
 }
 
 impl Default for Audit {
-    fn default() -> Audit {
-        Audit {
+    fn default() -> Self {
+        Self {
             file: "auto".into(),
             max_size_mb: 16,
             files: 8,
@@ -214,8 +220,8 @@ pub struct Access {
 }
 
 impl Default for Access {
-    fn default() -> Access {
-        Access {
+    fn default() -> Self {
+        Self {
             admin: vec!["uid:0".into()],
             operator: Vec::new(),
             viewer: Vec::new(),
@@ -245,8 +251,8 @@ pub struct Log {
 }
 
 impl Default for Log {
-    fn default() -> Log {
-        Log {
+    fn default() -> Self {
+        Self {
             level: LogLevel::Notice,
             format: LogFormat::Text,
             timestamps: true,
@@ -282,6 +288,7 @@ pub struct Metrics {
     pub listen: Option<SocketAddr>,
     /// File with the token that clients must send; none: no token.
     pub token_file: Option<PathBuf>,
+    pub tls: MetricsTls,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -296,8 +303,8 @@ pub struct Data {
 }
 
 impl Default for Data {
-    fn default() -> Data {
-        Data {
+    fn default() -> Self {
+        Self {
             dir: "auto".into(),
             retry_s: 10,
         }
@@ -340,9 +347,9 @@ pub struct Nvmf {
 }
 
 impl Default for Nvmf {
-    fn default() -> Nvmf {
+    fn default() -> Self {
         let offer = Offer::default();
-        Nvmf {
+        Self {
             max_subsystems: 1024,
             max_connections: 10_000,
             max_pending_connections: 256,
@@ -449,8 +456,8 @@ pub struct Subsystem {
 }
 
 impl Default for Subsystem {
-    fn default() -> Subsystem {
-        Subsystem {
+    fn default() -> Self {
+        Self {
             nqn: String::new(),
             serial_number: None,
             model_number: None,
@@ -489,14 +496,17 @@ pub struct Host {
     pub dhchap_ctrlr_key: Option<String>,
     /// The host must use TLS with it. None: it is served in clear.
     pub psk: Option<String>,
+    /// The host must make the key of TLS by authentication (secure channel concatenation).
+    pub concat: bool,
 }
 
-/// A key file and its name.
+/// A key file, its name, and when it expires; None: never.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Key {
     pub name: String,
     pub path: PathBuf,
+    pub expires: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -511,25 +521,7 @@ pub struct Namespace {
     pub uuid: Option<Uuid>,
 }
 
-/// A controller of another target, whose namespaces are devices. `deny_unknown_fields` does not go
-/// with `flatten`: [`known_keys`] has the check.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct RemoteTarget {
-    /// Empty: the end of the subsystem's name.
-    pub name: String,
-    /// As `nacre bdev attach` takes it: `rdma://192.0.2.7/NQN`.
-    pub address: String,
-    /// Names of keys.
-    pub dhchap_key: Option<String>,
-    pub dhchap_ctrlr_key: Option<String>,
-    pub psk: Option<String>,
-    /// Other parameters of the method that attaches it.
-    #[serde(flatten)]
-    pub params: serde_json::Map<String, serde_json::Value>,
-}
-
-/// `deny_unknown_fields` does not go with `flatten`: [`known_keys`] has the check.
+/// `deny_unknown_fields` does not go with `flatten`: [`super::lists::known_keys`] has the check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bdev {
@@ -553,8 +545,8 @@ pub struct Bdev {
 }
 
 impl Default for Bdev {
-    fn default() -> Bdev {
-        Bdev {
+    fn default() -> Self {
+        Self {
             name: String::new(),
             kind: BdevKind::FILE,
             path: None,
@@ -575,9 +567,9 @@ pub struct BdevKind(&'static str);
 
 impl BdevKind {
     /// A file or a block device, through io_uring.
-    pub const FILE: BdevKind = BdevKind("file");
-    pub const MALLOC: BdevKind = BdevKind("malloc");
-    pub const NULL: BdevKind = BdevKind("null");
+    pub const FILE: Self = Self("file");
+    pub const MALLOC: Self = Self("malloc");
+    pub const NULL: Self = Self("null");
 
     fn all() -> &'static [&'static str] {
         static ALL: LazyLock<Vec<&str>> = LazyLock::new(|| {
@@ -597,11 +589,11 @@ impl BdevKind {
 }
 
 impl<'de> Deserialize<'de> for BdevKind {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<BdevKind, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let known = BdevKind::all().iter().find(|kind| **kind == text);
-        let unknown = || serde::de::Error::unknown_variant(&text, BdevKind::all());
-        known.map(|kind| BdevKind(kind)).ok_or_else(unknown)
+        let known = Self::all().iter().find(|kind| **kind == text);
+        let unknown = || serde::de::Error::unknown_variant(&text, Self::all());
+        known.map(|kind| Self(kind)).ok_or_else(unknown)
     }
 }
 
@@ -619,47 +611,7 @@ impl Serialize for Size {
 }
 
 impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         read::bytes(deserializer).map(Size)
     }
-}
-
-/// The default item of each list of tables, used to check the keys of a file.
-pub fn item_template(list: &str) -> Option<serde_json::Value> {
-    fn json(value: impl Serialize) -> Option<serde_json::Value> {
-        Some(serde_json::to_value(value).expect("settings are plain data"))
-    }
-    match list {
-        "key" => json(Key::default()),
-        "remote" => json(RemoteTarget::default()),
-        "bdev" => json(Bdev::default()),
-        "nvmf.listener" => json(Listener::default()),
-        "nvmf.subsystem" => json(Subsystem::default()),
-        "nvmf.subsystem.host" => json(Host::default()),
-        "nvmf.subsystem.namespace" => json(Namespace::default()),
-        _ => None,
-    }
-}
-
-/// The keys that an item of a list of tables may have, by name.
-pub fn known_keys(list: &str) -> Option<serde_json::Value> {
-    let mut known = item_template(list)?;
-    let schemas: Vec<schemars::Schema> = match list {
-        "bdev" => {
-            let declared = MODULES.iter().filter_map(|module| module.declared);
-            declared.map(|declared| (declared.schema)()).collect()
-        }
-        "remote" => vec![schemars::schema_for!(AttachParams)],
-        _ => Vec::new(),
-    };
-    for schema in schemas.into_iter().map(serde_json::Value::from) {
-        for (key, _) in schema["properties"].as_object().into_iter().flatten() {
-            if list == "remote" && OF_ADDRESS.contains(&key.as_str()) {
-                continue;
-            }
-            let known = known.as_object_mut()?.entry(key.clone());
-            known.or_insert_with(Default::default);
-        }
-    }
-    Some(known)
 }

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use config::{Map, Source, Value, ValueKind};
 use toml_edit::{Document, Item};
 
-use super::settings::{item_template, known_keys};
+use super::lists::{item_template, known_keys};
 use super::{Flag, Problem, hints};
 use crate::values::suggest::closest;
 
@@ -33,7 +33,7 @@ impl Layer {
         text: &str,
         known: &serde_json::Value,
         problems: &mut Vec<Problem>,
-    ) -> Layer {
+    ) -> Self {
         let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
         let document: Document<String> = match text.parse::<Document<String>>() {
             Ok(document) => document,
@@ -42,7 +42,7 @@ impl Layer {
                 let origin = format!("{name}:{}", line(at));
                 let cause = error.message().replace('\n', "; ");
                 problems.push(Problem::new(origin, "", format!("not TOML: {cause}")));
-                return Layer::default();
+                return Self::default();
             }
         };
         let mut reader = Reader {
@@ -53,10 +53,15 @@ impl Layer {
         };
         let value = reader.value("", document.as_item(), known, 0);
         match value.kind {
-            ValueKind::Table(table) => Layer(table),
+            ValueKind::Table(table) => Self(table),
             _ => unreachable!("a TOML document is a table"),
         }
     }
+}
+
+/// True for tables whose keys the user chooses.
+pub fn has_any_key(path: &str) -> bool {
+    path == "rpc.tls.roles"
 }
 
 struct Reader<'a> {
@@ -96,6 +101,10 @@ impl Reader<'_> {
                     format!("{path}.{key}")
                 };
                 match known.get(key) {
+                    _ if has_any_key(path) => {
+                        let value = self.value(&full, item, &serde_json::Value::Null, at);
+                        map.insert(key.to_owned(), value);
+                    }
                     Some(known) => {
                         let template = known_keys(&full);
                         let value = self.value(&full, item, template.as_ref().unwrap_or(known), at);
@@ -175,11 +184,16 @@ pub struct EnvSource;
 
 /// Variables read by other parts of the program, such as the host identity of commands that connect
 /// to a target.
-const OTHER_VARIABLES: [&str; 5] = [
+const OTHER_VARIABLES: [&str; 10] = [
     "NACRE_CONFIG",
     "NACRE_HOSTNQN",
     "NACRE_HOSTID",
     COMMANDS_SOCKET,
+    "NACRE_TLS",
+    "NACRE_TLS_CERT",
+    "NACRE_TLS_KEY",
+    "NACRE_TLS_CA",
+    "NACRE_TLS_SERVER_NAME",
     "NACRE_CONFORMANCE_SEED",
 ];
 
@@ -337,9 +351,10 @@ fn json(value: &serde_json::Value, origin: &str) -> Value {
     let kind = match value {
         serde_json::Value::Null => ValueKind::Nil,
         serde_json::Value::Bool(b) => ValueKind::Boolean(*b),
-        serde_json::Value::Number(n) => n
-            .as_i64()
-            .map_or(ValueKind::Float(n.as_f64().unwrap_or(0.0)), ValueKind::I64),
+        serde_json::Value::Number(n) => n.as_i64().map_or_else(
+            || ValueKind::Float(n.as_f64().unwrap_or(0.0)),
+            ValueKind::I64,
+        ),
         serde_json::Value::String(s) => ValueKind::String(s.clone()),
         serde_json::Value::Array(items) => {
             ValueKind::Array(items.iter().map(|v| json(v, &origin)).collect::<Vec<_>>())

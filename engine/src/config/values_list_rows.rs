@@ -4,7 +4,84 @@ use super::values_rows::{BOOL, NO_BOOL, NO_UUID, Row, SIZE_WORDS, UUID};
 
 const NO_TEXT: (&str, &str) = ("true", "true is not text in quotes");
 
-pub const ROWS: &[Row] = &[
+const NO_NAME: &[(&str, &str)] = &[("\"\"", "a name of 1 to 128 bytes"), NO_TEXT];
+const NO_FILE: &[(&str, &str)] = &[
+    ("\"\"", "the path is empty"),
+    ("true", "true is not a path in quotes"),
+];
+const SEVERITY: &[&str] = &["\"info\"", "\"error\""];
+const NO_SEVERITY: &[(&str, &str)] = &[("\"bad\"", "\"bad\" is not \"info\", \"warning\"")];
+const CATEGORIES: &[&str] = &["[]", "[\"volume\", \"replica\"]"];
+const NO_CATEGORIES: &[(&str, &str)] = &[("true", "true is not a list")];
+const EXCEPT: &[&str] = &["[\"nvme_reset\"]"];
+const NO_EXCEPT: &[(&str, &str)] = &[("true", "true is not a list")];
+const SECONDS: &[&str] = &["0", "60"];
+const NO_GATHER: &[(&str, &str)] = &[
+    ("3601", "3601 is not from 0 to 3600"),
+    ("\"soon\"", "\"soon\" is not"),
+];
+const NO_RETRY: &[(&str, &str)] = &[
+    ("86401", "86401 is not from 0 to 86400"),
+    ("-1", "-1 is not"),
+];
+
+pub(super) const ROWS: &[Row] = &[
+    ("alert.webhook.name", &["\"pager\""], NO_NAME),
+    (
+        "alert.webhook.url",
+        &["\"https://a.example.org/b?c=d\"", "\"http://[::1]:8080\""],
+        &[
+            ("\"a.example.org\"", "no scheme http:// or https://"),
+            ("\"https://u:p@a/\"", "a user or a password"),
+            NO_TEXT,
+        ],
+    ),
+    (
+        "alert.webhook.url_file",
+        &["\"/etc/nacre/keys/a\""],
+        NO_FILE,
+    ),
+    ("alert.webhook.secret_file", &["\"/a\""], NO_FILE),
+    ("alert.webhook.token_file", &["\"/a\""], NO_FILE),
+    ("alert.webhook.ca", &["\"/a.pem\""], NO_FILE),
+    ("alert.webhook.severity", SEVERITY, NO_SEVERITY),
+    ("alert.webhook.categories", CATEGORIES, NO_CATEGORIES),
+    ("alert.webhook.except", EXCEPT, NO_EXCEPT),
+    ("alert.webhook.gather_s", SECONDS, NO_GATHER),
+    ("alert.webhook.retry_for_s", SECONDS, NO_RETRY),
+    ("alert.mail.name", &["\"ops\""], NO_NAME),
+    (
+        "alert.mail.server",
+        &["\"mail.example.org\"", "\"[::1]:25\""],
+        &[
+            ("\"a:b\"", "is not a host with an optional port"),
+            ("\"\"", "is not a host with an optional port"),
+            NO_TEXT,
+        ],
+    ),
+    (
+        "alert.mail.tls",
+        &["\"starttls\"", "\"implicit\"", "\"off\""],
+        &[("\"ssl\"", "\"ssl\" is not \"starttls\", \"implicit\"")],
+    ),
+    ("alert.mail.user", &["\"nacre\""], &[NO_TEXT]),
+    ("alert.mail.password_file", &["\"/a\""], NO_FILE),
+    ("alert.mail.ca", &["\"/a.pem\""], NO_FILE),
+    (
+        "alert.mail.from",
+        &["\"a@example.org\"", "\"A <a@example.org>\""],
+        &[("\"a\"", "is not a mail address"), NO_TEXT],
+    ),
+    (
+        "alert.mail.to",
+        &["[\"a@example.org\", \"b@example.org\"]"],
+        &[("[]", "mail without a recipient")],
+    ),
+    ("alert.mail.severity", SEVERITY, NO_SEVERITY),
+    ("alert.mail.categories", CATEGORIES, NO_CATEGORIES),
+    ("alert.mail.except", EXCEPT, NO_EXCEPT),
+    ("alert.mail.gather_s", SECONDS, NO_GATHER),
+    ("alert.mail.retry_for_s", SECONDS, NO_RETRY),
     (
         "key.name",
         &["\"web1\""],
@@ -19,6 +96,11 @@ pub const ROWS: &[Row] = &[
         ],
     ),
     (
+        "key.expires",
+        &["\"2027-01-31\"", "\"2027-01-31T12:00:00Z\""],
+        &[("\"tomorrow\"", "is not a date"), NO_TEXT],
+    ),
+    (
         "remote.name",
         &["\"far\"", "\"\""],
         &[("\"\\u0007\"", "a name of 1 to 200 characters")],
@@ -28,12 +110,39 @@ pub const ROWS: &[Row] = &[
         &[
             "\"tcp://192.0.2.7/nqn.2026-01.org.example:a\"",
             "\"rdma+tcp://[fd00::7]:4421/nqn.2026-01.org.example:a?nsid=1\"",
+            "[\"rdma://192.0.2.7/nqn.2026-01.org.example:a?nsid=1\", \"tcp://192.0.2.7/nqn.2026-01.org.example:a\"]",
         ],
         &[
             ("\"\"", "a target without an address; add address"),
             ("\"192.0.2.7\"", "is not an address: write auto://"),
             ("\"tcp://192.0.2.7\"", "names no subsystem"),
-            ("true", "true is not text in quotes"),
+            ("true", "true is not text in quotes, nor a list"),
+            ("[]", "a target without an address; add address"),
+            ("[true]", "true is not text in quotes"),
+        ],
+    ),
+    (
+        "remote.policy",
+        &["\"active_passive\"", "\"active_active\""],
+        &[(
+            "\"both\"",
+            "\"both\" is not \"active_passive\" or \"active_active\"",
+        )],
+    ),
+    (
+        "remote.selector",
+        &["\"round_robin\"", "\"queue_depth\""],
+        &[(
+            "\"random\"",
+            "\"random\" is not \"round_robin\" or \"queue_depth\"",
+        )],
+    ),
+    (
+        "remote.min_io",
+        &["1", "32"],
+        &[
+            ("0", "a path gets at least one I/O"),
+            ("-1", "-1 is not a whole number"),
         ],
     ),
     ("remote.dhchap_key", &["\"a\""], &[NO_TEXT]),

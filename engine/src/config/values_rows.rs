@@ -2,17 +2,28 @@
 
 /// One row: the key; the accepted values; the refused values, each with a part of the error
 /// message. Values are TOML text.
-pub type Row = (
+pub(super) type Row = (
     &'static str,
     &'static [&'static str],
     &'static [(&'static str, &'static str)],
 );
 
 pub(super) const BOOL: &[&str] = &["true", "false", "\"yes\""];
+const NOT_TEXT: (&str, &str) = ("true", "true is not text in quotes");
 pub(super) const NO_BOOL: &[(&str, &str)] = &[
     ("\"maybe\"", "\"maybe\" is not true or false"),
     ("3", "3 is not true or false"),
     ("[true]", "a list is not true or false"),
+];
+const ENDPOINT: &[&str] = &["\"127.0.0.1:9464\"", "\"[::]:9464\""];
+const NO_ENDPOINT: &[(&str, &str)] = &[
+    (
+        "\"9464\"",
+        "an IP address and a port, such as 127.0.0.1:9464",
+    ),
+    ("\":9464\"", "an IP address and a port"),
+    ("\"localhost:9464\"", "an IP address and a port"),
+    ("9464", "an IP address and a port"),
 ];
 const ROLE: &[&str] = &["[]", "[\"uid:0\", \"group:a\"]"];
 const NO_ROLE: &[(&str, &str)] = &[("[\"root\"]", "names no user and no group")];
@@ -46,7 +57,7 @@ const NO_DSCP: &[(&str, &str)] = &[
 const NO_PRIO: &[(&str, &str)] = &[("8", "8 is not from 0 to 7")];
 const NO_SHARE: &[(&str, &str)] = &[("101", "101 is not from 1 to 100")];
 
-pub const ROWS: &[Row] = &[
+pub(super) const ROWS: &[Row] = &[
     (
         "reactor.cores",
         &[
@@ -141,6 +152,14 @@ pub const ROWS: &[Row] = &[
     ("security.capabilities", &["[\"CAP_KILL\"]"], NAMES),
     ("rpc.audit.files", &["2"], &[("1", "not from 2 to 100")]),
     ("metrics.token_file", &["\"/a\""], NO_PATH),
+    ("rpc.tls.cert", &["\"/a\""], NO_PATH),
+    ("rpc.tls.key", &["\"/a\""], NO_PATH),
+    ("rpc.tls.client_ca", &["\"/a\""], NO_PATH),
+    ("rpc.tls.client_crl", &["\"/a\""], NO_PATH),
+    ("metrics.tls.cert", &["\"/a\""], NO_PATH),
+    ("metrics.tls.key", &["\"/a\""], NO_PATH),
+    ("metrics.tls.client_ca", &["\"/a\""], NO_PATH),
+    ("metrics.tls.client_crl", &["\"/a\""], NO_PATH),
     (
         "log.level",
         &["\"error\"", "\"debug\""],
@@ -175,19 +194,8 @@ pub const ROWS: &[Row] = &[
             ),
         ],
     ),
-    (
-        "metrics.listen",
-        &["\"127.0.0.1:9464\"", "\"[::]:9464\""],
-        &[
-            (
-                "\"9464\"",
-                "an IP address and a port, such as 127.0.0.1:9464",
-            ),
-            ("\":9464\"", "an IP address and a port"),
-            ("\"localhost:9464\"", "an IP address and a port"),
-            ("9464", "an IP address and a port"),
-        ],
-    ),
+    ("metrics.listen", ENDPOINT, NO_ENDPOINT),
+    ("rpc.tls.listen", ENDPOINT, NO_ENDPOINT),
     (
         "data.dir",
         &["\"auto\"", "\"none\"", "\"/srv\""],
@@ -471,6 +479,7 @@ pub const ROWS: &[Row] = &[
         &["\"web1-tls\""],
         &[("true", "true is not text in quotes")],
     ),
+    ("nvmf.subsystem.host.concat", BOOL, NO_BOOL),
     (
         "nvmf.subsystem.hosts",
         &["[]", "[\"nqn.2026-01.org.example:h\"]"],
@@ -631,6 +640,14 @@ pub const ROWS: &[Row] = &[
         "replication.keep_alive_ms",
         &["0", "500", "\"5s\""],
         &[("499", "499 is neither 0 nor from 500 to 600000")],
+    ),
+    ("replication.dhchap_key", &["\"own\""], &[NOT_TEXT]),
+    ("replication.psk", &["\"far-tls\""], &[NOT_TEXT]),
+    ("replication.dhchap_ctrlr_key", &["\"far\""], &[NOT_TEXT]),
+    (
+        "replication.tls",
+        &["\"prefer\"", "\"require\""],
+        &[("\"off\"", "\"off\" is not \"prefer\" or \"require\"")],
     ),
     (
         "replication.max_inline_data",

@@ -12,6 +12,13 @@ fn rows() -> impl Iterator<Item = &'static Row> {
     values_rows::ROWS.iter().chain(values_list_rows::ROWS)
 }
 
+const MAIL: [(&str, &str); 4] = [
+    ("name", "\"a\""),
+    ("server", "\"mail.example.org\""),
+    ("from", "\"a@example.org\""),
+    ("to", "[\"b@example.org\"]"),
+];
+
 /// Other keys that an item of a list of tables needs.
 fn context(key: &str) -> &'static [(&'static str, &'static str)] {
     match key {
@@ -23,9 +30,26 @@ fn context(key: &str) -> &'static [(&'static str, &'static str)] {
             ("type", "\"malloc\""),
             ("size", "\"1MiB\""),
         ],
+        "remote.selector" | "remote.min_io" => &[
+            ("address", "\"tcp://192.0.2.7/nqn.2026-01.org.example:a\""),
+            ("policy", "\"active_active\""),
+        ],
         _ if key.starts_with("remote.") => {
             &[("address", "\"tcp://192.0.2.7/nqn.2026-01.org.example:a\"")]
         }
+        "alert.webhook.url_file" => &[("name", "\"a\"")],
+        _ if key.starts_with("alert.webhook.") => {
+            &[("name", "\"a\""), ("url", "\"https://a.example.org\"")]
+        }
+        "alert.mail.user" => &[
+            MAIL[0],
+            MAIL[1],
+            MAIL[2],
+            MAIL[3],
+            ("password_file", "\"/a\""),
+        ],
+        "alert.mail.password_file" => &[MAIL[0], MAIL[1], MAIL[2], MAIL[3], ("user", "\"a\"")],
+        _ if key.starts_with("alert.mail.") => &MAIL,
         _ if key.starts_with("key.") => &[("name", "\"a\""), ("path", "\"/a\"")],
         _ if key.starts_with("nvmf.subsystem.host.") => &[
             ("nqn", "\"nqn.2026-01.org.example:h\""),
@@ -33,6 +57,20 @@ fn context(key: &str) -> &'static [(&'static str, &'static str)] {
         ],
         _ if key.starts_with("nvmf.subsystem.namespace.") => &[("bdev", "\"a\"")],
         _ if key.starts_with("nvmf.subsystem.") => &[("nqn", "\"nqn.2026-01.org.example:a\"")],
+        "rpc.tls.listen" => &[
+            ("cert", "\"/a\""),
+            ("key", "\"/a\""),
+            ("client_ca", "\"/a\""),
+        ],
+        "metrics.tls.cert" => &[("key", "\"/a\"")],
+        "metrics.tls.key" => &[("cert", "\"/a\"")],
+        "metrics.tls.client_ca" => &[("cert", "\"/a\""), ("key", "\"/a\"")],
+        "rpc.tls.client_crl" => &[("client_ca", "\"/a\"")],
+        "metrics.tls.client_crl" => &[
+            ("cert", "\"/a\""),
+            ("key", "\"/a\""),
+            ("client_ca", "\"/a\""),
+        ],
         _ => &[],
     }
 }
@@ -49,9 +87,17 @@ fn file(key: &str, value: &str) -> (String, usize, String) {
         text += "[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.org.example:a\"\n";
         let table = "[[nvmf.subsystem.host]]".to_owned();
         (table, leaf, format!("nvmf.subsystem[0].host[0].{leaf}"))
-    } else if let Some((list, leaf)) = ["key", "remote", "bdev", "nvmf.listener", "nvmf.subsystem"]
-        .iter()
-        .find_map(|list| Some((list, key.strip_prefix(list)?.strip_prefix('.')?)))
+    } else if let Some((list, leaf)) = [
+        "alert.webhook",
+        "alert.mail",
+        "key",
+        "remote",
+        "bdev",
+        "nvmf.listener",
+        "nvmf.subsystem",
+    ]
+    .iter()
+    .find_map(|list| Some((list, key.strip_prefix(list)?.strip_prefix('.')?)))
     {
         (format!("[[{list}]]"), leaf, format!("{list}[0].{leaf}"))
     } else {
@@ -87,7 +133,7 @@ fn plain(message: &str) -> bool {
 fn every_key_has_a_row() {
     let mut keys = BTreeSet::new();
     fn walk(path: &str, known: &serde_json::Value, keys: &mut BTreeSet<String>) {
-        let known = settings::item_template(path).unwrap_or_else(|| known.clone());
+        let known = lists::item_template(path).unwrap_or_else(|| known.clone());
         match known.as_object() {
             Some(table) => table.iter().for_each(|(key, value)| {
                 let dot = if path.is_empty() { "" } else { "." };
@@ -134,8 +180,9 @@ fn every_key_is_read_and_refused_in_plain_english() {
 fn variables_are_parsed_as_in_the_file() {
     let mut read = 0;
     for (key, good, bad) in rows() {
-        if settings::item_template(key.rsplit_once('.').unwrap().0).is_some()
+        if lists::item_template(key.rsplit_once('.').unwrap().0).is_some()
             || key.starts_with("nvmf.listener.")
+            || !context(key).is_empty()
         {
             continue;
         }

@@ -239,7 +239,7 @@ fn file_missing(bdev: &Bdev) -> Option<String> {
         }
         Err(_) if bdev.size.is_none() => Some(format!("there is no file {shown}")),
         Err(_) => {
-            let folder = path.parent().unwrap_or(Path::new("/"));
+            let folder = path.parent().unwrap_or_else(|| Path::new("/"));
             let is_folder = folder.as_os_str().is_empty() || folder.is_dir();
             (!is_folder).then(|| format!("there is no directory {}", folder.display()))
         }

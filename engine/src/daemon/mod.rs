@@ -17,6 +17,7 @@
 //! `Send`. Slow work (the store) has a helper thread; the data path has its reactors and is only
 //! reached by messages.
 
+mod failures;
 pub mod machine_check;
 pub mod reload;
 mod sandbox;
@@ -31,8 +32,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use futures_util::FutureExt;
 use nacre_nvmf::auth::Offer;
-use nacre_nvmf::subsystems::{AuthFailure, TargetConfig};
-use nacre_nvmf::tls::TlsFailure;
+use nacre_nvmf::subsystems::TargetConfig;
 use serde_json::Value;
 use tracing::{error, info, warn};
 
@@ -46,7 +46,9 @@ use crate::logs::Logs;
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig};
 use crate::rpc::socket::Socket;
+use crate::rpc::tls::listen::TlsListener;
 use crate::rpc::{Registry, When};
+use crate::services::certificates;
 use crate::services::engine::Engine;
 use crate::services::keyring;
 use crate::services::lifecycle::Phase;
@@ -134,6 +136,10 @@ async fn run(
         Some(address) => Some(http::bind(address).await?),
         None => None,
     };
+    let remote = match settings.rpc.tls.listen {
+        Some(address) => Some(TlsListener::bind(address).await?),
+        None => None,
+    };
     let audit = audit_log(&settings, options.personality);
     let engine = Rc::new(Engine::new(
         options.personality,
@@ -143,13 +149,23 @@ async fn run(
         methods,
         audit,
     ));
+    let credentials = std::env::var_os("CREDENTIALS_DIRECTORY");
+    engine
+        .keyring
+        .use_credentials(credentials.map(PathBuf::from));
     sandbox::report(&engine, restricted);
     reload::read_token(&engine, &engine.settings.metrics)?;
+    certificates::read(&engine, &engine.settings)?;
     let following = reload::follow(Rc::clone(&engine), hangups, options.source.clone());
     tokio::task::spawn_local(following);
+    engine.alerts.declare(&engine, &engine.settings.alert);
     if let Some(listener) = listener {
         info!(address = %listener.local_addr()?, "metrics over HTTP");
         tokio::task::spawn_local(http::serve(listener, Rc::clone(&engine)));
+    }
+    if let Some(listener) = remote {
+        info!(address = %listener.address()?, "RPC over TLS");
+        tokio::task::spawn_local(serve_remote(listener, Rc::clone(&engine)));
     }
     let serving = {
         let engine = Rc::clone(&engine);
@@ -191,19 +207,29 @@ async fn run(
     }
 }
 
+/// Serves clients over TLS; certificates and roles are those in effect when they connect.
+async fn serve_remote(listener: TlsListener, engine: Rc<Engine>) {
+    let config = {
+        let engine = Rc::clone(&engine);
+        move || engine.tunables().rpc_tls
+    };
+    let max_clients = engine.settings.rpc.max_clients;
+    listener.serve(engine, config, max_clients).await;
+}
+
 /// Opens the socket to users with a role, now and whenever the roles change.
 async fn keep_open(socket: &Socket, engine: &Engine) {
     // Nothing else lives in the default folder.
     let own_folder =
         engine.settings.rpc.socket == "auto" && engine.personality == Personality::Nacre;
-    let mut entrance = engine.calls.entrance();
+    let mut socket_access = engine.calls.socket_access();
     loop {
-        let now = *entrance.borrow_and_update();
-        if let Err(error) = socket.open_to(now, own_folder) {
+        let now = *socket_access.borrow_and_update();
+        if let Err(error) = socket.set_access(now, own_folder) {
             warn!("users with a role in [rpc.access] may not reach the socket: {error}");
         }
         // The sender lives as long as the engine.
-        let _ = entrance.changed().await;
+        let _ = socket_access.changed().await;
     }
 }
 
@@ -258,7 +284,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     info!(
         pid = std::process::id(),
         socket = %socket.display(),
-        state = %engine.journal.store_path().map_or("not kept".into(), |p| p.display().to_string()),
+        state = %engine.journal.store_path().map_or_else(|| "not kept".into(), |p| p.display().to_string()),
         objects = engine.journal.len(),
         "ready"
     );
@@ -266,7 +292,12 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
         info!("{experimental}");
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    tokio::join!(watchdog(), retry(engine), settle(engine));
+    tokio::join!(
+        watchdog(),
+        retry(engine),
+        settle(engine),
+        keyring::rotation::follow(engine)
+    );
     Ok(())
 }
 
@@ -464,6 +495,7 @@ pub async fn fini(engine: &Rc<Engine>) {
     }
     // Volumes close first: writing their last state needs everything else.
     crate::services::volumes::close_all(engine, &plane).await;
+    crate::services::pools::close_all(engine).await;
     engine.set_plane(None);
     engine.devices.clear();
     engine.remotes.close().await;
@@ -513,67 +545,18 @@ async fn watchdog() {
     }
 }
 
-/// Reports dropped events and log lines periodically.
+/// Periodic work: forgets generated PSKs, and reports failures, dropped events and log lines.
 async fn settle(engine: &Engine) {
     loop {
         tokio::time::sleep(SETTLE_EVERY).await;
-        report_failures(engine);
+        if let Ok(plane) = engine.plane() {
+            let generated = &plane.target.authentication.generated;
+            generated.sweep(nacre_reactor::Clock::real().now());
+        }
+        failures::report(engine);
         engine.notes.settle();
         engine.logs.settle();
     }
-}
-
-/// Sends an event for each host that failed to authenticate itself, and for each connection that
-/// TLS ended.
-fn report_failures(engine: &Engine) {
-    let Ok(plane) = engine.plane() else { return };
-    for failure in plane.target.authentication.take_tls_failures() {
-        report_tls_failure(engine, failure);
-    }
-    for failure in plane.target.authentication.take_failures() {
-        let AuthFailure {
-            subsystem,
-            host,
-            peer,
-            qid,
-            reason,
-            times,
-        } = failure;
-        let text =
-            format!("host {host} at {peer} failed to authenticate itself to {subsystem}: {reason}");
-        let facts = serde_json::json!({
-            "subsystem": subsystem.as_str(), "host": host.as_str(), "peer": peer.to_string(),
-            "qid": qid, "reason": reason.to_string(), "times": times,
-        });
-        let key = (host.to_string(), format!("{subsystem} {reason}"));
-        engine
-            .notes
-            .report_repeating("auth_failed", key, text, facts);
-    }
-}
-
-fn report_tls_failure(engine: &Engine, failure: TlsFailure) {
-    let TlsFailure {
-        peer,
-        address,
-        names,
-        reason,
-        times,
-    } = failure;
-    let (host, subsystem) = names.unzip();
-    let who = match &host {
-        Some(host) => format!("host {host} at {peer}"),
-        None => format!("a host at {peer}"),
-    };
-    let facts = serde_json::json!({
-        "host": host.as_ref().map(|name| name.as_str()),
-        "subsystem": subsystem.as_ref().map(|name| name.as_str()),
-        "peer": peer, "reason": reason, "times": times,
-    });
-    let text = format!("{who} is not served over TLS: {reason}");
-    engine
-        .notes
-        .report_repeating("tls_failed", (address, reason), text, facts);
 }
 
 pub fn socket_path(settings: &Settings, personality: Personality) -> PathBuf {
@@ -629,7 +612,7 @@ struct PidFile {
 }
 
 impl PidFile {
-    fn write(path: &Path) -> anyhow::Result<PidFile> {
+    fn write(path: &Path) -> anyhow::Result<Self> {
         let io = || format!("cannot write the pid file {}", path.display());
         let (file, pid) = files::open_pid_file(path).with_context(io)?;
         let metadata = file.metadata().with_context(io)?;
@@ -643,7 +626,7 @@ impl PidFile {
             );
         }
         files::write_pid(&file).with_context(io)?;
-        Ok(PidFile {
+        Ok(Self {
             path: path.to_owned(),
             inode: Inode::of(&metadata),
         })

@@ -1,4 +1,4 @@
-//! SIGHUP: reopens the log file and rereads the configuration.
+//! SIGHUP: reopens the log file and rereads the configuration file.
 //!
 //! Some settings are applied while the daemon runs. New `[[bdev]]`, hosts and namespaces are
 //! created; listeners start, stop and move as in the file. The log names every other difference,
@@ -14,6 +14,7 @@ use tracing::{error, info, warn};
 
 use crate::config::settings::Metrics;
 use crate::config::{Loaded, Settings};
+use crate::services::certificates;
 use crate::services::engine::Engine;
 use crate::services::http_token::{Token, TokenError};
 use crate::services::lifecycle::Phase;
@@ -24,8 +25,8 @@ use crate::signals::Hangups;
 pub struct Source(Arc<dyn Fn() -> anyhow::Result<Loaded> + Send + Sync>);
 
 impl Source {
-    pub fn new(load: impl Fn() -> anyhow::Result<Loaded> + Send + Sync + 'static) -> Source {
-        Source(Arc::new(load))
+    pub fn new(load: impl Fn() -> anyhow::Result<Loaded> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(load))
     }
 
     /// Reads on another thread, because the file may be on a disk that does not respond.
@@ -55,11 +56,18 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
         if engine.lifecycle.phase() == Phase::Stopping {
             return;
         }
+        // Key files are read again, too: PSKs that their former contents proved end.
+        if let Ok(plane) = engine.plane() {
+            plane.target.authentication.generated.forget_all();
+        }
         match source.load().await {
             Ok(loaded) => {
-                // The file may have another token although its name is the same.
+                // The files may have other contents although their names are the same.
                 if let Err(error) = read_token(&engine, &loaded.settings.metrics) {
                     warn!("{error}; the token stays as it was");
+                }
+                if let Err(error) = certificates::read(&engine, &loaded.settings) {
+                    warn!("{error}; the certificates stay as they were");
                 }
                 apply(&engine, &mut effective, &loaded.settings).await;
             }
@@ -125,8 +133,17 @@ async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Re
         "log.file" => return Ok(engine.logs.move_to(new.log.file.as_deref()).await?),
         "rpc.deadline_s" => tunables.deadline_s = new.rpc.deadline_s,
         "rpc.allowed" => tunables.allowed = new.rpc.allowed.clone(),
-        key if key.starts_with("rpc.access.") => {
-            engine.calls.change_rules(new.rpc.access.clone()).await?;
+        key if key.starts_with("rpc.access.") || key == "rpc.tls.roles" => {
+            engine.calls.change_rules(new.rpc.clone()).await?;
+        }
+        // Read before; the listener itself needs a restart.
+        "rpc.tls.cert" | "rpc.tls.key" | "rpc.tls.client_ca" | "rpc.tls.client_crl" => {
+            certificates::read(engine, new)?;
+            return Ok(engine.tunables().rpc_tls.is_some());
+        }
+        key if key.starts_with("metrics.tls.") => {
+            certificates::read(engine, new)?;
+            return Ok(true);
         }
         // After a failure the old one counts, and the setting is not applied.
         "metrics.token_file" => {
@@ -134,6 +151,7 @@ async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Re
             return Ok(true);
         }
         "data.retry_s" => tunables.retry_s = new.data.retry_s,
+        "alert.webhook" | "alert.mail" => engine.alerts.declare(engine, &new.alert),
         "nvmf.listener" | "nvmf.listen" => {
             engine.listeners.declare(engine, new.listeners()).await?;
         }
@@ -149,6 +167,8 @@ fn flat(settings: &Settings) -> Effective {
     let value = serde_json::to_value(settings).expect("settings are plain data");
     let mut flat = Effective::new();
     flatten("", value, &mut flat);
+    flat.retain(|key, _| !key.starts_with("rpc.tls.roles."));
+    flat.insert("rpc.tls.roles".into(), json!(settings.rpc.tls.roles));
     flat.remove("bdev");
     flat.remove("nvmf.subsystem");
     let subsystems = settings.nvmf.subsystem.iter();

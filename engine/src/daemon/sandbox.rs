@@ -1,8 +1,8 @@
-//! The sandbox. Capabilities are given up before the first thread starts; the filter of system
-//! calls is installed before the daemon is ready.
+//! Sets up the sandbox of the daemon: drops capabilities before the first thread starts, and
+//! installs the system call filter before the daemon is ready.
 //!
-//! A part that fails does not stop the daemon: data is worth more. The log, `sandbox_get` and the
-//! doctor name it.
+//! A failure is not fatal: a running daemon is worth more than its sandbox. The log, `sandbox_get`
+//! and the doctor report it.
 
 use nacre_engine_sandbox::{self as sandbox, CapabilitySet, Mode, SandboxError, names};
 use tracing::{error, info, warn};
@@ -11,16 +11,16 @@ use crate::config::Settings;
 use crate::services::engine::Engine;
 
 /// The outcome of [`restrict`]; `None`: not asked for.
-pub type Restricted = Option<Result<CapabilitySet, SandboxError>>;
+pub(super) type Restricted = Option<Result<CapabilitySet, SandboxError>>;
 
 /// Gives up capabilities. Call it while the process has one thread, which is before there is a log.
-pub fn restrict(settings: &Settings) -> Restricted {
+pub(super) fn restrict(settings: &Settings) -> Restricted {
     let keep = settings.capability_needs().set();
     (settings.security.sandbox == Mode::Enforce).then(|| sandbox::restrict(keep))
 }
 
 /// Logs the outcome of [`restrict`].
-pub fn report(engine: &Engine, restricted: Restricted) {
+pub(super) fn report(engine: &Engine, restricted: Restricted) {
     match restricted {
         None => {}
         Some(Ok(kept)) => info!(capabilities = names(kept).join(","), "capabilities"),
@@ -35,7 +35,7 @@ pub fn report(engine: &Engine, restricted: Restricted) {
 }
 
 /// Installs the filter of system calls on all threads.
-pub fn install(engine: &Engine) {
+pub(super) fn install(engine: &Engine) {
     let mode = engine.settings.security.sandbox;
     match sandbox::install(mode) {
         Ok(()) if mode == Mode::Off => {}

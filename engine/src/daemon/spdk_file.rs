@@ -102,7 +102,7 @@ pub fn calls(config: &Value) -> anyhow::Result<Vec<FileCall>> {
         for element in elements {
             for call in element
                 .as_array()
-                .map_or(std::slice::from_ref(element), Vec::as_slice)
+                .map_or_else(|| std::slice::from_ref(element), Vec::as_slice)
             {
                 let method = call
                     .get("method")
@@ -202,7 +202,7 @@ fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> 
         any(&all)
     };
     match method {
-        "bdev_nvme_attach_controller" => any(&["/name"]),
+        "bdev_nvme_attach_controller" | "bdev_nvme_start_discovery" => any(&["/name"]),
         "bdev_raid_create" | "volume_create" => {
             text("/name").is_some_and(|name| engine.volumes.find(name).is_ok() || waits(name))
         }

@@ -1,4 +1,4 @@
-//! Changes to records that an earlier version of this program stored.
+//! Converts records that an earlier version of this program stored.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Limits how fast each log statement of the program logs, so that no peer can fill the disk.
+//! Limits the rate of each log statement, so that no peer can fill the disk with log lines.
 //!
 //! A statement may log a burst of [`BURST`] lines, and one line a second in the long run. Excess
 //! lines are counted, and [`Flood::settle`] logs the number per statement. Debug lines, which are
@@ -58,7 +58,7 @@ impl Flood {
     }
 
     /// Logs how many lines were dropped since the last call.
-    pub fn settle(&self) {
+    pub(super) fn settle(&self) {
         let mut left_out = Vec::new();
         for place in self.places.lock().values_mut() {
             let lines = std::mem::take(&mut place.left_out);

@@ -33,15 +33,15 @@ enum Message {
 
 impl Lines {
     /// Writes to `output`; `lost_line` formats the line with the number of dropped lines.
-    pub fn to(
+    pub(super) fn to(
         output: impl Write + Send + 'static,
         lost_line: fn(u64) -> String,
-    ) -> std::io::Result<Lines> {
+    ) -> std::io::Result<Self> {
         let (sender, messages) = sync_channel(WAITING);
         std::thread::Builder::new()
             .name("log".into())
             .spawn(move || write(messages, Box::new(output), lost_line))?;
-        Ok(Lines {
+        Ok(Self {
             sender,
             lost: Arc::default(),
         })
@@ -55,7 +55,7 @@ impl Lines {
     }
 
     /// Sends all later lines to another output. False if the queue stays full for `patience`.
-    pub fn replace(&self, output: Box<dyn Write + Send>, patience: Duration) -> bool {
+    pub(super) fn replace(&self, output: Box<dyn Write + Send>, patience: Duration) -> bool {
         self.send(Message::Output(output), Instant::now() + patience)
     }
 
@@ -71,7 +71,7 @@ impl Lines {
     }
 
     /// Waits until the lines so far are written, at most for `patience`.
-    pub fn flush(&self, patience: Duration) {
+    pub(super) fn flush(&self, patience: Duration) {
         let end = Instant::now() + patience;
         let (done, is_done) = sync_channel(1);
         if !self.send(Message::Flush(done), end) {

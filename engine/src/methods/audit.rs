@@ -1,4 +1,4 @@
-//! `audit_get`, a Nacre extension: the calls that changed something, or tried to.
+//! `audit_get`, a Nacre extension: calls that changed the daemon, or were refused.
 
 use std::rc::Rc;
 
@@ -53,7 +53,8 @@ impl GetParams {
 pub struct Lines {
     /// The file with the newest lines.
     file: String,
-    /// The oldest first: time, uid, gids, pid, program, role, class, method, object, params,
+    /// The oldest first: time, uid, gids, pid, program (or certificate and address of a client over
+    /// TLS), role, class, method, object, params, left_out,
     /// result, error, duration_ms.
     calls: Vec<Value>,
 }

@@ -12,10 +12,12 @@ use crate::doctor::{Report, Scope, System, examine};
 use crate::plane::demand::{self, Demand};
 use crate::rpc::access;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::calls;
+use crate::services::certificates;
 use crate::services::engine::Engine;
+use crate::services::keyring::{self, store_key::StoreKeys};
 use crate::services::rdma::Rdma;
 use crate::services::sandbox::for_doctor;
+use crate::services::{calls, concat};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Run>();
@@ -107,12 +109,18 @@ impl Method<Engine> for Run {
                 &engine.settings,
                 engine.lifecycle.sandbox.problems(),
             )),
+            concat_hosts: concat::of_target(&plane.target),
             ..Scope::default()
         };
         // Files, libraries and the network may be slow; keep them off the management thread.
         let rules = engine.settings.rpc.enabled.then(|| engine.calls.rules());
         let socket = daemon::socket_path(&engine.settings, engine.personality);
+        let (keys, store) = (engine.keyring.keys(), StoreKeys::of(&engine));
+        let settings = engine.settings.clone();
         let report = tokio::task::spawn_blocking(move || {
+            scope.keys = keyring::for_doctor(&keys);
+            scope.store_key = store.for_doctor(&keys);
+            scope.revocations = certificates::for_doctor(&settings);
             scope.socket = rules.map(|rules| calls::expected_socket(&rules, &socket));
             examine(&System::real(), &scope)
         });

@@ -103,7 +103,7 @@ impl Method<Engine> for SubscribeEvents {
         // An id beyond `next` belongs to an earlier daemon: return all stored events.
         let next = engine.notes.next();
         let from = params.from.filter(|from| *from <= next);
-        let from = from.unwrap_or(if params.from.is_some() { 0 } else { next });
+        let from = from.unwrap_or_else(|| if params.from.is_some() { 0 } else { next });
         let most = engine.deadline().saturating_sub(Duration::from_secs(1));
         let wait = Duration::from_millis(params.wait_ms.unwrap_or(30_000)).min(most);
         let look = || choose(&engine, from, params.max, &params.categories);

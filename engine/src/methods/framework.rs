@@ -1,4 +1,5 @@
-//! The daemon itself: its methods, version, start and shutdown, subsystems and configuration.
+//! Methods of the daemon itself: its methods, version, start and shutdown, subsystems and
+//! configuration.
 
 use std::rc::Rc;
 
@@ -300,6 +301,9 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             let mut calls = vec![call("bdev_set_options", json!(options.bdev))];
             calls.extend(made("nvme/options"));
             calls.extend(made("nvme/ctrlr/"));
+            calls.extend(made(crate::services::nvme::PATHS));
+            calls.extend(made(crate::services::nvme::DISCOVERIES));
+            calls.extend(made(crate::services::nvme::POLICIES));
             calls.extend(made("volume/raid_options"));
             // Devices stacked on volumes come after the volumes, all others before.
             let mut on_volumes = volume_names(engine);
@@ -316,6 +320,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             calls.extend(below);
             calls.extend(super::volume::config(engine));
             calls.extend(above);
+            calls.extend(made("pool/"));
             calls.extend(made(crate::journal::DEFERRED));
             calls.extend(made("qos/"));
             calls.push(json!({ "method": "bdev_wait_for_examine" }));

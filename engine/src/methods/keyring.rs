@@ -1,6 +1,7 @@
 //! RPC methods `keyring_*`: the keys of hosts and controllers, for DH-HMAC-CHAP (NVMe Base 2.0,
 //! 8.13) and for TLS.
-//! Calls and replies name key files; none contains a secret.
+//! Calls and replies name key files; none contains a secret. Keys that the daemon stores itself:
+//! [`stored`].
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -13,12 +14,19 @@ use crate::config::names::check_key_name;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
-use crate::services::keyring::{FileError, FileKey, ListedKey, PREFIX, no_key};
+use crate::services::keyring::{
+    AddError, FileError, KeyPlace, ListedKey, NamedKey, PREFIX, file, no_key,
+};
 use crate::store::Change;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<AddKey>().add::<RemoveKey>().add::<GetKeys>();
+    keys::register(registry);
+    stored::register(registry);
 }
+
+pub mod keys;
+pub mod stored;
 
 fn record_key(name: &str) -> String {
     format!("{PREFIX}{name}")
@@ -33,6 +41,9 @@ pub struct AddKeyParams {
     /// Absolute path of a file with one secret: `DHHC-1:...` for authentication, or
     /// `NVMeTLSkey-1:...` for TLS. Only the daemon's user may read it.
     pub path: PathBuf,
+    /// When the key expires: `2027-01-31` (UTC) or `2027-01-31T12:00:00Z`; left out: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
 }
 
 impl Method<Engine> for AddKey {
@@ -46,20 +57,20 @@ impl Method<Engine> for AddKey {
     type Reply = bool;
 
     async fn apply(params: AddKeyParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        let AddKeyParams { name, path } = params;
-        check_key_name(&name)?;
+        check_key_name(&params.name)?;
+        let expires = keys::moment(params.expires.as_deref())?;
         // A file that is missing at a restart refuses its hosts until it is there again.
         if !crate::journal::is_replaying() && !crate::journal::is_declaring() {
-            check_file(&path)?;
+            check_file(&params.path)?;
         }
-        let record = json!({ "name": name, "path": path });
-        let key = FileKey { name, path };
-        let name = key.name.clone();
-        if engine.keyring.add(key).is_err() {
-            let cause = format!("there is a key \"{name}\"");
-            return Err(RpcError::errno(Errno::EEXIST, cause).field("name"));
-        }
-        let change = Change::put(record_key(&name), AddKey::NAME, record);
+        let record = json!(params);
+        let AddKeyParams { name, path, .. } = params;
+        let clock = engine.keyring.clock.clone();
+        let key = NamedKey::new(name.clone(), KeyPlace::File(path), clock);
+        key.set_expiry(expires);
+        let added = engine.keyring.add(key);
+        added.map_err(|error| not_added(error, &name))?;
+        let change = Change::put(record_key(&name), Self::NAME, record);
         if let Err(refused) = engine.journal.commit(change).await {
             engine.keyring.remove(&name);
             return Err(refused);
@@ -68,8 +79,17 @@ impl Method<Engine> for AddKey {
     }
 }
 
+fn not_added(error: AddError, name: &str) -> RpcError {
+    let refused = match error {
+        AddError::Taken => RpcError::errno(Errno::EEXIST, format!("there is a key \"{name}\"")),
+        AddError::Full => RpcError::errno(Errno::ENOSPC, error.to_string())
+            .remedy("remove keys that no host uses: `nacre key list` shows them"),
+    };
+    refused.field("name")
+}
+
 fn check_file(path: &Path) -> Result<(), RpcError> {
-    FileKey::check(path).map_err(|error| {
+    file::check(path).map_err(|error| {
         let errno = match error {
             FileError::Missing => Errno::ENOENT,
             FileError::Io(_) => Errno::EIO,
@@ -89,7 +109,7 @@ pub struct RemoveKeyParams {
 
 impl Method<Engine> for RemoveKey {
     const NAME: &'static str = "keyring_file_remove_key";
-    const ABOUT: &'static str = "Takes the name from a key. Hosts that use it go on doing so until the daemon's next start; the file stays.";
+    const ABOUT: &'static str = "Takes the name from a key. Hosts that use it go on doing so until the daemon's next start. A key file stays; a sealed key is deleted.";
     const CLASS: Class = Class::Secret;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Exclusive;
@@ -113,7 +133,7 @@ pub struct GetKeys;
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct KeyReply {
     name: String,
-    /// `keyring_file`.
+    /// `keyring_file`; `nacre`: the key is in no file, see `key_list`.
     module: &'static str,
     /// Removed, and still in use.
     removed: bool,
@@ -121,7 +141,8 @@ pub struct KeyReply {
     probed: bool,
     /// 1, and 1 for each use.
     refcnt: usize,
-    path: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<PathBuf>,
 }
 
 impl Method<Engine> for GetKeys {
@@ -135,15 +156,20 @@ impl Method<Engine> for GetKeys {
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<KeyReply>, RpcError> {
         let reply = |listed: ListedKey| KeyReply {
             name: listed.key.name.clone(),
-            module: "keyring_file",
+            module: match listed.key.place() {
+                KeyPlace::File(_) => "keyring_file",
+                KeyPlace::Credential { .. } | KeyPlace::Sealed { .. } => "nacre",
+            },
             removed: listed.removed,
             probed: false,
             refcnt: listed.users,
-            path: listed.key.path.clone(),
+            path: listed.key.path(),
         };
         Ok(engine.keyring.list().into_iter().map(reply).collect())
     }
 }
 
+#[cfg(test)]
+mod stored_tests;
 #[cfg(test)]
 mod tests;

@@ -36,25 +36,25 @@ enum Level {
 }
 
 impl From<LogLevel> for Level {
-    fn from(level: LogLevel) -> Level {
+    fn from(level: LogLevel) -> Self {
         match level {
-            LogLevel::Error => Level::ERROR,
-            LogLevel::Warning => Level::WARNING,
-            LogLevel::Notice => Level::NOTICE,
-            LogLevel::Info => Level::INFO,
-            LogLevel::Debug => Level::DEBUG,
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warning => Self::WARNING,
+            LogLevel::Notice => Self::NOTICE,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
         }
     }
 }
 
 impl From<Level> for LogLevel {
-    fn from(level: Level) -> LogLevel {
+    fn from(level: Level) -> Self {
         match level {
-            Level::ERROR => LogLevel::Error,
-            Level::WARNING => LogLevel::Warning,
-            Level::NOTICE => LogLevel::Notice,
-            Level::INFO => LogLevel::Info,
-            Level::DEBUG => LogLevel::Debug,
+            Level::ERROR => Self::Error,
+            Level::WARNING => Self::Warning,
+            Level::NOTICE => Self::Notice,
+            Level::INFO => Self::Info,
+            Level::DEBUG => Self::Debug,
         }
     }
 }
@@ -73,8 +73,8 @@ struct FlagParams {
 }
 
 impl From<UnknownFlag> for RpcError {
-    fn from(unknown: UnknownFlag) -> RpcError {
-        RpcError::invalid_params_text("invalid log flag")
+    fn from(unknown: UnknownFlag) -> Self {
+        Self::invalid_params_text("invalid log flag")
             .cause(unknown.to_string())
             .remedy(unknown.remedy())
             .field("flag")

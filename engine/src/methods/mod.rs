@@ -1,5 +1,6 @@
 //! The RPC methods, one family per file. The parameter and reply types are the schema.
 
+pub mod alerts;
 pub mod audit;
 pub mod bdev;
 pub mod doctor;
@@ -11,6 +12,7 @@ pub mod log;
 pub mod metrics;
 pub mod nvmf;
 pub mod options;
+pub mod pool;
 pub mod rdma;
 pub mod reactor;
 pub mod reference;
@@ -25,6 +27,7 @@ use crate::services::engine::Engine;
 /// All RPC methods.
 pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
+    alerts::register(&mut registry);
     audit::register(&mut registry);
     bdev::register(&mut registry);
     doctor::register(&mut registry);
@@ -36,6 +39,7 @@ pub fn all() -> Registry<Engine> {
     metrics::register(&mut registry);
     nvmf::register(&mut registry);
     options::register(&mut registry);
+    pool::register(&mut registry);
     rdma::register(&mut registry);
     sandbox::register(&mut registry);
     spdk::register(&mut registry);

@@ -117,8 +117,8 @@ struct LatencyReply {
 }
 
 impl LatencyReply {
-    fn new(of: &LatencySnapshot) -> LatencyReply {
-        LatencyReply {
+    fn new(of: &LatencySnapshot) -> Self {
+        Self {
             count: of.count(),
             total_us: of.sum_ns / 1000,
             p50_us: of.quantile_us(0.5),

@@ -1,4 +1,4 @@
-//! A daemon's management plane for tests: the engine without sockets, files or a second thread.
+//! The daemon's management plane for tests: an engine without sockets, files or a second thread.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub fn test_daemon() -> TestDaemon {
 }
 
 impl TestDaemon {
-    pub fn with(settings: Settings, store: Option<Store>) -> TestDaemon {
-        let daemon = TestDaemon::not_started(settings, store);
+    pub fn with(settings: Settings, store: Option<Store>) -> Self {
+        let daemon = Self::not_started(settings, store);
         daemon
             .run(crate::daemon::init(&daemon.engine))
             .expect("the daemon starts");
@@ -44,8 +44,8 @@ impl TestDaemon {
     }
 
     /// Uses the given volume store.
-    pub fn with_volumes(store: Option<Store>, volumes: Arc<dyn VolumeStore>) -> TestDaemon {
-        let daemon = TestDaemon::not_started(Settings::default(), store);
+    pub fn with_volumes(store: Option<Store>, volumes: Arc<dyn VolumeStore>) -> Self {
+        let daemon = Self::not_started(Settings::default(), store);
         daemon.engine.volumes.use_store(volumes);
         daemon
             .run(crate::daemon::init(&daemon.engine))
@@ -54,8 +54,8 @@ impl TestDaemon {
     }
 
     /// Uses the given drives.
-    pub fn with_drives(settings: Settings, store: Option<Store>, drives: Drives) -> TestDaemon {
-        let mut daemon = TestDaemon::not_started(settings, store);
+    pub fn with_drives(settings: Settings, store: Option<Store>, drives: Drives) -> Self {
+        let mut daemon = Self::not_started(settings, store);
         let engine = Rc::get_mut(&mut daemon.engine).expect("not shared yet");
         engine.drives = drives;
         daemon
@@ -65,17 +65,17 @@ impl TestDaemon {
     }
 
     /// A daemon that waits for `framework_start_init`.
-    pub fn waiting() -> TestDaemon {
-        TestDaemon::waiting_with(Settings::default())
+    pub fn waiting() -> Self {
+        Self::waiting_with(Settings::default())
     }
 
-    pub fn waiting_with(settings: Settings) -> TestDaemon {
-        TestDaemon::not_started(settings, None)
+    pub fn waiting_with(settings: Settings) -> Self {
+        Self::not_started(settings, None)
     }
 
     /// An initialized daemon that was started as SPDK's `nvmf_tgt`.
-    pub fn nvmf_tgt() -> TestDaemon {
-        let mut daemon = TestDaemon::waiting();
+    pub fn nvmf_tgt() -> Self {
+        let mut daemon = Self::waiting();
         let engine = Rc::get_mut(&mut daemon.engine).expect("not shared yet");
         engine.personality = Personality::NvmfTgt;
         daemon
@@ -85,8 +85,8 @@ impl TestDaemon {
     }
 
     /// Writes calls of clients to an audit log.
-    pub fn audited(settings: Settings, audit: AuditLog) -> TestDaemon {
-        let mut daemon = TestDaemon::not_started(settings, None);
+    pub fn audited(settings: Settings, audit: AuditLog) -> Self {
+        let mut daemon = Self::not_started(settings, None);
         let engine = Rc::get_mut(&mut daemon.engine).expect("not shared yet");
         engine.calls.audit = audit;
         daemon
@@ -95,7 +95,7 @@ impl TestDaemon {
         daemon
     }
 
-    fn not_started(mut settings: Settings, store: Option<Store>) -> TestDaemon {
+    fn not_started(mut settings: Settings, store: Option<Store>) -> Self {
         settings.reactor.cores = "auto:1".into();
         settings.memory.size_mb = 16;
         settings.rdma.max_qpairs = 8;
@@ -119,7 +119,7 @@ impl TestDaemon {
         );
         let fabric = Fabric::new();
         engine.rdma = Rdma::with(fabric.provider());
-        TestDaemon {
+        Self {
             engine: Rc::new(engine),
             fabric,
             runtime,

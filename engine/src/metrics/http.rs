@@ -1,14 +1,12 @@
 //! Serves `GET /metrics` and `GET /healthz` over HTTP, to a bounded number of clients at a time. If
 //! `[metrics] token_file` is set, only requests with its token are answered.
 //!
-//! Serving takes milliseconds, so a client that stays is slow or idle. If all places are taken, a
-//! new client replaces the oldest client of the address with the most clients. So slow or idle
-//! clients cannot lock out health checks.
+//! Serving takes milliseconds, so a client that stays is slow or idle, and makes room for a new
+//! one: see [`Places`]. With `[metrics.tls]` clients speak TLS, and present a certificate if
+//! `client_ca` is set; without it they speak plain HTTP.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,11 +16,13 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nacre_reactor::{Clock, Repeats};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::Scrape;
+use crate::rpc::places::{NetworkPlace, Places};
+use crate::rpc::tls;
 use crate::services::engine::Engine;
 use crate::services::lifecycle::Phase;
 
@@ -31,7 +31,7 @@ pub const MAX_CLIENTS: usize = 64;
 /// Limit for a client to send its request and read its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Shortest interval between equal log lines about clients.
-const SAID_AGAIN: Duration = Duration::from_secs(600);
+const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve metrics on {address}: {source}; choose another [metrics] listen")]
@@ -46,66 +46,15 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
         .map_err(|source| BindError { address, source })
 }
 
-/// Connected clients in order of arrival.
-#[derive(Default)]
-struct Clients {
-    open: RefCell<BTreeMap<u64, (IpAddr, Rc<Notify>)>>,
-    next: Cell<u64>,
-}
-
-/// A client's place, freed on drop.
-struct Place {
-    id: u64,
-    leave: Rc<Notify>,
-    clients: Rc<Clients>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.clients.open.borrow_mut().remove(&self.id);
-    }
-}
-
-impl Clients {
-    /// Takes a place; also returns the address of the client that was replaced, if any.
-    fn enter(self: &Rc<Clients>, address: IpAddr) -> (Place, Option<IpAddr>) {
-        let mut open = self.open.borrow_mut();
-        let full = open.len() >= MAX_CLIENTS;
-        let gone = full.then(|| {
-            let mut of_address = HashMap::<IpAddr, usize>::new();
-            for (address, _) in open.values() {
-                *of_address.entry(*address).or_default() += 1;
-            }
-            // Keys ascend with time: the first of an address is its oldest.
-            let most = open
-                .iter()
-                .min_by_key(|(id, (address, _))| (std::cmp::Reverse(of_address[address]), **id));
-            *most.expect("it is full").0
-        });
-        let gone = gone
-            .and_then(|id| open.remove(&id))
-            .map(|(address, leave)| {
-                leave.notify_one();
-                address
-            });
-        let id = self.next.get();
-        self.next.set(id + 1);
-        let leave = Rc::new(Notify::new());
-        open.insert(id, (address, Rc::clone(&leave)));
-        let clients = Rc::clone(self);
-        (Place { id, leave, clients }, gone)
-    }
-}
-
 /// Accepts clients forever.
 pub async fn serve(listener: TcpListener, engine: Rc<Engine>) {
-    let clients = Rc::new(Clients::default());
-    let mut said = Repeats::new(SAID_AGAIN);
+    let clients = Places::new(MAX_CLIENTS);
+    let mut log_limit = Repeats::new(LOG_INTERVAL);
     loop {
         let (stream, address) = match listener.accept().await {
             Ok((stream, peer)) => (stream, peer.ip()),
             Err(error) => {
-                if let Some(left_out) = said.admit("accept", Clock::real().now()) {
+                if let Some(left_out) = log_limit.admit("accept", Clock::real().now()) {
                     warn!(%error, times = left_out + 1, "cannot accept a metrics client");
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -114,7 +63,7 @@ pub async fn serve(listener: TcpListener, engine: Rc<Engine>) {
         };
         let (place, gone) = clients.enter(address);
         if let Some(address) = gone
-            && let Some(left_out) = said.admit("full", Clock::real().now())
+            && let Some(left_out) = log_limit.admit("full", Clock::real().now())
         {
             warn!(
                 clients = MAX_CLIENTS,
@@ -124,10 +73,31 @@ pub async fn serve(listener: TcpListener, engine: Rc<Engine>) {
             );
         }
         tokio::task::spawn_local(client(stream, Rc::clone(&engine), place));
+        if engine.tunables().http_tls.is_some() {
+            tokio::time::sleep(tls::HANDSHAKE_INTERVAL).await;
+        }
     }
 }
 
-async fn client(stream: TcpStream, engine: Rc<Engine>, place: Place) {
+async fn client(stream: TcpStream, engine: Rc<Engine>, place: NetworkPlace) {
+    let served = async {
+        match engine.tunables().http_tls {
+            None => serve_stream(stream, Rc::clone(&engine)).await,
+            Some(tls) => match tls::accept(&tls, stream).await {
+                Ok((stream, _)) => serve_stream(stream, Rc::clone(&engine)).await,
+                Err(error) => debug!(%error, "metrics client refused"),
+            },
+        }
+    };
+    tokio::select! {
+        served = tokio::time::timeout(2 * PATIENCE, served) => if served.is_err() {
+            debug!("metrics client dropped: too slow");
+        },
+        () = place.must_leave() => debug!("metrics client dropped: another one needs its place"),
+    }
+}
+
+async fn serve_stream(stream: impl AsyncRead + AsyncWrite + Unpin, engine: Rc<Engine>) {
     let service = service_fn(|request| {
         let engine = Rc::clone(&engine);
         async move { Ok::<_, Infallible>(answer(&engine, &request).await) }
@@ -138,13 +108,8 @@ async fn client(stream: TcpStream, engine: Rc<Engine>, place: Place) {
         .keep_alive(false)
         .max_buf_size(16 * 1024)
         .serve_connection(TokioIo::new(stream), service);
-    tokio::select! {
-        served = tokio::time::timeout(2 * PATIENCE, connection) => match served {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => debug!(%error, "metrics client lost"),
-            Err(_) => debug!("metrics client dropped: too slow"),
-        },
-        () = place.leave.notified() => debug!("metrics client dropped: another one needs its place"),
+    if let Err(error) = connection.await {
+        debug!(%error, "metrics client lost");
     }
 }
 
@@ -319,19 +284,79 @@ mod tests {
         });
     }
 
+    /// Goal: with `[metrics.tls]` only TLS is served, to clients with a certificate if
+    /// `client_ca` is set, and to none with a revoked one. Method: the certificates of the RPC
+    /// server's tests.
     #[test]
-    fn the_address_with_most_clients_makes_room() {
-        let clients = Rc::new(Clients::default());
-        let [lone, many]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|a| a.parse().unwrap());
-        let mut places = vec![clients.enter(lone).0];
-        for _ in 1..MAX_CLIENTS {
-            let (place, gone) = clients.enter(many);
-            assert_eq!(gone, None);
-            places.push(place);
+    fn tls_and_certificates_can_be_required() {
+        use crate::rpc::tls::files::{Files, Named, client};
+        use std::io::{Read, Write};
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+            path
+        };
+        macro_rules! of_tests {
+            ($name:literal) => {
+                file(
+                    $name,
+                    include_str!(concat!("../../rpc/src/tls/test_files/", $name)),
+                )
+            };
         }
-        assert_eq!(clients.enter(lone).1, Some(many));
-        assert!(!clients.open.borrow().contains_key(&1), "its oldest");
-        drop(places);
-        assert!(clients.open.borrow().is_empty());
+        let (cert, key, ca) = (
+            of_tests!("server.pem"),
+            of_tests!("server.key"),
+            of_tests!("ca.pem"),
+        );
+        let (ops, ops_key) = (of_tests!("ops.pem"), of_tests!("ops.key"));
+        let (viewer, viewer_key) = (of_tests!("viewer.pem"), of_tests!("viewer.key"));
+        let crl = of_tests!("crl_viewer.pem");
+        let (foreign, foreign_key) = (of_tests!("foreign.pem"), of_tests!("foreign.key"));
+        let named = |path| Named { key: "x", path };
+        let daemon = test_daemon();
+        let mut tunables = daemon.engine.tunables();
+        let files = Files {
+            cert: named(&cert),
+            key: named(&key),
+            ca: Some(named(&ca)),
+            crl: Some(named(&crl)),
+        };
+        tunables.http_tls = Some(files.server().unwrap());
+        daemon.engine.tune(tunables);
+        let good = client(named(&ops), named(&ops_key), named(&ca)).unwrap();
+        let bad = client(named(&foreign), named(&foreign_key), named(&ca)).unwrap();
+        let revoked = client(named(&viewer), named(&viewer_key), named(&ca)).unwrap();
+        daemon.run(async {
+            let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+            let address = listener.local_addr().unwrap();
+            tokio::task::spawn_local(serve(listener, Rc::clone(&daemon.engine)));
+            let request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+            let ask = async |config| {
+                let work = move || {
+                    let name = "localhost".try_into().unwrap();
+                    let connection = rustls::ClientConnection::new(config, name).unwrap();
+                    let socket = std::net::TcpStream::connect(address).unwrap();
+                    let mut stream = rustls::StreamOwned::new(connection, socket);
+                    stream.write_all(request)?;
+                    let mut text = String::new();
+                    stream.read_to_string(&mut text)?;
+                    Ok::<_, std::io::Error>(text)
+                };
+                tokio::task::spawn_blocking(work).await.unwrap()
+            };
+            let text = ask(good).await.unwrap();
+            assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+            ask(bad).await.unwrap_err();
+            ask(revoked).await.unwrap_err();
+            let mut plain = TcpStream::connect(address).await.unwrap();
+            plain.write_all(request).await.unwrap();
+            let mut answer = Vec::new();
+            let _ = plain.read_to_end(&mut answer).await;
+            assert!(!answer.windows(4).any(|part| part == b"HTTP"));
+        });
     }
 }

@@ -11,6 +11,7 @@
 pub mod devices;
 pub mod drives;
 pub mod http;
+pub mod keys;
 pub mod listeners;
 pub mod nic;
 pub mod nvmf;
@@ -127,6 +128,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(nic::NicMetrics),
         Box::new(remotes::RemoteMetrics),
         Box::new(drives::DriveMetrics),
+        Box::new(keys::KeyMetrics),
     ]
 }
 
@@ -140,7 +142,7 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    pub async fn of(engine: &Engine) -> Scrape {
+    pub async fn of(engine: &Engine) -> Self {
         let plane = engine.plane().ok();
         // A reactor that does not answer must not block the scrape.
         let pools = match &plane {
@@ -162,7 +164,7 @@ impl Scrape {
             ports: ports.ok().and_then(Result::ok).unwrap_or_default(),
             nics: nics.ok().and_then(Result::ok).unwrap_or_default(),
         };
-        let mut scrape = Scrape::default();
+        let mut scrape = Self::default();
         for source in sources() {
             source.collect(&moment, &mut scrape);
         }
@@ -525,10 +527,10 @@ mod tests {
     /// Goal: the alert rules judge the same counters of loss as the doctor.
     #[test]
     fn alerts_know_all_counters_of_loss() {
-        use nacre_transport_rdma_link::Sign;
+        use nacre_transport_rdma_link::Symptom;
 
         let rules = include_str!("../../../deploy/alerts.yml");
-        for sign in Sign::ALL {
+        for sign in Symptom::ALL {
             let selector = format!("{{counter=~\"{}\"}}", sign.counters().join("|"));
             assert!(rules.contains(&selector), "{sign:?}: {selector}");
         }

@@ -124,7 +124,7 @@ family!(
     HANDSHAKES,
     "nacre_tls_handshakes",
     Counter,
-    "TLS handshakes of hosts, one for each connection, by result: `succeeded`, `failed` (also connections in clear where TLS is required) or `limited` (not begun: the address has too many in flight, or too many that failed).",
+    "TLS handshakes of hosts, one for each connection, by result: `succeeded`, `failed` (also connections in clear where TLS is required) or `limited` (not begun: too many of the address wait, or too many failed).",
     ["result"]
 );
 family!(

@@ -1,4 +1,5 @@
-//! A strict parser of the OpenMetrics text, for tests: every scraper accepts text that passes it.
+//! A strict parser of the OpenMetrics text format, for tests. Every scraper accepts text that
+//! passes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ struct Buckets {
 ///
 /// # Panics
 /// At the first line that a strict parser refuses, or that repeats a sample.
-pub fn check(text: &str) -> usize {
+pub(super) fn check(text: &str) -> usize {
     let body = text
         .strip_suffix("# EOF\n")
         .expect("the text ends with EOF");

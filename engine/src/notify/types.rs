@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 56] = [
+pub const TYPES: [(&str, Category, Severity, &str); 63] = [
     (
         "bdev_register",
         C::Device,
@@ -24,6 +24,24 @@ pub const TYPES: [(&str, Category, Severity, &str); 56] = [
         C::Device,
         S::Info,
         "A block device has another size.",
+    ),
+    (
+        "pool_create",
+        C::Device,
+        S::Info,
+        "A storage pool was created.",
+    ),
+    (
+        "pool_import",
+        C::Device,
+        S::Info,
+        "A storage pool was imported: its volumes are available.",
+    ),
+    (
+        "pool_lost",
+        C::Device,
+        S::Error,
+        "The disk of a storage pool went away, and its volumes with it.",
     ),
     (
         "nvme_live",
@@ -116,6 +134,18 @@ pub const TYPES: [(&str, Category, Severity, &str); 56] = [
         "A connection to the target ended because of TLS: no key that fits, too many handshakes, or TLS left out.",
     ),
     (
+        "key_expired",
+        C::Target,
+        S::Warning,
+        "A key has expired: hosts that use it are refused.",
+    ),
+    (
+        "host_key_rotated",
+        C::Target,
+        S::Info,
+        "The former key of a host has ended; its new one is the only one.",
+    ),
+    (
         "nvmf_ana_change",
         C::Target,
         S::Info,
@@ -186,6 +216,18 @@ pub const TYPES: [(&str, Category, Severity, &str); 56] = [
         C::State,
         S::Info,
         "A configured object that could not be restored is there again.",
+    ),
+    (
+        "alert_failed",
+        C::State,
+        S::Warning,
+        "Alerts to a receiver are not delivered. Once per outage; not sent to that receiver.",
+    ),
+    (
+        "alert_recovered",
+        C::State,
+        S::Info,
+        "Alerts to a receiver are delivered again.",
     ),
     ("volume_create", C::Volume, S::Info, "A volume was created."),
     ("volume_delete", C::Volume, S::Info, "A volume was deleted."),

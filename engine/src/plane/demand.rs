@@ -35,8 +35,8 @@ pub struct IobufOptions {
 }
 
 impl Default for IobufOptions {
-    fn default() -> IobufOptions {
-        IobufOptions {
+    fn default() -> Self {
+        Self {
             small_pool_count: 8192,
             large_pool_count: 1024,
             small_bufsize: 8192,
@@ -112,10 +112,10 @@ pub struct Demand {
 
 impl Demand {
     /// Computes the demand; with `rdma` it includes that transport.
-    pub fn of(config: &PlaneConfig, rdma: Option<&RdmaConfig>) -> Result<Demand, PlaneError> {
+    pub fn of(config: &PlaneConfig, rdma: Option<&RdmaConfig>) -> Result<Self, PlaneError> {
         let cores = config.cores.len().max(1);
         let of_core = rdma.map(rdma_per_core);
-        Ok(Demand {
+        Ok(Self {
             data_path: arenas(config)?.into_values().collect(),
             rdma: of_core.map_or(Vec::new(), |bytes| vec![bytes; cores]),
         })
@@ -123,10 +123,10 @@ impl Demand {
 
     /// The demand of a daemon with these settings. It includes RDMA if `rdma` is set or a
     /// configured listener uses it.
-    pub fn of_settings(settings: &Settings, rdma: bool) -> Result<Demand, PlaneError> {
+    pub fn of_settings(settings: &Settings, rdma: bool) -> Result<Self, PlaneError> {
         let transport = settings.rdma_transport();
         let config = data_path(settings, &IobufOptions::default(), Personality::Nacre)?;
-        Demand::of(
+        Self::of(
             &config,
             (rdma || wants_rdma(settings)).then_some(&transport),
         )

@@ -7,7 +7,7 @@
 //!          └─ Watchdog
 //! ```
 //!
-//! Created at start and taken down at the end. In between, management uses the [`Target`] and the
+//! The plane exists from the daemon's start to its stop. Management uses the [`Target`] and the
 //! [`Registry`], which are thread-safe, or sends messages to the reactors.
 
 pub mod demand;
@@ -133,7 +133,7 @@ pub fn pool_here() -> Option<Pool> {
 }
 
 impl Plane {
-    pub fn start(config: PlaneConfig) -> Result<Plane, PlaneError> {
+    pub fn start(config: PlaneConfig) -> Result<Self, PlaneError> {
         let cores: Vec<Option<usize>> = if config.cores.is_empty() {
             vec![None]
         } else {
@@ -143,7 +143,7 @@ impl Plane {
             tracing::info!(cores = ?config.cores, "cores of the reactors: {why}");
         }
         let target = Target::new(config.target.clone(), cores.len());
-        let mut plane = Plane {
+        let mut plane = Self {
             reactors: Vec::new(),
             bdevs: Registry::new(),
             target,

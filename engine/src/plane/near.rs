@@ -1,7 +1,7 @@
-//! Cores near the network cards and disks: `[reactor] cores = "auto-numa"`.
+//! Selects the cores of the NUMA nodes of network cards and disks: `[reactor] cores = "auto-numa"`.
 //!
 //! A reactor on another node than the card or the disk moves all data over the link between the
-//! processors.
+//! sockets.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::doctor::Placed;
 
 /// The chosen cores, ascending, and why in words for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chosen {
+pub(super) struct Chosen {
     pub cores: Vec<usize>,
     pub why: String,
 }
@@ -17,7 +17,7 @@ pub struct Chosen {
 /// Takes up to `most` of the cores, each given with its NUMA node. The nodes of network cards come
 /// first, because all data pass through those; where no card has a node, the nodes of disks. Of
 /// several such nodes each gives the same number. Where they have too few, others give the rest.
-pub fn choose(
+pub(super) fn choose(
     cores: &[(usize, Option<u32>)],
     cards: &[Placed],
     disks: &[Placed],

@@ -1,20 +1,22 @@
-//! Calls of clients: who may make them, in which phase, and how many were made.
+//! Checks the calls of clients against their role and the daemon's phase, and counts them.
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use serde_json::value::RawValue;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tracing::warn;
 
 use super::engine::Engine;
+use super::keyring::store_key::StoreKeys;
 use super::lifecycle::Phase;
 use crate::audit::{AuditLog, AuditRecord};
 use crate::config::settings;
 use crate::doctor;
-use crate::rpc::access::{self, Access, Caller, Entrance, Members};
+use crate::rpc::access::{self, Access, Caller, Members, SocketAccess};
 use crate::rpc::error::STARTING;
 use crate::rpc::folder;
 use crate::rpc::method::MethodEntry;
@@ -23,9 +25,9 @@ use crate::rpc::{Class, Role, RpcError};
 /// The rules for clients, and the number of their calls.
 pub struct Calls {
     counts: Cell<CallCounts>,
-    rules: RefCell<settings::Access>,
+    rules: RefCell<settings::Rpc>,
     access: RefCell<Access>,
-    entrance: watch::Sender<Entrance>,
+    socket_access: watch::Sender<SocketAccess>,
     pub audit: AuditLog,
 }
 
@@ -45,37 +47,62 @@ pub struct Client {
 }
 
 impl Calls {
-    /// Resolves the names of users and groups, which may ask the network.
-    pub fn new(rules: &settings::Access, audit: AuditLog) -> Calls {
+    /// Looks up the names of users and groups, for at most [`NAMES_LIMIT`].
+    pub fn new(rules: &settings::Rpc, audit: AuditLog) -> Self {
         let access = resolve(rules);
-        Calls {
+        Self {
             counts: Cell::default(),
-            entrance: watch::channel(access.entrance()).0,
+            socket_access: watch::channel(access.socket_access()).0,
             rules: RefCell::new(rules.clone()),
             access: RefCell::new(access),
             audit,
         }
     }
 
-    /// Applies other rules; they count for connected clients, too.
-    pub async fn change_rules(&self, rules: settings::Access) -> anyhow::Result<()> {
-        // The name service may not respond.
-        let of = rules.clone();
-        let access = tokio::task::spawn_blocking(move || resolve(&of)).await?;
+    /// Applies other rules; they count for connected clients, too. If the name service does not
+    /// answer, users and groups keep their old roles; certificates and lists of methods need no
+    /// names, and change all the same.
+    pub async fn change_rules(&self, rules: settings::Rpc) -> anyhow::Result<()> {
+        let looked_up = of_daemon_on_a_thread(&rules, rustix::process::geteuid().as_raw())?;
+        let looked_up = tokio::time::timeout(NAMES_LIMIT, looked_up).await;
+        self.change_to(rules, looked_up.ok().transpose()?)
+    }
+
+    /// `looked_up`: the rules with their names, unless the name service has not answered.
+    fn change_to(
+        &self,
+        rules: settings::Rpc,
+        looked_up: Option<(Access, Vec<String>)>,
+    ) -> anyhow::Result<()> {
+        let Some(looked_up) = looked_up else {
+            let own_uid = self.access.borrow().own_uid;
+            let nameless = of_daemon(&rules, own_uid, |_| (Members::default(), Vec::new())).0;
+            let mut access = self.access.borrow_mut();
+            access.certificates = nameless.certificates;
+            access.operator_methods = nameless.operator_methods;
+            access.viewer_methods = nameless.viewer_methods;
+            let seconds = NAMES_LIMIT.as_secs();
+            anyhow::bail!(
+                "[rpc.access]: the name service has not answered within {seconds} s; users and \
+                 groups keep their old roles, certificates have the new ones. Write numbers (uid:, \
+                 gid:), or repair the name service"
+            );
+        };
+        let access = known(looked_up);
         self.rules.replace(rules);
-        self.entrance.send_replace(access.entrance());
+        self.socket_access.send_replace(access.socket_access());
         self.access.replace(access);
         Ok(())
     }
 
     /// The rules in effect, as written.
-    pub fn rules(&self) -> settings::Access {
+    pub fn rules(&self) -> settings::Rpc {
         self.rules.borrow().clone()
     }
 
     /// Who must be able to open the socket, now and after each change.
-    pub fn entrance(&self) -> watch::Receiver<Entrance> {
-        self.entrance.subscribe()
+    pub fn socket_access(&self) -> watch::Receiver<SocketAccess> {
+        self.socket_access.subscribe()
     }
 
     pub fn counts(&self) -> CallCounts {
@@ -108,7 +135,7 @@ impl Calls {
     }
 
     fn role(&self, caller: &Caller) -> Option<Role> {
-        self.access.borrow().role(&caller.credentials)
+        self.access.borrow().role(&caller.identity)
     }
 
     /// True if the client of the current task may call the method.
@@ -132,7 +159,10 @@ impl Calls {
         let record = Rc::new(AuditRecord::new(&client.caller, client.role, entry, params));
         let begun = match checked {
             Ok(()) => self.audit.begin(&record).await,
-            refused => refused,
+            refused => {
+                record.forbid();
+                refused
+            }
         };
         (Some(record), begun)
     }
@@ -148,8 +178,43 @@ impl Calls {
     }
 }
 
-fn resolve(rules: &settings::Access) -> Access {
-    let (access, unknown) = of_daemon(rules, rustix::process::geteuid().as_raw());
+/// How long the name service may take. Names are looked up at the start and at a reload, never when
+/// a client connects.
+const NAMES_LIMIT: Duration = Duration::from_secs(5);
+
+/// The rules with their names looked up. Names that the name service does not answer in time have
+/// no role.
+fn resolve(rules: &settings::Rpc) -> Access {
+    let own_uid = rustix::process::geteuid().as_raw();
+    let numbers = of_daemon(rules, own_uid, |texts| {
+        Members::without_names(texts, NAMES_LIMIT)
+    });
+    if numbers.1.is_empty() {
+        return numbers.0;
+    }
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let of = rules.clone();
+    let thread = std::thread::Builder::new().name("names".into());
+    let spawned =
+        thread.spawn(move || drop(sender.send(of_daemon(&of, own_uid, Members::resolve))));
+    let looked_up = spawned.is_ok().then(|| receiver.recv_timeout(NAMES_LIMIT));
+    known(looked_up.and_then(Result::ok).unwrap_or(numbers))
+}
+
+/// As [`resolve`], without a limit, on a thread that no other work waits for.
+fn of_daemon_on_a_thread(
+    rules: &settings::Rpc,
+    own_uid: u32,
+) -> std::io::Result<oneshot::Receiver<(Access, Vec<String>)>> {
+    let (sender, receiver) = oneshot::channel();
+    let rules = rules.clone();
+    let thread = std::thread::Builder::new().name("names".into());
+    thread.spawn(move || drop(sender.send(of_daemon(&rules, own_uid, Members::resolve))))?;
+    Ok(receiver)
+}
+
+/// Logs each name that the machine does not know.
+fn known((access, unknown): (Access, Vec<String>)) -> Access {
     for unknown in unknown {
         warn!("[rpc.access] entry ignored: {unknown}");
     }
@@ -157,18 +222,28 @@ fn resolve(rules: &settings::Access) -> Access {
 }
 
 /// The rules of a daemon of this user, and a text for each name that the machine does not know.
-fn of_daemon(rules: &settings::Access, own_uid: u32) -> (Access, Vec<String>) {
+fn of_daemon(
+    rules: &settings::Rpc,
+    own_uid: u32,
+    resolve: impl Fn(&[String]) -> (Members, Vec<String>),
+) -> (Access, Vec<String>) {
     let mut all_unknown = Vec::new();
     let mut members = |texts: &[String]| {
-        let (members, unknown) = Members::resolve(texts);
+        let (members, unknown) = resolve(texts);
         all_unknown.extend(unknown);
         members
     };
+    // The file was checked.
+    let roles = rules.tls.roles.iter();
+    let roles = roles.filter_map(|(text, role)| Some((text.parse().ok()?, *role)));
+    let certificates = roles.collect();
+    let rules = &rules.access;
     let access = Access {
         own_uid,
         admin: members(&rules.admin),
         operator: members(&rules.operator),
         viewer: members(&rules.viewer),
+        certificates,
         operator_methods: rules.methods.operator.clone(),
         viewer_methods: rules.methods.viewer.clone(),
     };
@@ -176,17 +251,17 @@ fn of_daemon(rules: &settings::Access, own_uid: u32) -> (Access, Vec<String>) {
 }
 
 /// The socket that the doctor should find at this path. May ask the network.
-pub fn expected_socket(rules: &settings::Access, path: &Path) -> doctor::Socket {
+pub fn expected_socket(rules: &settings::Rpc, path: &Path) -> doctor::Socket {
     let owner = std::fs::metadata(path).map(|metadata| metadata.uid());
     let own_uid = owner.unwrap_or_else(|_| rustix::process::geteuid().as_raw());
-    let (access, unknown) = of_daemon(rules, own_uid);
-    let entrance = access.entrance();
+    let (access, unknown) = of_daemon(rules, own_uid, Members::resolve);
+    let socket_access = access.socket_access();
     doctor::Socket {
         path: path.to_owned(),
-        mode: entrance.mode(),
-        group: match entrance {
-            Entrance::Group(group) => Some(group),
-            Entrance::Owner | Entrance::Everyone => None,
+        mode: socket_access.mode(),
+        group: match socket_access {
+            SocketAccess::Group(group) => Some(group),
+            SocketAccess::Owner | SocketAccess::Everyone => None,
         },
         closed: folder::closed(path),
         unknown,
@@ -215,26 +290,34 @@ pub fn check_phase(phase: Phase, entry: &MethodEntry<Engine>) -> Result<(), RpcE
     }
 }
 
-/// Replaces the paths of key files in an answer or refusal for a viewer: key `web1` in place of
-/// `/etc/nacre/keys/web1`. By value and not by field, so that it covers saved configurations,
-/// stored objects, events and the causes of errors.
+/// Replaces the paths of key files and of the store key, and sealed keys, in an answer or refusal
+/// for a viewer: key `web1` in place of `/etc/nacre/keys/web1`. By value and not by field, so that
+/// it covers saved configurations, stored objects, events and the causes of errors.
 pub fn without_key_paths(
     engine: &Engine,
     outcome: Result<Box<RawValue>, RpcError>,
 ) -> Result<Box<RawValue>, RpcError> {
     let listed = engine.keyring.list().into_iter();
-    let listed = listed.map(|listed| (listed.key.path.clone(), listed.key.name.clone()));
+    let listed = listed.filter_map(|listed| {
+        let path = listed.key.path()?;
+        Some((path, listed.key.name.clone()))
+    });
     let declared = engine.settings.key.iter();
     let declared = declared.map(|key| (key.path.clone(), key.name.clone()));
     let stored = engine.journal.below(crate::services::keyring::PREFIX);
     let stored = stored.into_iter().filter_map(|entry| {
         let text = |key: &str| Some(entry.record.params.get(key)?.as_str()?.to_owned());
-        Some((text("path")?.into(), text("name")?))
+        // A sealed text, too: it is for the daemon's state only.
+        Some((
+            text("path").or_else(|| text("sealed"))?.into(),
+            text("name")?,
+        ))
     });
     let mut paths: Vec<(String, String)> = listed
         .chain(declared)
         .chain(stored)
         .map(|(path, name)| (path.display().to_string(), format!("(key {name})")))
+        .chain(StoreKeys::of(engine).hidden_paths())
         .filter(|(path, _)| path.len() > 1)
         .collect();
     // A path that begins with another one comes first.
@@ -274,4 +357,31 @@ pub fn without_key_paths(
 /// True if answers of this call hide the paths of key files.
 pub fn hides_key_paths(client: &Client) -> bool {
     client.role < Class::Operate.role()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a certificate that has lost its role cannot act because the name service hangs.
+    #[test]
+    fn certificates_wait_for_no_name() {
+        let mut rules = settings::Rpc::default();
+        rules.access.admin = vec!["uid:7".into()];
+        rules.tls.roles = [("CN=ops".to_owned(), Role::Admin)].into();
+        let calls = Calls::new(&rules, AuditLog::default());
+        assert_eq!(calls.access.borrow().certificates.len(), 1);
+        let before = calls.access.borrow().admin.clone();
+        let mut changed = rules.clone();
+        changed.access.admin = vec!["bob".into()];
+        changed.access.methods.viewer = vec!["spdk_get_version".into()];
+        changed.tls.roles.clear();
+        let error = calls.change_to(changed, None).unwrap_err();
+        assert!(error.to_string().contains("certificates have the new ones"));
+        let access = calls.access.borrow();
+        assert!(access.certificates.is_empty());
+        assert_eq!((&access.admin, access.viewer_methods.len()), (&before, 1));
+        // The next reload tries again.
+        assert!(calls.rules().tls.roles.len() == 1);
+    }
 }

@@ -1,6 +1,6 @@
 //! Objects declared in the configuration file ([[key]], [[remote]], [[bdev]], [[nvmf.subsystem]]),
-//! created by ordinary RPC calls. Their listeners are handled by [`super::listeners`]. The file is
-//! their only home: declared objects are not stored.
+//! created by ordinary RPC calls. Their listeners are handled by [`super::listeners`]. Declared
+//! objects are only in the file, not in the store.
 //!
 //! An object of the same name in the store has priority: an RPC changed it. Changes by RPC to a
 //! declared subsystem or namespace are records of their own, replayed after it. An object that
@@ -17,12 +17,12 @@ use tracing::{info, warn};
 
 use crate::bdev_modules;
 use crate::config::Settings;
-use crate::config::declared::{attach_params_of, params_of, uuid_of};
+use crate::config::declared::{params_of, uuid_of};
 use crate::config::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Key, RemoteTarget, Subsystem};
 use crate::journal::Entry;
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
-use crate::services::nvme::ATTACH;
+use crate::services::nvme::{self, ATTACH};
 
 const ADD_KEY: &str = "keyring_file_add_key";
 
@@ -61,7 +61,7 @@ pub struct Declared {
 
 /// The differences of a new configuration.
 #[derive(Debug, Default, PartialEq)]
-pub struct Amended {
+pub struct ConfigChanges {
     /// Objects that can be created now.
     pub added: Vec<String>,
     /// Changes that take effect at the next start.
@@ -152,9 +152,9 @@ impl Declared {
 
     /// Plans the additions of a new configuration, and the changes to objects that do not exist
     /// yet.
-    pub async fn amend(&self, settings: &Settings) -> Amended {
+    pub async fn amend(&self, settings: &Settings) -> ConfigChanges {
         let _one = self.making.lock().await;
-        let (mut amended, new) = (Amended::default(), calls(settings));
+        let (mut amended, new) = (ConfigChanges::default(), calls(settings));
         let mut planned = self.calls.borrow_mut();
         let subsystem = |call: &DeclaredCall| call.params.get("nqn").cloned();
         let known: Vec<Value> = planned.iter().filter_map(|p| subsystem(&p.call)).collect();
@@ -235,7 +235,11 @@ fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
             e.record.method == call.method && same("trtype", &e.record.params)
         }
         _ if !e.durable => false,
-        ADD_KEY | ATTACH => e.record.method == call.method && same("name", &e.record.params),
+        ADD_KEY => e.record.method == call.method && same("name", &e.record.params),
+        ATTACH => {
+            let name = call.params.get("name").and_then(Value::as_str);
+            name.is_some_and(|name| e.record.key == nvme::key(name))
+        }
         method if bdev_modules::by_create(method).is_some() => {
             let (made, here) = (
                 bdev_modules::names(&e.record.method, &e.record.params),
@@ -260,7 +264,7 @@ pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
 /// The calls that create all declared objects, in an order that satisfies their dependencies.
 pub fn calls(settings: &Settings) -> Vec<DeclaredCall> {
     let mut calls: Vec<DeclaredCall> = settings.key.iter().map(key).collect();
-    calls.extend(settings.remote.iter().filter_map(remote));
+    calls.extend(settings.remote.iter().flat_map(remote));
     calls.extend(settings.bdev.iter().map(bdev));
     let nvmf = &settings.nvmf;
     if nvmf.listeners().iter().any(|l| l.uses(IpTransport::Tcp)) {
@@ -280,19 +284,30 @@ fn key(declared: &Key) -> DeclaredCall {
     DeclaredCall {
         what: format!("[[key]] \"{}\"", declared.name),
         method: ADD_KEY,
-        params: json!({ "name": declared.name, "path": declared.path }),
+        params: match &declared.expires {
+            None => json!({ "name": declared.name, "path": declared.path }),
+            Some(at) => json!({ "name": declared.name, "path": declared.path, "expires": at }),
+        },
     }
 }
 
-/// `None`: the address is wrong, which the check of the configuration has reported.
-fn remote(declared: &RemoteTarget) -> Option<DeclaredCall> {
-    let params = attach_params_of(declared).ok()?;
-    let name = params["name"].as_str().unwrap_or_default();
-    Some(DeclaredCall {
-        what: format!("[[remote]] \"{name}\""),
-        method: ATTACH,
-        params,
-    })
+/// A call for each path. None if an address is wrong, which the check of the configuration has
+/// reported.
+fn remote(declared: &RemoteTarget) -> Vec<DeclaredCall> {
+    let paths = declared.attach_params().unwrap_or_default();
+    let call = |(at, params): (usize, Value)| {
+        let name = params["name"].as_str().unwrap_or_default();
+        let path = match at {
+            0 => String::new(),
+            _ => format!(", path {}", declared.address.0[at]),
+        };
+        DeclaredCall {
+            what: format!("[[remote]] \"{name}\"{path}"),
+            method: ATTACH,
+            params,
+        }
+    };
+    paths.into_iter().enumerate().map(call).collect()
 }
 
 fn bdev(declared: &Bdev) -> DeclaredCall {
@@ -390,6 +405,9 @@ fn subsystem(declared: &Subsystem, calls: &mut Vec<DeclaredCall>) {
                 params[field] = name.as_str().into();
             }
         }
+        if host.concat {
+            params["concat"] = true.into();
+        }
         call(
             format!(", host {}", host.nqn),
             "nvmf_subsystem_add_host",
@@ -468,7 +486,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
             runtime.unwrap().block_on(declared.amend(&settings(text)))
         };
-        assert_eq!(amend(WHOLE), Amended::default());
+        assert_eq!(amend(WHOLE), ConfigChanges::default());
         // Nothing exists yet: a changed call replaces the old one.
         let changed = WHOLE.replace("8MiB", "16MiB");
         assert_eq!(amend(&changed).added, ["[[bdev]] \"ram\""]);

@@ -1,4 +1,4 @@
-//! Calls that wait for a missing base device.
+//! Calls that create a stacked device and wait for its missing base device.
 //!
 //! SPDK accepts the creation of a stacked device before its base exists, and creates the device
 //! when the base appears: its saved configurations list stacked devices first. Here such a call

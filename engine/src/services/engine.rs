@@ -1,7 +1,8 @@
-//! The state that RPC methods act on, and the single entry point for calls.
+//! [`Engine`]: the state on which RPC methods work, and the single entry point of calls.
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -20,8 +21,11 @@ use crate::plane::Plane;
 use crate::rpc::access::{self, Caller};
 use crate::rpc::error::Errno;
 use crate::rpc::method::CallFuture;
+use crate::rpc::secret::SecretJson;
 use crate::rpc::server::Dispatch;
+use crate::rpc::tls::files::ServerTls;
 use crate::rpc::{Order, Registry, RpcError};
+use crate::services::alerts::Alerts;
 use crate::services::calls::{self, Calls, Client};
 use crate::services::declared::Declared;
 use crate::services::deferred::{self, Deferred};
@@ -43,6 +47,19 @@ pub struct Tunables {
     pub retry_s: u64,
     /// The content of `[metrics] token_file`.
     pub http_token: Option<Token>,
+    /// The certificate of `[metrics.tls]`; `None`: plain HTTP.
+    pub http_tls: Option<Arc<ServerTls>>,
+    /// The certificate of `[rpc.tls]`; `None`: no listener.
+    pub rpc_tls: Option<Arc<ServerTls>>,
+}
+
+/// Locks that order calls.
+#[derive(Debug, Default)]
+struct CallLocks {
+    /// Changes lock it exclusively. Reads wait for earlier changes; the lock is fair.
+    gate: RwLock<()>,
+    /// Held during a replay: no two tasks create the same object.
+    replaying: Mutex<()>,
 }
 
 /// The state of a daemon. Lives on the management thread.
@@ -50,7 +67,7 @@ pub struct Engine {
     pub personality: Personality,
     /// The settings at start; [`Engine::tunables`] has the ones that can change.
     pub settings: Settings,
-    pub registry: Registry<Engine>,
+    pub registry: Registry<Self>,
     pub journal: Journal,
     pub notes: Notifications,
     pub logs: Logs,
@@ -72,10 +89,9 @@ pub struct Engine {
     pub volumes: Volumes,
     /// Set by `init`, cleared by `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
-    /// Changes lock it exclusively. Reads wait for earlier changes; the lock is fair.
-    gate: RwLock<()>,
-    /// Held during a replay: no two tasks create the same object.
-    replaying: Mutex<()>,
+    locks: CallLocks,
+    /// Receivers of messages about events.
+    pub alerts: Alerts,
     pub calls: Calls,
 }
 
@@ -85,10 +101,10 @@ impl Engine {
         settings: Settings,
         logs: Logs,
         journal: Journal,
-        registry: Registry<Engine>,
+        registry: Registry<Self>,
         audit: AuditLog,
-    ) -> Engine {
-        Engine {
+    ) -> Self {
+        Self {
             personality,
             registry,
             journal,
@@ -101,9 +117,11 @@ impl Engine {
                 allowed: settings.rpc.allowed.clone(),
                 retry_s: settings.data.retry_s,
                 http_token: None,
+                http_tls: None,
+                rpc_tls: None,
             }),
             tuned: Notify::new(),
-            calls: Calls::new(&settings.rpc.access, audit),
+            calls: Calls::new(&settings.rpc, audit),
             settings,
             devices: Devices::default(),
             declared: Declared::default(),
@@ -116,8 +134,8 @@ impl Engine {
             reservation_jobs: ReservationJobs::default(),
             volumes: Volumes::default(),
             plane: RefCell::default(),
-            gate: RwLock::new(()),
-            replaying: Mutex::new(()),
+            locks: CallLocks::default(),
+            alerts: Alerts::default(),
         }
     }
 
@@ -135,13 +153,13 @@ impl Engine {
 
     /// Waits for changes that were called earlier.
     pub async fn settled(&self) {
-        drop(self.gate.read().await);
+        drop(self.locks.gate.read().await);
     }
 
     /// Locks the gate for a changing method of [`Order::Free`]. While the method waits without
     /// the gate, other calls run.
     pub async fn changing(&self) -> RwLockWriteGuard<'_, ()> {
-        self.gate.write().await
+        self.locks.gate.write().await
     }
 
     /// Finds, checks and runs a method, within the deadline, for the daemon's own startup files.
@@ -238,8 +256,8 @@ impl Engine {
             let _changing;
             let _reading;
             match order {
-                Order::Exclusive => _changing = engine.gate.write().await,
-                Order::Read => _reading = engine.gate.read().await,
+                Order::Exclusive => _changing = engine.locks.gate.write().await,
+                Order::Read => _reading = engine.locks.gate.read().await,
                 Order::Free => {}
             }
             match origin {
@@ -351,7 +369,7 @@ impl Engine {
     /// Creates a stored object again, unless it exists or was deleted. Call it without the gate.
     pub async fn replay(self: &Rc<Self>, record: &Record) {
         use crate::journal::EntryState;
-        let _one = self.replaying.lock().await;
+        let _one = self.locks.replaying.lock().await;
         // Find the entry before the call, which makes it live on success. It may have changed since
         // the replay was scheduled.
         let Some(entry) = self.journal.find(&record.key) else {
@@ -429,7 +447,7 @@ impl Dispatch for Engine {
         self: Rc<Self>,
         caller: Rc<Caller>,
         method: String,
-        params: Option<Box<RawValue>>,
+        params: Option<SecretJson>,
     ) -> CallFuture {
         Box::pin(async move { self.call_for(&caller, &method, params.as_deref()).await })
     }

@@ -1,6 +1,7 @@
-//! Failover tests: a listener is inaccessible for a limited time, and its ANA states return then.
+//! Failover tests: make a listener inaccessible for a limited time, and restore its ANA states
+//! afterwards.
 //!
-//! The states of a test are not stored: a daemon that restarts meanwhile serves the stored ones.
+//! The ANA states of a test are not stored: a daemon that restarts meanwhile has the stored states.
 
 use std::cell::RefCell;
 

@@ -1,4 +1,4 @@
-//! The token of the HTTP endpoints.
+//! The token file of the HTTP endpoints: reads it, and checks the tokens of requests.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,20 +26,20 @@ impl Token {
     const SHORTEST: usize = 16;
 
     /// Reads the file, with the rules for key files: no other user can read it.
-    pub fn read(path: &Path) -> Result<Token, TokenError> {
+    pub fn read(path: &Path) -> Result<Self, TokenError> {
         let refuse = |cause: String| TokenError {
             path: path.to_owned(),
             cause,
         };
         let text = keyring::read(path).map_err(|error| refuse(error.to_string()))?;
         let token = Zeroizing::new(text.trim().to_owned());
-        if token.len() < Token::SHORTEST || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            let least = Token::SHORTEST;
+        if token.len() < Self::SHORTEST || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let least = Self::SHORTEST;
             return Err(refuse(format!(
                 "a line of at least {least} letters and digits is needed: `openssl rand -hex 32` makes one"
             )));
         }
-        Ok(Token(token))
+        Ok(Self(token))
     }
 
     /// True if the request has the token. The time of the comparison does not show where a wrong

@@ -35,8 +35,8 @@ pub struct Lifecycle {
 }
 
 impl Default for Lifecycle {
-    fn default() -> Lifecycle {
-        Lifecycle {
+    fn default() -> Self {
+        Self {
             started: Instant::now(),
             phase: watch::channel(Phase::Startup).0,
             stop: watch::channel(false).0,

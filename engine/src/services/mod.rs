@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!   methods ─▶ Engine ─┬─ calls        clients, their roles and calls
+//!                      ├─ alerts      receivers of messages about events
 //!                      ├─ volumes     replicated volumes: open, close, events
+//!                      ├─ pools       storage pools, kept by devices
 //!                      ├─ devices     requested histograms and samples, device events
 //!                      ├─ drives      NVMe drives of this machine
 //!                      ├─ remotes     namespaces of other machines
@@ -18,7 +20,10 @@
 //! RPC methods use services. Services never use methods; a service that needs a method's work calls
 //! it by name, through the engine.
 
+pub mod alerts;
 pub mod calls;
+pub mod certificates;
+pub mod concat;
 pub mod declared;
 pub mod deferred;
 pub mod devices;
@@ -31,6 +36,7 @@ pub mod lifecycle;
 pub mod listeners;
 pub mod nics;
 pub mod nvme;
+pub mod pools;
 pub mod rdma;
 pub mod remotes;
 pub mod reservations;

@@ -37,8 +37,8 @@ pub struct Used {
 }
 
 impl Used {
-    pub fn of(engine: &Engine, plane: Option<&Plane>) -> Used {
-        let mut used = Used::default();
+    pub fn of(engine: &Engine, plane: Option<&Plane>) -> Self {
+        let mut used = Self::default();
         for status in engine.listeners.statuses(engine) {
             if status.actual == Actual::Listening {
                 used.interfaces.insert(status.path.iface);
@@ -54,7 +54,8 @@ impl Used {
             }
         }
         for (_, remote) in engine.remotes.list() {
-            used.remote.insert(remote.wanted.address);
+            let addresses = remote.paths().into_iter().map(|path| path.wanted.address);
+            used.remote.extend(addresses);
         }
         used
     }

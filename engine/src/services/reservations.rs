@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use nacre_nvmf::subsystems::NamespaceIds;
 use nacre_nvmf::subsystems::reservation::{
-    HeldReservation, Registrant, Reservation, ReservationStore, Reservations, State, Ticket,
+    HeldReservation, Registrant, Reservation, ReservationState, ReservationStore, Reservations,
+    Ticket,
 };
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::commands::reservation::ReservationType;
@@ -90,14 +91,14 @@ impl StoredReservation {
         }
     }
 
-    pub fn of(state: &State, uuid: Uuid) -> StoredReservation {
+    pub fn of(state: &ReservationState, uuid: Uuid) -> Self {
         let registrants = state.registrants.iter().map(|r| KeptRegistrant {
             rkey: r.key,
             host_uuid: Uuid::from_bytes(r.host),
         });
         let first = state.registrants.first().map(|r| r.host);
         let holder = state.held.and_then(|held| held.holder.or(first));
-        StoredReservation {
+        Self {
             ptpl: state.ptpl,
             rtype: state.held.map_or(0, |held| held.kind as u8),
             crkey: holder.and_then(|host| state.key_of(&host)).unwrap_or(0),
@@ -108,12 +109,13 @@ impl StoredReservation {
         }
     }
 
-    fn state(&self) -> Result<State, String> {
+    fn state(&self) -> Result<ReservationState, String> {
         let kind = match self.rtype {
             0 => None,
-            number => {
-                Some(ReservationType::from_u8(number).ok_or(format!("there is no type {number}"))?)
-            }
+            number => Some(
+                ReservationType::from_u8(number)
+                    .ok_or_else(|| format!("there is no type {number}"))?,
+            ),
         };
         let held = kind.map(|kind| HeldReservation {
             kind,
@@ -127,7 +129,7 @@ impl StoredReservation {
             host: r.host_uuid.into_bytes(),
             key: r.rkey,
         });
-        let state = State {
+        let state = ReservationState {
             registrants: registrants.collect(),
             held,
             generation: self.generation.unwrap_or(0),
@@ -147,15 +149,15 @@ enum Place {
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Journal { nqn, nsid, .. } => write!(f, "namespace {nsid} of {nqn}"),
-            Place::File { path, .. } => write!(f, "{}", path.display()),
+            Self::Journal { nqn, nsid, .. } => write!(f, "namespace {nsid} of {nqn}"),
+            Self::File { path, .. } => write!(f, "{}", path.display()),
         }
     }
 }
 
 struct Job {
     place: Place,
-    state: Option<State>,
+    state: Option<ReservationState>,
     ticket: Ticket,
 }
 
@@ -167,9 +169,9 @@ pub struct ReservationJobs {
 }
 
 impl Default for ReservationJobs {
-    fn default() -> ReservationJobs {
+    fn default() -> Self {
         let (jobs, queue) = mpsc::unbounded_channel();
-        ReservationJobs {
+        Self {
             jobs,
             queue: RefCell::new(Some(queue)),
         }
@@ -184,7 +186,7 @@ struct ToManagement {
 impl ReservationStore for ToManagement {
     /// A namespace has at most one job in flight, so the queue is bounded by the number of
     /// namespaces.
-    fn store(&self, state: Option<&State>, ticket: Ticket) {
+    fn store(&self, state: Option<&ReservationState>, ticket: Ticket) {
         // If the task is gone, the dropped ticket reports the failure.
         let _ = self.jobs.send(Job {
             place: self.place.clone(),
@@ -390,8 +392,8 @@ mod tests {
     use super::*;
     use crate::methods::testing::TestDaemon;
 
-    fn state(held: Option<HeldReservation>) -> State {
-        State {
+    fn state(held: Option<HeldReservation>) -> ReservationState {
+        ReservationState {
             registrants: vec![
                 Registrant {
                     host: [1; 16],

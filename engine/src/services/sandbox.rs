@@ -1,4 +1,4 @@
-//! The sandbox of this process: the configured mode, and missing parts.
+//! The state of the daemon's sandbox: the configured mode, and the parts that could not be set up.
 
 use std::cell::RefCell;
 

@@ -36,8 +36,8 @@ pub struct BdevOptions {
 }
 
 impl Default for BdevOptions {
-    fn default() -> BdevOptions {
-        BdevOptions {
+    fn default() -> Self {
+        Self {
             bdev_io_pool_size: 64 * 1024 - 1,
             bdev_io_cache_size: 256,
             bdev_auto_examine: true,
@@ -70,8 +70,8 @@ pub struct SockOptions {
 }
 
 impl Default for SockOptions {
-    fn default() -> SockOptions {
-        SockOptions {
+    fn default() -> Self {
+        Self {
             impl_name: POSIX,
             recv_buf_size: 0,
             send_buf_size: 0,

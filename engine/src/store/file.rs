@@ -54,7 +54,7 @@ impl std::fmt::Debug for Opener {
 const FILE: &str = "state.redb";
 
 impl RedbStore {
-    pub fn open(dir: &Path) -> Result<RedbStore, StoreError> {
+    pub fn open(dir: &Path) -> Result<Self, StoreError> {
         let io = |what, path: &Path| {
             let path = path.to_owned();
             move |source| StoreError::Io { what, path, source }
@@ -71,7 +71,7 @@ impl RedbStore {
         let path = dir.join(FILE);
         let file = path.clone();
         let opener = Opener(Box::new(move || Database::create(&file)));
-        let store = RedbStore::on(opener, path, Some(lock))?;
+        let store = Self::on(opener, path, Some(lock))?;
         // Make the file's directory entry durable before any commit.
         File::open(dir)
             .and_then(|d| d.sync_all())
@@ -91,25 +91,25 @@ impl RedbStore {
         std::fs::copy(&path, copy.path()).map_err(io("copy", &path))?;
         let file = copy.path().to_owned();
         let opener = Opener(Box::new(move || Database::create(&file)));
-        RedbStore::on(opener, path, None)?.load()
+        Self::on(opener, path, None)?.load()
     }
 
     /// Opens the store on any storage backend, recreated at each opening: for tests of failures.
     #[cfg(test)]
     pub fn on_backend<B: redb::StorageBackend>(
         storage: impl Fn() -> B + Send + 'static,
-    ) -> Result<RedbStore, StoreError> {
+    ) -> Result<Self, StoreError> {
         let open = move || Database::builder().create_with_backend(storage());
-        RedbStore::on(Opener(Box::new(open)), PathBuf::from("(memory)"), None)
+        Self::on(Opener(Box::new(open)), PathBuf::from("(memory)"), None)
     }
 
-    fn on(opener: Opener, path: PathBuf, lock: Option<File>) -> Result<RedbStore, StoreError> {
+    fn on(opener: Opener, path: PathBuf, lock: Option<File>) -> Result<Self, StoreError> {
         let (database, rows) = guarded(&path, || {
             let database = opened(&opener, &path)?;
             let rows = Rows::read(&database).map_err(|source| damage(&path, source))?;
             Ok((database, rows))
         })?;
-        Ok(RedbStore {
+        Ok(Self {
             database: Some(database),
             opener,
             path,
@@ -271,9 +271,9 @@ enum Step {
 }
 
 impl Rows {
-    fn read(database: &Database) -> Result<Rows, redb::Error> {
+    fn read(database: &Database) -> Result<Self, redb::Error> {
         let txn = database.begin_read()?;
-        let mut rows = Rows::default();
+        let mut rows = Self::default();
         for entry in txn.open_table(RECORDS)?.iter()? {
             let (position, bytes) = entry?;
             rows.records

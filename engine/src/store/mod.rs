@@ -1,4 +1,4 @@
-//! Durable state of the daemon: the ordered list of calls that recreate all objects.
+//! The daemon's durable state: the ordered list of calls that recreate all objects.
 //!
 //! Each object is one [`Record`]: its create call, with every generated identity filled in. Records
 //! keep the order of first creation. Dependencies always come first in it, so a restore replays the
@@ -45,19 +45,19 @@ pub enum Edit {
 }
 
 impl Change {
-    pub fn put(key: impl Into<String>, method: impl Into<String>, params: Value) -> Change {
-        Change(vec![Edit::Put(Record {
+    pub fn put(key: impl Into<String>, method: impl Into<String>, params: Value) -> Self {
+        Self(vec![Edit::Put(Record {
             key: key.into(),
             method: method.into(),
             params,
         })])
     }
 
-    pub fn remove(key: impl Into<String>) -> Change {
-        Change(vec![Edit::Remove(key.into())])
+    pub fn remove(key: impl Into<String>) -> Self {
+        Self(vec![Edit::Remove(key.into())])
     }
 
-    pub fn and(mut self, other: Change) -> Change {
+    pub fn and(mut self, other: Self) -> Self {
         self.0.extend(other.0);
         self
     }
@@ -114,13 +114,13 @@ pub struct Store {
 
 impl Store {
     /// Opens the store in `dir`, creating it if necessary.
-    pub fn open(dir: &Path) -> Result<Store, StoreError> {
+    pub fn open(dir: &Path) -> Result<Self, StoreError> {
         let file = RedbStore::open(dir)?;
-        Ok(Store::on(file, dir))
+        Ok(Self::on(file, dir))
     }
 
     /// Runs on any implementation: tests inject failing ones.
-    pub fn on(mut inner: impl StateStore, path: &Path) -> Store {
+    pub fn on(mut inner: impl StateStore, path: &Path) -> Self {
         let (jobs, mut queue) = mpsc::channel::<Job>(64);
         let work = move || {
             while let Some(job) = queue.blocking_recv() {
@@ -135,7 +135,7 @@ impl Store {
             .name("nacre-store".into())
             .spawn(work)
             .expect("a thread can be started");
-        Store {
+        Self {
             jobs: Some(jobs),
             thread: Some(thread),
             path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! IP addresses with their interfaces, and host names, looked up on this machine.
+//! Resolves the addresses that users write: IP addresses with a zone, and host names.
 //!
 //! [`nacre_nvmf::address`] parses the text of an address.
 
@@ -43,8 +43,8 @@ pub struct ScopedIp {
 
 impl ScopedIp {
     /// An address of an interface. Only link-local addresses keep its name.
-    pub fn of_interface(ip: IpAddr, interface: &str) -> ScopedIp {
-        ScopedIp {
+    pub fn of_interface(ip: IpAddr, interface: &str) -> Self {
+        Self {
             ip,
             interface: is_link_local(ip).then(|| interface.to_owned()),
         }
@@ -52,14 +52,14 @@ impl ScopedIp {
 
     /// An address that a machine at `peer` announced. A link-local one is on the link of `peer`, so
     /// it takes that interface; `None` if `peer` names none.
-    pub fn announced_by(ip: IpAddr, peer: &ScopedIp) -> Option<ScopedIp> {
+    pub fn announced_by(ip: IpAddr, peer: &Self) -> Option<Self> {
         let ip = ip.to_canonical();
         let interface = match (is_link_local(ip), &peer.interface) {
             (true, None) => return None,
             (true, Some(name)) => Some(name.clone()),
             (false, _) => None,
         };
-        Some(ScopedIp { ip, interface })
+        Some(Self { ip, interface })
     }
 
     /// Queries the kernel for the index of the interface.
@@ -83,7 +83,7 @@ impl ScopedIp {
 
 impl From<&SocketAddr> for ScopedIp {
     /// Queries the kernel for the name of the interface.
-    fn from(address: &SocketAddr) -> ScopedIp {
+    fn from(address: &SocketAddr) -> Self {
         let interface = match address {
             SocketAddr::V6(v6) if v6.scope_id() > 0 => {
                 let name = name_of(v6.scope_id());
@@ -92,14 +92,14 @@ impl From<&SocketAddr> for ScopedIp {
             _ => None,
         };
         let ip = address.ip().to_canonical();
-        ScopedIp { ip, interface }
+        Self { ip, interface }
     }
 }
 
 impl From<IpAddr> for ScopedIp {
-    fn from(ip: IpAddr) -> ScopedIp {
+    fn from(ip: IpAddr) -> Self {
         let ip = ip.to_canonical();
-        ScopedIp {
+        Self {
             ip,
             interface: None,
         }
@@ -110,7 +110,7 @@ impl FromStr for ScopedIp {
     type Err = AddressError;
 
     /// Parses an IP address, with or without brackets.
-    fn from_str(text: &str) -> Result<ScopedIp, AddressError> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         let trimmed = text.trim();
         let inner = trimmed
             .strip_prefix('[')
@@ -131,7 +131,7 @@ impl FromStr for ScopedIp {
                 ip,
             }),
             None if is_link_local(ip) => Err(AddressError::NoInterface { ip }),
-            _ => Ok(ScopedIp {
+            _ => Ok(Self {
                 ip,
                 interface: interface.map(str::to_owned),
             }),
@@ -155,7 +155,7 @@ impl Serialize for ScopedIp {
 }
 
 impl<'de> Deserialize<'de> for ScopedIp {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<ScopedIp, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
         text.parse().map_err(serde::de::Error::custom)
     }

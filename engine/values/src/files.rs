@@ -30,17 +30,17 @@ pub struct Inode {
 }
 
 impl Inode {
-    pub fn of(metadata: &Metadata) -> Inode {
-        Inode {
+    pub fn of(metadata: &Metadata) -> Self {
+        Self {
             device: metadata.dev(),
             number: metadata.ino(),
         }
     }
 
     /// The identity of the file at `path`, without following a symbolic link. `None`: no file.
-    pub fn at(path: &Path) -> Result<Option<Inode>> {
+    pub fn at(path: &Path) -> Result<Option<Self>> {
         match std::fs::symlink_metadata(path) {
-            Ok(metadata) => Ok(Some(Inode::of(&metadata))),
+            Ok(metadata) => Ok(Some(Self::of(&metadata))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -48,7 +48,7 @@ impl Inode {
 
     /// Removes the file at `path` if it has this identity. Ignores errors.
     pub fn remove(self, path: &Path) {
-        if matches!(Inode::at(path), Ok(Some(there)) if there == self) {
+        if matches!(Self::at(path), Ok(Some(there)) if there == self) {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -109,7 +109,7 @@ pub fn beside(path: &Path) -> Result<(PathBuf, File)> {
 /// Makes renames and removals in the folder of `path` durable.
 pub fn sync_folder(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    File::open(folder.unwrap_or_else(|| Path::new(".")))?.sync_all()
 }
 
 /// Longest contents of a pid file, in bytes.

@@ -1,11 +1,12 @@
-//! The identity of this host to targets: its NQN and its identifier, stable across runs.
+//! The host NQN and host identifier with which this machine connects to targets, stable across
+//! runs.
 //!
 //! ```text
 //!   requested values  ─▶  /etc/nvme/{hostnqn,hostid}  ─▶  /etc/machine-id  ─▶  a file in our state
 //! ```
 //!
-//! NQN and identifier belong together: targets (and Linux) refuse one identifier with two NQNs. So
-//! a missing half is derived from the other.
+//! Targets (and Linux) refuse one identifier with two NQNs. So if only one of the two is
+//! configured, the other is derived from it.
 
 use std::path::{Path, PathBuf};
 
@@ -60,8 +61,8 @@ pub(crate) struct Places {
 }
 
 impl Default for Places {
-    fn default() -> Places {
-        Places {
+    fn default() -> Self {
+        Self {
             nvme: "/etc/nvme".into(),
             machine_id: "/etc/machine-id".into(),
             state: crate::files::default_data_dir(),
@@ -71,15 +72,15 @@ impl Default for Places {
 
 impl Identity {
     /// The requested values, completed from the identity of this machine.
-    pub fn find(nqn: Option<&str>, id: Option<&str>) -> Result<Identity, IdentityError> {
-        Identity::find_in(&Places::default(), nqn, id)
+    pub fn find(nqn: Option<&str>, id: Option<&str>) -> Result<Self, IdentityError> {
+        Self::find_in(&Places::default(), nqn, id)
     }
 
     pub(crate) fn find_in(
         places: &Places,
         nqn: Option<&str>,
         id: Option<&str>,
-    ) -> Result<Identity, IdentityError> {
+    ) -> Result<Self, IdentityError> {
         let given_nqn = nqn.map(|t| parse_nqn("--hostnqn", t)).transpose()?;
         let given_id = id.map(|t| parse_id("--hostid", t)).transpose()?;
         if let Some(identity) = pair(given_nqn, given_id, Origin::Given) {
@@ -174,8 +175,8 @@ mod tests {
     struct Machine(tempfile::TempDir);
 
     impl Machine {
-        fn new() -> Machine {
-            Machine(tempfile::tempdir().unwrap())
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
         }
 
         fn places(&self) -> Places {

@@ -1,5 +1,4 @@
-//! Identities that are generated once and kept in the data directory, each as a line in its own
-//! file.
+//! Identities that are generated once and kept in the data directory, one line in a file for each.
 
 use std::io::Write;
 use std::path::Path;

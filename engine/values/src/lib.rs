@@ -1,5 +1,5 @@
-//! Values as users write them, parsed alike in files, the environment, the command line and RPC
-//! calls; and the files that hold identities.
+//! The text forms of values that users write, parsed equally in files, the environment, the command
+//! line and RPC calls; and the files that hold identities.
 //!
 //! ```text
 //!   address        [SCHEME://]HOST[:PORT][/PATH][?QUERY]

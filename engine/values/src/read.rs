@@ -50,9 +50,9 @@ impl ValueError {
     /// The text that proposes a fix: the nearest allowed word or key, or to add the missing key.
     pub fn remedy(&self) -> Option<String> {
         let (word, words) = match self {
-            ValueError::Word { found, allowed } => (found, allowed),
-            ValueError::Unknown { key, known } => (key, known),
-            ValueError::Missing { .. } => return Some("add it".into()),
+            Self::Word { found, allowed } => (found, allowed),
+            Self::Unknown { key, known } => (key, known),
+            Self::Missing { .. } => return Some("add it".into()),
             _ => return None,
         };
         let word = word.trim_matches('"').to_lowercase();
@@ -63,14 +63,14 @@ impl ValueError {
 impl fmt::Display for ValueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ValueError::Wrong { found, expected } => write!(f, "{found} is not {expected}"),
-            ValueError::Word { found, allowed } => {
+            Self::Wrong { found, expected } => write!(f, "{found} is not {expected}"),
+            Self::Word { found, allowed } => {
                 write!(f, "{found} is not {}", words(allowed))
             }
-            ValueError::Unknown { key, .. } => write!(f, "\"{key}\" is not known here"),
-            ValueError::Missing { key } => write!(f, "\"{key}\" is missing"),
-            ValueError::Twice { key } => write!(f, "\"{key}\" is there twice"),
-            ValueError::Message(text) => f.write_str(text),
+            Self::Unknown { key, .. } => write!(f, "\"{key}\" is not known here"),
+            Self::Missing { key } => write!(f, "\"{key}\" is missing"),
+            Self::Twice { key } => write!(f, "\"{key}\" is there twice"),
+            Self::Message(text) => f.write_str(text),
         }
     }
 }
@@ -88,48 +88,48 @@ pub fn words(words: &[&str]) -> String {
 impl std::error::Error for ValueError {}
 
 impl de::Error for ValueError {
-    fn custom<T: fmt::Display>(text: T) -> ValueError {
-        ValueError::Message(text.to_string())
+    fn custom<T: fmt::Display>(text: T) -> Self {
+        Self::Message(text.to_string())
     }
 
-    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> ValueError {
-        ValueError::Wrong {
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::Wrong {
             found: shown(found),
             expected: plain(&expected.to_string()),
         }
     }
 
-    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> ValueError {
-        <ValueError as de::Error>::invalid_type(found, expected)
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        <Self as de::Error>::invalid_type(found, expected)
     }
 
-    fn invalid_length(length: usize, expected: &dyn Expected) -> ValueError {
-        ValueError::Wrong {
+    fn invalid_length(length: usize, expected: &dyn Expected) -> Self {
+        Self::Wrong {
             found: format!("a list of {length}"),
             expected: plain(&expected.to_string()),
         }
     }
 
-    fn unknown_variant(found: &str, allowed: &'static [&'static str]) -> ValueError {
-        ValueError::Word {
+    fn unknown_variant(found: &str, allowed: &'static [&'static str]) -> Self {
+        Self::Word {
             found: format!("\"{found}\""),
             allowed,
         }
     }
 
-    fn unknown_field(key: &str, known: &'static [&'static str]) -> ValueError {
-        ValueError::Unknown {
+    fn unknown_field(key: &str, known: &'static [&'static str]) -> Self {
+        Self::Unknown {
             key: key.to_owned(),
             known,
         }
     }
 
-    fn missing_field(key: &'static str) -> ValueError {
-        ValueError::Missing { key }
+    fn missing_field(key: &'static str) -> Self {
+        Self::Missing { key }
     }
 
-    fn duplicate_field(key: &'static str) -> ValueError {
-        ValueError::Twice { key: key.into() }
+    fn duplicate_field(key: &'static str) -> Self {
+        Self::Twice { key: key.into() }
     }
 }
 
@@ -519,9 +519,9 @@ impl<'de> Deserializer<'de> for Reader<'de> {
 }
 
 impl<'de> IntoDeserializer<'de, ValueError> for Reader<'de> {
-    type Deserializer = Reader<'de>;
+    type Deserializer = Self;
 
-    fn into_deserializer(self) -> Reader<'de> {
+    fn into_deserializer(self) -> Self {
         self
     }
 }
@@ -604,16 +604,16 @@ enum Reading {
 }
 
 impl<N> Number<N> {
-    fn new(expected: &'static str, read: fn(&str) -> Result<u64, String>) -> Number<N> {
-        Number {
+    fn new(expected: &'static str, read: fn(&str) -> Result<u64, String>) -> Self {
+        Self {
             expected,
             read: Reading::Size(read),
             number: std::marker::PhantomData,
         }
     }
 
-    fn time(expected: &'static str, nanoseconds: u64) -> Number<N> {
-        Number {
+    fn time(expected: &'static str, nanoseconds: u64) -> Self {
+        Self {
             expected,
             read: Reading::Time(nanoseconds),
             number: std::marker::PhantomData,

@@ -35,7 +35,7 @@ impl Selector {
         subnet:10.0.0.0/24 (or IPv6), or rdma:mlx5_0";
 
     /// As [`Selector::from_str`], but also accepts the plain name or address of an interface.
-    pub fn plain(text: &str) -> Result<Selector, SelectorError> {
+    pub fn plain(text: &str) -> Result<Self, SelectorError> {
         let text = text.trim();
         if text.parse::<IpAddr>().is_ok() || text.parse::<ScopedIp>().is_ok() {
             return format!("ip:{text}").parse();
@@ -43,15 +43,15 @@ impl Selector {
         if text.contains(':') || text.is_empty() {
             text.parse()
         } else {
-            Ok(Selector::Name(text.to_owned()))
+            Ok(Self::Name(text.to_owned()))
         }
     }
 
     /// Validates a selector of the command line; returns the trimmed text.
     pub fn checked(text: &str) -> Result<String, String> {
-        match Selector::plain(text) {
+        match Self::plain(text) {
             Ok(_) => Ok(text.trim().to_owned()),
-            Err(error) => Err(format!("{error}: {}", Selector::FORMS)),
+            Err(error) => Err(format!("{error}: {}", Self::FORMS)),
         }
     }
 }
@@ -59,7 +59,7 @@ impl Selector {
 impl FromStr for Selector {
     type Err = SelectorError;
 
-    fn from_str(text: &str) -> Result<Selector, SelectorError> {
+    fn from_str(text: &str) -> Result<Self, SelectorError> {
         let form = || SelectorError::Form {
             text: text.to_owned(),
         };
@@ -71,27 +71,27 @@ impl FromStr for Selector {
         };
         match kind {
             "name" if value.is_empty() => Err(wrong("the name of an interface")),
-            "name" => Ok(Selector::Name(value.to_owned())),
+            "name" => Ok(Self::Name(value.to_owned())),
             "rdma" if value.is_empty() => Err(wrong("the name of an RDMA device")),
-            "rdma" => Ok(Selector::Rdma(value.to_owned())),
+            "rdma" => Ok(Self::Rdma(value.to_owned())),
             "ip" => {
                 let bare = value.trim_matches(['[', ']']);
                 match bare.split_once('%') {
                     None => {
                         let ip: IpAddr = bare.parse().map_err(|_| wrong("an IP address"))?;
-                        Ok(Selector::Ip(ip.to_canonical()))
+                        Ok(Self::Ip(ip.to_canonical()))
                     }
                     Some((_, interface)) => {
                         let scoped = bare.parse::<ScopedIp>();
                         let scoped = scoped
                             .map_err(|_| wrong("a link-local IPv6 address with its interface"))?;
-                        Ok(Selector::Link(scoped.ip, interface.to_owned()))
+                        Ok(Self::Link(scoped.ip, interface.to_owned()))
                     }
                 }
             }
             "mac" => {
                 let mac = mac(value).ok_or_else(|| wrong("a MAC address"))?;
-                Ok(Selector::Mac(mac))
+                Ok(Self::Mac(mac))
             }
             "subnet" => {
                 let subnet = || {
@@ -100,7 +100,7 @@ impl FromStr for Selector {
                     (length <= if net.is_ipv4() { 32 } else { 128 }).then_some((net, length))
                 };
                 let (net, length) = subnet().ok_or_else(|| wrong("a subnet"))?;
-                Ok(Selector::Subnet(net, length))
+                Ok(Self::Subnet(net, length))
             }
             _ => Err(form()),
         }

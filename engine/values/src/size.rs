@@ -1,4 +1,4 @@
-//! Sizes as users write them, parsed like those of `truncate`(1) and fio.
+//! Sizes with units (`4k`, `64MiB`), parsed as `truncate`(1) and fio do.
 
 const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
 

@@ -1,4 +1,4 @@
-//! "Did you mean …?": the known word nearest to an unknown one.
+//! Finds the known word nearest to an unknown one, for "did you mean …?" in errors.
 
 /// The nearest of `known`, if it is near enough to be the intended word.
 pub fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {

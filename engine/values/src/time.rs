@@ -1,6 +1,6 @@
-//! Durations as users write them.
+//! Durations with units (`250ms`, `1h 30m`), parsed from text.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// The longest accepted duration. Every clock can represent a moment that far away.
 pub const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 3600);
@@ -39,6 +39,23 @@ pub fn above_zero(text: &str) -> Result<Duration, String> {
         time if time.is_zero() => Err("a time longer than 0 is wanted".into()),
         time => Ok(time),
     }
+}
+
+/// Parses a date, which means its first moment in UTC, or a moment: `2027-01-31`,
+/// `2027-01-31T12:00:00Z`.
+pub fn parse_moment(text: &str) -> Result<SystemTime, String> {
+    let trimmed = text.trim();
+    let full = match trimmed.len() {
+        10 => format!("{trimmed}T00:00:00Z"),
+        _ => trimmed.to_owned(),
+    };
+    humantime::parse_rfc3339_weak(&full)
+        .map_err(|_| format!("\"{text}\" is not a date: write 2027-01-31, or 2027-01-31T12:00:00Z"))
+}
+
+/// A moment in UTC, to the second.
+pub fn moment(at: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(at).to_string()
 }
 
 fn refusal(text: &str) -> String {

@@ -1,27 +1,29 @@
-//! One attached controller of a remote target: its options, its state, and its namespaces, each
-//! as a bdev in the registry.
+//! An attached subsystem of a remote target: its paths, and its namespaces, each as a bdev in the
+//! registry.
 //!
 //! ```text
 //! reactor      ControllerPoller ── Shared::change ──▶ Status, on_change()
 //! management   sync ◀─────────────────────────────────────┘  registers, resizes, removes devices
-//! any core     RemoteBdev::open ──▶ an I/O queue that lives as long as the link
+//! any core     RemoteBdev::open ──▶ an I/O queue per path; each reconnects while it is attached
 //! ```
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::registry::{DeleteTicket, Registry, Removal};
 use nacre_bdev::{Bdev, RegistryError};
-use nacre_hugepages::Pool;
 use nacre_nvmf::address::Select;
-use nacre_nvmf::host::{Connector, LinkState, NamespaceInfo};
-use nacre_reactor::{CoreHandle, Nanos};
+use nacre_nvmf::host::{Connector, NamespaceInfo};
 use parking_lot::Mutex;
 
 use crate::device::RemoteBdev;
-use crate::poller::ControllerPoller;
-use crate::shared::{Config, Shared};
+use crate::namespace::{LivePath, Namespace};
+use crate::path::Path;
+use crate::paths::MAX_PATHS;
+use crate::select::Policy;
+use crate::shared::{Config, OnChange, Shared};
 use crate::status::{State, Status};
 
 /// How long a bdev stays registered after a connected controller lost its namespace. A restarted
@@ -65,64 +67,122 @@ impl Changes {
 #[derive(Default)]
 struct Devices {
     /// Registered devices by NSID.
-    there: BTreeMap<u32, There>,
+    there: BTreeMap<u32, KnownDevice>,
     /// Namespaces without a device, by NSID, each with the reason.
     refused: BTreeMap<u32, String>,
+    /// Reasons that were reported, by device name.
+    reported: BTreeMap<String, String>,
+    policy: Policy,
+    stays: bool,
 }
 
-struct There {
+struct KnownDevice {
     device: Arc<RemoteBdev>,
     missing_since: Option<Instant>,
 }
 
-/// An attached controller: the handle of the management thread.
+/// An attached subsystem: the handle of the management thread.
 pub struct Attachment {
-    shared: Arc<Shared>,
+    /// The parameters of the first path; its name and selection hold for all paths.
+    config: Config,
+    paths: Mutex<Vec<Path>>,
+    /// Losses of all paths, also of detached ones.
+    losses: Arc<AtomicU64>,
+    on_change: OnChange,
     devices: Mutex<Devices>,
 }
 
 impl Attachment {
-    /// Creates the attachment; the poller connects when it is first polled. The polling thread
-    /// calls `on_change` whenever [`Attachment::status`] changes; `on_change` must not block.
+    /// Creates the attachment with its first path; the path's poller connects when it is first
+    /// polled. The polling threads call `on_change` whenever the [`Path::status`] of a path
+    /// changes; `on_change` must not block.
     pub fn new(
         config: Config,
         connector: Arc<dyn Connector>,
         on_change: impl Fn() + Send + Sync + 'static,
-    ) -> Attachment {
-        let shared = Shared::new(config, connector, Box::new(on_change));
-        Attachment {
-            shared: Arc::new(shared),
+    ) -> Self {
+        let attachment = Self {
+            config: config.clone(),
+            paths: Mutex::default(),
+            losses: Arc::default(),
+            on_change: Arc::new(on_change),
             devices: Mutex::default(),
+        };
+        attachment.add_path(config, connector);
+        attachment
+    }
+
+    /// Adds a path. Devices use it once it is connected and shows their namespaces. `None`: there
+    /// are [`MAX_PATHS`].
+    pub fn add_path(&self, config: Config, connector: Arc<dyn Connector>) -> Option<Path> {
+        let mut paths = self.paths.lock();
+        if paths.len() >= MAX_PATHS {
+            return None;
+        }
+        let on_change = Arc::clone(&self.on_change);
+        let shared = Shared::new(config, connector, on_change, Arc::clone(&self.losses));
+        let path = Path(Arc::new(shared));
+        paths.push(path.clone());
+        Some(path)
+    }
+
+    /// Takes a path out: devices send no new I/O on it. The caller closes it. The last path stays.
+    pub fn remove_path(&self, path: &Path) -> bool {
+        let mut paths = self.paths.lock();
+        if paths.len() < 2 {
+            return false;
+        }
+        let before = paths.len();
+        paths.retain(|one| one != path);
+        let removed = paths.len() < before;
+        drop(paths);
+        for there in self.devices.lock().there.values() {
+            there.device.namespace().paths.remove(&path.0);
+        }
+        removed
+    }
+
+    /// All paths, in the order of their attachment.
+    pub fn paths(&self) -> Vec<Path> {
+        self.paths.lock().clone()
+    }
+
+    /// The first path.
+    pub fn path(&self) -> Path {
+        self.paths.lock()[0].clone()
+    }
+
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    /// The status of the first path.
+    pub fn status(&self) -> Status {
+        self.path().status()
+    }
+
+    /// True if a path is connected.
+    pub fn is_live(&self) -> bool {
+        let paths = self.paths.lock();
+        paths.iter().any(|path| path.status().state == State::Live)
+    }
+
+    /// Sets how devices divide their I/O among the paths, also devices that are added later.
+    pub fn set_policy(&self, policy: Policy) {
+        let mut devices = self.devices.lock();
+        devices.policy = policy;
+        for there in devices.there.values() {
+            there.device.set_policy(policy);
         }
     }
 
-    /// Creates the controller's poller. The poller runs on a reactor (`core` is its handle) or on
-    /// a thread of its own (`None`). `wake` wakes that thread, and `pool` is its memory.
-    pub fn poller(
-        &self,
-        pool: Pool,
-        core: Option<CoreHandle>,
-        wake: impl Fn() + Send + Sync + 'static,
-        now: Nanos,
-    ) -> std::io::Result<ControllerPoller> {
-        let wake = Arc::new(wake);
-        let theirs = Arc::clone(&wake);
-        self.shared.link.set_waker(move || theirs());
-        self.shared.set_waker(Box::new(move || wake()));
-        ControllerPoller::new(&self.shared, pool, core, now)
-    }
-
-    pub fn config(&self) -> &Config {
-        &self.shared.config
-    }
-
-    pub fn status(&self) -> Status {
-        self.shared.status()
-    }
-
-    /// The controller's attributes and its namespaces.
-    pub fn link(&self) -> LinkState {
-        self.shared.link.state()
+    /// Keeps a working path when a path before it returns.
+    pub fn set_stays(&self, stays: bool) {
+        let mut devices = self.devices.lock();
+        devices.stays = stays;
+        for there in devices.there.values() {
+            there.device.namespace().paths.set_stays(stays);
+        }
     }
 
     /// The registered devices in ascending order of NSID.
@@ -144,110 +204,96 @@ impl Attachment {
             .collect()
     }
 
-    /// Requests a reset and returns: the poller ends the association and connects again, also
-    /// from [`State::Failed`].
+    /// Why a connected path is not used: the name of each device, and the reason.
+    pub fn refusals_of(&self, path: &Path) -> Vec<(String, String)> {
+        let live = LivePath {
+            shared: Arc::clone(&path.0),
+            link: path.link(),
+        };
+        let devices = self.devices();
+        let refused = devices.iter().filter_map(|device| {
+            let why = device.namespace().refusal_of(&live)?;
+            Some((device.name().to_owned(), why))
+        });
+        refused.collect()
+    }
+
+    /// Requests a reset of every path and returns; see [`Path::reset`].
     pub fn reset(&self) {
-        self.shared.ask_reset();
+        self.paths.lock().iter().for_each(Path::reset);
     }
 
-    /// Requests a shutdown of the controller and returns. The state is [`State::Closed`] at the
-    /// end; then the devices complete I/O with status `Gone`.
+    /// Requests a shutdown of every path and returns; see [`Path::close`].
     pub fn close(&self) {
-        self.shared.ask_close();
+        self.paths.lock().iter().for_each(Path::close);
     }
 
-    /// Synchronises the devices in `registry` with the controller's namespaces, if the controller
-    /// is connected. Registers a device for each new namespace and resizes a device whose
-    /// namespace has a new size. Removes a device whose namespace is missing for 5 s (`GRACE`),
-    /// as a surprise removal does.
+    /// Synchronises the devices in `registry` with the namespaces of the connected paths.
+    /// Registers a device for each new namespace, adds the paths that show it, and resizes a
+    /// device whose namespace has a new size. Removes a device whose namespace is missing on all
+    /// connected paths for 5 s (`GRACE`), as a surprise removal does.
     pub fn sync(&self, registry: &Registry, now: Instant) -> Changes {
         let mut changes = Changes::default();
-        let live = self.shared.status().state == State::Live;
-        if !live || self.shared.link.generation().is_none() {
-            // The controller's namespaces are unknown now; known devices stay.
+        let paths = self.paths();
+        let live: Vec<LivePath> = paths
+            .iter()
+            .filter(|path| path.status().state == State::Live)
+            .filter(|path| path.0.link.generation().is_some())
+            .map(|path| LivePath {
+                shared: Arc::clone(&path.0),
+                link: path.link(),
+            })
+            .collect();
+        if live.is_empty() {
+            // The namespaces are unknown now; known devices stay.
             return changes;
         }
-        let link = self.shared.link.state();
         let mut devices = self.devices.lock();
-        self.look_at_known(&mut devices, &link, registry, now, &mut changes);
-        let found = link.namespaces.values();
-        for namespace in found.filter(|n| includes(self.shared.config.select, n)) {
-            if devices.there.contains_key(&namespace.nsid) {
-                continue;
-            }
-            let nsid = namespace.nsid;
-            match self.add(&devices, namespace, &link, registry) {
-                Ok(device) => {
-                    changes.added.push(device.name().to_owned());
-                    devices.refused.remove(&nsid);
-                    let missing_since = None;
-                    let there = There {
-                        device,
-                        missing_since,
-                    };
-                    devices.there.insert(nsid, there);
+        let are_several = paths.len() > 1;
+        look_at_known(
+            &mut devices,
+            &live,
+            are_several,
+            registry,
+            now,
+            &mut changes,
+        );
+        for path in &live {
+            let found = path.link.namespaces.values();
+            for namespace in found.filter(|n| includes(self.config.select, n)) {
+                let nsid = namespace.nsid;
+                if devices.there.contains_key(&nsid) {
+                    continue;
                 }
-                Err((why, passes)) => {
-                    if passes {
-                        changes.look_again(RETRY);
+                match self.add(&devices, namespace, path, registry) {
+                    Ok(device) => {
+                        device.take_over(&live);
+                        changes.added.push(device.name().to_owned());
+                        devices.refused.remove(&nsid);
+                        let missing_since = None;
+                        let there = KnownDevice {
+                            device,
+                            missing_since,
+                        };
+                        devices.there.insert(nsid, there);
                     }
-                    let before = devices.refused.insert(nsid, why.clone());
-                    if before.as_ref() != Some(&why) {
-                        changes.refused.push((self.device_name(nsid), why));
+                    Err((why, passes)) => {
+                        if passes {
+                            changes.look_again(RETRY);
+                        }
+                        let before = devices.refused.insert(nsid, why.clone());
+                        if before.as_ref() != Some(&why) {
+                            changes.refused.push((self.device_name(nsid), why));
+                        }
                     }
                 }
             }
         }
-        devices
-            .refused
-            .retain(|nsid, _| link.namespaces.contains_key(nsid));
+        devices.refused.retain(|nsid, _| {
+            live.iter()
+                .any(|path| path.link.namespaces.contains_key(nsid))
+        });
         changes
-    }
-
-    fn look_at_known(
-        &self,
-        devices: &mut Devices,
-        link: &LinkState,
-        registry: &Registry,
-        now: Instant,
-        changes: &mut Changes,
-    ) {
-        let mut gone = Vec::new();
-        for (nsid, there) in &mut devices.there {
-            let device = &there.device;
-            let Some(found) = link.namespaces.get(nsid) else {
-                let since = *there.missing_since.get_or_insert(now);
-                let left = GRACE.saturating_sub(now.saturating_duration_since(since));
-                if left.is_zero() {
-                    gone.push(*nsid)
-                } else {
-                    changes.look_again(left)
-                }
-                continue;
-            };
-            there.missing_since = None;
-            let before = device.refusal();
-            match device.take_over(found, link) {
-                Some(why) if before.as_ref() != Some(&why) => {
-                    changes.refused.push((device.name().to_owned(), why));
-                }
-                Some(_) => {}
-                None => {
-                    if let Ok(Some(blocks)) = registry.notify_resize(device.name()) {
-                        changes.resized.push((device.name().to_owned(), blocks));
-                    }
-                }
-            }
-        }
-        for nsid in gone {
-            if let Some(there) = devices.there.remove(&nsid)
-                && let Ok(ticket) = registry.remove(there.device.name(), Removal::Hot)
-            {
-                changes
-                    .removed
-                    .push((there.device.name().to_owned(), ticket));
-            }
-        }
     }
 
     /// Registers a device for `namespace`. The error is the reason, and whether a retry may
@@ -256,7 +302,7 @@ impl Attachment {
         &self,
         devices: &Devices,
         namespace: &NamespaceInfo,
-        link: &LinkState,
+        path: &LivePath,
         registry: &Registry,
     ) -> Result<Arc<RemoteBdev>, (String, bool)> {
         if !namespace.has_identity() {
@@ -264,13 +310,16 @@ impl Attachment {
                 "it has no UUID, NGUID or EUI-64: after a reconnect it could not be known again";
             return Err((why.to_owned(), false));
         }
-        let most = self.shared.config.max_devices;
+        let most = self.config.max_devices;
         if devices.there.len() >= most {
             return Err((format!("{most} devices are all that were asked for"), false));
         }
         let name = self.device_name(namespace.nsid);
-        let device = RemoteBdev::new(Arc::clone(&self.shared), name, namespace.clone(), link);
-        let device = Arc::new(device);
+        let losses = Arc::clone(&self.losses);
+        let namespace = Namespace::new(name, path, namespace.clone(), losses);
+        namespace.paths.set_policy(devices.policy);
+        namespace.paths.set_stays(devices.stays);
+        let device = Arc::new(RemoteBdev::new(namespace));
         let registered = registry.register(Arc::clone(&device) as Arc<dyn Bdev>);
         registered.map_err(|error| {
             let passes = matches!(
@@ -283,7 +332,7 @@ impl Attachment {
     }
 
     fn device_name(&self, nsid: u32) -> String {
-        format!("{}n{nsid}", self.shared.config.name)
+        format!("{}n{nsid}", self.config.name)
     }
 
     /// Removes every device from `registry`, like a surprise removal.
@@ -299,4 +348,68 @@ impl Attachment {
         });
         removed.flatten().collect()
     }
+}
+
+fn look_at_known(
+    devices: &mut Devices,
+    live: &[LivePath],
+    are_several: bool,
+    registry: &Registry,
+    now: Instant,
+    changes: &mut Changes,
+) {
+    let mut gone = Vec::new();
+    for (nsid, there) in &mut devices.there {
+        let device = &there.device;
+        if !live.iter().any(|p| p.link.namespaces.contains_key(nsid)) {
+            let since = *there.missing_since.get_or_insert(now);
+            let left = GRACE.saturating_sub(now.saturating_duration_since(since));
+            if left.is_zero() {
+                gone.push(*nsid)
+            } else {
+                changes.look_again(left)
+            }
+            continue;
+        }
+        there.missing_since = None;
+        device.take_over(live);
+        if let Ok(Some(blocks)) = registry.notify_resize(device.name()) {
+            changes.resized.push((device.name().to_owned(), blocks));
+        }
+        for path in live {
+            let (name, why) = report(device, path, are_several);
+            match why {
+                None => drop(devices.reported.remove(&name)),
+                Some(why) if devices.reported.get(&name) == Some(&why) => {}
+                Some(why) => {
+                    devices.reported.insert(name, why.clone());
+                    changes.refused.push((device.name().to_owned(), why));
+                }
+            }
+        }
+    }
+    for nsid in gone {
+        if let Some(there) = devices.there.remove(&nsid)
+            && let Ok(ticket) = registry.remove(there.device.name(), Removal::Hot)
+        {
+            changes
+                .removed
+                .push((there.device.name().to_owned(), ticket));
+        }
+    }
+}
+
+/// Why a path of a device is not used, with the key of that report.
+fn report(device: &RemoteBdev, path: &LivePath, are_several: bool) -> (String, Option<String>) {
+    let (traddr, trsvcid) = &path.shared.config.address;
+    let name = format!("{} {traddr}:{trsvcid}", device.name());
+    let why = device.namespace().refusal_of(path);
+    let why = why.map(|why| {
+        if are_several {
+            format!("the path by {traddr}:{trsvcid}: {why}")
+        } else {
+            why
+        }
+    });
+    (name, why)
 }

@@ -1,4 +1,5 @@
-//! One core's queue to a remote namespace: an [`IoQueue`] and its queue identifier.
+//! One core's queue to a remote namespace: the queues of its paths, behind the operations that the
+//! target lacks.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -6,16 +7,13 @@ use std::sync::Arc;
 
 use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{Busy, Completion, Done, Flags, Io, Queue, Status, Token};
-use nacre_nvmf::host::IoQueue;
 use nacre_reactor::{Idle, Nanos};
 
+use crate::legs::Legs;
 use crate::namespace::Namespace;
-use crate::qids::Qid;
 
 pub(crate) struct RemoteQueue {
-    // Dropped in this order: the queue is closed before its identifier is free.
-    queue: IoQueue,
-    _qid: Qid,
+    queue: Legs,
     namespace: Arc<Namespace>,
     /// Completions of I/O that is not sent: unsupported operations, and all I/O to a refused
     /// namespace.
@@ -24,11 +22,10 @@ pub(crate) struct RemoteQueue {
 }
 
 impl RemoteQueue {
-    pub fn new(queue: IoQueue, qid: Qid, namespace: Arc<Namespace>) -> RemoteQueue {
+    pub(crate) fn new(queue: Legs, namespace: Arc<Namespace>) -> Self {
         let depth = namespace.promise.limits.queue_depth as usize;
-        RemoteQueue {
+        Self {
             queue,
-            _qid: qid,
             namespace,
             ended: VecDeque::with_capacity(depth),
             depth,
@@ -45,7 +42,7 @@ impl Queue for RemoteQueue {
         {
             io.flags.remove(Flags::DEALLOCATE);
         }
-        let status = if self.namespace.is_refused() {
+        let status = if self.namespace.paths.is_refused() {
             Status::Gone
         } else if !self.namespace.does(io.op) {
             Status::Unsupported
@@ -85,7 +82,7 @@ impl Queue for RemoteQueue {
     }
 
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
-        if self.namespace.is_refused() || !self.namespace.reserves() {
+        if self.namespace.paths.is_refused() || !self.namespace.reserves() {
             Err(request)
         } else {
             self.queue.reserve(request)

@@ -1,49 +1,63 @@
 //! [`RemoteBdev`]: a namespace of a remote controller as a block device.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Support};
 use nacre_hugepages::Pool;
-use nacre_nvmf::host::{IoQueue, LinkState, NamespaceInfo};
+use nacre_nvmf::host::NamespaceInfo;
 use nacre_nvmf_wire::log::ana::AnaState;
-use nacre_reactor::Nanos;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::channel::RemoteQueue;
-use crate::namespace::Namespace;
+use crate::legs::Legs;
+use crate::namespace::{LivePath, Namespace};
+use crate::path::Path;
+use crate::paths::PathIo;
+use crate::select::Policy;
 use crate::shared::Shared;
-
-/// The error of opening a queue when all granted I/O queues are in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the target grants {granted} I/O queues to this host, and all of them are open: attach it with more (num_io_queues), \
-     let the target grant more, or serve on fewer cores"
-)]
-pub struct NoQueue {
-    pub granted: u16,
-}
+use crate::status::Status;
 
 /// A remote namespace.
 pub struct RemoteBdev {
-    shared: Arc<Shared>,
-    name: String,
     uuid: Uuid,
     namespace: Arc<Namespace>,
 }
 
+/// A path of a device, for people and management.
+#[derive(Debug, Clone)]
+pub struct PathInfo {
+    /// See [`crate::Config::address`].
+    pub address: (String, String),
+    pub subnqn: String,
+    pub status: Status,
+    /// The ANA state of the namespace; `None`: not connected, or the path lacks the namespace.
+    pub access: Option<AnaState>,
+    pub is_preferred: bool,
+    pub refusal: Option<String>,
+    pub io: PathIo,
+    /// The threads that have a queue on this path, and whether each sends new I/O on it now.
+    pub threads: Vec<(String, bool)>,
+}
+
+impl PathInfo {
+    /// SPDK's word for the ANA state.
+    pub fn access_word(&self) -> &'static str {
+        self.access.map_or("unknown", ana_word)
+    }
+
+    /// True if I/O can use the path.
+    pub fn is_accessible(&self) -> bool {
+        self.refusal.is_none() && self.access.is_some_and(AnaState::is_accessible)
+    }
+}
+
 impl RemoteBdev {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        name: String,
-        namespace: NamespaceInfo,
-        link: &LinkState,
-    ) -> RemoteBdev {
-        RemoteBdev {
-            uuid: uuid_of(&namespace),
-            name,
-            namespace: Arc::new(Namespace::new(Arc::clone(&shared), namespace, link)),
-            shared,
+    pub(crate) fn new(namespace: Namespace) -> Self {
+        Self {
+            uuid: uuid_of(&namespace.attached),
+            namespace: Arc::new(namespace),
         }
     }
 
@@ -56,17 +70,62 @@ impl RemoteBdev {
         self.namespace.refusal()
     }
 
-    /// Adopts the namespace's present size, or returns the reason why it cannot be used any more.
-    pub(crate) fn take_over(&self, found: &NamespaceInfo, link: &LinkState) -> Option<String> {
-        self.namespace.take_over(found, link)
+    pub(crate) fn namespace(&self) -> &Namespace {
+        &self.namespace
     }
 
-    fn fail(&self, source: std::io::Error) -> OpenError {
-        OpenError {
-            bdev: self.name.clone(),
-            what: "open an I/O queue".to_owned(),
-            source,
+    /// Adopts the namespace's present size, and the paths that show it.
+    pub(crate) fn take_over(&self, live: &[LivePath]) {
+        self.namespace.take_over(live);
+    }
+
+    /// Its paths, in the order of their attachment.
+    pub fn paths(&self) -> Vec<PathInfo> {
+        let list = self.namespace.paths.list();
+        let info = |path: &Arc<crate::paths::DevicePath>| {
+            let (config, link) = (&path.shared.config, path.shared.link.state());
+            let found = link.namespaces.get(&self.nsid());
+            let is_connected = path.shared.link.generation().is_some();
+            PathInfo {
+                address: config.address.clone(),
+                subnqn: config.options.subnqn.to_string(),
+                status: path.shared.status(),
+                access: found
+                    .filter(|_| is_connected)
+                    .map(|found| link.access(found)),
+                is_preferred: path.is_preferred(),
+                refusal: path.refusal(),
+                io: path.io(),
+                threads: path.threads(),
+            }
+        };
+        list.iter().map(info).collect()
+    }
+
+    /// True if the path is among [`RemoteBdev::paths`]: it has shown the namespace.
+    pub fn has_path(&self, path: &Path) -> bool {
+        self.namespace.paths.find(&path.0).is_some()
+    }
+
+    /// How its I/O is divided among its paths.
+    pub fn policy(&self) -> Policy {
+        self.namespace.paths.policy()
+    }
+
+    pub fn set_policy(&self, policy: Policy) {
+        self.namespace.paths.set_policy(policy);
+    }
+
+    /// Prefers the path to controller `cntlid`. Returns false if no path is connected to it.
+    pub fn prefer(&self, cntlid: u16) -> bool {
+        let list = self.namespace.paths.list();
+        let found = list.iter().find(|path| {
+            path.shared.link.generation().is_some() && path.shared.status().info.cntlid == cntlid
+        });
+        if let Some(path) = found {
+            self.namespace.paths.prefer(Some(&path.shared));
         }
+        found.is_some()
     }
 }
 
@@ -91,7 +150,7 @@ fn ana_word(state: AnaState) -> &'static str {
 
 impl Bdev for RemoteBdev {
     fn name(&self) -> &str {
-        &self.name
+        &self.namespace.name
     }
 
     fn product_name(&self) -> &'static str {
@@ -127,35 +186,15 @@ impl Bdev for RemoteBdev {
     }
 
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
-        let granted = self.shared.status().io_queues;
-        let none = || {
-            let kind = match granted {
-                0 => std::io::ErrorKind::NotConnected,
-                _ => std::io::ErrorKind::ResourceBusy,
-            };
-            self.fail(std::io::Error::new(kind, NoQueue { granted }))
-        };
-        let qid = self.shared.qids.take(granted).ok_or_else(none)?;
-        let ids = (qid.value, self.namespace.attached.nsid);
-        let (options, link) = (
-            self.shared.config.options.clone(),
-            Arc::clone(&self.shared.link),
-        );
-        let dial = self.shared.connector.dialer();
-        // The queue's poller passes the time later.
-        let queue = IoQueue::new(options, link, dial, pool.clone(), ids, Nanos::ZERO);
-        let queue = queue.map_err(|error| self.fail(error))?;
-        let queue = queue.expecting(NamespaceInfo {
-            blocks: self.namespace.size.blocks(),
-            ..self.namespace.attached.clone()
-        });
+        let legs = Legs::open(Arc::clone(&self.namespace), pool)?;
         let namespace = Arc::clone(&self.namespace);
-        Ok(Box::new(RemoteQueue::new(queue, qid, namespace)))
+        Ok(Box::new(RemoteQueue::new(legs, namespace)))
     }
 
-    /// Counts the ends of the association and of its I/O queues, and each shrink of the namespace.
+    /// Counts the ends of the associations of all paths and of their I/O queues, and each shrink
+    /// of the namespace.
     fn losses(&self) -> u64 {
-        self.shared.link.losses() + self.namespace.size.cuts()
+        self.namespace.losses.load(Ordering::Acquire) + self.namespace.size.cuts()
     }
 
     fn least_blocks(&self) -> u64 {
@@ -173,8 +212,42 @@ impl Bdev for RemoteBdev {
 
     /// Returns the fields that SPDK shows, and the state of the connection.
     fn driver_specific(&self) -> Value {
-        let (config, status) = (&self.shared.config, self.shared.status());
-        let link = self.shared.link.state();
+        let list = self.namespace.paths.list();
+        let nvme: Vec<Value> = list
+            .iter()
+            .map(|path| self.path_data(&path.shared))
+            .collect();
+        let (controller, state) = match list.first() {
+            Some(first) => (
+                first.shared.config.name.clone(),
+                first.shared.status().state.word(),
+            ),
+            None => (String::new(), "deleting"),
+        };
+        let policy = self.policy();
+        let mut data = json!({
+            "nvme": nvme,
+            "mp_policy": policy.word(),
+            "controller": controller,
+            "state": state,
+            "losses": self.losses(),
+            "refused": self.refusal(),
+        });
+        if let Some(word) = policy.selector_word() {
+            data["selector"] = word.into();
+        }
+        if let Some(min_io) = policy.min_io() {
+            data["rr_min_io"] = min_io.into();
+        }
+        data
+    }
+}
+
+impl RemoteBdev {
+    /// The fields that SPDK shows for each path.
+    fn path_data(&self, shared: &Shared) -> Value {
+        let (config, status) = (&shared.config, shared.status());
+        let link = shared.link.state();
         let found = link.namespaces.get(&self.namespace.attached.nsid);
         let ana = found.map(|found| ana_word(link.access(found)));
         let info = &status.info;
@@ -190,7 +263,6 @@ impl Bdev for RemoteBdev {
             ns_data["ana_state"] = ana.into();
         }
         json!({
-            "nvme": [{
                 "trid": {
                     "trtype": status.transport.to_string(),
                     "adrfam": if config.address.0.contains(':') { "IPv6" } else { "IPv4" },
@@ -219,12 +291,6 @@ impl Bdev for RemoteBdev {
                     _ => format!("{major}.{minor}.{tertiary}"),
                 } },
                 "ns_data": ns_data,
-            }],
-            "mp_policy": "active_passive",
-            "controller": config.name,
-            "state": status.state.word(),
-            "losses": self.losses(),
-            "refused": self.refusal(),
         })
     }
 }

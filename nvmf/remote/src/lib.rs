@@ -2,33 +2,56 @@
 //! a volume.
 //!
 //! ```text
-//!   Attachment   one controller: its devices and state                   (attachment, status)
-//!     ├ ControllerPoller   its admin queue, polled by one reactor         (poller.rs)
-//!     └ RemoteBdev         a namespace: a nacre_bdev::Bdev                (device.rs)
-//!         └ RemoteQueue      an I/O queue of the controller per core      (channel.rs)
+//!   Attachment   a subsystem: its paths and devices              (attachment, status)
+//!     ├ Path         one controller                              (path, shared)
+//!     │  └ ControllerPoller   its admin queue, on one reactor    (poller)
+//!     └ RemoteBdev   a namespace: a nacre_bdev::Bdev             (device, namespace, paths)
+//!         └ RemoteQueue    one core's queue                      (channel)
+//!             └ Legs           an I/O queue per path             (legs, select)
 //! ```
 //!
-//! A [`nacre_nvmf::host::Connector`] makes the connections, over any transport.
+//! A [`nacre_nvmf::host::Connector`] makes the connections, over any transport. The paths of an
+//! attachment are controllers of one subsystem. They may use different transports.
+//!
+//! What always holds:
+//!
+//! - A device sends I/O only on paths that show its namespace: the same identifiers and block size,
+//!   not smaller, with at least the limits that were announced. The comparison repeats at every
+//!   connection and every change that a target reports.
+//! - No I/O is sent where the namespace is inaccessible, and none to a non-optimized path while an
+//!   optimized one works.
+//! - An I/O is on one path at a time. It changes the path only if it was not executed (an ANA
+//!   status), if the target asks for a retry elsewhere (a path-related status without DNR), or if
+//!   the association that it was sent in has ended.
 //!
 //! A namespace keeps its identity while it is attached: its identity, block size and size are
 //! compared after every reconnect, and when the target reports a change. A namespace with another
-//! identity is never written to; a larger size is a resize. The layer above decides on lost
-//! connections: [`nacre_bdev::Bdev::losses`] counts each, before the first completion over the next
-//! one.
+//! identity is never written to; a larger size is a resize. [`nacre_bdev::Bdev::losses`] counts
+//! lost connections, each before the first completion on the next connection; the layer above
+//! decides about unflushed writes.
 
 #![forbid(unsafe_code)]
 
 mod attachment;
 mod channel;
 mod device;
+mod legs;
 mod namespace;
+mod open;
+mod path;
+mod paths;
 mod poller;
 mod qids;
+mod select;
 mod shared;
 mod status;
 
 pub use attachment::{Attachment, Changes};
-pub use device::{NoQueue, RemoteBdev};
+pub use device::{PathInfo, RemoteBdev};
+pub use open::NoQueue;
+pub use path::Path;
+pub use paths::{MAX_PATHS, PathIo};
 pub use poller::ControllerPoller;
+pub use select::{Policy, Selector};
 pub use shared::Config;
 pub use status::{ControllerInfo, State, Status};

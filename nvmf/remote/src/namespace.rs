@@ -1,14 +1,15 @@
-//! The state of a remote namespace: its identity, its size, and the limits that users rely on.
+//! The state of a remote namespace: its identity, its size, and the limits announced to the users
+//! of its bdev.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicU64;
 
-use nacre_bdev::{Limits, Op, Size};
+use nacre_bdev::{Limits, Op, OpenError, Size};
 use nacre_nvmf::host::{LinkState, NamespaceInfo};
 use nacre_nvmf_wire::identify::controller::Oncs;
 use nacre_nvmf_wire::identify::namespace::Rescap;
-use parking_lot::Mutex;
 
+use crate::paths::{DevicePath, DevicePaths};
 use crate::shared::Shared;
 
 /// Most blocks of a command (NLB: 16 bits, 0's based).
@@ -16,20 +17,26 @@ const COMMAND_BLOCKS: u64 = 1 << 16;
 
 /// The state that a device shares with its queues.
 pub(crate) struct Namespace {
-    shared: Arc<Shared>,
+    /// The name of its bdev.
+    pub name: String,
+    pub paths: DevicePaths,
+    /// Losses of all paths to its subsystem.
+    pub losses: Arc<AtomicU64>,
     /// Namespace properties at attachment; the present size is in `size`.
     pub attached: NamespaceInfo,
     pub size: Size,
-    pub promise: Promise,
-    /// The reason why all I/O completes with `Gone` although the target has a namespace with this
-    /// NSID.
-    refusal: Mutex<Option<String>>,
-    refused: AtomicBool,
+    pub promise: AnnouncedLimits,
+}
+
+/// A connected path, as the management thread compares it with the device.
+pub(crate) struct LivePath {
+    pub shared: Arc<Shared>,
+    pub link: LinkState,
 }
 
 /// The facts that the layer above got at registration and relies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Promise {
+pub(crate) struct AnnouncedLimits {
     pub limits: Limits,
     compare: bool,
     write_zeroes: bool,
@@ -38,8 +45,8 @@ pub(crate) struct Promise {
     verify: bool,
 }
 
-impl Promise {
-    fn of(namespace: &NamespaceInfo, link: &LinkState, queue_depth: u32) -> Promise {
+impl AnnouncedLimits {
+    fn of(namespace: &NamespaceInfo, link: &LinkState, queue_depth: u32) -> Self {
         let oncs = Oncs::from_bits_retain(link.oncs);
         let block = u64::from(namespace.block_size);
         let blocks = |bytes: u64| (bytes / block).clamp(1, COMMAND_BLOCKS);
@@ -66,7 +73,7 @@ impl Promise {
             read_only: namespace.read_only,
             ..Limits::unlimited(queue_depth)
         };
-        Promise {
+        Self {
             limits,
             compare,
             write_zeroes: oncs.contains(Oncs::WRITE_ZEROES),
@@ -77,7 +84,7 @@ impl Promise {
     }
 
     /// Describes the first property that `now` no longer satisfies.
-    fn broken_by(&self, now: &Promise) -> Option<String> {
+    fn broken_by(&self, now: &Self) -> Option<String> {
         let (was, is) = (&self.limits, &now.limits);
         let lost = [
             (self.compare && !now.compare, "compare"),
@@ -128,19 +135,27 @@ impl Promise {
 }
 
 impl Namespace {
-    pub fn new(shared: Arc<Shared>, attached: NamespaceInfo, link: &LinkState) -> Namespace {
-        Namespace {
+    /// The namespace `attached` of `path`, which is its first path.
+    pub(crate) fn new(
+        name: String,
+        path: &LivePath,
+        attached: NamespaceInfo,
+        losses: Arc<AtomicU64>,
+    ) -> Self {
+        let paths = DevicePaths::default();
+        paths.add(&path.shared);
+        Self {
+            name,
+            paths,
+            losses,
             size: Size::new(attached.blocks),
-            promise: Promise::of(&attached, link, depth(&shared)),
-            shared,
+            promise: AnnouncedLimits::of(&attached, &path.link, depth(&path.shared)),
             attached,
-            refusal: Mutex::default(),
-            refused: AtomicBool::new(false),
         }
     }
 
     /// True when the target executes the operation.
-    pub fn does(&self, op: Op) -> bool {
+    pub(crate) fn does(&self, op: Op) -> bool {
         match op {
             Op::Read | Op::Write | Op::Flush => true,
             Op::Compare => self.promise.compare,
@@ -155,8 +170,13 @@ impl Namespace {
     }
 
     /// True if the target supports reservations now; this may change when it restarts.
-    pub fn reserves(&self) -> bool {
-        let link = self.shared.link.state();
+    pub(crate) fn reserves(&self) -> bool {
+        let list = self.paths.list();
+        let connected = |path: &&Arc<DevicePath>| path.shared.link.generation().is_some();
+        let Some(path) = list.iter().find(connected).or_else(|| list.first()) else {
+            return false;
+        };
+        let link = path.shared.link.state();
         let found = link.namespaces.get(&self.attached.nsid);
         let rescap = Rescap::from_bits_retain(found.unwrap_or(&self.attached).rescap);
         Oncs::from_bits_retain(link.oncs).contains(Oncs::RESERVATIONS)
@@ -164,35 +184,108 @@ impl Namespace {
     }
 
     /// The reason why the namespace is no longer used although it exists.
-    pub fn refusal(&self) -> Option<String> {
-        self.refusal.lock().clone()
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let list = self.paths.list();
+        let mut reasons = list.iter().map(|path| path.refusal());
+        reasons
+            .try_fold(None, |_, reason| reason.map(Some))
+            .flatten()
     }
 
-    pub fn is_refused(&self) -> bool {
-        self.refused.load(Ordering::Acquire)
+    pub(crate) fn cannot_open(&self, source: std::io::Error) -> OpenError {
+        OpenError {
+            bdev: self.name.clone(),
+            what: "open an I/O queue".to_owned(),
+            source,
+        }
     }
 
-    /// Adopts the namespace's present size, or returns the reason why it cannot be used any more.
-    pub fn take_over(&self, found: &NamespaceInfo, link: &LinkState) -> Option<String> {
+    /// Compares the namespace on each connected path with this device. Paths that show it are
+    /// used, and its size is the smallest that they show: a path that has not noticed a growth yet
+    /// would refuse I/O beyond its size. Other paths are refused.
+    pub(crate) fn take_over(&self, live: &[LivePath]) {
         let known = NamespaceInfo {
             blocks: self.size.blocks(),
             ..self.attached.clone()
         };
-        if known.same_identity(found) && known.block_size == found.block_size {
+        let mut smallest: Option<u64> = None;
+        let mut fitting = Vec::new();
+        for path in live {
+            let Some(found) = path.link.namespaces.get(&known.nsid) else {
+                continue;
+            };
+            if let Some(why) = self.other_than(&known, found, path) {
+                self.refuse(path, why);
+                continue;
+            }
+            // A smaller namespace is not a new path of this device.
+            let is_known = self.paths.find(&path.shared).is_some();
+            match known.difference(found) {
+                Some(why) if !is_known => {
+                    self.refuse(path, why);
+                    continue;
+                }
+                _ => {}
+            }
+            smallest = Some(smallest.map_or(found.blocks, |least| least.min(found.blocks)));
+            fitting.push((path, found));
+        }
+        if let Some(blocks) = smallest {
             // Note it even for a refused namespace: data beyond is lost, even when it is large
             // enough again.
-            self.size.note(found.blocks);
+            self.size.note(blocks);
+            let now = NamespaceInfo {
+                blocks,
+                ..known.clone()
+            };
+            let cut = known.difference(&now);
+            if cut.is_none() {
+                self.size.set(blocks);
+            }
+            for (path, _) in fitting {
+                self.paths.add(&path.shared);
+                if let Some(known) = self.paths.find(&path.shared) {
+                    known.set_refusal(cut.clone());
+                }
+            }
         }
-        let why = known.difference(found).or_else(|| {
-            let now = Promise::of(found, link, depth(&self.shared));
-            self.promise.broken_by(&now)
-        });
-        if why.is_none() {
-            self.size.set(found.blocks);
+        self.paths.judge();
+    }
+
+    /// The reason why the namespace on a path is another one, or cannot do what this one promised.
+    fn other_than(
+        &self,
+        known: &NamespaceInfo,
+        found: &NamespaceInfo,
+        path: &LivePath,
+    ) -> Option<String> {
+        if !known.same_identity(found) {
+            return known.difference(found);
         }
-        *self.refusal.lock() = why.clone();
-        self.refused.store(why.is_some(), Ordering::Release);
-        why
+        let now = AnnouncedLimits::of(found, &path.link, depth(&path.shared));
+        self.promise.broken_by(&now)
+    }
+
+    /// Refuses a path. One that the device did not use before stays unused.
+    fn refuse(&self, path: &LivePath, why: String) {
+        if let Some(known) = self.paths.find(&path.shared) {
+            known.set_refusal(Some(why));
+        }
+    }
+
+    /// The reason why the device does not use a connected path; `None`: it uses it, or the path
+    /// does not have the namespace.
+    pub(crate) fn refusal_of(&self, path: &LivePath) -> Option<String> {
+        if let Some(known) = self.paths.find(&path.shared) {
+            return known.refusal();
+        }
+        let found = path.link.namespaces.get(&self.attached.nsid)?;
+        let known = NamespaceInfo {
+            blocks: self.size.blocks(),
+            ..self.attached.clone()
+        };
+        self.other_than(&known, found, path)
+            .or_else(|| known.difference(found))
     }
 }
 

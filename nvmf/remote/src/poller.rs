@@ -29,6 +29,8 @@ pub struct ControllerPoller {
     resets: u64,
     seen: Option<Seen>,
     closing: bool,
+    /// Disconnected until it is enabled again.
+    disabled: bool,
 }
 
 /// The values whose changes are reported.
@@ -48,8 +50,8 @@ impl ControllerPoller {
         pool: Pool,
         core: Option<CoreHandle>,
         now: Nanos,
-    ) -> std::io::Result<ControllerPoller> {
-        Ok(ControllerPoller {
+    ) -> std::io::Result<Self> {
+        Ok(Self {
             controller: begin(shared, &pool, now),
             shared: Arc::clone(shared),
             pool,
@@ -60,16 +62,13 @@ impl ControllerPoller {
             resets: 0,
             seen: None,
             closing: false,
+            disabled: false,
         })
     }
 
     /// True when the controller is closed and the poller has no more work.
     pub fn is_over(&self) -> bool {
-        self.closing
-            && matches!(
-                self.controller.state(),
-                ControllerState::Closed | ControllerState::Failed(_)
-            )
+        self.closing && self.has_ended()
     }
 
     fn obey(&mut self, now: Nanos) {
@@ -77,7 +76,15 @@ impl ControllerPoller {
             self.closing = true;
             self.controller.disconnect(now);
         }
-        if self.shared.take_reset() && !self.closing {
+        if !self.shared.is_enabled() && !self.disabled && !self.closing {
+            self.disabled = true;
+            self.again_at = None;
+            self.controller.disconnect(now);
+        } else if self.is_enabled_again() && !self.closing {
+            self.disabled = false;
+            self.restart(now);
+        }
+        if self.shared.take_reset() && !self.closing && !self.disabled {
             match self.controller.state() {
                 ControllerState::Live => self.shared.link.request_reset(),
                 ControllerState::Failed(_) => self.restart(now),
@@ -86,9 +93,21 @@ impl ControllerPoller {
             }
             self.resets += 1;
         }
-        if self.again_at.is_some_and(|at| now >= at) && !self.closing {
+        if self.again_at.is_some_and(|at| now >= at) && !self.closing && !self.disabled {
             self.restart(now);
         }
+    }
+
+    /// True when it was disabled, is enabled, and the controller has ended.
+    fn is_enabled_again(&self) -> bool {
+        self.disabled && self.shared.is_enabled() && self.has_ended()
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(
+            self.controller.state(),
+            ControllerState::Closed | ControllerState::Failed(_)
+        )
     }
 
     fn restart(&mut self, now: Nanos) {
@@ -102,7 +121,7 @@ impl ControllerPoller {
     fn insist(&mut self, now: Nanos) {
         let options = self.controller.options();
         let given_up = matches!(self.controller.state(), ControllerState::Failed(_));
-        if given_up && options.loss_timeout.is_none() && !self.closing {
+        if given_up && options.loss_timeout.is_none() && !self.closing && !self.disabled {
             self.again_at
                 .get_or_insert(now + options.reconnect_delay_max);
         }
@@ -124,6 +143,11 @@ impl ControllerPoller {
         let state = match &now.state {
             ControllerState::Connecting => State::Connecting,
             ControllerState::Live => State::Live,
+            ControllerState::Closed | ControllerState::Failed(_)
+                if self.disabled && !self.closing =>
+            {
+                State::Disabled
+            }
             ControllerState::Closed => State::Closed,
             ControllerState::Waiting { error, .. } => State::Waiting {
                 error: error.clone(),
@@ -147,7 +171,7 @@ impl ControllerPoller {
             }
             match controller.paths() {
                 Some(paths) => {
-                    status.transport = of_link.transport.unwrap_or(paths.current());
+                    status.transport = of_link.transport.unwrap_or_else(|| paths.current());
                     status.exhausted = !is_live && paths.all_failed();
                     if status.exhausted {
                         status.causes = paths.causes();
@@ -203,7 +227,7 @@ impl Poller for ControllerPoller {
 
     fn arm(&mut self, now: Nanos) -> Idle {
         self.look_at = now;
-        if self.shared.is_asked() {
+        if self.shared.is_asked() || self.is_enabled_again() {
             return Idle::Busy;
         }
         let idle = self.controller.arm(now);

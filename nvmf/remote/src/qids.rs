@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 /// Allocates identifiers from 1. A returned identifier is reused last, so that the target has time
 /// to close its old queue.
 #[derive(Debug, Default)]
-pub struct Qids(Mutex<State>);
+pub(crate) struct Qids(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -18,14 +18,14 @@ struct State {
 
 /// An allocated identifier. Dropping it returns the identifier.
 #[derive(Debug)]
-pub struct Qid {
+pub(crate) struct Qid {
     pub value: u16,
     of: Arc<Qids>,
 }
 
 impl Qids {
     /// Allocates an identifier from 1 to `granted`; `None`: all are in use.
-    pub fn take(self: &Arc<Qids>, granted: u16) -> Option<Qid> {
+    pub(crate) fn take(self: &Arc<Self>, granted: u16) -> Option<Qid> {
         let mut state = self.lock();
         let value = if state.used < granted {
             state.used += 1;

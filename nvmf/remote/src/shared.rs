@@ -1,7 +1,7 @@
 //! The state of an attachment, shared by its poller, its devices and the management threads.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nacre_nvmf::address::Select;
 use nacre_nvmf::host::{Connector, HostOptions, Link};
@@ -27,7 +27,10 @@ pub struct Config {
     pub options: HostOptions,
 }
 
-/// The state that an attachment shares with its core and with its devices.
+/// Called on a core with each change of a status; must not block.
+pub(crate) type OnChange = Arc<dyn Fn() + Send + Sync>;
+
+/// The state that a path shares with its core and with its devices.
 pub(crate) struct Shared {
     pub config: Config,
     pub connector: Arc<dyn Connector>,
@@ -35,74 +38,90 @@ pub(crate) struct Shared {
     pub qids: Arc<Qids>,
     status: Mutex<Status>,
     /// Called on the core with each change.
-    on_change: Box<dyn Fn() + Send + Sync>,
+    on_change: OnChange,
     asked: AtomicBool,
     closing: AtomicBool,
     reset: AtomicBool,
+    disabled: AtomicBool,
     waker: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
 
 impl Shared {
-    pub fn new(
+    pub(crate) fn new(
         config: Config,
         connector: Arc<dyn Connector>,
-        on_change: Box<dyn Fn() + Send + Sync>,
-    ) -> Shared {
+        on_change: OnChange,
+        all_losses: Arc<AtomicU64>,
+    ) -> Self {
         let transport = match &config.options.paths {
             Some(paths) => paths.preferred,
             None => config.transport,
         };
-        Shared {
+        Self {
             config,
             connector,
-            link: Arc::default(),
+            link: Arc::new(Link::counting(all_losses)),
             qids: Arc::default(),
             status: Mutex::new(Status::new(transport)),
             on_change,
             asked: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             reset: AtomicBool::new(false),
+            disabled: AtomicBool::new(false),
             waker: Mutex::default(),
         }
     }
 
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         self.status.lock().clone()
     }
 
-    pub fn change(&self, with: impl FnOnce(&mut Status)) {
+    pub(crate) fn change(&self, with: impl FnOnce(&mut Status)) {
         with(&mut self.status.lock());
         (self.on_change)();
     }
 
-    pub fn is_asked(&self) -> bool {
+    pub(crate) fn is_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
 
-    pub fn is_closing(&self) -> bool {
+    pub(crate) fn is_closing(&self) -> bool {
         self.asked.store(false, Ordering::Release);
         self.closing.load(Ordering::Acquire)
     }
 
-    pub fn take_reset(&self) -> bool {
+    pub(crate) fn take_reset(&self) -> bool {
         self.reset.swap(false, Ordering::AcqRel)
     }
 
     /// `wake` wakes the poller.
-    pub fn set_waker(&self, wake: Box<dyn Fn() + Send + Sync>) {
+    pub(crate) fn set_waker(&self, wake: Box<dyn Fn() + Send + Sync>) {
         *self.waker.lock() = Some(wake);
     }
 
-    pub fn ask_reset(&self) {
+    pub(crate) fn ask_reset(&self) {
         self.ask(&self.reset);
     }
 
-    pub fn ask_close(&self) {
+    pub(crate) fn ask_close(&self) {
         self.ask(&self.closing);
+    }
+
+    pub(crate) fn set_enabled(&self, enabled: bool) {
+        self.disabled.store(!enabled, Ordering::Release);
+        self.notify();
+    }
+
+    pub(crate) fn is_enabled(&self) -> bool {
+        !self.disabled.load(Ordering::Acquire)
     }
 
     fn ask(&self, flag: &AtomicBool) {
         flag.store(true, Ordering::Release);
+        self.notify();
+    }
+
+    fn notify(&self) {
         self.asked.store(true, Ordering::Release);
         if let Some(wake) = &*self.waker.lock() {
             wake();

@@ -1,4 +1,4 @@
-//! How an attachment stands, as its core last said.
+//! The status of an attached controller, as its poller last published it.
 
 use nacre_nvmf::host::{HostError, PathCounts};
 use nacre_nvmf::transport::TransportType;
@@ -18,6 +18,8 @@ pub enum State {
     },
     /// Given up: the limit of time is over, or the target said no for good.
     Failed(HostError),
+    /// Disconnected on request, until it is enabled.
+    Disabled,
     /// Detached.
     Closed,
 }
@@ -26,16 +28,17 @@ impl State {
     /// Returns SPDK's word for the state.
     pub fn word(&self) -> &'static str {
         match self {
-            State::Connecting | State::Waiting { .. } => "resetting",
-            State::Live => "enabled",
-            State::Failed(_) => "failed",
-            State::Closed => "deleting",
+            Self::Connecting | Self::Waiting { .. } => "resetting",
+            Self::Live => "enabled",
+            Self::Failed(_) => "failed",
+            Self::Disabled => "disabled",
+            Self::Closed => "deleting",
         }
     }
 
     pub fn error(&self) -> Option<&HostError> {
         match self {
-            State::Waiting { error, .. } | State::Failed(error) => Some(error),
+            Self::Waiting { error, .. } | Self::Failed(error) => Some(error),
             _ => None,
         }
     }
@@ -57,10 +60,10 @@ pub struct ControllerInfo {
 }
 
 impl ControllerInfo {
-    pub(crate) fn of(identify: &IdentifyController) -> ControllerInfo {
+    pub(crate) fn of(identify: &IdentifyController) -> Self {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         let (version, cmic) = (identify.ver.get(), Cmic::from_bits_retain(identify.cmic));
-        ControllerInfo {
+        Self {
             cntlid: identify.cntlid.get(),
             vendor_id: identify.vid.get(),
             model: text(&identify.mn[..]),
@@ -79,19 +82,19 @@ pub struct Status {
     pub state: State,
     /// Transport of the connection, or of the present attempt.
     pub transport: TransportType,
-    /// Times that it was connected.
+    /// Number of successful connects.
     pub connects: u64,
-    /// Number of resets begun: later reports are about the last one.
+    /// Number of resets started; later failures belong to the last one.
     pub resets: u64,
     /// See [`nacre_bdev::Bdev::losses`].
     pub losses: u64,
-    /// I/O ends at once: it has been away for too long.
+    /// True after `fast_io_fail` without a connection: I/O fails immediately.
     pub away: bool,
-    /// Every transport has had its attempts since there was a connection.
+    /// True if every transport has used up its attempts since the last connection.
     pub exhausted: bool,
-    /// Why the transports failed, the last time that they did.
+    /// The latest failure of each transport.
     pub causes: String,
-    /// Where there is a choice of transports.
+    /// Counters of the transports; `None` if the controller has only one.
     pub paths: Option<PathCounts>,
     /// I/O queues granted.
     pub io_queues: u16,
@@ -100,8 +103,8 @@ pub struct Status {
 }
 
 impl Status {
-    pub(crate) fn new(transport: TransportType) -> Status {
-        Status {
+    pub(crate) fn new(transport: TransportType) -> Self {
+        Self {
             state: State::Connecting,
             transport,
             connects: 0,

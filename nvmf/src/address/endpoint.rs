@@ -33,8 +33,8 @@ pub enum Select {
 }
 
 impl Endpoint {
-    pub fn of_host(host: &str) -> Endpoint {
-        Endpoint {
+    pub fn of_host(host: &str) -> Self {
+        Self {
             scheme: None,
             host: host.trim_matches(['[', ']']).to_owned(),
             port: None,
@@ -90,7 +90,7 @@ impl FromStr for Endpoint {
     type Err = AddressError;
 
     /// Accepts every address; [`Grammar::parse`] accepts those of one use.
-    fn from_str(text: &str) -> Result<Endpoint, AddressError> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         Grammar::ANY.parse(text)
     }
 }

@@ -57,7 +57,7 @@ pub enum AddressError {
 
 impl Grammar {
     /// Every address.
-    pub const ANY: Grammar = Grammar {
+    pub const ANY: Self = Self {
         form: "[SCHEME://]ADDRESS[:PORT][/NQN][?nsid=N], with an IPv6 address in brackets, or pcie://BDF",
         schemes: &[
             Scheme::Tcp,
@@ -71,22 +71,22 @@ impl Grammar {
     };
 
     /// A controller that a tool connects to.
-    pub const CONTROLLER: Grammar = Grammar {
+    pub const CONTROLLER: Self = Self {
         form: "ADDRESS[:PORT] or tcp://ADDRESS[:PORT][/NQN][?nsid=N], with an IPv6 address in brackets",
         schemes: &[Scheme::Tcp, Scheme::Rdma, Scheme::RdmaThenTcp, Scheme::Auto],
-        ..Grammar::ANY
+        ..Self::ANY
     };
 
     /// A namespace, or all namespaces of a subsystem, to attach.
-    pub const NAMESPACE: Grammar = Grammar {
+    pub const NAMESPACE: Self = Self {
         form: "auto://ADDRESS[:PORT]/NQN[?nsid=N], with an IPv6 address in brackets",
         needs_scheme: true,
         subsystem: SubsystemPart::Required,
-        ..Grammar::CONTROLLER
+        ..Self::CONTROLLER
     };
 
     /// An address to listen on.
-    pub const LISTENER: Grammar = Grammar {
+    pub const LISTENER: Self = Self {
         form: "tcp://ADDRESS[:PORT] or rdma://ADDRESS[:PORT], with an IPv6 address in brackets",
         schemes: &[Scheme::Tcp, Scheme::Rdma],
         needs_scheme: false,
@@ -94,7 +94,7 @@ impl Grammar {
     };
 
     /// A drive of this machine. The caller checks the PCI address.
-    pub const DRIVE: Grammar = Grammar {
+    pub const DRIVE: Self = Self {
         form: "pcie://BDF[?nsid=N]",
         schemes: &[Scheme::Pcie],
         needs_scheme: true,

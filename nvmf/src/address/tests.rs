@@ -1,3 +1,5 @@
+//! Tests of the parser: accepted addresses with their parts, refused ones with their errors.
+
 use std::path::Path;
 
 use proptest::prelude::*;

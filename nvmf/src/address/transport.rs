@@ -22,24 +22,24 @@ pub enum Scheme {
 
 impl Scheme {
     /// The canonical word, and the other accepted one.
-    const WORDS: [(Scheme, &str, &str); 5] = [
-        (Scheme::Tcp, "tcp", "nvmf+tcp"),
-        (Scheme::Rdma, "rdma", "nvmf+rdma"),
-        (Scheme::RdmaThenTcp, "rdma+tcp", "nvmf+rdma+tcp"),
-        (Scheme::Auto, "auto", "nvmf"),
-        (Scheme::Pcie, "pcie", "vfio"),
+    const WORDS: [(Self, &str, &str); 5] = [
+        (Self::Tcp, "tcp", "nvmf+tcp"),
+        (Self::Rdma, "rdma", "nvmf+rdma"),
+        (Self::RdmaThenTcp, "rdma+tcp", "nvmf+rdma+tcp"),
+        (Self::Auto, "auto", "nvmf"),
+        (Self::Pcie, "pcie", "vfio"),
     ];
 
     /// Reads the word in any case, and its alias.
-    pub fn parse(word: &str) -> Option<Scheme> {
+    pub fn parse(word: &str) -> Option<Self> {
         let is_one = |name: &str| word.eq_ignore_ascii_case(name);
-        let mut words = Scheme::WORDS.into_iter();
+        let mut words = Self::WORDS.into_iter();
         let found = words.find(|(_, word, alias)| is_one(word) || is_one(alias));
         found.map(|(scheme, ..)| scheme)
     }
 
     pub fn word(self) -> &'static str {
-        let mut words = Scheme::WORDS.into_iter();
+        let mut words = Self::WORDS.into_iter();
         let found = words.find(|(scheme, ..)| *scheme == self);
         found.map_or("", |(_, word, _)| word)
     }
@@ -47,34 +47,34 @@ impl Scheme {
     /// The choice of a network transport; `None` for a drive of this machine.
     pub fn choice(self) -> Option<TransportChoice> {
         match self {
-            Scheme::Auto => Some(TransportChoice::Auto),
-            Scheme::Tcp => Some(TransportChoice::Tcp),
-            Scheme::Rdma | Scheme::RdmaThenTcp => Some(TransportChoice::Rdma),
-            Scheme::Pcie => None,
+            Self::Auto => Some(TransportChoice::Auto),
+            Self::Tcp => Some(TransportChoice::Tcp),
+            Self::Rdma | Self::RdmaThenTcp => Some(TransportChoice::Rdma),
+            Self::Pcie => None,
         }
     }
 
     /// The fallback that the scheme itself names.
     pub fn fallback(self) -> Option<Fallback> {
-        (self == Scheme::RdmaThenTcp).then_some(Fallback::Tcp)
+        (self == Self::RdmaThenTcp).then_some(Fallback::Tcp)
     }
 }
 
 impl From<IpTransport> for Scheme {
-    fn from(transport: IpTransport) -> Scheme {
+    fn from(transport: IpTransport) -> Self {
         match transport {
-            IpTransport::Tcp => Scheme::Tcp,
-            IpTransport::Rdma => Scheme::Rdma,
+            IpTransport::Tcp => Self::Tcp,
+            IpTransport::Rdma => Self::Rdma,
         }
     }
 }
 
 impl From<TransportChoice> for Scheme {
-    fn from(choice: TransportChoice) -> Scheme {
+    fn from(choice: TransportChoice) -> Self {
         match choice {
-            TransportChoice::Auto => Scheme::Auto,
-            TransportChoice::Tcp => Scheme::Tcp,
-            TransportChoice::Rdma => Scheme::Rdma,
+            TransportChoice::Auto => Self::Auto,
+            TransportChoice::Tcp => Self::Tcp,
+            TransportChoice::Rdma => Self::Rdma,
         }
     }
 }
@@ -90,25 +90,25 @@ pub enum IpTransport {
 impl IpTransport {
     pub fn word(self) -> &'static str {
         match self {
-            IpTransport::Tcp => "tcp",
-            IpTransport::Rdma => "rdma",
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
         }
     }
 
     /// The name in RPC calls.
     pub fn trtype(self) -> &'static str {
         match self {
-            IpTransport::Tcp => "TCP",
-            IpTransport::Rdma => "RDMA",
+            Self::Tcp => "TCP",
+            Self::Rdma => "RDMA",
         }
     }
 }
 
 impl From<IpTransport> for TransportType {
-    fn from(transport: IpTransport) -> TransportType {
+    fn from(transport: IpTransport) -> Self {
         match transport {
-            IpTransport::Tcp => TransportType::Tcp,
-            IpTransport::Rdma => TransportType::Rdma,
+            IpTransport::Tcp => Self::Tcp,
+            IpTransport::Rdma => Self::Rdma,
         }
     }
 }
@@ -117,8 +117,8 @@ impl FromStr for IpTransport {
     type Err = UnknownTransport;
 
     /// Parses the name in upper or lower case, as RPC calls do.
-    fn from_str(text: &str) -> Result<IpTransport, UnknownTransport> {
-        let mut all = [IpTransport::Tcp, IpTransport::Rdma].into_iter();
+    fn from_str(text: &str) -> Result<Self, UnknownTransport> {
+        let mut all = [Self::Tcp, Self::Rdma].into_iter();
         all.find(|transport| text.eq_ignore_ascii_case(transport.word()))
             .ok_or_else(|| UnknownTransport {
                 found: text.to_owned(),
@@ -139,34 +139,30 @@ pub enum TransportChoice {
 }
 
 impl TransportChoice {
-    pub const ALL: [TransportChoice; 3] = [
-        TransportChoice::Tcp,
-        TransportChoice::Rdma,
-        TransportChoice::Auto,
-    ];
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Rdma, Self::Auto];
 
     pub fn word(self) -> &'static str {
         match self {
-            TransportChoice::Auto => "auto",
-            TransportChoice::Rdma => "rdma",
-            TransportChoice::Tcp => "tcp",
+            Self::Auto => "auto",
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
         }
     }
 
     /// The name in RPC calls.
     pub fn trtype(self) -> &'static str {
         match self {
-            TransportChoice::Auto => "AUTO",
-            TransportChoice::Rdma => "RDMA",
-            TransportChoice::Tcp => "TCP",
+            Self::Auto => "AUTO",
+            Self::Rdma => "RDMA",
+            Self::Tcp => "TCP",
         }
     }
 
     /// The fallback of a tool whose user names none.
     pub fn default_fallback(self) -> Fallback {
         match self {
-            TransportChoice::Auto => Fallback::Tcp,
-            TransportChoice::Rdma | TransportChoice::Tcp => Fallback::None,
+            Self::Auto => Fallback::Tcp,
+            Self::Rdma | Self::Tcp => Fallback::None,
         }
     }
 }
@@ -175,8 +171,8 @@ impl FromStr for TransportChoice {
     type Err = UnknownTransport;
 
     /// Parses the name in upper or lower case, as RPC calls do.
-    fn from_str(text: &str) -> Result<TransportChoice, UnknownTransport> {
-        let mut all = TransportChoice::ALL.into_iter();
+    fn from_str(text: &str) -> Result<Self, UnknownTransport> {
+        let mut all = Self::ALL.into_iter();
         all.find(|choice| text.eq_ignore_ascii_case(choice.word()))
             .ok_or_else(|| UnknownTransport {
                 found: text.to_owned(),
@@ -202,8 +198,8 @@ pub enum Fallback {
 impl Fallback {
     pub fn word(self) -> &'static str {
         match self {
-            Fallback::Tcp => "tcp",
-            Fallback::None => "none",
+            Self::Tcp => "tcp",
+            Self::None => "none",
         }
     }
 }
@@ -211,8 +207,8 @@ impl Fallback {
 impl FromStr for Fallback {
     type Err = UnknownTransport;
 
-    fn from_str(text: &str) -> Result<Fallback, UnknownTransport> {
-        let mut all = [Fallback::Tcp, Fallback::None].into_iter();
+    fn from_str(text: &str) -> Result<Self, UnknownTransport> {
+        let mut all = [Self::Tcp, Self::None].into_iter();
         all.find(|fallback| text.eq_ignore_ascii_case(fallback.word()))
             .ok_or_else(|| UnknownTransport {
                 found: text.to_owned(),

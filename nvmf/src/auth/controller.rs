@@ -18,14 +18,14 @@ use std::time::Duration;
 use nacre_reactor::Nanos;
 
 use super::group::{Exponent, Group};
-use super::hash::Hash;
+use super::hash::{Digest, Hash};
 use super::job::{Answer, Job, KeySource, Keys};
 use super::message::{
     Body, Challenge, FAILURE_BYTES, Failed, Message, MessageError, Negotiate, Reply,
 };
 use super::offer::Offer;
 use super::response::{Basis, Names, Prover};
-use super::{Agreed, Progress, Random, Reason, sequence_number};
+use super::{Agreed, ChannelPolicy, Concatenation, Progress, Random, Reason, sequence_number};
 
 /// The answer to an Authentication Receive.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,9 +41,15 @@ pub enum Received {
 
 pub struct ControllerEnd {
     names: Names,
-    /// `None`: this host has no key here, and fails.
-    keys: Option<Arc<dyn KeySource>>,
+    /// The sets of keys that the host may use: one, or two during a rotation. Without any the
+    /// transaction fails.
+    keys: Vec<Arc<dyn KeySource>>,
+    /// The set that the host used.
+    used: Option<Arc<dyn KeySource>>,
     offer: Offer,
+    policy: ChannelPolicy,
+    /// The secure channel that the host asks for.
+    channel: Concatenation,
     random: Box<dyn Random>,
     /// How long it waits for each message.
     patience: Duration,
@@ -51,6 +57,8 @@ pub struct ControllerEnd {
     state: State,
     transaction: u16,
     agreed: Option<Agreed>,
+    /// PSKg, where the host asks for a secure channel.
+    generated: Option<Digest>,
     job: Option<Job>,
     failure: Option<Reason>,
 }
@@ -82,7 +90,8 @@ struct Chosen {
 /// A Challenge.
 struct Issued {
     chosen: Chosen,
-    keys: Keys,
+    /// The readable sets of keys, each with its source.
+    keys: Vec<(Arc<dyn KeySource>, Keys)>,
     challenge: Vec<u8>,
     number: u32,
     public: Vec<u8>,
@@ -97,24 +106,47 @@ struct Proof {
 impl ControllerEnd {
     pub fn new(
         names: Names,
-        keys: Option<Arc<dyn KeySource>>,
+        keys: impl IntoIterator<Item = Arc<dyn KeySource>>,
         offer: Offer,
         random: Box<dyn Random>,
         patience: Duration,
         now: Nanos,
-    ) -> ControllerEnd {
-        ControllerEnd {
+    ) -> Self {
+        Self {
             names,
-            keys,
+            keys: keys.into_iter().collect(),
+            used: None,
             offer,
+            policy: ChannelPolicy::default(),
+            channel: Concatenation::None,
             random,
             patience,
             deadline: now + patience,
             state: State::Negotiate,
             transaction: 0,
             agreed: None,
+            generated: None,
             job: None,
             failure: None,
+        }
+    }
+
+    /// Serves a host that asks for a secure channel.
+    pub fn with_channel(mut self, policy: ChannelPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// The secure channel that the host asks for.
+    pub fn channel(&self) -> Concatenation {
+        self.channel
+    }
+
+    /// The PSK that the completed transaction made, once.
+    pub fn take_generated(&mut self) -> Option<Digest> {
+        match self.state {
+            State::Completed => self.generated.take(),
+            _ => None,
         }
     }
 
@@ -136,16 +168,21 @@ impl ControllerEnd {
         self.agreed
     }
 
+    /// The keys that the host used, once its response is verified.
+    pub fn used_keys(&self) -> Option<&Arc<dyn KeySource>> {
+        self.used.as_ref()
+    }
+
     pub fn is_completed(&self) -> bool {
         matches!(self.state, State::Completed)
     }
 
-    /// The transaction failed, and the host has been told, or cannot be.
+    /// True if the transaction failed, and the host has received Failure1 or cannot receive it.
     pub fn is_over(&self) -> bool {
         matches!(self.state, State::Error)
     }
 
-    /// Why it failed, once.
+    /// Removes and returns the reason of a failure.
     pub fn take_failure(&mut self) -> Option<Reason> {
         self.failure.take()
     }
@@ -155,8 +192,8 @@ impl ControllerEnd {
         self.job.take()
     }
 
-    /// Notes the passage of time. True if the host let the time for its message pass: the
-    /// transaction is over.
+    /// Checks the time limit of the host's next message. True if it has expired, which ends the
+    /// transaction.
     pub fn check_time(&mut self, now: Nanos) -> bool {
         let is_pending = !matches!(self.state, State::Completed | State::Error);
         let is_late = is_pending && now >= self.deadline;
@@ -172,7 +209,7 @@ impl ControllerEnd {
         self.give_up(reason);
     }
 
-    /// An Authentication Send.
+    /// Handles an Authentication Send.
     pub fn send(&mut self, bytes: &[u8], now: Nanos) {
         // A host that goes on sending in place of fetching Failure1 gains no time.
         if !matches!(self.state, State::Failure1(_)) {
@@ -183,7 +220,7 @@ impl ControllerEnd {
         }
     }
 
-    /// An Authentication Receive with room for so many bytes.
+    /// Handles an Authentication Receive with this allocation length.
     pub fn receive(&mut self, room: usize, now: Nanos) -> Received {
         if room < FAILURE_BYTES {
             self.give_up(Reason::Malformed(MessageError::Short {
@@ -235,7 +272,7 @@ impl ControllerEnd {
         Received::Message(bytes)
     }
 
-    /// The answer to its job.
+    /// Handles the answer of its job.
     pub fn answered(&mut self, answer: Answer, now: Nanos) {
         // The host's time does not run while this end computes.
         self.deadline = now + self.patience;
@@ -304,12 +341,25 @@ impl ControllerEnd {
 
     fn choose(&mut self, negotiate: &Negotiate) -> Result<(), Reason> {
         let (hashes, groups) = negotiate.offer.ok_or(Reason::Protocol)?;
-        if negotiate.secure_channel != 0 {
-            return Err(Reason::SecureChannel);
+        let asked = negotiate.secure_channel;
+        self.channel = match asked {
+            0 if self.policy.required => return Err(Reason::SecureChannelRequired),
+            0 => Concatenation::None,
+            asked if asked == self.policy.possible.code() => self.policy.possible,
+            asked => return Err(Reason::SecureChannel { asked }),
+        };
+        let usable = self.channel.usable(&self.offer);
+        let hash = usable.hash_among(hashes).ok_or(Reason::Hash)?;
+        let group = usable.group_among(groups).ok_or_else(|| {
+            // The other groups are common to both ends.
+            match self.offer.group_among(groups) {
+                Some(_) => Reason::SecureChannelGroup,
+                None => Reason::Group,
+            }
+        })?;
+        if self.keys.is_empty() {
+            return Err(Reason::NoKey);
         }
-        let hash = self.offer.hash_among(hashes).ok_or(Reason::Hash)?;
-        let group = self.offer.group_among(groups).ok_or(Reason::Group)?;
-        let keys = self.keys.clone().ok_or(Reason::NoKey)?;
         let exponent = group.exponent(self.random.as_mut())?;
         self.agreed = Some(Agreed {
             hash,
@@ -317,7 +367,7 @@ impl ControllerEnd {
             mutual: false,
         });
         self.job = Some(Job {
-            keys: Some(keys),
+            keys: self.keys.clone(),
             public: true,
             peer: None,
             group,
@@ -332,7 +382,20 @@ impl ControllerEnd {
     }
 
     fn prepared(&mut self, chosen: Chosen, answer: Answer) -> Result<State, Reason> {
-        let keys = answer.keys.ok_or(Reason::NoKey)??;
+        // One set that expired or cannot be read leaves the other in force.
+        let mut keys = Vec::with_capacity(self.keys.len());
+        let mut unreadable = None;
+        for (source, read) in self.keys.iter().zip(answer.keys) {
+            match read {
+                Ok(read) => keys.push((Arc::clone(source), read)),
+                Err(error) => {
+                    unreadable.get_or_insert(error);
+                }
+            }
+        }
+        if keys.is_empty() {
+            return Err(unreadable.map_or(Reason::NoKey, Reason::Key));
+        }
         let mut challenge = vec![0; chosen.hash.bytes()];
         self.random.fill(&mut challenge)?;
         let number = sequence_number(self.random.as_mut())?;
@@ -368,11 +431,26 @@ impl ControllerEnd {
             return Err(Reason::PublicValue);
         }
         let challenge = reply.challenge;
-        if let Some((challenge, _)) = challenge {
+        let makes_psk = self.channel != Concatenation::None;
+        let missing = |field, value| {
+            Err(Reason::Malformed(MessageError::Field {
+                message: "Reply",
+                field,
+                value,
+            }))
+        };
+        match challenge {
+            // C2 is a part of the PSK.
+            None if makes_psk => return missing("CVALID", 0),
+            Some((_, 0)) if !makes_psk => return missing("the sequence number", 0),
+            _ => {}
+        }
+        if let Some((challenge, number)) = challenge {
             if challenge == issued.challenge {
                 return Err(Reason::Reflected);
             }
-            if issued.keys.controller.is_none() {
+            let has_controller_key = |(_, keys): &(_, Keys)| keys.controller.is_some();
+            if number != 0 && !issued.keys.iter().any(has_controller_key) {
                 return Err(Reason::NoControllerKey);
             }
         }
@@ -382,7 +460,7 @@ impl ControllerEnd {
         };
         if group == Group::Null {
             let no_answer = Answer {
-                keys: None,
+                keys: Vec::new(),
                 public: Vec::new(),
                 shared: None,
             };
@@ -390,7 +468,7 @@ impl ControllerEnd {
             return Ok(());
         }
         self.job = Some(Job {
-            keys: None,
+            keys: Vec::new(),
             public: false,
             peer: Some(reply.public.to_vec()),
             group,
@@ -405,16 +483,27 @@ impl ControllerEnd {
             hash: issued.chosen.hash,
             shared: answer.shared.as_ref().map(|shared| shared.as_slice()),
             transaction: self.transaction,
+            channel: self.channel,
             names: &self.names,
         };
-        let key = issued.keys.host.key(&self.names.host);
-        let expected = basis.response(Prover::Host, &key, &issued.challenge, issued.number);
-        if !expected.equals(&proof.response) {
-            return Err(Reason::WrongResponse);
-        }
+        let fits = |(_, keys): &&(_, Keys)| {
+            let key = keys.host.key(&self.names.host);
+            let expected = basis.response(Prover::Host, &key, &issued.challenge, issued.number);
+            expected.equals(&proof.response)
+        };
+        let (source, keys) = issued.keys.iter().find(fits).ok_or(Reason::WrongResponse)?;
+        self.used = Some(Arc::clone(source));
         let mut response = None;
-        if let Some((challenge, number)) = &proof.challenge {
-            let secret = issued.keys.controller.as_ref();
+        if let Some((challenge, _)) = &proof.challenge
+            && self.channel != Concatenation::None
+        {
+            self.generated = basis.generated(&issued.challenge, challenge);
+        }
+        if let Some((challenge, number)) = &proof.challenge
+            && *number != 0
+        {
+            // The host expects the controller key that belongs to its own.
+            let secret = keys.controller.as_ref();
             let key = secret
                 .ok_or(Reason::NoControllerKey)?
                 .key(&self.names.subsystem);

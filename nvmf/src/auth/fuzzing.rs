@@ -18,8 +18,8 @@ use nacre_reactor::Nanos;
 
 use super::message::Message;
 use super::{
-    ControllerEnd, FixedKeys, Group, Hash, HostEnd, HostStep, Keys, Names, NoRandom, Offer, Random,
-    Received, Secret,
+    ControllerEnd, FixedKeys, Group, Hash, HostEnd, HostStep, KeySource, Keys, Names, NoRandom,
+    Offer, Random, Received, Secret,
 };
 
 /// The same bytes in every run: a failing input has to fail again.
@@ -66,14 +66,14 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(same: bool) -> Ends {
+    fn new(same: bool) -> Self {
         let nqn = |text| Nqn::new(text).expect("a name");
         let names = Names {
             host: nqn("nqn.2026-01.io.nacre:fuzz-host"),
             subsystem: nqn("nqn.2026-01.io.nacre:fuzz"),
         };
         let secret = |seed| Secret::generate(None, &mut Counter(seed)).expect("it counts");
-        let keys = |seed| {
+        let keys = |seed| -> Arc<dyn KeySource> {
             let keys = Keys {
                 host: secret(seed),
                 controller: Some(secret(3)),
@@ -85,7 +85,7 @@ impl Ends {
             groups: vec![Group::Null],
         };
         let (host_keys, random) = (keys(if same { 1 } else { 2 }), Box::new(Counter(9)));
-        Ends {
+        Self {
             controller: ControllerEnd::new(
                 names.clone(),
                 Some(keys(1)),

@@ -26,13 +26,13 @@ pub enum Group {
 }
 
 impl Group {
-    pub const ALL: [Group; 6] = [
-        Group::Null,
-        Group::Ffdhe2048,
-        Group::Ffdhe3072,
-        Group::Ffdhe4096,
-        Group::Ffdhe6144,
-        Group::Ffdhe8192,
+    pub const ALL: [Self; 6] = [
+        Self::Null,
+        Self::Ffdhe2048,
+        Self::Ffdhe3072,
+        Self::Ffdhe4096,
+        Self::Ffdhe6144,
+        Self::Ffdhe8192,
     ];
 
     pub const fn id(self) -> u8 {
@@ -40,34 +40,34 @@ impl Group {
     }
 
     /// Identifiers above these belong to groups of later specifications.
-    pub fn from_id(id: u8) -> Option<Group> {
-        Group::ALL.into_iter().find(|group| group.id() == id)
+    pub fn from_id(id: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|group| group.id() == id)
     }
 
     pub const fn name(self) -> &'static str {
         match self {
-            Group::Null => "null",
-            Group::Ffdhe2048 => "ffdhe2048",
-            Group::Ffdhe3072 => "ffdhe3072",
-            Group::Ffdhe4096 => "ffdhe4096",
-            Group::Ffdhe6144 => "ffdhe6144",
-            Group::Ffdhe8192 => "ffdhe8192",
+            Self::Null => "null",
+            Self::Ffdhe2048 => "ffdhe2048",
+            Self::Ffdhe3072 => "ffdhe3072",
+            Self::Ffdhe4096 => "ffdhe4096",
+            Self::Ffdhe6144 => "ffdhe6144",
+            Self::Ffdhe8192 => "ffdhe8192",
         }
     }
 
-    pub fn from_name(name: &str) -> Option<Group> {
-        Group::ALL.into_iter().find(|group| group.name() == name)
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|group| group.name() == name)
     }
 
     /// Bits of the prime; 0 for the null group.
     const fn bits(self) -> u32 {
         match self {
-            Group::Null => 0,
-            Group::Ffdhe2048 => 2048,
-            Group::Ffdhe3072 => 3072,
-            Group::Ffdhe4096 => 4096,
-            Group::Ffdhe6144 => 6144,
-            Group::Ffdhe8192 => 8192,
+            Self::Null => 0,
+            Self::Ffdhe2048 => 2048,
+            Self::Ffdhe3072 => 3072,
+            Self::Ffdhe4096 => 4096,
+            Self::Ffdhe6144 => 6144,
+            Self::Ffdhe8192 => 8192,
         }
     }
 
@@ -79,24 +79,24 @@ impl Group {
     /// Bits of a private exponent: RFC 7919 5.2 calls for twice the strength of the group.
     const fn exponent_bits(self) -> u32 {
         match self {
-            Group::Null => 0,
-            Group::Ffdhe2048 => 225,
-            Group::Ffdhe3072 => 275,
-            Group::Ffdhe4096 => 325,
-            Group::Ffdhe6144 => 375,
-            Group::Ffdhe8192 => 400,
+            Self::Null => 0,
+            Self::Ffdhe2048 => 225,
+            Self::Ffdhe3072 => 275,
+            Self::Ffdhe4096 => 325,
+            Self::Ffdhe6144 => 375,
+            Self::Ffdhe8192 => 400,
         }
     }
 
     /// X of the formula: the smallest number that makes the result a safe prime (RFC 7919 A).
     const fn offset(self) -> u32 {
         match self {
-            Group::Null => 0,
-            Group::Ffdhe2048 => 560_316,
-            Group::Ffdhe3072 => 2_625_351,
-            Group::Ffdhe4096 => 5_736_041,
-            Group::Ffdhe6144 => 15_705_020,
-            Group::Ffdhe8192 => 10_965_728,
+            Self::Null => 0,
+            Self::Ffdhe2048 => 560_316,
+            Self::Ffdhe3072 => 2_625_351,
+            Self::Ffdhe4096 => 5_736_041,
+            Self::Ffdhe6144 => 15_705_020,
+            Self::Ffdhe8192 => 10_965_728,
         }
     }
 
@@ -154,7 +154,7 @@ impl Group {
     }
 
     fn power(self, base: &[u8], exponent: &Exponent) -> Zeroizing<Vec<u8>> {
-        if self == Group::Null {
+        if self == Self::Null {
             return Zeroizing::new(Vec::new());
         }
         let params = self.params();

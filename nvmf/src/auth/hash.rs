@@ -19,51 +19,51 @@ pub enum Hash {
 }
 
 impl Hash {
-    pub const ALL: [Hash; 3] = [Hash::Sha256, Hash::Sha384, Hash::Sha512];
+    pub const ALL: [Self; 3] = [Self::Sha256, Self::Sha384, Self::Sha512];
 
     pub const fn id(self) -> u8 {
         self as u8
     }
 
-    pub fn from_id(id: u8) -> Option<Hash> {
-        Hash::ALL.into_iter().find(|hash| hash.id() == id)
+    pub fn from_id(id: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|hash| hash.id() == id)
     }
 
     /// Bytes of a digest: HL of the messages.
     pub const fn bytes(self) -> usize {
         match self {
-            Hash::Sha256 => 32,
-            Hash::Sha384 => 48,
-            Hash::Sha512 => 64,
+            Self::Sha256 => 32,
+            Self::Sha384 => 48,
+            Self::Sha512 => 64,
         }
     }
 
     pub const fn name(self) -> &'static str {
         match self {
-            Hash::Sha256 => "sha256",
-            Hash::Sha384 => "sha384",
-            Hash::Sha512 => "sha512",
+            Self::Sha256 => "sha256",
+            Self::Sha384 => "sha384",
+            Self::Sha512 => "sha512",
         }
     }
 
-    pub fn from_name(name: &str) -> Option<Hash> {
-        Hash::ALL.into_iter().find(|hash| hash.name() == name)
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|hash| hash.name() == name)
     }
 
     pub fn digest(self, bytes: &[u8]) -> Digest {
         match self {
-            Hash::Sha256 => Digest::new(&Sha256::digest(bytes)),
-            Hash::Sha384 => Digest::new(&Sha384::digest(bytes)),
-            Hash::Sha512 => Digest::new(&Sha512::digest(bytes)),
+            Self::Sha256 => Digest::new(&Sha256::digest(bytes)),
+            Self::Sha384 => Digest::new(&Sha384::digest(bytes)),
+            Self::Sha512 => Digest::new(&Sha512::digest(bytes)),
         }
     }
 
     /// The HMAC of the parts, one after the other.
     pub fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Digest {
         match self {
-            Hash::Sha256 => hmac::<Sha256>(key, parts),
-            Hash::Sha384 => hmac::<Sha384>(key, parts),
-            Hash::Sha512 => hmac::<Sha512>(key, parts),
+            Self::Sha256 => hmac::<Sha256>(key, parts),
+            Self::Sha384 => hmac::<Sha384>(key, parts),
+            Self::Sha512 => hmac::<Sha512>(key, parts),
         }
     }
 }
@@ -92,10 +92,10 @@ pub struct Digest {
 impl Digest {
     /// # Panics
     /// If there are more than 64 bytes.
-    pub fn new(from: &[u8]) -> Digest {
+    pub fn new(from: &[u8]) -> Self {
         let mut bytes = [0; 64];
         bytes[..from.len()].copy_from_slice(from);
-        Digest {
+        Self {
             bytes,
             len: from.len(),
         }

@@ -11,12 +11,12 @@
 use std::sync::Arc;
 
 use super::group::Group;
-use super::hash::Hash;
+use super::hash::{Digest, Hash};
 use super::job::{Answer, Job, KeySource, Keys};
 use super::message::{Body, Challenge, Failed, Message, MessageError, Negotiate, Reply};
 use super::offer::Offer;
 use super::response::{Basis, Names, Prover};
-use super::{Agreed, Random, Reason, sequence_number};
+use super::{Agreed, Concatenation, Random, Reason, sequence_number};
 
 /// The next step of the host.
 #[derive(Debug)]
@@ -37,6 +37,9 @@ pub struct HostEnd {
     names: Names,
     keys: Arc<dyn KeySource>,
     offer: Offer,
+    channel: Concatenation,
+    /// PSKg, where a secure channel is wanted.
+    generated: Option<Digest>,
     random: Box<dyn Random>,
     transaction: u16,
     state: State,
@@ -69,7 +72,7 @@ struct Received {
 /// The parameters, and R2 if the controller has to prove itself.
 struct Expected {
     agreed: Agreed,
-    response: Option<super::hash::Digest>,
+    response: Option<Digest>,
 }
 
 impl HostEnd {
@@ -80,15 +83,32 @@ impl HostEnd {
         offer: Offer,
         transaction: u16,
         random: Box<dyn Random>,
-    ) -> HostEnd {
-        HostEnd {
+    ) -> Self {
+        Self {
             names,
             keys,
             offer,
+            channel: Concatenation::None,
+            generated: None,
             random,
             transaction,
             state: State::Negotiate,
             begun: false,
+        }
+    }
+
+    /// Asks for a secure channel.
+    pub fn with_channel(mut self, channel: Concatenation) -> Self {
+        self.offer = channel.usable(&self.offer);
+        self.channel = channel;
+        self
+    }
+
+    /// The PSK that the completed transaction made, once.
+    pub fn take_generated(&mut self) -> Option<Digest> {
+        match self.state {
+            State::Completed(_) => self.generated.take(),
+            _ => None,
         }
     }
 
@@ -117,7 +137,7 @@ impl HostEnd {
         }
     }
 
-    /// The controller completed an Authentication Send.
+    /// Handles the completion of an Authentication Send.
     pub fn sent(&mut self) {
         let next = match std::mem::replace(&mut self.state, State::Negotiate) {
             State::Negotiate => State::Challenge,
@@ -129,7 +149,7 @@ impl HostEnd {
         self.enter(next);
     }
 
-    /// The controller completed an Authentication Receive with these bytes.
+    /// Handles the completion of an Authentication Receive with this data.
     pub fn received(&mut self, bytes: &[u8]) {
         let next = match std::mem::replace(&mut self.state, State::Negotiate) {
             State::Challenge => self.take_challenge(bytes),
@@ -144,7 +164,7 @@ impl HostEnd {
         self.enter(next);
     }
 
-    /// The answer to its job.
+    /// Handles the answer of its job.
     pub fn answered(&mut self, answer: Answer) {
         let State::Computing(_, received) = std::mem::replace(&mut self.state, State::Negotiate)
         else {
@@ -169,7 +189,7 @@ impl HostEnd {
         let hashes: Vec<u8> = self.offer.hashes.iter().map(|hash| hash.id()).collect();
         let groups: Vec<u8> = self.offer.groups.iter().map(|group| group.id()).collect();
         self.message(Body::Negotiate(Negotiate {
-            secure_channel: 0,
+            secure_channel: self.channel.code(),
             offer: Some((&hashes, &groups)),
         }))
     }
@@ -217,7 +237,7 @@ impl HostEnd {
         }
         let exponent = group.exponent(self.random.as_mut())?;
         let job = Job {
-            keys: Some(Arc::clone(&self.keys)),
+            keys: vec![Arc::clone(&self.keys)],
             public: true,
             peer: Some(challenge.public.to_vec()),
             group,
@@ -233,7 +253,8 @@ impl HostEnd {
     }
 
     fn reply(&mut self, received: &Received, answer: Answer) -> Result<State, Reason> {
-        let Keys { host, controller } = answer.keys.ok_or(Reason::NoKey)??;
+        let keys = answer.keys.into_iter().next();
+        let Keys { host, controller } = keys.ok_or(Reason::NoKey)??;
         let hash = received.hash;
         let shared = answer.shared.as_ref().map(|shared| shared.as_slice());
         debug_assert_eq!(shared.is_some(), received.group != Group::Null);
@@ -241,15 +262,24 @@ impl HostEnd {
             hash,
             shared,
             transaction: self.transaction,
+            channel: self.channel,
             names: &self.names,
         };
         let key = host.key(&self.names.host);
         let response = basis.response(Prover::Host, &key, &received.challenge, received.number);
         let mut own = None;
         let mut expected = None;
-        if let Some(controller) = controller {
-            let mut challenge = vec![0; hash.bytes()];
+        let makes_psk = self.channel != Concatenation::None;
+        let mut challenge = vec![0; hash.bytes()];
+        if makes_psk || controller.is_some() {
             self.random.fill(&mut challenge)?;
+        }
+        if makes_psk {
+            self.generated = basis.generated(&received.challenge, &challenge);
+            // S2 is 0 without a wish for the controller's proof.
+            own = Some((challenge.clone(), 0));
+        }
+        if let Some(controller) = controller {
             let number = sequence_number(self.random.as_mut())?;
             let key = controller.key(&self.names.subsystem);
             expected = Some(basis.response(Prover::Controller, &key, &challenge, number));
@@ -317,8 +347,8 @@ impl Reason {
     /// again with the same keys is pointless.
     pub fn is_final(&self) -> bool {
         match self {
-            Reason::NoRandom(_) | Reason::Overloaded | Reason::TimedOut(_) => false,
-            Reason::GivenUp(failed) => !matches!(failed, Failed::Other(_)),
+            Self::NoRandom(_) | Self::Overloaded | Self::TimedOut(_) => false,
+            Self::GivenUp(failed) => !matches!(failed, Failed::Other(_)),
             _ => true,
         }
     }

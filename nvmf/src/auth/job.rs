@@ -27,6 +27,8 @@ pub enum KeyError {
     Unreadable { name: String, why: String },
     #[error("key {name}: {error}")]
     Malformed { name: String, error: SecretError },
+    #[error("key {name} expired at {at}")]
+    Expired { name: String, at: String },
 }
 
 /// Where an end's keys are. A source may read files: it is used on the helper thread only.
@@ -64,7 +66,8 @@ impl KeySource for FixedKeys {
 /// One piece of slow work. It may run on any thread; its [`Answer`] goes back to the machine.
 #[derive(Debug)]
 pub struct Job {
-    pub(super) keys: Option<Arc<dyn KeySource>>,
+    /// The keys to read. A host has two sets of keys while they are rotated.
+    pub(super) keys: Vec<Arc<dyn KeySource>>,
     /// The public value of the exponent is needed.
     pub(super) public: bool,
     /// The shared secret with this public value is needed.
@@ -75,14 +78,15 @@ pub struct Job {
 
 /// The result of a [`Job`].
 pub struct Answer {
-    pub(super) keys: Option<Result<Keys, KeyError>>,
+    /// The keys of each source of the job.
+    pub(super) keys: Vec<Result<Keys, KeyError>>,
     pub(super) public: Vec<u8>,
     pub(super) shared: Option<Zeroizing<Vec<u8>>>,
 }
 
 impl Job {
     pub fn run(self) -> Answer {
-        let keys = self.keys.map(|source| source.keys());
+        let keys = self.keys.iter().map(|source| source.keys()).collect();
         let exponent = self.exponent.as_ref().filter(|_| self.group != Group::Null);
         let public = exponent.filter(|_| self.public);
         let shared = exponent.zip(self.peer.as_ref());

@@ -30,13 +30,13 @@ const REASON: u8 = 1;
 
 /// AUTH_TYPE and AUTH_ID.
 mod id {
-    pub const NEGOTIATE: (u8, u8) = (0, 0x00);
-    pub const CHALLENGE: (u8, u8) = (1, 0x01);
-    pub const REPLY: (u8, u8) = (1, 0x02);
-    pub const SUCCESS1: (u8, u8) = (1, 0x03);
-    pub const SUCCESS2: (u8, u8) = (1, 0x04);
-    pub const FAILURE2: (u8, u8) = (0, 0xf0);
-    pub const FAILURE1: (u8, u8) = (0, 0xf1);
+    pub(super) const NEGOTIATE: (u8, u8) = (0, 0x00);
+    pub(super) const CHALLENGE: (u8, u8) = (1, 0x01);
+    pub(super) const REPLY: (u8, u8) = (1, 0x02);
+    pub(super) const SUCCESS1: (u8, u8) = (1, 0x03);
+    pub(super) const SUCCESS2: (u8, u8) = (1, 0x04);
+    pub(super) const FAILURE2: (u8, u8) = (0, 0xf0);
+    pub(super) const FAILURE1: (u8, u8) = (0, 0xf1);
 }
 
 /// A message in its buffer.
@@ -86,7 +86,8 @@ pub struct Challenge<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply<'a> {
     pub response: &'a [u8],
-    /// C2 and S2: the host wants the controller's proof.
+    /// C2 and S2. S2 is 0 where the host does not want the controller's proof: C2 then counts for
+    /// a secure channel only.
     pub challenge: Option<(&'a [u8], u32)>,
     pub public: &'a [u8],
 }
@@ -105,46 +106,46 @@ pub enum Failed {
 }
 
 impl Failed {
-    const KNOWN: [Failed; 7] = [
-        Failed::Authentication,
-        Failed::ProtocolUnusable,
-        Failed::ConcatenationMismatch,
-        Failed::HashUnusable,
-        Failed::GroupUnusable,
-        Failed::IncorrectPayload,
-        Failed::IncorrectMessage,
+    const KNOWN: [Self; 7] = [
+        Self::Authentication,
+        Self::ProtocolUnusable,
+        Self::ConcatenationMismatch,
+        Self::HashUnusable,
+        Self::GroupUnusable,
+        Self::IncorrectPayload,
+        Self::IncorrectMessage,
     ];
 
     pub fn code(self) -> u8 {
         match self {
-            Failed::Authentication => 1,
-            Failed::ProtocolUnusable => 2,
-            Failed::ConcatenationMismatch => 3,
-            Failed::HashUnusable => 4,
-            Failed::GroupUnusable => 5,
-            Failed::IncorrectPayload => 6,
-            Failed::IncorrectMessage => 7,
-            Failed::Other(code) => code,
+            Self::Authentication => 1,
+            Self::ProtocolUnusable => 2,
+            Self::ConcatenationMismatch => 3,
+            Self::HashUnusable => 4,
+            Self::GroupUnusable => 5,
+            Self::IncorrectPayload => 6,
+            Self::IncorrectMessage => 7,
+            Self::Other(code) => code,
         }
     }
 
-    pub fn from_code(code: u8) -> Failed {
-        let known = Failed::KNOWN.into_iter().find(|known| known.code() == code);
-        known.unwrap_or(Failed::Other(code))
+    pub fn from_code(code: u8) -> Self {
+        let known = Self::KNOWN.into_iter().find(|known| known.code() == code);
+        known.unwrap_or(Self::Other(code))
     }
 }
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Failed::Authentication => "authentication failed",
-            Failed::ProtocolUnusable => "authentication protocol not usable",
-            Failed::ConcatenationMismatch => "secure channel concatenation mismatch",
-            Failed::HashUnusable => "hash function not usable",
-            Failed::GroupUnusable => "Diffie-Hellman group not usable",
-            Failed::IncorrectPayload => "incorrect payload",
-            Failed::IncorrectMessage => "incorrect message",
-            Failed::Other(code) => return write!(f, "reason {code:#04x}"),
+            Self::Authentication => "authentication failed",
+            Self::ProtocolUnusable => "authentication protocol not usable",
+            Self::ConcatenationMismatch => "secure channel concatenation mismatch",
+            Self::HashUnusable => "hash function not usable",
+            Self::GroupUnusable => "Diffie-Hellman group not usable",
+            Self::IncorrectPayload => "incorrect payload",
+            Self::IncorrectMessage => "incorrect message",
+            Self::Other(code) => return write!(f, "reason {code:#04x}"),
         })
     }
 }
@@ -169,7 +170,7 @@ pub enum MessageError {
 }
 
 impl<'a> Message<'a> {
-    pub fn parse(bytes: &'a [u8]) -> Result<Message<'a>, MessageError> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, MessageError> {
         let header = part("a message", bytes, 0, HEADER)?;
         let transaction = u16::from_le_bytes([header[4], header[5]]);
         let body = match (header[0], header[1]) {
@@ -336,7 +337,6 @@ fn reply(bytes: &[u8]) -> Result<Reply<'_>, MessageError> {
     let challenge = match (fixed[8], number_at(fixed)) {
         // Linux hosts send a sequence number here, too.
         (0, _) => None,
-        (1, 0) => return Err(field(NAME, "the sequence number", 0)),
         (1, number) => Some((challenge, number)),
         (valid, _) => return Err(field(NAME, "CVALID", valid.into())),
     };

@@ -85,6 +85,48 @@ fn sequence_number(random: &mut dyn Random) -> Result<u32, NoRandom> {
     }
 }
 
+/// Secure channel concatenation: a transaction whose result includes a PSK for TLS (SC_C of
+/// Negotiate; Base 8.3.4, TP8018).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Concatenation {
+    #[default]
+    None,
+    /// A PSK for later connections; on an admin queue in clear.
+    New,
+    /// A PSK in place of that of the connection; on an admin queue over TLS.
+    Replace,
+}
+
+impl Concatenation {
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::New => 2,
+            Self::Replace => 3,
+        }
+    }
+
+    /// The hash functions and groups with which a PSK can be made: TLS has no suite for SHA-512,
+    /// and the null group makes no secret.
+    pub(crate) fn usable(self, offer: &Offer) -> Offer {
+        let mut usable = offer.clone();
+        if self != Self::None {
+            usable.hashes.retain(|hash| *hash != Hash::Sha512);
+            usable.groups.retain(|group| *group != Group::Null);
+        }
+        usable
+    }
+}
+
+/// What a controller does with a host's wish for a PSK.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChannelPolicy {
+    /// The value of SC_C that the queue can serve.
+    pub possible: Concatenation,
+    /// The host must ask for it.
+    pub required: bool,
+}
+
 /// The parameters of a successful transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
@@ -108,27 +150,27 @@ pub enum Progress {
 }
 
 impl Progress {
-    pub const ALL: [Progress; 8] = [
-        Progress::Negotiate,
-        Progress::Challenge,
-        Progress::Reply,
-        Progress::Success1,
-        Progress::Success2,
-        Progress::Failure1,
-        Progress::Completed,
-        Progress::Error,
+    pub const ALL: [Self; 8] = [
+        Self::Negotiate,
+        Self::Challenge,
+        Self::Reply,
+        Self::Success1,
+        Self::Success2,
+        Self::Failure1,
+        Self::Completed,
+        Self::Error,
     ];
 
     pub const fn name(self) -> &'static str {
         match self {
-            Progress::Negotiate => "negotiate",
-            Progress::Challenge => "challenge",
-            Progress::Reply => "reply",
-            Progress::Success1 => "success1",
-            Progress::Success2 => "success2",
-            Progress::Failure1 => "failure1",
-            Progress::Completed => "completed",
-            Progress::Error => "error",
+            Self::Negotiate => "negotiate",
+            Self::Challenge => "challenge",
+            Self::Reply => "reply",
+            Self::Success1 => "success1",
+            Self::Success2 => "success2",
+            Self::Failure1 => "failure1",
+            Self::Completed => "completed",
+            Self::Error => "error",
         }
     }
 }
@@ -160,8 +202,18 @@ pub enum Reason {
     GroupNotOffered { id: u8 },
     #[error("the host does not offer DH-HMAC-CHAP")]
     Protocol,
-    #[error("the host asks for a secure channel, which is not supported")]
-    SecureChannel,
+    #[error(
+        "the host asks for secure channel concatenation {asked} on a queue that has none of it: 2 needs an admin queue in clear on a TCP listener with tls = \"allow\", and 3 an admin queue over TLS"
+    )]
+    SecureChannel { asked: u8 },
+    #[error(
+        "the host does not ask for secure channel concatenation, which its entry requires (nvme connect --concat)"
+    )]
+    SecureChannelRequired,
+    #[error(
+        "both ends have only the null group in common, and secure channel concatenation needs another Diffie-Hellman group"
+    )]
+    SecureChannelGroup,
     #[error("malformed message: {0}")]
     Malformed(#[from] message::MessageError),
     #[error("{got} arrived where {expected} was expected")]
@@ -187,24 +239,21 @@ impl Reason {
     /// The reason code explanation for the other end.
     pub fn failed(&self) -> Failed {
         match self {
-            Reason::Hash | Reason::HashNotOffered { .. } => Failed::HashUnusable,
-            Reason::Group | Reason::GroupNotOffered { .. } | Reason::PublicValue => {
-                Failed::GroupUnusable
+            Self::Hash | Self::HashNotOffered { .. } => Failed::HashUnusable,
+            Self::Group | Self::GroupNotOffered { .. } | Self::PublicValue => Failed::GroupUnusable,
+            Self::Protocol => Failed::ProtocolUnusable,
+            Self::SecureChannel { .. } | Self::SecureChannelRequired | Self::SecureChannelGroup => {
+                Failed::ConcatenationMismatch
             }
-            Reason::Protocol => Failed::ProtocolUnusable,
-            Reason::SecureChannel => Failed::ConcatenationMismatch,
-            Reason::Malformed(_) => Failed::IncorrectPayload,
-            Reason::Unexpected { .. } => Failed::IncorrectMessage,
+            Self::Malformed(_) => Failed::IncorrectPayload,
+            Self::Unexpected { .. } => Failed::IncorrectMessage,
             _ => Failed::Authentication,
         }
     }
 
-    /// True if the other end was wrong about a key: what an attacker who guesses looks like.
+    /// True if the other end used a wrong key, as an attacker who guesses keys does.
     pub fn is_guess(&self) -> bool {
-        matches!(
-            self,
-            Reason::WrongResponse | Reason::NoKey | Reason::Reflected
-        )
+        matches!(self, Self::WrongResponse | Self::NoKey | Self::Reflected)
     }
 }
 

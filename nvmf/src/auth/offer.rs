@@ -20,8 +20,8 @@ pub struct UnknownName {
 /// The fastest hash first, and a group of the usual strength: larger ones cost several times more.
 /// The null group is last: it gives no secrecy to keys that a person chose.
 impl Default for Offer {
-    fn default() -> Offer {
-        Offer {
+    fn default() -> Self {
+        Self {
             hashes: Hash::ALL.to_vec(),
             groups: vec![
                 Group::Ffdhe3072,
@@ -37,8 +37,8 @@ impl Default for Offer {
 
 impl Offer {
     /// The strongest first, as SPDK's target chooses.
-    pub fn strongest() -> Offer {
-        Offer {
+    pub fn strongest() -> Self {
+        Self {
             hashes: Hash::ALL.into_iter().rev().collect(),
             groups: Group::ALL.into_iter().rev().collect(),
         }

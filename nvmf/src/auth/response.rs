@@ -1,7 +1,9 @@
-//! Computes the responses R1 and R2, which prove that a side has its key (TP8006, "Response").
+//! Computes the responses R1 and R2, which prove that a side has its key (TP8006, "Response"), and
+//! the PSK of a secure channel (TP8018).
 
 use nacre_nvmf_wire::Nqn;
 
+use super::Concatenation;
 use super::hash::{Digest, Hash};
 
 /// The two ends.
@@ -25,12 +27,19 @@ pub(super) struct Basis<'a> {
     /// The shared secret of the group; `None` with the null group.
     pub shared: Option<&'a [u8]>,
     pub transaction: u16,
+    pub channel: Concatenation,
     pub names: &'a Names,
 }
 
 impl Basis<'_> {
     /// The response of `prover`, who has `key`, to a challenge with a sequence number.
-    pub fn response(&self, prover: Prover, key: &[u8], challenge: &[u8], number: u32) -> Digest {
+    pub(super) fn response(
+        &self,
+        prover: Prover,
+        key: &[u8],
+        challenge: &[u8],
+        number: u32,
+    ) -> Digest {
         let names = (&self.names.host, &self.names.subsystem);
         let (role, (own, other)) = match prover {
             Prover::Host => ("HostHost", names),
@@ -43,14 +52,20 @@ impl Basis<'_> {
                 &augmented,
                 &number.to_le_bytes(),
                 &self.transaction.to_le_bytes(),
-                // SC_C: no secure channel.
-                &[0],
+                &[self.channel.code()],
                 role.as_bytes(),
                 own.as_str().as_bytes(),
                 &[0],
                 other.as_str().as_bytes(),
             ],
         )
+    }
+
+    /// PSKg, which both ends know after the transaction: of both challenges, C1 first. `None`
+    /// without a secret of Diffie-Hellman.
+    pub(super) fn generated(&self, of_controller: &[u8], of_host: &[u8]) -> Option<Digest> {
+        let session = self.hash.digest(self.shared?);
+        Some(self.hash.hmac(&session, &[of_controller, of_host]))
     }
 
     /// The challenge, bound to the Diffie-Hellman exchange if there was one.

@@ -31,7 +31,7 @@ impl Secret {
     pub const MAX_TEXT: usize = 128;
 
     /// Reads a secret. White space around it and a missing last colon are accepted.
-    pub fn parse(text: &str) -> Result<Secret, SecretError> {
+    pub fn parse(text: &str) -> Result<Self, SecretError> {
         let (hash, bytes) = FORM.read(text)?;
         let transform = match &hash[..] {
             "00" => None,
@@ -40,15 +40,15 @@ impl Secret {
             "03" => Some(Hash::Sha512),
             _ => return Err(FORM.bad_hash(hash)),
         };
-        Ok(Secret { bytes, transform })
+        Ok(Self { bytes, transform })
     }
 
     /// A new secret of as many bytes as the hash has; 32 without one.
-    pub fn generate(transform: Option<Hash>, random: &mut dyn Random) -> Result<Secret, NoRandom> {
+    pub fn generate(transform: Option<Hash>, random: &mut dyn Random) -> Result<Self, NoRandom> {
         let len = transform.map_or(32, Hash::bytes);
         let mut bytes = Zeroizing::new(vec![0; len]);
         random.fill(&mut bytes)?;
-        Ok(Secret { bytes, transform })
+        Ok(Self { bytes, transform })
     }
 
     /// The text form. It is the secret: it goes to a file or to the user who made it.
@@ -80,7 +80,7 @@ impl Secret {
 
 /// Compares in a time that does not depend on the contents.
 impl PartialEq for Secret {
-    fn eq(&self, other: &Secret) -> bool {
+    fn eq(&self, other: &Self) -> bool {
         self.transform == other.transform && bool::from(self.bytes.ct_eq(&other.bytes))
     }
 }

@@ -41,7 +41,7 @@ pub enum SecretError {
 impl Form {
     /// Reads HH and the secret. White space around the text and a missing last colon are accepted.
     /// The caller checks the value of HH.
-    pub fn read(&self, text: &str) -> Result<(String, Zeroizing<Vec<u8>>), SecretError> {
+    pub(crate) fn read(&self, text: &str) -> Result<(String, Zeroizing<Vec<u8>>), SecretError> {
         let rest = text
             .trim()
             .strip_prefix(self.prefix)
@@ -70,7 +70,7 @@ impl Form {
         Ok((hash.to_owned(), bytes))
     }
 
-    pub fn write(&self, hash: Option<Hash>, secret: &[u8]) -> Zeroizing<String> {
+    pub(crate) fn write(&self, hash: Option<Hash>, secret: &[u8]) -> Zeroizing<String> {
         let mut bytes = Zeroizing::new(Vec::with_capacity(secret.len() + CRC_BYTES));
         bytes.extend_from_slice(secret);
         bytes.extend_from_slice(&checksum(secret));
@@ -79,12 +79,12 @@ impl Form {
         Zeroizing::new(format!("{prefix}{hash:02}:{}:", *encoded))
     }
 
-    pub fn bad_hash(&self, hash: String) -> SecretError {
+    pub(crate) fn bad_hash(&self, hash: String) -> SecretError {
         let allowed = self.hashes;
         SecretError::Hash { hash, allowed }
     }
 
-    pub fn bad_length(&self, bytes: usize) -> SecretError {
+    pub(crate) fn bad_length(&self, bytes: usize) -> SecretError {
         let allowed = self.lengths.1;
         SecretError::Length { bytes, allowed }
     }

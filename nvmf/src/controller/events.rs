@@ -60,7 +60,7 @@ const SMART: AsyncEvents = AsyncEvents::SMART_SPARE
 /// because the controller captures no data by itself.
 const TELEMETRY: AsyncEvents = AsyncEvents::TELEMETRY_LOG;
 
-pub(crate) struct Events {
+pub(crate) struct AsyncEventState {
     /// Command identifiers of the outstanding requests, oldest first.
     requests: ArrayVec<u16, MAX_REQUESTS>,
     limit: usize,
@@ -75,9 +75,9 @@ pub(crate) struct Events {
     aborted: ArrayVec<u16, MAX_REQUESTS>,
 }
 
-impl Events {
+impl AsyncEventState {
     /// `lasting`: the host's Connect has a keep-alive timeout.
-    pub fn new(limit: u8, kind: SubsystemKind, ana_reporting: bool, lasting: bool) -> Events {
+    pub(super) fn new(limit: u8, kind: SubsystemKind, ana_reporting: bool, lasting: bool) -> Self {
         let (optional, default_configuration) = match kind {
             SubsystemKind::Nvm => {
                 let mut optional = AsyncEvents::NAMESPACE_ATTRIBUTE;
@@ -92,7 +92,7 @@ impl Events {
             }
             SubsystemKind::Discovery => (AsyncEvents::DISCOVERY_LOG, AsyncEvents::empty()),
         };
-        Events {
+        Self {
             requests: ArrayVec::new(),
             limit: limit_of(limit),
             optional,
@@ -105,20 +105,20 @@ impl Events {
     }
 
     /// Notices that this controller can send: OAES.
-    pub fn optional(&self) -> AsyncEvents {
+    pub(super) fn optional(&self) -> AsyncEvents {
         self.optional
     }
 
-    pub fn configuration(&self) -> AsyncEvents {
+    pub(super) fn configuration(&self) -> AsyncEvents {
         self.configuration
     }
 
-    pub fn default_configuration(&self) -> AsyncEvents {
+    pub(super) fn default_configuration(&self) -> AsyncEvents {
         self.default_configuration
     }
 
     /// Sets the Asynchronous Event Configuration. `None`: it has a bit that is not supported.
-    pub fn configure(&mut self, dword: u32) -> Option<()> {
+    pub(super) fn configure(&mut self, dword: u32) -> Option<()> {
         let wanted = AsyncEvents::from_bits(dword)?;
         let of_logs = if self.optional.contains(AsyncEvents::DISCOVERY_LOG) {
             AsyncEvents::empty()
@@ -132,7 +132,7 @@ impl Events {
         Some(())
     }
 
-    pub fn request(&mut self, cid: u16) -> Result<(), StatusCode> {
+    pub(super) fn request(&mut self, cid: u16) -> Result<(), StatusCode> {
         if self.requests.len() >= self.limit {
             return Err(StatusCode::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED.with_dnr());
         }
@@ -141,17 +141,17 @@ impl Events {
     }
 
     /// Records events (bits of [`pending`]).
-    pub fn notice(&mut self, events: u32) {
+    pub(super) fn notice(&mut self, events: u32) {
         self.happened |= events;
     }
 
     /// Clears and unmasks events whose log page the host reads.
-    pub fn clear(&mut self, events: u32) {
+    pub(super) fn clear(&mut self, events: u32) {
         self.masked &= !events;
         self.happened &= !events;
     }
 
-    pub fn abort(&mut self, cid: u16) -> bool {
+    pub(super) fn abort(&mut self, cid: u16) -> bool {
         let was_held = self.forget(cid);
         if was_held {
             self.aborted.push(cid);
@@ -160,14 +160,14 @@ impl Events {
     }
 
     /// Removes an outstanding request without a completion.
-    pub fn forget(&mut self, cid: u16) -> bool {
+    pub(super) fn forget(&mut self, cid: u16) -> bool {
         let at = self.requests.iter().position(|r| *r == cid);
         at.map(|at| self.requests.remove(at)).is_some()
     }
 
     /// A Controller Level Reset: removes the requests and masks, and restores the default
     /// configuration.
-    pub fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.aborted.extend(self.requests.drain(..));
         self.configuration = self.default_configuration;
         self.happened = 0;
@@ -175,7 +175,7 @@ impl Events {
     }
 
     /// The next completion of an outstanding request, if an event is pending.
-    pub fn next(&mut self) -> Option<Cqe> {
+    pub(super) fn next(&mut self) -> Option<Cqe> {
         if let Some(cid) = self.aborted.pop() {
             return Some(Cqe::new(cid, StatusCode::ABORT_REQUESTED));
         }

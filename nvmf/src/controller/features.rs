@@ -39,8 +39,8 @@ pub(crate) struct Features {
 }
 
 impl Default for Features {
-    fn default() -> Features {
-        Features {
+    fn default() -> Self {
+        Self {
             arbitration: 0,
             workload_hint: 0,
             over_temperature: WARNING_TEMPERATURE_KELVIN,

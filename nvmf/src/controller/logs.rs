@@ -71,20 +71,20 @@ impl LogPage {
         lid: u8,
         offered: fn(&Controller) -> bool,
         contents: fn(&Controller, &Reading) -> Page,
-    ) -> LogPage {
-        LogPage::new(lid, offered, Contents::Whole(contents))
+    ) -> Self {
+        Self::new(lid, offered, Contents::Whole(contents))
     }
 
     const fn in_parts(
         lid: u8,
         offered: fn(&Controller) -> bool,
         contents: fn(&mut Controller, &Reading, &mut [u8]) -> Result<(), StatusCode>,
-    ) -> LogPage {
-        LogPage::new(lid, offered, Contents::Part(contents))
+    ) -> Self {
+        Self::new(lid, offered, Contents::Part(contents))
     }
 
-    const fn new(lid: u8, offered: fn(&Controller) -> bool, contents: Contents) -> LogPage {
-        LogPage {
+    const fn new(lid: u8, offered: fn(&Controller) -> bool, contents: Contents) -> Self {
+        Self {
             lid,
             offered,
             contents,
@@ -93,12 +93,12 @@ impl LogPage {
         }
     }
 
-    const fn clears(self, event: u32) -> LogPage {
-        LogPage { event, ..self }
+    const fn clears(self, event: u32) -> Self {
+        Self { event, ..self }
     }
 
-    const fn emptied(self, bytes: usize) -> LogPage {
-        LogPage {
+    const fn emptied(self, bytes: usize) -> Self {
+        Self {
             emptied: Some(bytes),
             ..self
         }
@@ -470,6 +470,7 @@ impl Controller {
                 transport: self.association.transport,
                 listener: self.association.listener,
                 local: &self.local,
+                secure: !self.association.has_clear_queue(),
             };
             self.logs.discovery = Some(DiscoveryLog {
                 generation: snapshot.generation,

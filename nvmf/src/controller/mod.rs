@@ -27,7 +27,7 @@ use nacre_nvmf_wire::opcode::{admin, fabrics as fctype};
 use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode, identify as structures};
 use nacre_reactor::Nanos;
 
-use self::events::Events;
+use self::events::AsyncEventState;
 use self::features::Features;
 use self::logs::Logs;
 use self::registers::{Registers, Written};
@@ -69,7 +69,7 @@ pub(crate) struct Controller {
     /// all addresses.
     local: Address,
     registers: Registers,
-    events: Events,
+    events: AsyncEventState,
     features: Features,
     keep_alive: KeepAlive,
     idle_timer: IdleTimer,
@@ -94,24 +94,24 @@ struct IdleTimer {
 }
 
 impl Controller {
-    pub fn new(
+    pub(crate) fn new(
         target: &Arc<Target>,
         association: Arc<Association>,
         caps: &TransportCaps,
         local: Address,
         kato_ms: u32,
         now: Nanos,
-    ) -> Controller {
+    ) -> Self {
         let config = &target.config;
         let kind = association.subsystem.kind;
         let ana = association.subsystem.config.ana_reporting;
         let options = target.listener_options(association.listener);
-        let mut controller = Controller {
+        let mut controller = Self {
             registers: Registers::new(
                 &target.listener_limits(caps.kind, association.listener),
                 &association,
             ),
-            events: Events::new(config.async_event_requests, kind, ana, kato_ms != 0),
+            events: AsyncEventState::new(config.async_event_requests, kind, ana, kato_ms != 0),
             features: Features::default(),
             keep_alive: KeepAlive {
                 granted: Duration::ZERO,
@@ -140,7 +140,7 @@ impl Controller {
 
     /// Bytes of data that a command transfers, in the direction of its opcode. The error is the
     /// status to complete with immediately.
-    pub fn data_bytes(&self, sqe: &Sqe) -> Result<u32, StatusCode> {
+    pub(crate) fn data_bytes(&self, sqe: &Sqe) -> Result<u32, StatusCode> {
         if sqe.fuse() != Fuse::Normal {
             return Err(StatusCode::INVALID_FIELD.with_dnr());
         }
@@ -173,7 +173,7 @@ impl Controller {
     }
 
     /// Executes a command. `data`: the host's data, or a zeroed buffer for the result.
-    pub fn execute(&mut self, sqe: &Sqe, data: &mut [u8], now: Nanos) -> Outcome {
+    pub(crate) fn execute(&mut self, sqe: &Sqe, data: &mut [u8], now: Nanos) -> Outcome {
         let cid = sqe.cid();
         if sqe.is_fabrics() {
             return Outcome::Done(self.fabrics(sqe));
@@ -260,17 +260,17 @@ impl Controller {
     }
 
     /// Records that the group has completed an Abort.
-    pub fn abort_finished(&mut self) {
+    pub(crate) fn abort_finished(&mut self) {
         self.aborts = self.aborts.saturating_sub(1);
     }
 
     /// Removes an outstanding event request without a completion. Returns false if there is none.
-    pub fn forget_event_request(&mut self, cid: u16) -> bool {
+    pub(crate) fn forget_event_request(&mut self, cid: u16) -> bool {
         self.events.forget(cid)
     }
 
     /// The completion of an outstanding event request, if an event is pending.
-    pub fn next_event(&mut self) -> Option<Cqe> {
+    pub(crate) fn next_event(&mut self) -> Option<Cqe> {
         self.events.notice(self.association.take_pending());
         self.events.next()
     }
@@ -302,7 +302,7 @@ impl Controller {
     }
 
     /// The reason to end the association if one of its timers has expired.
-    pub fn expired(&mut self, now: Nanos) -> Option<Teardown> {
+    pub(crate) fn expired(&mut self, now: Nanos) -> Option<Teardown> {
         if self.association.take_touched() {
             self.keep_alive.last = now;
             self.idle_timer.since = now;

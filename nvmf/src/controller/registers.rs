@@ -32,7 +32,7 @@ pub(crate) enum Written {
 }
 
 impl Registers {
-    pub fn new(limits: &QueueLimits, association: &Association) -> Registers {
+    pub(super) fn new(limits: &QueueLimits, association: &Association) -> Self {
         let css = match association.subsystem.kind {
             SubsystemKind::Nvm => Cap::CSS_NVM | Cap::CSS_IO_COMMAND_SETS,
             SubsystemKind::Discovery => Cap::CSS_NVM,
@@ -43,7 +43,7 @@ impl Registers {
             .with_to(READY_TIMEOUT)
             .with_css(css)
             .with_crwms(1);
-        Registers {
+        Self {
             cap,
             cc: Cc(0),
             csts: Csts(0),
@@ -51,7 +51,7 @@ impl Registers {
         }
     }
 
-    pub fn get(&mut self, sqe: &Sqe, association: &Association) -> Cqe {
+    pub(super) fn get(&mut self, sqe: &Sqe, association: &Association) -> Cqe {
         let cid = sqe.cid();
         let invalid = Cqe::new(cid, StatusCode::INVALID_FIELD.with_dnr());
         let Ok(get) = PropertyGet::parse(sqe) else {
@@ -73,7 +73,11 @@ impl Registers {
     }
 
     /// The only register that a host writes is CC (Base 3.1.4.5).
-    pub fn set(&mut self, sqe: &Sqe, association: &Association) -> Result<Written, StatusCode> {
+    pub(super) fn set(
+        &mut self,
+        sqe: &Sqe,
+        association: &Association,
+    ) -> Result<Written, StatusCode> {
         let invalid = StatusCode::INVALID_FIELD.with_dnr();
         let set = PropertySet::parse(sqe).map_err(|_| invalid)?;
         if set.offset != offset::CC || set.size != PropertySize::Four {

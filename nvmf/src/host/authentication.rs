@@ -11,9 +11,13 @@ use nacre_nvmf_wire::fabrics::{AuthRequirements, Authentication};
 use nacre_nvmf_wire::{Nqn, Sgl, StatusCode};
 use nacre_reactor::{Helper, Idle, Nanos};
 
+use super::concatenation::GeneratedPsk;
 use super::options::{HostError, HostOptions};
 use super::queue::{CommandQueue, Finished};
-use crate::auth::{Answer, HostEnd, HostStep, Job, KeySource, Names, Offer, Reason, SystemRandom};
+use crate::auth::{
+    Answer, Concatenation, HostEnd, HostStep, Job, KeySource, Names, Offer, Reason, SystemRandom,
+};
+use crate::tls::Psk;
 
 /// The keys and settings of a host's authentication.
 #[derive(Clone)]
@@ -40,9 +44,19 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Allocation length of Authentication Receive: enough for every message of a controller.
 const RECEIVE_BYTES: u32 = 4096;
 
+/// The result of a completed transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    Alone,
+    /// It also made a PSK, for connections over TLS.
+    WithPsk,
+}
+
 /// The authentication transaction of one queue.
 pub(super) struct Transaction {
     end: HostEnd,
+    /// Where the PSK goes that the transaction makes.
+    generated: Option<Arc<GeneratedPsk>>,
     helper: Arc<Helper>,
     subsystem: Nqn,
     /// The next event of the transaction.
@@ -70,21 +84,27 @@ pub(super) fn after_connect(
     required: AuthRequirements,
     qid: u16,
 ) -> Result<Option<Transaction>, HostError> {
-    if required.contains(AuthRequirements::SECURE_CHANNEL) {
+    let generated = options.concatenation.as_ref();
+    if required.contains(AuthRequirements::SECURE_CHANNEL) && generated.is_none() {
         return Err(HostError::SecureChannelRequired);
     }
-    let is_required = required.contains(AuthRequirements::AUTHENTICATION);
+    // The connection is in clear: the transaction makes the PSK.
+    let makes_psk = generated.filter(|psk| qid == 0 && !psk.is_set());
+    let is_required = makes_psk.is_some() || required.contains(AuthRequirements::AUTHENTICATION);
     let auth = options.authentication.as_ref();
     let Some(auth) = auth.filter(|auth| auth.keys.has_host_key()) else {
-        return if is_required {
+        return if makes_psk.is_some() {
+            Err(HostError::ConcatenationKey)
+        } else if is_required {
             Err(HostError::KeyRequired)
         } else {
             Ok(None)
         };
     };
     // A host with a key for the controller requires its proof, even if the controller requests
-    // none.
-    if !is_required && !auth.keys.has_controller_key() {
+    // none. With a generated PSK the controller has given it.
+    let has_proof = generated.is_some_and(|psk| psk.is_set());
+    if !is_required && (has_proof || !auth.keys.has_controller_key()) {
         return Ok(None);
     }
     let names = Names {
@@ -93,8 +113,12 @@ pub(super) fn after_connect(
     };
     let (keys, offer) = (Arc::clone(&auth.keys), auth.offer.clone());
     // A transaction identifier needs to be unique within its queue only.
-    let end = HostEnd::new(names, keys, offer, qid, Box::new(SystemRandom));
+    let mut end = HostEnd::new(names, keys, offer, qid, Box::new(SystemRandom));
+    if makes_psk.is_some() {
+        end = end.with_channel(Concatenation::New);
+    }
     Ok(Some(Transaction {
+        generated: makes_psk.cloned(),
         end,
         helper: Arc::clone(&auth.helper),
         subsystem: options.subnqn.clone(),
@@ -104,13 +128,13 @@ pub(super) fn after_connect(
 
 impl Transaction {
     /// Executes the next step. `Some`: the result of the completed transaction.
-    pub fn drive(
+    pub(super) fn drive(
         &mut self,
         queue: &mut CommandQueue,
         pool: &Pool,
         token: u64,
         now: Nanos,
-    ) -> Option<Result<(), HostError>> {
+    ) -> Option<Result<Proof, HostError>> {
         loop {
             match &mut self.wait {
                 Wait::Nothing => match self.end.step() {
@@ -121,7 +145,14 @@ impl Transaction {
                         Err(reason) => return Some(Err(HostError::Authentication(reason))),
                     },
                     HostStep::Wait => return None,
-                    HostStep::Completed(_) => return Some(Ok(())),
+                    HostStep::Completed(_) => {
+                        let psk = self.end.take_generated();
+                        let Some((kept, psk)) = self.generated.as_ref().zip(psk) else {
+                            return Some(Ok(Proof::Alone));
+                        };
+                        kept.set(Psk::generated(&psk));
+                        return Some(Ok(Proof::WithPsk));
+                    }
                     HostStep::Failed(reason) => {
                         return Some(Err(HostError::Authentication(reason)));
                     }
@@ -167,7 +198,7 @@ impl Transaction {
     }
 
     /// Handles the completion of a command of this transaction.
-    pub fn finished(&mut self, one: &Finished) {
+    pub(super) fn finished(&mut self, one: &Finished) {
         let status = one.cqe.status();
         if !status.is_success() {
             self.wait = Wait::Refused(status);
@@ -185,7 +216,7 @@ impl Transaction {
     }
 
     /// See [`nacre_reactor::Poller::arm`].
-    pub fn idle(&self, now: Nanos) -> Idle {
+    pub(super) fn idle(&self, now: Nanos) -> Idle {
         match self.wait {
             Wait::Sent | Wait::Fetching => Idle::Quiet,
             Wait::Unsent(_) | Wait::Unfetched | Wait::Answer(_) => Idle::Until(now + LOOK),

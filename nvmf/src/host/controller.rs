@@ -35,7 +35,7 @@ use nacre_nvmf_wire::registers::{Cap, Csts};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
-use self::connecting::{dial_admin, step_after_connect};
+use self::connecting::{dial_admin, step_after_authentication, step_after_connect};
 use self::events::Events;
 use self::keep_alive::KeepAlive;
 use self::scan::NamespaceScan;
@@ -116,13 +116,13 @@ pub struct Controller {
     user: UserCommands,
     /// The choice of the transport, if there are two.
     paths: Option<Paths>,
-    better: Option<moving::Better>,
+    better: Option<moving::Probe>,
 }
 
 impl Controller {
     /// Starts to connect. `pool`: the buffers of the core that polls the controller.
-    pub fn new(options: HostOptions, dial: Box<dyn Dial>, pool: Pool, now: Nanos) -> Controller {
-        Controller::linked(options, dial, pool, Arc::default(), now)
+    pub fn new(options: HostOptions, dial: Box<dyn Dial>, pool: Pool, now: Nanos) -> Self {
+        Self::linked(options, dial, pool, Arc::default(), now)
     }
 
     /// Like [`Controller::new`], with an existing link. The I/O queues of that link continue with
@@ -133,9 +133,9 @@ impl Controller {
         pool: Pool,
         link: Arc<Link>,
         now: Nanos,
-    ) -> Controller {
+    ) -> Self {
         link.revive();
-        Controller {
+        Self {
             paths: options.paths.clone().map(Paths::new),
             better: None,
             options,
@@ -305,8 +305,8 @@ impl Controller {
         if self.step == Step::Dialling && queue.is_ready() {
             self.enter(Step::Connect, now);
         } else if let Some(result) = queue.authenticate(&self.pool, now) {
-            result?;
-            self.enter(Step::ReadCap, now);
+            let next = step_after_authentication(result?, &mut self.queue);
+            self.enter(next, now);
         }
         self.check_time(now)?;
         self.seek_better(now, did);

@@ -1,4 +1,5 @@
 //! Reads the discovery log page (Base 5.16.1.23) in pieces, and again if it changes in between.
+//! [`DiscoveryWatch`] follows the log of a discovery controller.
 
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::log::discovery::{
@@ -9,6 +10,10 @@ use zerocopy::FromBytes;
 
 use super::options::HostError;
 
+mod watch;
+
+pub use watch::DiscoveryWatch;
+
 /// Bytes per Get Log Page command; a multiple of four.
 const PIECE: usize = 4096;
 /// Most records that are read, so that a target cannot cause endless requests.
@@ -17,45 +22,99 @@ const MAX_RECORDS: u64 = 100_000;
 /// Reads a discovery log and returns GENCTR and the records. `read` executes one Get Log Page
 /// command. If the log changes meanwhile (GENCTR differs), reads it again, at most `attempts`
 /// times.
-///
-/// Only the last command clears the event (RAE 0), so that a change during the reading causes an
-/// event.
 pub fn fetch_discovery_log(
     mut read: impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
     attempts: u32,
 ) -> Result<(u64, Vec<DiscoveryRecord>), HostError> {
-    let mut before = header(&mut read, true)?;
-    for _ in 0..attempts.max(1) {
-        let log = entries(&mut read, before)?;
-        let after = header(&mut read, false)?;
-        if after != before {
-            before = after;
-            continue;
+    let mut reading = LogReading::new(attempts);
+    loop {
+        let data = read(reading.command())?;
+        if let Some(log) = reading.accept(&data)? {
+            return Ok(log);
         }
-        let (_, entries) = parse_page(&log).map_err(misbehaved)?;
+    }
+}
+
+/// The reading of a discovery log, one command at a time: header, records, header.
+///
+/// Only the last command clears the event (RAE 0), so that a change during the reading causes an
+/// event.
+struct LogReading {
+    attempts: u32,
+    failed: u32,
+    /// GENCTR and NUMREC before the records were read.
+    before: Option<(u64, u64)>,
+    log: Vec<u8>,
+}
+
+impl LogReading {
+    fn new(attempts: u32) -> Self {
+        Self {
+            attempts: attempts.max(1),
+            failed: 0,
+            before: None,
+            log: Vec::new(),
+        }
+    }
+
+    /// Bytes of the page with the announced number of records.
+    fn total(&self) -> usize {
+        let numrec = self.before.map_or(0, |(_, numrec)| numrec as usize);
+        size_of::<DiscoveryHeader>() + numrec * size_of::<DiscoveryEntry>()
+    }
+
+    /// The next command.
+    fn command(&self) -> GetLogPage {
+        let left = self.total() - self.log.len();
+        let (bytes, offset, retain_event) = match self.before {
+            Some(_) if left > 0 => (left.min(PIECE) as u32, self.log.len() as u64, true),
+            before => (size_of::<DiscoveryHeader>() as u32, 0, before.is_none()),
+        };
+        GetLogPage {
+            retain_event,
+            ..GetLogPage::new(lid::DISCOVERY, bytes, offset)
+        }
+    }
+
+    /// Takes the data of the command. Returns GENCTR and the records at the end.
+    fn accept(&mut self, data: &[u8]) -> Result<Option<(u64, Vec<DiscoveryRecord>)>, HostError> {
+        let wanted = self.command().bytes() as usize;
+        if data.len() != wanted {
+            return Err(short(data.len(), wanted));
+        }
+        let Some(before) = self.before else {
+            self.before = Some(header(data)?);
+            return Ok(None);
+        };
+        if self.log.len() < self.total() {
+            self.log.extend_from_slice(data);
+            return Ok(None);
+        }
+        let after = header(data)?;
+        if after != before {
+            self.failed += 1;
+            if self.failed == self.attempts {
+                let attempts = self.attempts;
+                return Err(HostError::Misbehaved {
+                    what: format!("the discovery log changed during each of {attempts} readings"),
+                });
+            }
+            (self.before, self.log) = (Some(after), Vec::new());
+            return Ok(None);
+        }
+        let (_, entries) = parse_page(&self.log).map_err(misbehaved)?;
         let records = entries
             .iter()
-            .map(|entry| entry.parse().map_err(misbehaved))
-            .collect::<Result<Vec<_>, _>>()?;
-        return Ok((before.0, records));
+            .map(|entry| entry.parse().map_err(misbehaved));
+        Ok(Some((before.0, records.collect::<Result<_, _>>()?)))
     }
-    Err(HostError::Misbehaved {
-        what: format!("the discovery log changed during each of {attempts} readings"),
-    })
 }
 
 /// GENCTR and NUMREC.
-fn header(
-    read: &mut impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
-    retain_event: bool,
-) -> Result<(u64, u64), HostError> {
-    let bytes = size_of::<DiscoveryHeader>() as u32;
-    let data = read(GetLogPage {
-        retain_event,
-        ..GetLogPage::new(lid::DISCOVERY, bytes, 0)
-    })?;
+fn header(data: &[u8]) -> Result<(u64, u64), HostError> {
+    let bytes = size_of::<DiscoveryHeader>();
     let (header, _) =
-        DiscoveryHeader::ref_from_prefix(&data).map_err(|_| short(data.len(), bytes as usize))?;
+        DiscoveryHeader::ref_from_prefix(data).map_err(|_| short(data.len(), bytes))?;
     let numrec = header.numrec.get();
     if numrec > MAX_RECORDS {
         return Err(HostError::Misbehaved {
@@ -63,27 +122,6 @@ fn header(
         });
     }
     Ok((header.genctr.get(), numrec))
-}
-
-/// The page with the announced number of records.
-fn entries(
-    read: &mut impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
-    (_, numrec): (u64, u64),
-) -> Result<Vec<u8>, HostError> {
-    let total = size_of::<DiscoveryHeader>() + numrec as usize * size_of::<DiscoveryEntry>();
-    let mut log = Vec::with_capacity(total);
-    while log.len() < total {
-        let bytes = (total - log.len()).min(PIECE);
-        let piece = read(GetLogPage {
-            retain_event: true,
-            ..GetLogPage::new(lid::DISCOVERY, bytes as u32, log.len() as u64)
-        })?;
-        if piece.len() != bytes {
-            return Err(short(piece.len(), bytes));
-        }
-        log.extend(piece);
-    }
-    Ok(log)
 }
 
 fn short(got: usize, wanted: usize) -> HostError {

@@ -17,6 +17,7 @@
 
 mod attempts;
 mod connecting;
+mod failover;
 mod reserve;
 mod sleep;
 mod waiting;
@@ -37,6 +38,9 @@ use slab::Slab;
 use self::attempts::{Attempts, Failure, RECONNECT_DELAY};
 use self::waiting::Waits;
 use self::watch::Watch;
+
+use self::failover::PathState;
+pub use self::failover::{Returned, Standing};
 use super::link::Link;
 use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostOptions, Wanted};
@@ -71,6 +75,13 @@ pub struct IoStats {
     /// Bytes copied between the buffers of an I/O and the contiguous buffer of its command. I/O
     /// with one buffer needs no copy.
     pub copied_bytes: u64,
+    /// Completed reads and writes, and their bytes.
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    /// I/O that the target failed.
+    pub failed: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,8 +115,7 @@ pub struct IoQueue {
     /// has got the same NSID.
     namespace: Option<NamespaceInfo>,
     waits: Waits,
-    /// The last [`Link::version`] that this queue has processed.
-    version: u64,
+    path: PathState,
     queue: Option<Box<CommandQueue>>,
     phase: Phase,
     generation: u64,
@@ -136,10 +146,10 @@ impl IoQueue {
         pool: Pool,
         (qid, nsid): (u16, u32),
         now: Nanos,
-    ) -> std::io::Result<IoQueue> {
+    ) -> std::io::Result<Self> {
         assert!(qid > 0, "queue 0 is the admin queue");
         let depth = usize::from(options.queue_entries.max(2)) - 1;
-        Ok(IoQueue {
+        Ok(Self {
             options,
             link,
             dial,
@@ -148,7 +158,7 @@ impl IoQueue {
             nsid,
             namespace: None,
             waits: Waits::default(),
-            version: 0,
+            path: PathState::default(),
             queue: None,
             phase: Phase::Down { retry_at: now },
             generation: 0,
@@ -168,7 +178,7 @@ impl IoQueue {
     }
 
     /// Makes the queue accept only this namespace, from its first connection on.
-    pub fn expecting(mut self, namespace: NamespaceInfo) -> IoQueue {
+    pub fn expecting(mut self, namespace: NamespaceInfo) -> Self {
         self.namespace = Some(namespace);
         self
     }
@@ -200,7 +210,7 @@ impl IoQueue {
     fn drive(&mut self, now: Nanos) {
         if self.phase == Phase::Live
             && self.link.is_current(self.generation)
-            && self.link.version() == self.version
+            && self.link.version() == self.path.version
             && self.waits.no_access_until.is_none()
             && now < self.check_at
         {
@@ -252,7 +262,7 @@ impl IoQueue {
                 self.not_connected("authentication takes too long".into(), false);
             }
             Phase::Authenticating { .. } => self.authenticate(now),
-            Phase::Live if self.link.version() != self.version => self.namespaces_changed(now),
+            Phase::Live if self.link.version() != self.path.version => self.namespaces_changed(now),
             Phase::Live if now >= self.check_at => self.check_time(now),
             _ => {}
         }
@@ -309,6 +319,7 @@ impl IoQueue {
         }
         known.blocks = namespace.blocks;
         self.waits.missing_since = None;
+        self.path.access = link.access(namespace);
         self.generation = generation;
         let entries = link.queue_entries.min(self.options.queue_entries);
         let wanted = Wanted {
@@ -441,8 +452,12 @@ impl IoQueue {
         unsent.sort_unstable_by_key(|index| pending[*index].order);
     }
 
+    /// Fails all I/O that was not sent, or leaves it for the other paths.
     fn fail_all(&mut self) {
-        while let Some(index) = self.unsent.pop_front() {
+        self.path.gave_up = true;
+        while !self.path.fails_over
+            && let Some(index) = self.unsent.pop_front()
+        {
             self.complete(index, Status::Gone);
         }
         self.end_reserve(false);
@@ -484,11 +499,12 @@ impl IoQueue {
             self.unsent.push_back(index);
             return;
         }
-        if self.waits_for_access(index, status) {
+        if self.goes_back(index, status) || self.waits_for_access(index, status) {
             return;
         }
         let pending = &mut self.pending[index];
         self.stats.copied_bytes += pending.copied();
+        pending.count(status, &mut self.stats);
         let completion = pending.complete(status);
         self.pending.remove(index);
         if self.completed.is_empty() && done.has_room() {

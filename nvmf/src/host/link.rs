@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use nacre_nvmf_wire::log::ana::AnaState;
@@ -31,6 +32,8 @@ pub struct Link {
     away: AtomicBool,
     /// Connections that ended with possible data loss at the target; see [`Link::losses`].
     losses: AtomicU64,
+    /// The same of all paths to a subsystem, which share this counter.
+    all_losses: Arc<AtomicU64>,
     state: Mutex<LinkState>,
     waker: Mutex<Waker>,
 }
@@ -83,6 +86,14 @@ impl LinkState {
 }
 
 impl Link {
+    /// One of several paths to a subsystem, whose losses are also counted in `all_losses`.
+    pub fn counting(all_losses: Arc<AtomicU64>) -> Self {
+        Self {
+            all_losses,
+            ..Self::default()
+        }
+    }
+
     /// Identifies the association; `None` while there is none.
     #[inline]
     pub fn generation(&self) -> Option<u64> {
@@ -149,6 +160,14 @@ impl Link {
         state.namespaces.get(&nsid).cloned()
     }
 
+    /// The namespace, if the controller has it, and its ANA state on this path.
+    pub fn namespace_with_access(&self, nsid: u32) -> (Option<NamespaceInfo>, AnaState) {
+        let state = self.state.lock();
+        let found = state.namespaces.get(&nsid);
+        let access = found.map_or(AnaState::Inaccessible, |found| state.access(found));
+        (found.cloned(), access)
+    }
+
     /// True when the controller has failed for good: no association will follow.
     #[inline]
     pub fn has_failed(&self) -> bool {
@@ -210,6 +229,7 @@ impl Link {
 
     pub(super) fn count_loss(&self) {
         self.losses.fetch_add(1, Ordering::AcqRel);
+        self.all_losses.fetch_add(1, Ordering::AcqRel);
     }
 
     /// True if there was no association for longer than [`super::HostOptions::fast_io_fail`].

@@ -20,6 +20,7 @@
 //! preferred transport: no command is lost or sent twice.
 
 mod authentication;
+mod concatenation;
 mod controller;
 mod discovery;
 mod io;
@@ -31,10 +32,11 @@ mod pending;
 mod queue;
 mod step;
 
-pub use authentication::HostAuth;
+pub use authentication::{HostAuth, Proof};
+pub use concatenation::GeneratedPsk;
 pub use controller::{AdminResult, Controller, ControllerState};
-pub use discovery::fetch_discovery_log;
-pub use io::{IoQueue, IoStats};
+pub use discovery::{DiscoveryWatch, fetch_discovery_log};
+pub use io::{IoQueue, IoStats, Returned, Standing};
 pub use link::{Link, LinkState};
 pub use namespace::NamespaceInfo;
 pub use options::{Connector, ControllerId, Dial, HostError, HostOptions, Wanted};

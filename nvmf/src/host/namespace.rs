@@ -36,7 +36,7 @@ pub struct NamespaceInfo {
 impl NamespaceInfo {
     /// Parses the data of Identify Namespace (CNS 00h). `acwu` is the controller's value for all
     /// of its namespaces.
-    pub fn parse(nsid: u32, data: &[u8], acwu: u16) -> Result<NamespaceInfo, HostError> {
+    pub fn parse(nsid: u32, data: &[u8], acwu: u16) -> Result<Self, HostError> {
         let short = || HostError::Misbehaved {
             what: "short Identify Namespace data".into(),
         };
@@ -51,7 +51,7 @@ impl NamespaceInfo {
             let what = format!("namespace {nsid} has metadata, which is not supported");
             return Err(HostError::Misbehaved { what });
         }
-        Ok(NamespaceInfo {
+        Ok(Self {
             nsid,
             blocks: identify.nsze.get(),
             block_size,
@@ -85,7 +85,7 @@ impl NamespaceInfo {
     }
 
     /// True if `other` is the same namespace, on another path or after a reconnect.
-    pub fn same_identity(&self, other: &NamespaceInfo) -> bool {
+    pub fn same_identity(&self, other: &Self) -> bool {
         (self.uuid, self.nguid, self.eui64) == (other.uuid, other.nguid, other.eui64)
             && self.block_size == other.block_size
     }
@@ -97,7 +97,7 @@ impl NamespaceInfo {
 
     /// The reason why `found` is another namespace or is too small for this one's data. `None`: it
     /// is the same, possibly larger.
-    pub fn difference(&self, found: &NamespaceInfo) -> Option<String> {
+    pub fn difference(&self, found: &Self) -> Option<String> {
         if self.block_size != found.block_size {
             let (was, is) = (self.block_size, found.block_size);
             return Some(format!(

@@ -1,5 +1,6 @@
 //! The options and errors of a host, and the traits through which it opens connections.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
@@ -7,6 +8,7 @@ use nacre_nvmf_wire::fabrics::{ConnectData, InvalidParameter};
 use nacre_nvmf_wire::{Nqn, StatusCode};
 
 use super::authentication::HostAuth;
+use super::concatenation::GeneratedPsk;
 use super::paths::PathOptions;
 use crate::auth::Reason;
 use crate::transport::{Closed, HostTransport, TransportType};
@@ -70,9 +72,9 @@ impl ControllerId {
     /// The CNTLID of the Connect command.
     pub fn asked(self) -> u16 {
         match self {
-            ControllerId::Dynamic => ConnectData::CNTLID_DYNAMIC,
-            ControllerId::AnyStatic => ConnectData::CNTLID_STATIC_ANY,
-            ControllerId::Static(id) => id,
+            Self::Dynamic => ConnectData::CNTLID_DYNAMIC,
+            Self::AnyStatic => ConnectData::CNTLID_STATIC_ANY,
+            Self::Static(id) => id,
         }
     }
 }
@@ -117,11 +119,14 @@ pub struct HostOptions {
     pub paths: Option<PathOptions>,
     /// Keys for DH-HMAC-CHAP: of this host, and of the controller for bidirectional authentication.
     pub authentication: Option<HostAuth>,
+    /// Secure channel concatenation: authentication makes the PSK of TLS. The transport reads it
+    /// here. `None`: without it.
+    pub concatenation: Option<Arc<GeneratedPsk>>,
 }
 
 impl HostOptions {
-    pub fn new(hostnqn: Nqn, hostid: [u8; 16], subnqn: Nqn) -> HostOptions {
-        HostOptions {
+    pub fn new(hostnqn: Nqn, hostid: [u8; 16], subnqn: Nqn) -> Self {
+        Self {
             hostnqn,
             hostid,
             subnqn,
@@ -140,6 +145,14 @@ impl HostOptions {
             wait_for_access: false,
             paths: None,
             authentication: None,
+            concatenation: None,
+        }
+    }
+
+    /// Forgets the PSK of a lost association, if authentication had generated it.
+    pub(super) fn lost(&self, error: &HostError) {
+        if let Some(psk) = &self.concatenation {
+            psk.lost(error);
         }
     }
 }
@@ -177,8 +190,10 @@ pub enum HostError {
     NotDrained { limit: Duration },
     #[error("the target requires authentication, and this host has no key for it (dhchap_key)")]
     KeyRequired,
-    #[error("the target requires a secure channel, which this host does not support")]
+    #[error("the target requires secure channel concatenation, which is not on for it (concat)")]
     SecureChannelRequired,
+    #[error("secure channel concatenation (concat) needs a key of this host (dhchap_key)")]
+    ConcatenationKey,
     #[error("authentication failed: {0}")]
     Authentication(Reason),
     #[error("the target misbehaved: {what}")]
@@ -204,22 +219,22 @@ fn lost(why: &Closed) -> String {
 }
 
 impl HostError {
-    pub(super) fn closed(why: Closed, authenticating: bool) -> HostError {
+    pub(super) fn closed(why: Closed, authenticating: bool) -> Self {
         if authenticating {
-            HostError::LostInAuthentication(why)
+            Self::LostInAuthentication(why)
         } else {
-            HostError::Lost(why)
+            Self::Lost(why)
         }
     }
 
     /// True if retries are useless: the target refused permanently (DNR).
     pub fn is_final(&self) -> bool {
         match self {
-            HostError::Refused { status, .. } => status.dnr(),
-            HostError::InvalidParameter { dnr, .. } => *dnr,
-            HostError::KeyRequired | HostError::SecureChannelRequired => true,
+            Self::Refused { status, .. } => status.dnr(),
+            Self::InvalidParameter { dnr, .. } => *dnr,
+            Self::KeyRequired | Self::SecureChannelRequired | Self::ConcatenationKey => true,
             // The same keys would fail again.
-            HostError::Authentication(reason) => reason.is_final(),
+            Self::Authentication(reason) => reason.is_final(),
             _ => false,
         }
     }

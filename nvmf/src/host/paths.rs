@@ -39,8 +39,8 @@ pub struct PathOptions {
 
 impl PathOptions {
     /// The default delays and limits.
-    pub fn new(preferred: TransportType, fallback: Option<TransportType>) -> PathOptions {
-        PathOptions {
+    pub fn new(preferred: TransportType, fallback: Option<TransportType>) -> Self {
+        Self {
             preferred,
             fallback: fallback.filter(|fallback| *fallback != preferred),
             connection_retries: 3,
@@ -93,8 +93,8 @@ pub struct Paths {
 }
 
 impl Paths {
-    pub fn new(options: PathOptions) -> Paths {
-        let mut paths = Paths {
+    pub fn new(options: PathOptions) -> Self {
+        let mut paths = Self {
             on_fallback: false,
             failures: 0,
             connected_at: None,

@@ -11,6 +11,7 @@ use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 use zerocopy::IntoBytes;
 
+use super::io::IoStats;
 use super::queue::{CommandQueue, Finished};
 
 /// The state of an I/O.
@@ -41,8 +42,8 @@ pub(super) struct Pending {
 impl Pending {
     /// `own`: the result of [`own_data`].
     #[inline]
-    pub fn new(io: Io, own: Option<Buf>, order: u64) -> Pending {
-        Pending {
+    pub(super) fn new(io: Io, own: Option<Buf>, order: u64) -> Self {
+        Self {
             io,
             own,
             stage: Stage::Waiting,
@@ -53,17 +54,17 @@ impl Pending {
         }
     }
 
-    pub fn token(&self) -> Token {
+    pub(super) fn token(&self) -> Token {
         self.io.token
     }
 
-    pub fn is_sent(&self) -> bool {
+    pub(super) fn is_sent(&self) -> bool {
         self.stage != Stage::Waiting
     }
 
     /// Number of its commands: 1, or 2 for a compare-and-write.
     #[inline]
-    pub fn commands(&self) -> usize {
+    pub(super) fn commands(&self) -> usize {
         match self.io.op {
             Op::CompareAndWrite => 2,
             _ => 1,
@@ -73,7 +74,7 @@ impl Pending {
     /// The status with which it must fail instead of being sent, for example because a repetition
     /// could give another result.
     #[inline]
-    pub fn refusal(&self) -> Option<Status> {
+    pub(super) fn refusal(&self) -> Option<Status> {
         let io = &self.io;
         match io.op {
             // The caller's buffer was lost with the connection.
@@ -89,7 +90,7 @@ impl Pending {
 
     /// Submits its commands. The queue must have enough free entries.
     #[inline]
-    pub fn send(&mut self, queue: &mut CommandQueue, token: u64, nsid: u32, now: Nanos) {
+    pub(super) fn send(&mut self, queue: &mut CommandQueue, token: u64, nsid: u32, now: Nanos) {
         let io = &mut self.io;
         let sqe = command(io, nsid);
         let (write, read) = match io.op {
@@ -113,7 +114,7 @@ impl Pending {
 
     /// Takes the buffer of a read back from the transport.
     #[inline]
-    pub fn returned(&mut self, buf: Buf) {
+    pub(super) fn returned(&mut self, buf: Buf) {
         if self.io.data.is_empty() {
             self.io.data.push(buf)
         } else {
@@ -122,20 +123,20 @@ impl Pending {
     }
 
     /// Marks it as waiting after its connection was lost or its data were damaged.
-    pub fn lost(&mut self) {
+    pub(super) fn lost(&mut self) {
         self.repeated = true;
         self.stage = Stage::Waiting;
     }
 
     /// Marks it as waiting and not executed, after the target refused it with an ANA status.
-    pub fn refused(&mut self) {
+    pub(super) fn refused(&mut self) {
         self.stage = Stage::Waiting;
     }
 
     /// Handles the completion of one of its commands. Returns the status of the I/O; `None`: the
     /// other command is outstanding.
     #[inline]
-    pub fn finished(&mut self, one: Finished) -> Option<StatusCode> {
+    pub(super) fn finished(&mut self, one: Finished) -> Option<StatusCode> {
         let Stage::Sent { outstanding } = &mut self.stage else {
             return None;
         };
@@ -165,16 +166,34 @@ impl Pending {
 
     /// Bytes copied between its buffers and the command's buffer.
     #[inline]
-    pub fn copied(&self) -> u64 {
+    pub(super) fn copied(&self) -> u64 {
         match (self.io.op, &self.own) {
             (Op::Read | Op::Write | Op::Compare, Some(own)) => own.len() as u64,
             _ => 0,
         }
     }
 
+    /// Counts its end in the statistics of its queue.
+    #[inline]
+    pub(super) fn count(&self, status: StatusCode, stats: &mut IoStats) {
+        let bytes = self.io.data_len() as u64;
+        match self.io.op {
+            _ if !status.is_success() => stats.failed += 1,
+            Op::Read => {
+                stats.reads += 1;
+                stats.read_bytes += bytes;
+            }
+            Op::Write => {
+                stats.writes += 1;
+                stats.write_bytes += bytes;
+            }
+            _ => {}
+        }
+    }
+
     /// Builds the completion after all commands have completed, and returns the caller's buffers.
     #[inline]
-    pub fn complete(&mut self, status: StatusCode) -> Completion {
+    pub(super) fn complete(&mut self, status: StatusCode) -> Completion {
         let mut status = bdev_status(status);
         if self.io.op == Op::CompareAndWrite && self.repeated && status == Status::Miscompare {
             // The first attempt may have written the blocks, so the mismatch proves nothing.
@@ -191,7 +210,7 @@ impl Pending {
     }
 
     #[inline]
-    pub fn end(&mut self, status: Status) -> Completion {
+    pub(super) fn end(&mut self, status: Status) -> Completion {
         Completion {
             token: self.io.token,
             status,

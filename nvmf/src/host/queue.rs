@@ -6,7 +6,7 @@ use nacre_nvmf_wire::fabrics::AuthRequirements;
 use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_reactor::{Idle, Nanos};
 
-use super::authentication::{self, Transaction};
+use super::authentication::{self, Proof, Transaction};
 use super::options::{HostError, HostOptions};
 use crate::transport::{Closed, HostCommand, HostEvent, HostTransport};
 
@@ -51,9 +51,9 @@ const BATCH: usize = 256;
 
 impl CommandQueue {
     /// Creates a queue of `entries` entries, of which all but one can be in use (Base 3.3.1.4).
-    pub fn new(transport: Box<dyn HostTransport>, entries: u16) -> CommandQueue {
+    pub fn new(transport: Box<dyn HostTransport>, entries: u16) -> Self {
         let usable = entries.saturating_sub(1).max(1);
-        CommandQueue {
+        Self {
             transport,
             slots: vec![
                 Slot {
@@ -202,7 +202,7 @@ impl CommandQueue {
     }
 
     /// Drives the authentication. `Some`: its result.
-    pub fn authenticate(&mut self, pool: &Pool, now: Nanos) -> Option<Result<(), HostError>> {
+    pub fn authenticate(&mut self, pool: &Pool, now: Nanos) -> Option<Result<Proof, HostError>> {
         let mut transaction = self.transaction.take()?;
         let result = transaction.drive(self, pool, AUTHENTICATION, now);
         if result.is_none() {

@@ -16,13 +16,13 @@ use zerocopy::IntoBytes;
 use super::options::HostOptions;
 
 /// Entries of the admin queue, the same as Linux hosts request.
-pub const ADMIN_ENTRIES: u16 = 32;
+pub(super) const ADMIN_ENTRIES: u16 = 32;
 /// Bytes of Identify data structures and of the Changed Namespace List.
-pub const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// A step of the controller, with at most one command in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub(super) enum Step {
     /// Waits for the transport's handshake.
     Dialling,
     Connect,
@@ -49,66 +49,66 @@ pub enum Step {
 }
 
 impl Step {
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
-            Step::Dialling => "connecting the transport",
-            Step::Connect => "connect",
-            Step::Authenticate => "authenticate",
-            Step::ReadCap => "reading CAP",
-            Step::Enable => "enabling the controller",
-            Step::WaitReady => "waiting for CSTS.RDY",
-            Step::IdentifyController => "identify controller",
-            Step::IdentifyNvm => "identify controller (NVM command set)",
-            Step::NumberOfQueues => "set number of queues",
-            Step::ConfigureEvents => "configure events",
-            Step::ListNamespaces(_) => "list namespaces",
-            Step::IdentifyNamespace(_) => "identify namespace",
-            Step::DescribeNamespace(_) => "namespace descriptors",
-            Step::ReadChangedList => "read changed namespace list",
-            Step::ReadAccess(_) => "read ANA log",
-            Step::Idle => "idle",
-            Step::ShutDown => "shut down",
-            Step::WaitShutDown => "waiting for CSTS.SHST",
+            Self::Dialling => "connecting the transport",
+            Self::Connect => "connect",
+            Self::Authenticate => "authenticate",
+            Self::ReadCap => "reading CAP",
+            Self::Enable => "enabling the controller",
+            Self::WaitReady => "waiting for CSTS.RDY",
+            Self::IdentifyController => "identify controller",
+            Self::IdentifyNvm => "identify controller (NVM command set)",
+            Self::NumberOfQueues => "set number of queues",
+            Self::ConfigureEvents => "configure events",
+            Self::ListNamespaces(_) => "list namespaces",
+            Self::IdentifyNamespace(_) => "identify namespace",
+            Self::DescribeNamespace(_) => "namespace descriptors",
+            Self::ReadChangedList => "read changed namespace list",
+            Self::ReadAccess(_) => "read ANA log",
+            Self::Idle => "idle",
+            Self::ShutDown => "shut down",
+            Self::WaitShutDown => "waiting for CSTS.SHST",
         }
     }
 
     /// True if its command is a fabrics command, which gives some status codes another meaning.
-    pub fn is_fabrics(self) -> bool {
+    pub(super) fn is_fabrics(self) -> bool {
         matches!(
             self,
-            Step::Connect
-                | Step::Authenticate
-                | Step::ReadCap
-                | Step::Enable
-                | Step::WaitReady
-                | Step::ShutDown
-                | Step::WaitShutDown
+            Self::Connect
+                | Self::Authenticate
+                | Self::ReadCap
+                | Self::Enable
+                | Self::WaitReady
+                | Self::ShutDown
+                | Self::WaitShutDown
         )
     }
 
     /// True for the steps that read namespaces one by one. Their total time depends on the number
     /// of namespaces.
-    pub fn is_listing(self) -> bool {
+    pub(super) fn is_listing(self) -> bool {
         matches!(
             self,
-            Step::ListNamespaces(_)
-                | Step::IdentifyNamespace(_)
-                | Step::DescribeNamespace(_)
-                | Step::ReadAccess(_)
+            Self::ListNamespaces(_)
+                | Self::IdentifyNamespace(_)
+                | Self::DescribeNamespace(_)
+                | Self::ReadAccess(_)
         )
     }
 
     /// True if the step has a command to send.
-    pub fn has_command(self) -> bool {
-        !matches!(self, Step::Dialling | Step::Authenticate | Step::Idle)
+    pub(super) fn has_command(self) -> bool {
+        !matches!(self, Self::Dialling | Self::Authenticate | Self::Idle)
     }
 
-    pub fn is_shutting_down(self) -> bool {
-        matches!(self, Step::ShutDown | Step::WaitShutDown)
+    pub(super) fn is_shutting_down(self) -> bool {
+        matches!(self, Self::ShutDown | Self::WaitShutDown)
     }
 
     /// The step's command with its data buffer. `None`: the step has none, or no buffer is free.
-    pub fn command(
+    pub(super) fn command(
         self,
         options: &HostOptions,
         pool: &Pool,
@@ -132,16 +132,16 @@ impl Step {
         let set_feature =
             |fid, value| Some((SetFeatures::new(fid, value).to_sqe(0, 0), None, None));
         match self {
-            Step::Connect => {
+            Self::Connect => {
                 let (sqe, data) = connect(options, pool, 0, ADMIN_ENTRIES, asked)?;
                 Some((sqe, Some(data), None))
             }
-            Step::ReadCap => get(offset::CAP, PropertySize::Eight),
-            Step::Enable => set_cc(Cc::enabled()),
-            Step::WaitReady | Step::WaitShutDown => get(offset::CSTS, PropertySize::Four),
-            Step::IdentifyController => identify(cns::CONTROLLER, 0),
-            Step::IdentifyNvm => identify(cns::IO_CONTROLLER, 0),
-            Step::NumberOfQueues => {
+            Self::ReadCap => get(offset::CAP, PropertySize::Eight),
+            Self::Enable => set_cc(Cc::enabled()),
+            Self::WaitReady | Self::WaitShutDown => get(offset::CSTS, PropertySize::Four),
+            Self::IdentifyController => identify(cns::CONTROLLER, 0),
+            Self::IdentifyNvm => identify(cns::IO_CONTROLLER, 0),
+            Self::NumberOfQueues => {
                 let wanted = u32::from(options.io_queues.max(1));
                 let queues = NumberOfQueues {
                     submission: wanted,
@@ -149,7 +149,7 @@ impl Step {
                 };
                 set_feature(fid::NUMBER_OF_QUEUES, queues.dword())
             }
-            Step::ConfigureEvents => {
+            Self::ConfigureEvents => {
                 let wanted = AsyncEvents::NAMESPACE_ATTRIBUTE
                     | AsyncEvents::ANA_CHANGE
                     | AsyncEvents::DISCOVERY_LOG;
@@ -158,27 +158,27 @@ impl Step {
                     wanted.bits() & events_offered,
                 )
             }
-            Step::ListNamespaces(after) => identify(cns::ACTIVE_NAMESPACES, after),
-            Step::IdentifyNamespace(nsid) => identify(cns::NAMESPACE, nsid),
-            Step::DescribeNamespace(nsid) => identify(cns::NAMESPACE_DESCRIPTORS, nsid),
-            Step::ReadChangedList => {
+            Self::ListNamespaces(after) => identify(cns::ACTIVE_NAMESPACES, after),
+            Self::IdentifyNamespace(nsid) => identify(cns::NAMESPACE, nsid),
+            Self::DescribeNamespace(nsid) => identify(cns::NAMESPACE_DESCRIPTORS, nsid),
+            Self::ReadChangedList => {
                 let log = GetLogPage::new(lid::CHANGED_NAMESPACE_LIST, PAGE as u32, 0);
                 Some((log.to_sqe(0, u32::MAX), None, Some(pool.acquire(PAGE)?)))
             }
-            Step::ReadAccess(offset) => {
+            Self::ReadAccess(offset) => {
                 let mut log =
                     GetLogPage::new(lid::ASYMMETRIC_NAMESPACE_ACCESS, PAGE as u32, offset.into());
                 log.lsp = AnaHeader::LSP_GROUPS_ONLY;
                 Some((log.to_sqe(0, u32::MAX), None, Some(pool.acquire(PAGE)?)))
             }
-            Step::ShutDown => set_cc(Cc::enabled().with_shn(1)),
-            Step::Dialling | Step::Authenticate | Step::Idle => None,
+            Self::ShutDown => set_cc(Cc::enabled().with_shn(1)),
+            Self::Dialling | Self::Authenticate | Self::Idle => None,
         }
     }
 }
 
 /// The Connect command for queue `qid` with its 1024 bytes of data. `None`: no buffer is free.
-pub fn connect(
+pub(super) fn connect(
     options: &HostOptions,
     pool: &Pool,
     qid: u16,

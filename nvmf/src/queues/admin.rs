@@ -1,4 +1,5 @@
-//! Commands of an admin queue: gets their buffer and data, and passes them to the controller.
+//! Commands of an admin queue: fetches their data into a buffer, passes them to the controller, and
+//! completes them.
 
 use std::sync::Arc;
 
@@ -13,9 +14,9 @@ use crate::queues::command::Command;
 use crate::queues::decode::{self, Plan};
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::Step;
-use crate::queues::reservation::{self, Errand};
+use crate::queues::reservation::{self, ReservationChange};
 use crate::queues::resources::{Abort, Resources};
-use crate::subsystems::reservation::Command as Change;
+use crate::subsystems::reservation::Change;
 use crate::transport::CloseWhy;
 
 /// Most bytes of data that a host may send with Connect or an admin command: the size of a buffer
@@ -92,7 +93,7 @@ fn carry_out(command: &mut Command, outcome: Outcome) {
         }
         Outcome::Persist { on, namespaces } => {
             let association = command.queue.association.as_ref().expect("admin queue");
-            let errand = Errand {
+            let errand = ReservationChange {
                 subsystem: Arc::clone(&association.subsystem),
                 host: association.hostid,
                 change: Change::Persist(on),

@@ -18,7 +18,10 @@ use nacre_nvmf_wire::opcode::fabrics as fctype;
 use nacre_nvmf_wire::{Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
-use crate::auth::{Answer, ControllerEnd, Names, Progress, Reason, Received, SystemRandom};
+use crate::auth::{
+    Answer, ChannelPolicy, Concatenation, ControllerEnd, Names, Progress, Reason, Received,
+    SystemRandom,
+};
 use crate::queues::admin::STRUCTURE_MOST;
 use crate::queues::command::Command;
 use crate::queues::decode::{self, Plan};
@@ -29,7 +32,8 @@ use crate::queues::resources::Resources;
 use crate::subsystems::association::{Association, Teardown};
 use crate::subsystems::authentication::{AuthFailure, QueueAuthState, of_peer};
 use crate::subsystems::core_handle::{GroupMessage, ReqIndex};
-use crate::transport::CloseWhy;
+use crate::tls::{Psk, SecureChannel};
+use crate::transport::{CloseWhy, TlsPolicy, TransportType};
 
 /// SPSP0 and SPSP1 of in-band authentication.
 const PROTOCOL: (u8, u8) = (1, 1);
@@ -59,8 +63,8 @@ pub(crate) struct QueueAuth {
 }
 
 impl QueueAuth {
-    pub fn new(state: Arc<QueueAuthState>) -> QueueAuth {
-        QueueAuth {
+    pub(crate) fn new(state: Arc<QueueAuthState>) -> Self {
+        Self {
             end: None,
             transaction: 0,
             waiting: None,
@@ -218,6 +222,7 @@ impl Resources {
 
     /// Starts a transaction with the host's present keys, which apply until its end.
     fn begin_transaction(&mut self, qp: &mut QueuePair, now: Nanos) {
+        let channel = self.ports.secure_channel_of(qp);
         let (Some(auth), Some(association)) = (&mut qp.admission.auth, &qp.association) else {
             return;
         };
@@ -226,14 +231,69 @@ impl Resources {
             subsystem: association.subsystem.nqn().clone(),
         };
         auth.transaction += 1;
-        auth.end = Some(ControllerEnd::new(
+        let end = ControllerEnd::new(
             names,
-            association.subsystem.host_keys(&association.hostnqn),
+            association.subsystem.keys_of(&association.hostnqn),
             self.target.authentication.offer(),
             Box::new(SystemRandom),
             patience(association),
             now,
-        ));
+        );
+        let policy = self.channel_policy(qp.qid, association, channel.as_deref());
+        auth.end = Some(end.with_channel(policy));
+    }
+
+    /// What a queue can do with a wish for a PSK. One in clear makes a PSK for connections over
+    /// TLS, which the same listener must take.
+    fn channel_policy(
+        &self,
+        qid: u16,
+        association: &Association,
+        channel: Option<&SecureChannel>,
+    ) -> ChannelPolicy {
+        if qid != 0 {
+            return ChannelPolicy::default();
+        }
+        let has_tls = association.transport != TransportType::Rdma;
+        let options = self.target.listener_options(association.listener);
+        ChannelPolicy {
+            possible: match channel {
+                None if has_tls && options.tls() == TlsPolicy::Allow => Concatenation::New,
+                Some(channel) if channel.identity.is_generated => Concatenation::Replace,
+                _ => Concatenation::None,
+            },
+            required: channel.is_none()
+                && association.subsystem.host_must_concat(&association.hostnqn),
+        }
+    }
+
+    /// Keeps the PSK that the transaction generated, for the TLS handshakes of this host.
+    fn keep_generated(&self, qp: &mut QueuePair, now: Nanos) {
+        let Some(end) = transaction(qp) else { return };
+        let (generated, keys) = (end.take_generated(), end.used_keys().cloned());
+        let (Some(generated), Some(association)) = (generated, &qp.association) else {
+            return;
+        };
+        let names = Names {
+            host: association.hostnqn.clone(),
+            subsystem: association.subsystem.nqn().clone(),
+        };
+        let psk = Arc::new(Psk::generated(&generated));
+        let channel = self.ports.secure_channel_of(qp);
+        let replaced = channel.as_ref().map(|channel| &channel.psk);
+        let kept = &self.target.authentication.generated;
+        kept.add(&names, &psk, replaced, now);
+        // They may have ended since the transaction began.
+        let in_force = association.subsystem.keys_of(&names.host);
+        match keys.filter(|keys| in_force.iter().any(|one| Arc::ptr_eq(one, keys))) {
+            Some(keys) => kept.note_keys(&psk, keys),
+            None => kept.remove(&psk),
+        }
+        if let Some(before) = association.set_generated(psk)
+            && channel.is_some()
+        {
+            kept.remove(&before);
+        }
     }
 
     fn start_job(&mut self, qp: &mut QueuePair) {
@@ -280,6 +340,7 @@ impl Resources {
             }
         }
         if is_completed {
+            self.keep_generated(qp, now);
             return self.authenticated(qp);
         }
         if is_over && let Some(auth) = &mut qp.admission.auth {
@@ -295,11 +356,14 @@ impl Resources {
             return;
         };
         if let Some(auth) = &mut qp.admission.auth {
-            auth.end = None;
+            let end = auth.end.take();
+            auth.state
+                .set_keys(end.and_then(|end| end.used_keys().cloned()));
         }
         let host = &association.hostnqn;
         let authentication = &self.target.authentication;
         authentication.note_success(host, &qp.ends.peer);
+        authentication.note_access(association.subsystem.nqn(), host, &qp.ends.peer);
         let (hash, group) = (agreed.hash, agreed.group);
         let (qid, mutual) = (qp.qid, agreed.mutual);
         tracing::debug!(%host, qid, %hash, %group, mutual, "host authenticated");

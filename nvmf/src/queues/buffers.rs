@@ -21,8 +21,8 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    pub fn new(pools: Pools) -> Buffers {
-        Buffers {
+    pub(crate) fn new(pools: Pools) -> Self {
+        Self {
             pools,
             in_capsule_bytes: 0,
             fetching: 0,
@@ -32,7 +32,7 @@ impl Buffers {
     }
 
     /// Records the capabilities of a new connection.
-    pub fn serve(&mut self, caps: &TransportCaps) {
+    pub(crate) fn serve(&mut self, caps: &TransportCaps) {
         if !caps.keyed_sgl {
             let bytes = caps.in_capsule_bytes as usize;
             self.in_capsule_bytes = self.in_capsule_bytes.max(bytes);
@@ -40,12 +40,12 @@ impl Buffers {
     }
 
     /// Number of commands that wait for a buffer.
-    pub fn all_waiting(&self) -> usize {
+    pub(crate) fn all_waiting(&self) -> usize {
         self.waiting.len() + self.waiting_admin.len()
     }
 
     /// Adds a command to the list of those that wait for a buffer.
-    pub fn wait(&mut self, qp: &QueuePair, index: ReqIndex) {
+    pub(crate) fn wait(&mut self, qp: &QueuePair, index: ReqIndex) {
         let is_admin = matches!(qp.requests[index].plan, Plan::Admin { .. });
         let list = if qp.takes_io() && !is_admin {
             &mut self.waiting
@@ -58,7 +58,7 @@ impl Buffers {
     /// Allocates a buffer for data that a transport must fetch. R2T data can queue behind
     /// in-capsule data on the same connection. Keep one buffer free for the latter, or both
     /// deadlock.
-    pub fn to_fetch(&self, bytes: usize) -> Option<Buf> {
+    pub(crate) fn to_fetch(&self, bytes: usize) -> Option<Buf> {
         let buf = self.pools.io.acquire_beside(bytes, self.in_capsule_bytes);
         match buf {
             // Devices have all other buffers, and will return them.
@@ -68,26 +68,26 @@ impl Buffers {
     }
 
     /// Counts the start of a data transfer for a command of `qp`.
-    pub fn fetch_begins(&mut self, qp: &mut QueuePair, bytes: usize) {
+    pub(crate) fn fetch_begins(&mut self, qp: &mut QueuePair, bytes: usize) {
         debug_assert_ne!(qp.stage, Stage::Ending);
         qp.fetches.bytes += bytes;
         self.fetching += bytes;
     }
 
     /// Counts the end of a command's data transfer, successful or not.
-    pub fn fetch_ended(&mut self, qp: &mut QueuePair, index: ReqIndex) {
+    pub(crate) fn fetch_ended(&mut self, qp: &mut QueuePair, index: ReqIndex) {
         let bytes = qp.bytes_from_host(index);
         qp.fetches.bytes -= bytes;
         self.fetching -= bytes;
     }
 
     /// Removes the transfers of an ending queue pair, whose transport no longer reports their end.
-    pub fn abandon_fetches(&mut self, qp: &QueuePair) {
+    pub(crate) fn abandon_fetches(&mut self, qp: &QueuePair) {
         self.fetching -= qp.fetches.bytes;
     }
 
     #[cfg(test)]
-    pub fn is_fetching(&self) -> bool {
+    pub(crate) fn is_fetching(&self) -> bool {
         self.fetching > 0
     }
 }

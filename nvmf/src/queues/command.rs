@@ -1,4 +1,4 @@
-//! A command from its arrival until its execution: decoding, buffer, data. [`Command`] gives access
+//! A command from its capsule until its execution: decoding, buffer, data. [`Command`] gives access
 //! to the command, its queue pair and the core's resources.
 //!
 //! ```text
@@ -33,23 +33,23 @@ pub(crate) struct Command<'a> {
 
 impl Command<'_> {
     #[inline]
-    pub fn request(&mut self) -> &mut Request {
+    pub(crate) fn request(&mut self) -> &mut Request {
         &mut self.queue.requests[self.index]
     }
 
     #[inline]
-    pub fn sqe(&self) -> &Sqe {
+    pub(crate) fn sqe(&self) -> &Sqe {
         &self.queue.requests[self.index].sqe
     }
 
     /// Another command of the same queue pair, by its index.
-    pub fn other(&mut self, index: ReqIndex) -> Command<'_> {
+    pub(crate) fn other(&mut self, index: ReqIndex) -> Command<'_> {
         self.core.command(self.queue, index, self.now)
     }
 
     /// Handles a new I/O command.
     #[inline]
-    pub fn arrived(&mut self) {
+    pub(crate) fn arrived(&mut self) {
         self.core.refresh_view(self.queue);
         let qp = &mut *self.queue;
         let sqe = qp.requests[self.index].sqe;
@@ -93,13 +93,13 @@ impl Command<'_> {
 
     /// Gets a buffer and the host's data for the command, and then executes it. Commands wait for
     /// buffers in the order of arrival.
-    pub fn gather(&mut self) {
+    pub(crate) fn gather(&mut self) {
         self.gather_or_wait(true);
     }
 
     /// Like [`Command::gather`]. `fresh`: the command has not waited yet, so waiting commands go
     /// first.
-    pub fn gather_or_wait(&mut self, fresh: bool) {
+    pub(crate) fn gather_or_wait(&mut self, fresh: bool) {
         let must_queue = self.queue.takes_io()
             && !matches!(self.request().plan, Plan::Admin { .. })
             && !self.core.buffers.waiting.is_empty()
@@ -111,7 +111,7 @@ impl Command<'_> {
     }
 
     /// Returns false if there is no buffer now.
-    pub fn try_gather(&mut self, fresh: bool) -> bool {
+    pub(crate) fn try_gather(&mut self, fresh: bool) -> bool {
         let request = &self.queue.requests[self.index];
         match request.plan.transfer(&request.sqe) {
             Transfer::None => {
@@ -195,7 +195,7 @@ impl Command<'_> {
     }
 
     /// Executes a command that has its buffer and data.
-    pub fn execute(&mut self) {
+    pub(crate) fn execute(&mut self) {
         if self.queue.stage == Stage::Fresh {
             return connect::run(self);
         }

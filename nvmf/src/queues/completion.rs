@@ -26,7 +26,7 @@ pub(super) struct Done {
 
 impl Command<'_> {
     /// Completes a command with this completion, and frees its place in the table.
-    pub fn complete(&mut self, cqe: Cqe) {
+    pub(crate) fn complete(&mut self, cqe: Cqe) {
         let (qp, index) = (&mut *self.queue, self.index);
         let request = &mut qp.requests[index];
         let (mut data, mut lent) = (Extents::new(), None);
@@ -62,7 +62,7 @@ impl Command<'_> {
         self.queue.requests.end(index);
     }
 
-    pub fn finish(&mut self, status: StatusCode) {
+    pub(crate) fn finish(&mut self, status: StatusCode) {
         let cid = self.sqe().cid();
         self.complete(Cqe::new(cid, status));
     }

@@ -1,4 +1,4 @@
-//! Connect (Base 6.3) and the other fabrics commands of a queue.
+//! Fabrics commands of a queue: Connect (Base 6.3), Property Get and Set, Disconnect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::{Requests, Step};
 use crate::queues::resources::Resources;
 use crate::subsystems::association::{Association, NoQueue, Phase, QueueInfo, Teardown};
-use crate::subsystems::authentication::of_peer;
+use crate::subsystems::authentication::{of_peer, origin};
 use crate::subsystems::stats::QueueStats;
 use crate::subsystems::subsystem::{Refusal, Subsystem, SubsystemKind};
-use crate::tls::TlsFailure;
+use crate::tls::{SecureChannel, TlsFailure};
 use crate::transport::{CloseWhy, ListenerId, QueueParams};
 
 /// Longest wait of a Connect for the end of an earlier controller of the same host.
@@ -167,9 +167,13 @@ impl Resources {
             Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
         })?;
         // Read this once, because an administrator may change the keys meanwhile.
-        let must_authenticate = subsystem.host_keys(&hostnqn).is_some();
+        let channel = self.ports.secure_channel_of(qp);
+        let is_generated = |channel: &SecureChannel| channel.identity.is_generated;
+        // The host has authenticated itself when it made the PSK of this connection.
+        let has_proof = channel.as_deref().is_some_and(is_generated);
+        let must_authenticate = subsystem.host_keys(&hostnqn).is_some() && !has_proof;
         let places = &self.target.places;
-        let unproven = must_authenticate.then(|| places.take_unproven(of_peer(&qp.ends.peer)));
+        let unproven = must_authenticate.then(|| places.take_unproven(origin(&qp.ends.peer)));
         let unproven = unproven.transpose().map_err(|full| {
             Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
         })?;
@@ -179,10 +183,18 @@ impl Resources {
             let association =
                 self.connect_io(&connect, &subsystem, qp.ends.listener, data, &hostnqn)?;
             // Either all queues of an association use TLS, or none.
-            if association.has_clear_queue() == self.ports.secure_channel_of(qp).is_some() {
+            if association.has_clear_queue() == channel.is_some() {
                 return Err(Refused::Status(
                     StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
                     format!("the admin queue of {hostnqn} and this queue are not both on TLS"),
+                ));
+            }
+            if !association.takes_channel(channel.as_deref()) {
+                return Err(Refused::Status(
+                    StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
+                    format!(
+                        "the admin queue of {hostnqn} generated a PSK (secure channel concatenation), and this queue does not use TLS with it"
+                    ),
                 ));
             }
             association
@@ -203,6 +215,16 @@ impl Resources {
     ) -> Result<(), Refused> {
         let Some(channel) = self.ports.secure_channel_of(qp) else {
             return match subsystem.host_psk(hostnqn) {
+                None if subsystem.host_must_concat(hostnqn)
+                    && subsystem.host_keys(hostnqn).is_none() =>
+                {
+                    Err(Refused::Status(
+                        StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
+                        format!(
+                            "host {hostnqn} must make a key for TLS by authentication (concat), and has no dhchap_key any more"
+                        ),
+                    ))
+                }
                 None => Ok(()),
                 Some(_) => Err(Refused::Status(
                     StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
@@ -213,9 +235,17 @@ impl Resources {
             };
         };
         let identity = &channel.identity;
-        if identity.host == *hostnqn && identity.subsystem == *subsystem.nqn() {
-            let psk = subsystem.host_psk(hostnqn);
-            if psk.is_some_and(|psk| Arc::ptr_eq(&psk, &channel.psk)) {
+        // The discovery subsystem may have two names.
+        let named = self.target.subsystem(&identity.subsystem);
+        let is_same = named.is_ok_and(|named| std::ptr::eq(&*named, subsystem));
+        if identity.host == *hostnqn && is_same {
+            if identity.is_generated {
+                return check_generated(subsystem, hostnqn);
+            }
+            let psks = self.target.host_psks(subsystem, hostnqn);
+            if psks.iter().any(|psk| Arc::ptr_eq(psk, &channel.psk)) {
+                let authentication = &self.target.authentication;
+                authentication.note_access(subsystem.nqn(), hostnqn, &qp.ends.peer);
                 return Ok(());
             }
             // Not for good: the next handshake uses the key of then.
@@ -427,8 +457,13 @@ impl Resources {
             });
         }
         // A key that changed since the first check did not see this queue.
-        let secure = self.check_channel(qp, &association.subsystem, &association.hostnqn);
-        if secure.is_err() {
+        let (subsystem, host) = (&association.subsystem, &association.hostnqn);
+        let secure = self.check_channel(qp, subsystem, host);
+        // Without authentication this queue makes no key for TLS.
+        let stays_in_clear = !must_authenticate
+            && self.ports.secure_channel_of(qp).is_none()
+            && subsystem.host_must_concat(host);
+        if secure.is_err() || stays_in_clear {
             association.tear_down(Teardown::MustEncrypt);
         }
         if connect.is_admin() {
@@ -473,6 +508,22 @@ impl Resources {
         qp.refresh_view();
         Ok(response.to_cqe(0))
     }
+}
+
+/// Checks whether a host may use a PSK that its authentication generated. It proved its key then,
+/// and must still have one.
+fn check_generated(subsystem: &Subsystem, hostnqn: &Nqn) -> Result<(), Refused> {
+    let why = if subsystem.host_psk(hostnqn).is_some() {
+        "it has a psk, and used a generated one for TLS"
+    } else if subsystem.host_keys(hostnqn).is_none() {
+        "its keys were removed since it generated the PSK of this connection"
+    } else {
+        return Ok(());
+    };
+    Err(Refused::Status(
+        StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
+        format!("host {hostnqn}: {why}"),
+    ))
 }
 
 /// Completes an accepted Connect and opens the queue for commands.

@@ -47,7 +47,7 @@ pub(crate) enum Plan {
         ranges: u32,
         flags: Flags,
     },
-    Reservation(Ask),
+    Reservation(ReservationCommand),
     /// An admin or fabrics command.
     Admin {
         bytes: u32,
@@ -56,7 +56,7 @@ pub(crate) enum Plan {
 
 /// A reservation command without its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum ReservationCommand {
     Register(Register),
     Acquire(Acquire),
     Release(Release),
@@ -68,30 +68,30 @@ const RELEASE_DATA_BYTES: usize = 8;
 
 impl Plan {
     /// The direction and size of the command's data transfer.
-    pub fn transfer(&self, sqe: &Sqe) -> Transfer {
+    pub(crate) fn transfer(&self, sqe: &Sqe) -> Transfer {
         match *self {
-            Plan::Admin { bytes: 0 } => Transfer::None,
-            Plan::Admin { bytes } => match sqe.data_transfer() {
+            Self::Admin { bytes: 0 } => Transfer::None,
+            Self::Admin { bytes } => match sqe.data_transfer() {
                 DataTransfer::HostToController => Transfer::FromHost(sent(sqe, bytes)),
                 _ => Transfer::ToHost(bytes),
             },
-            Plan::Single {
+            Self::Single {
                 op: Op::Read,
                 bytes,
                 ..
             } => Transfer::ToHost(bytes),
-            Plan::Single {
+            Self::Single {
                 op: Op::Write | Op::Compare,
                 bytes,
                 ..
             } => Transfer::FromHost(bytes),
-            Plan::Deallocate { ranges } | Plan::Hints { ranges } => {
+            Self::Deallocate { ranges } | Self::Hints { ranges } => {
                 Transfer::FromHost(sent(sqe, ranges * DsmRange::SIZE as u32))
             }
-            Plan::Copy { ranges, .. } => {
+            Self::Copy { ranges, .. } => {
                 Transfer::FromHost(sent(sqe, ranges * CopyRange0::SIZE as u32))
             }
-            Plan::Reservation(ask) => match ask.transfer() {
+            Self::Reservation(ask) => match ask.transfer() {
                 Transfer::FromHost(bytes) => Transfer::FromHost(sent(sqe, bytes)),
                 other => other,
             },
@@ -99,10 +99,10 @@ impl Plan {
         }
     }
 
-    pub fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> Kind {
         match self {
-            Plan::Single { op: Op::Read, .. } => Kind::Read,
-            Plan::Single {
+            Self::Single { op: Op::Read, .. } => Kind::Read,
+            Self::Single {
                 op: Op::Write | Op::WriteZeroes,
                 ..
             } => Kind::Write,
@@ -110,22 +110,22 @@ impl Plan {
         }
     }
 
-    pub fn bytes(&self) -> u32 {
+    pub(crate) fn bytes(&self) -> u32 {
         match *self {
-            Plan::Single { bytes, .. } => bytes,
+            Self::Single { bytes, .. } => bytes,
             _ => 0,
         }
     }
 }
 
-impl Ask {
+impl ReservationCommand {
     /// The data that the command needs.
     fn transfer(&self) -> Transfer {
         match *self {
-            Ask::Register(_) => Transfer::FromHost(RegisterData::SIZE as u32),
-            Ask::Acquire(_) => Transfer::FromHost(AcquireData::SIZE as u32),
-            Ask::Release(_) => Transfer::FromHost(RELEASE_DATA_BYTES as u32),
-            Ask::Report { bytes, .. } => Transfer::ToHost(bytes),
+            Self::Register(_) => Transfer::FromHost(RegisterData::SIZE as u32),
+            Self::Acquire(_) => Transfer::FromHost(AcquireData::SIZE as u32),
+            Self::Release(_) => Transfer::FromHost(RELEASE_DATA_BYTES as u32),
+            Self::Report { bytes, .. } => Transfer::ToHost(bytes),
         }
     }
 }
@@ -310,9 +310,15 @@ fn copy(sqe: &Sqe, namespace: &Namespace, limits: &IoLimits) -> Result<Plan, Sta
 fn reservation(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
     let refused = |e: nacre_nvmf_wire::commands::CommandError| e.status().with_dnr();
     let ask = match sqe.opcode {
-        opcode::RESERVATION_REGISTER => Ask::Register(Register::parse(sqe).map_err(refused)?),
-        opcode::RESERVATION_ACQUIRE => Ask::Acquire(Acquire::parse(sqe).map_err(refused)?),
-        opcode::RESERVATION_RELEASE => Ask::Release(Release::parse(sqe).map_err(refused)?),
+        opcode::RESERVATION_REGISTER => {
+            ReservationCommand::Register(Register::parse(sqe).map_err(refused)?)
+        }
+        opcode::RESERVATION_ACQUIRE => {
+            ReservationCommand::Acquire(Acquire::parse(sqe).map_err(refused)?)
+        }
+        opcode::RESERVATION_RELEASE => {
+            ReservationCommand::Release(Release::parse(sqe).map_err(refused)?)
+        }
         _ => {
             let Report { bytes, extended } = Report::parse(sqe);
             // Fabrics hosts have 128-bit identifiers, which need the extended data structure (EDS).
@@ -323,7 +329,7 @@ fn reservation(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
                 .ok()
                 .filter(|bytes| *bytes <= limits.max_transfer_bytes)
                 .ok_or(StatusCode::INVALID_FIELD.with_dnr())?;
-            Ask::Report { bytes, extended }
+            ReservationCommand::Report { bytes, extended }
         }
     };
     match ask.transfer() {

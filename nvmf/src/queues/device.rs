@@ -71,8 +71,8 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    pub fn new(core: usize) -> Devices {
-        Devices {
+    pub(crate) fn new(core: usize) -> Self {
+        Self {
             core,
             refused: Vec::new(),
             slots: Vec::new(),
@@ -83,13 +83,13 @@ impl Devices {
         }
     }
 
-    pub fn open(&self) -> usize {
+    pub(crate) fn open(&self) -> usize {
         self.open
     }
 
     /// The slot of this core's queue to a namespace's bdev, opened on demand. `None`: it cannot be
     /// opened, or an attempt failed recently; the reason is logged.
-    pub fn slot_of(
+    pub(crate) fn slot_of(
         &mut self,
         namespace: &Arc<Namespace>,
         pool: &Pool,
@@ -167,13 +167,18 @@ impl Devices {
 
     // The error carries the I/O back by value: boxing it would allocate on the data path.
     #[allow(clippy::result_large_err)]
-    pub fn submit(&mut self, slot: usize, io: Io) -> Result<(), (Busy, Io)> {
+    pub(crate) fn submit(&mut self, slot: usize, io: Io) -> Result<(), (Busy, Io)> {
         self.list(slot);
         self.device(slot).queue.submit(io)
     }
 
     /// See [`Queue::at_once`].
-    pub fn at_once(&mut self, slot: usize, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    pub(crate) fn at_once(
+        &mut self,
+        slot: usize,
+        io: &mut Io,
+        lent: &mut Option<Lent>,
+    ) -> Option<Status> {
         let device = self.slots[slot].as_mut().expect("open device");
         let status = device.queue.at_once(io, lent)?;
         if !device.used {
@@ -185,7 +190,7 @@ impl Devices {
     }
 
     /// Adds a request to the list that waits for the device; `first`: at its head.
-    pub fn wait(&mut self, slot: usize, request: ReqRef, first: bool) {
+    pub(crate) fn wait(&mut self, slot: usize, request: ReqRef, first: bool) {
         self.list(slot);
         let waiting = &mut self.device(slot).waiting;
         if first {
@@ -204,17 +209,17 @@ impl Devices {
     }
 
     /// Number of busy devices; [`Devices::busy_at`] gives the slot at an index.
-    pub fn busy(&self) -> usize {
+    pub(crate) fn busy(&self) -> usize {
         self.busy.len()
     }
 
-    pub fn busy_at(&self, at: usize) -> usize {
+    pub(crate) fn busy_at(&self, at: usize) -> usize {
         self.busy[at]
     }
 
     /// Removes devices without work from the busy list. `did`: a command completed, so there may be
     /// some.
-    pub fn settle(&mut self, did: bool) {
+    pub(crate) fn settle(&mut self, did: bool) {
         if !did && !self.tidying {
             return;
         }
@@ -236,7 +241,7 @@ impl Devices {
 
     /// Adds devices to the busy list that have other work without I/O in flight, for example a
     /// volume whose replicas changed. Returns true if there was one.
-    pub fn list_unsettled(&mut self) -> bool {
+    pub(crate) fn list_unsettled(&mut self) -> bool {
         let before = self.busy.len();
         for (slot, device) in self.slots.iter_mut().enumerate() {
             if let Some(device) = device
@@ -254,7 +259,7 @@ impl Devices {
     /// Aborts an I/O of namespace `nsid`, or of any namespace. Returns true if a device tries. The
     /// namespace may have been removed already, with the device open only for this I/O.
     #[cold]
-    pub fn abort(&mut self, nsid: Option<u32>, token: Token) -> bool {
+    pub(crate) fn abort(&mut self, nsid: Option<u32>, token: Token) -> bool {
         let mut may_be = self.slots.iter_mut().flatten();
         may_be.any(|device| {
             nsid.is_none_or(|nsid| nsid == device.namespace.nsid) && device.queue.abort(token)
@@ -262,7 +267,7 @@ impl Devices {
     }
 
     /// Aborts all I/Os of a command. Returns true if at least one device tries.
-    pub fn abort_children(&mut self, qp: &QueuePair, index: ReqIndex) -> bool {
+    pub(crate) fn abort_children(&mut self, qp: &QueuePair, index: ReqIndex) -> bool {
         let request = &qp.requests[index];
         let nsid = match request.plan {
             Plan::Flush { all: true } => None,
@@ -275,7 +280,7 @@ impl Devices {
         aborted
     }
 
-    pub fn poll(&mut self, slot: usize, now: Nanos, done: &mut Done) -> usize {
+    pub(crate) fn poll(&mut self, slot: usize, now: Nanos, done: &mut Done) -> usize {
         let Some(device) = &mut self.slots[slot] else {
             return 0;
         };
@@ -291,29 +296,29 @@ impl Devices {
     }
 
     /// Removes and returns the next request that waits for a device.
-    pub fn next_waiting(&mut self, slot: usize) -> Option<ReqRef> {
+    pub(crate) fn next_waiting(&mut self, slot: usize) -> Option<ReqRef> {
         self.slots[slot].as_mut()?.waiting.pop()
     }
 
     /// Removes requests that do not wait any more, if the list is long.
-    pub fn tidy_waiting(&mut self, slot: usize, queues: &QueuePairs) {
+    pub(crate) fn tidy_waiting(&mut self, slot: usize, queues: &QueuePairs) {
         if let Some(device) = &mut self.slots[slot] {
             let waits = |known: &ReqRef| queues.waits_for_room(known);
             device.waiting.tidy(waits);
         }
     }
 
-    pub fn waiting(&self, slot: usize) -> usize {
+    pub(crate) fn waiting(&self, slot: usize) -> usize {
         self.slots[slot].as_ref().map_or(0, |d| d.waiting.len())
     }
 
     /// Number of requests that wait for a device.
-    pub fn all_waiting(&self) -> usize {
+    pub(crate) fn all_waiting(&self) -> usize {
         self.slots.iter().flatten().map(|d| d.waiting.len()).sum()
     }
 
     /// Closes the devices without I/O to which no queue pair has access.
-    pub fn release_unused(&mut self, queues: &QueuePairs, sleepers: &EventSet) {
+    pub(crate) fn release_unused(&mut self, queues: &QueuePairs, sleepers: &EventSet) {
         if !self.stale || self.open == 0 {
             return;
         }
@@ -327,7 +332,7 @@ impl Devices {
     /// Closes devices without I/O that none of the `queues` queue pairs uses. Returns true if every
     /// unused device could be closed. It searches all queue pairs only if the last known user of a
     /// device is gone, because thousands of queue pairs may be removed at once.
-    pub fn release(
+    pub(crate) fn release(
         &mut self,
         queues: u32,
         mut sees: impl FnMut(u32, &Namespace) -> bool,
@@ -364,7 +369,7 @@ impl Devices {
         all
     }
 
-    pub fn arm(&mut self, now: Nanos) -> Idle {
+    pub(crate) fn arm(&mut self, now: Nanos) -> Idle {
         let mut idle = if self.list_unsettled() {
             Idle::Busy
         } else {
@@ -376,7 +381,7 @@ impl Devices {
         idle
     }
 
-    pub fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         for device in self.slots.iter_mut().flatten() {
             device.queue.disarm();
         }

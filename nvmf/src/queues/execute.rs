@@ -21,7 +21,7 @@ const PARALLEL_CHILDREN: u32 = 8;
 impl Command<'_> {
     /// Executes an I/O command (not part of a fused pair) that has its buffer and data.
     #[inline]
-    pub fn run_io(&mut self) {
+    pub(crate) fn run_io(&mut self) {
         if !self.run_single() {
             self.run_children();
         }
@@ -68,7 +68,7 @@ impl Command<'_> {
         true
     }
 
-    pub fn run_children(&mut self) {
+    pub(crate) fn run_children(&mut self) {
         if reservation::conflicts(self) {
             return reservation::refuse_conflict(self);
         }
@@ -96,7 +96,7 @@ impl Command<'_> {
     /// Submits children up to the limit or until the device is full. Completes the command after
     /// the last child. `from`: the command comes from the head of this device's list. Returns true
     /// if it is there again.
-    pub fn advance(&mut self, from: Option<usize>) -> bool {
+    pub(crate) fn advance(&mut self, from: Option<usize>) -> bool {
         loop {
             let request = self.request();
             let stop = request.abort || !request.status.is_success();
@@ -234,7 +234,7 @@ impl Command<'_> {
     }
 
     /// Handles the completion of a child.
-    pub fn child_done(&mut self, child: u32, mut completion: Completion) {
+    pub(crate) fn child_done(&mut self, child: u32, mut completion: Completion) {
         let (qp, index) = (&mut *self.queue, self.index);
         qp.inflight -= 1;
         let request = &mut qp.requests[index];

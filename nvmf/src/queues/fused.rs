@@ -1,4 +1,5 @@
-//! Fused pairs (Base 3.4.4): a Compare and the Write that follows it directly.
+//! Fused operations (Base 3.4.4): pairs a Compare with the Write that follows it, and executes both
+//! as one compare-and-write.
 
 use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
 use nacre_reactor::Nanos;
@@ -13,7 +14,7 @@ use crate::subsystems::core_handle::ReqIndex;
 impl Command<'_> {
     /// Checks the FUSE field of a new command and pairs it; `valid`: it was decoded. Returns true
     /// if the command continues.
-    pub fn pair(&mut self, valid: bool) -> bool {
+    pub(crate) fn pair(&mut self, valid: bool) -> bool {
         let (fuse, index) = (self.sqe().fuse(), self.index);
         let first = self.queue.fused.take();
         match (first, fuse) {
@@ -71,7 +72,7 @@ impl Command<'_> {
     }
 
     /// Handles one command of a fused pair that has its data. Executes the pair when both have.
-    pub fn run_fused(&mut self) {
+    pub(crate) fn run_fused(&mut self) {
         let (requests, index) = (&mut self.queue.requests, self.index);
         requests[index].step = Step::Fused;
         let second = match requests[index].sqe.fuse() {
@@ -91,7 +92,7 @@ impl Command<'_> {
     }
 
     /// Completes both commands of the pair whose second command this is.
-    pub fn end_pair(&mut self, (first, status): (ReqIndex, StatusCode), second: StatusCode) {
+    pub(crate) fn end_pair(&mut self, (first, status): (ReqIndex, StatusCode), second: StatusCode) {
         self.queue.requests.unpair(self.index);
         self.other(first).finish(status);
         self.finish(second);
@@ -100,7 +101,7 @@ impl Command<'_> {
     /// Handles a command of a pair that failed alone: damaged data, refused or aborted. The other
     /// command fails as well, even if it arrives later.
     #[cold]
-    pub fn fused_half_ends(&mut self) {
+    pub(crate) fn fused_half_ends(&mut self) {
         let (qp, index) = (&mut *self.queue, self.index);
         if qp.fused == Some(FusedFirst::Waiting(index)) {
             qp.fused = Some(FusedFirst::Failed);
@@ -114,7 +115,7 @@ impl Resources {
     /// Handles a command that was refused before it got a place in the table. Fails the other
     /// command of its pair, or a preceding first command without a second one.
     #[cold]
-    pub fn fused_half_refused(&mut self, qp: &mut QueuePair, sqe: &Sqe, now: Nanos) {
+    pub(crate) fn fused_half_refused(&mut self, qp: &mut QueuePair, sqe: &Sqe, now: Nanos) {
         if qp.is_admin() || qp.stage != Stage::Live {
             return;
         }

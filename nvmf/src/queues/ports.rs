@@ -25,15 +25,15 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    pub fn new(wake: Arc<dyn Fn() + Send + Sync>) -> Ports {
-        Ports {
+    pub(crate) fn new(wake: Arc<dyn Fn() + Send + Sync>) -> Self {
+        Self {
             ports: Vec::new(),
             wake,
         }
     }
 
     /// Opens the target's transports that this core has not opened yet.
-    pub fn open(&mut self, target: &Target, core: usize, sleepers: &EventSet) {
+    pub(crate) fn open(&mut self, target: &Target, core: usize, sleepers: &EventSet) {
         for plug in target.plugs() {
             if self.ports.iter().any(|p| p.kind == plug.kind()) {
                 continue;
@@ -58,26 +58,26 @@ impl Ports {
         }
     }
 
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.ports.len()
     }
 
-    pub fn poll(&mut self, port: usize, now: Nanos, pools: &Pools, events: &mut Events) {
+    pub(crate) fn poll(&mut self, port: usize, now: Nanos, pools: &Pools, events: &mut Events) {
         self.ports[port].io.poll(now, pools, events);
     }
 
-    pub fn flush(&mut self, now: Nanos) {
+    pub(crate) fn flush(&mut self, now: Nanos) {
         for port in &mut self.ports {
             port.io.flush(now);
         }
     }
 
-    pub fn arm(&mut self, now: Nanos) -> Idle {
+    pub(crate) fn arm(&mut self, now: Nanos) -> Idle {
         let arm = |idle: Idle, port: &mut Port| idle.and(port.io.arm(now));
         self.ports.iter_mut().fold(Idle::Quiet, arm)
     }
 
-    pub fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         for port in &mut self.ports {
             port.io.disarm();
         }
@@ -85,18 +85,18 @@ impl Ports {
 
     // Connections.
 
-    pub fn caps_of(&self, port: usize, conn: ConnId) -> &TransportCaps {
+    pub(crate) fn caps_of(&self, port: usize, conn: ConnId) -> &TransportCaps {
         self.ports[port].io.caps_of(conn)
     }
 
     /// The TLS keys of a queue pair's connection.
-    pub fn secure_channel_of(&self, qp: &QueuePair) -> Option<Arc<SecureChannel>> {
+    pub(crate) fn secure_channel_of(&self, qp: &QueuePair) -> Option<Arc<SecureChannel>> {
         self.ports[qp.port].io.secure_channel(qp.conn)
     }
 
     /// The queue pair of a connection.
     #[inline]
-    pub fn queue_of(&self, port: usize, conn: ConnId) -> Option<QueueId> {
+    pub(crate) fn queue_of(&self, port: usize, conn: ConnId) -> Option<QueueId> {
         match self.ports[port].queues.get(conn.index as usize) {
             Some(Some((known, queue))) if *known == conn => Some(*queue),
             _ => None,
@@ -104,7 +104,7 @@ impl Ports {
     }
 
     /// Records the queue pair of a new connection.
-    pub fn assign(&mut self, port: usize, conn: ConnId, queue: QueueId) {
+    pub(crate) fn assign(&mut self, port: usize, conn: ConnId, queue: QueueId) {
         let queues = &mut self.ports[port].queues;
         if queues.len() <= conn.index as usize {
             queues.resize(conn.index as usize + 1, None);
@@ -115,33 +115,33 @@ impl Ports {
     /// Removes the mapping of a queue pair's connection. Another connection may use its index
     /// already, because the transport releases a connection before slow devices have completed its
     /// I/O.
-    pub fn forget(&mut self, qp: &QueuePair) {
+    pub(crate) fn forget(&mut self, qp: &QueuePair) {
         let place = &mut self.ports[qp.port].queues[qp.conn.index as usize];
         place.take_if(|(conn, _)| *conn == qp.conn);
     }
 
     /// Closes a connection that has no queue pair.
-    pub fn turn_away(&mut self, port: usize, conn: ConnId) {
+    pub(crate) fn turn_away(&mut self, port: usize, conn: ConnId) {
         self.ports[port].io.close(conn, CloseWhy::Now);
     }
 
     // The connection of a queue pair.
 
     #[inline]
-    pub fn of(&mut self, qp: &QueuePair) -> &mut dyn Transport {
+    pub(crate) fn of(&mut self, qp: &QueuePair) -> &mut dyn Transport {
         self.ports[qp.port].io.as_mut()
     }
 
-    pub fn kind_of(&self, qp: &QueuePair) -> TransportType {
+    pub(crate) fn kind_of(&self, qp: &QueuePair) -> TransportType {
         self.ports[qp.port].kind
     }
 
     #[inline]
-    pub fn respond(&mut self, qp: &QueuePair, response: Response) {
+    pub(crate) fn respond(&mut self, qp: &QueuePair, response: Response) {
         self.of(qp).respond(qp.conn, response);
     }
 
-    pub fn close(&mut self, qp: &QueuePair, why: CloseWhy) {
+    pub(crate) fn close(&mut self, qp: &QueuePair, why: CloseWhy) {
         self.of(qp).close(qp.conn, why);
     }
 }

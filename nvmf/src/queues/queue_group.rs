@@ -10,7 +10,7 @@
 //!
 //! Every command ends in [`QueuePair::conclude`]. A command that must wait is in a bounded list
 //! (for a buffer: the group's list; for a full device: the device's list) and is retried each turn.
-//! So a shortage causes latency and no errors.
+//! So a lack of buffers or of room in a device delays commands and does not fail them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub struct GroupConfig {
 }
 
 impl Default for GroupConfig {
-    fn default() -> GroupConfig {
-        GroupConfig {
+    fn default() -> Self {
+        Self {
             max_queues: 16_384,
             batch: 512,
         }
@@ -64,7 +64,7 @@ impl QueueGroup {
         pools: Pools,
         wake: Arc<dyn Fn() + Send + Sync>,
         config: GroupConfig,
-    ) -> std::io::Result<QueueGroup> {
+    ) -> std::io::Result<Self> {
         assert!(
             core < target.cores(),
             "core {core} of a target for {}",
@@ -74,7 +74,7 @@ impl QueueGroup {
         target.add_group(handle.clone());
         // Open the transports that were added earlier.
         handle.wake();
-        Ok(QueueGroup {
+        Ok(Self {
             queues: QueuePairs::new(config.max_queues),
             core: Resources::new(target, handle, pools, wake)?,
             events: Events::with_capacity(config.batch),

@@ -154,7 +154,7 @@ impl QueuePair {
     /// response. The transport still counts it, so a host that does this once per queue entry
     /// overruns the queue.
     #[cold]
-    pub fn forget_event_request(&mut self, sqe: &Sqe) -> bool {
+    pub(crate) fn forget_event_request(&mut self, sqe: &Sqe) -> bool {
         // Two event requests with the same identifier are a conflict.
         if !sqe.is_fabrics() && sqe.opcode == admin::ASYNC_EVENT_REQUEST {
             return false;
@@ -172,14 +172,14 @@ impl QueuePair {
         }
     }
 
-    pub fn new(
+    pub(crate) fn new(
         id: QueueId,
         (port, conn): (usize, ConnId),
         ends: Ends,
         limits: IoLimits,
         now: Nanos,
-    ) -> QueuePair {
-        QueuePair {
+    ) -> Self {
+        Self {
             id,
             port,
             conn,
@@ -219,16 +219,16 @@ impl QueuePair {
         }
     }
 
-    pub fn is_admin(&self) -> bool {
+    pub(crate) fn is_admin(&self) -> bool {
         self.controller.is_some()
     }
 
     /// True for an I/O queue, false for an admin queue or before the Connect.
-    pub fn takes_io(&self) -> bool {
+    pub(crate) fn takes_io(&self) -> bool {
         !self.is_admin() && self.stage != Stage::Fresh
     }
 
-    pub fn name_of(&self, index: ReqIndex) -> ReqRef {
+    pub(crate) fn name_of(&self, index: ReqIndex) -> ReqRef {
         ReqRef {
             queue: self.id.index,
             generation: self.id.generation,
@@ -238,7 +238,7 @@ impl QueuePair {
     }
 
     /// Adopts the association's current view. Returns true if it changed.
-    pub fn refresh_view(&mut self) -> bool {
+    pub(crate) fn refresh_view(&mut self) -> bool {
         let Some(association) = &self.association else {
             return false;
         };
@@ -254,7 +254,7 @@ impl QueuePair {
     /// The namespace that a request was decoded for, if it still exists. Never another namespace
     /// with the same NSID.
     #[inline]
-    pub fn namespace_of(&self, index: ReqIndex) -> Option<&Arc<Namespace>> {
+    pub(crate) fn namespace_of(&self, index: ReqIndex) -> Option<&Arc<Namespace>> {
         let request = &self.requests[index];
         let namespace = self.view.get(request.sqe.nsid())?;
         (namespace.serial == request.namespace).then_some(namespace)
@@ -262,7 +262,7 @@ impl QueuePair {
 
     /// True for a read whose data the device lends from its own memory.
     #[inline]
-    pub fn lends(&self, index: ReqIndex) -> bool {
+    pub(crate) fn lends(&self, index: ReqIndex) -> bool {
         let request = &self.requests[index];
         let Plan::Single {
             op: Op::Read,
@@ -280,7 +280,7 @@ impl QueuePair {
 
     /// True if a new command needs no buffer and no data, or has them already.
     #[inline]
-    pub fn has_all(&self, index: ReqIndex) -> bool {
+    pub(crate) fn has_all(&self, index: ReqIndex) -> bool {
         let request = &self.requests[index];
         match request.plan {
             Plan::Single { op: Op::Read, .. } => self.lends(index),
@@ -293,12 +293,12 @@ impl QueuePair {
 
     /// True if the transport may fetch this many bytes more now.
     #[inline]
-    pub fn may_fetch(&self, bytes: usize) -> bool {
+    pub(crate) fn may_fetch(&self, bytes: usize) -> bool {
         self.fetches.bytes == 0 || self.fetches.bytes.saturating_add(bytes) <= self.fetches.window
     }
 
     /// Bytes of a command's data that the host must still send.
-    pub fn bytes_from_host(&self, index: ReqIndex) -> usize {
+    pub(crate) fn bytes_from_host(&self, index: ReqIndex) -> usize {
         let request = &self.requests[index];
         match request.plan.transfer(&request.sqe) {
             Transfer::FromHost(bytes) => bytes as usize,
@@ -306,7 +306,7 @@ impl QueuePair {
         }
     }
 
-    pub fn tag(&self, index: ReqIndex) -> ReqTag {
+    pub(crate) fn tag(&self, index: ReqIndex) -> ReqTag {
         ReqTag {
             cid: self.requests[index].sqe.cid(),
             index,
@@ -316,7 +316,7 @@ impl QueuePair {
     /// Fills in the common fields of a completion, such as SQHD. SQHD advances with completions, so
     /// that a host with flow control never has more commands outstanding than the queue has
     /// entries.
-    pub fn seal(&mut self, cqe: Cqe) -> Cqe {
+    pub(crate) fn seal(&mut self, cqe: Cqe) -> Cqe {
         self.flow.head = if self.flow.head + 1 >= self.flow.entries {
             0
         } else {

@@ -17,8 +17,8 @@ pub(crate) struct QueuePairs {
 
 impl QueuePairs {
     /// An empty table for at most `max` queue pairs.
-    pub fn new(max: usize) -> QueuePairs {
-        QueuePairs {
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
             table: Vec::new(),
             free: Vec::new(),
             generation: 0,
@@ -27,7 +27,7 @@ impl QueuePairs {
     }
 
     /// The id of the next queue pair. `None`: the table is full.
-    pub fn reserve(&mut self) -> Option<QueueId> {
+    pub(crate) fn reserve(&mut self) -> Option<QueueId> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.table.len() < self.max => {
@@ -44,41 +44,41 @@ impl QueuePairs {
     }
 
     /// Inserts a queue pair at the index of its reserved id.
-    pub fn insert(&mut self, qp: QueuePair) {
+    pub(crate) fn insert(&mut self, qp: QueuePair) {
         let place = qp.id.index as usize;
         self.table[place] = Some(Box::new(qp));
     }
 
-    pub fn remove(&mut self, q: u32) -> Box<QueuePair> {
+    pub(crate) fn remove(&mut self, q: u32) -> Box<QueuePair> {
         self.free.push(q);
         self.table[q as usize].take().expect("queue pair")
     }
 
     /// Most queue pairs.
-    pub fn max(&self) -> usize {
+    pub(crate) fn max(&self) -> usize {
         self.max
     }
 
     /// Number of queue pairs.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.table.len() - self.free.len()
     }
 
     /// Number of indexes, with and without a queue pair.
-    pub fn places(&self) -> u32 {
+    pub(crate) fn places(&self) -> u32 {
         self.table.len() as u32
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &QueuePair> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &QueuePair> {
         self.table.iter().flatten().map(Box::as_ref)
     }
 
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
         self.table.iter_mut().flatten().map(Box::as_mut)
     }
 
     /// Queue `qid` of an association, if it is on this core.
-    pub fn of_association(
+    pub(crate) fn of_association(
         &mut self,
         association: &Arc<Association>,
         qid: u16,
@@ -90,21 +90,21 @@ impl QueuePairs {
 
     /// A queue pair that must exist, because it has an event or an I/O in a device.
     #[inline]
-    pub fn present(&mut self, q: u32) -> &mut QueuePair {
+    pub(crate) fn present(&mut self, q: u32) -> &mut QueuePair {
         self.table[q as usize].as_mut().expect("queue pair")
     }
 
     #[inline]
-    pub fn get(&self, q: u32) -> Option<&QueuePair> {
+    pub(crate) fn get(&self, q: u32) -> Option<&QueuePair> {
         self.table.get(q as usize)?.as_deref()
     }
 
-    pub fn get_mut(&mut self, q: u32) -> Option<&mut QueuePair> {
+    pub(crate) fn get_mut(&mut self, q: u32) -> Option<&mut QueuePair> {
         self.table.get_mut(q as usize)?.as_deref_mut()
     }
 
     /// The request with this name, if it is outstanding and its queue is open.
-    pub fn current(&self, name: &ReqRef) -> Option<&Request> {
+    pub(crate) fn current(&self, name: &ReqRef) -> Option<&Request> {
         let qp = self.get(name.queue)?;
         if qp.id.generation != name.generation || qp.stage == Stage::Ending {
             return None;
@@ -113,12 +113,12 @@ impl QueuePairs {
         (request.step != Step::Free && request.begun() == name.begun).then_some(request)
     }
 
-    pub fn waits_for_buffer(&self, name: &ReqRef) -> bool {
+    pub(crate) fn waits_for_buffer(&self, name: &ReqRef) -> bool {
         self.current(name)
             .is_some_and(|request| request.step == Step::Buffer)
     }
 
-    pub fn waits_for_room(&self, name: &ReqRef) -> bool {
+    pub(crate) fn waits_for_room(&self, name: &ReqRef) -> bool {
         self.current(name).is_some_and(|request| request.waiting)
     }
 }

@@ -79,9 +79,9 @@ pub(crate) enum NoRoom {
 }
 
 impl Requests {
-    pub fn new(entries: u16) -> Requests {
+    pub(crate) fn new(entries: u16) -> Self {
         let buckets = (entries as usize * 2).next_power_of_two();
-        Requests {
+        Self {
             table: (0..entries).map(|_| Request::free()).collect(),
             free: (0..entries).rev().collect(),
             heads: vec![NONE; buckets].into_boxed_slice(),
@@ -89,7 +89,7 @@ impl Requests {
     }
 
     /// Adds a command to the table.
-    pub fn begin(&mut self, sqe: Sqe, now: Nanos) -> Result<ReqIndex, NoRoom> {
+    pub(crate) fn begin(&mut self, sqe: Sqe, now: Nanos) -> Result<ReqIndex, NoRoom> {
         if self.find(sqe.cid()).is_some() {
             return Err(NoRoom::DuplicateId);
         }
@@ -107,12 +107,12 @@ impl Requests {
 
     /// True if [`Requests::begin`] would accept a command with this identifier.
     #[inline]
-    pub fn would_take(&self, cid: u16) -> bool {
+    pub(crate) fn would_take(&self, cid: u16) -> bool {
         !self.free.is_empty() && self.find(cid).is_none()
     }
 
     /// Removes a completed command.
-    pub fn end(&mut self, index: ReqIndex) {
+    pub(crate) fn end(&mut self, index: ReqIndex) {
         let cid = self.table[index as usize].sqe.cid();
         let bucket = self.bucket(cid);
         let next = self.table[index as usize].chain;
@@ -129,7 +129,7 @@ impl Requests {
         self.free.push(index);
     }
 
-    pub fn find(&self, cid: u16) -> Option<ReqIndex> {
+    pub(crate) fn find(&self, cid: u16) -> Option<ReqIndex> {
         let mut at = self.heads[self.bucket(cid)];
         while at != NONE {
             if self.table[at as usize].sqe.cid() == cid {
@@ -141,12 +141,12 @@ impl Requests {
     }
 
     /// The second command of the fused pair whose first command this is.
-    pub fn second_of(&self, first: ReqIndex) -> Option<ReqIndex> {
+    pub(crate) fn second_of(&self, first: ReqIndex) -> Option<ReqIndex> {
         self.active().find(|i| self[*i].partner == Some(first))
     }
 
     /// Separates a fused pair. Returns the other command of it.
-    pub fn unpair(&mut self, half: ReqIndex) -> Option<ReqIndex> {
+    pub(crate) fn unpair(&mut self, half: ReqIndex) -> Option<ReqIndex> {
         if let Some(first) = self[half].partner.take() {
             return Some(first);
         }
@@ -156,12 +156,12 @@ impl Requests {
     }
 
     /// Number of commands in the table.
-    pub fn outstanding(&self) -> usize {
+    pub(crate) fn outstanding(&self) -> usize {
         self.table.len() - self.free.len()
     }
 
     /// The indexes of the commands that are in the table.
-    pub fn active(&self) -> impl Iterator<Item = ReqIndex> + '_ {
+    pub(crate) fn active(&self) -> impl Iterator<Item = ReqIndex> + '_ {
         (0..self.table.len() as u16).filter(|i| self.table[*i as usize].step != Step::Free)
     }
 
@@ -185,8 +185,8 @@ impl std::ops::IndexMut<ReqIndex> for Requests {
 }
 
 impl Request {
-    fn free() -> Request {
-        Request {
+    fn free() -> Self {
+        Self {
             sqe: Sqe::zeroed(),
             step: Step::Free,
             plan: Plan::None,
@@ -210,7 +210,7 @@ impl Request {
     }
 
     /// The number of the command among those that used this place in the table.
-    pub fn begun(&self) -> u32 {
+    pub(crate) fn begun(&self) -> u32 {
         self.begun
     }
 

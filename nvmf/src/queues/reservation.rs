@@ -21,15 +21,15 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
 use crate::queues::command::Command;
-use crate::queues::decode::{Ask, Plan};
+use crate::queues::decode::{Plan, ReservationCommand};
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::queue_pairs::QueuePairs;
 use crate::queues::request::Step;
 use crate::subsystems::core_handle::{GroupHandle, ReqRef};
 use crate::subsystems::reservation::report::report;
-use crate::subsystems::reservation::state::{Command as Change, HostId, Outcome, Rights};
+use crate::subsystems::reservation::state::{Change, Effect, HostId, Rights};
 use crate::subsystems::reservation::{
-    Answer, Decision, FAILED, Fence, OPEN, Reservation, STORED, Several, Ticket,
+    Decision, FAILED, Fence, OPEN, Reservation, STORED, Several, StoreAnswer, Ticket,
 };
 use crate::subsystems::subsystem::Subsystem;
 
@@ -43,7 +43,7 @@ pub(crate) struct Reserving {
 }
 
 /// The change of a host's command, for one namespace or (Set Features) for several in turn.
-pub(crate) struct Errand {
+pub(crate) struct ReservationChange {
     pub subsystem: Arc<Subsystem>,
     pub host: HostId,
     pub change: Change,
@@ -53,7 +53,7 @@ pub(crate) struct Errand {
 /// A command in progress.
 struct Op {
     request: ReqRef,
-    errand: Errand,
+    errand: ReservationChange,
     waits: Waits,
 }
 
@@ -61,7 +61,7 @@ enum Waits {
     /// Waits for another command of the same namespace.
     Turn,
     /// Waits until the next state is stored persistently.
-    Storing(Arc<Answer>, Outcome),
+    Storing(Arc<StoreAnswer>, Effect),
     Fence(Arc<Fence>),
 }
 
@@ -72,18 +72,18 @@ struct Drain {
 }
 
 impl Reserving {
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.ops.is_empty() && self.drains.is_empty()
     }
 
     /// Number of pending commands.
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.ops.len()
     }
 
     /// Continues the oldest pending command, and moves it to the end of the list if it must wait.
     /// Returns its status if it is complete.
-    pub fn continue_next(&mut self, handle: &GroupHandle) -> Option<(ReqRef, StatusCode)> {
+    pub(crate) fn continue_next(&mut self, handle: &GroupHandle) -> Option<(ReqRef, StatusCode)> {
         let op = self.ops.pop_front()?;
         let request = op.request;
         let status = self.note(op.resume(handle))?;
@@ -102,12 +102,12 @@ impl Reserving {
     }
 
     /// Records the commands of this core that a fence waits for, because a device still has them.
-    pub fn drain(&mut self, fence: Arc<Fence>, requests: Vec<ReqRef>) {
+    pub(crate) fn drain(&mut self, fence: Arc<Fence>, requests: Vec<ReqRef>) {
         self.drains.push(Drain { fence, requests });
     }
 
     /// Reports to the fences whose commands on this core have ended.
-    pub fn settle_drains(&mut self, queues: &QueuePairs) -> u32 {
+    pub(crate) fn settle_drains(&mut self, queues: &QueuePairs) -> u32 {
         let there = |r: &ReqRef| {
             queues
                 .get(r.queue)
@@ -165,7 +165,7 @@ impl Op {
         let Some((_, reservation)) = self.errand.todo.last() else {
             return Progress::Done(StatusCode::SUCCESS);
         };
-        let Errand { host, change, .. } = &self.errand;
+        let ReservationChange { host, change, .. } = &self.errand;
         match reservation.decide(host, change, handle) {
             Decision::Wait => {
                 self.waits = Waits::Turn;
@@ -183,7 +183,7 @@ impl Op {
     }
 
     /// Installs the outcome.
-    fn install(mut self, outcome: Outcome, handle: &GroupHandle) -> Progress {
+    fn install(mut self, outcome: Effect, handle: &GroupHandle) -> Progress {
         let (nsid, reservation) = self.errand.todo.last().expect("the one that was decided");
         let nsid = *nsid;
         reservation.install(outcome.next);
@@ -201,7 +201,7 @@ impl Op {
 }
 
 /// Executes a reservation command that has its data.
-pub(super) fn run(command: &mut Command, ask: Ask) {
+pub(super) fn run(command: &mut Command, ask: ReservationCommand) {
     let (qp, index) = (&mut *command.queue, command.index);
     let association = Arc::clone(qp.association.as_ref().expect("live queue"));
     let nsid = qp.requests[index].sqe.nsid();
@@ -212,7 +212,7 @@ pub(super) fn run(command: &mut Command, ask: Ask) {
     let reservation = Arc::clone(&namespace.reservation);
     let request = &mut qp.requests[index];
     let change = match ask {
-        Ask::Report { extended, .. } => {
+        ReservationCommand::Report { extended, .. } => {
             let page = report(&reservation.state(), extended);
             if let Some(data) = request.data.as_mut().and_then(|d| d.bytes_mut()) {
                 // The former contents of a buffer must not leak.
@@ -222,7 +222,9 @@ pub(super) fn run(command: &mut Command, ask: Ask) {
             }
             return command.finish(StatusCode::SUCCESS);
         }
-        Ask::Register(_) | Ask::Acquire(_) | Ask::Release(_) => {
+        ReservationCommand::Register(_)
+        | ReservationCommand::Acquire(_)
+        | ReservationCommand::Release(_) => {
             let data = request.data.take();
             match with_data(ask, data.as_deref().unwrap_or_default()) {
                 Some(change) => change,
@@ -237,7 +239,7 @@ pub(super) fn run(command: &mut Command, ask: Ask) {
         let status = StatusCode::HOST_ID_NOT_INITIALIZED.with_dnr();
         return command.finish(status);
     }
-    let errand = Errand {
+    let errand = ReservationChange {
         subsystem: Arc::clone(&association.subsystem),
         host: association.hostid,
         change,
@@ -247,7 +249,7 @@ pub(super) fn run(command: &mut Command, ask: Ask) {
 }
 
 /// Starts a command's changes. The request completes after all of them.
-pub(super) fn start(command: &mut Command, errand: Errand) {
+pub(super) fn start(command: &mut Command, errand: ReservationChange) {
     command.request().step = Step::Deferred;
     let op = Op {
         request: command.queue.name_of(command.index),
@@ -406,7 +408,11 @@ impl QueuePair {
     pub(crate) fn may(&mut self, nsid: u32, reservation: &Reservation, need: Rights) -> bool {
         let gate = reservation.gate();
         let association = &self.association;
-        let host = || association.as_ref().map_or(HostId::default(), |a| a.hostid);
+        let host = || {
+            association
+                .as_ref()
+                .map_or_else(HostId::default, |a| a.hostid)
+        };
         gate == 0 || self.rights.allows(gate, nsid, reservation, host, need)
     }
 }
@@ -422,9 +428,9 @@ impl Fence {
 }
 
 /// The command, if its data is long enough.
-fn with_data(ask: Ask, data: &[u8]) -> Option<Change> {
+fn with_data(ask: ReservationCommand, data: &[u8]) -> Option<Change> {
     Some(match ask {
-        Ask::Register(what) => {
+        ReservationCommand::Register(what) => {
             let (keys, _) = RegisterData::read_from_prefix(data).ok()?;
             Change::Register {
                 what,
@@ -432,7 +438,7 @@ fn with_data(ask: Ask, data: &[u8]) -> Option<Change> {
                 new: keys.nrkey.get(),
             }
         }
-        Ask::Acquire(what) => {
+        ReservationCommand::Acquire(what) => {
             let (keys, _) = AcquireData::read_from_prefix(data).ok()?;
             Change::Acquire {
                 what,
@@ -440,19 +446,19 @@ fn with_data(ask: Ask, data: &[u8]) -> Option<Change> {
                 preempt: keys.prkey.get(),
             }
         }
-        Ask::Release(what) => {
+        ReservationCommand::Release(what) => {
             let (key, _) = U64::read_from_prefix(data).ok()?;
             Change::Release {
                 what,
                 current: key.get(),
             }
         }
-        Ask::Report { .. } => return None,
+        ReservationCommand::Report { .. } => return None,
     })
 }
 
-fn nothing() -> Outcome {
-    Outcome {
+fn nothing() -> Effect {
+    Effect {
         next: Default::default(),
         notices: Vec::new(),
         aborted: Vec::new(),

@@ -52,13 +52,13 @@ pub(crate) struct Abort {
 }
 
 impl Resources {
-    pub fn new(
+    pub(crate) fn new(
         target: Arc<Target>,
         handle: GroupHandle,
         pools: Pools,
         wake: Arc<dyn Fn() + Send + Sync>,
-    ) -> std::io::Result<Resources> {
-        Ok(Resources {
+    ) -> std::io::Result<Self> {
+        Ok(Self {
             target,
             ports: Ports::new(wake),
             buffers: Buffers::new(pools),
@@ -73,7 +73,7 @@ impl Resources {
 
     /// Access to a command in the queue pair's table.
     #[inline]
-    pub fn command<'a>(
+    pub(crate) fn command<'a>(
         &'a mut self,
         queue: &'a mut QueuePair,
         index: ReqIndex,
@@ -89,7 +89,7 @@ impl Resources {
 
     /// Handles a command capsule.
     #[inline]
-    pub fn capsule(&mut self, qp: &mut QueuePair, sqe: Sqe, data: Option<Buf>, now: Nanos) {
+    pub(crate) fn capsule(&mut self, qp: &mut QueuePair, sqe: Sqe, data: Option<Buf>, now: Nanos) {
         if qp.stage == Stage::Ending {
             return;
         }
@@ -132,13 +132,13 @@ impl Resources {
     }
 
     /// Handles a capsule with damaged data.
-    pub fn capsule_damaged(&mut self, qp: &mut QueuePair, sqe: Sqe, now: Nanos) {
+    pub(crate) fn capsule_damaged(&mut self, qp: &mut QueuePair, sqe: Sqe, now: Nanos) {
         self.fused_half_refused(qp, &sqe, now);
         self.refuse(qp, sqe, StatusCode::TRANSIENT_TRANSPORT_ERROR);
     }
 
     /// Handles the end of a data transfer from the host, or its failure.
-    pub fn fetched(
+    pub(crate) fn fetched(
         &mut self,
         qp: &mut QueuePair,
         index: ReqIndex,
@@ -182,7 +182,7 @@ impl Resources {
 
     /// Adopts the association's present view of the namespaces.
     #[inline]
-    pub fn refresh_view(&mut self, qp: &mut QueuePair) {
+    pub(crate) fn refresh_view(&mut self, qp: &mut QueuePair) {
         if qp.refresh_view() {
             self.view_changed(qp);
         }
@@ -190,7 +190,7 @@ impl Resources {
 
     /// Handles a change of a queue's view.
     #[cold]
-    pub fn view_changed(&mut self, qp: &mut QueuePair) {
+    pub(crate) fn view_changed(&mut self, qp: &mut QueuePair) {
         self.devices.stale = true;
         if qp.is_admin() || qp.stage != Stage::Live {
             return;
@@ -203,7 +203,7 @@ impl Resources {
     }
 
     /// The slot of this core's queue to a namespace's bdev, opened on demand.
-    pub fn open_device(&mut self, namespace: &Arc<Namespace>, now: Nanos) -> Option<usize> {
+    pub(crate) fn open_device(&mut self, namespace: &Arc<Namespace>, now: Nanos) -> Option<usize> {
         let pool = &self.buffers.pools.io;
         self.devices.slot_of(namespace, pool, &self.sleepers, now)
     }
@@ -211,7 +211,7 @@ impl Resources {
     // Ending a queue pair.
 
     /// Closes a queue pair. [`super::QueueGroup`] removes it after its last I/O.
-    pub fn close(&mut self, qp: &mut QueuePair, why: CloseWhy) {
+    pub(crate) fn close(&mut self, qp: &mut QueuePair, why: CloseWhy) {
         if qp.stage == Stage::Ending {
             return;
         }
@@ -227,7 +227,7 @@ impl Resources {
     }
 
     /// Stops accepting commands, drops waiting ones, and aborts those in a device.
-    pub fn end(&mut self, qp: &mut QueuePair) {
+    pub(crate) fn end(&mut self, qp: &mut QueuePair) {
         qp.stage = Stage::Ending;
         self.buffers.abandon_fetches(qp);
         if let Some(association) = &qp.association {

@@ -1,4 +1,4 @@
-//! A list of commands that wait for a buffer of their core, or for a full device.
+//! A list of commands that wait, for a buffer of their core or for room in a full device.
 
 use std::collections::VecDeque;
 
@@ -16,44 +16,44 @@ pub(crate) struct WaitingList {
 }
 
 impl WaitingList {
-    pub fn new() -> WaitingList {
-        WaitingList {
+    pub(crate) fn new() -> Self {
+        Self {
             list: VecDeque::with_capacity(ROOM),
             tidy_from: ROOM / 2,
         }
     }
 
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
     #[inline]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.list.len()
     }
 
-    pub fn first(&self) -> Option<ReqRef> {
+    pub(crate) fn first(&self) -> Option<ReqRef> {
         self.list.front().copied()
     }
 
-    pub fn pop(&mut self) -> Option<ReqRef> {
+    pub(crate) fn pop(&mut self) -> Option<ReqRef> {
         self.list.pop_front()
     }
 
-    pub fn push(&mut self, command: ReqRef) {
+    pub(crate) fn push(&mut self, command: ReqRef) {
         self.list.push_back(command);
     }
 
     /// Puts a command back to the head of the list.
-    pub fn push_first(&mut self, command: ReqRef) {
+    pub(crate) fn push_first(&mut self, command: ReqRef) {
         self.list.push_front(command);
     }
 
     /// Removes entries that do not wait any more, if the list is long. Called once per turn. So the
     /// list has at most twice as many entries as commands wait, plus those of one turn.
     #[inline]
-    pub fn tidy(&mut self, waits: impl Fn(&ReqRef) -> bool) {
+    pub(crate) fn tidy(&mut self, waits: impl Fn(&ReqRef) -> bool) {
         if self.list.len() >= self.tidy_from {
             self.list.retain(waits);
             // Search again only after the list has doubled.

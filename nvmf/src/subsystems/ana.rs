@@ -39,8 +39,8 @@ struct Changed {
 
 impl AnaStates {
     /// All groups in this state.
-    pub fn new(state: AnaState) -> AnaStates {
-        AnaStates {
+    pub fn new(state: AnaState) -> Self {
+        Self {
             all: Changed { state, at: 0 },
             groups: BTreeMap::new(),
         }
@@ -90,8 +90,8 @@ impl AnaStates {
 }
 
 impl Default for AnaStates {
-    fn default() -> AnaStates {
-        AnaStates::new(AnaState::Optimized)
+    fn default() -> Self {
+        Self::new(AnaState::Optimized)
     }
 }
 

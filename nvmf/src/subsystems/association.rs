@@ -15,11 +15,12 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::subsystems::authentication::QueueAuthState;
 use crate::subsystems::core_handle::GroupHandle;
+use crate::subsystems::generated::is_same;
 use crate::subsystems::namespace::View;
 use crate::subsystems::reservation::{Notice, NoticeLog};
 use crate::subsystems::stats::{QueueStats, Totals};
 use crate::subsystems::subsystem::Subsystem;
-use crate::tls::SecureChannel;
+use crate::tls::{Psk, SecureChannel};
 use crate::transport::{Address, ListenerId, TransportType};
 
 /// The phase of an association. CC.EN changes it between `Connected` and `Ready`; `Closing` is
@@ -56,15 +57,15 @@ pub enum Teardown {
 impl Teardown {
     pub fn text(self) -> &'static str {
         match self {
-            Teardown::HostLeft => "the host left",
-            Teardown::KeepAliveExpired => "the keep-alive timeout expired",
-            Teardown::Idle => "no command within idle_timeout_s of the listener",
-            Teardown::HostRemoved => "the host is not allowed any more",
-            Teardown::SubsystemDeleted => "the subsystem was deleted",
-            Teardown::ListenerRemoved => "the listener was removed",
-            Teardown::TargetStopping => "the target stops",
-            Teardown::NotAuthenticated => "the host did not authenticate itself",
-            Teardown::MustEncrypt => "the host must use TLS now",
+            Self::HostLeft => "the host left",
+            Self::KeepAliveExpired => "the keep-alive timeout expired",
+            Self::Idle => "no command within idle_timeout_s of the listener",
+            Self::HostRemoved => "the host is not allowed any more",
+            Self::SubsystemDeleted => "the subsystem was deleted",
+            Self::ListenerRemoved => "the listener was removed",
+            Self::TargetStopping => "the target stops",
+            Self::NotAuthenticated => "the host did not authenticate itself",
+            Self::MustEncrypt => "the host must use TLS now",
         }
     }
 }
@@ -130,6 +131,8 @@ pub struct Association {
     touched: AtomicBool,
     /// The host has authenticated its admin queue, or need not.
     authenticated: AtomicBool,
+    /// The PSK that the latest authentication of its admin queue generated.
+    generated: Mutex<Option<Arc<Psk>>>,
     /// Keep-alive timeout (KATO) of the Connect, in milliseconds; 0: none.
     keep_alive_ms: AtomicU32,
     /// Incremented with every change of the view.
@@ -188,8 +191,8 @@ impl Association {
         subsystem: Arc<Subsystem>,
         view: Arc<View>,
         error_entries: usize,
-    ) -> Association {
-        Association {
+    ) -> Self {
+        Self {
             cntlid: admitted.cntlid,
             hostid: admitted.hostid,
             hostnqn: admitted.hostnqn,
@@ -199,6 +202,7 @@ impl Association {
             phase: AtomicU8::new(Phase::Connected as u8),
             touched: AtomicBool::new(false),
             authenticated: AtomicBool::new(false),
+            generated: Mutex::default(),
             keep_alive_ms: AtomicU32::new(0),
             view_version: AtomicU64::new(1),
             view: Mutex::new(view),
@@ -255,6 +259,28 @@ impl Association {
             .any(|queue| queue.secure.is_none())
     }
 
+    /// Refuses the channel of an I/O queue, if the admin queue has a generated PSK: all queues must
+    /// use that one, or the one that replaced it.
+    pub(crate) fn takes_channel(&self, channel: Option<&SecureChannel>) -> bool {
+        let own = self.generated.lock().clone();
+        let queues = self.queues.lock();
+        let of_admin = queues.get(&0).and_then(|admin| admin.secure.as_ref());
+        let of_admin = of_admin.filter(|channel| channel.identity.is_generated);
+        if own.is_none() && of_admin.is_none() {
+            return true;
+        }
+        channel.is_some_and(|channel| {
+            own.is_some_and(|own| is_same(&own, &channel.psk))
+                || of_admin.is_some_and(|admin| Arc::ptr_eq(&admin.psk, &channel.psk))
+        })
+    }
+
+    /// True if the controller is in use, and `holds` of each of its queues.
+    pub(crate) fn all_queues(&self, holds: impl FnMut(&QueueInfo) -> bool) -> bool {
+        let queues = self.queues.lock();
+        self.phase() == Phase::Ready && queues.len() > 1 && queues.values().all(holds)
+    }
+
     fn attend_queues(&self) {
         for queue in self.queues.lock().values() {
             queue.group.wake();
@@ -280,6 +306,12 @@ impl Association {
     /// True if the host may use the controller: it has authenticated itself, or need not.
     pub fn is_authenticated(&self) -> bool {
         self.authenticated.load(Ordering::Acquire)
+    }
+
+    /// Notes the PSK that the authentication of the admin queue generated, and returns the one
+    /// before.
+    pub(crate) fn set_generated(&self, psk: Arc<Psk>) -> Option<Arc<Psk>> {
+        self.generated.lock().replace(psk)
     }
 
     pub(crate) fn set_authenticated(&self) {

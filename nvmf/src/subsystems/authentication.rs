@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nacre_nvmf_wire::Nqn;
-use nacre_reactor::{Helper, Nanos};
+use nacre_reactor::{Helper, Nanos, Origin};
 use parking_lot::Mutex;
 
-use crate::auth::{Agreed, Group, Hash, Offer, Progress, Reason};
+use crate::auth::{Agreed, Group, Hash, KeySource, Offer, Progress, Reason};
+use crate::subsystems::generated::GeneratedPsks;
 use crate::tls::TlsFailure;
 use crate::transport::Address;
 
@@ -30,9 +31,13 @@ const LONGEST_DELAY: Duration = Duration::from_secs(10);
 pub struct Authentication {
     helper: Arc<Helper>,
     offer: Mutex<Offer>,
+    /// The PSKs of hosts that asked for secure channel concatenation.
+    pub generated: GeneratedPsks,
     failures: Mutex<VecDeque<AuthFailure>>,
     tls_failures: Mutex<VecDeque<TlsFailure>>,
     counted: Mutex<BTreeMap<(String, Nqn), Counted>>,
+    /// The latest proof of a key, by subsystem and host.
+    accesses: Mutex<BTreeMap<(Nqn, Nqn), Access>>,
     succeeded: AtomicU64,
     failed: AtomicU64,
 }
@@ -49,6 +54,13 @@ pub struct AuthFailure {
     pub times: u64,
 }
 
+/// A host proved that it has its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    pub at: SystemTime,
+    pub peer: Address,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Counted {
     since: Nanos,
@@ -56,20 +68,22 @@ struct Counted {
 }
 
 impl Default for Authentication {
-    fn default() -> Authentication {
-        Authentication::with_helper(Arc::new(Helper::new("nacre-auth", MAX_JOBS)))
+    fn default() -> Self {
+        Self::with_helper(Arc::new(Helper::new("nacre-auth", MAX_JOBS)))
     }
 }
 
 impl Authentication {
     /// Creates the state with this helper thread. Tests in virtual time pass their own.
-    pub fn with_helper(helper: Arc<Helper>) -> Authentication {
-        Authentication {
+    pub fn with_helper(helper: Arc<Helper>) -> Self {
+        Self {
             helper,
             offer: Mutex::new(Offer::default()),
+            generated: GeneratedPsks::default(),
             failures: Mutex::default(),
             tls_failures: Mutex::default(),
             counted: Mutex::default(),
+            accesses: Mutex::default(),
             succeeded: AtomicU64::new(0),
             failed: AtomicU64::new(0),
         }
@@ -107,11 +121,31 @@ impl Authentication {
 
     pub(crate) fn note_success(&self, host: &Nqn, peer: &Address) {
         self.succeeded.fetch_add(1, Ordering::Relaxed);
-        self.counted.lock().remove(&(of_peer(peer), host.clone()));
+        self.counted.lock().remove(&(origin(peer), host.clone()));
+    }
+
+    /// Notes that a host proved on a queue that it has its key.
+    pub(crate) fn note_access(&self, subsystem: &Nqn, host: &Nqn, peer: &Address) {
+        let mut accesses = self.accesses.lock();
+        let names = (subsystem.clone(), host.clone());
+        if accesses.len() >= MAX_COUNTED && !accesses.contains_key(&names) {
+            return;
+        }
+        let access = Access {
+            at: SystemTime::now(),
+            peer: peer.clone(),
+        };
+        accesses.insert(names, access);
+    }
+
+    /// When a host proved last that it has its key.
+    pub fn last_access(&self, subsystem: &Nqn, host: &Nqn) -> Option<Access> {
+        let names = (subsystem.clone(), host.clone());
+        self.accesses.lock().get(&names).cloned()
     }
 
     /// Counts a failure. Returns the delay before its report to the host. Counts per host and
-    /// address, so that guesses from one address do not delay the host at other addresses.
+    /// origin, so that guesses from one machine do not delay the host at other addresses.
     pub(crate) fn note_failure(
         &self,
         host: &Nqn,
@@ -124,7 +158,7 @@ impl Authentication {
             return Duration::ZERO;
         }
         let mut counted = self.counted.lock();
-        let key = (of_peer(peer), host.clone());
+        let key = (origin(peer), host.clone());
         if counted.len() >= MAX_COUNTED && !counted.contains_key(&key) {
             counted.retain(|_, one| now.since(one.since) < WINDOW);
             if counted.len() >= MAX_COUNTED {
@@ -175,9 +209,17 @@ pub(crate) fn of_peer(peer: &Address) -> String {
     }
 }
 
+/// The peer as limits count it.
+pub(crate) fn origin(peer: &Address) -> String {
+    match peer {
+        Address::Ip(address) => Origin::from(address.ip()).to_string(),
+        Address::Loopback(name) => name.clone(),
+    }
+}
+
 /// The authentication state of one queue for management, written by the queue's core.
 #[derive(Debug, Default)]
-pub struct QueueAuthState(AtomicU32, AtomicBool);
+pub struct QueueAuthState(AtomicU32, AtomicBool, Mutex<Option<Arc<dyn KeySource>>>);
 
 impl QueueAuthState {
     /// The progress of the latest transaction; `None`: there was none.
@@ -190,6 +232,15 @@ impl QueueAuthState {
     /// True while the host must still authenticate itself on this queue.
     pub fn is_pending(&self) -> bool {
         self.1.load(Ordering::Relaxed)
+    }
+
+    /// The keys with which the host authenticated itself last.
+    pub fn keys(&self) -> Option<Arc<dyn KeySource>> {
+        self.2.lock().clone()
+    }
+
+    pub(crate) fn set_keys(&self, keys: Option<Arc<dyn KeySource>>) {
+        *self.2.lock() = keys;
     }
 
     pub(crate) fn set_pending(&self, pending: bool) {

@@ -14,10 +14,10 @@
 //! Invalid Parameters. A discovery subsystem can only be dynamic.
 //!
 //! Static controllers are to be "durable, so that hosts can expect to form associations to the same
-//! controllers repeatedly (e.g., after each host reboot)". That needs no storage: the search of
-//! FFFEh starts at a place derived from the host's name and identifier. So a returning host finds
-//! the same controller, after its own restart and after the target's. The controller's settings are
-//! not kept, as there are no saveable features.
+//! controllers repeatedly (e.g., after each host reboot)". That needs no storage: the search for
+//! FFFEh starts at an id derived from the host's NQN and identifier. So a returning host finds the
+//! same controller, after its own restart and after the target's. The controller's settings are not
+//! kept, as there are no saveable features.
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::ConnectData;
@@ -42,8 +42,8 @@ impl ControllerModel {
     /// CNTLID of the subsystem's entries in the discovery log.
     pub fn discovery_cntlid(self) -> u16 {
         match self {
-            ControllerModel::Dynamic => ConnectData::CNTLID_DYNAMIC,
-            ControllerModel::Static => ConnectData::CNTLID_STATIC_ANY,
+            Self::Dynamic => ConnectData::CNTLID_DYNAMIC,
+            Self::Static => ConnectData::CNTLID_STATIC_ANY,
         }
     }
 }

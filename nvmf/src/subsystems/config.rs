@@ -87,8 +87,8 @@ impl TargetConfig {
 }
 
 impl Default for TargetConfig {
-    fn default() -> TargetConfig {
-        TargetConfig {
+    fn default() -> Self {
+        Self {
             max_subsystems: 1024,
             max_connections: 10_240,
             max_io_entries: 128,
@@ -133,10 +133,10 @@ pub(crate) struct IoLimits {
 impl IoLimits {
     /// Rounds the limits to announceable values: powers of two of at least two pages (MDTS, WZSL,
     /// VSL), and counts of at least one.
-    pub fn new(config: &TargetConfig, caps: &TransportCaps) -> IoLimits {
+    pub(crate) fn new(config: &TargetConfig, caps: &TransportCaps) -> Self {
         let told = |bytes: u64| 4096u64 << IdentifyController::mdts_for(bytes, 4096);
         let max_transfer_bytes = told(u64::from(caps.max_transfer_bytes)) as u32;
-        IoLimits {
+        Self {
             max_transfer_bytes,
             dsm_ranges: u32::from(config.dsm_ranges.max(1)),
             copy_ranges: u32::from(config.copy_ranges.max(1)),

@@ -67,7 +67,7 @@ impl GroupCounts {
 }
 
 /// A request from one group to another, or from the helper thread.
-pub enum GroupMessage {
+pub(crate) enum GroupMessage {
     /// Abort a command of an I/O queue of this group.
     Abort {
         association: Arc<Association>,
@@ -89,15 +89,15 @@ pub enum GroupMessage {
 
 /// The destination of the reply to an abort: an Abort command of an admin queue.
 #[derive(Clone)]
-pub struct AbortReply {
+pub(crate) struct AbortReply {
     pub group: GroupHandle,
     pub(crate) request: ReqRef,
 }
 
 impl GroupHandle {
-    pub(crate) fn new(core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> GroupHandle {
+    pub(crate) fn new(core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> Self {
         let attention = Arc::new(AtomicBool::new(false));
-        GroupHandle {
+        Self {
             core,
             attention,
             wake,

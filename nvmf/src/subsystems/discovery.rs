@@ -52,6 +52,8 @@ pub struct Reachable {
     pub listeners: Vec<SubsystemListener>,
     /// The host must use TLS.
     pub has_psk: bool,
+    /// The host must use secure channel concatenation: it begins in clear, and then uses TLS.
+    pub must_concat: bool,
 }
 
 /// The connection of the requesting host.
@@ -60,6 +62,8 @@ pub struct Asker<'a> {
     pub transport: TransportType,
     pub listener: ListenerId,
     pub local: &'a Address,
+    /// The connection uses TLS.
+    pub secure: bool,
 }
 
 /// One log entry, with the fields of its transport type.
@@ -81,8 +85,15 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         withheld: None,
         options: Default::default(),
     };
+    // A host with a PSK can ask over TLS; a host that does is not sent to a place in clear.
+    let has_psk = snapshot.subsystems.iter().any(|s| s.has_psk);
+    let serves = |listener: &&SubsystemListener| match listener.options.tls() {
+        TlsPolicy::Off => !asker.secure,
+        TlsPolicy::Allow => true,
+        TlsPolicy::Require => has_psk,
+    };
     let explicit = snapshot.discovery.iter().filter(|l| l.id != own.id);
-    for listener in [&own].into_iter().chain(explicit) {
+    for listener in [&own].into_iter().chain(explicit.filter(serves)) {
         // DUPRETINFO: unless the log is filtered, all discovery listeners return the same records.
         let filtered = snapshot.same_transport || snapshot.same_address || snapshot.same_service;
         let duplicate = !filtered || listener.id == own.id;
@@ -91,19 +102,16 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
             model: ControllerModel::Dynamic,
             eflags: eflags::EPCSD | if duplicate { eflags::DUPRETINFO } else { 0 },
         };
-        records.extend(entry(
-            snapshot,
-            asker,
-            listener,
-            &snapshot.discovery_nqn,
-            kind,
-        ));
+        let record = entry(snapshot, asker, listener, &snapshot.discovery_nqn, kind);
+        let is_secure = asker.secure || listener.options.tls() == TlsPolicy::Require;
+        let treq = is_secure.then_some(treq::SECURE_CHANNEL_REQUIRED);
+        records.extend(record.map(|record| record.secured(treq)));
     }
     for subsystem in &snapshot.subsystems {
         for listener in subsystem.listeners.iter().filter(|l| l.withheld.is_none()) {
             // A host with a PSK is served over TLS only, and another host in clear only.
             let refuses = match listener.options.tls() {
-                TlsPolicy::Off => subsystem.has_psk,
+                TlsPolicy::Off => subsystem.has_psk || subsystem.must_concat,
                 TlsPolicy::Allow => false,
                 TlsPolicy::Require => !subsystem.has_psk,
             };
@@ -116,7 +124,13 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
                 eflags: 0,
             };
             let record = entry(snapshot, asker, listener, &subsystem.nqn, kind);
-            records.extend(record.map(|record| record.secured(subsystem.has_psk)));
+            // Hosts take TREQ "not required" with TLS for concatenation (nvme-cli 3.0).
+            let treq = match (subsystem.has_psk, subsystem.must_concat) {
+                (true, _) => Some(treq::SECURE_CHANNEL_REQUIRED),
+                (false, true) => Some(treq::SECURE_CHANNEL_NOT_REQUIRED),
+                (false, false) => None,
+            };
+            records.extend(record.map(|record| record.secured(treq)));
         }
     }
     // Remove duplicates: a listener on one address and one on all addresses may have the same
@@ -350,11 +364,11 @@ pub fn write_page(
 }
 
 impl Record {
-    /// The record of a listener that the host must use TLS on.
-    fn secured(mut self, secure_channel: bool) -> Record {
-        if secure_channel {
+    /// The record of a listener that the host uses TLS on, with this TREQ.
+    fn secured(mut self, secure_channel: Option<u8>) -> Self {
+        if let Some(requirement) = secure_channel {
             self.secure_channel = true;
-            self.record.treq = treq::SECURE_CHANNEL_REQUIRED | treq::SQ_FLOW_CONTROL_DISABLE;
+            self.record.treq = requirement | treq::SQ_FLOW_CONTROL_DISABLE;
         }
         self
     }

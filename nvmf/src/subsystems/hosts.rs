@@ -1,4 +1,4 @@
-//! Statistics of each connected host of a subsystem, by transport.
+//! Statistics of the connected hosts of a subsystem, per host and transport.
 //!
 //! A sum over the present queues would decrease when a controller disconnects. So the statistics of
 //! a deleted queue are added to its host's, and dropped when the host has no queue over that
@@ -25,7 +25,7 @@ pub struct KindSum {
 }
 
 /// Sums of all commands, indexed by [`Kind`].
-pub type Sums = [KindSum; 3];
+pub(super) type Sums = [KindSum; 3];
 
 /// The statistics of a host over one transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,13 +46,13 @@ struct Host {
 }
 
 impl Hosts {
-    pub fn came(&self, host: &Nqn, transport: TransportType, queue: &Arc<QueueStats>) {
+    pub(crate) fn came(&self, host: &Nqn, transport: TransportType, queue: &Arc<QueueStats>) {
         let mut all = self.0.lock();
         let host = all.entry((host.clone(), transport)).or_default();
         host.queues.push(Arc::clone(queue));
     }
 
-    pub fn went(&self, host: &Nqn, transport: TransportType, queue: &Arc<QueueStats>) {
+    pub(crate) fn went(&self, host: &Nqn, transport: TransportType, queue: &Arc<QueueStats>) {
         let mut all = self.0.lock();
         let key = (host.clone(), transport);
         let Some(host) = all.get_mut(&key) else {
@@ -65,7 +65,7 @@ impl Hosts {
         }
     }
 
-    pub fn sums(&self) -> Vec<HostSums> {
+    pub(crate) fn sums(&self) -> Vec<HostSums> {
         let all = self.0.lock();
         let of = |((name, transport), host): (&(Nqn, TransportType), &Host)| {
             let mut sums = host.gone.clone();

@@ -17,6 +17,7 @@ pub(crate) mod cntlid;
 pub mod config;
 pub(crate) mod core_handle;
 pub mod discovery;
+pub mod generated;
 mod hosts;
 pub mod namespace;
 pub(crate) mod places;
@@ -28,16 +29,17 @@ mod withheld;
 
 pub use ana::AnaStates;
 pub use association::{Association, ErrorRecord, Phase, QueueInfo, Teardown, pending};
-pub use authentication::{AuthFailure, Authentication, QueueAuthState};
+pub use authentication::{Access, AuthFailure, Authentication, QueueAuthState};
 pub use cntlid::{ControllerModel, MAX_CNTLID, NoSuchController};
 pub use config::{QueueLimits, TargetConfig};
 pub use core_handle::{GroupCounts, GroupHandle};
+pub use generated::GeneratedPsks;
 pub use hosts::{HostSums, KindSum};
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
 pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals, latency_bucket};
 pub use subsystem::{
-    HostSecrets, NamespaceConfig, NamespaceEntry, Refusal, Subsystem, SubsystemConfig,
-    SubsystemError, SubsystemKind, SubsystemListener,
+    HostSecrets, NamespaceConfig, NamespaceEntry, Refusal, Rotation, SecretKind, Subsystem,
+    SubsystemConfig, SubsystemError, SubsystemKind, SubsystemListener,
 };
 pub use target::{ListenOptions, ListenerStats, Referral, Target, TargetError, TargetPsks};
 pub use withheld::Withheld;

@@ -24,8 +24,8 @@ pub struct Backing {
 
 impl Backing {
     /// A bdev that `open` opens, for example through the registry.
-    pub fn new(bdev: Arc<dyn Bdev>, open: Arc<OpenQueue>) -> Backing {
-        Backing { bdev, open }
+    pub fn new(bdev: Arc<dyn Bdev>, open: Arc<OpenQueue>) -> Self {
+        Self { bdev, open }
     }
 
     pub fn open(&self, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
@@ -44,8 +44,8 @@ pub struct NamespaceIds {
 
 impl NamespaceIds {
     /// Uses the UUID as NGUID as well.
-    pub fn from_uuid(uuid: Uuid) -> NamespaceIds {
-        NamespaceIds {
+    pub fn from_uuid(uuid: Uuid) -> Self {
+        Self {
             uuid,
             nguid: uuid.into_bytes(),
             eui64: [0; 8],
@@ -85,10 +85,10 @@ impl Namespace {
         backing: Backing,
         reservation: Arc<Reservation>,
         cores: usize,
-    ) -> Namespace {
+    ) -> Self {
         let slots = (0..cores).map(|_| AtomicU32::new(0)).collect();
         let limits = backing.bdev.limits();
-        Namespace {
+        Self {
             nsid,
             serial: SERIALS.fetch_add(1, Ordering::Relaxed) + 1,
             ids,
@@ -144,7 +144,7 @@ struct Seen {
 }
 
 impl View {
-    pub(crate) fn new(visible: impl Iterator<Item = (Arc<Namespace>, AnaState)>) -> View {
+    pub(crate) fn new(visible: impl Iterator<Item = (Arc<Namespace>, AnaState)>) -> Self {
         let mut namespaces = Vec::new();
         let mut blocked = false;
         for (namespace, access) in visible {
@@ -155,7 +155,7 @@ impl View {
             blocked |= !access.is_accessible();
             namespaces[at] = Some(Seen { namespace, access });
         }
-        View {
+        Self {
             namespaces,
             blocked,
         }
@@ -197,8 +197,8 @@ impl View {
     }
 
     /// True if every namespace has the same ANA state in both views.
-    pub(crate) fn same_access(&self, other: &View) -> bool {
-        let accesses = |view: &View| {
+    pub(crate) fn same_access(&self, other: &Self) -> bool {
+        let accesses = |view: &Self| {
             let all = view.namespaces.iter().flatten();
             all.map(|seen| (seen.namespace.nsid, seen.access))
                 .collect::<Vec<_>>()

@@ -1,7 +1,7 @@
-//! Limits the number of connected queues over all transports.
+//! Limits the number of connected queues, over all transports together.
 //!
-//! Transports limit the connections before Connect. A queue takes a place with its Connect, so a
-//! host beyond the limit gets a status.
+//! Transports limit the connections that have not sent Connect. A queue counts from its Connect on,
+//! so a host beyond the limit gets a status of the specification.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 /// connect to it.
 const DISCOVERY_PART: usize = 4;
 /// Queues that are not authenticated yet may use this fraction (one in N) of all places, and one
-/// address this fraction of those, because any peer may claim the NQN of a host.
+/// origin this fraction of those, because any peer may claim the NQN of a host.
 const UNPROVEN_PART: usize = 4;
 
 pub(crate) struct Places {
@@ -27,13 +27,13 @@ pub(crate) struct Places {
 #[derive(Default)]
 struct Unproven {
     all: usize,
-    by_address: BTreeMap<String, usize>,
+    by_origin: BTreeMap<String, usize>,
 }
 
 /// The place of one unauthenticated queue. Dropping it frees the place.
 pub(crate) struct UnprovenPlace {
     places: Arc<Places>,
-    address: String,
+    origin: String,
 }
 
 /// The place of one queue. Dropping it frees the place.
@@ -62,8 +62,8 @@ pub(crate) enum NoPlace {
 }
 
 impl Places {
-    pub fn new(max: usize) -> Arc<Places> {
-        Arc::new(Places {
+    pub(crate) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self {
             max,
             open: AtomicUsize::new(0),
             discoveries: AtomicUsize::new(0),
@@ -71,16 +71,16 @@ impl Places {
         })
     }
 
-    pub fn open(&self) -> usize {
+    pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Acquire)
     }
 
     /// Number of queues that must be authenticated and are not yet.
-    pub fn unproven(&self) -> usize {
+    pub(crate) fn unproven(&self) -> usize {
         self.unproven.lock().all
     }
 
-    pub fn take(self: &Arc<Places>, discovery: bool) -> Result<Place, NoPlace> {
+    pub(crate) fn take(self: &Arc<Self>, discovery: bool) -> Result<Place, NoPlace> {
         let taken = |count: &AtomicUsize, max: usize| {
             let more = |open: usize| (open < max).then_some(open + 1);
             let update = count.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
@@ -100,15 +100,18 @@ impl Places {
         Ok(Place { places, discovery })
     }
 
-    /// Takes a place for an unauthenticated queue. `address`: the host's address without a port.
-    pub fn take_unproven(self: &Arc<Places>, address: String) -> Result<UnprovenPlace, NoPlace> {
+    /// Takes a place for an unauthenticated queue. `origin`: the host as limits count it.
+    pub(crate) fn take_unproven(
+        self: &Arc<Self>,
+        origin: String,
+    ) -> Result<UnprovenPlace, NoPlace> {
         let most = self.max.div_ceil(UNPROVEN_PART);
         let most_of_address = most.div_ceil(UNPROVEN_PART);
         let mut unproven = self.unproven.lock();
         if unproven.all >= most {
             return Err(NoPlace::Unproven { most });
         }
-        let of_address = unproven.by_address.entry(address.clone()).or_default();
+        let of_address = unproven.by_origin.entry(origin.clone()).or_default();
         if *of_address >= most_of_address {
             let most = most_of_address;
             return Err(NoPlace::UnprovenOfAddress { most });
@@ -116,7 +119,7 @@ impl Places {
         *of_address += 1;
         unproven.all += 1;
         let places = Arc::clone(self);
-        Ok(UnprovenPlace { places, address })
+        Ok(UnprovenPlace { places, origin })
     }
 }
 
@@ -124,10 +127,10 @@ impl Drop for UnprovenPlace {
     fn drop(&mut self) {
         let mut unproven = self.places.unproven.lock();
         unproven.all -= 1;
-        if let Some(count) = unproven.by_address.get_mut(&self.address) {
+        if let Some(count) = unproven.by_origin.get_mut(&self.origin) {
             *count -= 1;
             if *count == 0 {
-                unproven.by_address.remove(&self.address);
+                unproven.by_origin.remove(&self.origin);
             }
         }
     }
@@ -189,6 +192,6 @@ mod tests {
         taken.push(take("e").unwrap());
         drop(taken);
         let unproven = places.unproven.lock();
-        assert_eq!((unproven.all, unproven.by_address.len()), (0, 0));
+        assert_eq!((unproven.all, unproven.by_origin.len()), (0, 0));
     }
 }

@@ -65,13 +65,13 @@ impl Totals {
 
 impl Totals {
     /// The larger value of each counter.
-    pub(crate) fn max(&self, other: &Totals) -> Totals {
+    pub(crate) fn max(&self, other: &Self) -> Self {
         let kind = |a: &KindTotals, b: &KindTotals| KindTotals {
             operations: a.operations.max(b.operations),
             bytes: a.bytes.max(b.bytes),
             errors: a.errors.max(b.errors),
         };
-        Totals {
+        Self {
             read: kind(&self.read, &other.read),
             write: kind(&self.write, &other.write),
             other: kind(&self.other, &other.other),
@@ -80,7 +80,7 @@ impl Totals {
 }
 
 impl std::ops::AddAssign for Totals {
-    fn add_assign(&mut self, more: Totals) {
+    fn add_assign(&mut self, more: Self) {
         for (sum, more) in [
             (&mut self.read, more.read),
             (&mut self.write, more.write),

@@ -2,6 +2,8 @@
 
 mod allowed;
 
+pub use allowed::{Rotation, SecretKind};
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,12 +51,12 @@ pub struct SubsystemConfig {
 impl SubsystemConfig {
     pub const DEFAULT_MAX_NAMESPACES: u32 = 32;
 
-    pub fn new(nqn: Nqn) -> SubsystemConfig {
-        SubsystemConfig {
+    pub fn new(nqn: Nqn) -> Self {
+        Self {
             nqn,
             serial_number: "00000000000000000000".to_string(),
             model_number: "Nacre NVMe-oF controller".to_string(),
-            max_namespaces: SubsystemConfig::DEFAULT_MAX_NAMESPACES,
+            max_namespaces: Self::DEFAULT_MAX_NAMESPACES,
             allow_any_host: false,
             ana_reporting: false,
             controller_model: ControllerModel::default(),
@@ -149,6 +151,16 @@ pub struct SubsystemListener {
     pub options: ListenerOptions,
 }
 
+/// The secrets of an allowed host, and those of its rotations.
+#[derive(Debug, Default)]
+struct Allowed {
+    secrets: HostSecrets,
+    /// In force beside `secrets` until their rotation ends.
+    former: HostSecrets,
+    /// Number of the host's controllers when a rotation began.
+    controllers: usize,
+}
+
 /// The keys of an allowed host.
 #[derive(Debug, Clone, Default)]
 pub struct HostSecrets {
@@ -156,13 +168,16 @@ pub struct HostSecrets {
     pub keys: Option<Arc<dyn KeySource>>,
     /// PSK for TLS, which the host must then use.
     pub psk: Option<Arc<dyn PskKey>>,
+    /// The host must make a PSK for TLS when it authenticates itself (secure channel
+    /// concatenation).
+    pub concat: bool,
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     allow_any_host: bool,
     /// The allowed hosts with their keys.
-    hosts: BTreeMap<Nqn, HostSecrets>,
+    hosts: BTreeMap<Nqn, Allowed>,
     pub(crate) namespaces: BTreeMap<u32, NamespaceEntry>,
     /// Reservations of namespaces whose bdev was removed, by NSID, with the namespace's UUID. They
     /// apply again when the bdev returns.
@@ -198,12 +213,12 @@ impl Subsystem {
         kind: SubsystemKind,
         cores: usize,
         error_entries: usize,
-    ) -> Subsystem {
+    ) -> Self {
         let state = State {
             allow_any_host: config.allow_any_host,
             ..State::default()
         };
-        Subsystem {
+        Self {
             config,
             kind,
             cores,
@@ -460,9 +475,9 @@ impl Subsystem {
     // Listeners.
 
     /// Marks that an address is being opened for this subsystem, until the result is dropped.
-    pub(crate) fn opening(&self) -> Opening<'_> {
+    pub(crate) fn opening(&self) -> OpeningGuard<'_> {
         self.state().opening += 1;
-        Opening(self)
+        OpeningGuard(self)
     }
 
     pub(crate) fn add_listener(&self, listener: SubsystemListener) -> Result<(), SubsystemError> {
@@ -615,9 +630,9 @@ impl Subsystem {
 }
 
 /// See [`Subsystem::opening`].
-pub(crate) struct Opening<'a>(&'a Subsystem);
+pub(crate) struct OpeningGuard<'a>(&'a Subsystem);
 
-impl Drop for Opening<'_> {
+impl Drop for OpeningGuard<'_> {
     fn drop(&mut self) {
         self.0.state().opening -= 1;
     }

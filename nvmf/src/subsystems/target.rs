@@ -9,7 +9,6 @@ use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use crate::auth::KeySource;
 use crate::subsystems::ana::AnaStates;
 use crate::subsystems::association::{Association, Teardown};
 use crate::subsystems::authentication::Authentication;
@@ -103,6 +102,7 @@ pub struct Target {
 }
 
 mod discovery;
+mod hosts;
 mod listeners;
 mod psks;
 
@@ -123,8 +123,8 @@ pub struct ListenOptions {
 
 impl Target {
     /// Creates a target for `cores` queue groups.
-    pub fn new(config: TargetConfig, cores: usize) -> Arc<Target> {
-        Target::with_authentication(config, cores, Authentication::default())
+    pub fn new(config: TargetConfig, cores: usize) -> Arc<Self> {
+        Self::with_authentication(config, cores, Authentication::default())
     }
 
     /// Like [`Target::new`], with this [`Authentication`].
@@ -132,7 +132,7 @@ impl Target {
         config: TargetConfig,
         cores: usize,
         authentication: Authentication,
-    ) -> Arc<Target> {
+    ) -> Arc<Self> {
         let mut discovery = SubsystemConfig::new(Nqn::discovery());
         discovery.allow_any_host = true;
         discovery.model_number = "Nacre discovery controller".to_string();
@@ -140,7 +140,7 @@ impl Target {
         let discovery_nqn = Mutex::new(config.discovery_nqn.clone().filter(|n| !n.is_discovery()));
         let generation = AtomicU64::new(config.discovery_generation);
         let max_connections = config.max_connections;
-        Arc::new(Target {
+        Arc::new(Self {
             discovery_nqn,
             config,
             cores,
@@ -281,10 +281,11 @@ impl Target {
             nqn: nqn.to_string(),
         })?;
         subsystem.delete(Teardown::SubsystemDeleted);
+        self.authentication.generated.forget(nqn, None);
         for listener in subsystem.listeners() {
             subsystem.remove_listener(listener.id);
             self.release_listener(listener.id);
-            self.close_discovery_port(listener.transport, &listener.address);
+            self.settle_discovery_port(listener.transport, &listener.address);
         }
         self.discovery_changed();
         Ok(subsystem)
@@ -379,47 +380,6 @@ impl Target {
         self.add_host_with(nqn, host, HostSecrets::default())
     }
 
-    /// Allows a host, as [`Subsystem::add_host`]. Call it from a thread of
-    /// management: it may start the helper thread.
-    pub fn add_host_with(
-        &self,
-        nqn: &Nqn,
-        host: &Nqn,
-        secrets: HostSecrets,
-    ) -> Result<(), TargetError> {
-        let subsystem = self.subsystem(nqn)?;
-        self.prepare_for(&secrets.keys)?;
-        subsystem.add_host(host, secrets)?;
-        self.discovery_changed();
-        Ok(())
-    }
-
-    /// Changes the keys of a host, as [`Subsystem::set_host_keys`].
-    pub fn set_host_keys(
-        &self,
-        nqn: &Nqn,
-        host: &Nqn,
-        keys: Option<Arc<dyn KeySource>>,
-    ) -> Result<(), TargetError> {
-        let subsystem = self.subsystem(nqn)?;
-        self.prepare_for(&keys)?;
-        Ok(subsystem.set_host_keys(host, keys)?)
-    }
-
-    fn prepare_for(&self, keys: &Option<Arc<dyn KeySource>>) -> Result<(), TargetError> {
-        if keys.is_none() {
-            return Ok(());
-        }
-        let started = self.authentication.helper().start();
-        started.map_err(|error| TargetError::Helper(error.to_string()))
-    }
-
-    pub fn remove_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
-        self.subsystem(nqn)?.remove_host(host)?;
-        self.discovery_changed();
-        Ok(())
-    }
-
     pub fn set_allow_any_host(&self, nqn: &Nqn, allow: bool) -> Result<(), TargetError> {
         self.subsystem(nqn)?.set_allow_any_host(allow);
         self.discovery_changed();
@@ -448,6 +408,22 @@ impl Target {
         options: ListenOptions,
     ) -> Result<Address, TargetError> {
         let subsystem = self.subsystem(nqn)?;
+        if subsystem.kind != SubsystemKind::Nvm {
+            return self.open_listener(&subsystem, kind, address, options);
+        }
+        self.free_discovery_port(kind, address, options.listener.tls());
+        let opened = self.open_listener(&subsystem, kind, address, options);
+        self.settle_discovery_port(kind, opened.as_ref().unwrap_or(address));
+        opened
+    }
+
+    fn open_listener(
+        &self,
+        subsystem: &Subsystem,
+        kind: TransportType,
+        address: &Address,
+        options: ListenOptions,
+    ) -> Result<Address, TargetError> {
         subsystem.check_ana_states(&options.ana)?;
         let plug = self.plug(kind)?;
         let one_at_a_time = self.opening.lock();
@@ -502,62 +478,7 @@ impl Target {
             .users += 1;
         drop((opening, one_at_a_time));
         self.discovery_changed();
-        if subsystem.kind == SubsystemKind::Nvm {
-            self.open_discovery_port(kind, &bound);
-        }
         Ok(bound)
-    }
-
-    /// Hosts look for the discovery service on its own port, so it is opened on every address that
-    /// serves a subsystem. If another program has that port, it keeps it.
-    fn open_discovery_port(&self, kind: TransportType, address: &Address) {
-        let Some(address) = self.discovery_address(address) else {
-            return;
-        };
-        let known = |l: &SubsystemListener| l.transport == kind && l.address == address;
-        if self.discovery.listeners().iter().any(known) {
-            return;
-        }
-        match self.add_listener(self.discovery.nqn(), kind, &address) {
-            Ok(_) => self.automatic().push((kind, address)),
-            Err(error) => tracing::warn!(%error, "no discovery service on its well-known port"),
-        }
-    }
-
-    /// Closes the discovery port of an address that serves no subsystem any longer, if it was
-    /// opened for that.
-    fn close_discovery_port(&self, kind: TransportType, address: &Address) {
-        let Some(discovery) = self.discovery_address(address) else {
-            return;
-        };
-        let serves = |l: &SubsystemListener| {
-            l.transport == kind && self.discovery_address(&l.address).as_ref() == Some(&discovery)
-        };
-        let used = self
-            .subsystems()
-            .iter()
-            .any(|s| s.listeners().iter().any(serves));
-        let mut automatic = self.automatic();
-        let entry = (kind, discovery);
-        if used || !automatic.contains(&entry) {
-            return;
-        }
-        automatic.retain(|a| *a != entry);
-        drop(automatic);
-        if let Err(error) = self.remove_listener(self.discovery.nqn(), kind, &entry.1) {
-            tracing::debug!(%error, "the discovery port was closed already");
-        }
-    }
-
-    fn discovery_address(&self, address: &Address) -> Option<Address> {
-        match (self.config.discovery_port, address) {
-            (Some(port), Address::Ip(ip)) if ip.port() != port => {
-                let mut of_discovery = *ip;
-                of_discovery.set_port(port);
-                Some(Address::Ip(of_discovery))
-            }
-            _ => None,
-        }
     }
 
     fn listeners(&self) -> MutexGuard<'_, Listeners> {
@@ -584,10 +505,15 @@ impl Target {
         if !subsystem.remove_listener(id) {
             return Err(missing().into());
         }
+        if subsystem.kind == SubsystemKind::Discovery {
+            // A later listener at this address is the administrator's.
+            let mut automatic = self.automatic();
+            automatic.retain(|(of, at)| (*of, at) != (kind, address));
+        }
         self.release_listener(id);
         self.discovery_changed();
         if subsystem.kind == SubsystemKind::Nvm {
-            self.close_discovery_port(kind, address);
+            self.settle_discovery_port(kind, address);
         }
         Ok(())
     }

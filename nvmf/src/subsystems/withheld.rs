@@ -1,8 +1,8 @@
-//! Listeners that a subsystem is withheld from: it listens there, is not in the discovery log, and
-//! admits no host.
+//! Withholds a subsystem from a listener: the subsystem's discovery log entries omit the listener,
+//! and hosts that connect there are refused.
 //!
-//! A host that comes anyway gets the answer of a listener without the subsystem, so that it looks
-//! for another path. The log says which setting is the cause.
+//! A refused host gets the status of a listener without the subsystem, so that it tries another
+//! path. The log names the setting that is the cause.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::subsystems::subsystem::{Subsystem, SubsystemError, SubsystemListener}
 use crate::subsystems::target::{Target, TargetError};
 use crate::transport::{Address, TransportType};
 
-/// Why a subsystem turns hosts away from one of its listeners.
+/// The reason why a subsystem refuses hosts on one of its listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Withheld {
     /// The listener has `tcp_fallback = false`.
@@ -28,16 +28,16 @@ impl Withheld {
     /// Returns the text for the log: why a host is refused, and the remedy.
     pub(crate) fn refusal(self, nqn: &Nqn, host: &Nqn, kind: TransportType) -> String {
         let (setting, remedy) = match self {
-            Withheld::TcpFallback => (
+            Self::TcpFallback => (
                 "tcp_fallback = false of the listener",
                 "set tcp_fallback = true, or move what uses the volume to a host with RDMA",
             ),
-            Withheld::TransportPolicy => (
+            Self::TransportPolicy => (
                 "the transport_policy of the volume",
                 "connect over the other transport, or change the policy with `nacre volume set \
                  --transport-policy`",
             ),
-            Withheld::ByRequest => (
+            Self::ByRequest => (
                 "withheld = true of the listener",
                 "connect over another transport, or add the listener again without withheld",
             ),

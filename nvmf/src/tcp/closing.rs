@@ -1,5 +1,5 @@
-//! The phases of a connection and its end, and the time limit of an incomplete PDU. Shared by the
-//! controller's and the host's machine.
+//! The phases of an NVMe/TCP connection up to its close, and the time limit of an incomplete PDU.
+//! Shared by the connection machines of controller and host.
 //!
 //! ```text
 //! Handshake ─▶ Running ─▶ Closing ─▶ Lingering ─▶ Finished
@@ -38,8 +38,8 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    pub fn new(now: Nanos) -> Lifecycle {
-        Lifecycle {
+    pub(super) fn new(now: Nanos) -> Self {
+        Self {
             phase: Phase::Handshake,
             closing: now,
             why: None,
@@ -48,33 +48,33 @@ impl Lifecycle {
     }
 
     #[inline]
-    pub fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> Phase {
         self.phase
     }
 
     /// True until the connection closes.
     #[inline]
-    pub fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Handshake | Phase::Running)
     }
 
     #[inline]
-    pub fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         self.phase == Phase::Running
     }
 
     /// Both ends have initialized the connection.
-    pub fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         self.phase = Phase::Running;
     }
 
     /// Notes the reason for the end; the first one counts.
-    pub fn blame(&mut self, why: Closed) {
+    pub(super) fn blame(&mut self, why: Closed) {
         self.why.get_or_insert(why);
     }
 
     /// `has_left`: no data waits to be sent.
-    pub fn begin_closing(&mut self, now: Nanos, has_left: bool) {
+    pub(super) fn begin_closing(&mut self, now: Nanos, has_left: bool) {
         self.phase = Phase::Closing;
         self.closing = now;
         if has_left {
@@ -84,46 +84,46 @@ impl Lifecycle {
 
     /// All data has left.
     #[inline]
-    pub fn drained(&mut self) {
+    pub(super) fn drained(&mut self) {
         if self.phase == Phase::Closing {
             self.phase = Phase::Lingering { shutdown: true };
         }
     }
 
-    pub fn finish(&mut self) {
+    pub(super) fn finish(&mut self) {
         self.phase = Phase::Finished;
     }
 
     #[inline]
-    pub fn is_finished(&self) -> bool {
+    pub(super) fn is_finished(&self) -> bool {
         self.phase == Phase::Finished
     }
 
     /// Whether [`Lifecycle::takes_shutdown`] would be true.
     #[inline]
-    pub fn has_shutdown(&self) -> bool {
+    pub(super) fn has_shutdown(&self) -> bool {
         matches!(self.phase, Phase::Lingering { shutdown: true })
     }
 
     /// Whether to shut the sending side of the socket down; true once.
-    pub fn takes_shutdown(&mut self) -> bool {
+    pub(super) fn takes_shutdown(&mut self) -> bool {
         match &mut self.phase {
             Phase::Lingering { shutdown } => std::mem::take(shutdown),
             _ => false,
         }
     }
 
-    pub fn is_reported(&self) -> bool {
+    pub(super) fn is_reported(&self) -> bool {
         self.reported
     }
 
     /// Whether [`Lifecycle::take_end`] would return the end.
-    pub fn has_end(&self) -> bool {
+    pub(super) fn has_end(&self) -> bool {
         !self.reported && matches!(self.phase, Phase::Lingering { .. } | Phase::Finished)
     }
 
     /// The end, once.
-    pub fn take_end(&mut self) -> Option<Closed> {
+    pub(super) fn take_end(&mut self) -> Option<Closed> {
         if !self.has_end() {
             return None;
         }
@@ -132,7 +132,7 @@ impl Lifecycle {
     }
 
     /// Time until which the peer may close its end; `None` if the connection is open or finished.
-    pub fn deadline(&self, linger: Duration) -> Option<Nanos> {
+    pub(super) fn deadline(&self, linger: Duration) -> Option<Nanos> {
         match self.phase {
             Phase::Closing | Phase::Lingering { .. } => Some(self.closing + linger),
             Phase::Handshake | Phase::Running | Phase::Finished => None,
@@ -151,7 +151,7 @@ pub(super) struct Partial {
 impl Partial {
     /// `is_partial`: the connection waits for the rest of a PDU, after `pdus` whole ones.
     #[inline]
-    pub fn note(&mut self, is_partial: bool, pdus: u64, now: Nanos) {
+    pub(super) fn note(&mut self, is_partial: bool, pdus: u64, now: Nanos) {
         if !is_partial {
             self.since = None;
         } else if self.since.is_none() || self.pdus != pdus {
@@ -161,7 +161,7 @@ impl Partial {
     }
 
     #[inline]
-    pub fn since(&self) -> Option<Nanos> {
+    pub(super) fn since(&self) -> Option<Nanos> {
         self.since
     }
 }

@@ -1,4 +1,5 @@
-//! Digests and padding of PDUs, which `nvmf/wire` does not handle.
+//! Computes and checks the header and data digests of PDUs, and their padding. `nvmf/wire` has the
+//! PDU headers.
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::tx::Tx;
 
-/// The peer broke the protocol, and how: what goes into the termination request and into the log.
+/// A protocol violation of the peer, for the termination request and the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Violation {
     /// A field of a PDU header.
@@ -25,8 +26,8 @@ pub enum Violation {
 }
 
 impl Violation {
-    pub fn field(field: Field, reason: Reason, status: FatalErrorStatus) -> Violation {
-        Violation::Pdu(PduError {
+    pub fn field(field: Field, reason: Reason, status: FatalErrorStatus) -> Self {
+        Self::Pdu(PduError {
             field,
             reason,
             status,
@@ -36,17 +37,17 @@ impl Violation {
     fn term_pdu(&self, receiver: Side, offending: &[u8]) -> TermPdu {
         let flags = Field::Flags.offset().unwrap_or(0);
         match self {
-            Violation::Pdu(error) => TermPdu::for_error(receiver, error, offending),
-            Violation::QueueOverrun { .. } => {
+            Self::Pdu(error) => TermPdu::for_error(receiver, error, offending),
+            Self::QueueOverrun { .. } => {
                 TermPdu::new(receiver, FatalErrorStatus::SequenceError, 0, offending)
             }
-            Violation::LastPdu { .. } => TermPdu::new(
+            Self::LastPdu { .. } => TermPdu::new(
                 receiver,
                 FatalErrorStatus::InvalidHeaderField,
                 flags,
                 offending,
             ),
-            Violation::UnexpectedData { .. } => {
+            Self::UnexpectedData { .. } => {
                 TermPdu::new(receiver, FatalErrorStatus::DataOutOfRange, 0, offending)
             }
         }
@@ -60,31 +61,31 @@ impl Violation {
 }
 
 impl From<PduError> for Violation {
-    fn from(error: PduError) -> Violation {
-        Violation::Pdu(error)
+    fn from(error: PduError) -> Self {
+        Self::Pdu(error)
     }
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Violation::Pdu(error) => error.fmt(f),
-            Violation::QueueOverrun { entries } => {
+            Self::Pdu(error) => error.fmt(f),
+            Self::QueueOverrun { entries } => {
                 write!(
                     f,
                     "SQ: a command beyond the {entries} that the queue has room for"
                 )
             }
-            Violation::LastPdu { last: true, left } => {
+            Self::LastPdu { last: true, left } => {
                 write!(
                     f,
                     "FLAGS: LAST_PDU is set with {left} bytes of the transfer still to come"
                 )
             }
-            Violation::LastPdu { last: false, .. } => {
+            Self::LastPdu { last: false, .. } => {
                 f.write_str("FLAGS: LAST_PDU is clear in the PDU that ends the transfer")
             }
-            Violation::UnexpectedData { cid } => {
+            Self::UnexpectedData { cid } => {
                 write!(f, "CCCID: data for command {cid}, which expects none")
             }
         }
@@ -99,8 +100,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn new(rules: Rules) -> Reader {
-        Reader { rules, known: None }
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, known: None }
     }
 
     #[inline]
@@ -164,7 +165,7 @@ pub fn put<H: IntoBytes + Immutable>(tx: &mut Tx, header: &H, digests: Digests) 
     }
 }
 
-/// Queues a header with the padding that the receiver wants before the payload.
+/// Queues a header, with the padding before the payload that the receiver requested (HPDA, CPDA).
 #[inline]
 pub fn put_before_data<H: IntoBytes + Immutable>(
     tx: &mut Tx,
@@ -197,13 +198,13 @@ pub fn put_data(tx: &mut Tx, digests: Digests, data: Extents) {
     }
 }
 
-/// Whether payload does not have the digest that came with it.
+/// True if the data does not match its data digest.
 #[inline]
 pub fn is_damaged(data: &[u8], digest: Option<u32>) -> bool {
     digest.is_some_and(|digest| crc_fast::crc32_iscsi(data) != digest)
 }
 
-/// Why the peer ended the connection, for people.
+/// The reason in the peer's termination request, as text.
 pub fn reason_of(request: &TermReq) -> String {
     let fei = request.fei.get();
     match request.status() {

@@ -1,9 +1,9 @@
 //! The bodies of the fuzz targets `tcp_target` and `tcp_host`, here so that ordinary tests can
 //! replay their corpora and run them on noise.
 //!
-//! The first byte of an input seeds how the stream is cut, the rest is the stream. For every input,
-//! the machine must not panic, must end once the peer is gone, and must have given every buffer
-//! back.
+//! The first byte of an input seeds the sizes of the receives, the rest is the byte stream. For
+//! every input the machine must not panic, must end when the peer closes, and must release every
+//! buffer.
 
 use std::rc::Rc;
 

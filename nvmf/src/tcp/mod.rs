@@ -4,11 +4,11 @@
 //!   frame    one PDU header, checked or built
 //!   rx       where the next bytes belong (a payload's Buf, or a receive buffer lent by the core)
 //!   tx       queued headers and Bufs, leaving as one vectored send
-//!   closing  the life of a connection and its end
+//!   closing  the phases of a connection up to its close
 //!   controller, host   the two ends of one connection
 //! ```
 //!
-//! Both machines are driven alike. The driver (a socket, or a test's pipe) does, per turn:
+//! Both machines have the same interface. The driver (a socket, or a test's pipe) does, per turn:
 //!
 //! ```text
 //!   while wants_read:   recv_slices -> read into them -> received(n) (at the end: peer_closed)

@@ -1,5 +1,5 @@
-//! The receive path: the place of the next bytes of a stream, and received bytes that are not
-//! parsed yet.
+//! The receive path of a connection: where the socket's next bytes are received to, and the
+//! received bytes that are not parsed yet.
 //!
 //! ```text
 //!                    ┌ payload in progress: the rest of its Buf        (no copy)
@@ -10,12 +10,12 @@
 //! ```
 //!
 //! The core lends the receive buffer ([`RxBuffers`]) while it holds bytes that cannot be handled
-//! yet, and gets it back otherwise. A thousand idle connections hold no buffer, and busy ones take
-//! turns with the same few, which suits the processor's cache. The remainder is less than one PDU
-//! header; the connection carries it until more arrives.
+//! yet, and gets it back otherwise. So idle connections hold no buffer, and busy ones share a few,
+//! which stay in the processor's cache. The remainder is less than one PDU header; the connection
+//! carries it until more arrives.
 //!
-//! Parts of the buffer may be handed up ([`Rx::part`]) instead of copies. While a part has a user,
-//! no further bytes are received into that buffer, nor is it lent again: another takes its place.
+//! The layer above may get parts of the buffer ([`Rx::part`]) instead of copies. While a part is in
+//! use, the buffer is neither received into nor lent again; another buffer replaces it.
 //!
 //! # Guesses
 //!
@@ -71,7 +71,7 @@ pub struct RxBuffers {
 impl RxBuffers {
     /// Creates a set of at most `count` buffers of `bytes` each. Allocates two now, and more only
     /// when connections have to wait with input that cannot be handled yet.
-    pub fn new(count: usize, bytes: usize) -> RxBuffers {
+    pub fn new(count: usize, bytes: usize) -> Self {
         assert!(
             count > 0 && bytes >= 4 * MAX_HEADER,
             "receive buffers too few or too small"
@@ -79,7 +79,7 @@ impl RxBuffers {
         let now = count.min(2);
         let mut free = Vec::with_capacity(count);
         free.extend((0..now).filter_map(|_| one_buffer(bytes)));
-        RxBuffers {
+        Self {
             free,
             crowded: false,
             count,
@@ -171,8 +171,8 @@ pub struct Rx {
 }
 
 impl Rx {
-    pub fn new() -> Rx {
-        Rx {
+    pub fn new() -> Self {
+        Self {
             buffer: None,
             start: 0,
             end: 0,
@@ -281,7 +281,7 @@ impl Rx {
         true
     }
 
-    /// `n` bytes were put where [`Rx::slices`] said.
+    /// Records that `n` bytes were received into [`Rx::slices`].
     #[inline]
     pub fn received(&mut self, mut n: usize) {
         if let Payload::Into { at, end, .. } = &mut self.payload {
@@ -538,7 +538,7 @@ impl Rx {
 }
 
 impl Default for Rx {
-    fn default() -> Rx {
-        Rx::new()
+    fn default() -> Self {
+        Self::new()
     }
 }

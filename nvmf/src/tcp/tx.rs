@@ -1,5 +1,5 @@
-//! The send path: queued data leaves in as few vectored sends as possible, and a buffer is released
-//! when its bytes have left.
+//! The send path of a connection: sends queued headers and data with as few vectored sends as
+//! possible, and releases each buffer when its bytes are sent.
 //!
 //! ```text
 //! inline   a byte ring: PDU headers, padding and digests, one after the other
@@ -66,8 +66,8 @@ pub struct Tx {
 
 impl Tx {
     /// `entries` responses may be queued before anything has to grow.
-    pub fn new(entries: usize) -> Tx {
-        Tx {
+    pub fn new(entries: usize) -> Self {
+        Self {
             ring: vec![0; (entries * 64).next_power_of_two().max(512)].into_boxed_slice(),
             head: 0,
             tail: 0,
@@ -191,7 +191,7 @@ impl Tx {
         self.left + self.pending as u64
     }
 
-    /// Whether everything that was queued at a position has left, and its buffers are let go.
+    /// True if all data queued before a position is sent, and its buffers are released.
     #[inline]
     pub fn has_left(&self, position: u64) -> bool {
         self.left >= position
@@ -261,7 +261,7 @@ impl Tx {
         }
     }
 
-    /// Forgets everything queued and lets its buffers go.
+    /// Drops all queued data and releases its buffers.
     #[inline]
     pub fn clear(&mut self) {
         self.parts.clear();

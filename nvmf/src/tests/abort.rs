@@ -1,4 +1,5 @@
-//! Aborts between cores: the answer gets back, however full the lists are on the way.
+//! Tests of Abort commands for commands on other cores: each is answered, even if the message
+//! queues between the cores are full.
 
 use std::sync::Arc;
 

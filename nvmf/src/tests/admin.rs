@@ -1,4 +1,4 @@
-//! Identify, features, log pages and registers, as a host sees them.
+//! Tests of the admin queue through the target: Identify, features, log pages and registers.
 
 use nacre_bdev::Status;
 use nacre_nvmf_wire::commands::admin::{GetFeatures, Identify, Select, SetFeatures};

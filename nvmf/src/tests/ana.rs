@@ -1,4 +1,4 @@
-//! ANA states by listener: their reports to hosts, the results of commands, and the events of
+//! Tests of ANA states by listener: the log page, the status of commands, and the events of
 //! changes. Method: one host on two listeners of one subsystem, in virtual time.
 
 use nacre_nvmf_wire::aen::AsyncEvent;
@@ -371,6 +371,7 @@ fn a_withheld_listener_admits_nobody() {
         transport: TransportType::Loopback,
         listener: ListenerId(1),
         local: &at("test"),
+        secure: false,
     };
     let records = crate::subsystems::discovery::records(&log, &asker);
     let shown: Vec<&str> = records.iter().map(|r| r.record.traddr.as_str()).collect();

@@ -1,4 +1,4 @@
-//! Any command at all, from whatever host: answered once, and nothing breaks.
+//! Random commands of hosts: each is completed exactly once, and the target does not panic.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Any I/O commands while everything around them changes: each is completed once, and nothing of
-//! them remains.
+//! Random I/O commands while namespaces, devices and connections change: each is completed exactly
+//! once, and no resource is leaked.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn io_queues(rig: &mut Rig, cntlid: u16) -> [Queue; 2] {
 }
 
 impl Fixture {
-    fn new(window: Option<usize>) -> Fixture {
+    fn new(window: Option<usize>) -> Self {
         let mut rig = Rig::on_cores(TargetConfig::default(), 2);
         for _ in 0..2 {
             rig.wire.borrow_mut().window = window;
@@ -83,7 +83,7 @@ impl Fixture {
                 io,
             }
         });
-        Fixture {
+        Self {
             rig,
             core: 0,
             hosts,
@@ -101,7 +101,7 @@ impl Fixture {
         }
     }
 
-    fn on_both(&mut self, mut does: impl FnMut(&mut Fixture)) {
+    fn on_both(&mut self, mut does: impl FnMut(&mut Self)) {
         for core in [0, 1] {
             self.go_to(core);
             does(self);

@@ -1,4 +1,4 @@
-//! Commands of devices that are done with an I/O when they are asked for it.
+//! Tests of the fast path: commands on devices that complete an I/O inside `submit`.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Authentication as a host meets it: which commands are served before and after, on admin and I/O
-//! queues, and how failures end.
+//! Tests of authentication through the target: the commands served before and after it, on admin
+//! and I/O queues, and the end of failed transactions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,24 +15,24 @@ use crate::auth::{
     Agreed, FixedKeys, Group, Hash, HostEnd, HostStep, KeySource, Keys, Names, Offer, Progress,
     Reason, Secret, SystemRandom,
 };
-use crate::subsystems::{HostSecrets, TargetConfig, Teardown};
+use crate::subsystems::{HostSecrets, Rotation, SecretKind, TargetConfig, Teardown};
 use crate::transport::{CloseWhy, ConnId, Response};
 
 const REQUIRED: StatusCode = StatusCode::AUTHENTICATION_REQUIRED.with_dnr();
 const GUESS: Reason = Reason::GivenUp(Failed::Authentication);
 
-fn secret() -> Secret {
+pub(super) fn secret() -> Secret {
     Secret::generate(Some(Hash::Sha256), &mut SystemRandom).unwrap()
 }
 
 fn secrets(keys: &Keys) -> HostSecrets {
     HostSecrets {
         keys: source(keys),
-        psk: None,
+        ..HostSecrets::default()
     }
 }
 
-fn source(keys: &Keys) -> Option<Arc<dyn KeySource>> {
+pub(super) fn source(keys: &Keys) -> Option<Arc<dyn KeySource>> {
     Some(Arc::new(FixedKeys(keys.clone())))
 }
 
@@ -51,7 +51,7 @@ fn rig() -> (Rig, Keys) {
     (rig, keys)
 }
 
-fn host_end(keys: &Keys, offer: Offer) -> HostEnd {
+pub(super) fn host_end(keys: &Keys, offer: Offer) -> HostEnd {
     let names = Names {
         host: nqn(HOSTNQN),
         subsystem: nqn(SUBNQN),
@@ -95,10 +95,33 @@ impl Rig {
     }
 
     /// A transaction on a connected queue.
-    fn authenticate(&mut self, conn: ConnId, mut end: HostEnd) -> Result<Agreed, Reason> {
+    pub(super) fn authenticate(
+        &mut self,
+        conn: ConnId,
+        mut end: HostEnd,
+    ) -> Result<Agreed, Reason> {
+        self.authenticate_with(conn, &mut end)
+    }
+
+    pub(super) fn authenticate_with(
+        &mut self,
+        conn: ConnId,
+        end: &mut HostEnd,
+    ) -> Result<Agreed, Reason> {
+        self.authenticate_between(conn, end, |_| {})
+    }
+
+    /// Calls `before` before each message of the host.
+    pub(super) fn authenticate_between(
+        &mut self,
+        conn: ConnId,
+        end: &mut HostEnd,
+        mut before: impl FnMut(&mut Self),
+    ) -> Result<Agreed, Reason> {
         loop {
             match end.step() {
                 HostStep::Send(bytes) => {
+                    before(self);
                     let status = self.auth_send(conn, &bytes);
                     assert!(status.is_success(), "{status}");
                     end.sent();
@@ -116,7 +139,7 @@ impl Rig {
         }
     }
 
-    fn connect_admin(&mut self) -> (ConnId, ConnectResponse) {
+    pub(super) fn connect_admin(&mut self) -> (ConnId, ConnectResponse) {
         let (conn, cqe) = self.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
         assert!(cqe.status().is_success(), "{}", cqe.status());
         (conn, ConnectResponse::from_cqe(&cqe))
@@ -406,6 +429,53 @@ fn again() {
     let result = rig.authenticate(conn, host_end(&keys, quick()));
     assert_eq!(result, Err(GUESS), "the old key is no good");
     assert!(rig.is_closed(conn));
+}
+
+/// Goal: during a rotation the host uses either key while its I/O goes on, and the former key ends
+/// when each queue used the new one.
+#[test]
+fn rotation() {
+    let (mut rig, former) = rig();
+    let (admin, cntlid) = rig.proven_admin(&former);
+    rig.enable(admin);
+    let (conn, _) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 16);
+    rig.authenticate(conn, host_end(&former, quick())).unwrap();
+    let new = Keys {
+        host: secret(),
+        controller: None,
+    };
+    let (subnqn, host) = (nqn(SUBNQN), nqn(HOSTNQN));
+    let subsystem = rig.target.subsystem(&subnqn).unwrap();
+    let rotation = Rotation::Keys {
+        new: source(&new).unwrap(),
+        former: subsystem.host_keys(&host),
+    };
+    rig.target.rotate(&subnqn, &host, rotation).unwrap();
+    let has_rotated = || subsystem.has_rotated(&host, SecretKind::Keys);
+    assert!(!has_rotated());
+    for (conn, keys, expected) in [
+        (conn, &former, false),
+        (conn, &new, false),
+        (admin, &new, true),
+        (conn, &former, false),
+        (conn, &new, true),
+    ] {
+        rig.authenticate(conn, host_end(keys, quick())).unwrap();
+        assert!(rig.status(conn, read(1), &[]).is_success() || conn == admin);
+        assert_eq!(has_rotated(), expected);
+    }
+    subsystem.end_rotation(&host, SecretKind::Keys);
+    assert!(rig.status(conn, read(1), &[]).is_success());
+    let result = rig.authenticate(conn, host_end(&former, quick()));
+    assert_eq!(result, Err(GUESS), "the former key has ended");
+    assert!(rig.is_closed(conn));
+    assert!(!rig.is_closed(admin));
+    assert!(
+        rig.target
+            .authentication
+            .last_access(&subnqn, &host)
+            .is_some()
+    );
 }
 
 /// Goal: a transaction on a live queue that the host drops costs the queue nothing.

@@ -1,4 +1,5 @@
-//! Commands of several device I/Os, and their results when a namespace comes or goes meanwhile.
+//! Tests of commands with several device I/Os, and their status when a namespace is added or
+//! removed meanwhile.
 
 use std::sync::Arc;
 

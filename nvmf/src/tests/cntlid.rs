@@ -1,4 +1,5 @@
-//! Static controllers, and that dynamic ones know nothing of them.
+//! Tests of controller identifiers in subsystems with the static and with the dynamic controller
+//! model.
 
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::admin::{GetLogPage, Identify};

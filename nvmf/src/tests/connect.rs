@@ -1,5 +1,5 @@
-//! Connecting and leaving: which hosts are admitted, the status of a refusal, and that nothing
-//! remains.
+//! Tests of Connect and disconnection: which hosts are admitted, the status of each refusal, and
+//! that all resources are released.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::rig::*;
 use crate::subsystems::{Refusal, TargetConfig};
 use crate::transport::{Address, CloseWhy, ListenerId, TransportType};
 
-pub fn refused_for(cqe: &Cqe, parameter: InvalidParameter) {
+pub(super) fn refused_for(cqe: &Cqe, parameter: InvalidParameter) {
     assert_eq!(cqe.status().code(), StatusCode::CONNECT_INVALID_PARAMETERS);
     assert!(cqe.status().dnr());
     assert_eq!(cqe.dword0(), parameter.dword0(), "{parameter}");

@@ -1,4 +1,4 @@
-//! Devices that have something of their own to do while no command is under way.
+//! Tests of devices that need polls while no command is in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! The discovery log: the entries that each host sees, and their addresses.
+//! Tests of the discovery log: the entries for each host, and their addresses.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ use super::host::INVALID;
 use super::rig::*;
 use crate::subsystems::discovery::{Asker, Reachable, Record, Snapshot, records, write_page};
 use crate::subsystems::{
-    ControllerModel, Referral, SubsystemConfig, SubsystemListener, TargetConfig, TargetError,
+    ControllerModel, ListenOptions, Referral, SubsystemConfig, SubsystemListener, TargetConfig,
+    TargetError,
 };
 use crate::transport::{
     Address, ConnId, ListenerId, ListenerOptions, RdmaFabric, TlsPolicy, TransportType,
@@ -47,6 +48,7 @@ fn snapshot(listeners: Vec<SubsystemListener>) -> Snapshot {
             model: ControllerModel::Dynamic,
             listeners,
             has_psk: false,
+            must_concat: false,
         }],
         discovery: Vec::new(),
         discovery_nqn: nqn(DISCOVERY_NQN),
@@ -59,12 +61,27 @@ fn snapshot(listeners: Vec<SubsystemListener>) -> Snapshot {
 }
 
 fn asked(snapshot: &Snapshot, id: u64, local: &str) -> Vec<Record> {
+    asked_with(snapshot, id, local, false)
+}
+
+fn asked_with(snapshot: &Snapshot, id: u64, local: &str, secure: bool) -> Vec<Record> {
     let asker = Asker {
         transport: TransportType::Tcp,
         listener: ListenerId(id),
         local: &ip(local),
+        secure,
     };
     records(snapshot, &asker)
+}
+
+fn listener_with(id: u64, tls: TlsPolicy) -> SubsystemListener {
+    SubsystemListener {
+        options: ListenerOptions {
+            tls: Some(tls),
+            ..ListenerOptions::default()
+        },
+        ..listener(id, &format!("192.0.2.1:{id}"))
+    }
 }
 
 /// Subtype, address and port of each.
@@ -279,29 +296,127 @@ fn rdma_says_what_carries_it() {
 /// a PSK.
 #[test]
 fn tls_of_the_asking_host() {
-    let with = |id: u64, tls: TlsPolicy| SubsystemListener {
-        options: ListenerOptions {
-            tls: Some(tls),
-            ..ListenerOptions::default()
-        },
-        ..listener(id, &format!("192.0.2.1:{id}"))
-    };
     let mut log = snapshot(vec![
-        with(1, TlsPolicy::Off),
-        with(2, TlsPolicy::Allow),
-        with(3, TlsPolicy::Require),
+        listener_with(1, TlsPolicy::Off),
+        listener_with(2, TlsPolicy::Allow),
+        listener_with(3, TlsPolicy::Require),
     ]);
-    for (has_psk, ports, required) in [(false, ["1", "2"], 0), (true, ["2", "3"], 1)] {
+    for (has_psk, must_concat, ports, required) in [
+        (false, false, &["1", "2"][..], 0),
+        (true, false, &["2", "3"], 1),
+        // It begins in clear, and then uses TLS.
+        (false, true, &["2"], 2),
+    ] {
         log.subsystems[0].has_psk = has_psk;
+        log.subsystems[0].must_concat = must_concat;
         let records = asked(&log, 9, "192.0.2.1:9");
         let nvm = || records.iter().filter(|r| r.record.subtype == subtype::NVM);
         let found: Vec<&str> = nvm().map(|r| r.record.trsvcid.as_str()).collect();
         assert_eq!(found, ports);
-        assert!(nvm().all(|r| r.secure_channel == has_psk));
+        assert!(nvm().all(|r| r.secure_channel == (has_psk || must_concat)));
         assert!(nvm().all(|r| r.record.treq & 3 == required));
-        // The discovery subsystem has no keys.
+        // This connection is in clear.
         assert!(!records[0].secure_channel);
     }
+}
+
+/// Goal: a host that asks over TLS is sent to discovery over TLS only, and a host without a PSK
+/// only where it gets in.
+#[test]
+fn tls_of_the_discovery_subsystem() {
+    let mut log = snapshot(vec![]);
+    log.discovery = vec![
+        listener_with(1, TlsPolicy::Off),
+        listener_with(2, TlsPolicy::Allow),
+        listener_with(3, TlsPolicy::Require),
+    ];
+    for (has_psk, secure, expected) in [
+        (
+            false,
+            false,
+            &[("9", false), ("1", false), ("2", false)][..],
+        ),
+        (
+            true,
+            false,
+            &[("9", false), ("1", false), ("2", false), ("3", true)],
+        ),
+        (true, true, &[("9", true), ("2", true), ("3", true)]),
+    ] {
+        log.subsystems[0].has_psk = has_psk;
+        let records = asked_with(&log, 9, "192.0.2.1:9", secure);
+        let own = records.iter().filter(|r| r.record.subtype == CURRENT);
+        let found: Vec<(&str, bool)> = own
+            .map(|r| (r.record.trsvcid.as_str(), r.secure_channel))
+            .collect();
+        assert_eq!(found, expected, "psk {has_psk}, TLS {secure}");
+    }
+}
+
+/// Goal: the discovery service's own port takes TLS while a listener beside it does. Method:
+/// listeners at one address come and go.
+#[test]
+fn tls_of_the_discovery_port() {
+    use TlsPolicy::{Allow, Off, Require};
+    let rig = Rig::new(TargetConfig {
+        discovery_port: Some(8009),
+        ..TargetConfig::default()
+    });
+    let kind = TransportType::Loopback;
+    let port = |rig: &Rig| {
+        let listeners = rig.target.discovery().listeners();
+        let mut of_port = listeners
+            .iter()
+            .filter(|l| l.address == ip("192.0.2.1:8009"));
+        let policy = of_port.next().map(|l| l.options.tls());
+        assert!(of_port.next().is_none());
+        policy
+    };
+    let add = |rig: &Rig, listener: SubsystemListener| {
+        let options = ListenOptions {
+            listener: listener.options,
+            ..ListenOptions::default()
+        };
+        let added = rig
+            .target
+            .add_listener_with(&nqn(SUBNQN), kind, &listener.address, options);
+        added.unwrap();
+        port(rig)
+    };
+    let remove = |rig: &Rig, address: &str| {
+        let removed = rig.target.remove_listener(&nqn(SUBNQN), kind, &ip(address));
+        removed.unwrap();
+        port(rig)
+    };
+    assert_eq!(add(&rig, listener_with(1, Require)), Some(Allow));
+    assert_eq!(add(&rig, listener_with(2, Require)), Some(Allow));
+    assert_eq!(add(&rig, listener_with(3, Off)), Some(Allow));
+    assert_eq!(remove(&rig, "192.0.2.1:1"), Some(Allow));
+    assert_eq!(remove(&rig, "192.0.2.1:2"), Some(Off));
+    assert_eq!(add(&rig, listener_with(4, Allow)), Some(Allow));
+    assert_eq!(remove(&rig, "192.0.2.1:3"), Some(Allow));
+    assert_eq!(remove(&rig, "192.0.2.1:4"), None);
+    // A listener of the administrator stays as it is.
+    let (own, address) = (nqn(DISCOVERY_NQN), ip("192.0.2.1:8009"));
+    rig.target.add_listener(&own, kind, &address).unwrap();
+    assert_eq!(add(&rig, listener_with(5, Require)), Some(Off));
+    assert_eq!(remove(&rig, "192.0.2.1:5"), Some(Off));
+    // Also where it follows one that was opened automatically.
+    rig.target.remove_listener(&own, kind, &address).unwrap();
+    assert_eq!(add(&rig, listener_with(6, Off)), Some(Off));
+    rig.target.remove_listener(&own, kind, &address).unwrap();
+    let options = ListenOptions {
+        listener: listener_with(7, Require).options,
+        ..ListenOptions::default()
+    };
+    let added = rig.target.add_listener_with(&own, kind, &address, options);
+    added.unwrap();
+    assert_eq!(add(&rig, listener_with(8, Allow)), Some(Require));
+    assert_eq!(remove(&rig, "192.0.2.1:6"), Some(Require));
+    rig.target.remove_listener(&own, kind, &address).unwrap();
+    // A subsystem served at the port itself shares the listener, and decides its policy.
+    assert_eq!(add(&rig, listener_with(8009, Require)), Some(Require));
+    assert_eq!(remove(&rig, "192.0.2.1:8009"), Some(Allow));
 }
 
 #[test]

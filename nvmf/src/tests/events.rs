@@ -1,4 +1,5 @@
-//! Asynchronous events: one outstanding of a kind, nothing lost, nothing unasked for.
+//! Tests of asynchronous events: at most one outstanding per type, none lost, none that the host
+//! did not enable.
 
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::{Abort, GetLogPage, async_event_request};

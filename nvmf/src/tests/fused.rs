@@ -1,5 +1,5 @@
-//! Fused pairs whose halves end apart: every command is completed once, and the next one is not
-//! mistaken for a half.
+//! Tests of fused commands whose halves fail separately: each command is completed once, and the
+//! next command is not taken for a half.
 
 use nacre_nvmf_wire::commands::admin::Abort;
 use nacre_nvmf_wire::commands::io::ReadWrite;

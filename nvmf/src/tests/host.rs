@@ -1,4 +1,4 @@
-//! The operations of a host on an admin queue, in one line each.
+//! The host of the tests: one function for each operation on an admin queue.
 
 use nacre_nvmf_wire::commands::admin::{GetFeatures, GetLogPage, Identify, SetFeatures};
 use nacre_nvmf_wire::fabrics::{DISCOVERY_NQN, PropertyGet, PropertySet, PropertySize};
@@ -10,11 +10,11 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 use super::rig::*;
 use crate::transport::ConnId;
 
-pub type Answer<T> = Result<T, StatusCode>;
+pub(super) type Answer<T> = Result<T, StatusCode>;
 
 impl Rig {
-    /// A command that reads `bytes`: the data, or why not.
-    pub fn fetch(&mut self, conn: ConnId, sqe: Sqe, bytes: u32) -> Answer<Vec<u8>> {
+    /// Executes a command that reads `bytes`. Returns the data, or the status.
+    pub(super) fn fetch(&mut self, conn: ConnId, sqe: Sqe, bytes: u32) -> Answer<Vec<u8>> {
         let response = self.call(conn, sqe.with_sgl(Sgl::Transport { length: bytes }), &[]);
         let status = response.cqe.status();
         let data: Vec<u8> = response.data.iter().flat_map(|p| p.to_vec()).collect();
@@ -26,12 +26,17 @@ impl Rig {
         Err(status)
     }
 
-    pub fn identify_bytes(&mut self, conn: ConnId, what: Identify, nsid: u32) -> Answer<Vec<u8>> {
+    pub(super) fn identify_bytes(
+        &mut self,
+        conn: ConnId,
+        what: Identify,
+        nsid: u32,
+    ) -> Answer<Vec<u8>> {
         let cid = self.cid();
         self.fetch(conn, what.to_sqe(cid, nsid), identify::SIZE as u32)
     }
 
-    pub fn identify<T: FromBytes + KnownLayout + Immutable>(
+    pub(super) fn identify<T: FromBytes + KnownLayout + Immutable>(
         &mut self,
         conn: ConnId,
         cns: u8,
@@ -41,36 +46,41 @@ impl Rig {
         Ok(T::read_from_bytes(&bytes).expect("4096 bytes"))
     }
 
-    pub fn identify_controller(&mut self, conn: ConnId) -> IdentifyController {
+    pub(super) fn identify_controller(&mut self, conn: ConnId) -> IdentifyController {
         self.identify(conn, cns::CONTROLLER, 0).unwrap()
     }
 
-    pub fn identify_namespace(&mut self, conn: ConnId, nsid: u32) -> IdentifyNamespace {
+    pub(super) fn identify_namespace(&mut self, conn: ConnId, nsid: u32) -> IdentifyNamespace {
         self.identify(conn, cns::NAMESPACE, nsid).unwrap()
     }
 
-    pub fn log_page(&mut self, conn: ConnId, page: GetLogPage) -> Answer<Vec<u8>> {
+    pub(super) fn log_page(&mut self, conn: ConnId, page: GetLogPage) -> Answer<Vec<u8>> {
         let cid = self.cid();
         let bytes = page.bytes() as u32;
         self.fetch(conn, page.to_sqe(cid, identify::nsid::BROADCAST), bytes)
     }
 
-    pub fn log(&mut self, conn: ConnId, lid: u8, bytes: u32) -> Vec<u8> {
+    pub(super) fn log(&mut self, conn: ConnId, lid: u8, bytes: u32) -> Vec<u8> {
         self.log_page(conn, GetLogPage::new(lid, bytes, 0)).unwrap()
     }
 
-    pub fn feature(&mut self, conn: ConnId, get: GetFeatures) -> Answer<u32> {
+    pub(super) fn feature(&mut self, conn: ConnId, get: GetFeatures) -> Answer<u32> {
         let cid = self.cid();
         answer(&self.call(conn, get.to_sqe(cid, 0), &[]).cqe)
     }
 
-    pub fn set_feature(&mut self, conn: ConnId, fid: u8, dword: u32) -> Answer<u32> {
+    pub(super) fn set_feature(&mut self, conn: ConnId, fid: u8, dword: u32) -> Answer<u32> {
         let cid = self.cid();
         let sqe = SetFeatures::new(fid, dword).to_sqe(cid, 0);
         answer(&self.call(conn, sqe, &[]).cqe)
     }
 
-    pub fn property(&mut self, conn: ConnId, offset: u32, size: PropertySize) -> Answer<u64> {
+    pub(super) fn property(
+        &mut self,
+        conn: ConnId,
+        offset: u32,
+        size: PropertySize,
+    ) -> Answer<u64> {
         let cid = self.cid();
         let cqe = self
             .call(conn, PropertyGet { size, offset }.to_sqe(cid), &[])
@@ -78,12 +88,12 @@ impl Rig {
         answer(&cqe).map(|_| cqe.result())
     }
 
-    pub fn csts(&mut self, conn: ConnId) -> Csts {
+    pub(super) fn csts(&mut self, conn: ConnId) -> Csts {
         let value = self.property(conn, offset::CSTS, PropertySize::Four);
         Csts(value.unwrap() as u32)
     }
 
-    pub fn write_cc(&mut self, conn: ConnId, cc: Cc) -> Answer<u32> {
+    pub(super) fn write_cc(&mut self, conn: ConnId, cc: Cc) -> Answer<u32> {
         let cid = self.cid();
         let set = PropertySet {
             size: PropertySize::Four,
@@ -94,7 +104,7 @@ impl Rig {
     }
 
     /// An enabled controller of the discovery subsystem.
-    pub fn discovery(&mut self, host: &str) -> ConnId {
+    pub(super) fn discovery(&mut self, host: &str) -> ConnId {
         let (conn, cqe) = self.connect_as(host, DISCOVERY_NQN, 0, 0xffff, 32);
         assert!(cqe.status().is_success(), "{}", cqe.status());
         self.enable(conn);
@@ -110,4 +120,4 @@ fn answer(cqe: &Cqe) -> Answer<u32> {
     }
 }
 
-pub const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
+pub(super) const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();

@@ -1,4 +1,4 @@
-//! The idle timeout of a listener. Method: virtual time.
+//! Tests of the idle timeout of a listener, in virtual time.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! I/O commands through the whole target onto a RAM disk, and what goes wrong on the way.
+//! Tests of I/O commands through the whole target to a RAM disk, and of their failures.
 
 use nacre_nvmf_wire::commands::io as commands;
 use nacre_nvmf_wire::commands::io::{

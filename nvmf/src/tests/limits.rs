@@ -1,5 +1,5 @@
-//! The announced limits are enforced: each limit is read from Identify, obeyed, and exceeded by
-//! one.
+//! Tests that the announced limits are enforced: each limit is read from Identify, then used in
+//! full, then exceeded by one.
 
 use nacre_nvmf_wire::commands::io::{
     CopyRange0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,

@@ -1,4 +1,4 @@
-//! Opening addresses while hosts are served.
+//! Tests of listeners that are added while hosts are connected.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};

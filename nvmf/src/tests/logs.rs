@@ -1,4 +1,4 @@
-//! Log pages as a host reads them.
+//! Tests of log pages through the target.
 
 use super::host::INVALID;
 use super::rig::*;

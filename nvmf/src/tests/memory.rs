@@ -1,4 +1,4 @@
-//! Which memory the data of commands goes through, and how much of it at a time.
+//! Tests of the buffers of commands: which pool each uses, and how many bytes at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

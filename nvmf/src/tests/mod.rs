@@ -1,4 +1,5 @@
-//! The target in one thread and virtual time, with a transport made of two lists.
+//! Tests of the whole target, in one thread and virtual time, over a transport that consists of two
+//! lists.
 
 mod abort;
 mod admin;
@@ -9,6 +10,7 @@ mod at_once;
 mod authentication;
 mod children;
 mod cntlid;
+mod concatenation;
 mod connect;
 pub(crate) mod corpus;
 mod devices;

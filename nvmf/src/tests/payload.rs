@@ -1,8 +1,8 @@
-//! How many bytes a host may send or offer with a command that needs fewer.
+//! Tests of commands whose data pointer is longer or shorter than the command's data.
 //!
-//! Hosts round payloads up: Linux sends 4096 bytes with each Dataset Management and 16 with a
-//! Reservation Release. Block data is exact; a structure or a list may come with a longer pointer,
-//! and its rest is ignored. A pointer that is too short is refused.
+//! Hosts round up: Linux sends 4096 bytes with each Dataset Management and 16 with a Reservation
+//! Release. The length of block data must match exactly. A data structure or list may have a longer
+//! pointer, whose rest is ignored. A shorter pointer is refused.
 
 use nacre_nvmf_wire::commands::admin::{GetFeatures, GetLogPage, Identify, SetFeatures};
 use nacre_nvmf_wire::commands::io::{CopyRange0, DatasetManagement, DsmRange, ReadWrite};

@@ -1,5 +1,5 @@
-//! A namespace goes while commands for it are between two steps, and another one gets its id:
-//! commands for the first never reach the second.
+//! Tests of a namespace that is removed while its commands wait, and whose NSID is reused: its
+//! commands never reach the new namespace.
 
 use std::sync::Arc;
 use std::time::Duration;

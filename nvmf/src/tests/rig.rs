@@ -1,4 +1,5 @@
-//! The rig: a target with one group, a wire that a test holds both ends of, and a host's hand.
+//! The harness of the tests: a target with one queue group, a transport whose both ends the test
+//! holds, and a minimal host.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -30,15 +31,16 @@ use crate::transport::{
     Plug, Pools, QueueParams, ReqTag, Response, Transport, TransportCaps, TransportType,
 };
 
-pub const SUBNQN: &str = "nqn.2025-01.io.nacre:test";
-pub const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
-pub const MAX_TRANSFER: u32 = 128 * 1024;
-pub const BLOCK: u32 = 512;
-pub const BLOCKS: u64 = 4096;
+pub(super) const SUBNQN: &str = "nqn.2025-01.io.nacre:test";
+pub(super) const HOSTNQN: &str =
+    "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
+pub(super) const MAX_TRANSFER: u32 = 128 * 1024;
+pub(super) const BLOCK: u32 = 512;
+pub(super) const BLOCKS: u64 = 4096;
 
 /// The host's end of the wire, as a test sees and uses it.
 #[derive(Default)]
-pub struct Wire {
+pub(super) struct Wire {
     /// To the target.
     events: VecDeque<Event>,
     /// From the target.
@@ -51,6 +53,9 @@ pub struct Wire {
     pub window: Option<usize>,
     /// The TLS keys of connections; `None`: they are in clear.
     pub secure: Option<Arc<SecureChannel>>,
+    /// An action of another thread when the core looks up the TLS keys of a connection, at this
+    /// number of times from now.
+    pub at_look: Option<(u32, Box<dyn FnOnce()>)>,
     /// An action of another thread after the core has checked its messages, and before it takes
     /// arrived commands.
     pub meanwhile: Option<Box<dyn FnOnce()>>,
@@ -67,7 +72,13 @@ impl Transport for FakeTransport {
     }
 
     fn secure_channel(&self, _conn: ConnId) -> Option<Arc<SecureChannel>> {
-        self.wire.borrow().secure.clone()
+        let mut wire = self.wire.borrow_mut();
+        match wire.at_look.take() {
+            Some((1, action)) => action(),
+            Some((looks, action)) => wire.at_look = Some((looks - 1, action)),
+            None => {}
+        }
+        wire.secure.clone()
     }
 
     fn poll(&mut self, _now: Nanos, _pools: &Pools, events: &mut Events) -> usize {
@@ -173,7 +184,7 @@ impl Plug for FakePlug {
     }
 }
 
-pub struct Rig {
+pub(super) struct Rig {
     pub target: Arc<Target>,
     pub group: QueueGroup,
     pub wire: Rc<RefCell<Wire>>,
@@ -194,16 +205,16 @@ pub struct Rig {
 }
 
 /// Buffers of the rig's I/O pool: few, so that tests can use them up.
-pub const IO_BUFFERS: usize = 4;
+pub(super) const IO_BUFFERS: usize = 4;
 
 impl Rig {
     /// A target with one subsystem, that any host may use, on one listener.
-    pub fn new(config: TargetConfig) -> Rig {
-        Rig::on_cores(config, 1)
+    pub(super) fn new(config: TargetConfig) -> Self {
+        Self::on_cores(config, 1)
     }
 
     /// As `new`, on one core or two, which take turns; [`Rig::switch`] goes to the other.
-    pub fn on_cores(config: TargetConfig, cores: usize) -> Rig {
+    pub(super) fn on_cores(config: TargetConfig, cores: usize) -> Self {
         let authentication = Authentication::with_helper(Arc::new(Helper::at_once()));
         let target = Target::with_authentication(config, cores, authentication);
         target.add_plug(Arc::new(FakePlug)).unwrap();
@@ -246,7 +257,7 @@ impl Rig {
         target
             .add_listener(&nqn(SUBNQN), TransportType::Loopback, &address)
             .unwrap();
-        Rig {
+        Self {
             target,
             group,
             wire,
@@ -263,21 +274,21 @@ impl Rig {
     }
 
     /// A rig whose subsystem has namespace 1 on `bdev`.
-    pub fn with_bdev(bdev: Arc<dyn Bdev>) -> Rig {
-        let rig = Rig::new(TargetConfig::default());
+    pub(super) fn with_bdev(bdev: Arc<dyn Bdev>) -> Self {
+        let rig = Self::new(TargetConfig::default());
         rig.add_namespace(bdev);
         rig
     }
 
-    pub fn with_malloc() -> Rig {
-        Rig::with_bdev(ram())
+    pub(super) fn with_malloc() -> Self {
+        Self::with_bdev(ram())
     }
 
-    pub fn add_namespace(&self, bdev: Arc<dyn Bdev>) -> u32 {
+    pub(super) fn add_namespace(&self, bdev: Arc<dyn Bdev>) -> u32 {
         self.add_namespace_to(SUBNQN, bdev)
     }
 
-    pub fn add_namespace_to(&self, subnqn: &str, bdev: Arc<dyn Bdev>) -> u32 {
+    pub(super) fn add_namespace_to(&self, subnqn: &str, bdev: Arc<dyn Bdev>) -> u32 {
         let config = NamespaceConfig {
             nsid: None,
             bdev_name: bdev.name().to_string(),
@@ -290,7 +301,7 @@ impl Rig {
         self.target.add_namespace(&nqn(subnqn), config).unwrap()
     }
 
-    pub fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
         self.now = self.now + Duration::from_micros(10);
         self.group.turn(self.now);
         if let Some((group, _)) = &mut self.other {
@@ -299,20 +310,20 @@ impl Rig {
     }
 
     /// Commands and completions from here on are on the other core.
-    pub fn switch(&mut self) {
+    pub(super) fn switch(&mut self) {
         let (group, wire) = self.other.as_mut().expect("two cores");
         std::mem::swap(group, &mut self.group);
         std::mem::swap(wire, &mut self.wire);
     }
 
-    pub fn pass(&mut self, time: Duration) {
+    pub(super) fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
         self.turn();
         self.turn();
     }
 
     /// A connection that has sent nothing yet.
-    pub fn open(&mut self) -> ConnId {
+    pub(super) fn open(&mut self) -> ConnId {
         let conn = match self.reused.take() {
             Some(before) => ConnId {
                 generation: before.generation + 1,
@@ -335,22 +346,22 @@ impl Rig {
     }
 
     /// The next connection gets the place of one that has ended.
-    pub fn reuse(&mut self, conn: ConnId) {
+    pub(super) fn reuse(&mut self, conn: ConnId) {
         self.reused = Some(conn);
     }
 
-    pub fn send(&mut self, conn: ConnId, sqe: Sqe, data: Option<Buf>) {
+    pub(super) fn send(&mut self, conn: ConnId, sqe: Sqe, data: Option<Buf>) {
         self.wire
             .borrow_mut()
             .events
             .push_back(Event::Capsule { conn, sqe, data });
     }
 
-    pub fn event(&mut self, event: Event) {
+    pub(super) fn event(&mut self, event: Event) {
         self.wire.borrow_mut().events.push_back(event);
     }
 
-    pub fn hang_up(&mut self, conn: ConnId) {
+    pub(super) fn hang_up(&mut self, conn: ConnId) {
         self.wire.borrow_mut().events.push_back(Event::Closed {
             conn,
             why: Closed::Peer,
@@ -358,13 +369,13 @@ impl Rig {
         self.turn();
     }
 
-    pub fn cid(&mut self) -> u16 {
+    pub(super) fn cid(&mut self) -> u16 {
         self.next_cid += 1;
         self.next_cid
     }
 
     /// Answers the target's fetches with `data`.
-    pub fn deliver(&mut self, data: &[u8]) -> usize {
+    pub(super) fn deliver(&mut self, data: &[u8]) -> usize {
         let fetches: Vec<_> = self.wire.borrow_mut().fetches.drain(..).collect();
         for (conn, tag, mut buf) in fetches.into_iter().rev() {
             buf.bytes_mut().unwrap().copy_from_slice(data);
@@ -378,22 +389,22 @@ impl Rig {
         self.wire.borrow().events.len()
     }
 
-    pub fn fetched(&mut self, conn: ConnId, tag: ReqTag, data: Buf) {
+    pub(super) fn fetched(&mut self, conn: ConnId, tag: ReqTag, data: Buf) {
         self.wire
             .borrow_mut()
             .events
             .push_back(Event::Fetched { conn, tag, data });
     }
 
-    /// The one answer that is there.
-    pub fn answer(&mut self) -> Response {
+    /// Returns the only completion; panics if there is not exactly one.
+    pub(super) fn answer(&mut self) -> Response {
         let mut wire = self.wire.borrow_mut();
         let (_, response) = wire.responses.pop_front().expect("no answer");
         assert!(wire.responses.is_empty(), "more than one answer");
         response
     }
 
-    pub fn answers(&mut self) -> Vec<Cqe> {
+    pub(super) fn answers(&mut self) -> Vec<Cqe> {
         self.wire
             .borrow_mut()
             .responses
@@ -403,13 +414,13 @@ impl Rig {
     }
 
     /// The same, without what queues say of themselves.
-    pub fn statuses(&mut self) -> Vec<(u16, StatusCode)> {
+    pub(super) fn statuses(&mut self) -> Vec<(u16, StatusCode)> {
         let answers = self.answers();
         answers.iter().map(|c| (c.cid(), c.status())).collect()
     }
 
     /// Sends a command, gives the target the data it asks for, and takes the answer.
-    pub fn call(&mut self, conn: ConnId, sqe: Sqe, data: &[u8]) -> Response {
+    pub(super) fn call(&mut self, conn: ConnId, sqe: Sqe, data: &[u8]) -> Response {
         self.send(conn, sqe, None);
         for _ in 0..8 {
             self.turn();
@@ -423,12 +434,12 @@ impl Rig {
         response
     }
 
-    pub fn status(&mut self, conn: ConnId, sqe: Sqe, data: &[u8]) -> StatusCode {
+    pub(super) fn status(&mut self, conn: ConnId, sqe: Sqe, data: &[u8]) -> StatusCode {
         self.call(conn, sqe, data).cqe.status()
     }
 
     /// Connects a queue as `host` to `subnqn`.
-    pub fn connect_as(
+    pub(super) fn connect_as(
         &mut self,
         host: &str,
         subnqn: &str,
@@ -441,7 +452,12 @@ impl Rig {
     }
 
     /// As a host that has an identifier and no name.
-    pub fn connect_nameless(&mut self, hostid: [u8; 16], qid: u16, cntlid: u16) -> (ConnId, Cqe) {
+    pub(super) fn connect_nameless(
+        &mut self,
+        hostid: [u8; 16],
+        qid: u16,
+        cntlid: u16,
+    ) -> (ConnId, Cqe) {
         let mut data = ConnectData::new(hostid, cntlid, &nqn(SUBNQN), &nqn(HOSTNQN));
         data.hostnqn = [0; 256];
         self.connect_with(qid, 32, &data)
@@ -461,7 +477,7 @@ impl Rig {
     }
 
     /// Sends the Connect of a queue, and its data, and does not wait for the answer.
-    pub fn start_connect(&mut self, conn: ConnId, qid: u16, cntlid: u16) {
+    pub(super) fn start_connect(&mut self, conn: ConnId, qid: u16, cntlid: u16) {
         let data = ConnectData::new(self.hostid, cntlid, &nqn(SUBNQN), &nqn(HOSTNQN));
         let sqe = self.connect_command(qid, 16);
         self.send(conn, sqe, None);
@@ -470,7 +486,12 @@ impl Rig {
         self.turn();
     }
 
-    pub fn connect_with(&mut self, qid: u16, entries: u16, data: &ConnectData) -> (ConnId, Cqe) {
+    pub(super) fn connect_with(
+        &mut self,
+        qid: u16,
+        entries: u16,
+        data: &ConnectData,
+    ) -> (ConnId, Cqe) {
         let conn = self.open();
         let sqe = self.connect_command(qid, entries);
         let response = self.call(conn, sqe, data.as_bytes());
@@ -478,14 +499,14 @@ impl Rig {
     }
 
     /// An enabled controller: its admin connection and id.
-    pub fn admin(&mut self) -> (ConnId, u16) {
+    pub(super) fn admin(&mut self) -> (ConnId, u16) {
         let (conn, cqe) = self.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
         assert!(cqe.status().is_success(), "{}", cqe.status());
         self.enable(conn);
         (conn, cqe.dword0() as u16)
     }
 
-    pub fn enable(&mut self, conn: ConnId) {
+    pub(super) fn enable(&mut self, conn: ConnId) {
         let value = u64::from(Cc::enabled().0);
         let set = PropertySet {
             size: PropertySize::Four,
@@ -498,19 +519,19 @@ impl Rig {
     }
 
     /// An I/O queue of a fresh controller.
-    pub fn io(&mut self) -> ConnId {
+    pub(super) fn io(&mut self) -> ConnId {
         let (_, cntlid) = self.admin();
         self.io_queue(cntlid, 1)
     }
 
-    pub fn io_queue(&mut self, cntlid: u16, qid: u16) -> ConnId {
+    pub(super) fn io_queue(&mut self, cntlid: u16, qid: u16) -> ConnId {
         let (conn, cqe) = self.connect_as(HOSTNQN, SUBNQN, qid, cntlid, 16);
         assert!(cqe.status().is_success(), "{}", cqe.status());
         conn
     }
 
     /// Nothing is left anywhere: no queue pair, no buffer.
-    pub fn assert_clean(&mut self) {
+    pub(super) fn assert_clean(&mut self) {
         self.pass(Duration::from_millis(200));
         assert_eq!(self.group.queue_pairs(), 0, "queue pairs left");
         assert_eq!(self.target.controller_count(), 0, "controllers left");
@@ -528,7 +549,7 @@ impl Rig {
 }
 
 /// A Copy to `sdlba` of as many source ranges, which are its data.
-pub fn copy_of(sdlba: u64, ranges: u16) -> CopyCommand {
+pub(super) fn copy_of(sdlba: u64, ranges: u16) -> CopyCommand {
     CopyCommand {
         sdlba,
         ranges,
@@ -541,11 +562,11 @@ pub fn copy_of(sdlba: u64, ranges: u16) -> CopyCommand {
     }
 }
 
-pub fn nqn(text: &str) -> Nqn {
+pub(super) fn nqn(text: &str) -> Nqn {
     Nqn::new(text).unwrap()
 }
 
-pub fn ram() -> Arc<dyn Bdev> {
+pub(super) fn ram() -> Arc<dyn Bdev> {
     static COUNT: Mutex<u32> = Mutex::new(0);
     let mut count = COUNT.lock();
     *count += 1;
@@ -562,7 +583,7 @@ pub fn ram() -> Arc<dyn Bdev> {
 }
 
 /// As a registry would open it: with the layer that completes the module's operations.
-pub fn backing(bdev: Arc<dyn Bdev>) -> Backing {
+pub(super) fn backing(bdev: Arc<dyn Bdev>) -> Backing {
     let layer: Arc<dyn Bdev> = Layer::new(bdev);
     let opened = Arc::clone(&layer);
     Backing::new(

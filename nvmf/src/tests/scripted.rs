@@ -1,4 +1,4 @@
-//! A bdev that a test controls: any geometry and limits, any status for every I/O, or for one.
+//! A bdev that the test controls: its geometry, its limits, and the status of each I/O.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use uuid::Uuid;
 use super::rig::{Rig, SUBNQN, nqn};
 use crate::subsystems::{Backing, NamespaceConfig, NamespaceIds, TargetConfig};
 
-pub struct ScriptedBdev {
+pub(super) struct ScriptedBdev {
     pub state: Mutex<State>,
     uuid: Uuid,
 }
 
 #[derive(Clone)]
-pub struct State {
+pub(super) struct State {
     pub geometry: Geometry,
     pub limits: Limits,
     /// How every I/O ends.
@@ -44,13 +44,13 @@ pub struct State {
 }
 
 impl ScriptedBdev {
-    pub fn new() -> Arc<ScriptedBdev> {
+    pub(super) fn new() -> Arc<Self> {
         let geometry = Geometry {
             block_size: 512,
             blocks: 4096,
             physical_block_size: 512,
         };
-        Arc::new(ScriptedBdev {
+        Arc::new(Self {
             state: Mutex::new(State {
                 geometry,
                 limits: Limits::unlimited(64),
@@ -70,20 +70,20 @@ impl ScriptedBdev {
         })
     }
 
-    pub fn script(&self, change: impl FnOnce(&mut State)) {
+    pub(super) fn script(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state.lock());
     }
 }
 
 /// A rig whose namespace 1 is on such a device, without the layer.
-pub fn rig_scripted() -> (Rig, Arc<ScriptedBdev>) {
+pub(super) fn rig_scripted() -> (Rig, Arc<ScriptedBdev>) {
     let rig = Rig::new(TargetConfig::default());
     let scripted = add_scripted(&rig, 1);
     (rig, scripted)
 }
 
 /// Another one.
-pub fn add_scripted(rig: &Rig, nsid: u32) -> Arc<ScriptedBdev> {
+pub(super) fn add_scripted(rig: &Rig, nsid: u32) -> Arc<ScriptedBdev> {
     let scripted = ScriptedBdev::new();
     let opened = Arc::clone(&scripted);
     let open = move |pool: &Pool| (Arc::clone(&opened) as Arc<dyn Bdev>).open(pool);

@@ -1,12 +1,13 @@
-//! Hosts with a PSK, and connections over TLS.
+//! Tests of hosts with a PSK, and of connections over TLS, through the target.
 
 use std::sync::Arc;
 
 use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::fabrics::DISCOVERY_NQN;
 
 use super::rig::*;
 use crate::auth::SystemRandom;
-use crate::subsystems::{HostSecrets, TargetPsks, Teardown};
+use crate::subsystems::{HostSecrets, Rotation, SecretKind, SubsystemConfig, TargetPsks, Teardown};
 use crate::tls::{Derivation, Psk, PskSource, SecureChannel, Suite, Version};
 
 const REQUIRED: StatusCode = StatusCode::AUTHENTICATION_REQUIRED.with_dnr();
@@ -19,8 +20,8 @@ fn generated() -> Arc<Psk> {
 
 fn secrets(psk: &Arc<Psk>) -> HostSecrets {
     HostSecrets {
-        keys: None,
         psk: Some(Arc::clone(psk) as _),
+        ..HostSecrets::default()
     }
 }
 
@@ -100,6 +101,62 @@ fn queues_are_all_on_tls_or_none_is() {
     assert_eq!(cqe.status(), REQUIRED);
 }
 
+/// Goal: during a rotation a host connects with either PSK, and after it with the new one only.
+#[test]
+fn rotation() {
+    let (mut rig, former) = rig();
+    let (subnqn, host) = (nqn(SUBNQN), nqn(HOSTNQN));
+    secure(&rig, &former, HOSTNQN, SUBNQN);
+    let (_, cntlid) = rig.admin();
+    let new = generated();
+    let rotation = Rotation::Psk {
+        new: Arc::clone(&new) as _,
+        former: Some(Arc::clone(&former) as _),
+    };
+    rig.target.rotate(&subnqn, &host, rotation).unwrap();
+    rig.io_queue(cntlid, 1);
+    secure(&rig, &new, HOSTNQN, SUBNQN);
+    let subsystem = rig.target.subsystem(&subnqn).unwrap();
+    let has_rotated = || subsystem.has_rotated(&host, SecretKind::Psk);
+    let (_, other) = rig.admin();
+    assert!(!has_rotated(), "one controller has the former PSK");
+    rig.io_queue(other, 1);
+    let association = subsystem.controller(cntlid).unwrap();
+    association.tear_down(Teardown::HostLeft);
+    assert!(has_rotated());
+    subsystem.end_rotation(&host, SecretKind::Psk);
+    rig.io_queue(other, 2);
+    secure(&rig, &former, HOSTNQN, SUBNQN);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
+    assert_eq!(cqe.status(), StatusCode::AUTHENTICATION_REQUIRED);
+}
+
+/// Goal: a rotation goes on while a path of the host is lost: it may return with the former PSK.
+#[test]
+fn a_path_is_lost_during_a_rotation() {
+    let (mut rig, former) = rig();
+    let (subnqn, host) = (nqn(SUBNQN), nqn(HOSTNQN));
+    secure(&rig, &former, HOSTNQN, SUBNQN);
+    let paths = [rig.admin().1, rig.admin().1];
+    let new = generated();
+    let rotation = Rotation::Psk {
+        new: Arc::clone(&new) as _,
+        former: Some(Arc::clone(&former) as _),
+    };
+    rig.target.rotate(&subnqn, &host, rotation).unwrap();
+    let subsystem = rig.target.subsystem(&subnqn).unwrap();
+    for cntlid in paths {
+        let association = subsystem.controller(cntlid).unwrap();
+        association.tear_down(Teardown::HostLeft);
+    }
+    secure(&rig, &new, HOSTNQN, SUBNQN);
+    for is_last in [false, true] {
+        let (_, cntlid) = rig.admin();
+        rig.io_queue(cntlid, 1);
+        assert_eq!(subsystem.has_rotated(&host, SecretKind::Psk), is_last);
+    }
+}
+
 /// Goal: a finished handshake is worth nothing once its key is replaced or removed. Method: the key
 /// of the host changes between handshake and Connect, of the admin queue and of an I/O queue.
 #[test]
@@ -151,7 +208,37 @@ fn the_identity_is_that_of_the_connect() {
     rig.io();
 }
 
+/// Goal: a host gets the discovery log over TLS with its PSK of any subsystem, by each name of the
+/// discovery subsystem, and in clear as before. Its own name and key count.
+#[test]
+fn discovery_over_tls() {
+    const UNIQUE: &str = "nqn.2025-01.io.nacre:discovery";
+    let (mut rig, psk) = rig();
+    rig.target.set_discovery_nqn(Some(nqn(UNIQUE))).unwrap();
+    let connect = |rig: &mut Rig, host: &str| {
+        let (_, cqe) = rig.connect_as(host, DISCOVERY_NQN, 0, 0xffff, 32);
+        cqe.status()
+    };
+    assert_eq!(connect(&mut rig, HOSTNQN), StatusCode::SUCCESS);
+    for name in [DISCOVERY_NQN, UNIQUE] {
+        secure(&rig, &psk, HOSTNQN, name);
+        assert_eq!(connect(&mut rig, HOSTNQN), StatusCode::SUCCESS);
+        assert_eq!(connect(&mut rig, OTHER), OTHER_HOST);
+    }
+    // An identity of one subsystem does not serve for another.
+    secure(&rig, &psk, HOSTNQN, SUBNQN);
+    assert_eq!(connect(&mut rig, HOSTNQN), OTHER_HOST);
+    secure(&rig, &psk, HOSTNQN, DISCOVERY_NQN);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
+    assert_eq!(cqe.status(), OTHER_HOST);
+    // Nor does a key that the host no longer has.
+    rig.target.remove_host(&nqn(SUBNQN), &nqn(HOSTNQN)).unwrap();
+    let stale = StatusCode::AUTHENTICATION_REQUIRED;
+    assert_eq!(connect(&mut rig, HOSTNQN), stale);
+}
+
 /// Goal: handshakes find the PSK of a host by the names of the identity, while it is in the list.
+/// For discovery they find each PSK of the host once.
 #[test]
 fn psks_of_a_target() {
     let (rig, psk) = rig();
@@ -166,6 +253,20 @@ fn psks_of_a_target() {
     assert_eq!(find(HOSTNQN, SUBNQN), [Psk::clone(&psk)]);
     assert_eq!(find(OTHER, SUBNQN), []);
     assert_eq!(find(HOSTNQN, OTHER), []);
+    let second = generated();
+    for (subsystem, psk) in [("second", &second), ("third", &psk)] {
+        let subsystem = nqn(&format!("nqn.2025-01.io.nacre:{subsystem}"));
+        let config = SubsystemConfig::new(subsystem.clone());
+        rig.target.create_subsystem(config).unwrap();
+        let added = rig
+            .target
+            .add_host_with(&subsystem, &nqn(HOSTNQN), secrets(psk));
+        added.unwrap();
+    }
+    let both = find(HOSTNQN, DISCOVERY_NQN);
+    assert_eq!(both.len(), 2);
+    assert!(both.contains(&psk) && both.contains(&second));
+    assert_eq!(find(OTHER, DISCOVERY_NQN), []);
     rig.target.remove_host(&nqn(SUBNQN), &nqn(HOSTNQN)).unwrap();
     assert_eq!(find(HOSTNQN, SUBNQN), []);
 }

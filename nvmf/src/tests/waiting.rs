@@ -1,5 +1,5 @@
-//! Lists of commands that wait: only as long as the waiting commands, and in their order, whatever
-//! happens to them.
+//! Tests of the lists of waiting commands: their order and their bounds, when commands are aborted
+//! or their queues end.
 
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::commands::admin::Abort;

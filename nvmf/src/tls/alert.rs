@@ -7,19 +7,19 @@ use std::fmt;
 pub struct Alert(pub u8);
 
 impl Alert {
-    pub const CLOSE_NOTIFY: Alert = Alert(0);
-    pub const UNEXPECTED_MESSAGE: Alert = Alert(10);
-    pub const BAD_RECORD_MAC: Alert = Alert(20);
-    pub const RECORD_OVERFLOW: Alert = Alert(22);
-    pub const HANDSHAKE_FAILURE: Alert = Alert(40);
-    pub const ILLEGAL_PARAMETER: Alert = Alert(47);
-    pub const DECODE_ERROR: Alert = Alert(50);
-    pub const DECRYPT_ERROR: Alert = Alert(51);
-    pub const PROTOCOL_VERSION: Alert = Alert(70);
-    pub const INTERNAL_ERROR: Alert = Alert(80);
-    pub const USER_CANCELED: Alert = Alert(90);
-    pub const MISSING_EXTENSION: Alert = Alert(109);
-    pub const UNKNOWN_PSK_IDENTITY: Alert = Alert(115);
+    pub const CLOSE_NOTIFY: Self = Self(0);
+    pub const UNEXPECTED_MESSAGE: Self = Self(10);
+    pub const BAD_RECORD_MAC: Self = Self(20);
+    pub const RECORD_OVERFLOW: Self = Self(22);
+    pub const HANDSHAKE_FAILURE: Self = Self(40);
+    pub const ILLEGAL_PARAMETER: Self = Self(47);
+    pub const DECODE_ERROR: Self = Self(50);
+    pub const DECRYPT_ERROR: Self = Self(51);
+    pub const PROTOCOL_VERSION: Self = Self(70);
+    pub const INTERNAL_ERROR: Self = Self(80);
+    pub const USER_CANCELED: Self = Self(90);
+    pub const MISSING_EXTENSION: Self = Self(109);
+    pub const UNKNOWN_PSK_IDENTITY: Self = Self(115);
 
     /// The name of RFC 8446, if the alert has one.
     pub const fn name(self) -> Option<&'static str> {
@@ -57,7 +57,7 @@ impl Alert {
 
     /// True for the alerts that end a connection without an error (RFC 8446, 6.1).
     pub const fn is_closure(self) -> bool {
-        matches!(self, Alert::CLOSE_NOTIFY | Alert::USER_CANCELED)
+        matches!(self, Self::CLOSE_NOTIFY | Self::USER_CANCELED)
     }
 }
 

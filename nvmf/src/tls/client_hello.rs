@@ -24,6 +24,8 @@ const PSK_DHE_KE: u8 = 1;
 const MAX_OFFERED: usize = 64;
 /// Most different identities of one ClientHello whose keys are tried.
 const MAX_TRIED: usize = 8;
+/// Most keys tried for one ClientHello: each may be in a file.
+const MAX_KEYS: usize = 32;
 
 /// A cipher suite of the profile. The hash of the identity determines it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,40 +36,40 @@ pub enum Suite {
 
 impl Suite {
     /// `None`: no suite of the profile has this hash.
-    pub fn of(hash: Hash) -> Option<Suite> {
+    pub fn of(hash: Hash) -> Option<Self> {
         match hash {
-            Hash::Sha256 => Some(Suite::Aes128Sha256),
-            Hash::Sha384 => Some(Suite::Aes256Sha384),
+            Hash::Sha256 => Some(Self::Aes128Sha256),
+            Hash::Sha384 => Some(Self::Aes256Sha384),
             Hash::Sha512 => None,
         }
     }
 
     pub const fn id(self) -> u16 {
         match self {
-            Suite::Aes128Sha256 => 0x1301,
-            Suite::Aes256Sha384 => 0x1302,
+            Self::Aes128Sha256 => 0x1301,
+            Self::Aes256Sha384 => 0x1302,
         }
     }
 
     pub const fn name(self) -> &'static str {
         match self {
-            Suite::Aes128Sha256 => "TLS_AES_128_GCM_SHA256",
-            Suite::Aes256Sha384 => "TLS_AES_256_GCM_SHA384",
+            Self::Aes128Sha256 => "TLS_AES_128_GCM_SHA256",
+            Self::Aes256Sha384 => "TLS_AES_256_GCM_SHA384",
         }
     }
 
     pub const fn hash(self) -> Hash {
         match self {
-            Suite::Aes128Sha256 => Hash::Sha256,
-            Suite::Aes256Sha384 => Hash::Sha384,
+            Self::Aes128Sha256 => Hash::Sha256,
+            Self::Aes256Sha384 => Hash::Sha384,
         }
     }
 
     /// Bytes of an AES key.
     pub const fn key_bytes(self) -> usize {
         match self {
-            Suite::Aes128Sha256 => 16,
-            Suite::Aes256Sha384 => 32,
+            Self::Aes128Sha256 => 16,
+            Self::Aes256Sha384 => 32,
         }
     }
 }
@@ -104,12 +106,11 @@ pub enum HelloError {
 impl HelloError {
     pub const fn alert(self) -> Alert {
         match self {
-            HelloError::NotHello => Alert::UNEXPECTED_MESSAGE,
-            HelloError::Length(_) => Alert::DECODE_ERROR,
-            HelloError::Twice
-            | HelloError::NotLast
-            | HelloError::Identities
-            | HelloError::Binders { .. } => Alert::ILLEGAL_PARAMETER,
+            Self::NotHello => Alert::UNEXPECTED_MESSAGE,
+            Self::Length(_) => Alert::DECODE_ERROR,
+            Self::Twice | Self::NotLast | Self::Identities | Self::Binders { .. } => {
+                Alert::ILLEGAL_PARAMETER
+            }
         }
     }
 }
@@ -182,24 +183,28 @@ pub enum Refused {
 impl Refused {
     pub const fn alert(&self) -> Alert {
         match self {
-            Refused::Version => Alert::PROTOCOL_VERSION,
-            Refused::NoPsk => Alert::MISSING_EXTENSION,
-            Refused::Mode | Refused::Suite { .. } => Alert::HANDSHAKE_FAILURE,
-            Refused::Identity { .. } | Refused::Unknown { .. } => Alert::UNKNOWN_PSK_IDENTITY,
-            Refused::Unreadable { .. } => Alert::INTERNAL_ERROR,
-            Refused::Binder { .. } => Alert::DECRYPT_ERROR,
+            Self::Version => Alert::PROTOCOL_VERSION,
+            Self::NoPsk => Alert::MISSING_EXTENSION,
+            Self::Mode | Self::Suite { .. } => Alert::HANDSHAKE_FAILURE,
+            Self::Identity { .. } | Self::Unknown { .. } => Alert::UNKNOWN_PSK_IDENTITY,
+            Self::Unreadable {
+                error: KeyError::Expired { .. },
+                ..
+            } => Alert::UNKNOWN_PSK_IDENTITY,
+            Self::Unreadable { .. } => Alert::INTERNAL_ERROR,
+            Self::Binder { .. } => Alert::DECRYPT_ERROR,
         }
     }
 
     /// Host and subsystem of the refused identity.
     pub fn names(&self) -> Option<(Nqn, Nqn)> {
         match self {
-            Refused::Version | Refused::NoPsk | Refused::Mode => None,
-            Refused::Identity { identity, .. }
-            | Refused::Unknown { identity }
-            | Refused::Unreadable { identity, .. }
-            | Refused::Binder { identity }
-            | Refused::Suite { identity, .. } => {
+            Self::Version | Self::NoPsk | Self::Mode => None,
+            Self::Identity { identity, .. }
+            | Self::Unknown { identity }
+            | Self::Unreadable { identity, .. }
+            | Self::Binder { identity }
+            | Self::Suite { identity, .. } => {
                 let identity = Identity::parse(identity.as_bytes()).ok()?;
                 Some((identity.host, identity.subsystem))
             }
@@ -209,7 +214,7 @@ impl Refused {
 
 impl<'a> ClientHello<'a> {
     /// Reads a handshake message with its header of four bytes.
-    pub fn parse(message: &'a [u8]) -> Result<ClientHello<'a>, HelloError> {
+    pub fn parse(message: &'a [u8]) -> Result<Self, HelloError> {
         let mut rest = message;
         if take_u8(&mut rest, "header")? != CLIENT_HELLO {
             return Err(HelloError::NotHello);
@@ -333,8 +338,9 @@ impl<'a> ClientHello<'a> {
             before.iter().all(|(one, _)| *one != self.offered[*index].0)
         };
         let tried = (0..self.offered.len()).filter(is_first);
+        let mut keys_left = MAX_KEYS;
         for index in tried.take(MAX_TRIED) {
-            match self.try_identity(index, keys) {
+            match self.try_identity(index, keys, &mut keys_left) {
                 Ok(chosen) => return Ok(chosen),
                 Err(why) => refused = Some(worse(refused, why)),
             }
@@ -342,7 +348,12 @@ impl<'a> ClientHello<'a> {
         Err(refused.unwrap_or(Refused::NoPsk))
     }
 
-    fn try_identity(&self, index: usize, keys: &dyn PskSource) -> Result<Chosen, Refused> {
+    fn try_identity(
+        &self,
+        index: usize,
+        keys: &dyn PskSource,
+        keys_left: &mut usize,
+    ) -> Result<Chosen, Refused> {
         let offered = self.offered[index].0;
         // A host chooses these bytes, and they get into logs.
         let text = || {
@@ -356,11 +367,20 @@ impl<'a> ClientHello<'a> {
         let hash = identity.hash;
         // An identity of version 1 names the key: a wrong key is an unknown identity.
         let mut found = false;
+        let mut unreadable = None;
         for source in keys.psks(&identity) {
-            let psk = source.psk().map_err(|error| Refused::Unreadable {
-                identity: text(),
-                error,
-            })?;
+            if *keys_left == 0 {
+                break;
+            }
+            *keys_left -= 1;
+            let psk = match source.psk() {
+                Ok(psk) => psk,
+                // Another key may fit, such as the former one during a rotation.
+                Err(error) => {
+                    unreadable.get_or_insert(error);
+                    continue;
+                }
+            };
             for derivation in Derivation::ALL {
                 let Some(key) = psk.tls_psk(&identity, derivation) else {
                     continue;
@@ -386,10 +406,10 @@ impl<'a> ClientHello<'a> {
             }
         }
         let identity = text();
-        Err(if found {
-            Refused::Binder { identity }
-        } else {
-            Refused::Unknown { identity }
+        Err(match unreadable {
+            Some(error) => Refused::Unreadable { identity, error },
+            None if found => Refused::Binder { identity },
+            None => Refused::Unknown { identity },
         })
     }
 }

@@ -1,4 +1,5 @@
-//! From a configured PSK to the key of a handshake, and the binder that proves the key.
+//! From a configured or generated PSK to the key of a handshake, and the binder that proves it. A
+//! generated PSK takes the place of the retained one (TP8018).
 //!
 //! ```text
 //!   retained = Expand-Label(Extract(0, configured), "HostNQN", NQNh)    HH 00: the configured PSK
@@ -30,24 +31,20 @@ pub enum Derivation {
 }
 
 impl Derivation {
-    pub const ALL: [Derivation; 3] = [
-        Derivation::Standard,
-        Derivation::Libnvme,
-        Derivation::Libnvme18,
-    ];
+    pub const ALL: [Self; 3] = [Self::Standard, Self::Libnvme, Self::Libnvme18];
 
     pub const fn name(self) -> &'static str {
         match self {
-            Derivation::Standard => "standard",
-            Derivation::Libnvme => "libnvme",
-            Derivation::Libnvme18 => "libnvme-1.8",
+            Self::Standard => "standard",
+            Self::Libnvme => "libnvme",
+            Self::Libnvme18 => "libnvme-1.8",
         }
     }
 
     fn expand(self, hash: Hash, secret: &[u8], label: &[u8], context: &[u8]) -> Digest {
         match self {
-            Derivation::Standard => expand_label(hash, secret, label, context, hash.bytes()),
-            Derivation::Libnvme | Derivation::Libnvme18 => {
+            Self::Standard => expand_label(hash, secret, label, context, hash.bytes()),
+            Self::Libnvme | Self::Libnvme18 => {
                 let length = (hash.bytes() as u16).to_le_bytes();
                 hash.hmac(secret, &[&length, b"tls13 ", label, context, &[1]])
             }
@@ -87,6 +84,7 @@ impl Psk {
         };
         Identity {
             version,
+            is_generated: self.is_generated(),
             hash: self.hash(),
             host: host.clone(),
             subsystem: subsystem.clone(),
@@ -95,9 +93,12 @@ impl Psk {
     }
 
     /// The identity that a host offers: of version 0, which all targets know, unless the names are
-    /// too long for it.
+    /// too long for it or the PSK is generated.
     pub fn offer(&self, host: &Nqn, subsystem: &Nqn) -> Identity {
         let derivation = Derivation::Standard;
+        if self.is_generated() {
+            return self.identity(Version::One, host, subsystem, derivation);
+        }
         let short = self.identity(Version::Zero, host, subsystem, derivation);
         match self.tls_psk(&short, derivation) {
             Some(_) => short,
@@ -112,6 +113,11 @@ impl Psk {
         let (host, subsystem) = (&identity.host, &identity.subsystem);
         let expected = self.identity(identity.version, host, subsystem, derivation);
         if expected != *identity {
+            return None;
+        }
+        if self.is_generated()
+            && (derivation, identity.version) != (Derivation::Standard, Version::One)
+        {
             return None;
         }
         let context = match (&identity.digest, derivation) {

@@ -1,5 +1,5 @@
 //! A configured PSK: `NVMeTLSkey-1:HH:BASE64:` (NVMe/TCP transport 3.6.1.2, "PSK interchange
-//! format").
+//! format"). Or a generated one, which authentication made (TP8018): it has no text.
 //!
 //! HH says how the configured PSK becomes the retained one: 00 as it is, 01 and 02 with HKDF over
 //! SHA-256 and SHA-384.
@@ -23,11 +23,12 @@ pub(super) const FORM: Form = Form {
 pub struct Psk {
     bytes: Zeroizing<Vec<u8>>,
     transform: Option<Hash>,
+    is_generated: bool,
 }
 
 impl Psk {
     /// Reads a PSK. White space around it and a missing last colon are accepted.
-    pub fn parse(text: &str) -> Result<Psk, SecretError> {
+    pub fn parse(text: &str) -> Result<Self, SecretError> {
         let (hash, bytes) = FORM.read(text)?;
         let transform = match &hash[..] {
             "00" => None,
@@ -38,15 +39,37 @@ impl Psk {
         if transform.is_some_and(|hash| bytes.len() != hash.bytes()) {
             return Err(FORM.bad_length(bytes.len()));
         }
-        Ok(Psk { bytes, transform })
+        Ok(Self::configured(bytes, transform))
     }
 
-    /// A new PSK for SHA-256: GnuTLS before 3.8.11, and so many hosts, cannot use SHA-384.
-    pub fn generate(random: &mut dyn Random) -> Result<Psk, NoRandom> {
+    fn configured(bytes: Zeroizing<Vec<u8>>, transform: Option<Hash>) -> Self {
+        Self {
+            bytes,
+            transform,
+            is_generated: false,
+        }
+    }
+
+    /// The PSK that authentication generated.
+    pub fn generated(bytes: &[u8]) -> Self {
+        Self {
+            bytes: Zeroizing::new(bytes.to_vec()),
+            transform: None,
+            is_generated: true,
+        }
+    }
+
+    /// True if authentication generated it.
+    pub fn is_generated(&self) -> bool {
+        self.is_generated
+    }
+
+    /// Generates a PSK for SHA-256. Hosts with GnuTLS before 3.8.11, which are common, cannot use
+    /// SHA-384.
+    pub fn generate(random: &mut dyn Random) -> Result<Self, NoRandom> {
         let mut bytes = Zeroizing::new(vec![0; Hash::Sha256.bytes()]);
         random.fill(&mut bytes)?;
-        let transform = Some(Hash::Sha256);
-        Ok(Psk { bytes, transform })
+        Ok(Self::configured(bytes, Some(Hash::Sha256)))
     }
 
     /// The text form. It is the secret: it goes to a file or to the user who made it.
@@ -79,8 +102,9 @@ impl Psk {
 
 /// Compares in a time that does not depend on the contents.
 impl PartialEq for Psk {
-    fn eq(&self, other: &Psk) -> bool {
-        self.transform == other.transform && bool::from(self.bytes.ct_eq(&other.bytes))
+    fn eq(&self, other: &Self) -> bool {
+        (self.transform, self.is_generated) == (other.transform, other.is_generated)
+            && bool::from(self.bytes.ct_eq(&other.bytes))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The conformance suite that every transport must pass.
 //!
 //! A plug's test makes a [`Rig`] (its listener, one core's I/O half, a way to connect a host) and
-//! calls [`run`]. Each case plays both the target above the transport and the hosts.
+//! calls [`run`]. Each case acts as the target above the transport and as its hosts.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -106,8 +106,8 @@ struct Fixture<R: Rig> {
 }
 
 impl<R: Rig> Fixture<R> {
-    fn new(mut rig: R) -> Fixture<R> {
-        Fixture {
+    fn new(mut rig: R) -> Self {
+        Self {
             pools: Pools {
                 io: rig.pool(&CLASSES),
                 admin: rig.pool(&CLASSES),
@@ -338,7 +338,7 @@ impl<R: Rig> Fixture<R> {
 
     /// A wire may drop a buffer only after the peer has its contents.
     fn assert_all_buffers_back(&mut self) {
-        let missing = |fixture: &Fixture<R>| {
+        let missing = |fixture: &Self| {
             let of_hosts = fixture.hosts.iter().map(|host| &host.memory);
             let pools = [&fixture.pools.io, &fixture.pools.admin]
                 .into_iter()

@@ -1,4 +1,5 @@
-//! The load of a core, for the choice of the core of a new connection.
+//! The load of each core: a weighted number of its admin and I/O queues, by which a transport
+//! selects the core of a new connection.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,17 +16,17 @@ pub enum QueueKind {
 impl QueueKind {
     /// Queue 0 is the admin queue (Base 6.3).
     #[inline]
-    pub fn of(qid: u16) -> QueueKind {
+    pub fn of(qid: u16) -> Self {
         match qid {
-            0 => QueueKind::Admin,
-            _ => QueueKind::Io,
+            0 => Self::Admin,
+            _ => Self::Io,
         }
     }
 
     fn weight(self) -> usize {
         match self {
-            QueueKind::Admin => 1,
-            QueueKind::Io => IO_QUEUE,
+            Self::Admin => 1,
+            Self::Io => IO_QUEUE,
         }
     }
 }

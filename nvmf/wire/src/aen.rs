@@ -1,4 +1,5 @@
-//! Asynchronous events (Base 5.2.1): dword 0 of the completion of an Asynchronous Event Request.
+//! Asynchronous events (Base 5.2.1): their types and codes in dword 0 of the completion of an
+//! Asynchronous Event Request.
 
 use crate::log::lid;
 
@@ -23,42 +24,41 @@ pub struct AsyncEvent {
 }
 
 impl AsyncEvent {
-    const fn new(event_type: u8, info: u8, log_page: u8) -> AsyncEvent {
-        AsyncEvent {
+    const fn new(event_type: u8, info: u8, log_page: u8) -> Self {
+        Self {
             event_type,
             info,
             log_page,
         }
     }
 
-    pub const PERSISTENT_INTERNAL_ERROR: AsyncEvent =
-        AsyncEvent::new(event_type::ERROR, 0x03, lid::ERROR_INFORMATION);
-    pub const TRANSIENT_INTERNAL_ERROR: AsyncEvent =
-        AsyncEvent::new(event_type::ERROR, 0x04, lid::ERROR_INFORMATION);
-    pub const SUBSYSTEM_RELIABILITY: AsyncEvent =
-        AsyncEvent::new(event_type::SMART_HEALTH, 0x00, lid::SMART_HEALTH);
-    pub const TEMPERATURE_THRESHOLD: AsyncEvent =
-        AsyncEvent::new(event_type::SMART_HEALTH, 0x01, lid::SMART_HEALTH);
-    pub const SPARE_BELOW_THRESHOLD: AsyncEvent =
-        AsyncEvent::new(event_type::SMART_HEALTH, 0x02, lid::SMART_HEALTH);
+    pub const PERSISTENT_INTERNAL_ERROR: Self =
+        Self::new(event_type::ERROR, 0x03, lid::ERROR_INFORMATION);
+    pub const TRANSIENT_INTERNAL_ERROR: Self =
+        Self::new(event_type::ERROR, 0x04, lid::ERROR_INFORMATION);
+    pub const SUBSYSTEM_RELIABILITY: Self =
+        Self::new(event_type::SMART_HEALTH, 0x00, lid::SMART_HEALTH);
+    pub const TEMPERATURE_THRESHOLD: Self =
+        Self::new(event_type::SMART_HEALTH, 0x01, lid::SMART_HEALTH);
+    pub const SPARE_BELOW_THRESHOLD: Self =
+        Self::new(event_type::SMART_HEALTH, 0x02, lid::SMART_HEALTH);
     /// Namespaces were attached, detached or changed.
-    pub const NAMESPACE_ATTRIBUTE_CHANGED: AsyncEvent =
-        AsyncEvent::new(event_type::NOTICE, 0x00, lid::CHANGED_NAMESPACE_LIST);
-    pub const FIRMWARE_ACTIVATION_STARTING: AsyncEvent =
-        AsyncEvent::new(event_type::NOTICE, 0x01, lid::FIRMWARE_SLOT);
-    pub const ANA_CHANGE: AsyncEvent =
-        AsyncEvent::new(event_type::NOTICE, 0x03, lid::ASYMMETRIC_NAMESPACE_ACCESS);
+    pub const NAMESPACE_ATTRIBUTE_CHANGED: Self =
+        Self::new(event_type::NOTICE, 0x00, lid::CHANGED_NAMESPACE_LIST);
+    pub const FIRMWARE_ACTIVATION_STARTING: Self =
+        Self::new(event_type::NOTICE, 0x01, lid::FIRMWARE_SLOT);
+    pub const ANA_CHANGE: Self =
+        Self::new(event_type::NOTICE, 0x03, lid::ASYMMETRIC_NAMESPACE_ACCESS);
     /// Discovery log page change, a notice of discovery controllers.
-    pub const DISCOVERY_LOG_CHANGE: AsyncEvent =
-        AsyncEvent::new(event_type::NOTICE, 0xf0, lid::DISCOVERY);
-    pub const RESERVATION_LOG_AVAILABLE: AsyncEvent = AsyncEvent::new(
+    pub const DISCOVERY_LOG_CHANGE: Self = Self::new(event_type::NOTICE, 0xf0, lid::DISCOVERY);
+    pub const RESERVATION_LOG_AVAILABLE: Self = Self::new(
         event_type::IO_COMMAND_SPECIFIC,
         0x00,
         lid::RESERVATION_NOTIFICATION,
     );
 
-    pub const fn from_dword0(dword0: u32) -> AsyncEvent {
-        AsyncEvent::new(
+    pub const fn from_dword0(dword0: u32) -> Self {
+        Self::new(
             dword0 as u8 & 0b111,
             (dword0 >> 8) as u8,
             (dword0 >> 16) as u8,

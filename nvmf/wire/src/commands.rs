@@ -1,7 +1,7 @@
 //! Typed views of a command's dwords, both ways: `parse` for a controller, `to_sqe` for a host.
 //!
-//! A view holds the host's request. The controller decides whether the namespace has those blocks,
-//! or whether it supports that feature.
+//! A view checks only the encoding. The controller checks the request against the namespace and its
+//! features.
 
 pub mod admin;
 pub mod io;
@@ -32,16 +32,16 @@ pub enum CommandError {
 impl CommandError {
     pub const fn status(self) -> StatusCode {
         match self {
-            CommandError::Opcode { .. } => StatusCode::INVALID_OPCODE,
-            CommandError::Reserved { .. }
-            | CommandError::CopyFormat { .. }
-            | CommandError::LogOffset { .. } => StatusCode::INVALID_FIELD,
+            Self::Opcode { .. } => StatusCode::INVALID_OPCODE,
+            Self::Reserved { .. } | Self::CopyFormat { .. } | Self::LogOffset { .. } => {
+                StatusCode::INVALID_FIELD
+            }
         }
     }
 }
 
 impl From<CommandError> for StatusCode {
-    fn from(error: CommandError) -> StatusCode {
+    fn from(error: CommandError) -> Self {
         error.status()
     }
 }

@@ -31,8 +31,8 @@ impl Cqe {
     /// flow control (Base 6.3).
     pub const SQHD_NO_FLOW_CONTROL: u16 = 0xffff;
 
-    pub fn new(cid: u16, status: StatusCode) -> Cqe {
-        Cqe {
+    pub fn new(cid: u16, status: StatusCode) -> Self {
+        Self {
             result: U64::ZERO,
             sqhd: U16::ZERO,
             sqid: U16::ZERO,
@@ -41,20 +41,20 @@ impl Cqe {
         }
     }
 
-    pub fn success(cid: u16) -> Cqe {
-        Cqe::new(cid, StatusCode::SUCCESS)
+    pub fn success(cid: u16) -> Self {
+        Self::new(cid, StatusCode::SUCCESS)
     }
 
-    pub fn with_result(mut self, result: u64) -> Cqe {
+    pub fn with_result(mut self, result: u64) -> Self {
         self.result = U64::new(result);
         self
     }
 
-    pub fn with_dword0(self, dword0: u32) -> Cqe {
+    pub fn with_dword0(self, dword0: u32) -> Self {
         self.with_result(u64::from(dword0))
     }
 
-    pub fn with_sqhd(mut self, sqhd: u16) -> Cqe {
+    pub fn with_sqhd(mut self, sqhd: u16) -> Self {
         self.sqhd = U16::new(sqhd);
         self
     }

@@ -27,7 +27,7 @@ pub enum FabricsCommand {
 
 impl FabricsCommand {
     /// The command in an entry whose opcode is 7Fh.
-    pub fn parse(sqe: &Sqe) -> Result<FabricsCommand, FabricsError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, FabricsError> {
         debug_assert!(sqe.is_fabrics());
         // A fabrics command without an SGL is refused before its type is looked at (Base 4.1.2).
         if !sqe.psdt().is_sgl() {
@@ -37,12 +37,10 @@ impl FabricsCommand {
             fctype::CONNECT => Connect::parse(sqe).map(FabricsCommand::Connect),
             fctype::PROPERTY_GET => PropertyGet::parse(sqe).map(FabricsCommand::PropertyGet),
             fctype::PROPERTY_SET => PropertySet::parse(sqe).map(FabricsCommand::PropertySet),
-            fctype::AUTHENTICATION_SEND => Ok(FabricsCommand::AuthenticationSend(
-                Authentication::parse(sqe),
-            )),
-            fctype::AUTHENTICATION_RECEIVE => Ok(FabricsCommand::AuthenticationReceive(
-                Authentication::parse(sqe),
-            )),
+            fctype::AUTHENTICATION_SEND => Ok(Self::AuthenticationSend(Authentication::parse(sqe))),
+            fctype::AUTHENTICATION_RECEIVE => {
+                Ok(Self::AuthenticationReceive(Authentication::parse(sqe)))
+            }
             fctype::DISCONNECT => parse_disconnect(sqe),
             fctype => Err(FabricsError::CommandType { fctype }),
         }
@@ -65,15 +63,15 @@ pub enum FabricsError {
 impl FabricsError {
     pub const fn status(self) -> StatusCode {
         match self {
-            FabricsError::PrpUsed | FabricsError::PropertySize { .. } => StatusCode::INVALID_FIELD,
-            FabricsError::CommandType { .. } => StatusCode::INVALID_OPCODE,
-            FabricsError::RecordFormat { .. } => StatusCode::CONNECT_INCOMPATIBLE_FORMAT,
+            Self::PrpUsed | Self::PropertySize { .. } => StatusCode::INVALID_FIELD,
+            Self::CommandType { .. } => StatusCode::INVALID_OPCODE,
+            Self::RecordFormat { .. } => StatusCode::CONNECT_INCOMPATIBLE_FORMAT,
         }
     }
 }
 
 impl From<FabricsError> for StatusCode {
-    fn from(error: FabricsError) -> StatusCode {
+    fn from(error: FabricsError) -> Self {
         error.status()
     }
 }
@@ -114,13 +112,13 @@ pub struct Connect {
 impl Connect {
     pub const RECORD_FORMAT: u16 = 0;
 
-    pub fn parse(sqe: &Sqe) -> Result<Connect, FabricsError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, FabricsError> {
         let recfmt = sqe.cdw10.get() as u16;
         if recfmt != Self::RECORD_FORMAT {
             return Err(FabricsError::RecordFormat { recfmt });
         }
         let cattr = (sqe.cdw11.get() >> 16) as u8;
-        Ok(Connect {
+        Ok(Self {
             qid: (sqe.cdw10.get() >> 16) as u16,
             sqsize: sqe.cdw11.get() as u16,
             attributes: ConnectAttributes::from_bits_truncate(cattr),
@@ -177,8 +175,8 @@ impl ConnectData {
     /// CNTLID that asks for any controller under the static controller model.
     pub const CNTLID_STATIC_ANY: u16 = 0xfffe;
 
-    pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> ConnectData {
-        ConnectData {
+    pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> Self {
+        Self {
             hostid,
             cntlid: U16::new(cntlid),
             reserved18: [0; 238],
@@ -228,8 +226,8 @@ pub struct ConnectResponse {
 }
 
 impl ConnectResponse {
-    pub fn from_cqe(cqe: &Cqe) -> ConnectResponse {
-        ConnectResponse {
+    pub fn from_cqe(cqe: &Cqe) -> Self {
+        Self {
             cntlid: cqe.dword0() as u16,
             auth: AuthRequirements::from_bits_truncate((cqe.dword0() >> 16) as u16),
         }
@@ -251,29 +249,29 @@ pub enum InvalidParameter {
 }
 
 impl InvalidParameter {
-    pub const QID: InvalidParameter = InvalidParameter::Command { offset: 42 };
-    pub const SQSIZE: InvalidParameter = InvalidParameter::Command { offset: 44 };
-    pub const CATTR: InvalidParameter = InvalidParameter::Command { offset: 46 };
-    pub const KATO: InvalidParameter = InvalidParameter::Command { offset: 48 };
-    pub const HOSTID: InvalidParameter = InvalidParameter::Data { offset: 0 };
-    pub const CNTLID: InvalidParameter = InvalidParameter::Data { offset: 16 };
-    pub const SUBNQN: InvalidParameter = InvalidParameter::Data { offset: 256 };
-    pub const HOSTNQN: InvalidParameter = InvalidParameter::Data { offset: 512 };
+    pub const QID: Self = Self::Command { offset: 42 };
+    pub const SQSIZE: Self = Self::Command { offset: 44 };
+    pub const CATTR: Self = Self::Command { offset: 46 };
+    pub const KATO: Self = Self::Command { offset: 48 };
+    pub const HOSTID: Self = Self::Data { offset: 0 };
+    pub const CNTLID: Self = Self::Data { offset: 16 };
+    pub const SUBNQN: Self = Self::Data { offset: 256 };
+    pub const HOSTNQN: Self = Self::Data { offset: 512 };
 
     /// Dword 0 of the response: the offset, and in bit 16 the structure that it points into.
     pub const fn dword0(self) -> u32 {
         match self {
-            InvalidParameter::Command { offset } => offset as u32,
-            InvalidParameter::Data { offset } => 1 << 16 | offset as u32,
+            Self::Command { offset } => offset as u32,
+            Self::Data { offset } => 1 << 16 | offset as u32,
         }
     }
 
-    pub const fn from_dword0(dword0: u32) -> InvalidParameter {
+    pub const fn from_dword0(dword0: u32) -> Self {
         let offset = dword0 as u16;
         if dword0 >> 16 & 1 == 0 {
-            InvalidParameter::Command { offset }
+            Self::Command { offset }
         } else {
-            InvalidParameter::Data { offset }
+            Self::Data { offset }
         }
     }
 
@@ -287,19 +285,19 @@ impl InvalidParameter {
 impl fmt::Display for InvalidParameter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match *self {
-            InvalidParameter::QID => "qid",
-            InvalidParameter::SQSIZE => "sqsize",
-            InvalidParameter::CATTR => "cattr",
-            InvalidParameter::KATO => "kato",
-            InvalidParameter::HOSTID => "hostid",
-            InvalidParameter::CNTLID => "cntlid",
-            InvalidParameter::SUBNQN => "subnqn",
-            InvalidParameter::HOSTNQN => "hostnqn",
+            Self::QID => "qid",
+            Self::SQSIZE => "sqsize",
+            Self::CATTR => "cattr",
+            Self::KATO => "kato",
+            Self::HOSTID => "hostid",
+            Self::CNTLID => "cntlid",
+            Self::SUBNQN => "subnqn",
+            Self::HOSTNQN => "hostnqn",
             _ => "field",
         };
         match self {
-            InvalidParameter::Command { offset } => write!(f, "{name} (command offset {offset})"),
-            InvalidParameter::Data { offset } => write!(f, "{name} (data offset {offset})"),
+            Self::Command { offset } => write!(f, "{name} (command offset {offset})"),
+            Self::Data { offset } => write!(f, "{name} (data offset {offset})"),
         }
     }
 }
@@ -315,18 +313,18 @@ pub enum PropertySize {
 }
 
 impl PropertySize {
-    fn parse(sqe: &Sqe) -> Result<PropertySize, FabricsError> {
+    fn parse(sqe: &Sqe) -> Result<Self, FabricsError> {
         match sqe.cdw10.get() as u8 & 0b111 {
-            0 => Ok(PropertySize::Four),
-            1 => Ok(PropertySize::Eight),
+            0 => Ok(Self::Four),
+            1 => Ok(Self::Eight),
             size => Err(FabricsError::PropertySize { size }),
         }
     }
 
     pub const fn bytes(self) -> u32 {
         match self {
-            PropertySize::Four => 4,
-            PropertySize::Eight => 8,
+            Self::Four => 4,
+            Self::Eight => 8,
         }
     }
 }
@@ -340,8 +338,8 @@ pub struct PropertyGet {
 }
 
 impl PropertyGet {
-    pub fn parse(sqe: &Sqe) -> Result<PropertyGet, FabricsError> {
-        Ok(PropertyGet {
+    pub fn parse(sqe: &Sqe) -> Result<Self, FabricsError> {
+        Ok(Self {
             size: PropertySize::parse(sqe)?,
             offset: sqe.cdw11.get(),
         })
@@ -365,13 +363,13 @@ pub struct PropertySet {
 }
 
 impl PropertySet {
-    pub fn parse(sqe: &Sqe) -> Result<PropertySet, FabricsError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, FabricsError> {
         let size = PropertySize::parse(sqe)?;
         let value = match size {
             PropertySize::Four => u64::from(sqe.cdw12.get()),
             PropertySize::Eight => u64::from(sqe.cdw12.get()) | u64::from(sqe.cdw13.get()) << 32,
         };
-        Ok(PropertySet {
+        Ok(Self {
             size,
             offset: sqe.cdw11.get(),
             value,
@@ -409,9 +407,9 @@ impl Authentication {
     /// The security protocol that SPC-5 assigns to NVMe.
     pub const SECP_NVME: u8 = 0xe9;
 
-    pub fn parse(sqe: &Sqe) -> Authentication {
+    pub fn parse(sqe: &Sqe) -> Self {
         let [_, spsp0, spsp1, secp] = sqe.cdw10.get().to_le_bytes();
-        Authentication {
+        Self {
             secp,
             spsp0,
             spsp1,

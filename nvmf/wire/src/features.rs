@@ -52,9 +52,9 @@ pub struct Arbitration {
 }
 
 impl Arbitration {
-    pub const fn from_dword(dword: u32) -> Arbitration {
+    pub const fn from_dword(dword: u32) -> Self {
         let [burst, low, medium, high] = dword.to_le_bytes();
-        Arbitration {
+        Self {
             burst: burst & 0b111,
             low,
             medium,
@@ -75,9 +75,9 @@ pub struct PowerManagement {
 }
 
 impl PowerManagement {
-    pub const fn from_dword(dword: u32) -> PowerManagement {
+    pub const fn from_dword(dword: u32) -> Self {
         let low = dword as u8;
-        PowerManagement {
+        Self {
             power_state: low & 0x1f,
             workload_hint: low >> 5,
         }
@@ -99,8 +99,8 @@ pub struct TemperatureThreshold {
 }
 
 impl TemperatureThreshold {
-    pub const fn from_dword(dword: u32) -> TemperatureThreshold {
-        TemperatureThreshold {
+    pub const fn from_dword(dword: u32) -> Self {
+        Self {
             kelvin: dword as u16,
             sensor: (dword >> 16) as u8 & 0xf,
             under: dword >> 20 & 0b11 == 1,
@@ -122,8 +122,8 @@ pub struct ErrorRecovery {
 }
 
 impl ErrorRecovery {
-    pub const fn from_dword(dword: u32) -> ErrorRecovery {
-        ErrorRecovery {
+    pub const fn from_dword(dword: u32) -> Self {
+        Self {
             time_limit: dword as u16,
             deallocated_error: dword >> 16 & 1 != 0,
         }
@@ -147,12 +147,12 @@ pub struct NumberOfQueues {
 
 impl NumberOfQueues {
     /// `None` for the reserved FFFFh, to be answered with Invalid Field.
-    pub const fn from_dword(dword: u32) -> Option<NumberOfQueues> {
+    pub const fn from_dword(dword: u32) -> Option<Self> {
         let (submission, completion) = (dword & 0xffff, dword >> 16);
         if submission == 0xffff || completion == 0xffff {
             return None;
         }
-        Some(NumberOfQueues {
+        Some(Self {
             submission: submission + 1,
             completion: completion + 1,
         })
@@ -174,8 +174,8 @@ pub struct InterruptCoalescing {
 }
 
 impl InterruptCoalescing {
-    pub const fn from_dword(dword: u32) -> InterruptCoalescing {
-        InterruptCoalescing {
+    pub const fn from_dword(dword: u32) -> Self {
+        Self {
             threshold: dword as u8,
             time: (dword >> 8) as u8,
         }
@@ -258,12 +258,12 @@ pub enum WriteProtection {
 }
 
 impl WriteProtection {
-    pub const fn from_dword(dword: u32) -> Option<WriteProtection> {
+    pub const fn from_dword(dword: u32) -> Option<Self> {
         Some(match dword & 0b111 {
-            0 => WriteProtection::None,
-            1 => WriteProtection::Protected,
-            2 => WriteProtection::UntilPowerCycle,
-            3 => WriteProtection::Permanent,
+            0 => Self::None,
+            1 => Self::Protected,
+            2 => Self::UntilPowerCycle,
+            3 => Self::Permanent,
             _ => return None,
         })
     }

@@ -1,6 +1,6 @@
 //! The bodies of the fuzz targets, here so that the corpora in `fuzz/corpus` are replayed by an
-//! ordinary test (`tests/corpus.rs`). A target takes any bytes, and panics only when a promise of
-//! this crate is broken.
+//! ordinary test (`tests/corpus.rs`). A target accepts any bytes, and panics only on a bug in the
+//! parser.
 
 use zerocopy::{FromBytes, IntoBytes};
 

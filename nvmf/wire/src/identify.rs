@@ -1,4 +1,4 @@
-//! Identify data structures (Base 5.17): a controller's description of itself and its namespaces.
+//! The data structures of Identify (Base 5.17), which describe a controller and its namespaces.
 
 pub mod controller;
 pub mod descriptors;
@@ -53,7 +53,7 @@ pub mod nsid {
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NamespaceList {
-    pub nsids: [U32; NamespaceList::MAX_ENTRIES],
+    pub nsids: [U32; Self::MAX_ENTRIES],
 }
 
 const _: () = assert!(size_of::<NamespaceList>() == SIZE);
@@ -63,8 +63,8 @@ impl NamespaceList {
 
     /// The first 1024 of `nsids` that are above `after` (the NSID of the command), which is how a
     /// host reads on. `nsids` must be in increasing order.
-    pub fn above(after: u32, nsids: impl IntoIterator<Item = u32>) -> NamespaceList {
-        let mut list = NamespaceList {
+    pub fn above(after: u32, nsids: impl IntoIterator<Item = u32>) -> Self {
+        let mut list = Self {
             nsids: [U32::ZERO; Self::MAX_ENTRIES],
         };
         let nsids = nsids.into_iter().filter(|&nsid| nsid > after);
@@ -88,7 +88,7 @@ impl NamespaceList {
 #[repr(C)]
 pub struct ControllerList {
     pub count: U16,
-    pub cntlids: [U16; ControllerList::MAX_ENTRIES],
+    pub cntlids: [U16; Self::MAX_ENTRIES],
 }
 
 const _: () = assert!(size_of::<ControllerList>() == SIZE);
@@ -97,8 +97,8 @@ impl ControllerList {
     pub const MAX_ENTRIES: usize = 2047;
 
     /// The first 2047 of `cntlids` that are at least `from` (the CNTID of the command).
-    pub fn from_id(from: u16, cntlids: impl IntoIterator<Item = u16>) -> ControllerList {
-        let mut list = ControllerList {
+    pub fn from_id(from: u16, cntlids: impl IntoIterator<Item = u16>) -> Self {
+        let mut list = Self {
             count: U16::ZERO,
             cntlids: [U16::ZERO; Self::MAX_ENTRIES],
         };
@@ -133,8 +133,8 @@ const _: () = assert!(size_of::<IoCommandSets>() == SIZE);
 
 impl IoCommandSets {
     /// One combination, with the NVM command set alone.
-    pub fn nvm_only() -> IoCommandSets {
-        let mut sets = IoCommandSets {
+    pub fn nvm_only() -> Self {
+        let mut sets = Self {
             combinations: [U64::ZERO; 512],
         };
         sets.combinations[0] = U64::new(1 << csi::NVM);

@@ -1,6 +1,6 @@
-//! The macros that declare structures of the specification. `wire`: each field with the offset that
-//! the specification gives it; a field that is not there does not compile. `sized`: a short
-//! structure whose size is enough of a check.
+//! The macros that declare structures of the specification. `wire` declares each field with its
+//! offset in the specification; a field at another offset does not compile. `sized` declares a
+//! short structure and checks only its size.
 
 macro_rules! wire {
     (

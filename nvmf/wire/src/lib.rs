@@ -18,6 +18,8 @@
 //! ```
 
 #![forbid(unsafe_code)]
+// zerocopy's derives declare types that nothing else names.
+#![allow(unnameable_types)]
 
 mod layout;
 

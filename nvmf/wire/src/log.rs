@@ -42,8 +42,8 @@ impl SupportedLogPages {
     /// An offset in the page may be given as an index.
     pub const IOS: u32 = 1 << 1;
 
-    pub fn supporting(lids: &[u8]) -> SupportedLogPages {
-        let mut page = SupportedLogPages::zeroed();
+    pub fn supporting(lids: &[u8]) -> Self {
+        let mut page = Self::zeroed();
         for &lid in lids {
             page.lids[usize::from(lid)] = U32::new(Self::LSUPP);
         }

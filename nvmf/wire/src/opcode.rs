@@ -1,7 +1,7 @@
-//! Opcodes (Base 5, 6, 7) and the direction of the data that they imply.
+//! Opcodes (Base 5, 6, 7) and the direction of data transfer that each implies.
 //!
-//! Plain numbers: what an opcode means depends on the queue that it came in on, which only the
-//! receiver knows.
+//! Opcodes are plain numbers here, because the meaning of one depends on the queue (admin or I/O)
+//! on which the command arrived.
 
 /// Declares opcodes of one kind, with the names that messages and metrics show.
 macro_rules! opcodes {

@@ -109,8 +109,8 @@ impl fmt::Display for RejectStatus {
 
 impl Request {
     /// Creates the request for a queue of `entries` commands and as many responses.
-    pub fn new(qid: u16, entries: u16, cntlid: u16) -> Request {
-        Request {
+    pub fn new(qid: u16, entries: u16, cntlid: u16) -> Self {
+        Self {
             qid,
             host_receive_entries: entries,
             host_send_entries: entries.into(),
@@ -119,7 +119,7 @@ impl Request {
     }
 
     /// Parses private data as it arrived; bytes after the structure are padding.
-    pub fn parse(private_data: &[u8]) -> Result<Request, RejectStatus> {
+    pub fn parse(private_data: &[u8]) -> Result<Self, RejectStatus> {
         let Ok((data, _)) = RequestData::ref_from_prefix(private_data) else {
             return Err(RejectStatus::InvalidLength);
         };
@@ -133,7 +133,7 @@ impl Request {
         if data.hrqsize.get() == 0 {
             return Err(RejectStatus::InvalidHostReceiveSize);
         }
-        Ok(Request {
+        Ok(Self {
             qid: data.qid.get(),
             host_receive_entries: data.hrqsize.get(),
             host_send_entries: u32::from(data.hsqsize.get()) + 1,
@@ -153,23 +153,23 @@ impl Request {
 }
 
 impl AcceptData {
-    pub fn new(crqsize: u16) -> AcceptData {
-        AcceptData {
+    pub fn new(crqsize: u16) -> Self {
+        Self {
             crqsize: crqsize.into(),
-            ..AcceptData::zeroed()
+            ..Self::zeroed()
         }
     }
 
     /// Entries of the controller's receive queue; `None`: not an acceptance of NVMe/RDMA.
     pub fn parse(private_data: &[u8]) -> Option<u16> {
-        let (data, _) = AcceptData::ref_from_prefix(private_data).ok()?;
+        let (data, _) = Self::ref_from_prefix(private_data).ok()?;
         (data.recfmt.get() == RECORD_FORMAT).then_some(data.crqsize.get())
     }
 }
 
 impl RejectData {
-    pub fn new(status: RejectStatus) -> RejectData {
-        RejectData {
+    pub fn new(status: RejectStatus) -> Self {
+        Self {
             recfmt: RECORD_FORMAT.into(),
             sts: (status as u16).into(),
         }
@@ -177,7 +177,7 @@ impl RejectData {
 
     /// `None`: not a refusal of NVMe/RDMA, or of an unknown kind.
     pub fn parse(private_data: &[u8]) -> Option<RejectStatus> {
-        let (data, _) = RejectData::ref_from_prefix(private_data).ok()?;
+        let (data, _) = Self::ref_from_prefix(private_data).ok()?;
         match data.recfmt.get() {
             RECORD_FORMAT => RejectStatus::from_field(data.sts.get()),
             _ => None,

@@ -103,12 +103,12 @@ impl Cap {
 pub struct Version(pub u32);
 
 impl Version {
-    pub const V1_4: Version = Version::new(1, 4, 0);
-    pub const V2_0: Version = Version::new(2, 0, 0);
-    pub const V2_1: Version = Version::new(2, 1, 0);
+    pub const V1_4: Self = Self::new(1, 4, 0);
+    pub const V2_0: Self = Self::new(2, 0, 0);
+    pub const V2_1: Self = Self::new(2, 1, 0);
 
-    pub const fn new(major: u16, minor: u8, tertiary: u8) -> Version {
-        Version((major as u32) << 16 | (minor as u32) << 8 | tertiary as u32)
+    pub const fn new(major: u16, minor: u8, tertiary: u8) -> Self {
+        Self((major as u32) << 16 | (minor as u32) << 8 | tertiary as u32)
     }
 
     pub const fn major(self) -> u16 {
@@ -164,8 +164,8 @@ impl Cc {
     pub const CSS_ADMIN_ONLY: u32 = 0b111;
 
     /// The value that a host writes to enable a fabrics controller.
-    pub const fn enabled() -> Cc {
-        Cc(0).with_en(1).with_iosqes(6).with_iocqes(4)
+    pub const fn enabled() -> Self {
+        Self(0).with_en(1).with_iosqes(6).with_iocqes(4)
     }
 
     pub const fn is_enabled(self) -> bool {

@@ -40,8 +40,8 @@ impl Sqe {
 
     /// An entry with everything zero but the opcode and the identifier, and SGLs selected, which
     /// fabrics require of every command (Base 4.1.2).
-    pub fn new(opcode: u8, cid: u16) -> Sqe {
-        let mut sqe = Sqe::zeroed();
+    pub fn new(opcode: u8, cid: u16) -> Self {
+        let mut sqe = Self::zeroed();
         sqe.opcode = opcode;
         sqe.flags = Psdt::Sgl.bits();
         sqe.cid = U16::new(cid);
@@ -49,18 +49,18 @@ impl Sqe {
     }
 
     /// A command on a namespace.
-    pub fn for_namespace(opcode: u8, cid: u16, nsid: u32) -> Sqe {
-        let mut sqe = Sqe::new(opcode, cid);
+    pub fn for_namespace(opcode: u8, cid: u16, nsid: u32) -> Self {
+        let mut sqe = Self::new(opcode, cid);
         sqe.nsid = U32::new(nsid);
         sqe
     }
 
     /// All 64 bytes zero.
-    pub fn zeroed() -> Sqe {
-        <Sqe as zerocopy::FromZeros>::new_zeroed()
+    pub fn zeroed() -> Self {
+        <Self as zerocopy::FromZeros>::new_zeroed()
     }
 
-    pub fn with_sgl(mut self, sgl: Sgl) -> Sqe {
+    pub fn with_sgl(mut self, sgl: Sgl) -> Self {
         self.set_sgl(sgl);
         self
     }
@@ -164,12 +164,12 @@ pub enum Fuse {
 }
 
 impl Fuse {
-    pub const fn from_flags(flags: u8) -> Fuse {
+    pub const fn from_flags(flags: u8) -> Self {
         match flags & 0b11 {
-            0 => Fuse::Normal,
-            1 => Fuse::First,
-            2 => Fuse::Second,
-            _ => Fuse::Reserved,
+            0 => Self::Normal,
+            1 => Self::First,
+            2 => Self::Second,
+            _ => Self::Reserved,
         }
     }
 
@@ -190,12 +190,12 @@ pub enum Psdt {
 }
 
 impl Psdt {
-    pub const fn from_flags(flags: u8) -> Psdt {
+    pub const fn from_flags(flags: u8) -> Self {
         match flags >> 6 {
-            0 => Psdt::Prp,
-            1 => Psdt::Sgl,
-            2 => Psdt::SglMetadataSgl,
-            _ => Psdt::Reserved,
+            0 => Self::Prp,
+            1 => Self::Sgl,
+            2 => Self::SglMetadataSgl,
+            _ => Self::Reserved,
         }
     }
 
@@ -206,7 +206,7 @@ impl Psdt {
 
     /// Whether the data pointer is an SGL, as every fabrics command's must be.
     pub const fn is_sgl(self) -> bool {
-        matches!(self, Psdt::Sgl | Psdt::SglMetadataSgl)
+        matches!(self, Self::Sgl | Self::SglMetadataSgl)
     }
 }
 
@@ -218,18 +218,18 @@ pub struct SglDescriptor(pub [u8; 16]);
 
 /// Descriptor types (bits 7:4 of the identifier).
 mod descriptor_type {
-    pub const DATA_BLOCK: u8 = 0x0;
-    pub const LAST_SEGMENT: u8 = 0x3;
-    pub const KEYED_DATA_BLOCK: u8 = 0x4;
-    pub const TRANSPORT_DATA_BLOCK: u8 = 0x5;
+    pub(super) const DATA_BLOCK: u8 = 0x0;
+    pub(super) const LAST_SEGMENT: u8 = 0x3;
+    pub(super) const KEYED_DATA_BLOCK: u8 = 0x4;
+    pub(super) const TRANSPORT_DATA_BLOCK: u8 = 0x5;
 }
 
 /// Descriptor subtypes (bits 3:0 of the identifier).
 mod subtype {
-    pub const ADDRESS: u8 = 0x0;
-    pub const OFFSET: u8 = 0x1;
-    pub const TRANSPORT: u8 = 0xa;
-    pub const INVALIDATE_KEY: u8 = 0xf;
+    pub(super) const ADDRESS: u8 = 0x0;
+    pub(super) const OFFSET: u8 = 0x1;
+    pub(super) const TRANSPORT: u8 = 0xa;
+    pub(super) const INVALIDATE_KEY: u8 = 0xf;
 }
 
 /// What an SGL descriptor says, of the kinds that a fabrics command or a PCIe driver uses.
@@ -257,11 +257,11 @@ impl Sgl {
     /// Bytes of data that it describes (for [`Sgl::InCapsuleDescriptors`], of descriptors).
     pub const fn length(self) -> u32 {
         match self {
-            Sgl::DataBlock { length, .. }
-            | Sgl::InCapsule { length, .. }
-            | Sgl::InCapsuleDescriptors { length, .. }
-            | Sgl::Transport { length }
-            | Sgl::Keyed { length, .. } => length,
+            Self::DataBlock { length, .. }
+            | Self::InCapsule { length, .. }
+            | Self::InCapsuleDescriptors { length, .. }
+            | Self::Transport { length }
+            | Self::Keyed { length, .. } => length,
         }
     }
 }
@@ -281,14 +281,14 @@ impl SglError {
     /// What to answer the command with.
     pub const fn status(self) -> StatusCode {
         match self {
-            SglError::Type { .. } => StatusCode::SGL_DESCRIPTOR_TYPE_INVALID,
-            SglError::DescriptorsLength { .. } => StatusCode::INVALID_SGL_SEGMENT_DESCRIPTOR,
+            Self::Type { .. } => StatusCode::SGL_DESCRIPTOR_TYPE_INVALID,
+            Self::DescriptorsLength { .. } => StatusCode::INVALID_SGL_SEGMENT_DESCRIPTOR,
         }
     }
 }
 
 impl From<SglError> for StatusCode {
-    fn from(error: SglError) -> StatusCode {
+    fn from(error: SglError) -> Self {
         error.status()
     }
 }
@@ -347,7 +347,7 @@ impl SglDescriptor {
 }
 
 impl From<Sgl> for SglDescriptor {
-    fn from(sgl: Sgl) -> SglDescriptor {
+    fn from(sgl: Sgl) -> Self {
         use descriptor_type::*;
         let (address, identifier) = match sgl {
             Sgl::DataBlock { address, .. } => (address, DATA_BLOCK << 4 | subtype::ADDRESS),
@@ -377,7 +377,7 @@ impl From<Sgl> for SglDescriptor {
             bytes[11..15].copy_from_slice(&key.to_le_bytes());
         }
         bytes[15] = identifier;
-        SglDescriptor(bytes)
+        Self(bytes)
     }
 }
 

@@ -22,13 +22,13 @@ const DNR: u16 = 1 << 14;
 
 impl StatusCode {
     /// Combines a status code type (3 bits) and a status code.
-    pub const fn new(sct: u8, sc: u8) -> StatusCode {
-        StatusCode(((sct & 0b111) as u16) << 8 | sc as u16)
+    pub const fn new(sct: u8, sc: u8) -> Self {
+        Self(((sct & 0b111) as u16) << 8 | sc as u16)
     }
 
     /// Decodes the 15 bits above the phase tag.
-    pub const fn from_field(field: u16) -> StatusCode {
-        StatusCode(field & 0x7fff)
+    pub const fn from_field(field: u16) -> Self {
+        Self(field & 0x7fff)
     }
 
     /// The 15 bits that go above the phase tag.
@@ -47,8 +47,8 @@ impl StatusCode {
     }
 
     /// SCT and SC, with DNR, M and CRD cleared.
-    pub const fn code(self) -> StatusCode {
-        StatusCode(self.0 & CODE_MASK)
+    pub const fn code(self) -> Self {
+        Self(self.0 & CODE_MASK)
     }
 
     pub const fn is_success(self) -> bool {
@@ -70,16 +70,16 @@ impl StatusCode {
         self.0 & DNR != 0
     }
 
-    pub const fn with_crd(self, crd: u8) -> StatusCode {
-        StatusCode(self.0 & !(0b11 << CRD_SHIFT) | ((crd & 0b11) as u16) << CRD_SHIFT)
+    pub const fn with_crd(self, crd: u8) -> Self {
+        Self(self.0 & !(0b11 << CRD_SHIFT) | ((crd & 0b11) as u16) << CRD_SHIFT)
     }
 
-    pub const fn with_more(self) -> StatusCode {
-        StatusCode(self.0 | MORE)
+    pub const fn with_more(self) -> Self {
+        Self(self.0 | MORE)
     }
 
-    pub const fn with_dnr(self) -> StatusCode {
-        StatusCode(self.0 | DNR)
+    pub const fn with_dnr(self) -> Self {
+        Self(self.0 | DNR)
     }
 
     /// True for a path related status (SCT 3h): a multipath host retries on another path.

@@ -1,4 +1,5 @@
-//! NVMe/TCP PDUs (TCP 3.6): their layout, how to build one, and the rules that make one acceptable.
+//! NVMe/TCP PDUs (TCP 3.6): their layout, functions that build them, and the rules by which
+//! received ones are checked.
 //!
 //! ```text
 //!   0     1      2     3    4      8            HLEN      HLEN+4    PDO              PLEN-4   PLEN
@@ -71,29 +72,29 @@ pub enum PduType {
 }
 
 impl PduType {
-    pub const ALL: [PduType; 9] = [
-        PduType::IcReq,
-        PduType::IcResp,
-        PduType::H2cTermReq,
-        PduType::C2hTermReq,
-        PduType::CapsuleCmd,
-        PduType::CapsuleResp,
-        PduType::H2cData,
-        PduType::C2hData,
-        PduType::R2t,
+    pub const ALL: [Self; 9] = [
+        Self::IcReq,
+        Self::IcResp,
+        Self::H2cTermReq,
+        Self::C2hTermReq,
+        Self::CapsuleCmd,
+        Self::CapsuleResp,
+        Self::H2cData,
+        Self::C2hData,
+        Self::R2t,
     ];
 
-    pub const fn from_u8(value: u8) -> Option<PduType> {
+    pub const fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
-            0x00 => PduType::IcReq,
-            0x01 => PduType::IcResp,
-            0x02 => PduType::H2cTermReq,
-            0x03 => PduType::C2hTermReq,
-            0x04 => PduType::CapsuleCmd,
-            0x05 => PduType::CapsuleResp,
-            0x06 => PduType::H2cData,
-            0x07 => PduType::C2hData,
-            0x09 => PduType::R2t,
+            0x00 => Self::IcReq,
+            0x01 => Self::IcResp,
+            0x02 => Self::H2cTermReq,
+            0x03 => Self::C2hTermReq,
+            0x04 => Self::CapsuleCmd,
+            0x05 => Self::CapsuleResp,
+            0x06 => Self::H2cData,
+            0x07 => Self::C2hData,
+            0x09 => Self::R2t,
             _ => return None,
         })
     }
@@ -101,69 +102,63 @@ impl PduType {
     /// The specification's name.
     pub const fn name(self) -> &'static str {
         match self {
-            PduType::IcReq => "ICReq",
-            PduType::IcResp => "ICResp",
-            PduType::H2cTermReq => "H2CTermReq",
-            PduType::C2hTermReq => "C2HTermReq",
-            PduType::CapsuleCmd => "CapsuleCmd",
-            PduType::CapsuleResp => "CapsuleResp",
-            PduType::H2cData => "H2CData",
-            PduType::C2hData => "C2HData",
-            PduType::R2t => "R2T",
+            Self::IcReq => "ICReq",
+            Self::IcResp => "ICResp",
+            Self::H2cTermReq => "H2CTermReq",
+            Self::C2hTermReq => "C2HTermReq",
+            Self::CapsuleCmd => "CapsuleCmd",
+            Self::CapsuleResp => "CapsuleResp",
+            Self::H2cData => "H2CData",
+            Self::C2hData => "C2HData",
+            Self::R2t => "R2T",
         }
     }
 
     /// The only header length that the type may have.
     pub const fn hlen(self) -> u8 {
         match self {
-            PduType::IcReq => size_of::<IcReq>() as u8,
-            PduType::IcResp => size_of::<IcResp>() as u8,
-            PduType::H2cTermReq | PduType::C2hTermReq => size_of::<TermReq>() as u8,
-            PduType::CapsuleCmd => size_of::<CapsuleCmd>() as u8,
-            PduType::CapsuleResp => size_of::<CapsuleResp>() as u8,
-            PduType::H2cData | PduType::C2hData => size_of::<DataPdu>() as u8,
-            PduType::R2t => size_of::<R2t>() as u8,
+            Self::IcReq => size_of::<IcReq>() as u8,
+            Self::IcResp => size_of::<IcResp>() as u8,
+            Self::H2cTermReq | Self::C2hTermReq => size_of::<TermReq>() as u8,
+            Self::CapsuleCmd => size_of::<CapsuleCmd>() as u8,
+            Self::CapsuleResp => size_of::<CapsuleResp>() as u8,
+            Self::H2cData | Self::C2hData => size_of::<DataPdu>() as u8,
+            Self::R2t => size_of::<R2t>() as u8,
         }
     }
 
     /// The side that may receive it.
     pub const fn receiver(self) -> Side {
         match self {
-            PduType::IcReq | PduType::H2cTermReq | PduType::CapsuleCmd | PduType::H2cData => {
-                Side::Controller
+            Self::IcReq | Self::H2cTermReq | Self::CapsuleCmd | Self::H2cData => Side::Controller,
+            Self::IcResp | Self::C2hTermReq | Self::CapsuleResp | Self::C2hData | Self::R2t => {
+                Side::Host
             }
-            PduType::IcResp
-            | PduType::C2hTermReq
-            | PduType::CapsuleResp
-            | PduType::C2hData
-            | PduType::R2t => Side::Host,
         }
     }
 
     pub const fn is_term_req(self) -> bool {
-        matches!(self, PduType::H2cTermReq | PduType::C2hTermReq)
+        matches!(self, Self::H2cTermReq | Self::C2hTermReq)
     }
 
     /// The PDUs of connection set-up and tear-down never carry digests.
     pub const fn may_have_digests(self) -> bool {
         !matches!(
             self,
-            PduType::IcReq | PduType::IcResp | PduType::H2cTermReq | PduType::C2hTermReq
+            Self::IcReq | Self::IcResp | Self::H2cTermReq | Self::C2hTermReq
         )
     }
 
-    /// Flags that mean something in this type; the others are reserved.
+    /// The flags that this PDU type defines; the others are reserved.
     pub const fn flags(self) -> PduFlags {
         match self {
-            PduType::IcReq | PduType::IcResp | PduType::H2cTermReq | PduType::C2hTermReq => {
-                PduFlags::empty()
-            }
-            PduType::CapsuleCmd => PduFlags::HDGSTF.union(PduFlags::DDGSTF),
-            PduType::CapsuleResp | PduType::R2t => PduFlags::HDGSTF,
-            PduType::H2cData => PduFlags::HDGSTF
+            Self::IcReq | Self::IcResp | Self::H2cTermReq | Self::C2hTermReq => PduFlags::empty(),
+            Self::CapsuleCmd => PduFlags::HDGSTF.union(PduFlags::DDGSTF),
+            Self::CapsuleResp | Self::R2t => PduFlags::HDGSTF,
+            Self::H2cData => PduFlags::HDGSTF
                 .union(PduFlags::DDGSTF)
                 .union(PduFlags::LAST_PDU),
-            PduType::C2hData => PduFlags::all(),
+            Self::C2hData => PduFlags::all(),
         }
     }
 }
@@ -184,8 +179,8 @@ pub enum Side {
 impl fmt::Display for Side {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Side::Host => "host",
-            Side::Controller => "controller",
+            Self::Host => "host",
+            Self::Controller => "controller",
         })
     }
 }
@@ -213,18 +208,18 @@ pub struct Digests {
 }
 
 impl Digests {
-    pub const NONE: Digests = Digests {
+    pub const NONE: Self = Self {
         header: false,
         data: false,
     };
-    pub const BOTH: Digests = Digests {
+    pub const BOTH: Self = Self {
         header: true,
         data: true,
     };
 
     /// Decodes a DGST field whose reserved bits were checked.
-    pub const fn from_bits(bits: u8) -> Digests {
-        Digests {
+    pub const fn from_bits(bits: u8) -> Self {
+        Self {
             header: bits & 1 != 0,
             data: bits & 2 != 0,
         }
@@ -235,8 +230,8 @@ impl Digests {
     }
 
     /// What both ends can do: a digest is used when the host asks for it and the controller agrees.
-    pub const fn and(self, other: Digests) -> Digests {
-        Digests {
+    pub const fn and(self, other: Self) -> Self {
+        Self {
             header: self.header && other.header,
             data: self.data && other.data,
         }
@@ -251,19 +246,19 @@ impl Digests {
     }
 }
 
-/// HPDA or CPDA: where in a PDU the receiver wants its data to begin, in dwords less one.
+/// HPDA or CPDA: the alignment of PDU data that the receiver requests, in dwords, 0's based.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct DataAlignment(u8);
 
 impl DataAlignment {
     /// Any dword: the alignment of everyone who has no wish.
-    pub const DWORD: DataAlignment = DataAlignment(0);
-    pub const MAX: DataAlignment = DataAlignment(31);
+    pub const DWORD: Self = Self(0);
+    pub const MAX: Self = Self(31);
 
     /// Decodes an HPDA or CPDA field. Returns `None` above 31, which is reserved.
-    pub const fn from_field(field: u8) -> Option<DataAlignment> {
+    pub const fn from_field(field: u8) -> Option<Self> {
         if field <= Self::MAX.0 {
-            Some(DataAlignment(field))
+            Some(Self(field))
         } else {
             None
         }
@@ -281,7 +276,7 @@ impl DataAlignment {
     pub const fn align(self, offset: u32) -> u32 {
         match self {
             // The usual alignment. The division would take longer than the rest of a header.
-            DataAlignment(0) => offset.next_multiple_of(4),
+            Self(0) => offset.next_multiple_of(4),
             _ => offset.next_multiple_of(self.bytes()),
         }
     }
@@ -301,26 +296,26 @@ pub enum FatalErrorStatus {
 }
 
 impl FatalErrorStatus {
-    pub const fn from_u16(value: u16) -> Option<FatalErrorStatus> {
+    pub const fn from_u16(value: u16) -> Option<Self> {
         Some(match value {
-            0x01 => FatalErrorStatus::InvalidHeaderField,
-            0x02 => FatalErrorStatus::SequenceError,
-            0x03 => FatalErrorStatus::HeaderDigestError,
-            0x04 => FatalErrorStatus::DataOutOfRange,
-            0x05 => FatalErrorStatus::LimitExceeded,
-            0x06 => FatalErrorStatus::UnsupportedParameter,
+            0x01 => Self::InvalidHeaderField,
+            0x02 => Self::SequenceError,
+            0x03 => Self::HeaderDigestError,
+            0x04 => Self::DataOutOfRange,
+            0x05 => Self::LimitExceeded,
+            0x06 => Self::UnsupportedParameter,
             _ => return None,
         })
     }
 
     pub const fn name(self) -> &'static str {
         match self {
-            FatalErrorStatus::InvalidHeaderField => "Invalid PDU Header Field",
-            FatalErrorStatus::SequenceError => "PDU Sequence Error",
-            FatalErrorStatus::HeaderDigestError => "Header Digest Error",
-            FatalErrorStatus::DataOutOfRange => "Data Transfer Out of Range",
-            FatalErrorStatus::LimitExceeded => "R2T or Data Transfer Limit Exceeded",
-            FatalErrorStatus::UnsupportedParameter => "Unsupported Parameter",
+            Self::InvalidHeaderField => "Invalid PDU Header Field",
+            Self::SequenceError => "PDU Sequence Error",
+            Self::HeaderDigestError => "Header Digest Error",
+            Self::DataOutOfRange => "Data Transfer Out of Range",
+            Self::LimitExceeded => "R2T or Data Transfer Limit Exceeded",
+            Self::UnsupportedParameter => "Unsupported Parameter",
         }
     }
 }
@@ -446,7 +441,7 @@ impl IcResp {
 impl TermReq {
     /// The reason given, or the number if it is none that the specification knows.
     pub fn status(&self) -> Result<FatalErrorStatus, u16> {
-        FatalErrorStatus::from_u16(self.fes.get()).ok_or(self.fes.get())
+        FatalErrorStatus::from_u16(self.fes.get()).ok_or_else(|| self.fes.get())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Replays the corpora of the fuzz targets: inputs that once mattered keep being read without harm.
+//! Replays the corpora of the fuzz targets: inputs that once caused a failure, or reach rare code.
 
 use std::fs;
 use std::path::Path;

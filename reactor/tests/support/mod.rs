@@ -1,8 +1,8 @@
-//! Shared parts of the tests on real threads.
+//! Helpers of the tests that run reactors on real threads.
 
 use nacre_reactor::{Mode, ReactorConfig, ReactorHandle, spawn};
 
-pub fn start(name: &str, mode: Mode, busy_poll_us: u64) -> ReactorHandle {
+pub(crate) fn start(name: &str, mode: Mode, busy_poll_us: u64) -> ReactorHandle {
     let config = ReactorConfig {
         name: name.into(),
         mode,
@@ -12,7 +12,7 @@ pub fn start(name: &str, mode: Mode, busy_poll_us: u64) -> ReactorHandle {
     spawn(config, |_| {}).unwrap()
 }
 
-pub fn end(reactor: &ReactorHandle) {
+pub(crate) fn end(reactor: &ReactorHandle) {
     reactor.stop();
     reactor.join().unwrap();
     assert!(!reactor.is_alive());

@@ -1,5 +1,5 @@
-//! A daemon that is killed, stopped and frozen at any moment keeps acknowledged writes, and hosts
-//! reconnect by themselves.
+//! Goal: a daemon that is killed, stopped or frozen at any moment loses no acknowledged write, and
+//! hosts reconnect by themselves.
 
 use std::time::Duration;
 

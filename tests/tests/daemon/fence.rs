@@ -1,5 +1,5 @@
-//! Two daemons with the same volume over one remote namespace: the last one to open it is the
-//! holder. The former holder no longer acknowledges, reads or writes anything.
+//! Goal: of two daemons that open the same volume over one remote namespace, the last one is the
+//! holder, and the former holder acknowledges, reads and writes nothing.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

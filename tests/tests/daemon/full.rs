@@ -21,10 +21,10 @@ struct SmallTmpfs(PathBuf);
 
 impl SmallTmpfs {
     /// `None`: this user may not mount.
-    fn new(at: PathBuf, size: &str) -> Option<SmallTmpfs> {
+    fn new(at: PathBuf, size: &str) -> Option<Self> {
         std::fs::create_dir(&at).expect("a folder");
         let size = format!("size={size}");
-        mount(&["-t", "tmpfs", "-o", &size, "tmpfs"], &at).then(|| SmallTmpfs(at))
+        mount(&["-t", "tmpfs", "-o", &size, "tmpfs"], &at).then(|| Self(at))
     }
 
     fn has_room(&self, size: &str) {

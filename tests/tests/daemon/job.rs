@@ -1,5 +1,5 @@
-//! Tests the basic use: a file is served without a configuration, written by a host, and has the
-//! same data after a restart.
+//! Tests the basic use of the daemon: a file is served without a configuration, a host writes it,
+//! and reads the same data after a restart.
 
 use std::time::Duration;
 

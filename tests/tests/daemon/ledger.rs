@@ -1,14 +1,14 @@
-//! The model of the verified load: each written block has a tag, and the ledger has the set of tags
-//! that each block may contain.
+//! The model of the verified load: the tags that each block may contain. Each write gives its
+//! blocks a tag.
 
 use nacre_random::mix;
 
-pub const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 const WORDS: usize = BLOCK / 8;
 
 /// State of one block. Each write increments the generation; at most one is in flight.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// Last generation submitted to the host.
     pub submitted: u64,
     pub acknowledged: u64,
@@ -20,32 +20,32 @@ pub struct Entry {
 }
 
 /// All blocks of a device.
-pub struct Ledger {
+pub(crate) struct Ledger {
     pub entries: Vec<Entry>,
     run: u64,
 }
 
 impl Ledger {
-    pub fn new(blocks: usize, run: u64) -> Ledger {
-        Ledger {
+    pub(crate) fn new(blocks: usize, run: u64) -> Self {
+        Self {
             entries: vec![Entry::default(); blocks],
             run,
         }
     }
 
     /// The generations acknowledged so far: a flush submitted now must make them durable.
-    pub fn acknowledged(&self) -> Vec<u64> {
+    pub(crate) fn acknowledged(&self) -> Vec<u64> {
         self.entries.iter().map(|e| e.acknowledged).collect()
     }
 
-    pub fn flushed(&mut self, snapshot: &[u64]) {
+    pub(crate) fn flushed(&mut self, snapshot: &[u64]) {
         for (entry, acknowledged) in self.entries.iter_mut().zip(snapshot) {
             entry.flushed = entry.flushed.max(*acknowledged);
         }
     }
 
     /// The contents of a block: each word follows from its first three.
-    pub fn fill(&self, lba: usize, generation: u64, block: &mut [u8]) {
+    pub(crate) fn fill(&self, lba: usize, generation: u64, block: &mut [u8]) {
         for (at, word) in block.chunks_exact_mut(8).enumerate() {
             word.copy_from_slice(&self.word(lba, generation, at).to_le_bytes());
         }
@@ -63,7 +63,7 @@ impl Ledger {
     }
 
     /// Returns the generation in the block, or the error.
-    pub fn judge(&self, lba: usize, block: &[u8]) -> Result<u64, String> {
+    pub(crate) fn judge(&self, lba: usize, block: &[u8]) -> Result<u64, String> {
         assert_eq!(block.len(), BLOCK);
         let word = |at: usize| u64::from_le_bytes(block[8 * at..8 * at + 8].try_into().unwrap());
         let entry = &self.entries[lba];

@@ -1,4 +1,5 @@
-//! Listeners that follow the interfaces of the machine, and hosts that follow the listeners.
+//! Tests of listeners that follow the network interfaces of the machine, and of hosts that follow
+//! the discovery log.
 //!
 //! Method: the daemon runs in its own network namespace, with a virtual interface whose addresses
 //! the test adds and removes. That needs root; without it the test reports that it is skipped.
@@ -23,12 +24,12 @@ struct Namespace(String);
 
 impl Namespace {
     /// `None`: this user or machine cannot create one.
-    fn new(name: &str) -> Option<Namespace> {
+    fn new(name: &str) -> Option<Self> {
         let name = format!("nacre-{name}-{}", std::process::id());
         let made = Command::new("ip").args(["netns", "add", &name]).output();
         made.ok()
             .filter(|output| output.status.success())
-            .map(|_| Namespace(name))
+            .map(|_| Self(name))
     }
 
     fn try_ip(&self, words: &str) -> bool {

@@ -14,7 +14,7 @@ use nacre_tests::host::Host;
 
 use crate::ledger::{BLOCK, Ledger};
 
-pub const BLOCKS: usize = 1024;
+pub(crate) const BLOCKS: usize = 1024;
 /// Blocks of the largest write.
 const MAX_RUN: usize = 8;
 /// I/Os kept in flight on each queue.
@@ -48,22 +48,22 @@ enum Work {
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Work::Write { lba, blocks } => write!(f, "write of {lba}+{blocks}"),
-            Work::Zeroes {
+            Self::Write { lba, blocks } => write!(f, "write of {lba}+{blocks}"),
+            Self::Zeroes {
                 lba,
                 blocks,
                 deallocate,
             } => {
                 write!(f, "zeroes to {lba}+{blocks}, deallocate: {deallocate}")
             }
-            Work::Unmap { lba, blocks } => write!(f, "unmap of {lba}+{blocks}"),
-            Work::Read { lba } => write!(f, "read of {lba}"),
-            Work::Flush { .. } => f.write_str("flush"),
+            Self::Unmap { lba, blocks } => write!(f, "unmap of {lba}+{blocks}"),
+            Self::Read { lba } => write!(f, "read of {lba}"),
+            Self::Flush { .. } => f.write_str("flush"),
         }
     }
 }
 
-pub struct Load {
+pub(crate) struct Load {
     pub host: Host,
     pub ledger: Ledger,
     rng: Random,
@@ -74,18 +74,18 @@ pub struct Load {
 
 impl Load {
     /// Starts on a fresh namespace of [`BLOCKS`] blocks.
-    pub fn start(
+    pub(crate) fn start(
         address: SocketAddr,
         mut options: HostOptions,
         nsid: u32,
         rng: &mut Random,
-    ) -> Load {
+    ) -> Self {
         options.io_queues = 2;
         let mut host = Host::new(address, options, 2 * DEPTH);
         host.until("live", |h| h.controller.is_live());
         host.open_queue(nsid);
         host.open_queue(nsid);
-        Load {
+        Self {
             host,
             ledger: Ledger::new(BLOCKS, rng.draw()),
             rng: Random::new(rng.draw()),
@@ -95,12 +95,12 @@ impl Load {
         }
     }
 
-    pub fn stats(&self) -> Vec<IoStats> {
+    pub(crate) fn stats(&self) -> Vec<IoStats> {
         self.host.queues.iter().map(|q| q.stats()).collect()
     }
 
     /// Keeps running while `meanwhile` acts on the daemon.
-    pub fn run_during<T: Send>(&mut self, meanwhile: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn run_during<T: Send>(&mut self, meanwhile: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let meanwhile = scope.spawn(meanwhile);
             let load = catch_unwind(AssertUnwindSafe(|| {
@@ -116,14 +116,14 @@ impl Load {
         })
     }
 
-    pub fn turn(&mut self) {
+    pub(crate) fn turn(&mut self) {
         self.host.turn_or_nap();
         while let Some(completion) = self.host.take_completion() {
             self.completed(completion);
         }
     }
 
-    pub fn fill(&mut self) {
+    pub(crate) fn fill(&mut self) {
         for queue in 0..self.host.queues.len() {
             let mut tries = 0;
             while self.under_way.len() < DEPTH * (queue + 1) && tries < 2 * DEPTH {
@@ -236,7 +236,7 @@ impl Load {
     }
 
     /// Runs this many more I/Os.
-    pub fn run(&mut self, ios: u64) {
+    pub(crate) fn run(&mut self, ios: u64) {
         let until = self.completed + ios;
         while self.completed < until {
             self.fill();
@@ -245,20 +245,20 @@ impl Load {
     }
 
     /// Runs until both queues are live, so that the next failure affects both.
-    pub fn until_connected(&mut self) {
+    pub(crate) fn until_connected(&mut self) {
         while !self.host.queues.iter().all(IoQueue::is_live) {
             self.fill();
             self.turn();
         }
     }
 
-    pub fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         while !self.under_way.is_empty() {
             self.turn();
         }
     }
 
-    pub fn check_all(&mut self, when: &str) {
+    pub(crate) fn check_all(&mut self, when: &str) {
         for lba in 0..BLOCKS {
             let block = self.host.read(lba % 2, lba as u64, 1, BLOCK);
             let found = self.ledger.judge(lba, &block);

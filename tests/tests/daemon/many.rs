@@ -19,7 +19,7 @@ fn serve(place: &Place) -> (Daemon, SocketAddr, u32) {
 }
 
 /// Hosts with `queues` I/O queues each, all connecting at once.
-pub fn hosts(count: usize, address: SocketAddr, nsid: u32, queues: u16) -> Vec<Host> {
+pub(crate) fn hosts(count: usize, address: SocketAddr, nsid: u32, queues: u16) -> Vec<Host> {
     let make = |n: usize| {
         let mut options = options(NQN);
         options.hostid = [n as u8 + 1; 16];

@@ -34,14 +34,14 @@ struct DiskExporter {
 }
 
 impl DiskExporter {
-    fn start(place: Place, ip: &str, name: &str) -> DiskExporter {
+    fn start(place: Place, ip: &str, name: &str) -> Self {
         let mut daemon = place.start();
         let nqn = format!("nqn.2025-01.io.nacre:{name}");
         daemon.create_file("disk", BLOCK as u32, SIZE);
         daemon.create_subsystem(&nqn);
         daemon.add_namespace(&nqn, "disk");
         let address = daemon.listen(&nqn, &format!("{ip}:0"));
-        DiskExporter {
+        Self {
             daemon: Some(daemon),
             place,
             address,
@@ -251,9 +251,9 @@ struct Cable {
 
 impl Cable {
     /// `None`: this user or machine cannot create them.
-    fn new() -> Option<Cable> {
+    fn new() -> Option<Self> {
         let name = |end: &str| format!("nacre-{end}-{}", std::process::id());
-        let cable = Cable {
+        let cable = Self {
             near: name("near"),
             far: name("far"),
         };

@@ -30,7 +30,7 @@ const OK: StatusCode = StatusCode::SUCCESS;
 struct Queue(TcpStream);
 
 impl Queue {
-    fn open(address: SocketAddr) -> Option<Queue> {
+    fn open(address: SocketAddr) -> Option<Self> {
         let mut stream = TcpStream::connect(address).ok()?;
         stream
             .set_read_timeout(Some(Duration::from_secs(60)))
@@ -38,7 +38,7 @@ impl Queue {
         let hello = IcReq::new(DataAlignment::DWORD, Digests::NONE, 1);
         stream.write_all(hello.as_bytes()).ok()?;
         stream.read_exact(&mut [0; 128]).ok()?;
-        Some(Queue(stream))
+        Some(Self(stream))
     }
 
     /// `None`: the connection ended.
@@ -91,19 +91,19 @@ impl Queue {
 }
 
 /// A host with one I/O queue.
-pub struct Host {
+pub(crate) struct Host {
     _admin: Queue,
     io: Queue,
     key: u64,
 }
 
 impl Host {
-    fn connect(address: SocketAddr, id: u8) -> Host {
-        Host::connect_to(NQN, address, id)
+    fn connect(address: SocketAddr, id: u8) -> Self {
+        Self::connect_to(NQN, address, id)
     }
 
     /// Connects to namespace 1 of `nqn`.
-    pub fn connect_to(nqn: &str, address: SocketAddr, id: u8) -> Host {
+    pub(crate) fn connect_to(nqn: &str, address: SocketAddr, id: u8) -> Self {
         let mut admin = Queue::open(address).expect("it listens");
         let cntlid = admin.connect(nqn, id, 0, 0xffff).expect("an answer");
         let set = PropertySet {
@@ -115,14 +115,14 @@ impl Host {
         assert_eq!(cqe.status(), OK);
         let mut io = Queue::open(address).expect("it listens");
         io.connect(nqn, id, 1, cntlid).expect("an answer");
-        Host {
+        Self {
             _admin: admin,
             io,
             key: u64::from(id),
         }
     }
 
-    pub fn register(
+    pub(crate) fn register(
         &mut self,
         action: RegisterAction,
         persist: PersistChange,
@@ -144,7 +144,7 @@ impl Host {
         Some(cqe.status())
     }
 
-    pub fn acquire(&mut self, kind: ReservationType) -> StatusCode {
+    pub(crate) fn acquire(&mut self, kind: ReservationType) -> StatusCode {
         let acquire = Acquire {
             action: AcquireAction::Acquire,
             ignore_existing_key: false,

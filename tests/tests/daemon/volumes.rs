@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// How long a volume holds I/O that it cannot answer, in tests where hosts must notice nothing.
 /// Longer than any stall of a machine or disk: a decision about replicas flushes the disk, and
 /// other processes write to that disk too.
-pub const HOLD_MS: u64 = 600_000;
+pub(crate) const HOLD_MS: u64 = 600_000;
 
 /// Starts a daemon with volume "v" over `replicas`, which are files or are on files. Returns its
 /// address.
@@ -57,7 +57,7 @@ fn serve(place: &Place, replicas: &[&str]) -> (Daemon, SocketAddr) {
 }
 
 /// Serves the volume to any host.
-pub fn publish(daemon: &mut Daemon) -> SocketAddr {
+pub(crate) fn publish(daemon: &mut Daemon) -> SocketAddr {
     let address = free_address("127.0.0.1");
     let listener =
         json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string() });
@@ -109,17 +109,17 @@ fn answered(host: &mut Host) -> Completion {
     answer
 }
 
-pub fn volume(daemon: &mut Daemon) -> Value {
+pub(crate) fn volume(daemon: &mut Daemon) -> Value {
     daemon.call("volume_get", json!({ "name": "v" }))
 }
 
-pub fn replica<'a>(volume: &'a Value, device: &str) -> &'a Value {
+pub(crate) fn replica<'a>(volume: &'a Value, device: &str) -> &'a Value {
     let replicas = volume["replicas"].as_array().expect("a list");
     let found = replicas.iter().find(|r| r["device"] == device);
     found.unwrap_or_else(|| panic!("no {device} in {volume:#}"))
 }
 
-pub fn until(daemon: &mut Daemon, what: &str, done: impl Fn(&Value) -> bool) -> Value {
+pub(crate) fn until(daemon: &mut Daemon, what: &str, done: impl Fn(&Value) -> bool) -> Value {
     let end = Instant::now() + PATIENCE;
     loop {
         let now = volume(daemon);
@@ -131,7 +131,7 @@ pub fn until(daemon: &mut Daemon, what: &str, done: impl Fn(&Value) -> bool) -> 
     }
 }
 
-pub fn healthy(daemon: &mut Daemon) -> Value {
+pub(crate) fn healthy(daemon: &mut Daemon) -> Value {
     until(daemon, "healthy", |v| v["state"] == "healthy")
 }
 
@@ -141,7 +141,7 @@ fn verify(daemon: &mut Daemon) {
 }
 
 /// Like [`verify`], for a volume of this many bytes.
-pub fn verify_bytes(daemon: &mut Daemon, bytes: u64) {
+pub(crate) fn verify_bytes(daemon: &mut Daemon, bytes: u64) {
     healthy(daemon);
     daemon.call("volume_verify", json!({ "name": "v" }));
     let now = until(daemon, "verified", |v| v["verify"]["running"] == false);
@@ -152,7 +152,7 @@ pub fn verify_bytes(daemon: &mut Daemon, bytes: u64) {
     assert_eq!((compared, different), (&json!(bytes), &json!(0)), "{now:#}");
 }
 
-pub fn events(daemon: &mut Daemon, kind: &str) -> Vec<Value> {
+pub(crate) fn events(daemon: &mut Daemon, kind: &str) -> Vec<Value> {
     let events = daemon.call("events_get", json!({ "categories": ["volume", "replica"] }));
     let events = events["events"].as_array().expect("a list").clone();
     events.into_iter().filter(|e| e["type"] == kind).collect()
@@ -167,7 +167,7 @@ fn written(daemon: &mut Daemon, device: &str) -> u64 {
 }
 
 /// Options of a host that waits as long as a volume takes to open without a replica.
-pub fn patient() -> HostOptions {
+pub(crate) fn patient() -> HostOptions {
     let mut patient = options(NQN);
     patient.io_timeout = Duration::from_secs(30);
     patient.connect_timeout = Duration::from_secs(30);

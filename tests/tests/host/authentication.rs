@@ -40,7 +40,7 @@ impl World {
         let target = self.target();
         let secrets = HostSecrets {
             keys: Some(keys),
-            psk: None,
+            ..HostSecrets::default()
         };
         target.add_host_with(&subsystem, &host, secrets).unwrap();
     }

@@ -13,8 +13,8 @@ use super::world::{World, options};
 const STATIC: &str = "nqn.2025-01.io.nacre:static";
 
 impl World {
-    fn with_static(ids: RangeInclusive<u16>) -> World {
-        let world = World::new();
+    fn with_static(ids: RangeInclusive<u16>) -> Self {
+        let world = Self::new();
         world.add_static(ids);
         world
     }

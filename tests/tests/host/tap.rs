@@ -1,4 +1,4 @@
-//! A test device: a RAM disk that records its requests and can be paused.
+//! A test bdev: a RAM disk that records its requests and can be paused.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use nacre_tests::target::ram;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-pub struct Tap {
+pub(crate) struct Tap {
     disk: Arc<dyn Bdev>,
     blocks: AtomicU64,
     hold: AtomicBool,
@@ -19,8 +19,8 @@ pub struct Tap {
 }
 
 impl Tap {
-    pub fn new(name: &str, block_size: u32, blocks: u64) -> Arc<Tap> {
-        Arc::new(Tap {
+    pub(crate) fn new(name: &str, block_size: u32, blocks: u64) -> Arc<Self> {
+        Arc::new(Self {
             disk: ram(name, block_size, blocks * u64::from(block_size)),
             blocks: AtomicU64::new(blocks),
             hold: AtomicBool::new(false),
@@ -29,18 +29,18 @@ impl Tap {
     }
 
     /// While paused, no request is executed.
-    pub fn hold(&self, on: bool) {
+    pub(crate) fn hold(&self, on: bool) {
         self.hold.store(on, Ordering::Relaxed);
     }
 
     /// Shrinks the disk, or restores its size.
-    pub fn resize(&self, blocks: u64) {
+    pub(crate) fn resize(&self, blocks: u64) {
         assert!(blocks <= self.disk.geometry().blocks);
         self.blocks.store(blocks, Ordering::Relaxed);
     }
 
     /// The requests since the last call, in order.
-    pub fn take_log(&self) -> Vec<(Op, u64)> {
+    pub(crate) fn take_log(&self) -> Vec<(Op, u64)> {
         std::mem::take(&mut self.log.lock())
     }
 }

@@ -1,5 +1,5 @@
-//! Set-up for the tests: a target that can disappear and return, and hosts connected to it by the
-//! loopback transport.
+//! The harness of the tests: a target that can disappear and return, and hosts connected to it by
+//! the loopback transport.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -23,20 +23,21 @@ use nacre_transport_loopback::{Faults, LoopbackConfig, LoopbackPlug};
 
 use super::tap::Tap;
 
-pub const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
-pub const BLOCK: u32 = 512;
-pub const BLOCKS: u64 = 4096;
+pub(crate) const HOSTNQN: &str =
+    "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
+pub(crate) const BLOCK: u32 = 512;
+pub(crate) const BLOCKS: u64 = 4096;
 const LISTENER: &str = "here";
 
 /// The running target and its group.
-pub struct RunningTarget {
+pub(crate) struct RunningTarget {
     pub target: Arc<Target>,
     group: QueueGroup,
 }
 
 /// The network: the plug of the target, while there is one.
 #[derive(Default)]
-pub struct Net {
+pub(crate) struct Net {
     plug: Option<Arc<LoopbackPlug>>,
     /// Dialled queues, with the time.
     pub dials: Vec<(u16, Nanos)>,
@@ -44,7 +45,7 @@ pub struct Net {
     pub now: Nanos,
 }
 
-pub struct World {
+pub(crate) struct World {
     pub now: Nanos,
     pub net: Rc<RefCell<Net>>,
     pub alive: Option<RunningTarget>,
@@ -61,7 +62,7 @@ pub struct World {
     next_token: u64,
 }
 
-pub fn options(io_queues: u16) -> HostOptions {
+pub(crate) fn options(io_queues: u16) -> HostOptions {
     let mut options = HostOptions::new(nqn(HOSTNQN), [7; 16], nqn(SUBNQN));
     options.io_queues = io_queues;
     options.queue_entries = 17;
@@ -84,8 +85,8 @@ fn memory() -> Pool {
 
 impl World {
     /// A target with namespace 1, without hosts.
-    pub fn new() -> World {
-        let mut world = World {
+    pub(crate) fn new() -> Self {
+        let mut world = Self {
             now: Nanos(1_000_000),
             net: Rc::default(),
             alive: None,
@@ -110,13 +111,13 @@ impl World {
     }
 
     /// Like `new`, with a live controller and `queues` live I/O queues on namespace 1.
-    pub fn connected(queues: u16) -> World {
-        World::connected_with(options(queues))
+    pub(crate) fn connected(queues: u16) -> Self {
+        Self::connected_with(options(queues))
     }
 
-    pub fn connected_with(options: HostOptions) -> World {
+    pub(crate) fn connected_with(options: HostOptions) -> Self {
         let queues = options.io_queues;
-        let mut world = World::new();
+        let mut world = Self::new();
         world.connect(options);
         world.until("live", |w| w.controller().is_live());
         for qid in 1..=queues {
@@ -129,7 +130,7 @@ impl World {
     // The target.
 
     /// A fresh target without namespaces, which admits any host.
-    pub fn start_target(&mut self) {
+    pub(crate) fn start_target(&mut self) {
         let plug = Arc::new(LoopbackPlug::new(LoopbackConfig::default()));
         let authentication = Authentication::with_helper(Arc::new(Helper::at_once()));
         let target = Target::with_authentication(TargetConfig::default(), 1, authentication);
@@ -152,7 +153,7 @@ impl World {
     }
 
     /// Drops the target process with its connections.
-    pub fn kill_target(&mut self) {
+    pub(crate) fn kill_target(&mut self) {
         let mut net = self.net.borrow_mut();
         net.plug = None;
         for (_, faults) in net.faults.drain(..) {
@@ -163,25 +164,25 @@ impl World {
     }
 
     /// Restarts the target with the same namespace 1.
-    pub fn revive_target(&mut self) {
+    pub(crate) fn revive_target(&mut self) {
         self.start_target();
         let tap: Arc<dyn Bdev> = self.tap.clone();
         self.add_namespace(tap);
     }
 
-    pub fn target(&self) -> &Arc<Target> {
+    pub(crate) fn target(&self) -> &Arc<Target> {
         &self.alive.as_ref().expect("a target").target
     }
 
     /// Announces a new size of the tap to all layers.
-    pub fn resized(&self) {
+    pub(crate) fn resized(&self) {
         for layer in &self.layers {
             layer.refresh();
         }
         self.target().bdev_resized(self.tap.name());
     }
 
-    pub fn add_namespace(&mut self, bdev: Arc<dyn Bdev>) -> u32 {
+    pub(crate) fn add_namespace(&mut self, bdev: Arc<dyn Bdev>) -> u32 {
         let layer = Layer::new(bdev);
         self.layers.push(Arc::clone(&layer));
         let layer: Arc<dyn Bdev> = layer;
@@ -201,14 +202,14 @@ impl World {
         self.target().add_namespace(&nqn(SUBNQN), config).unwrap()
     }
 
-    pub fn remove_namespace(&self, nsid: u32) {
+    pub(crate) fn remove_namespace(&self, nsid: u32) {
         let subsystem = self.target().subsystem(&nqn(SUBNQN)).unwrap();
         subsystem.remove_namespace(nsid).unwrap();
     }
 
     // The host.
 
-    pub fn dial(&self) -> Box<dyn Dial> {
+    pub(crate) fn dial(&self) -> Box<dyn Dial> {
         let net = Rc::clone(&self.net);
         Box::new(move |qid: u16| {
             let mut net = net.borrow_mut();
@@ -222,19 +223,19 @@ impl World {
         })
     }
 
-    pub fn connect(&mut self, options: HostOptions) {
+    pub(crate) fn connect(&mut self, options: HostOptions) {
         let (dial, memory) = (self.dial(), self.memory.clone());
         self.net.borrow_mut().now = self.now;
         self.controller = Some(Controller::new(options, dial, memory, self.now));
     }
 
-    pub fn connect_to(&mut self, subnqn: Nqn) {
+    pub(crate) fn connect_to(&mut self, subnqn: Nqn) {
         let mut options = options(1);
         options.subnqn = subnqn;
         self.connect(options);
     }
 
-    pub fn open_queue(&mut self, qid: u16, nsid: u32) {
+    pub(crate) fn open_queue(&mut self, qid: u16, nsid: u32) {
         let (options, link) = (
             self.controller().options().clone(),
             self.controller().link(),
@@ -244,15 +245,15 @@ impl World {
         self.queues.push(queue.unwrap());
     }
 
-    pub fn controller(&self) -> &Controller {
+    pub(crate) fn controller(&self) -> &Controller {
         self.controller.as_ref().expect("a controller")
     }
 
-    pub fn controller_mut(&mut self) -> &mut Controller {
+    pub(crate) fn controller_mut(&mut self) -> &mut Controller {
         self.controller.as_mut().expect("a controller")
     }
 
-    pub fn failure(&self) -> String {
+    pub(crate) fn failure(&self) -> String {
         match self.controller().state() {
             ControllerState::Failed(error) | ControllerState::Waiting { error, .. } => {
                 error.to_string()
@@ -262,7 +263,7 @@ impl World {
     }
 
     /// The latest connection of queue `qid`.
-    pub fn faults(&self, qid: u16) -> Faults {
+    pub(crate) fn faults(&self, qid: u16) -> Faults {
         let net = self.net.borrow();
         let found = net.faults.iter().rev().find(|(q, _)| *q == qid);
         found.expect("the queue was dialled").1.clone()
@@ -270,11 +271,11 @@ impl World {
 
     // Time.
 
-    pub fn turn(&mut self) {
+    pub(crate) fn turn(&mut self) {
         self.step(Duration::from_micros(10));
     }
 
-    pub fn step(&mut self, by: Duration) {
+    pub(crate) fn step(&mut self, by: Duration) {
         self.now = self.now + by;
         self.net.borrow_mut().now = self.now;
         if let Some(alive) = &mut self.alive {
@@ -294,7 +295,7 @@ impl World {
         }
     }
 
-    pub fn pass(&mut self, time: Duration) {
+    pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
             self.step(Duration::from_millis(20));
@@ -302,7 +303,7 @@ impl World {
     }
 
     /// Turns for up to ten minutes of virtual time, first in small steps and then in larger ones.
-    pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut World) -> bool) {
+    pub(crate) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         for turn in 0..40_000u64 {
             if done(self) {
                 return;
@@ -318,7 +319,7 @@ impl World {
 
     // I/O.
 
-    pub fn buf(&self, blocks: u32, seed: u8) -> Buf {
+    pub(crate) fn buf(&self, blocks: u32, seed: u8) -> Buf {
         let len = (blocks * BLOCK) as usize;
         let mut buf = self.memory.acquire(len).expect("memory enough");
         buf.bytes_mut()
@@ -327,58 +328,58 @@ impl World {
         buf
     }
 
-    pub fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
+    pub(crate) fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
         self.next_token += 1;
         Io::new(self.next_token, op, lba, blocks)
     }
 
-    pub fn submit(&mut self, queue: usize, io: Io) -> u64 {
+    pub(crate) fn submit(&mut self, queue: usize, io: Io) -> u64 {
         let token = io.token;
         assert!(self.queues[queue].submit(io).is_ok(), "the queue is full");
         token
     }
 
-    pub fn wait(&mut self, token: u64) -> Completion {
+    pub(crate) fn wait(&mut self, token: u64) -> Completion {
         self.until("a completion", |w| w.completions.contains_key(&token));
         self.completions.remove(&token).unwrap()
     }
 
-    pub fn run(&mut self, queue: usize, io: Io) -> Status {
+    pub(crate) fn run(&mut self, queue: usize, io: Io) -> Status {
         let token = self.submit(queue, io);
         self.wait(token).status
     }
 
-    pub fn write(&mut self, queue: usize, lba: u64, blocks: u32, seed: u8) -> Status {
+    pub(crate) fn write(&mut self, queue: usize, lba: u64, blocks: u32, seed: u8) -> Status {
         let buf = self.buf(blocks, seed);
         let io = self.io(Op::Write, lba, blocks).with(buf);
         self.run(queue, io)
     }
 
-    pub fn submit_write(&mut self, queue: usize, lba: u64, blocks: u32, seed: u8) -> u64 {
+    pub(crate) fn submit_write(&mut self, queue: usize, lba: u64, blocks: u32, seed: u8) -> u64 {
         let buf = self.buf(blocks, seed);
         let io = self.io(Op::Write, lba, blocks).with(buf);
         self.submit(queue, io)
     }
 
-    pub fn submit_read(&mut self, queue: usize, lba: u64, blocks: u32) -> u64 {
+    pub(crate) fn submit_read(&mut self, queue: usize, lba: u64, blocks: u32) -> u64 {
         let buf = self.buf(blocks, 0xee);
         let io = self.io(Op::Read, lba, blocks).with(buf);
         self.submit(queue, io)
     }
 
-    pub fn read(&mut self, queue: usize, lba: u64, blocks: u32) -> Vec<u8> {
+    pub(crate) fn read(&mut self, queue: usize, lba: u64, blocks: u32) -> Vec<u8> {
         let token = self.submit_read(queue, lba, blocks);
         let completion = self.wait(token);
         assert_eq!(completion.status, Status::Ok);
         completion.data.iter().flat_map(|b| b.to_vec()).collect()
     }
 
-    pub fn flags(&mut self, op: Op, lba: u64, blocks: u32, flags: Flags) -> Io {
+    pub(crate) fn flags(&mut self, op: Op, lba: u64, blocks: u32, flags: Flags) -> Io {
         self.io(op, lba, blocks).flags(flags)
     }
 
     /// Checks that all host buffers except `kept` are back in the pool.
-    pub fn assert_buffers_back(&mut self, kept: usize) {
+    pub(crate) fn assert_buffers_back(&mut self, kept: usize) {
         self.completions.clear();
         let missing: usize = self.memory.stats().iter().map(|c| c.count - c.free).sum();
         assert_eq!(missing, kept, "buffers of the host are missing");
@@ -386,7 +387,7 @@ impl World {
 }
 
 /// Bytes that differ by block and by `seed`.
-pub fn bytes(blocks: u32, seed: u8) -> Vec<u8> {
+pub(crate) fn bytes(blocks: u32, seed: u8) -> Vec<u8> {
     let byte = |at: u32| (at / BLOCK) as u8 ^ seed.wrapping_mul(31) ^ (at % 251) as u8;
     (0..blocks * BLOCK).map(byte).collect()
 }

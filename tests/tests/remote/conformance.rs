@@ -1,5 +1,4 @@
-//! The conformance suite of bdevs, for operations that the target and the layer above it provide
-//! natively.
+//! The bdev conformance suite on a remote namespace, over TCP and over simulated RDMA.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::rig::{AttachedRemote, NAME, User, config, options, tcp};
 
 /// The same disk for every restart of a target.
-fn disk(name: &str, uuid: u128, blocks: u64) -> Arc<malloc::Malloc> {
+pub(crate) fn disk(name: &str, uuid: u128, blocks: u64) -> Arc<malloc::Malloc> {
     malloc::create(malloc::Config {
         name: name.into(),
         block_size: 512,

@@ -3,6 +3,7 @@
 
 mod conformance;
 mod lifecycle;
+mod paths;
 mod reserved;
 mod rig;
 mod zeroes;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_bdev::reservation::{ActiveReservation, Ask, ReservationReport};
+use nacre_bdev::reservation::{ActiveReservation, ReservationReport, ReservationRequest};
 use nacre_bdev::{Io, Op, Queue, Status};
 use nacre_nvmf_remote::State;
 use nacre_tests::target::{TestTarget, nqn, ram};
@@ -23,7 +23,7 @@ fn attach(target: &TestTarget, id: u8) -> AttachedRemote {
 }
 
 fn register(user: &mut User, current: Option<u64>, key: u64) -> Result<ReservationReport, Status> {
-    user.reserve(Ask::Register { current, key })
+    user.reserve(ReservationRequest::Register { current, key })
 }
 
 /// Goal: all reservation operations of a volume's holder work over a real connection: report,
@@ -36,12 +36,13 @@ fn reservation_operations_work() {
     let [mut one, mut two] = hosts.each_ref().map(|host| host.user(1));
     assert!(one.device.reserves(), "the target says so");
     let free = Ok(ReservationReport::default());
-    assert_eq!(one.reserve(Ask::Report), free);
-    let acquire = one.reserve(Ask::Acquire { key: KEY });
+    assert_eq!(one.reserve(ReservationRequest::Report), free);
+    let acquire = one.reserve(ReservationRequest::Acquire { key: KEY });
     assert_eq!(acquire, Err(REFUSED), "it is not registered");
     register(&mut one, None, KEY).expect("registered");
-    one.reserve(Ask::Acquire { key: KEY }).expect("acquired");
-    let seen_by = |user: &mut User| user.reserve(Ask::Report).expect("a report");
+    one.reserve(ReservationRequest::Acquire { key: KEY })
+        .expect("acquired");
+    let seen_by = |user: &mut User| user.reserve(ReservationRequest::Report).expect("a report");
     let own = ReservationReport {
         own: Some(KEY),
         others: vec![],
@@ -53,7 +54,8 @@ fn reservation_operations_work() {
 
     register(&mut two, None, OTHER).expect("registered");
     assert_eq!(seen_by(&mut two).others, [KEY]);
-    two.reserve(Ask::Preempt { key: OTHER }).expect("preempted");
+    two.reserve(ReservationRequest::Preempt { key: OTHER })
+        .expect("preempted");
     let own = ReservationReport {
         own: Some(OTHER),
         ..own
@@ -61,13 +63,13 @@ fn reservation_operations_work() {
     assert_eq!(seen_by(&mut two), own);
     assert_eq!((one.write(0, 3), two.write(8, 4)), (REFUSED, Status::Ok));
     assert_eq!(register(&mut one, Some(KEY), KEY + 1), Err(REFUSED));
-    let gone = one.reserve(Ask::Unregister { key: KEY });
+    let gone = one.reserve(ReservationRequest::Unregister { key: KEY });
     assert_eq!(gone, Err(REFUSED));
 
     register(&mut two, Some(OTHER), OTHER + 1).expect("another key");
-    two.reserve(Ask::Unregister { key: OTHER + 1 })
+    two.reserve(ReservationRequest::Unregister { key: OTHER + 1 })
         .expect("given up");
-    assert_eq!(one.reserve(Ask::Report), free);
+    assert_eq!(one.reserve(ReservationRequest::Report), free);
     assert_eq!(one.write(0, 5), Status::Ok);
 }
 
@@ -80,11 +82,12 @@ fn registrations_survive_connection_losses() {
     let (host, rival) = (attach(&target, 1), attach(&target, 2));
     let mut user = host.user(1);
     register(&mut user, None, KEY).expect("registered");
-    user.reserve(Ask::Acquire { key: KEY }).expect("acquired");
+    user.reserve(ReservationRequest::Acquire { key: KEY })
+        .expect("acquired");
     for round in 0..20u8 {
         host.attachment.reset();
         // It may fail at once, on detection, or later; the next report is right in all cases.
-        match user.reserve(Ask::Report) {
+        match user.reserve(ReservationRequest::Report) {
             Ok(report) => assert_eq!(report.own, Some(KEY)),
             Err(status) => assert_eq!(status, Status::Gone),
         }
@@ -92,7 +95,10 @@ fn registrations_survive_connection_losses() {
         assert_eq!(user.write(0, round), Status::Ok);
     }
     assert_eq!(rival.user(1).write(0, 1), REFUSED);
-    assert_eq!(user.reserve(Ask::Report).map(|s| s.own), Ok(Some(KEY)));
+    assert_eq!(
+        user.reserve(ReservationRequest::Report).map(|s| s.own),
+        Ok(Some(KEY))
+    );
 }
 
 /// Goal: I/O of a preempted host is complete before the answer to the preempt: later writes of
@@ -104,11 +110,13 @@ fn preempted_under_load() {
     let hosts = [attach(&target, 1), attach(&target, 2)];
     let [mut one, mut two] = hosts.each_ref().map(|host| host.user(1));
     register(&mut one, None, KEY).expect("registered");
-    one.reserve(Ask::Acquire { key: KEY }).expect("acquired");
+    one.reserve(ReservationRequest::Acquire { key: KEY })
+        .expect("acquired");
     let under_way: Vec<u64> = (0..32).map(|at| one.submit(Op::Write, at * 8, 1)).collect();
     one.turn();
     register(&mut two, None, OTHER).expect("registered");
-    two.reserve(Ask::Preempt { key: OTHER }).expect("preempted");
+    two.reserve(ReservationRequest::Preempt { key: OTHER })
+        .expect("preempted");
     for at in 0..32 {
         assert_eq!(two.write(at * 8, 2), Status::Ok);
     }
@@ -133,7 +141,7 @@ fn excess_and_unsupported_requests_are_refused() {
     target.add_namespace(Arc::clone(&ram));
     assert!(!ram.reserves());
     let request = || nacre_bdev::reservation::Reserve {
-        ask: Ask::Report,
+        ask: ReservationRequest::Report,
         answer: Box::new(|_| ()),
     };
     let pool = nacre_hugepages::Pool::heap(&[nacre_hugepages::ClassSpec {

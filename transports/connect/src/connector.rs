@@ -5,10 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nacre_hugepages::{ClassSpec, Pool};
-use nacre_nvmf::host::{Connector, Dial, Wanted};
+use nacre_nvmf::host::{Connector, Dial, GeneratedPsk, Wanted};
 use nacre_nvmf::tcp::HostConfig;
+use nacre_nvmf::tls::Derivation;
 use nacre_nvmf::transport::{HostTransport, TransportType};
+use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
+use nacre_reactor::Helper;
 use nacre_transport_tcp::{HostOptions, HostTls, Marking, connect_host};
 
 use crate::rdma::{Rdma, RdmaDial};
@@ -18,13 +21,43 @@ use crate::source::Source;
 pub struct TcpConnector {
     address: SocketAddr,
     options: HostOptions,
+    concatenated: Option<Concatenated>,
     source: Source,
+}
+
+/// Secure channel concatenation: the PSK that the controller's authentication generates, and the
+/// names that its identity has.
+#[derive(Clone)]
+pub struct Concatenated {
+    pub psk: Arc<GeneratedPsk>,
+    pub host: Nqn,
+    pub subsystem: Nqn,
+    /// The thread that computes for handshakes.
+    pub helper: Option<Arc<Helper>>,
+}
+
+impl Concatenated {
+    /// The TLS of a queue. Only the admin queue may be in clear, to generate the PSK.
+    fn tls(&self, qid: u16) -> std::io::Result<Option<HostTls>> {
+        match self.psk.get() {
+            Some(psk) => Ok(Some(HostTls {
+                identity: psk.offer(&self.host, &self.subsystem),
+                psk,
+                derivation: Derivation::Standard,
+                helper: self.helper.clone(),
+            })),
+            None if qid == 0 => Ok(None),
+            None => Err(std::io::Error::other(
+                "the admin queue has not generated a PSK for TLS yet",
+            )),
+        }
+    }
 }
 
 impl TcpConnector {
     /// A connector to `address` that requests `digests` and queues of `entries` entries (a count,
     /// not 0's based).
-    pub fn new(address: SocketAddr, digests: Digests, entries: u16) -> TcpConnector {
+    pub fn new(address: SocketAddr, digests: Digests, entries: u16) -> Self {
         let machine = HostConfig {
             digests,
             entries: entries.into(),
@@ -34,32 +67,39 @@ impl TcpConnector {
             machine,
             ..HostOptions::default()
         };
-        TcpConnector {
+        Self {
             address,
             options,
+            concatenated: None,
             source: Source::default(),
         }
     }
 
     /// Sets the marking of packets.
-    pub fn marked(mut self, marking: Marking) -> TcpConnector {
+    pub fn marked(mut self, marking: Marking) -> Self {
         self.options.marking = marking;
         self
     }
 
     /// Sets the time limit of a TCP connection attempt.
-    pub fn within(mut self, connect_timeout: std::time::Duration) -> TcpConnector {
+    pub fn within(mut self, connect_timeout: std::time::Duration) -> Self {
         self.options.connect_timeout = connect_timeout;
         self
     }
 
     /// Sets the key of TLS; `None`: connections are in clear.
-    pub fn secured(mut self, tls: Option<HostTls>) -> TcpConnector {
+    pub fn secured(mut self, tls: Option<HostTls>) -> Self {
         self.options.tls = tls;
         self
     }
 
-    pub fn from(mut self, source: Source) -> TcpConnector {
+    /// Uses TLS with the PSK that authentication generates.
+    pub fn concatenated(mut self, concatenated: Option<Concatenated>) -> Self {
+        self.concatenated = concatenated;
+        self
+    }
+
+    pub fn from(mut self, source: Source) -> Self {
         self.source = source;
         self
     }
@@ -68,9 +108,12 @@ impl TcpConnector {
 impl Connector for TcpConnector {
     fn dialer(&self) -> Box<dyn Dial> {
         let (address, source) = (self.address, self.source.clone());
-        let options = self.options.clone();
-        Box::new(move |_qid: u16| {
+        let (options, concatenated) = (self.options.clone(), self.concatenated.clone());
+        Box::new(move |qid: u16| {
             let mut options = options.clone();
+            if let Some(concatenated) = &concatenated {
+                options.tls = concatenated.tls(qid)?;
+            }
             options.source = source.get();
             let host = connect_host(address, options)?;
             Ok(Box::new(host) as Box<dyn HostTransport>)
@@ -89,12 +132,8 @@ pub struct PathConnector {
 }
 
 impl PathConnector {
-    pub fn new(
-        rdma: Arc<Rdma>,
-        address: SocketAddr,
-        fallback: Option<TcpConnector>,
-    ) -> PathConnector {
-        PathConnector {
+    pub fn new(rdma: Arc<Rdma>, address: SocketAddr, fallback: Option<TcpConnector>) -> Self {
+        Self {
             rdma,
             tcp: fallback,
             address,
@@ -104,13 +143,13 @@ impl PathConnector {
     }
 
     /// Sets the source address of RDMA connections. The TCP fallback has its own.
-    pub fn from(mut self, source: Source) -> PathConnector {
+    pub fn from(mut self, source: Source) -> Self {
         self.source = source;
         self
     }
 
     /// Sets the Type of Service byte (DSCP << 2) of RDMA connections. The TCP fallback has its own.
-    pub fn marked(mut self, tos: u8) -> PathConnector {
+    pub fn marked(mut self, tos: u8) -> Self {
         self.tos = tos;
         self
     }

@@ -19,7 +19,7 @@ mod rdma;
 mod session;
 mod source;
 
-pub use connector::{PathConnector, TcpConnector};
+pub use connector::{Concatenated, PathConnector, TcpConnector};
 pub use nacre_transport_tcp::HostTls;
 pub use rdma::{Rdma, RdmaTuning};
 pub use session::{Session, SessionError};

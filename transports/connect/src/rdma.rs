@@ -1,8 +1,8 @@
 //! The process's RDMA host side: opened on demand, with one management thread, and the registered
 //! memory of all its connections.
 //!
-//! Late arrivals are used: the next connection uses a device that appears, or the module of the
-//! connection manager.
+//! A device that appears later, or the kernel module of the connection manager, is used by the next
+//! connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -54,15 +54,15 @@ struct Inner {
 impl Rdma {
     /// Opens the system's RDMA; an error names the missing part and how to get it. Success needs no
     /// device: one may appear later.
-    pub fn open(tuning: RdmaTuning) -> Result<Rdma, VerbsError> {
+    pub fn open(tuning: RdmaTuning) -> Result<Self, VerbsError> {
         let provider = Arc::new(VerbsProvider::open()?);
         let asked = Arc::clone(&provider);
         let absence = Box::new(move || asked.absence().into_error());
-        Ok(Rdma::over(provider, absence, tuning))
+        Ok(Self::over(provider, absence, tuning))
     }
 
-    pub fn over(provider: Arc<dyn Provider>, absence: Absence, tuning: RdmaTuning) -> Rdma {
-        Rdma {
+    pub fn over(provider: Arc<dyn Provider>, absence: Absence, tuning: RdmaTuning) -> Self {
+        Self {
             provider,
             absence,
             tuning,
@@ -72,13 +72,13 @@ impl Rdma {
     }
 
     /// Memory of others that data comes from or goes to: every device is to know it, too.
-    pub fn with_memory(self, arenas: Vec<Arena>) -> Rdma {
+    pub fn with_memory(self, arenas: Vec<Arena>) -> Self {
         self.lock().arenas.extend(arenas);
         self
     }
 
     /// Sends commands of up to `bytes` inline, their data in the capsule included.
-    pub fn inline_up_to(mut self, bytes: u32) -> Rdma {
+    pub fn inline_up_to(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
         self
     }
@@ -158,8 +158,8 @@ pub(super) struct RdmaDial {
 }
 
 impl RdmaDial {
-    pub fn new(rdma: Arc<Rdma>, address: SocketAddr, source: Source) -> RdmaDial {
-        RdmaDial {
+    pub(crate) fn new(rdma: Arc<Rdma>, address: SocketAddr, source: Source) -> Self {
+        Self {
             rdma,
             address,
             source,
@@ -169,12 +169,12 @@ impl RdmaDial {
     }
 
     /// Sets the Type of Service byte (DSCP << 2).
-    pub fn marked(mut self, tos: u8) -> RdmaDial {
+    pub(crate) fn marked(mut self, tos: u8) -> Self {
         self.tos = tos;
         self
     }
 
-    pub fn dial(&mut self, wanted: &Wanted) -> io::Result<Box<dyn HostTransport>> {
+    pub(crate) fn dial(&mut self, wanted: &Wanted) -> io::Result<Box<dyn HostTransport>> {
         let hosts = self.rdma.hosts()?;
         let tuning = self.rdma.tuning;
         let dialer = match &mut self.dialer {

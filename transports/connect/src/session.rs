@@ -118,8 +118,8 @@ impl Session {
         remote: &str,
         options: HostOptions,
         connector: &Arc<dyn Connector>,
-    ) -> Result<Session, SessionError> {
-        Session::connect_telling(remote, options, connector, |_| {})
+    ) -> Result<Self, SessionError> {
+        Self::connect_telling(remote, options, connector, |_| {})
     }
 
     /// Like [`Session::connect`]; calls `told` for each failed attempt, if there can be several.
@@ -128,11 +128,11 @@ impl Session {
         options: HostOptions,
         connector: &Arc<dyn Connector>,
         mut told: impl FnMut(&str),
-    ) -> Result<Session, SessionError> {
+    ) -> Result<Self, SessionError> {
         let pool = connector.memory(&CLASSES).map_err(SessionError::Memory)?;
         let clock = Clock::real();
         let controller = Controller::new(options, connector.dialer(), pool.clone(), clock.now());
-        let mut session = Session {
+        let mut session = Self {
             controller,
             pool,
             clock,

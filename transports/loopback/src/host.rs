@@ -28,10 +28,10 @@ impl LoopbackHost {
         core: Rc<RefCell<Core>>,
         listener: ListenerId,
         name: &str,
-    ) -> Result<LoopbackHost, ConnectError> {
+    ) -> Result<Self, ConnectError> {
         let link = Rc::new(RefCell::new(Link::new()));
         let (index, generation) = core.borrow_mut().add(Rc::clone(&link), listener, name)?;
-        Ok(LoopbackHost {
+        Ok(Self {
             link,
             core,
             index,

@@ -1,4 +1,4 @@
-//! One loopback connection: the queues of messages between host and target.
+//! One loopback connection: its two queues of messages, from host to target and back.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -41,8 +41,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub fn new() -> Link {
-        Link {
+    pub(crate) fn new() -> Self {
+        Self {
             capsules: VecDeque::new(),
             commands: Vec::new(),
             fetched: VecDeque::new(),
@@ -55,13 +55,13 @@ impl Link {
         }
     }
 
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.host == End::Open && self.target == End::Open
     }
 
     /// Reports the end of the connection to both sides. Messages in transit to the host still
     /// arrive if it was `drained`; all others are dropped, except those that the host can reclaim.
-    pub fn end(&mut self, host: Closed, target: Closed, drained: bool) {
+    pub(crate) fn end(&mut self, host: Closed, target: Closed, drained: bool) {
         if !self.is_open() {
             return;
         }

@@ -37,8 +37,8 @@ pub struct LoopbackConfig {
 }
 
 impl Default for LoopbackConfig {
-    fn default() -> LoopbackConfig {
-        LoopbackConfig {
+    fn default() -> Self {
+        Self {
             in_capsule_bytes: 4096,
             max_transfer_bytes: 128 << 10,
             max_connections: 10_000,
@@ -55,9 +55,9 @@ pub struct LoopbackPlug {
 }
 
 impl LoopbackPlug {
-    pub fn new(config: LoopbackConfig) -> LoopbackPlug {
+    pub fn new(config: LoopbackConfig) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        LoopbackPlug {
+        Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             config,
             listeners: Arc::default(),

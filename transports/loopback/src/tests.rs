@@ -1,4 +1,4 @@
-//! The suite that every transport passes, and what only loopback has: faults.
+//! The transport conformance suite on loopback, and tests of its injected faults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,12 @@ struct LoopbackRig {
 }
 
 impl LoopbackRig {
-    fn new() -> LoopbackRig {
+    fn new() -> Self {
         let plug = LoopbackPlug::new(LoopbackConfig::default());
         plug.listen(ListenerId(3), &Address::Loopback("here".into()))
             .unwrap();
         let transport = plug.open(0, Arc::new(|| ())).unwrap();
-        LoopbackRig {
+        Self {
             plug,
             transport,
             clock: VirtualClock::new(),

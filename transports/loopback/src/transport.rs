@@ -49,8 +49,8 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub fn new(limit: usize, wake: Arc<dyn Fn() + Send + Sync>) -> Core {
-        Core {
+    pub(crate) fn new(limit: usize, wake: Arc<dyn Fn() + Send + Sync>) -> Self {
+        Self {
             slots: Vec::new(),
             free: Vec::new(),
             count: 0,
@@ -60,11 +60,11 @@ impl Core {
         }
     }
 
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         self.count
     }
 
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         link: Rc<RefCell<Link>>,
         listener: ListenerId,
@@ -93,8 +93,8 @@ impl Core {
         Ok((index, generation))
     }
 
-    /// There is something to do for this connection.
-    pub fn notify(&mut self, index: u32, generation: u32) {
+    /// True if this connection has pending work.
+    pub(crate) fn notify(&mut self, index: u32, generation: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.generation != generation {
             return;
@@ -142,8 +142,8 @@ pub struct LoopbackTransport {
 }
 
 impl LoopbackTransport {
-    pub(crate) fn new(caps: TransportCaps, core: Rc<RefCell<Core>>) -> LoopbackTransport {
-        LoopbackTransport { caps, core }
+    pub(crate) fn new(caps: TransportCaps, core: Rc<RefCell<Core>>) -> Self {
+        Self { caps, core }
     }
 }
 

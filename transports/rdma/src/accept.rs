@@ -53,8 +53,8 @@ pub(crate) const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
 const SGES: u32 = 2;
 
 impl From<VerbsError> for Refused {
-    fn from(error: VerbsError) -> Refused {
-        Refused(RejectStatus::NoResources, error.to_string())
+    fn from(error: VerbsError) -> Self {
+        Self(RejectStatus::NoResources, error.to_string())
     }
 }
 

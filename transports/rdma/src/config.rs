@@ -1,4 +1,4 @@
-//! The options of the RDMA transport.
+//! The options of the RDMA transport, with their defaults and ranges.
 
 use std::time::Duration;
 
@@ -56,8 +56,8 @@ pub struct RdmaConfig {
 }
 
 impl Default for RdmaConfig {
-    fn default() -> RdmaConfig {
-        RdmaConfig {
+    fn default() -> Self {
+        Self {
             in_capsule_data_size: 4096,
             listener_in_capsule_data_size: 0,
             max_io_size: 128 << 10,

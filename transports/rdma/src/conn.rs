@@ -1,4 +1,5 @@
-//! One connection: a queue pair, requests that wait for room in it, and the READs in flight.
+//! One connection on its core: the queue pair, the work requests that wait for room in its send
+//! queue, and the RDMA READs in flight.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -104,8 +105,8 @@ pub(crate) struct Limits {
 }
 
 impl Conn {
-    pub fn new(lane: Lane, device: usize, names: Names, limits: Limits, now: Nanos) -> Conn {
-        Conn {
+    pub(crate) fn new(lane: Lane, device: usize, names: Names, limits: Limits, now: Nanos) -> Self {
+        Self {
             names,
             lane,
             device,
@@ -138,7 +139,7 @@ impl Conn {
 
     /// Keeps the descriptors of a command. Returns false if the host exceeds its number of
     /// commands.
-    pub fn keep_list(&mut self, cid: u16, list: Result<Buf, StatusCode>) -> bool {
+    pub(crate) fn keep_list(&mut self, cid: u16, list: Result<Buf, StatusCode>) -> bool {
         let room = self.lists.len() < self.limits.depth;
         if room {
             self.lists.push((cid, list));
@@ -162,13 +163,18 @@ impl Conn {
     }
 
     /// Queues the READs of a command's data.
-    pub fn fetch(&mut self, tag: ReqTag, sqe: &Sqe, mut into: Buf) -> Result<(), StatusCode> {
+    pub(crate) fn fetch(
+        &mut self,
+        tag: ReqTag,
+        sqe: &Sqe,
+        mut into: Buf,
+    ) -> Result<(), StatusCode> {
         let pointer = sqe.sgl_descriptor();
         let several = matches!(pointer.parse(), Ok(Sgl::InCapsuleDescriptors { .. }));
         let list = several.then(|| list_of(&self.lists, tag.cid)).flatten();
         // A host may round up the memory of a list or a structure, but not that of blocks.
         let exact = matches!(sqe.opcode, opcode::WRITE | opcode::COMPARE);
-        let remotes = Conn::remotes(list, &pointer, into.len(), exact)?;
+        let remotes = Self::remotes(list, &pointer, into.len(), exact)?;
         if into.as_mut_ptr().is_none() {
             return Err(StatusCode::INTERNAL_ERROR);
         }
@@ -203,7 +209,7 @@ impl Conn {
     }
 
     /// Completes a READ. Returns the data of the fetch with its last part.
-    pub fn read_done(&mut self, part: Buf) -> Option<(ReqTag, Buf)> {
+    pub(crate) fn read_done(&mut self, part: Buf) -> Option<(ReqTag, Buf)> {
         let (tag, last) = self.reads.posted.pop_front()?;
         let whole = match self.reads.assembled.take() {
             None => part,
@@ -220,7 +226,7 @@ impl Conn {
         None
     }
 
-    pub fn respond(&mut self, response: Response, stats: &Stats) {
+    pub(crate) fn respond(&mut self, response: Response, stats: &Stats) {
         if let Some(waits) = self.try_respond(response, stats) {
             add(&stats.responses_waited, 1);
             self.responses.push_back(waits);
@@ -251,7 +257,7 @@ impl Conn {
         };
         let bytes: usize = data.iter().map(|buf| buf.len()).sum();
         if bytes > 0 {
-            match Conn::remotes(list, &pointer, bytes, false) {
+            match Self::remotes(list, &pointer, bytes, false) {
                 Ok(remotes) => {
                     // Each write but the last ends at the end of a buffer or of a descriptor.
                     let most = match &remotes {
@@ -298,7 +304,7 @@ impl Conn {
     }
 
     /// Queues waiting requests while there is space, and rings the doorbell.
-    pub fn flush(&mut self, now: Nanos, stats: &Stats) -> Result<(), PostError> {
+    pub(crate) fn flush(&mut self, now: Nanos, stats: &Stats) -> Result<(), PostError> {
         while let Some(response) = self.responses.pop_front() {
             if let Some(waits) = self.start(response, stats) {
                 self.responses.push_front(waits);
@@ -343,12 +349,12 @@ impl Conn {
     }
 
     /// True when nothing is left to send, and every send has completed.
-    pub fn has_drained(&self) -> bool {
+    pub(crate) fn has_drained(&self) -> bool {
         self.responses.is_empty() && self.reads.waiting.is_empty() && self.lane.sends() == 0
     }
 
     /// Drops all queued work, which the target no longer needs.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.responses.clear();
         self.reads.waiting.clear();
         self.early.clear();

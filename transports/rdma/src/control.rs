@@ -1,4 +1,5 @@
-//! The management thread: every event of the connection manager and of devices.
+//! The management thread of the target side: handles the events of the connection manager and of
+//! devices.
 //!
 //! ```text
 //!   ConnectRequest ─▶ offered to a core ─▶ Ready ─▶ accept ─▶ Established ─▶ … ─▶ Done ─▶ destroy
@@ -31,7 +32,7 @@ use crate::shared::{Ended, QueuePairInfo, QueuePairState, Shared, ToControl, ToC
 use crate::stats::{ControlCounts, event_name};
 
 /// Interval after which the log repeats the refusal of a host.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval of attempts to restore a listener that lost its device.
 const RELISTEN: Duration = Duration::from_millis(500);
 
@@ -68,12 +69,12 @@ pub(crate) struct Control {
     pub held: bool,
     pub counts: ControlCounts,
     /// Refusals by peer and cause, for the log.
-    said: Repeats<(IpAddr, String)>,
+    log_limit: Repeats<(IpAddr, String)>,
     watched: EventSet,
 }
 
 impl Control {
-    pub fn new(shared: &Shared) -> Result<Control, VerbsError> {
+    pub(crate) fn new(shared: &Shared) -> Result<Self, VerbsError> {
         let call = |source| VerbsError::Call {
             call: "epoll_ctl",
             source,
@@ -84,7 +85,7 @@ impl Control {
         watched
             .add(&shared.mailbox.wake, 1, Interest::READ)
             .map_err(call)?;
-        Ok(Control {
+        Ok(Self {
             cm,
             listeners: HashMap::new(),
             conns: HashMap::new(),
@@ -94,16 +95,16 @@ impl Control {
             waiting: VecDeque::new(),
             held: false,
             counts: ControlCounts::default(),
-            said: Repeats::new(SAID_AGAIN),
+            log_limit: Repeats::new(LOG_INTERVAL),
             watched,
         })
     }
 
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         self.conns.len()
     }
 
-    pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
+    pub(crate) fn queue_pairs(&self) -> Vec<QueuePairInfo> {
         let mut all: Vec<QueuePairInfo> =
             self.conns.values().map(|conn| conn.info.clone()).collect();
         all.sort_by(|a, b| (a.number, &a.device).cmp(&(b.number, &b.device)));
@@ -111,7 +112,7 @@ impl Control {
     }
 
     /// `tos`: of the listener, where it has its own.
-    pub fn options(shared: &Shared, tos: Option<u8>) -> CmOptions {
+    pub(crate) fn options(shared: &Shared, tos: Option<u8>) -> CmOptions {
         CmOptions {
             tos: tos.unwrap_or(shared.config.tos),
             ack_timeout: shared.config.ack_timeout,
@@ -119,7 +120,7 @@ impl Control {
     }
 
     /// Handles all pending events.
-    pub fn turn(&mut self, shared: &Shared) {
+    pub(crate) fn turn(&mut self, shared: &Shared) {
         shared.mailbox.quiet();
         while let Some(message) = shared.mailbox.take() {
             self.message(shared, message);
@@ -319,7 +320,7 @@ impl Control {
         };
         // A refused host retries, often several times a second.
         let cause = (peer.ip(), incident.cause());
-        if let Some(left_out) = self.said.admit(cause, Clock::real().now()) {
+        if let Some(left_out) = self.log_limit.admit(cause, Clock::real().now()) {
             let times = left_out + 1;
             tracing::warn!(times, "{incident}");
         }
@@ -390,7 +391,7 @@ impl Control {
 
     /// True if the thread would sleep now.
     #[cfg(test)]
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(
             &self.watched,
             rustix::event::PollFlags::IN,

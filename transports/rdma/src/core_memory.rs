@@ -1,7 +1,7 @@
 //! The memory of one core: the buffers for its commands, and its responses.
 //!
-//! All memory is allocated at start, for the devices present then. When it is used up, further
-//! devices are refused.
+//! All memory is allocated at start, for the devices present then. A device that appears later is
+//! refused if no memory is left.
 
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf_wire::Sqe;
@@ -38,9 +38,9 @@ pub(crate) struct Devices {
 
 impl Devices {
     /// Counts the present devices.
-    pub fn of(config: &RdmaConfig, provider: &dyn Provider) -> Devices {
+    pub(crate) fn of(config: &RdmaConfig, provider: &dyn Provider) -> Self {
         let Ok(there) = provider.devices() else {
-            return Devices::usual(config);
+            return Self::usual(config);
         };
         let used = |device: &&DeviceAttributes| {
             let wanted = config.device.as_ref();
@@ -50,8 +50,8 @@ impl Devices {
         let (sharing, own): (Vec<_>, Vec<_>) =
             all.partition(|of| shared_receives(config, of).is_some());
         match (sharing.len(), own.len()) {
-            (0, 0) => Devices::usual(config),
-            (sharing, own) => Devices {
+            (0, 0) => Self::usual(config),
+            (sharing, own) => Self {
                 sharing: sharing.min(DEVICES),
                 own: own > 0,
             },
@@ -59,8 +59,8 @@ impl Devices {
     }
 
     /// One device with the features of usual adapters.
-    pub fn usual(config: &RdmaConfig) -> Devices {
-        Devices {
+    pub(crate) fn usual(config: &RdmaConfig) -> Self {
+        Self {
             sharing: usize::from(config.srq_size > 0),
             own: config.srq_size == 0,
         }
@@ -76,7 +76,7 @@ pub(crate) struct CoreMemory {
 }
 
 impl CoreMemory {
-    pub fn of(config: &RdmaConfig, devices: Devices) -> CoreMemory {
+    pub(crate) fn of(config: &RdmaConfig, devices: Devices) -> Self {
         let of = |size: usize, count: usize| ClassSpec { size, count };
         let depth = usize::from(config.max_queue_depth);
         let shared = config.srq_size as usize;
@@ -99,7 +99,7 @@ impl CoreMemory {
             headers.push(of(shared * Sqe::SIZE, DEVICES));
         }
         let in_capsule = config.receive_data_size() as usize;
-        CoreMemory {
+        Self {
             messages: vec![of(message_bytes(config), config.max_connections)],
             headers,
             data: (in_capsule > 0).then(|| vec![of(in_capsule, receives)]),
@@ -107,7 +107,7 @@ impl CoreMemory {
         }
     }
 
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let all = [
             Some(&self.messages),
             Some(&self.headers),

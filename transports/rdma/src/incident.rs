@@ -1,5 +1,5 @@
-//! Incidents, for the code that notifies operators. At most [`KEPT`] are stored; further incidents,
-//! while no caller takes them, are only logged.
+//! Failures that operators are notified of (incidents). At most [`KEPT`] are stored until the
+//! daemon takes them; further ones are only logged.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -50,33 +50,33 @@ impl Incident {
     /// The remedy, if known.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Incident::QueuePairFailed { status, .. } => status.remedy(),
-            Incident::Refused {
+            Self::QueuePairFailed { status, .. } => status.remedy(),
+            Self::Refused {
                 status: RejectStatus::NoResources,
                 ..
             } => {
                 "`nacre rdma size` prints the need, `nacre rdma devices -v` the limits of the device"
             }
-            Incident::Refused { .. } => {
+            Self::Refused { .. } => {
                 "the host asks for what this target does not do: look at its driver and at the size of its queues"
             }
-            Incident::DeviceLost { .. } => "listeners are back when the device is",
+            Self::DeviceLost { .. } => "listeners are back when the device is",
         }
     }
 
     /// Two incidents of a peer or device with the same cause count as repeats.
     pub fn cause(&self) -> String {
         match self {
-            Incident::QueuePairFailed { status, .. } => status.name().to_owned(),
-            Incident::Refused { status, why, .. } => format!("{status}: {why}"),
-            Incident::DeviceLost { why, .. } => (*why).to_owned(),
+            Self::QueuePairFailed { status, .. } => status.name().to_owned(),
+            Self::Refused { status, why, .. } => format!("{status}: {why}"),
+            Self::DeviceLost { why, .. } => (*why).to_owned(),
         }
     }
 
     /// The operation of the failed request.
     pub fn operation(&self) -> Option<&'static str> {
         match self {
-            Incident::QueuePairFailed { opcode, .. } => Some(name(*opcode)),
+            Self::QueuePairFailed { opcode, .. } => Some(name(*opcode)),
             _ => None,
         }
     }
@@ -86,7 +86,7 @@ impl Incident {
 impl fmt::Display for Incident {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Incident::QueuePairFailed {
+            Self::QueuePairFailed {
                 device,
                 number,
                 peer,
@@ -102,7 +102,7 @@ impl fmt::Display for Incident {
                 status.meaning(),
                 status.remedy()
             ),
-            Incident::Refused {
+            Self::Refused {
                 local,
                 peer,
                 status,
@@ -112,7 +112,7 @@ impl fmt::Display for Incident {
                 "RDMA connection of {peer} to {local} refused, {status} (code {:02x}h): {why}",
                 *status as u16
             ),
-            Incident::DeviceLost { device, why } => {
+            Self::DeviceLost { device, why } => {
                 write!(
                     f,
                     "RDMA device {device} is lost, {why}: its connections end"
@@ -129,19 +129,19 @@ pub(crate) struct Incidents {
 }
 
 impl Incidents {
-    pub fn new() -> Incidents {
-        Incidents {
+    pub(crate) fn new() -> Self {
+        Self {
             all: ArrayQueue::new(KEPT),
             callback: OnceLock::new(),
         }
     }
 
     /// Calls `callback` for each new incident. The first callback counts.
-    pub fn on(&self, callback: impl Fn() + Send + Sync + 'static) {
+    pub(crate) fn on(&self, callback: impl Fn() + Send + Sync + 'static) {
         let _ = self.callback.set(Box::new(callback));
     }
 
-    pub fn add(&self, incident: Incident) {
+    pub(crate) fn add(&self, incident: Incident) {
         if self.all.push(incident).is_ok()
             && let Some(callback) = self.callback.get()
         {
@@ -149,7 +149,7 @@ impl Incidents {
         }
     }
 
-    pub fn take(&self) -> Vec<Incident> {
+    pub(crate) fn take(&self) -> Vec<Incident> {
         std::iter::from_fn(|| self.all.pop()).take(KEPT).collect()
     }
 }

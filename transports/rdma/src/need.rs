@@ -1,4 +1,5 @@
-//! The queue entries, completions and receives that a connection needs.
+//! Computes the resources that a connection needs: send queue entries, completion queue entries and
+//! receives.
 
 use nacre_nvmf_wire::cqe::Cqe;
 use nacre_transport_rdma_verbs::DeviceAttributes;
@@ -21,17 +22,17 @@ impl QueueNeed {
         attributes: &DeviceAttributes,
         depth: u32,
         read_depth: u8,
-    ) -> QueueNeed {
+    ) -> Self {
         let shared = shared_receives(config, attributes).is_some();
-        QueueNeed {
+        Self {
             sends: send_entries(config, depth, read_depth).min(attributes.max_qp_wr),
             receives: if shared { 0 } else { depth },
         }
     }
 
     /// The needs without limits of the device or the host.
-    pub fn unlimited(config: &RdmaConfig, depth: u32) -> QueueNeed {
-        QueueNeed {
+    pub fn unlimited(config: &RdmaConfig, depth: u32) -> Self {
+        Self {
             sends: send_entries(config, depth, config.read_depth),
             receives: if config.srq_size > 0 { 0 } else { depth },
         }

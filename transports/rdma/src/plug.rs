@@ -39,8 +39,8 @@ impl RdmaPlug {
         config: RdmaConfig,
         provider: Arc<dyn Provider>,
         arenas: Vec<Arena>,
-    ) -> std::io::Result<RdmaPlug> {
-        let mut plug = RdmaPlug::without_thread(config, provider, arenas)?;
+    ) -> std::io::Result<Self> {
+        let mut plug = Self::without_thread(config, provider, arenas)?;
         let (shared, control) = (Arc::clone(&plug.shared), Arc::clone(&plug.control));
         let thread = std::thread::Builder::new()
             .name("rdma-cm".into())
@@ -55,7 +55,7 @@ impl RdmaPlug {
         config: RdmaConfig,
         provider: Arc<dyn Provider>,
         arenas: Vec<Arena>,
-    ) -> std::io::Result<RdmaPlug> {
+    ) -> std::io::Result<Self> {
         config
             .validate()
             .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
@@ -72,7 +72,7 @@ impl RdmaPlug {
             stopping: AtomicBool::new(false),
         });
         let control = Control::new(&shared).map_err(std::io::Error::other)?;
-        Ok(RdmaPlug {
+        Ok(Self {
             shared,
             control: Arc::new(Mutex::new(control)),
             thread: None,
@@ -274,14 +274,14 @@ impl Plug for RdmaPlug {
         let options = Control::options(&self.shared, options.tos);
         let listening = control.cm.listen(address, config.backlog, options).map_err(|error| {
             let remedy = "check that an RDMA device has this address: `nacre rdma gids`, and that nothing else listens there";
-            RdmaPlug::bind_error(address, error, remedy)
+            Self::bind_error(address, error, remedy)
         })?;
         if let Some(device) = listening.device
             && let Err(error) = control.use_listeners_device(&self.shared, address, device)
         {
             control.cm.destroy(listening.id);
             let remedy = "raise the limit on locked memory (`ulimit -l unlimited`) if registering failed; see `nacre doctor --rdma`";
-            return Err(RdmaPlug::bind_error(address, error, remedy));
+            return Err(Self::bind_error(address, error, remedy));
         }
         control.listeners.insert(
             id,

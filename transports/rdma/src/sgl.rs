@@ -1,4 +1,5 @@
-//! The descriptors of a host's memory, checked before a device gets them.
+//! Checks the SGL descriptors of a host's command, before the device is given their addresses and
+//! keys.
 
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::{Sgl, SglDescriptor, StatusCode};
@@ -19,7 +20,7 @@ pub(crate) enum Remotes<'a> {
 }
 
 impl Remote {
-    fn parse(descriptor: &SglDescriptor) -> Result<Remote, StatusCode> {
+    fn parse(descriptor: &SglDescriptor) -> Result<Self, StatusCode> {
         match descriptor
             .parse()
             .map_err(|error| error.status().with_dnr())?
@@ -34,7 +35,7 @@ impl Remote {
                 if address.checked_add(length.into()).is_none() {
                     return Err(StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr());
                 }
-                Ok(Remote {
+                Ok(Self {
                     address,
                     length,
                     key,
@@ -49,12 +50,12 @@ impl Remote {
 impl<'a> Remotes<'a> {
     /// The memory ranges of a transfer of `bytes` according to `pointer`. `list`: the descriptors
     /// from the command's capsule. `exact`: the ranges must have exactly this length.
-    pub fn new(
+    pub(crate) fn new(
         pointer: &SglDescriptor,
         list: Option<&'a [u8]>,
         bytes: usize,
         exact: bool,
-    ) -> Result<Remotes<'a>, StatusCode> {
+    ) -> Result<Self, StatusCode> {
         let (remotes, total) = match (pointer.parse(), list) {
             (Ok(Sgl::InCapsuleDescriptors { .. }), Some(list)) => {
                 let mut total = 0u64;
@@ -77,7 +78,7 @@ impl<'a> Remotes<'a> {
         }
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = Remote> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Remote> {
         let (one, list) = match self {
             Remotes::One(one) => (Some(*one), &[][..]),
             Remotes::List(list) => (None, *list),

@@ -80,8 +80,8 @@ fn registration(source: nacre_hugepages::RegisterError) -> VerbsError {
 }
 
 impl Memory {
-    pub fn new(access: Access, max_mr_size: u64, arenas: Vec<Arena>) -> Memory {
-        Memory {
+    pub(crate) fn new(access: Access, max_mr_size: u64, arenas: Vec<Arena>) -> Self {
+        Self {
             access,
             max_mr_size,
             inner: Mutex::new(MemoryInner {
@@ -92,7 +92,7 @@ impl Memory {
     }
 
     /// Registers an arena with every device in use. Devices added later register it too.
-    pub fn add(&self, arena: &Arena) -> Result<(), VerbsError> {
+    pub(crate) fn add(&self, arena: &Arena) -> Result<(), VerbsError> {
         let mut inner = self.inner.lock();
         let registered = inner.domains.values().try_for_each(|domain| {
             let (slot, hook) = (domain.key_slot, domain.domain.hook());
@@ -107,7 +107,7 @@ impl Memory {
     }
 
     /// Deregisters an arena, which no I/O uses any longer, from every device.
-    pub fn remove(&self, arena: &Arena) {
+    pub(crate) fn remove(&self, arena: &Arena) {
         let mut inner = self.inner.lock();
         inner.arenas.retain(|known| !known.is_same(arena));
         inner.unregister(arena);
@@ -126,7 +126,11 @@ impl Memory {
     }
 
     /// The domain of a device. The first use creates it and registers all memory with it.
-    pub fn domain(&self, provider: &dyn Provider, id: DeviceId) -> Result<Domain, VerbsError> {
+    pub(crate) fn domain(
+        &self,
+        provider: &dyn Provider,
+        id: DeviceId,
+    ) -> Result<Domain, VerbsError> {
         let mut inner = self.inner.lock();
         if let Some(domain) = inner.domains.get(&id) {
             return Ok(domain.clone());
@@ -148,7 +152,7 @@ impl Memory {
     }
 
     /// Removes a device without users.
-    pub fn forget(&self, id: DeviceId) {
+    pub(crate) fn forget(&self, id: DeviceId) {
         let mut inner = self.inner.lock();
         if let Some(domain) = inner.domains.remove(&id) {
             inner
@@ -158,11 +162,11 @@ impl Memory {
         }
     }
 
-    pub fn arenas(&self) -> Vec<Arena> {
+    pub(crate) fn arenas(&self) -> Vec<Arena> {
         self.inner.lock().arenas.clone()
     }
 
-    pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
+    pub(crate) fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
         let inner = self.inner.lock();
         inner
             .domains
@@ -172,7 +176,7 @@ impl Memory {
     }
 
     /// Memory known to each device in use, in the order of device names.
-    pub fn known(&self) -> Vec<DomainInfo> {
+    pub(crate) fn known(&self) -> Vec<DomainInfo> {
         let inner = self.inner.lock();
         let of = |domain: &Domain| {
             let mut regions = Vec::new();
@@ -324,8 +328,8 @@ pub(crate) struct CoreSlot {
 }
 
 impl CoreSlot {
-    pub fn new(core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> CoreSlot {
-        CoreSlot {
+    pub(crate) fn new(core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> Self {
+        Self {
             core,
             inbox: SegQueue::new(),
             load: CoreLoad::default(),
@@ -336,18 +340,18 @@ impl CoreSlot {
         }
     }
 
-    pub fn send(&self, message: ToCore) {
+    pub(crate) fn send(&self, message: ToCore) {
         self.inbox.push(message);
         (self.wake)();
     }
 
     /// The counters of a device on this core.
-    pub fn stats(&self, device: &str) -> Arc<Stats> {
+    pub(crate) fn stats(&self, device: &str) -> Arc<Stats> {
         let mut all = self.stats.lock();
         Arc::clone(all.entry(device.to_owned()).or_default())
     }
 
-    pub fn all_stats(&self) -> Vec<(String, StatsSnapshot)> {
+    pub(crate) fn all_stats(&self) -> Vec<(String, StatsSnapshot)> {
         let all = self.stats.lock();
         let each = all
             .iter()
@@ -355,7 +359,7 @@ impl CoreSlot {
         each.collect()
     }
 
-    pub fn queues(&self) -> MutexGuard<'_, HashMap<DeviceId, (Queues, u32)>> {
+    pub(crate) fn queues(&self) -> MutexGuard<'_, HashMap<DeviceId, (Queues, u32)>> {
         self.queues.lock()
     }
 }
@@ -367,28 +371,28 @@ pub(crate) struct Mailbox<M> {
 }
 
 impl<M> Mailbox<M> {
-    pub fn new() -> std::io::Result<Mailbox<M>> {
-        Ok(Mailbox {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self {
             messages: Mutex::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
 
-    pub fn send(&self, message: M) {
+    pub(crate) fn send(&self, message: M) {
         self.messages.lock().push_back(message);
         self.ring();
     }
 
-    pub fn ring(&self) {
+    pub(crate) fn ring(&self) {
         // A write fails only if the counter is full; the descriptor is then readable already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    pub fn quiet(&self) {
+    pub(crate) fn quiet(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
     }
 
-    pub fn take(&self) -> Option<M> {
+    pub(crate) fn take(&self) -> Option<M> {
         self.messages.lock().pop_front()
     }
 }
@@ -410,17 +414,17 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
+    pub(crate) fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
         self.cores.lock()
     }
 
-    pub fn prepared(&self) -> MutexGuard<'_, Vec<Arena>> {
+    pub(crate) fn prepared(&self) -> MutexGuard<'_, Vec<Arena>> {
         self.prepared.lock()
     }
 
     /// Allocates memory for one core. It is registered with every device in use, and with later
     /// ones.
-    pub fn allocate_core_memory(&self) -> std::io::Result<Arena> {
+    pub(crate) fn allocate_core_memory(&self) -> std::io::Result<Arena> {
         let bytes = CoreMemory::of(&self.config, self.devices).bytes();
         let arena =
             Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
@@ -428,14 +432,14 @@ impl Shared {
         Ok(arena)
     }
 
-    pub fn notify_changed(&self) {
+    pub(crate) fn notify_changed(&self) {
         if let Some(changed) = self.changed.get() {
             changed();
         }
     }
 
     /// The core with the lowest load. With equal loads, the first one.
-    pub fn least_loaded(&self) -> Option<Arc<CoreSlot>> {
+    pub(crate) fn least_loaded(&self) -> Option<Arc<CoreSlot>> {
         let cores = self.cores();
         let open = cores
             .iter()

@@ -1,4 +1,5 @@
-//! Counters: per core, relaxed, readable by any thread; and those of the management thread.
+//! Counters of the transport: one set per core, and one of the management thread. They are relaxed
+//! atomics, which any thread can read.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,13 +22,13 @@ pub enum Timed {
 }
 
 impl Timed {
-    pub const ALL: [Timed; 3] = [Timed::Send, Timed::Read, Timed::Write];
+    pub const ALL: [Self; 3] = [Self::Send, Self::Read, Self::Write];
 
     pub fn name(self) -> &'static str {
         match self {
-            Timed::Send => "send",
-            Timed::Read => "read",
-            Timed::Write => "write",
+            Self::Send => "send",
+            Self::Read => "read",
+            Self::Write => "write",
         }
     }
 }
@@ -78,10 +79,10 @@ impl LatencySnapshot {
 }
 
 impl std::ops::Add for LatencySnapshot {
-    type Output = LatencySnapshot;
+    type Output = Self;
 
-    fn add(self, other: LatencySnapshot) -> LatencySnapshot {
-        LatencySnapshot {
+    fn add(self, other: Self) -> Self {
+        Self {
             sum_ns: self.sum_ns + other.sum_ns,
             buckets: std::array::from_fn(|at| self.buckets[at] + other.buckets[at]),
         }

@@ -1,4 +1,4 @@
-//! The I/O half: all RDMA connections of one core.
+//! The I/O half of the RDMA transport: all RDMA connections of one core.
 
 mod ending;
 mod incoming;
@@ -107,7 +107,7 @@ pub struct RdmaTransport {
 }
 
 impl RdmaTransport {
-    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<RdmaTransport> {
+    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<Self> {
         let config = &shared.config;
         let CoreMemory {
             messages,
@@ -119,7 +119,7 @@ impl RdmaTransport {
         let arena = prepared.map_or_else(|| shared.allocate_core_memory(), Ok)?;
         let carve =
             |class: &[ClassSpec]| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
-        Ok(RdmaTransport {
+        Ok(Self {
             caps: config.caps(config.in_capsule_data_size),
             slots: Vec::new(),
             free: Vec::new(),
@@ -433,7 +433,7 @@ impl Transport for RdmaTransport {
                 self.starved.push_back(index);
             }
             let (refused, draining) = (!conn.refused.is_empty(), conn.draining);
-            if let Err(error) = posted.and(own.map(|_| ())) {
+            if let Err(error) = posted.and_then(|_| own.map(|_| ())) {
                 self.end(index, Closed::Broken(error.to_string()));
             } else if refused || draining {
                 self.notice(index);

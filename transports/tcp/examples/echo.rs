@@ -1,5 +1,5 @@
-//! The cost of the transport itself: a target that answers from a fixed buffer, and a host. No
-//! controller, no device.
+//! Measures the cost of the NVMe/TCP transport alone: a target that answers from a fixed buffer,
+//! and a host. It has no controller and no device.
 //!
 //!     cargo run --release -p nacre-transport-tcp --example echo -- \
 //!         [pair|turns|bare] [read|write] [bytes] [depth] [connections] [seconds]
@@ -189,7 +189,7 @@ struct Target {
 }
 
 impl Target {
-    fn new(plug: &TcpPlug, load: Load) -> Target {
+    fn new(plug: &TcpPlug, load: Load) -> Self {
         let size = load.size.next_multiple_of(4096);
         let pool = Pool::heap(&[
             ClassSpec {
@@ -198,7 +198,7 @@ impl Target {
             },
             ClassSpec { size, count: 256 },
         ]);
-        Target {
+        Self {
             transport: plug.open(0, Arc::new(|| ())).expect("a transport"),
             fixed: pool.acquire(load.size).expect("a buffer"),
             pools: Pools {
@@ -274,7 +274,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    fn new(address: SocketAddr, load: Load) -> Hosts {
+    fn new(address: SocketAddr, load: Load) -> Self {
         let size = load.size.next_multiple_of(512);
         let pool = Pool::heap(&[ClassSpec {
             size,
@@ -299,7 +299,7 @@ impl Hosts {
             )
         };
         let hosts = (0..load.connections).map(one).collect();
-        Hosts {
+        Self {
             hosts,
             events: Vec::with_capacity(1024),
             write: load.write,

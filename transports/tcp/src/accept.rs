@@ -2,7 +2,7 @@
 //!
 //! This thread is not a reactor: it blocks in epoll. No other code of this transport blocks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 use nacre_nvmf::tls::PskSource;
 use nacre_nvmf::transport::{CoreLoad, ListenerId, ListenerOptions, QueueKind, TlsPolicy};
-use nacre_reactor::{Clock, EventSet, Events, Interest, Nanos, Repeats};
+use nacre_reactor::{Clock, EventSet, Events, Interest, Nanos, Origin, Repeats};
 use nacre_transport_tls::Handshake;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ use rustix::net::SocketFlags;
 use rustix::process::{Resource, getrlimit};
 
 use crate::config::TcpConfig;
-use crate::limits::Limits;
+use crate::limits::{Admission, Limits};
 use crate::sealed::Sealed;
 use crate::socket::{self, Tuning};
 use crate::stats::Stats;
@@ -35,7 +35,7 @@ const PENDING_WAIT: Duration = Duration::from_millis(1);
 /// Time that every connection has to connect its queue before eviction, even when others wait.
 const PENDING_GRACE: Duration = Duration::from_secs(1);
 /// Shortest interval between two log lines with the same reason and peer.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// The epoll token of the eventfd that stops the thread.
 const STOP: u64 = u64::MAX;
 /// A flag in the epoll token; the other bits are the listener's id. The flag marks the IPv4
@@ -62,18 +62,22 @@ pub(crate) struct Incoming {
 pub(crate) struct Arriving {
     pub connections: HashMap<u64, Arrival>,
     pub next: u64,
+    /// Connections that waited, and whose handshake begins now.
+    pub turns: VecDeque<u64>,
 }
 
 pub(crate) struct Arrival {
     pub incoming: Incoming,
     pub counts: Arc<ListenerCounters>,
     pub deadline: Nanos,
-    /// Begun by the first byte.
+    /// The turn of its handshake, from the first byte on.
+    pub turn: Option<Admission>,
+    /// Begun when it is its turn.
     pub handshake: Option<Handshake>,
 }
 
 impl Arriving {
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.connections.len()
     }
 }
@@ -105,8 +109,8 @@ pub(crate) struct CoreSlot {
 }
 
 impl CoreSlot {
-    pub fn new(core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> CoreSlot {
-        CoreSlot {
+    pub(crate) fn new(core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> Self {
+        Self {
             core,
             inbox: ArrayQueue::new(INBOX),
             load: CoreLoad::default(),
@@ -171,11 +175,14 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(config: TcpConfig, psks: Option<Arc<dyn PskSource>>) -> std::io::Result<Shared> {
+    pub(crate) fn new(
+        config: TcpConfig,
+        psks: Option<Arc<dyn PskSource>>,
+    ) -> std::io::Result<Self> {
         let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let watched = EventSet::new()?;
         watched.add(&stop, STOP, Interest::READ)?;
-        Ok(Shared {
+        Ok(Self {
             config,
             psks,
             listeners: Mutex::default(),
@@ -196,16 +203,16 @@ impl Shared {
 
     /// Locks the list of listeners. A panic leaves no listener half changed, so the lock needs no
     /// poisoning.
-    pub fn listeners(&self) -> MutexGuard<'_, HashMap<ListenerId, Listener>> {
+    pub(crate) fn listeners(&self) -> MutexGuard<'_, HashMap<ListenerId, Listener>> {
         self.listeners.lock()
     }
 
-    pub fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
+    pub(crate) fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
         self.cores.lock()
     }
 
     /// The epoll events to wait for on a listening socket: none while accepting is suspended.
-    pub fn interest(&self) -> Interest {
+    pub(crate) fn interest(&self) -> Interest {
         if self.held.load(Ordering::Acquire) {
             Interest::empty()
         } else {
@@ -213,7 +220,7 @@ impl Shared {
         }
     }
 
-    pub fn tuning(&self, options: &ListenerOptions) -> Tuning {
+    pub(crate) fn tuning(&self, options: &ListenerOptions) -> Tuning {
         Tuning {
             marking: self.config.marking(options),
             send_buffer: self.config.send_buffer,
@@ -232,7 +239,7 @@ pub(crate) fn run(shared: &Shared) {
         pending: Vec::new(),
         arriving: Arriving::default(),
         limits: Limits::new(shared.config.max_pending_connections),
-        said: Repeats::new(SAID_AGAIN),
+        log_lines: Repeats::new(LOG_INTERVAL),
     };
     while !shared.stopping.load(Ordering::Acquire) {
         let patience = acceptor.patience();
@@ -274,12 +281,12 @@ pub(crate) struct Acceptor<'a> {
     /// Connections of listeners with TLS, before they are handed to a core.
     pub(crate) arriving: Arriving,
     pub(crate) limits: Limits,
-    said: Repeats<Said>,
+    log_lines: Repeats<LogKey>,
 }
 
 /// Log lines about connections, written once per peer and reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Said {
+pub(crate) enum LogKey {
     /// A connection of this address failed because of TLS, for a reason of this kind.
     Tls(IpAddr, &'static str),
     NoDescriptors,
@@ -289,9 +296,9 @@ pub(crate) enum Said {
 }
 
 impl Acceptor<'_> {
-    pub(crate) fn say(&mut self, what: Said, log: impl FnOnce(u64)) {
-        if let Some(left_out) = self.said.admit(what, self.clock.now()) {
-            log(left_out + 1);
+    pub(crate) fn log(&mut self, key: LogKey, write: impl FnOnce(u64)) {
+        if let Some(left_out) = self.log_lines.admit(key, self.clock.now()) {
+            write(left_out + 1);
         }
     }
 
@@ -325,7 +332,7 @@ impl Acceptor<'_> {
                     drop(socket);
                     shared.accept_errors.fetch_add(1, Ordering::Relaxed);
                     counts.refused.fetch_add(1, Ordering::Relaxed);
-                    self.say_no_descriptors("only descriptors reserved for management are left");
+                    self.log_no_descriptors("only descriptors reserved for management are left");
                 }
                 Ok((socket, peer)) => {
                     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
@@ -359,7 +366,7 @@ impl Acceptor<'_> {
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
                     // The listener stays readable, so wait a little.
                     shared.accept_errors.fetch_add(1, Ordering::Relaxed);
-                    self.say_no_descriptors(&socket::describe(errno));
+                    self.log_no_descriptors(&socket::describe(errno));
                     std::thread::sleep(Duration::from_millis(100));
                     return;
                 }
@@ -372,8 +379,8 @@ impl Acceptor<'_> {
         }
     }
 
-    fn say_no_descriptors(&mut self, error: &str) {
-        self.say(Said::NoDescriptors, |times| {
+    fn log_no_descriptors(&mut self, error: &str) {
+        self.log(LogKey::NoDescriptors, |times| {
             tracing::warn!(
                 error,
                 times,
@@ -410,12 +417,15 @@ impl Acceptor<'_> {
                 (Arc::as_ptr(one), token)
             })
             .collect();
-        let mut of_peer = HashMap::<IpAddr, usize>::new();
+        let mut of_origin = HashMap::<Origin, usize>::new();
         for one in &pending {
-            *of_peer.entry(one.peer).or_default() += 1;
+            *of_origin.entry(one.peer.into()).or_default() += 1;
         }
         let is_late = |one: &&Arc<Pending>| now.since(one.since) >= PENDING_GRACE;
-        let rank = |one: &&Arc<Pending>| (std::cmp::Reverse(of_peer[&one.peer]), one.since);
+        let rank = |one: &&Arc<Pending>| {
+            let of_origin = of_origin[&Origin::from(one.peer)];
+            (std::cmp::Reverse(of_origin), one.since)
+        };
         let Some(victim) = pending.iter().filter(is_late).min_by_key(rank) else {
             return;
         };
@@ -428,14 +438,14 @@ impl Acceptor<'_> {
         {
             victim.evicted.store(true, Ordering::Release);
             (core.wake)();
-            self.say_evicted(victim.peer);
+            self.log_eviction(victim.peer);
         }
     }
 
-    pub(crate) fn say_evicted(&mut self, peer: IpAddr) {
+    pub(crate) fn log_eviction(&mut self, peer: IpAddr) {
         self.shared.evicted.fetch_add(1, Ordering::Relaxed);
         let limit = self.shared.config.max_pending_connections;
-        self.say(Said::Evicted(peer), |times| {
+        self.log(LogKey::Evicted(peer), |times| {
             tracing::warn!(
                 %peer,
                 limit,
@@ -457,7 +467,7 @@ impl Acceptor<'_> {
             shared.rejected_limit.fetch_add(1, Ordering::Relaxed);
             counts.refused.fetch_add(1, Ordering::Relaxed);
             let limit = shared.config.max_connections;
-            self.say(Said::Limit(peer.ip()), |times| {
+            self.log(LogKey::Limit(peer.ip()), |times| {
                 tracing::warn!(%peer, limit, times, "connection refused: the limit of connections is reached");
             });
             return;
@@ -508,7 +518,7 @@ impl Acceptor<'_> {
         shared.connections.fetch_sub(1, Ordering::AcqRel);
         shared.rejected_no_core.fetch_add(1, Ordering::Relaxed);
         counts.refused.fetch_add(1, Ordering::Relaxed);
-        self.say(Said::NoCore, |times| {
+        self.log(LogKey::NoCore, |times| {
             tracing::warn!(%peer, times, "connection refused: no core takes it");
         });
     }

@@ -67,8 +67,8 @@ pub struct TcpConfig {
 }
 
 impl Default for TcpConfig {
-    fn default() -> TcpConfig {
-        TcpConfig {
+    fn default() -> Self {
+        Self {
             in_capsule_data_size: 4096,
             max_io_size: 128 << 10,
             max_h2c_data_size: 128 << 10,
@@ -151,8 +151,8 @@ impl TcpConfig {
     }
 
     /// The options of a listener's connections: `options` overrides these where it is set.
-    pub(crate) fn with(&self, options: &ListenerOptions) -> TcpConfig {
-        TcpConfig {
+    pub(crate) fn with(&self, options: &ListenerOptions) -> Self {
+        Self {
             in_capsule_data_size: options
                 .in_capsule_data_size
                 .unwrap_or(self.in_capsule_data_size),

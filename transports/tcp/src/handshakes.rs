@@ -1,4 +1,5 @@
-//! Connections of listeners with TLS, before a core has them: the first byte and the handshake.
+//! Accepted connections before a core takes them over: for listeners with TLS, the first byte and
+//! the handshake.
 //!
 //! ```text
 //!   accepted ──▶ first byte ──┬─ 16h ──▶ handshake ──▶ core, with the keys
@@ -7,7 +8,8 @@
 //! ```
 //!
 //! The accepting thread does this, so a reactor never computes for a handshake. A key that fits
-//! costs 0.2 ms; a host without one costs a few HMACs.
+//! costs 0.2 ms; a host without one costs a few HMACs. An address with many handshakes in flight
+//! waits for its turn: nothing is read from its further connections until then.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,8 +24,8 @@ use nacre_transport_tls::{Failure, Handshake, Role};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::accept::{ARRIVING, Acceptor, Arrival, Incoming, ListenerCounters, Said};
-use crate::limits::Refusal;
+use crate::accept::{ARRIVING, Acceptor, Arrival, Incoming, ListenerCounters, LogKey};
+use crate::limits::{Admission, Refusal};
 use crate::sealed::Sealed;
 use crate::socket;
 
@@ -41,21 +43,21 @@ enum Next {
     /// A core has it, in clear or with these keys.
     HandOver(Option<Box<Sealed>>),
     /// It ends.
-    Drop(Why),
+    Drop(CloseReason),
 }
 
 /// Why a connection ends here.
-enum Why {
+enum CloseReason {
     /// The host left before its first byte.
     Left,
     /// Others need its place.
     Evicted,
     Limit(Refusal),
-    Failed(Ended),
+    Failed(FailedHandshake),
 }
 
 /// The end of a connection by its TLS, or for want of it.
-struct Ended {
+struct FailedHandshake {
     /// What log lines and events have one of in a minute, for each address.
     kind: &'static str,
     reason: String,
@@ -63,9 +65,9 @@ struct Ended {
     names: Option<(Nqn, Nqn)>,
 }
 
-impl Ended {
+impl FailedHandshake {
     fn of(kind: &'static str, reason: &str) -> Next {
-        Next::Drop(Why::Failed(Ended {
+        Next::Drop(CloseReason::Failed(Self {
             kind,
             reason: reason.to_owned(),
             names: None,
@@ -90,7 +92,7 @@ impl Ended {
             Some(alert) => format!("{failure} (alert {alert})"),
             None => failure.to_string(),
         };
-        Next::Drop(Why::Failed(Ended {
+        Next::Drop(CloseReason::Failed(Self {
             kind,
             reason,
             names,
@@ -100,7 +102,7 @@ impl Ended {
 
 impl Acceptor<'_> {
     /// How long to wait for events.
-    pub fn patience(&mut self) -> Duration {
+    pub(crate) fn patience(&mut self) -> Duration {
         let now = self.clock.now();
         let late: Vec<u64> = self
             .arriving
@@ -110,14 +112,40 @@ impl Acceptor<'_> {
             .map(|(token, _)| *token)
             .collect();
         for token in late {
-            self.finish(token, Ended::of("late", "no TLS handshake in time"));
+            self.finish(
+                token,
+                FailedHandshake::of("late", "no TLS handshake in time"),
+            );
         }
+        self.take_turns();
         let deadlines = self.arriving.connections.values().map(|a| a.deadline);
         deadlines.min().map_or(LONG, |first| first.since(now))
     }
 
+    /// Begins the handshakes whose turn has come.
+    fn take_turns(&mut self) {
+        while let Some(token) = self.arriving.turns.pop_front() {
+            let Some(arrival) = self.arriving.connections.get(&token) else {
+                continue;
+            };
+            let (socket, peer) = (&arrival.incoming.socket, arrival.incoming.peer.ip());
+            if let Err(refusal) = self.limits.check_failures(peer, self.clock.now()) {
+                self.finish(token, Next::Drop(CloseReason::Limit(refusal)));
+            } else if self
+                .shared
+                .watched
+                .modify(socket, token, Interest::READ)
+                .is_ok()
+            {
+                self.arrived(token);
+            } else {
+                self.finish(token, Next::Drop(CloseReason::Left));
+            }
+        }
+    }
+
     /// Watches a connection until its first byte shows whether it uses TLS.
-    pub fn await_first_byte(&mut self, incoming: Incoming, counts: &Arc<ListenerCounters>) {
+    pub(crate) fn await_first_byte(&mut self, incoming: Incoming, counts: &Arc<ListenerCounters>) {
         let number = self.arriving.next % ARRIVING;
         self.arriving.next += 1;
         let token = number | ARRIVING;
@@ -133,13 +161,14 @@ impl Acceptor<'_> {
             deadline: incoming.pending.since + self.shared.config.icreq_timeout,
             incoming,
             counts: Arc::clone(counts),
+            turn: None,
             handshake: None,
         };
         self.arriving.connections.insert(token, arrival);
     }
 
     /// Bytes arrived, or the connection ended.
-    pub fn arrived(&mut self, token: u64) {
+    pub(crate) fn arrived(&mut self, token: u64) {
         let psks = self.shared.psks.clone();
         let key_updates = self.shared.config.tls_key_updates;
         let now = self.clock.now();
@@ -147,26 +176,38 @@ impl Acceptor<'_> {
             return;
         };
         let next = loop {
+            if arrival.turn == Some(Admission::Later) {
+                // Not watched for bytes: the connection has broken.
+                break Next::Drop(CloseReason::Left);
+            }
             if let Some(handshake) = &mut arrival.handshake {
                 break advance(handshake, &arrival.incoming, key_updates);
             }
             let mut first = [0];
             let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
             match rustix::net::recv(&arrival.incoming.socket, &mut first, flags) {
-                Ok((_, 0)) => break Next::Drop(Why::Left),
+                Ok((_, 0)) => break Next::Drop(CloseReason::Left),
                 Ok(_) if first[0] == HANDSHAKE_RECORD => {
                     let Some(psks) = psks.clone() else {
-                        break Next::Drop(Why::Left);
+                        break Next::Drop(CloseReason::Left);
                     };
-                    if let Err(refusal) = self.limits.begin(arrival.incoming.peer.ip(), now) {
-                        break Next::Drop(Why::Limit(refusal));
+                    if arrival.turn.is_none() {
+                        let peer = arrival.incoming.peer.ip();
+                        match self.limits.begin(peer, token, now) {
+                            Ok(turn) => arrival.turn = Some(turn),
+                            Err(refusal) => break Next::Drop(CloseReason::Limit(refusal)),
+                        }
+                    }
+                    if arrival.turn == Some(Admission::Later) {
+                        let (watched, socket) = (&self.shared.watched, &arrival.incoming.socket);
+                        match watched.modify(socket, token, Interest::empty()) {
+                            Ok(()) => break Next::Wait,
+                            Err(_) => break Next::Drop(CloseReason::Left),
+                        }
                     }
                     match Handshake::new(Role::Target(psks)) {
                         Ok(handshake) => arrival.handshake = Some(handshake),
-                        Err(failure) => {
-                            self.limits.end(arrival.incoming.peer.ip(), false, now);
-                            break Ended::by(&failure);
-                        }
+                        Err(failure) => break FailedHandshake::by(&failure),
                     }
                 }
                 Ok(_) if arrival.incoming.options.tls() == TlsPolicy::Allow => {
@@ -174,18 +215,18 @@ impl Acceptor<'_> {
                 }
                 Ok(_) => {
                     let why = "the host does not use TLS, which this listener requires";
-                    break Ended::of("clear", why);
+                    break FailedHandshake::of("clear", why);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => break Next::Wait,
-                Err(_) => break Next::Drop(Why::Left),
+                Err(_) => break Next::Drop(CloseReason::Left),
             }
         };
         self.finish(token, next);
     }
 
     /// Closes an arriving connection to make room for others.
-    pub fn evict_arriving(&mut self, token: u64) {
-        self.finish(token, Next::Drop(Why::Evicted));
+    pub(crate) fn evict_arriving(&mut self, token: u64) {
+        self.finish(token, Next::Drop(CloseReason::Evicted));
     }
 
     fn finish(&mut self, token: u64, next: Next) {
@@ -198,13 +239,25 @@ impl Acceptor<'_> {
         let Arrival {
             mut incoming,
             counts,
+            turn,
             handshake,
             ..
         } = arrival;
         let peer = incoming.peer;
-        if handshake.is_some() {
-            let failed = matches!(next, Next::Drop(Why::Failed(_)));
-            self.limits.end(peer.ip(), failed, self.clock.now());
+        match turn {
+            None => {}
+            Some(Admission::Later) => self.limits.leave(peer.ip(), token),
+            Some(Admission::Now) => {
+                let failed =
+                    handshake.is_some() && matches!(next, Next::Drop(CloseReason::Failed(_)));
+                let next = self.limits.end(peer.ip(), failed, self.clock.now());
+                if let Some(next) = next {
+                    if let Some(arrival) = self.arriving.connections.get_mut(&next) {
+                        arrival.turn = Some(Admission::Now);
+                    }
+                    self.arriving.turns.push_back(next);
+                }
+            }
         }
         // The socket stays open where a core takes it.
         let _ = self.shared.watched.delete(&incoming.socket);
@@ -231,21 +284,21 @@ impl Acceptor<'_> {
             Next::Drop(why) => {
                 counts.refused.fetch_add(1, Ordering::Relaxed);
                 match why {
-                    Why::Left => {}
-                    Why::Evicted => self.say_evicted(peer.ip()),
-                    Why::Limit(refusal) => {
+                    CloseReason::Left => {}
+                    CloseReason::Evicted => self.log_eviction(peer.ip()),
+                    CloseReason::Limit(refusal) => {
                         let limited = &self.shared.handshakes.limited;
                         limited.fetch_add(1, Ordering::Relaxed);
-                        self.say_ended(&incoming, "limit", refusal.to_string(), None);
+                        self.log_tls_failure(&incoming, "limit", refusal.to_string(), None);
                     }
-                    Why::Failed(Ended {
+                    CloseReason::Failed(FailedHandshake {
                         kind,
                         reason,
                         names,
                     }) => {
                         let failed = &self.shared.handshakes.failed;
                         failed.fetch_add(1, Ordering::Relaxed);
-                        self.say_ended(&incoming, kind, reason, names);
+                        self.log_tls_failure(&incoming, kind, reason, names);
                     }
                 }
             }
@@ -253,7 +306,7 @@ impl Acceptor<'_> {
     }
 
     /// Logs the end of a connection, and reports it as an event.
-    fn say_ended(
+    fn log_tls_failure(
         &mut self,
         incoming: &Incoming,
         kind: &'static str,
@@ -261,7 +314,7 @@ impl Acceptor<'_> {
         names: Option<(Nqn, Nqn)>,
     ) {
         let (peer, psks) = (incoming.peer, self.shared.psks.as_deref());
-        self.say(Said::Tls(peer.ip(), kind), |times| {
+        self.log(LogKey::Tls(peer.ip(), kind), |times| {
             tracing::warn!(%peer, times, "connection closed: {reason}");
             if let Some(psks) = psks {
                 psks.failed(TlsFailure {
@@ -283,14 +336,14 @@ fn advance(handshake: &mut Handshake, incoming: &Incoming, key_updates: bool) ->
         let count = match rustix::net::recv(&incoming.socket, &mut bytes, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => {
                 let why = "the host closed the connection during the TLS handshake";
-                return Ended::of("left", why);
+                return FailedHandshake::of("left", why);
             }
             Ok((_, count)) => count,
             Err(Errno::AGAIN | Errno::INTR) => return Next::Wait,
-            Err(errno) => return Ended::of("broken", &socket::describe(errno)),
+            Err(errno) => return FailedHandshake::of("broken", &socket::describe(errno)),
         };
         let result = handshake.received(&bytes[..count]);
-        let sent = say(handshake, incoming);
+        let sent = send_output(handshake, incoming);
         match (result, sent) {
             (Ok(None), true) => {}
             (Ok(Some(outcome)), true) => {
@@ -298,15 +351,15 @@ fn advance(handshake: &mut Handshake, incoming: &Incoming, key_updates: bool) ->
             }
             (Ok(_), false) => {
                 // A flight is smaller than any socket's buffer.
-                return Ended::of("broken", "the host does not take the TLS handshake");
+                return FailedHandshake::of("broken", "the host does not take the TLS handshake");
             }
-            (Err(failure), _) => return Ended::by(&failure),
+            (Err(failure), _) => return FailedHandshake::by(&failure),
         }
     }
 }
 
 /// Sends the output of a handshake. `false`: the socket does not take it.
-fn say(handshake: &mut Handshake, incoming: &Incoming) -> bool {
+fn send_output(handshake: &mut Handshake, incoming: &Incoming) -> bool {
     let output = handshake.take_output();
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     output.is_empty()

@@ -38,8 +38,8 @@ pub struct HostOptions {
 }
 
 impl Default for HostOptions {
-    fn default() -> HostOptions {
-        HostOptions {
+    fn default() -> Self {
+        Self {
             machine: HostConfig::default(),
             connect_timeout: Duration::from_secs(5),
             source: None,

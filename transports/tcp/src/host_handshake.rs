@@ -1,5 +1,5 @@
-//! The TLS handshake of a host. Each step of it is a job of a helper thread, so that a reactor
-//! computes nothing.
+//! The TLS handshake of the host side. A helper thread computes each step, so that the reactor does
+//! not.
 //!
 //! ```text
 //!   begin, received ─▶ job ─▶ Turn, and the descriptor is readable ─▶ take
@@ -56,7 +56,7 @@ pub(crate) struct HostHandshake {
 
 /// Why no job can be begun.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unable {
+pub(crate) enum HandshakeStartError {
     #[error(transparent)]
     Full(#[from] HelperFull),
     #[error(transparent)]
@@ -65,9 +65,9 @@ pub(crate) enum Unable {
 
 impl HostHandshake {
     /// Begins. The ClientHello is the output of the first turn.
-    pub fn begin(tls: HostTls, owner: String) -> Result<HostHandshake, Unable> {
+    pub(crate) fn begin(tls: HostTls, owner: String) -> Result<Self, HandshakeStartError> {
         let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let handshake = HostHandshake {
+        let handshake = Self {
             shared: Arc::new(Shared {
                 slot: Mutex::new(Slot::Busy),
                 done,
@@ -88,7 +88,7 @@ impl HostHandshake {
     }
 
     /// Goes on with bytes of the controller, if no job runs and the handshake is not over.
-    pub fn received(&mut self, bytes: Vec<u8>) -> Result<(), HelperFull> {
+    pub(crate) fn received(&mut self, bytes: Vec<u8>) -> Result<(), HelperFull> {
         let taken = std::mem::replace(&mut *self.shared.slot.lock(), Slot::Busy);
         let Slot::Idle(mut handshake) = taken else {
             *self.shared.slot.lock() = taken;
@@ -129,7 +129,7 @@ impl HostHandshake {
     }
 
     /// The result of the last job, once.
-    pub fn take(&mut self) -> Option<Box<Turn>> {
+    pub(crate) fn take(&mut self) -> Option<Box<Turn>> {
         let mut slot = self.shared.slot.lock();
         match std::mem::replace(&mut *slot, Slot::Over) {
             Slot::Done(turn, handshake) => {
@@ -147,12 +147,12 @@ impl HostHandshake {
     }
 
     /// True while a job runs or waits.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         matches!(*self.shared.slot.lock(), Slot::Busy)
     }
 
     /// Readable when [`HostHandshake::take`] has a result.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.shared.done.as_fd()
     }
 }

@@ -1,4 +1,5 @@
-//! NVMe/TCP on Linux sockets: moves the bytes of `nacre_nvmf::tcp`'s connection machines.
+//! NVMe/TCP on Linux sockets: receives and sends the bytes of `nacre_nvmf::tcp`'s connection
+//! machines.
 //!
 //! ```text
 //!   TcpPlug        listeners, one thread that accepts and does TLS handshakes, the choice of a

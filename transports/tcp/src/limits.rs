@@ -1,99 +1,148 @@
-//! The TLS handshakes that one address may have: in flight at a time, and failed in a second. A
-//! handshake costs the accepting thread 0.2 ms, and all hosts share that thread.
+//! Limits the TLS handshakes of each peer: those in flight, those that wait for their turn,
+//! and those that failed within a second.
+//!
+//! A handshake costs the accepting thread 0.2 ms, and all hosts share that thread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use nacre_reactor::Nanos;
+use nacre_reactor::{Nanos, Origin};
 
-/// Of all pending connections, the handshakes of one address are at most one in so many.
+/// Of all pending connections, the handshakes of one origin are at most one in so many.
 const PART: usize = 4;
-/// Most failures of one address in [`WINDOW`].
+/// Of all pending connections, those of one origin that wait for a handshake of it to end are at
+/// most one in so many.
+const WAITING_PART: usize = 2;
+/// Most failures of one origin in [`WINDOW`].
 const MAX_FAILURES: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(1);
-/// Addresses whose failures are counted. Beyond it the count of the oldest is lost.
-const MAX_ADDRESSES: usize = 4096;
+/// Origins whose failures are counted. Beyond it the count of the oldest is lost.
+const MAX_ORIGINS: usize = 4096;
 
 /// Why a handshake is not begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
-        "{most} TLS handshakes of this address are in flight, as many as a quarter of [nvmf] max_pending_connections allows"
+        "{most} connections of this address wait for their TLS handshake, as many as half of [nvmf] max_pending_connections allows"
     )]
-    InFlight { most: usize },
+    Waiting { most: usize },
     #[error(
         "{most} TLS handshakes of this address have failed within a second; later ones are served"
     )]
     Failures { most: u32 },
 }
 
+/// The turn of a connection that asks for a handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Now,
+    /// [`Limits::end`] returns the connection when its turn has come.
+    Later,
+}
+
 #[derive(Default)]
-struct Address {
+struct Handshakes {
     in_flight: usize,
+    /// Connections in the order of their turns.
+    waiting: VecDeque<u64>,
     failures: u32,
     /// Start of the window of `failures`.
     since: Nanos,
 }
 
-/// The handshakes of all addresses.
+/// The handshakes of all origins.
 pub(crate) struct Limits {
     most_in_flight: usize,
-    addresses: HashMap<IpAddr, Address>,
+    most_waiting: usize,
+    origins: HashMap<Origin, Handshakes>,
 }
 
 impl Limits {
-    pub fn new(max_pending: usize) -> Limits {
-        Limits {
+    pub(crate) fn new(max_pending: usize) -> Self {
+        Self {
             most_in_flight: max_pending.div_ceil(PART),
-            addresses: HashMap::new(),
+            most_waiting: max_pending.div_ceil(WAITING_PART),
+            origins: HashMap::new(),
         }
     }
 
-    /// Begins a handshake. Each one begun must be ended.
-    pub fn begin(&mut self, peer: IpAddr, now: Nanos) -> Result<(), Refusal> {
-        if !self.addresses.contains_key(&peer) {
+    /// Begins a handshake of this connection, now or when others have ended. Each one begun must be
+    /// ended, and each one that waits must get its turn or leave.
+    pub(crate) fn begin(
+        &mut self,
+        peer: IpAddr,
+        connection: u64,
+        now: Nanos,
+    ) -> Result<Admission, Refusal> {
+        let origin = Origin::from(peer);
+        if !self.origins.contains_key(&origin) {
             self.make_room(now);
         }
-        let most = self.most_in_flight;
-        let address = self.addresses.entry(peer).or_default();
-        if address.failures >= MAX_FAILURES && now.since(address.since) < WINDOW {
-            let most = MAX_FAILURES;
-            return Err(Refusal::Failures { most });
+        self.check_failures(peer, now)?;
+        let of_origin = self.origins.entry(origin).or_default();
+        if of_origin.in_flight < self.most_in_flight && of_origin.waiting.is_empty() {
+            of_origin.in_flight += 1;
+            return Ok(Admission::Now);
         }
-        if address.in_flight >= most {
-            return Err(Refusal::InFlight { most });
+        let most = self.most_waiting;
+        if of_origin.waiting.len() >= most {
+            return Err(Refusal::Waiting { most });
         }
-        address.in_flight += 1;
-        Ok(())
+        of_origin.waiting.push_back(connection);
+        Ok(Admission::Later)
     }
 
-    /// Ends a handshake.
-    pub fn end(&mut self, peer: IpAddr, failed: bool, now: Nanos) {
-        let address = self.addresses.entry(peer).or_default();
-        address.in_flight = address.in_flight.saturating_sub(1);
-        if now.since(address.since) >= WINDOW {
-            (address.since, address.failures) = (now, 0);
+    /// Refuses an address with too many failed handshakes.
+    pub(crate) fn check_failures(&self, peer: IpAddr, now: Nanos) -> Result<(), Refusal> {
+        let failing = self.origins.get(&peer.into());
+        let failing = failing.filter(|one| one.failures >= MAX_FAILURES);
+        match failing {
+            Some(of_origin) if now.since(of_origin.since) < WINDOW => {
+                let most = MAX_FAILURES;
+                Err(Refusal::Failures { most })
+            }
+            _ => Ok(()),
         }
-        address.failures += u32::from(failed);
-        if address.in_flight == 0 && address.failures == 0 {
-            self.addresses.remove(&peer);
+    }
+
+    /// Ends a handshake. Returns the connection whose turn it is now: its handshake has begun.
+    pub(crate) fn end(&mut self, peer: IpAddr, failed: bool, now: Nanos) -> Option<u64> {
+        let origin = Origin::from(peer);
+        let of_origin = self.origins.entry(origin).or_default();
+        of_origin.in_flight = of_origin.in_flight.saturating_sub(1);
+        if now.since(of_origin.since) >= WINDOW {
+            (of_origin.since, of_origin.failures) = (now, 0);
+        }
+        of_origin.failures += u32::from(failed);
+        let next = of_origin.waiting.pop_front();
+        of_origin.in_flight += usize::from(next.is_some());
+        if of_origin.in_flight == 0 && of_origin.failures == 0 {
+            self.origins.remove(&origin);
+        }
+        next
+    }
+
+    /// A connection that waits has ended.
+    pub(crate) fn leave(&mut self, peer: IpAddr, connection: u64) {
+        if let Some(of_origin) = self.origins.get_mut(&peer.into()) {
+            of_origin.waiting.retain(|waiting| *waiting != connection);
         }
     }
 
     /// Forgets failures that are over; if these are not enough, the oldest. Handshakes in flight
     /// are bounded elsewhere and stay.
     fn make_room(&mut self, now: Nanos) {
-        if self.addresses.len() < MAX_ADDRESSES {
+        if self.origins.len() < MAX_ORIGINS {
             return;
         }
-        let counts = |address: &Address| now.since(address.since) < WINDOW;
-        self.addresses
-            .retain(|_, address| address.in_flight > 0 || counts(address));
-        if self.addresses.len() >= MAX_ADDRESSES {
-            let idle = self.addresses.iter().filter(|(_, one)| one.in_flight == 0);
+        let counts = |one: &Handshakes| now.since(one.since) < WINDOW;
+        self.origins
+            .retain(|_, of_origin| of_origin.in_flight > 0 || counts(of_origin));
+        if self.origins.len() >= MAX_ORIGINS {
+            let idle = self.origins.iter().filter(|(_, one)| one.in_flight == 0);
             let oldest = idle.min_by_key(|(_, one)| one.since).map(|(peer, _)| *peer);
-            oldest.map(|peer| self.addresses.remove(&peer));
+            oldest.map(|peer| self.origins.remove(&peer));
         }
     }
 }
@@ -111,16 +160,29 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_in_flight() {
+    fn handshakes_wait_for_their_turn() {
         let mut limits = Limits::new(10);
-        for _ in 0..3 {
-            assert_eq!(limits.begin(peer(1), at(0)), Ok(()));
+        for connection in 0..3 {
+            assert_eq!(limits.begin(peer(1), connection, at(0)), Ok(Admission::Now));
         }
-        let refused = Err(Refusal::InFlight { most: 3 });
-        assert_eq!(limits.begin(peer(1), at(0)), refused);
-        assert_eq!(limits.begin(peer(2), at(0)), Ok(()));
-        limits.end(peer(1), false, at(1));
-        assert_eq!(limits.begin(peer(1), at(1)), Ok(()));
+        for connection in 3..8 {
+            assert_eq!(
+                limits.begin(peer(1), connection, at(0)),
+                Ok(Admission::Later)
+            );
+        }
+        let refused = Err(Refusal::Waiting { most: 5 });
+        assert_eq!(limits.begin(peer(1), 8, at(0)), refused);
+        assert_eq!(limits.begin(peer(2), 9, at(0)), Ok(Admission::Now));
+        assert_eq!(limits.end(peer(1), false, at(1)), Some(3));
+        limits.leave(peer(1), 4);
+        // A new one does not overtake those that wait.
+        assert_eq!(limits.begin(peer(1), 10, at(1)), Ok(Admission::Later));
+        let order: Vec<_> = (0..7).map(|_| limits.end(peer(1), false, at(1))).collect();
+        let expected = [Some(5), Some(6), Some(7), Some(10), None, None, None];
+        assert_eq!(order, expected);
+        assert_eq!(limits.end(peer(2), false, at(1)), None);
+        assert!(limits.origins.is_empty());
     }
 
     #[test]
@@ -128,38 +190,38 @@ mod tests {
         let mut limits = Limits::new(1000);
         let mut failed = 0;
         for ms in 0..30 {
-            if limits.begin(peer(1), at(ms)).is_ok() {
+            if limits.begin(peer(1), ms, at(ms)).is_ok() {
                 limits.end(peer(1), true, at(ms));
                 failed += 1;
             }
         }
         assert_eq!(failed, MAX_FAILURES);
         let refused = Err(Refusal::Failures { most: MAX_FAILURES });
-        assert_eq!(limits.begin(peer(1), at(999)), refused);
-        assert_eq!(limits.begin(peer(2), at(999)), Ok(()));
-        assert_eq!(limits.begin(peer(1), at(1000)), Ok(()));
+        assert_eq!(limits.begin(peer(1), 0, at(999)), refused);
+        assert_eq!(limits.begin(peer(2), 0, at(999)), Ok(Admission::Now));
+        assert_eq!(limits.begin(peer(1), 0, at(1000)), Ok(Admission::Now));
         limits.end(peer(1), true, at(1000));
-        assert_eq!(limits.begin(peer(1), at(1001)), Ok(()));
+        assert_eq!(limits.begin(peer(1), 0, at(1001)), Ok(Admission::Now));
     }
 
     #[test]
-    fn addresses_have_a_bound() {
+    fn origins_have_a_bound() {
         let mut limits = Limits::new(40_000);
-        assert_eq!(limits.begin(peer(0), at(0)), Ok(()));
+        assert_eq!(limits.begin(peer(0), 0, at(0)), Ok(Admission::Now));
         for n in 1..=5000 {
-            assert_eq!(limits.begin(peer(n), at(0)), Ok(()));
+            assert_eq!(limits.begin(peer(n), 0, at(0)), Ok(Admission::Now));
             limits.end(peer(n), true, at(u64::from(n / 100)));
         }
-        assert_eq!(limits.addresses.len(), MAX_ADDRESSES);
-        assert_eq!(limits.addresses[&peer(0)].in_flight, 1);
+        assert_eq!(limits.origins.len(), MAX_ORIGINS);
+        assert_eq!(limits.origins[&peer(0).into()].in_flight, 1);
         for n in 0..=5000 {
-            assert_eq!(limits.begin(peer(n), at(2000)), Ok(()));
+            assert_eq!(limits.begin(peer(n), 0, at(2000)), Ok(Admission::Now));
             limits.end(peer(n), false, at(2000));
         }
         // Those without a failure are not kept.
         let mut limits = Limits::new(8);
-        assert_eq!(limits.begin(peer(1), at(0)), Ok(()));
+        assert_eq!(limits.begin(peer(1), 0, at(0)), Ok(Admission::Now));
         limits.end(peer(1), false, at(0));
-        assert!(limits.addresses.is_empty());
+        assert!(limits.origins.is_empty());
     }
 }

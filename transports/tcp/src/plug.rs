@@ -29,17 +29,17 @@ pub struct TcpPlug {
 
 impl TcpPlug {
     /// Makes a plug without TLS: see [`TcpPlug::with_psks`].
-    pub fn new(config: TcpConfig) -> std::io::Result<TcpPlug> {
-        TcpPlug::start(config, None)
+    pub fn new(config: TcpConfig) -> std::io::Result<Self> {
+        Self::start(config, None)
     }
 
     /// Validates `config` and starts the accepting thread. An invalid `config` is `InvalidInput`.
     /// TLS handshakes use these keys.
-    pub fn with_psks(config: TcpConfig, psks: Arc<dyn PskSource>) -> std::io::Result<TcpPlug> {
-        TcpPlug::start(config, Some(psks))
+    pub fn with_psks(config: TcpConfig, psks: Arc<dyn PskSource>) -> std::io::Result<Self> {
+        Self::start(config, Some(psks))
     }
 
-    fn start(config: TcpConfig, psks: Option<Arc<dyn PskSource>>) -> std::io::Result<TcpPlug> {
+    fn start(config: TcpConfig, psks: Option<Arc<dyn PskSource>>) -> std::io::Result<Self> {
         config
             .validate()
             .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
@@ -48,7 +48,7 @@ impl TcpPlug {
         let thread = std::thread::Builder::new()
             .name("tcp-accept".into())
             .spawn(move || accept::run(&theirs))?;
-        Ok(TcpPlug {
+        Ok(Self {
             shared,
             thread: Some(thread),
         })

@@ -1,5 +1,5 @@
-//! The records of a connection over TLS, between its machine and its socket. It has the face of the
-//! two system calls of the data path.
+//! The TLS records of a connection, between its machine and its socket. [`Sealed::receive`] and
+//! [`Sealed::send`] replace the two system calls of the data path.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -21,6 +21,8 @@ pub(crate) struct Sealed {
     session: Session,
     channel: Arc<SecureChannel>,
     failure: Option<Failure>,
+    /// Bytes were received since the kernel was last asked to acknowledge at once.
+    has_received: bool,
 }
 
 /// The sending side of a connection machine.
@@ -61,12 +63,12 @@ pub(crate) struct Sent {
 
 impl Sealed {
     /// `key_updates`: the peer takes KeyUpdates, and is to send them.
-    pub fn new(outcome: Outcome, key_updates: bool) -> Sealed {
+    pub(crate) fn new(outcome: Outcome, key_updates: bool) -> Self {
         let mut session = outcome.session;
         if key_updates {
             session.use_key_updates();
         }
-        Sealed {
+        Self {
             session,
             channel: Arc::new(SecureChannel {
                 identity: outcome.identity,
@@ -75,34 +77,35 @@ impl Sealed {
                 derivation: outcome.derivation,
             }),
             failure: None,
+            has_received: false,
         }
     }
 
-    pub fn channel(&self) -> &Arc<SecureChannel> {
+    pub(crate) fn channel(&self) -> &Arc<SecureChannel> {
         &self.channel
     }
 
     /// Why the last receive failed, if TLS is the reason.
-    pub fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<String> {
         self.failure.as_ref().map(Failure::to_string)
     }
 
     /// True if a receive would give data without the socket.
-    pub fn has_input(&self) -> bool {
+    pub(crate) fn has_input(&self) -> bool {
         self.session.has_input()
     }
 
-    pub fn wants_write(&self) -> bool {
+    pub(crate) fn wants_write(&self) -> bool {
         !self.session.ciphertext().is_empty()
     }
 
-    pub fn counts(&self) -> SessionCounts {
+    pub(crate) fn counts(&self) -> SessionCounts {
         self.session.counts()
     }
 
     /// Receives and opens records, until the slices are full or the socket is empty. 0: the peer
     /// has closed its direction, by the end of the stream or by close_notify.
-    pub fn receive(
+    pub(crate) fn receive(
         &mut self,
         from: BorrowedFd<'_>,
         slices: &mut [IoSliceMut<'_>],
@@ -148,12 +151,22 @@ impl Sealed {
                 Ok((_, 0)) => return Ok(total),
                 Ok((_, count)) => {
                     self.session.received(count);
+                    self.has_received = true;
                     is_empty = count < most;
                 }
                 // An end of the connection shows again at the next receive.
                 Err(_) if total > 0 => return Ok(total),
                 Err(errno) => return Err(errno),
             }
+        }
+    }
+
+    /// Has the kernel acknowledge at once the bytes received so far. To be called when the rest of
+    /// a command's data is missing: SPDK's send buffer for TLS has 4 KiB, so it sends no further
+    /// record before the acknowledgement, which the kernel delays by 40 ms.
+    pub(crate) fn acknowledge(&mut self, socket: BorrowedFd<'_>) {
+        if std::mem::take(&mut self.has_received) {
+            let _ = rustix::net::sockopt::set_tcp_quickack(socket, true);
         }
     }
 
@@ -169,14 +182,19 @@ impl Sealed {
     }
 
     /// Sends `close_notify`. All sealed bytes have left before.
-    pub fn close(&mut self, socket: BorrowedFd<'_>) {
+    pub(crate) fn close(&mut self, socket: BorrowedFd<'_>) {
         self.session.close(Alert::CLOSE_NOTIFY);
         let _ = socket::send(socket, &[IoSlice::new(self.session.ciphertext())]);
         self.session.discard_ciphertext();
     }
 
     /// Seals and sends the queued bytes of the machine. `blocked`: the socket is known to be full.
-    pub fn send(&mut self, to: BorrowedFd<'_>, machine: &mut impl Machine, blocked: bool) -> Sent {
+    pub(crate) fn send(
+        &mut self,
+        to: BorrowedFd<'_>,
+        machine: &mut impl Machine,
+        blocked: bool,
+    ) -> Sent {
         let (mut sends, mut bytes) = (0, 0);
         let result = loop {
             if blocked {

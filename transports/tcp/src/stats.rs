@@ -1,4 +1,5 @@
-//! Counters: per core, relaxed, readable by any thread.
+//! Counters of the transport, one set per core. They are relaxed atomics, which any thread can
+//! read.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! The plug on real sockets over loopback.
+//! Tests of the TCP transport on real sockets, over the loopback interface.
 
 mod batches;
 mod conformance;

@@ -1,4 +1,4 @@
-//! The I/O half: every connection of one core.
+//! The I/O half of the TCP transport: all connections of one core.
 //!
 //! A turn polls these sockets, in order: those with input left from the turn before; if there are
 //! few sockets, the recently active ones (a receive without data costs less than epoll and then a
@@ -114,9 +114,9 @@ pub struct TcpTransport {
 }
 
 impl TcpTransport {
-    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<TcpTransport> {
+    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<Self> {
         let config = &shared.config;
-        Ok(TcpTransport {
+        Ok(Self {
             caps: config.caps(),
             machine: Rc::new(config.machine()),
             epoll: EventSet::new()?,
@@ -240,6 +240,12 @@ impl TcpTransport {
             }
         };
         conn.machine.settle(&mut self.buffers, more, now);
+        if let Some(sealed) = &mut conn.sealed
+            && !more
+            && conn.machine.awaits_data()
+        {
+            sealed.acknowledge(conn.socket.as_fd());
+        }
         // Epoll knows nothing of records that were received and not opened.
         let (more, answers) = match conn.sealed.as_deref() {
             None => (more, false),

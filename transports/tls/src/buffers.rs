@@ -1,5 +1,5 @@
-//! The buffers of the sessions of a thread. A session has one only while it holds bytes, so an idle
-//! connection has none.
+//! The receive buffers of the TLS sessions of one thread. A session holds one only while it has
+//! unread bytes, so an idle connection has none.
 
 use std::cell::RefCell;
 
@@ -7,28 +7,28 @@ use std::cell::RefCell;
 const MOST_SPARE: usize = 8;
 
 #[derive(Default)]
-struct Spare {
+struct SpareBuffers {
     input: Vec<Box<[u8]>>,
     output: Vec<Vec<u8>>,
 }
 
 thread_local! {
-    static SPARE: RefCell<Spare> = RefCell::default();
+    static SPARE: RefCell<SpareBuffers> = RefCell::default();
 }
 
 /// A buffer of `bytes` for received records. Its contents are those of an earlier session.
-pub fn take_input(bytes: usize) -> Box<[u8]> {
+pub(crate) fn take_input(bytes: usize) -> Box<[u8]> {
     let spare = SPARE.with_borrow_mut(|spare| spare.input.pop());
     spare.unwrap_or_else(|| vec![0; bytes].into_boxed_slice())
 }
 
 /// An empty buffer with room for `bytes` of sealed records.
-pub fn take_output(bytes: usize) -> Vec<u8> {
+pub(crate) fn take_output(bytes: usize) -> Vec<u8> {
     let spare = SPARE.with_borrow_mut(|spare| spare.output.pop());
     spare.unwrap_or_else(|| Vec::with_capacity(bytes))
 }
 
-pub fn give_input(buffer: Box<[u8]>) {
+pub(crate) fn give_input(buffer: Box<[u8]>) {
     SPARE.with_borrow_mut(|spare| {
         if spare.input.len() < MOST_SPARE {
             spare.input.push(buffer);
@@ -36,7 +36,7 @@ pub fn give_input(buffer: Box<[u8]>) {
     });
 }
 
-pub fn give_output(mut buffer: Vec<u8>) {
+pub(crate) fn give_output(mut buffer: Vec<u8>) {
     buffer.clear();
     SPARE.with_borrow_mut(|spare| {
         if spare.output.len() < MOST_SPARE {

@@ -1,4 +1,4 @@
-//! Why a handshake or a connection fails.
+//! The errors of a TLS handshake or connection.
 
 use nacre_nvmf::tls::{Alert, HelloError, Refused};
 
@@ -43,21 +43,18 @@ impl Failure {
     /// The alert for the peer. `None`: the peer has ended the connection itself.
     pub fn alert(&self) -> Option<Alert> {
         Some(match self {
-            Failure::Hello(error) => error.alert(),
-            Failure::Refused(refused) => refused.alert(),
-            Failure::Alert(_) => return None,
-            Failure::Long { .. } => Alert::RECORD_OVERFLOW,
-            Failure::Type { .. }
-            | Failure::Unexpected(_)
-            | Failure::Flood(_)
-            | Failure::KeyLimit(_) => Alert::UNEXPECTED_MESSAGE,
-            Failure::Identity => Alert::ILLEGAL_PARAMETER,
-            Failure::Forged => Alert::BAD_RECORD_MAC,
-            Failure::Malformed(_) => Alert::DECODE_ERROR,
-            Failure::LongHandshake(_) | Failure::Suite(_) | Failure::Library(_) => {
-                Alert::HANDSHAKE_FAILURE
+            Self::Hello(error) => error.alert(),
+            Self::Refused(refused) => refused.alert(),
+            Self::Alert(_) => return None,
+            Self::Long { .. } => Alert::RECORD_OVERFLOW,
+            Self::Type { .. } | Self::Unexpected(_) | Self::Flood(_) | Self::KeyLimit(_) => {
+                Alert::UNEXPECTED_MESSAGE
             }
-            Failure::Crypto => Alert::INTERNAL_ERROR,
+            Self::Identity => Alert::ILLEGAL_PARAMETER,
+            Self::Forged => Alert::BAD_RECORD_MAC,
+            Self::Malformed(_) => Alert::DECODE_ERROR,
+            Self::LongHandshake(_) | Self::Suite(_) | Self::Library(_) => Alert::HANDSHAKE_FAILURE,
+            Self::Crypto => Alert::INTERNAL_ERROR,
         })
     }
 }

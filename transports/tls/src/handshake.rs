@@ -1,4 +1,5 @@
-//! A handshake: bytes of the peer in, bytes for the peer out, at its end a [`Session`].
+//! A TLS handshake: takes the peer's bytes, returns the bytes for the peer, and ends in a
+//! [`Session`].
 //!
 //! A target reads the ClientHello first and chooses the key; the library then reads the same bytes
 //! with that key alone.
@@ -64,8 +65,8 @@ pub struct Outcome {
 
 impl Handshake {
     /// Begins. A host's ClientHello is in [`Handshake::take_output`] then.
-    pub fn new(role: Role) -> Result<Handshake, Failure> {
-        let mut handshake = Handshake {
+    pub fn new(role: Role) -> Result<Self, Failure> {
+        let mut handshake = Self {
             state: State::Over,
             is_target: matches!(role, Role::Target(_)),
             output: Vec::new(),

@@ -1,4 +1,5 @@
-//! s2n-tls over two buffers in memory: the ABI of its callbacks, their owner, and a safe face.
+//! s2n-tls on two buffers in memory: the bindings of its callbacks, their owner, and a safe
+//! interface.
 //!
 //! s2n-tls receives, sends and logs keys through C callbacks with a pointer to our state. No safe
 //! interface of its bindings gives access to the traffic secrets or works without a socket.
@@ -40,13 +41,13 @@ struct Wires {
 }
 
 /// The traffic secrets of a finished handshake.
-pub struct Secrets {
+pub(crate) struct Secrets {
     pub client: Digest,
     pub server: Digest,
 }
 
 /// One handshake.
-pub struct Library {
+pub(crate) struct Library {
     /// Dropped before `wires`, which its callbacks use.
     connection: Option<Connection>,
     wires: NonNull<Wires>,
@@ -66,9 +67,14 @@ impl Drop for Library {
 }
 
 impl Library {
-    pub fn new(mode: Mode, identity: &[u8], key: &[u8], hash: Hash) -> Result<Library, Failure> {
+    pub(crate) fn new(
+        mode: Mode,
+        identity: &[u8],
+        key: &[u8],
+        hash: Hash,
+    ) -> Result<Self, Failure> {
         let wires = Box::into_raw(Box::<Wires>::default());
-        let mut library = Library {
+        let mut library = Self {
             connection: None,
             wires: NonNull::new(wires).ok_or(Failure::Crypto)?,
         };
@@ -121,7 +127,7 @@ impl Library {
     }
 
     /// Goes on with these bytes. The secrets, once the handshake is finished.
-    pub fn step(&mut self, input: &[u8]) -> Result<Option<Secrets>, Failure> {
+    pub(crate) fn step(&mut self, input: &[u8]) -> Result<Option<Secrets>, Failure> {
         self.wires().input.extend_from_slice(input);
         let Some(connection) = &mut self.connection else {
             return Err(Failure::Crypto);
@@ -142,7 +148,7 @@ impl Library {
     }
 
     /// True if the handshake has agreed on this suite.
-    pub fn check(&self, suite: Suite) -> Result<(), Failure> {
+    pub(crate) fn check(&self, suite: Suite) -> Result<(), Failure> {
         let name = self.connection.as_ref().map(|c| c.cipher_suite());
         match name {
             Some(Ok(name)) if name == suite.name() => Ok(()),
@@ -152,7 +158,7 @@ impl Library {
     }
 
     /// An error unless the handshake has used the PSK of this identity.
-    pub fn check_identity(&self, identity: &[u8]) -> Result<(), Failure> {
+    pub(crate) fn check_identity(&self, identity: &[u8]) -> Result<(), Failure> {
         let connection = self.connection.as_ref().ok_or(Failure::Crypto)?;
         let length = connection.negotiated_psk_identity_length();
         let mut used = vec![0; length.map_err(failed)?];
@@ -169,12 +175,12 @@ impl Library {
     }
 
     /// Takes the bytes for the peer.
-    pub fn take_output(&mut self) -> Vec<u8> {
+    pub(crate) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.wires().output)
     }
 
     /// The bytes that the handshake has not taken.
-    pub fn rest(&mut self) -> &[u8] {
+    pub(crate) fn rest(&mut self) -> &[u8] {
         let wires = self.wires();
         &wires.input[wires.taken..]
     }

@@ -1,4 +1,5 @@
-//! One record: its header, its protection, and the keys of one direction (RFC 8446, 5).
+//! Seals and opens one TLS record: its header, its AEAD protection, and the keys of one direction
+//! (RFC 8446, 5).
 //!
 //! ```text
 //!   17 03 03 length    data .. 17    tag[16]       the second 17: type of the data, sealed
@@ -10,25 +11,25 @@ use nacre_nvmf::tls::{Suite, expand_label};
 
 use crate::error::Failure;
 
-pub const HEADER: usize = 5;
+pub(crate) const HEADER: usize = 5;
 /// Most data of a record.
-pub const MOST_DATA: usize = 1 << 14;
+pub(crate) const MOST_DATA: usize = 1 << 14;
 /// Bytes after the data: its type and the tag.
-pub const TRAILER: usize = 1 + 16;
+pub(crate) const TRAILER: usize = 1 + 16;
 /// Most records that AES-GCM may seal with one key: 2^24.5 of the longest (RFC 8446, 5.5).
-pub const MOST_RECORDS: u64 = 23_726_566;
+pub(crate) const MOST_RECORDS: u64 = 23_726_566;
 /// The longest protected record that a peer may send, without its header.
-pub const MOST_PROTECTED: usize = MOST_DATA + 256;
+pub(crate) const MOST_PROTECTED: usize = MOST_DATA + 256;
 
 /// The type of a record.
-pub mod kind {
-    pub const ALERT: u8 = 21;
-    pub const HANDSHAKE: u8 = 22;
-    pub const DATA: u8 = 23;
+pub(crate) mod kind {
+    pub(crate) const ALERT: u8 = 21;
+    pub(crate) const HANDSHAKE: u8 = 22;
+    pub(crate) const DATA: u8 = 23;
 }
 
 /// Type and length of a record's header, if there is a whole one.
-pub fn header(bytes: &[u8]) -> Option<(u8, usize)> {
+pub(crate) fn header(bytes: &[u8]) -> Option<(u8, usize)> {
     match bytes {
         // The version is to be ignored (RFC 8446, 5.1).
         [kind, _, _, high, low, ..] => {
@@ -39,7 +40,7 @@ pub fn header(bytes: &[u8]) -> Option<(u8, usize)> {
 }
 
 /// A record in clear: of a handshake, or an alert before there are keys.
-pub fn plain(kind: u8, data: &[u8]) -> Vec<u8> {
+pub(crate) fn plain(kind: u8, data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u16).to_be_bytes();
     let mut record = vec![kind, 3, 3, length[0], length[1]];
     record.extend_from_slice(data);
@@ -47,7 +48,7 @@ pub fn plain(kind: u8, data: &[u8]) -> Vec<u8> {
 }
 
 /// The keys of one direction of a connection.
-pub struct Direction {
+pub(crate) struct Direction {
     suite: Suite,
     /// The traffic secret.
     secret: Digest,
@@ -58,7 +59,7 @@ pub struct Direction {
 }
 
 impl Direction {
-    pub fn new(suite: Suite, secret: Digest) -> Result<Direction, Failure> {
+    pub(crate) fn new(suite: Suite, secret: Digest) -> Result<Self, Failure> {
         let algorithm = match suite {
             Suite::Aes128Sha256 => &AES_128_GCM,
             Suite::Aes256Sha384 => &AES_256_GCM,
@@ -68,7 +69,7 @@ impl Direction {
         let key = UnboundKey::new(algorithm, &bytes).map_err(|_| Failure::Crypto)?;
         let mut iv = [0; NONCE_LEN];
         iv.copy_from_slice(&expand_label(hash, &secret, b"iv", b"", NONCE_LEN));
-        Ok(Direction {
+        Ok(Self {
             suite,
             secret,
             key: LessSafeKey::new(key),
@@ -78,21 +79,21 @@ impl Direction {
     }
 
     /// The keys after a KeyUpdate.
-    pub fn update(&mut self) -> Result<(), Failure> {
+    pub(crate) fn update(&mut self) -> Result<(), Failure> {
         let hash = self.suite.hash();
         let secret = expand_label(hash, &self.secret, b"traffic upd", b"", hash.bytes());
-        *self = Direction::new(self.suite, secret)?;
+        *self = Self::new(self.suite, secret)?;
         Ok(())
     }
 
     /// Records sealed or opened with these keys.
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.next
     }
 
-    /// Goes on as if so many records had been sealed or opened.
+    /// Sets the number of records sealed or opened, for tests of the limit.
     #[cfg(test)]
-    pub fn skip_to(&mut self, count: u64) {
+    pub(crate) fn skip_to(&mut self, count: u64) {
         self.next = count;
     }
 
@@ -107,7 +108,7 @@ impl Direction {
 
     /// Seals the data at the end of `out`, which begins `at`, into a record. Its header's place is
     /// in front of it.
-    pub fn seal(&mut self, kind: u8, out: &mut Vec<u8>, at: usize) -> Result<(), Failure> {
+    pub(crate) fn seal(&mut self, kind: u8, out: &mut Vec<u8>, at: usize) -> Result<(), Failure> {
         let start = at - HEADER;
         let length = ((out.len() - at + TRAILER) as u16).to_be_bytes();
         let header = [kind::DATA, 3, 3, length[0], length[1]];
@@ -123,7 +124,7 @@ impl Direction {
     }
 
     /// Opens a record in its place: its type and the length of its data, which follows the header.
-    pub fn open(&mut self, record: &mut [u8]) -> Result<(u8, usize), Failure> {
+    pub(crate) fn open(&mut self, record: &mut [u8]) -> Result<(u8, usize), Failure> {
         let (header, sealed) = record
             .split_first_chunk_mut::<HEADER>()
             .ok_or(Failure::Malformed("record"))?;

@@ -1,18 +1,20 @@
-//! A connection after its handshake: a stream of data on one side, records on the other.
+//! A TLS connection after its handshake: plain data on one side, records on the other.
 //!
 //! ```text
 //!   socket ─▶ room, received ─▶ input ─▶ open in place ─▶ read ─▶ the machine's slices
 //!   socket ◀─ ciphertext, sent ◀─ output ◀─ seal ◀─ the machine's slices
 //! ```
 //!
-//! Data is handed up only after its tag was checked. Every malformed record ends the connection.
+//! The machine above gets data only after its tag is verified. Every malformed record ends the
+//! connection.
 //!
-//! AES-GCM may seal 2^24.5 records with one key. Before that limit a session sends a KeyUpdate,
-//! and asks the peer for one if the peer's key is near the limit. It does so with peers that take
-//! KeyUpdates: those that have sent one, or all if [`Session::use_key_updates`] says so. Kernels
-//! up to 6.12 do not take them: a Linux host stops to read the connection until its I/O times out.
-//! With other peers the session goes on, and counts the keys that are past the limit. The margin
-//! shrinks slowly there: 2^32 records of full length give an attacker a chance of 2^-45.
+//! AES-GCM may seal 2^24.5 records with one key. Before that limit a session sends a KeyUpdate, and
+//! asks the peer for one if the peer's key is near the limit. It does so only with peers that
+//! support KeyUpdate: those that have sent one, or all if [`Session::use_key_updates`] is set.
+//! Kernels up to 6.12 do not support KeyUpdate: a Linux host stops reading the connection until its
+//! I/O times out. With other peers the session continues, and counts the keys that are past the
+//! limit. The security margin decreases slowly: 2^32 records of full length give an attacker a
+//! chance of 2^-45.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -95,8 +97,8 @@ impl Session {
         receive: Digest,
         send: Digest,
         early: &[u8],
-    ) -> Result<Session, Failure> {
-        let mut session = Session {
+    ) -> Result<Self, Failure> {
+        let mut session = Self {
             receive: Direction::new(suite, receive)?,
             send: Direction::new(suite, send)?,
             input: Box::default(),
@@ -427,7 +429,7 @@ impl Session {
         self.left = 0;
     }
 
-    /// Goes on as if so many records had been received and sent.
+    /// Sets the number of records received and sent, for tests of the limit.
     #[cfg(test)]
     pub(crate) fn skip_to(&mut self, received: u64, sent: u64) {
         self.receive.skip_to(received);

@@ -22,7 +22,7 @@ const GOAL_PERCENT: f64 = 1.0;
 
 /// Connects [`CONNECTIONS`] idle hosts with the program `idle-hosts` and prints the daemon's CPU
 /// time and memory. Returns true if the CPU time is below [`GOAL_PERCENT`].
-pub fn measure(idle_hosts: &Path, daemon: u32, address: &str, nqn: &str) -> Result<bool> {
+pub(super) fn measure(idle_hosts: &Path, daemon: u32, address: &str, nqn: &str) -> Result<bool> {
     let before = memory_kib(daemon)?;
     let mut command = Command::new(idle_hosts);
     command

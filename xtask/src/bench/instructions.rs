@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use super::target::{Target, number};
 use crate::setup::{self, Need};
 
-pub const NEEDS: &[Need] = &[Need {
+pub(super) const NEEDS: &[Need] = &[Need {
     program: "valgrind",
     package: "valgrind",
 }];
@@ -23,7 +23,7 @@ const LOAD_LIMIT: Duration = Duration::from_secs(300);
 const FEW: u32 = 2_000;
 const MANY: u32 = 22_000;
 
-pub fn measure(nacre: &Path) -> Result<()> {
+pub(super) fn measure(nacre: &Path) -> Result<()> {
     setup::ensure(NEEDS)?;
     for (what, rw, depth) in [
         ("4 KiB read, depth 1", "randread", 1),
@@ -75,7 +75,7 @@ fn count(nacre: &Path, rw: &str, depth: u32, requests: u32) -> Result<Count> {
 }
 
 /// Returns the total in callgrind's output file, and removes the file.
-pub fn total_of(out: &Path) -> Result<f64> {
+pub(super) fn total_of(out: &Path) -> Result<f64> {
     let text = std::fs::read_to_string(out)
         .with_context(|| format!("reading what callgrind left in {}", out.display()))?;
     std::fs::remove_file(out).with_context(|| format!("removing {}", out.display()))?;

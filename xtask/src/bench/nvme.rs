@@ -19,7 +19,7 @@ use crate::vm::{self, Hardware, Vm};
 use crate::{process, setup};
 
 #[derive(Args)]
-pub struct Options {
+pub(crate) struct Options {
     #[command(flatten)]
     vm: VmOptions,
     /// Only count instructions; skip the virtual machine, which takes minutes.
@@ -36,7 +36,7 @@ const BOOT_ALLOWANCE: Duration = Duration::from_secs(300);
 /// start of the program and the binding of the drive to the other driver.
 const MORE_SECONDS: u64 = 1 + 14;
 
-pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+pub(super) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let rounds = options.vm.rounds;
     ensure!(rounds > 0, "without a round there is nothing to compare");
     count(root)?;
@@ -78,7 +78,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         );
     }
     let (lines, means) = read(&results)?;
-    print_table("kernel", &lines);
+    print_table("nacre", "kernel", &lines);
     println!(
         "\n{:<28} {:>12} {:>12}",
         "mean microseconds", "nacre", "kernel"

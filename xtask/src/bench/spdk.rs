@@ -11,13 +11,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use super::target::{ADDRESS, Disk, HOST_CORE_MASK, NQN, Target, WARM_UP, number};
+use super::target::{ADDRESS, Disk, HOST_CORE_MASK, LimitTarget, NQN, Target, WARM_UP, number};
 use super::tcp::build;
 use super::{Line, print_table};
 use crate::process;
 
 #[derive(Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// The folder of an SPDK build, with build/bin/nvmf_tgt and build/bin/spdk_nvme_perf.
     #[arg(long)]
     peer: PathBuf,
@@ -37,6 +37,9 @@ pub struct Options {
     /// Measure only with this load.
     #[arg(long)]
     load: Option<Load>,
+    /// Also measure a target that only counts bytes: no target can be faster under these loads.
+    #[arg(long)]
+    limit: bool,
     /// Measure this `nacre` instead of building one.
     #[arg(long)]
     nacre: Option<PathBuf>,
@@ -49,12 +52,12 @@ enum Load {
 }
 
 impl Load {
-    const ALL: [Load; 2] = [Load::Spdk, Load::Nacre];
+    const ALL: [Self; 2] = [Self::Spdk, Self::Nacre];
 
     fn name(self) -> &'static str {
         match self {
-            Load::Spdk => "spdk_nvme_perf",
-            Load::Nacre => "nacre perf",
+            Self::Spdk => "spdk_nvme_perf",
+            Self::Nacre => "nacre perf",
         }
     }
 
@@ -62,8 +65,8 @@ impl Load {
     /// is the bottleneck.
     fn goal(self) -> f64 {
         match self {
-            Load::Spdk => 1.25,
-            Load::Nacre => 1.7,
+            Self::Spdk => 1.25,
+            Self::Nacre => 1.7,
         }
     }
 }
@@ -71,7 +74,7 @@ impl Load {
 /// No line may be slower than the peer.
 const LINE_GOAL: f64 = 1.0;
 
-pub struct Case {
+pub(super) struct Case {
     pub name: &'static str,
     pub rw: &'static str,
     pub size: u32,
@@ -80,7 +83,7 @@ pub struct Case {
     pub queues: u32,
 }
 
-pub const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32) -> Case {
+pub(super) const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32) -> Case {
     Case {
         name,
         rw,
@@ -109,7 +112,7 @@ const CASES: &[Case] = &[
 /// Percentage of reads in `randrw`.
 const MIX: &str = "70";
 
-pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+pub(super) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if cores < 2 {
         bail!("this takes two cores, one for each side; this machine has {cores}");
@@ -127,6 +130,12 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         Target::start_with(&nacre, disk)?,
         Target::start_spdk(&nacre, &spdk.target, spdk.memory, disk)?,
     ];
+    let limit_target = if options.limit {
+        let program = build(root, "nacre-benches", "limit-target")?;
+        Some(LimitTarget::start(&program, &targets[0])?)
+    } else {
+        None
+    };
     targets.iter().for_each(Target::pause);
     for target in &targets {
         target.resume();
@@ -136,47 +145,41 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let cases: Vec<&Case> = (CASES.iter())
         .filter(|case| (options.filter.as_deref()).is_none_or(|part| case.name.contains(part)))
         .collect();
-    let line = |case: &&Case| Line {
-        name: case.name.into(),
-        goal: LINE_GOAL,
-        rounds: Vec::new(),
-    };
-    let mut tables: Vec<(Load, Vec<Line>)> = (Load::ALL.into_iter())
+    let mut tables: Vec<Table> = (Load::ALL.into_iter())
         .filter(|load| options.load.is_none_or(|only| only == *load))
-        .map(|load| (load, cases.iter().map(line).collect()))
+        .map(|load| Table::new(load, &cases))
         .collect();
     for round in 1..=options.rounds {
         println!("round {round} of {}", options.rounds);
         for (at, case) in cases.iter().enumerate() {
-            for (load, lines) in &mut tables {
+            for table in &mut tables {
+                let measure = |target: &Target, port: &str| match table.load {
+                    Load::Spdk => spdk.measure_at(port, "", &[], case, options.seconds),
+                    Load::Nacre => measure_at(target, port, &[], case, options.seconds),
+                };
                 let mut pair = [0.0; 2];
                 // Alternate which target is first.
                 let order = if round % 2 == 0 { [1, 0] } else { [0, 1] };
                 for side in order {
                     let target = &targets[side];
                     target.resume();
-                    pair[side] = match load {
-                        Load::Spdk => spdk.measure(target, case, options.seconds)?,
-                        Load::Nacre => measure(target, case, options.seconds)?,
-                    };
+                    pair[side] = measure(target, target.port())?;
                     target.pause();
                 }
-                lines[at].rounds.push((pair[0], pair[1]));
+                table.lines[at].rounds.push((pair[0], pair[1]));
+                if let Some(limit) = &limit_target {
+                    targets[0].resume();
+                    let most = measure(&targets[0], limit.port())?;
+                    targets[0].pause();
+                    table.limits[at].rounds.push((most, pair[1]));
+                }
             }
         }
     }
 
     let mut reached = true;
-    for (load, lines) in &tables {
-        println!("\nload: {}", load.name());
-        print_table("SPDK's", lines);
-        let mean = geometric_mean(lines);
-        println!(
-            "geometric mean {mean:.2}, goal {:.2}{}",
-            load.goal(),
-            if mean < load.goal() { " -" } else { "" }
-        );
-        reached &= lines.iter().all(Line::reached) && mean >= load.goal();
+    for table in &tables {
+        reached &= table.print();
     }
     Ok(if reached {
         ExitCode::SUCCESS
@@ -185,13 +188,55 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     })
 }
 
+/// The figures of one load.
+struct Table {
+    load: Load,
+    /// Nacre beside SPDK.
+    lines: Vec<Line>,
+    /// The limit target beside SPDK.
+    limits: Vec<Line>,
+}
+
+impl Table {
+    fn new(load: Load, cases: &[&Case]) -> Self {
+        let lines = |goal| {
+            let line = |case: &&Case| Line {
+                name: case.name.into(),
+                goal,
+                rounds: Vec::new(),
+            };
+            cases.iter().map(line).collect()
+        };
+        Self {
+            load,
+            lines: lines(LINE_GOAL),
+            limits: lines(0.0),
+        }
+    }
+
+    /// Prints the figures. True if all goals are reached.
+    fn print(&self) -> bool {
+        println!("\nload: {}", self.load.name());
+        print_table("nacre", "SPDK's", &self.lines);
+        let (mean, goal) = (geometric_mean(&self.lines), self.load.goal());
+        let missed = if mean < goal { " -" } else { "" };
+        println!("geometric mean {mean:.2}, goal {goal:.2}{missed}");
+        if self.limits.iter().any(|line| !line.rounds.is_empty()) {
+            print_table("limit", "SPDK's", &self.limits);
+            let limit = geometric_mean(&self.limits);
+            println!("geometric mean {limit:.2}: no target reaches more under this load");
+        }
+        self.lines.iter().all(Line::reached) && mean >= goal
+    }
+}
+
 fn geometric_mean(lines: &[Line]) -> f64 {
     let logs: f64 = lines.iter().map(|line| line.ratio().ln()).sum();
     (logs / lines.len() as f64).exp()
 }
 
 /// SPDK's programs.
-pub struct Spdk {
+pub(super) struct Spdk {
     pub target: PathBuf,
     perf: PathBuf,
     /// Memory options, the same for both programs.
@@ -199,7 +244,7 @@ pub struct Spdk {
 }
 
 impl Spdk {
-    pub fn find(folder: &Path) -> Result<Spdk> {
+    pub(super) fn find(folder: &Path) -> Result<Self> {
         let program = |name: &str| {
             let path = folder.join("build/bin").join(name);
             if path.is_file() {
@@ -218,19 +263,15 @@ impl Spdk {
             &["--no-huge", "-s", "1024"]
         };
         println!("huge pages: {free} MiB free, so SPDK starts with {memory:?}");
-        Ok(Spdk {
+        Ok(Self {
             target: program("nvmf_tgt")?,
             perf: program("spdk_nvme_perf")?,
             memory,
         })
     }
 
-    fn measure(&self, target: &Target, case: &Case, seconds: u32) -> Result<f64> {
-        self.measure_at(target.port(), "", &[], case, seconds)
-    }
-
     /// Measures at a port; `host` is the rest of the transport id, `more` are further arguments.
-    pub fn measure_at(
+    pub(super) fn measure_at(
         &self,
         port: &str,
         host: &str,
@@ -280,12 +321,8 @@ fn total(out: &str) -> Option<f64> {
     numbers.split_whitespace().next()?.parse().ok()
 }
 
-fn measure(target: &Target, case: &Case, seconds: u32) -> Result<f64> {
-    measure_at(target, target.port(), &[], case, seconds)
-}
-
 /// Measures with `nacre perf` at a port of the target; `more` are further arguments.
-pub fn measure_at(
+pub(super) fn measure_at(
     target: &Target,
     port: &str,
     more: &[&str],

@@ -1,7 +1,8 @@
-//! Starts, configures and stops the daemon (Nacre's, or SPDK's as the peer) for the benchmarks over
-//! TCP.
+//! The target daemon of a benchmark over TCP (Nacre, or SPDK as the peer): starts, configures and
+//! stops it.
 
 use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,25 +14,27 @@ use serde_json::{Value, json};
 use crate::process::{self, End, Group};
 use crate::setup;
 
-pub const ADDRESS: &str = "127.0.0.1";
+pub(super) const ADDRESS: &str = "127.0.0.1";
 /// Not the default port, so that a target in use is not disturbed.
-pub const PORT: &str = "14420";
+pub(super) const PORT: &str = "14420";
 /// Port of the daemon that Nacre is compared with.
 const PEER_PORT: &str = "14421";
-pub const NQN: &str = "nqn.2026-01.io.nacre:bench";
-pub const TARGET_CORE: &str = "0";
+/// Port of the limit target.
+const LIMIT_PORT: &str = "14422";
+pub(super) const NQN: &str = "nqn.2026-01.io.nacre:bench";
+pub(super) const TARGET_CORE: &str = "0";
 /// As a mask, because the option reads a plain number as a count of reactors.
 const TARGET_CORE_MASK: &str = "0x1";
-pub const HOST_CORE: &str = "1";
-pub const HOST_CORE_MASK: &str = "0x2";
+pub(super) const HOST_CORE: &str = "1";
+pub(super) const HOST_CORE_MASK: &str = "0x2";
 
 /// Seconds of load before the measurement, until the congestion window and the socket buffers have
 /// grown. The same as in the limit program.
-pub const WARM_UP: &str = "0.3";
+pub(super) const WARM_UP: &str = "0.3";
 
 /// The malloc bdev of a target.
 #[derive(Debug, Clone, Copy)]
-pub struct Disk {
+pub(super) struct Disk {
     pub block_bytes: u64,
     pub blocks: u64,
 }
@@ -49,7 +52,7 @@ const LOG: &str = "log";
 const RPC_LIMIT: Duration = Duration::from_secs(30);
 
 /// A daemon with one reactor and a malloc bdev, in a folder that is removed with it.
-pub struct Target<'a> {
+pub(super) struct Target<'a> {
     nacre: &'a Path,
     dir: PathBuf,
     port: &'static str,
@@ -58,18 +61,18 @@ pub struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    pub fn start(nacre: &'a Path) -> Result<Target<'a>> {
+    pub(super) fn start(nacre: &'a Path) -> Result<Self> {
         Target::start_as(nacre, Command::new(nacre), &[])
     }
 
     /// Starts `nacre` through `command`, which may be a tool that runs it; `more` follows the usual
     /// arguments.
-    pub fn start_as(nacre: &'a Path, command: Command, more: &[&str]) -> Result<Target<'a>> {
+    pub(super) fn start_as(nacre: &'a Path, command: Command, more: &[&str]) -> Result<Self> {
         Target::start_nacre(nacre, command, more, CACHED_DISK)
     }
 
     /// Starts `nacre` with a disk of another size.
-    pub fn start_with(nacre: &'a Path, disk: Disk) -> Result<Target<'a>> {
+    pub(super) fn start_with(nacre: &'a Path, disk: Disk) -> Result<Self> {
         Target::start_nacre(nacre, Command::new(nacre), &[], disk)
     }
 
@@ -78,7 +81,7 @@ impl<'a> Target<'a> {
         mut command: Command,
         more: &[&str],
         disk: Disk,
-    ) -> Result<Target<'a>> {
+    ) -> Result<Self> {
         let dir = folder("nacre")?;
         command
             .args(["serve", "--cores", TARGET_CORE_MASK, "--data-dir"])
@@ -90,12 +93,12 @@ impl<'a> Target<'a> {
     }
 
     /// Starts SPDK's target (`nvmf_tgt`) and configures it by the same calls.
-    pub fn start_spdk(
+    pub(super) fn start_spdk(
         nacre: &'a Path,
         nvmf_tgt: &Path,
         memory: &[&str],
         disk: Disk,
-    ) -> Result<Target<'a>> {
+    ) -> Result<Self> {
         let dir = folder("spdk")?;
         let mut command = Command::new(nvmf_tgt);
         command
@@ -111,7 +114,7 @@ impl<'a> Target<'a> {
         dir: PathBuf,
         port: &'static str,
         disk: Disk,
-    ) -> Result<Target<'a>> {
+    ) -> Result<Self> {
         let log = process::log_file(&dir.join(LOG))?;
         command
             .stdin(Stdio::null())
@@ -130,22 +133,22 @@ impl<'a> Target<'a> {
     }
 
     /// The process id of the daemon.
-    pub fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.group.id()
     }
 
     /// The daemon's port.
-    pub fn port(&self) -> &'static str {
+    pub(super) fn port(&self) -> &'static str {
         self.port
     }
 
     /// Pauses the daemon until [`Target::resume`]: a polling daemon would take half of the core of
     /// the daemon that is measured.
-    pub fn pause(&self) {
+    pub(super) fn pause(&self) {
         self.group.signal("STOP");
     }
 
-    pub fn resume(&self) {
+    pub(super) fn resume(&self) {
         self.group.signal("CONT");
     }
 
@@ -191,7 +194,7 @@ impl<'a> Target<'a> {
     }
 
     /// Writes a key file in the daemon's folder. It has no end of line: SPDK takes none.
-    pub fn write_key(&self, text: &str) -> Result<PathBuf> {
+    pub(super) fn write_key(&self, text: &str) -> Result<PathBuf> {
         let path = self.dir.join("psk");
         let mut options = std::fs::OpenOptions::new();
         let file = options.write(true).create_new(true).mode(0o600).open(&path);
@@ -201,7 +204,7 @@ impl<'a> Target<'a> {
     }
 
     /// Adds a listener at `port` that requires TLS, for the host `host` with the key of the file.
-    pub fn use_tls(&self, port: &str, host: &str, psk: &Path) -> Result<()> {
+    pub(super) fn use_tls(&self, port: &str, host: &str, psk: &Path) -> Result<()> {
         let key = json!({ "name": "bench", "path": psk });
         self.rpc("keyring_file_add_key", Some(key))?;
         let address =
@@ -213,6 +216,15 @@ impl<'a> Target<'a> {
         self.rpc(
             "nvmf_subsystem_add_host",
             Some(json!({ "nqn": NQN, "host": host, "psk": "bench" })),
+        )?;
+        Ok(())
+    }
+
+    /// From here on the target serves only the hosts that are in the subsystem's list.
+    pub(super) fn refuse_other_hosts(&self) -> Result<()> {
+        self.rpc(
+            "nvmf_subsystem_allow_any_host",
+            Some(json!({ "nqn": NQN, "allow_any_host": false })),
         )?;
         Ok(())
     }
@@ -229,18 +241,18 @@ impl<'a> Target<'a> {
     }
 
     /// Calls a method and returns its result.
-    pub fn json(&self, method: &str, params: Value) -> Result<Value> {
+    pub(super) fn json(&self, method: &str, params: Value) -> Result<Value> {
         let out = self.rpc(method, Some(params))?;
         serde_json::from_str(&out).with_context(|| format!("no JSON: {out:?}"))
     }
 
     /// Runs `nacre perf` against the target with `load` and returns its JSON output.
-    pub fn load(&self, load: &[&str], limit: Duration) -> Result<Value> {
+    pub(super) fn load(&self, load: &[&str], limit: Duration) -> Result<Value> {
         self.load_at(self.port, load, limit)
     }
 
     /// The same at another port of the target.
-    pub fn load_at(&self, port: &str, load: &[&str], limit: Duration) -> Result<Value> {
+    pub(super) fn load_at(&self, port: &str, load: &[&str], limit: Duration) -> Result<Value> {
         let mut command = Command::new(self.nacre);
         command
             .args(["perf", "--traddr", ADDRESS, "--trsvcid", port])
@@ -252,7 +264,7 @@ impl<'a> Target<'a> {
 
     /// Writes every block of a namespace as large as the malloc bdev. The kernel maps unwritten
     /// memory to one zero page, and reading that page is faster than reading real data.
-    pub fn fill(&self, nsid: &str) -> Result<()> {
+    pub(super) fn fill(&self, nsid: &str) -> Result<()> {
         let size = FILL.to_string();
         let ios = (self.disk.blocks * self.disk.block_bytes / FILL).to_string();
         let load = [
@@ -262,7 +274,7 @@ impl<'a> Target<'a> {
         self.load(&load, RPC_LIMIT).map(|_| ())
     }
 
-    pub fn stop(mut self) -> Result<()> {
+    pub(super) fn stop(mut self) -> Result<()> {
         self.group.terminate();
         match self.group.wait(Duration::from_secs(20))? {
             End::Exited(status) if status.success() => Ok(()),
@@ -280,6 +292,44 @@ impl Drop for Target<'_> {
     }
 }
 
+/// The limit target (`benches/src/limit_target.rs`), on the core of the targets. Its admin queues
+/// are those of a Nacre target, which must not be paused.
+pub(super) struct LimitTarget {
+    group: Group,
+}
+
+impl LimitTarget {
+    pub(super) fn start(program: &Path, behind: &Target) -> Result<Self> {
+        let mut command = Command::new(program);
+        command
+            .args(["--listen", &format!("{ADDRESS}:{LIMIT_PORT}")])
+            .args(["--behind", &format!("{ADDRESS}:{}", behind.port)])
+            .args(["--core", TARGET_CORE])
+            .args(["--block-bytes", &behind.disk.block_bytes.to_string()])
+            .args(["--blocks", &behind.disk.blocks.to_string()])
+            .stdin(Stdio::null());
+        let group = Group::spawn(&mut command)?;
+        let start = Instant::now();
+        while TcpStream::connect(format!("{ADDRESS}:{LIMIT_PORT}")).is_err() {
+            if start.elapsed() > RPC_LIMIT {
+                bail!("the limit target does not listen");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Self { group })
+    }
+
+    pub(super) fn port(&self) -> &'static str {
+        LIMIT_PORT
+    }
+}
+
+impl Drop for LimitTarget {
+    fn drop(&mut self) {
+        self.group.kill();
+    }
+}
+
 /// A new folder for a daemon of this process.
 fn folder(daemon: &str) -> Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("{daemon}-bench-{}", std::process::id()));
@@ -288,7 +338,7 @@ fn folder(daemon: &str) -> Result<PathBuf> {
 }
 
 /// The number at `path` in a JSON document.
-pub fn number(document: &Value, path: &[&str]) -> Result<f64> {
+pub(super) fn number(document: &Value, path: &[&str]) -> Result<f64> {
     path.iter()
         .try_fold(document, |value, key| value.get(key))
         .and_then(Value::as_f64)

@@ -73,7 +73,7 @@ const MANY: Case = Case {
     ..case("4 KiB read, 64 x 4", "randread", 4096, 4, 0.85)
 };
 
-pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
+pub(super) fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if cores < 2 {
         bail!("this takes two cores, one for each side; this machine has {cores}");
@@ -148,12 +148,12 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     if !many.rounds.is_empty() {
         lines.push(many);
     }
-    print_table("bare sockets", &lines);
+    print_table("nacre", "bare sockets", &lines);
     if paces {
-        print_table("not paced", &unpaced);
+        print_table("nacre", "not paced", &unpaced);
     }
     if !spread.rounds.is_empty() {
-        print_table("1 x 256", &[spread, bare_spread]);
+        print_table("nacre", "1 x 256", &[spread, bare_spread]);
     }
     let mut all = lines;
     all.retain(|line| line.goal > 0.0);
@@ -169,7 +169,7 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     })
 }
 
-pub fn build(root: &Path, package: &str, binary: &str) -> Result<PathBuf> {
+pub(super) fn build(root: &Path, package: &str, binary: &str) -> Result<PathBuf> {
     setup::cargo_build(
         root,
         &[

@@ -1,8 +1,8 @@
-//! Nacre over TLS on loopback, against Nacre without TLS in the same run; and, with `--peer`,
-//! against SPDK's target with its `ssl` sockets, under SPDK's initiator.
+//! `cargo xtask bench tls`: Nacre over TLS on loopback, against Nacre without TLS in the same run;
+//! and, with `--peer`, against SPDK's target with its `ssl` sockets, under SPDK's initiator.
 //!
-//! One daemon serves the same disk in clear and over TLS. Target and host have a core each, and
-//! both seal and open.
+//! One daemon serves the same disk with and without TLS. Target and host run on a core each, and
+//! both encrypt and decrypt.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ use super::tcp::build;
 use super::{Line, print_table};
 
 #[derive(Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// The folder of an SPDK build, to compare with its target over TLS.
     #[arg(long)]
     peer: Option<PathBuf>,
@@ -64,7 +64,7 @@ const HOST: &str = "nqn.2026-01.io.nacre:bench-host";
 /// The PSK `00 01 .. 1f`: it protects nothing here.
 const PSK: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 
-pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+pub(super) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if cores < 2 {
         bail!("this takes two cores, one for each side; this machine has {cores}");
@@ -72,7 +72,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let spdk = options.peer.as_deref().map(Spdk::find).transpose()?;
     let nacre = match &options.nacre {
         Some(path) => path.clone(),
-        None => build(root, "nacre-engine", "nacre")?,
+        None => build(root, "nacre-engine-cli", "nacre")?,
     };
     let ours = Target::start_with(&nacre, DISK)?;
     let psk = ours.write_key(PSK)?;
@@ -83,8 +83,10 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         None => None,
         Some(spdk) => {
             let target = Target::start_spdk(&nacre, &spdk.target, spdk.memory, DISK)?;
-            target.use_tls(PEER_PORT, HOST, &psk)?;
             target.fill("1")?;
+            // SPDK refuses TLS where any host is allowed. Its plain port has served its purpose.
+            target.refuse_other_hosts()?;
+            target.use_tls(PEER_PORT, HOST, &psk)?;
             target.pause();
             Some((spdk, target))
         }
@@ -146,11 +148,11 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     ours.resume();
     ours.stop()?;
 
-    print_table("in clear", &beside_plain);
+    print_table("nacre", "in clear", &beside_plain);
     let mut all = beside_plain;
     if peer.is_some() {
         println!("\nload: spdk_nvme_perf over TLS");
-        print_table("SPDK's", &beside_peer);
+        print_table("nacre", "SPDK's", &beside_peer);
         all.extend(beside_peer);
     }
     if let Some(path) = &options.json {

@@ -16,16 +16,16 @@ const BOOT_ALLOWANCE: Duration = Duration::from_secs(300);
 
 /// The transport of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
+pub(super) enum BenchTransport {
     Tcp,
     Rdma,
 }
 
-impl Over {
+impl BenchTransport {
     fn word(self) -> &'static str {
         match self {
-            Over::Tcp => "tcp",
-            Over::Rdma => "rdma",
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
         }
     }
 
@@ -33,8 +33,8 @@ impl Over {
     /// both transports.
     fn measurements_per_round(self) -> u64 {
         match self {
-            Over::Tcp => 12,
-            Over::Rdma => 16 + 8,
+            Self::Tcp => 12,
+            Self::Rdma => 16 + 8,
         }
     }
 }
@@ -42,7 +42,7 @@ impl Over {
 /// Each line must reach this fraction of nvmet's rate.
 const GOAL: f64 = 0.95;
 
-pub fn run(root: &Path, options: &VmOptions, over: Over) -> Result<ExitCode> {
+pub(super) fn run(root: &Path, options: &VmOptions, over: BenchTransport) -> Result<ExitCode> {
     ensure!(
         options.rounds > 0,
         "without a round there is nothing to compare"
@@ -81,8 +81,8 @@ pub fn run(root: &Path, options: &VmOptions, over: Over) -> Result<ExitCode> {
     }
     let figures = Figures::read(&results)?;
     let lines = figures.lines;
-    print_table(&format!("nvmet-{}", over.word()), &lines);
-    if over == Over::Rdma {
+    print_table("nacre", &format!("nvmet-{}", over.word()), &lines);
+    if over == BenchTransport::Rdma {
         print_transports(&figures.transports);
     }
     let missed = lines.iter().filter(|line| !line.reached()).count();
@@ -119,8 +119,8 @@ struct Transports {
 impl Figures {
     /// Reads lines of `figure SIDE RW BYTES DEPTH ROUND IOPS MICROSECONDS`. A `nacre` line precedes
     /// its `nvmet` line; `tcp` and `rdma` lines are Nacre's, for the table of transports.
-    fn read(results: &str) -> Result<Figures> {
-        let mut figures = Figures::default();
+    fn read(results: &str) -> Result<Self> {
+        let mut figures = Self::default();
         let mut pending = None;
         for text in results.lines().filter(|line| *line != "done") {
             let words: Vec<&str> = text.split_whitespace().collect();

@@ -48,7 +48,7 @@ const CASES: &[Case] = &[
     case("2 replicas, 4 KiB write", "two", "randwrite", 0.60),
 ];
 
-pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
+pub(super) fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     let nacre = match &options.nacre {
         Some(path) => path.clone(),
         None => build(root, "nacre-engine-cli", "nacre")?,
@@ -112,7 +112,7 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     target.stop()?;
 
     let lines: Vec<Line> = lines.into_iter().map(|(_, line)| line).collect();
-    print_table("bare disk", &lines);
+    print_table("nacre", "bare disk", &lines);
     let mut missed = lines.iter().filter(|line| !line.reached()).count();
     println!(
         "\nwrites that waited for the log of a region: {waits} (regions that are idle are cleared)"

@@ -1,8 +1,8 @@
 //! Checks the documents: every relative link leads to a file and heading, every `cargo xtask`
-//! command exists, and so does every test that the page of sources names. A test of the engine
-//! checks the `nacre` commands.
+//! command exists, and so does every test that the page of sources names, in the package that it
+//! names. A test of the engine checks the `nacre` commands.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::Result;
@@ -12,7 +12,7 @@ use regex::Regex;
 use super::read;
 
 /// Links without a target.
-pub fn links(root: &Path, files: &[String]) -> Result<Vec<String>> {
+pub(super) fn links(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let link = Regex::new(r"\]\(([^)\s]+)\)")?;
     let mut findings = Vec::new();
     for file in documents(files) {
@@ -29,7 +29,7 @@ pub fn links(root: &Path, files: &[String]) -> Result<Vec<String>> {
 }
 
 /// `cargo xtask` commands and flags that do not exist.
-pub fn commands(root: &Path, files: &[String]) -> Result<Vec<String>> {
+pub(super) fn commands(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let mut xtask = crate::Cli::command();
     xtask.build();
     let command = Regex::new(r"cargo xtask ([^`|#&>;]*)")?;
@@ -46,37 +46,102 @@ pub fn commands(root: &Path, files: &[String]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// The page whose tables name tests as `package::test`, and guest cases as `vm NAME`.
+/// The page whose tables name tests as `package::test`, and guest cases as `vm NAME`. Its table of
+/// prefixes has the folder and the name of each package.
 const ROWS: &str = "docs/reference/sources.md";
 
-/// Tests and guest cases of [`ROWS`] that do not exist.
-pub fn tests(root: &Path, files: &[String]) -> Result<Vec<String>> {
+/// Tests and guest cases of [`ROWS`] that do not exist, or are in another package.
+pub(super) fn tests(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let function = Regex::new(r"\bfn ([a-z0-9_]+)")?;
-    let named = Regex::new(r"`(?:[\w-]+::)+([a-z0-9_]+)`|`vm ([0-9]+[a-z0-9-]*)")?;
-    let mut functions = BTreeSet::new();
+    let mut functions: BTreeSet<(&str, String)> = BTreeSet::new();
     for file in files.iter().filter(|name| name.ends_with(".rs")) {
         let text = read(root, file)?;
-        functions.extend(function.captures_iter(&text).map(|f| f[1].to_owned()));
+        let folder = package_folder(files, file);
+        functions.extend(
+            function
+                .captures_iter(&text)
+                .map(|f| (folder, f[1].to_owned())),
+        );
     }
-    let is_case = |name: &str| files.contains(&format!("tests/vm/cases/{name}.sh"));
-    let mut findings = Vec::new();
-    for (number, line) in read(root, ROWS)?.lines().enumerate() {
+    let page = read(root, ROWS)?;
+    let packages = Packages::parse(&page)?;
+    let mut findings = packages.faults(root)?;
+    let named = Regex::new(r"`([\w-]+)::(?:[\w-]+::)*([a-z0-9_]+)`|`vm ([0-9]+[a-z0-9-]*)")?;
+    for (number, line) in page.lines().enumerate() {
         for found in named.captures_iter(line) {
-            let exists = match (found.get(1), found.get(2)) {
-                (Some(test), _) => functions.contains(test.as_str()),
-                (None, Some(case)) => is_case(case.as_str()),
-                (None, None) => true,
+            let fault = if let Some(case) = found.get(3) {
+                let script = format!("tests/vm/cases/{}.sh", case.as_str());
+                (!files.contains(&script)).then(|| "no such test".to_owned())
+            } else {
+                packages.fault(&functions, &found[1], &found[2])
             };
-            if !exists {
-                findings.push(format!(
-                    "{ROWS}:{}: {}: no such test",
-                    number + 1,
-                    &found[0]
-                ));
-            }
+            findings.extend(
+                fault.map(|fault| format!("{ROWS}:{}: {}: {fault}", number + 1, &found[0])),
+            );
         }
     }
     Ok(findings)
+}
+
+/// The packages of [`ROWS`] by prefix: folder and name.
+struct Packages(BTreeMap<String, (String, String)>);
+
+impl Packages {
+    fn parse(page: &str) -> Result<Self> {
+        let row = Regex::new(r"(?m)^\| `([\w-]+)` \| `([\w/-]+)` \| `([\w-]+)` \|$")?;
+        let packages = row.captures_iter(page).map(|row| {
+            let [prefix, folder, name] = [1, 2, 3].map(|at| row[at].to_owned());
+            (prefix, (folder, name))
+        });
+        Ok(Self(packages.collect()))
+    }
+
+    /// Folders that do not contain the named package.
+    fn faults(&self, root: &Path) -> Result<Vec<String>> {
+        let mut findings = Vec::new();
+        for (folder, name) in self.0.values() {
+            let manifest = root.join(folder).join("Cargo.toml");
+            let is_it = manifest.exists()
+                && std::fs::read_to_string(manifest)?.contains(&format!("name = \"{name}\""));
+            if !is_it {
+                findings.push(format!("{ROWS}: {folder}: no package {name}"));
+            }
+        }
+        Ok(findings)
+    }
+
+    /// The reason why `prefix::test` names no test. `functions`: folders of packages, with the
+    /// names of their functions.
+    fn fault(
+        &self,
+        functions: &BTreeSet<(&str, String)>,
+        prefix: &str,
+        test: &str,
+    ) -> Option<String> {
+        let Some((folder, _)) = self.0.get(prefix) else {
+            return Some(format!("no prefix {prefix} in the table of packages"));
+        };
+        if functions.contains(&(folder.as_str(), test.to_owned())) {
+            return None;
+        }
+        let elsewhere = functions.iter().find(|(_, name)| name == test);
+        Some(match elsewhere {
+            Some((other, _)) => format!("the test is in {other}, not in {folder}"),
+            None => "no such test".to_owned(),
+        })
+    }
+}
+
+/// The folder of the package that a source file belongs to; empty for none.
+fn package_folder<'a>(files: &[String], file: &'a str) -> &'a str {
+    let mut folder = file;
+    while let Some((above, _)) = folder.rsplit_once('/') {
+        if files.contains(&format!("{above}/Cargo.toml")) {
+            return above;
+        }
+        folder = above;
+    }
+    ""
 }
 
 fn documents(files: &[String]) -> impl Iterator<Item = &String> {
@@ -98,7 +163,7 @@ fn broken(root: &Path, file: &str, text: &str, target: &str) -> Result<Option<St
         return Ok(None);
     }
     let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
-    let folder = Path::new(file).parent().unwrap_or(Path::new(""));
+    let folder = Path::new(file).parent().unwrap_or_else(|| Path::new(""));
     let full = root.join(folder).join(path);
     if !path.is_empty() && !full.exists() {
         return Ok(Some("no such file".to_owned()));
@@ -170,6 +235,27 @@ mod tests {
         let text = "# One daemon at a time\n```\n# no heading\n```\n## It's `so`: far\n";
         let expected = ["its-so-far", "one-daemon-at-a-time"].map(str::to_owned);
         assert_eq!(anchors(text), BTreeSet::from(expected));
+    }
+
+    #[test]
+    fn a_test_is_looked_up_in_its_package() {
+        let page = "| `a` | `x/a` | `nacre-a` |\n| row | `a::b` |\n";
+        let packages = Packages::parse(page).unwrap();
+        let names = [("x/a", "here"), ("x/b", "there")];
+        let functions = BTreeSet::from(names.map(|(folder, name)| (folder, name.to_owned())));
+        let fault = |prefix, test| packages.fault(&functions, prefix, test).unwrap_or_default();
+        assert_eq!(fault("a", "here"), "");
+        assert_eq!(fault("a", "there"), "the test is in x/b, not in x/a");
+        assert_eq!(fault("a", "nowhere"), "no such test");
+        assert_eq!(fault("b", "there"), "no prefix b in the table of packages");
+    }
+
+    #[test]
+    fn package_folders_are_the_nearest() {
+        let files = ["x/Cargo.toml", "x/y/Cargo.toml"].map(str::to_owned);
+        assert_eq!(package_folder(&files, "x/y/src/tests/a.rs"), "x/y");
+        assert_eq!(package_folder(&files, "x/src/a.rs"), "x");
+        assert_eq!(package_folder(&files, "a.rs"), "");
     }
 
     #[test]

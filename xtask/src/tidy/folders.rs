@@ -17,6 +17,7 @@ const LAYERS: &[&str] = &[
     "tests",
     "benches",
     "engine",
+    "cluster",
     "transports",
     "nvmf",
     "bdev",
@@ -34,7 +35,7 @@ struct Manifest {
     depends_on: Vec<String>,
 }
 
-pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
+pub(super) fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let mut crates = BTreeMap::new();
     for file in files {
         if let Some(folder) = file.strip_suffix("/Cargo.toml")
@@ -108,7 +109,7 @@ fn name_of(folder: &str) -> String {
 }
 
 impl Manifest {
-    fn parse(text: &str) -> Option<Manifest> {
+    fn parse(text: &str) -> Option<Self> {
         let mut section = "";
         let mut name = None;
         let mut depends_on = Vec::new();
@@ -123,7 +124,7 @@ impl Manifest {
                 depends_on.push(line[..end].to_owned());
             }
         }
-        Some(Manifest {
+        Some(Self {
             name: name?.to_owned(),
             depends_on,
         })

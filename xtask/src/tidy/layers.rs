@@ -11,19 +11,10 @@ use regex::Regex;
 
 use super::{crate_of, is_test, read, rust_files};
 
-/// Known cycles. A crate without an entry has none; remove an entry together with its cycle.
-const KNOWN_CYCLES: &[(&str, &[&str])] = &[
-    (
-        "bdev/nvme",
-        &["channel control controller device event pair table"],
-    ),
-    ("bdev/nvme/sim", &["drive function", "features post state"]),
-];
-
 /// The imports of a crate: each module, with the modules that it imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
-pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
+pub(super) fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let mut crates: BTreeMap<&str, Vec<(&str, String)>> = BTreeMap::new();
     for file in rust_files(files) {
         if let Some((place, inside)) = crate_of(file) {
@@ -35,20 +26,9 @@ pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
     }
     let mut findings = Vec::new();
     for (place, sources) in &crates {
-        let found: BTreeSet<String> = cycles(&imports(sources)?)
-            .iter()
-            .map(|cycle| cycle.join(" "))
-            .collect();
-        let allowed: BTreeSet<String> = KNOWN_CYCLES
-            .iter()
-            .filter(|(of, _)| of == place)
-            .flat_map(|(_, cycles)| cycles.iter().map(|c| (*c).to_owned()))
-            .collect();
-        findings.extend(found.difference(&allowed).map(|cycle| {
+        findings.extend(cycles(&imports(sources)?).iter().map(|cycle| {
+            let cycle = cycle.join(" ");
             format!("{place}/src: modules import each other: {cycle}; move the shared names down")
-        }));
-        findings.extend(allowed.difference(&found).map(|cycle| {
-            format!("{place}/src: the cycle {cycle} has changed: correct xtask/src/tidy/layers.rs")
         }));
     }
     Ok(findings)

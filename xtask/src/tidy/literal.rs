@@ -3,7 +3,7 @@
 /// Reads a source file line by line and finds its string literals, including raw ones and those of
 /// several lines.
 #[derive(Default)]
-pub struct Literal {
+pub(super) struct Literal {
     /// The terminator of the literal that continues on the next line, and whether a backslash
     /// escapes in it.
     open: Option<(String, bool)>,
@@ -11,12 +11,12 @@ pub struct Literal {
 
 impl Literal {
     /// True if the next line begins inside of a literal.
-    pub fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
     /// The text of the line's literals, separated by spaces.
-    pub fn of_line(&mut self, line: &str) -> String {
+    pub(super) fn of_line(&mut self, line: &str) -> String {
         let mut said = String::new();
         let mut rest = line;
         loop {

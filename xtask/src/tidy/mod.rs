@@ -55,7 +55,7 @@ const MACHINE_PATHS: &[&str] = &[
     concat!("snapshot", ".debian.org"),
 ];
 
-pub fn run(root: &Path) -> Result<Tally> {
+pub(crate) fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
     let checks: [(&str, Vec<String>); 14] = [
@@ -87,13 +87,13 @@ pub fn run(root: &Path) -> Result<Tally> {
 }
 
 /// Prints the contents of `words.txt` for the current tree.
-pub fn print_words(root: &Path) -> Result<()> {
+pub(crate) fn print_words(root: &Path) -> Result<()> {
     print!("{}", words::table(root, &tracked_files(root)?)?);
     Ok(())
 }
 
 /// Packages with model tests in `tests/loom.rs`.
-pub fn packages_with_models(root: &Path) -> Result<Vec<String>> {
+pub(crate) fn packages_with_models(root: &Path) -> Result<Vec<String>> {
     let mut packages = Vec::new();
     for file in tracked_files(root)? {
         let Some(dir) = file.strip_suffix("tests/loom.rs") else {

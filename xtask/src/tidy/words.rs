@@ -89,7 +89,7 @@ impl Place {
 }
 
 /// Compares every place with its limits. Prints the findings of a place that is above them.
-pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
+pub(super) fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let allowed = allowed()?;
     let mut complaints = Vec::new();
     for (name, place) in places(root, files)? {
@@ -111,7 +111,7 @@ pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
 }
 
 /// The contents of `words.txt` for the tree as it is: what `cargo xtask tidy --words` prints.
-pub fn table(root: &Path, files: &[String]) -> Result<String> {
+pub(super) fn table(root: &Path, files: &[String]) -> Result<String> {
     let mut lines = Vec::new();
     for (name, place) in places(root, files)? {
         for (kind, found) in &place.findings {

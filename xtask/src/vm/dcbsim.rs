@@ -1,7 +1,7 @@
 //! Builds `tests/vm/dcbsim`, the kernel module with DCB for tests, against the guests' kernel.
 //!
-//! No Debian kernel has a driver with DCB that works without its card: `netdevsim` is off. Debian's
-//! headers are unpacked into the cache, never installed.
+//! No driver with DCB in a Debian kernel works without its card, and `netdevsim` is not built.
+//! Debian's headers are unpacked into the cache, never installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,7 +28,7 @@ const TOOLS: &[Need] = &[
 const BUILD_LIMIT: Duration = Duration::from_secs(300);
 
 /// Returns the module's file. Fails if the mirror no longer has the headers of this kernel.
-pub fn build(root: &Path, kernel: &Kernel, cache: &Path) -> Result<PathBuf> {
+pub(super) fn build(root: &Path, kernel: &Kernel, cache: &Path) -> Result<PathBuf> {
     setup::ensure(TOOLS)?;
     let headers = headers(&kernel.version, cache)?;
     let source = root.join("tests/vm/dcbsim");

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 
 /// Only guests with drives get an IOMMU, and the kernel's drivers bypass it, which is faster to
 /// emulate.
-pub const KERNEL_ARGUMENTS: &str = "intel_iommu=on iommu=pt";
+pub(super) const KERNEL_ARGUMENTS: &str = "intel_iommu=on iommu=pt";
 
 /// Sparse files: only written blocks take space.
 const IMAGES: [&str; 3] = ["drive0", "drive1-1", "drive1-2"];
@@ -27,7 +27,7 @@ const SOCKET_PATH_MAX: usize = 107;
 
 /// The storage of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Media {
+pub(super) enum Media {
     /// Files, which QEMU reads and writes on other threads. Flushes need not reach this machine's
     /// disk: the data must survive the guest, not the machine.
     Files,
@@ -36,7 +36,7 @@ pub enum Media {
 }
 
 /// Creates the drives' images in OUT and returns QEMU's options for them.
-pub fn prepare(out: &Path, accelerated: bool, media: Media) -> Result<String> {
+pub(super) fn prepare(out: &Path, accelerated: bool, media: Media) -> Result<String> {
     let files = match media {
         Media::Files => &IMAGES[..],
         Media::Zeroes => &[],
@@ -110,7 +110,7 @@ fn options(out: &Path, accelerated: bool, media: Media) -> String {
 }
 
 /// Removes the images. A test writes its diagnostics to its log.
-pub fn clean(out: &Path) {
+pub(crate) fn clean(out: &Path) {
     for name in IMAGES.into_iter().chain(["monitor"]) {
         // A boot without drives created none.
         let _ = std::fs::remove_file(out.join(name));

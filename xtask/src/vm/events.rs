@@ -91,8 +91,8 @@ pub(super) struct Events {
 }
 
 impl Events {
-    pub(super) fn new(path: PathBuf) -> Events {
-        Events { path, seen: 0 }
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, seen: 0 }
     }
 
     pub(super) fn read(&mut self) -> Result<Vec<Event>> {

@@ -14,13 +14,13 @@ const PACKAGE_PATTERN: &str = r"^linux-image-6\.12\..*deb12-amd64-unsigned$";
 const UNPACK_LIMIT: Duration = Duration::from_secs(300);
 
 /// An unpacked kernel: `<dir>/boot/vmlinuz-<version>` and `<dir>/lib/modules/<version>`.
-pub struct Kernel {
+pub(super) struct Kernel {
     pub version: String,
     pub image: PathBuf,
 }
 
 /// The newest kernel in the cache, downloaded if there is none.
-pub fn ensure(cache: &Path) -> Result<Kernel> {
+pub(super) fn ensure(cache: &Path) -> Result<Kernel> {
     let kernels = cache.join("kernels");
     match newest(&kernels)? {
         Some(kernel) => Ok(kernel),
@@ -29,7 +29,7 @@ pub fn ensure(cache: &Path) -> Result<Kernel> {
 }
 
 /// Downloads the newest kernel of Debian, unless the cache has it.
-pub fn fetch(kernels: &Path) -> Result<Kernel> {
+pub(super) fn fetch(kernels: &Path) -> Result<Kernel> {
     setup::ensure(setup::VM)?;
     if search()?.is_empty() {
         setup::apt_update()?;

@@ -32,11 +32,13 @@ use self::drives::Media;
 use crate::process::{End, Group};
 use crate::{process, setup};
 
-pub use drives::clean as clean_drives;
-pub use suite::{Selection, Target, fast_nacre, matches, run as run_suite};
+pub(crate) use drives::clean as clean_drives;
+pub(crate) use suite::{
+    Selection, Target, built_nacre, debug_nacre, fast_nacre, matches, run as run_suite,
+};
 
 #[derive(Subcommand)]
-pub enum VmCommand {
+pub(crate) enum VmCommand {
     /// Open a shell inside the virtual machine.
     Shell,
     /// Run one command inside the virtual machine and show its output.
@@ -68,7 +70,7 @@ pub enum VmCommand {
     Update,
 }
 
-pub fn run(root: &Path, vm_command: &VmCommand) -> Result<ExitCode> {
+pub(crate) fn run(root: &Path, vm_command: &VmCommand) -> Result<ExitCode> {
     match vm_command {
         VmCommand::Shell => shell(root),
         VmCommand::Run { limit, command } => {
@@ -136,7 +138,7 @@ fn shell(root: &Path) -> Result<ExitCode> {
 
 /// Devices of a machine beyond the common ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Hardware {
+pub(crate) enum Hardware {
     #[default]
     Plain,
     /// NVMe drives behind an IOMMU, and QEMU's monitor to pull them.
@@ -169,7 +171,7 @@ const EMULATED_CPU: &str = "-cpu max,-erms,-smap,-la57";
 const UNPACK_LIMIT: Duration = Duration::from_secs(300);
 
 /// The prepared virtual machine: kernel, tools and options.
-pub struct Vm {
+pub(crate) struct Vm {
     kernel: kernel::Kernel,
     virtme: PathBuf,
     accelerated: bool,
@@ -177,20 +179,20 @@ pub struct Vm {
 
 impl Vm {
     /// Installs and downloads missing parts.
-    pub fn prepare() -> Result<Vm> {
+    pub(crate) fn prepare() -> Result<Self> {
         setup::ensure(setup::VM)?;
         let cache = cache_dir()?;
         setup::create_dir(&cache)?;
-        let virtme = setup::ensure_virtme(&cache)?;
+        let virtme = setup::ensure_python(&cache, "virtme-ng", "vng")?;
         let kernel = kernel::ensure(&cache)?;
-        Ok(Vm {
+        Ok(Self {
             kernel,
             virtme,
             accelerated: accelerated(),
         })
     }
 
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let how = if self.accelerated {
             "KVM"
         } else {
@@ -204,7 +206,7 @@ impl Vm {
         dcbsim::build(root, &self.kernel, &cache_dir()?)
     }
 
-    pub fn is_emulated(&self) -> bool {
+    pub(crate) fn is_emulated(&self) -> bool {
         !self.accelerated
     }
 
@@ -235,13 +237,13 @@ impl Vm {
 
     /// Boots, runs `line` in a shell, and waits for the end. The console output goes to
     /// `OUT/console`.
-    pub fn boot(&self, root: &Path, line: &str, out: &Path, limit: Duration) -> Result<End> {
+    pub(crate) fn boot(&self, root: &Path, line: &str, out: &Path, limit: Duration) -> Result<End> {
         let mut group = self.start(root, line, out, out, Hardware::Plain)?;
         group.wait(limit)
     }
 
     /// Boots and returns at once. The guest may write to `writable`, which contains `out`.
-    pub fn start(
+    pub(crate) fn start(
         &self,
         root: &Path,
         line: &str,
@@ -308,7 +310,7 @@ fn accelerated() -> bool {
 }
 
 /// Cache for kernels and tools; outlives a clone of the repository.
-fn cache_dir() -> Result<PathBuf> {
+pub(crate) fn cache_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("NACRE_VM_CACHE") {
         return Ok(dir.into());
     }
@@ -342,7 +344,7 @@ fn finish(partial: &Path, dir: &Path, fetched: Result<()>) -> Result<()> {
 
 /// A package of Debian with its libraries, unpacked in the cache; the root folder of its files.
 /// "/" if the package is installed and has `program` (a path below the root folder).
-pub fn unpacked(package: &str, program: &str) -> Result<PathBuf> {
+pub(crate) fn unpacked(package: &str, program: &str) -> Result<PathBuf> {
     if Path::new("/").join(program).is_file() {
         return Ok(PathBuf::from("/"));
     }
@@ -357,7 +359,7 @@ pub fn unpacked(package: &str, program: &str) -> Result<PathBuf> {
 }
 
 /// Creates an empty folder for the output of one boot. Removes an old one of the same name.
-pub fn scratch(root: &Path, name: &str) -> Result<PathBuf> {
+pub(crate) fn scratch(root: &Path, name: &str) -> Result<PathBuf> {
     let dir = crate::target_dir(root)
         .join("vm")
         .join(format!("{name}-{}", std::process::id()));
@@ -372,7 +374,7 @@ pub fn scratch(root: &Path, name: &str) -> Result<PathBuf> {
 }
 
 /// A path as one word of a shell command.
-pub fn quoted(path: &Path) -> String {
+pub(crate) fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 

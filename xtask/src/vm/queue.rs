@@ -19,9 +19,9 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(dir: PathBuf, cases: Vec<Case>) -> Queue {
+    pub(super) fn new(dir: PathBuf, cases: Vec<Case>) -> Self {
         let open = cases.iter().map(|case| case.name.clone()).collect();
-        Queue { dir, cases, open }
+        Self { dir, cases, open }
     }
 
     /// Tests that no guest has taken, in order.

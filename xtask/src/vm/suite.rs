@@ -37,7 +37,7 @@ const LAST_LINES: usize = 10;
 
 /// The target that serves the namespaces in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Target {
+pub(crate) enum Target {
     Nacre,
     /// The kernel's `nvmet-tcp`.
     Nvmet,
@@ -46,14 +46,14 @@ pub enum Target {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Target::Nacre => "nacre",
-            Target::Nvmet => "nvmet",
+            Self::Nacre => "nacre",
+            Self::Nvmet => "nvmet",
         })
     }
 }
 
 /// Which tests to run, against which target.
-pub struct Selection {
+pub(crate) struct Selection {
     pub filter: Vec<String>,
     pub target: Target,
     pub nacre: Option<PathBuf>,
@@ -143,7 +143,7 @@ fn optional(what: &str, part: Result<PathBuf>) -> PathBuf {
     })
 }
 
-pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
+pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     let cases = case::list(root, &selection.filter)?;
     if cases.is_empty() {
         bail!(
@@ -165,11 +165,7 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         dcbsim,
         lldpd,
         nacre: match selection.target {
-            Target::Nacre => match &selection.nacre {
-                Some(given) => found(given)?,
-                // The same build as for the other tests.
-                None => nacre(root, NACRE, "debug")?,
-            },
+            Target::Nacre => debug_nacre(root, selection.nacre.as_deref())?,
             // Not started in this case.
             Target::Nvmet => PathBuf::from("/nonexistent"),
         },
@@ -209,7 +205,7 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
 }
 
 /// True if the filter selects a test: otherwise no machine needs to be prepared.
-pub fn matches(root: &Path, filter: &[String]) -> bool {
+pub(crate) fn matches(root: &Path, filter: &[String]) -> bool {
     // The suite itself reports an unreadable folder.
     case::list(root, filter).map_or(true, |cases| !cases.is_empty())
 }
@@ -448,8 +444,19 @@ fn show_tail(what: &str, path: &Path) {
     }
 }
 
+/// The daemon that the build of the other tests made. Cargo would build it again for its package
+/// alone, because the tests of the workspace turn on more features of its libraries (`testing`).
+pub(crate) fn built_nacre(root: &Path) -> Result<PathBuf> {
+    found(&crate::target_dir(root).join("debug/nacre"))
+}
+
+/// The daemon for tests: the given one, or a build without optimisation.
+pub(crate) fn debug_nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
+    given.map_or_else(|| nacre(root, NACRE, "debug"), found)
+}
+
 /// The daemon for measurements: the given one, or an optimised build.
-pub fn fast_nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
+pub(crate) fn fast_nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
     let arguments = [&["--release"], NACRE].concat();
     given.map_or_else(|| nacre(root, &arguments, "release"), found)
 }

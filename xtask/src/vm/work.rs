@@ -25,8 +25,8 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new(queue: Queue) -> Work {
-        Work {
+    pub(super) fn new(queue: Queue) -> Self {
+        Self {
             queue,
             tally: Tally::default(),
             boots: 0,

@@ -1,5 +1,5 @@
-//! Runs 4 KiB I/Os through the driver, on a simulated drive, for `cargo xtask bench nvme` to count
-//! instructions in:
+//! Runs a number of 4 KiB I/Os through the driver on a simulated drive. `cargo xtask bench nvme`
+//! counts the instructions of it:
 //!
 //! ```text
 //! count read|write DEPTH IOS

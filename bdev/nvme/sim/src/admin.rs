@@ -1,10 +1,10 @@
-//! Admin commands (Base 5): queues, features, logs, events, aborts.
+//! Admin commands of the simulated controller (Base 5): queues, features, log pages, events,
+//! aborts.
 
 use nacre_nvmf_wire::commands::admin::Abort;
 use nacre_nvmf_wire::opcode::admin;
 use nacre_nvmf_wire::{Sqe, StatusCode};
 
-use crate::data;
 use crate::faults::Action;
 use crate::queues::{Cq, ShadowDoorbell, Sq};
 use crate::state::{Command, State};
@@ -13,7 +13,7 @@ type Answer = (StatusCode, u32);
 
 impl State {
     /// Executes an admin command. Returns `None` if it completes later.
-    pub fn admin(&mut self, sqe: &Sqe) -> Option<Answer> {
+    pub(crate) fn admin(&mut self, sqe: &Sqe) -> Option<Answer> {
         let plain = |status| Some((status, 0));
         match sqe.opcode {
             admin::CREATE_IO_CQ => {
@@ -32,17 +32,17 @@ impl State {
                 let status = self.delete_cq(sqe);
                 plain(self.blame(sqe, status))
             }
-            admin::DOORBELL_BUFFER_CONFIG if self.config.shadow_doorbells => {
+            admin::DOORBELL_BUFFER_CONFIG if self.exec.config.shadow_doorbells => {
                 let status = self.configure_doorbells(sqe);
                 plain(self.blame(sqe, status))
             }
-            admin::IDENTIFY => plain(self.identify(sqe)),
+            admin::IDENTIFY => plain(self.exec.identify(sqe)),
             admin::GET_LOG_PAGE => plain(self.get_log_page(sqe)),
             admin::SET_FEATURES => Some(self.set_features(sqe)),
-            admin::GET_FEATURES => Some(self.get_features(sqe)),
+            admin::GET_FEATURES => Some(self.exec.get_features(sqe)),
             admin::ABORT => Some(self.abort(sqe)),
             admin::ASYNC_EVENT_REQUEST => {
-                if self.async_requests.len() >= usize::from(self.config.limits.async_events) {
+                if self.async_requests.len() >= usize::from(self.exec.config.limits.async_events) {
                     let status = StatusCode::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED;
                     return plain(self.blame(sqe, Err(status)));
                 }
@@ -58,7 +58,7 @@ impl State {
         match outcome {
             Ok(()) => StatusCode::SUCCESS,
             Err(status) => {
-                self.violations.note(format!("{status}: {sqe:?}"));
+                self.exec.violations.note(format!("{status}: {sqe:?}"));
                 status.with_dnr()
             }
         }
@@ -76,7 +76,7 @@ impl State {
         if qid == 0 || u32::from(qid) > granted || !is_free {
             return Err(StatusCode::INVALID_QUEUE_IDENTIFIER);
         }
-        if entries < 2 || entries > self.config.queue_entries || entries > 0xffff {
+        if entries < 2 || entries > self.exec.config.queue_entries || entries > 0xffff {
             return Err(StatusCode::INVALID_QUEUE_SIZE);
         }
         // CAP.CQR requires physically contiguous queues.
@@ -90,12 +90,16 @@ impl State {
     }
 
     fn create_cq(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {
-        let granted = self.features.queues.map_or(0, |queues| queues.completion);
+        let granted = self
+            .exec
+            .features
+            .queues
+            .map_or(0, |queues| queues.completion);
         let place = usize::from(sqe.cdw10.get() as u16);
         let free = self.cqs.get(place).is_some_and(Option::is_none);
         let (qid, entries, base) = self.new_queue(sqe, free, granted)?;
         let (interrupts, vector) = (sqe.cdw11.get() & 2 != 0, (sqe.cdw11.get() >> 16) as u16);
-        if vector >= self.config.vectors.max(1) {
+        if vector >= self.exec.config.vectors.max(1) {
             return Err(StatusCode::INVALID_INTERRUPT_VECTOR);
         }
         let vector = interrupts.then_some(vector);
@@ -106,7 +110,11 @@ impl State {
     }
 
     fn create_sq(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {
-        let granted = self.features.queues.map_or(0, |queues| queues.submission);
+        let granted = self
+            .exec
+            .features
+            .queues
+            .map_or(0, |queues| queues.submission);
         let place = usize::from(sqe.cdw10.get() as u16);
         let free = self.sqs.get(place).is_some_and(Option::is_none);
         let (qid, entries, base) = self.new_queue(sqe, free, granted)?;
@@ -128,12 +136,12 @@ impl State {
             return Err(StatusCode::INVALID_QUEUE_IDENTIFIER);
         }
         // Commands that the controller has not fetched are aborted too, like those in flight.
-        if self.config.deletion_completes {
+        if self.exec.config.deletion_completes {
             while let Some(Some(sq)) = self.sqs.get_mut(place) {
                 if sq.is_empty() {
                     break;
                 }
-                let Ok(left) = sq.fetch(&self.iommu) else {
+                let Ok(left) = sq.fetch(&self.exec.iommu) else {
                     break;
                 };
                 sq.take(left.cid());
@@ -143,7 +151,7 @@ impl State {
         let mut taken = self.take(|command| command.sqid == qid);
         taken.sort();
         for command in taken.into_iter().rev() {
-            if !self.config.deletion_completes {
+            if !self.exec.config.deletion_completes {
                 continue;
             }
             if let Some(first) = command.first {
@@ -153,7 +161,7 @@ impl State {
             self.answer(qid, cid, StatusCode::ABORTED_SQ_DELETION, 0);
         }
         // Pending completions are posted first. Delayed ones are posted now or dropped.
-        let keep = self.config.deletion_completes;
+        let keep = self.exec.config.deletion_completes;
         let now = self.now;
         self.posts
             .retain(|post| post.sqid != qid || post.due <= now || keep);
@@ -188,7 +196,7 @@ impl State {
         if !right(values) || !right(events) {
             return Err(StatusCode::INVALID_FIELD);
         }
-        self.features.doorbells = Some((values, events));
+        self.exec.features.doorbells = Some((values, events));
         for place in 1..self.sqs.len() {
             let (tail, head) = (self.shadow(place, false), self.shadow(place, true));
             if let Some(sq) = &mut self.sqs[place] {
@@ -203,8 +211,8 @@ impl State {
 
     /// The address of a queue's shadow doorbell, if configured.
     fn shadow(&self, qid: usize, is_head: bool) -> Option<ShadowDoorbell> {
-        let (values, events) = self.features.doorbells?;
-        let stride = 4 << self.config.doorbell_stride;
+        let (values, events) = self.exec.features.doorbells?;
+        let stride = 4 << self.exec.config.doorbell_stride;
         let at = (2 * qid as u64 + u64::from(is_head)) * stride;
         Some(ShadowDoorbell {
             value: values + at,
@@ -253,47 +261,5 @@ impl State {
         }
         self.waiting = rest.into();
         taken
-    }
-
-    /// Writes an admin command's data.
-    pub fn give_data(&mut self, sqe: &Sqe, bytes: &[u8]) -> StatusCode {
-        let outcome = self
-            .locate(sqe, bytes.len())
-            .and_then(|()| data::scatter(&self.iommu, &self.pieces, bytes));
-        self.settle(sqe, outcome)
-            .err()
-            .unwrap_or(StatusCode::SUCCESS)
-    }
-
-    /// Reads a command's data.
-    pub fn take_data(&mut self, sqe: &Sqe, into: &mut [u8]) -> Result<(), StatusCode> {
-        let outcome = self
-            .locate(sqe, into.len())
-            .and_then(|()| data::gather(&self.iommu, &self.pieces, into));
-        self.settle(sqe, outcome)
-    }
-
-    pub fn locate(&mut self, sqe: &Sqe, len: usize) -> Result<(), data::Refusal> {
-        let (page, sgls) = (self.page(), self.config.sgls);
-        data::find(sqe, len, page, sgls, &self.iommu, &mut self.pieces)?;
-        let count = match sqe.flags >> 6 {
-            0 => &mut self.stats.prps,
-            _ => &mut self.stats.sgls,
-        };
-        *count += 1;
-        self.stats.scattered += u64::from(self.pieces.len() > 1);
-        Ok(())
-    }
-
-    /// Returns the status of a command; data at an unregistered address is recorded as a violation.
-    pub fn settle(
-        &mut self,
-        sqe: &Sqe,
-        outcome: Result<(), data::Refusal>,
-    ) -> Result<(), StatusCode> {
-        outcome.map_err(|(status, what)| {
-            self.violations.note(format!("{what}: {sqe:?}"));
-            status.with_dnr()
-        })
     }
 }

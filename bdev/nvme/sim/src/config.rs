@@ -64,8 +64,8 @@ pub struct Identity {
 }
 
 impl Default for Identity {
-    fn default() -> Identity {
-        Identity {
+    fn default() -> Self {
+        Self {
             serial: "SIM0001".to_owned(),
             model: "Nacre Simulated Drive".to_owned(),
             firmware: "1.0".to_owned(),
@@ -96,8 +96,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+    fn default() -> Self {
+        Self {
             awun: 8,
             awupf: 8,
             acwu: 8,
@@ -127,8 +127,8 @@ pub struct Pace {
 
 impl Default for Config {
     /// A drive with most optional commands and no latency. It has one namespace of 4 MiB.
-    fn default() -> Config {
-        Config {
+    fn default() -> Self {
+        Self {
             address: "0000:5e:00.0".to_owned(),
             identity: Identity::default(),
             numa_node: None,
@@ -213,10 +213,10 @@ pub struct NamespaceConfig {
 }
 
 impl NamespaceConfig {
-    pub fn new(nsid: u32, block_size: u32, blocks: u64) -> NamespaceConfig {
+    pub fn new(nsid: u32, block_size: u32, blocks: u64) -> Self {
         let mut nguid = [0x5a; 16];
         nguid[12..].copy_from_slice(&nsid.to_be_bytes());
-        NamespaceConfig {
+        Self {
             nsid,
             blocks,
             formats: vec![Format {

@@ -1,4 +1,5 @@
-//! Resolves a command's data pointer: PRP entries and lists, SGL segments (Base 4.1).
+//! Resolves a command's data pointer, as the simulated controller does: PRP entries and lists, SGL
+//! segments (Base 4.1).
 
 use nacre_nvmf_wire::identify::controller::Sgls;
 use nacre_nvmf_wire::sqe::Psdt;

@@ -1,8 +1,8 @@
-//! A test's handle on a simulated drive: actions and queries.
+//! [`Drive`]: a test's handle on a simulated drive, to run it, inject faults, remove and insert it,
+//! and read its statistics.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::Thread;
+use std::sync::atomic::AtomicBool;
 
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::log::SmartHealth;
@@ -12,11 +12,14 @@ use nacre_reactor::Nanos;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::{Config, NamespaceConfig};
+use crate::doorbells::Doorbells;
+use crate::executor::Stats;
 use crate::faults::{Chances, Rule};
-use crate::function::{Doorbells, SimFunction};
-use crate::media::{Keep, Namespace};
+use crate::function::SimFunction;
+use crate::media::{CacheSurvival, Namespace};
 use crate::memory::Iommu;
-use crate::state::{State, Stats};
+use crate::shared::Shared;
+use crate::state::State;
 
 /// A simulated drive. Clones refer to the same drive.
 #[derive(Clone)]
@@ -24,45 +27,13 @@ pub struct Drive {
     pub(crate) shared: Arc<Shared>,
 }
 
-pub(crate) struct Shared {
-    pub state: Mutex<State>,
-    /// Constant, and so needs no lock.
-    pub address: String,
-    pub numa_node: Option<u32>,
-    pub slot: usize,
-    pub vectors: u16,
-    pub register_bytes: u32,
-    pub iommu: Arc<Iommu>,
-    /// Used instead of the state's doorbells when doorbell writes are not checked.
-    pub doorbells: Option<Doorbells>,
-    /// The thread that ticks the drive is asleep.
-    pub asleep: AtomicBool,
-    pub thread: Mutex<Option<Thread>>,
-}
-
-impl Shared {
-    pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// Wakes the thread: there may be work.
-    pub fn wake(&self) {
-        if self.asleep.swap(false, Ordering::AcqRel) {
-            let thread = self.thread.lock();
-            if let Some(thread) = &*thread {
-                thread.unpark();
-            }
-        }
-    }
-}
-
 impl Drive {
     /// Creates a drive that is not inserted yet.
-    pub fn new(config: Config) -> Drive {
+    pub fn new(config: Config) -> Self {
         let doorbells = 2 * (u32::from(config.io_queues) + 1);
         let bytes = 0x1000 + (doorbells * (4 << config.doorbell_stride)).next_multiple_of(4096);
         let fast = !config.strict_doorbells && !config.shadow_doorbells;
-        Drive {
+        Self {
             shared: Arc::new(Shared {
                 address: config.address.clone(),
                 numa_node: config.numa_node,
@@ -86,7 +57,7 @@ impl Drive {
     pub fn plug(&self) -> Arc<SimFunction> {
         let mut state = self.lock();
         if state.present {
-            state.pull(Keep::Some);
+            state.pull(CacheSurvival::Some);
         }
         state.seat += 1;
         state.present = true;
@@ -96,7 +67,7 @@ impl Drive {
     }
 
     /// Removes the drive: its registers read as all ones, and its cache loses power.
-    pub fn pull(&self, keep: Keep) {
+    pub fn pull(&self, keep: CacheSurvival) {
         self.lock().pull(keep);
     }
 
@@ -110,9 +81,9 @@ impl Drive {
     }
 
     /// A short power failure: only stored data survives.
-    pub fn power_cycle(&self, keep: Keep) {
-        let mut state = self.lock();
-        state.lose_power(keep);
+    pub fn power_cycle(&self, keep: CacheSurvival) {
+        let state = &mut *self.lock();
+        state.exec.lose_power(keep, &mut state.random);
         state.reset_registers();
     }
 
@@ -120,7 +91,7 @@ impl Drive {
     pub fn tick(&self, now: Nanos) -> bool {
         let mut state = self.lock();
         if let Some(doorbells) = &self.shared.doorbells {
-            doorbells.look(&mut state);
+            doorbells.take(&mut state);
         }
         state.tick(now)
     }
@@ -150,16 +121,16 @@ impl Drive {
 
     /// The rules that the driver broke; at most some dozens are stored.
     pub fn violations(&self) -> Vec<String> {
-        self.lock().violations.kept.clone()
+        self.lock().exec.violations.kept.clone()
     }
 
     /// Clears the violations and returns their number.
     pub fn forgive(&self) -> u64 {
-        std::mem::take(&mut self.lock().violations).count
+        std::mem::take(&mut self.lock().exec.violations).count
     }
 
     pub fn stats(&self) -> Stats {
-        self.lock().stats.clone()
+        self.lock().exec.stats.clone()
     }
 
     /// Commands fetched and not completed, other than Asynchronous Event Requests.
@@ -301,33 +272,33 @@ impl Drive {
     /// Changes the health log; a new critical warning is an event.
     pub fn set_health(&self, change: impl FnOnce(&mut SmartHealth)) {
         let mut state = self.lock();
-        let before = state.smart.critical_warning;
-        change(&mut state.smart);
+        let before = state.exec.smart.critical_warning;
+        change(&mut state.exec.smart);
         state.raise_warnings(before);
     }
 
     /// Changes the configuration. Changes that were reported already are not reported again.
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config)) {
-        change(&mut self.lock().config);
+        change(&mut self.lock().exec.config);
     }
 
     pub fn add_namespace(&self, config: NamespaceConfig) {
         let mut state = self.lock();
         let nsid = config.nsid;
-        state.namespaces.insert(nsid, Namespace::new(config));
+        state.exec.namespaces.insert(nsid, Namespace::new(config));
         changed(&mut state, nsid);
     }
 
     pub fn remove_namespace(&self, nsid: u32) {
         let mut state = self.lock();
-        state.namespaces.remove(&nsid);
+        state.exec.namespaces.remove(&nsid);
         changed(&mut state, nsid);
     }
 
     /// Attaches or detaches the namespace, which keeps its data.
     pub fn attach_namespace(&self, nsid: u32, on: bool) {
         let mut state = self.lock();
-        if let Some(namespace) = state.namespaces.get_mut(&nsid) {
+        if let Some(namespace) = state.exec.namespaces.get_mut(&nsid) {
             namespace.attached = on;
         }
         changed(&mut state, nsid);
@@ -335,7 +306,7 @@ impl Drive {
 
     pub fn resize_namespace(&self, nsid: u32, blocks: u64) {
         let mut state = self.lock();
-        if let Some(namespace) = state.namespaces.get_mut(&nsid) {
+        if let Some(namespace) = state.exec.namespaces.get_mut(&nsid) {
             namespace.resize(blocks);
         }
         changed(&mut state, nsid);
@@ -344,7 +315,7 @@ impl Drive {
     /// Changes a namespace's configuration.
     pub fn change_namespace(&self, nsid: u32, change: impl FnOnce(&mut NamespaceConfig)) {
         let mut state = self.lock();
-        if let Some(namespace) = state.namespaces.get_mut(&nsid) {
+        if let Some(namespace) = state.exec.namespaces.get_mut(&nsid) {
             change(&mut namespace.config);
         }
         changed(&mut state, nsid);
@@ -352,7 +323,7 @@ impl Drive {
 
     /// Makes a block unreadable until it is written.
     pub fn spoil_block(&self, nsid: u32, lba: u64) {
-        if let Some(namespace) = self.lock().namespaces.get_mut(&nsid) {
+        if let Some(namespace) = self.lock().exec.namespaces.get_mut(&nsid) {
             namespace.bad.insert(lba);
         }
     }
@@ -360,14 +331,19 @@ impl Drive {
     /// The stored blocks of a namespace, if it stores data.
     pub fn stored(&self, nsid: u32, lba: u64, blocks: u64) -> Option<Vec<u8>> {
         let state = self.lock();
-        let namespace = state.namespaces.get(&nsid)?;
+        let namespace = state.exec.namespaces.get(&nsid)?;
         let holds = namespace.holds(lba, blocks);
         holds.then(|| namespace.read(lba, blocks).to_vec())
     }
 
     /// Number of blocks, in all namespaces, that a loss of power would lose.
     pub fn dirty_blocks(&self) -> usize {
-        self.lock().namespaces.values().map(Namespace::dirty).sum()
+        self.lock()
+            .exec
+            .namespaces
+            .values()
+            .map(Namespace::dirty)
+            .sum()
     }
 
     /// Restarts the random numbers from `seed`.
@@ -381,6 +357,6 @@ impl Drive {
 }
 
 fn changed(state: &mut State, nsid: u32) {
-    state.changed.insert(nsid);
+    state.exec.changed.insert(nsid);
     state.raise(AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
 }

@@ -69,8 +69,8 @@ pub struct Rule {
 
 impl Rule {
     /// A rule for the next command only.
-    pub fn next(target: Target, action: Action) -> Rule {
-        Rule {
+    pub fn next(target: Target, action: Action) -> Self {
+        Self {
             target,
             skip: 0,
             count: 1,
@@ -78,18 +78,18 @@ impl Rule {
         }
     }
 
-    pub fn times(mut self, count: u32) -> Rule {
+    pub fn times(mut self, count: u32) -> Self {
         self.count = count;
         self
     }
 
-    pub fn after(mut self, skip: u32) -> Rule {
+    pub fn after(mut self, skip: u32) -> Self {
         self.skip = skip;
         self
     }
 
-    pub fn always(target: Target, action: Action) -> Rule {
-        Rule::next(target, action).times(u32::MAX)
+    pub fn always(target: Target, action: Action) -> Self {
+        Self::next(target, action).times(u32::MAX)
     }
 }
 
@@ -114,7 +114,7 @@ pub struct Chances {
 impl Chances {
     pub(crate) fn roll(&self, random: &mut Random) -> Option<Action> {
         let mut action = None;
-        let mut maybe = |chance, then: fn(&Chances, &mut Random) -> Action, random: &mut Random| {
+        let mut maybe = |chance, then: fn(&Self, &mut Random) -> Action, random: &mut Random| {
             if action.is_none() && random.per_million(chance) {
                 action = Some(then(self, random));
             }
@@ -182,7 +182,7 @@ pub(crate) struct Faults {
 impl Faults {
     /// Returns the fault for a command, if a rule or a random draw selects one, and decrements the
     /// rule's count. `qid` 0 is the admin queue.
-    pub fn strike(
+    pub(crate) fn strike(
         &mut self,
         qid: u16,
         opcode: u8,

@@ -4,13 +4,12 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use nacre_bdev_nvme::{Function, FunctionError, GONE};
 use nacre_hugepages::RegisterHook;
 use nacre_nvmf_wire::registers::offset;
 
-use crate::drive::Shared;
+use crate::shared::Shared;
 use crate::state::{Signal, State};
 
 /// The PCI function of a simulated drive, from one insertion of the drive until its removal or
@@ -22,8 +21,8 @@ pub struct SimFunction {
 }
 
 impl SimFunction {
-    pub(crate) fn new(shared: Arc<Shared>, seat: u64) -> SimFunction {
-        SimFunction { shared, seat }
+    pub(crate) fn new(shared: Arc<Shared>, seat: u64) -> Self {
+        Self { shared, seat }
     }
 
     /// Calls `f` with the drive's state. `None` after the removal or the release.
@@ -172,44 +171,5 @@ impl Drop for SimFunction {
             state.reset_registers();
             state.given_back = true;
         });
-    }
-}
-
-/// Doorbell registers without checks: a write stores the value, and the next tick handles it.
-pub(crate) struct Doorbells {
-    values: Box<[AtomicU32]>,
-    stride: u32,
-}
-
-/// The value of a doorbell without a write since the last tick.
-const SILENT: u32 = u32::MAX;
-
-impl Doorbells {
-    pub fn new(count: usize, stride: u8) -> Doorbells {
-        Doorbells {
-            values: (0..count).map(|_| AtomicU32::new(SILENT)).collect(),
-            stride: 4 << stride,
-        }
-    }
-
-    fn ring(&self, at: u32, value: u32) {
-        if let Some(place) = self.values.get((at / self.stride) as usize) {
-            place.store(value, Ordering::Release);
-        }
-    }
-
-    pub fn clear(&self) {
-        for value in &self.values {
-            value.store(SILENT, Ordering::Relaxed);
-        }
-    }
-
-    pub fn look(&self, state: &mut State) {
-        for (index, value) in (0..).zip(&self.values) {
-            if value.load(Ordering::Relaxed) != SILENT {
-                let value = value.swap(SILENT, Ordering::Acquire);
-                state.ring(index * self.stride, value);
-            }
-        }
     }
 }

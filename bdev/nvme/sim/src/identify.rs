@@ -1,4 +1,5 @@
-//! Identify (Base 5.17): the drive's description of itself and its namespaces.
+//! Identify of the simulated controller (Base 5.17): builds its data structures from the
+//! configuration.
 
 use nacre_nvmf_wire::commands::admin::Identify;
 use nacre_nvmf_wire::features::AsyncEvents;
@@ -11,14 +12,14 @@ use nacre_nvmf_wire::identify::{
 use nacre_nvmf_wire::zerocopy::IntoBytes;
 use nacre_nvmf_wire::{Sqe, StatusCode};
 
+use crate::executor::Executor;
 use crate::media::Namespace;
-use crate::state::State;
 
 const INVALID_NAMESPACE: StatusCode = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
 const INVALID_FIELD: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 
-impl State {
-    pub fn identify(&mut self, sqe: &Sqe) -> StatusCode {
+impl Executor {
+    pub(crate) fn identify(&mut self, sqe: &Sqe) -> StatusCode {
         match self.identify_data(sqe) {
             Ok(data) => self.give_data(sqe, &data),
             Err(status) => status,

@@ -1,4 +1,4 @@
-//! I/O commands (NVM 3.2) on the stored blocks.
+//! Executes the I/O commands (NVM 3.2) of the simulated controller on the stored blocks.
 
 use nacre_nvmf_wire::commands::io::{
     CopyCommand, CopyFormat, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
@@ -9,7 +9,7 @@ use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::{Sqe, StatusCode};
 
 use crate::data;
-use crate::state::State;
+use crate::executor::Executor;
 
 /// Most bytes of descriptors in a Dataset Management or Copy command.
 const LIST_MAX: usize = 256 * 40;
@@ -17,8 +17,8 @@ const LIST_MAX: usize = 256 * 40;
 const OUT_OF_RANGE: StatusCode = StatusCode::LBA_OUT_OF_RANGE.with_dnr();
 const INVALID_FIELD: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 
-impl State {
-    pub fn io(&mut self, sqe: &Sqe) -> StatusCode {
+impl Executor {
+    pub(crate) fn io(&mut self, sqe: &Sqe) -> StatusCode {
         let offered = match sqe.opcode {
             io::FLUSH | io::READ | io::WRITE => Oncs::empty(),
             io::COMPARE => Oncs::COMPARE,
@@ -58,7 +58,11 @@ impl State {
     }
 
     /// Executes a fused pair. Returns the status of each half.
-    pub fn compare_and_write(&mut self, compare: &Sqe, write: &Sqe) -> (StatusCode, StatusCode) {
+    pub(crate) fn compare_and_write(
+        &mut self,
+        compare: &Sqe,
+        write: &Sqe,
+    ) -> (StatusCode, StatusCode) {
         let (first, second) = (ReadWrite::parse(compare), ReadWrite::parse(write));
         let together = compare.opcode == io::COMPARE
             && write.opcode == io::WRITE
@@ -105,7 +109,7 @@ impl State {
     }
 
     /// Checks a limit of 2^n pages, 0 for none.
-    pub fn limit(
+    pub(crate) fn limit(
         &mut self,
         sqe: &Sqe,
         bytes: usize,

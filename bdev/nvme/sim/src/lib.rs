@@ -1,14 +1,16 @@
-//! A simulated NVMe controller in the process: the driver's tests and benchmarks use it in place of
-//! a drive.
+//! An NVMe controller simulated in the process. The driver's tests and benchmarks use it in place
+//! of a drive.
 //!
 //! ```text
-//! driver ── Function ──► SimFunction     registers, vectors, reset; one per plugging of the drive
+//! driver ── Function ──► SimFunction     registers, vectors, reset; one per insertion of the drive
 //!                             │
 //! test ──── Drive ────────────┤          its control: tick, faults, pull, plug, power, statistics
 //!                             │
-//! config  identify  admin  io  data  media  queues  post       the controller (State)
+//! registers  queues  post  admin                               the controller (State)
 //!                             │
-//!                           Iommu        all memory that it reaches: the registered regions, under
+//! identify  features  logs  io  data  media                    its commands (Executor)
+//!                             │
+//!                           Iommu        the memory that it can access: registered regions, under
 //!                                        addresses that differ from those of the process
 //! ```
 //!
@@ -25,8 +27,11 @@
 mod admin;
 mod config;
 mod data;
+mod doorbells;
 mod drive;
+mod executor;
 mod faults;
+mod feature_commands;
 mod features;
 mod function;
 mod identify;
@@ -38,16 +43,17 @@ mod memory;
 mod post;
 mod queues;
 mod registers;
+mod shared;
 mod state;
 mod strict;
 mod thread;
 
 pub use config::{Config, Format, Identity, Limits, NamespaceConfig, Pace};
 pub use drive::Drive;
+pub use executor::Stats;
 pub use faults::{Action, Chances, Rule, Target};
 pub use function::SimFunction;
 pub use logs::telemetry;
-pub use media::Keep;
+pub use media::CacheSurvival;
 pub use memory::Iommu;
-pub use state::Stats;
 pub use thread::{Running, Ticker};

@@ -1,4 +1,5 @@
-//! Log pages (Base 5.16), and the events that refer to them (Base 5.2).
+//! Log pages of the simulated controller (Base 5.16), and the asynchronous events that refer to
+//! them (Base 5.2).
 
 use nacre_nvmf_wire::aen::{AsyncEvent, event_type};
 use nacre_nvmf_wire::commands::admin::GetLogPage;
@@ -11,6 +12,7 @@ use nacre_nvmf_wire::opcode::{admin, io};
 use nacre_nvmf_wire::zerocopy::IntoBytes;
 use nacre_nvmf_wire::{Sqe, StatusCode};
 
+use crate::executor::Executor;
 use crate::state::State;
 
 /// Size of the telemetry log in bytes: a long log.
@@ -26,8 +28,8 @@ pub fn telemetry() -> Vec<u8> {
 /// Most entries of the error log.
 const ERRORS_KEPT: usize = 64;
 
-impl State {
-    pub fn get_log_page(&mut self, sqe: &Sqe) -> StatusCode {
+impl Executor {
+    pub(crate) fn get_log_page(&mut self, sqe: &Sqe) -> StatusCode {
         let get = match GetLogPage::parse(sqe) {
             Ok(get) => get,
             Err(error) => return error.status(),
@@ -89,66 +91,10 @@ impl State {
         }
         let mut part = log[from..].to_vec();
         part.resize(len, 0);
-        let status = self.give_data(sqe, &part);
-        if status.is_success() && !get.retain_event {
-            self.masked &= !match get.lid {
-                lid::ERROR_INFORMATION => 1 << event_type::ERROR,
-                lid::SMART_HEALTH => 1 << event_type::SMART_HEALTH,
-                lid::CHANGED_NAMESPACE_LIST | lid::FIRMWARE_SLOT => 1 << event_type::NOTICE,
-                _ => 0,
-            };
-        }
-        status
+        self.give_data(sqe, &part)
     }
 
-    /// Raises an event: the driver gets it if it enabled its type.
-    pub fn raise(&mut self, event: AsyncEvent) {
-        let wanted = match event {
-            AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED => AsyncEvents::NAMESPACE_ATTRIBUTE,
-            AsyncEvent::FIRMWARE_ACTIVATION_STARTING => AsyncEvents::FIRMWARE_ACTIVATION,
-            AsyncEvent::SPARE_BELOW_THRESHOLD => AsyncEvents::SMART_SPARE,
-            AsyncEvent::TEMPERATURE_THRESHOLD => AsyncEvents::SMART_TEMPERATURE,
-            AsyncEvent::SUBSYSTEM_RELIABILITY => AsyncEvents::SMART_RELIABILITY,
-            _ => AsyncEvents::empty(),
-        };
-        if self.features.async_events.contains(wanted) && !self.events.contains(&event) {
-            self.events.push_back(event);
-        }
-    }
-
-    /// Raises an event for each newly set bit of the critical warnings.
-    pub fn raise_warnings(&mut self, before: u8) {
-        let new = CriticalWarning::from_bits_truncate(self.smart.critical_warning & !before);
-        if new.contains(CriticalWarning::SPARE_LOW) {
-            self.raise(AsyncEvent::SPARE_BELOW_THRESHOLD);
-        }
-        if new.contains(CriticalWarning::TEMPERATURE) {
-            self.raise(AsyncEvent::TEMPERATURE_THRESHOLD);
-        }
-        let rest = CriticalWarning::SPARE_LOW | CriticalWarning::TEMPERATURE;
-        if !new.difference(rest).is_empty() {
-            self.raise(AsyncEvent::SUBSYSTEM_RELIABILITY);
-        }
-    }
-
-    /// Completes event requests. Further events of a type wait for a read of their log page.
-    pub fn deliver_events(&mut self) -> bool {
-        let free = |event: &AsyncEvent| self.masked & 1 << event.event_type == 0;
-        let Some(at) = self.events.iter().position(free) else {
-            return false;
-        };
-        if self.async_requests.is_empty() {
-            return false;
-        }
-        let cid = self.async_requests.remove(0);
-        if let Some(event) = self.events.remove(at) {
-            self.masked |= 1 << event.event_type;
-            self.answer(0, cid, StatusCode::SUCCESS, event.dword0());
-        }
-        true
-    }
-
-    pub fn log_error(&mut self, sqid: u16, sqe: &Sqe, status: StatusCode) {
+    pub(crate) fn log_error(&mut self, sqid: u16, sqe: &Sqe, status: StatusCode) {
         let mut entry = ErrorInformation::zeroed();
         let count = self
             .errors
@@ -163,6 +109,72 @@ impl State {
         entry.opcode = sqe.opcode;
         self.errors.truncate(ERRORS_KEPT - 1);
         self.errors.push_front(entry);
+    }
+}
+
+impl State {
+    /// Executes Get Log Page. A successful read unmasks the events of the page.
+    pub(crate) fn get_log_page(&mut self, sqe: &Sqe) -> StatusCode {
+        let status = self.exec.get_log_page(sqe);
+        if let Ok(get) = GetLogPage::parse(sqe)
+            && status.is_success()
+            && !get.retain_event
+        {
+            self.masked &= !match get.lid {
+                lid::ERROR_INFORMATION => 1 << event_type::ERROR,
+                lid::SMART_HEALTH => 1 << event_type::SMART_HEALTH,
+                lid::CHANGED_NAMESPACE_LIST | lid::FIRMWARE_SLOT => 1 << event_type::NOTICE,
+                _ => 0,
+            };
+        }
+        status
+    }
+
+    /// Raises an event: the driver gets it if it enabled its type.
+    pub(crate) fn raise(&mut self, event: AsyncEvent) {
+        let wanted = match event {
+            AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED => AsyncEvents::NAMESPACE_ATTRIBUTE,
+            AsyncEvent::FIRMWARE_ACTIVATION_STARTING => AsyncEvents::FIRMWARE_ACTIVATION,
+            AsyncEvent::SPARE_BELOW_THRESHOLD => AsyncEvents::SMART_SPARE,
+            AsyncEvent::TEMPERATURE_THRESHOLD => AsyncEvents::SMART_TEMPERATURE,
+            AsyncEvent::SUBSYSTEM_RELIABILITY => AsyncEvents::SMART_RELIABILITY,
+            _ => AsyncEvents::empty(),
+        };
+        if self.exec.features.async_events.contains(wanted) && !self.events.contains(&event) {
+            self.events.push_back(event);
+        }
+    }
+
+    /// Raises an event for each newly set bit of the critical warnings.
+    pub(crate) fn raise_warnings(&mut self, before: u8) {
+        let new = CriticalWarning::from_bits_truncate(self.exec.smart.critical_warning & !before);
+        if new.contains(CriticalWarning::SPARE_LOW) {
+            self.raise(AsyncEvent::SPARE_BELOW_THRESHOLD);
+        }
+        if new.contains(CriticalWarning::TEMPERATURE) {
+            self.raise(AsyncEvent::TEMPERATURE_THRESHOLD);
+        }
+        let rest = CriticalWarning::SPARE_LOW | CriticalWarning::TEMPERATURE;
+        if !new.difference(rest).is_empty() {
+            self.raise(AsyncEvent::SUBSYSTEM_RELIABILITY);
+        }
+    }
+
+    /// Completes event requests. Further events of a type wait for a read of their log page.
+    pub(crate) fn deliver_events(&mut self) -> bool {
+        let free = |event: &AsyncEvent| self.masked & 1 << event.event_type == 0;
+        let Some(at) = self.events.iter().position(free) else {
+            return false;
+        };
+        if self.async_requests.is_empty() {
+            return false;
+        }
+        let cid = self.async_requests.remove(0);
+        if let Some(event) = self.events.remove(at) {
+            self.masked |= 1 << event.event_type;
+            self.answer(0, cid, StatusCode::SUCCESS, event.dword0());
+        }
+        true
     }
 }
 

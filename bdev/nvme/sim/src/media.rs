@@ -1,4 +1,5 @@
-//! The stored data: the blocks of each namespace, and those that only a volatile cache holds.
+//! The blocks that the simulated drive stores: those on the media, and those in its volatile write
+//! cache only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +9,7 @@ use crate::config::NamespaceConfig;
 
 /// The unflushed blocks that a cache keeps when it loses power.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
+pub enum CacheSurvival {
     All,
     Nothing,
     /// A random part of the blocks.
@@ -33,9 +34,9 @@ pub(crate) struct Namespace {
 const GARBAGE: u8 = 0xdb;
 
 impl Namespace {
-    pub fn new(config: NamespaceConfig) -> Namespace {
+    pub(crate) fn new(config: NamespaceConfig) -> Self {
         let bytes = config.blocks as usize * config.current().block_size as usize;
-        Namespace {
+        Self {
             attached: true,
             bad: BTreeSet::new(),
             bytes: vec![config.contents; bytes],
@@ -45,27 +46,27 @@ impl Namespace {
         }
     }
 
-    pub fn block_size(&self) -> usize {
+    pub(crate) fn block_size(&self) -> usize {
         self.config.current().block_size as usize
     }
 
-    pub fn holds(&self, lba: u64, blocks: u64) -> bool {
+    pub(crate) fn holds(&self, lba: u64, blocks: u64) -> bool {
         lba.checked_add(blocks)
             .is_some_and(|end| end <= self.config.blocks)
     }
 
-    pub fn is_readable(&self, lba: u64, blocks: u64) -> bool {
+    pub(crate) fn is_readable(&self, lba: u64, blocks: u64) -> bool {
         self.bad.range(lba..lba + blocks).next().is_none()
     }
 
     /// The bytes of a range inside the namespace.
-    pub fn read(&self, lba: u64, blocks: u64) -> &[u8] {
+    pub(crate) fn read(&self, lba: u64, blocks: u64) -> &[u8] {
         let (at, len) = self.range(lba, blocks);
         &self.bytes[at..at + len]
     }
 
     /// The bytes of a range, to be written. `volatile`: the data stays in the cache.
-    pub fn write(&mut self, lba: u64, blocks: u64, volatile: bool) -> &mut [u8] {
+    pub(crate) fn write(&mut self, lba: u64, blocks: u64, volatile: bool) -> &mut [u8] {
         let (at, len) = self.range(lba, blocks);
         let size = self.block_size();
         if !self.bad.is_empty() {
@@ -88,37 +89,37 @@ impl Namespace {
         &mut self.bytes[at..at + len]
     }
 
-    pub fn deallocate(&mut self, lba: u64, blocks: u64, volatile: bool) {
+    pub(crate) fn deallocate(&mut self, lba: u64, blocks: u64, volatile: bool) {
         let zeroes = self.config.deallocated_zeroes;
         let fill = if zeroes { 0 } else { GARBAGE };
         self.write(lba, blocks, volatile).fill(fill);
     }
 
-    pub fn copy(&mut self, from: u64, to: u64, blocks: u64, volatile: bool) {
+    pub(crate) fn copy(&mut self, from: u64, to: u64, blocks: u64, volatile: bool) {
         let (source, len) = self.range(from, blocks);
         let (target, _) = self.range(to, blocks);
         self.write(to, blocks, volatile);
         self.bytes.copy_within(source..source + len, target);
     }
 
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         while let Some((_, old)) = self.durable.pop_first() {
             self.spare.push(old);
         }
     }
 
     /// Number of blocks that only the cache holds.
-    pub fn dirty(&self) -> usize {
+    pub(crate) fn dirty(&self) -> usize {
         self.durable.len()
     }
 
-    pub fn lose_power(&mut self, keep: Keep, random: &mut Random) {
+    pub(crate) fn lose_power(&mut self, keep: CacheSurvival, random: &mut Random) {
         let size = self.block_size();
         while let Some((block, old)) = self.durable.pop_first() {
             let kept = match keep {
-                Keep::All => true,
-                Keep::Nothing => false,
-                Keep::Some => random.below(2) == 0,
+                CacheSurvival::All => true,
+                CacheSurvival::Nothing => false,
+                CacheSurvival::Some => random.below(2) == 0,
             };
             if !kept {
                 let at = block as usize * size;
@@ -128,7 +129,7 @@ impl Namespace {
         }
     }
 
-    pub fn resize(&mut self, blocks: u64) {
+    pub(crate) fn resize(&mut self, blocks: u64) {
         self.config.blocks = blocks;
         self.bytes.resize(blocks as usize * self.block_size(), 0);
         self.durable.retain(|&block, _| block < blocks);
@@ -156,15 +157,15 @@ mod tests {
         media.write(1, 1, true).fill(3);
         media.write(1, 1, false).fill(4);
         assert_eq!(media.dirty(), 1);
-        media.lose_power(Keep::Nothing, &mut random);
+        media.lose_power(CacheSurvival::Nothing, &mut random);
         let first = |media: &Namespace, lba| media.read(lba, 1)[0];
         assert_eq!([0, 1, 2].map(|lba| first(&media, lba)), [1, 4, 1]);
         media.write(0, 64, true).fill(9);
-        media.lose_power(Keep::Some, &mut random);
+        media.lose_power(CacheSurvival::Some, &mut random);
         let kept = (0..64).filter(|&lba| first(&media, lba) == 9).count();
         assert!((10..54).contains(&kept), "{kept}");
         media.copy(0, 1, 8, true);
-        media.lose_power(Keep::All, &mut random);
+        media.lose_power(CacheSurvival::All, &mut random);
         assert_eq!(media.dirty(), 0);
         media.resize(32);
         assert!(media.holds(31, 1) && !media.holds(31, 2) && !media.holds(u64::MAX, 2));

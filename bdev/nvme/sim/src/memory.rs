@@ -19,7 +19,7 @@ const STEP: u64 = 2 << 20;
 /// An access to an address outside of all regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {address:#x} are not registered")]
-pub struct Outside {
+pub(crate) struct UnmappedAddress {
     pub address: u64,
     pub len: usize,
 }
@@ -47,8 +47,8 @@ struct Region {
 
 impl Iommu {
     #[allow(clippy::new_without_default)]
-    pub fn new() -> Iommu {
-        Iommu {
+    pub fn new() -> Self {
+        Self {
             table: RwLock::new(Table {
                 next: FIRST,
                 regions: BTreeMap::new(),
@@ -74,7 +74,7 @@ impl Iommu {
     }
 
     /// Copies from memory.
-    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Outside> {
+    pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), UnmappedAddress> {
         let table = self.read_table();
         let from = self.find(&table, address, into.len())?;
         // SAFETY: the region is registered now, as the table is locked: its owner keeps it mapped
@@ -85,7 +85,7 @@ impl Iommu {
     }
 
     /// Copies to memory.
-    pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), Outside> {
+    pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), UnmappedAddress> {
         let table = self.read_table();
         let to = self.find(&table, address, from.len())?;
         // SAFETY: as in `read`. A device may write registered memory at any time: its owner looks
@@ -96,19 +96,19 @@ impl Iommu {
     }
 
     /// Loads the dword at an aligned address. Later loads are at least as new.
-    pub(crate) fn load(&self, address: u64) -> Result<u32, Outside> {
+    pub(crate) fn load(&self, address: u64) -> Result<u32, UnmappedAddress> {
         let table = self.read_table();
         Ok(self.dword(&table, address)?.load(Ordering::Acquire))
     }
 
     /// Stores a dword after all earlier writes.
-    pub(crate) fn store(&self, address: u64, value: u32) -> Result<(), Outside> {
+    pub(crate) fn store(&self, address: u64, value: u32) -> Result<(), UnmappedAddress> {
         let table = self.read_table();
         self.dword(&table, address)?.store(value, Ordering::Release);
         Ok(())
     }
 
-    fn dword<'a>(&self, table: &'a Table, address: u64) -> Result<&'a AtomicU32, Outside> {
+    fn dword<'a>(&self, table: &'a Table, address: u64) -> Result<&'a AtomicU32, UnmappedAddress> {
         let at = self.find(table, address, 4)?.cast::<u32>();
         assert!(at.is_aligned(), "a dword at {address:#x} is not aligned");
         // SAFETY: mapped as in `read`, for as long as the table is locked, which `'a` ends before;
@@ -117,7 +117,7 @@ impl Iommu {
         Ok(unsafe { AtomicU32::from_ptr(at) })
     }
 
-    fn find(&self, table: &Table, address: u64, len: usize) -> Result<*mut u8, Outside> {
+    fn find(&self, table: &Table, address: u64, len: usize) -> Result<*mut u8, UnmappedAddress> {
         let found = table
             .regions
             .range(..=address)
@@ -130,7 +130,7 @@ impl Iommu {
             Some(at) => Ok(std::ptr::with_exposed_provenance_mut(at)),
             None => {
                 self.outside.fetch_add(1, Ordering::Relaxed);
-                Err(Outside { address, len })
+                Err(UnmappedAddress { address, len })
             }
         }
     }

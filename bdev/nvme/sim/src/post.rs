@@ -1,28 +1,18 @@
-//! Posts completions to their completion queue.
+//! Posts completion queue entries of the simulated controller, and raises the interrupt of their
+//! queue.
 
 use nacre_nvmf_wire::{Cqe, StatusCode};
-use nacre_reactor::Nanos;
 
 use crate::faults::Action;
+use crate::queues::Post;
 use crate::state::State;
 
-/// A completion that waits to be posted.
-pub(crate) struct Post {
-    pub due: Nanos,
-    pub sqid: u16,
-    cqid: u16,
-    pub cid: u16,
-    status: StatusCode,
-    dword0: u32,
-    action: Option<Action>,
-}
-
 impl State {
-    pub fn answer(&mut self, sqid: u16, cid: u16, status: StatusCode, dword0: u32) {
+    pub(crate) fn answer(&mut self, sqid: u16, cid: u16, status: StatusCode, dword0: u32) {
         self.answer_by(sqid, cid, status, dword0, None);
     }
 
-    pub fn answer_by(
+    pub(crate) fn answer_by(
         &mut self,
         sqid: u16,
         cid: u16,
@@ -49,7 +39,7 @@ impl State {
         self.posts.push_back(post);
     }
 
-    pub fn post_due(&mut self) -> bool {
+    pub(crate) fn post_due(&mut self) -> bool {
         let mut worked = false;
         let mut at = 0;
         while at < self.posts.len() {
@@ -77,13 +67,14 @@ impl State {
             // Completions of a deleted queue are dropped.
             return true;
         };
-        match cq.has_room(&self.iommu) {
+        match cq.has_room(&self.exec.iommu) {
             Ok(Ok(room)) => {
-                self.stats.full_completion_queues += u64::from(!room);
+                self.exec.stats.full_completion_queues += u64::from(!room);
                 room
             }
             Ok(Err(wrong)) => {
-                self.violations
+                self.exec
+                    .violations
                     .note(format!("shadow doorbell in memory: {wrong}"));
                 false
             }
@@ -121,15 +112,15 @@ impl State {
             return;
         };
         let (id, vector) = (cq.id, cq.vector);
-        if let Err(outside) = cq.post(cqe, wrong_phase, &self.iommu) {
+        if let Err(outside) = cq.post(cqe, wrong_phase, &self.exec.iommu) {
             return self.fail(format!("entry of completion queue {id}: {outside}"));
         }
-        self.stats.completions += 1;
+        self.exec.stats.completions += 1;
         if let Some(vector) = vector
             && !silent
             && let Some(signal) = self.vectors.get(usize::from(vector))
         {
-            self.stats.interrupts += 1;
+            self.exec.stats.interrupts += 1;
             signal.set();
         }
     }

@@ -1,9 +1,11 @@
 //! The submission and completion queues of the simulated controller: their memory, the head and
 //! tail of both sides, and the shadow doorbells.
 
-use nacre_nvmf_wire::{Cqe, Sqe};
+use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
+use nacre_reactor::Nanos;
 
-use crate::memory::{Iommu, Outside};
+use crate::faults::Action;
+use crate::memory::{Iommu, UnmappedAddress};
 
 /// A doorbell in memory that the driver writes in place of a register. The event index requests a
 /// register write (Doorbell Buffer Config).
@@ -41,8 +43,8 @@ pub(crate) struct Sq {
 const IDLE_TURNS: u8 = 2;
 
 impl Sq {
-    pub fn new(id: u16, base: u64, entries: u16, cqid: u16) -> Sq {
-        Sq {
+    pub(crate) fn new(id: u16, base: u64, entries: u16, cqid: u16) -> Self {
+        Self {
             id,
             base,
             entries,
@@ -60,7 +62,7 @@ impl Sq {
 
     /// Sets the driver's tail. Fails if the value is not a valid doorbell value; the error
     /// describes why.
-    pub fn set_tail(&mut self, tail: u32) -> Result<(), String> {
+    pub(crate) fn set_tail(&mut self, tail: u32) -> Result<(), String> {
         let (id, entries) = (self.id, u32::from(self.entries));
         if tail >= entries {
             return Err(format!("tail {tail} of queue {id}, which has {entries}"));
@@ -85,7 +87,11 @@ impl Sq {
     /// Reads the shadow doorbell, if there is one and the driver may expect that. A `careless`
     /// queue stops reading without notice: as if it had set the event index just when the driver
     /// wrote its doorbell, and each side had missed the other's write.
-    pub fn look(&mut self, iommu: &Iommu, careless: bool) -> Result<Result<(), String>, Outside> {
+    pub(crate) fn look(
+        &mut self,
+        iommu: &Iommu,
+        careless: bool,
+    ) -> Result<Result<(), String>, UnmappedAddress> {
         let Some(shadow) = self.shadow.filter(|_| self.awake) else {
             return Ok(Ok(()));
         };
@@ -116,12 +122,12 @@ impl Sq {
         Ok(Ok(()))
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.head == self.tail
     }
 
     /// Fetches the next entry.
-    pub fn fetch(&mut self, iommu: &Iommu) -> Result<Sqe, Outside> {
+    pub(crate) fn fetch(&mut self, iommu: &Iommu) -> Result<Sqe, UnmappedAddress> {
         let mut sqe = Sqe::zeroed();
         let at = self.base + u64::from(self.head) * Sqe::SIZE as u64;
         iommu.read(at, zerocopy::IntoBytes::as_mut_bytes(&mut sqe))?;
@@ -130,14 +136,14 @@ impl Sq {
     }
 
     /// Marks an identifier as used. Returns false if it was used already.
-    pub fn take(&mut self, cid: u16) -> bool {
+    pub(crate) fn take(&mut self, cid: u16) -> bool {
         let (word, bit) = (usize::from(cid) / 64, 1 << (cid % 64));
         let free = self.cids[word] & bit == 0;
         self.cids[word] |= bit;
         free
     }
 
-    pub fn give_back(&mut self, cid: u16) {
+    pub(crate) fn give_back(&mut self, cid: u16) {
         self.cids[usize::from(cid) / 64] &= !(1 << (cid % 64));
     }
 }
@@ -157,8 +163,8 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    pub fn new(id: u16, base: u64, entries: u16, vector: Option<u16>) -> Cq {
-        Cq {
+    pub(crate) fn new(id: u16, base: u64, entries: u16, vector: Option<u16>) -> Self {
+        Self {
             id,
             base,
             entries,
@@ -171,7 +177,7 @@ impl Cq {
         }
     }
 
-    pub fn set_head(&mut self, head: u32) -> Result<(), String> {
+    pub(crate) fn set_head(&mut self, head: u32) -> Result<(), String> {
         let (id, entries) = (self.id, u32::from(self.entries));
         if head >= entries {
             return Err(format!(
@@ -193,14 +199,17 @@ impl Cq {
 
     /// Called when the driver writes the head doorbell register: from then on the head is read from
     /// the shadow doorbell again.
-    pub fn wake(&mut self) {
+    pub(crate) fn wake(&mut self) {
         self.awake = true;
     }
 
     /// True if there is space for one more completion. Reads the shadow doorbell before it returns
     /// false.
-    pub fn has_room(&mut self, iommu: &Iommu) -> Result<Result<bool, String>, Outside> {
-        let room = |queue: &Cq| (queue.tail + 1) % queue.entries != queue.head;
+    pub(crate) fn has_room(
+        &mut self,
+        iommu: &Iommu,
+    ) -> Result<Result<bool, String>, UnmappedAddress> {
+        let room = |queue: &Self| (queue.tail + 1) % queue.entries != queue.head;
         if room(self) {
             return Ok(Ok(true));
         }
@@ -218,7 +227,12 @@ impl Cq {
     }
 
     /// Posts a completion; the phase tag is written last.
-    pub fn post(&mut self, mut cqe: Cqe, wrong_phase: bool, iommu: &Iommu) -> Result<(), Outside> {
+    pub(crate) fn post(
+        &mut self,
+        mut cqe: Cqe,
+        wrong_phase: bool,
+        iommu: &Iommu,
+    ) -> Result<(), UnmappedAddress> {
         cqe.set_phase(self.phase != wrong_phase);
         let at = self.base + u64::from(self.tail) * Cqe::SIZE as u64;
         let bytes = zerocopy::IntoBytes::as_bytes(&cqe);
@@ -229,4 +243,15 @@ impl Cq {
         self.phase ^= self.tail == 0;
         Ok(())
     }
+}
+
+/// A completion that waits to be posted.
+pub(crate) struct Post {
+    pub due: Nanos,
+    pub sqid: u16,
+    pub cqid: u16,
+    pub cid: u16,
+    pub status: StatusCode,
+    pub dword0: u32,
+    pub action: Option<Action>,
 }

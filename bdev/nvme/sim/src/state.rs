@@ -1,11 +1,11 @@
-//! The controller's state, and one turn of it.
+//! The state of the simulated controller, and one turn of it: fetch commands, execute them, post
+//! completions.
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nacre_nvmf_wire::aen::AsyncEvent;
-use nacre_nvmf_wire::log::{ErrorInformation, SmartHealth};
 use nacre_nvmf_wire::registers::{Aqa, Cc, Csts};
 use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
 use nacre_random::Random;
@@ -13,85 +13,10 @@ use nacre_reactor::Nanos;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::config::Config;
-use crate::data::Pieces;
+use crate::executor::Executor;
 use crate::faults::{Action, Faults};
-use crate::features::Features;
-use crate::media::Namespace;
-use crate::memory::Iommu;
-use crate::post::Post;
-use crate::queues::{Cq, Sq};
+use crate::queues::{Cq, Post, Sq};
 use crate::strict;
-
-/// Counters of events and actions, for tests.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stats {
-    /// Commands fetched, by opcode.
-    pub admin: [u64; 256],
-    pub io: [u64; 256],
-    /// Registers written: tails of submission queues, heads of completion queues.
-    pub tail_doorbells: u64,
-    pub head_doorbells: u64,
-    pub completions: u64,
-    pub interrupts: u64,
-    /// Commands with PRPs, commands with SGLs, and commands with more than one piece of data.
-    pub prps: u64,
-    pub sgls: u64,
-    pub scattered: u64,
-    /// Reads and writes that cross a multiple of NOIOB.
-    pub boundary_crossings: u64,
-    pub fua: u64,
-    pub fused: u64,
-    pub enabled: u64,
-    pub controller_resets: u64,
-    pub function_resets: u64,
-    pub normal_shutdowns: u64,
-    pub abrupt_shutdowns: u64,
-    /// How often a completion found its queue full.
-    pub full_completion_queues: u64,
-}
-
-impl Default for Stats {
-    fn default() -> Stats {
-        Stats {
-            admin: [0; 256],
-            io: [0; 256],
-            tail_doorbells: 0,
-            head_doorbells: 0,
-            completions: 0,
-            interrupts: 0,
-            prps: 0,
-            sgls: 0,
-            scattered: 0,
-            boundary_crossings: 0,
-            fua: 0,
-            fused: 0,
-            enabled: 0,
-            controller_resets: 0,
-            function_resets: 0,
-            normal_shutdowns: 0,
-            abrupt_shutdowns: 0,
-            full_completion_queues: 0,
-        }
-    }
-}
-
-/// Most violations that are stored; further ones are only counted.
-const VIOLATIONS_KEPT: usize = 32;
-
-#[derive(Default)]
-pub(crate) struct Violations {
-    pub kept: Vec<String>,
-    pub count: u64,
-}
-
-impl Violations {
-    pub fn note(&mut self, what: impl Into<String>) {
-        self.count += 1;
-        if self.kept.len() < VIOLATIONS_KEPT {
-            self.kept.push(what.into());
-        }
-    }
-}
 
 /// The state between disabled and ready. A transition's end time is set when it is first polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +47,7 @@ pub(crate) struct Command {
 }
 
 impl PartialEq for Command {
-    fn eq(&self, other: &Command) -> bool {
+    fn eq(&self, other: &Self) -> bool {
         (self.due, self.order) == (other.due, other.order)
     }
 }
@@ -130,14 +55,14 @@ impl PartialEq for Command {
 impl Eq for Command {}
 
 impl PartialOrd for Command {
-    fn partial_cmp(&self, other: &Command) -> Option<std::cmp::Ordering> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
 impl Ord for Command {
     /// Reversed, so that the earliest command is the greatest.
-    fn cmp(&self, other: &Command) -> std::cmp::Ordering {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (other.due, other.order).cmp(&(self.due, self.order))
     }
 }
@@ -146,29 +71,28 @@ impl Ord for Command {
 pub(crate) struct Signal(Arc<OwnedFd>);
 
 impl Signal {
-    pub fn new() -> std::io::Result<Signal> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(Signal(Arc::new(eventfd(0, flags)?)))
+        Ok(Self(Arc::new(eventfd(0, flags)?)))
     }
 
-    pub fn set(&self) {
+    pub(crate) fn set(&self) {
         // A full counter is readable already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     /// Clears the signal. True if it was set.
-    pub fn clear(&self) -> bool {
+    pub(crate) fn clear(&self) -> bool {
         rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
     }
 
-    pub fn fd(&self) -> Arc<OwnedFd> {
+    pub(crate) fn fd(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.0)
     }
 }
 
 pub(crate) struct State {
-    pub config: Config,
-    pub iommu: Arc<Iommu>,
+    pub exec: Executor,
     pub random: Random,
     pub now: Nanos,
 
@@ -182,9 +106,7 @@ pub(crate) struct State {
 
     pub cc: Cc,
     pub csts: Csts,
-    pub aqa: Aqa,
-    pub asq: u64,
-    pub acq: u64,
+    pub admin_queue: AdminQueue,
     pub mode: Mode,
     pub shutdown: ShutDown,
 
@@ -195,41 +117,29 @@ pub(crate) struct State {
     pub posts: VecDeque<Post>,
     pub order: u64,
 
-    pub features: Features,
     pub async_requests: Vec<u16>,
     pub events: VecDeque<AsyncEvent>,
     /// Event types that are masked until the host reads their log page.
     pub masked: u8,
-    pub changed: BTreeSet<u32>,
-    pub smart: SmartHealth,
-    pub errors: VecDeque<ErrorInformation>,
-    pub namespaces: BTreeMap<u32, Namespace>,
     pub vectors: Vec<Signal>,
 
     pub faults: Faults,
-    pub stats: Stats,
-    pub violations: Violations,
+}
 
-    /// Buffers kept for reuse.
-    pub pieces: Pieces,
-    pub buffer: Vec<u8>,
+/// The registers of the admin queue: its sizes and addresses.
+#[derive(Default)]
+pub(crate) struct AdminQueue {
+    pub aqa: Aqa,
+    pub asq: u64,
+    pub acq: u64,
 }
 
 impl State {
-    pub fn new(config: Config) -> State {
-        let namespaces = config.namespaces.iter();
-        let namespaces = namespaces.map(|config| (config.nsid, Namespace::new(config.clone())));
+    pub(crate) fn new(config: Config) -> Self {
         let queues = usize::from(config.io_queues) + 1;
-        let mut smart = SmartHealth::zeroed();
-        smart.composite_temperature.set(310);
-        smart.available_spare = 100;
-        smart.available_spare_threshold = 10;
-        smart.temperature_sensors[0].set(311);
-        smart.power_cycles = SmartHealth::counter(7);
-        smart.power_on_hours = SmartHealth::counter(1234);
-        State {
-            iommu: Arc::clone(&config.iommu),
+        Self {
             random: Random::new(config.seed),
+            exec: Executor::new(config),
             now: Nanos::ZERO,
             seat: 0,
             present: false,
@@ -238,9 +148,7 @@ impl State {
             given_back: false,
             cc: Cc(0),
             csts: Csts(0),
-            aqa: Aqa(0),
-            asq: 0,
-            acq: 0,
+            admin_queue: AdminQueue::default(),
             mode: Mode::Disabled,
             shutdown: ShutDown::No,
             sqs: (0..queues).map(|_| None).collect(),
@@ -249,30 +157,20 @@ impl State {
             stuck: Vec::new(),
             posts: VecDeque::new(),
             order: 0,
-            features: Features::new(config.volatile_cache),
             async_requests: Vec::new(),
             events: VecDeque::new(),
             masked: 0,
-            changed: BTreeSet::new(),
-            smart,
-            errors: VecDeque::new(),
-            namespaces: namespaces.collect(),
             vectors: Vec::new(),
             faults: Faults::default(),
-            stats: Stats::default(),
-            violations: Violations::default(),
-            pieces: Pieces::new(),
-            buffer: Vec::new(),
-            config,
         }
     }
 
-    pub fn page(&self) -> u64 {
+    pub(crate) fn page(&self) -> u64 {
         4096 << self.cc.mps()
     }
 
     /// Runs one turn. Returns true if it did anything.
-    pub fn tick(&mut self, now: Nanos) -> bool {
+    pub(crate) fn tick(&mut self, now: Nanos) -> bool {
         self.now = self.now.max(now);
         if !self.present {
             return false;
@@ -289,7 +187,7 @@ impl State {
 
     /// When the next action is due, or `None`. Actions that wait for the driver (for queue space,
     /// for a reset) do not count.
-    pub fn next(&self) -> Option<Nanos> {
+    pub(crate) fn next(&self) -> Option<Nanos> {
         let now = self.now;
         let mode = match self.mode {
             Mode::Enabling(at) if !self.faults.never_ready => Some(at.unwrap_or(now)),
@@ -336,10 +234,11 @@ impl State {
         let Some(sq) = &mut self.sqs[qid] else {
             return true;
         };
-        match sq.look(&self.iommu, self.faults.careless) {
+        match sq.look(&self.exec.iommu, self.faults.careless) {
             Ok(Ok(())) => true,
             Ok(Err(wrong)) => {
-                self.violations
+                self.exec
+                    .violations
                     .note(format!("shadow doorbell in memory: {wrong}"));
                 true
             }
@@ -352,7 +251,7 @@ impl State {
 
     fn fetch(&mut self, qid: usize) {
         let Some(sq) = &mut self.sqs[qid] else { return };
-        let sqe = match sq.fetch(&self.iommu) {
+        let sqe = match sq.fetch(&self.exec.iommu) {
             Ok(sqe) => sqe,
             Err(outside) => return self.fail(format!("entry of queue {qid}: {outside}")),
         };
@@ -360,19 +259,20 @@ impl State {
         let taken = sq.take(sqe.cid());
         let first = sq.fused.take();
         let counts = if sqid == 0 {
-            &mut self.stats.admin
+            &mut self.exec.stats.admin
         } else {
-            &mut self.stats.io
+            &mut self.exec.stats.io
         };
         counts[usize::from(sqe.opcode)] += 1;
         if !taken {
-            self.violations.note(format!(
+            self.exec.violations.note(format!(
                 "queue {sqid}: identifier {:#x} is in flight already: {sqe:?}",
                 sqe.cid()
             ));
         }
         if let Some(what) = strict::reserved(sqid == 0, &sqe) {
-            self.violations
+            self.exec
+                .violations
                 .note(format!("queue {sqid}: {what}: {sqe:?}"));
         }
         match (first, sqe.fuse()) {
@@ -384,14 +284,14 @@ impl State {
                     sq.fused = Some(sqe);
                 }
                 if alone {
-                    self.violations.note(format!(
+                    self.exec.violations.note(format!(
                         "queue {sqid}: half of a fused pair, submitted without the other: {sqe:?}"
                     ));
                 }
             }
             (Some(first), Fuse::Second) => self.accept(sqid, sqe, Some(first)),
             (first, _) => {
-                self.violations.note(format!(
+                self.exec.violations.note(format!(
                     "queue {sqid}: half of a fused pair: {first:?} {sqe:?}"
                 ));
                 let status = StatusCode::ABORTED_MISSING_FUSED;
@@ -410,10 +310,10 @@ impl State {
         match action {
             Some(Action::Fatal) => return self.csts = self.csts.with_cfs(1),
             Some(Action::ResetItself) => return self.reset_controller(),
-            Some(Action::Pulled) => return self.pull(crate::media::Keep::Some),
+            Some(Action::Pulled) => return self.pull(crate::media::CacheSurvival::Some),
             _ => {}
         }
-        let (least, most) = self.config.pace.latency;
+        let (least, most) = self.exec.config.pace.latency;
         let (delay, order) = if least == most {
             (least, 0)
         } else {
@@ -468,11 +368,12 @@ impl State {
             }
             _ => {}
         }
+        self.exec.page = self.page();
         let answer = match (sqid, first) {
             (0, _) => self.admin(&sqe),
-            (_, None) => Some((self.io(&sqe), 0)),
+            (_, None) => Some((self.exec.io(&sqe), 0)),
             (_, Some(first)) => {
-                let (compared, written) = self.compare_and_write(&first, &sqe);
+                let (compared, written) = self.exec.compare_and_write(&first, &sqe);
                 self.answer(sqid, first.cid(), compared, 0);
                 Some((written, 0))
             }
@@ -487,20 +388,20 @@ impl State {
                 _ => status,
             };
             if !status.is_success() {
-                self.log_error(sqid, &sqe, status);
+                self.exec.log_error(sqid, &sqe, status);
             }
             self.answer_by(sqid, sqe.cid(), status, dword0, action);
         }
     }
 
     /// Sets the fatal status: the controller needs an address that is not mapped.
-    pub fn fail(&mut self, what: String) {
-        self.violations.note(what);
+    pub(crate) fn fail(&mut self, what: String) {
+        self.exec.violations.note(what);
         self.csts = self.csts.with_cfs(1);
     }
 
     /// Commands fetched and not completed, other than Asynchronous Event Requests.
-    pub fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.waiting.len() + self.stuck.len() + self.posts.len()
     }
 }

@@ -1,4 +1,5 @@
-//! The bits of each command that a driver may set.
+//! Checks each submission queue entry for reserved fields: the bits that a driver may set, by
+//! command.
 
 use nacre_nvmf_wire::opcode::{admin, io};
 use nacre_nvmf_wire::{Fuse, Sqe};

@@ -1,5 +1,5 @@
 //! The bdev conformance suite on the driver, with simulated drives of every kind. Each drive has
-//! its own thread, the driver's home is a reactor, and the queues belong to the suite's threads.
+//! its own thread, a reactor manages the controller, and the queues belong to the suite's threads.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -27,13 +27,13 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn new(config: Config, options: Options) -> Fleet {
+    fn new(config: Config, options: Options) -> Self {
         let reactor = ReactorConfig {
             name: "home".to_owned(),
             mode: Mode::Interrupt,
             ..ReactorConfig::default()
         };
-        Fleet {
+        Self {
             home: spawn(reactor, |_| ()).expect("a reactor"),
             iommu: Arc::clone(&config.iommu),
             config,

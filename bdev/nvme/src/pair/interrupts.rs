@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! polled ── arm, with I/O in flight ─▶ drains ── empty ─▶ requested ── recreated ─▶ interrupts
-//! interrupts ── many looks without arm ─▶ drains ─ …                             ─▶ polled
+//! interrupts ── many polls without arm ─▶ drains ─ …                             ─▶ polled
 //! ```
 //!
 //! While the queue pair drains, submitted I/O waits and the core does not sleep. Once the queue is
@@ -18,7 +18,7 @@ use nacre_reactor::Idle;
 use nacre_reactor::Nanos;
 
 use super::{LOOK, LOOK_SOON, Pair};
-use crate::link::Want;
+use crate::link::Request;
 
 /// The core counts as polling after this many consecutive checks of commands in flight without a
 /// call of `arm` in between.
@@ -57,7 +57,7 @@ impl Pair {
             && !self.switch.requested
         {
             self.switch.requested = true;
-            self.report(Want::Interrupts { on });
+            self.report(Request::Interrupts { on });
         }
     }
 
@@ -84,7 +84,7 @@ impl Pair {
         }
     }
 
-    pub fn arm(&mut self, at: usize, now: Nanos) -> Idle {
+    pub(crate) fn arm(&mut self, at: usize, now: Nanos) -> Idle {
         self.switch.polled_looks = 0;
         // Clear the bell before checking the phase, so that a later ring is not lost.
         self.link.clear_bell();
@@ -136,7 +136,7 @@ impl Pair {
     }
 
     /// The descriptor of the current vector.
-    pub fn vector_fd(&self) -> Option<Arc<OwnedFd>> {
+    pub(crate) fn vector_fd(&self) -> Option<Arc<OwnedFd>> {
         let grant = self.link.grant();
         self.link
             .vector

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use nacre_bdev::{Completion, Done, Io, Status, Token};
 use nacre_hugepages::Pool;
 
-use crate::device::NvmeBdev;
+use crate::namespace::Namespace;
 
 /// One bdev queue to a namespace.
 pub(super) struct Lane {
-    pub device: Arc<NvmeBdev>,
+    pub namespace: Arc<Namespace>,
     pub pool: Pool,
     /// Completions not yet handed to the caller.
     pub ready: VecDeque<Completion>,
@@ -33,9 +33,9 @@ pub(super) struct Lanes {
 
 impl Lanes {
     /// Opens a lane and returns its number. `depth` is the most I/Os in flight of the lane.
-    pub fn open(&mut self, device: Arc<NvmeBdev>, pool: Pool, depth: usize) -> usize {
+    pub(super) fn open(&mut self, namespace: Arc<Namespace>, pool: Pool, depth: usize) -> usize {
         let lane = Lane {
-            device,
+            namespace,
             pool,
             ready: VecDeque::with_capacity(depth),
             waiting: VecDeque::with_capacity(depth),
@@ -55,7 +55,7 @@ impl Lanes {
     }
 
     /// Closes a lane. Returns false if the lane is closed already.
-    pub fn close(&mut self, at: usize) -> bool {
+    pub(super) fn close(&mut self, at: usize) -> bool {
         let Some(lane) = self.lanes[at].take() else {
             return false;
         };
@@ -64,31 +64,31 @@ impl Lanes {
     }
 
     /// Number of open lanes.
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.lanes.iter().flatten().count()
     }
 
     #[inline]
-    pub fn get(&self, at: usize) -> &Lane {
+    pub(super) fn get(&self, at: usize) -> &Lane {
         self.lanes[at].as_ref().expect("a lane that is open")
     }
 
     #[inline]
-    pub fn get_mut(&mut self, at: usize) -> &mut Lane {
+    pub(super) fn get_mut(&mut self, at: usize) -> &mut Lane {
         self.lanes[at].as_mut().expect("a lane that is open")
     }
 
     #[inline]
-    pub fn find(&self, at: usize) -> Option<&Lane> {
+    pub(super) fn find(&self, at: usize) -> Option<&Lane> {
         self.lanes.get(at).and_then(Option::as_ref)
     }
 
     #[inline]
-    pub fn find_mut(&mut self, at: usize) -> Option<&mut Lane> {
+    pub(super) fn find_mut(&mut self, at: usize) -> Option<&mut Lane> {
         self.lanes.get_mut(at).and_then(Option::as_mut)
     }
 
-    pub fn wait(&mut self, at: usize, io: Io) {
+    pub(super) fn wait(&mut self, at: usize, io: Io) {
         let lane = self.get_mut(at);
         let is_first = lane.waiting.is_empty();
         lane.waiting.push_back(io);
@@ -97,7 +97,7 @@ impl Lanes {
 
     /// Completes the waiting I/O `token` with status `Aborted`. Returns false if no such I/O
     /// waits.
-    pub fn abort(&mut self, at: usize, token: Token) -> bool {
+    pub(super) fn abort(&mut self, at: usize, token: Token) -> bool {
         let lane = self.get_mut(at);
         let Some(place) = lane.waiting.iter().position(|io| io.token == token) else {
             return false;
@@ -110,7 +110,7 @@ impl Lanes {
     }
 
     /// Completes all waiting I/O with status `Gone`, after the drive's removal.
-    pub fn refuse_all(&mut self) {
+    pub(super) fn refuse_all(&mut self) {
         for lane in self.lanes.iter_mut().flatten() {
             let refused = lane.waiting.drain(..).map(|io| io.complete(Status::Gone));
             lane.ready.extend(refused);
@@ -122,7 +122,7 @@ impl Lanes {
 impl Lane {
     /// Moves completions to `done` while it has room.
     #[inline(never)]
-    pub fn hand_over(&mut self, done: &mut Done) {
+    pub(super) fn hand_over(&mut self, done: &mut Done) {
         while done.has_room()
             && let Some(completion) = self.ready.pop_front()
         {

@@ -37,11 +37,11 @@ use self::lanes::Lanes;
 pub(crate) use self::place::Placed;
 use self::slot::{NO_LANE, Slot, Stage};
 use crate::command::{self, Verdict};
-use crate::controller::Controller;
-use crate::device::NvmeBdev;
-use crate::link::{Grant, Link, Report, Want, count};
+use crate::link::{Grant, Link, Report, Request, count};
+use crate::namespace::Namespace;
 use crate::phase::Word;
 use crate::ring::{Answer, Head, Tail};
+use crate::shared::Shared;
 
 /// Longest sleep of a core with I/O in flight, in case an interrupt was lost.
 const LOOK: Duration = Duration::from_millis(100);
@@ -57,7 +57,7 @@ const TICKS: u32 = 8;
 const PATIENCE: u32 = 4096;
 
 pub(crate) struct Pair {
-    controller: Arc<Controller>,
+    controller: Arc<Shared>,
     link: Arc<Link>,
     grant: Arc<Grant>,
     /// The phase at the last check, and whether it is live.
@@ -95,12 +95,12 @@ pub(crate) enum Start<'a> {
 }
 
 impl Pair {
-    pub fn new(controller: Arc<Controller>, link: Arc<Link>) -> Pair {
+    pub(crate) fn new(controller: Arc<Shared>, link: Arc<Link>) -> Self {
         let grant = link.grant();
         let entries = grant.rings.entries;
-        let timeout = controller.options().timeout;
+        let timeout = controller.options.timeout;
         let slots = entries - 1;
-        Pair {
+        Self {
             controller,
             word: crate::phase::encode(crate::phase::QueueState::Waiting),
             live: false,
@@ -125,16 +125,16 @@ impl Pair {
         }
     }
 
-    pub fn link(&self) -> &Arc<Link> {
+    pub(crate) fn link(&self) -> &Arc<Link> {
         &self.link
     }
 
-    pub fn open_lane(&mut self, device: Arc<NvmeBdev>, pool: Pool) -> usize {
-        self.lanes.open(device, pool, self.slots.len())
+    pub(crate) fn open_lane(&mut self, namespace: Arc<Namespace>, pool: Pool) -> usize {
+        self.lanes.open(namespace, pool, self.slots.len())
     }
 
     /// Closes a lane. Its I/O in flight stays in its slots until the controller has completed it.
-    pub fn close_lane(&mut self, at: usize) {
+    pub(crate) fn close_lane(&mut self, at: usize) {
         if !self.lanes.close(at) {
             return;
         }
@@ -155,7 +155,7 @@ impl Pair {
     /// Waits briefly for the commands of a closed lane, so that their buffers are usually free
     /// afterwards. A slow controller completes them later.
     fn let_finish(&mut self) {
-        let left = |pair: &Pair| {
+        let left = |pair: &Self| {
             let mut slots = pair.slots.iter();
             slots.any(|slot| slot.lane == NO_LANE && slot.io.is_some())
         };
@@ -173,23 +173,23 @@ impl Pair {
         }
     }
 
-    pub fn has_lanes(&self) -> bool {
+    pub(crate) fn has_lanes(&self) -> bool {
         self.lanes.count() > 0
     }
 
     /// True while a command is in flight.
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         self.free.len() < self.slots.len()
     }
 
-    pub fn inflight(&self, at: usize) -> usize {
+    pub(crate) fn inflight(&self, at: usize) -> usize {
         self.lanes.get(at).inflight as usize
     }
 
     /// Starts an I/O. It stays with the caller until its slot is known: moving it costs as much as
     /// all the checks here.
     #[inline]
-    pub fn start(&mut self, at: usize, io: &Io) -> Start<'_> {
+    pub(crate) fn start(&mut self, at: usize, io: &Io) -> Start<'_> {
         let hungry = self.lanes.hungry;
         let lane = self.lanes.get_mut(at);
         if lane.inflight as usize >= self.slots.len() {
@@ -198,7 +198,7 @@ impl Pair {
         lane.inflight += 1;
         if self.live
             && hungry == 0
-            && let Some(simple) = place::simple(&lane.device, &self.grant, io)
+            && let Some(simple) = place::simple(&lane.namespace, &self.grant, io)
             && let Some(index) = self.free.pop()
         {
             lane.placed += 1;
@@ -209,7 +209,7 @@ impl Pair {
 
     /// Continues with an I/O for which [`Pair::start`] returned [`Start::Other`].
     #[inline(never)]
-    pub fn submit(&mut self, at: usize, io: Io) {
+    pub(crate) fn submit(&mut self, at: usize, io: Io) {
         if !self.live || self.lanes.hungry > 0 {
             return self.lanes.wait(at, io);
         }
@@ -221,7 +221,7 @@ impl Pair {
     }
 
     #[inline]
-    pub fn poll(&mut self, at: usize, now: Nanos, done: &mut Done) -> usize {
+    pub(crate) fn poll(&mut self, at: usize, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         self.now = now;
         if self.link.phase.word() != self.word {
@@ -340,7 +340,7 @@ impl Pair {
                     other => self.unfinished(index, other, at, done),
                 }
             }
-            _ => self.lied(answer.cid),
+            _ => self.unknown_completion(answer.cid),
         }
     }
 
@@ -444,12 +444,12 @@ impl Pair {
     }
 
     /// The last user has left: requests deletion of the queues.
-    pub fn desert(&self) {
-        self.report(Want::Delete);
+    pub(crate) fn desert(&self) {
+        self.report(Request::Delete);
     }
 
     /// Processes completions of a pair without users, whose buffers wait for the controller.
-    pub fn reap_left(&mut self) {
+    pub(crate) fn reap_left(&mut self) {
         if self.link.phase.word() != self.word {
             self.follow();
         }
@@ -457,7 +457,7 @@ impl Pair {
         self.reap_unseen();
     }
 
-    fn report(&self, want: Want) {
+    fn report(&self, want: Request) {
         let generation = match crate::phase::decode(self.word) {
             crate::phase::QueueState::Live(generation) => generation,
             _ => 0,
@@ -470,8 +470,8 @@ impl Pair {
     }
 
     #[cold]
-    fn lied(&mut self, cid: u16) {
-        count(&self.controller.counters().protocol_errors);
-        self.report(Want::Liar { cid });
+    fn unknown_completion(&mut self, cid: u16) {
+        count(&self.controller.counters.protocol_errors);
+        self.report(Request::UnknownCompletion { cid });
     }
 }

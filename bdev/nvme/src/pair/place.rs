@@ -9,10 +9,10 @@ use zerocopy::IntoBytes;
 
 use super::Pair;
 use super::slot::{Half, NO_SLOT, Slot, Stage};
-use crate::command::{self, Ask};
+use crate::command::{self, CommandFields};
 use crate::data::{self, Part, Pointer};
-use crate::device::NvmeBdev;
 use crate::link::Grant;
+use crate::namespace::Namespace;
 
 /// Result of [`Pair::place`].
 pub(crate) enum Placed {
@@ -23,7 +23,7 @@ pub(crate) enum Placed {
 }
 
 /// Why a data pointer cannot be built.
-enum Unpointed {
+enum PointerError {
     NoBuffer,
     /// No bounce buffer is large enough.
     Impossible,
@@ -36,7 +36,7 @@ impl Pair {
         &mut self,
         at: usize,
         index: u16,
-        simple: &Simple,
+        simple: &SimpleTransfer,
     ) -> &mut Option<Io> {
         let slot = &mut self.slots[usize::from(index)];
         slot.take_for(at as u32);
@@ -53,7 +53,7 @@ impl Pair {
     /// Sends any I/O, if a slot and buffers are free.
     pub(super) fn place(&mut self, at: usize, io: Io) -> Placed {
         let lane = self.lanes.get_mut(at);
-        if let Some(status) = admit(&lane.device, &io) {
+        if let Some(status) = admit(&lane.namespace, &io) {
             return Placed::Ended(io.complete(status));
         }
         let fused = io.op == Op::CompareAndWrite;
@@ -76,8 +76,8 @@ impl Pair {
                 self.lanes.get_mut(at).placed += 1;
                 return Placed::Sent;
             }
-            Err(Unpointed::NoBuffer) => None,
-            Err(Unpointed::Impossible) => Some(Status::DeviceError),
+            Err(PointerError::NoBuffer) => None,
+            Err(PointerError::Impossible) => Some(Status::DeviceError),
         };
         let slot = &mut self.slots[usize::from(index)];
         slot.stage = Stage::Free;
@@ -91,16 +91,16 @@ impl Pair {
     }
 
     /// Sends a slot's command, also as a retry. The slot is unchanged if no buffer is free.
-    fn send(&mut self, index: u16) -> Result<(), Unpointed> {
+    fn send(&mut self, index: u16) -> Result<(), PointerError> {
         let at = usize::from(index);
         let slot = &mut self.slots[at];
         let lane = self.lanes.get_mut(slot.lane as usize);
         let Some(io) = &slot.io else {
-            return Err(Unpointed::Impossible);
+            return Err(PointerError::Impossible);
         };
-        let mut ask = Ask {
+        let mut ask = CommandFields {
             op: io.op,
-            flags: if io.flags.contains(Flags::DEALLOCATE) && !lane.device.deallocates_zeroes() {
+            flags: if io.flags.contains(Flags::DEALLOCATE) && !lane.namespace.deallocates_zeroes() {
                 io.flags - Flags::DEALLOCATE
             } else {
                 io.flags
@@ -108,12 +108,12 @@ impl Pair {
             lba: io.lba,
             blocks: io.blocks,
             ranges: 0,
-            protected: lane.device.is_protected(),
+            protected: lane.namespace.is_protected(),
         };
         let grant = &*self.grant;
         let pointer = match io.op {
             Op::Read | Op::Write | Op::Compare => {
-                let bytes = (io.blocks as usize) << lane.device.block_shift();
+                let bytes = (io.blocks as usize) << lane.namespace.block_shift();
                 let fill = io.op != Op::Read;
                 let list = &mut self.scratch[..];
                 let bounce = &mut slot.bounce;
@@ -126,7 +126,7 @@ impl Pair {
                     command::copy_piece(io.source_lba, io.lba, io.blocks, slot.done);
                 slot.piece = piece;
                 ask.lba = to;
-                let most = lane.device.copy_range_blocks();
+                let most = lane.namespace.copy_range_blocks();
                 ask.ranges = piece.div_ceil(most) as u16;
                 copy_ranges(grant, at, from, piece, most)
             }
@@ -135,16 +135,16 @@ impl Pair {
         slot.stage = Stage::Sent;
         slot.age = 0;
         slot.due = Slot::LATE;
-        let sqe = command::sqe(&ask, lane.device.nsid(), slot.cid, &pointer);
+        let sqe = command::sqe(&ask, lane.namespace.nsid(), slot.cid, &pointer);
         self.tail.push(&grant.rings.sq, &sqe);
         self.sent += 1;
         Ok(())
     }
 
     /// Sends a slot's compare-and-write as two consecutive commands.
-    fn send_fused(&mut self, index: u16) -> Result<(), Unpointed> {
+    fn send_fused(&mut self, index: u16) -> Result<(), PointerError> {
         let Some(second) = self.free.pop() else {
-            return Err(Unpointed::NoBuffer);
+            return Err(PointerError::NoBuffer);
         };
         let sent = self.send_halves(index, second);
         if sent.is_err() {
@@ -155,20 +155,20 @@ impl Pair {
         sent
     }
 
-    fn send_halves(&mut self, index: u16, second: u16) -> Result<(), Unpointed> {
+    fn send_halves(&mut self, index: u16, second: u16) -> Result<(), PointerError> {
         let [slot, other] = self
             .slots
             .get_disjoint_mut([usize::from(index), usize::from(second)])
-            .map_err(|_| Unpointed::Impossible)?;
+            .map_err(|_| PointerError::Impossible)?;
         let lane = self.lanes.get_mut(slot.lane as usize);
         let Some(io) = &slot.io else {
-            return Err(Unpointed::Impossible);
+            return Err(PointerError::Impossible);
         };
-        let bytes = (io.blocks as usize) << lane.device.block_shift();
+        let bytes = (io.blocks as usize) << lane.namespace.block_shift();
         let [expected, new] = &io.data[..] else {
-            return Err(Unpointed::Impossible);
+            return Err(PointerError::Impossible);
         };
-        let ask = Ask {
+        let ask = CommandFields {
             op: io.op,
             flags: io.flags,
             lba: io.lba,
@@ -185,7 +185,7 @@ impl Pair {
         };
         let first = pointer(index, expected, &mut slot.bounce)?;
         let then = pointer(second, new, &mut other.bounce)?;
-        let nsid = lane.device.nsid();
+        let nsid = lane.namespace.nsid();
         for (slot, half, partner) in [(slot, Half::First, second), (other, Half::Second, index)] {
             slot.cid = self.cids.next(slot.cid);
             slot.stage = Stage::Sent;
@@ -218,8 +218,8 @@ impl Pair {
                 None if when > self.now => at += 1,
                 // The I/O has ended meanwhile.
                 None | Some(Ok(())) => drop(self.again.swap_remove(at)),
-                Some(Err(Unpointed::NoBuffer)) => at += 1,
-                Some(Err(Unpointed::Impossible)) => {
+                Some(Err(PointerError::NoBuffer)) => at += 1,
+                Some(Err(PointerError::Impossible)) => {
                     self.again.swap_remove(at);
                     self.end(index, Status::DeviceError);
                 }
@@ -240,8 +240,8 @@ impl Pair {
 }
 
 /// The command fields of a read or write of one buffer that needs neither a list nor a copy.
-pub(super) struct Simple {
-    ask: Ask,
+pub(super) struct SimpleTransfer {
+    ask: CommandFields,
     nsid: u32,
     pointer: Pointer,
 }
@@ -249,50 +249,50 @@ pub(super) struct Simple {
 /// Returns the fields for nearly all I/Os. `None` only means that [`Pair::place`] must check the
 /// I/O.
 #[inline]
-pub(super) fn simple(device: &NvmeBdev, grant: &Grant, io: &Io) -> Option<Simple> {
+pub(super) fn simple(namespace: &Namespace, grant: &Grant, io: &Io) -> Option<SimpleTransfer> {
     match io.op {
         Op::Read => {}
-        Op::Write if !device.is_read_only() => {}
+        Op::Write if !namespace.is_read_only() => {}
         _ => return None,
     }
-    if device.is_gone() || io.blocks == 0 || io.blocks > device.max_blocks() {
+    if namespace.is_gone() || io.blocks == 0 || io.blocks > namespace.max_blocks() {
         return None;
     }
     let end = io.lba.checked_add(u64::from(io.blocks))?;
-    if end > device.blocks() {
+    if end > namespace.blocks() {
         return None;
     }
     let [buf] = &io.data[..] else {
         return None;
     };
-    let bytes = (io.blocks as usize) << device.block_shift();
+    let bytes = (io.blocks as usize) << namespace.block_shift();
     if buf.len() < bytes {
         return None;
     }
     let address = buf.address(grant.key)?;
     let len = bytes as u32;
     let pointer = data::describe_short(Part { address, len })?;
-    let ask = Ask {
+    let ask = CommandFields {
         op: io.op,
         flags: io.flags,
         lba: io.lba,
         blocks: io.blocks,
         ranges: 0,
-        protected: device.is_protected(),
+        protected: namespace.is_protected(),
     };
-    let nsid = device.nsid();
-    Some(Simple { ask, nsid, pointer })
+    let nsid = namespace.nsid();
+    Some(SimpleTransfer { ask, nsid, pointer })
 }
 
 /// The status of an I/O that needs no command, if it has one already.
-fn admit(device: &NvmeBdev, io: &Io) -> Option<Status> {
-    if device.is_gone() {
+fn admit(namespace: &Namespace, io: &Io) -> Option<Status> {
+    if namespace.is_gone() {
         return Some(Status::Gone);
     }
     if io.op == Op::Flush {
         return None;
     }
-    let blocks = device.blocks();
+    let blocks = namespace.blocks();
     let inside = |lba: u64| {
         lba.checked_add(u64::from(io.blocks))
             .is_some_and(|end| end <= blocks)
@@ -304,37 +304,37 @@ fn admit(device: &NvmeBdev, io: &Io) -> Option<Status> {
         return Some(Status::Ok);
     }
     match io.op {
-        Op::Read | Op::Write if io.blocks <= device.max_blocks() => {
-            if io.op == Op::Write && device.is_read_only() {
+        Op::Read | Op::Write if io.blocks <= namespace.max_blocks() => {
+            if io.op == Op::Write && namespace.is_read_only() {
                 return Some(Status::WriteProtected);
             }
-            let bytes = (io.blocks as usize) << device.block_shift();
+            let bytes = (io.blocks as usize) << namespace.block_shift();
             // The buffers are too short, an error of the layer above; the blocks are not affected.
             (io.data_len() < bytes).then_some(Status::DeviceError)
         }
-        _ => admit_others(device, io, inside(io.source_lba)),
+        _ => admit_others(namespace, io, inside(io.source_lba)),
     }
 }
 
-fn admit_others(device: &NvmeBdev, io: &Io, source_inside: bool) -> Option<Status> {
-    if io.op.is_write() && device.is_read_only() {
+fn admit_others(namespace: &Namespace, io: &Io, source_inside: bool) -> Option<Status> {
+    if io.op.is_write() && namespace.is_read_only() {
         return Some(Status::WriteProtected);
     }
-    if !device.has(io.op) {
+    if !namespace.has(io.op) {
         return Some(Status::Unsupported);
     }
     if io.op == Op::Copy && !source_inside {
         return Some(Status::OutOfRange);
     }
     let most = match io.op {
-        Op::Unmap | Op::WriteZeroes => device.max_range_blocks(),
-        Op::Verify => device.max_verify_blocks().into(),
-        _ => u64::from(device.max_blocks()),
+        Op::Unmap | Op::WriteZeroes => namespace.max_range_blocks(),
+        Op::Verify => namespace.max_verify_blocks().into(),
+        _ => u64::from(namespace.max_blocks()),
     };
     if u64::from(io.blocks) > most {
         return Some(Status::Unsupported);
     }
-    let bytes = (io.blocks as usize) << device.block_shift();
+    let bytes = (io.blocks as usize) << namespace.block_shift();
     let enough = match io.op {
         Op::CompareAndWrite => io.data.len() == 2 && io.data.iter().all(|buf| buf.len() >= bytes),
         op => io.data_len() as u64 >= op.data_len(bytes as u64),
@@ -353,7 +353,7 @@ fn point(
     bounce: &mut Option<Buf>,
     pool: &Pool,
     scratch: &mut [u8],
-) -> Result<Pointer, Unpointed> {
+) -> Result<Pointer, PointerError> {
     let rings = &*grant.rings;
     let (offset, len) = (at * rings.list_bytes, rings.list_bytes);
     let list = &mut scratch[..len];
@@ -367,7 +367,7 @@ fn point(
         Some(pointer) => pointer,
         None => {
             let parts = bounced(grant, bufs, bytes, fill, bounce, pool)?;
-            data::describe(&parts, grant.sgl, address, list).ok_or(Unpointed::Impossible)?
+            data::describe(&parts, grant.sgl, address, list).ok_or(PointerError::Impossible)?
         }
     };
     if pointer.list_bytes > 0 {
@@ -402,15 +402,15 @@ fn bounced(
     fill: bool,
     bounce: &mut Option<Buf>,
     pool: &Pool,
-) -> Result<Parts, Unpointed> {
+) -> Result<Parts, PointerError> {
     if bounce.is_none() {
         // Data from the drive cannot be copied to a shared buffer. The layer above must not pass
         // one, so refuse before sending a command.
         let shared = !fill && !bufs.iter().all(Buf::is_unshared);
         if shared || bytes > pool.max_len() {
-            return Err(Unpointed::Impossible);
+            return Err(PointerError::Impossible);
         }
-        let mut copy = pool.acquire(bytes).ok_or(Unpointed::NoBuffer)?;
+        let mut copy = pool.acquire(bytes).ok_or(PointerError::NoBuffer)?;
         copy.truncate(bytes);
         let Some(mut room) = copy.bytes_mut().filter(|_| fill) else {
             *bounce = Some(copy);
@@ -425,7 +425,7 @@ fn bounced(
         *bounce = Some(copy);
     }
     let copy = bounce.as_slice();
-    parts_of(grant, copy, bytes).ok_or(Unpointed::Impossible)
+    parts_of(grant, copy, bytes).ok_or(PointerError::Impossible)
 }
 
 /// Copies the bytes that the controller wrote to the bounce buffer into the I/O's own buffers.

@@ -1,4 +1,5 @@
-//! Exceptions of a queue pair: late or retried commands, a recreated queue, a removed drive.
+//! The error paths of a queue pair: commands that time out or are retried, a recreated queue, a
+//! removed drive.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use nacre_nvmf_wire::StatusCode;
 use super::slot::{Half, Slot, Stage};
 use super::{NO_LANE, Pair};
 use crate::command::{self, Verdict};
-use crate::link::{Want, count};
+use crate::link::{Request, count};
 use crate::phase::{self, QueueState};
 use crate::ring::{Head, Tail};
 
@@ -88,7 +89,7 @@ impl Pair {
 
     /// Sends the command again after `delay`. Ends it if no retry is left or allowed.
     fn retry(&mut self, index: u16, delay: Duration) {
-        let limit = self.controller.options().retry_limit;
+        let limit = self.controller.options.retry_limit;
         let slot = &mut self.slots[usize::from(index)];
         let Some(io) = &slot.io else {
             return;
@@ -97,7 +98,7 @@ impl Pair {
         let wanted = slot.lane != NO_LANE;
         // The namespace may have been replaced by one with another block size.
         let lane = self.lanes.find(slot.lane as usize);
-        let is_gone = lane.is_some_and(|lane| lane.device.is_gone());
+        let is_gone = lane.is_some_and(|lane| lane.namespace.is_gone());
         let status = match () {
             () if is_gone => Status::Gone,
             () if slot.aborting || !wanted => Status::Aborted,
@@ -106,7 +107,7 @@ impl Pair {
             () => {
                 slot.tries += 1;
                 slot.stage = Stage::Again;
-                count(&self.controller.counters().resubmitted);
+                count(&self.controller.counters.resubmitted);
                 self.again.push((self.now + delay, index));
                 return;
             }
@@ -232,7 +233,7 @@ impl Pair {
         let (_, tail) = self.tail.ring();
         grant.sq.insist(&*grant.function, shadows, tail);
         self.link.phase.leave();
-        count(&self.controller.counters().nudges);
+        count(&self.controller.counters.nudges);
     }
 
     /// Ends the waiting I/O when the queue is gone and nothing can be sent.
@@ -255,7 +256,7 @@ impl Pair {
             if slot.age < slot.due {
                 continue;
             }
-            let want = Want::Late {
+            let want = Request::Late {
                 cid: slot.cid,
                 opcode: slot.io.as_ref().map_or(0, |io| command::opcode_of(io.op)),
                 stage: slot.rung,
@@ -272,7 +273,7 @@ impl Pair {
     }
 
     /// Tries to end an I/O early: see [`nacre_bdev::Queue::abort`].
-    pub fn abort(&mut self, at: usize, token: Token) -> bool {
+    pub(crate) fn abort(&mut self, at: usize, token: Token) -> bool {
         if self.lanes.abort(at, token) {
             return true;
         }
@@ -291,7 +292,7 @@ impl Pair {
         }
         if !std::mem::replace(&mut slot.aborting, true) {
             let cid = slot.cid;
-            self.report(Want::Abort { cid });
+            self.report(Request::Abort { cid });
         }
         true
     }

@@ -56,12 +56,12 @@ pub(super) struct Slot {
 impl Slot {
     /// Checks after which a command is late: one more than per timeout, because the first check may
     /// follow immediately.
-    pub const LATE: u8 = super::TICKS as u8 + 1;
+    pub(super) const LATE: u8 = super::TICKS as u8 + 1;
     /// Checks between two reactions to a late command.
-    pub const GRACE: u8 = super::TICKS as u8 / 2;
+    pub(super) const GRACE: u8 = super::TICKS as u8 / 2;
 
-    pub fn new(index: u16) -> Slot {
-        Slot {
+    pub(super) fn new(index: u16) -> Self {
+        Self {
             io: None,
             bounce: None,
             lane: NO_LANE,
@@ -71,7 +71,7 @@ impl Slot {
             partner: NO_SLOT,
             answer: None,
             age: 0,
-            due: Slot::LATE,
+            due: Self::LATE,
             rung: 0,
             done: 0,
             piece: 0,
@@ -81,13 +81,13 @@ impl Slot {
     }
 
     #[inline]
-    pub fn is_half(&self) -> bool {
+    pub(super) fn is_half(&self) -> bool {
         self.half != Half::No
     }
 
     /// Prepares the slot for a new I/O of `lane`; the caller stores the I/O in the slot.
     #[inline]
-    pub fn take_for(&mut self, lane: u32) {
+    pub(super) fn take_for(&mut self, lane: u32) {
         self.lane = lane;
         self.half = Half::No;
         self.rung = 0;
@@ -108,21 +108,21 @@ impl Cids {
     /// FFFFh means no command in the error log, so the highest bit stays clear.
     const MAX: u16 = 0x7fff;
 
-    pub fn for_slots(slots: u16) -> Cids {
+    pub(super) fn for_slots(slots: u16) -> Self {
         let mask = slots.next_power_of_two() - 1;
-        Cids { mask }
+        Self { mask }
     }
 
     #[inline]
-    pub fn index(self, cid: u16) -> u16 {
+    pub(super) fn index(self, cid: u16) -> u16 {
         // The highest bit, which is clear in valid identifiers, gives an index behind all slots.
-        cid & (self.mask | !Cids::MAX)
+        cid & (self.mask | !Self::MAX)
     }
 
     /// The next identifier of the slot of `cid`.
     #[inline]
-    pub fn next(self, cid: u16) -> u16 {
-        cid.wrapping_add(self.mask + 1) & Cids::MAX
+    pub(super) fn next(self, cid: u16) -> u16 {
+        cid.wrapping_add(self.mask + 1) & Self::MAX
     }
 }
 

@@ -1,10 +1,9 @@
-//! Brings drives up as far as Identify, through every VFIO function that the driver needs:
-//! registers, memory of both kinds, interrupts, bus mastering, reset. For the virtual machine's
-//! tests.
+//! Initialises drives up to Identify, through every VFIO call that the driver needs: registers,
+//! memory of both kinds, interrupts, bus mastering, reset. The tests in virtual machines use it.
 //!
 //!    probe [--hold] BDF…
 //!
-//! `--hold` keeps them until the system wants one back.
+//! `--hold` keeps the drives open until the kernel requests one back.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,11 @@
-//! Mapped registers of a drive: loads and stores reach the device, and survive its removal.
+//! The mapped registers of a drive (BAR 0): loads and stores that are safe after the drive is
+//! removed.
 //!
 //! A read of a removed drive returns all ones. A kernel may also remove the mapping, because the
 //! function's memory was switched off or another process reset it. An access then ends in SIGBUS,
-//! which would end the daemon with all its other drives. So a handler puts a page of ones in place
-//! of the missing one, and the access continues: a read returns all ones, a write has no effect.
-//! From then on every read of that drive returns [`GONE`].
+//! which would end the daemon with all its other drives. So a signal handler maps a page of ones in
+//! place of the missing one, and the access continues: a read returns all ones, a write has no
+//! effect. From then on every read of that drive returns [`GONE`].
 
 #![allow(unsafe_code)]
 
@@ -20,7 +21,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// Mapped registers.
 #[derive(Debug)]
-pub struct Bar {
+pub(crate) struct Bar {
     base: NonNull<u8>,
     len: usize,
     guard: &'static Guard,
@@ -34,7 +35,7 @@ unsafe impl Sync for Bar {}
 
 impl Bar {
     /// Maps `len` bytes at `offset` of a device's descriptor.
-    pub fn map(device: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Bar> {
+    pub(crate) fn map(device: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         let guards = install()?;
         // SAFETY: no fixed address is passed, so no existing mapping changes.
         let base = unsafe {
@@ -48,7 +49,7 @@ impl Bar {
             )?
         };
         let base = NonNull::new(base.cast()).expect("a mapping is not at address 0");
-        let mut bar = Bar {
+        let mut bar = Self {
             base,
             len,
             guard: &NOBODY,
@@ -72,7 +73,7 @@ impl Bar {
     }
 
     #[inline]
-    pub fn read32(&self, offset: u32) -> u32 {
+    pub(crate) fn read32(&self, offset: u32) -> u32 {
         let at = self.dword(offset);
         // SAFETY: the address is aligned and mapped as long as `self` lives. No reference to this
         // device memory exists. After a removal the handler has mapped a page in its place.
@@ -85,19 +86,19 @@ impl Bar {
     }
 
     #[inline]
-    pub fn write32(&self, offset: u32, value: u32) {
+    pub(crate) fn write32(&self, offset: u32, value: u32) {
         let at = self.dword(offset);
         order_before_write();
         // SAFETY: as in `read32`.
         unsafe { at.as_ptr().write_volatile(value) }
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Unmaps the device. From now on every read returns [`GONE`] and a write has no effect.
-    pub fn detach(&self) {
+    pub(crate) fn detach(&self) {
         // Set before the memory changes: a thread that reads the page of ones also sees this flag.
         self.guard.gone.store(true, Ordering::SeqCst);
         // SAFETY: replaces our own mapping, which lives as long as `self`, by fresh memory at the
@@ -117,7 +118,7 @@ impl Bar {
     }
 
     /// True if the device is gone: [`Bar::detach`] was called, or an access ended in SIGBUS.
-    pub fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.guard.gone.load(Ordering::Relaxed)
     }
 }
@@ -172,8 +173,8 @@ struct Guard {
 }
 
 impl Guard {
-    const fn new() -> Guard {
-        Guard {
+    const fn new() -> Self {
+        Self {
             version: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
             len: AtomicUsize::new(0),

@@ -1,7 +1,7 @@
-//! The VFIO container: the address space for DMA of all drives of this process.
+//! The VFIO container of this process: one DMA address space for all its drives.
 //!
 //! ```text
-//!   Container ── Group ── device …      made with the first drive, gone with the last
+//!   Container ── Group ── device …      opened with the first drive, closed with the last
 //!      │  iovas: free addresses
 //!      └─ Hook (weak) ◀── memory: registered once, whatever the number of drives
 //! ```
@@ -63,7 +63,7 @@ fn ranges(usable: &[Range]) -> String {
     usable.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
-pub struct Container {
+pub(crate) struct Container {
     fd: OwnedFd,
     /// The smallest page of the IOMMU, and the unit of memory.
     page: u64,
@@ -74,18 +74,18 @@ pub struct Container {
 
 /// An IOMMU group in a container; leaves it when the group's last drive is dropped.
 #[derive(Debug)]
-pub struct Group {
+pub(crate) struct Group {
     fd: OwnedFd,
 }
 
 impl Group {
-    pub fn device(&self, address: &str) -> io::Result<OwnedFd> {
+    pub(crate) fn device(&self, address: &str) -> io::Result<OwnedFd> {
         sys::device(self.fd.as_fd(), address)
     }
 }
 
 /// The drive that a group is opened for, for errors.
-pub struct GroupNode<'a> {
+pub(crate) struct GroupNode<'a> {
     pub address: &'a str,
     /// `/dev/vfio`.
     pub folder: &'a Path,
@@ -128,7 +128,7 @@ impl GroupNode<'_> {
 
 impl Container {
     /// Creates a container with its first group: without a group it has no IOMMU.
-    pub fn new(place: &GroupNode<'_>) -> Result<(Arc<Container>, Arc<Group>), VfioError> {
+    pub(crate) fn new(place: &GroupNode<'_>) -> Result<(Arc<Self>, Arc<Group>), VfioError> {
         let fd = place.open(place.folder.join("vfio"))?;
         let version = sys::plain(fd.as_fd(), Plain::ApiVersion)
             .map_err(place.step("asking for VFIO's version"))?;
@@ -145,7 +145,7 @@ impl Container {
         let (page, usable) =
             limits(&fd).map_err(place.step("asking the IOMMU for its abilities"))?;
         let group = Arc::new(group);
-        let container = Container {
+        let container = Self {
             fd,
             page,
             iovas: Mutex::new(Iovas::new(&usable)),
@@ -155,7 +155,7 @@ impl Container {
     }
 
     /// Returns the group, and opens it if necessary.
-    pub fn group(&self, place: &GroupNode<'_>) -> Result<Arc<Group>, VfioError> {
+    pub(crate) fn group(&self, place: &GroupNode<'_>) -> Result<Arc<Group>, VfioError> {
         let mut groups = self.groups.lock();
         groups.retain(|(_, group)| group.strong_count() > 0);
         let known = groups.iter().find(|(node, _)| node == place.node);
@@ -224,7 +224,7 @@ impl fmt::Debug for Container {
 
 /// Registers memory with a container, as long as the container exists.
 #[derive(Debug)]
-pub struct Hook(pub Weak<Container>);
+pub(crate) struct Hook(pub Weak<Container>);
 
 impl RegisterHook for Hook {
     fn register(&self, region: &RegionInfo) -> Result<u64, HookError> {

@@ -1,3 +1,5 @@
+//! The errors of opening a drive through VFIO. Each text contains the remedy.
+
 use std::io;
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! One drive, accessed through VFIO.
+//! [`VfioFunction`]: the PCI function of one drive, opened through VFIO, with its registers,
+//! interrupts, reset and bus mastering.
 
 use std::fmt;
 use std::io;
@@ -67,7 +68,7 @@ impl VfioFunction {
         place: &GroupNode<'_>,
         group: Arc<Group>,
         memory: Arc<Memory>,
-    ) -> Result<VfioFunction, VfioError> {
+    ) -> Result<Self, VfioError> {
         let name = address.to_string();
         let step = |what| {
             let address = name.clone();
@@ -110,7 +111,7 @@ impl VfioFunction {
         enable_memory(&device, config.offset).map_err(step("switching its registers on"))?;
         let bar = Bar::map(device.as_fd(), registers.offset, len)
             .map_err(step("mapping its registers"))?;
-        Ok(VfioFunction {
+        Ok(Self {
             bar,
             vectors: RwLock::new(Vec::new()),
             vector_count: vector_count.min(u32::from(u16::MAX)) as u16,
@@ -345,7 +346,7 @@ impl Region {
         Ok(self.mappable.min(REGISTERS_MAX) as usize)
     }
 
-    fn read(info: &Argument) -> Region {
+    fn read(info: &Argument) -> Self {
         let flags = info.u32(offset_of!(abi::vfio_region_info, flags));
         let size = info.u64(offset_of!(abi::vfio_region_info, size));
         let first = if flags & abi::VFIO_REGION_INFO_FLAG_CAPS != 0 {
@@ -354,7 +355,7 @@ impl Region {
             0
         };
         let sparse = info.capability(first, abi::VFIO_REGION_INFO_CAP_SPARSE_MMAP);
-        Region {
+        Self {
             flags,
             size,
             offset: info.u64(offset_of!(abi::vfio_region_info, offset)),

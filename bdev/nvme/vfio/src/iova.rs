@@ -1,16 +1,16 @@
-//! Addresses for devices: the free ones among those that the IOMMU translates.
+//! Allocates I/O virtual addresses (IOVAs) from the ranges that the IOMMU translates.
 //!
-//! Addresses are handed out, and do not equal the process's addresses: machines with 39 bits of
-//! them are common, and some are reserved (interrupts are written to addresses too).
+//! An IOVA is not the process's address of the memory: many IOMMUs translate only 39 bits, and some
+//! ranges are reserved, for example for message signalled interrupts.
 
 use std::ops::RangeInclusive;
 
 /// The addresses of a device's memory, first and last byte included.
-pub type Range = RangeInclusive<u64>;
+pub(crate) type Range = RangeInclusive<u64>;
 
 /// Free stretches, in order and apart from each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Iovas {
+pub(crate) struct Iovas {
     usable: Vec<Range>,
     free: Vec<Range>,
 }
@@ -22,16 +22,16 @@ const FIRST: u64 = 1 << 20;
 const ALIGN_MAX: u64 = 1 << 30;
 
 impl Iovas {
-    pub fn new(usable: &[Range]) -> Iovas {
+    pub(crate) fn new(usable: &[Range]) -> Self {
         let usable = normalised(usable);
-        Iovas {
+        Self {
             free: usable.clone(),
             usable,
         }
     }
 
     /// The lowest free stretch of `bytes`, aligned so that large pages can be used.
-    pub fn take(&mut self, bytes: u64, page: u64) -> Option<u64> {
+    pub(crate) fn take(&mut self, bytes: u64, page: u64) -> Option<u64> {
         let align = bytes.checked_next_power_of_two()?.clamp(page, ALIGN_MAX);
         // On a machine with few addresses, give up the alignment first.
         self.take_aligned(bytes, align)
@@ -57,7 +57,7 @@ impl Iovas {
     }
 
     /// Gives back what [`Iovas::take`] gave.
-    pub fn give(&mut self, start: u64, bytes: u64) {
+    pub(crate) fn give(&mut self, start: u64, bytes: u64) {
         self.free.push(start..=start + (bytes - 1));
         let free = std::mem::take(&mut self.free);
         // Addresses that became unusable meanwhile stay out.
@@ -66,12 +66,12 @@ impl Iovas {
 
     /// Adds a drive for which fewer addresses are usable. Addresses in use stay: the kernel refuses
     /// a drive that cannot have them.
-    pub fn restrict(&mut self, usable: &[Range]) {
+    pub(crate) fn restrict(&mut self, usable: &[Range]) {
         self.usable = common(&normalised(usable), &self.usable);
         self.free = common(&self.free, &self.usable);
     }
 
-    pub fn usable(&self) -> &[Range] {
+    pub(crate) fn usable(&self) -> &[Range] {
         &self.usable
     }
 }

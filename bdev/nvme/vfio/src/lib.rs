@@ -1,5 +1,5 @@
-//! NVMe drives through VFIO: finding them, taking them from the kernel and giving them back, and
-//! the real [`Function`](nacre_bdev_nvme::Function) that the driver works on.
+//! VFIO access to NVMe drives: finds them, binds them to vfio-pci and back to the kernel's driver,
+//! and implements the driver's [`Function`](nacre_bdev_nvme::Function).
 //!
 //! ```text
 //! pci        each drive in sysfs; its users; bind and unbind       files only
@@ -8,8 +8,7 @@
 //! Watch      reports added and removed drives
 //! ```
 //!
-//! Unsafe code is in two files: `sys` (system calls) and `bar` (mapped registers, also when they
-//! vanish).
+//! Unsafe code is in two files: `sys` (system calls) and `bar` (mapped registers).
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The memory that all open drives of a process may access.
+//! The DMA memory of the process: registered once in the VFIO container, for all its drives.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Maps the arenas in the container. `address`: the drive that needs them, for errors.
-    pub fn new(
+    pub(crate) fn new(
         address: &str,
         arenas: &[Arena],
         container: Arc<Container>,
-    ) -> Result<Memory, VfioError> {
+    ) -> Result<Self, VfioError> {
         let hook: Arc<dyn RegisterHook> = Arc::new(Hook(Arc::downgrade(&container)));
         let slot = if arenas.is_empty() {
             DEVICE_SLOTS - 1
@@ -31,7 +31,7 @@ impl Memory {
                 source,
             })?
         };
-        Ok(Memory {
+        Ok(Self {
             slot,
             hook,
             container,

@@ -19,14 +19,14 @@ const fn request(n: u32) -> libc::Ioctl {
 
 /// Requests that take a number, or nothing.
 #[derive(Debug, Clone, Copy)]
-pub enum Plain {
+pub(crate) enum Plain {
     ApiVersion,
     CheckExtension(u32),
     SetIommu(u32),
     DeviceReset,
 }
 
-pub fn plain(fd: BorrowedFd<'_>, what: Plain) -> io::Result<i32> {
+pub(crate) fn plain(fd: BorrowedFd<'_>, what: Plain) -> io::Result<i32> {
     let (number, argument) = match what {
         Plain::ApiVersion => (request(0), 0),
         Plain::CheckExtension(extension) => (request(1), extension),
@@ -40,7 +40,7 @@ pub fn plain(fd: BorrowedFd<'_>, what: Plain) -> io::Result<i32> {
 }
 
 /// Makes a group part of a container.
-pub fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Result<()> {
     let number: libc::c_int = container.as_raw_fd();
     // SAFETY: both descriptors are borrowed and so open; the kernel reads one int from the pointer,
     // which is to a live local.
@@ -49,7 +49,7 @@ pub fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Re
 }
 
 /// Opens a function of a group.
-pub fn device(group: BorrowedFd<'_>, address: &str) -> io::Result<OwnedFd> {
+pub(crate) fn device(group: BorrowedFd<'_>, address: &str) -> io::Result<OwnedFd> {
     let name = CString::new(address)?;
     // SAFETY: the descriptor is borrowed and so open; the kernel reads a string that ends with a
     // zero, as a CString does, and it outlives the call.
@@ -62,7 +62,7 @@ pub fn device(group: BorrowedFd<'_>, address: &str) -> io::Result<OwnedFd> {
 /// Requests whose argument is a structure that begins with `argsz`, which the kernel reads and may
 /// fill.
 #[derive(Debug, Clone, Copy)]
-pub enum Structured {
+pub(crate) enum Structured {
     GroupStatus,
     RegionInfo,
     IrqInfo,
@@ -73,7 +73,11 @@ pub enum Structured {
 }
 
 /// The kernel writes its own idea of `argsz` into the argument, and nothing behind ours.
-pub fn structured(fd: BorrowedFd<'_>, what: Structured, argument: &mut Argument) -> io::Result<()> {
+pub(crate) fn structured(
+    fd: BorrowedFd<'_>,
+    what: Structured,
+    argument: &mut Argument,
+) -> io::Result<()> {
     let number = match what {
         Structured::GroupStatus => request(3),
         Structured::RegionInfo => request(8),
@@ -103,43 +107,43 @@ fn checked(answer: i32) -> io::Result<i32> {
 
 /// A structure as the kernel has it: fields by offset.
 #[derive(Debug)]
-pub struct Argument(Vec<u64>);
+pub(crate) struct Argument(Vec<u64>);
 
 impl Argument {
     /// Zeroes, of at least so many bytes.
-    pub fn new(bytes: usize) -> Argument {
-        Argument(vec![0; bytes.div_ceil(8)])
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self(vec![0; bytes.div_ceil(8)])
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len() * 8
     }
 
     /// Reads the 32-bit word at byte offset `at`, a multiple of 4; 0 beyond the end.
-    pub fn u32(&self, at: usize) -> u32 {
+    pub(crate) fn u32(&self, at: usize) -> u32 {
         let word = self.0.get(at / 8).copied().unwrap_or(0).to_ne_bytes();
         let bytes = [0, 1, 2, 3].map(|byte| word[at % 8 / 4 * 4 + byte]);
         u32::from_ne_bytes(bytes)
     }
 
     /// Reads the 64-bit word at byte offset `at`, a multiple of 8; 0 beyond the end.
-    pub fn u64(&self, at: usize) -> u64 {
+    pub(crate) fn u64(&self, at: usize) -> u64 {
         self.0.get(at / 8).copied().unwrap_or(0)
     }
 
-    pub fn set_u32(&mut self, at: usize, value: u32) {
+    pub(crate) fn set_u32(&mut self, at: usize, value: u32) {
         let mut word = self.0[at / 8].to_ne_bytes();
         word[at % 8 / 4 * 4..][..4].copy_from_slice(&value.to_ne_bytes());
         self.0[at / 8] = u64::from_ne_bytes(word);
     }
 
-    pub fn set_u64(&mut self, at: usize, value: u64) {
+    pub(crate) fn set_u64(&mut self, at: usize, value: u64) {
         self.0[at / 8] = value;
     }
 
     /// The capability with this number, as the offset of its header in here. The chain starts at
     /// `first`.
-    pub fn capability(&self, first: u32, id: u32) -> Option<usize> {
+    pub(crate) fn capability(&self, first: u32, id: u32) -> Option<usize> {
         let mut at = first as usize;
         // Each header takes 8 bytes, so a chain that is longer than the whole goes round in
         // circles.
@@ -160,7 +164,7 @@ impl Argument {
 const ANSWER_MAX: u32 = 64 << 10;
 
 /// Queries a structure that may have capabilities behind it; `fill` sets the input fields.
-pub fn query(
+pub(crate) fn query(
     fd: BorrowedFd<'_>,
     what: Structured,
     bytes: usize,
@@ -183,13 +187,13 @@ pub fn query(
 }
 
 /// A counter that turns readable, for the kernel to fire.
-pub fn event() -> io::Result<OwnedFd> {
+pub(crate) fn event() -> io::Result<OwnedFd> {
     use rustix::event::{EventfdFlags, eventfd};
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// Makes an event unreadable again. True: it had fired.
-pub fn clear_event(event: BorrowedFd<'_>) -> bool {
+pub(crate) fn clear_event(event: BorrowedFd<'_>) -> bool {
     let mut count = [0; 8];
     matches!(rustix::io::read(event, &mut count), Ok(8))
 }

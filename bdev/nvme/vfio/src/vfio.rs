@@ -1,4 +1,5 @@
-//! State that all drives of a process share: the container, the data memory, the device slot.
+//! [`Vfio`]: the state that all drives of the process share: the VFIO container, the registered
+//! memory, and the device slot of the arenas.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -25,8 +26,8 @@ pub struct Vfio {
 impl Vfio {
     /// Prepares to open drives of this machine. Memory of `arenas` is registered with them: its
     /// buffers have keys under the drives' slot.
-    pub fn new(arenas: &[Arena]) -> Vfio {
-        Vfio {
+    pub fn new(arenas: &[Arena]) -> Self {
+        Self {
             system: Arc::new(System::real()),
             nodes: "/dev/vfio".into(),
             arenas: arenas.to_vec(),

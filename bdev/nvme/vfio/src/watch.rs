@@ -35,12 +35,12 @@ const MESSAGES_MAX: usize = 1024;
 
 impl Watch {
     /// Starts watching: only changes after this call are reported.
-    pub fn new(system: Arc<System>) -> Watch {
+    pub fn new(system: Arc<System>) -> Self {
         let announcements = listen()
             .inspect_err(|error| tracing::debug!(%error, "no announcements of devices: looking from time to time"))
             .ok();
         let known = look(&system);
-        Watch {
+        Self {
             system,
             known,
             announcements,

@@ -7,11 +7,12 @@ use uuid::Uuid;
 
 /// A scheduled event.
 #[derive(Debug, Clone, Copy)]
-pub enum Event {
+pub(crate) enum Event {
     /// The disk calms down.
     Calm(usize),
     Reappear(usize),
-    Reach(usize, u64),
+    /// The holder can reach the disk again.
+    Reconnect(usize, u64),
     /// The incarnation with that number stops.
     Crash(u64),
     /// A holder that could not open the volume tries again.
@@ -29,32 +30,32 @@ pub enum Event {
 
 /// Events by their time, in the order in which they were scheduled.
 #[derive(Default)]
-pub struct Agenda {
+pub(crate) struct Agenda {
     events: BTreeMap<(Nanos, u64), Event>,
     scheduled: u64,
 }
 
 impl Agenda {
-    pub fn schedule(&mut self, at: Nanos, event: Event) {
+    pub(crate) fn schedule(&mut self, at: Nanos, event: Event) {
         self.scheduled += 1;
         self.events.insert((at, self.scheduled), event);
     }
 
     /// Takes an event that is due.
-    pub fn take_due(&mut self, now: Nanos) -> Option<Event> {
+    pub(crate) fn take_due(&mut self, now: Nanos) -> Option<Event> {
         let first = self.events.first_entry()?;
         (first.key().0 <= now).then(|| first.remove())
     }
 
-    pub fn next_due(&self) -> Option<Nanos> {
+    pub(crate) fn next_due(&self) -> Option<Nanos> {
         self.events.first_key_value().map(|((at, _), _)| *at)
     }
 
-    pub fn retain(&mut self, stays: impl Fn(&Event) -> bool) {
+    pub(crate) fn retain(&mut self, stays: impl Fn(&Event) -> bool) {
         self.events.retain(|_, event| stays(event));
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 }

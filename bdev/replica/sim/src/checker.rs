@@ -14,26 +14,24 @@
 //!   before the others have received their missing data, its values are open again (see
 //!   [`Checker::unsettle`]).
 //! - A failed write ended when the failure was reported: it may have taken effect, but not later.
-//!   Until the volume is calm again reads may differ there, as replicas do: the failure that kept
-//!   the write from one of them may not be judged yet. A write whose holder stopped ends when the
-//!   next holder serves.
+//!   Until the volume has handled that failure, reads there may differ, because the replicas do. A
+//!   write whose holder stopped ends when the next holder serves.
 //! - A superseded value is *dead* when the superseding value is durable: it was written with FUA,
-//!   or a flush that began after its acknowledgement succeeded. Nothing brings a dead value back.
+//!   or a flush that began after its acknowledgement succeeded. A dead value never appears again.
 //! - Power failures bring back superseded values that are not dead. When *every* in-sync replica
 //!   has lost power or its connection since the superseding write began (and was not resynced from
 //!   another since), that write may be lost: a holder sees that a connection ended, and cannot know
 //!   which data was lost with it, so it may keep any of them. One replica that was present all the
-//!   time keeps everything. When the holder stopped uncleanly it is enough that *one* in-sync
-//!   replica has lost power. A new holder cannot know whose cache was lost, and unflushed data is
-//!   lost with the controller, as with a single disk. Otherwise an acknowledged write stays,
-//!   flushed or not.
+//!   time has all writes. When the holder stopped uncleanly it is enough that *one* in-sync replica
+//!   has lost power. A new holder cannot know whose cache was lost, and unflushed data is lost with
+//!   the controller, as with a single disk. Otherwise an acknowledged write stays, flushed or not.
 
 use std::collections::BTreeMap;
 
 /// The number of an event.
-pub type Moment = u64;
+pub(crate) type Moment = u64;
 
-pub struct Checker {
+pub(crate) struct Checker {
     blocks: Vec<Vec<Value>>,
     /// Writes of stopped holders, until the next holder serves.
     zombies: Vec<(u64, u64, u64)>,
@@ -74,7 +72,7 @@ struct Superseded {
 }
 
 impl Checker {
-    pub fn new(blocks: u64) -> Checker {
+    pub(crate) fn new(blocks: u64) -> Self {
         let zero = Value {
             tag: 0,
             write: 0,
@@ -84,7 +82,7 @@ impl Checker {
             dead: false,
             failed: false,
         };
-        Checker {
+        Self {
             blocks: vec![vec![zero]; blocks as usize],
             zombies: Vec::new(),
             losses: BTreeMap::new(),
@@ -100,7 +98,7 @@ impl Checker {
 
     /// Before the volume grows over a block: one disk has this value there, and another disk may
     /// have another value.
-    pub fn was_there(&mut self, block: u64, tag: u64) {
+    pub(crate) fn was_there(&mut self, block: u64, tag: u64) {
         let first = Value {
             tag,
             ..self.blocks[block as usize][0].clone()
@@ -109,7 +107,7 @@ impl Checker {
     }
 
     /// The volume has grown: the old data in the new area is reconciled from one of the replicas.
-    pub fn grew(&mut self, in_sync: &[usize], now: Moment) {
+    pub(crate) fn grew(&mut self, in_sync: &[usize], now: Moment) {
         if in_sync.len() > 1 {
             self.reconciled_since.get_or_insert(now);
         }
@@ -117,7 +115,7 @@ impl Checker {
 
     /// A write began, with consecutive tags from `tag` on, one per block; with `tag` 0 it writes
     /// zeroes.
-    pub fn write_began(&mut self, write: u64, lba: u64, blocks: u64, tag: u64, now: Moment) {
+    pub(crate) fn write_began(&mut self, write: u64, lba: u64, blocks: u64, tag: u64, now: Moment) {
         for index in 0..blocks {
             self.blocks[(lba + index) as usize].push(Value {
                 tag: if tag == 0 { 0 } else { tag + index },
@@ -131,7 +129,7 @@ impl Checker {
         }
     }
 
-    pub fn write_ended(
+    pub(crate) fn write_ended(
         &mut self,
         write: u64,
         (lba, blocks): (u64, u64),
@@ -166,12 +164,12 @@ impl Checker {
     }
 
     /// The holder stopped with the write in flight.
-    pub fn write_orphaned(&mut self, write: u64, lba: u64, blocks: u64) {
+    pub(crate) fn write_orphaned(&mut self, write: u64, lba: u64, blocks: u64) {
         self.zombies.push((write, lba, blocks));
     }
 
     /// A flush that began at `began` succeeded.
-    pub fn flushed(&mut self, began: Moment) {
+    pub(crate) fn flushed(&mut self, began: Moment) {
         self.flushes += 1;
         for values in self.blocks.iter_mut().filter(|values| values.len() > 1) {
             for value in values.iter_mut() {
@@ -181,7 +179,7 @@ impl Checker {
     }
 
     /// A read that began at `began` found `tags`.
-    pub fn read_ended(
+    pub(crate) fn read_ended(
         &mut self,
         lba: u64,
         tags: &[u64],
@@ -225,7 +223,7 @@ impl Checker {
 
     /// A new holder serves. `in_sync` are the disks of in-sync replicas; `unclean` means that the
     /// previous holder did not close the volume.
-    pub fn serves(&mut self, in_sync: &[usize], unclean: bool, now: Moment) {
+    pub(crate) fn serves(&mut self, in_sync: &[usize], unclean: bool, now: Moment) {
         for (write, lba, blocks) in std::mem::take(&mut self.zombies) {
             for block in lba..lba + blocks {
                 let values = &mut self.blocks[block as usize];
@@ -247,14 +245,14 @@ impl Checker {
     }
 
     /// Replicas in sync are equal again.
-    pub fn reconciled(&mut self) {
+    pub(crate) fn reconciled(&mut self) {
         self.reconciled_since = None;
     }
 
     /// An in-sync replica is lost. If it was the source of a reconcile, its values, even those
     /// flushed since, may exist nowhere else. This is more than one failure: an unclean stop, the
     /// loss of caches, and then the loss of the source.
-    pub fn unsettle(&mut self) {
+    pub(crate) fn unsettle(&mut self) {
         let Some(since) = self.reconciled_since else {
             return;
         };
@@ -264,7 +262,7 @@ impl Checker {
     /// The source of a reconcile cannot read these blocks: the data of another replica is valid
     /// from now on, and may differ from earlier reads. This applies once: the next read is settled
     /// again.
-    pub fn salvaged(&mut self, lba: u64, blocks: u64) {
+    pub(crate) fn salvaged(&mut self, lba: u64, blocks: u64) {
         let Some(since) = self.reconciled_since else {
             return;
         };
@@ -275,7 +273,7 @@ impl Checker {
     /// The operator forced the volume to continue from a replica that was not in sync. The writes
     /// that it missed are lost, or partly present, because it may have been the target of a resync.
     /// Each block holds some former value.
-    pub fn forced(&mut self) {
+    pub(crate) fn forced(&mut self) {
         for value in self.blocks.iter_mut().flatten() {
             value.superseded = None;
             value.dead = false;
@@ -284,12 +282,12 @@ impl Checker {
     }
 
     /// A disk starts or stops being an in-sync replica: it gets its missing data from others.
-    pub fn replaced(&mut self, disk: usize) {
+    pub(crate) fn replaced(&mut self, disk: usize) {
         self.losses.remove(&disk);
         self.doubts.remove(&disk);
     }
 
-    pub fn lost_power(&mut self, disk: usize, in_sync: &[usize], now: Moment) {
+    pub(crate) fn lost_power(&mut self, disk: usize, in_sync: &[usize], now: Moment) {
         if !in_sync.contains(&disk) {
             return;
         }
@@ -297,7 +295,7 @@ impl Checker {
         self.lost_connection(disk, in_sync, now);
     }
 
-    pub fn lost_connection(&mut self, disk: usize, in_sync: &[usize], now: Moment) {
+    pub(crate) fn lost_connection(&mut self, disk: usize, in_sync: &[usize], now: Moment) {
         if !in_sync.contains(&disk) {
             return;
         }
@@ -332,10 +330,12 @@ fn reopen(blocks: &mut [Vec<Value>], since: Moment) {
 
 impl Value {
     fn describe(&self) -> String {
-        let Value {
+        let Self {
             tag, write, began, ..
         } = self;
-        let ended = self.ended.map_or("?".to_owned(), |at| at.to_string());
+        let ended = self
+            .ended
+            .map_or_else(|| "?".to_owned(), |at| at.to_string());
         let superseded = match self.superseded {
             Some(s) => format!(", superseded at {} by one begun at {}", s.at, s.by),
             None => String::new(),

@@ -1,4 +1,5 @@
-//! A holder's path to a simulated disk: the block device that the volume's code uses.
+//! The block device through which a simulated holder reaches a simulated disk. The volume's code
+//! does its I/O on it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,9 +17,9 @@ use uuid::Uuid;
 use crate::disk::{Inner, Order, SimDisk};
 
 /// How long an I/O of a closed queue can still arrive; volumes are set to wait longer.
-pub const LINGER: Duration = Duration::from_millis(4);
+pub(crate) const LINGER: Duration = Duration::from_millis(4);
 
-pub struct Device {
+pub(crate) struct Device {
     disk: Arc<SimDisk>,
     holder: u64,
     queues: Arc<AtomicU64>,
@@ -27,14 +28,14 @@ pub struct Device {
 
 impl Device {
     /// `lacks`: the holder has no descriptor for one more queue.
-    pub fn new(
+    pub(crate) fn new(
         disk: Arc<SimDisk>,
         holder: u64,
         queues: Arc<AtomicU64>,
         lacks: Arc<AtomicBool>,
-    ) -> Device {
+    ) -> Self {
         disk.lock().opened_by(holder);
-        Device {
+        Self {
             disk,
             holder,
             queues,

@@ -1,4 +1,4 @@
-//! A simulated disk, optionally behind a network: it can be slow, fail, hang, disappear and return,
+//! A simulated disk, optionally behind a network. It can be slow, fail, hang, disappear and return,
 //! but never returns wrong data.
 //!
 //! A command takes effect at some time between submission and completion. A holder reaches the disk
@@ -16,14 +16,14 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::media::{Format, Loss, Media};
 
-pub struct SimDisk {
+pub(crate) struct SimDisk {
     pub name: String,
     inner: Mutex<Inner>,
 }
 
 /// The device's limits, which differ from disk to disk.
 #[derive(Debug, Clone)]
-pub struct Traits {
+pub(crate) struct Traits {
     pub limits: Limits,
     pub native_fua: bool,
     pub unmaps: bool,
@@ -33,7 +33,7 @@ pub struct Traits {
 
 /// Rates of failures, in chances per thousand commands.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct FaultRates {
+pub(crate) struct FaultRates {
     pub read_error: u64,
     pub write_error: u64,
     pub retry: u64,
@@ -119,14 +119,14 @@ impl Order {
 }
 
 impl SimDisk {
-    pub fn new(
+    pub(crate) fn new(
         name: String,
         format: Format,
         blocks: u64,
         traits: Traits,
         random: Random,
-    ) -> Arc<SimDisk> {
-        Arc::new(SimDisk {
+    ) -> Arc<Self> {
+        Arc::new(Self {
             name: name.clone(),
             inner: Mutex::new(Inner {
                 media: Media::new(format, blocks),
@@ -155,7 +155,7 @@ impl SimDisk {
     }
 
     /// Sets the time to `now`: due commands execute.
-    pub fn advance(&self, now: Nanos) {
+    pub(crate) fn advance(&self, now: Nanos) {
         let mut inner = self.lock();
         inner.now = now;
         while let Some(entry) = inner.commands.first_entry()
@@ -167,13 +167,13 @@ impl SimDisk {
         }
     }
 
-    pub fn next_due(&self) -> Option<Nanos> {
+    pub(crate) fn next_due(&self) -> Option<Nanos> {
         let inner = self.lock();
         inner.commands.first_key_value().map(|((due, _), _)| *due)
     }
 
     /// Makes the disk unreachable for every holder.
-    pub fn disappear(&self) {
+    pub(crate) fn disappear(&self) {
         let mut inner = self.lock();
         inner.gone = true;
         inner.losses += 1;
@@ -182,7 +182,7 @@ impl SimDisk {
 
     /// Fails the power: commands in flight may or may not have reached the cache, and the cache is
     /// lost.
-    pub fn lose_power(&self, loss: Loss) {
+    pub(crate) fn lose_power(&self, loss: Loss) {
         self.disappear();
         let mut inner = self.lock();
         let inner = &mut *inner;
@@ -191,7 +191,7 @@ impl SimDisk {
     }
 
     /// Truncates the disk while it is in use.
-    pub fn cut(&self, blocks: u64) {
+    pub(crate) fn cut(&self, blocks: u64) {
         let mut inner = self.lock();
         inner.media.cut(blocks);
         inner.losses += 1;
@@ -201,21 +201,21 @@ impl SimDisk {
     }
 
     /// Restores the size of the disk; the restored part reads as zeroes.
-    pub fn enlarge(&self) {
+    pub(crate) fn enlarge(&self) {
         self.lock().media.enlarge();
     }
 
-    pub fn is_cut(&self) -> bool {
+    pub(crate) fn is_cut(&self) -> bool {
         let inner = self.lock();
         inner.media.blocks() < inner.media.full()
     }
 
-    pub fn reappear(&self) {
+    pub(crate) fn reappear(&self) {
         self.lock().gone = false;
     }
 
     /// Delays everything until `until`, including commands in flight.
-    pub fn fall_silent(&self, until: Nanos) {
+    pub(crate) fn fall_silent(&self, until: Nanos) {
         let mut inner = self.lock();
         inner.silent_until = until;
         let held = std::mem::take(&mut inner.commands);
@@ -231,14 +231,14 @@ impl SimDisk {
     }
 
     /// Makes these blocks of the volume unreadable until they are written.
-    pub fn spoil(&self, lba: u64, blocks: u64) {
+    pub(crate) fn spoil(&self, lba: u64, blocks: u64) {
         let mut inner = self.lock();
         let first = inner.media.format.reserved() + lba;
         inner.bad.extend(first..first + blocks);
     }
 
     /// Disconnects or reconnects `holder`.
-    pub fn cut_off(&self, holder: u64, off: bool) {
+    pub(crate) fn cut_off(&self, holder: u64, off: bool) {
         let mut inner = self.lock();
         inner.cut_off.retain(|other| *other != holder);
         if off {
@@ -249,7 +249,7 @@ impl SimDisk {
     }
 
     /// Stops all failures.
-    pub fn heal(&self) {
+    pub(crate) fn heal(&self) {
         let mut inner = self.lock();
         inner.gone = false;
         inner.cut_off.clear();
@@ -267,7 +267,7 @@ impl SimDisk {
     }
 
     /// Gives `holder` the exclusive use of the disk. Returns false if the disk is unreachable.
-    pub fn claim(&self, holder: u64) -> bool {
+    pub(crate) fn claim(&self, holder: u64) -> bool {
         let mut inner = self.lock();
         if inner.gone || inner.cut_off.contains(&holder) {
             return false;
@@ -281,27 +281,27 @@ impl SimDisk {
 }
 
 impl Inner {
-    pub fn losses(&self) -> u64 {
+    pub(crate) fn losses(&self) -> u64 {
         self.losses
     }
 
     /// Records that the holder opened the disk in its present state.
-    pub fn opened_by(&mut self, holder: u64) {
+    pub(crate) fn opened_by(&mut self, holder: u64) {
         self.least.insert(holder, self.media.blocks());
     }
 
-    pub fn least(&self, holder: u64) -> u64 {
+    pub(crate) fn least(&self, holder: u64) -> u64 {
         let blocks = self.media.blocks();
         self.least.get(&holder).copied().unwrap_or(blocks)
     }
 
     /// True when `holder` can open a queue.
-    pub fn reaches(&self, holder: u64) -> bool {
+    pub(crate) fn reaches(&self, holder: u64) -> bool {
         !self.gone && !self.cut_off.contains(&holder)
     }
 
     /// Accepts a command. Returns its number, which the completion contains.
-    pub fn submit(&mut self, order: Order) -> u64 {
+    pub(crate) fn submit(&mut self, order: Order) -> u64 {
         self.numbers += 1;
         let number = self.numbers;
         let refused = if !self.reaches(order.holder) {
@@ -334,7 +334,7 @@ impl Inner {
     }
 
     /// Executes a command synchronously, if the disk supports that and can do it now.
-    pub fn at_once(&mut self, order: Order) -> Option<Answer> {
+    pub(crate) fn at_once(&mut self, order: Order) -> Option<Answer> {
         let its_own = self.reaches(order.holder) && self.owner == Some(order.holder);
         let ready = its_own && self.silent_until <= self.now;
         if !ready || !self.traits.limits.at_once || self.random.one_in(2) {
@@ -494,17 +494,17 @@ impl Inner {
         );
     }
 
-    pub fn answers(&mut self, queue: u64) -> Vec<Answer> {
+    pub(crate) fn answers(&mut self, queue: u64) -> Vec<Answer> {
         self.answers.remove(&queue).unwrap_or_default()
     }
 
-    pub fn next_of(&self, queue: u64) -> Option<Nanos> {
+    pub(crate) fn next_of(&self, queue: u64) -> Option<Nanos> {
         let mut own = self.commands.iter().filter(|(_, c)| c.queue == queue);
         own.next().map(|((due, _), _)| *due)
     }
 
     /// Tries to end a command early: it may be too late, and the command may have been executed.
-    pub fn abort(&mut self, number: u64) -> bool {
+    pub(crate) fn abort(&mut self, number: u64) -> bool {
         let found = self.commands.keys().find(|key| key.1 == number).copied();
         let Some(key) = found.filter(|_| self.random.one_in(2)) else {
             return false;
@@ -533,7 +533,7 @@ impl Inner {
     }
 
     /// Closes a queue. Commands in flight may still execute a little later.
-    pub fn close(&mut self, queue: u64, linger: Duration) {
+    pub(crate) fn close(&mut self, queue: u64, linger: Duration) {
         self.answers.remove(&queue);
         for (key, mut command) in std::mem::take(&mut self.commands) {
             if command.queue != queue {

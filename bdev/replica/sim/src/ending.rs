@@ -1,4 +1,5 @@
-//! The end of a run: no more failures, every replica becomes in sync, and all data is compared.
+//! The end of a simulation run: no further faults are injected, every replica must become in sync,
+//! and all data is compared.
 
 use std::time::Duration;
 
@@ -23,11 +24,11 @@ pub(crate) struct Ending<'a> {
 }
 
 impl Ending<'_> {
-    pub fn new(world: &mut World) -> Ending<'_> {
+    pub(crate) fn new(world: &mut World) -> Ending<'_> {
         Ending { world }
     }
 
-    pub fn run(mut self) -> Result<(), String> {
+    pub(crate) fn run(mut self) -> Result<(), String> {
         self.heal();
         // Earlier failures may still have consequences.
         let end = self.world.clock.now() + PATIENCE;

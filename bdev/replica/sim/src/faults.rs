@@ -1,5 +1,5 @@
 //! Fault injection of the replication simulator: which kinds of faults a run has, how often they
-//! occur, and how the record store fails its callers. `trouble.rs` applies the faults.
+//! occur, and how the record store fails its callers. `inject.rs` applies the faults.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use nacre_random::Random;
 use nacre_reactor::Nanos;
 
 /// The faults of a run, and the times of the next ones.
-pub struct Faults {
+pub(crate) struct Faults {
     pub profile: Profile,
     pub(crate) next: Nanos,
     /// True if a shortage affects only buffers, not the opening of queues.
@@ -20,7 +20,7 @@ pub struct Faults {
 
 /// The kinds of faults in a run, and their rates. Runs with few kinds find bugs that many kinds
 /// would hide.
-pub struct Profile {
+pub(crate) struct Profile {
     weights: Vec<(Kind, u64)>,
     /// Average time between two faults, in milliseconds.
     pub pause_ms: u64,
@@ -77,7 +77,7 @@ const KINDS: [Kind; 14] = [
 ];
 
 impl Profile {
-    pub fn new(random: &mut Random) -> Profile {
+    pub(crate) fn new(random: &mut Random) -> Self {
         let share = *random.pick(&[15, 40, 70]);
         let mut weights: Vec<(Kind, u64)> = Vec::new();
         for kind in KINDS {
@@ -85,7 +85,7 @@ impl Profile {
                 weights.push((kind, random.within(1, 8)));
             }
         }
-        Profile {
+        Self {
             weights,
             pause_ms: *random.pick(&[20, 150, 600, 2500]),
             latency: Duration::from_micros(*random.pick(&[5, 50, 400])),
@@ -108,7 +108,7 @@ impl Profile {
 }
 
 /// The faults of the record store.
-pub struct StoreFaults {
+pub(crate) struct StoreFaults {
     random: Random,
     /// Percentage of calls that the store refuses.
     pub(crate) refuses: u64,
@@ -124,8 +124,8 @@ pub struct StoreFaults {
 }
 
 impl StoreFaults {
-    pub fn new(random: Random) -> StoreFaults {
-        StoreFaults {
+    pub(crate) fn new(random: Random) -> Self {
+        Self {
             random,
             refuses: 0,
             loses: 0,
@@ -136,7 +136,7 @@ impl StoreFaults {
         }
     }
 
-    pub fn plan(&mut self, call: &Call) -> Plan {
+    pub(crate) fn plan(&mut self, call: &Call) -> Plan {
         let random = &mut self.random;
         let out = self.out_for.is_none_or(|who| who as u32 == call.client);
         if self.now < self.out_until && out {
@@ -169,8 +169,8 @@ impl StoreFaults {
     }
 
     /// Ends all faults of the store.
-    pub fn heal(&mut self) {
+    pub(crate) fn heal(&mut self) {
         let random = self.random.fork();
-        *self = StoreFaults::new(random);
+        *self = Self::new(random);
     }
 }

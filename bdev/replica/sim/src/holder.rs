@@ -38,7 +38,7 @@ thread_local! {
 
 type Pending<T> = Rc<RefCell<Option<Result<T, VolumeError>>>>;
 
-pub struct Holder {
+pub(crate) struct Holder {
     /// The number of this holder, unique within the simulation. A restarted daemon is a new holder.
     pub number: u64,
     pub node: Uuid,
@@ -54,17 +54,17 @@ pub struct Holder {
     /// True while the process has no free file descriptor: opening a queue to a disk fails.
     pub lacks: Arc<AtomicBool>,
     format: Format,
-    devices: Arc<Reach>,
+    devices: Arc<HolderDevices>,
     store: MemoryStore,
     pub core: TestCore,
 }
 
 /// The volume's events, until they are read.
 #[derive(Default)]
-pub struct Events(Mutex<Vec<VolumeEvent>>);
+pub(crate) struct Events(Mutex<Vec<VolumeEvent>>);
 
 impl Events {
-    pub fn take(&self) -> Vec<VolumeEvent> {
+    pub(crate) fn take(&self) -> Vec<VolumeEvent> {
         std::mem::take(&mut *self.0.lock())
     }
 }
@@ -76,7 +76,7 @@ impl Observer for Events {
 }
 
 /// The disks that one holder can reach.
-struct Reach {
+struct HolderDevices {
     holder: u64,
     disks: Vec<Arc<SimDisk>>,
     queues: Arc<AtomicU64>,
@@ -84,7 +84,7 @@ struct Reach {
     layers: Mutex<BTreeMap<String, Arc<Layer>>>,
 }
 
-impl Devices for Reach {
+impl Devices for HolderDevices {
     fn claim(&self, name: &str, _volume: &str) -> Result<ReplicaDevice, NoDevice> {
         let refused = |why: &str| NoDevice {
             name: name.to_owned(),
@@ -110,16 +110,16 @@ impl Devices for Reach {
 }
 
 impl Holder {
-    pub fn new(
+    pub(crate) fn new(
         number: u64,
         node: Uuid,
         clock: &VirtualClock,
         store: &MemoryStore,
         disks: &[Arc<SimDisk>],
         queues: &Arc<AtomicU64>,
-    ) -> Holder {
+    ) -> Self {
         let lacks: Arc<AtomicBool> = Arc::default();
-        Holder {
+        Self {
             number,
             node,
             lanes: Vec::new(),
@@ -131,7 +131,7 @@ impl Holder {
             events: Arc::default(),
             pool: POOL.with(Pool::clone),
             format: disks[0].lock().media.format,
-            devices: Arc::new(Reach {
+            devices: Arc::new(HolderDevices {
                 holder: number,
                 disks: disks.to_vec(),
                 queues: Arc::clone(queues),
@@ -144,7 +144,7 @@ impl Holder {
         }
     }
 
-    pub fn create(&mut self, new: NewVolume) -> Result<Uuid, VolumeError> {
+    pub(crate) fn create(&mut self, new: NewVolume) -> Result<Uuid, VolumeError> {
         let core = self.core.core().clone();
         let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
         let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
@@ -167,19 +167,19 @@ impl Holder {
 
     /// Creates the block device of the volume, to which hosts can connect before the volume is
     /// open.
-    pub fn prepare(&mut self, record: &VolumeRecord) {
+    pub(crate) fn prepare(&mut self, record: &VolumeRecord) {
         let prepared = Prepared::new(record);
         self.layer = prepared.volume().map(Layer::new);
         self.prepared = Some(prepared);
     }
 
     /// True once the volume is open: only then may I/O complete with success.
-    pub fn may_answer(&self) -> bool {
+    pub(crate) fn may_answer(&self) -> bool {
         let ended = |place: &Pending<VolumeHandle>| matches!(&*place.borrow(), Some(Ok(_)));
         self.handle.is_some() || self.opening.as_ref().is_some_and(ended)
     }
 
-    pub fn open(&mut self, id: Uuid) {
+    pub(crate) fn open(&mut self, id: Uuid) {
         let core: CoreHandle = self.core.core().clone();
         let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
         let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
@@ -199,7 +199,7 @@ impl Holder {
 
     /// Returns the result of opening the volume, once it has ended. If the volume does not use the
     /// prepared device, closes the queues and reports their I/Os to the checker.
-    pub fn opened(&mut self, checker: &mut Checker) -> Option<Result<(), VolumeError>> {
+    pub(crate) fn opened(&mut self, checker: &mut Checker) -> Option<Result<(), VolumeError>> {
         let outcome = self.opening.as_ref()?.borrow_mut().take()?;
         self.opening = None;
         Some(outcome.map(|handle| {
@@ -216,7 +216,7 @@ impl Holder {
         }))
     }
 
-    pub fn command(&mut self, command: Command) {
+    pub(crate) fn command(&mut self, command: Command) {
         let Some(handle) = self.handle.clone() else {
             return;
         };
@@ -226,7 +226,7 @@ impl Holder {
     }
 
     /// Declares a replica of the volume, which no holder has open as of `record`, to be in sync.
-    pub fn force_in_sync(&mut self, record: &VolumeRecord, replica: String) {
+    pub(crate) fn force_in_sync(&mut self, record: &VolumeRecord, replica: String) {
         let core = self.core.core().clone();
         let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
         let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
@@ -239,7 +239,7 @@ impl Holder {
     }
 
     /// Returns the commands that have ended, and their results.
-    pub fn answered(&mut self) -> Vec<(String, Result<(), VolumeError>)> {
+    pub(crate) fn answered(&mut self) -> Vec<(String, Result<(), VolumeError>)> {
         let mut ended = Vec::new();
         self.commands.retain(|(name, place)| {
             let outcome = place.borrow_mut().take();
@@ -253,14 +253,14 @@ impl Holder {
     }
 
     /// True while a reconcile runs, which makes the replicas in sync equal after an unclean stop.
-    pub fn reconciles(&self) -> bool {
+    pub(crate) fn reconciles(&self) -> bool {
         let status = self.handle.as_ref().map(VolumeHandle::status);
         let replicas = status.iter().flat_map(|status| &status.replicas);
         let mut resyncs = replicas.filter_map(|replica| replica.resync.as_ref());
         resyncs.any(|resync| resync.kind == ResyncKind::Reconcile)
     }
 
-    pub fn add_lane(&mut self) {
+    pub(crate) fn add_lane(&mut self) {
         let Some(layer) = &self.layer else { return };
         match layer.open_queue(&self.pool) {
             Ok(queue) => self.lanes.push(Lane::new(queue, self.format)),
@@ -269,13 +269,13 @@ impl Holder {
     }
 
     /// Updates the device's size from the volume, whose size may have changed.
-    pub fn refresh(&self) {
+    pub(crate) fn refresh(&self) {
         if let Some(layer) = &self.layer {
             layer.refresh();
         }
     }
 
-    pub fn blocks(&self) -> u64 {
+    pub(crate) fn blocks(&self) -> u64 {
         let layer = self.layer.as_ref();
         layer.map_or(0, |layer| layer.geometry().blocks)
     }

@@ -5,8 +5,8 @@
 //! ```text
 //!   World ── seed ──▶ faults and their times      everything below runs in virtual time
 //!     ├ Holder (0..2)  a TestCore: control, lanes   crash, open again, two at once
-//!     │    └ Lane        the load                   every answer ──▶ Checker
-//!     ├ MemoryStore      slow, silent, unsure
+//!     │    └ Lane        the load                   completions ──▶ Checker
+//!     ├ MemoryStore      late, lost and ambiguous replies
 //!     └ SimDisk (1..5)   a medium, and a cache that is lost with the power
 //! ```
 //!
@@ -21,11 +21,11 @@ mod disk;
 mod ending;
 mod faults;
 mod holder;
+mod inject;
 mod load;
 mod media;
 mod report;
 mod setup;
-mod trouble;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,5 @@
-//! The load of a run: reads, writes, zeroes, unmaps and flushes on a few ranges, so that they
-//! overlap often.
+//! The I/O of a simulation run: reads, writes, zeroes, unmaps and flushes on a few ranges, so that
+//! they overlap often.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::media::Format;
 const DEPTH: usize = 24;
 
 /// One queue of the volume, and its I/O in flight.
-pub struct Lane {
+pub(crate) struct Lane {
     pub queue: LayerQueue,
     format: Format,
     done: Done,
@@ -23,7 +23,7 @@ pub struct Lane {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Ongoing {
+pub(crate) struct Ongoing {
     pub op: Op,
     pub flags: Flags,
     pub lba: u64,
@@ -33,7 +33,7 @@ pub struct Ongoing {
 
 /// A request that was not submitted yet, so it has no number.
 #[derive(Debug, Clone, Copy)]
-pub struct NewRequest {
+pub(crate) struct NewRequest {
     pub op: Op,
     pub flags: Flags,
     pub lba: u64,
@@ -42,22 +42,22 @@ pub struct NewRequest {
 
 /// Numbers used once in a run.
 #[derive(Default)]
-pub struct Numbers {
+pub(crate) struct Numbers {
     pub ios: u64,
     pub tags: u64,
     pub moment: Moment,
 }
 
 impl Numbers {
-    pub fn now(&mut self) -> Moment {
+    pub(crate) fn now(&mut self) -> Moment {
         self.moment += 1;
         self.moment
     }
 }
 
 /// The behaviour of hosts.
-pub struct Hosts {
-    pub(crate) hot: Hot,
+pub(crate) struct Hosts {
+    pub(crate) hot: HotRanges,
     /// Factor on the load's pauses, compared with most runs.
     pub(crate) pace: u64,
     /// Decides whether hosts abort I/O, and which.
@@ -69,14 +69,14 @@ pub struct Hosts {
     pub(crate) burst: u64,
 }
 
-/// The areas of the load.
-pub struct Hot {
+/// The block ranges that hosts read and write most.
+pub(crate) struct HotRanges {
     ranges: Vec<(u64, u64)>,
     blocks: u64,
 }
 
-impl Hot {
-    pub fn new(random: &mut Random, blocks: u64, region_blocks: u64) -> Hot {
+impl HotRanges {
+    pub(crate) fn new(random: &mut Random, blocks: u64, region_blocks: u64) -> Self {
         // 64 KiB.
         let stripe = region_blocks / 16;
         let mut ranges = Vec::new();
@@ -91,18 +91,18 @@ impl Hot {
             let lba = edge.saturating_sub(len / 2).min(blocks - len);
             ranges.push((lba, len));
         }
-        Hot { ranges, blocks }
+        Self { ranges, blocks }
     }
 
     /// A few blocks within the areas of the load.
-    pub fn somewhere(&self, random: &mut Random) -> (u64, u64) {
+    pub(crate) fn somewhere(&self, random: &mut Random) -> (u64, u64) {
         let (start, len) = *random.pick(&self.ranges);
         let lba = start + random.below(len);
         (lba, random.within(1, start + len - lba))
     }
 
     /// `now`: the present size of the volume in blocks.
-    pub fn wish(&self, random: &mut Random, now: u64) -> NewRequest {
+    pub(crate) fn wish(&self, random: &mut Random, now: u64) -> NewRequest {
         let (lba, mut blocks) = self.somewhere(random);
         if random.one_in(40) {
             blocks = random.within(1, 96).min(self.blocks - lba);
@@ -138,8 +138,8 @@ impl Hot {
 }
 
 impl Lane {
-    pub fn new(queue: LayerQueue, format: Format) -> Lane {
-        Lane {
+    pub(crate) fn new(queue: LayerQueue, format: Format) -> Self {
+        Self {
             queue,
             format,
             done: Done::with_capacity(DEPTH),
@@ -147,12 +147,12 @@ impl Lane {
         }
     }
 
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.ongoing.len() >= DEPTH
     }
 
     /// `false`: it is not accepted now.
-    pub fn submit(
+    pub(crate) fn submit(
         &mut self,
         wish: NewRequest,
         pool: &Pool,
@@ -212,7 +212,7 @@ impl Lane {
     }
 
     /// Collects completions and reports them to the checker, whose verdict is the error.
-    pub fn poll(
+    pub(crate) fn poll(
         &mut self,
         now: Nanos,
         numbers: &mut Numbers,
@@ -254,7 +254,7 @@ impl Lane {
     }
 
     /// The holder stopped.
-    pub fn orphan(&self, checker: &mut Checker) {
+    pub(crate) fn orphan(&self, checker: &mut Checker) {
         for (number, ongoing) in &self.ongoing {
             if ongoing.op.is_write() {
                 checker.write_orphaned(*number, ongoing.lba, ongoing.blocks);

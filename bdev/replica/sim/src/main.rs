@@ -40,7 +40,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     }
-    let runs = runs.unwrap_or(if minutes.is_some() { u64::MAX } else { 100 });
+    let runs = runs.unwrap_or_else(|| if minutes.is_some() { u64::MAX } else { 100 });
     let end = minutes.map(|m| Instant::now() + Duration::from_secs(60 * m));
     // A failing run panics in the middle of its world; the error contains its message.
     if !options.trace {

@@ -1,8 +1,8 @@
 //! The contents of a simulated disk: a medium, and a volatile cache in front of it.
 //!
-//! Contents are numbers. A block of the volume's area is its tag, 0 for zeroes: the load writes a
-//! tag of its own into the first bytes of every block. In the reserved area, where tearing inside a
-//! block matters, each sector has a number, which stands for its bytes.
+//! Only a number is stored for each block of the volume's area: its tag, 0 for zeroes. Each write
+//! of the load has a tag of its own in the first bytes of every block. In the reserved area a write
+//! can be torn inside a block, so each sector has a number there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,24 +18,24 @@ static ZEROES: [u8; MOST] = [0; MOST];
 
 /// Values derived from the size of a block; the same for all disks of a run.
 #[derive(Debug, Clone, Copy)]
-pub struct Format {
+pub(crate) struct Format {
     /// Bytes of a block: 512 to 4096.
     pub block: usize,
 }
 
 impl Format {
     /// Blocks of the reserved area.
-    pub fn reserved(self) -> u64 {
+    pub(crate) fn reserved(self) -> u64 {
         RESERVED / self.block as u64
     }
 
     /// Blocks of a region.
-    pub fn region(self) -> u64 {
+    pub(crate) fn region(self) -> u64 {
         (1 << 20) / self.block as u64
     }
 
     /// The cells of a block: of the reserved area its sectors, of the volume's one.
-    pub fn cells(self, block: u64) -> Range<usize> {
+    pub(crate) fn cells(self, block: u64) -> Range<usize> {
         let sectors = (self.block / SECTOR) as u64;
         let (first, count) = if block < self.reserved() {
             (block * sectors, sectors)
@@ -45,12 +45,12 @@ impl Format {
         first as usize..(first + count) as usize
     }
 
-    pub fn cells_of(self, lba: u64, blocks: u64) -> Range<usize> {
+    pub(crate) fn cells_of(self, lba: u64, blocks: u64) -> Range<usize> {
         self.cells(lba).start..self.cells(lba + blocks - 1).end
     }
 }
 
-pub struct Media {
+pub(crate) struct Media {
     pub format: Format,
     /// Its present size: the data of blocks that are cut off is lost.
     blocks: u64,
@@ -68,7 +68,7 @@ pub struct Media {
 
 /// The part of the cache that reaches the medium when the power fails.
 #[derive(Debug, Clone, Copy)]
-pub enum Loss {
+pub(crate) enum Loss {
     Everything,
     /// Each cell has one of the values written to it, or its old value.
     Some,
@@ -76,9 +76,9 @@ pub enum Loss {
 }
 
 impl Media {
-    pub fn new(format: Format, blocks: u64) -> Media {
+    pub(crate) fn new(format: Format, blocks: u64) -> Self {
         let cells = format.cells(blocks).start;
-        Media {
+        Self {
             format,
             blocks,
             full: blocks,
@@ -89,16 +89,16 @@ impl Media {
         }
     }
 
-    pub fn blocks(&self) -> u64 {
+    pub(crate) fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    pub fn full(&self) -> u64 {
+    pub(crate) fn full(&self) -> u64 {
         self.full
     }
 
     /// Cuts it off after this many blocks.
-    pub fn cut(&mut self, blocks: u64) {
+    pub(crate) fn cut(&mut self, blocks: u64) {
         self.blocks = blocks;
         let first = self.format.cells(blocks).start;
         self.current[first..].fill(0);
@@ -107,16 +107,16 @@ impl Media {
     }
 
     /// Restores all its blocks.
-    pub fn enlarge(&mut self) {
+    pub(crate) fn enlarge(&mut self) {
         self.blocks = self.full;
     }
 
-    pub fn holds(&self, lba: u64, blocks: u64) -> bool {
+    pub(crate) fn holds(&self, lba: u64, blocks: u64) -> bool {
         lba + blocks <= self.blocks
     }
 
     /// The contents of a block of bytes, by cell.
-    pub fn intern(&mut self, block: u64, bytes: &[u8], out: &mut Vec<u64>) {
+    pub(crate) fn intern(&mut self, block: u64, bytes: &[u8], out: &mut Vec<u64>) {
         if block >= self.format.reserved() {
             let (tag, rest) = bytes.split_at(8);
             assert!(
@@ -136,7 +136,7 @@ impl Media {
     }
 
     /// The bytes of a block, of which the cells are `contents`.
-    pub fn bytes(&self, block: u64, contents: &[u64], out: &mut [u8]) {
+    pub(crate) fn bytes(&self, block: u64, contents: &[u64], out: &mut [u8]) {
         if block >= self.format.reserved() {
             out.fill(0);
             out[..8].copy_from_slice(&contents[0].to_le_bytes());
@@ -150,11 +150,11 @@ impl Media {
         }
     }
 
-    pub fn read(&self, cells: Range<usize>) -> &[u64] {
+    pub(crate) fn read(&self, cells: Range<usize>) -> &[u64] {
         &self.current[cells]
     }
 
-    pub fn write(&mut self, cell: usize, content: u64, durable: bool) {
+    pub(crate) fn write(&mut self, cell: usize, content: u64, durable: bool) {
         self.current[cell] = content;
         if durable {
             self.durable[cell] = content;
@@ -164,13 +164,13 @@ impl Media {
         }
     }
 
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         for (cell, contents) in std::mem::take(&mut self.pending) {
             self.durable[cell] = *contents.last().expect("something pends");
         }
     }
 
-    pub fn lose_power(&mut self, random: &mut Random, loss: Loss) {
+    pub(crate) fn lose_power(&mut self, random: &mut Random, loss: Loss) {
         for (cell, contents) in std::mem::take(&mut self.pending) {
             let kept = match loss {
                 Loss::Everything => 0,
@@ -185,7 +185,7 @@ impl Media {
     }
 
     /// The data that reads of the volume's blocks return now.
-    pub fn volume(&self) -> &[u64] {
+    pub(crate) fn volume(&self) -> &[u64] {
         &self.current[self.format.cells(self.format.reserved()).start..]
     }
 }

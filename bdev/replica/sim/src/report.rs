@@ -11,8 +11,8 @@ pub struct Options {
 }
 
 impl Default for Options {
-    fn default() -> Options {
-        Options {
+    fn default() -> Self {
+        Self {
             trace: false,
             block: None,
             ios: 250,
@@ -53,10 +53,10 @@ pub struct Report {
 }
 
 impl std::ops::Add for Report {
-    type Output = Report;
+    type Output = Self;
 
-    fn add(self, other: Report) -> Report {
-        Report {
+    fn add(self, other: Self) -> Self {
+        Self {
             ios: self.ios + other.ios,
             reads: self.reads + other.reads,
             writes: self.writes + other.writes,

@@ -1,4 +1,4 @@
-//! The setup of a run: the disks, the volume on them and the first holder, determined by its seed.
+//! Sets up a simulation run from its seed: the disks, the volume on them and the first holder.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::checker::Checker;
 use crate::disk::{SimDisk, Traits};
 use crate::faults::{Faults, Profile, StoreFaults};
 use crate::holder::Holder;
-use crate::load::{Hosts, Hot, Numbers};
+use crate::load::{Hosts, HotRanges, Numbers};
 use crate::media::Format;
 use crate::report::{Options, Report};
 use crate::world::World;
@@ -28,7 +28,7 @@ use crate::world::World;
 const CALM: Duration = Duration::from_millis(50);
 
 impl World {
-    pub fn new(seed: u64, options: Options) -> World {
+    pub(crate) fn new(seed: u64, options: Options) -> Self {
         let mut random = Random::new(seed);
         let clock = VirtualClock::new();
         let block = *random.pick(&[512, 4096, 4096]);
@@ -92,9 +92,9 @@ impl World {
         let planned = Arc::clone(&store_faults);
         let plan = move |call: &Call| -> Plan { planned.lock().plan(call) };
         store.plan(Some(Box::new(plan)));
-        World {
+        Self {
             hosts: Hosts {
-                hot: Hot::new(&mut random, blocks + room, region),
+                hot: HotRanges::new(&mut random, blocks + room, region),
                 pace: if slow { 8 } else { 1 },
                 aborts: seed.is_multiple_of(3).then(|| Random::new(!seed)),
                 leaves: (seed % 5 == 1).then(|| Random::new(seed.rotate_left(32))),

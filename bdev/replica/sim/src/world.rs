@@ -1,4 +1,5 @@
-//! The state of one run: its holders and disks, the order of their turns, and virtual time.
+//! The state of one simulation run: its holders and disks, the order of their turns, and virtual
+//! time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use nacre_bdev_replica::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Volum
 use nacre_bdev_replica::store::MemoryStore;
 use nacre_hugepages::Buf;
 use nacre_random::Random;
-use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
+use nacre_reactor::{Idle, Nanos, SleepAttempt, VirtualClock};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -28,7 +29,7 @@ use crate::report::{Options, Report};
 /// Most rounds of one run: a run with more makes no progress.
 const MAX_ROUNDS: u64 = 3_000_000;
 
-pub struct World {
+pub(crate) struct World {
     pub options: Options,
     pub random: Random,
     /// The format of all disks.
@@ -61,7 +62,7 @@ pub struct World {
 
 impl World {
     /// The counters of a run, or the description of its failure.
-    pub fn report(mut self, outcome: Result<(), String>) -> Result<Report, String> {
+    pub(crate) fn report(mut self, outcome: Result<(), String>) -> Result<Report, String> {
         self.report.ios = self.numbers.ios;
         self.report.reads = self.checker.reads;
         self.report.writes = self.checker.writes;
@@ -80,7 +81,7 @@ impl World {
     }
 
     /// Runs load and faults.
-    pub fn live(&mut self) -> Result<(), String> {
+    pub(crate) fn live(&mut self) -> Result<(), String> {
         let mut rounds = 0;
         while self.numbers.ios < self.options.ios && self.clock.now() < Nanos(120_000_000_000) {
             self.round()?;
@@ -93,13 +94,13 @@ impl World {
     }
 
     /// Like [`World::round`], while another caller waits for the replies of commands.
-    pub fn round_without_commands(&mut self) {
+    pub(crate) fn round_without_commands(&mut self) {
         self.look_at_store();
         self.pass_time(false);
     }
 
     /// Every part has a turn, or not, in any order; then time passes.
-    pub fn round(&mut self) -> Result<(), String> {
+    pub(crate) fn round(&mut self) -> Result<(), String> {
         let mut worked = false;
         let mut actors: Vec<(usize, Option<usize>)> = Vec::new();
         for (index, holder) in self.holders.iter().enumerate() {
@@ -128,7 +129,7 @@ impl World {
     }
 
     fn poll(&mut self, holder: usize, lane: usize) -> Result<bool, String> {
-        let World {
+        let Self {
             holders,
             numbers,
             checker,
@@ -164,22 +165,22 @@ impl World {
             let holder = &mut self.holders[index];
             let mut reconciled = false;
             for event in holder.events.take() {
-                use nacre_bdev_replica::handle::Happened;
+                use nacre_bdev_replica::handle::VolumeEventKind;
                 match event.what {
-                    Happened::ReplicaOut { .. } => self.report.retired += 1,
-                    Happened::ResyncEnded { .. } => {
+                    VolumeEventKind::ReplicaOut { .. } => self.report.retired += 1,
+                    VolumeEventKind::ResyncEnded { .. } => {
                         self.report.resynced += 1;
                         reconciled = true;
                     }
-                    Happened::Fenced { .. } => self.report.fenced += 1,
-                    Happened::Salvaged { lba, blocks, .. } => {
+                    VolumeEventKind::Fenced { .. } => self.report.fenced += 1,
+                    VolumeEventKind::Salvaged { lba, blocks, .. } => {
                         self.report.salvaged += 1;
                         self.checker.salvaged(lba, blocks.into());
                     }
                     // Until this event reads used it, although the store already listed it as out.
                     // So the last values read may exist nowhere else, too.
-                    Happened::SourceChanged { .. } => self.checker.unsettle(),
-                    Happened::Grown { .. } => {
+                    VolumeEventKind::SourceChanged { .. } => self.checker.unsettle(),
+                    VolumeEventKind::Grown { .. } => {
                         self.report.grown += 1;
                         self.holders[index].refresh();
                     }
@@ -229,7 +230,7 @@ impl World {
     }
 
     /// Reports the meaning of a change in the store to the checker.
-    pub fn look_at_store(&mut self) {
+    pub(crate) fn look_at_store(&mut self) {
         if self.store.carried_out() == self.carried_out {
             return;
         }
@@ -280,7 +281,7 @@ impl World {
     }
 
     /// The disks of the replicas that are in sync according to the store.
-    pub fn in_sync(&self) -> Vec<usize> {
+    pub(crate) fn in_sync(&self) -> Vec<usize> {
         let names = self.record.in_sync().map(|replica| &replica.device);
         names
             .filter_map(|name| self.disks.iter().position(|disk| disk.name == *name))
@@ -301,7 +302,7 @@ impl World {
         if self.faults.next <= now {
             let pause = self.random.within(1, 2 * self.faults.profile.pause_ms);
             self.faults.next = now + Duration::from_millis(pause);
-            self.make_trouble();
+            self.inject_fault();
             worked = true;
         }
         if self.faults.next_cut <= now && self.faults.cuts.is_some() {
@@ -336,7 +337,7 @@ impl World {
         let lane = self.random.index(self.holders[index].lanes.len());
         let blocks = self.holders[index].blocks();
         let wish = self.hosts.hot.wish(&mut self.random, blocks);
-        let World {
+        let Self {
             holders,
             numbers,
             checker,
@@ -442,8 +443,8 @@ impl World {
         let busy = Some(now + Duration::from_micros(20));
         for holder in &mut self.holders {
             soon(match holder.core.try_sleep() {
-                Slept::Refused => busy,
-                Slept::Until(at) => at,
+                SleepAttempt::Refused => busy,
+                SleepAttempt::Until(at) => at,
             });
             for lane in &mut holder.lanes {
                 soon(match lane.queue.arm(now) {
@@ -457,12 +458,12 @@ impl World {
         next.max(now + Duration::from_nanos(1))
     }
 
-    pub fn schedule(&mut self, after: Duration, event: Event) {
+    pub(crate) fn schedule(&mut self, after: Duration, event: Event) {
         self.agenda.schedule(self.clock.now() + after, event);
     }
 
     /// A new incarnation of a node, which opens the volume.
-    pub fn start_holder(&mut self, node: Uuid) {
+    pub(crate) fn start_holder(&mut self, node: Uuid) {
         self.lives += 1;
         let mut holder = Holder::new(
             self.lives,
@@ -495,7 +496,7 @@ impl World {
     }
 
     /// It stops at its present step. I/O in flight of its queues executes, or not.
-    pub fn stop_holder(&mut self, number: u64) {
+    pub(crate) fn stop_holder(&mut self, number: u64) {
         let Some(index) = self.holders.iter().position(|h| h.number == number) else {
             return;
         };
@@ -517,7 +518,7 @@ impl World {
         self.hoard.extend(taken);
     }
 
-    pub fn log_line(&mut self, what: impl FnOnce() -> String) {
+    pub(crate) fn log_line(&mut self, what: impl FnOnce() -> String) {
         /// Most lines shown for a failure.
         const KEPT: usize = 60;
         let line = format!("{:>12} {}", self.clock.now().0, what());
@@ -531,7 +532,7 @@ impl World {
     }
 
     /// The holder that could serve.
-    pub fn status(&self) -> Option<(usize, VolumeState)> {
+    pub(crate) fn status(&self) -> Option<(usize, VolumeState)> {
         let with_handle = |(index, holder): (usize, &Holder)| {
             let handle = holder.handle.as_ref()?;
             Some((index, handle.status().state))
@@ -540,7 +541,7 @@ impl World {
     }
 
     /// Formats each replica and its state, for messages.
-    pub fn replicas(&self) -> String {
+    pub(crate) fn replicas(&self) -> String {
         let replica = |m: &ReplicaRecord| {
             let state = match m.state {
                 ReplicaState::InSync => "in sync".to_owned(),

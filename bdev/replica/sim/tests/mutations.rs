@@ -1,11 +1,12 @@
-//! Goal: the checker finds the faults that it exists for. Method: activates a deliberate fault in
-//! the volume's code (`nacre_bdev_replica::mutation`), and tries seeds from the first one on until
-//! a read returns an impossible value, or replicas differ; other failures of a run do not count.
-//! The same seed without the fault passes.
+//! Goal: the simulator's checker finds lost, stale and differing data. Method: activates a
+//! deliberate fault in the volume's code (`nacre_bdev_replica::mutation`), and tries seeds from the
+//! first one on until a read returns an impossible value, or replicas differ; other failures of a
+//! run do not count. The same seed without the fault passes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_bdev_replica_sim::{Mutation, Options, replay, run};
+use nacre_random::seeds::on_all_cores;
 use parking_lot::Mutex;
 
 const FIRST: u64 = 1;
@@ -29,8 +30,7 @@ fn is_caught(mutation: Mutation) {
             }
         }
     };
-    let threads = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
-    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    on_all_cores(work);
     let caught = caught.into_inner();
     let Some((seed, what)) = caught else {
         panic!("{mutation:?} is not noticed in {MOST} runs");

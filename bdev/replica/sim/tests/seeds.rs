@@ -2,48 +2,18 @@
 //! values for one question, leave replicas different, or fail to heal. Method: many short runs of
 //! the simulator, each determined by its seed, on as many threads as there are cores.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use nacre_bdev_replica_sim::{Options, Report, replay, run};
-
-const FIRST: u64 = 1;
-
-/// As many as time allows: `cargo xtask test` sets this.
-fn runs() -> u64 {
-    match std::env::var_os("NACRE_TEST_AT_LENGTH") {
-        Some(_) => 3000,
-        None => 600,
-    }
-}
+use nacre_bdev_replica_sim::{Options, replay, run};
+use nacre_random::seeds::{assert_enough, run_all, seeds};
 
 #[test]
 fn many_short_runs() {
-    let (next, runs) = (AtomicU64::new(FIRST), runs());
-    let threads = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
-    let work = || {
-        let (mut sum, mut failed) = (Report::default(), Vec::new());
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= FIRST + runs {
-                return (sum, failed);
-            }
-            match run(seed, &Options::default()) {
-                Ok(report) => sum = sum + report,
-                Err(what) => failed.push(format!("seed {seed}: {what}\nagain: {}", replay(seed))),
-            }
-        }
+    let seeds = seeds(600, 3000);
+    let runs = seeds.end - seeds.start;
+    let run = |seed| {
+        let again = |what| format!("{what}\nagain: {}", replay(seed));
+        run(seed, &Options::default()).map_err(again)
     };
-    let (mut sum, mut failed) = (Report::default(), Vec::new());
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        for worker in workers {
-            let (report, found) = worker.join().expect("a run catches its panics");
-            sum = sum + report;
-            failed.extend(found);
-        }
-    });
-    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
-    // A simulator without events finds nothing.
+    let sum = run_all(seeds, run).unwrap_or_else(|failures| panic!("{failures}"));
     let enough = [
         ("reads", sum.reads, 40 * runs),
         ("acknowledged writes", sum.writes, 40 * runs),
@@ -59,9 +29,7 @@ fn many_short_runs() {
         ("disks that lost their end", sum.cut, runs / 10),
         ("replicas that had it back", sum.cut_replicas, runs / 20),
     ];
-    for (what, found, least) in enough {
-        assert!(found >= least, "only {found} {what} in {runs} runs");
-    }
+    assert_enough(runs, &enough);
 }
 
 /// A seed determines a run: repeated, it is the same, to the last event.

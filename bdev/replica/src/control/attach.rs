@@ -1,4 +1,5 @@
-//! Attaches replicas: their labels decide how much of their contents is trusted.
+//! Attaches the devices of replicas to an open volume: reads their labels, and decides by label and
+//! store how much of their data is valid.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -16,7 +17,7 @@ use super::media::Media;
 use super::membership::Membership;
 use super::state::{Live, Resync, Retry};
 use crate::format::{Label, LabelCopy, LabelError};
-use crate::handle::{Happened, NoDevice, ReplicaDevice, ResyncKind, VolumeError};
+use crate::handle::{NoDevice, ReplicaDevice, ResyncKind, VolumeError, VolumeEventKind};
 use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::shared::Failure;
 use crate::shortage::is_shortage;
@@ -30,7 +31,7 @@ pub(super) struct Attacher {
 
 impl Attacher {
     /// Probes absent replicas, each after a delay that grows while it is absent.
-    pub(super) async fn take_back(self: Rc<Attacher>) {
+    pub(super) async fn take_back(self: Rc<Self>) {
         loop {
             let now = self.context.core.now();
             let absent = self.absent();
@@ -318,7 +319,7 @@ impl Attacher {
         let total = missing.count();
         *live.resync.borrow_mut() = Some(Resync::new(kind, total, kept, self.context.core.now()));
         self.context.refresh_status();
-        self.context.emit(Happened::ResyncStarted {
+        self.context.emit(VolumeEventKind::ResyncStarted {
             replica: self.context.replica_id(slot),
             device: live.disk.name.clone(),
             kind,

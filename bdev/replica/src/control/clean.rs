@@ -1,4 +1,4 @@
-//! Clears regions without writes from the dirty-region log, while every replica is complete.
+//! Clears the bits of idle regions in the dirty-region log, while all replicas are in sync.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::format::REGIONS_PER_PAGE;
 const PASS: Duration = Duration::from_secs(3);
 
 impl LogWriter {
-    pub(super) async fn clean_log(self: Rc<LogWriter>) {
+    pub(super) async fn clean_log(self: Rc<Self>) {
         loop {
             self.context.signals.clean.notified().await;
             while self.context.shared.regions.dirty_count() > 0 {

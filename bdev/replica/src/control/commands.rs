@@ -13,7 +13,7 @@ use super::create::{OfflineDisks, check_name};
 use super::cut::{Cut, must_fit};
 use super::state::{Live, Resync, Retry};
 use crate::format::REGIONS_PER_PAGE;
-use crate::handle::{Command, CommandRequest, Happened, VolumeError};
+use crate::handle::{Command, CommandRequest, VolumeError, VolumeEventKind};
 use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Settings, Stamp, VolumeRecord};
 use crate::shared::Failure;
 
@@ -22,7 +22,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 impl Control {
     /// Executes commands, one at a time.
-    pub(super) async fn obey(self: Rc<Control>, mut requests: mpsc::Receiver<CommandRequest>) {
+    pub(super) async fn obey(self: Rc<Self>, mut requests: mpsc::Receiver<CommandRequest>) {
         while let Some(CommandRequest { command, answer }) = requests.recv().await {
             let closes = matches!(command, Command::Close);
             let outcome = self.carry_out(command).await;
@@ -41,7 +41,7 @@ impl Control {
         }
     }
 
-    async fn carry_out(self: &Rc<Control>, command: Command) -> Result<(), VolumeError> {
+    async fn carry_out(self: &Rc<Self>, command: Command) -> Result<(), VolumeError> {
         match command {
             Command::Add { device, force } => self.add(&device, force, None).await,
             Command::Remove { replica, force } => self.remove(&replica, force).await,
@@ -100,7 +100,7 @@ impl Control {
     }
 
     async fn add(
-        self: &Rc<Control>,
+        self: &Rc<Self>,
         name: &str,
         force: bool,
         replaces: Option<Uuid>,
@@ -165,7 +165,7 @@ impl Control {
             .await?;
         self.context.state.borrow_mut().retries[slot] = Retry::default();
         self.context.publish();
-        self.context.emit(Happened::ReplicaAdded {
+        self.context.emit(VolumeEventKind::ReplicaAdded {
             replica: id,
             device: name.to_owned(),
         });
@@ -220,7 +220,7 @@ impl Control {
                 .freeze("the operator took the last replica out");
         }
         self.replicas.has_left(slot, self.context.replica_id(slot));
-        self.context.emit(Happened::ReplicaOut {
+        self.context.emit(VolumeEventKind::ReplicaOut {
             replica: self.context.replica_id(slot),
             device: replica.to_owned(),
             why: "taken out by the operator".into(),
@@ -380,7 +380,7 @@ impl Control {
         grown.map_err(|error| invalid(error.to_string()))?;
         self.context.publish();
         self.context.signals.resync.notify_one();
-        self.context.emit(Happened::Grown { blocks });
+        self.context.emit(VolumeEventKind::Grown { blocks });
         Ok(())
     }
 
@@ -457,7 +457,7 @@ impl Control {
         }
         self.replicas.let_others_in_everywhere().await;
         self.context.refresh_status();
-        self.context.emit(Happened::Closed);
+        self.context.emit(VolumeEventKind::Closed);
         Ok(())
     }
 }

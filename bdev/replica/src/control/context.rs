@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::failures::describe;
 use super::state::State;
-use crate::handle::{Happened, Observer, VolumeError, VolumeEvent, VolumeStatus};
+use crate::handle::{Observer, VolumeError, VolumeEvent, VolumeEventKind, VolumeStatus};
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Shared};
 
@@ -66,7 +66,7 @@ impl Context {
         }
         self.state.borrow_mut().fenced = Some(why.clone());
         self.publish();
-        self.emit(Happened::Fenced { why });
+        self.emit(VolumeEventKind::Fenced { why });
     }
 
     /// Reports a replica that failed an I/O of the control.
@@ -83,13 +83,13 @@ impl Context {
 
     pub(super) fn freeze(&self, why: &str) {
         if !std::mem::replace(&mut self.state.borrow_mut().frozen, true) {
-            self.emit(Happened::Frozen { why: why.into() });
+            self.emit(VolumeEventKind::Frozen { why: why.into() });
         }
     }
 
     pub(super) fn thawed(&self) {
         if std::mem::replace(&mut self.state.borrow_mut().frozen, false) {
-            self.emit(Happened::Thawed);
+            self.emit(VolumeEventKind::Thawed);
         }
     }
 
@@ -120,7 +120,7 @@ impl Context {
         }
     }
 
-    pub(super) fn emit(&self, what: Happened) {
+    pub(super) fn emit(&self, what: VolumeEventKind) {
         let name = self.state.borrow().record.name.clone();
         tracing::debug!(volume = name, event = %serde_json::json!(what), "volume event");
         self.observer.event(VolumeEvent {

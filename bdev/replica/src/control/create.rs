@@ -61,11 +61,11 @@ impl Drop for OfflineDisks {
 }
 
 impl OfflineDisks {
-    pub fn new(
+    pub(super) fn new(
         core: &CoreHandle,
         pool: Pool,
         patience: Duration,
-    ) -> Result<OfflineDisks, VolumeError> {
+    ) -> Result<Self, VolumeError> {
         let os = |what: String| VolumeError::Io {
             device: "the volume's control".into(),
             what,
@@ -74,7 +74,7 @@ impl OfflineDisks {
         let poller = core
             .add_poller(disks.poller())
             .map_err(|e| os(e.to_string()))?;
-        Ok(OfflineDisks {
+        Ok(Self {
             core: core.clone(),
             pool,
             patience,
@@ -83,7 +83,7 @@ impl OfflineDisks {
         })
     }
 
-    pub fn open(&self, name: &str, device: &ReplicaDevice) -> Result<Rc<Disk>, VolumeError> {
+    pub(super) fn open(&self, name: &str, device: &ReplicaDevice) -> Result<Rc<Disk>, VolumeError> {
         let open = self.disks.open(&device.layer, &self.pool);
         open.map_err(|error| unopened(name, &error))
     }
@@ -140,7 +140,7 @@ impl OfflineDisks {
         }
     }
 
-    pub async fn read(
+    pub(super) async fn read(
         &self,
         disk: &Disk,
         offset: u64,
@@ -155,7 +155,7 @@ impl OfflineDisks {
         })
     }
 
-    pub async fn write(
+    pub(super) async fn write(
         &self,
         disk: &Disk,
         offset: u64,
@@ -227,7 +227,7 @@ impl OfflineDisks {
     }
 
     /// Clears both labels, so that no earlier label of the device is valid.
-    pub async fn wipe(&self, disk: &Disk) -> Result<(), VolumeError> {
+    pub(super) async fn wipe(&self, disk: &Disk) -> Result<(), VolumeError> {
         for place in [LabelCopy::A, LabelCopy::B] {
             self.write(disk, label_offset(place), &[0; BLOCK]).await?;
         }
@@ -235,7 +235,7 @@ impl OfflineDisks {
     }
 
     /// Refuses a device with contents: a label, or non-zero bytes in the checked parts.
-    pub async fn must_be_empty(&self, disk: &Disk, bytes: u64) -> Result<(), VolumeError> {
+    pub(super) async fn must_be_empty(&self, disk: &Disk, bytes: u64) -> Result<(), VolumeError> {
         let holds = |holds: String| VolumeError::InUse {
             device: disk.name.clone(),
             holds,
@@ -292,7 +292,7 @@ impl OfflineDisks {
     }
 
     /// Writes the labels and the empty log of a new replica.
-    pub async fn format(
+    pub(super) async fn format(
         &self,
         disk: &Disk,
         record: &VolumeRecord,

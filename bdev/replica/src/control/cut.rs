@@ -1,8 +1,9 @@
-//! Handles replicas whose devices have, or had, fewer blocks than the volume needs ("cut").
+//! Handles replicas whose devices were truncated ("cut"): those that have, or had, fewer blocks
+//! than the volume needs.
 //!
 //! A device that was truncated and enlarged again reads as zeroes where it had data, but its label
-//! is unchanged. So devices record the smallest number of blocks that they had
-//! ([`Bdev::least_blocks`]), until this module starts a full resync of the replica.
+//! is unchanged. So a device records its smallest number of blocks ([`Bdev::least_blocks`]), until
+//! this module starts a full resync of the replica.
 //!
 //! | the replica is | then |
 //! |---|---|
@@ -24,7 +25,7 @@ use nacre_bdev::{Bdev, Layer, Status};
 
 use super::membership::Membership;
 use super::state::Live;
-use crate::handle::{Happened, VolumeError};
+use crate::handle::{VolumeError, VolumeEventKind};
 use crate::model::{RESERVED, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::mutation::Mutation;
 use crate::shared::Failure;
@@ -78,8 +79,8 @@ pub(super) struct Checked {
 
 impl Checked {
     /// Reads the count. Call this before the device is checked.
-    pub fn before(layer: &Arc<Layer>) -> Checked {
-        Checked {
+    pub(super) fn before(layer: &Arc<Layer>) -> Self {
+        Self {
             layer: Arc::clone(layer),
             losses: layer.losses(),
         }
@@ -96,36 +97,36 @@ impl Checked {
 
 impl Cut {
     /// The device's end cannot be read.
-    pub fn unreadable(record: &VolumeRecord) -> Cut {
-        Cut {
+    pub(super) fn unreadable(record: &VolumeRecord) -> Self {
+        Self {
             needed: record.needed_bytes(),
             evidence: Evidence::Unreadable,
         }
     }
 
     /// The record says that the replica was cut, and its device has enough blocks now.
-    pub fn recorded(record: &VolumeRecord, replica: &ReplicaRecord) -> Cut {
-        Cut {
+    pub(super) fn recorded(record: &VolumeRecord, replica: &ReplicaRecord) -> Self {
+        Self {
             needed: record.needed_bytes(),
             evidence: Evidence::Record(replica.why.clone()),
         }
     }
 
     /// Returns the cut if a device has, or had, fewer blocks than the volume needs.
-    pub fn of(record: &VolumeRecord, layer: &Layer) -> Option<Cut> {
+    pub(super) fn of(record: &VolumeRecord, layer: &Layer) -> Option<Self> {
         // The present size says more than that the contents were replaced.
-        let too_small = Cut::of_least(record, layer.present_blocks());
+        let too_small = Self::of_least(record, layer.present_blocks());
         too_small
             .filter(|_| layer.least_blocks() == 0)
-            .or_else(|| Cut::of_least(record, layer.least_blocks()))
+            .or_else(|| Self::of_least(record, layer.least_blocks()))
     }
 
     /// Returns the cut if a device that had at least `blocks` had fewer than the volume needs.
-    pub fn of_least(record: &VolumeRecord, blocks: u64) -> Option<Cut> {
+    pub(super) fn of_least(record: &VolumeRecord, blocks: u64) -> Option<Self> {
         let least = blocks * u64::from(record.block_size);
         let needed = record.needed_bytes();
         let is_cut = least < needed && !Mutation::IgnoreSize.is_active();
-        is_cut.then_some(Cut {
+        is_cut.then_some(Self {
             needed,
             evidence: Evidence::Least(least),
         })
@@ -133,9 +134,9 @@ impl Cut {
 
     /// Returns the cut of a replica whose I/O failed. A lane asks for nothing beyond the volume's
     /// end.
-    pub fn of_failed(record: &VolumeRecord, live: &Live, why: Failure) -> Option<Cut> {
+    pub(super) fn of_failed(record: &VolumeRecord, live: &Live, why: Failure) -> Option<Self> {
         let ends = why.is_beyond_end() && !Mutation::IgnoreSize.is_active();
-        Cut::of(record, &live.device.layer).or(ends.then(|| Cut::unreadable(record)))
+        Self::of(record, &live.device.layer).or_else(|| ends.then(|| Self::unreadable(record)))
     }
 }
 
@@ -215,7 +216,7 @@ impl Membership {
             }
         })
         .await?;
-        self.context.emit(Happened::ReplicaOut {
+        self.context.emit(VolumeEventKind::ReplicaOut {
             replica: replica.id,
             device: replica.device,
             why,
@@ -302,6 +303,6 @@ impl Membership {
 impl Failure {
     /// True if the failure means that the device ends before the requested blocks.
     pub(crate) fn is_beyond_end(self) -> bool {
-        self == Failure::Status(Status::OutOfRange)
+        self == Self::Status(Status::OutOfRange)
     }
 }

@@ -1,11 +1,11 @@
-//! Ends the use of a replica: detaches it temporarily, marks it out of sync, or removes it from the
-//! volume.
+//! Takes a replica out of use: detaches it temporarily, marks it out of sync, or removes it from
+//! the volume.
 
 use uuid::Uuid;
 
 use super::membership::Membership;
 use super::state::Live;
-use crate::handle::{Happened, VolumeError};
+use crate::handle::{VolumeError, VolumeEventKind};
 
 impl Membership {
     /// True if an in-sync replica lacks nothing, and has lost nothing.
@@ -45,7 +45,7 @@ impl Membership {
             self.media.disks.forget(&live.disk);
         }
         gone?;
-        self.context.emit(Happened::ReplicaRemoved {
+        self.context.emit(VolumeEventKind::ReplicaRemoved {
             replica: replica.id,
             device: replica.device,
         });
@@ -109,7 +109,7 @@ impl Membership {
     /// `lost`, they are reconciled from the first of them from now on. The caller holds `turn`.
     pub(super) fn repin(&self, lost: Uuid) {
         if let Some(first) = self.believe_first() {
-            self.context.emit(Happened::SourceChanged {
+            self.context.emit(VolumeEventKind::SourceChanged {
                 from: lost,
                 to: self.context.replica_id(first),
             });

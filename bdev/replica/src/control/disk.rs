@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use nacre_bdev::reservation::{Ask, ReservationReport, Reserve};
+use nacre_bdev::reservation::{ReservationReport, ReservationRequest, Reserve};
 use nacre_bdev::{Bdev, Busy, Done, Extents, Io, Layer, OpenError, Queue, Status, Token};
 use nacre_hugepages::Pool;
 use nacre_reactor::{EventSet, Idle, Interest, Nanos, Poller, Work};
@@ -62,9 +62,9 @@ struct Call {
 }
 
 impl Disk {
-    fn open(layer: &Arc<Layer>, pool: &Pool) -> Result<Disk, OpenError> {
+    fn open(layer: &Arc<Layer>, pool: &Pool) -> Result<Self, OpenError> {
         let queue = layer.open_queue(pool)?;
-        Ok(Disk {
+        Ok(Self {
             name: layer.name().to_owned(),
             block_size: layer.geometry().block_size,
             queue: RefCell::new(Box::new(queue)),
@@ -75,12 +75,12 @@ impl Disk {
     }
 
     /// I/Os that have not completed, or whose result was not read.
-    pub fn under_way(&self) -> usize {
+    pub(super) fn under_way(&self) -> usize {
         self.calls.borrow().len()
     }
 
     /// Executes one I/O. The disk assigns its token.
-    pub fn run(&self, mut io: Io) -> Running<'_> {
+    pub(super) fn run(&self, mut io: Io) -> Running<'_> {
         let gone = self.forgotten.get();
         let outcome = gone.then(|| (Status::Gone, Extents::new()));
         let call = Call {
@@ -98,7 +98,10 @@ impl Disk {
     }
 
     /// Executes a request about the device's reservations.
-    pub async fn reserve(&self, ask: Ask) -> Result<ReservationReport, Status> {
+    pub(super) async fn reserve(
+        &self,
+        ask: ReservationRequest,
+    ) -> Result<ReservationReport, Status> {
         let (answer, answered) = oneshot::channel();
         let answer = Box::new(move |outcome| {
             // The caller may no longer wait.
@@ -206,14 +209,14 @@ pub(crate) struct Disks {
 }
 
 impl Disks {
-    pub fn new() -> std::io::Result<Rc<Disks>> {
-        Ok(Rc::new(Disks {
+    pub(super) fn new() -> std::io::Result<Rc<Self>> {
+        Ok(Rc::new(Self {
             list: RefCell::default(),
             sleepers: EventSet::new()?,
         }))
     }
 
-    pub fn open(&self, layer: &Arc<Layer>, pool: &Pool) -> Result<Rc<Disk>, OpenError> {
+    pub(super) fn open(&self, layer: &Arc<Layer>, pool: &Pool) -> Result<Rc<Disk>, OpenError> {
         let disk = Rc::new(Disk::open(layer, pool)?);
         if let Some(fd) = disk.queue.borrow().wake_fd() {
             let added = self.sleepers.add(fd, 0, Interest::READ);
@@ -228,12 +231,12 @@ impl Disks {
     }
 
     /// Stops using the disk for new I/O. Its queue is closed once nothing is in flight.
-    pub fn forget(&self, disk: &Disk) {
+    pub(super) fn forget(&self, disk: &Disk) {
         disk.forgotten.set(true);
     }
 
     /// I/Os in flight on forgotten queues of a device, whose callers no longer wait.
-    pub fn left_under_way(&self, name: &str) -> usize {
+    pub(super) fn left_under_way(&self, name: &str) -> usize {
         let list = self.list.borrow();
         let former = list.iter().filter(|d| d.forgotten.get() && d.name == name);
         former.map(|disk| disk.under_way()).sum()
@@ -258,11 +261,11 @@ impl Disks {
     }
 
     /// Stops all polling.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         self.list.borrow_mut().clear();
     }
 
-    pub fn poller(self: &Rc<Disks>) -> Box<dyn Poller> {
+    pub(super) fn poller(self: &Rc<Self>) -> Box<dyn Poller> {
         Box::new(DiskPoller {
             disks: Rc::clone(self),
             done: Done::with_capacity(DEPTH),

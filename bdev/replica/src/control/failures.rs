@@ -1,11 +1,11 @@
-//! Decides about replicas that failed an I/O: out of sync, detached, or no change.
+//! Decides the new state of a replica that failed an I/O: out of sync, detached, or unchanged.
 //!
 //! | the replica is | and | then |
 //! |---|---|---|
 //! | in sync | another in-sync replica is there | out, durably; only then are writes acknowledged |
 //! | in sync, the last one there | its medium failed | stays: the host gets the error |
 //! | in sync, the last one there | it is unreachable | in sync, detached; the volume freezes |
-//! | any | its device lost its end | see [`super::cut`] |
+//! | any | its device was truncated | see [`super::cut`] |
 //! | being copied to | | detached; retried later |
 //! | any | it is reserved by another holder | stays: the volume is fenced |
 //!
@@ -21,7 +21,7 @@ use super::context::Context;
 use super::cut::{Checked, Cut};
 use super::membership::Membership;
 use super::state::Live;
-use crate::handle::Happened;
+use crate::handle::VolumeEventKind;
 use crate::model::{MAX_REPLICAS, ReplicaState};
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Report};
@@ -36,7 +36,7 @@ pub(super) struct FailureHandler {
 }
 
 impl FailureHandler {
-    pub(super) async fn judge_failures(self: Rc<FailureHandler>) {
+    pub(super) async fn judge_failures(self: Rc<Self>) {
         loop {
             self.context.signals.judge.notified().await;
             loop {
@@ -176,7 +176,7 @@ impl FailureHandler {
             {
                 tracing::debug!(slot, %error, "it stays away");
             }
-            self.context.emit(Happened::ResyncStopped {
+            self.context.emit(VolumeEventKind::ResyncStopped {
                 replica: self.context.replica_id(slot),
                 device: live.disk.name.clone(),
                 why: reason,
@@ -230,7 +230,7 @@ impl FailureHandler {
             }
         }
         self.replicas.has_left(slot, self.context.replica_id(slot));
-        self.context.emit(Happened::ReplicaOut {
+        self.context.emit(VolumeEventKind::ReplicaOut {
             replica: self.context.replica_id(slot),
             device: live.disk.name.clone(),
             why: reason,
@@ -240,7 +240,7 @@ impl FailureHandler {
 
     /// Checks whether devices are gone, or have lost acknowledged data. Runs after each decision,
     /// and so also checks whether a replaced replica can be removed.
-    pub(super) async fn watch_losses(self: Rc<FailureHandler>) {
+    pub(super) async fn watch_losses(self: Rc<Self>) {
         loop {
             self.look_at_devices();
             let remote = {

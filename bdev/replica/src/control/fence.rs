@@ -1,6 +1,6 @@
-//! Excludes former holders from replicas that other machines can reach too: by reservation, if the
-//! replica's device supports that (a remote namespace of a target with reservations), and by label
-//! and epoch everywhere (`label_poll`).
+//! Fences former holders of a volume whose replicas other machines can reach: by NVMe reservation,
+//! if the replica's device supports it (a remote namespace of a target with reservations), and
+//! everywhere by label and epoch (`label_poll`).
 //!
 //! ```text
 //! store CAS ─▶ report ─▶ register ─▶ acquire ─▶ preempt and abort ─▶ label
@@ -9,24 +9,24 @@
 //! ```
 //!
 //! The reservation is Write Exclusive - All Registrants. A preempt with a key of zero ends all
-//! other registrations at once, of any host, and completes after all their commands in flight
-//! have ended. The key identifies a holder's volume and epoch. Of two holders, the one with the
-//! lower key gives way, so that a former holder that comes back takes nothing from its successor.
+//! other registrations at once, of any host, and completes after all their commands in flight have
+//! ended. The key identifies a holder's volume and epoch. Of two holders, the one with the lower
+//! key stops, so that a former holder that returns does not fence its successor.
 //!
 //! ```text
 //!   key   volume:16 (never zero) | epoch:32 | holder:16
 //! ```
 //!
-//! No label is written before this is done ([`Membership::write_label`]): no earlier holder writes
-//! to a replica that its holder has secured. A holder whose I/O is refused for a reservation is
-//! fenced at once.
+//! No label is written before the reservation is held ([`Membership::write_label`]): no earlier
+//! holder writes to a replica that its holder has secured. A holder whose I/O is refused for a
+//! reservation is fenced at once.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use nacre_bdev::Bdev;
-use nacre_bdev::reservation::{ActiveReservation, Ask, ReservationReport};
+use nacre_bdev::reservation::{ActiveReservation, ReservationReport, ReservationRequest};
 use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
@@ -60,7 +60,7 @@ pub(super) fn key(volume: Uuid, epoch: u64, holder: Uuid) -> u64 {
 pub(super) enum Next {
     /// Only this holder has access to the device.
     Done,
-    Ask(Ask),
+    ReservationRequest(ReservationRequest),
     /// The volume has another holder, of this epoch or a later one.
     Outranked,
     /// An unrelated host has reserved the device.
@@ -77,17 +77,21 @@ pub(super) fn next(report: &ReservationReport, key: u64) -> Next {
         ActiveReservation::Other(_) => Next::Strange,
         ActiveReservation::AllRegistrants if own == Some(key) && others.is_empty() => Next::Done,
         // Any other registered host must be excluded.
-        ActiveReservation::AllRegistrants if own == Some(key) => Next::Ask(Ask::Preempt { key }),
+        ActiveReservation::AllRegistrants if own == Some(key) => {
+            Next::ReservationRequest(ReservationRequest::Preempt { key })
+        }
         _ if !others.iter().all(of_volume) => Next::Strange,
-        _ if own != Some(key) => Next::Ask(Ask::Register { current: own, key }),
-        _ => Next::Ask(Ask::Acquire { key }),
+        _ if own != Some(key) => {
+            Next::ReservationRequest(ReservationRequest::Register { current: own, key })
+        }
+        _ => Next::ReservationRequest(ReservationRequest::Acquire { key }),
     }
 }
 
 pub(super) async fn ask(
     core: &CoreHandle,
     disk: &Disk,
-    what: Ask,
+    what: ReservationRequest,
     patience: Duration,
 ) -> Result<ReservationReport, Failure> {
     match core.timeout(patience, disk.reserve(what)).await {
@@ -106,10 +110,10 @@ pub(super) async fn reserve(
 ) -> Result<bool, Failure> {
     let mut changed = false;
     for _ in 0..ROUNDS {
-        let report = ask(core, disk, Ask::Report, patience).await?;
+        let report = ask(core, disk, ReservationRequest::Report, patience).await?;
         let what = match next(&report, key) {
             Next::Done => return Ok(changed),
-            Next::Ask(what) => what,
+            Next::ReservationRequest(what) => what,
             refused => {
                 let device = &disk.name;
                 let keys = report.others.iter().map(|key| format!("{key:#x}"));
@@ -134,7 +138,7 @@ pub(super) async fn reserve(
 /// Releases the reservation of [`reserve`]. An unreachable target keeps it, and the next holder
 /// ends it.
 pub(super) async fn release(core: &CoreHandle, disk: &Disk, key: u64, patience: Duration) {
-    if let Err(why) = ask(core, disk, Ask::Unregister { key }, patience).await {
+    if let Err(why) = ask(core, disk, ReservationRequest::Unregister { key }, patience).await {
         let (device, why) = (&disk.name, describe(why));
         tracing::warn!(device, why, "the reservation of a replica stays");
     }
@@ -218,9 +222,10 @@ mod tests {
         let (key, older, newer) = (of(5, 1), of(4, 2), of(6, 2));
         let stranger = 0xabc;
         let does = |own, others: &[u64], held| next(&report(own, others, held), key);
-        let register = |current| Next::Ask(Ask::Register { current, key });
-        let acquire = Next::Ask(Ask::Acquire { key });
-        let preempt = Next::Ask(Ask::Preempt { key });
+        let register =
+            |current| Next::ReservationRequest(ReservationRequest::Register { current, key });
+        let acquire = Next::ReservationRequest(ReservationRequest::Acquire { key });
+        let preempt = Next::ReservationRequest(ReservationRequest::Preempt { key });
         assert_eq!(does(None, &[], NotReserved), register(None));
         assert_eq!(
             does(Some(older), &[], AllRegistrants),

@@ -1,5 +1,5 @@
-//! Thaws a volume: ends the state in which all its I/O fails. If no replica is in sync, an
-//! operator may choose one that missed writes; the volume then serves from its data.
+//! Thaws a frozen volume, one whose I/O fails because it has no usable in-sync replica. An operator
+//! may choose a replica that missed writes; the volume then serves its data.
 
 use std::sync::Arc;
 use std::time::Duration;

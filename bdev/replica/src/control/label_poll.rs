@@ -2,7 +2,7 @@
 //! volume.
 //!
 //! ```text
-//! previous holder     look ──1 s──▶ look ──1 s──▶ look: a later epoch, fenced
+//! previous holder     poll ──1 s──▶ poll ──1 s──▶ poll: a later epoch, fenced
 //! next holder               label ├──────── deadline and 2 s ────────┤ reads the log, serves
 //! ```
 //!
@@ -17,7 +17,7 @@
 use std::rc::Rc;
 
 use futures_util::future::{join, join_all};
-use nacre_bdev::reservation::Ask;
+use nacre_bdev::reservation::ReservationRequest;
 
 use super::context::Context;
 use super::fence::{Next, WATCH, ask, next};
@@ -67,7 +67,7 @@ impl LabelPoll {
 
     /// Checks at intervals that replicas still belong to this holder: that the reservation exists,
     /// which a target may have forgotten, and that no label is another holder's.
-    pub(super) async fn stay_holder(self: Rc<LabelPoll>) {
+    pub(super) async fn stay_holder(self: Rc<Self>) {
         let reserved = || -> Vec<(usize, Rc<Live>)> {
             let present = self.context.state.borrow().present().into_iter();
             present.filter(|(_, live)| live.key.get() != 0).collect()
@@ -95,7 +95,7 @@ impl LabelPoll {
         let found = ask(
             &self.context.core,
             &live.disk,
-            Ask::Report,
+            ReservationRequest::Report,
             self.context.deadline(),
         )
         .await;

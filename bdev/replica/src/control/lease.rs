@@ -3,7 +3,7 @@
 //!
 //! Another holder that opens the volume raises the epoch in the store, and waits for the duration
 //! of a lease before it serves. By then the previous holder has either read the new epoch, or had
-//! no reply from the store for a whole lease: in both cases it acknowledges nothing any longer.
+//! no reply from the store for a whole lease: in both cases it has stopped acknowledging I/O.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    pub(super) async fn keep_lease(self: Rc<Lease>) {
+    pub(super) async fn keep_lease(self: Rc<Self>) {
         let mut last_reply = self.context.core.now();
         loop {
             self.context.core.after(RENEW).await;
@@ -64,7 +64,7 @@ impl Lease {
         ) {
             let why = format!("no reply from the store for {LEASE:?}");
             self.context
-                .emit(crate::handle::Happened::StoreLost { why });
+                .emit(crate::handle::VolumeEventKind::StoreLost { why });
             self.context.publish();
         }
     }
@@ -74,7 +74,7 @@ impl Lease {
             &mut self.context.state.borrow_mut().store_lease_expired,
             false,
         ) {
-            self.context.emit(crate::handle::Happened::StoreBack);
+            self.context.emit(crate::handle::VolumeEventKind::StoreBack);
             self.context.publish();
         }
     }

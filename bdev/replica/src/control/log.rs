@@ -1,4 +1,5 @@
-//! Writes the dirty-region log: a region's bit is on the replicas' media before any write to it.
+//! Writes the dirty-region log: before the first write to a clean region, its bit is set on the
+//! media of the replicas.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -32,7 +33,7 @@ pub(super) struct LogWriter {
 
 impl LogWriter {
     /// Makes the regions dirty that lanes wait for.
-    pub(super) async fn keep_log(self: Rc<LogWriter>) {
+    pub(super) async fn keep_log(self: Rc<Self>) {
         loop {
             self.context.signals.log.notified().await;
             loop {

@@ -1,4 +1,5 @@
-//! The control's I/O to the replicas' devices, and its buffers.
+//! The control's own I/O to the replicas' devices (labels, log pages, copies), and the buffers for
+//! it.
 //!
 //! Buffers for decisions (labels, pages of the log) are reserved: hosts' writes wait for a decision
 //! with their buffers, so a decision that waited for a buffer would deadlock. Copying, comparing

@@ -1,5 +1,5 @@
-//! Changes the volume's record: in the store, in the labels, and in the control's state. All
-//! changes of the store use this module.
+//! Changes a volume's record (replicas, their states, settings): in the store, in the labels, and
+//! in the control's state. It is the only module that changes the store.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::context::Context;
 use super::media::Media;
-use crate::handle::{Happened, VolumeError};
+use crate::handle::{VolumeError, VolumeEventKind};
 use crate::model::VolumeRecord;
 use crate::mutation::Mutation;
 use crate::store::{StoreError, VolumeStore};
@@ -185,7 +185,7 @@ impl Membership {
 
     fn store_replied(&self) {
         if self.context.state.borrow_mut().store_lost.take().is_some() {
-            self.context.emit(Happened::StoreBack);
+            self.context.emit(VolumeEventKind::StoreBack);
             self.context.refresh_status();
         }
     }
@@ -195,7 +195,7 @@ impl Membership {
         let news = self.context.state.borrow().store_lost.as_ref() != Some(&why);
         if news {
             self.context.state.borrow_mut().store_lost = Some(why.clone());
-            self.context.emit(Happened::StoreLost { why });
+            self.context.emit(VolumeEventKind::StoreLost { why });
             self.context.refresh_status();
         }
     }

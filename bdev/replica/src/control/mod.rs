@@ -15,7 +15,7 @@
 //!
 //! | part | owns |
 //! |---|---|
-//! | [`Context`] | the volume's state, tasks and their signals, the way to lanes and observers |
+//! | [`Context`] | the volume's state, tasks and signals, connections to lanes and observers |
 //! | [`Media`] | the replicas' devices, and the control's buffers |
 //! | [`Membership`] | the store, and the right to change the record |
 //! | [`Copier`] | the ranges that are being copied, and the permitted rate |
@@ -24,7 +24,7 @@
 //! compared-and-swapped, written into the labels of the present replicas, and only then published
 //! to the lanes, which have held the I/O that depends on it. Changes are made one at a time, under
 //! [`Membership::turn`]. The log's pages are written under [`LogWriter::turn`], one writer at a
-//! time, so that a page never goes back in time.
+//! time, so that an older page never overwrites a newer one.
 
 mod attach;
 mod chunk;
@@ -105,7 +105,7 @@ impl Control {
         media: Rc<Media>,
         store: Arc<dyn VolumeStore>,
         holder: Uuid,
-    ) -> Rc<Control> {
+    ) -> Rc<Self> {
         let lease = Rc::new(Lease {
             context: Rc::clone(&context),
             store: Arc::clone(&store),
@@ -161,7 +161,7 @@ impl Control {
             began: context.core.now(),
             settled: Cell::new(None),
         });
-        Rc::new(Control {
+        Rc::new(Self {
             context,
             media,
             replicas,
@@ -186,7 +186,7 @@ impl Control {
         }
     }
 
-    fn start(self: &Rc<Control>) {
+    fn start(self: &Rc<Self>) {
         let bell = Arc::clone(&self.context.signals.news);
         self.context
             .shared
@@ -226,7 +226,7 @@ impl Control {
     }
 
     /// Forwards the messages of lanes to the tasks.
-    async fn listen(self: Rc<Control>) {
+    async fn listen(self: Rc<Self>) {
         loop {
             self.context.signals.news.notified().await;
             let (news, counts) = self.context.shared.take_news();

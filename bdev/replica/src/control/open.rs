@@ -1,5 +1,5 @@
-//! Opens a volume: raises the epoch, excludes untrusted replicas, and marks the regions that an
-//! unclean stop left in doubt, before it serves I/O.
+//! Opens a volume: raises the epoch, excludes replicas whose labels are invalid or old, and marks
+//! the regions to reconcile after an unclean stop. I/O is served afterwards.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -27,7 +27,8 @@ use super::membership::Membership;
 use super::state::{Live, Resync, State};
 use crate::format::Label;
 use crate::handle::{
-    COMMANDS, Devices, Happened, Observer, ResyncKind, VolumeError, VolumeHandle, VolumeStatus,
+    COMMANDS, Devices, Observer, ResyncKind, VolumeError, VolumeEventKind, VolumeHandle,
+    VolumeStatus,
 };
 use crate::model::{KeptLimits, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::prepared::{Prepared, keeps};
@@ -48,7 +49,7 @@ struct Found {
 
 /// The replicas found at opening.
 #[derive(Default)]
-struct Gathered {
+struct FoundReplicas {
     /// Trusted replicas in the order of their slots.
     found: Vec<Found>,
     /// Slots of present in-sync replicas that are not trusted.
@@ -57,7 +58,7 @@ struct Gathered {
     cut: Vec<(usize, Cut, Checked)>,
 }
 
-impl Gathered {
+impl FoundReplicas {
     fn is_settled(&self, slot: usize) -> bool {
         self.stale.contains(&slot)
             || self.found.iter().any(|f| f.slot == slot)
@@ -66,7 +67,7 @@ impl Gathered {
 }
 
 /// Result of checking a replica's device.
-enum Look {
+enum DeviceCheck {
     Good(Box<Found>),
     Stale,
     Cut(Cut, Checked),
@@ -210,7 +211,7 @@ pub(super) struct Opener {
 impl Opener {
     async fn begin(&self, promised: Option<Limits>) -> Result<Option<Arc<dyn Bdev>>, VolumeError> {
         let former = self.context.state.borrow().record.clone();
-        let Gathered {
+        let FoundReplicas {
             found,
             mut stale,
             cut,
@@ -304,7 +305,7 @@ impl Opener {
         let volume = Volume::new(&record, Arc::clone(&self.context.shared), limits);
         self.context.state.borrow_mut().serving = true;
         self.context.publish();
-        self.context.emit(Happened::Opened {
+        self.context.emit(VolumeEventKind::Opened {
             epoch,
             degraded: present.len() < record.replicas.len(),
             clean,
@@ -391,9 +392,9 @@ impl Opener {
     }
 
     /// Finds the in-sync replicas: those that can be believed, and those that cannot.
-    async fn gather(&self, record: &VolumeRecord) -> Result<Gathered, VolumeError> {
+    async fn gather(&self, record: &VolumeRecord) -> Result<FoundReplicas, VolumeError> {
         let start = self.context.core.now();
-        let mut all = Gathered::default();
+        let mut all = FoundReplicas::default();
         let mut why = String::from("none is in sync");
         loop {
             let mut missing = false;
@@ -406,8 +407,8 @@ impl Opener {
                     continue;
                 }
                 match self.find(record, replica).await {
-                    Ok(Look::Good(one)) => all.found.push(*one),
-                    Ok(Look::Cut(cut, checked)) => {
+                    Ok(DeviceCheck::Good(one)) => all.found.push(*one),
+                    Ok(DeviceCheck::Cut(cut, checked)) => {
                         why = VolumeError::Cut {
                             name: record.name.clone(),
                             device: replica.device.clone(),
@@ -416,7 +417,7 @@ impl Opener {
                         .to_string();
                         all.cut.push((slot, cut, checked));
                     }
-                    Ok(Look::Stale) => {
+                    Ok(DeviceCheck::Stale) => {
                         all.stale.push(slot);
                         why = format!(
                             "\"{}\" is present, and holds an older state than the last one served",
@@ -467,11 +468,11 @@ impl Opener {
             let is_cut = claimed.is_ok_and(|device| Cut::of(record, &device.layer).is_some());
             if is_cut && let Ok(look) = self.find(record, replica).await {
                 match look {
-                    Look::Cut(found, checked) => {
+                    DeviceCheck::Cut(found, checked) => {
                         cut.push((usize::from(replica.slot), found, checked));
                     }
-                    Look::Good(one) => self.media.disks.forget(&one.live.disk),
-                    Look::Stale => {}
+                    DeviceCheck::Good(one) => self.media.disks.forget(&one.live.disk),
+                    DeviceCheck::Stale => {}
                 }
             }
         }
@@ -506,7 +507,7 @@ impl Opener {
         &self,
         record: &VolumeRecord,
         replica: &ReplicaRecord,
-    ) -> Result<Look, VolumeError> {
+    ) -> Result<DeviceCheck, VolumeError> {
         let (device, disk) = self.media.claim_of_any_size(record, &replica.device)?;
         let losses = device.layer.losses();
         let checked = Checked::before(&device.layer);
@@ -528,7 +529,7 @@ impl Opener {
             };
             if let Some(cut) = cut {
                 self.media.disks.forget(&disk);
-                return Ok(Look::Cut(cut, checked));
+                return Ok(DeviceCheck::Cut(cut, checked));
             }
         }
         let read = read.map_err(|why| failed(&disk.name, why));
@@ -553,7 +554,7 @@ impl Opener {
                     read_errors: RefCell::new(VecDeque::new()),
                     resync: RefCell::default(),
                 };
-                Ok(Look::Good(Box::new(Found {
+                Ok(DeviceCheck::Good(Box::new(Found {
                     slot: usize::from(replica.slot),
                     live: Rc::new(live),
                     label,
@@ -561,7 +562,7 @@ impl Opener {
             }
             (_, Ok(_)) => {
                 self.media.disks.forget(&disk);
-                Ok(Look::Stale)
+                Ok(DeviceCheck::Stale)
             }
             (_, Err(error)) => {
                 self.media.disks.forget(&disk);
@@ -618,7 +619,7 @@ fn take_stock(
         replica.why = Some("it was not there when the volume was opened".into());
         replica.state = ReplicaState::Out {
             // A crash may come between the store's change and the label's.
-            last_label: closed.unwrap_or(Stamp {
+            last_label: closed.unwrap_or_else(|| Stamp {
                 epoch: former.serving,
                 revision: former.revision.saturating_sub(1),
             }),

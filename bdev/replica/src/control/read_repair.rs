@@ -1,11 +1,11 @@
-//! Writes back blocks that one replica could not read, and another could.
+//! Read repair: writes back blocks that one replica failed to read and another returned.
 
 use std::rc::Rc;
 
 use super::chunk::Copier;
 use super::context::Context;
 use super::media::SHORTAGE_OVER;
-use crate::handle::Happened;
+use crate::handle::VolumeEventKind;
 use crate::shared::{Failure, Repair};
 
 pub(super) struct ReadRepair {
@@ -15,7 +15,7 @@ pub(super) struct ReadRepair {
 
 impl ReadRepair {
     /// Writes back blocks that a replica could not read and another could.
-    pub(super) async fn repair_reads(self: Rc<ReadRepair>) {
+    pub(super) async fn repair_reads(self: Rc<Self>) {
         loop {
             self.context.signals.repair.notified().await;
             while let Some(repair) = { self.context.state.borrow_mut().repairs.pop_front() } {
@@ -35,7 +35,7 @@ impl ReadRepair {
                 None => self.context.core.after(SHORTAGE_OVER).await,
             }
         }
-        self.context.emit(Happened::ReadRepaired {
+        self.context.emit(VolumeEventKind::ReadRepaired {
             replica: self.context.replica_id(repair.slot),
             lba: repair.lba,
             blocks: repair.blocks,

@@ -1,5 +1,5 @@
-//! Copies missing data to replicas, a region at a time, and promotes replicas that lack nothing.
-//! Then removes replaced replicas.
+//! Resyncs replicas: copies the regions that a replica lacks, one at a time, and promotes it to in
+//! sync when it lacks none. A replaced replica is then removed.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use super::log::LogWriter;
 use super::media::Media;
 use super::membership::Membership;
 use super::state::{Live, Retry};
-use crate::handle::{Happened, LastResync, ResyncKind};
+use crate::handle::{LastResync, ResyncKind, VolumeEventKind};
 use crate::model::ReplicaState;
 use crate::shared::{Failure, NO_REGION};
 
@@ -52,7 +52,7 @@ enum Copied {
 }
 
 impl Resyncer {
-    pub(super) async fn copy_regions(self: Rc<Resyncer>) {
+    pub(super) async fn copy_regions(self: Rc<Self>) {
         loop {
             self.context.signals.resync.notified().await;
             let mut at = 0;
@@ -300,11 +300,12 @@ impl Resyncer {
         for (_, live) in targets {
             if let Some(resync) = &mut *live.resync.borrow_mut() {
                 let before = resync.source.replace(id);
-                changed = changed.or(before.filter(|before| *before != id));
+                changed = changed.or_else(|| before.filter(|before| *before != id));
             }
         }
         if let Some(from) = changed {
-            self.context.emit(Happened::SourceChanged { from, to: id });
+            self.context
+                .emit(VolumeEventKind::SourceChanged { from, to: id });
         }
     }
 
@@ -392,7 +393,7 @@ impl Resyncer {
         });
         self.context.publish();
         self.context.signals.clean.notify_one();
-        self.context.emit(Happened::ResyncEnded {
+        self.context.emit(VolumeEventKind::ResyncEnded {
             replica: self.context.replica_id(slot),
             device: live.disk.name.clone(),
             kind,

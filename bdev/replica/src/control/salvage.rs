@@ -3,9 +3,9 @@
 //! Readable blocks are copied from it, and the rest from another in-sync replica, preferably one
 //! that has the region. During a reconcile there may be none. The differing data was not
 //! acknowledged unless all replicas have it, so the contents of another replica are as valid, but
-//! may differ from an earlier read. Hence the event [`Happened::Salvaged`] is sent, and the data is
-//! written, with FUA, first to the replica that could not read it. From then on this data is
-//! returned, whatever fails next.
+//! may differ from an earlier read. Hence the event [`VolumeEventKind::Salvaged`] is sent, and the
+//! data is written, with FUA, first to the replica that could not read it. From then on this data
+//! is returned, whatever fails next.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use nacre_hugepages::Buf;
 
 use super::chunk::{Chunk, Copier};
 use super::state::Live;
-use crate::handle::Happened;
+use crate::handle::VolumeEventKind;
 use crate::shared::Failure;
 
 /// Most blocks of a chunk to take from other replicas: writes wait meanwhile, and a replica with
@@ -135,7 +135,7 @@ impl Copier {
         let slot = slot.ok_or(Failure::Status(nacre_bdev::Status::Gone))?;
         let (replica, blocks) = (self.context.replica_id(slot), run.blocks as u32);
         if !run.whole {
-            self.context.emit(Happened::Salvaged {
+            self.context.emit(VolumeEventKind::Salvaged {
                 replica,
                 from: self.context.replica_id(run.slot),
                 lba: run.lba,
@@ -151,7 +151,7 @@ impl Copier {
             return Err(why);
         }
         if run.whole {
-            self.context.emit(Happened::ReadRepaired {
+            self.context.emit(VolumeEventKind::ReadRepaired {
                 replica,
                 lba: run.lba,
                 blocks,

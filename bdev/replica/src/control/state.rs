@@ -110,15 +110,15 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(10);
 
 impl Retry {
-    pub fn failed(&mut self, now: Nanos) {
+    pub(super) fn failed(&mut self, now: Nanos) {
         self.delay = (self.delay * 2).clamp(FIRST_RETRY, LAST_RETRY);
         self.at = now + self.delay;
     }
 }
 
 impl State {
-    pub fn new(record: VolumeRecord) -> State {
-        State {
+    pub(super) fn new(record: VolumeRecord) -> Self {
+        Self {
             record,
             live: Default::default(),
             leaving: Default::default(),
@@ -145,7 +145,7 @@ impl State {
 
     /// Stores reports of lanes. A decision may wait for the store, and meanwhile each I/O to a
     /// failing replica adds a report. Only a few equal ones are kept.
-    pub fn take_reports(&mut self, reports: Vec<Report>) {
+    pub(super) fn take_reports(&mut self, reports: Vec<Report>) {
         for report in reports {
             let said = |r: &Report| {
                 (r.slot, r.incarnation) == (report.slot, report.incarnation)
@@ -157,33 +157,33 @@ impl State {
         }
     }
 
-    pub fn is_in_sync(&self, slot: usize) -> bool {
+    pub(super) fn is_in_sync(&self, slot: usize) -> bool {
         let replica = self.record.replica(slot);
         replica.is_some_and(|m| m.state == ReplicaState::InSync)
     }
 
     /// Attached replicas that are in sync, by slot.
-    pub fn in_sync(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
+    pub(super) fn in_sync(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
         let live = self.live.iter().enumerate();
         live.filter_map(|(slot, live)| Some((slot, live.as_ref()?)))
             .filter(|(slot, live)| self.is_in_sync(*slot) && live.joined.get())
     }
 
     /// Attached replicas that are not in sync: the targets of a resync.
-    pub fn syncing(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
+    pub(super) fn syncing(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
         let live = self.live.iter().enumerate();
         live.filter_map(|(slot, live)| Some((slot, live.as_ref()?)))
             .filter(|(slot, live)| !self.is_in_sync(*slot) && live.joined.get())
     }
 
     /// All attached replicas, by slot, whether lanes use them or not.
-    pub fn present(&self) -> Vec<(usize, Rc<Live>)> {
+    pub(super) fn present(&self) -> Vec<(usize, Rc<Live>)> {
         let live = self.live.iter().enumerate();
         live.filter_map(|(slot, live)| Some((slot, Rc::clone(live.as_ref()?))))
             .collect()
     }
 
-    pub fn slot_of(&self, replica: &str) -> Option<usize> {
+    pub(super) fn slot_of(&self, replica: &str) -> Option<usize> {
         let named =
             |m: &&crate::model::ReplicaRecord| m.device == replica || m.id.to_string() == replica;
         let found = self.record.replicas.iter().find(named)?;
@@ -204,7 +204,7 @@ impl State {
 
     /// The view for lanes. It has replicas only once the volume serves, so a failed opening leaves
     /// no state of them in lanes.
-    pub fn view(&self) -> View {
+    pub(super) fn view(&self) -> View {
         let mut view = View::closed(&self.record.settings);
         view.mode = self.mode();
         if !self.serving {
@@ -233,7 +233,7 @@ impl State {
         view
     }
 
-    pub fn status(&self, shared: &Shared) -> VolumeStatus {
+    pub(super) fn status(&self, shared: &Shared) -> VolumeStatus {
         let mut status = VolumeStatus::of(&self.record);
         let total = self.record.replicas.len();
         let in_sync = self.in_sync().count();
@@ -341,20 +341,20 @@ impl State {
 
 impl Live {
     /// True when only the label, and no reservation, protects the replica.
-    pub fn is_by_label(&self) -> bool {
+    pub(super) fn is_by_label(&self) -> bool {
         !self.device.layer.reserves()
     }
 
     /// True while the replica is attached and its device has lost no data since then.
-    pub fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         let layer = &self.device.layer;
         self.joined.get() && !layer.is_gone() && layer.losses() == self.losses
     }
 }
 
 impl Resync {
-    pub fn new(kind: ResyncKind, total_regions: u64, kept: u64, now: Nanos) -> Resync {
-        Resync {
+    pub(super) fn new(kind: ResyncKind, total_regions: u64, kept: u64, now: Nanos) -> Self {
+        Self {
             kind,
             source: None,
             total_regions,
@@ -366,7 +366,7 @@ impl Resync {
         }
     }
 
-    pub fn copied(&mut self, bytes: u64, now: Nanos) {
+    pub(super) fn copied(&mut self, bytes: u64, now: Nanos) {
         /// Time over which the resync rate is averaged.
         const WINDOW: Duration = Duration::from_secs(10);
         const STEP: Duration = Duration::from_millis(500);

@@ -10,7 +10,7 @@ use super::chunk::Copier;
 use super::context::Context;
 use super::media::SHORTAGE_OVER;
 use super::state::Live;
-use crate::handle::{Happened, VerifyStatus, VolumeError};
+use crate::handle::{VerifyStatus, VolumeError, VolumeEventKind};
 use crate::shared::{Failure, Repair};
 
 /// Number of differing blocks that are kept as examples.
@@ -32,7 +32,7 @@ struct Compared {
 
 impl Verify {
     /// Runs one verification in the background.
-    pub(super) fn begin_verify(self: &Rc<Verify>, repair: bool) -> Result<(), VolumeError> {
+    pub(super) fn begin_verify(self: &Rc<Self>, repair: bool) -> Result<(), VolumeError> {
         let mut state = self.context.state.borrow_mut();
         if state.verify.as_ref().is_some_and(|v| v.running) {
             return Err(VolumeError::Running {
@@ -51,13 +51,13 @@ impl Verify {
             examples: Vec::new(),
         });
         drop(state);
-        self.context.emit(Happened::VerifyStarted { repair });
+        self.context.emit(VolumeEventKind::VerifyStarted { repair });
         self.context.refresh_status();
         self.context.spawn(Rc::clone(self).verify(repair));
         Ok(())
     }
 
-    async fn verify(self: Rc<Verify>, repair: bool) {
+    async fn verify(self: Rc<Self>, repair: bool) {
         let step = self.copier.chunk_blocks();
         let mut at = 0;
         loop {
@@ -86,7 +86,7 @@ impl Verify {
             let verify = state.verify.as_mut();
             verify.map(|verify| {
                 verify.running = false;
-                Happened::VerifyEnded {
+                VolumeEventKind::VerifyEnded {
                     compared_bytes: verify.compared_bytes,
                     different_blocks: verify.different_blocks,
                     repaired_blocks: verify.repaired_blocks,
@@ -165,7 +165,7 @@ impl Verify {
     }
 
     /// Starts verifications at the volume's configured interval.
-    pub(super) async fn verify_in_time(self: Rc<Verify>) {
+    pub(super) async fn verify_in_time(self: Rc<Self>) {
         let mut last = self.context.core.now();
         loop {
             let hours = self.context.state.borrow().record.settings.verify_hours;

@@ -1,5 +1,5 @@
 //! The bodies of the fuzz targets, here so that the corpora in `fuzz/corpus` are replayed by an
-//! ordinary test. A target takes any bytes, and panics only when a promise of the format is broken.
+//! ordinary test. A target accepts any bytes, and panics only on a bug in the parser.
 
 use uuid::Uuid;
 

@@ -69,11 +69,11 @@ pub enum LabelState {
 }
 
 impl From<ReplicaState> for LabelState {
-    fn from(state: ReplicaState) -> LabelState {
+    fn from(state: ReplicaState) -> Self {
         match state {
-            ReplicaState::InSync => LabelState::InSync,
-            ReplicaState::Out { .. } => LabelState::Out,
-            ReplicaState::Filling { .. } => LabelState::Filling,
+            ReplicaState::InSync => Self::InSync,
+            ReplicaState::Out { .. } => Self::Out,
+            ReplicaState::Filling { .. } => Self::Filling,
         }
     }
 }
@@ -126,7 +126,7 @@ impl Label {
         seal(out);
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Label, LabelError> {
+    pub fn decode(bytes: &[u8]) -> Result<Self, LabelError> {
         let block = block_of(bytes).ok_or(LabelError::Foreign)?;
         if block.iter().all(|byte| *byte == 0) {
             return Err(LabelError::NotALabel);
@@ -176,7 +176,7 @@ impl Label {
         check(r.zero_until(REPLICAS), "name")?;
         let replicas = replicas(&mut r, usize::from(count))?;
         check(r.zero_until(CHECKSUM), "reserved area")?;
-        Ok(Label {
+        Ok(Self {
             volume,
             name: name.to_owned(),
             replica,

@@ -1,3 +1,5 @@
+//! Tests of labels, log pages and the layout: their bytes, and the error for each invalid field.
+
 use std::path::Path;
 
 use proptest::prelude::*;

@@ -8,7 +8,7 @@ use nacre_reactor::{Idle, Nanos};
 use super::counters::Counters;
 use super::locks::{Blocked, Locks};
 use super::replicas::Replicas;
-use super::request::{Request, Stage, Why};
+use super::request::{Request, Stage, Wait};
 use super::requests::Requests;
 use super::waiting::{Recheck, Waiting, stripe_wait};
 use crate::shared::Shared;
@@ -28,8 +28,8 @@ pub(super) struct Retry {
 }
 
 impl Admission {
-    pub fn with_capacity(capacity: usize, owner: Owner, shared: Arc<Shared>) -> Admission {
-        Admission {
+    pub(super) fn with_capacity(capacity: usize, owner: Owner, shared: Arc<Shared>) -> Self {
+        Self {
             locks: Locks::with_capacity(capacity, owner, Arc::clone(&shared)),
             waiting: Waiting::with_capacity(capacity),
             shared,
@@ -39,13 +39,13 @@ impl Admission {
     /// Enters the regions and locks the stripes of a write: all of them, or none. The error is the
     /// event to wait for.
     #[inline]
-    pub fn lock(
+    pub(super) fn lock(
         &mut self,
         requests: &mut Requests,
         index: usize,
         now: Nanos,
         counters: &mut Counters,
-    ) -> Result<(), Why> {
+    ) -> Result<(), Wait> {
         let request = &requests[index];
         let (lba, end) = (request.lba, request.end());
         let overlaps = !self.waiting.is_empty() && self.waiting.overlap_earlier(requests, lba, end);
@@ -60,7 +60,7 @@ impl Admission {
 
     /// Leaves the regions and unlocks the stripes of a write.
     #[inline]
-    pub fn unlock(&mut self, requests: &mut Requests, index: usize) {
+    pub(super) fn unlock(&mut self, requests: &mut Requests, index: usize) {
         if self.locks.unlock(requests, index) {
             self.waiting.note(Recheck::WriteEnded);
         }
@@ -69,44 +69,44 @@ impl Admission {
     /// Locks regions and stripes for a synchronous write. Returns false if it cannot, or if another
     /// request waits.
     #[inline]
-    pub fn enter(&self, lba: u64, blocks: u64) -> bool {
+    pub(super) fn enter(&self, lba: u64, blocks: u64) -> bool {
         self.waiting.is_empty() && self.locks.enter(lba, blocks).is_ok()
     }
 
     /// Releases the locks of [`Admission::enter`].
     #[inline]
-    pub fn leave(&self, lba: u64, blocks: u64) {
+    pub(super) fn leave(&self, lba: u64, blocks: u64) {
         self.locks.leave(lba, blocks);
     }
 
-    pub fn park(&mut self, requests: &mut Requests, index: usize, why: Why) {
-        requests[index].stage = Stage::Parked(why);
+    pub(super) fn park(&mut self, requests: &mut Requests, index: usize, why: Wait) {
+        requests[index].stage = Stage::Waiting(why);
         self.waiting.push(index);
     }
 
     /// Removes a parked request that ends without a start.
-    pub fn unpark(&mut self, index: usize) {
+    pub(super) fn unpark(&mut self, index: usize) {
         self.waiting.remove(index);
     }
 
     /// Releases the locks of a request that ends, and lets the next pass check requests that
     /// overlap with it.
-    pub fn request_ended(&mut self, requests: &mut Requests, index: usize) {
+    pub(super) fn request_ended(&mut self, requests: &mut Requests, index: usize) {
         self.unlock(requests, index);
         self.waiting.note(Recheck::WriteEnded);
     }
 
     /// Lets the next pass check the requests that wait for a new view.
-    pub fn view_changed(&mut self) {
+    pub(super) fn view_changed(&mut self) {
         self.waiting.note(Recheck::View);
     }
 
     #[inline]
-    pub fn has_waiting(&self) -> bool {
+    pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    pub fn begin_retry(&mut self) -> Retry {
+    pub(super) fn begin_retry(&mut self) -> Retry {
         Retry {
             left: self.waiting.len(),
             events: self.waiting.take_noted(),
@@ -115,7 +115,7 @@ impl Admission {
 
     /// The next waiting request that may start now, in order of arrival. The others stay in their
     /// order. `None`: the pass is complete.
-    pub fn next_admitted(
+    pub(super) fn next_admitted(
         &mut self,
         retry: &mut Retry,
         requests: &Requests,
@@ -127,7 +127,7 @@ impl Admission {
         {
             retry.left -= 1;
             let request = &requests[index];
-            let Stage::Parked(why) = request.stage else {
+            let Stage::Waiting(why) = request.stage else {
                 continue;
             };
             if self.may_start(request, why, retry.events, replicas, now) {
@@ -142,18 +142,18 @@ impl Admission {
     fn may_start(
         &self,
         request: &Request,
-        why: Why,
+        why: Wait,
         events: Recheck,
         replicas: &Replicas,
         now: Nanos,
     ) -> bool {
         match why {
-            Why::Log(region) => events == Recheck::View || self.shared.regions.is_dirty(region),
-            Why::Stripe { at, .. } => now >= at,
-            Why::Overlap => events >= Recheck::WriteEnded,
-            Why::View => events == Recheck::View,
-            Why::Later(moment) => now >= moment,
-            Why::Equal(ticket) => {
+            Wait::Log(region) => events == Recheck::View || self.shared.regions.is_dirty(region),
+            Wait::Stripe { at, .. } => now >= at,
+            Wait::Overlap => events >= Recheck::WriteEnded,
+            Wait::View => events == Recheck::View,
+            Wait::Later(moment) => now >= moment,
+            Wait::Equal(ticket) => {
                 self.shared.tried() >= ticket
                     || !replicas.sync.serves
                     || replicas.may_read(request) != 0
@@ -162,23 +162,28 @@ impl Admission {
     }
 
     /// True when another pass would start a request.
-    pub fn may_start_any(&self, requests: &Requests, replicas: &Replicas, now: Nanos) -> bool {
+    pub(super) fn may_start_any(
+        &self,
+        requests: &Requests,
+        replicas: &Replicas,
+        now: Nanos,
+    ) -> bool {
         let events = self.waiting.noted();
         let mut waiting = self.waiting.iter().map(|index| &requests[index]);
         waiting.any(|request| match request.stage {
-            Stage::Parked(why) => self.may_start(request, why, events, replicas, now),
+            Stage::Waiting(why) => self.may_start(request, why, events, replicas, now),
             _ => false,
         })
     }
 
     /// The earliest time that a waiting request waits for.
-    pub fn next_moment(&self, requests: &Requests) -> Idle {
+    pub(super) fn next_moment(&self, requests: &Requests) -> Idle {
         self.waiting.next_moment(requests)
     }
 
     /// The number of writes with locks, and the number of waiting requests.
     #[cfg(test)]
-    pub fn counts(&self) -> (usize, usize) {
+    pub(super) fn counts(&self) -> (usize, usize) {
         (self.locks.count(), self.waiting.len())
     }
 }
@@ -189,17 +194,17 @@ fn why_blocked(
     blocked: Blocked,
     now: Nanos,
     counters: &mut Counters,
-) -> Why {
+) -> Wait {
     match blocked {
         Blocked::Overlap => {
             let counted = std::mem::replace(&mut request.waited_overlap, true);
             counters.overlap_wait(!counted);
-            Why::Overlap
+            Wait::Overlap
         }
         Blocked::Log(region) => {
             let counted = std::mem::replace(&mut request.waited_log, true);
             counters.log_wait(!counted);
-            Why::Log(region)
+            Wait::Log(region)
         }
         Blocked::Stripe => stripe_wait(request.stage, now),
     }

@@ -1,9 +1,10 @@
 //! The synchronous path: reads and writes on replicas that complete an I/O during submission (RAM
 //! disks).
 //!
-//! Such an I/O is never in flight, so it needs no request. It needs the same locks as a request, in
-//! the same order: a write needs its regions and stripes, and every I/O needs its replicas' slots
-//! and a current view. An I/O that cannot complete here is submitted normally.
+//! Such an I/O is never in flight, so it needs no entry in the table of requests. It needs the same
+//! locks as a request, in the same order: a write needs its regions and stripes, and every I/O
+//! needs its replicas' slots and a current view. An I/O that cannot complete here is submitted
+//! normally.
 //!
 //! The first I/O of a turn enters a replica's slot, and the next turn leaves it, because entering
 //! costs as much as the rest of a read. The control, which waits for empty slots, waits at most one

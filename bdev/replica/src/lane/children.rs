@@ -1,4 +1,4 @@
-//! The children of a request and their states. A child is the I/O that a request sends to one
+//! The children of a request, and their states. A child is the I/O that a request submits to one
 //! replica.
 //!
 //! ```text
@@ -45,50 +45,50 @@ pub(super) struct Children {
 
 impl Children {
     /// Slots whose replicas got a child, completed or not.
-    pub fn all(&self) -> Slots {
+    pub(super) fn all(&self) -> Slots {
         self.with | self.queued | self.ok | self.failed | self.orphans
     }
 
     /// Children that the request waits for, and failed ones that the control has not decided about.
-    pub fn unfinished(&self) -> Slots {
+    pub(super) fn unfinished(&self) -> Slots {
         self.with | self.queued | self.failed
     }
 
     /// Children that devices have, including orphans.
-    pub fn at_devices(&self) -> Slots {
+    pub(super) fn at_devices(&self) -> Slots {
         self.with | self.orphans
     }
 
     /// Children that may still complete in time: queued, or at a device and not late.
-    pub fn awaited(&self) -> Slots {
+    pub(super) fn awaited(&self) -> Slots {
         (self.with | self.queued) & !self.failed
     }
 
     /// Children at a device that are not late.
-    pub fn at_work(&self) -> Slots {
+    pub(super) fn at_work(&self) -> Slots {
         self.with & !self.failed
     }
 
     /// Late children: reported as failures while their devices still have them.
-    pub fn late(&self) -> Slots {
+    pub(super) fn late(&self) -> Slots {
         self.with & self.failed
     }
 
     /// Turns late children into orphans.
     #[cold]
-    pub fn leave_late(&mut self) {
+    pub(super) fn leave_late(&mut self) {
         let late = self.late();
         self.with &= !late;
         self.orphans |= late;
     }
 
     /// Clears the results, so that the request can start again.
-    pub fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         (self.ok, self.failed, self.tried) = (0, 0, 0);
     }
 
     /// Clears the state of replicas that left the view, except their orphans.
-    pub fn forget(&mut self, slots: Slots) {
+    pub(super) fn forget(&mut self, slots: Slots) {
         for set in [
             &mut self.with,
             &mut self.queued,
@@ -103,7 +103,7 @@ impl Children {
 
     /// Increments the ages of the children. Returns the slots whose children are older than `limit`
     /// upkeeps and were not reported yet.
-    pub fn age(&mut self, limit: u8) -> Slots {
+    pub(super) fn age(&mut self, limit: u8) -> Slots {
         let mut late = 0;
         for slot in slots(self.at_work()) {
             self.ages[slot] = self.ages[slot].saturating_add(1);

@@ -1,4 +1,4 @@
-//! Ends requests: completes, refuses and aborts them, and ends those of a closed lane.
+//! The end of requests: completes, fails and aborts them, also when the lane is closed.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -21,8 +21,8 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub fn with_capacity(capacity: usize) -> Completions {
-        Completions {
+    pub(super) fn with_capacity(capacity: usize) -> Self {
+        Self {
             ready: VecDeque::with_capacity(capacity),
             open: 0,
             latency_ns: 0,
@@ -31,25 +31,25 @@ impl Completions {
 
     /// Number of accepted I/Os whose completion was not returned yet.
     #[inline]
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.open + self.ready.len()
     }
 
-    pub fn has_ready(&self) -> bool {
+    pub(super) fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
     /// Counts an accepted I/O; returns the time of its arrival, or zero if the time is unknown:
     /// without open requests the lane may not have been polled.
     #[inline]
-    pub fn open(&mut self, now: Nanos) -> Nanos {
+    pub(super) fn open(&mut self, now: Nanos) -> Nanos {
         self.open += 1;
         if self.open == 1 { Nanos::ZERO } else { now }
     }
 
     /// Counts a completion. `start`: the I/O's arrival time, from [`Completions::open`].
     #[inline]
-    pub fn answered(&mut self, start: Nanos, now: Nanos) {
+    pub(super) fn answered(&mut self, start: Nanos, now: Nanos) {
         self.open -= 1;
         if start != Nanos::ZERO {
             let latency_ns = now.0.saturating_sub(start.0);
@@ -61,7 +61,12 @@ impl Completions {
     /// Takes the pending I/O out of a request, for the caller to complete. `None`: the I/O was
     /// completed already.
     #[inline]
-    pub fn close(&mut self, requests: &mut Requests, index: usize, now: Nanos) -> Option<Pending> {
+    pub(super) fn close(
+        &mut self,
+        requests: &mut Requests,
+        index: usize,
+        now: Nanos,
+    ) -> Option<Pending> {
         let (pending, start) = requests.close(index)?;
         self.answered(start, now);
         Some(pending)
@@ -70,7 +75,7 @@ impl Completions {
     /// Completes the I/O of a request whose replicas are still writing. The request keeps its
     /// locks.
     #[cold]
-    pub fn answer_early(&mut self, request: &mut Request, status: Status) {
+    pub(super) fn answer_early(&mut self, request: &mut Request, status: Status) {
         let data = request.data.clone();
         if let Some(pending) = request.pending.take() {
             self.open -= 1;
@@ -79,11 +84,11 @@ impl Completions {
     }
 
     /// Adds a completion, which the next poll returns.
-    pub fn push(&mut self, completion: Completion) {
+    pub(super) fn push(&mut self, completion: Completion) {
         self.ready.push_back(completion);
     }
 
-    pub fn hand_over(&mut self, done: &mut Done) {
+    pub(super) fn hand_over(&mut self, done: &mut Done) {
         while done.has_room()
             && let Some(completion) = self.ready.pop_front()
         {
@@ -91,7 +96,7 @@ impl Completions {
         }
     }
 
-    pub fn publish_latency(&self, state: &LaneState) {
+    pub(super) fn publish_latency(&self, state: &LaneState) {
         state.latency_ns.store(self.latency_ns, Ordering::Relaxed);
     }
 }
@@ -113,7 +118,7 @@ impl Lane {
     #[cold]
     pub(super) fn abort_request(&mut self, index: usize) -> bool {
         self.requests[index].aborted = true;
-        if matches!(self.requests[index].stage, Stage::Parked(_)) {
+        if matches!(self.requests[index].stage, Stage::Waiting(_)) {
             self.admission.unpark(index);
             self.finish(index, Status::Aborted);
             return true;

@@ -1,4 +1,5 @@
-//! The statistics of a lane's current turn. At its end they are added to the volume's totals.
+//! The statistics of a lane in its current turn. At the end of the turn they are added to the
+//! volume's totals.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,48 +21,48 @@ pub(super) struct Counters {
 impl Counters {
     /// Counts a read that the replica in `slot` completed.
     #[inline]
-    pub fn read(&mut self, slot: usize) {
+    pub(super) fn read(&mut self, slot: usize) {
         self.reads[slot] += 1;
         self.any = true;
     }
 
     #[inline]
-    pub fn write(&mut self, slot: usize) {
+    pub(super) fn write(&mut self, slot: usize) {
         self.writes[slot] += 1;
         self.any = true;
     }
 
     /// Counts a read that another replica had to serve.
-    pub fn read_moved(&mut self) {
+    pub(super) fn read_moved(&mut self) {
         self.reads_moved += 1;
         self.any = true;
     }
 
     /// Counts a write that waits for the dirty-region log. `new`: it did not wait for it before.
-    pub fn log_wait(&mut self, new: bool) {
+    pub(super) fn log_wait(&mut self, new: bool) {
         self.log_waits += u64::from(new);
         self.any = true;
     }
 
     /// Counts a write that waits for an overlapping one. `new`: it did not wait for it before.
-    pub fn overlap_wait(&mut self, new: bool) {
+    pub(super) fn overlap_wait(&mut self, new: bool) {
         self.overlap_waits += u64::from(new);
         self.any = true;
     }
 
     /// Counts a request that waited for replicas up to the frozen hold time, and then failed.
-    pub fn frozen_answer(&mut self) {
+    pub(super) fn frozen_answer(&mut self) {
         self.frozen_answers += 1;
         self.any = true;
     }
 
     /// True when a counter is not zero.
     #[inline]
-    pub fn has_news(&self) -> bool {
+    pub(super) fn has_news(&self) -> bool {
         self.any
     }
 
-    pub fn publish(&mut self, totals: &Totals) {
+    pub(super) fn publish(&mut self, totals: &Totals) {
         let add = |to: &AtomicU64, count: &mut u64| {
             if *count > 0 {
                 to.fetch_add(std::mem::take(count), Ordering::Relaxed);

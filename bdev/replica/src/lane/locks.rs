@@ -36,8 +36,8 @@ pub(super) enum Blocked {
 }
 
 impl Locks {
-    pub fn with_capacity(capacity: usize, owner: Owner, shared: Arc<Shared>) -> Locks {
-        Locks {
+    pub(super) fn with_capacity(capacity: usize, owner: Owner, shared: Arc<Shared>) -> Self {
+        Self {
             writes: Vec::with_capacity(capacity),
             owner,
             shared,
@@ -45,13 +45,13 @@ impl Locks {
     }
 
     #[cfg(test)]
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.writes.len()
     }
 
     /// Enters the regions and locks the stripes of these blocks: all of them, or none.
     #[inline]
-    pub fn enter(&self, lba: u64, blocks: u64) -> Result<(), Blocked> {
+    pub(super) fn enter(&self, lba: u64, blocks: u64) -> Result<(), Blocked> {
         let regions = self.shared.regions_of(lba, blocks);
         for region in regions.clone() {
             let entered = self.shared.regions.enter(region);
@@ -81,7 +81,7 @@ impl Locks {
 
     /// Releases the locks of [`Locks::enter`].
     #[inline]
-    pub fn leave(&self, lba: u64, blocks: u64) {
+    pub(super) fn leave(&self, lba: u64, blocks: u64) {
         self.shared.stripes.release(lba, blocks);
         for region in self.shared.regions_of(lba, blocks) {
             self.shared.regions.leave(region);
@@ -103,7 +103,7 @@ impl Locks {
 
     /// Like [`Locks::enter`], for a request that has the locks until [`Locks::unlock`].
     #[inline]
-    pub fn lock(&mut self, request: &mut Request, index: usize) -> Result<(), Blocked> {
+    pub(super) fn lock(&mut self, request: &mut Request, index: usize) -> Result<(), Blocked> {
         self.enter(request.lba, u64::from(request.blocks))?;
         request.locked = Some(self.writes.len() as u32);
         self.writes.push(Span {
@@ -116,7 +116,7 @@ impl Locks {
 
     /// Releases the locks of [`Locks::lock`]. Returns false if the request has none.
     #[inline]
-    pub fn unlock(&mut self, requests: &mut Requests, index: usize) -> bool {
+    pub(super) fn unlock(&mut self, requests: &mut Requests, index: usize) -> bool {
         let request = &mut requests[index];
         let Some(place) = request.locked.take() else {
             return false;

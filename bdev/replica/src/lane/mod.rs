@@ -26,8 +26,8 @@
 //! [`Lane`] coordinates them: [`read`] has the steps of reads, [`write`] those of writes, and
 //! [`completion`] the ends of both.
 //!
-//! Nearly every read is a swift one ([`request::Stage::Swift`]): one replica accepts and completes
-//! it. The other fields of the request are filled in only if that fails.
+//! Nearly every read is direct ([`request::Stage::Direct`]): one replica accepts and completes it.
+//! The other fields of the request are filled in only if that fails.
 //!
 //! A request stays in the table until it is completed and no device has any part of it. All sizes
 //! are bounded: [`DEPTH`] open requests, and [`PLACES`] places in the table. A lane locks a mutex
@@ -105,7 +105,7 @@ enum Review {
 }
 
 impl Lane {
-    pub(crate) fn new(shared: Arc<Shared>, block_size: u32, pool: &Pool) -> std::io::Result<Lane> {
+    pub(crate) fn new(shared: Arc<Shared>, block_size: u32, pool: &Pool) -> std::io::Result<Self> {
         let sleepers = EventSet::new()?;
         let state = shared.add_lane()?;
         if let Err(error) = sleepers.add(state.bell(), 0, Interest::READ) {
@@ -119,7 +119,7 @@ impl Lane {
             pool,
             sleepers,
         );
-        let mut lane = Lane {
+        let mut lane = Self {
             replicas,
             requests: Requests::with_capacity(DEPTH),
             admission: Admission::with_capacity(DEPTH, state.owner, Arc::clone(&shared)),
@@ -169,8 +169,8 @@ impl Lane {
     #[inline]
     fn child_ended(&mut self, old: bool, completion: &mut Completion) -> bool {
         let (index, slot, generation) = split_token(completion.token);
-        if self.requests.is_swift(index, generation) {
-            if self.answer_swift(index, slot, completion) {
+        if self.requests.is_direct(index, generation) {
+            if self.complete_direct(index, slot, completion) {
                 return true;
             }
             self.requests.settle();
@@ -208,7 +208,7 @@ impl Lane {
         let request = &self.requests[index];
         match request.stage {
             Stage::Orphaned if request.children.orphans == 0 => self.requests.remove(index),
-            Stage::Flying => self.judge(index),
+            Stage::InFlight => self.judge(index),
             _ => {}
         }
     }
@@ -292,7 +292,7 @@ impl Queue for Lane {
         self.generation = self.generation.wrapping_add(1) & GENERATIONS;
         let start = self.completions.open(self.now);
         match io.op {
-            Op::Read if self.replicas.are_swift() => self.read_swiftly(io, start),
+            Op::Read if self.replicas.allow_direct() => self.read_direct(io, start),
             _ => self.take(io, start),
         }
         Ok(())
@@ -300,7 +300,7 @@ impl Queue for Lane {
 
     #[inline]
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        if !self.replicas.are_swift() || self.shared.check(io).is_some() {
+        if !self.replicas.allow_direct() || self.shared.check(io).is_some() {
             return None;
         }
         match io.op {

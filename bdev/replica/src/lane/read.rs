@@ -8,7 +8,7 @@ use nacre_bdev::{Completion, Io, Status};
 use nacre_reactor::Nanos;
 
 use super::Lane;
-use super::request::{Stage, Why, bit, child_token, slots};
+use super::request::{Stage, Wait, bit, child_token, slots};
 use super::verdict::{self, ReadVerdict};
 use super::waiting::PAUSE;
 use crate::shared::{Failure, Repair};
@@ -21,8 +21,8 @@ impl Lane {
     /// The fast path: if no in-sync replica lacks any block, passes the read to one of them
     /// unchanged. Other reads become ordinary requests.
     #[inline]
-    pub(super) fn read_swiftly(&mut self, io: Io, start: Nanos) {
-        let Some(slot) = self.replicas.swift_slot(io.lba) else {
+    pub(super) fn read_direct(&mut self, io: Io, start: Nanos) {
+        let Some(slot) = self.replicas.direct_slot(io.lba) else {
             return self.take(io, start);
         };
         self.replicas.enter(slot);
@@ -33,18 +33,18 @@ impl Lane {
             return self.take(io, start);
         };
         let generation = self.generation;
-        let index = self.requests.insert_swift(&io, slot, generation, start);
+        let index = self.requests.insert_direct(&io, slot, generation, start);
         if let Err(io) = queue.pass(io, child_token(index, slot, generation)) {
-            self.requests.remove_swift(index).0.abandon();
+            self.requests.remove_direct(index).0.abandon();
             self.replicas.leave(slot);
             self.take(io, start);
         }
     }
 
-    /// Completes a swift read. Returns false if the read failed or may not be completed now; the
+    /// Completes a direct read. Returns false if the read failed or may not be completed now; the
     /// caller then makes it an ordinary request.
     #[inline]
-    pub(super) fn answer_swift(
+    pub(super) fn complete_direct(
         &mut self,
         index: usize,
         slot: usize,
@@ -53,9 +53,9 @@ impl Lane {
         if !completion.status.is_ok() || !self.replicas.may_answer(slot) {
             return false;
         }
-        let (pending, start, blocks) = self.requests.remove_swift(index);
+        let (pending, start, blocks) = self.requests.remove_direct(index);
         completion.token = pending.abandon();
-        self.replicas.swift_ended(slot, blocks, start);
+        self.replicas.direct_ended(slot, blocks, start);
         self.counters.read(slot);
         self.completions.answered(start, self.now);
         true
@@ -71,12 +71,12 @@ impl Lane {
                 }
                 return match self.replicas.refusal(self.requests[index].op) {
                     Some(status) => self.finish(index, status),
-                    None => self.admission.park(&mut self.requests, index, Why::View),
+                    None => self.admission.park(&mut self.requests, index, Wait::View),
                 };
             }
             let request = &mut self.requests[index];
             let Some(slot) = self.replicas.choose(request) else {
-                request.stage = Stage::Flying;
+                request.stage = Stage::InFlight;
                 return self.judge_read(index);
             };
             let bare = request.data.is_empty() && request.first != 0;
@@ -86,12 +86,12 @@ impl Lane {
                 return self.admission.park(
                     &mut self.requests,
                     index,
-                    Why::Later(self.now + PAUSE),
+                    Wait::Later(self.now + PAUSE),
                 );
             }
             self.replicas.enter(slot);
             if self.replicas.is_current() {
-                request.stage = Stage::Flying;
+                request.stage = Stage::InFlight;
                 return self.submit_child(index, slot, true);
             }
             self.replicas.leave(slot);
@@ -163,7 +163,7 @@ impl Lane {
     fn read_held(&mut self, index: usize) {
         match self.replicas.refusal(self.requests[index].op) {
             Some(status) => self.finish(index, status),
-            None => self.admission.park(&mut self.requests, index, Why::View),
+            None => self.admission.park(&mut self.requests, index, Wait::View),
         }
     }
 
@@ -193,7 +193,7 @@ impl Lane {
     #[cold]
     pub(super) fn judge_read(&mut self, index: usize) {
         let request = &mut self.requests[index];
-        if request.stage != Stage::Flying || request.children.awaited() != 0 {
+        if request.stage != Stage::InFlight || request.children.awaited() != 0 {
             return;
         }
         if let Some(status) = self.replicas.refusal(request.op) {
@@ -210,8 +210,8 @@ impl Lane {
             request.held = true;
             return;
         }
-        let (request, trouble) = self.requests.with_trouble(index);
-        let ReadVerdict::Judged(verdict) = verdict::of_read(request, trouble, &self.replicas.view)
+        let (request, failures) = self.requests.with_failures(index);
+        let ReadVerdict::Judged(verdict) = verdict::of_read(request, failures, &self.replicas.view)
         else {
             request.held = true;
             return;
@@ -235,7 +235,7 @@ impl Lane {
         };
         request.equalled = true;
         self.admission
-            .park(&mut self.requests, index, Why::Equal(ticket));
+            .park(&mut self.requests, index, Wait::Equal(ticket));
     }
 
     /// Requests repairs from the control: writes of the data to the replicas that could not read

@@ -24,16 +24,16 @@ pub(super) fn slots(mut set: Slots) -> impl Iterator<Item = usize> {
     })
 }
 
-pub(super) const NO_TROUBLE: u32 = u32::MAX;
+pub(super) const NO_FAILURES: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The request has children at replicas, or waits for a decision of the control about one.
-    Flying,
-    Parked(Why),
+    InFlight,
+    Waiting(Wait),
     /// A read that was passed to the replica in this slot unchanged. Only the fields before
     /// `children` are valid. `Requests::settle` makes it an ordinary request.
-    Swift(u8),
+    Direct(u8),
     /// The request has ended, but devices still have children of it.
     Orphaned,
     /// The place is free.
@@ -42,7 +42,7 @@ pub(super) enum Stage {
 
 /// The event that a parked request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum Wait {
     /// This region becomes dirty in the log.
     Log(u64),
     /// Another lane or the control unlocks a stripe. `tries`: failed attempts; `at`: time of the
@@ -58,7 +58,7 @@ pub(super) enum Why {
     Equal(u64),
 }
 
-/// One request. Its first cache line has all fields that a [`Stage::Swift`] read needs.
+/// One request. Its first cache line has all fields that a [`Stage::Direct`] read needs.
 #[repr(C, align(64))]
 pub(super) struct Request {
     /// The caller's I/O. `None`: it was completed, and the request remains for its children or
@@ -90,7 +90,7 @@ pub(super) struct Request {
     /// The request waits for a change of the replicas' states, for at most the hold time.
     pub held: bool,
     pub since: Option<Nanos>,
-    pub trouble: u32,
+    pub failures: u32,
     /// The data, unless a device has it. The data of a write to several replicas stays here, and
     /// each child gets a handle to it.
     pub data: Extents,
@@ -98,8 +98,8 @@ pub(super) struct Request {
 
 impl Request {
     /// An unused request.
-    pub fn free() -> Request {
-        Request {
+    pub(super) fn free() -> Self {
+        Self {
             pending: None,
             stage: Stage::Free,
             lba: 0,
@@ -118,25 +118,25 @@ impl Request {
             equalled: false,
             held: false,
             since: None,
-            trouble: NO_TROUBLE,
+            failures: NO_FAILURES,
             data: Extents::new(),
         }
     }
 
     /// Initialises the request for `io`, in place to save a copy.
     #[inline]
-    pub fn begin(&mut self, io: Io, generation: u32, start: Nanos) {
+    pub(super) fn begin(&mut self, io: Io, generation: u32, start: Nanos) {
         self.begin_swift(&io, 0, generation, start);
-        self.stage = Stage::Flying;
+        self.stage = Stage::InFlight;
         self.data = io.data;
         self.clear();
     }
 
-    /// Initialises the request for a swift read at the replica in `slot`.
+    /// Initialises the request for a direct read at the replica in `slot`.
     #[inline]
-    pub fn begin_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) {
+    pub(super) fn begin_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) {
         self.pending = Some(Pending::new(io.token));
-        self.stage = Stage::Swift(slot as u8);
+        self.stage = Stage::Direct(slot as u8);
         self.lba = io.lba;
         self.start = start;
         self.blocks = io.blocks;
@@ -146,10 +146,10 @@ impl Request {
         self.flags = io.flags;
     }
 
-    /// Makes a swift request an ordinary one, with one child.
-    pub fn settle(&mut self) {
-        if let Stage::Swift(slot) = self.stage {
-            self.stage = Stage::Flying;
+    /// Makes a direct request an ordinary one, with one child.
+    pub(super) fn settle(&mut self) {
+        if let Stage::Direct(slot) = self.stage {
+            self.stage = Stage::InFlight;
             self.clear();
             self.children.with = bit(usize::from(slot));
             self.children.passed = self.children.with;
@@ -168,35 +168,35 @@ impl Request {
         self.equalled = false;
         self.held = false;
         self.since = None;
-        self.trouble = NO_TROUBLE;
+        self.failures = NO_FAILURES;
     }
 
-    pub fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.lba + u64::from(self.blocks)
     }
 
-    pub fn is_read(&self) -> bool {
+    pub(super) fn is_read(&self) -> bool {
         self.op == Op::Read
     }
 
     /// True for operations that change blocks; false for a flush.
-    pub fn writes(&self) -> bool {
+    pub(super) fn writes(&self) -> bool {
         self.op.is_write()
     }
 
     /// True when the request has all the buffers it needs. A read into lent device memory has none.
-    pub fn data_home(&self) -> bool {
+    pub(super) fn data_home(&self) -> bool {
         self.op != Op::Write || !self.data.is_empty()
     }
 
     /// True when the request waits, or may wait, for a change of the replicas' states.
-    pub fn is_held_up(&self) -> bool {
+    pub(super) fn is_held_up(&self) -> bool {
         match self.stage {
             // The request that this one waits for may wait for the replicas.
-            Stage::Parked(_) => true,
+            Stage::Waiting(_) => true,
             // All children wait for a device to accept them.
-            Stage::Flying if self.children.awaited() != 0 => self.children.at_work() == 0,
-            Stage::Flying => self.held,
+            Stage::InFlight if self.children.awaited() != 0 => self.children.at_work() == 0,
+            Stage::InFlight => self.held,
             _ => false,
         }
     }
@@ -204,7 +204,7 @@ impl Request {
     /// Allocates new buffers in place of those that a late replica has. A read without buffers uses
     /// lent memory again. Returns false if the pool is empty.
     #[cold]
-    pub fn find_buffers(&mut self, pool: &Pool, block_size: u32) -> bool {
+    pub(super) fn find_buffers(&mut self, pool: &Pool, block_size: u32) -> bool {
         let all = self.blocks as usize * block_size as usize;
         let first = self.first as usize;
         for len in [first, all - first] {
@@ -222,14 +222,14 @@ impl Request {
 }
 
 /// The failed children of a request, by slot: the tickets of the reports, and the reasons.
-pub(super) struct Trouble {
+pub(super) struct Failures {
     pub tickets: [u64; MAX_REPLICAS],
     pub why: [Failure; MAX_REPLICAS],
 }
 
-impl Trouble {
-    pub fn new() -> Trouble {
-        Trouble {
+impl Failures {
+    pub(super) fn new() -> Self {
+        Self {
             tickets: [0; MAX_REPLICAS],
             why: [Failure::Open; MAX_REPLICAS],
         }

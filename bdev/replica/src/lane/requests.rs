@@ -7,58 +7,64 @@ use nacre_bdev::{Io, Pending, Token};
 use nacre_reactor::Nanos;
 use slab::Slab;
 
-use super::request::{NO_TROUBLE, Request, Stage, Trouble, bit};
+use super::request::{Failures, NO_FAILURES, Request, Stage, bit};
 use crate::shared::Failure;
 
 #[derive(Default)]
 pub(super) struct Requests {
     places: Vec<Request>,
     free: Vec<u32>,
-    /// Number of [`Stage::Swift`] requests.
-    swift: usize,
+    /// Number of [`Stage::Direct`] requests.
+    direct: usize,
     /// Failed children of requests, for the requests that have any.
-    troubles: Slab<Trouble>,
+    failures: Slab<Failures>,
 }
 
 impl Requests {
-    pub fn with_capacity(capacity: usize) -> Requests {
-        Requests {
+    pub(super) fn with_capacity(capacity: usize) -> Self {
+        Self {
             places: Vec::with_capacity(capacity),
             free: Vec::with_capacity(capacity),
-            swift: 0,
-            troubles: Slab::new(),
+            direct: 0,
+            failures: Slab::new(),
         }
     }
 
     /// Number of requests.
     #[inline]
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The upper bound of all indexes, exclusive.
-    pub fn end(&self) -> usize {
+    pub(super) fn end(&self) -> usize {
         self.places.len()
     }
 
     /// Adds a request for an I/O. Returns its index.
     #[inline]
-    pub fn insert(&mut self, io: Io, generation: u32, start: Nanos) -> usize {
+    pub(super) fn insert(&mut self, io: Io, generation: u32, start: Nanos) -> usize {
         let index = self.place();
         self.places[index].begin(io, generation, start);
         index
     }
 
-    /// Adds a swift read at the replica in `slot`. Returns its index.
+    /// Adds a direct read at the replica in `slot`. Returns its index.
     #[inline]
-    pub fn insert_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) -> usize {
+    pub(super) fn insert_direct(
+        &mut self,
+        io: &Io,
+        slot: usize,
+        generation: u32,
+        start: Nanos,
+    ) -> usize {
         let index = self.place();
         self.places[index].begin_swift(io, slot, generation, start);
-        self.swift += 1;
+        self.direct += 1;
         index
     }
 
@@ -71,30 +77,30 @@ impl Requests {
     }
 
     #[inline]
-    pub fn is_swift(&self, index: usize, generation: u32) -> bool {
+    pub(super) fn is_direct(&self, index: usize, generation: u32) -> bool {
         let place = self.places.get(index);
-        place.is_some_and(|r| r.generation == generation && matches!(r.stage, Stage::Swift(_)))
+        place.is_some_and(|r| r.generation == generation && matches!(r.stage, Stage::Direct(_)))
     }
 
-    /// Removes a swift request. Returns its I/O, for the caller to complete, its arrival time and
+    /// Removes a direct request. Returns its I/O, for the caller to complete, its arrival time and
     /// its number of blocks.
     ///
     /// # Panics
-    /// When the request is not swift.
+    /// When the request is not direct.
     #[inline]
-    pub fn remove_swift(&mut self, index: usize) -> (Pending, Nanos, u32) {
+    pub(super) fn remove_direct(&mut self, index: usize) -> (Pending, Nanos, u32) {
         let request = &mut self.places[index];
-        let pending = request.pending.take().expect("a swift one is open");
+        let pending = request.pending.take().expect("a direct one is open");
         request.stage = Stage::Free;
-        self.swift -= 1;
+        self.direct -= 1;
         self.free.push(index as u32);
         (pending, request.start, request.blocks)
     }
 
-    /// Makes all swift requests ordinary ones. Call this before checking requests.
+    /// Makes all direct requests ordinary ones. Call this before checking requests.
     #[inline]
-    pub fn settle(&mut self) {
-        if self.swift > 0 {
+    pub(super) fn settle(&mut self) {
+        if self.direct > 0 {
             self.settle_all();
         }
     }
@@ -102,7 +108,7 @@ impl Requests {
     #[cold]
     fn settle_all(&mut self) {
         self.places.iter_mut().for_each(Request::settle);
-        self.swift = 0;
+        self.direct = 0;
     }
 
     #[cold]
@@ -113,7 +119,7 @@ impl Requests {
 
     /// Removes a request.
     #[inline]
-    pub fn remove(&mut self, index: usize) {
+    pub(super) fn remove(&mut self, index: usize) {
         let request = &mut self.places[index];
         debug_assert!(request.stage != Stage::Free, "ended twice");
         request.stage = Stage::Free;
@@ -127,13 +133,16 @@ impl Requests {
     /// The request stays in the table while devices have children of it. `None`: the I/O was
     /// completed before.
     #[inline]
-    pub fn close(&mut self, index: usize) -> Option<(Pending, Nanos)> {
+    pub(super) fn close(&mut self, index: usize) -> Option<(Pending, Nanos)> {
         let request = &mut self.places[index];
-        debug_assert!(!matches!(request.stage, Stage::Swift(_)), "settle it first");
+        debug_assert!(
+            !matches!(request.stage, Stage::Direct(_)),
+            "settle it first"
+        );
         let (pending, start) = (request.pending.take(), request.start);
-        if request.trouble != NO_TROUBLE {
-            self.troubles.remove(request.trouble as usize);
-            request.trouble = NO_TROUBLE;
+        if request.failures != NO_FAILURES {
+            self.failures.remove(request.failures as usize);
+            request.failures = NO_FAILURES;
         }
         if request.children.orphans == 0 {
             self.remove(index);
@@ -144,31 +153,34 @@ impl Requests {
     }
 
     /// Records the failure of the child in `slot`, with the ticket of its report.
-    pub fn note_failure(&mut self, index: usize, slot: usize, ticket: u64, why: Failure) {
+    pub(super) fn note_failure(&mut self, index: usize, slot: usize, ticket: u64, why: Failure) {
         let request = &mut self.places[index];
-        if request.trouble == NO_TROUBLE {
-            request.trouble = self.troubles.insert(Trouble::new()) as u32;
+        if request.failures == NO_FAILURES {
+            request.failures = self.failures.insert(Failures::new()) as u32;
         }
-        let trouble = &mut self.troubles[request.trouble as usize];
-        (trouble.tickets[slot], trouble.why[slot]) = (ticket, why);
+        let failures = &mut self.failures[request.failures as usize];
+        (failures.tickets[slot], failures.why[slot]) = (ticket, why);
         request.children.failed |= bit(slot);
     }
 
     /// A request, and the failures of its children.
-    pub fn with_trouble(&mut self, index: usize) -> (&mut Request, Option<&Trouble>) {
+    pub(super) fn with_failures(&mut self, index: usize) -> (&mut Request, Option<&Failures>) {
         let request = &mut self.places[index];
-        debug_assert!(!matches!(request.stage, Stage::Swift(_)), "settle it first");
-        let trouble = self.troubles.get(request.trouble as usize);
-        (request, trouble)
+        debug_assert!(
+            !matches!(request.stage, Stage::Direct(_)),
+            "settle it first"
+        );
+        let failures = self.failures.get(request.failures as usize);
+        (request, failures)
     }
 
     #[cfg(test)]
-    pub fn troubles(&self) -> usize {
-        self.troubles.len()
+    pub(super) fn failures(&self) -> usize {
+        self.failures.len()
     }
 
     /// Drops the orphans in `slot`, whose queue was closed.
-    pub fn give_up_orphans(&mut self, slot: usize) {
+    pub(super) fn give_up_orphans(&mut self, slot: usize) {
         for (_, request) in self.iter_mut() {
             request.children.orphans &= !bit(slot);
         }
@@ -181,32 +193,32 @@ impl Requests {
     }
 
     /// The open request with a host's token.
-    pub fn with_token(&self, token: Token) -> Option<usize> {
+    pub(super) fn with_token(&self, token: Token) -> Option<usize> {
         let has_token = |r: &Request| r.pending.as_ref().is_some_and(|p| p.token() == token);
         let found = self.iter().find(|(_, r)| has_token(r));
         found.map(|(index, _)| index)
     }
 
     #[inline]
-    pub fn get_mut(&mut self, index: usize) -> Option<&mut Request> {
+    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut Request> {
         let request = self.places.get_mut(index)?;
         (request.stage != Stage::Free).then_some(request)
     }
 
-    pub fn contains(&self, index: usize) -> bool {
-        debug_assert_eq!(self.swift, 0, "settle the swift requests first");
+    pub(super) fn contains(&self, index: usize) -> bool {
+        debug_assert_eq!(self.direct, 0, "settle the direct requests first");
         let place = self.places.get(index);
         place.is_some_and(|request| request.stage != Stage::Free)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &Request)> {
-        debug_assert_eq!(self.swift, 0, "they are to be settled first");
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Request)> {
+        debug_assert_eq!(self.direct, 0, "they are to be settled first");
         let places = self.places.iter().enumerate();
         places.filter(|(_, request)| request.stage != Stage::Free)
     }
 
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Request)> {
-        debug_assert_eq!(self.swift, 0, "they are to be settled first");
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Request)> {
+        debug_assert_eq!(self.direct, 0, "they are to be settled first");
         let places = self.places.iter_mut().enumerate();
         places.filter(|(_, request)| request.stage != Stage::Free)
     }
@@ -218,7 +230,10 @@ impl Index<usize> for Requests {
     #[inline]
     fn index(&self, index: usize) -> &Request {
         let request = &self.places[index];
-        debug_assert!(!matches!(request.stage, Stage::Swift(_)), "settle it first");
+        debug_assert!(
+            !matches!(request.stage, Stage::Direct(_)),
+            "settle it first"
+        );
         request
     }
 }
@@ -227,7 +242,10 @@ impl IndexMut<usize> for Requests {
     #[inline]
     fn index_mut(&mut self, index: usize) -> &mut Request {
         let request = &mut self.places[index];
-        debug_assert!(!matches!(request.stage, Stage::Swift(_)), "settle it first");
+        debug_assert!(
+            !matches!(request.stage, Stage::Direct(_)),
+            "settle it first"
+        );
         request
     }
 }

@@ -1,4 +1,5 @@
-//! The times of a lane's periodic work.
+//! The due times of a lane's periodic work: the check for late children and expired hold times, and
+//! the poll of replicas without I/O in flight.
 
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ pub(super) struct Schedule {
 
 impl Schedule {
     /// All work is due immediately. The interval is set by the first view: see [`Schedule::adopt`].
-    pub fn new() -> Schedule {
-        Schedule {
+    pub(super) fn new() -> Self {
+        Self {
             upkeep_at: Nanos::ZERO,
             pace: Duration::from_secs(1),
             idle_poll_at: Nanos::ZERO,
@@ -30,33 +31,33 @@ impl Schedule {
     }
 
     /// Adopts the deadline of a view.
-    pub fn adopt(&mut self, view: &View, now: Nanos) {
+    pub(super) fn adopt(&mut self, view: &View, now: Nanos) {
         let least = view.deadline.min(view.frozen_hold);
         let pace = least / u32::from(AGES);
         self.pace = pace.clamp(Duration::from_millis(1), Duration::from_secs(1));
         self.upkeep_at = self.upkeep_at.min(now + self.pace);
     }
 
-    pub fn upkeep_at(&self) -> Nanos {
+    pub(super) fn upkeep_at(&self) -> Nanos {
         self.upkeep_at
     }
 
-    pub fn upkeep_begins(&mut self, now: Nanos) {
+    pub(super) fn upkeep_begins(&mut self, now: Nanos) {
         self.upkeep_at = now + self.pace;
     }
 
     /// The age in upkeeps above which a child is late.
-    pub fn deadline_ages(&self, view: &View) -> u8 {
+    pub(super) fn deadline_ages(&self, view: &View) -> u8 {
         let ages = view.deadline.as_nanos().div_ceil(self.pace.as_nanos());
         ages.min(u128::from(u8::MAX - 1)) as u8
     }
 
     #[inline]
-    pub fn idle_poll_at(&self) -> Nanos {
+    pub(super) fn idle_poll_at(&self) -> Nanos {
         self.idle_poll_at
     }
 
-    pub fn idle_poll_begins(&mut self, now: Nanos) {
+    pub(super) fn idle_poll_begins(&mut self, now: Nanos) {
         self.idle_poll_at = now + IDLE_POLL;
     }
 }

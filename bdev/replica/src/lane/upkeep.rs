@@ -30,7 +30,7 @@ impl Lane {
     #[cold]
     pub(super) fn upkeep(&mut self) {
         self.schedule.upkeep_begins(self.now);
-        self.replicas.find_swift();
+        self.replicas.find_direct();
         self.requests.settle();
         if self.requests.is_empty() {
             return;
@@ -68,7 +68,7 @@ impl Lane {
             return;
         }
         match request.stage {
-            Stage::Parked(_) => {
+            Stage::Waiting(_) => {
                 self.admission.unpark(index);
                 self.finish(index, Status::Gone);
             }

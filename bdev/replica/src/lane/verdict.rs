@@ -1,10 +1,10 @@
-//! Pure decisions about requests that wait only for children of failed replicas, from the request,
-//! its failures and the view.
+//! Decides whether a request whose remaining children failed must wait for the control, fails, or
+//! continues without those replicas. Pure functions of the request, its failures and the view.
 
 use nacre_bdev::Status;
 
 use super::replicas::Sync;
-use super::request::{Request, Slots, Trouble, bit, slots};
+use super::request::{Failures, Request, Slots, bit, slots};
 use crate::shared::Failure;
 use crate::view::{Role, View};
 
@@ -16,18 +16,18 @@ pub(super) enum ReadVerdict {
     Judged(Option<Status>),
 }
 
-/// Decides about a read. `trouble`: its failures, if any.
-pub(super) fn of_read(request: &Request, trouble: Option<&Trouble>, view: &View) -> ReadVerdict {
+/// Decides about a read. `failures`: its failures, if any.
+pub(super) fn of_read(request: &Request, failures: Option<&Failures>, view: &View) -> ReadVerdict {
     let mut verdict = None;
     for slot in slots(request.children.failed) {
-        let (Some(replica), Some(trouble)) = (&view.replicas[slot], trouble) else {
+        let (Some(replica), Some(failures)) = (&view.replicas[slot], failures) else {
             continue;
         };
-        if replica.judged < trouble.tickets[slot] {
+        if replica.judged < failures.tickets[slot] {
             return ReadVerdict::Pending;
         }
-        if let Failure::Status(status) = trouble.why[slot]
-            && !trouble.why[slot].is_path()
+        if let Failure::Status(status) = failures.why[slot]
+            && !failures.why[slot].is_path()
         {
             verdict = verdict.or(Some(status));
         }
@@ -45,29 +45,29 @@ pub(super) enum WriteVerdict {
     Judged(Slots),
 }
 
-/// Decides about a write. `trouble`: its failures, if any.
+/// Decides about a write. `failures`: its failures, if any.
 pub(super) fn of_write(
     request: &Request,
-    trouble: Option<&Trouble>,
+    failures: Option<&Failures>,
     view: &View,
     sync: &Sync,
 ) -> WriteVerdict {
     let mut again: Slots = 0;
     let mut verdict = None;
     for slot in slots(request.children.failed) {
-        let (Some(replica), Some(trouble)) = (&view.replicas[slot], trouble) else {
+        let (Some(replica), Some(failures)) = (&view.replicas[slot], failures) else {
             continue;
         };
-        if replica.judged < trouble.tickets[slot] || request.children.with & bit(slot) != 0 {
+        if replica.judged < failures.tickets[slot] || request.children.with & bit(slot) != 0 {
             return WriteVerdict::Pending;
         }
         // Decided, and still a replica.
         let last = replica.role == Role::InSync && sync.in_sync == bit(slot);
-        match trouble.why[slot] {
+        match failures.why[slot] {
             // The child was late, but it succeeded.
             _ if request.children.ok & bit(slot) != 0 => {}
             _ if !last => again |= bit(slot),
-            Failure::Status(status) if !trouble.why[slot].is_path() => verdict = Some(status),
+            Failure::Status(status) if !failures.why[slot].is_path() => verdict = Some(status),
             _ => verdict = Some(Status::Gone),
         }
     }

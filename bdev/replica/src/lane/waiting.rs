@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nacre_reactor::{Idle, Nanos};
 
-use super::request::{Stage, Why};
+use super::request::{Stage, Wait};
 use super::requests::Requests;
 
 /// Delay before a request that no replica could serve is retried without a change of the replicas.
@@ -39,8 +39,8 @@ pub(super) enum Recheck {
 }
 
 impl Waiting {
-    pub fn with_capacity(capacity: usize) -> Waiting {
-        Waiting {
+    pub(super) fn with_capacity(capacity: usize) -> Self {
+        Self {
             queue: VecDeque::with_capacity(capacity),
             recheck: Recheck::Nothing,
             later: 0,
@@ -48,65 +48,66 @@ impl Waiting {
     }
 
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    pub fn push(&mut self, index: usize) {
+    pub(super) fn push(&mut self, index: usize) {
         self.queue.push_back(index as u32);
     }
 
-    pub fn remove(&mut self, index: usize) {
+    pub(super) fn remove(&mut self, index: usize) {
         self.queue.retain(|waiting| *waiting as usize != index);
     }
 
     /// Makes the next retry check the requests that wait for this event.
     #[inline]
-    pub fn note(&mut self, event: Recheck) {
+    pub(super) fn note(&mut self, event: Recheck) {
         self.recheck = self.recheck.max(event);
     }
 
-    pub fn noted(&self) -> Recheck {
+    pub(super) fn noted(&self) -> Recheck {
         self.recheck
     }
 
-    pub fn take_noted(&mut self) -> Recheck {
+    pub(super) fn take_noted(&mut self) -> Recheck {
         std::mem::replace(&mut self.recheck, Recheck::Nothing)
     }
 
     /// Returns the next request of a retry, with `later` requests behind it in the queue. The
     /// caller starts it, or pushes it again.
-    pub fn next(&mut self, later: usize) -> Option<usize> {
+    pub(super) fn next(&mut self, later: usize) -> Option<usize> {
         self.later = later;
         Some(self.queue.pop_front()? as usize)
     }
 
-    pub fn end_retry(&mut self) {
+    pub(super) fn end_retry(&mut self) {
         self.later = 0;
     }
 
     /// True when an earlier waiting write overlaps this range and must run first.
     #[cold]
-    pub fn overlap_earlier(&self, requests: &Requests, lba: u64, end: u64) -> bool {
+    pub(super) fn overlap_earlier(&self, requests: &Requests, lba: u64, end: u64) -> bool {
         let earlier = self.queue.iter().skip(self.later);
         earlier
             .map(|index| &requests[*index as usize])
             .any(|r| r.writes() && r.lba < end && lba < r.end())
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
         self.queue.iter().map(|index| *index as usize)
     }
 
     /// The earliest time for which a waiting request waits.
-    pub fn next_moment(&self, requests: &Requests) -> Idle {
+    pub(super) fn next_moment(&self, requests: &Requests) -> Idle {
         let mut idle = Idle::Quiet;
         for index in self.iter() {
-            if let Stage::Parked(Why::Later(at) | Why::Stripe { at, .. }) = requests[index].stage {
+            if let Stage::Waiting(Wait::Later(at) | Wait::Stripe { at, .. }) = requests[index].stage
+            {
                 idle = idle.and(Idle::Until(at));
             }
         }
@@ -116,13 +117,13 @@ impl Waiting {
 
 /// Returns the wait of a request whose stripes are locked by another owner.
 #[cold]
-pub(super) fn stripe_wait(stage: Stage, now: Nanos) -> Why {
+pub(super) fn stripe_wait(stage: Stage, now: Nanos) -> Wait {
     let tries = match stage {
-        Stage::Parked(Why::Stripe { tries, .. }) => tries.saturating_add(1),
+        Stage::Waiting(Wait::Stripe { tries, .. }) => tries.saturating_add(1),
         _ => 0,
     };
     let pause = (STEP * tries.saturating_sub(SPINS).min(1000)).min(PAUSE);
-    Why::Stripe {
+    Wait::Stripe {
         tries,
         at: now + pause,
     }

@@ -3,7 +3,7 @@
 
 use nacre_bdev::{Completion, Op, Status};
 
-use super::request::{Slots, Stage, Why, bit, slots};
+use super::request::{Slots, Stage, Wait, bit, slots};
 use super::verdict::{self, WriteVerdict};
 use super::waiting::PAUSE;
 use super::{Lane, Review};
@@ -26,7 +26,7 @@ impl Lane {
                 self.admission.unlock(&mut self.requests, index);
                 return match self.replicas.refusal(op) {
                     Some(status) => self.finish(index, status),
-                    None => self.admission.park(&mut self.requests, index, Why::View),
+                    None => self.admission.park(&mut self.requests, index, Wait::View),
                 };
             }
             if writes && self.requests[index].locked.is_none() {
@@ -63,7 +63,7 @@ impl Lane {
                 return self.admission.park(
                     &mut self.requests,
                     index,
-                    Why::Later(self.now + PAUSE),
+                    Wait::Later(self.now + PAUSE),
                 );
             }
             self.adopt();
@@ -77,7 +77,7 @@ impl Lane {
             self.replicas.leave(slot);
         }
         let request = &mut self.requests[index];
-        request.stage = Stage::Flying;
+        request.stage = Stage::InFlight;
         (request.children.ok, request.children.failed, request.held) = (0, 0, false);
         let sole = targets.count_ones() == 1;
         // A failed submission is reported to the control, and takes effect with the next view.
@@ -173,8 +173,8 @@ impl Lane {
     /// Decides about a write that waits only for children of failed replicas.
     #[cold]
     pub(super) fn judge_write(&mut self, index: usize) {
-        let (request, trouble) = self.requests.with_trouble(index);
-        if request.stage != Stage::Flying || request.children.awaited() != 0 {
+        let (request, failures) = self.requests.with_failures(index);
+        if request.stage != Stage::InFlight || request.children.awaited() != 0 {
             return;
         }
         if request.given_up {
@@ -185,7 +185,7 @@ impl Lane {
             return self.hold(index);
         }
         let (view, sync) = (&self.replicas.view, &self.replicas.sync);
-        match verdict::of_write(request, trouble, view, sync) {
+        match verdict::of_write(request, failures, view, sync) {
             WriteVerdict::Pending => self.hold(index),
             WriteVerdict::Judged(again) if self.replicas.is_short(again) => {
                 // This machine lacks memory, which says nothing about the replica: wait.
@@ -254,7 +254,7 @@ impl Lane {
             return self.finish(index, status);
         }
         self.admission
-            .park(&mut self.requests, index, Why::Later(self.now + PAUSE));
+            .park(&mut self.requests, index, Wait::Later(self.now + PAUSE));
     }
 
     /// Lets a write wait for the control's decision, or until the volume may acknowledge it.

@@ -49,11 +49,11 @@ pub(super) type Opener = Box<dyn FnMut() -> Result<Database, redb::DatabaseError
 
 impl EmbeddedStore {
     /// Opens, or creates, the store in the folder `dir`. Blocks.
-    pub fn open(dir: &Path) -> Result<EmbeddedStore, StoreError> {
+    pub fn open(dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join(FILE);
         std::fs::create_dir_all(dir).map_err(|e| unavailable(dir, e))?;
         let file = path.clone();
-        let store = EmbeddedStore::on(path, Box::new(move || Database::create(&file)))?;
+        let store = Self::on(path, Box::new(move || Database::create(&file)))?;
         // The file's name must be as durable as its later contents.
         let synced = File::open(dir).and_then(|d| d.sync_all());
         synced.map_err(|e| unavailable(dir, e))?;
@@ -61,7 +61,7 @@ impl EmbeddedStore {
     }
 
     /// Uses the result of `opener`; `path` is its name.
-    pub(super) fn on(path: PathBuf, opener: Opener) -> Result<EmbeddedStore, StoreError> {
+    pub(super) fn on(path: PathBuf, opener: Opener) -> Result<Self, StoreError> {
         let mut worker = Worker {
             path,
             opener,
@@ -74,7 +74,7 @@ impl EmbeddedStore {
             .name("volume-store".to_owned())
             .spawn(move || jobs.into_iter().for_each(|job| job(&mut worker)))
             .map_err(|e| unavailable(&path, e))?;
-        Ok(EmbeddedStore {
+        Ok(Self {
             requests: Some(requests),
             worker: Some(thread),
         })
@@ -123,8 +123,8 @@ enum Failure {
 }
 
 impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Failure {
-        Failure::Refused(error)
+    fn from(error: StoreError) -> Self {
+        Self::Refused(error)
     }
 }
 
@@ -188,8 +188,8 @@ impl Failure {
     fn into_store_error(self, path: &Path) -> StoreError {
         use std::io::ErrorKind::{InvalidData, UnexpectedEof};
         let error = match self {
-            Failure::Refused(error) => return error,
-            Failure::Database(error) => error,
+            Self::Refused(error) => return error,
+            Self::Database(error) => error,
         };
         match error {
             redb::Error::DatabaseAlreadyOpen => StoreError::InUse {

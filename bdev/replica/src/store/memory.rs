@@ -65,8 +65,8 @@ pub enum Outcome {
 }
 
 impl Default for Plan {
-    fn default() -> Plan {
-        Plan {
+    fn default() -> Self {
+        Self {
             before: Duration::ZERO,
             outcome: Outcome::Do,
             after: Duration::ZERO,
@@ -75,10 +75,10 @@ impl Default for Plan {
 }
 
 impl Plan {
-    pub fn outcome(outcome: Outcome) -> Plan {
-        Plan {
+    pub fn outcome(outcome: Outcome) -> Self {
+        Self {
             outcome,
-            ..Plan::default()
+            ..Self::default()
         }
     }
 }
@@ -111,19 +111,19 @@ type Wake = Box<dyn FnOnce() + Send>;
 type Work = Box<dyn FnOnce(&mut Inner) -> Option<Wake> + Send>;
 
 impl Ord for Step {
-    fn cmp(&self, other: &Step) -> std::cmp::Ordering {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.due, self.number).cmp(&(other.due, other.number))
     }
 }
 
 impl PartialOrd for Step {
-    fn partial_cmp(&self, other: &Step) -> Option<std::cmp::Ordering> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
 impl PartialEq for Step {
-    fn eq(&self, other: &Step) -> bool {
+    fn eq(&self, other: &Self) -> bool {
         self.number == other.number
     }
 }
@@ -131,14 +131,14 @@ impl PartialEq for Step {
 impl Eq for Step {}
 
 impl Default for MemoryStore {
-    fn default() -> MemoryStore {
-        MemoryStore::new()
+    fn default() -> Self {
+        Self::new()
     }
 }
 
 impl MemoryStore {
-    pub fn new() -> MemoryStore {
-        MemoryStore {
+    pub fn new() -> Self {
+        Self {
             inner: Arc::default(),
             client: 0,
             shared: true,
@@ -146,16 +146,16 @@ impl MemoryStore {
     }
 
     /// A store of one holder, which no other can reach: see [`VolumeStore::is_shared`].
-    pub fn alone() -> MemoryStore {
-        MemoryStore {
+    pub fn alone() -> Self {
+        Self {
             shared: false,
-            ..MemoryStore::new()
+            ..Self::new()
         }
     }
 
     /// The same store, as another client sees it: the planner can distinguish the two.
-    pub fn client(&self, client: u32) -> MemoryStore {
-        MemoryStore {
+    pub fn client(&self, client: u32) -> Self {
+        Self {
             inner: Arc::clone(&self.inner),
             client,
             shared: self.shared,
@@ -250,7 +250,7 @@ impl MemoryStore {
 const FAR: Duration = Duration::from_secs(1 << 32);
 
 impl Inner {
-    fn step(&mut self, due: Nanos, what: impl FnOnce(&mut Inner) -> Option<Wake> + Send + 'static) {
+    fn step(&mut self, due: Nanos, what: impl FnOnce(&mut Self) -> Option<Wake> + Send + 'static) {
         self.stepped += 1;
         self.steps.push(Reverse(Step {
             due,

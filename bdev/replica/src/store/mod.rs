@@ -1,9 +1,9 @@
-//! The trait [`VolumeStore`]: stores the records of volumes, and is the authority on their epochs
-//! and replicas.
+//! The trait [`VolumeStore`]: stores the records of volumes. It is the authority on the epoch and
+//! the replicas of a volume.
 
 mod embedded;
 mod memory;
-mod reply;
+pub mod reply;
 pub mod suite;
 #[cfg(test)]
 mod tests;
@@ -75,7 +75,7 @@ pub trait VolumeStore: Send + Sync + 'static {
 
 /// A swap that does not raise the version could not be distinguished from no swap: a bug of the
 /// caller.
-fn assert_grows(expected: Stamp, next: &VolumeRecord) {
+pub fn assert_grows(expected: Stamp, next: &VolumeRecord) {
     assert!(
         next.version() > expected,
         "a swap from {expected:?} to {:?}",
@@ -84,7 +84,7 @@ fn assert_grows(expected: Stamp, next: &VolumeRecord) {
 }
 
 /// Checks that the stored version is the one that the caller expects.
-fn compare(stored: &VolumeRecord, expected: Stamp) -> Result<(), StoreError> {
+pub fn compare(stored: &VolumeRecord, expected: Stamp) -> Result<(), StoreError> {
     let found = stored.version();
     if found == expected {
         Ok(())

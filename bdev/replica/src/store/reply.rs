@@ -1,4 +1,4 @@
-//! A channel for one reply of the store, from its thread to the waiting task.
+//! A channel for one reply, from the store's thread to the task that waits for it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use super::StoreError;
 type Answer<T> = Result<T, StoreError>;
 
 /// The two ends of a channel for one reply.
-pub(super) fn reply<T>() -> (Sender<T>, Receiver<T>) {
+pub fn reply<T>() -> (Sender<T>, Receiver<T>) {
     let place = Arc::new(Mutex::new(ReplySlot {
         answer: None,
         waker: None,
@@ -26,9 +26,9 @@ struct ReplySlot<T> {
 }
 
 /// Dropped without a reply, it reports that the outcome of the request is unknown.
-pub(super) struct Sender<T>(Option<Arc<Mutex<ReplySlot<T>>>>);
+pub struct Sender<T>(Option<Arc<Mutex<ReplySlot<T>>>>);
 
-pub(super) struct Receiver<T>(Arc<Mutex<ReplySlot<T>>>);
+pub struct Receiver<T>(Arc<Mutex<ReplySlot<T>>>);
 
 impl<T> Sender<T> {
     pub fn answer(mut self, answer: Answer<T>) {

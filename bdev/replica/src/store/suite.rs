@@ -1,4 +1,5 @@
-//! The tests that every [`VolumeStore`] must pass: run it with a maker of empty stores.
+//! The conformance tests of [`VolumeStore`]. Each implementation runs them with a function that
+//! makes an empty store.
 //!
 //! Versions decide which swap wins, names and ids belong to one volume, order is that of creation,
 //! a conflict reports the stored version, and acknowledged changes survive closing and reopening
@@ -104,7 +105,7 @@ fn next(record: &VolumeRecord) -> VolumeRecord {
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {
-        fn wake(self: Arc<Unpark>) {
+        fn wake(self: Arc<Self>) {
             self.0.unpark();
         }
     }

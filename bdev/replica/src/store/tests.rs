@@ -1,6 +1,6 @@
-//! Both stores pass the suite. The embedded one loses nothing by a power cut after any write,
-//! reports the fault of its file, and recovers from a full disk. The memory store fails as
-//! scripted.
+//! Tests of both stores. Both pass the conformance tests. The embedded store survives a power cut
+//! after any write, reports errors of its file, and recovers from a full disk. The store in memory
+//! fails as scripted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,9 +32,9 @@ struct Embedded {
 }
 
 impl Embedded {
-    fn new() -> Embedded {
+    fn new() -> Self {
         let dir = tempfile::tempdir().expect("a folder");
-        let mut new = Embedded { store: None, dir };
+        let mut new = Self { store: None, dir };
         new.reopen();
         new
     }
@@ -261,8 +261,8 @@ enum Step {
 }
 
 impl Recorder {
-    fn holding(image: &[u8]) -> Recorder {
-        let new = Recorder::default();
+    fn holding(image: &[u8]) -> Self {
+        let new = Self::default();
         new.inner.lock().0 = image.to_vec();
         new
     }

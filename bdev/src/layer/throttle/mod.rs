@@ -41,8 +41,8 @@ struct QueuedIo {
 }
 
 impl Throttle {
-    pub fn new(chain: &Chain, block_size: u32) -> Throttle {
-        Throttle {
+    pub(super) fn new(chain: &Chain, block_size: u32) -> Self {
+        Self {
             chain: chain.clone(),
             block_size: u64::from(block_size),
             queued: Default::default(),
@@ -52,22 +52,22 @@ impl Throttle {
 
     /// True if the next I/O must pass the throttle: a limit is set, or I/O waits.
     #[inline]
-    pub fn is_active(&self) -> bool {
+    pub(super) fn is_active(&self) -> bool {
         self.chain.is_on() || self.holds()
     }
 
     #[inline]
-    pub fn holds(&self) -> bool {
+    pub(super) fn holds(&self) -> bool {
         self.len() > 0
     }
 
     #[inline]
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.queued[0].len() + self.queued[1].len()
     }
 
     /// Sets the arrival time of I/O that arrived while the time was unknown.
-    pub fn woken(&mut self, now: Nanos) {
+    pub(super) fn woken(&mut self, now: Nanos) {
         for held in self.queued.iter_mut().flatten() {
             held.since.get_or_insert(now);
         }
@@ -94,7 +94,7 @@ impl Throttle {
     }
 
     /// Returns how long a reactor may sleep. `comes`: the module has I/O whose completion wakes it.
-    pub fn arm(&self, now: Nanos, comes: bool) -> Idle {
+    pub(super) fn arm(&self, now: Nanos, comes: bool) -> Idle {
         let mut idle = Idle::Quiet;
         for first in self.queued.iter().filter_map(VecDeque::front) {
             let due = self.chain.due(first.io.op, self.bytes(&first.io));

@@ -27,7 +27,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new() -> Rig {
+    fn new() -> Self {
         let registry = Registry::new();
         let config = serde_json::json!({"name": "n", "block_size": BLOCK, "num_blocks": 1 << 20});
         let config = serde_json::from_value(config).expect("complete");
@@ -35,7 +35,7 @@ impl Rig {
         registry.register(null).expect("free");
         let class = |size, count| ClassSpec { size, count };
         let pool = Pool::heap(&[class(16 * BLOCK as usize, 128), class(1 << 20, 16)]);
-        Rig {
+        Self {
             registry,
             buf: pool.acquire(1 << 20).expect("free"),
             pool,

@@ -1,4 +1,5 @@
-//! `nacre_bdev::conformance` over every way this module carries I/O.
+//! The bdev conformance suite on the file module: files and block devices, direct and buffered I/O,
+//! with each setup of the ring.
 
 use nacre_bdev::conformance;
 

@@ -1,4 +1,4 @@
-//! Every operation on files and block devices, with direct I/O and through the page cache.
+//! Tests of every operation on files and block devices, with direct I/O and through the page cache.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Files that cannot be opened, with their errors; identity and the attributes of a device.
+//! Tests of files that cannot be opened, with the error of each, and of the identity and attributes
+//! of a file bdev.
 
 use std::os::unix::fs::FileExt;
 

@@ -1,4 +1,5 @@
-//! The ring: wake-ups, aborts, bounds, and I/O in flight when its queue is dropped.
+//! Tests of the io_uring queue: wake-ups, aborts, its bounds, and I/O in flight when the queue is
+//! dropped.
 
 use std::os::fd::OwnedFd;
 

@@ -25,7 +25,7 @@ use super::super::{Connection, Failure, output};
         'tcp://[fd00::1]/nqn.2025-01.io.example:volume?nsid=1' --name replica1\n  nacre bdev \
         attach pcie://0000:5e:00.0 --name Nvme0"
 )]
-pub struct AttachArgs {
+pub(super) struct AttachArgs {
     /// auto://ADDRESS[:PORT]/NQN[?nsid=N|uuid=UUID&hostnqn=NQN], or tcp://, rdma://, rdma+tcp://,
     /// or pcie://BDF
     #[arg(value_name = "URI")]
@@ -50,7 +50,7 @@ pub struct AttachArgs {
     cntlid: Option<ControllerId>,
 }
 
-pub fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
+pub(super) fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
     let params = if DriveUri::is_one(&args.uri) {
         drive(connection, args)?
     } else {

@@ -1,4 +1,4 @@
-//! `nacre bdev create`: one subcommand per module.
+//! `nacre bdev create`: creates a block device, with one subcommand per module.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
 use nacre_engine_values::size;
 
 #[derive(Debug, Subcommand)]
-pub enum Kind {
+pub(super) enum Kind {
     /// A RAM disk
     Malloc {
         /// Malloc0, Malloc1, … unless given
@@ -80,7 +80,7 @@ pub enum Kind {
 
 /// A kind of device whose arguments are the parameters of its create method.
 #[derive(Debug)]
-pub struct ModuleKind {
+pub(super) struct ModuleKind {
     module: &'static Entry,
     params: Value,
 }
@@ -93,40 +93,40 @@ impl ModuleKind {
 }
 
 impl FromArgMatches for ModuleKind {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<ModuleKind, clap::Error> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let missing = || clap::Error::new(clap::error::ErrorKind::MissingSubcommand);
         let (name, matches) = matches.subcommand().ok_or_else(missing)?;
-        let mut all = ModuleKind::all();
+        let mut all = Self::all();
         let (module, command) = all.find(|(m, _)| m.kind == name).ok_or_else(missing)?;
         let params = (command.params)(matches)?;
-        Ok(ModuleKind { module, params })
+        Ok(Self { module, params })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = ModuleKind::from_arg_matches(matches)?;
+        *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
 }
 
 impl Subcommand for ModuleKind {
     fn augment_subcommands(parent: clap::Command) -> clap::Command {
-        ModuleKind::all().fold(parent, |parent, (module, command)| {
+        Self::all().fold(parent, |parent, (module, command)| {
             let own = clap::Command::new(module.kind).about(command.about);
             parent.subcommand((command.arguments)(own).about(command.about))
         })
     }
 
     fn augment_subcommands_for_update(parent: clap::Command) -> clap::Command {
-        ModuleKind::augment_subcommands(parent)
+        Self::augment_subcommands(parent)
     }
 
     fn has_subcommand(name: &str) -> bool {
-        ModuleKind::all().any(|(module, _)| module.kind == name)
+        Self::all().any(|(module, _)| module.kind == name)
     }
 }
 
 #[derive(Debug, Args)]
-pub struct Capacity {
+pub(super) struct Capacity {
     /// Size, such as 64MiB
     #[arg(long, value_parser = size::parse_bytes)]
     size: u64,
@@ -136,13 +136,13 @@ pub struct Capacity {
 }
 
 #[derive(Debug, Default, Args)]
-pub struct Identity {
+pub(super) struct Identity {
     /// Chosen by the daemon unless given
     #[arg(long)]
     uuid: Option<Uuid>,
 }
 
-pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
+pub(super) fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     let (method, params) = call(kind)?;
     let params = Value::Object(params);
     // The daemon would wait for a missing base device, as SPDK does. Here a missing base is a

@@ -1,4 +1,4 @@
-//! `nacre bdev iostat`: counters once, or rates until interrupted.
+//! `nacre bdev iostat`: I/O counters of block devices, once, or as rates until interrupted.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::super::{Connection, Failure, output};
 use nacre_engine::methods::bdev::iostat::{GetIostat, GetIostatParams, ResetMode};
 
 #[derive(Debug, Args)]
-pub struct IostatArgs {
+pub(super) struct IostatArgs {
     /// All devices unless given
     name: Vec<String>,
     /// Print rates at this interval
@@ -27,7 +27,7 @@ pub struct IostatArgs {
     reset: bool,
 }
 
-pub fn run(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
+pub(super) fn run(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
     match args.interval {
         Some(interval) => repeat(connection, args, interval),
         None => once(connection, args),

@@ -1,4 +1,4 @@
-//! `nacre bdev`: block devices.
+//! `nacre bdev`: lists, creates, changes and deletes block devices.
 
 mod attach;
 mod create;
@@ -27,7 +27,7 @@ use nacre_engine_values::size;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
-pub struct BdevArgs {
+pub(crate) struct BdevArgs {
     #[command(flatten)]
     connection: Connection,
     #[command(subcommand)]
@@ -169,7 +169,7 @@ struct InjectArgs {
     sc: u8,
 }
 
-pub fn run(args: BdevArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: BdevArgs) -> Result<(), Failure> {
     let connection = &args.connection;
     match args.command {
         BdevCommand::List => list(connection),
@@ -381,7 +381,7 @@ fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
 /// Sets limits, or shows them when none is given.
 fn limit(connection: &Connection, args: &LimitArgs) -> Result<(), Failure> {
     let mut client = connection.open()?;
-    let wanted = |limit: Option<u64>| limit.or(args.none.then_some(0));
+    let wanted = |limit: Option<u64>| limit.or_else(|| args.none.then_some(0));
     let is_given = args.none
         || [args.iops, args.total, args.read, args.write]
             .iter()

@@ -1,4 +1,4 @@
-//! The machine, and the path to each target: network hardware, emulation, or loopback.
+//! Describes the machine, and the path to each target: network hardware, emulation, or loopback.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ use nacre_transport_rdma_link::{Device, Port};
 /// Drivers of network cards that a hypervisor provides.
 const PARAVIRTUAL: [&str; 5] = ["virtio_net", "vmxnet3", "hv_netvsc", "xen_netfront", "ena"];
 
-pub fn machine() -> Machine {
+pub(super) fn machine() -> Machine {
     let processor = read("/proc/cpuinfo");
     let value = |key: &str| {
         let line = processor.lines().find(|line| line.starts_with(key));
@@ -39,29 +39,29 @@ fn read(path: &str) -> String {
 
 /// The route to a target, and the device that it begins with.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Route {
+pub(super) struct Route {
     pub setting: Setting,
     pub description: String,
     pub link_bits_per_second: Option<u64>,
 }
 
 impl Route {
-    fn new(setting: Setting, description: impl Into<String>) -> Route {
-        Route {
+    fn new(setting: Setting, description: impl Into<String>) -> Self {
+        Self {
             setting,
             description: description.into(),
             link_bits_per_second: None,
         }
     }
 
-    pub fn to(system: &System, target: IpAddr, rdma: bool) -> Route {
+    pub(super) fn to(system: &System, target: IpAddr, rdma: bool) -> Self {
         let source = match system.probe.source_for((target, 0).into()) {
             Ok(source) => source,
-            Err(error) => return Route::new(Setting::Unknown, format!("no route: {error}")),
+            Err(error) => return Self::new(Setting::Unknown, format!("no route: {error}")),
         };
         let Some(interface) = system.interface_of(source).map(|found| &found.name) else {
             let description = format!("{source} is on no interface that is known");
-            return Route::new(Setting::Unknown, description);
+            return Self::new(Setting::Unknown, description);
         };
         let is_here = target.is_loopback() || system.interface_of(target).is_some();
         if !rdma {
@@ -70,11 +70,11 @@ impl Route {
         match rdma_path(system, interface, source) {
             Err(reason) => {
                 let description = format!("{}: {}", reason.word(), reason.evidence());
-                Route::new(Setting::Unknown, description)
+                Self::new(Setting::Unknown, description)
             }
             Ok(chosen) => match system.fabric.device(&chosen.device) {
                 Some(device) => rdma_device(device, device.port(chosen.port), is_here),
-                None => Route::new(Setting::Unknown, chosen.device),
+                None => Self::new(Setting::Unknown, chosen.device),
             },
         }
     }
@@ -142,7 +142,7 @@ fn gigabits(rate: &str) -> Option<f64> {
 
 /// An address of this machine with RDMA; a card's before one in software. `Err`: the cause and its
 /// remedy.
-pub fn rdma_address(system: &System) -> Result<IpAddr, String> {
+pub(super) fn rdma_address(system: &System) -> Result<IpAddr, String> {
     if let Some(missing) = &system.environment.no_device {
         return Err(format!("{missing}; {}", missing.remedy()));
     }

@@ -1,5 +1,5 @@
-//! `nacre bench`: TCP, RDMA and devices without a transport side by side, on this machine or
-//! between two.
+//! `nacre bench`: measures TCP, RDMA and local devices side by side, on this machine or between
+//! two.
 //!
 //! ```text
 //!   sides.rs    the sides of a comparison: targets that the user names, or a private one
@@ -9,8 +9,9 @@
 //!     usage.rs    processor time during it
 //! ```
 //!
-//! The sides take turns in each line and round, so a machine whose speed changes from minute to
-//! minute changes it for all of them. Medians, table and page are `nacre-engine-bench`'s.
+//! In each round every workload is measured on all sides, one after another, so that a change of
+//! the machine's speed affects all sides. The crate `nacre-engine-bench` computes medians and
+//! writes the table and the page.
 
 mod facts;
 mod side;
@@ -56,7 +57,7 @@ const DRAIN: Duration = Duration::from_secs(5);
         rdma://192.0.2.1/nqn.2026-01.com.example:disk0 --json bench.json\n  nacre bench \
         /dev/nvme1n1 tcp://192.0.2.1/nqn.2026-01.com.example:disk0"
 )]
-pub struct BenchArgs {
+pub(crate) struct BenchArgs {
     /// What to compare: tcp://ADDRESS[:PORT]/NQN[?nsid=N], rdma://…, pcie://… (a drive bound to
     /// vfio-pci), or the path of a file or block device
     #[arg(value_name = "URI")]
@@ -131,7 +132,7 @@ pub struct BenchArgs {
     quiet: bool,
 }
 
-pub fn run(args: BenchArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: BenchArgs) -> Result<(), Failure> {
     let mut wanted = workloads(&args.lines)?;
     let is_stdout = args.json.as_deref() == Some(Path::new("-"));
     // Before a long run, not after it.
@@ -326,9 +327,9 @@ struct Output {
 }
 
 impl Output {
-    fn create(path: &Path) -> Result<Output, Failure> {
+    fn create(path: &Path) -> Result<Self, Failure> {
         let file = File::create(path).with_context(|| path.display().to_string())?;
-        Ok(Output {
+        Ok(Self {
             path: path.to_owned(),
             file,
         })

@@ -1,4 +1,4 @@
-//! One side of a comparison, and one measurement of it.
+//! One side of a comparison (a target or device), and one measurement of it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const IO_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Why a measurement has no figures.
 #[derive(Debug, thiserror::Error)]
-pub enum RunError {
+pub(super) enum RunError {
     #[error(transparent)]
     Options(#[from] Failure),
     #[error(transparent)]
@@ -50,7 +50,7 @@ pub enum RunError {
 }
 
 /// The way to a side's blocks.
-pub enum Way {
+pub(super) enum BlockSource {
     Memory(Arc<dyn Bdev>),
     /// A file or block device, opened for each measurement.
     Path {
@@ -62,23 +62,23 @@ pub enum Way {
 }
 
 /// A side, and how to reach it.
-pub struct Contender {
+pub(super) struct MeasuredSide {
     pub side: Side,
-    pub way: Way,
+    pub way: BlockSource,
     /// The process of the target, if it is known.
     pub pid: Option<u32>,
 }
 
-impl Contender {
+impl MeasuredSide {
     /// Runs `job`. A private daemon that holds the side's device closes it meanwhile.
-    pub fn measure(
+    pub(super) fn measure(
         &self,
         job: &Job,
         holder: Option<&mut PrivateTarget>,
         stop: &AtomicBool,
     ) -> Result<Measurement, RunError> {
         match (&self.way, holder) {
-            (Way::Path { .. }, Some(holder)) => {
+            (BlockSource::Path { .. }, Some(holder)) => {
                 holder.release()?;
                 let outcome = self.run(job, stop);
                 holder.hold()?;
@@ -99,16 +99,16 @@ impl Contender {
             !is_lost && !stop.load(Ordering::Relaxed)
         };
         let report = match &self.way {
-            Way::Memory(device) => load::run_device(job, Arc::clone(device), &mut watch),
-            Way::Path { path, read_only } => {
+            BlockSource::Memory(device) => load::run_device(job, Arc::clone(device), &mut watch),
+            BlockSource::Path { path, read_only } => {
                 let device = nacre_bdev_uring::create(nacre_bdev_uring::Config {
                     readonly: *read_only,
                     ..nacre_bdev_uring::Config::new("device", path)
                 })?;
                 load::run_device(job, device, &mut watch)
             }
-            Way::Drive(uri) => load::run_drive(job, &uri.address, uri.nsid, &mut watch),
-            Way::Remote(remote) => run_remote(remote, job, &mut watch)?,
+            BlockSource::Drive(uri) => load::run_drive(job, &uri.address, uri.nsid, &mut watch),
+            BlockSource::Remote(remote) => run_remote(remote, job, &mut watch)?,
         };
         if stop.load(Ordering::Relaxed) {
             return Err(RunError::Interrupted);

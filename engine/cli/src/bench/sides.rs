@@ -1,4 +1,5 @@
-//! The sides of a comparison: targets and devices that the user names, or a daemon of its own.
+//! The sides of a comparison: targets and devices that the user names, or those of a private
+//! daemon.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::super::remote::{RemoteArgs, usage};
 use super::super::{Failure, absolute};
 use super::BenchArgs;
 use super::facts::{self, Route};
-use super::side::{Contender, RunError, Way};
+use super::side::{BlockSource, MeasuredSide, RunError};
 use super::target::{PrivateTarget, Served};
 use nacre_engine::services::drives::DriveUri;
 use nacre_engine_values::address::socket_of;
@@ -24,8 +25,8 @@ use nacre_engine_values::address::socket_of;
 const FILL_BYTES: u32 = 128 << 10;
 const FILL_DEPTH: u16 = 16;
 
-pub struct Sides {
-    pub contenders: Vec<Contender>,
+pub(super) struct Sides {
+    pub contenders: Vec<MeasuredSide>,
     pub queues: u16,
     pub cores: Vec<usize>,
     pub target_cores: Option<Vec<usize>>,
@@ -37,8 +38,8 @@ pub struct Sides {
 }
 
 impl Sides {
-    pub fn new(args: &BenchArgs) -> Result<Sides, Failure> {
-        let mut sides = Sides {
+    pub(super) fn new(args: &BenchArgs) -> Result<Self, Failure> {
+        let mut sides = Self {
             contenders: Vec::new(),
             queues: 1,
             cores: args.cores.iter().flat_map(CoreSet::iter).collect(),
@@ -56,19 +57,19 @@ impl Sides {
         let threads = sides.cores.len().max(1);
         sides.queues = args
             .queues
-            .unwrap_or(u16::try_from(threads).unwrap_or(u16::MAX));
+            .unwrap_or_else(|| u16::try_from(threads).unwrap_or(u16::MAX));
         Ok(sides)
     }
 
-    pub fn descriptions(&self) -> Vec<Side> {
+    pub(super) fn descriptions(&self) -> Vec<Side> {
         self.contenders.iter().map(|c| c.side.clone()).collect()
     }
 
-    pub fn name(&self, at: usize) -> &str {
+    pub(super) fn name(&self, at: usize) -> &str {
         &self.contenders[at].side.name
     }
 
-    pub fn measure(
+    pub(super) fn measure(
         &mut self,
         at: usize,
         job: &Job,
@@ -79,7 +80,7 @@ impl Sides {
 
     /// Writes each device that this command made once: blocks that were never written are read
     /// faster than any others.
-    pub fn fill(&mut self, like: &Job, stop: &AtomicBool) -> Result<(), Failure> {
+    pub(super) fn fill(&mut self, like: &Job, stop: &AtomicBool) -> Result<(), Failure> {
         let Some(bytes) = self.fill_bytes else {
             return Ok(());
         };
@@ -98,7 +99,7 @@ impl Sides {
         // The device in memory, and the daemon's over TCP.
         for at in 0..self.contenders.len() {
             let contender = &self.contenders[at];
-            if !matches!(contender.way, Way::Memory(_)) && !contender.side.is_tcp() {
+            if !matches!(contender.way, BlockSource::Memory(_)) && !contender.side.is_tcp() {
                 continue;
             }
             match self.measure(at, &job, stop) {
@@ -130,7 +131,7 @@ impl Sides {
         let alone = match &device {
             Served::Memory { bytes } => {
                 let memory = memory(*bytes)?;
-                let way = Way::Memory(memory);
+                let way = BlockSource::Memory(memory);
                 Some(("memory".to_owned(), "memory of this process", way))
             }
             Served::Path { .. } if args.volume => {
@@ -208,7 +209,10 @@ impl Sides {
             if DriveUri::is_one(uri) {
                 let drive: DriveUri = uri.parse().map_err(usage)?;
                 let description = "the driver of this program, by VFIO";
-                self.add_local("drive", (uri.clone(), description, Way::Drive(drive)));
+                self.add_local(
+                    "drive",
+                    (uri.clone(), description, BlockSource::Drive(drive)),
+                );
             } else if !uri.contains("://") {
                 let path = absolute(Path::new(uri))?;
                 self.add_local("device", opened(&path, !args.overwrite));
@@ -225,7 +229,7 @@ impl Sides {
         Ok(())
     }
 
-    fn add_local(&mut self, name: &str, (target, description, way): (String, &str, Way)) {
+    fn add_local(&mut self, name: &str, (target, description, way): (String, &str, BlockSource)) {
         let side = Side {
             name: self.unique(name),
             target,
@@ -234,7 +238,7 @@ impl Sides {
             link_bits_per_second: None,
         };
         let pid = None;
-        self.contenders.push(Contender { side, way, pid });
+        self.contenders.push(MeasuredSide { side, way, pid });
     }
 
     fn add_remote(
@@ -278,8 +282,8 @@ impl Sides {
             description: route.description,
             link_bits_per_second: route.link_bits_per_second,
         };
-        let way = Way::Remote(Box::new(remote));
-        self.contenders.push(Contender { side, way, pid });
+        let way = BlockSource::Remote(Box::new(remote));
+        self.contenders.push(MeasuredSide { side, way, pid });
         Ok(())
     }
 
@@ -292,8 +296,8 @@ impl Sides {
     }
 }
 
-fn is_remote(way: &Way) -> bool {
-    matches!(way, Way::Remote(_))
+fn is_remote(way: &BlockSource) -> bool {
+    matches!(way, BlockSource::Remote(_))
 }
 
 fn route(system: &System, endpoint: &Endpoint, rdma: bool) -> Result<Route, Failure> {
@@ -345,8 +349,8 @@ fn memory(bytes: u64) -> Result<Arc<dyn Bdev>, Failure> {
     Ok(device.map_err(usage)?)
 }
 
-fn opened(path: &Path, read_only: bool) -> (String, &'static str, Way) {
+fn opened(path: &Path, read_only: bool) -> (String, &'static str, BlockSource) {
     let target = path.display().to_string();
     let path = path.to_owned();
-    (target, "io_uring", Way::Path { path, read_only })
+    (target, "io_uring", BlockSource::Path { path, read_only })
 }

@@ -1,5 +1,5 @@
-//! The daemon that `nacre bench` starts for itself: its own socket and folder, one device, and
-//! listeners of this machine only for the host that measures.
+//! The private daemon of `nacre bench`: its own socket and folder, one device, and listeners on
+//! this machine for the measuring host only.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -25,7 +25,7 @@ const NSID: u32 = 1;
 
 /// Why there is no daemon to measure.
 #[derive(Debug, thiserror::Error)]
-pub enum TargetError {
+pub(super) enum TargetError {
     #[error("cannot make a folder for the daemon: {0}")]
     Folder(std::io::Error),
     #[error("cannot start the daemon: {0}")]
@@ -42,7 +42,7 @@ pub enum TargetError {
 
 /// The device to serve.
 #[derive(Debug, Clone)]
-pub enum Served {
+pub(super) enum Served {
     Memory {
         bytes: u64,
     },
@@ -55,7 +55,7 @@ pub enum Served {
 }
 
 /// A running daemon. It is stopped on drop.
-pub struct PrivateTarget {
+pub(super) struct PrivateTarget {
     child: Child,
     client: Client,
     device: Served,
@@ -69,11 +69,11 @@ pub struct PrivateTarget {
 impl PrivateTarget {
     /// Starts the daemon on `cores` and creates the device, and a volume with one replica on it
     /// if `volume` is set.
-    pub fn start(
+    pub(super) fn start(
         device: Served,
         volume: bool,
         cores: &CoreSet,
-    ) -> Result<PrivateTarget, TargetError> {
+    ) -> Result<Self, TargetError> {
         let folder = tempfile::Builder::new()
             .prefix("nacre-bench-")
             .tempdir()
@@ -87,7 +87,7 @@ impl PrivateTarget {
                 return Err(error);
             }
         };
-        let mut target = PrivateTarget {
+        let mut target = Self {
             child,
             client,
             device,
@@ -99,32 +99,32 @@ impl PrivateTarget {
         Ok(target)
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn hostid(&self) -> Uuid {
+    pub(super) fn hostid(&self) -> Uuid {
         self.hostid
     }
 
-    pub fn hostnqn(&self) -> String {
+    pub(super) fn hostnqn(&self) -> String {
         format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.hostid)
     }
 
     /// The URI of its namespace on a listener of 127.0.0.1.
-    pub fn listen_tcp(&mut self) -> Result<String, TargetError> {
+    pub(super) fn listen_tcp(&mut self) -> Result<String, TargetError> {
         let port = self.listen("TCP", IpAddr::V4(Ipv4Addr::LOCALHOST))?;
         Ok(format!("tcp://127.0.0.1:{port}/{}", self.nqn))
     }
 
     /// The URI of its namespace on an RDMA listener of `ip`.
-    pub fn listen_rdma(&mut self, ip: IpAddr) -> Result<String, TargetError> {
+    pub(super) fn listen_rdma(&mut self, ip: IpAddr) -> Result<String, TargetError> {
         let port = self.listen("RDMA", ip)?;
         Ok(format!("rdma://{}/{}", SocketAddr::new(ip, port), self.nqn))
     }
 
     /// Closes the device, so that this process can open it.
-    pub fn release(&mut self) -> Result<(), ClientError> {
+    pub(super) fn release(&mut self) -> Result<(), ClientError> {
         let namespace = json!({ "nqn": self.nqn, "nsid": NSID });
         self.call("nvmf_subsystem_remove_ns", namespace)?;
         self.call("bdev_uring_delete", json!({ "name": DISK }))?;
@@ -132,7 +132,7 @@ impl PrivateTarget {
     }
 
     /// Opens the device again.
-    pub fn hold(&mut self) -> Result<(), ClientError> {
+    pub(super) fn hold(&mut self) -> Result<(), ClientError> {
         self.open_device()?;
         self.add_namespace(DISK)
     }

@@ -1,4 +1,4 @@
-//! Processor time of a process and of this machine during a measurement.
+//! Measures the CPU time of a process and of this machine during a measurement.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use nacre_engine_bench::{machine_ticks, process_ticks};
 const EVERY: Duration = Duration::from_millis(50);
 
 /// The first and the last sample of a measurement.
-pub struct Usage {
+pub(super) struct Usage {
     process: Option<PathBuf>,
     samples: Option<(Sample, Sample)>,
 }
@@ -24,15 +24,15 @@ struct Sample {
 
 impl Usage {
     /// `pid`: the process of the target, if it is on this machine.
-    pub fn of(pid: Option<u32>) -> Usage {
-        Usage {
+    pub(super) fn of(pid: Option<u32>) -> Self {
+        Self {
             process: pid.map(|pid| PathBuf::from(format!("/proc/{pid}/stat"))),
             samples: None,
         }
     }
 
     /// Takes a sample, unless the last one is very young.
-    pub fn sample(&mut self) {
+    pub(super) fn sample(&mut self) {
         let at = Instant::now();
         if let Some((_, last)) = &self.samples
             && at.duration_since(last.at) < EVERY
@@ -52,12 +52,12 @@ impl Usage {
     }
 
     /// Processor seconds per second of the process; `None` if not known.
-    pub fn process_cores(&self) -> Option<f64> {
+    pub(super) fn process_cores(&self) -> Option<f64> {
         self.cores(|sample| sample.process)
     }
 
     /// Processor seconds per second of the whole machine.
-    pub fn machine_cores(&self) -> Option<f64> {
+    pub(super) fn machine_cores(&self) -> Option<f64> {
         self.cores(|sample| sample.machine)
     }
 

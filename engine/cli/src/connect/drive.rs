@@ -1,5 +1,5 @@
-//! Attempts, pauses and fallback. A [`Runner`] provides time and commands, so that a test can
-//! replace them.
+//! Runs the plan of `nacre connect`: attempts, delays and fallback. A [`Runner`] provides time and
+//! commands, so that a test can replace them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::{ConnectArgs, Plan, module};
 use nacre_nvmf::address::IpTransport;
 
 /// The machine's functions for `drive`.
-pub trait Runner {
+pub(super) trait Runner {
     /// Runs a command after printing it. Returns its standard output; its standard error is the
     /// cause of a failure.
     fn run(&mut self, command: &[String]) -> Result<String, Cause>;
@@ -22,7 +22,7 @@ pub trait Runner {
 
 /// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Cause {
+pub(super) enum Cause {
     #[error("{program} cannot be run: {error}")]
     NoProgram { program: String, error: String },
     /// The message of nvme-cli, and the kernel's log lines.
@@ -57,7 +57,7 @@ fn timed_out(what: &str, after: &Duration, kernel: &[String]) -> String {
 const RDMA_CONNECTION: &str = "RDMA connection";
 
 /// The purpose of a command.
-pub fn purpose(command: &[String]) -> String {
+pub(super) fn purpose(command: &[String]) -> String {
     let after = |word: &str| {
         let at = command.iter().position(|w| w == word)?;
         command.get(at + 1)
@@ -85,7 +85,7 @@ fn stage(kernel: &[String]) -> &'static str {
 
 /// One address of a subsystem over one transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Path {
+pub(super) struct Path {
     pub transport: IpTransport,
     /// IP address in nvme-cli's format.
     pub address: String,
@@ -105,7 +105,7 @@ impl fmt::Display for Path {
 
 /// The result of one path.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Tried {
+pub(super) struct Attempt {
     pub path: Path,
     pub failures: u64,
     /// `Ok(true)`: the path was connected before.
@@ -113,7 +113,7 @@ pub struct Tried {
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConnectError {
+pub(super) enum ConnectError {
     #[error("not connected to {path}: {cause}{}; remedy: {remedy}", attempts(*.failures))]
     Failed {
         path: Path,
@@ -135,12 +135,12 @@ fn attempts(failures: u64) -> String {
 
 /// Connects every path of the discovery log. Without a log: the first transport of the plan that
 /// works. It is an error if no path is connected.
-pub fn drive(
+pub(super) fn drive(
     args: &ConnectArgs,
     plan: &Plan,
     runner: &mut impl Runner,
     check_rdma_route: &dyn Fn(IpAddr) -> Result<(), String>,
-) -> Result<Vec<Tried>, ConnectError> {
+) -> Result<Vec<Attempt>, ConnectError> {
     load(plan, runner)?;
     let here = |transport: IpTransport| Path {
         transport,
@@ -167,7 +167,7 @@ pub fn drive(
             (plan.order.iter().copied().map(here).collect(), false, true)
         }
     };
-    let mut tried = Vec::new();
+    let mut attempts = Vec::new();
     for (at, path) in paths.iter().enumerate() {
         let one = attempt(args, path, runner);
         let next = paths.get(at + 1);
@@ -178,7 +178,7 @@ pub fn drive(
         };
         if let Err(cause) = &one.outcome {
             // The error of the whole has the last cause.
-            let is_error = (ends || next.is_none()) && tried.iter().all(is_failed);
+            let is_error = (ends || next.is_none()) && attempts.iter().all(is_failed);
             if !is_error {
                 runner.say(&attempt_failed(args, one.failures, path, cause));
             }
@@ -187,27 +187,27 @@ pub fn drive(
                 runner.say(&format!("falling back from {from} to {to}"));
             }
         }
-        tried.push(one);
+        attempts.push(one);
         if ends {
             break;
         }
     }
-    if tried.iter().any(|one| !is_failed(one)) {
-        return Ok(tried);
+    if attempts.iter().any(|one| !is_failed(one)) {
+        return Ok(attempts);
     }
-    let failures = tried.iter().map(|one| one.failures).sum();
-    let Some(Tried {
+    let failures = attempts.iter().map(|one| one.failures).sum();
+    let Some(Attempt {
         path,
         outcome: Err(cause),
         ..
-    }) = tried.pop()
+    }) = attempts.pop()
     else {
         unreachable!("at least one path exists, and none is connected");
     };
     Err(failed(path, failures, cause, plan, listed))
 }
 
-fn is_failed(one: &Tried) -> bool {
+fn is_failed(one: &Attempt) -> bool {
     one.outcome.is_err()
 }
 
@@ -271,7 +271,7 @@ fn discover(
 }
 
 /// Tries one path until it is connected, cannot succeed, or has used up its attempts.
-fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl Runner) -> Tried {
+fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl Runner) -> Attempt {
     let mut failures: u64 = 0;
     let outcome = loop {
         let cause = match runner.run(&command(args, path)) {
@@ -287,7 +287,7 @@ fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl Runner) -> Tried {
         runner.say(&attempt_failed(args, failures, path, &cause));
         runner.pause(args.retry_delay);
     };
-    Tried {
+    Attempt {
         path: path.clone(),
         failures,
         outcome,
@@ -309,7 +309,7 @@ fn attempt_failed(args: &ConnectArgs, at: u64, path: &Path, cause: &Cause) -> St
 const SECRET_OPTIONS: [&str; 2] = ["--dhchap-secret", "--dhchap-ctrl-secret"];
 
 /// nvme-cli on the command line.
-pub fn command(args: &ConnectArgs, path: &Path) -> Vec<String> {
+pub(super) fn command(args: &ConnectArgs, path: &Path) -> Vec<String> {
     let mut words = invocation("connect", path);
     let mut option = |name: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -336,7 +336,7 @@ pub fn command(args: &ConnectArgs, path: &Path) -> Vec<String> {
 }
 
 /// The command that prints the discovery log.
-pub fn discovery(args: &ConnectArgs, path: &Path) -> Vec<String> {
+pub(super) fn discovery(args: &ConnectArgs, path: &Path) -> Vec<String> {
     let mut words = invocation("discover", path);
     let identity = [("--hostnqn", &args.hostnqn), ("--hostid", &args.hostid)];
     for (name, value) in identity {
@@ -366,7 +366,7 @@ fn invocation(what: &str, path: &Path) -> Vec<String> {
 }
 
 /// A command in shell syntax, without its secrets.
-pub fn words(command: &[String]) -> String {
+pub(super) fn words(command: &[String]) -> String {
     let plain = |word: &str| {
         !word.is_empty()
             && word

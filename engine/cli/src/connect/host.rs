@@ -1,4 +1,5 @@
-//! The real machine: commands with a deadline, and the kernel's log while they run.
+//! The [`Runner`] for this machine: runs commands with a deadline, and reads the kernel log
+//! meanwhile.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -10,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use super::drive::{Cause, Runner, purpose, words};
 
-pub struct Shell {
+pub(super) struct Shell {
     /// Messages go to standard error; standard output is for programs.
     quiet: bool,
     timeout: Duration,
 }
 
 impl Shell {
-    pub fn new(quiet: bool, timeout: Duration) -> Shell {
-        Shell { quiet, timeout }
+    pub(super) fn new(quiet: bool, timeout: Duration) -> Self {
+        Self { quiet, timeout }
     }
 }
 
@@ -104,7 +105,7 @@ fn reader(from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
 }
 
 /// Joins several lines of a program's output.
-pub fn sentence(said: &str) -> String {
+pub(super) fn sentence(said: &str) -> String {
     let lines = said
         .lines()
         .map(|line| line.trim().trim_end_matches([';', '.']));
@@ -133,7 +134,7 @@ struct KernelLog {
 }
 
 impl KernelLog {
-    fn from_now() -> KernelLog {
+    fn from_now() -> Self {
         /// O_NONBLOCK: do not wait for a record.
         const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new()
@@ -144,7 +145,7 @@ impl KernelLog {
             file.seek(SeekFrom::End(0)).ok()?;
             Some(file)
         });
-        KernelLog { file }
+        Self { file }
     }
 
     fn lines(&mut self) -> Vec<String> {

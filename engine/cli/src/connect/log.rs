@@ -1,4 +1,4 @@
-//! The discovery log as `nvme discover -o json` prints it, and the paths in it.
+//! Parses the discovery log that `nvme discover -o json` prints, into the paths that it lists.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use nacre_engine_values::address::ScopedIp;
 const MOST_PATHS: usize = 32;
 
 #[derive(Debug, Deserialize)]
-pub struct Log {
+pub(super) struct Log {
     records: Vec<Record>,
 }
 
@@ -28,13 +28,13 @@ struct Record {
 
 impl Log {
     /// None: another program's output, or an unknown format.
-    pub fn parse(text: &str) -> Option<Log> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         serde_json::from_str(text).ok()
     }
 
     /// The paths to a subsystem in the plan's order, and the omitted ones, each with the reason.
     /// `from` is the address of the discovery controller.
-    pub fn paths(
+    pub(super) fn paths(
         &self,
         nqn: &str,
         from: &ScopedIp,

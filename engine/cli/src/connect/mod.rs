@@ -24,7 +24,7 @@ use nacre_nvmf::auth::Secret;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use self::drive::{Path, Tried, drive};
+use self::drive::{Attempt, Path, drive};
 use self::host::Shell;
 use super::address::{TargetAddress, fallback, hostnqn, transport_choice};
 use super::{Failure, output};
@@ -34,7 +34,7 @@ use nacre_engine_doctor::{System, check_rdma_route};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Exit codes: 0 connected, 1 failed, 2 wrong usage.\n\n\
                   Example: nacre connect 192.0.2.1 -n nqn.2025-01.io.example:v --transport auto")]
-pub struct ConnectArgs {
+pub(crate) struct ConnectArgs {
     /// The target: ADDRESS[:PORT], or tcp://ADDRESS[:PORT][/NQN], or rdma://…, or auto://…
     #[arg(value_name = "URI")]
     pub address: TargetAddress,
@@ -99,7 +99,7 @@ pub struct ConnectArgs {
 
 /// The secrets of this host and of the target.
 #[derive(Clone, Default)]
-pub struct Secrets {
+pub(crate) struct Secrets {
     pub own: Option<Zeroizing<String>>,
     pub target: Option<Zeroizing<String>>,
 }
@@ -111,7 +111,7 @@ impl std::fmt::Debug for Secrets {
 }
 
 /// The kernel module that connects over a transport.
-pub fn module(transport: IpTransport) -> &'static str {
+pub(crate) fn module(transport: IpTransport) -> &'static str {
     match transport {
         IpTransport::Rdma => "nvme-rdma",
         IpTransport::Tcp => "nvme-tcp",
@@ -120,7 +120,7 @@ pub fn module(transport: IpTransport) -> &'static str {
 
 /// The transports to try, in order, and a remark to print first.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub order: Vec<IpTransport>,
     /// The user named the transport: RDMA is tried even where its device is missing.
     pub by_name: bool,
@@ -129,12 +129,12 @@ pub struct Plan {
 
 impl Plan {
     /// `rdma`: the reason, if RDMA cannot reach the target.
-    pub fn of(
+    pub(crate) fn of(
         choice: TransportChoice,
         fallback: Option<Fallback>,
         rdma: Result<(), String>,
-    ) -> Plan {
-        let fallback = fallback.unwrap_or(choice.default_fallback());
+    ) -> Self {
+        let fallback = fallback.unwrap_or_else(|| choice.default_fallback());
         let (order, remark) = match (choice, fallback, rdma) {
             (TransportChoice::Tcp, _, _) => (vec![IpTransport::Tcp], None),
             // No RDMA device, and another transport is allowed.
@@ -156,7 +156,7 @@ impl Plan {
                     .map(|why| format!("RDMA will probably fail: {why}")),
             ),
         };
-        Plan {
+        Self {
             order,
             by_name: choice != TransportChoice::Auto,
             remark,
@@ -166,7 +166,7 @@ impl Plan {
 
 impl ConnectArgs {
     /// The subsystem that --nqn or the URI names.
-    pub fn subsystem(&self) -> Result<String, Failure> {
+    pub(crate) fn subsystem(&self) -> Result<String, Failure> {
         match (&self.nqn, &self.address.endpoint.subnqn) {
             (Some(nqn), Some(other)) if nqn != other.as_str() => Err(Failure::Usage(format!(
                 "the URI names {other} and --nqn names {nqn}: leave one of them out"
@@ -201,7 +201,7 @@ impl ConnectArgs {
     }
 
     /// The transport that --transport or the URI names.
-    pub fn choice(&self) -> Result<TransportChoice, Failure> {
+    pub(crate) fn choice(&self) -> Result<TransportChoice, Failure> {
         match (self.address.endpoint.choice(), self.transport) {
             (Some(scheme), Some(asked)) if scheme != asked => Err(Failure::Usage(
                 "the URI and --transport name two transports: leave one of them out".into(),
@@ -211,7 +211,7 @@ impl ConnectArgs {
     }
 }
 
-pub fn run(args: ConnectArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: ConnectArgs) -> Result<(), Failure> {
     let mut args = args;
     args.nqn = Some(args.subsystem()?);
     args.hostnqn = hostnqn(args.hostnqn.as_deref(), &args.address.endpoint)?;
@@ -219,7 +219,7 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
     let system = System::real();
     let plan = Plan::of(
         args.choice()?,
-        args.fallback.or(args.address.fallback()),
+        args.fallback.or_else(|| args.address.fallback()),
         check_rdma_route(&system, args.address.ip()),
     );
     let mut shell = Shell::new(args.json, args.cm_timeout);
@@ -252,14 +252,14 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    let tried = drive(&args, &plan, &mut shell, &|ip| {
+    let attempts = drive(&args, &plan, &mut shell, &|ip| {
         check_rdma_route(&system, ip)
     })
     .map_err(anyhow::Error::from)?;
     if args.json {
-        return output::json(&answer(&tried));
+        return output::json(&answer(&attempts));
     }
-    for one in &tried {
+    for one in &attempts {
         let text = match &one.outcome {
             Ok(false) => format!("connected over {}", one.path.transport.word()),
             Ok(true) => format!("already connected over {}", one.path.transport.word()),
@@ -267,17 +267,17 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
         };
         output::line(&text)?;
     }
-    let failed = tried.iter().filter(|one| one.outcome.is_err()).count();
+    let failed = attempts.iter().filter(|one| one.outcome.is_err()).count();
     match failed {
         0 => Ok(()),
-        _ => output::line(&format!("{failed} of {} paths failed", tried.len())),
+        _ => output::line(&format!("{failed} of {} paths failed", attempts.len())),
     }
 }
 
 /// The first connected path, for compatibility, and all of them.
-fn answer(tried: &[Tried]) -> Value {
-    let first = tried.iter().find(|one| one.outcome.is_ok());
-    let path = |one: &Tried| {
+fn answer(attempts: &[Attempt]) -> Value {
+    let first = attempts.iter().find(|one| one.outcome.is_ok());
+    let path = |one: &Attempt| {
         let (state, cause) = match &one.outcome {
             Ok(false) => ("connected", None),
             Ok(true) => ("already_connected", None),
@@ -295,8 +295,8 @@ fn answer(tried: &[Tried]) -> Value {
     json!({
         "transport": first.map(|one| one.path.transport.word()),
         "already_connected": first.is_some_and(|one| one.outcome == Ok(true)),
-        "failed_attempts": tried.iter().map(|one| one.failures).sum::<u64>(),
-        "paths": tried.iter().map(path).collect::<Vec<_>>(),
+        "failed_attempts": attempts.iter().map(|one| one.failures).sum::<u64>(),
+        "paths": attempts.iter().map(path).collect::<Vec<_>>(),
     })
 }
 

@@ -1,11 +1,11 @@
-//! Goal: paths and transports are tried in order and as often as it helps, and the final error
-//! contains the reason.
+//! Goal: paths and transports are tried in the right order with a bounded number of attempts, and
+//! the final error contains the reason.
 
 use std::time::Duration;
 
 use clap::Parser;
 
-use super::drive::{Cause, Path, Runner, Tried, command, discovery, drive, purpose, words};
+use super::drive::{Attempt, Cause, Path, Runner, command, discovery, drive, purpose, words};
 use super::host::sentence;
 use super::*;
 
@@ -39,8 +39,8 @@ struct ScriptedRunner {
 }
 
 impl ScriptedRunner {
-    fn new(endings: &[Result<(), Cause>]) -> ScriptedRunner {
-        ScriptedRunner {
+    fn new(endings: &[Result<(), Cause>]) -> Self {
+        Self {
             endings: endings.to_vec(),
             log: None,
             no_log: refused(),
@@ -264,8 +264,8 @@ fn link_local_paths_are_on_the_link_of_the_discovery() {
         let args = args_at(address, "--transport tcp");
         let mut runner = ScriptedRunner::new(&[Ok(())]);
         runner.log = Some(log.clone());
-        let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
-        let paths: Vec<String> = tried.into_iter().map(|one| one.path.address).collect();
+        let attempts = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+        let paths: Vec<String> = attempts.into_iter().map(|one| one.path.address).collect();
         (paths, runner.said)
     };
     let (paths, said) = connected("[fe80::1%lo]:4420");
@@ -296,13 +296,13 @@ fn every_path_of_the_discovery_log() {
             Err("no_rdma_dev".to_owned())
         }
     };
-    let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &one_way).unwrap();
-    let of = |transport| Tried {
+    let attempts = drive(&args, &plan(&args, Ok(())), &mut runner, &one_way).unwrap();
+    let of = |transport| Attempt {
         path: path(transport, "192.0.2.1"),
         failures: 0,
         outcome: Ok(false),
     };
-    assert_eq!(tried, [of(IpTransport::Rdma), of(IpTransport::Tcp)]);
+    assert_eq!(attempts, [of(IpTransport::Rdma), of(IpTransport::Tcp)]);
     assert_eq!(
         runner.ran,
         [
@@ -317,7 +317,7 @@ fn every_path_of_the_discovery_log() {
         runner.said,
         ["not connecting rdma://198.51.100.1:4420: no_rdma_dev"]
     );
-    let answer = answer(&tried);
+    let answer = answer(&attempts);
     assert_eq!(
         (
             &answer["transport"],
@@ -333,9 +333,12 @@ fn one_path_is_enough() {
     let args = args("--retries 2");
     let mut runner = ScriptedRunner::new(&[Err(refused()), Err(refused()), Ok(())]);
     runner.log = Some(log(&[("rdma", "192.0.2.1", V), ("tcp", "192.0.2.1", V)]));
-    let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
-    assert_eq!((tried[0].failures, &tried[1].outcome), (2, &Ok(false)));
-    assert!(tried[0].outcome.is_err());
+    let attempts = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+    assert_eq!(
+        (attempts[0].failures, &attempts[1].outcome),
+        (2, &Ok(false))
+    );
+    assert!(attempts[0].outcome.is_err());
     assert!(
         runner.said[1].starts_with("attempt 2 of 2 over rdma failed: Failed to write"),
         "{:?}",
@@ -414,8 +417,11 @@ fn a_kernel_without_the_host_is_seen_first() {
 fn rdma_first_and_then_tcp() {
     let args = args("");
     let mut runner = ScriptedRunner::new(&[Err(refused()), Err(refused()), Err(refused()), Ok(())]);
-    let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
-    assert_eq!((tried[0].failures, &tried[1].outcome), (3, &Ok(false)));
+    let attempts = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+    assert_eq!(
+        (attempts[0].failures, &attempts[1].outcome),
+        (3, &Ok(false))
+    );
     let (rdma, tcp) = (connect("rdma"), connect("tcp"));
     assert_eq!(runner.ran[4..], [rdma.clone(), rdma.clone(), rdma, tcp]);
     let falls = "falling back from rdma to tcp";
@@ -448,8 +454,8 @@ fn zero_retries_is_for_ever() {
     let mut endings = vec![Err(refused()); 50];
     endings.push(Ok(()));
     let mut runner = ScriptedRunner::new(&endings);
-    let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
-    assert_eq!(tried[0].failures, 50);
+    let attempts = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+    assert_eq!(attempts[0].failures, 50);
     assert!(runner.said[50].starts_with("attempt 50 over rdma failed"));
 }
 
@@ -465,9 +471,13 @@ fn what_is_connected_already_is_connected() {
             kernel: Vec::new(),
         };
         let mut runner = ScriptedRunner::new(&[Err(already)]);
-        let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+        let attempts = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
         assert_eq!(
-            (tried.len(), &tried[0].outcome, tried[0].path.transport),
+            (
+                attempts.len(),
+                &attempts[0].outcome,
+                attempts[0].path.transport
+            ),
             (1, &Ok(true), IpTransport::Rdma)
         );
     }

@@ -9,7 +9,7 @@ use nacre_engine_doctor::peer::{ANSWER_PORT, Responder, count, here};
 use nacre_engine_values::address::{ScopedIp, shown};
 
 /// Answers one session on `address`, and fails if none was complete within `time`.
-pub fn run(address: &ScopedIp, time: Duration) -> Result<(), Failure> {
+pub(super) fn run(address: &ScopedIp, time: Duration) -> Result<(), Failure> {
     if address.ip.is_unspecified() || address.ip.is_multicast() {
         return Err(Failure::Usage(format!(
             "--answer {address}: name one address of this machine, the one that the other machine has as --peer"

@@ -1,4 +1,4 @@
-//! `nacre nvme show`: the daemon's drives and their health.
+//! `nacre nvme show`: the drives that the daemon has attached, and their health.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use nacre_engine::methods::bdev::nvme::health::{DriveParams, GetHealth, GetLogs}
 use nacre_engine::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
 
 /// One drive with all details, or all of them in a table.
-pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
+pub(super) fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
     let controllers = connection.call_for_json::<GetNvmeControllers>(&NvmeControllersParams {
         name: name.map(str::to_owned),
     })?;

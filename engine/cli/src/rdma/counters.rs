@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{devices, none_there};
 use crate::{Failure, output};
 
-pub fn run(
+pub(super) fn run(
     roots: &Roots,
     port: Option<&str>,
     watch: Option<Duration>,
@@ -68,13 +68,13 @@ pub fn run(
 
 /// A port whose counters are read.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Which {
+pub(super) struct CounterPort {
     device: String,
     port: u8,
     netdev: Option<String>,
 }
 
-pub(super) fn chosen(fabric: &Fabric, port: Option<&str>) -> Result<Vec<Which>, Failure> {
+pub(super) fn chosen(fabric: &Fabric, port: Option<&str>) -> Result<Vec<CounterPort>, Failure> {
     let (device, num) = match port.map(|text| text.split_once('/').unwrap_or((text, ""))) {
         None => (None, None),
         Some((device, "")) => (Some(device), None),
@@ -101,7 +101,7 @@ pub(super) fn chosen(fabric: &Fabric, port: Option<&str>) -> Result<Vec<Which>, 
     let wanted = fabric.ports().filter(|(of, port)| {
         device.is_none_or(|name| name == of.name) && num.is_none_or(|num| num == port.num)
     });
-    let wanted = wanted.map(|(device, port)| Which {
+    let wanted = wanted.map(|(device, port)| CounterPort {
         device: device.name.clone(),
         port: port.num,
         netdev: port.netdev.clone(),
@@ -112,19 +112,19 @@ pub(super) fn chosen(fabric: &Fabric, port: Option<&str>) -> Result<Vec<Which>, 
 /// All counters at one moment.
 pub(super) struct Sample {
     at: Instant,
-    values: BTreeMap<(Which, CounterGroup, String), u64>,
+    values: BTreeMap<(CounterPort, CounterGroup, String), u64>,
 }
 
 impl Sample {
-    pub(super) fn take(roots: &Roots, ports: &[Which]) -> Sample {
+    pub(super) fn take(roots: &Roots, ports: &[CounterPort]) -> Self {
         let mut values = BTreeMap::new();
-        for which in ports {
-            let netdev = which.netdev.as_deref();
-            for counter in counters(&roots.sys, &which.device, which.port, netdev) {
-                values.insert((which.clone(), counter.group, counter.name), counter.value);
+        for port in ports {
+            let netdev = port.netdev.as_deref();
+            for counter in counters(&roots.sys, &port.device, port.port, netdev) {
+                values.insert((port.clone(), counter.group, counter.name), counter.value);
             }
         }
-        Sample {
+        Self {
             at: Instant::now(),
             values,
         }
@@ -133,16 +133,16 @@ impl Sample {
     /// Returns the table rows. With an earlier sample, rows also show the change since then and
     /// its rate per second. Unless `all`, rows whose change (without a sample: value) is 0 are
     /// left out.
-    pub(super) fn rows(&self, since: Option<&Sample>, all: bool) -> Vec<Vec<String>> {
+    pub(super) fn rows(&self, since: Option<&Self>, all: bool) -> Vec<Vec<String>> {
         let rows = self.values.iter().filter_map(|(key, value)| {
             let change = since.map(|since| change(since, key, *value));
             if !all && change.unwrap_or(*value) == 0 {
                 return None;
             }
-            let (which, group, name) = key;
+            let (port, group, name) = key;
             let mut row = vec![
-                which.device.clone(),
-                which.port.to_string(),
+                port.device.clone(),
+                port.port.to_string(),
                 word(*group).into(),
                 name.clone(),
                 value.to_string(),
@@ -158,23 +158,23 @@ impl Sample {
     }
 
     /// Counters that grew since an earlier sample: device and port, name and growth.
-    pub(super) fn changes(&self, since: &Sample) -> Vec<(String, String, u64)> {
+    pub(super) fn changes(&self, since: &Self) -> Vec<(String, String, u64)> {
         let grown = self.values.iter().filter_map(|(key, value)| {
-            let (which, _, name) = key;
+            let (port, _, name) = key;
             let by = change(since, key, *value);
-            let port = format!("{}/{}", which.device, which.port);
+            let port = format!("{}/{}", port.device, port.port);
             (by > 0).then(|| (port, name.clone(), by))
         });
         grown.collect()
     }
 
-    pub(super) fn json(&self, since: Option<&Sample>) -> Value {
+    pub(super) fn json(&self, since: Option<&Self>) -> Value {
         let counters = self.values.iter().map(|(key, value)| {
-            let (which, group, name) = key;
+            let (port, group, name) = key;
             let mut counter = json!({
-                "device": which.device,
-                "port": which.port,
-                "netdev": which.netdev,
+                "device": port.device,
+                "port": port.port,
+                "netdev": port.netdev,
                 "group": word(*group),
                 "counter": name,
                 "value": value,
@@ -196,7 +196,7 @@ impl Sample {
 }
 
 /// A counter that decreased was reset, and counts from 0.
-fn change(since: &Sample, key: &(Which, CounterGroup, String), value: u64) -> u64 {
+fn change(since: &Sample, key: &(CounterPort, CounterGroup, String), value: u64) -> u64 {
     let before = since.values.get(key).copied().unwrap_or(0);
     value.checked_sub(before).unwrap_or(value)
 }

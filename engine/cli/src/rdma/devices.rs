@@ -1,4 +1,5 @@
-//! `nacre rdma devices`, `link` and `gids`.
+//! `nacre rdma devices`, `link` and `gids`: the RDMA devices of this machine, their ports and their
+//! GIDs.
 
 use nacre_transport_rdma_link::{Device, Fabric, Gid, Port};
 use nacre_transport_rdma_verbs::DeviceAttributes;
@@ -11,7 +12,7 @@ use nacre_engine::services::rdma::describe::{add_limits, described};
 /// Returns every device's limits, or the reason for their absence.
 type AskLimits = dyn Fn() -> Result<Vec<DeviceAttributes>, String>;
 
-pub fn devices(
+pub(super) fn devices(
     fabric: &Fabric,
     verbose: bool,
     json: bool,
@@ -63,7 +64,7 @@ pub fn devices(
     Ok(())
 }
 
-pub fn link(fabric: &Fabric, json: bool) -> Result<(), Failure> {
+pub(super) fn link(fabric: &Fabric, json: bool) -> Result<(), Failure> {
     if json {
         let links = fabric.ports().map(|(device, port)| {
             json!({
@@ -84,7 +85,7 @@ pub fn link(fabric: &Fabric, json: bool) -> Result<(), Failure> {
     )
 }
 
-pub fn gids(fabric: &Fabric, device: Option<&str>, json: bool) -> Result<(), Failure> {
+pub(super) fn gids(fabric: &Fabric, device: Option<&str>, json: bool) -> Result<(), Failure> {
     if let Some(name) = device.filter(|name| fabric.device(name).is_none()) {
         return Err(no_device(fabric, name));
     }
@@ -116,7 +117,7 @@ pub fn gids(fabric: &Fabric, device: Option<&str>, json: bool) -> Result<(), Fai
 }
 
 /// The refusal of a name that no device has.
-pub fn no_device(fabric: &Fabric, name: &str) -> Failure {
+pub(super) fn no_device(fabric: &Fabric, name: &str) -> Failure {
     let have: Vec<&str> = fabric.devices.iter().map(|d| &d.name[..]).collect();
     let have = if have.is_empty() {
         "none".into()

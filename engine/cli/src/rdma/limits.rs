@@ -6,7 +6,7 @@ use nacre_transport_rdma_verbs::{DeviceAttributes, Provider, VerbsProvider};
 use super::size::Limits;
 
 /// The attributes of every device that can be opened, or the reason why none can.
-pub fn all() -> Result<Vec<DeviceAttributes>, String> {
+pub(super) fn all() -> Result<Vec<DeviceAttributes>, String> {
     let provider = VerbsProvider::open().map_err(|error| error.to_string())?;
     let devices = provider.devices().map_err(|error| error.to_string())?;
     Ok(devices
@@ -16,8 +16,8 @@ pub fn all() -> Result<Vec<DeviceAttributes>, String> {
 }
 
 impl From<&DeviceAttributes> for Limits {
-    fn from(attributes: &DeviceAttributes) -> Limits {
-        Limits {
+    fn from(attributes: &DeviceAttributes) -> Self {
+        Self {
             max_qp: attributes.max_qp,
             max_qp_wr: attributes.max_qp_wr,
             max_cqe: attributes.max_cqe,

@@ -9,7 +9,7 @@ mod perf;
 mod perf_show;
 mod qos;
 mod rxe;
-pub mod size;
+pub(crate) mod size;
 mod soak;
 
 use std::time::Duration;
@@ -19,10 +19,10 @@ use nacre_transport_rdma_link::{Fabric, Roots};
 
 use super::{Failure, output};
 
-pub use qos::interface_name;
+pub(crate) use qos::interface_name;
 
 #[derive(Debug, Args)]
-pub struct RdmaArgs {
+pub(crate) struct RdmaArgs {
     #[command(subcommand)]
     command: RdmaCommand,
 }
@@ -94,7 +94,7 @@ struct Shown {
     json: bool,
 }
 
-pub fn run(args: RdmaArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: RdmaArgs) -> Result<(), Failure> {
     let roots = Roots::real();
     let fabric = || Fabric::read(&roots.sys);
     match args.command {

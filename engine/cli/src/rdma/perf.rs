@@ -22,7 +22,7 @@ use nacre_engine_values::address::{AddressError, socket_of};
 use nacre_engine_values::size;
 
 #[derive(Debug, Subcommand)]
-pub enum PerfCommand {
+pub(super) enum PerfCommand {
     /// Wait for clients, one after another
     #[command(
         after_help = "Exit codes: 0 stopped, or --once and its client succeeded; 1 failed; 2 \
@@ -38,7 +38,7 @@ pub enum PerfCommand {
 }
 
 #[derive(Debug, Args)]
-pub struct ServerArgs {
+pub(super) struct ServerArgs {
     /// An address of this machine, or name:eth0, rdma:mlx5_0/1, mac:…, subnet:…, with a port after
     /// a comma unless it is 18515: determines the device, port and GID. May be repeated [default:
     /// all addresses]
@@ -68,7 +68,7 @@ pub struct ServerArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct ClientArgs {
+pub(super) struct ClientArgs {
     /// The server: ADDRESS[:PORT]
     #[arg(value_name = "SERVER", value_parser = parse_server)]
     server: SocketAddr,
@@ -133,7 +133,7 @@ pub struct ClientArgs {
     json: bool,
 }
 
-pub fn run(command: PerfCommand) -> Result<(), Failure> {
+pub(super) fn run(command: PerfCommand) -> Result<(), Failure> {
     match command {
         PerfCommand::Server(args) => server(args),
         PerfCommand::Client(args) => client(&args),

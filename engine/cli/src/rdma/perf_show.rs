@@ -1,12 +1,12 @@
-//! Output of `nacre rdma perf`.
+//! Prints the results of `nacre rdma perf`.
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use nacre_transport_rdma_perf::wire::Terms;
-use nacre_transport_rdma_perf::{Happened, LatencyOf, Progress, Report};
+use nacre_transport_rdma_perf::wire::SessionParameters;
+use nacre_transport_rdma_perf::{LatencyOf, Progress, Report, ServerEvent};
 use serde_json::{Value, json};
 
 use crate::{Failure, output};
@@ -28,7 +28,11 @@ pub(super) fn gid_of(system: &System, ip: IpAddr) -> Option<(String, u16, String
     })
 }
 
-pub fn listening(system: &System, addresses: &[SocketAddr], json: bool) -> Result<(), Failure> {
+pub(super) fn listening(
+    system: &System,
+    addresses: &[SocketAddr],
+    json: bool,
+) -> Result<(), Failure> {
     if json {
         let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
         return output::line(&json!({ "event": "listening", "addresses": addresses }).to_string());
@@ -43,7 +47,7 @@ pub fn listening(system: &System, addresses: &[SocketAddr], json: bool) -> Resul
     Ok(())
 }
 
-pub fn happened(happened: &Happened, json: bool) -> Result<(), Failure> {
+pub(super) fn happened(happened: &ServerEvent, json: bool) -> Result<(), Failure> {
     if json {
         output::line(&event(happened).to_string())
     } else {
@@ -51,8 +55,8 @@ pub fn happened(happened: &Happened, json: bool) -> Result<(), Failure> {
     }
 }
 
-pub(super) fn event(happened: &Happened) -> Value {
-    let test = |terms: &Terms| {
+pub(super) fn event(happened: &ServerEvent) -> Value {
+    let test = |terms: &SessionParameters| {
         json!({
             "op": terms.op,
             "measure": terms.measure,
@@ -63,10 +67,10 @@ pub(super) fn event(happened: &Happened) -> Value {
         })
     };
     match happened {
-        Happened::Began { peer, terms } => {
+        ServerEvent::Began { peer, terms } => {
             json!({ "event": "began", "peer": peer.to_string(), "test": test(terms) })
         }
-        Happened::Ended {
+        ServerEvent::Ended {
             peer,
             terms,
             outcome,
@@ -82,7 +86,7 @@ pub(super) fn event(happened: &Happened) -> Value {
             }
             event
         }
-        Happened::Refused { peer, reject, why } => json!({
+        ServerEvent::Refused { peer, reject, why } => json!({
             "event": "refused",
             "peer": peer.to_string(),
             "reason": reject.to_string(),
@@ -91,9 +95,9 @@ pub(super) fn event(happened: &Happened) -> Value {
     }
 }
 
-pub(super) fn sentence(happened: &Happened) -> String {
+pub(super) fn sentence(happened: &ServerEvent) -> String {
     match happened {
-        Happened::Began { peer, terms } => format!(
+        ServerEvent::Began { peer, terms } => format!(
             "{peer}: {}, {}, {}, messages of at most {} bytes{}",
             terms.op,
             terms.measure,
@@ -105,7 +109,7 @@ pub(super) fn sentence(happened: &Happened) -> String {
                 ""
             }
         ),
-        Happened::Ended {
+        ServerEvent::Ended {
             peer,
             outcome: Ok(served),
             ..
@@ -114,12 +118,12 @@ pub(super) fn sentence(happened: &Happened) -> String {
             served.messages,
             output::bytes(served.bytes)
         ),
-        Happened::Ended {
+        ServerEvent::Ended {
             peer,
             outcome: Err(error),
             ..
         } => format!("{peer}: failed: {error}"),
-        Happened::Refused { peer, reject, why } => {
+        ServerEvent::Refused { peer, reject, why } => {
             let why = why
                 .as_ref()
                 .map(|why| format!(": {why}"))
@@ -150,7 +154,7 @@ pub(super) fn described(system: &System, report: &Report) -> Value {
     value
 }
 
-pub fn report(system: &System, report: &Report, json: bool) -> Result<(), Failure> {
+pub(super) fn report(system: &System, report: &Report, json: bool) -> Result<(), Failure> {
     if json {
         return output::json(&described(system, report));
     }
@@ -230,10 +234,10 @@ pub(super) fn rows(report: &Report) -> Vec<Vec<String>> {
 }
 
 /// One line on the terminal that shows the progress.
-pub struct Line(ProgressBar);
+pub(super) struct Line(ProgressBar);
 
 impl Line {
-    pub fn new(hidden: bool) -> Line {
+    pub(super) fn new(hidden: bool) -> Self {
         let bar = if hidden || !std::io::stderr().is_terminal() {
             ProgressBar::hidden()
         } else {
@@ -241,10 +245,10 @@ impl Line {
         };
         let style = ProgressStyle::with_template("{msg}");
         bar.set_style(style.expect("the template is right"));
-        Line(bar)
+        Self(bar)
     }
 
-    pub fn show(&self, progress: &Progress) {
+    pub(super) fn show(&self, progress: &Progress) {
         let seconds = progress.elapsed.max(Duration::from_millis(1)).as_secs_f64();
         let rate = progress.messages as f64 * f64::from(progress.size) / seconds;
         self.0.set_message(format!(
@@ -255,7 +259,7 @@ impl Line {
         ));
     }
 
-    pub fn clear(&self) {
+    pub(super) fn clear(&self) {
         self.0.finish_and_clear();
     }
 }

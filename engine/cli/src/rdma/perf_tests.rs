@@ -1,12 +1,12 @@
-//! Flags, addresses and output of `nacre rdma perf`.
+//! Tests of the options, addresses and output of `nacre rdma perf`.
 
 use std::net::SocketAddr;
 
 use clap::Parser;
 use nacre_transport_rdma_link::testing;
-use nacre_transport_rdma_perf::wire::{Refusal, Reject, Terms};
+use nacre_transport_rdma_perf::wire::{Refusal, Reject, SessionParameters};
 use nacre_transport_rdma_perf::{
-    Happened, Latency, LatencyOf, Measure, Op, PerfError, Report, SCHEMA, Served, SizeReport,
+    Latency, LatencyOf, Measure, Op, PerfError, Report, SCHEMA, Served, ServerEvent, SizeReport,
 };
 
 use super::perf::{Sweep, addresses, failure, parse_server, parse_sweep, source};
@@ -235,7 +235,7 @@ fn a_report_for_programs() {
 #[test]
 fn what_a_server_says() {
     let peer: SocketAddr = "10.0.0.4:5000".parse().unwrap();
-    let terms = Terms {
+    let terms = SessionParameters {
         op: Op::Send,
         measure: Measure::Latency,
         verify: true,
@@ -245,7 +245,7 @@ fn what_a_server_says() {
         seed: 0,
         peer_timeout_ms: 1,
     };
-    let began = Happened::Began { peer, terms };
+    let began = ServerEvent::Began { peer, terms };
     assert_eq!(
         sentence(&began),
         "10.0.0.4:5000: send, latency, 1 queue pair of depth 1, messages of at most 64 bytes, every byte compared"
@@ -254,7 +254,7 @@ fn what_a_server_says() {
         messages: 7,
         bytes: 448,
     };
-    let ended = Happened::Ended {
+    let ended = ServerEvent::Ended {
         peer,
         terms,
         outcome: Ok(served),
@@ -271,7 +271,7 @@ fn what_a_server_says() {
         peer,
         during: "measuring",
     };
-    let failed = Happened::Ended {
+    let failed = ServerEvent::Ended {
         peer,
         terms,
         outcome: Err(error),
@@ -285,7 +285,7 @@ fn what_a_server_says() {
         "10.0.0.4:5000 closed the connection (measuring)"
     );
     let reject = Reject::limit(Refusal::Depth, 9, 8);
-    let refused = Happened::Refused {
+    let refused = ServerEvent::Refused {
         peer,
         reject,
         why: None,

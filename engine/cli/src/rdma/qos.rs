@@ -1,8 +1,9 @@
-//! `nacre rdma qos`: from `[qos]` of the configuration to the settings of a card, and back.
+//! `nacre rdma qos`: compares `[qos]` of the configuration with the DCB settings of a network card,
+//! applies it, and reverts it.
 //!
-//! `plan` only prints. `apply --yes` makes the changes over netlink and writes down the way back; a
-//! failure takes back the steps before it. Cards forget these settings at a reset, so
-//! `apply --persist` adds a unit of systemd that applies them whenever the interface appears.
+//! `plan` only prints. `apply --yes` makes the changes over netlink and stores the undo; a failed
+//! step reverts the steps before it. Cards lose these settings at a reset, so `apply --persist`
+//! adds a systemd unit that applies them whenever the interface appears.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +29,7 @@ use nacre_engine_doctor::roce::{self, report};
 use nacre_engine_rpc::client::{Client, ClientError};
 
 #[derive(Debug, Subcommand)]
-pub enum QosCommand {
+pub(super) enum QosCommand {
     /// Print the commands that set an interface as [qos] of the configuration says
     #[command(after_help = "Example: nacre rdma qos plan --iface ens1f0")]
     Plan(QosArgs),
@@ -44,7 +45,7 @@ pub enum QosCommand {
         #[arg(long, requires = "yes")]
         persist: bool,
         #[command(flatten)]
-        kept: Kept,
+        kept: QosPaths,
         #[command(flatten)]
         daemon: Daemon,
     },
@@ -68,7 +69,7 @@ pub enum QosCommand {
         #[arg(long)]
         yes: bool,
         #[command(flatten)]
-        kept: Kept,
+        kept: QosPaths,
         #[command(flatten)]
         daemon: Daemon,
     },
@@ -76,7 +77,7 @@ pub enum QosCommand {
 
 /// The daemon whose connections a change could disturb.
 #[derive(Debug, Args)]
-pub struct Daemon {
+pub(super) struct Daemon {
     /// Change the settings although hosts or remote targets are connected over the interface
     #[arg(long)]
     while_in_use: bool,
@@ -119,7 +120,7 @@ struct Network {
 }
 
 impl Network {
-    fn here() -> Network {
+    fn here() -> Self {
         let roots = Roots::real();
         let present = if_addrs::get_if_addrs().unwrap_or_default();
         let addresses = present.into_iter().map(|of| {
@@ -127,7 +128,7 @@ impl Network {
             names.push(of.name.clone());
             (of.ip(), names)
         });
-        Network {
+        Self {
             addresses: addresses.collect(),
         }
     }
@@ -176,7 +177,7 @@ fn peers(client: &mut Client, network: &Network, iface: &str) -> Result<BTreeSet
 }
 
 #[derive(Debug, Args)]
-pub struct QosArgs {
+pub(super) struct QosArgs {
     /// The Ethernet interface; several for the members of a bond
     #[arg(long, value_name = "INTERFACE", required = true, value_parser = interface_name)]
     iface: Vec<String>,
@@ -191,7 +192,7 @@ pub struct QosArgs {
 const STATE: &str = "/var/lib/nacre/qos";
 
 #[derive(Debug, Args)]
-pub struct Kept {
+pub(super) struct QosPaths {
     /// Where the way back is written down
     #[arg(long, value_name = "DIR", default_value = STATE)]
     state: PathBuf,
@@ -200,7 +201,7 @@ pub struct Kept {
     units: PathBuf,
 }
 
-impl Kept {
+impl QosPaths {
     fn file(&self, iface: &str) -> PathBuf {
         self.state.join(format!("{iface}.json"))
     }
@@ -223,7 +224,7 @@ impl Kept {
 }
 
 /// A name that the kernel accepts, for it becomes part of paths and of units.
-pub fn interface_name(name: &str) -> Result<String, String> {
+pub(crate) fn interface_name(name: &str) -> Result<String, String> {
     let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     if name.is_empty() || name.len() > 15 || name.starts_with(['-', '.']) || name.contains(bad) {
         return Err("it is not the name of a network interface".into());
@@ -235,7 +236,7 @@ fn cannot(what: &str, file: &Path) -> String {
     format!("cannot {what} {}", file.display())
 }
 
-pub fn run(command: QosCommand) -> Result<(), Failure> {
+pub(super) fn run(command: QosCommand) -> Result<(), Failure> {
     match command {
         QosCommand::Plan(wanted) => each(&wanted, |iface, steps| show(iface, steps, wanted.json)),
         QosCommand::Apply {
@@ -341,7 +342,7 @@ fn show(iface: &str, steps: &[Step], as_json: bool) -> Result<(), Failure> {
 
 /// Writes the way back first: after a crash in between, `undo` still knows it. Steps that were made
 /// before, and were lost at a reset of the card, are there already.
-fn apply(iface: &str, steps: &[Step], kept: &Kept) -> Result<(), Failure> {
+fn apply(iface: &str, steps: &[Step], kept: &QosPaths) -> Result<(), Failure> {
     if steps.is_empty() {
         return Ok(());
     }
@@ -369,7 +370,7 @@ fn apply(iface: &str, steps: &[Step], kept: &Kept) -> Result<(), Failure> {
     ))
 }
 
-fn keep(kept: &Kept, iface: &str, steps: &[Step]) -> Result<(), Failure> {
+fn keep(kept: &QosPaths, iface: &str, steps: &[Step]) -> Result<(), Failure> {
     let file = kept.file(iface);
     if steps.is_empty() {
         return match fs::remove_file(&file) {
@@ -387,7 +388,7 @@ fn keep(kept: &Kept, iface: &str, steps: &[Step]) -> Result<(), Failure> {
     Ok(fs::rename(&new, &file).with_context(|| cannot("write", &file))?)
 }
 
-fn undo(iface: &str, yes: bool, kept: &Kept, daemon: &Daemon) -> Result<(), Failure> {
+fn undo(iface: &str, yes: bool, kept: &QosPaths, daemon: &Daemon) -> Result<(), Failure> {
     let steps = kept.steps(iface)?;
     let unit = kept.unit(iface);
     if steps.is_empty() && !unit.exists() {
@@ -473,7 +474,7 @@ fn unit(iface: &str, program: &Path, config: Option<&Path>, state: &Path) -> Str
     )
 }
 
-fn persistent(iface: &str, wanted: &QosArgs, kept: &Kept) -> Result<(), Failure> {
+fn persistent(iface: &str, wanted: &QosArgs, kept: &QosPaths) -> Result<(), Failure> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let config = match &wanted.config {
         Some(file) => Some(fs::canonicalize(file).with_context(|| cannot("find", file))?),
@@ -519,7 +520,7 @@ mod tests {
     #[test]
     fn the_way_back_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let kept = Kept {
+        let kept = QosPaths {
             state: dir.path().join("qos"),
             units: dir.path().into(),
         };

@@ -8,7 +8,7 @@ use crate::{Failure, output};
 use nacre_engine::services::rdma::soft;
 
 #[derive(Debug, Subcommand)]
-pub enum RxeCommand {
+pub(super) enum RxeCommand {
     /// Add a soft-RoCE device on an Ethernet interface, as `rdma link add NAME type rxe netdev DEV`
     /// does
     #[command(after_help = "Example: nacre rdma rxe add rxe0 --netdev eth0")]
@@ -33,7 +33,7 @@ pub enum RxeCommand {
     },
 }
 
-pub fn run(roots: &Roots, command: RxeCommand) -> Result<(), Failure> {
+pub(super) fn run(roots: &Roots, command: RxeCommand) -> Result<(), Failure> {
     match command {
         RxeCommand::Add { name, netdev, json } => {
             netlink::rxe_add(roots, &name, &netdev).map_err(anyhow::Error::from)?;

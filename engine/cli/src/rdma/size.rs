@@ -1,5 +1,5 @@
-//! `nacre rdma size`: the queue pairs, completion entries and memory that a number of hosts will
-//! need.
+//! `nacre rdma size`: computes the queue pairs, completion queue entries and memory for a number of
+//! hosts.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use nacre_engine_values::size;
         wrong usage.\n\nExample: nacre rdma size --hosts 32 --queues 8 --depth 128 --device \
         mlx5_0"
 )]
-pub struct SizeArgs {
+pub(crate) struct SizeArgs {
     /// Hosts connected at the same time
     #[arg(long)]
     pub hosts: NonZeroU32,
@@ -57,7 +57,7 @@ pub struct SizeArgs {
 
 /// A device's limits, as verbs reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     pub max_qp: u32,
     pub max_qp_wr: u32,
     pub max_cqe: u32,
@@ -69,14 +69,14 @@ const ADMIN_DEPTH: u32 = 32;
 
 /// The daemon's settings.
 #[derive(Debug, Clone)]
-pub struct Configured {
+pub(crate) struct Configured {
     pub transport: RdmaConfig,
     pub reactors: NonZeroU32,
 }
 
 impl Configured {
     /// The configuration that `nacre serve` would find, overridden by the arguments.
-    pub fn of(args: &SizeArgs, settings: &Settings) -> Result<Configured, PlaneError> {
+    pub(crate) fn of(args: &SizeArgs, settings: &Settings) -> Result<Self, PlaneError> {
         let data_path = data_path(settings, &IobufOptions::default(), Personality::Nacre)?;
         let reactors = u32::try_from(data_path.cores.len()).unwrap_or(1);
         let mut transport = settings.rdma_transport();
@@ -86,18 +86,18 @@ impl Configured {
         }
         transport.max_queue_depth = args.depth.unwrap_or(transport.max_queue_depth);
         transport.srq_size = args.srq.unwrap_or(transport.srq_size);
-        Ok(Configured {
+        Ok(Self {
             transport,
             reactors: args
                 .reactors
-                .or(NonZeroU32::new(reactors))
+                .or_else(|| NonZeroU32::new(reactors))
                 .unwrap_or(NonZeroU32::MIN),
         })
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Need {
+pub(crate) struct Need {
     pub queue_pairs: u64,
     /// Work requests of one I/O queue pair: sends, and receives unless these are shared.
     pub send_wrs: u64,
@@ -115,7 +115,7 @@ pub struct Need {
 
 /// One need, its limit, and the remedy if it is exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub(crate) struct Line {
     pub name: &'static str,
     pub need: u64,
     pub limit: Option<u64>,
@@ -123,13 +123,13 @@ pub struct Line {
 }
 
 impl Line {
-    pub fn fits(&self) -> bool {
+    pub(crate) fn fits(&self) -> bool {
         self.limit.is_none_or(|limit| self.need <= limit)
     }
 }
 
 impl Need {
-    pub fn of(args: &SizeArgs, configured: &Configured) -> Need {
+    pub(crate) fn of(args: &SizeArgs, configured: &Configured) -> Self {
         let number = |n: NonZeroU32| u64::from(n.get());
         let (hosts, queues) = (number(args.hosts), number(args.queues));
         let reactors = number(configured.reactors);
@@ -150,7 +150,7 @@ impl Need {
             pairs.saturating_mul(need.completions().into())
         };
         let shared = config.srq_size > 0;
-        Need {
+        Self {
             queue_pairs,
             // These suffice to accept a queue; if a device has more, the queue gets them.
             send_wrs: 2 * u64::from(depth),
@@ -165,7 +165,7 @@ impl Need {
     }
 
     /// Every need that the configuration or a device limits.
-    pub fn against(&self, limits: Option<&Limits>) -> Vec<Line> {
+    pub(crate) fn against(&self, limits: Option<&Limits>) -> Vec<Line> {
         let line = |name, need, limit: Option<u64>, remedy| Line {
             name,
             need,
@@ -217,7 +217,7 @@ impl Need {
 }
 
 /// Gets the limits of the device from `limits`, if one was named.
-pub fn run(
+pub(crate) fn run(
     args: &SizeArgs,
     limits: impl FnOnce() -> Result<Vec<DeviceAttributes>, String>,
 ) -> Result<(), Failure> {

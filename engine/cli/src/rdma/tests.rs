@@ -1,4 +1,4 @@
-//! Tables and numbers, from simulated machines.
+//! Tests of the tables and values of `nacre rdma`, on simulated machines.
 
 use std::num::NonZeroU32;
 

@@ -1,4 +1,4 @@
-//! `nacre subsystem connections`: controllers with their queue pairs.
+//! `nacre subsystem connections`: the controllers of a subsystem, with their queue pairs.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::super::{Connection, Failure, address, output};
 use super::{is_discovery, items, some};
 use nacre_engine::methods::nvmf::connected::{GetControllers, GetQpairs, SubsystemParams};
 
-pub fn run(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
+pub(super) fn run(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let mut all = Vec::new();
     for subsystem in some(&mut client, nqn)? {

@@ -1,4 +1,4 @@
-//! `nacre subsystem`: the subsystems that hosts connect to.
+//! `nacre subsystem`: lists, creates, changes and deletes subsystems.
 
 mod connections;
 
@@ -21,7 +21,7 @@ use nacre_engine_rpc::client::{Client, to_json};
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
-pub struct SubsystemArgs {
+pub(crate) struct SubsystemArgs {
     #[command(flatten)]
     connection: Connection,
     #[command(subcommand)]
@@ -128,7 +128,7 @@ struct AddNamespaceArgs {
     not_visible: bool,
 }
 
-pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: SubsystemArgs) -> Result<(), Failure> {
     let connection = &args.connection;
     match args.command {
         SubsystemCommand::List => list(connection),
@@ -327,7 +327,7 @@ fn one(client: &mut Client, nqn: &str) -> Result<Value, Failure> {
 }
 
 /// All of them, or one.
-pub fn some(client: &mut Client, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
+pub(crate) fn some(client: &mut Client, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
     let params = GetSubsystemsParams {
         nqn: nqn.map(str::to_owned),
         tgt_name: None,
@@ -336,18 +336,18 @@ pub fn some(client: &mut Client, nqn: Option<&str>) -> Result<Vec<Value>, Failur
     Ok(items(&answer).to_vec())
 }
 
-pub fn is_discovery(subsystem: &Value) -> bool {
+pub(crate) fn is_discovery(subsystem: &Value) -> bool {
     subsystem["subtype"]
         .as_str()
         .is_some_and(|subtype| subtype.starts_with("Discovery"))
 }
 
-pub fn items(value: &Value) -> &[Value] {
+pub(crate) fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
 /// Prints nothing for people on success, and the changed object for programs.
-pub fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
+pub(crate) fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
     if connection.json {
         output::json(&what)
     } else {

@@ -1,5 +1,5 @@
-//! `nacre test copy`: reads, and on request writes, a range over every path, compares the paths,
-//! and judges each.
+//! `nacre test copy`: reads, and on request writes, a range over every path to a namespace,
+//! compares the data, and reports pass or fail for each path.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use nacre_engine::methods::nvmf::connected::{GetQpairs, SubsystemParams};
 use nacre_engine_rpc::client::Client;
 use nacre_engine_values::size::parse_bytes;
 
-pub const HELP: &str = "Every path alone, then all paths at once. Without --overwrite the test only \
+pub(super) const HELP: &str = "Every path alone, then all paths at once. Without --overwrite the test only \
     reads: all paths must return the same data. With it, each path writes the range, and every path \
     reads it back; the data in the range is lost. The daemon's counters must confirm each path.\n\n\
     Exit codes: 0 every path is good, 1 not, 2 wrong usage, 3 no daemon, 4 the daemon refused.\n\n\
@@ -27,7 +27,7 @@ pub const HELP: &str = "Every path alone, then all paths at once. Without --over
     --offset 1GiB --range 256MiB";
 
 #[derive(Debug, Args)]
-pub struct CopyArgs {
+pub(super) struct CopyArgs {
     /// NQN of the subsystem, or name of the published volume or device
     subsystem: String,
     #[command(flatten)]
@@ -51,7 +51,7 @@ pub struct CopyArgs {
 /// Bytes of the range unless given.
 const RANGE: u64 = 256 << 20;
 
-pub fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failure> {
+pub(super) fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let nqn = paths::subsystem(&mut client, Some(&args.subsystem), None)?;
     let listeners = paths::listeners(&mut client, &nqn)?;
@@ -141,7 +141,7 @@ struct Counters {
 }
 
 impl Counters {
-    fn read(client: &mut Client, nqn: &str, nsid: u32) -> Result<Counters, Failure> {
+    fn read(client: &mut Client, nqn: &str, nsid: u32) -> Result<Self, Failure> {
         let params = SubsystemParams {
             nqn: nqn.to_owned(),
             tgt_name: None,
@@ -163,7 +163,7 @@ impl Counters {
                 device = (one.read.bytes, one.write.bytes);
             }
         }
-        Ok(Counters {
+        Ok(Self {
             controllers: controllers(&qpairs),
             device,
         })
@@ -193,7 +193,7 @@ struct Judged {
 }
 
 impl Judged {
-    fn new(listener: &TestedListener) -> Judged {
+    fn new(listener: &TestedListener) -> Self {
         let ana = match (listener.withheld, listener.states.is_empty()) {
             (true, _) => "withheld".to_owned(),
             (false, true) => "not reported".to_owned(),
@@ -204,7 +204,7 @@ impl Judged {
         } else {
             vec![format!("not tested: {ana}")]
         };
-        Judged {
+        Self {
             listener: listener.url.to_string(),
             transport: listener.url.transport.word(),
             ana,

@@ -1,4 +1,4 @@
-//! `nacre test failover`: takes a listener out of use for a time, under verified I/O.
+//! `nacre test failover`: makes a listener inaccessible for a time, under verified I/O.
 
 use std::collections::BTreeSet;
 use std::panic::resume_unwind;
@@ -22,7 +22,7 @@ use nacre_engine::methods::nvmf::failover::{TestFailover, TestFailoverParams};
 use nacre_engine_values::size::parse_bytes;
 use nacre_engine_values::time;
 
-pub const HELP: &str = "The daemon makes the listener inaccessible (ANA). Hosts with multipath move \
+pub(super) const HELP: &str = "The daemon makes the listener inaccessible (ANA). Hosts with multipath move \
     their I/O to another path. The states return after the time, after Ctrl-C and after a failure. \
     If this command is killed, the daemon restores them 10 s after the time. Nothing is stored.\n\n\
     Without --overwrite the test only reads, and compares all paths. With it, the data in the range \
@@ -33,7 +33,7 @@ pub const HELP: &str = "The daemon makes the listener inaccessible (ANA). Hosts 
     rdma://192.0.2.1 --restore";
 
 #[derive(Debug, Args)]
-pub struct FailoverArgs {
+pub(super) struct FailoverArgs {
     /// NQN of the subsystem, or name of the published volume or device [default: the subsystem of
     /// the listener]
     subsystem: Option<String>,
@@ -98,7 +98,7 @@ fn parse_transport(text: &str) -> Result<IpTransport, String> {
         .map_err(|error| error.to_string())
 }
 
-pub fn run(connection: &Connection, args: &FailoverArgs) -> Result<(), Failure> {
+pub(super) fn run(connection: &Connection, args: &FailoverArgs) -> Result<(), Failure> {
     if args.time > LONGEST {
         let most = LONGEST.as_secs();
         return Err(Failure::Usage(format!("--for: at most {most} s")));
@@ -226,12 +226,12 @@ impl Daemon<'_> {
 }
 
 /// Restores the states when it is dropped.
-struct Withdrawal<'a> {
+struct FailoverGuard<'a> {
     daemon: &'a Daemon<'a>,
     ended: bool,
 }
 
-impl Withdrawal<'_> {
+impl FailoverGuard<'_> {
     fn end(&mut self) -> Result<(), Failure> {
         self.daemon.test(Duration::ZERO)?;
         self.ended = true;
@@ -239,7 +239,7 @@ impl Withdrawal<'_> {
     }
 }
 
-impl Drop for Withdrawal<'_> {
+impl Drop for FailoverGuard<'_> {
     fn drop(&mut self) {
         if !self.ended
             && let Err(error) = self.daemon.test(Duration::ZERO)
@@ -337,7 +337,7 @@ impl Run<'_> {
         }
         snapshots.before.1 = self.snapshot()?;
         self.during(|| daemon.test(args.time + LEASE))?;
-        let mut withdrawal = Withdrawal {
+        let mut withdrawal = FailoverGuard {
             daemon,
             ended: false,
         };

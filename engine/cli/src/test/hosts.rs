@@ -1,4 +1,4 @@
-//! The I/O of connected hosts by listener, from the counters of their queues.
+//! Shows which listeners carry the I/O of connected hosts, from the counters of their queues.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::super::subsystem::items;
 
 /// Completed I/O commands of each queue of a subsystem, at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct HostIo(BTreeMap<Queue, u64>);
+pub(super) struct HostIo(BTreeMap<Queue, u64>);
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Queue {
@@ -22,7 +22,7 @@ struct Queue {
 
 impl HostIo {
     /// Reads the answer of `nvmf_subsystem_get_qpairs`, without the controllers `own`.
-    pub fn read(qpairs: &Value, own: &BTreeSet<u64>, listeners: &[ListenUrl]) -> HostIo {
+    pub(super) fn read(qpairs: &Value, own: &BTreeSet<u64>, listeners: &[ListenUrl]) -> Self {
         let queue = |qpair: &Value| {
             let cntlid = qpair["cntlid"].as_u64()?;
             let host = qpair["hostnqn"].as_str()?.to_owned();
@@ -35,11 +35,11 @@ impl HostIo {
             };
             Some((queue, qpair["completed_nvme_io"].as_u64().unwrap_or(0)))
         };
-        HostIo(items(qpairs).iter().filter_map(queue).collect())
+        Self(items(qpairs).iter().filter_map(queue).collect())
     }
 
     /// Hosts with I/O queues at the listener and at none of the others.
-    pub fn without_path(&self, listener: &str, others: &[String]) -> Vec<String> {
+    pub(super) fn without_path(&self, listener: &str, others: &[String]) -> Vec<String> {
         let mut at: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for queue in self.0.keys() {
             at.entry(&queue.host).or_default().insert(&queue.listener);
@@ -51,7 +51,7 @@ impl HostIo {
     }
 
     /// I/Os since an earlier snapshot: by host, then by listener.
-    fn since(&self, earlier: &HostIo) -> BTreeMap<&str, BTreeMap<&str, u64>> {
+    fn since(&self, earlier: &Self) -> BTreeMap<&str, BTreeMap<&str, u64>> {
         let mut hosts: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
         for (queue, count) in &self.0 {
             let before = earlier.0.get(queue).copied().unwrap_or(0);
@@ -85,7 +85,7 @@ const BUSY: u64 = 10;
 /// The behaviour of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Behaviour {
+pub(super) enum Behaviour {
     /// It had I/O on the listener and moved it to another.
     Moved,
     /// It had I/O on other listeners only.
@@ -100,7 +100,7 @@ pub enum Behaviour {
 
 /// A connected host during the test.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct HostReport {
+pub(super) struct HostReport {
     pub hostnqn: String,
     pub behaviour: Behaviour,
     /// I/Os on the listener and on others: before, while it was inaccessible, and after.
@@ -114,14 +114,14 @@ pub struct HostReport {
 /// The snapshots of a test: at the begin and the end of each phase, without the time that hosts
 /// take to move.
 #[derive(Debug, Clone, Default)]
-pub struct Snapshots {
+pub(super) struct Snapshots {
     pub before: (HostIo, HostIo),
     pub withdrawn: (HostIo, HostIo),
     pub after: (HostIo, HostIo),
 }
 
 /// Judges each host by its I/O on the listener and on others.
-pub fn judge(snapshots: &Snapshots, listener: &str) -> Vec<HostReport> {
+pub(super) fn judge(snapshots: &Snapshots, listener: &str) -> Vec<HostReport> {
     let phases = [&snapshots.before, &snapshots.withdrawn, &snapshots.after];
     let [before, withdrawn, after] = phases.map(|(from, to)| to.since(from));
     let mut hosts: BTreeSet<&str> = before.keys().copied().collect();

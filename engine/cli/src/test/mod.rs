@@ -1,9 +1,10 @@
-//! `nacre test`: tests of the paths to a namespace, with the daemon and hosts as they are.
+//! `nacre test`: tests the paths to a namespace of the running daemon, while its hosts stay
+//! connected.
 //!
 //! ```text
-//!   failover.rs   a listener out of use for a time, under verified I/O    perform
+//!   failover.rs   a listener inaccessible for a time, verified I/O        perform
 //!   copy.rs       every path reads, and on request writes, a range        perform, decide
-//!   verdict.rs    what the test found, and whether it passed              decide
+//!   verdict.rs    the plan of a test, and its result: pass or fail        decide
 //!   hosts.rs      which listeners carry the I/O of connected hosts        decide
 //!   paths.rs      a subsystem's listeners, as paths of this host
 //!   show.rs       output
@@ -20,11 +21,11 @@ use clap::{Args, Subcommand};
 
 use super::{Connection, Failure};
 
-pub use paths::OwnHost;
+pub(crate) use paths::OwnHost;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
-pub struct TestArgs {
+pub(crate) struct TestArgs {
     #[command(flatten)]
     connection: Connection,
     #[command(subcommand)]
@@ -41,7 +42,7 @@ enum TestCommand {
     Copy(copy::CopyArgs),
 }
 
-pub fn run(args: TestArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: TestArgs) -> Result<(), Failure> {
     match args.command {
         TestCommand::Failover(command) => failover::run(&args.connection, &command),
         TestCommand::Copy(command) => copy::run(&args.connection, &command),

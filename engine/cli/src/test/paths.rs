@@ -19,7 +19,7 @@ use nacre_engine_values::size::parse_bytes;
 
 /// The namespace of a test, and the start of the range in it.
 #[derive(Debug, Clone, Args)]
-pub struct Place {
+pub(super) struct Place {
     /// Namespace, where there are several
     #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u32).range(1..))]
     pub nsid: Option<u32>,
@@ -33,7 +33,7 @@ pub struct Place {
 
 /// Options of this program's own connections.
 #[derive(Debug, Clone, Args)]
-pub struct OwnHost {
+pub(crate) struct OwnHost {
     /// Name of this host [default: that of nvme-cli, else one made from the machine's identity]
     #[arg(short = 'q', long, value_name = "NQN", env = "NACRE_HOSTNQN")]
     pub hostnqn: Option<String>,
@@ -53,7 +53,7 @@ pub struct OwnHost {
 
 /// A listener of a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TestedListener {
+pub(super) struct TestedListener {
     pub url: ListenUrl,
     /// The distinct ANA states of its groups; empty if the subsystem does not report them.
     pub states: Vec<String>,
@@ -61,7 +61,7 @@ pub struct TestedListener {
 }
 
 impl TestedListener {
-    pub fn is_accessible(&self) -> bool {
+    pub(super) fn is_accessible(&self) -> bool {
         let is_one = |state: &String| matches!(state.as_str(), "optimized" | "non_optimized");
         !self.withheld && self.states.iter().all(is_one)
     }
@@ -69,7 +69,7 @@ impl TestedListener {
 
 /// Finds the subsystem by its NQN, by the name of a published volume or device, or by a listener
 /// that no other subsystem has.
-pub fn subsystem(
+pub(super) fn subsystem(
     client: &mut Client,
     named: Option<&str>,
     listener: Option<&ListenUrl>,
@@ -117,7 +117,7 @@ fn chosen(
     }
 }
 
-pub fn listeners(client: &mut Client, nqn: &str) -> Result<Vec<TestedListener>, Failure> {
+pub(super) fn listeners(client: &mut Client, nqn: &str) -> Result<Vec<TestedListener>, Failure> {
     let params = SubsystemListenersParams {
         nqn: nqn.to_owned(),
         tgt_name: None,
@@ -161,21 +161,21 @@ fn uri(url: &ListenUrl, nqn: &str) -> String {
 const IO_MOST: u64 = 16 << 20;
 
 /// Bytes of an I/O, from 1 to 16 MiB.
-pub fn io_bytes(text: &str) -> Result<u64, String> {
+pub(super) fn io_bytes(text: &str) -> Result<u64, String> {
     match parse_bytes(text)? {
         bytes @ 1..=IO_MOST => Ok(bytes),
         _ => Err(format!("{text} is not from 1 byte to 16 MiB")),
     }
 }
 
-pub fn open(
+pub(super) fn open(
     listener: &TestedListener,
     nqn: &str,
     nsid: Option<u32>,
     shape: Shape,
     own: &OwnHost,
 ) -> Result<Path, Failure> {
-    let target = RemoteArgs::of_path(uri(&listener.url, nqn), own).target(Needs {
+    let target = RemoteArgs::of_path(uri(&listener.url, nqn), own)?.target(Needs {
         subnqn: None,
         port: NVME_PORT,
         entries: shape.depth + 2,
@@ -187,12 +187,14 @@ pub fn open(
 }
 
 /// The failure of a path or of several.
-pub fn usage_or_failed(error: nacre_engine_load::multipath::MountError) -> Failure {
+pub(super) fn usage_or_failed(error: nacre_engine_load::multipath::MountError) -> Failure {
     use nacre_engine_load::PerfError;
     use nacre_engine_load::multipath::MountError;
     match error {
         MountError::Path(
-            error @ (PerfError::Job(_) | PerfError::Which { .. } | PerfError::NoNamespace { .. }),
+            error @ (PerfError::Job(_)
+            | PerfError::SeveralNamespaces { .. }
+            | PerfError::NoNamespace { .. }),
         ) => usage(error),
         error => Failure::Failed(error.into()),
     }

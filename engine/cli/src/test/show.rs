@@ -1,4 +1,4 @@
-//! Output of `nacre test`, for people.
+//! Prints the results of `nacre test` as tables.
 
 use nacre_engine_load::multipath::{PhaseReport, Second};
 
@@ -7,7 +7,7 @@ use super::hosts::{Behaviour, HostReport};
 use super::verdict::Findings;
 
 /// One second of a failover test.
-pub fn second(second: &Second, names: &[String]) -> String {
+pub(super) fn second(second: &Second, names: &[String]) -> String {
     let path = |(index, name): (usize, &String)| {
         let access = second.access.get(index).copied().unwrap_or_default();
         format!("{name} {access} {}/s", second.ios[index])
@@ -28,7 +28,7 @@ pub fn second(second: &Second, names: &[String]) -> String {
     text
 }
 
-pub fn findings(found: &Findings) -> Result<(), Failure> {
+pub(super) fn findings(found: &Findings) -> Result<(), Failure> {
     output::line("")?;
     output::table(
         &[
@@ -102,7 +102,7 @@ fn host_row(host: &HostReport) -> Vec<String> {
 }
 
 /// The verdict, and the numbers that it rests on.
-pub fn summary(found: &Findings) -> Vec<String> {
+pub(super) fn summary(found: &Findings) -> Vec<String> {
     let contents = &found.contents;
     let written = if found.writes {
         let written = output::count(contents.units_written, "place");

@@ -1,4 +1,4 @@
-//! The plan of a failover test, and the judgement of its results.
+//! The plan of a failover test, and the decision whether it passed.
 
 use nacre_engine_load::multipath::{ContentsReport, PassReport, PhaseReport, Second, TestPhase};
 use nacre_nvmf::address::IpTransport;
@@ -9,7 +9,7 @@ use super::hosts::{Behaviour, HostReport};
 use super::paths::TestedListener;
 
 /// The index of the listener to take out of use, if the test can run.
-pub fn plan(
+pub(super) fn plan(
     listeners: &[TestedListener],
     withdraw: &ListenUrl,
     to: Option<IpTransport>,
@@ -54,7 +54,7 @@ pub fn plan(
 
 /// Everything that a test found.
 #[derive(Debug, Clone, Serialize)]
-pub struct Findings {
+pub(super) struct Findings {
     pub schema: &'static str,
     pub subsystem: String,
     pub listener: String,
@@ -75,7 +75,7 @@ pub struct Findings {
     pub failed_passes: Vec<PassReport>,
     pub connections_lost: u64,
     pub hosts: Vec<HostReport>,
-    /// Why the states may not be restored.
+    /// The reason why the ANA states may not have been restored.
     pub not_restored: Option<String>,
     pub interrupted: bool,
     /// Longest pause allowed.
@@ -85,14 +85,14 @@ pub struct Findings {
 }
 
 impl Findings {
-    pub const SCHEMA: &'static str = "nacre-test-failover/1";
+    pub(super) const SCHEMA: &'static str = "nacre-test-failover/1";
 
     fn phase(&self, phase: TestPhase) -> Option<&PhaseReport> {
         self.phases.iter().find(|one| one.phase == phase)
     }
 
     /// The longest pause after the listener was withdrawn.
-    pub fn longest_pause_ms(&self) -> f64 {
+    pub(super) fn longest_pause_ms(&self) -> f64 {
         let later = self
             .phases
             .iter()
@@ -127,13 +127,13 @@ impl Findings {
     }
 
     /// The last I/O over the listener, in milliseconds after it was withdrawn.
-    pub fn last_io_ms(&self) -> Option<f64> {
+    pub(super) fn last_io_ms(&self) -> Option<f64> {
         let phase = self.phase(TestPhase::Withdrawn)?;
         phase.paths.get(self.withdrawn_path)?.last_ms
     }
 
     /// Adds the failures and warnings.
-    pub fn judge(&mut self) {
+    pub(super) fn judge(&mut self) {
         let mut failures = Vec::new();
         let mut warnings = Vec::new();
         let failed: u64 = self.errors.values().sum();

@@ -1,4 +1,5 @@
-//! The contents of the live view and the effect of keys. Independent of terminal and daemon.
+//! The state of the live view of `nacre top`, and the effect of keys on it. Independent of terminal
+//! and daemon.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use super::INTERVALS;
 use super::poll::{Order, Sample, Update, WATCHED_MAX};
 use super::snapshot::{Snapshot, Sort};
 
-pub struct App {
+pub(super) struct App {
     pub interval: Duration,
     pub sort: Sort,
     pub reverse: bool,
@@ -31,14 +32,15 @@ pub struct App {
 
 /// The panel in the largest part of the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Panel {
+pub(super) enum Panel {
     Namespaces,
     Devices,
     Connections,
+    Paths,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Link {
+pub(super) enum Link {
     /// No data yet.
     Waiting,
     Up,
@@ -46,14 +48,14 @@ pub enum Link {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Flow {
+pub(super) enum Flow {
     Stay,
     Quit,
 }
 
 impl App {
-    pub fn new(interval: Duration, sort: Sort, reverse: bool, histograms: bool) -> App {
-        App {
+    pub(super) fn new(interval: Duration, sort: Sort, reverse: bool, histograms: bool) -> Self {
+        Self {
             interval,
             sort,
             reverse,
@@ -72,7 +74,7 @@ impl App {
         }
     }
 
-    pub fn on_update(&mut self, update: Update) {
+    pub(super) fn on_update(&mut self, update: Update) {
         self.updated = Instant::now();
         match update {
             Update::Gone(why) => {
@@ -93,7 +95,7 @@ impl App {
         }
     }
 
-    pub fn on_key(&mut self, key: KeyEvent) -> Flow {
+    pub(super) fn on_key(&mut self, key: KeyEvent) -> Flow {
         let page = self.page.max(1);
         match key.code {
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
@@ -101,7 +103,7 @@ impl App {
             }
             KeyCode::Char('q') | KeyCode::Esc => return Flow::Quit,
             KeyCode::Tab | KeyCode::Right => self.show(self.panel.next()),
-            KeyCode::BackTab | KeyCode::Left => self.show(self.panel.next().next()),
+            KeyCode::BackTab | KeyCode::Left => self.show(self.panel.previous()),
             KeyCode::Char('n') => self.sort_by(Sort::Name),
             KeyCode::Char('i') => self.sort_by(Sort::Iops),
             KeyCode::Char('b') => self.sort_by(Sort::Bytes),
@@ -132,18 +134,18 @@ impl App {
     }
 
     /// The orders for the poller.
-    pub fn orders(&mut self) -> Vec<Order> {
+    pub(super) fn orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }
 
     /// Seconds since the poller's last update, if that is long ago.
-    pub fn silence(&self) -> Option<u64> {
+    pub(super) fn silence(&self) -> Option<u64> {
         let age = self.updated.elapsed();
         (age > self.interval * 3 + Duration::from_secs(2)).then_some(age.as_secs())
     }
 
     /// True when the displayed age of the data is out of date.
-    pub fn grows_old(&mut self) -> bool {
+    pub(super) fn grows_old(&mut self) -> bool {
         let age = self.silence();
         let changed = age != self.age;
         self.age = age;
@@ -193,11 +195,16 @@ impl App {
 }
 
 impl Panel {
-    fn next(self) -> Panel {
+    fn next(self) -> Self {
         match self {
-            Panel::Namespaces => Panel::Devices,
-            Panel::Devices => Panel::Connections,
-            Panel::Connections => Panel::Namespaces,
+            Self::Namespaces => Self::Devices,
+            Self::Devices => Self::Connections,
+            Self::Connections => Self::Paths,
+            Self::Paths => Self::Namespaces,
         }
+    }
+
+    fn previous(self) -> Self {
+        self.next().next().next()
     }
 }

@@ -7,7 +7,7 @@ use base64ct::{Base64, Encoding};
 use serde_json::Value;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Histogram {
+pub(super) struct Histogram {
     granularity: u32,
     min_range: u32,
     tick_rate: u64,
@@ -16,7 +16,7 @@ pub struct Histogram {
 
 impl Histogram {
     /// None if it is invalid.
-    pub fn read(answer: &Value) -> Option<Histogram> {
+    pub(super) fn read(answer: &Value) -> Option<Self> {
         let number = |key: &str| u32::try_from(answer[key].as_u64()?).ok();
         let granularity = number("granularity").filter(|g| (1..=16).contains(g))?;
         let min_range = answer
@@ -29,7 +29,7 @@ impl Histogram {
         if !rest.is_empty() || words.len() > most {
             return None;
         }
-        Some(Histogram {
+        Some(Self {
             granularity,
             min_range,
             tick_rate: answer["tsc_rate"].as_u64().filter(|rate| *rate > 0)?,
@@ -38,21 +38,21 @@ impl Histogram {
     }
 
     /// The counts since `earlier`; none if that was another histogram or it was reset.
-    pub fn since(&self, earlier: &Histogram) -> Option<Histogram> {
+    pub(super) fn since(&self, earlier: &Self) -> Option<Self> {
         let same = (self.granularity, self.min_range, self.counts.len())
             == (earlier.granularity, earlier.min_range, earlier.counts.len());
         let pairs = self.counts.iter().zip(&earlier.counts);
         let counts = pairs
             .map(|(now, before)| now.checked_sub(*before))
             .collect::<Option<_>>();
-        Some(Histogram {
+        Some(Self {
             counts: counts.filter(|_| same)?,
             ..self.clone()
         })
     }
 
     /// The latency in seconds that `fraction` of all do not exceed, to the width of a bucket.
-    pub fn quantile_s(&self, fraction: f64) -> Option<f64> {
+    pub(super) fn quantile_s(&self, fraction: f64) -> Option<f64> {
         let total: u64 = self.counts.iter().sum();
         if total == 0 {
             return None;
@@ -81,12 +81,12 @@ impl Histogram {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use super::*;
     use serde_json::json;
 
     /// A reply with these counts by latency in ticks, counted as SPDK counts.
-    pub fn answer(
+    pub(crate) fn answer(
         granularity: u32,
         min_range: u32,
         tick_rate: u64,

@@ -1,4 +1,4 @@
-//! `nacre top`: live activity of a daemon.
+//! `nacre top`: shows the activity of a daemon: its block devices, reactors and listeners.
 //!
 //! ```text
 //!   daemon ── RPC ──▶ poll: Sample ─┐
@@ -11,7 +11,7 @@
 mod app;
 mod histogram;
 mod poll;
-pub mod rates;
+pub(crate) mod rates;
 mod report;
 mod snapshot;
 mod view;
@@ -34,11 +34,11 @@ use super::{Connection, Failure, output};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Keys: q quit, Tab namespaces, devices or connections, n i b l p e sort by name, I/Os, bytes,\n\
-                  latency, 99th percentile, errors, r reverse, arrows scroll, + - interval, space pause,\n\
+    after_help = "Keys: q quit, Tab namespaces, devices, connections or paths, n i b l p e sort by name, I/Os,\n\
+                  bytes, latency, 99th percentile, errors, r reverse, arrows scroll, + - interval, space pause,\n\
                   h histograms on or off."
 )]
-pub struct TopArgs {
+pub(crate) struct TopArgs {
     #[command(flatten)]
     connection: Connection,
     /// Interval between samples
@@ -70,7 +70,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub fn run(args: TopArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: TopArgs) -> Result<(), Failure> {
     let mut source = Source::new(args.connection.clone(), !args.no_histograms);
     if args.once || args.connection.json {
         let outcome = once(&mut source, &args);

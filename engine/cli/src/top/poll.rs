@@ -1,4 +1,4 @@
-//! Queries the daemon: one [`Sample`] per interval, as replied.
+//! Queries the daemon: one [`Sample`] of replies per interval.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -17,6 +17,7 @@ use nacre_engine::methods::bdev::histogram::{
     EnableHistogram, EnableHistogramParams, GetHistogram,
 };
 use nacre_engine::methods::bdev::iostat::{GetIostat, GetIostatParams};
+use nacre_engine::methods::bdev::nvme::paths::{GetPaths, GetPathsParams};
 use nacre_engine::methods::framework::GetVersion;
 use nacre_engine::methods::nvmf::connected::{
     GetQpairs, GetTargetStats, SubsystemParams, TargetStatsParams,
@@ -29,7 +30,7 @@ use nacre_engine_rpc::{Method, NoParams};
 
 /// The daemon's replies at one moment.
 #[derive(Debug, Clone)]
-pub struct Sample {
+pub(super) struct Sample {
     pub at: Instant,
     /// The daemon's name and version.
     pub daemon: String,
@@ -39,6 +40,8 @@ pub struct Sample {
     /// Queue pairs by subsystem.
     pub qpairs: BTreeMap<String, Value>,
     pub nvmf: Value,
+    /// Paths of remote devices.
+    pub paths: Value,
     /// Latency histograms by device.
     pub histograms: BTreeMap<String, Histogram>,
     /// Refused calls, and the errors: shown, to explain missing data.
@@ -47,7 +50,7 @@ pub struct Sample {
 
 impl Sample {
     /// The devices whose percentiles are worth a query, the busiest ones first.
-    pub fn bdevs(&self, sort: Sort, reverse: bool) -> Vec<String> {
+    pub(super) fn bdevs(&self, sort: Sort, reverse: bool) -> Vec<String> {
         let mut snapshot = super::snapshot::Snapshot::between(None, self);
         snapshot.sort(sort, reverse);
         snapshot.bdevs()
@@ -56,7 +59,7 @@ impl Sample {
 
 /// Updates from the poller.
 #[derive(Debug)]
-pub enum Update {
+pub(super) enum Update {
     Sample(Box<Sample>),
     /// No daemon, or one that does not reply; it is retried.
     Gone(String),
@@ -64,7 +67,7 @@ pub enum Update {
 
 /// Orders to the poller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Order {
+pub(super) enum Order {
     Interval(Duration),
     /// Percentiles of these devices.
     Watch(Vec<String>),
@@ -74,20 +77,20 @@ pub enum Order {
 }
 
 /// Most devices with percentiles: each needs a call of its own.
-pub const WATCHED_MAX: usize = 128;
+pub(super) const WATCHED_MAX: usize = 128;
 
-pub struct Poller {
+pub(super) struct Poller {
     source: Source,
     interval: Duration,
 }
 
 impl Poller {
-    pub fn new(source: Source, interval: Duration) -> Poller {
-        Poller { source, interval }
+    pub(super) fn new(source: Source, interval: Duration) -> Self {
+        Self { source, interval }
     }
 
     /// Samples and sends updates until the other end of `orders` is closed.
-    pub fn run(&mut self, orders: &Receiver<Order>, updates: &Sender<Update>) {
+    pub(super) fn run(&mut self, orders: &Receiver<Order>, updates: &Sender<Update>) {
         loop {
             let started = Instant::now();
             let update = match self.source.sample() {
@@ -116,7 +119,7 @@ impl Poller {
 }
 
 /// The daemon, reconnected after each loss.
-pub struct Source {
+pub(super) struct Source {
     connection: Connection,
     client: Option<Client>,
     daemon: String,
@@ -127,8 +130,8 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn new(connection: Connection, histograms: bool) -> Source {
-        Source {
+    pub(super) fn new(connection: Connection, histograms: bool) -> Self {
+        Self {
             connection,
             client: None,
             daemon: String::new(),
@@ -138,12 +141,12 @@ impl Source {
         }
     }
 
-    pub fn watch(&mut self, mut names: Vec<String>) {
+    pub(super) fn watch(&mut self, mut names: Vec<String>) {
         names.truncate(WATCHED_MAX);
         self.watched = names;
     }
 
-    pub fn set_histograms(&mut self, on: bool) {
+    pub(super) fn set_histograms(&mut self, on: bool) {
         self.histograms = on;
         if !on {
             self.leave();
@@ -151,7 +154,7 @@ impl Source {
     }
 
     /// Reverts our changes in the daemon. A daemon that ended has forgotten them.
-    pub fn leave(&mut self) {
+    pub(super) fn leave(&mut self) {
         for name in std::mem::take(&mut self.enabled) {
             let Some(client) = &mut self.client else {
                 return;
@@ -168,7 +171,7 @@ impl Source {
         }
     }
 
-    pub fn sample(&mut self) -> Result<Sample, Failure> {
+    pub(super) fn sample(&mut self) -> Result<Sample, Failure> {
         let sampled = self.try_sample();
         if sampled.is_err() {
             self.client = None;
@@ -188,6 +191,8 @@ impl Source {
             subsystems: self.ask::<GetSubsystems>(&GetSubsystemsParams::default(), &mut refused)?,
             qpairs: BTreeMap::new(),
             nvmf: self.ask::<GetTargetStats>(&TargetStatsParams::default(), &mut refused)?,
+            // Neither SPDK nor an older daemon has the method.
+            paths: self.ask::<GetPaths>(&GetPathsParams::default(), &mut BTreeSet::new())?,
             histograms: BTreeMap::new(),
             refused: BTreeSet::new(),
         };
@@ -249,7 +254,7 @@ impl Source {
     }
 
     /// The histograms of the watched devices, enabled where necessary.
-    pub fn add_histograms(&mut self, sample: &mut Sample) -> Result<(), Failure> {
+    pub(super) fn add_histograms(&mut self, sample: &mut Sample) -> Result<(), Failure> {
         let there: BTreeSet<&str> = rates::devices(&sample.iostat)
             .map(|(name, _)| name)
             .collect();

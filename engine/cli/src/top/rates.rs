@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 /// The counters of one kind of operation: reads, writes or unmaps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
+pub(crate) struct Counters {
     pub ops: u64,
     pub bytes: u64,
     /// The sum of the latencies of the operations, in ticks of the daemon's clock.
@@ -14,7 +14,7 @@ pub struct Counters {
 
 /// The counters of a block device, or their increase between two replies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Iostat {
+pub(crate) struct Iostat {
     pub read: Counters,
     pub write: Counters,
     pub unmap: Counters,
@@ -22,7 +22,7 @@ pub struct Iostat {
 }
 
 impl Iostat {
-    pub fn read(device: &Value) -> Iostat {
+    pub(crate) fn read(device: &Value) -> Self {
         let number = |key: &str| device[key].as_u64().unwrap_or(0);
         let counters = |ops, bytes, ticks| Counters {
             ops: number(ops),
@@ -30,7 +30,7 @@ impl Iostat {
             ticks: number(ticks),
         };
         let errors = device["io_error"].as_object();
-        Iostat {
+        Self {
             read: counters("num_read_ops", "bytes_read", "read_latency_ticks"),
             write: counters("num_write_ops", "bytes_written", "write_latency_ticks"),
             unmap: counters("num_unmap_ops", "bytes_unmapped", "unmap_latency_ticks"),
@@ -40,14 +40,14 @@ impl Iostat {
 
     /// Returns the increase of each counter since `earlier`. A counter that decreased was reset in
     /// the meantime: its increase is its present value.
-    pub fn since(&self, earlier: &Iostat) -> Iostat {
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
         let grew = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let counters = |now: &Counters, before: &Counters| Counters {
             ops: grew(now.ops, before.ops),
             bytes: grew(now.bytes, before.bytes),
             ticks: grew(now.ticks, before.ticks),
         };
-        Iostat {
+        Self {
             read: counters(&self.read, &earlier.read),
             write: counters(&self.write, &earlier.write),
             unmap: counters(&self.unmap, &earlier.unmap),
@@ -56,7 +56,7 @@ impl Iostat {
     }
 
     /// Returns rates over `elapsed` seconds. `tick_rate` is in ticks per second.
-    pub fn rates(&self, elapsed: f64, tick_rate: u64) -> Rates {
+    pub(crate) fn rates(&self, elapsed: f64, tick_rate: u64) -> Rates {
         let rate = |counters: &Counters| Rate {
             iops: per(counters.ops, elapsed),
             bytes_per_s: per(counters.bytes, elapsed),
@@ -85,7 +85,7 @@ fn per(count: u64, elapsed: f64) -> f64 {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Rate {
+pub(crate) struct Rate {
     pub iops: f64,
     pub bytes_per_s: f64,
     /// The average latency in seconds. `None` if no operation completed, or if all completed within
@@ -94,7 +94,7 @@ pub struct Rate {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Rates {
+pub(crate) struct Rates {
     pub read: Rate,
     pub write: Rate,
     pub unmap: Rate,
@@ -103,17 +103,18 @@ pub struct Rates {
 }
 
 impl Rates {
-    pub fn iops(&self) -> f64 {
+    pub(crate) fn iops(&self) -> f64 {
         self.read.iops + self.write.iops + self.unmap.iops
     }
 
-    pub fn bytes_per_s(&self) -> f64 {
+    pub(crate) fn bytes_per_s(&self) -> f64 {
         self.read.bytes_per_s + self.write.bytes_per_s
     }
 
     /// The average latency of reads and writes together, in seconds.
-    pub fn latency_s(&self) -> Option<f64> {
-        let both = [&self.read, &self.write].map(|r| r.latency_s.map_or(Rate::default(), |_| *r));
+    pub(crate) fn latency_s(&self) -> Option<f64> {
+        let both =
+            [&self.read, &self.write].map(|r| r.latency_s.map_or_else(Rate::default, |_| *r));
         let ops: f64 = both.iter().map(|r| r.iops).sum();
         let time: f64 = both
             .iter()
@@ -122,7 +123,7 @@ impl Rates {
         (ops > 0.0).then(|| time / ops)
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let rate = |rate: &Rate| {
             json!({
                 "iops": rounded(rate.iops),
@@ -139,25 +140,25 @@ impl Rates {
 }
 
 /// Rounds to a thousandth: further digits are noise and hard to read.
-pub fn rounded(number: f64) -> f64 {
+pub(crate) fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
 /// The block devices in a reply of `bdev_get_iostat`, by name.
-pub fn devices(answer: &Value) -> impl Iterator<Item = (&str, Iostat)> {
+pub(crate) fn devices(answer: &Value) -> impl Iterator<Item = (&str, Iostat)> {
     let devices = answer["bdevs"].as_array().map_or(&[][..], Vec::as_slice);
     devices
         .iter()
         .filter_map(|device| Some((device["name"].as_str()?, Iostat::read(device))))
 }
 
-pub fn tick_rate(answer: &Value) -> u64 {
+pub(crate) fn tick_rate(answer: &Value) -> u64 {
     answer["tick_rate"].as_u64().unwrap_or(1).max(1)
 }
 
 /// Seconds between two replies, by the daemon's clock. `None` if the clock went back, as after a
 /// restart of the daemon.
-pub fn elapsed(before: &Value, now: &Value) -> Option<f64> {
+pub(crate) fn elapsed(before: &Value, now: &Value) -> Option<f64> {
     let ticks = now["ticks"]
         .as_u64()?
         .checked_sub(before["ticks"].as_u64()?)?;
@@ -165,7 +166,7 @@ pub fn elapsed(before: &Value, now: &Value) -> Option<f64> {
 }
 
 /// `0`, `0.4`, `950`, `12.3k`, `1.52M`: at most five characters.
-pub fn count(number: f64) -> String {
+pub(crate) fn count(number: f64) -> String {
     for (unit, letter) in [(1e9, "G"), (1e6, "M"), (1e3, "k")] {
         // A value that would be rounded up to the unit belongs to it.
         if number >= unit * 0.9995 {
@@ -180,7 +181,7 @@ pub fn count(number: f64) -> String {
 }
 
 /// `1.5 GB/s`: decimal, as networks and disks are sold.
-pub fn throughput(bytes_per_s: f64) -> String {
+pub(crate) fn throughput(bytes_per_s: f64) -> String {
     for (unit, name) in [(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")] {
         if bytes_per_s >= unit * 0.9995 {
             return format!("{} {name}", three_digits(bytes_per_s / unit));
@@ -190,7 +191,7 @@ pub fn throughput(bytes_per_s: f64) -> String {
 }
 
 /// `850ns`, `12.3us`, `1.52ms`, `2.10s`.
-pub fn time(seconds: f64) -> String {
+pub(crate) fn time(seconds: f64) -> String {
     for (unit, name) in [(1.0, "s"), (1e-3, "ms"), (1e-6, "us")] {
         if seconds >= unit * 0.9995 {
             return format!("{}{name}", three_digits(seconds / unit));

@@ -1,12 +1,13 @@
-//! A snapshot as text: tables for people, a document for programs; and the cells of both views.
+//! Prints a snapshot of `nacre top` once, as tables or as JSON; and formats the cells of both
+//! views.
 
 use serde_json::{Value, json};
 
 use super::super::{Failure, output};
 use super::rates::{self, Rates, rounded};
-use super::snapshot::{Connection, Device, Listener, Namespace, Reactor, Share, Snapshot};
+use super::snapshot::{Connection, Device, Listener, Namespace, Path, Reactor, Share, Snapshot};
 
-pub fn print(snapshot: &Snapshot) -> Result<(), Failure> {
+pub(super) fn print(snapshot: &Snapshot) -> Result<(), Failure> {
     output::line(&headline(snapshot))?;
     let named = |header: &[&'static str], rows: Vec<Vec<String>>| {
         output::line("")?;
@@ -15,9 +16,12 @@ pub fn print(snapshot: &Snapshot) -> Result<(), Failure> {
     named(&REACTOR, snapshot.reactors.iter().map(reactor).collect())?;
     named(&LISTENER, snapshot.listeners.iter().map(listener).collect())?;
     named(
-        &NAMESPACE,
+        &[&NAMESPACE[..], &DEVICE].concat(),
         snapshot.namespaces.iter().map(namespace).collect(),
     )?;
+    if !snapshot.paths.is_empty() {
+        named(&PATH, snapshot.paths.iter().map(path).collect())?;
+    }
     for refused in &snapshot.refused {
         output::line(&format!("refused: {refused}"))?;
     }
@@ -25,7 +29,7 @@ pub fn print(snapshot: &Snapshot) -> Result<(), Failure> {
 }
 
 /// The daemon and its hosts in one line.
-pub fn headline(snapshot: &Snapshot) -> String {
+pub(super) fn headline(snapshot: &Snapshot) -> String {
     let total = snapshot.total();
     let pid = snapshot
         .pid
@@ -50,15 +54,15 @@ pub fn headline(snapshot: &Snapshot) -> String {
     )
 }
 
-pub const REACTOR: [&str; 8] = [
+pub(super) const REACTOR: [&str; 8] = [
     "reactor", "core", "mode", "busy", "idle", "sleep", "queues", "cmd/s",
 ];
 
-pub fn reactor(reactor: &Reactor) -> Vec<String> {
+pub(super) fn reactor(reactor: &Reactor) -> Vec<String> {
     let percent = |part: fn(&Share) -> f64| {
         reactor
             .share
-            .map_or("-".into(), |s| format!("{:.1}%", part(&s) * 100.0))
+            .map_or_else(|| "-".into(), |s| format!("{:.1}%", part(&s) * 100.0))
     };
     vec![
         reactor.name.clone(),
@@ -68,13 +72,13 @@ pub fn reactor(reactor: &Reactor) -> Vec<String> {
         percent(|s| s.idle),
         percent(|s| s.sleep),
         reactor.queues.to_string(),
-        reactor.commands.map_or("-".into(), rates::count),
+        reactor.commands.map_or_else(|| "-".into(), rates::count),
     ]
 }
 
-pub const LISTENER: [&str; 5] = ["listener", "subsystems", "hosts", "controllers", "queues"];
+pub(super) const LISTENER: [&str; 5] = ["listener", "subsystems", "hosts", "controllers", "queues"];
 
-pub fn listener(listener: &Listener) -> Vec<String> {
+pub(super) fn listener(listener: &Listener) -> Vec<String> {
     let Listener {
         address,
         subsystems,
@@ -87,38 +91,27 @@ pub fn listener(listener: &Listener) -> Vec<String> {
     cells
 }
 
-pub const NAMESPACE: [&str; 11] = [
-    "subsystem",
-    "nsid",
-    "device",
-    "r/s",
-    "w/s",
-    "read",
-    "written",
-    "r avg",
-    "w avg",
-    "p99",
-    "errors",
-];
+/// The columns of a namespace before those of its device.
+pub(super) const NAMESPACE: [&str; 2] = ["subsystem", "nsid"];
 
-pub fn namespace(namespace: &Namespace) -> Vec<String> {
+pub(super) fn namespace(namespace: &Namespace) -> Vec<String> {
     let mut cells = vec![namespace.nqn.clone(), namespace.nsid.to_string()];
     cells.extend(device(&namespace.device));
     cells
 }
 
-pub const DEVICE: [&str; 9] = [
+pub(super) const DEVICE: [&str; 9] = [
     "device", "r/s", "w/s", "read", "written", "r avg", "w avg", "p99", "errors",
 ];
 
-pub fn device(device: &Device) -> Vec<String> {
+pub(super) fn device(device: &Device) -> Vec<String> {
     let Rates {
         read,
         write,
         errors,
         ..
     } = &device.rates;
-    let latency = |seconds: Option<f64>| seconds.map_or("-".into(), rates::time);
+    let latency = |seconds: Option<f64>| seconds.map_or_else(|| "-".into(), rates::time);
     vec![
         device.name.clone(),
         rates::count(read.iops),
@@ -132,7 +125,7 @@ pub fn device(device: &Device) -> Vec<String> {
     ]
 }
 
-pub const CONNECTION: [&str; 7] = [
+pub(super) const CONNECTION: [&str; 7] = [
     "host",
     "subsystem",
     "cntlid",
@@ -142,7 +135,7 @@ pub const CONNECTION: [&str; 7] = [
     "reactors",
 ];
 
-pub fn connection(connection: &Connection) -> Vec<String> {
+pub(super) fn connection(connection: &Connection) -> Vec<String> {
     vec![
         connection.host.clone(),
         connection.nqn.clone(),
@@ -160,8 +153,28 @@ pub fn connection(connection: &Connection) -> Vec<String> {
     ]
 }
 
+pub(super) const PATH: [&str; 10] = [
+    "device", "path", "state", "ana", "used", "r/s", "w/s", "read", "written", "resent",
+];
+
+pub(super) fn path(path: &Path) -> Vec<String> {
+    let Rates { read, write, .. } = &path.rates;
+    vec![
+        path.bdev.clone(),
+        path.address.clone(),
+        path.state.clone(),
+        path.ana_state.clone(),
+        if path.is_current { "yes" } else { "no" }.to_owned(),
+        rates::count(read.iops),
+        rates::count(write.iops),
+        rates::throughput(read.bytes_per_s),
+        rates::throughput(write.bytes_per_s),
+        path.resent.to_string(),
+    ]
+}
+
 /// Stable: fields may be added, none changes its meaning.
-pub fn json(snapshot: &Snapshot) -> Value {
+pub(super) fn json(snapshot: &Snapshot) -> Value {
     let share = |share: &Share| json!({ "busy": rounded(share.busy), "idle": rounded(share.idle), "sleep": rounded(share.sleep) });
     let reactor = |r: &Reactor| {
         json!({
@@ -200,6 +213,14 @@ pub fn json(snapshot: &Snapshot) -> Value {
             "from": c.from, "to": c.to, "reactors": c.reactors,
         })
     };
+    let path = |p: &Path| {
+        json!({
+            "bdev_name": p.bdev, "address": p.address, "state": p.state, "ana_state": p.ana_state,
+            "current": p.is_current, "resent": p.resent,
+            "read": { "iops": rounded(p.rates.read.iops), "bytes_per_s": rounded(p.rates.read.bytes_per_s) },
+            "write": { "iops": rounded(p.rates.write.iops), "bytes_per_s": rounded(p.rates.write.bytes_per_s) },
+        })
+    };
     json!({
         "daemon": snapshot.daemon,
         "pid": snapshot.pid,
@@ -209,6 +230,7 @@ pub fn json(snapshot: &Snapshot) -> Value {
         "namespaces": snapshot.namespaces.iter().map(namespace).collect::<Vec<_>>(),
         "devices": snapshot.devices.iter().map(device).collect::<Vec<_>>(),
         "connections": snapshot.connections.iter().map(connection).collect::<Vec<_>>(),
+        "paths": snapshot.paths.iter().map(path).collect::<Vec<_>>(),
         "refused": snapshot.refused,
     })
 }

@@ -9,10 +9,10 @@ use serde_json::Value;
 use super::super::address;
 use super::super::subsystem::items;
 use super::poll::Sample;
-use super::rates::{self, Iostat, Rates};
+use super::rates::{self, Counters, Iostat, Rates};
 
 #[derive(Debug, Clone, Default)]
-pub struct Snapshot {
+pub(super) struct Snapshot {
     pub daemon: String,
     pub pid: Option<u64>,
     /// The time between the samples in seconds. `None` for the first sample.
@@ -22,11 +22,12 @@ pub struct Snapshot {
     pub namespaces: Vec<Namespace>,
     pub devices: Vec<Device>,
     pub connections: Vec<Connection>,
+    pub paths: Vec<Path>,
     pub refused: BTreeSet<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Reactor {
+pub(super) struct Reactor {
     pub name: String,
     pub core: u64,
     pub mode: String,
@@ -39,7 +40,7 @@ pub struct Reactor {
 
 /// Parts of a reactor's time, each from 0 to 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Share {
+pub(super) struct Share {
     pub busy: f64,
     /// Polling without work.
     pub idle: f64,
@@ -47,7 +48,7 @@ pub struct Share {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Listener {
+pub(super) struct Listener {
     pub address: String,
     pub subsystems: usize,
     pub hosts: usize,
@@ -56,7 +57,7 @@ pub struct Listener {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Namespace {
+pub(super) struct Namespace {
     pub nqn: String,
     pub nsid: u64,
     pub device: Device,
@@ -65,7 +66,7 @@ pub struct Namespace {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Device {
+pub(super) struct Device {
     pub name: String,
     pub rates: Rates,
     /// 99th percentile of the latency in seconds; available only with a histogram.
@@ -74,7 +75,7 @@ pub struct Device {
 
 /// A controller with its queue pairs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Connection {
+pub(super) struct Connection {
     pub host: String,
     pub nqn: String,
     pub cntlid: u64,
@@ -84,9 +85,23 @@ pub struct Connection {
     pub reactors: Vec<String>,
 }
 
+/// A path of a remote device.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Path {
+    pub bdev: String,
+    pub address: String,
+    pub state: String,
+    pub ana_state: String,
+    /// New I/O is sent on it.
+    pub is_current: bool,
+    pub rates: Rates,
+    /// I/O that was sent again since the path was attached.
+    pub resent: u64,
+}
+
 /// The order of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Sort {
+pub(super) enum Sort {
     Name,
     Iops,
     Bytes,
@@ -96,7 +111,7 @@ pub enum Sort {
 }
 
 impl Snapshot {
-    pub fn between(before: Option<&Sample>, now: &Sample) -> Snapshot {
+    pub(super) fn between(before: Option<&Sample>, now: &Sample) -> Self {
         let pid = |sample: &Sample| sample.reactors["pid"].as_u64();
         // A restarted daemon counts from zero.
         let before = before.filter(|before| pid(before) == pid(now));
@@ -106,7 +121,7 @@ impl Snapshot {
             .or(wall);
         let connections = connections(now);
         let devices = devices(before, now, seconds);
-        Snapshot {
+        Self {
             daemon: now.daemon.clone(),
             pid: pid(now),
             seconds,
@@ -115,12 +130,13 @@ impl Snapshot {
             namespaces: namespaces(now, &devices, &connections),
             devices: devices.into_values().collect(),
             connections,
+            paths: paths(before, now, seconds),
             refused: now.refused.clone(),
         }
     }
 
     /// Sorts names in ascending order, and numbers in descending order.
-    pub fn sort(&mut self, by: Sort, reverse: bool) {
+    pub(super) fn sort(&mut self, by: Sort, reverse: bool) {
         let order = |a: &Device, b: &Device| {
             let key = |device: &Device| match by {
                 Sort::Name => 0.0,
@@ -144,7 +160,7 @@ impl Snapshot {
 
     /// The names of the devices: first those with a namespace, in the order of the namespaces, then
     /// the others.
-    pub fn bdevs(&self) -> Vec<String> {
+    pub(super) fn bdevs(&self) -> Vec<String> {
         let mut seen = BTreeSet::new();
         let exported = self.namespaces.iter().map(|n| &n.device.name);
         let all = exported.chain(self.devices.iter().map(|d| &d.name));
@@ -154,7 +170,7 @@ impl Snapshot {
     }
 
     /// The sum of the rates of all namespaces.
-    pub fn total(&self) -> Rates {
+    pub(super) fn total(&self) -> Rates {
         let mut total = Rates::default();
         for rates in self.namespaces.iter().map(|n| &n.device.rates) {
             for (sum, part) in [
@@ -170,7 +186,7 @@ impl Snapshot {
         total
     }
 
-    pub fn hosts(&self) -> usize {
+    pub(super) fn hosts(&self) -> usize {
         self.connections
             .iter()
             .map(|c| c.host.as_str())
@@ -299,6 +315,43 @@ fn connections(now: &Sample) -> Vec<Connection> {
         }
     }
     all.into_values().collect()
+}
+
+fn paths(before: Option<&Sample>, now: &Sample, seconds: Option<f64>) -> Vec<Path> {
+    let iostat = |path: &Value| {
+        let number = |key: &str| path[key].as_u64().unwrap_or(0);
+        let counters = |ops, bytes| Counters {
+            ops: number(ops),
+            bytes: number(bytes),
+            ticks: 0,
+        };
+        Iostat {
+            read: counters("reads", "read_bytes"),
+            write: counters("writes", "write_bytes"),
+            ..Iostat::default()
+        }
+    };
+    let is_same = |a: &Value, b: &Value| a["bdev"] == b["bdev"] && a["trid"] == b["trid"];
+    let path = |path: &Value| {
+        let then = before.and_then(|before| {
+            let mut then = items(&before.paths).iter();
+            then.find(|then| is_same(then, path))
+        });
+        let rates = then.zip(seconds).map(|(then, seconds)| {
+            let between = iostat(path).since(&iostat(then));
+            between.rates(seconds, rates::tick_rate(&now.iostat))
+        });
+        Path {
+            bdev: text(&path["bdev"]),
+            address: address::describe(&path["trid"]),
+            state: text(&path["state"]),
+            ana_state: text(&path["ana_state"]),
+            is_current: path["current"] == true,
+            rates: rates.unwrap_or_default(),
+            resent: path["resent"].as_u64().unwrap_or(0),
+        }
+    };
+    items(&now.paths).iter().map(path).collect()
 }
 
 fn listeners(now: &Sample) -> Vec<Listener> {

@@ -35,10 +35,7 @@ struct Daemon {
 type Answer = Result<Value, Value>;
 
 impl Daemon {
-    fn start(
-        path: &Path,
-        mut script: impl FnMut(&str, &Value) -> Answer + Send + 'static,
-    ) -> Daemon {
+    fn start(path: &Path, mut script: impl FnMut(&str, &Value) -> Answer + Send + 'static) -> Self {
         let listener = UnixListener::bind(path).unwrap();
         let open: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
         let asked: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -53,7 +50,7 @@ impl Daemon {
                 serve(stream, &mut script, &heard);
             }
         });
-        Daemon {
+        Self {
             path: path.to_owned(),
             open,
             stopping,
@@ -148,6 +145,13 @@ fn nacre(pid: u64) -> impl FnMut(&str, &Value) -> Answer + Send {
                 "namespaces": namespaces.iter().map(|(nsid, bdev)| json!({ "nsid": nsid, "bdev_name": bdev })).collect::<Vec<_>>(),
             })
         };
+        let path = |port: u16, current: bool, ios: u64| {
+            json!({
+                "bdev": "far0n1", "controller": "far0", "trid": address(port), "cntlid": 1, "state": "enabled",
+                "ana_state": if current { "optimized" } else { "non_optimized" }, "current": current,
+                "reads": ios, "read_bytes": ios * 4096, "writes": ios, "write_bytes": ios * 4096, "resent": 7,
+            })
+        };
         Ok(match method {
             "spdk_get_version" => json!({ "version": "SPDK v26.09-pre", "nacre": "0.1.0" }),
             "framework_get_reactors" => json!({
@@ -177,6 +181,7 @@ fn nacre(pid: u64) -> impl FnMut(&str, &Value) -> Answer + Send {
                 ]),
                 _ => json!([]),
             },
+            "remote_get_paths" => json!([path(4420, true, looks * 200), path(4421, false, 0),]),
             "bdev_get_histogram" if enabled.contains(&name) => histogram(
                 4,
                 2,
@@ -208,7 +213,7 @@ struct TestTop {
 }
 
 impl TestTop {
-    fn watching(path: &Path, histograms: bool) -> TestTop {
+    fn watching(path: &Path, histograms: bool) -> Self {
         let connection = Connection {
             socket: Some(path.to_owned()),
             timeout: Duration::from_secs(10),
@@ -220,7 +225,7 @@ impl TestTop {
         let mut poller = Poller::new(Source::new(connection, histograms), interval);
         let thread = std::thread::spawn(move || poller.run(&ordered, &tell));
         let app = App::new(Duration::from_secs(1), Sort::Iops, false, histograms);
-        TestTop {
+        Self {
             app,
             orders: Some(orders),
             updates,
@@ -309,6 +314,8 @@ fn a_daemon_at_work() {
     insta::assert_snapshot!("devices", screen(&mut top.app, 100, 20));
     top.app.on_key(key(KeyCode::Tab));
     insta::assert_snapshot!("connections", screen(&mut top.app, 140, 20));
+    top.app.on_key(key(KeyCode::Tab));
+    insta::assert_snapshot!("paths", screen(&mut top.app, 140, 20));
 
     let mut json = report::json(top.app.snapshot.as_ref().unwrap());
     assert_eq!(json["namespaces"][0]["bdev_name"], "ram0");
@@ -333,7 +340,12 @@ fn every_terminal() {
     let _daemon = Daemon::start(&path, nacre(1));
     let mut top = TestTop::watching(&path, false);
     top.rates_are_there();
-    for panel in [Panel::Namespaces, Panel::Devices, Panel::Connections] {
+    for panel in [
+        Panel::Namespaces,
+        Panel::Devices,
+        Panel::Connections,
+        Panel::Paths,
+    ] {
         top.app.panel = panel;
         for width in [1, 2, 3, 5, 10, 20, 39, 61, 62, 63, 80, 200] {
             // Its last update must not be old.
@@ -491,6 +503,7 @@ fn sample(reactors: Value, nvmf: Value) -> Sample {
         subsystems: Value::Null,
         qpairs: Default::default(),
         nvmf,
+        paths: Value::Null,
         histograms: Default::default(),
         refused: Default::default(),
     }

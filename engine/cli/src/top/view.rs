@@ -1,8 +1,7 @@
-//! Draws the live view, in the available space.
+//! Draws the live view of `nacre top`, in the space that the terminal has.
 //!
-//! Lines have priorities: the headline always, then the panel, reactors, listeners, keys. Columns
-//! have ranks: a narrow terminal loses the least useful ones, and names lose their beginning, which
-//! they share.
+//! Lines have priorities: the headline, then the panel, reactors, listeners, keys. Columns have
+//! ranks: a narrow terminal shows the most useful ones, and names are shortened at their beginning.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -11,11 +10,10 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
 use super::app::{App, Link, Panel};
-use super::rates;
 use super::report;
 use super::snapshot::{Listener, Reactor, Snapshot, Sort};
 
-pub fn draw(frame: &mut Frame, app: &mut App) {
+pub(super) fn draw(frame: &mut Frame, app: &mut App) {
     let area = frame.area();
     if area.height == 0 || area.width == 0 {
         return;
@@ -76,6 +74,7 @@ fn panel_rows(panel: Panel, snapshot: &Snapshot) -> usize {
         Panel::Namespaces => snapshot.namespaces.len(),
         Panel::Devices => snapshot.devices.len(),
         Panel::Connections => snapshot.connections.len(),
+        Panel::Paths => snapshot.paths.len(),
     }
 }
 
@@ -111,7 +110,8 @@ fn keys_line(app: &App) -> String {
     let panel = match app.panel {
         Panel::Namespaces => "devices",
         Panel::Devices => "connections",
-        Panel::Connections => "namespaces",
+        Panel::Connections => "paths",
+        Panel::Paths => "namespaces",
     };
     let histograms = if app.histograms { "off" } else { "on" };
     format!(
@@ -121,6 +121,7 @@ fn keys_line(app: &App) -> String {
 }
 
 /// One column of a table.
+#[derive(Clone, Copy)]
 struct Column {
     title: &'static str,
     /// Least width; a name takes the remaining width.
@@ -161,6 +162,18 @@ const fn key(title: &'static str, width: u16, rank: u8, sort: Sort) -> Column {
     }
 }
 
+/// The core goes first in a narrow terminal: most names contain it.
+const REACTOR: [Column; 8] = [
+    name(report::REACTOR[0], 12, 0),
+    number(report::REACTOR[1], 4, 9),
+    name(report::REACTOR[2], 9, 3),
+    number(report::REACTOR[3], 6, 0),
+    number(report::REACTOR[4], 6, 2),
+    number(report::REACTOR[5], 6, 2),
+    number(report::REACTOR[6], 6, 1),
+    number(report::REACTOR[7], 6, 1),
+];
+
 const LISTENER: [Column; 5] = [
     name(report::LISTENER[0], 18, 0),
     number(report::LISTENER[1], 10, 4),
@@ -181,32 +194,15 @@ const DEVICE: [Column; 9] = [
     key(report::DEVICE[8], 6, 5, Sort::Errors),
 ];
 
-const NAMESPACE: [Column; 11] = {
-    let [
-        _,
-        reads,
-        writes,
-        read,
-        written,
-        read_time,
-        write_time,
-        p99,
-        errors,
-    ] = DEVICE;
-    [
+/// The columns of a namespace, and those of its device.
+fn namespace_columns() -> Vec<Column> {
+    let own = [
         name(report::NAMESPACE[0], 12, 0),
         number(report::NAMESPACE[1], 4, 0),
-        name(report::NAMESPACE[2], 8, 6),
-        reads,
-        writes,
-        read,
-        written,
-        read_time,
-        write_time,
-        p99,
-        errors,
-    ]
-};
+        name(report::DEVICE[0], 8, 6),
+    ];
+    [&own[..], &DEVICE[1..]].concat()
+}
 
 const CONNECTION: [Column; 7] = [
     name(report::CONNECTION[0], 14, 0),
@@ -218,42 +214,71 @@ const CONNECTION: [Column; 7] = [
     name(report::CONNECTION[6], 8, 3),
 ];
 
+const PATH: [Column; 10] = [
+    name(report::PATH[0], 10, 0),
+    name(report::PATH[1], 18, 1),
+    name(report::PATH[2], 9, 2),
+    name(report::PATH[3], 13, 6),
+    name(report::PATH[4], 4, 3),
+    number(report::PATH[5], 6, 4),
+    number(report::PATH[6], 6, 4),
+    number(report::PATH[7], 9, 7),
+    number(report::PATH[8], 9, 7),
+    number(report::PATH[9], 6, 5),
+];
+
 fn draw_panel(frame: &mut Frame, area: Rect, app: &mut App, snapshot: &Snapshot) {
-    let (columns, rows): (&[Column], Vec<Vec<String>>) = match app.panel {
+    let (columns, rows): (Vec<Column>, Vec<Vec<String>>) = match app.panel {
         Panel::Namespaces => (
-            &NAMESPACE,
+            namespace_columns(),
             snapshot.namespaces.iter().map(report::namespace).collect(),
         ),
         Panel::Devices => (
-            &DEVICE,
+            DEVICE.to_vec(),
             snapshot.devices.iter().map(report::device).collect(),
         ),
         Panel::Connections => (
-            &CONNECTION,
+            CONNECTION.to_vec(),
             snapshot
                 .connections
                 .iter()
                 .map(report::connection)
                 .collect(),
         ),
+        Panel::Paths => (
+            PATH.to_vec(),
+            snapshot.paths.iter().map(report::path).collect(),
+        ),
     };
     app.page = usize::from(area.height.saturating_sub(1)).max(1);
     app.scroll = app.scroll.min(rows.len().saturating_sub(app.page));
-    draw_table(frame, area, columns, rows, app.scroll, Some(app.sort));
+    draw_table(frame, area, &columns, &rows, app.scroll, Some(app.sort));
 }
 
 fn draw_table(
     frame: &mut Frame,
     area: Rect,
     columns: &[Column],
-    rows: Vec<Vec<String>>,
+    rows: &[Vec<String>],
     scroll: usize,
     sort: Option<Sort>,
 ) {
     if area.height == 0 || area.width == 0 {
         return;
     }
-    let widths = fit(columns, &rows, area.width);
+    let mut lines = table(columns, rows, area.width, sort);
+    lines.drain(1..=scroll.min(rows.len()));
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// The header and the rows of a table that is `room` wide.
+fn table(
+    columns: &[Column],
+    rows: &[Vec<String>],
+    room: u16,
+    sort: Option<Sort>,
+) -> Vec<Line<'static>> {
+    let widths = fit(columns, rows, room);
     let header = Line::from_iter(widths.iter().map(|&(at, width)| {
         let column = &columns[at];
         let style = Style::new().add_modifier(Modifier::REVERSED);
@@ -263,35 +288,22 @@ fn draw_table(
         } else {
             style
         };
-        Span::styled(
-            format!(
-                "{} ",
-                aligned(&column.title.to_uppercase(), width, column.name)
-            ),
-            style,
-        )
+        let title = aligned(&column.title.to_uppercase(), width, column.name);
+        Span::styled(format!("{title} "), style)
     }));
-    let lines = rows
-        .iter()
-        .skip(scroll)
-        .take(usize::from(area.height) - 1)
-        .map(|cells| {
-            Line::from_iter(widths.iter().map(|&(at, width)| {
-                let cell = &cells[at];
-                let bad = columns[at].sort == Some(Sort::Errors) && cell != "0";
-                let style = if bad {
-                    Style::new().fg(Color::Red)
-                } else {
-                    Style::new()
-                };
-                Span::styled(
-                    format!("{} ", aligned(cell, width, columns[at].name)),
-                    style,
-                )
-            }))
-        });
-    let text: Vec<Line> = std::iter::once(header).chain(lines).collect();
-    frame.render_widget(Paragraph::new(text), area);
+    let lines = rows.iter().map(|cells| {
+        Line::from_iter(widths.iter().map(|&(at, width)| {
+            let (cell, column) = (&cells[at], &columns[at]);
+            let bad = column.sort == Some(Sort::Errors) && cell != "0";
+            let style = if bad {
+                Style::new().fg(Color::Red)
+            } else {
+                Style::new()
+            };
+            Span::styled(format!("{} ", aligned(cell, width, column.name)), style)
+        }))
+    });
+    std::iter::once(header).chain(lines).collect()
 }
 
 /// Which columns fit, with their widths.
@@ -355,7 +367,7 @@ fn draw_listeners(frame: &mut Frame, area: Rect, listeners: &[Listener]) {
         row[0] = more;
         rows.push(row);
     }
-    draw_table(frame, area, &LISTENER, rows, 0, None);
+    draw_table(frame, area, &LISTENER, &rows, 0, None);
 }
 
 /// Returns the items that fit below a header in `height` lines. If not all do, the last line says
@@ -372,50 +384,34 @@ fn cut<T>(all: &[T], height: u16) -> (&[T], Option<String>) {
     )
 }
 
-/// A reactor's time as a bar: busy, polling idle, asleep.
+/// The table of the reactors, with each reactor's time as a bar: busy, polling idle, asleep.
 fn draw_reactors(frame: &mut Frame, area: Rect, reactors: &[Reactor]) {
     if area.height == 0 {
         return;
     }
-    // Name, mode, percentages, queues and commands; the bar gets the rest.
+    // The table gets the room of its columns; the bar gets the rest.
     let bar = usize::from(area.width).saturating_sub(62).min(50);
-    let header = format!(
-        "{:<12} {:<9} {:>6} {:>6} {:>6} {:>6} {:>6} {:bar$}",
-        "REACTOR", "MODE", "BUSY", "IDLE", "SLEEP", "QUEUES", "CMD/S", ""
-    );
-    let mut lines = vec![Line::styled(
-        header,
-        Style::new().add_modifier(Modifier::REVERSED),
-    )];
     let (shown, more) = cut(reactors, area.height.saturating_sub(1));
-    for reactor in shown {
-        let percent = |share: f64| format!("{:.1}%", share * 100.0);
-        let share = reactor.share;
-        let cell = |part: Option<f64>| part.map_or("-".into(), percent);
-        let mut line = Line::raw(format!(
-            "{} {:<9} {:>6} {:>6} {:>6} {:>6} {:>6} ",
-            aligned(&reactor.name, 12, true),
-            reactor.mode,
-            cell(share.map(|s| s.busy)),
-            cell(share.map(|s| s.idle)),
-            cell(share.map(|s| s.sleep)),
-            reactor.queues,
-            reactor.commands.map_or("-".into(), rates::count),
+    let rows: Vec<Vec<String>> = shown.iter().map(report::reactor).collect();
+    let mut lines = table(&REACTOR, &rows, area.width - bar as u16, None);
+    let header = Style::new().add_modifier(Modifier::REVERSED);
+    lines[0].push_span(Span::styled(" ".repeat(bar), header));
+    for (line, reactor) in lines[1..].iter_mut().zip(shown) {
+        let Some(share) = reactor.share else {
+            continue;
+        };
+        let busy = (share.busy * bar as f64).round() as usize;
+        let awake = ((share.busy + share.idle) * bar as f64).round() as usize;
+        let idle = awake.saturating_sub(busy);
+        line.push_span(Span::styled(
+            "█".repeat(busy),
+            Style::new().fg(Color::Green),
         ));
-        if let Some(share) = share {
-            let busy = (share.busy * bar as f64).round() as usize;
-            let awake = ((share.busy + share.idle) * bar as f64).round() as usize;
-            line.push_span(Span::styled(
-                "█".repeat(busy),
-                Style::new().fg(Color::Green),
-            ));
-            line.push_span(Span::styled(
-                "░".repeat(awake.saturating_sub(busy)),
-                Style::new().fg(Color::Yellow),
-            ));
-            line.push_span(Span::raw("·".repeat(bar.saturating_sub(awake.max(busy)))));
-        }
-        lines.push(line);
+        line.push_span(Span::styled(
+            "░".repeat(idle),
+            Style::new().fg(Color::Yellow),
+        ));
+        line.push_span("·".repeat(bar.saturating_sub(awake.max(busy))));
     }
     lines.extend(more.map(Line::raw));
     frame.render_widget(Paragraph::new(lines), area);

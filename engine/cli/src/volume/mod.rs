@@ -1,4 +1,4 @@
-//! `nacre volume`: replicated volumes.
+//! `nacre volume`: lists, creates, changes and deletes replicated volumes.
 
 mod show;
 mod wait;
@@ -14,9 +14,10 @@ use super::address::{self, ListenUrl};
 use super::subsystem::{done, items};
 use super::{Connection, Failure, events, output};
 
-use self::wait::Until;
+use self::wait::WaitGoal;
+use nacre_engine::methods::bdev::nvme::paths::{GetPaths, GetPathsParams};
 use nacre_engine::methods::volume::create::{self, CreateParams, DeleteParams, RenameParams};
-use nacre_engine::methods::volume::list::Records;
+use nacre_engine::methods::volume::list::{GetVolume, Records};
 use nacre_engine::methods::volume::operate::{
     self, GrowParams, SetParams, ThawParams, VerifyParams,
 };
@@ -37,7 +38,7 @@ use nacre_engine_rpc::{Method, NoParams};
     mut_args = |arg| arg.global(true),
     after_help = "docs/operate/volumes.md explains the states, and what to do about each."
 )]
-pub struct VolumeArgs {
+pub(crate) struct VolumeArgs {
     #[command(flatten)]
     connection: Connection,
     #[command(subcommand)]
@@ -169,7 +170,8 @@ enum VolumeCommand {
     },
     /// Show the events of volumes and their replicas
     Events(events::FollowArgs),
-    /// List the hosts that are connected, and over which transport
+    /// List the hosts that are connected, and over which transport; and the paths to remote
+    /// replicas
     Connections {
         /// Name of the volume
         name: String,
@@ -182,7 +184,7 @@ enum VolumeCommand {
 }
 
 #[derive(Debug, Args)]
-pub struct WaitArgs {
+pub(crate) struct WaitArgs {
     /// Wait until it is done, and show the progress
     #[arg(long)]
     wait: bool,
@@ -284,7 +286,7 @@ fn ana_of_transport(text: &str) -> Result<(String, AnaWord), String> {
     Ok((transport, state))
 }
 
-pub fn run(args: VolumeArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
     let connection = &args.connection;
     match args.command {
         VolumeCommand::List => show::list(connection),
@@ -310,7 +312,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             force,
             wait,
         } => {
-            let until = Until::InSync {
+            let goal = WaitGoal::InSync {
                 there: vec![device.clone()],
                 gone: None,
             };
@@ -319,7 +321,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
                 device,
                 force,
             };
-            wait::after::<replicas::AddReplica>(connection, &params, &name, &wait, until)
+            wait::after::<replicas::AddReplica>(connection, &params, &name, &wait, goal)
         }
         VolumeCommand::RemoveReplica(args) => {
             change::<replicas::RemoveReplica>(connection, &forced(args), "")
@@ -330,7 +332,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             replica,
             wait,
         } => {
-            let until = Until::InSync {
+            let goal = WaitGoal::InSync {
                 there: vec![replica.clone()],
                 gone: None,
             };
@@ -338,7 +340,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
                 name: name.clone(),
                 replica,
             };
-            wait::after::<replicas::Online>(connection, &params, &name, &wait, until)
+            wait::after::<replicas::Online>(connection, &params, &name, &wait, goal)
         }
         VolumeCommand::Replace(args) => replace::<replicas::Replace>(connection, args),
         VolumeCommand::Move(args) => replace::<replicas::Move>(connection, args),
@@ -348,7 +350,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             full,
             wait,
         } => {
-            let until = Until::InSync {
+            let goal = WaitGoal::InSync {
                 there: replica.iter().cloned().collect(),
                 gone: None,
             };
@@ -357,7 +359,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
                 replica,
                 full,
             };
-            wait::after::<replicas::Resync>(connection, &params, &name, &wait, until)
+            wait::after::<replicas::Resync>(connection, &params, &name, &wait, goal)
         }
         VolumeCommand::Verify {
             name,
@@ -370,7 +372,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
                 repair,
                 stop,
             };
-            wait::after::<operate::Verify>(connection, &params, &name, &wait, Until::Verified)
+            wait::after::<operate::Verify>(connection, &params, &name, &wait, WaitGoal::Verified)
         }
         VolumeCommand::Grow { name, size } => {
             let now = connection.call_for_json::<operate::Grow>(&GrowParams {
@@ -421,28 +423,58 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
         VolumeCommand::Events(follow) => {
             events::follow(connection, &follow, &[Category::Volume, Category::Replica])
         }
-        VolumeCommand::Connections { name } => {
-            let hosts =
-                connection.call_for_json::<publish::GetConnections>(&NameParams { name })?;
-            if connection.json {
-                output::json(&hosts)
-            } else {
-                output::columns(
-                    &hosts,
-                    &[
-                        ("host", "/host"),
-                        ("transport", "/transport"),
-                        ("queues", "/queues"),
-                        ("from", "/peer_address"),
-                        ("to", "/listen_address"),
-                        ("admitted", "/admitted"),
-                        ("subsystem", "/nqn"),
-                    ],
-                )
-            }
-        }
+        VolumeCommand::Connections { name } => connections(connection, name),
         VolumeCommand::StoreDump { path } => dump(connection, path),
     }
+}
+
+/// The hosts of a volume, and the paths to its remote replicas. Programs get the hosts;
+/// `remote_get_paths` has the paths.
+fn connections(connection: &Connection, name: String) -> Result<(), Failure> {
+    let params = NameParams { name };
+    let hosts = connection.call_for_json::<publish::GetConnections>(&params)?;
+    if connection.json {
+        return output::json(&hosts);
+    }
+    output::columns(
+        &hosts,
+        &[
+            ("host", "/host"),
+            ("transport", "/transport"),
+            ("queues", "/queues"),
+            ("from", "/peer_address"),
+            ("to", "/listen_address"),
+            ("tls", "/tls"),
+            ("key", "/dhchap_key"),
+            ("admitted", "/admitted"),
+            ("subsystem", "/nqn"),
+        ],
+    )?;
+    let volume = connection.call_for_json::<GetVolume>(&params)?;
+    let replicas = items(&volume["replicas"]);
+    let all = connection.call_for_json::<GetPaths>(&GetPathsParams::default())?;
+    let is_ours = |path: &&Value| replicas.iter().any(|one| one["device"] == path["bdev"]);
+    let paths: Vec<Value> = items(&all).iter().filter(is_ours).cloned().collect();
+    if paths.is_empty() {
+        return Ok(());
+    }
+    output::line("")?;
+    output::columns(
+        &paths.into(),
+        &[
+            ("replica", "/bdev"),
+            ("transport", "/trid/trtype"),
+            ("address", "/trid/traddr"),
+            ("port", "/trid/trsvcid"),
+            ("state", "/state"),
+            ("ana", "/ana_state"),
+            ("used", "/current"),
+            ("reads", "/reads"),
+            ("writes", "/writes"),
+            ("resent", "/resent"),
+            ("why", "/why"),
+        ],
+    )
 }
 
 /// Makes a call; people see `said`, programs the reply.
@@ -474,7 +506,7 @@ fn replace<M: Method<Engine, Params = ReplaceParams>>(
     connection: &Connection,
     args: ReplaceArgs,
 ) -> Result<(), Failure> {
-    let until = Until::InSync {
+    let goal = WaitGoal::InSync {
         there: vec![args.device.clone()],
         gone: Some(args.replica.clone()),
     };
@@ -484,7 +516,7 @@ fn replace<M: Method<Engine, Params = ReplaceParams>>(
         device: args.device,
         force: args.force,
     };
-    wait::after::<M>(connection, &params, &args.name, &args.wait, until)
+    wait::after::<M>(connection, &params, &args.name, &args.wait, goal)
 }
 
 fn make_available(connection: &Connection, args: PublishArgs) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! Volumes for people: their state, their replicas, copying, and why a replica is out.
+//! Prints volumes: their state, replicas and resyncs, and why a replica is out of sync.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use nacre_engine::methods::volume::NameParams;
 use nacre_engine::methods::volume::list::{GetVolume, List};
 use nacre_engine_rpc::NoParams;
 
-pub fn list(connection: &Connection) -> Result<(), Failure> {
+pub(super) fn list(connection: &Connection) -> Result<(), Failure> {
     let volumes = connection.call_for_json::<List>(&NoParams {})?;
     if connection.json {
         return output::json(&volumes);
@@ -45,7 +45,7 @@ pub fn list(connection: &Connection) -> Result<(), Failure> {
     )
 }
 
-pub fn run(connection: &Connection, name: &str, watch: bool) -> Result<(), Failure> {
+pub(super) fn run(connection: &Connection, name: &str, watch: bool) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let params = NameParams {
         name: name.to_owned(),
@@ -73,7 +73,7 @@ fn bytes(volume: &Value) -> u64 {
     number("num_blocks").saturating_mul(number("block_size"))
 }
 
-pub fn size(volume: &Value) -> String {
+pub(super) fn size(volume: &Value) -> String {
     let (blocks, block) = (&volume["num_blocks"], &volume["block_size"]);
     format!(
         "{}: {blocks} blocks of {block} bytes",
@@ -171,7 +171,7 @@ fn replica(replica: &Value) -> Vec<String> {
 }
 
 /// The kind of a resync, its source, its rate, and the remaining time.
-pub fn progress(resync: &Value) -> String {
+pub(super) fn progress(resync: &Value) -> String {
     let number = |key: &str| resync[key].as_u64().unwrap_or(0);
     let (total, left) = (number("total_bytes"), number("left_bytes"));
     let what = match resync["kind"].as_str() {
@@ -199,7 +199,7 @@ pub fn progress(resync: &Value) -> String {
 }
 
 /// The progress of a verification.
-pub fn verify(verify: &Value) -> String {
+pub(super) fn verify(verify: &Value) -> String {
     let number = |key: &str| verify[key].as_u64().unwrap_or(0);
     let running = if verify["running"] == true {
         "running"

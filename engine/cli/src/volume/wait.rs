@@ -1,4 +1,5 @@
-//! Waits for work that continues after a command has returned, with a bar per replica.
+//! Waits for work that continues after a command has returned (resync, verification), with a
+//! progress bar per replica.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -21,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(300);
 const STUCK: Duration = Duration::from_secs(10);
 
 /// The condition to wait for.
-pub enum Until {
+pub(super) enum WaitGoal {
     /// These replicas (all that are not offline, if none is named) are in sync, and that one is
     /// removed.
     InSync {
@@ -32,12 +33,12 @@ pub enum Until {
 }
 
 /// Makes a call, and optionally waits for the work that it began.
-pub fn after<M: Method<Engine>>(
+pub(super) fn after<M: Method<Engine>>(
     connection: &Connection,
     params: &M::Params,
     name: &str,
     wait: &WaitArgs,
-    until: Until,
+    goal: WaitGoal,
 ) -> Result<(), Failure>
 where
     M::Params: Serialize,
@@ -52,20 +53,20 @@ where
         };
         let mut moved = Instant::now();
         loop {
-            match judge(&volume, name, &until)? {
-                Stand::Done => break,
-                Stand::Busy => moved = Instant::now(),
-                Stand::Stuck(why) if moved.elapsed() > STUCK => {
+            match judge(&volume, name, &goal)? {
+                Progress::Done => break,
+                Progress::Busy => moved = Instant::now(),
+                Progress::Stuck(why) if moved.elapsed() > STUCK => {
                     return Err(Failure::Failed(anyhow::anyhow!("{why}")));
                 }
-                Stand::Stuck(_) => {}
+                Progress::Stuck(_) => {}
             }
             bars.show(&volume);
             std::thread::sleep(PAUSE);
             volume = client.call_for_json::<GetVolume, _>(&by_id)?;
         }
         bars.all.clear()?;
-        if let Until::Verified = until
+        if let WaitGoal::Verified = goal
             && !connection.json
         {
             output::line(&show::verify(&volume["verify"]))?;
@@ -74,8 +75,8 @@ where
     if connection.json {
         output::json(&volume)?;
     }
-    match until {
-        Until::Verified if wait.wait => differences(&volume),
+    match goal {
+        WaitGoal::Verified if wait.wait => differences(&volume),
         _ => Ok(()),
     }
 }
@@ -93,7 +94,7 @@ fn differences(volume: &Value) -> Result<(), Failure> {
 
 /// The progress.
 #[derive(Debug, PartialEq)]
-enum Stand {
+enum Progress {
     Done,
     Busy,
     /// No progress, and the reason.
@@ -101,11 +102,11 @@ enum Stand {
 }
 
 /// An error when it can never succeed.
-fn judge(volume: &Value, name: &str, until: &Until) -> Result<Stand, Failure> {
-    let (there, gone) = match until {
-        Until::Verified if volume["verify"]["running"] == true => return Ok(Stand::Busy),
-        Until::Verified => return Ok(Stand::Done),
-        Until::InSync { there, gone } => (there, gone),
+fn judge(volume: &Value, name: &str, goal: &WaitGoal) -> Result<Progress, Failure> {
+    let (there, gone) = match goal {
+        WaitGoal::Verified if volume["verify"]["running"] == true => return Ok(Progress::Busy),
+        WaitGoal::Verified => return Ok(Progress::Done),
+        WaitGoal::InSync { there, gone } => (there, gone),
     };
     let replicas = items(&volume["replicas"]);
     let is = |replica: &&Value, name: &String| {
@@ -116,14 +117,14 @@ fn judge(volume: &Value, name: &str, until: &Until) -> Result<Stand, Failure> {
     {
         // The new one may fail meanwhile: its state below counts.
         return Ok(match waits_for(volume, name, there)? {
-            Stand::Done => Stand::Busy,
+            Progress::Done => Progress::Busy,
             stand => stand,
         });
     }
     waits_for(volume, name, there)
 }
 
-fn waits_for(volume: &Value, name: &str, wanted: &[String]) -> Result<Stand, Failure> {
+fn waits_for(volume: &Value, name: &str, wanted: &[String]) -> Result<Progress, Failure> {
     let replicas = items(&volume["replicas"]);
     let is = |replica: &Value, name: &String| {
         replica["device"] == name.as_str() || replica["id"] == name.as_str()
@@ -145,15 +146,15 @@ fn waits_for(volume: &Value, name: &str, wanted: &[String]) -> Result<Stand, Fai
             // An absent replica is not copied to: waiting could take forever.
             if replica["attached"] == false && replica["resync"].is_null() {
                 let why = replica["why"].as_str().unwrap_or("its device is absent");
-                return Ok(Stand::Stuck(format!(
+                return Ok(Progress::Stuck(format!(
                     "the replica on {} is not being copied to: {why}",
                     output::cell(replica.get("device"))
                 )));
             }
-            return Ok(Stand::Busy);
+            return Ok(Progress::Busy);
         }
     }
-    Ok(Stand::Done)
+    Ok(Progress::Done)
 }
 
 struct Bars {
@@ -162,13 +163,13 @@ struct Bars {
 }
 
 impl Bars {
-    fn new(hidden: bool) -> Bars {
+    fn new(hidden: bool) -> Self {
         let target = if hidden || !std::io::stderr().is_terminal() {
             ProgressDrawTarget::hidden()
         } else {
             ProgressDrawTarget::stderr()
         };
-        Bars {
+        Self {
             all: MultiProgress::with_draw_target(target),
             of: Default::default(),
         }
@@ -223,13 +224,13 @@ mod tests {
     #[test]
     fn it_waits_for_what_was_named_and_gives_up_what_cannot_come() {
         let replica = |device: &str, state: &str, attached: bool| json!({ "device": device, "id": format!("id-{device}"), "state": state, "attached": attached, "offline": false, "resync": null, "why": null });
-        let until = |there: &[&str], gone: Option<&str>| Until::InSync {
+        let goal = |there: &[&str], gone: Option<&str>| WaitGoal::InSync {
             there: there.iter().map(|s| (*s).to_owned()).collect(),
             gone: gone.map(str::to_owned),
         };
         let stuck = || {
             let why = "the replica on b is not being copied to: its device is absent";
-            Stand::Stuck(why.into())
+            Progress::Stuck(why.into())
         };
         let good = volume(json!([
             replica("a", "in_sync", true),
@@ -243,27 +244,27 @@ mod tests {
             replica("a", "in_sync", true),
             replica("b", "out", false)
         ]));
-        for (of, until, expected) in [
-            (&good, until(&[], None), Some(Stand::Done)),
-            (&busy, until(&[], None), Some(Stand::Busy)),
-            (&busy, until(&["a"], None), Some(Stand::Done)),
-            (&busy, until(&["id-b"], None), Some(Stand::Busy)),
-            (&good, until(&["b"], Some("a")), Some(Stand::Busy)),
-            (&good, until(&["b"], Some("x")), Some(Stand::Done)),
-            (&away, until(&[], None), Some(stuck())),
-            (&away, until(&["b"], Some("a")), Some(stuck())),
-            (&good, until(&["c"], None), None),
+        for (of, goal, expected) in [
+            (&good, goal(&[], None), Some(Progress::Done)),
+            (&busy, goal(&[], None), Some(Progress::Busy)),
+            (&busy, goal(&["a"], None), Some(Progress::Done)),
+            (&busy, goal(&["id-b"], None), Some(Progress::Busy)),
+            (&good, goal(&["b"], Some("a")), Some(Progress::Busy)),
+            (&good, goal(&["b"], Some("x")), Some(Progress::Done)),
+            (&away, goal(&[], None), Some(stuck())),
+            (&away, goal(&["b"], Some("a")), Some(stuck())),
+            (&good, goal(&["c"], None), None),
         ] {
-            assert_eq!(judge(of, "v", &until).ok(), expected, "{of}");
+            assert_eq!(judge(of, "v", &goal).ok(), expected, "{of}");
         }
         let verified = |running: bool| json!({ "verify": { "running": running } });
         assert_eq!(
-            judge(&verified(true), "v", &Until::Verified).ok(),
-            Some(Stand::Busy)
+            judge(&verified(true), "v", &WaitGoal::Verified).ok(),
+            Some(Progress::Busy)
         );
         assert_eq!(
-            judge(&verified(false), "v", &Until::Verified).ok(),
-            Some(Stand::Done)
+            judge(&verified(false), "v", &WaitGoal::Verified).ok(),
+            Some(Progress::Done)
         );
     }
 }

@@ -1,4 +1,4 @@
-//! `nacre bdev`.
+//! Tests of `nacre bdev`.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,10 @@ fn daemon() -> Fake {
                 None => Err(no_such_device()),
             },
         },
-        "bdev_malloc_create" => Ok(params.get("name").cloned().unwrap_or("Malloc0".into())),
+        "bdev_malloc_create" => Ok(params
+            .get("name")
+            .cloned()
+            .unwrap_or_else(|| "Malloc0".into())),
         "bdev_error_create" => Ok(json!(true)),
         create if create.ends_with("_create") => Ok(params["name"].clone()),
         _ => Ok(json!(true)),

@@ -1,26 +1,26 @@
-//! A daemon played by a script: a thread that answers JSON-RPC on a socket of its own, and
-//! records the calls.
+//! A scripted daemon: a thread that answers JSON-RPC on its own socket, and records the calls.
 
 use std::io::{BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use assert_cmd::Command;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// The answer to a method with its parameters: a result or an error.
 type Script = dyn Fn(&str, &Value) -> Result<Value, Value> + Send + Sync;
 
-pub struct Fake {
+pub(crate) struct Fake {
     directory: tempfile::TempDir,
     calls: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
 impl Fake {
-    pub fn play(
+    pub(crate) fn play(
         script: impl Fn(&str, &Value) -> Result<Value, Value> + Send + Sync + 'static,
-    ) -> Fake {
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("rpc.sock")).unwrap();
         let calls = Arc::new(Mutex::new(Vec::new()));
@@ -32,21 +32,21 @@ impl Fake {
                 std::thread::spawn(move || serve(stream, &*script, &heard));
             }
         });
-        Fake { directory, calls }
+        Self { directory, calls }
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("rpc.sock")
     }
 
     /// Runs `nacre` with `words`, as a client of this daemon.
-    pub fn nacre(&self, words: &str) -> Outcome {
+    pub(crate) fn nacre(&self, words: &str) -> Outcome {
         nacre(words, &self.socket())
     }
 
     /// The calls since the last use of this function.
-    pub fn asked(&self) -> Vec<(String, Value)> {
-        std::mem::take(&mut *self.calls.lock().unwrap())
+    pub(crate) fn asked(&self) -> Vec<(String, Value)> {
+        std::mem::take(&mut *self.calls.lock())
     }
 }
 
@@ -57,7 +57,7 @@ fn serve(stream: UnixStream, script: &Script, heard: &Mutex<Vec<(String, Value)>
     for request in requests.map_while(Result::ok) {
         let method = request["method"].as_str().unwrap().to_owned();
         let params = request.get("params").cloned().unwrap_or_default();
-        heard.lock().unwrap().push((method.clone(), params.clone()));
+        heard.lock().push((method.clone(), params.clone()));
         let mut answer = json!({ "jsonrpc": "2.0", "id": request["id"] });
         match script(&method, &params) {
             Ok(result) => answer["result"] = result,
@@ -71,7 +71,7 @@ fn serve(stream: UnixStream, script: &Script, heard: &Mutex<Vec<(String, Value)>
 
 /// Exit code and output of a run of the program.
 #[derive(Debug)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub code: i32,
     pub out: String,
     pub err: String,
@@ -81,26 +81,26 @@ impl Outcome {
     /// # Panics
     /// When the program failed.
     #[track_caller]
-    pub fn printed(self) -> String {
+    pub(crate) fn printed(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (0, ""), "{self:?}");
         self.out
     }
 
     #[track_caller]
-    pub fn json(self) -> Value {
+    pub(crate) fn json(self) -> Value {
         serde_json::from_str(&self.printed()).unwrap()
     }
 
     /// The one line that it failed with.
     #[track_caller]
-    pub fn failed(self, code: i32) -> String {
+    pub(crate) fn failed(self, code: i32) -> String {
         assert_eq!((self.code, self.out.as_str()), (code, ""), "{self:?}");
         self.err.trim_end().to_owned()
     }
 }
 
 /// Runs `nacre` with `words` on whatever answers at `socket`.
-pub fn nacre(words: &str, socket: &std::path::Path) -> Outcome {
+pub(crate) fn nacre(words: &str, socket: &std::path::Path) -> Outcome {
     let output = Command::new(env!("CARGO_BIN_EXE_nacre"))
         .args(words.split_whitespace())
         // Nothing of this machine's or user's configuration counts.
@@ -117,7 +117,7 @@ pub fn nacre(words: &str, socket: &std::path::Path) -> Outcome {
 }
 
 /// The cells of a printed table, without its header.
-pub fn cells(table: &str) -> Vec<Vec<&str>> {
+pub(crate) fn cells(table: &str) -> Vec<Vec<&str>> {
     table
         .lines()
         .skip(1)
@@ -126,6 +126,6 @@ pub fn cells(table: &str) -> Vec<Vec<&str>> {
 }
 
 /// As SPDK refuses a name that it does not know.
-pub fn no_such_device() -> Value {
+pub(crate) fn no_such_device() -> Value {
     json!({ "code": -19, "message": "No such device" })
 }

@@ -1,4 +1,5 @@
-//! What all commands share: codes, errors, completions; and the one that asks no daemon.
+//! Tests of the common behaviour of commands: exit codes, errors, completions; and of the commands
+//! that do not call the daemon.
 
 use serde_json::json;
 

@@ -1,6 +1,5 @@
-//! The command line as a client. Against a daemon that a script plays (`fake.rs`): calls to the
-//! daemon, output, exit codes. Against the real daemon (`real.rs`): that the script
-//! answers like it.
+//! Tests of the command line. Against a scripted daemon (`fake.rs`): calls, output and exit codes.
+//! Against the real daemon (`real.rs`): that the scripted one answers like it.
 
 mod bdev;
 mod fake;

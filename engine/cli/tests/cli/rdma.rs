@@ -1,5 +1,5 @@
-//! The commands that look at the machine: whatever it has, they say it in two forms and end with
-//! the right code.
+//! Tests of the commands that read the machine: on any machine they print a table and JSON, and
+//! exit with the right code.
 
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! Goal: the operator's commands and the daemon mean the same. Method: `nacre serve` in a directory
-//! of its own, everything made, changed, looked at and deleted by commands only.
+//! Goal: the operator's commands work with the real daemon. Method: `nacre serve` in its own
+//! directory; commands create, change, list and delete every kind of object.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::fake::{Outcome, cells, nacre};
 
-pub struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
     directory: tempfile::TempDir,
 }
 
 impl Daemon {
-    pub fn serve() -> Daemon {
+    pub(crate) fn serve() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let mut child = Command::new(env!("CARGO_BIN_EXE_nacre"))
@@ -47,14 +47,14 @@ impl Daemon {
             );
             std::thread::sleep(Duration::from_millis(50));
         }
-        Daemon { child, directory }
+        Self { child, directory }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    pub fn nacre(&self, words: &str) -> Outcome {
+    pub(crate) fn nacre(&self, words: &str) -> Outcome {
         nacre(words, &self.path().join("rpc.sock"))
     }
 }

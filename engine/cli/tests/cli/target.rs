@@ -1,4 +1,4 @@
-//! `nacre subsystem`, `nacre listener` and `nacre host`.
+//! Tests of `nacre subsystem`, `nacre listener` and `nacre host`.
 
 use serde_json::{Value, json};
 

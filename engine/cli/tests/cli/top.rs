@@ -1,4 +1,4 @@
-//! `nacre top` where there is no terminal: once, as a table and as a document.
+//! Tests of `nacre top --once`, which needs no terminal: its table and its JSON.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! `nacre volume` and `nacre events`.
+//! Tests of `nacre volume` and `nacre events`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -61,6 +61,11 @@ fn daemon() -> Fake {
             "transport": "RDMA", "listen_address": "127.0.0.1:4420", "peer_address": "127.0.0.1:5", "queues": 2,
             "admitted": true }]),
         ),
+        "remote_get_paths" => Ok(json!([
+            { "bdev": "b", "trid": { "trtype": "RDMA", "traddr": "192.0.2.7", "trsvcid": "4420" }, "state": "enabled",
+              "ana_state": "optimized", "current": true, "reads": 3, "writes": 4, "resent": 0, "why": null },
+            { "bdev": "other", "trid": { "trtype": "TCP", "traddr": "192.0.2.8", "trsvcid": "4420" } },
+        ])),
         "events_get" => Ok(
             json!({ "events": [{ "id": 4, "time": "2026-11-22T10:00:00.000Z", "category": "replica",
             "severity": "warning", "type": "replica_out", "ctx": "v/b", "text": "it went", "left_out": 3 }],
@@ -102,6 +107,10 @@ fn volumes_are_listed_and_shown() {
     assert_eq!(daemon.nacre("volume show v --json").json()["uuid"], "u");
     let hosts = daemon.nacre("volume connections v").printed();
     assert_eq!(cells(&hosts)[0][..3], ["nqn.h", "RDMA", "2"]);
+    let path = hosts.lines().last().unwrap();
+    let path: Vec<&str> = path.split_whitespace().collect();
+    assert_eq!(path[..5], ["b", "RDMA", "192.0.2.7", "4420", "enabled"]);
+    assert!(!hosts.contains("other"), "{hosts}");
     let dump = daemon.nacre("volume store-dump").printed();
     assert!(dump.starts_with("in /x/volumes.redb\n"), "{dump}");
     let rows = cells(&dump);

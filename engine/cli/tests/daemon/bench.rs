@@ -1,5 +1,5 @@
-//! Goal: `nacre bench` compares, with and without a daemon of its own, and leaves nothing behind.
-//! Method: the real command with short measurements.
+//! Goal: `nacre bench` compares, with and without a private daemon, and leaves no process or file
+//! behind. Method: the real command with short measurements.
 
 use std::process::{Command, Output};
 

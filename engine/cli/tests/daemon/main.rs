@@ -1,10 +1,12 @@
-//! Goal: the daemon as its users meet it: started, refused, killed, restarted, stopped, commanded.
-//! Method: the real binary on a socket and a data directory of its own.
+//! Goal: the daemon starts, refuses invalid settings, survives kills and restarts, and stops as
+//! documented. Method: the real program, with its own socket and data directory.
 
 mod bench;
+mod pools;
 mod roles;
 mod sandbox;
 mod spdk;
+mod tls;
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -21,8 +23,8 @@ struct Place {
 }
 
 impl Place {
-    fn new() -> Place {
-        Place {
+    fn new() -> Self {
+        Self {
             dir: tempfile::tempdir().unwrap(),
         }
     }
@@ -88,7 +90,7 @@ struct Daemon {
 
 impl Daemon {
     /// Connects as soon as the daemon answers, and waits until it is initialized.
-    fn ready(self) -> (Daemon, Client) {
+    fn ready(self) -> (Self, Client) {
         let mut daemon = self;
         let mut client = daemon.connect();
         client

@@ -1,5 +1,5 @@
-//! Goal: each user of the machine may call what its role allows, and no more. Method: the real
-//! daemon, and threads of this process with other identities, which Linux has per thread.
+//! Goal: each user of the machine may call the methods of its role, and no others. Method: the real
+//! daemon, and threads of this process with other user ids, which Linux has per thread.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

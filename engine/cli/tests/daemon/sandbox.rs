@@ -1,6 +1,6 @@
-//! Goal: a daemon that enforces its sandbox still does everything, has the capabilities that it
-//! claims, and none of its threads is left out. Method: the real daemon, commanded, reloaded and
-//! stopped after the filter is in effect.
+//! Goal: a daemon that enforces its sandbox still works, has exactly the capabilities that it
+//! reports, and the filter is on all of its threads. Method: the real daemon, used, reloaded and
+//! stopped after the filter is installed.
 
 use std::path::Path;
 

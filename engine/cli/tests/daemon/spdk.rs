@@ -1,4 +1,5 @@
-//! The daemon under the name of SPDK's target, and with configurations that SPDK wrote.
+//! Tests of the daemon under the name of SPDK's target, and with configuration files written by
+//! SPDK.
 
 use super::*;
 
@@ -192,7 +193,7 @@ fn subsystems_that_are_not_here_are_skipped() {
 
     let unknown = entry(
         "bdev",
-        json!([{ "method": "bdev_lvol_create", "params": {} }]),
+        json!([{ "method": "bdev_ftl_create", "params": {} }]),
     );
     std::fs::write(&config, format!("{{\"subsystems\": [{unknown}]}}")).unwrap();
     let daemon = place.serve(&args);
@@ -200,7 +201,7 @@ fn subsystems_that_are_not_here_are_skipped() {
     assert_eq!(daemon.ended(), 1);
     let log = std::fs::read_to_string(log).unwrap();
     assert!(
-        log.contains("there is no method \"bdev_lvol_create\""),
+        log.contains("there is no method \"bdev_ftl_create\""),
         "{log}"
     );
 }

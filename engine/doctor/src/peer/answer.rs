@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::io::{self, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nacre_transport_rdma_verbs::netdev::receive_with_tos;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::wire::{self, Arrived, Probe, Reply, Request, Timed, VERSION};
@@ -34,10 +34,10 @@ pub struct Responder {
 }
 
 impl Responder {
-    pub fn bind(at: SocketAddr) -> io::Result<Responder> {
+    pub fn bind(at: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(at)?;
         listener.set_nonblocking(true)?;
-        Ok(Responder { listener })
+        Ok(Self { listener })
     }
 
     pub fn address(&self) -> io::Result<SocketAddr> {
@@ -151,7 +151,7 @@ fn session(
 }
 
 fn arrivals(arrived: &Mutex<BTreeMap<(u8, u8), u64>>) -> Vec<Arrived> {
-    let arrived = arrived.lock().expect("the echoing thread does not panic");
+    let arrived = arrived.lock();
     let all = arrived.iter().map(|((sent, arrived), count)| Arrived {
         sent: *sent,
         arrived: *arrived,
@@ -186,11 +186,7 @@ fn echo_probes(
         if marked != Some(mark) && wire::mark(socket, mark.0, mark.1).is_ok() {
             marked = Some(mark);
         }
-        *arrived
-            .lock()
-            .expect("the session does not panic")
-            .entry((probe.sent, dscp))
-            .or_default() += 1;
+        *arrived.lock().entry((probe.sent, dscp)).or_default() += 1;
         let echo = Probe {
             echo: Some(dscp),
             ..probe

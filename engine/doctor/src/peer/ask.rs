@@ -1,4 +1,5 @@
-//! The end that asks: fetches the responder's settings, and sends a burst of probes per class.
+//! The requesting end of a session: fetches the responder's settings, and sends a burst of probes
+//! per traffic class.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader};

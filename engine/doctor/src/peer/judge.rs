@@ -1,5 +1,5 @@
-//! Findings from the facts of both ends: pure functions. A finding with a class is about the
-//! packets of that class.
+//! Computes the findings from the settings and counts of both ends. Pure functions. A finding with
+//! a class is about the packets of that traffic class.
 
 use std::collections::BTreeMap;
 
@@ -132,9 +132,10 @@ fn trust(ours: &End, theirs: &End) -> Finding {
     };
     let value = |end: &End| {
         let priority = end.priority_of(dscp);
-        let priority = priority.map_or("the VLAN tag's priority".into(), |priority| {
-            format!("priority {priority}")
-        });
+        let priority = priority.map_or_else(
+            || "the VLAN tag's priority".into(),
+            |priority| format!("priority {priority}"),
+        );
         format!("trusts {}, DSCP {dscp} has {priority}", words(end))
     };
     Finding::fail(
@@ -177,7 +178,8 @@ fn ecn(ours: &End, theirs: &End) -> Finding {
         let on = |side: &[bool; 8]| -> Priorities {
             (0..8u8).filter(|prio| side[usize::from(*prio)]).collect()
         };
-        let number = |value: Option<u8>| value.map_or("unknown".into(), |value| value.to_string());
+        let number =
+            |value: Option<u8>| value.map_or_else(|| "unknown".into(), |value| value.to_string());
         format!(
             "notifies on {}, slows down on {}, notifications with DSCP {}",
             on(&ecn.notifies),

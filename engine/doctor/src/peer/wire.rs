@@ -143,7 +143,7 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    pub fn to_bytes(self) -> [u8; PROBE] {
+    pub(super) fn to_bytes(self) -> [u8; PROBE] {
         let mut bytes = [0; PROBE];
         bytes[..8].copy_from_slice(MAGIC);
         bytes[8..16].copy_from_slice(&self.token.to_be_bytes());
@@ -158,7 +158,7 @@ impl Probe {
     }
 
     /// `None` for every other datagram. A DSCP has six bits, a priority three.
-    pub fn parse(bytes: &[u8]) -> Option<Probe> {
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != PROBE || bytes[HEADER..].iter().any(|byte| *byte != 0) {
             return None;
         }
@@ -170,7 +170,7 @@ impl Probe {
             1 if arrived < 64 => Some(arrived),
             _ => return None,
         };
-        (&bytes[..8] == MAGIC && sent < 64).then_some(Probe {
+        (&bytes[..8] == MAGIC && sent < 64).then_some(Self {
             token: u64::from_be_bytes(bytes[8..16].try_into().ok()?),
             echo,
             sent,

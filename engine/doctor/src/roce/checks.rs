@@ -1,9 +1,10 @@
-//! The checks of one interface: pure functions of its facts and of the settings asked for.
+//! The RoCE checks of one interface. Pure functions of its settings and counters, and of the
+//! settings that the operator requires.
 
 use nacre_transport_rdma_link::dcb::{Dcb, Ets, Pfc, Priorities, Selector};
 use nacre_transport_rdma_link::qos::Qos;
 
-use super::{Facts, Heard, is_vlan, linked};
+use super::{Facts, SwitchSettings, is_vlan, linked};
 use crate::{Finding, Scope, System};
 
 /// Pause frames per second and priority that a healthy network may have.
@@ -12,7 +13,7 @@ const PAUSES_PER_SECOND: f64 = 100.0;
 const PAUSED: f64 = 0.1;
 
 /// An interface with everything that its checks need.
-pub struct Examined<'a> {
+pub(super) struct Examined<'a> {
     facts: &'a Facts,
     qos: &'a Qos,
     /// The byte that RDMA packets are marked with, if they are.
@@ -23,7 +24,7 @@ pub struct Examined<'a> {
 }
 
 impl<'a> Examined<'a> {
-    pub fn of(system: &System, scope: &'a Scope, facts: &'a Facts) -> Examined<'a> {
+    pub(super) fn of(system: &System, scope: &'a Scope, facts: &'a Facts) -> Self {
         let upper = linked(&system.roots, &facts.interface, "upper_");
         Examined {
             facts,
@@ -70,7 +71,7 @@ fn has_gateway(system: &System, netdev: &str) -> bool {
     })
 }
 
-pub fn all(of: &Examined<'_>) -> Vec<Finding> {
+pub(super) fn all(of: &Examined<'_>) -> Vec<Finding> {
     let Some(dcb) = &of.facts.dcb else {
         return vec![without_dcb(of)];
     };
@@ -192,11 +193,11 @@ fn pfc(of: &Examined<'_>, dcb: &Dcb) -> Finding {
     };
     let ours = ours.enabled;
     let (theirs, name) = match (&of.facts.neighbour, dcb.peer_pfc) {
-        (Heard::Neighbour(neighbour), peer) => {
+        (SwitchSettings::Neighbour(neighbour), peer) => {
             match neighbour
                 .pfc
                 .map(|pfc| pfc.enabled)
-                .or(peer.map(|pfc| pfc.enabled))
+                .or_else(|| peer.map(|pfc| pfc.enabled))
             {
                 Some(theirs) => (theirs, neighbour.to_string()),
                 None => {
@@ -209,23 +210,23 @@ fn pfc(of: &Examined<'_>, dcb: &Dcb) -> Finding {
             }
         }
         (_, Some(peer)) => (peer.enabled, "the card's agent".to_owned()),
-        (Heard::NotListened, None) => {
+        (SwitchSettings::NotListened, None) => {
             return Finding::skip(
                 ID,
                 format!("ours: {ours}; the switch was not asked: `nacre doctor --wait 35s`"),
             );
         }
-        (Heard::Unable(why), None) => {
+        (SwitchSettings::Unable(why), None) => {
             return Finding::skip(ID, format!("ours: {ours}; {why}"));
         }
-        (Heard::Bad(why), None) => {
+        (SwitchSettings::Bad(why), None) => {
             return Finding::warn(
                 ID,
                 format!("ours: {ours}; a malformed LLDP frame arrived: {why}"),
                 "find the sender: `tcpdump -e -i INTERFACE ether proto 0x88cc`",
             );
         }
-        (Heard::Silence(wait), None) => {
+        (SwitchSettings::Silence(wait), None) => {
             return Finding::warn(
                 ID,
                 format!(
@@ -294,7 +295,7 @@ fn ets(of: &Examined<'_>, dcb: &Dcb) -> Finding {
 }
 
 /// The classes that have priorities.
-pub fn ets_in_words(ets: &Ets) -> String {
+pub(crate) fn ets_in_words(ets: &Ets) -> String {
     use nacre_transport_rdma_link::dcb::Algorithm;
     let classes = (0..8u8).filter(|class| !ets.priorities(*class).is_empty());
     let classes = classes.map(|class| {
@@ -417,7 +418,8 @@ fn ecn(of: &Examined<'_>) -> Finding {
             !ecn.notifies[at] || !ecn.reacts[at]
         })
         .collect();
-    let number = |value: Option<u8>| value.map_or("unknown".into(), |value| value.to_string());
+    let number =
+        |value: Option<u8>| value.map_or_else(|| "unknown".into(), |value| value.to_string());
     let evidence = format!(
         "priorities {priorities}: ECN {}; notifications have DSCP {}, priority {}",
         if off.is_empty() {
@@ -655,7 +657,7 @@ fn lossless(of: &Examined<'_>, findings: &[Finding]) -> Finding {
 }
 
 /// Members of a bond carry the same connections: their settings must be the same.
-pub fn members(members: &[&Facts]) -> Finding {
+pub(super) fn members(members: &[&Facts]) -> Finding {
     const ID: &str = "roce.members";
     let names: Vec<&str> = members.iter().map(|of| of.interface.as_str()).collect();
     let settings = |of: &Facts| {

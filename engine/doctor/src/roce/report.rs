@@ -1,7 +1,7 @@
-//! One text for the people of the network: the settings asked for and found, the switch's own
-//! settings, counters, and configuration of switches with the numbers filled in.
+//! Writes a report for network administrators: required and actual settings, the switch's settings
+//! from LLDP, counters, and an example configuration of the switch.
 //!
-//! The machine's own name is in it only on request.
+//! It contains the machine's own name only on request.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use nacre_transport_rdma_link::dcb::{Priorities, Selector};
 use nacre_transport_rdma_link::qos::Qos;
 
 use super::checks::ets_in_words;
-use super::{Facts, Heard, Sample};
+use super::{Facts, Sample, SwitchSettings};
 use crate::{Report, Scope, Status, System};
 
 /// The text. `names`: with the machine's name.
@@ -69,7 +69,7 @@ fn wanted(text: &mut String, qos: &Qos) {
         line(text, "  nothing: the configuration has no [qos]\n");
         return;
     }
-    let number = |value: Option<u8>| value.map_or("-".into(), |value| value.to_string());
+    let number = |value: Option<u8>| value.map_or_else(|| "-".into(), |value| value.to_string());
     for (name, class) in qos.classes() {
         let value = format!(
             "DSCP {}, priority {}, share {} %",
@@ -163,11 +163,13 @@ fn settings(text: &mut String, qos: &Qos, facts: &Facts) {
 
 fn switch(text: &mut String, facts: &Facts) {
     let neighbour = match &facts.neighbour {
-        Heard::Neighbour(neighbour) => neighbour,
-        Heard::NotListened => return row(text, "switch", "not asked (--wait 35s)"),
-        Heard::Unable(why) => return row(text, "switch", why),
-        Heard::Bad(why) => return row(text, "switch", format!("malformed LLDP frame: {why}")),
-        Heard::Silence(wait) => {
+        SwitchSettings::Neighbour(neighbour) => neighbour,
+        SwitchSettings::NotListened => return row(text, "switch", "not asked (--wait 35s)"),
+        SwitchSettings::Unable(why) => return row(text, "switch", why),
+        SwitchSettings::Bad(why) => {
+            return row(text, "switch", format!("malformed LLDP frame: {why}"));
+        }
+        SwitchSettings::Silence(wait) => {
             return row(text, "switch", format!("no LLDP in {} s", wait.as_secs()));
         }
     };

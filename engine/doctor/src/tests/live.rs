@@ -1,5 +1,5 @@
-//! Checks that contact a peer or move data, over simulated devices; and checks of counters, drops
-//! and NUMA nodes.
+//! Tests of the checks that contact a peer or transfer data, over simulated devices; and of the
+//! checks of counters, drops and NUMA nodes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ fn machine(tree: &Tree, fabric: Option<&sim::Fabric>) -> System {
 struct PeersServer(Arc<AtomicBool>, Option<JoinHandle<()>>);
 
 impl PeersServer {
-    fn start(fabric: &sim::Fabric) -> PeersServer {
+    fn start(fabric: &sim::Fabric) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (provider, stopped) = (fabric.provider(), Arc::clone(&stop));
         let (ready, listening) = channel();
@@ -52,7 +52,7 @@ impl PeersServer {
             server.serve(&stopped, &mut |_| ()).unwrap();
         });
         listening.recv().unwrap();
-        PeersServer(stop, Some(thread))
+        Self(stop, Some(thread))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Checks of lost packets: counts before and after in, status and text out.
+//! Tests of the checks of lost packets, from counters before and after.
 
 use nacre_transport_rdma_link::qos::Qos;
 

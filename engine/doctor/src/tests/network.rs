@@ -1,4 +1,4 @@
-//! Checks of the network, of containers and of hosts.
+//! Tests of the checks of the network, of containers and of hosts.
 
 use super::super::net::same_subnet;
 use super::*;

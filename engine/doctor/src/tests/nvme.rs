@@ -1,4 +1,4 @@
-//! Checks of NVMe drives, on simulated machines.
+//! Tests of the checks of NVMe drives, on simulated machines.
 
 use nacre_bdev_nvme_vfio::pci::Options;
 use nacre_bdev_nvme_vfio::pci::testing::Machine;

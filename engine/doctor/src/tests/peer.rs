@@ -1,4 +1,5 @@
-//! Check group `peer`: both ends' facts in, status and text out; and sessions over the loopback.
+//! Tests of the check group `peer`: findings from given settings of both ends, and sessions over
+//! the loopback interface.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

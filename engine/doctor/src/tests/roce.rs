@@ -1,4 +1,4 @@
-//! Checks of group `roce`: facts in, status and text out.
+//! Tests of the check group `roce`: findings from given settings and counters.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use nacre_transport_rdma_link::lldp::{AnnouncedPfc, Neighbour};
 use nacre_transport_rdma_link::qos::{Class, Qos};
 
 use super::*;
-use crate::roce::{Ecn, Facts, Heard, Sample, report};
+use crate::roce::{Ecn, Facts, Sample, SwitchSettings, report};
 
 fn qos() -> Qos {
     Qos {
@@ -164,7 +164,7 @@ fn dcbx() {
     // mlx5 with its firmware's agent says neither host nor firmware.
     check(with(0x0c), &scope(), "roce.dcbx", Status::Warn, "firmware");
     let mut cee = good();
-    cee.neighbour = Heard::Neighbour(Box::new(Neighbour {
+    cee.neighbour = SwitchSettings::Neighbour(Box::new(Neighbour {
         cee: true,
         ..Neighbour::default()
     }));
@@ -226,7 +226,7 @@ fn the_set_of_lossless_priorities() {
 
 fn switch(enabled: u8) -> Facts {
     Facts {
-        neighbour: Heard::Neighbour(Box::new(Neighbour {
+        neighbour: SwitchSettings::Neighbour(Box::new(Neighbour {
             chassis: "02:00:00:00:00:02".into(),
             port: "Eth1/7".into(),
             system_name: Some("leaf1".into()),
@@ -263,7 +263,7 @@ fn the_switch_is_compared() {
         neighbour,
         ..good()
     };
-    let silence = with(Heard::Silence(Duration::from_secs(35)));
+    let silence = with(SwitchSettings::Silence(Duration::from_secs(35)));
     check(
         silence,
         &scope,
@@ -271,11 +271,11 @@ fn the_switch_is_compared() {
         Status::Warn,
         "no LLDP frame arrived in 35 s",
     );
-    let bad = with(Heard::Bad("it has no end TLV".into()));
+    let bad = with(SwitchSettings::Bad("it has no end TLV".into()));
     check(bad, &scope, "roce.pfc", Status::Warn, "malformed");
-    let unable = with(Heard::Unable("not permitted".into()));
+    let unable = with(SwitchSettings::Unable("not permitted".into()));
     check(unable, &scope, "roce.pfc", Status::Skip, "not permitted");
-    let mute = with(Heard::Neighbour(Box::default()));
+    let mute = with(SwitchSettings::Neighbour(Box::default()));
     check(mute, &scope, "roce.pfc", Status::Warn, "announces no PFC");
     let mut firmware = good();
     dcb(&mut firmware).peer_pfc = Some(Pfc::default());

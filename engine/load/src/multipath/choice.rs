@@ -1,11 +1,11 @@
-//! The path of the next I/O, by its ANA state.
+//! Selects the path of the next I/O, by ANA state.
 
 use nacre_nvmf_wire::log::ana::AnaState;
 use nacre_reactor::Nanos;
 
 /// What a choice depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate {
+pub(super) struct Candidate {
     /// `None`: not connected.
     pub access: Option<AnaState>,
     /// A target refused I/O here: not used before this time.
@@ -13,7 +13,7 @@ pub struct Candidate {
 }
 
 /// The first optimized path, else the first non-optimized one.
-pub fn choose(candidates: &[Candidate], now: Nanos) -> Option<usize> {
+pub(super) fn choose(candidates: &[Candidate], now: Nanos) -> Option<usize> {
     [AnaState::Optimized, AnaState::NonOptimized]
         .into_iter()
         .find_map(|wanted| {

@@ -12,13 +12,13 @@ use super::pass::{Data, PassPlan, PassReport};
 const COMPARISONS: u32 = 8;
 
 /// Ends a pass early with `false`.
-pub type KeepGoing<'a> = &'a mut dyn FnMut() -> bool;
+pub(super) type KeepGoing<'a> = &'a mut dyn FnMut() -> bool;
 
 /// Units that paths returned differently: unit and path.
-pub type Unequal = Vec<(u64, usize)>;
+pub(super) type Unequal = Vec<(u64, usize)>;
 
 /// The passes over some paths of a mount.
-pub struct Compare<'a> {
+pub(super) struct Compare<'a> {
     pub mount: &'a mut Mount,
     pub contents: &'a mut Contents,
     pub depth: u16,
@@ -26,7 +26,7 @@ pub struct Compare<'a> {
 
 impl Compare<'_> {
     /// Writes the plans' units at the same time.
-    pub fn write(&mut self, plans: &[PassPlan], watch: KeepGoing) -> Vec<PassReport> {
+    pub(super) fn write(&mut self, plans: &[PassPlan], watch: KeepGoing) -> Vec<PassReport> {
         let mut pattern = Pattern(self.contents);
         self.mount
             .pass(Op::Write, plans, self.depth, &mut pattern, watch)
@@ -34,7 +34,7 @@ impl Compare<'_> {
 
     /// Reads the plans' units at the same time. Without writes, data of the path `reference` is the
     /// reference for the others. Also returns a checksum of each plan.
-    pub fn read(
+    pub(super) fn read(
         &mut self,
         plans: &[PassPlan],
         reference: Option<usize>,
@@ -56,7 +56,7 @@ impl Compare<'_> {
     }
 
     /// Reads unequal places again over the paths, and records those that stay unequal.
-    pub fn settle(&mut self, mut unequal: Unequal, paths: &[usize], watch: KeepGoing) {
+    pub(super) fn settle(&mut self, mut unequal: Unequal, paths: &[usize], watch: KeepGoing) {
         unequal.sort_unstable();
         unequal.dedup_by_key(|(unit, _)| *unit);
         let names = self.mount.names();
@@ -83,7 +83,7 @@ impl Compare<'_> {
     }
 }
 
-pub fn one(path: usize, units: Range<u64>) -> PassPlan {
+pub(super) fn one(path: usize, units: Range<u64>) -> PassPlan {
     PassPlan { path, units }
 }
 

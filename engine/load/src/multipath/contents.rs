@@ -1,5 +1,5 @@
-//! The known data of each place of the range: patterns of this run's writes, or checksums of its
-//! reads.
+//! The expected data of each block range: patterns that this run wrote, or checksums of data that
+//! it read.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -41,8 +41,8 @@ impl Contents {
         (first, units, unit_blocks): (u64, u64, u32),
         writes: bool,
         run: u64,
-    ) -> Contents {
-        Contents {
+    ) -> Self {
+        Self {
             nsid,
             block_size,
             first,
@@ -171,7 +171,7 @@ fn checksum(data: &[u8]) -> u64 {
 }
 
 /// A checksum whose sum over all units does not depend on their order.
-pub fn checksum_at(unit: u64, data: &[u8]) -> u64 {
+pub(super) fn checksum_at(unit: u64, data: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write_u64(unit);
     hasher.write(data);

@@ -1,4 +1,4 @@
-//! Verified random I/O that follows the ANA states of several paths, as a host with multipath does.
+//! Verified random I/O over several paths, selected by ANA state as a multipath host does.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -53,12 +53,12 @@ pub struct FailoverLoad {
 }
 
 impl FailoverLoad {
-    pub fn new(mount: Mount, job: FailoverJob) -> FailoverLoad {
+    pub fn new(mount: Mount, job: FailoverJob) -> Self {
         let (namespace, range) = mount.geometry();
         let now = mount.now();
         let run = (now.0 ^ job.seed).max(1);
         let paths = mount.names().len();
-        FailoverLoad {
+        Self {
             contents: Contents::new(namespace, range, job.writes, run),
             record: Record::new(paths, now),
             random: Random::new(job.seed),

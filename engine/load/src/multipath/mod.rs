@@ -1,4 +1,4 @@
-//! Verified I/O over several paths of one namespace: behind `nacre test failover` and `nacre test
+//! Verified I/O over several paths of one namespace, for `nacre test failover` and `nacre test
 //! copy`.
 //!
 //! ```text

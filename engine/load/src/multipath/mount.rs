@@ -63,8 +63,8 @@ pub enum MountError {
 }
 
 impl From<JobError> for MountError {
-    fn from(error: JobError) -> MountError {
-        MountError::Path(error.into())
+    fn from(error: JobError) -> Self {
+        Self::Path(error.into())
     }
 }
 
@@ -90,7 +90,7 @@ impl Path {
         connector: &Arc<dyn Connector>,
         nsid: Option<u32>,
         shape: Shape,
-    ) -> Result<Path, MountError> {
+    ) -> Result<Self, MountError> {
         let link = Arc::clone(session.controller().link());
         let options = session.controller().options().clone();
         let info = choose(&link, nsid)?;
@@ -125,7 +125,7 @@ impl Path {
             }
             std::thread::sleep(NAP);
         }
-        Ok(Path {
+        Ok(Self {
             name,
             session,
             queue,
@@ -197,7 +197,7 @@ struct Slot {
 }
 
 /// A completed I/O.
-pub struct Ended {
+pub(super) struct Ended {
     pub path: usize,
     pub op: Op,
     pub unit: u64,
@@ -227,7 +227,7 @@ impl Mount {
     pub fn new(
         paths: Vec<Path>,
         (offset, range, most): (u64, Option<u64>, u64),
-    ) -> Result<Mount, MountError> {
+    ) -> Result<Self, MountError> {
         let Path {
             name, info, shape, ..
         } = paths.first().expect("at least one path");
@@ -254,7 +254,7 @@ impl Mount {
             let (asked, limit) = (unit, max_io);
             return Err(JobError::TooLarge { asked, limit }.into());
         }
-        let range = range.unwrap_or(bytes.saturating_sub(offset).min(most));
+        let range = range.unwrap_or_else(|| bytes.saturating_sub(offset).min(most));
         let range = range - range % u64::from(unit);
         for bytes in [offset, u64::from(unit)] {
             let block_size = info.block_size;
@@ -273,7 +273,7 @@ impl Mount {
             unit: 0,
             since: Nanos::ZERO,
         };
-        Ok(Mount {
+        Ok(Self {
             first: offset / u64::from(info.block_size),
             units: range / u64::from(unit),
             unit_blocks: unit / info.block_size,

@@ -1,4 +1,4 @@
-//! Reads or writes every place in order over chosen paths, and measures each path.
+//! Reads or writes every block range in order, over chosen paths, and measures each path.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 
 /// The part of one path in a pass.
 #[derive(Debug, Clone)]
-pub struct PassPlan {
+pub(super) struct PassPlan {
     pub path: usize,
     pub units: Range<u64>,
 }
@@ -44,7 +44,7 @@ impl PassReport {
     }
 }
 
-struct Course {
+struct PassState {
     plan: PassPlan,
     next: u64,
     inflight: u64,
@@ -54,7 +54,7 @@ struct Course {
 }
 
 /// Supplies and takes the data of a pass.
-pub trait Data {
+pub(super) trait Data {
     /// The data to write to a unit.
     fn fill(&mut self, unit: u64, data: &mut [u8]);
     /// A unit was written.
@@ -74,7 +74,7 @@ impl Mount {
         data: &mut dyn Data,
         watch: &mut dyn FnMut() -> bool,
     ) -> Vec<PassReport> {
-        let course = |plan: &PassPlan| Course {
+        let course = |plan: &PassPlan| PassState {
             plan: plan.clone(),
             next: plan.units.start,
             inflight: 0,
@@ -82,7 +82,7 @@ impl Mount {
             errors: BTreeMap::new(),
             seconds: 0.0,
         };
-        let mut courses: Vec<Course> = plans.iter().map(course).collect();
+        let mut courses: Vec<PassState> = plans.iter().map(course).collect();
         let bytes = self.unit_bytes();
         let mut ended = Vec::new();
         let begin = self.now();
@@ -111,7 +111,7 @@ impl Mount {
                     continue;
                 }
                 last = now;
-                let of_path = |course: &&mut Course| course.plan.path == one.path;
+                let of_path = |course: &&mut PassState| course.plan.path == one.path;
                 let Some(course) = courses.iter_mut().find(of_path) else {
                     continue;
                 };
@@ -128,7 +128,7 @@ impl Mount {
                     (_, None) => {}
                 }
             }
-            let is_over = |course: &Course| {
+            let is_over = |course: &PassState| {
                 course.inflight == 0 && (stopped || course.next >= course.plan.units.end)
             };
             if courses.iter().all(is_over) || now.since(last) > PATIENCE {
@@ -139,7 +139,7 @@ impl Mount {
             }
         }
         let names = self.names();
-        let report = |course: Course| {
+        let report = |course: PassState| {
             let direction = course.counted.report(course.seconds);
             PassReport {
                 path: names[course.plan.path].clone(),

@@ -1,4 +1,5 @@
-//! Counts I/Os per second and path, and finds the longest pause of each phase.
+//! Records I/Os per second and path, and finds the longest pause without a completion in each
+//! phase.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,13 +20,13 @@ pub enum TestPhase {
 }
 
 impl TestPhase {
-    pub const ALL: [TestPhase; 3] = [TestPhase::Before, TestPhase::Withdrawn, TestPhase::After];
+    pub const ALL: [Self; 3] = [Self::Before, Self::Withdrawn, Self::After];
 
     pub fn name(self) -> &'static str {
         match self {
-            TestPhase::Before => "before",
-            TestPhase::Withdrawn => "withdrawn",
-            TestPhase::After => "after",
+            Self::Before => "before",
+            Self::Withdrawn => "withdrawn",
+            Self::After => "after",
         }
     }
 }
@@ -84,15 +85,15 @@ fn millis(time: Duration) -> f64 {
 }
 
 impl Record {
-    pub fn new(paths: usize, now: Nanos) -> Record {
+    pub fn new(paths: usize, now: Nanos) -> Self {
         let phase = TestPhase::Before;
-        Record {
+        Self {
             begin: now,
             phase_begin: now,
             last: now,
-            now: Record::second(0, phase, paths),
+            now: Self::second(0, phase, paths),
             seconds: Vec::new(),
-            phases: vec![Record::phase(phase, paths)],
+            phases: vec![Self::phase(phase, paths)],
             errors: BTreeMap::new(),
         }
     }
@@ -129,7 +130,7 @@ impl Record {
         self.pause(now);
         let paths = self.now.ios.len();
         self.current().seconds = now.since(self.phase_begin).as_secs_f64();
-        self.phases.push(Record::phase(phase, paths));
+        self.phases.push(Self::phase(phase, paths));
         self.phase_begin = now;
         self.now.phase = phase;
     }
@@ -170,7 +171,7 @@ impl Record {
         let elapsed = now.since(self.begin).as_secs();
         if elapsed > self.now.second {
             self.pause(now);
-            let next = Record::second(elapsed, self.now.phase, self.now.ios.len());
+            let next = Self::second(elapsed, self.now.phase, self.now.ios.len());
             let mut second = std::mem::replace(&mut self.now, next);
             second.access = access();
             self.seconds.push(second);

@@ -1,5 +1,5 @@
-//! Checks of the files, folders, sockets and ports that the daemon takes at its start. What the
-//! running daemon of this configuration holds is not an obstacle.
+//! Checks of the files, folders, sockets and ports that the daemon uses at its start. Those in use
+//! by the running daemon of the same configuration are accepted.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};

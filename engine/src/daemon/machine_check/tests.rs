@@ -1,5 +1,5 @@
-//! Goal: what `nacre serve` would refuse on this machine is reported, and nothing else. Method:
-//! configuration files with one fault each, and files, sockets and ports of the tests' own.
+//! Goal: the check reports exactly the entries that `nacre serve` would refuse on this machine.
+//! Method: configuration files with one fault each, and files, sockets and ports of the tests' own.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;

@@ -1,4 +1,4 @@
-//! `bdev_accept`, a Nacre extension, and the records of which file each device was created on.
+//! `bdev_accept`, a Nacre extension, and the records of the original file of each device.
 //!
 //! A path may lead to another file at the next start: a copy, another disk, or none. Hosts identify
 //! the device by its UUID and must not get other data under it. A device is therefore restored only

@@ -9,7 +9,7 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Registry, RpcError};
 use crate::services::engine::Engine;
 
-pub fn register(registry: &mut Registry<Engine>) {
+pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Examine>().add::<WaitForExamine>();
 }
 

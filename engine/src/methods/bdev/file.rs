@@ -36,9 +36,9 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 impl Refusal for CreateError {
     fn refusal(self) -> RpcError {
         let field = match &self {
-            CreateError::BlockSize { .. } | CreateError::BelowSector { .. } => "block_size",
-            CreateError::PartialBlock { is_block: true, .. } => "block_size",
-            CreateError::CreateSize { .. } | CreateError::NoSpace { .. } => "size",
+            Self::BlockSize { .. } | Self::BelowSector { .. } => "block_size",
+            Self::PartialBlock { is_block: true, .. } => "block_size",
+            Self::CreateSize { .. } | Self::NoSpace { .. } => "size",
             _ => "filename",
         };
         RpcError::os(self.errno(), self.to_string()).field(field)
@@ -97,6 +97,42 @@ fn absolute_path(path: &Path) -> Result<PathBuf, RpcError> {
     })
 }
 
+/// The parameters that both create methods have, as the caller gave them.
+struct FileParams<'a> {
+    name: &'a str,
+    filename: &'a mut PathBuf,
+    block_size: &'a mut u32,
+    size: &'a mut Option<u64>,
+    uuid: &'a mut Option<Uuid>,
+}
+
+/// Opens the file of a new device. `adjust` sets the properties that only one method has. The
+/// parameters become those with which the next start opens the file again.
+async fn open_new(
+    engine: &Engine,
+    file: FileParams<'_>,
+    adjust: impl FnOnce(&mut Config),
+) -> Result<Arc<UringBdev>, RpcError> {
+    super::refuse_nil(*file.uuid)?;
+    super::refuse_taken(engine, file.name)?;
+    *file.filename = absolute_path(file.filename)?;
+    let mut config = Config::new(file.name.to_owned(), file.filename.clone());
+    config.block_size = (*file.block_size != 0).then_some(*file.block_size);
+    config.size = *file.size;
+    config.uuid = *file.uuid;
+    let expected = known_files::expected(engine, *file.uuid);
+    (config.identity, config.contents) = (expected.identity, expected.contents);
+    adjust(&mut config);
+    let bdev = open(engine, config).await?;
+    *file.uuid = Some(bdev.uuid());
+    // Stored so that the device keeps its layout on disks with other sectors.
+    *file.block_size = bdev.geometry().block_size;
+    // The file exists now. If it is missing at the next start (e.g. not mounted), it must not be
+    // replaced by an empty file under the same UUID.
+    *file.size = None;
+    Ok(bdev)
+}
+
 /// Opens the file on another thread: it may wait for a lock or for a disk to spin up.
 async fn open(engine: &Engine, config: Config) -> Result<Arc<UringBdev>, RpcError> {
     let opened = on_other_thread(engine, move || nacre_bdev_uring::create(config)).await?;
@@ -131,27 +167,22 @@ impl Method<Engine> for AioCreate {
     type Reply = String;
 
     async fn apply(mut params: AioCreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        super::refuse_nil(params.uuid)?;
-        super::refuse_taken(&engine, &params.name)?;
-        params.filename = absolute_path(&params.filename)?;
-        let mut config = Config::new(params.name.clone(), params.filename.clone());
-        config.block_size = (params.block_size != 0).then_some(params.block_size);
-        config.readonly = params.readonly;
-        config.fallocate = params.fallocate;
-        config.size = params.size;
-        config.uuid = params.uuid;
-        let expected = known_files::expected(&engine, params.uuid);
-        (config.identity, config.contents) = (expected.identity, expected.contents);
-        config.product = Product::Aio;
-        let bdev = open(&engine, config).await?;
-        params.uuid = Some(bdev.uuid());
-        // Stored so that the device keeps its layout on disks with other sectors.
-        params.block_size = bdev.geometry().block_size;
-        // The file exists now. If it is missing at the next start (e.g. not mounted), it must not
-        // be replaced by an empty file under the same UUID.
-        params.size = None;
+        let file = FileParams {
+            name: &params.name,
+            filename: &mut params.filename,
+            block_size: &mut params.block_size,
+            size: &mut params.size,
+            uuid: &mut params.uuid,
+        };
+        let (readonly, fallocate) = (params.readonly, params.fallocate);
+        let bdev = open_new(&engine, file, |config| {
+            config.readonly = readonly;
+            config.fallocate = fallocate;
+            config.product = Product::Aio;
+        })
+        .await?;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        let made = super::create(&engine, vec![bdev], AioCreate::NAME, record).await?;
+        let made = super::create(&engine, vec![bdev], Self::NAME, record).await?;
         Ok(made.into_iter().next().unwrap_or_default())
     }
 }
@@ -195,24 +226,17 @@ impl Method<Engine> for UringCreate {
     type Reply = String;
 
     async fn apply(mut params: UringCreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
-        super::refuse_nil(params.uuid)?;
-        super::refuse_taken(&engine, &params.name)?;
-        params.filename = absolute_path(&params.filename)?;
-        let mut config = Config::new(params.name.clone(), params.filename.clone());
-        config.block_size = (params.block_size != 0).then_some(params.block_size);
-        config.readonly = params.readonly;
-        config.size = params.size;
-        config.uuid = params.uuid;
-        let expected = known_files::expected(&engine, params.uuid);
-        (config.identity, config.contents) = (expected.identity, expected.contents);
-        let bdev = open(&engine, config).await?;
-        params.uuid = Some(bdev.uuid());
-        // Stored so that the device keeps its layout on disks with other sectors.
-        params.block_size = bdev.geometry().block_size;
-        // As for `bdev_aio_create`: never replace a missing file by an empty one.
-        params.size = None;
+        let file = FileParams {
+            name: &params.name,
+            filename: &mut params.filename,
+            block_size: &mut params.block_size,
+            size: &mut params.size,
+            uuid: &mut params.uuid,
+        };
+        let readonly = params.readonly;
+        let bdev = open_new(&engine, file, |config| config.readonly = readonly).await?;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        let made = super::create(&engine, vec![bdev], UringCreate::NAME, record).await?;
+        let made = super::create(&engine, vec![bdev], Self::NAME, record).await?;
         Ok(made.into_iter().next().unwrap_or_default())
     }
 }

@@ -76,8 +76,8 @@ fn is_default_max(value: &u64) -> bool {
 
 impl EnableHistogramParams {
     /// With the default buckets, of all operations.
-    pub fn new(name: String, enable: bool) -> EnableHistogramParams {
-        EnableHistogramParams {
+    pub fn new(name: String, enable: bool) -> Self {
+        Self {
             name,
             enable,
             opc: None,

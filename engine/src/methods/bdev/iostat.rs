@@ -118,7 +118,7 @@ struct Stat {
 }
 
 impl Stat {
-    fn of(snapshot: &Snapshot) -> Stat {
+    fn of(snapshot: &Snapshot) -> Self {
         let [read, write, unmap, copy]: [&OpStats; 4] =
             [Op::Read, Op::Write, Op::Unmap, Op::Copy].map(|op| snapshot.op(op));
         let mut io_error = BTreeMap::new();
@@ -138,7 +138,7 @@ impl Stat {
                 *io_error.entry(name).or_default() += count;
             }
         }
-        Stat {
+        Self {
             bytes_read: read.bytes,
             num_read_ops: read.ops,
             bytes_written: write.bytes,

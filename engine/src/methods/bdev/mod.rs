@@ -392,26 +392,26 @@ impl Refusal for RegistryError {
     fn refusal(self) -> RpcError {
         let cause = self.to_string();
         let refused = match &self {
-            RegistryError::NotFound { .. } => RpcError::errno(Errno::ENODEV, cause),
-            RegistryError::Exists { .. } => RpcError::errno(Errno::EEXIST, cause),
-            RegistryError::BadName { .. } => RpcError::errno(Errno::EINVAL, cause),
-            RegistryError::Removing { .. } | RegistryError::Open { .. } => {
+            Self::NotFound { .. } => RpcError::errno(Errno::ENODEV, cause),
+            Self::Exists { .. } => RpcError::errno(Errno::EEXIST, cause),
+            Self::BadName { .. } => RpcError::errno(Errno::EINVAL, cause),
+            Self::Removing { .. } | Self::Open { .. } => {
                 RpcError::errno(Errno::EBUSY, cause)
             }
-            RegistryError::Claimed { .. } => RpcError::errno(Errno::EPERM, cause),
-            RegistryError::WouldShrink { .. } => RpcError::errno(Errno::EBUSY, cause)
+            Self::Claimed { .. } => RpcError::errno(Errno::EPERM, cause),
+            Self::WouldShrink { .. } => RpcError::errno(Errno::EBUSY, cause)
                 .remedy("disconnect its hosts first, or give up the data past the new end (`force`)"),
-            RegistryError::Shrinks { .. } => RpcError::errno(Errno::EBUSY, cause).remedy(
+            Self::Shrinks { .. } => RpcError::errno(Errno::EBUSY, cause).remedy(
                 "make it as large again, or disconnect its hosts and rescan it, or give up the data past the new end (`force`)",
             ),
-            RegistryError::NoSuchAlias { .. } => RpcError::errno(Errno::ENOENT, cause),
-            RegistryError::Queue(open) => RpcError::os(
+            Self::NoSuchAlias { .. } => RpcError::errno(Errno::ENOENT, cause),
+            Self::Queue(open) => RpcError::os(
                 open.source.raw_os_error().unwrap_or(Errno::EIO as i32),
                 cause,
             ),
         };
         match self {
-            RegistryError::Queue(_) => refused,
+            Self::Queue(_) => refused,
             _ => refused.field("name"),
         }
     }

@@ -1,4 +1,4 @@
-//! The create and delete methods of the modules of block devices.
+//! The RPC methods that create and delete devices, one pair per bdev module.
 
 use std::marker::PhantomData;
 use std::rc::Rc;

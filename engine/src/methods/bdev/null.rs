@@ -1,4 +1,4 @@
-//! `bdev_null_resize`.
+//! `bdev_null_resize`: changes the size of a null device.
 
 use std::rc::Rc;
 

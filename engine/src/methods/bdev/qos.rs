@@ -34,8 +34,8 @@ pub(super) struct Assigned {
 }
 
 impl Assigned {
-    pub fn of(limits: RateLimits) -> Assigned {
-        Assigned {
+    pub(super) fn of(limits: RateLimits) -> Self {
+        Self {
             rw_ios_per_sec: limits.rw_ios,
             rw_mbytes_per_sec: limits.rw_bytes / MIB,
             r_mbytes_per_sec: limits.read_bytes / MIB,
@@ -137,7 +137,7 @@ impl Method<Engine> for SetQosLimit {
             params["name"] = lasting.as_str().into();
             Edit::Put(Record {
                 key: limits_key(&lasting),
-                method: SetQosLimit::NAME.into(),
+                method: Self::NAME.into(),
                 params,
             })
         });

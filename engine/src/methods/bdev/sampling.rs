@@ -11,7 +11,7 @@ use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 
-pub fn register(registry: &mut Registry<Engine>) {
+pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<SetPeriod>();
 }
 

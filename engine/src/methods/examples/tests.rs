@@ -30,6 +30,7 @@ const VARIES: &[&str] = &[
     "epoch",
     "hostid",
     "id",
+    "free_bytes",
     "idle",
     "in_interrupt",
     "last_resync",
@@ -38,6 +39,7 @@ const VARIES: &[&str] = &[
     "queues",
     "reactor",
     "read_latency_us",
+    "replayed_records",
     "resync",
     "revision",
     "seconds",
@@ -48,6 +50,7 @@ const VARIES: &[&str] = &[
     "tid",
     "time",
     "tsc_rate",
+    "unsettled_records",
     "usr",
     "uuid",
     "verify",
@@ -61,7 +64,7 @@ struct Session {
 }
 
 impl Session {
-    fn new() -> Session {
+    fn new() -> Self {
         let mut daemon = TestDaemon::waiting();
         let engine = Rc::get_mut(&mut daemon.engine).expect("not shared yet");
         let chassis = Arc::new(Chassis::default());
@@ -76,7 +79,7 @@ impl Session {
             .add_device(attributes("sim0"), &[address])
             .unwrap();
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        Session {
+        Self {
             daemon,
             dir: tempfile::tempdir().unwrap(),
             port: free.local_addr().unwrap().port().to_string(),

@@ -1,22 +1,25 @@
-//! Keys as clients see them, with the answers of SPDK; and that no secret leaves its file.
+//! Tests of the methods `keyring_*`: SPDK's replies, and that no reply contains a secret.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
+use nacre_nvmf::subsystems::SecretKind;
 use serde_json::{Value, json};
 
 use crate::config::Settings;
 use crate::config::settings::{Host, Key, Nvmf, Subsystem};
 use crate::methods::testing::{TestDaemon, test_daemon};
+use crate::services::keyring::rotation;
 use crate::store::Store;
 
-const TEXT: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+pub(super) const TEXT: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 /// A part of it that nothing else contains.
-const MARK: &str = "ODxAREhMUFRYX";
-const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
-const HOST: &str = "nqn.2016-06.io.spdk:host1";
+pub(super) const MARK: &str = "ODxAREhMUFRYX";
+pub(super) const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+pub(super) const HOST: &str = "nqn.2016-06.io.spdk:host1";
 
-fn key_file(folder: &Path, name: &str) -> String {
+pub(super) fn key_file(folder: &Path, name: &str) -> String {
     let path = folder.join(name);
     std::fs::write(&path, TEXT).unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
@@ -122,6 +125,7 @@ fn declared_keys() {
         key: vec![Key {
             name: "web1".into(),
             path: path.clone(),
+            expires: None,
         }],
         nvmf: Nvmf {
             subsystem: vec![Subsystem {
@@ -129,8 +133,8 @@ fn declared_keys() {
                 host: vec![Host {
                     nqn: HOST.into(),
                     dhchap_key: Some("web1".into()),
-                    psk: None,
                     dhchap_ctrlr_key: Some("web1".into()),
+                    ..Host::default()
                 }],
                 ..Subsystem::default()
             }],
@@ -281,4 +285,154 @@ fn tls_keys_of_hosts() {
     let facts = refused.data.unwrap();
     assert_eq!(facts.field.as_deref(), Some("secure_channel"));
     assert!(facts.cause.contains("Require"), "{}", facts.cause);
+}
+
+/// The daemon of a rotation: keys `old`, `new` and `target` for authentication, and a host with the
+/// first.
+fn rotating(folder: &Path, state: &Path) -> TestDaemon {
+    let daemon = TestDaemon::with(Settings::default(), Some(Store::open(state).unwrap()));
+    if daemon.call("keyring_get_keys", Value::Null) == json!([]) {
+        for name in ["old", "new", "target"] {
+            let key = json!({ "name": name, "path": key_file(folder, name) });
+            daemon.call("keyring_file_add_key", key);
+        }
+        daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+        let host = json!({ "nqn": NQN, "host": HOST, "dhchap_key": "old" });
+        daemon.call("nvmf_subsystem_add_host", host);
+    }
+    daemon
+}
+
+fn rotate(more: Value) -> Value {
+    let mut params = json!({ "nqn": NQN, "host": HOST });
+    let all = params.as_object_mut().unwrap();
+    all.extend(more.as_object().unwrap().clone());
+    params
+}
+
+fn status(daemon: &TestDaemon) -> Value {
+    daemon.call("host_auth_status", json!({ "host": HOST }))[0].clone()
+}
+
+/// Goal: a rotation survives a restart, its time ends it, and the end survives a restart. Method:
+/// a daemon on one state, three times; the clock of its keys moves.
+#[test]
+fn rotation() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let daemon = rotating(folder.path(), &state);
+    let unknown = daemon.refused("host_rotate", rotate(json!({ "key": "none" })));
+    assert_eq!(unknown.data.unwrap().field.as_deref(), Some("key"));
+    let tls = rotate(json!({ "key": "new", "kind": "tls" }));
+    let none = daemon.refused("host_rotate", tls).data.unwrap();
+    assert!(none.cause.contains("no TLS key"), "{}", none.cause);
+    let params = json!({ "key": "new", "dhchap_ctrlr_key": "target", "overlap_s": 3600 });
+    daemon.call("host_rotate", rotate(params));
+    let both = |status: &Value| {
+        assert_eq!(status["dhchap_key"], "new");
+        assert_eq!(status["dhchap_ctrlr_key"], "target");
+        assert_eq!(status["rotations"][0]["former_key"], "old");
+        assert_eq!(status["rotations"][0]["kind"], "dhchap");
+    };
+    both(&status(&daemon));
+    let may_end_early = |daemon: &TestDaemon| {
+        let place = (
+            NQN.parse().unwrap(),
+            HOST.parse().unwrap(),
+            SecretKind::Keys,
+        );
+        let rotation = daemon.engine.keyring.rotations.find(&place);
+        rotation.expect("a rotation").may_end_early
+    };
+    assert!(may_end_early(&daemon));
+    drop(daemon);
+    let daemon = rotating(folder.path(), &state);
+    both(&status(&daemon));
+    assert!(!may_end_early(&daemon));
+    let keys_in_force = |daemon: &TestDaemon| {
+        let plane = daemon.engine.plane().unwrap();
+        let subsystem = plane.target.subsystem(&NQN.parse().unwrap()).unwrap();
+        subsystem.keys_of(&HOST.parse().unwrap()).len()
+    };
+    assert_eq!(keys_in_force(&daemon), 2);
+    let listed = daemon.call("key_list", Value::Null);
+    let used: Vec<bool> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|key| key["used_by"] != json!([]))
+        .collect();
+    assert_eq!(used, [true, true, true], "{listed}");
+    let clock = daemon.engine.keyring.clock.clone();
+    let follow = || daemon.run(rotation::end_rotations(&daemon.engine));
+    follow();
+    both(&status(&daemon));
+    clock.advance(Duration::from_secs(3600));
+    follow();
+    let ended = |status: &Value| {
+        assert_eq!(status["dhchap_key"], "new");
+        assert_eq!(status["dhchap_ctrlr_key"], "target");
+        assert_eq!(status.get("rotations"), None);
+    };
+    ended(&status(&daemon));
+    assert_eq!(keys_in_force(&daemon), 1);
+    let events = daemon.call("events_get", Value::Null).to_string();
+    assert!(events.contains("host_key_rotated"), "{events}");
+    drop(daemon);
+    let daemon = rotating(folder.path(), &state);
+    ended(&status(&daemon));
+    // Other keys end a rotation.
+    daemon.call("host_rotate", rotate(json!({ "key": "old" })));
+    assert_eq!(keys_in_force(&daemon), 2);
+    daemon.call(
+        "nvmf_subsystem_set_keys",
+        rotate(json!({ "dhchap_key": "new" })),
+    );
+    assert_eq!(keys_in_force(&daemon), 1);
+    drop(daemon);
+    let daemon = rotating(folder.path(), &state);
+    assert_eq!(status(&daemon)["dhchap_key"], "new");
+    assert_eq!(keys_in_force(&daemon), 1);
+}
+
+/// Goal: an expired key is refused where it is used, reported once, and listed; a new date survives
+/// a restart.
+#[test]
+fn expiry() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let daemon = rotating(folder.path(), &state);
+    let wrong = json!({ "name": "old", "expires": "soon" });
+    assert_eq!(daemon.refused("key_expire", wrong).code, -32602);
+    let missing = json!({ "name": "none" });
+    assert_eq!(daemon.refused("key_expire", missing).code, -126);
+    daemon.call(
+        "key_expire",
+        json!({ "name": "old", "expires": "2000-01-01" }),
+    );
+    for _ in 0..2 {
+        rotation::report_expired(&daemon.engine);
+    }
+    let events = daemon.call("events_get", Value::Null).to_string();
+    assert_eq!(events.matches("\"key_expired\"").count(), 1, "{events}");
+    let row = |daemon: &TestDaemon| {
+        let keys = daemon.call("key_list", Value::Null);
+        keys.as_array()
+            .unwrap()
+            .iter()
+            .find(|key| key["name"] == "old")
+            .unwrap()
+            .clone()
+    };
+    assert_eq!(row(&daemon)["state"], "expired");
+    assert_eq!(row(&daemon)["expires"], "2000-01-01T00:00:00Z");
+    assert_eq!(row(&daemon)["kind"], "dhchap");
+    let set = rotate(json!({ "dhchap_key": "old" }));
+    let refused = daemon.refused("nvmf_subsystem_set_keys", set);
+    assert!(refused.to_string().contains("expired"), "{refused}");
+    drop(daemon);
+    let daemon = rotating(folder.path(), &state);
+    assert_eq!(row(&daemon)["state"], "expired");
+    daemon.call("key_expire", json!({ "name": "old" }));
+    assert_eq!(row(&daemon)["state"], "ok");
 }

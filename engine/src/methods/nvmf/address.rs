@@ -34,7 +34,7 @@ pub(super) struct AddressReply {
 }
 
 impl AddressReply {
-    pub fn new(kind: TransportType, address: &Address) -> AddressReply {
+    pub(super) fn new(kind: TransportType, address: &Address) -> Self {
         let (adrfam, traddr, trsvcid) = match address {
             Address::Ip(socket) => {
                 let ip = ScopedIp::from(socket);
@@ -42,7 +42,7 @@ impl AddressReply {
             }
             Address::Loopback(name) => ("intra_host", name.clone(), String::new()),
         };
-        AddressReply {
+        Self {
             trtype: kind.to_string(),
             adrfam,
             traddr,

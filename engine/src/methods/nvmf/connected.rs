@@ -112,9 +112,9 @@ struct TlsReply {
 }
 
 impl TlsReply {
-    fn of(queue: &QueueInfo) -> Option<TlsReply> {
+    fn of(queue: &QueueInfo) -> Option<Self> {
         let secure = queue.secure.as_ref()?;
-        Some(TlsReply {
+        Some(Self {
             identity: secure.identity.to_string(),
             cipher: secure.suite.name(),
             derivation: secure.derivation.name(),
@@ -134,9 +134,9 @@ struct AuthReply {
 }
 
 impl AuthReply {
-    fn of(queue: &QueueInfo) -> Option<AuthReply> {
+    fn of(queue: &QueueInfo) -> Option<Self> {
         let (progress, chosen) = queue.auth.load()?;
-        Some(AuthReply {
+        Some(Self {
             state: progress.name(),
             digest: chosen.map(|(hash, _)| hash.name()),
             dhgroup: chosen.map(|(_, group)| group.name()),
@@ -217,8 +217,8 @@ struct ListenerReply {
 }
 
 impl ListenerReply {
-    fn new(of: &ListenerStats) -> ListenerReply {
-        ListenerReply {
+    fn new(of: &ListenerStats) -> Self {
+        Self {
             address: AddressReply::new(of.transport, &of.address),
             accepted: of.counts.map(|counts| counts.accepted),
             refused: of.counts.map(|counts| counts.refused),
@@ -271,9 +271,9 @@ struct RdmaDevice {
 }
 
 impl RdmaDevice {
-    fn new((name, stats): (String, StatsSnapshot)) -> RdmaDevice {
+    fn new((name, stats): (String, StatsSnapshot)) -> Self {
         let sent = stats.send_ops + stats.read_ops + stats.write_ops;
-        RdmaDevice {
+        Self {
             name,
             polls: stats.batches.iter().sum(),
             idle_polls: stats.batches[0],

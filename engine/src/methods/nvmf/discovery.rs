@@ -1,5 +1,5 @@
-//! Unique name of the discovery subsystem, referrals to other discovery controllers and subsystems,
-//! and the mDNS methods, which are refused.
+//! Methods of discovery: the unique name of the discovery subsystem, referrals to other discovery
+//! subsystems, and the mDNS methods, which are refused.
 
 use std::rc::Rc;
 
@@ -59,7 +59,7 @@ impl Method<Engine> for SetNqn {
                     RpcError::invalid_params(format!("\"{text}\": {error}")).field("nqn")
                 })?;
                 let record = json!({ "nqn": nqn.as_str() });
-                let change = Change::put(key::DISCOVERY_NQN, SetNqn::NAME, record);
+                let change = Change::put(key::DISCOVERY_NQN, Self::NAME, record);
                 (Some(nqn), change)
             }
         };
@@ -161,7 +161,7 @@ impl Method<Engine> for Add {
             .journal
             .commit(Change::put(
                 key_of(&referral),
-                Add::NAME,
+                Self::NAME,
                 json!(describe(&referral)),
             ))
             .await;

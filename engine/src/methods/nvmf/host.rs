@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_nvmf::auth::KeySource;
-use nacre_nvmf::subsystems::{Association, HostSecrets, Phase, SubsystemError};
+use nacre_nvmf::subsystems::{Association, HostSecrets, Phase, SecretKind, SubsystemError};
 use nacre_nvmf::tls::PskKey;
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
@@ -30,7 +30,10 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 }
 
 /// The TLS key that a call names, with SPDK's error code.
-fn psk_of(engine: &Engine, name: Option<&str>) -> Result<Option<Arc<dyn PskKey>>, RpcError> {
+pub(super) fn psk_of(
+    engine: &Engine,
+    name: Option<&str>,
+) -> Result<Option<Arc<dyn PskKey>>, RpcError> {
     let found = keyring::host_psk(engine, name);
     if let (Err(refused), Some(name)) = (&found, name)
         && let Some(key) = keyring::restored_key(engine, name, refused)
@@ -45,7 +48,7 @@ fn psk_of(engine: &Engine, name: Option<&str>) -> Result<Option<Arc<dyn PskKey>>
 
 /// The keys that a call names, with SPDK's error codes: an unknown key is an invalid parameter, a
 /// controller's key without a host's key an internal error.
-fn keys_of(
+pub(super) fn keys_of(
     engine: &Engine,
     host: Option<&str>,
     controller: Option<&str>,
@@ -93,6 +96,10 @@ pub struct AddHostParams {
     pub dhchap_key: Option<String>,
     /// Name of the key with which the controller authenticates itself to the host.
     pub dhchap_ctrlr_key: Option<String>,
+    /// The host must make a key for TLS when it authenticates itself (secure channel concatenation,
+    /// `nvme connect --concat`), and use it for all its queues. Needs `dhchap_key`, no `psk`, and a
+    /// TCP listener with `tls: "allow"`.
+    pub concat: Option<bool>,
 }
 
 impl Method<Engine> for AddHost {
@@ -110,7 +117,9 @@ impl Method<Engine> for AddHost {
         let (own, other) = (&params.dhchap_key, &params.dhchap_ctrlr_key);
         let keys = keys_of(&engine, own.as_deref(), other.as_deref())?;
         let psk = psk_of(&engine, params.psk.as_deref())?;
-        let secrets = HostSecrets { keys, psk };
+        let concat = params.concat.unwrap_or(false);
+        check_concat(concat, keys.is_some(), psk.is_some())?;
+        let secrets = HostSecrets { keys, psk, concat };
         plane
             .target
             .add_host_with(nqn, &host, secrets)
@@ -119,15 +128,34 @@ impl Method<Engine> for AddHost {
         if let Some(name) = &params.psk {
             record["psk"] = name.as_str().into();
         }
+        if concat {
+            record["concat"] = true.into();
+        }
         let stored = engine
             .journal
-            .commit(Change::put(key::host(nqn, &host), AddHost::NAME, record))
+            .commit(Change::put(key::host(nqn, &host), Self::NAME, record))
             .await;
         if let Err(refused) = stored {
             plane.target.remove_host(nqn, &host).or_refuse()?;
             return Err(refused);
         }
         Ok(true)
+    }
+}
+
+/// Concatenation makes the key of TLS from an authentication.
+fn check_concat(concat: bool, has_key: bool, has_psk: bool) -> Result<(), RpcError> {
+    let refuse = |cause: &str, remedy: &str| {
+        let refused = RpcError::invalid_params(cause).field("concat");
+        Err(refused.remedy(remedy))
+    };
+    match (concat, has_key, has_psk) {
+        (true, false, _) => refuse("the host has no key to authenticate with", "set dhchap_key"),
+        (true, _, true) => refuse(
+            "the host has a psk, so it makes no key for TLS",
+            "leave out psk or concat",
+        ),
+        _ => Ok(()),
     }
 }
 
@@ -188,6 +216,7 @@ impl Method<Engine> for RemoveHost {
             ]))
             .await?;
         plane.target.remove_host(nqn, &host).or_refuse()?;
+        engine.keyring.rotations.forget(nqn, &host);
         let patience = params
             .timeout_ms
             .map_or(PATIENCE, Duration::from_millis)
@@ -235,7 +264,7 @@ impl Method<Engine> for AllowAnyHost {
             } else {
                 let record =
                     json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
-                Change::put(apart, AllowAnyHost::NAME, record)
+                Change::put(apart, Self::NAME, record)
             };
             engine.journal.commit(change).await?;
         }
@@ -281,8 +310,16 @@ impl Method<Engine> for SetKeys {
         // A record of its own at the end of the list: the keys may be newer than the host.
         let key = key::host_keys(nqn, &host);
         let record = host_record(nqn, &host, own, other);
-        let change = Change::remove(&key).and(Change::put(&key, SetKeys::NAME, record));
+        let mut change = Change::put(&key, Self::NAME, record);
+        if !crate::journal::is_replaying() {
+            let rotation = key::rotation(nqn, &host, "dhchap");
+            change = Change::remove(rotation)
+                .and(Change::remove(&key))
+                .and(change);
+        }
         engine.journal.commit(change).await?;
+        let place = (nqn.clone(), host.clone(), SecretKind::Keys);
+        engine.keyring.rotations.set(place, None);
         plane.target.set_host_keys(nqn, &host, keys).or_refuse()?;
         Ok(true)
     }

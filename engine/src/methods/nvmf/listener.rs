@@ -165,7 +165,7 @@ impl Method<Engine> for AddListener {
             .journal
             .commit(Change::put(
                 key::listener(nqn, kind, &place(&bound)),
-                AddListener::NAME,
+                Self::NAME,
                 record,
             ))
             .await;

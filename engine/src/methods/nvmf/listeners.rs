@@ -120,7 +120,7 @@ fn describe(status: PathStatus) -> ListenerReply {
     }
 }
 
-type Words = (
+type MethodDoc = (
     &'static str,
     Option<&'static str>,
     Option<String>,
@@ -128,7 +128,7 @@ type Words = (
 );
 
 /// Splits the actual state into its word, reason, evidence and remedy.
-fn in_words(actual: Actual) -> Words {
+fn in_words(actual: Actual) -> MethodDoc {
     let reason = Some(actual.reason()).filter(|reason| !reason.is_empty());
     let word = actual.word();
     let (evidence, remedy) = match actual {

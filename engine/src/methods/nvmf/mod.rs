@@ -5,6 +5,8 @@
 //!   transport   nvmf_create_transport, nvmf_get_transports
 //!   subsystem   subsystems
 //!   host        hosts that may use a subsystem
+//!   rotate      new keys of hosts, with the former ones in force for a while
+//!   auth        how hosts prove themselves
 //!   listener    listeners of one subsystem
 //!   listeners   all listeners with their states
 //!   namespace   namespaces of a subsystem, and their removal with the device
@@ -17,6 +19,7 @@
 //! Error codes and messages are SPDK's; `data` adds the cause and the remedy.
 
 pub mod address;
+pub mod auth;
 pub mod connected;
 mod discovery;
 pub mod failover;
@@ -26,6 +29,7 @@ pub mod listeners;
 pub mod namespace;
 mod refusal;
 mod reservation;
+pub mod rotate;
 pub mod subsystem;
 mod target;
 pub mod transport;
@@ -65,6 +69,8 @@ pub fn register(registry: &mut Registry<Engine>) {
     namespace::register(registry);
     reservation::register(registry);
     host::register(registry);
+    rotate::register(registry);
+    auth::register(registry);
     discovery::register(registry);
     connected::register(registry);
     failover::register(registry);

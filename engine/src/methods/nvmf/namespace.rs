@@ -134,11 +134,7 @@ impl Method<Engine> for AddNamespace {
         let record = json!({ "nqn": nqn.as_str(), "namespace": namespace });
         let stored = engine
             .journal
-            .commit(Change::put(
-                key::namespace(&nqn, nsid),
-                AddNamespace::NAME,
-                record,
-            ))
+            .commit(Change::put(key::namespace(&nqn, nsid), Self::NAME, record))
             .await;
         if let Err(refused) = stored {
             subsystem.remove_namespace(nsid).or_refuse()?;
@@ -354,7 +350,7 @@ impl Method<Engine> for SetAnaGroup {
                 Change::put(own, AddNamespace::NAME, record).and(Change::remove(apart))
             } else {
                 let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "anagrpid": group });
-                Change::put(apart, SetAnaGroup::NAME, record)
+                Change::put(apart, Self::NAME, record)
             };
             let stored = engine.journal.commit(change).await;
             if let Err(refused) = stored {
@@ -401,7 +397,7 @@ impl Method<Engine> for AddNamespaceHost {
             .journal
             .commit(Change::put(
                 key::namespace_host(nqn, nsid, &host),
-                AddNamespaceHost::NAME,
+                Self::NAME,
                 record,
             ))
             .await;

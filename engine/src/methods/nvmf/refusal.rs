@@ -28,44 +28,43 @@ impl Refusal for TargetError {
     fn refusal(self) -> RpcError {
         let cause = self.to_string();
         match self {
-            TargetError::SubsystemExists { nqn } => {
+            Self::SubsystemExists { nqn } => {
                 failed(format!("Unable to create subsystem {nqn}"), cause).field("nqn")
             }
-            TargetError::SubsystemsFull { .. } => failed("Unable to create subsystem", cause)
-                .remedy(
-                    "raise nvmf.max_subsystems, or call nvmf_set_max_subsystems before the start",
-                ),
-            TargetError::NoSubsystem { nqn } => no_subsystem(&nqn),
-            TargetError::Invalid { field, .. } => RpcError::invalid_params(cause).field(field),
-            TargetError::NoTransport { .. } => RpcError::invalid_params(cause)
+            Self::SubsystemsFull { .. } => failed("Unable to create subsystem", cause).remedy(
+                "raise nvmf.max_subsystems, or call nvmf_set_max_subsystems before the start",
+            ),
+            Self::NoSubsystem { nqn } => no_subsystem(&nqn),
+            Self::Invalid { field, .. } => RpcError::invalid_params(cause).field(field),
+            Self::NoTransport { .. } => RpcError::invalid_params(cause)
                 .field("listen_address.trtype")
                 .remedy("call nvmf_create_transport first"),
-            TargetError::TransportExists { kind } => {
+            Self::TransportExists { kind } => {
                 failed(format!("Transport type '{kind}' already exists"), cause).field("trtype")
             }
-            TargetError::ReferralExists { .. } => RpcError::errno(Errno::EEXIST, cause)
+            Self::ReferralExists { .. } => RpcError::errno(Errno::EEXIST, cause)
                 .field("secure_channel")
                 .remedy("remove the referral first, then add it with other properties"),
-            TargetError::DiscoveryName { nqn } => {
+            Self::DiscoveryName { nqn } => {
                 failed(format!("Unable to create subsystem {nqn}"), cause)
                     .field("nqn")
                     .remedy(
                         "choose another name, or another one for discovery: nvmf_discovery_set_nqn",
                     )
             }
-            TargetError::NoReferral { .. } => failed("Unable to remove a referral.", cause)
+            Self::NoReferral { .. } => failed("Unable to remove a referral.", cause)
                 .field("address")
                 .remedy("nvmf_discovery_get_referrals lists them"),
-            TargetError::OtherTls { .. } => RpcError::invalid_params(cause)
+            Self::OtherTls { .. } => RpcError::invalid_params(cause)
                 .field("secure_channel")
                 .remedy("give all subsystems on this address the same, or use another port"),
-            TargetError::Helper(_) => RpcError::errno(Errno::EAGAIN, cause)
+            Self::Helper(_) => RpcError::errno(Errno::EAGAIN, cause)
                 .remedy("the machine has too many threads, or too little memory: try again"),
-            TargetError::Subsystem(error) => error.refusal(),
-            TargetError::Listen(ListenError::Option { option, .. }) => {
+            Self::Subsystem(error) => error.refusal(),
+            Self::Listen(ListenError::Option { option, .. }) => {
                 RpcError::invalid_params(cause).field(format!("options.{option}"))
             }
-            TargetError::Listen(_) => RpcError::invalid_params(cause).field("listen_address"),
+            Self::Listen(_) => RpcError::invalid_params(cause).field("listen_address"),
         }
     }
 }
@@ -75,37 +74,37 @@ impl Refusal for SubsystemError {
         let cause = self.to_string();
         let refused = RpcError::invalid_params(&cause);
         match self {
-            SubsystemError::NsidTaken { .. } => refused
+            Self::NsidTaken { .. } => refused
                 .field("namespace.nsid")
                 .remedy("leave nsid out to get the lowest free one"),
-            SubsystemError::NsidOutOfRange { .. } => refused
+            Self::NsidOutOfRange { .. } => refused
                 .field("namespace.nsid")
                 .remedy("create the subsystem with a larger max_namespaces"),
-            SubsystemError::AnaGroupOutOfRange { .. } => refused
+            Self::AnaGroupOutOfRange { .. } => refused
                 .field("namespace.anagrpid")
                 .remedy("leave it out, or create the subsystem with a larger max_namespaces"),
-            SubsystemError::NamespacesFull { .. } => refused
+            Self::NamespacesFull { .. } => refused
                 .field("nqn")
                 .remedy("create the subsystem with a larger max_namespaces"),
-            SubsystemError::NoNamespace { .. } => refused
+            Self::NoNamespace { .. } => refused
                 .field("nsid")
                 .remedy("nvmf_get_subsystems lists the namespaces"),
-            SubsystemError::UuidTaken { .. } => refused
+            Self::UuidTaken { .. } => refused
                 .field("namespace.uuid")
                 .remedy("a device served twice needs a uuid of its own for each namespace"),
-            SubsystemError::HostExists { .. } => failed("Internal error", cause).field("host"),
-            SubsystemError::NoHost { .. } => failed("Internal error", cause)
+            Self::HostExists { .. } => failed("Internal error", cause).field("host"),
+            Self::NoHost { .. } => failed("Internal error", cause)
                 .field("host")
                 .remedy("nvmf_get_subsystems lists the hosts"),
-            SubsystemError::AutoVisible { .. } => refused.field("nsid"),
-            SubsystemError::ListenerExists { .. } => refused.field("listen_address"),
-            SubsystemError::NoListener { .. } => refused
+            Self::AutoVisible { .. } => refused.field("nsid"),
+            Self::ListenerExists { .. } => refused.field("listen_address"),
+            Self::NoListener { .. } => refused
                 .field("listen_address")
                 .remedy("nvmf_subsystem_get_listeners lists them"),
-            SubsystemError::NoAnaReporting { .. } => refused
+            Self::NoAnaReporting { .. } => refused
                 .field("ana_state")
                 .remedy("create the subsystem with ANA reporting (`ana_reporting`, on the command line `--ana`), or remove the listener to take the path away"),
-            SubsystemError::Discovery => refused.field("nqn"),
+            Self::Discovery => refused.field("nqn"),
         }
     }
 }

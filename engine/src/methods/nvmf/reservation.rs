@@ -1,4 +1,5 @@
-//! `nvmf_ns_get_reservation`, and the confirmation of a stored reservation.
+//! `nvmf_ns_get_reservation`, and the method in the record of a stored reservation, which a start
+//! calls to restore it.
 
 use std::rc::Rc;
 

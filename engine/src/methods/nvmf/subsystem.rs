@@ -164,7 +164,9 @@ impl Method<Engine> for CreateSubsystem {
         let config = SubsystemConfig {
             nqn: nqn.clone(),
             serial_number,
-            model_number: params.model_number.unwrap_or(defaults.model_number.clone()),
+            model_number: params
+                .model_number
+                .unwrap_or_else(|| defaults.model_number.clone()),
             max_namespaces: match params.max_namespaces {
                 0 => SubsystemConfig::DEFAULT_MAX_NAMESPACES,
                 most => most,
@@ -181,7 +183,7 @@ impl Method<Engine> for CreateSubsystem {
         let record = record_of(&config);
         let plane = engine.plane()?;
         plane.target.create_subsystem(config).or_refuse()?;
-        let mut change = Change::put(key::subsystem(&nqn), CreateSubsystem::NAME, record);
+        let mut change = Change::put(key::subsystem(&nqn), Self::NAME, record);
         // Drops settings that RPC made about a file-declared subsystem of this name: this call is
         // complete.
         let file_settings = key::allow_any_host(&nqn);
@@ -333,6 +335,9 @@ struct HostReply {
     /// Name of the TLS key.
     #[serde(skip_serializing_if = "Option::is_none")]
     psk: Option<String>,
+    /// The host makes the TLS key by authentication (secure channel concatenation).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    concat: bool,
 }
 
 /// Fields of NVM subsystems.
@@ -439,6 +444,7 @@ fn describe(subsystem: &Subsystem, target: &Target) -> SubsystemReply {
                     dhchap_key,
                     dhchap_ctrlr_key,
                     psk: subsystem.host_psk(&nqn).and_then(|key| key.name()),
+                    concat: subsystem.host_must_concat(&nqn),
                 }
             })
             .collect(),

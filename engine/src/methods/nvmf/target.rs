@@ -40,7 +40,7 @@ pub fn config(engine: &Engine) -> Vec<Value> {
     }
     let delays = options
         .command_retry_delay
-        .unwrap_or(TargetConfig::default().command_retry_delay);
+        .unwrap_or_else(|| TargetConfig::default().command_retry_delay);
     let passthru: serde_json::Map<String, Value> = PASSTHRU
         .iter()
         .map(|name| ((*name).to_owned(), false.into()))

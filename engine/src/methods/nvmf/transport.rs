@@ -162,39 +162,39 @@ enum Own {
 }
 
 impl Own {
-    fn defaults(engine: &Engine, kind: TransportType) -> Own {
+    fn defaults(engine: &Engine, kind: TransportType) -> Self {
         let rdma = &engine.settings.rdma;
         match kind {
-            TransportType::Rdma => Own::Rdma {
+            TransportType::Rdma => Self::Rdma {
                 max_srq_depth: rdma.srq_size,
                 no_srq: rdma.srq_size == 0,
                 num_cqe: rdma.cq_size,
                 acceptor_backlog: rdma.backlog.into(),
                 no_wr_batching: false,
             },
-            _ => Own::Tcp {
+            _ => Self::Tcp {
                 c2h_success: true,
                 sock_priority: 0,
             },
         }
     }
 
-    fn asked(self, params: &CreateTransportParams) -> Own {
+    fn asked(self, params: &CreateTransportParams) -> Self {
         match self {
-            Own::Tcp {
+            Self::Tcp {
                 c2h_success,
                 sock_priority,
-            } => Own::Tcp {
+            } => Self::Tcp {
                 c2h_success: params.c2h_success.unwrap_or(c2h_success),
                 sock_priority: params.sock_priority.unwrap_or(sock_priority),
             },
-            Own::Rdma {
+            Self::Rdma {
                 max_srq_depth,
                 no_srq,
                 num_cqe,
                 acceptor_backlog,
                 no_wr_batching,
-            } => Own::Rdma {
+            } => Self::Rdma {
                 max_srq_depth: params.max_srq_depth.unwrap_or(max_srq_depth),
                 no_srq: params.no_srq.unwrap_or(no_srq),
                 num_cqe: params.num_cqe.unwrap_or(num_cqe),
@@ -207,9 +207,9 @@ impl Own {
 
 impl Transport {
     /// Default options: Nacre's configuration values, or SPDK's where there is none.
-    fn defaults(engine: &Engine, plane: &Plane, kind: TransportType) -> Transport {
+    fn defaults(engine: &Engine, plane: &Plane, kind: TransportType) -> Self {
         let (nvmf, limits) = (&engine.settings.nvmf, plane.target.config.queue_limits());
-        let own = Transport {
+        let own = Self {
             trtype: kind.to_string(),
             max_queue_depth: nvmf.max_queue_depth,
             max_io_qpairs_per_ctrlr: nvmf.max_io_qpairs_per_ctrlr,
@@ -236,7 +236,7 @@ impl Transport {
         };
         match engine.personality {
             Personality::Nacre => own,
-            Personality::NvmfTgt => Transport {
+            Personality::NvmfTgt => Self {
                 max_queue_depth: 128,
                 max_io_qpairs_per_ctrlr: 127,
                 in_capsule_data_size: 4096,
@@ -249,9 +249,9 @@ impl Transport {
         }
     }
 
-    fn asked(params: CreateTransportParams, defaults: Transport) -> Transport {
+    fn asked(params: CreateTransportParams, defaults: Self) -> Self {
         let own = defaults.own.asked(&params);
-        Transport {
+        Self {
             own,
             trtype: defaults.trtype,
             max_queue_depth: params.max_queue_depth.unwrap_or(defaults.max_queue_depth),
@@ -442,16 +442,16 @@ enum Made {
 impl Made {
     fn plug(&self) -> Arc<dyn Plug> {
         match self {
-            Made::Tcp(plug) => Arc::clone(plug) as Arc<dyn Plug>,
-            Made::Rdma(plug) => Arc::clone(plug) as Arc<dyn Plug>,
+            Self::Tcp(plug) => Arc::clone(plug) as Arc<dyn Plug>,
+            Self::Rdma(plug) => Arc::clone(plug) as Arc<dyn Plug>,
         }
     }
 
     /// Number of reactors that serve it.
     fn open(&self) -> usize {
         match self {
-            Made::Tcp(plug) => plug.stats().len(),
-            Made::Rdma(plug) => plug.open_cores(),
+            Self::Tcp(plug) => plug.stats().len(),
+            Self::Rdma(plug) => plug.open_cores(),
         }
     }
 }

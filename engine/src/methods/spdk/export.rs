@@ -11,11 +11,13 @@ use serde_json::Value;
 use crate::bdev_modules;
 
 /// SPDK's methods that our configurations contain, beside the create methods of bdev modules.
-const SPDKS: [&str; 24] = [
+const SPDKS: [&str; 26] = [
     "accel_set_options",
     "bdev_nvme_attach_controller",
     "bdev_nvme_set_hotplug",
+    "bdev_nvme_set_multipath_policy",
     "bdev_nvme_set_options",
+    "bdev_nvme_start_discovery",
     "bdev_raid_set_options",
     "bdev_set_options",
     "bdev_set_qos_limit",
@@ -39,7 +41,7 @@ const SPDKS: [&str; 24] = [
 ];
 
 /// Our own parameters, which SPDK refuses or would have to honour.
-const OWN: [(&str, &[&str]); 7] = [
+const OWN: [(&str, &[&str]); 10] = [
     ("bdev_aio_create", &["size"]),
     ("bdev_split_create", &["part_bytes"]),
     ("bdev_uring_create", &["size", "readonly"]),
@@ -51,10 +53,14 @@ const OWN: [(&str, &[&str]); 7] = [
             "fallback",
             "keep_alive_timeout_ms",
             "cntlid",
+            "concat",
         ],
     ),
+    ("bdev_nvme_start_discovery", &["controllers"]),
+    ("keyring_file_add_key", &["expires"]),
     ("nvmf_create_subsystem", &["controller_model"]),
     ("nvmf_discovery_add_referral", &["discovery"]),
+    ("nvmf_subsystem_add_host", &["concat"]),
     ("nvmf_subsystem_add_listener", &["withheld"]),
 ];
 
@@ -155,6 +161,19 @@ fn namespace(params: &Value, nsid: &str) -> Option<String> {
     ))
 }
 
+fn host(params: &Value) -> Option<String> {
+    let (nqn, host) = (text(params, "/nqn")?, text(params, "/host")?);
+    Some(format!("host {host} at {nqn}"))
+}
+
+/// The keys that a call names, in any of its roles.
+fn keys(params: &Value) -> impl Iterator<Item = String> {
+    ["/dhchap_key", "/dhchap_ctrlr_key", "/psk"]
+        .into_iter()
+        .filter_map(move |role| text(params, role))
+        .map(|name| format!("key {name}"))
+}
+
 /// The objects that a call creates.
 fn makes(call: &Value) -> Vec<String> {
     let params = &call["params"];
@@ -168,6 +187,11 @@ fn makes(call: &Value) -> Vec<String> {
         "nvmf_create_subsystem" => vec![text(params, "/nqn").map(|nqn| format!("subsystem {nqn}"))],
         "nvmf_subsystem_add_ns" => vec![namespace(params, "/namespace/nsid")],
         "nvmf_subsystem_add_listener" => vec![listener(params)],
+        "nvmf_subsystem_add_host" => vec![host(params)],
+        "host_rotate" => vec![host(params).map(|host| format!("rotation of {host}"))],
+        "keyring_file_add_key" | "key_import" => {
+            vec![text(params, "/name").map(|name| format!("key {name}"))]
+        }
         method => match bdev_modules::by_create(method) {
             Some(module) => (module.names)(params)
                 .into_iter()
@@ -190,9 +214,13 @@ fn needs(call: &Value) -> Vec<String> {
         "nvmf_subsystem_add_ns" => bdev("/namespace/bdev_name"),
         "nvmf_ns_add_host" | "nvmf_subsystem_set_ns_ana_group" => namespace(params, "/nsid"),
         "nvmf_subsystem_listener_set_ana_state" => listener(params),
+        // Without its rotation the host would have its former key.
+        "nvmf_subsystem_add_host" => host(params).map(|host| format!("rotation of {host}")),
+        "nvmf_subsystem_set_keys" => host(params),
         method => bdev_modules::base(method, params).map(|base| format!("bdev {base}")),
     };
-    subsystem.into_iter().chain(other).collect()
+    let all = subsystem.into_iter().chain(other);
+    all.chain(keys(params)).collect()
 }
 
 #[cfg(test)]
@@ -307,6 +335,47 @@ mod tests {
         );
         assert!(
             gone[0].starts_with("volume_create bdev v: SPDK has no such method"),
+            "{gone:?}"
+        );
+    }
+
+    /// Goal: a host is left out with a key that expires or is in no file, with `concat`, and after
+    /// a rotation; other hosts and keys stay.
+    #[test]
+    fn hosts_are_left_out_with_their_keys() {
+        let key = |name: &str, expires: Option<&str>| {
+            let params = json!({ "name": name, "path": "/k", "expires": expires });
+            ("keyring_file_add_key", params)
+        };
+        let host = |host: &str, more: (&str, Value)| {
+            let mut params = json!({ "nqn": NQN, "host": host, "dhchap_key": "k" });
+            params[more.0] = more.1;
+            ("nvmf_subsystem_add_host", params)
+        };
+        let mut calls = vec![
+            key("k", None),
+            key("e", Some("2027-01-31")),
+            ("nvmf_create_subsystem", json!({ "nqn": NQN })),
+            host("a", ("dhchap_ctrlr_key", "k".into())),
+        ];
+        let stay = calls.len() - 1;
+        calls.push(("key_import", json!({ "name": "s", "sealed": "v1:" })));
+        for (name, more) in [
+            ("b", ("psk", json!("e"))),
+            ("f", ("psk", json!("s"))),
+            ("c", ("concat", json!(true))),
+            ("d", ("dhchap_ctrlr_key", json!("k"))),
+        ] {
+            calls.push(host(name, more));
+            let params = json!({ "nqn": NQN, "host": name, "dhchap_key": "k" });
+            calls.push(("nvmf_subsystem_set_keys", params));
+        }
+        let rotate = json!({ "nqn": NQN, "host": "d", "key": "k", "overlap_s": 0 });
+        calls.push(("host_rotate", rotate));
+        let gone = left_out(&calls);
+        assert_eq!(gone.len(), calls.len() - stay, "{gone:?}");
+        assert!(
+            !gone.iter().any(|text| text.contains("host a ")),
             "{gone:?}"
         );
     }

@@ -3,6 +3,7 @@
 
 pub mod accel;
 pub mod export;
+pub mod lvol;
 pub mod notify;
 pub mod raid;
 pub mod scheduler;
@@ -14,6 +15,7 @@ use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     accel::register(registry);
+    lvol::register(registry);
     notify::register(registry);
     raid::register(registry);
     scheduler::register(registry);
@@ -30,19 +32,8 @@ pub fn not_offered() -> impl Iterator<Item = (&'static str, &'static [&'static s
 
 const NOT_OFFERED: &[(&str, &[&str])] = &[
     (
-        "A controller has one path here: `AUTO` chooses the transport of a remote one.",
-        &[
-            "bdev_nvme_disable_controller",
-            "bdev_nvme_enable_controller",
-            "bdev_nvme_get_discovery_info",
-            "bdev_nvme_get_io_paths",
-            "bdev_nvme_get_path_iostat",
-            "bdev_nvme_get_transport_statistics",
-            "bdev_nvme_set_multipath_policy",
-            "bdev_nvme_set_preferred_path",
-            "bdev_nvme_start_discovery",
-            "bdev_nvme_stop_discovery",
-        ],
+        "Queues are polled by reactors, which `framework_get_reactors` and `metrics_get` count.",
+        &["bdev_nvme_get_transport_statistics"],
     ),
     (
         "A reactor is a thread on a core, and stays there; `taskset` and cgroups say which cores there are.",

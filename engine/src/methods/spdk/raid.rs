@@ -483,7 +483,7 @@ impl Method<Engine> for SetOptions {
         }
         let window = params.process_window_size_kb;
         // SPDK's default.
-        let window = window.unwrap_or(volumes.raid_window_kb.get().unwrap_or(1024));
+        let window = window.unwrap_or_else(|| volumes.raid_window_kb.get().unwrap_or(1024));
         let bytes = match params.process_max_bandwidth_mb_sec {
             None => volumes.raid_bytes_per_s.get(),
             Some(mb) => mb.checked_mul(1 << 20).ok_or_else(|| {
@@ -512,7 +512,7 @@ impl Method<Engine> for SetOptions {
             "process_window_size_kb": window,
             "process_max_bandwidth_mb_sec": bytes >> 20,
         });
-        let change = Change::put(OPTIONS_KEY, SetOptions::NAME, record);
+        let change = Change::put(OPTIONS_KEY, Self::NAME, record);
         engine.journal.commit(change).await?;
         volumes.raid_window_kb.set(Some(window));
         volumes.raid_bytes_per_s.set(bytes);

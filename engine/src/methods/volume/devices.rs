@@ -19,7 +19,7 @@ use crate::services::remotes::{attach_params, default_name};
 
 /// Devices of new replicas, by their own names: stored replicas must not depend on an alias.
 /// `detach_attached` detaches controllers that were attached for them.
-pub struct FoundDevices {
+pub(super) struct FoundDevices {
     pub names: Vec<String>,
     /// Controllers that were attached for these devices.
     attached: Vec<String>,
@@ -27,12 +27,12 @@ pub struct FoundDevices {
 
 impl FoundDevices {
     /// Resolves devices. `field` names the array parameter that lists them, for error messages.
-    pub async fn find(
+    pub(super) async fn find(
         engine: &Rc<Engine>,
         given: &[String],
         field: &str,
-    ) -> Result<FoundDevices, RpcError> {
-        let mut devices = FoundDevices {
+    ) -> Result<Self, RpcError> {
+        let mut devices = Self {
             names: Vec::new(),
             attached: Vec::new(),
         };
@@ -47,12 +47,12 @@ impl FoundDevices {
     }
 
     /// Resolves one device. `field` names the parameter.
-    pub async fn one(
+    pub(super) async fn one(
         engine: &Rc<Engine>,
         given: &str,
         field: &str,
-    ) -> Result<FoundDevices, RpcError> {
-        let mut devices = FoundDevices {
+    ) -> Result<Self, RpcError> {
+        let mut devices = Self {
             names: Vec::new(),
             attached: Vec::new(),
         };
@@ -105,8 +105,9 @@ impl FoundDevices {
         for name in names {
             match engine.remotes.find(&name) {
                 Some(remote)
-                    if remote.wanted.subnqn.as_str() == subnqn
-                        && remote.wanted.host == uri.host =>
+                    if remote.paths().iter().any(|path| {
+                        path.wanted.subnqn.as_str() == subnqn && path.wanted.host == uri.host
+                    }) =>
                 {
                     let devices = remote.attachment.devices();
                     if let [device] = devices.as_slice() {
@@ -177,7 +178,7 @@ impl FoundDevices {
     }
 
     /// Detaches the controllers if no replica was created.
-    pub async fn detach_attached(self, engine: &Rc<Engine>) {
+    pub(super) async fn detach_attached(self, engine: &Rc<Engine>) {
         for name in self.attached {
             let params = json!({ "name": name });
             if let Err(error) = call(engine, "bdev_nvme_detach_controller", params).await {

@@ -1,5 +1,5 @@
-//! Goal: a volume without any replica at the start still exists for hosts. Every method works on it
-//! or refuses with the reason, and it serves as soon as a replica appears.
+//! Goal: a volume without any replica at the start still has its block device. Every method works
+//! on it or refuses with the reason, and it serves as soon as a replica appears.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -384,6 +384,10 @@ pub struct ConnectionReply {
     peer_address: String,
     /// I/O queue pairs.
     queues: usize,
+    /// The cipher suite of TLS; null: the connection is in clear.
+    tls: Option<&'static str>,
+    /// The name of the key with which the host authenticated itself; null: it did not.
+    dhchap_key: Option<String>,
     /// True if the volume's transport_policy admits this transport.
     admitted: bool,
 }
@@ -436,5 +440,9 @@ fn connection(of: &Arc<Association>, nqn: &str, policy: TransportPolicy) -> Conn
         listen_address: address(|q| q.local.to_string()),
         peer_address: address(|q| q.peer.to_string()),
         queues: queues.iter().filter(|q| q.qid != 0).count(),
+        tls: queues
+            .first()
+            .and_then(|q| Some(q.secure.as_ref()?.suite.name())),
+        dhchap_key: queues.first().and_then(|q| q.auth.keys()?.names().0),
     }
 }

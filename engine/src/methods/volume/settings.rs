@@ -1,6 +1,6 @@
-//! The settings of a volume as callers give them, in a method's parameters or as options of a
-//! command. A setting is declared twice: here, and in [`Settings`], which says its default, its
-//! range and its effect. Fields have equal names and types there.
+//! The settings of a volume, as parameters of methods and options of commands. Each setting is
+//! declared here and in [`Settings`], under the same name and type; [`Settings`] has its default,
+//! range and effect.
 
 use nacre_bdev_replica::model::{ReadPolicy, Settings, TransportPolicy};
 use schemars::JsonSchema;

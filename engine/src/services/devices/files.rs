@@ -1,4 +1,4 @@
-//! Files and block devices that another program truncates.
+//! Detects files and block devices of bdevs that another program truncates.
 
 use std::collections::HashMap;
 use std::rc::Rc;

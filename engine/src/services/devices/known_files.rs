@@ -1,5 +1,5 @@
-//! The state's records of the file of each device: which file it is, and how it was left at the
-//! last stop. At the next start the same path may lead to another file, or to other contents.
+//! Records which file each device was created on, and the file's state at the last stop. At the
+//! next start the same path may lead to another file, or to other contents.
 
 use std::io;
 use std::sync::Arc;

@@ -18,6 +18,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::bdev_modules;
 use crate::services::engine::Engine;
+use crate::services::pools::{self, Pools};
 use crate::services::subsystems;
 use crate::store::Edit;
 
@@ -42,6 +43,7 @@ pub type BdevEvents = mpsc::UnboundedReceiver<Event>;
 pub struct Devices {
     pub histograms: RefCell<BTreeMap<String, HistogramRequest>>,
     pub samplers: Samplers,
+    pub pools: Pools,
     /// Notified whenever a device is added, removed or changed.
     pub changed: Notify,
     subscription: Cell<Option<Subscription>>,
@@ -104,9 +106,10 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
         crate::services::volumes::device_changed(&engine, name);
         match event {
             Event::Registered { name } => {
-                engine.notes.send("bdev_register", name);
+                engine.notes.send("bdev_register", name.clone());
                 let engine = Rc::clone(&engine);
                 tokio::task::spawn_local(async move {
+                    pools::disk_appeared(&engine, &name).await;
                     crate::services::deferred::settle(&engine).await
                 });
             }
@@ -117,7 +120,10 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
             Event::Cut { .. } => {}
             // Removes its namespaces, so that every core closes its queue and the removal
             // completes.
-            Event::Removing { name } => subsystems::bdev_gone(&engine, &plane, &name),
+            Event::Removing { name } => {
+                pools::disk_gone(&engine, &name);
+                subsystems::bdev_gone(&engine, &plane, &name)
+            }
             Event::Unregistered { name } => {
                 // The name may already belong to another device.
                 if plane.bdevs.lookup(&name).is_none() {

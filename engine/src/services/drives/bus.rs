@@ -35,8 +35,8 @@ pub struct RealBus {
 }
 
 impl RealBus {
-    pub fn new() -> RealBus {
-        RealBus::default()
+    pub fn new() -> Self {
+        Self::default()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Health and command problems of drives, as events.
+//! Reports the health of drives and failed commands, as events.
 
 use nacre_bdev_nvme::{Event, HealthAlert, HealthEvent, ResetReason, Timeout, TimeoutAction};
 use nacre_nvmf_wire::opcode;
@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use crate::services::engine::Engine;
 
 /// Reports events other than state changes.
-pub fn report(engine: &Engine, name: &str, event: &Event) {
+pub(super) fn report(engine: &Engine, name: &str, event: &Event) {
     match event {
         Event::Health(event) => {
             let kind = if event.raised {

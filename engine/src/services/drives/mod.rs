@@ -1,14 +1,14 @@
-//! NVMe drives of this machine that the daemon drives itself, and their namespaces as bdevs.
+//! The local NVMe drives that the daemon has attached, and their namespaces as bdevs.
 //!
 //! ```text
-//!   bdev_nvme_attach_controller ──▶ Bus::open ──▶ Function ──▶ Controller, at home on one reactor
+//!   bdev_nvme_attach_controller ──▶ Bus::open ──▶ Function ──▶ Controller, managed by one reactor
 //!     trtype PCIe                  (bus.rs)                        │ reports Events
-//!   watch (watch.rs) ── pulled, put back, new ones ──▶             ▼
+//!   watch (watch.rs) ── removed, returned, new drives ──▶          ▼
 //!                                    follow: devices registered, resized, removed; events reported
 //! ```
 //!
-//! A pulled drive keeps its bdevs, which report that they are gone, until it is put back or
-//! detached. So exports of them need not be configured again.
+//! A removed drive keeps its bdevs, whose I/O fails, until it returns or is detached. So their
+//! exports need not be configured again.
 
 pub mod bus;
 mod health;
@@ -107,14 +107,14 @@ impl Inbox {
 }
 
 impl Default for Drives {
-    fn default() -> Drives {
-        Drives::on(Arc::new(RealBus::new()))
+    fn default() -> Self {
+        Self::on(Arc::new(RealBus::new()))
     }
 }
 
 impl Drives {
-    pub fn on(bus: Arc<dyn Bus>) -> Drives {
-        Drives {
+    pub fn on(bus: Arc<dyn Bus>) -> Self {
+        Self {
             all: RefCell::default(),
             coming: RefCell::default(),
             bus,
@@ -177,7 +177,7 @@ impl Drives {
         engine: &Rc<Engine>,
         name: &str,
         address: &str,
-    ) -> Result<Coming, RpcError> {
+    ) -> Result<PendingDrive, RpcError> {
         let taken = |how: &str, other: &str| {
             let cause = format!("{address} is {how} as \"{other}\"");
             RpcError::errno(Errno::EEXIST, cause).field("traddr")
@@ -190,7 +190,7 @@ impl Drives {
             return Err(taken("being attached", other));
         }
         coming.insert(name.to_owned(), address.to_owned());
-        Ok(Coming {
+        Ok(PendingDrive {
             engine: Rc::clone(engine),
             name: name.to_owned(),
         })
@@ -277,12 +277,12 @@ impl Drives {
 }
 
 /// The reserved name and address of a drive during its initialisation.
-pub struct Coming {
+pub struct PendingDrive {
     engine: Rc<Engine>,
     name: String,
 }
 
-impl Drop for Coming {
+impl Drop for PendingDrive {
     fn drop(&mut self) {
         self.engine.drives.coming.borrow_mut().remove(&self.name);
     }

@@ -49,7 +49,7 @@ impl DriveUri {
 impl std::str::FromStr for DriveUri {
     type Err = DriveUriError;
 
-    fn from_str(text: &str) -> Result<DriveUri, DriveUriError> {
+    fn from_str(text: &str) -> Result<Self, DriveUriError> {
         let endpoint = Grammar::DRIVE.parse(text)?;
         let address =
             address(&endpoint.host).ok_or_else(|| DriveUriError::Address(endpoint.host.clone()))?;
@@ -57,7 +57,7 @@ impl std::str::FromStr for DriveUri {
             Select::Nsid(nsid) => Some(nsid),
             Select::All | Select::Uuid(_) => None,
         };
-        Ok(DriveUri { address, nsid })
+        Ok(Self { address, nsid })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Watches for drives that are pulled, put back or new.
+//! Watches for local NVMe drives that are removed, returned or added.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -28,9 +28,9 @@ const LOOK_MAX: Duration = Duration::from_secs(60);
 /// Slots that contain another drive than the expected one, with the time of the next check: at
 /// growing intervals, and at once when the drive is replaced.
 #[derive(Default)]
-struct Strangers(BTreeMap<String, (Instant, Duration)>);
+struct OtherDrives(BTreeMap<String, (Instant, Duration)>);
 
-impl Strangers {
+impl OtherDrives {
     fn is_due(&self, address: &str) -> bool {
         let next = self.0.get(address).map(|(next, _)| *next);
         next.is_none_or(|next| Instant::now() >= next)
@@ -48,8 +48,8 @@ impl Strangers {
 }
 
 impl Default for HotPlug {
-    fn default() -> HotPlug {
-        HotPlug {
+    fn default() -> Self {
+        Self {
             enabled: false,
             period: Duration::from_secs(1),
         }
@@ -62,7 +62,7 @@ pub async fn watch(engine: Rc<Engine>) {
     let mut refused: Vec<String> = Vec::new();
     // The drives of the last round: a configured drive that appears is replayed at once.
     let mut present: Vec<String> = Vec::new();
-    let mut strangers = Strangers::default();
+    let mut strangers = OtherDrives::default();
     loop {
         let plug = engine.drives.hot_plug.get();
         tokio::time::sleep(plug.period).await;
@@ -160,7 +160,7 @@ mod tests {
     /// Goal: a wrong drive is checked at growing intervals, and a replacement at once.
     #[test]
     fn wrong_drives_are_checked_at_growing_intervals() {
-        let mut strangers = Strangers::default();
+        let mut strangers = OtherDrives::default();
         let first = Duration::from_secs(20);
         assert!(strangers.is_due("a"));
         strangers.met("a", first);

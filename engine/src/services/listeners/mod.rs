@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
-use self::plan::{Lack, ListenerPlan, Path, Unmatched, plan};
+use self::plan::{ListenerPlan, Path, PathProblem, Unmatched, plan};
 use self::report::{changes, concern};
 use self::system::System;
 use self::watch::Watch;
@@ -63,24 +63,24 @@ pub enum Actual {
     Listening,
     /// The path is usable, but no subsystem uses it.
     Idle,
-    Not(Lack),
+    Not(PathProblem),
 }
 
 impl Actual {
     /// The word in replies and metrics.
     pub fn word(&self) -> &'static str {
         match self {
-            Actual::Listening => "listening",
-            Actual::Idle => "idle",
-            Actual::Not(_) => "absent",
+            Self::Listening => "listening",
+            Self::Idle => "idle",
+            Self::Not(_) => "absent",
         }
     }
 
     pub fn reason(&self) -> &'static str {
         match self {
-            Actual::Listening => "",
-            Actual::Idle => "no_subsystem",
-            Actual::Not(lack) => lack.reason,
+            Self::Listening => "",
+            Self::Idle => "no_subsystem",
+            Self::Not(lack) => lack.reason,
         }
     }
 }
@@ -485,7 +485,7 @@ fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>
         GidKind::RoceV2 => RdmaFabric::RoceV2,
         GidKind::Iwarp => RdmaFabric::Iwarp,
     });
-    let mut options = listener.map_or(ListenerOptions::default(), Listener::options);
+    let mut options = listener.map_or_else(ListenerOptions::default, Listener::options);
     options.fabric = fabric;
     if options != ListenerOptions::default() {
         params["options"] = json!(options);
@@ -572,7 +572,7 @@ impl Path {
 pub fn of_rdma(engine: &Engine, address: SocketAddr) -> Actual {
     let plug = engine.rdma.plug();
     match plug.and_then(|plug| plug.is_listening(address)) {
-        Some(false) => Actual::Not(Lack {
+        Some(false) => Actual::Not(PathProblem {
             reason: "no_rdma_dev",
             evidence: "its RDMA device was removed or failed".into(),
             remedy: "it is listened on again when the device is back; `nacre rdma link` shows those there are".into(),
@@ -582,13 +582,13 @@ pub fn of_rdma(engine: &Engine, address: SocketAddr) -> Actual {
 }
 
 /// Reason of a failure to listen on a usable address.
-fn refusal(error: &RpcError) -> Lack {
+fn refusal(error: &RpcError) -> PathProblem {
     let again = || "it is tried again by itself".to_owned();
     let (evidence, remedy) = match &error.data {
         Some(facts) => (facts.cause.clone(), facts.remedy.clone()),
         None => (error.message.clone(), None),
     };
-    Lack {
+    PathProblem {
         reason: "refused",
         evidence,
         remedy: remedy.unwrap_or_else(again),

@@ -17,7 +17,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use nacre_nvmf::address::IpTransport;
-use nacre_transport_rdma_link::{Chosen, Want};
+use nacre_transport_rdma_link::{CapabilityRequest, Chosen};
 use serde::Serialize;
 
 use crate::config::listener::{AnaSetting, Listener, RdmaSetting};
@@ -34,7 +34,7 @@ pub struct Interface {
 
 /// Why a path is not available.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Lack {
+pub struct PathProblem {
     /// A fixed word: `no_rdma_dev`, `port_down`, ….
     pub reason: &'static str,
     /// Observed facts.
@@ -43,7 +43,7 @@ pub struct Lack {
     pub remedy: String,
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for PathProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}; {}", self.reason, self.evidence, self.remedy)
     }
@@ -56,7 +56,7 @@ pub trait Machine {
     fn interfaces_of(&self, device: &str) -> Option<Vec<String>>;
     fn rdma_devices(&self) -> Vec<String>;
     /// The RDMA device and GID to listen on an address with, or why there is none.
-    fn rdma(&self, want: &Want) -> Result<Chosen, Lack>;
+    fn rdma(&self, want: &CapabilityRequest) -> Result<Chosen, PathProblem>;
 }
 
 /// One address of a listener over one transport.
@@ -73,7 +73,7 @@ pub struct Path {
     pub ana: AnaSetting,
     pub withheld: bool,
     /// The device and GID of an RDMA path; `None` for TCP. An error if the path is not available.
-    pub verdict: Result<Option<Chosen>, Lack>,
+    pub verdict: Result<Option<Chosen>, PathProblem>,
 }
 
 /// A selector that does not identify an interface at present.
@@ -104,7 +104,7 @@ pub struct ListenerPlan {
 
 impl ListenerPlan {
     /// Required RDMA paths that are not available.
-    pub fn missing_required(&self) -> impl Iterator<Item = (&Path, &Lack)> {
+    pub fn missing_required(&self) -> impl Iterator<Item = (&Path, &PathProblem)> {
         let required = |p: &&Path| p.setting == Some(RdmaSetting::Require);
         let all = self.paths.iter().filter(required);
         all.filter_map(|path| Some((path, path.verdict.as_ref().err()?)))
@@ -279,7 +279,7 @@ fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) 
                 }),
             );
             if all.is_empty() {
-                let lack = Lack {
+                let lack = PathProblem {
                     reason: "no_rdma_dev",
                     evidence: format!("no address that {ip} stands for can be listened on"),
                     remedy: "`nacre doctor --rdma` says why of each".into(),
@@ -316,13 +316,13 @@ fn capable<'a>(
     })
 }
 
-fn want(listener: &Listener, iface: &str, ip: IpAddr) -> Want {
-    Want {
+fn want(listener: &Listener, iface: &str, ip: IpAddr) -> CapabilityRequest {
+    CapabilityRequest {
         device: listener.rdma_device.clone(),
         port: listener.rdma_port,
         gid_index: listener.rdma_gid_index,
         allow_software: listener.allow_software,
-        ..Want::new(iface, ip)
+        ..CapabilityRequest::new(iface, ip)
     }
 }
 

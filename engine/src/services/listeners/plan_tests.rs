@@ -1,4 +1,5 @@
-//! Goal: the whole decision table. Method: simulated machines, made of lists.
+//! Goal: every row of the decision table of listeners. Method: simulated machines, given as lists
+//! of interfaces.
 
 use std::collections::BTreeMap;
 
@@ -30,8 +31,8 @@ impl Machine for Fake {
         self.devices.values().map(|d| (*d).to_owned()).collect()
     }
 
-    fn rdma(&self, want: &Want) -> Result<Chosen, Lack> {
-        let lack = |reason| Lack {
+    fn rdma(&self, want: &CapabilityRequest) -> Result<Chosen, PathProblem> {
+        let lack = |reason| PathProblem {
             reason,
             evidence: "seen".into(),
             remedy: "do".into(),

@@ -1,4 +1,4 @@
-//! Log lines and events about listeners.
+//! Writes log lines and events about listeners.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use crate::services::engine::Engine;
 
 /// Logs concerns about RDMA on newly used addresses: at the start of their use, before they cause a
 /// failure.
-pub async fn concern(
+pub(super) async fn concern(
     said: Rc<RefCell<BTreeSet<String>>>,
     addresses: Vec<IpAddr>,
     marking: doctor::Marking,
@@ -35,7 +35,7 @@ pub async fn concern(
 }
 
 /// Writes log lines and events for changed paths.
-pub fn changes(
+pub(super) fn changes(
     engine: &Engine,
     old: &[PathStatus],
     new: &[PathStatus],

@@ -1,4 +1,4 @@
-//! The machine's present state: interfaces from the kernel, RDMA devices from sysfs.
+//! Reads the machine's present state: interfaces from the kernel, RDMA devices from sysfs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -6,10 +6,12 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use nacre_transport_rdma_link::{Chosen, Environment, Fabric, Reason, Roots, Want, capability};
+use nacre_transport_rdma_link::{
+    CapabilityRequest, Chosen, Environment, Fabric, Reason, Roots, capability,
+};
 use rustix::io::Errno;
 
-use super::plan::{Interface, Lack, Machine};
+use super::plan::{Interface, Machine, PathProblem};
 use crate::services::rdma::Verbs;
 use crate::values::address::interface_of_label;
 use crate::values::selector::mac;
@@ -27,9 +29,9 @@ impl System {
     /// device will have to register.
     ///
     /// After an error, assume that the machine is unchanged.
-    pub fn read(verbs: Verbs, memory_needed: u64) -> io::Result<System> {
+    pub fn read(verbs: Verbs, memory_needed: u64) -> io::Result<Self> {
         let roots = Roots::real();
-        let system = System {
+        let system = Self {
             interfaces: interfaces(&roots.sys)?,
             fabric: fabric(&roots.sys)?,
             environment: Environment {
@@ -70,11 +72,11 @@ impl Machine for System {
         names
     }
 
-    fn rdma(&self, want: &Want) -> Result<Chosen, Lack> {
+    fn rdma(&self, want: &CapabilityRequest) -> Result<Chosen, PathProblem> {
         let chosen = capability(&self.fabric, want, &self.environment).map_err(lack)?;
         match self.verbs.open() {
             Ok(_) => Ok(chosen),
-            Err(absence) => Err(Lack {
+            Err(absence) => Err(PathProblem {
                 reason: absence.reason(),
                 evidence: absence.to_string(),
                 remedy: absence.remedy(),
@@ -83,8 +85,8 @@ impl Machine for System {
     }
 }
 
-fn lack(reason: Reason) -> Lack {
-    Lack {
+fn lack(reason: Reason) -> PathProblem {
+    PathProblem {
         reason: reason.word(),
         evidence: reason.evidence(),
         remedy: reason.remedy(),
@@ -179,7 +181,7 @@ mod tests {
         let system = System::read(Verbs::default(), 0).unwrap();
         let lo = system.interfaces().iter().find(|i| i.name == "lo").unwrap();
         assert!(lo.addresses.contains(&IpAddr::from([127, 0, 0, 1])));
-        let want = Want::new("lo", IpAddr::from([127, 0, 0, 1]));
+        let want = CapabilityRequest::new("lo", IpAddr::from([127, 0, 0, 1]));
         assert_eq!(system.rdma(&want).unwrap_err().reason, "no_rdma_dev");
         assert_eq!(system.interfaces_of("no such device"), None);
     }

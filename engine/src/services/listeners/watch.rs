@@ -24,19 +24,19 @@ const BURST: usize = 4096;
 
 /// A netlink socket. The runtime has safe types for known socket families only. A unix datagram
 /// socket receives in the same way, and nothing else is used.
-pub struct Watch(UnixDatagram);
+pub(super) struct Watch(UnixDatagram);
 
 impl Watch {
-    pub fn open() -> std::io::Result<Watch> {
+    pub(super) fn open() -> std::io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
             rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
-        Ok(Watch(UnixDatagram::from_std(socket.into())?))
+        Ok(Self(UnixDatagram::from_std(socket.into())?))
     }
 
     /// Resolves after a change, once the burst had time to end.
-    pub async fn changed(&self) -> std::io::Result<()> {
+    pub(super) async fn changed(&self) -> std::io::Result<()> {
         self.0.readable().await?;
         tokio::time::sleep(SETTLE).await;
         let mut message = [0; MESSAGE];

@@ -7,6 +7,8 @@
 pub mod options;
 mod params;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
@@ -14,7 +16,7 @@ use futures_util::future::join_all;
 use crate::rpc::RpcError;
 use crate::services::drives::bus;
 use crate::services::engine::Engine;
-use crate::services::remotes::{Remote, RemotePlan};
+use crate::services::remotes::{Remote, RemotePath, RemotePlan};
 use crate::store::Record;
 
 pub use crate::attach::{AttachParams, Multipath};
@@ -25,6 +27,45 @@ pub const ATTACH: &str = "bdev_nvme_attach_controller";
 /// The journal key of a controller.
 pub fn key(name: &str) -> String {
     format!("nvme/ctrlr/{name}")
+}
+
+/// The journal key of a further path to a controller's subsystem.
+pub fn path_key(params: &AttachParams) -> String {
+    let AttachParams { name, traddr, .. } = params;
+    let kind = params.trtype.to_ascii_lowercase();
+    let port = params.trsvcid.as_deref().unwrap_or(DEFAULT_PORT);
+    let source = params.hostaddr.as_deref().unwrap_or_default();
+    format!("{PATHS}{name}/{kind}/{traddr}/{port}/{source}")
+}
+
+/// The journal key of a discovery service.
+pub fn discovery_key(name: &str) -> String {
+    format!("{DISCOVERIES}{name}")
+}
+
+/// Prefix of the keys of discovery services.
+pub const DISCOVERIES: &str = "nvme/discovery/";
+/// Prefix of the keys of paths.
+pub const PATHS: &str = "nvme/path/";
+/// Prefix of the keys of multipath policies, followed by the device.
+pub const POLICIES: &str = "nvme/policy/";
+/// Port of a target, unless set.
+pub const DEFAULT_PORT: &str = "4420";
+
+/// The key of the record that these parameters make: of the controller, or of a further path.
+pub fn record_key(engine: &Engine, params: &AttachParams) -> String {
+    let further = path_key(params);
+    if engine.journal.find(&further).is_some() {
+        return further;
+    }
+    let first = engine.journal.find(&key(&params.name));
+    let first = first.and_then(|entry| params_of(&entry.record));
+    match (first, engine.remotes.find(&params.name)) {
+        (Some(first), _) if path_key(&first) == further => key(&params.name),
+        (Some(_), _) => further,
+        (None, Some(remote)) if !remote.paths().iter().any(|path| params.is_at(path)) => further,
+        (None, _) => key(&params.name),
+    }
 }
 
 /// PCI address of the drive that the record attaches; `None` for a remote controller.
@@ -42,7 +83,10 @@ fn params_of(record: &Record) -> Option<AttachParams> {
 }
 
 /// Starts to connect to a remote controller; does not wait for the connection.
-pub async fn begin(engine: &Rc<Engine>, params: AttachParams) -> Result<Rc<Remote>, RpcError> {
+pub async fn begin(
+    engine: &Rc<Engine>,
+    params: AttachParams,
+) -> Result<(Rc<Remote>, Rc<RemotePath>), RpcError> {
     let wanted = params.check(engine).await?;
     let plan = RemotePlan::of(wanted, engine).await?;
     engine.remotes.begin(engine, plan).await
@@ -58,13 +102,21 @@ pub async fn begin_all(engine: &Rc<Engine>, records: &[Record]) {
     let declared = engine.declared.calls_of(ATTACH).into_iter();
     let declared = declared.filter_map(|params| serde_json::from_value(params).ok());
     // A stored controller has priority.
-    let is_other = |params: &AttachParams| stored.iter().all(|one| one.name != params.name);
+    let is_other = |params: &AttachParams| engine.journal.find(&key(&params.name)).is_none();
     let declared: Vec<AttachParams> = declared.filter(is_other).collect();
     let remote = stored
         .into_iter()
         .chain(declared)
         .filter(|params| !params.is_drive());
+    let (mut first, mut further) = (BTreeMap::new(), Vec::new());
+    for params in remote {
+        match first.entry(params.name.clone()) {
+            Entry::Vacant(place) => drop(place.insert(params)),
+            Entry::Occupied(_) => further.push(params),
+        }
+    }
     // Errors are reported by the replay of the record, or by the declared call.
-    let begun = remote.map(|params| async { drop(begin(engine, params).await) });
-    join_all(begun).await;
+    let begin = |params| async { drop(begin(engine, params).await) };
+    join_all(first.into_values().map(begin)).await;
+    join_all(further.into_iter().map(begin)).await;
 }

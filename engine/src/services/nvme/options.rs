@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::attach::check_times;
+use crate::attach::{MultipathOptions, check_times};
 use crate::config::replication::Replication;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
@@ -59,13 +59,17 @@ pub struct Options {
     /// For a TCP connection; 0: 5000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tcp_connect_timeout_ms: Option<u64>,
+    /// How the devices of a controller divide their I/O among its paths, unless the attaching call
+    /// says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multipath_opts: Option<MultipathOptions>,
     /// Other SPDK options: accepted with the value that Nacre behaves as, refused with any other.
     #[serde(flatten)]
     pub others: serde_json::Map<String, Value>,
 }
 
 /// SPDK's other options: the one accepted value, and the reason for refusing any other.
-fn fixed_options() -> [(&'static str, Value, &'static str); 19] {
+fn fixed_options() -> [(&'static str, Value, &'static str); 18] {
     let one_class = "commands are not weighed: each queue is served in turn";
     let polled = "queues are polled as the reactor turns";
     let rdma = "it is as large as its queues need";
@@ -110,7 +114,7 @@ fn fixed_options() -> [(&'static str, Value, &'static str); 19] {
         (
             "io_path_stat",
             json!(false),
-            "a controller has one path: bdev_get_iostat counts what goes by it",
+            "bdev_nvme_get_path_iostat counts without it",
         ),
         (
             "allow_accel_sequence",
@@ -124,11 +128,6 @@ fn fixed_options() -> [(&'static str, Value, &'static str); 19] {
             "how long an attempt by RDMA may take is [replication] cm_timeout_ms",
         ),
         ("rdma_umr_per_io", json!(false), "memory is registered once"),
-        (
-            "multipath_opts",
-            json!({ "policy": "active_passive" }),
-            "a controller has one path",
-        ),
     ]
 }
 
@@ -184,7 +183,7 @@ fn wrong_kind(name: &str, value: &Value, only: &Value) -> Option<&'static str> {
 
 impl Options {
     /// The options in effect now.
-    pub fn of(engine: &Engine) -> Options {
+    pub fn of(engine: &Engine) -> Self {
         let stored = engine.journal.find(KEY).map(|entry| entry.record.params);
         stored
             .and_then(|params| serde_json::from_value(params).ok())
@@ -285,6 +284,9 @@ impl Options {
                 "io_queue_requests",
                 format!("{n} is neither 0 nor in 2..=1024"),
             ));
+        }
+        if let Some(options) = &self.multipath_opts {
+            options.policy()?;
         }
         let (loss, delay) = (self.ctrlr_loss_timeout_sec, self.reconnect_delay_sec);
         timeouts(loss, delay, self.fast_io_fail_timeout_sec, replication).map(drop)

@@ -1,22 +1,23 @@
 //! [`AttachParams`] on this machine: addresses are resolved, keys looked up, options filled in.
 
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_nvmf::address::adrfam;
+use nacre_nvmf::address::{TransportChoice, adrfam};
 use nacre_nvmf::auth::KeySource;
-use nacre_nvmf::tls::PskKey;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Helper;
 
 use super::options::{Options, timeouts};
 use crate::attach::{AttachParams, Parsed};
+use crate::config::replication::LegTls;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::services::keyring::{self, RemoteKeys};
-use crate::services::remotes::{self, Authentication, Remote, Wanted};
+use crate::services::remotes::{self, Authentication, RemotePath, RemoteTls, Wanted};
 
 /// Default number of I/O queues to request from a controller.
 const IO_QUEUES: u16 = 128;
@@ -62,6 +63,11 @@ impl AttachParams {
             let cause = format!("\"{ip}\" is not an {family} address, as the target's is");
             return Err(RpcError::invalid_params(cause).field("hostaddr"));
         }
+        let tls = self.tls(engine, transport)?;
+        let transport = match engine.settings.replication.tls {
+            LegTls::Require => encrypted(transport, &tls)?,
+            LegTls::Prefer => transport,
+        };
         let io_queues = self.num_io_queues.filter(|n| *n > 0).unwrap_or(IO_QUEUES);
         let max_devices = self.max_bdevs.filter(|n| *n > 0).unwrap_or(MAX_DEVICES);
         let options = Options::of(engine);
@@ -95,7 +101,7 @@ impl AttachParams {
             io_queues,
             queue_entries: options.queue_entries().unwrap_or(128),
             connect_timeout: micros(self.fabrics_connect_timeout_us)
-                .or(millis(options.tcp_connect_timeout_ms))
+                .or_else(|| millis(options.tcp_connect_timeout_ms))
                 .unwrap_or(Duration::from_secs(5)),
             io_timeout: micros(options.timeout_us).unwrap_or(Duration::from_secs(30)),
             admin_timeout: micros(options.timeout_admin_us).unwrap_or(Duration::from_secs(30)),
@@ -105,22 +111,32 @@ impl AttachParams {
             tos: options.transport_tos.unwrap_or(0),
             disable_sq_flow_control: self.disable_sq_flow_control.unwrap_or(true),
             authentication: self.authentication(engine, &options)?,
-            psk: self.psk(engine)?,
+            tls,
             host,
         })
     }
 
-    /// The key of TLS; the thread that computes with it runs if there is one, and is prepared.
-    fn psk(&self, engine: &Engine) -> Result<Option<Arc<dyn PskKey>>, RpcError> {
-        let name = self.psk.as_deref().filter(|name| !name.is_empty());
-        let key = keyring::host_psk(engine, name)?;
-        if key.is_some() {
+    /// TLS: with the key of the controller, else with one that authentication makes, else with the
+    /// key of `[replication]`. The thread that computes for it runs if there is any, and is
+    /// prepared.
+    fn tls(&self, engine: &Engine, transport: TransportChoice) -> Result<RemoteTls, RpcError> {
+        let concatenates = self.concat == Some(true);
+        let of_legs = engine.settings.replication.psk.as_deref();
+        let of_legs = of_legs.filter(|_| transport != TransportChoice::Rdma && !concatenates);
+        let name = self.psk.as_deref().or(of_legs);
+        let name = name.filter(|name| !name.is_empty());
+        let tls = match keyring::host_psk(engine, name)? {
+            Some(key) => RemoteTls::Psk(key),
+            None if concatenates => RemoteTls::Concatenated,
+            None => RemoteTls::Off,
+        };
+        if !matches!(tls, RemoteTls::Off) {
             let helper = Arc::clone(engine.plane()?.target.authentication.helper());
             start(&helper)?;
             // Later handshakes wait for it. One that fails says why.
             let _ = helper.submit("tls", || drop(nacre_transport_tcp::warm_up_tls()));
         }
-        Ok(key)
+        Ok(tls)
     }
 
     /// The keys of this host and of the target.
@@ -146,7 +162,11 @@ impl AttachParams {
         helper: &Helper,
     ) -> Result<Option<Arc<dyn KeySource>>, RpcError> {
         let given = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
-        let (own, other) = (given(&self.dhchap_key), given(&self.dhchap_ctrlr_key));
+        let (mut own, mut other) = (given(&self.dhchap_key), given(&self.dhchap_ctrlr_key));
+        if self.dhchap_key.is_none() && self.dhchap_ctrlr_key.is_none() {
+            let of_legs = &engine.settings.replication;
+            (own, other) = (of_legs.dhchap_key.clone(), of_legs.dhchap_ctrlr_key.clone());
+        }
         let keys = keyring::host_keys(engine, own.as_deref(), other.as_deref())?;
         if keys.is_some() {
             start(helper)?;
@@ -154,13 +174,40 @@ impl AttachParams {
         Ok(keys)
     }
 
-    /// True if the path matches that of an attached controller.
-    pub fn is_at(&self, remote: &Remote) -> bool {
-        let wanted = &remote.wanted;
-        let port = self.trsvcid.as_deref().unwrap_or("4420");
-        let named = self.traddr.trim_matches(['[', ']']) == wanted.host
-            && self.subnqn.as_deref() == Some(wanted.subnqn.as_str());
-        named && port == wanted.address.port().to_string()
+    /// True if these parameters describe the path.
+    pub fn is_at(&self, path: &RemotePath) -> bool {
+        let wanted = &path.wanted;
+        let port = self.trsvcid.as_deref().unwrap_or(super::DEFAULT_PORT);
+        let source = self.hostaddr.as_deref().filter(|text| !text.is_empty());
+        let source = source.and_then(|text| text.parse::<IpAddr>().ok());
+        // With AUTO, the configuration chooses.
+        let asked = self.trtype.parse().unwrap_or(TransportChoice::Auto);
+        let same_transport = asked == TransportChoice::Auto || asked == wanted.transport;
+        self.traddr.trim_matches(['[', ']']) == wanted.host
+            && port == wanted.address.port().to_string()
+            && source == wanted.hostaddr
+            && same_transport
+    }
+}
+
+/// The transport of a controller that must use TLS.
+fn encrypted(transport: TransportChoice, tls: &RemoteTls) -> Result<TransportChoice, RpcError> {
+    let refuse = |field, cause, remedy| {
+        let refused = RpcError::errno(Errno::EINVAL, cause);
+        Err(refused.field(field).remedy(remedy))
+    };
+    match transport {
+        TransportChoice::Rdma => refuse(
+            "trtype",
+            "RDMA has no TLS, and [replication] tls requires it",
+            "connect by TCP",
+        ),
+        _ if matches!(tls, RemoteTls::Off) => refuse(
+            "psk",
+            "[replication] tls requires TLS, and the controller has no key for it",
+            "name a key here or in [replication] psk",
+        ),
+        TransportChoice::Auto | TransportChoice::Tcp => Ok(TransportChoice::Tcp),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Device descriptions for `nacre rdma devices` and `rdma_get_devices`.
+//! Describes RDMA devices for `nacre rdma devices` and `rdma_get_devices`.
 
 use nacre_transport_rdma_link::{Device, Fabric};
 use nacre_transport_rdma_verbs::DeviceAttributes;

@@ -1,4 +1,4 @@
-//! Events about RDMA failures, with the counters that hint at the cause.
+//! Reports RDMA failures as events, with the counters that indicate the cause.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ const TELLING: [&str; 10] = [
 ];
 
 /// Reports failures of the transport as events from now on.
-pub fn follow(engine: &Rc<Engine>) {
+pub(super) fn follow(engine: &Rc<Engine>) {
     let weak = Rc::downgrade(engine);
     let more = engine.rdma.incidents();
     tokio::task::spawn_local(async move {

@@ -1,4 +1,4 @@
-//! RDMA in the daemon: the machine's verbs, loaded at first use, and the single RDMA plug.
+//! RDMA in the daemon: the verbs provider, loaded at first use, and the single RDMA plug.
 
 pub mod describe;
 mod incidents;
@@ -29,8 +29,8 @@ pub struct Verbs(Arc<OnceLock<Arc<dyn Provider>>>);
 impl Verbs {
     /// Wraps another provider, for tests.
     #[cfg(test)]
-    pub fn of(provider: Arc<dyn Provider>) -> Verbs {
-        Verbs(Arc::new(OnceLock::from(provider)))
+    pub fn of(provider: Arc<dyn Provider>) -> Self {
+        Self(Arc::new(OnceLock::from(provider)))
     }
 
     /// Loads the libraries at first use. This reads files, so call it on a thread that may block.
@@ -58,10 +58,10 @@ pub struct Rdma {
 
 impl Rdma {
     #[cfg(test)]
-    pub fn with(provider: Arc<dyn Provider>) -> Rdma {
-        Rdma {
+    pub fn with(provider: Arc<dyn Provider>) -> Self {
+        Self {
             verbs: Verbs::of(provider),
-            ..Rdma::default()
+            ..Self::default()
         }
     }
 
@@ -79,7 +79,7 @@ impl Rdma {
         plug.on_incident(move || incidents.notify_one());
         of.plug.replace(Some(plug));
         incidents::follow(engine);
-        Rdma::watch_for_removal(engine);
+        Self::watch_for_removal(engine);
     }
 
     /// Notified when an unreported failure occurred.

@@ -1,5 +1,5 @@
-//! Soft-RoCE devices requested by the configuration (`rdma.rxe`), for appliances where no
-//! administrator runs `rdma link add`.
+//! Creates the soft-RoCE devices that the configuration requests (`rdma.rxe`), for machines where
+//! no administrator runs `rdma link add`.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -10,6 +10,7 @@
 //! Failed connections are retried. The journal restores objects stacked on the devices when the
 //! devices appear.
 
+pub mod discovery;
 mod plan;
 
 use std::cell::{Cell, RefCell};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::TransportType;
-use nacre_nvmf_remote::{Attachment, Changes, State, Status};
+use nacre_nvmf_remote::{Attachment, Changes, MAX_PATHS, Path, State, Status};
 use nacre_transport_connect::{Rdma, RdmaTuning, Source};
 use nacre_transport_rdma_verbs::{ProtectionDomain, VerbsError};
 use tokio::sync::Notify;
@@ -32,14 +33,21 @@ use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 
 pub use crate::attach::{attach_params, default_name};
-pub use plan::{Authentication, PlanError, RemotePlan, Timeouts, Wanted, resolve};
+pub use plan::{Authentication, PlanError, RemotePlan, RemoteTls, Timeouts, Wanted, resolve};
 
 /// Time limit for an orderly shutdown of the controllers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// An attached controller, on the management thread.
+/// An attached subsystem, on the management thread.
 pub struct Remote {
     pub attachment: Arc<Attachment>,
+    /// In the order of their attachment; never empty.
+    paths: RefCell<Vec<Rc<RemotePath>>>,
+}
+
+/// A path to an attached subsystem: one controller.
+pub struct RemotePath {
+    pub path: Path,
     /// The parameters as requested, for replies.
     pub wanted: Wanted,
     source: Source,
@@ -57,6 +65,7 @@ pub struct Remotes {
     /// A status changed.
     changed: Arc<Notify>,
     bdevs_appeared: Notify,
+    pub discoveries: discovery::Discoveries,
     /// Notified after a change was handled.
     pub settled: Notify,
 }
@@ -84,39 +93,82 @@ impl Remotes {
         self.bdevs_appeared.notified().await;
     }
 
-    /// Starts to connect; does not wait for the connection.
-    pub async fn begin(&self, engine: &Engine, plan: RemotePlan) -> Result<Rc<Remote>, RpcError> {
+    /// Starts to connect a path, the first one of its name or a further one; does not wait for the
+    /// connection.
+    pub async fn begin(
+        &self,
+        engine: &Engine,
+        plan: RemotePlan,
+    ) -> Result<(Rc<Remote>, Rc<RemotePath>), RpcError> {
         let plane = engine.plane()?;
         let name = plan.config.name.clone();
-        let changed = Arc::clone(&self.changed);
-        // `Notify` keeps a notification that arrives while no task waits.
-        let attachment = Attachment::new(plan.config, plan.connector, move || changed.notify_one());
-        let attachment = Arc::new(attachment);
+        let found = self.find(&name);
+        let (attachment, path) = match &found {
+            Some(remote) => {
+                let attachment = Arc::clone(&remote.attachment);
+                let path = attachment.add_path(plan.config, plan.connector);
+                let full = || {
+                    let cause = format!("\"{name}\" has {MAX_PATHS} paths, which is the most");
+                    RpcError::errno(Errno::ENOSPC, cause).field("name")
+                };
+                let path = path.ok_or_else(full)?;
+                (attachment, path)
+            }
+            None => {
+                let changed = Arc::clone(&self.changed);
+                // `Notify` keeps a notification that arrives while no task waits.
+                let on_change = move || changed.notify_one();
+                let attachment = Arc::new(Attachment::new(plan.config, plan.connector, on_change));
+                let path = attachment.path();
+                (attachment, path)
+            }
+        };
+        let path = Rc::new(RemotePath {
+            reported: RefCell::new(path.status()),
+            path,
+            wanted: plan.wanted,
+            source: plan.source,
+            begun: Instant::now(),
+        });
+        let remote = match found {
+            Some(remote) => {
+                remote.paths.borrow_mut().push(Rc::clone(&path));
+                remote
+            }
+            None => {
+                let paths = RefCell::new(vec![Rc::clone(&path)]);
+                let remote = Rc::new(Remote { attachment, paths });
+                self.all
+                    .borrow_mut()
+                    .insert(name.clone(), Rc::clone(&remote));
+                remote
+            }
+        };
+        if let Err(error) = self.poll(&plane, path.path.clone()).await {
+            if !remote.remove(&path) {
+                self.take(&name);
+            }
+            return Err(RpcError::internal(error));
+        }
+        Ok((remote, path))
+    }
+
+    /// Has a reactor poll the controller of a path.
+    async fn poll(&self, plane: &Plane, path: Path) -> Result<(), String> {
         let at = self.next.get();
         self.next.set(at + 1);
         let reactor = &plane.reactors[at % plane.reactors.len()];
-        let theirs = Arc::clone(&attachment);
         let polled = reactor.run(move |core| -> Result<(), String> {
             let pool = admin_pool().ok_or("the reactor has no memory")?;
             let waker = core.handle().waker();
             let wake = move || waker.wake();
-            let poller = theirs
+            let poller = path
                 .poller(pool, Some(core.clone()), wake, core.now())
                 .map_err(|error| error.to_string())?;
             let added = core.add_poller(Box::new(poller));
             added.map(drop).map_err(|error| error.to_string())
         });
-        let polled = polled.await.map_err(|error| error.to_string());
-        polled.and_then(|made| made).map_err(RpcError::internal)?;
-        let remote = Rc::new(Remote {
-            reported: RefCell::new(attachment.status()),
-            attachment,
-            wanted: plan.wanted,
-            source: plan.source,
-            begun: Instant::now(),
-        });
-        self.all.borrow_mut().insert(name, Rc::clone(&remote));
-        Ok(remote)
+        polled.await.map_err(|error| error.to_string())?
     }
 
     /// The RDMA resources shared by all controllers, with the memory of the data path.
@@ -150,13 +202,16 @@ impl Remotes {
 
     /// Shuts all controllers down in order, within `PATIENCE`.
     pub async fn close(&self) {
+        self.discoveries.close(close_deadline()).await;
         let all = std::mem::take(&mut *self.all.borrow_mut());
         for remote in all.values() {
             remote.attachment.close();
         }
         let deadline = tokio::time::Instant::now() + PATIENCE;
         for remote in all.values() {
-            closed(&remote.attachment, deadline).await;
+            for path in remote.paths() {
+                closed(&path.path, deadline).await;
+            }
         }
         self.rdma.replace(None);
     }
@@ -164,8 +219,8 @@ impl Remotes {
 
 /// Waits until the controller is shut down or the deadline passes: an unreachable target cannot
 /// confirm.
-pub async fn closed(attachment: &Attachment, deadline: tokio::time::Instant) {
-    while !matches!(attachment.status().state, State::Closed | State::Failed(_))
+pub async fn closed(path: &Path, deadline: tokio::time::Instant) {
+    while !matches!(path.status().state, State::Closed | State::Failed(_))
         && tokio::time::Instant::now() < deadline
     {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -206,14 +261,36 @@ pub async fn follow(engine: Rc<Engine>) {
 }
 
 impl Remote {
-    /// Updates the devices from the controller's namespaces and reports changes. Returns when to
+    /// Its paths, in the order of their attachment.
+    pub fn paths(&self) -> Vec<Rc<RemotePath>> {
+        self.paths.borrow().clone()
+    }
+
+    /// The first path.
+    pub fn path(&self) -> Rc<RemotePath> {
+        Rc::clone(&self.paths.borrow()[0])
+    }
+
+    /// Takes a path out; its queues complete their I/O in flight. The caller closes it. Returns
+    /// false for the last path, which stays.
+    pub fn remove(&self, path: &Rc<RemotePath>) -> bool {
+        let removed = self.attachment.remove_path(&path.path);
+        if removed {
+            self.paths.borrow_mut().retain(|one| !Rc::ptr_eq(one, path));
+        }
+        removed
+    }
+
+    /// Updates the devices from the namespaces of its paths and reports changes. Returns when to
     /// call again, if needed.
     pub fn sync(&self, engine: &Rc<Engine>, plane: &Plane, name: &str) -> Option<Duration> {
-        let status = self.attachment.status();
-        let before = self.reported.replace(status.clone());
-        self.report(engine, name, &before, &status);
-        if before.state == State::Live && status.state != State::Live {
-            self.look_for_source(engine);
+        let paths = self.paths();
+        for path in &paths {
+            let shown = match &paths[..] {
+                [_] => name.to_owned(),
+                _ => format!("{name} by {}", path.wanted.address),
+            };
+            path.report_changes(engine, &shown);
         }
         let Changes {
             added,
@@ -241,6 +318,17 @@ impl Remote {
             engine.remotes.bdevs_appeared.notify_one();
         }
         again
+    }
+}
+
+impl RemotePath {
+    fn report_changes(&self, engine: &Rc<Engine>, name: &str) {
+        let status = self.path.status();
+        let before = self.reported.replace(status.clone());
+        self.report(engine, name, &before, &status);
+        if before.state == State::Live && status.state != State::Live {
+            self.look_for_source(engine);
+        }
     }
 
     fn report(&self, engine: &Engine, name: &str, before: &Status, now: &Status) {
@@ -288,7 +376,7 @@ impl Remote {
 }
 
 impl From<PlanError> for RpcError {
-    fn from(error: PlanError) -> RpcError {
+    fn from(error: PlanError) -> Self {
         let cause = error.to_string();
         let (errno, field) = match &error {
             PlanError::Resolve(_) => (Errno::ENOENT, "traddr"),
@@ -298,6 +386,6 @@ impl From<PlanError> for RpcError {
             PlanError::Identity(_) => (Errno::EINVAL, "hostnqn"),
             PlanError::Psk(_) => (Errno::EINVAL, "psk"),
         };
-        RpcError::errno(errno, cause).field(field)
+        Self::errno(errno, cause).field(field)
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nacre_nvmf::address::{Fallback, Select, TransportChoice, adrfam};
 use nacre_nvmf::auth::{KeyError, KeySource, Offer};
-use nacre_nvmf::host::Connector;
+use nacre_nvmf::host::{Connector, GeneratedPsk};
 use nacre_nvmf::host::{ControllerId, HostAuth, HostOptions, PathOptions};
 use nacre_nvmf::tls::{Derivation, PskKey};
 use nacre_nvmf::transport::TransportType;
@@ -15,7 +15,7 @@ use nacre_nvmf_remote::Config;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Helper;
-use nacre_transport_connect::{HostTls, PathConnector, Source, TcpConnector};
+use nacre_transport_connect::{Concatenated, HostTls, PathConnector, Source, TcpConnector};
 use nacre_transport_rdma_link::qos::Class;
 use nacre_transport_tcp::Marking;
 
@@ -29,7 +29,7 @@ use crate::values::address::{self, AddressError, is_link_local};
 use crate::values::host_identity::{Identity, IdentityError};
 
 /// Minimum number of entries of a queue pair.
-pub const ENTRIES: u16 = 32;
+pub(super) const ENTRIES: u16 = 32;
 
 /// Validated attach parameters, with global options filled in.
 #[derive(Debug, Clone)]
@@ -60,8 +60,18 @@ pub struct Wanted {
     pub tos: u8,
     pub disable_sq_flow_control: bool,
     pub authentication: Authentication,
-    /// The key of TLS.
-    pub psk: Option<Arc<dyn PskKey>>,
+    pub tls: RemoteTls,
+}
+
+/// The TLS of a controller's connections.
+#[derive(Debug, Clone, Default)]
+pub enum RemoteTls {
+    #[default]
+    Off,
+    /// With this key.
+    Psk(Arc<dyn PskKey>),
+    /// Authentication makes the key (secure channel concatenation).
+    Concatenated,
 }
 
 /// When to give a controller up, how often to reconnect, and how long I/O waits.
@@ -83,8 +93,8 @@ pub struct Authentication {
 }
 
 impl From<&Authentication> for HostAuth {
-    fn from(from: &Authentication) -> HostAuth {
-        HostAuth {
+    fn from(from: &Authentication) -> Self {
+        Self {
             keys: Arc::clone(&from.keys) as Arc<dyn KeySource>,
             offer: from.offer.clone(),
             helper: Arc::clone(&from.helper),
@@ -137,7 +147,7 @@ pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, PlanError> {
 }
 
 /// The address of a selected interface, in the address family of `target`.
-pub fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAddr>, PlanError> {
+pub(super) fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAddr>, PlanError> {
     if selectors.is_empty() {
         return Ok(None);
     }
@@ -190,7 +200,7 @@ fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Mac
 }
 
 impl RemotePlan {
-    pub async fn of(wanted: Wanted, engine: &Rc<Engine>) -> Result<RemotePlan, RpcError> {
+    pub async fn of(wanted: Wanted, engine: &Rc<Engine>) -> Result<Self, RpcError> {
         let replication = engine.settings.replication.clone();
         let class = engine.settings.qos.replication;
         let (verbs, theirs) = (engine.rdma.verbs.clone(), wanted.clone());
@@ -225,7 +235,7 @@ impl RemotePlan {
             }
             Some(Err(why)) => Some(Err(why)),
         };
-        Ok(RemotePlan::made(
+        Ok(Self::made(
             wanted,
             &replication,
             class,
@@ -244,7 +254,7 @@ impl RemotePlan {
         source: Option<IpAddr>,
         no_way: Option<String>,
         rdma: Option<Result<Arc<nacre_transport_connect::Rdma>, String>>,
-    ) -> Result<RemotePlan, PlanError> {
+    ) -> Result<Self, PlanError> {
         let from = Source::default();
         from.set(source);
         // The controller's own marking wins over the class's.
@@ -258,11 +268,22 @@ impl RemotePlan {
                 priority: None,
             },
         };
+        let generated = match wanted.tls {
+            RemoteTls::Concatenated => Some(Arc::<GeneratedPsk>::default()),
+            RemoteTls::Off | RemoteTls::Psk(_) => None,
+        };
+        let concatenated = generated.clone().map(|psk| Concatenated {
+            psk,
+            host: identity.nqn.clone(),
+            subsystem: wanted.subnqn.clone(),
+            helper: Some(Arc::clone(&wanted.authentication.helper)),
+        });
         let tcp = TcpConnector::new(wanted.address, wanted.digests, wanted.queue_entries)
             .marked(marking)
             .within(wanted.connect_timeout)
             .from(from.clone())
-            .secured(tls(&wanted, &identity)?);
+            .secured(tls(&wanted, &identity)?)
+            .concatenated(concatenated);
         let fallback = wanted.fallback.unwrap_or(match wanted.transport {
             TransportChoice::Auto => replication.fallback,
             TransportChoice::Tcp | TransportChoice::Rdma => Fallback::None,
@@ -298,15 +319,17 @@ impl RemotePlan {
                 Arc::new(connector.from(from.clone()).marked(marking.tos))
             }
         };
+        let mut options = options(&wanted, identity, paths, replication);
+        options.concatenation = generated;
         let config = Config {
             name: wanted.name.clone(),
             address: (wanted.host.clone(), wanted.address.port().to_string()),
             select: wanted.select,
             max_devices: wanted.max_devices,
             transport: TransportType::Tcp,
-            options: options(&wanted, identity, paths, replication),
+            options,
         };
-        Ok(RemotePlan {
+        Ok(Self {
             config,
             connector,
             source: from,
@@ -318,7 +341,7 @@ impl RemotePlan {
 /// The key of TLS for the connections of this host. Its file is read here, on the thread of
 /// management, and not for each queue.
 fn tls(wanted: &Wanted, identity: &Identity) -> Result<Option<HostTls>, PlanError> {
-    let Some(key) = &wanted.psk else {
+    let RemoteTls::Psk(key) = &wanted.tls else {
         return Ok(None);
     };
     let psk = key.psk()?;

@@ -1,4 +1,4 @@
-//! The name of the discovery subsystem.
+//! The NQN of the discovery subsystem: set by RPC or by the configuration file.
 
 use nacre_nvmf_wire::Nqn;
 use tracing::warn;

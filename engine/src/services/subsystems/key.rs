@@ -51,6 +51,11 @@ pub fn host_keys(nqn: &Nqn, host: &Nqn) -> String {
     format!("{}/keys", self::host(nqn, host))
 }
 
+/// The host's rotation of its key of this kind.
+pub fn rotation(nqn: &Nqn, host: &Nqn, kind: &str) -> String {
+    format!("{}/rotation/{kind}", self::host(nqn, host))
+}
+
 pub fn listener(nqn: &Nqn, kind: TransportType, address: &impl Display) -> String {
     format!("{}/listener/{kind}/{address}", subsystem(nqn))
 }

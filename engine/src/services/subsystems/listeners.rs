@@ -1,4 +1,4 @@
-//! Listeners of a subsystem: their state for hosts, and whether hosts are refused.
+//! Listeners of a subsystem: their ANA states, and whether hosts are refused there.
 
 use clap::builder::PossibleValue;
 use nacre_nvmf::subsystems::Withheld;
@@ -39,47 +39,47 @@ impl AnaWord {
 }
 
 impl clap::ValueEnum for AnaWord {
-    fn value_variants<'a>() -> &'a [AnaWord] {
+    fn value_variants<'a>() -> &'a [Self] {
         &[
-            AnaWord::Optimized,
-            AnaWord::NonOptimized,
-            AnaWord::Inaccessible,
-            AnaWord::PersistentLoss,
-            AnaWord::Change,
+            Self::Optimized,
+            Self::NonOptimized,
+            Self::Inaccessible,
+            Self::PersistentLoss,
+            Self::Change,
         ]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(PossibleValue::new(match self {
-            AnaWord::Optimized => "optimized",
-            AnaWord::NonOptimized => "non-optimized",
-            AnaWord::Inaccessible => "inaccessible",
-            AnaWord::PersistentLoss => "persistent-loss",
-            AnaWord::Change => "change",
+            Self::Optimized => "optimized",
+            Self::NonOptimized => "non-optimized",
+            Self::Inaccessible => "inaccessible",
+            Self::PersistentLoss => "persistent-loss",
+            Self::Change => "change",
         }))
     }
 }
 
 impl From<AnaWord> for AnaState {
-    fn from(word: AnaWord) -> AnaState {
+    fn from(word: AnaWord) -> Self {
         match word {
-            AnaWord::Optimized => AnaState::Optimized,
-            AnaWord::NonOptimized => AnaState::NonOptimized,
-            AnaWord::Inaccessible => AnaState::Inaccessible,
-            AnaWord::PersistentLoss => AnaState::PersistentLoss,
-            AnaWord::Change => AnaState::Change,
+            AnaWord::Optimized => Self::Optimized,
+            AnaWord::NonOptimized => Self::NonOptimized,
+            AnaWord::Inaccessible => Self::Inaccessible,
+            AnaWord::PersistentLoss => Self::PersistentLoss,
+            AnaWord::Change => Self::Change,
         }
     }
 }
 
 impl From<AnaState> for AnaWord {
-    fn from(state: AnaState) -> AnaWord {
+    fn from(state: AnaState) -> Self {
         match state {
-            AnaState::Optimized => AnaWord::Optimized,
-            AnaState::NonOptimized => AnaWord::NonOptimized,
-            AnaState::Inaccessible => AnaWord::Inaccessible,
-            AnaState::PersistentLoss => AnaWord::PersistentLoss,
-            AnaState::Change => AnaWord::Change,
+            AnaState::Optimized => Self::Optimized,
+            AnaState::NonOptimized => Self::NonOptimized,
+            AnaState::Inaccessible => Self::Inaccessible,
+            AnaState::PersistentLoss => Self::PersistentLoss,
+            AnaState::Change => Self::Change,
         }
     }
 }
@@ -96,18 +96,18 @@ pub enum WithheldWord {
 
 impl WithheldWord {
     /// `None` if an operator withheld the listener without a reason.
-    pub fn of(why: Withheld) -> Option<WithheldWord> {
+    pub fn of(why: Withheld) -> Option<Self> {
         match why {
-            Withheld::TcpFallback => Some(WithheldWord::TcpFallback),
-            Withheld::TransportPolicy => Some(WithheldWord::TransportPolicy),
+            Withheld::TcpFallback => Some(Self::TcpFallback),
+            Withheld::TransportPolicy => Some(Self::TransportPolicy),
             Withheld::ByRequest => None,
         }
     }
 
-    pub fn why(word: Option<WithheldWord>) -> Withheld {
+    pub fn why(word: Option<Self>) -> Withheld {
         match word {
-            Some(WithheldWord::TcpFallback) => Withheld::TcpFallback,
-            Some(WithheldWord::TransportPolicy) => Withheld::TransportPolicy,
+            Some(Self::TcpFallback) => Withheld::TcpFallback,
+            Some(Self::TransportPolicy) => Withheld::TransportPolicy,
             None => Withheld::ByRequest,
         }
     }

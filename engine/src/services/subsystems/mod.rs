@@ -1,5 +1,5 @@
-//! Subsystems of the target as the journal knows them, and what happens to them without a call of
-//! their methods: devices go away, and listeners are withheld.
+//! Subsystems of the target with their journal records, and their changes without a call: removed
+//! devices, and withheld listeners.
 
 mod discovery;
 pub mod key;

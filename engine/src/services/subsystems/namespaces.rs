@@ -1,4 +1,5 @@
-//! Namespaces: found by number, and taken away with their device.
+//! Finds namespaces by NSID, and removes them from the target, and their records from the journal,
+//! with their device.
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev_replica::handle::{
-    Command, Happened, Observer, ReplicaStatus, ResyncKind, VolumeError, VolumeEvent,
+    Command, Observer, ReplicaStatus, ResyncKind, VolumeError, VolumeEvent, VolumeEventKind,
 };
 use nacre_bdev_replica::model::{RESERVED, ReplicaState};
 use serde_json::{Value, json};
@@ -24,18 +24,18 @@ use crate::values::size;
 const WAITING: usize = 1024;
 
 /// Receives events on reactors and sends them to the management thread.
-pub struct EventSender {
+pub(super) struct EventSender {
     events: mpsc::Sender<VolumeEvent>,
     lost: Arc<AtomicU64>,
 }
 
-pub struct EventReceiver {
+pub(super) struct EventReceiver {
     events: mpsc::Receiver<VolumeEvent>,
     lost: Arc<AtomicU64>,
 }
 
 impl EventSender {
-    pub fn new() -> (EventSender, EventReceiver) {
+    pub(super) fn new() -> (Self, EventReceiver) {
         let (sender, events) = mpsc::channel(WAITING);
         let lost = Arc::new(AtomicU64::new(0));
         let receiver = EventReceiver {
@@ -43,7 +43,7 @@ impl EventSender {
             lost: Arc::clone(&lost),
         };
         (
-            EventSender {
+            Self {
                 events: sender,
                 lost,
             },
@@ -61,7 +61,7 @@ impl Observer for EventSender {
     }
 }
 
-pub async fn follow(engine: Rc<Engine>, mut receiver: EventReceiver) {
+pub(super) async fn follow(engine: Rc<Engine>, mut receiver: EventReceiver) {
     while let Some(event) = receiver.events.recv().await {
         let lost = receiver.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
@@ -80,7 +80,7 @@ fn act(engine: &Engine, event: &VolumeEvent) {
     let Ok(plane) = engine.plane() else { return };
     match &event.what {
         // Notify hosts of the new size.
-        Happened::Grown { .. } => {
+        VolumeEventKind::Grown { .. } => {
             let listed = engine.volumes.find(&event.volume.to_string());
             if let Some(bdev) = listed.ok().and_then(|l| l.bdev().map(str::to_owned))
                 && let Err(error) = plane.bdevs.notify_resize(&bdev)
@@ -89,9 +89,9 @@ fn act(engine: &Engine, event: &VolumeEvent) {
             }
         }
         // Idle queues must read the new view and release the replica's device.
-        Happened::ReplicaOut { .. }
-        | Happened::ReplicaRemoved { .. }
-        | Happened::ResyncStopped { .. } => poll_queues(&plane),
+        VolumeEventKind::ReplicaOut { .. }
+        | VolumeEventKind::ReplicaRemoved { .. }
+        | VolumeEventKind::ResyncStopped { .. } => poll_queues(&plane),
         _ => {}
     }
 }
@@ -203,7 +203,7 @@ fn report(engine: &Engine, event: &VolumeEvent) {
     }
     engine.notes.report(kind, ctx, text, facts);
     // A verification that found differences is a warning.
-    if let Happened::VerifyEnded {
+    if let VolumeEventKind::VerifyEnded {
         different_blocks, ..
     } = &event.what
         && *different_blocks > 0
@@ -242,7 +242,7 @@ fn words(event: &VolumeEvent) -> Report<'_> {
         ResyncKind::Reconcile => "writes in flight at the stop",
     };
     match &event.what {
-        Happened::Opened {
+        VolumeEventKind::Opened {
             epoch,
             degraded,
             clean,
@@ -258,13 +258,13 @@ fn words(event: &VolumeEvent) -> Report<'_> {
                 format!("open in epoch {epoch}{degraded}{clean}"),
             )
         }
-        Happened::Closed => of("volume_close", "closed".into()),
-        Happened::ReplicaOut { device, why, .. } => at(
+        VolumeEventKind::Closed => of("volume_close", "closed".into()),
+        VolumeEventKind::ReplicaOut { device, why, .. } => at(
             "replica_out",
             device,
             format!("the replica on \"{device}\" is out of sync: {why}"),
         ),
-        Happened::ResyncStarted {
+        VolumeEventKind::ResyncStarted {
             device,
             kind,
             bytes,
@@ -278,7 +278,7 @@ fn words(event: &VolumeEvent) -> Report<'_> {
                 size::bytes(*bytes)
             ),
         ),
-        Happened::ResyncEnded { device, bytes, .. } => at(
+        VolumeEventKind::ResyncEnded { device, bytes, .. } => at(
             "replica_resync_end",
             device,
             format!(
@@ -286,26 +286,26 @@ fn words(event: &VolumeEvent) -> Report<'_> {
                 size::bytes(*bytes)
             ),
         ),
-        Happened::ResyncStopped { device, why, .. } => at(
+        VolumeEventKind::ResyncStopped { device, why, .. } => at(
             "replica_resync_stop",
             device,
             format!("copying to the replica on \"{device}\" stopped: {why}"),
         ),
-        Happened::SourceChanged { from, to } => of(
+        VolumeEventKind::SourceChanged { from, to } => of(
             "replica_source_change",
             format!("copied from replica {to} instead of {from}"),
         ),
-        Happened::ReplicaAdded { device, .. } => at(
+        VolumeEventKind::ReplicaAdded { device, .. } => at(
             "replica_add",
             device,
             format!("there is a new replica on \"{device}\""),
         ),
-        Happened::ReplicaRemoved { device, .. } => at(
+        VolumeEventKind::ReplicaRemoved { device, .. } => at(
             "replica_remove",
             device,
             format!("there is no replica on \"{device}\" any more"),
         ),
-        Happened::ReadRepaired {
+        VolumeEventKind::ReadRepaired {
             replica,
             lba,
             blocks,
@@ -315,7 +315,7 @@ fn words(event: &VolumeEvent) -> Report<'_> {
                 "{blocks} blocks at {lba} of replica {replica} were rewritten: it could not read them"
             ),
         ),
-        Happened::Salvaged {
+        VolumeEventKind::Salvaged {
             replica,
             from,
             lba,
@@ -326,22 +326,26 @@ fn words(event: &VolumeEvent) -> Report<'_> {
                 "{blocks} blocks at {lba} of replica {replica}, which the others are made equal to, cannot be read: what replica {from} has there counts"
             ),
         ),
-        Happened::Frozen { why } => of("volume_frozen", format!("frozen: {why}; hosts wait")),
-        Happened::Thawed => of("volume_thaw", "serves again".into()),
-        Happened::Fenced { why } => of("volume_fenced", format!("another holder has it: {why}")),
-        Happened::StoreLost { why } => of(
+        VolumeEventKind::Frozen { why } => {
+            of("volume_frozen", format!("frozen: {why}; hosts wait"))
+        }
+        VolumeEventKind::Thawed => of("volume_thaw", "serves again".into()),
+        VolumeEventKind::Fenced { why } => {
+            of("volume_fenced", format!("another holder has it: {why}"))
+        }
+        VolumeEventKind::StoreLost { why } => of(
             "volume_store_lost",
             format!("the volume store cannot be reached, nothing is acknowledged: {why}"),
         ),
-        Happened::StoreBack => of("volume_store_back", "the volume store is back".into()),
-        Happened::VerifyStarted { repair } => of(
+        VolumeEventKind::StoreBack => of("volume_store_back", "the volume store is back".into()),
+        VolumeEventKind::VerifyStarted { repair } => of(
             "volume_verify_start",
             match repair {
                 true => "replicas are compared, and differences repaired".into(),
                 false => "replicas are compared".into(),
             },
         ),
-        Happened::VerifyEnded {
+        VolumeEventKind::VerifyEnded {
             compared_bytes,
             different_blocks,
             repaired_blocks,
@@ -352,6 +356,8 @@ fn words(event: &VolumeEvent) -> Report<'_> {
                 size::bytes(*compared_bytes)
             ),
         ),
-        Happened::Grown { blocks } => of("volume_grow", format!("it has {blocks} blocks now")),
+        VolumeEventKind::Grown { blocks } => {
+            of("volume_grow", format!("it has {blocks} blocks now"))
+        }
     }
 }

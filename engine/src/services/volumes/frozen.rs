@@ -1,4 +1,4 @@
-//! Block devices of volumes that cannot be opened yet. Hosts see them, and their I/O waits.
+//! Block devices of volumes that cannot be opened yet. Hosts can see them; their I/O waits.
 //!
 //! ```text
 //!   show      an attempt failed or is slow ▸ the bdev is registered with the limits announced

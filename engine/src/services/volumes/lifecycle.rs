@@ -1,4 +1,4 @@
-//! Opening, closing, creating and deleting volumes.
+//! Opens, closes, creates and deletes volumes.
 
 use std::pin::pin;
 use std::rc::Rc;

@@ -284,8 +284,8 @@ fn not_open(name: &str, why: Option<&VolumeError>) -> RpcError {
 }
 
 impl Entry {
-    fn new(record: VolumeRecord) -> Entry {
-        Entry {
+    fn new(record: VolumeRecord) -> Self {
+        Self {
             record,
             lock: Rc::default(),
             altering: Rc::default(),
@@ -334,52 +334,52 @@ impl Refusal for VolumeError {
         let cause = self.to_string();
         let of = |errno| RpcError::errno(errno, cause.clone());
         match self {
-            VolumeError::Store(StoreError::Exists { .. }) => of(Errno::EEXIST)
+            Self::Store(StoreError::Exists { .. }) => of(Errno::EEXIST)
                 .field("name")
                 .remedy("volume_list lists them"),
-            VolumeError::Store(StoreError::NotFound { .. }) => of(Errno::ENODEV).field("name"),
-            VolumeError::Store(StoreError::Conflict { .. }) => of(Errno::EBUSY),
-            VolumeError::Store(StoreError::Unavailable { .. }) => of(Errno::EAGAIN)
+            Self::Store(StoreError::NotFound { .. }) => of(Errno::ENODEV).field("name"),
+            Self::Store(StoreError::Conflict { .. }) => of(Errno::EBUSY),
+            Self::Store(StoreError::Unavailable { .. }) => of(Errno::EAGAIN)
                 .remedy("see whether the disk of the data directory is full or read-only; it is tried again"),
-            VolumeError::Store(_) | VolumeError::Io { .. } => of(Errno::EIO),
-            VolumeError::Device(_) => of(Errno::ENODEV)
+            Self::Store(_) | Self::Io { .. } => of(Errno::EIO),
+            Self::Device(_) => of(Errno::ENODEV)
                 .field("device")
                 .remedy("bdev_get_bdevs lists the devices and their users"),
             // The field stands before the cause.
-            VolumeError::Invalid { what, why } => {
+            Self::Invalid { what, why } => {
                 RpcError::errno(Errno::EINVAL, why).field(what)
             }
-            VolumeError::InUse { .. } => of(Errno::EPERM)
+            Self::InUse { .. } => of(Errno::EPERM)
                 .field("device")
                 .remedy("look at its data first; force overwrites it"),
-            VolumeError::NoReplica { .. } => of(Errno::ENODEV)
+            Self::NoReplica { .. } => of(Errno::ENODEV)
                 .field("replica")
                 .remedy("volume_get lists the replicas by id and by device"),
-            VolumeError::LastCopy { .. } => of(Errno::EPERM)
+            Self::LastCopy { .. } => of(Errno::EPERM)
                 .field("force")
                 .remedy("bring another replica in sync first; force with the volume's name, if it is meant"),
-            VolumeError::Newer { .. } => of(Errno::EPERM)
+            Self::Newer { .. } => of(Errno::EPERM)
                 .remedy("find the machine that has the volume now: its data is newer than here"),
-            VolumeError::NothingInSync { .. } => of(Errno::EAGAIN)
+            Self::NothingInSync { .. } => of(Errno::EAGAIN)
                 .remedy("bring a device with an in-sync replica back"),
-            VolumeError::Short { .. } => of(Errno::ENOMEM)
+            Self::Short { .. } => of(Errno::ENOMEM)
                 .field("device")
                 .remedy("ask again a little later; or give the daemon more buffers"),
-            VolumeError::NotBelieved { .. } => of(Errno::EAGAIN)
+            Self::NotBelieved { .. } => of(Errno::EAGAIN)
                 .field("device")
                 .remedy("bring back the device that was written last"),
-            VolumeError::TooSmall { .. } => of(Errno::EINVAL).field("device"),
-            VolumeError::Cut { .. } => of(Errno::EAGAIN)
+            Self::TooSmall { .. } => of(Errno::EINVAL).field("device"),
+            Self::Cut { .. } => of(Errno::EAGAIN)
                 .field("device")
                 .remedy("enlarge the device, then volume_thaw with `force` and this replica"),
-            VolumeError::Fenced { .. } => of(Errno::EPERM)
+            Self::Fenced { .. } => of(Errno::EPERM)
                 .remedy("another holder has the volume: use it there"),
-            VolumeError::Reserved { .. } => of(Errno::EPERM)
+            Self::Reserved { .. } => of(Errno::EPERM)
                 .field("device")
                 .remedy("nvmf_ns_get_reservation at its target, or nvme resv-report, says which host"),
-            VolumeError::Closed { .. } => of(Errno::ENODEV),
-            VolumeError::Running { .. } => of(Errno::EBUSY),
-            VolumeError::Busy => of(Errno::EAGAIN).remedy("ask again a little later"),
+            Self::Closed { .. } => of(Errno::ENODEV),
+            Self::Running { .. } => of(Errno::EBUSY),
+            Self::Busy => of(Errno::EAGAIN).remedy("ask again a little later"),
         }
     }
 }

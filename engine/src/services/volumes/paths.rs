@@ -45,12 +45,13 @@ impl AnaByTransport {
     }
 
     pub fn of(&self, trtype: &str) -> AnaWord {
-        self.given(trtype)
-            .unwrap_or(if trtype.eq_ignore_ascii_case("RDMA") {
+        self.given(trtype).unwrap_or_else(|| {
+            if trtype.eq_ignore_ascii_case("RDMA") {
                 AnaWord::Optimized
             } else {
                 AnaWord::NonOptimized
-            })
+            }
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Devices of replicas: claimed from the registry of bdevs, exclusively.
+//! The bdevs of replicas: found in the registry, and claimed exclusively.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use nacre_bdev_replica::handle::{Devices, NoDevice, ReplicaDevice};
 /// `product_name` of remote namespaces, as in SPDK.
 pub const REMOTE_PRODUCT: &str = "NVMe disk";
 
-pub struct VolumeDevices(pub Registry);
+pub(super) struct VolumeDevices(pub Registry);
 
 impl Devices for VolumeDevices {
     fn claim(&self, name: &str, volume: &str) -> Result<ReplicaDevice, NoDevice> {
@@ -34,7 +34,7 @@ impl Devices for VolumeDevices {
 }
 
 /// The text that names the owner of a claimed device.
-pub fn holder(volume: &str) -> String {
+pub(super) fn holder(volume: &str) -> String {
     format!("replica of volume \"{volume}\"")
 }
 

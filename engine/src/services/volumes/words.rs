@@ -1,4 +1,4 @@
-//! Words for the states of volumes and replicas, in replies, events and metrics.
+//! Names for the states of volumes and replicas, in replies, events and metrics.
 
 use nacre_bdev_replica::handle::{ReplicaStatus, ResyncKind, VolumeState};
 use nacre_bdev_replica::model::ReplicaState;

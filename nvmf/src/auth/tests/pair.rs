@@ -9,8 +9,8 @@ use nacre_reactor::Nanos;
 use crate::auth::fuzzing::Counter;
 use crate::auth::message::{Body, Failed, Message};
 use crate::auth::{
-    Agreed, ControllerEnd, FixedKeys, Group, Hash, HostEnd, HostStep, KeyError, KeySource, Keys,
-    Names, Offer, Progress, Reason, Received, Secret,
+    Agreed, ChannelPolicy, Concatenation, ControllerEnd, FixedKeys, Group, Hash, HostEnd, HostStep,
+    KeyError, KeySource, Keys, Names, Offer, Progress, Reason, Received, Secret,
 };
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -20,7 +20,7 @@ fn secret(seed: u64, hash: Option<Hash>) -> Secret {
     Secret::generate(hash, &mut Counter(seed)).unwrap()
 }
 
-fn keys(host: u64, controller: Option<u64>) -> Keys {
+pub(super) fn keys(host: u64, controller: Option<u64>) -> Keys {
     Keys {
         host: secret(host, Some(Hash::Sha256)),
         controller: controller.map(|seed| secret(seed, Some(Hash::Sha384))),
@@ -35,7 +35,7 @@ fn names() -> Names {
     }
 }
 
-fn only(hash: Hash, group: Group) -> Offer {
+pub(super) fn only(hash: Hash, group: Group) -> Offer {
     Offer {
         hashes: vec![hash],
         groups: vec![group],
@@ -61,21 +61,26 @@ impl KeySource for UnreadableKeys {
 
 type Meddle = dyn FnMut(usize, &mut Vec<u8>);
 
-struct Pair {
-    host: HostEnd,
-    controller: ControllerEnd,
+pub(super) struct Pair {
+    pub host: HostEnd,
+    pub controller: ControllerEnd,
     now: Nanos,
     /// Sees, and may change, each message: its number, and its bytes.
     meddle: Box<Meddle>,
-    messages: usize,
+    pub messages: usize,
     /// Receives that had to wait for a job of the controller.
     waits: usize,
 }
 
 impl Pair {
-    fn new(host: Keys, controller: Option<Keys>, host_offer: Offer, offer: Offer) -> Pair {
+    pub(super) fn new(
+        host: Keys,
+        controller: Option<Keys>,
+        host_offer: Offer,
+        offer: Offer,
+    ) -> Self {
         let source = controller.map(|keys| Arc::new(FixedKeys(keys)) as Arc<dyn KeySource>);
-        Pair::with_source(Arc::new(FixedKeys(host)), source, host_offer, offer)
+        Self::with_source(Arc::new(FixedKeys(host)), source, host_offer, offer)
     }
 
     fn with_source(
@@ -83,10 +88,10 @@ impl Pair {
         controller: Option<Arc<dyn KeySource>>,
         host_offer: Offer,
         offer: Offer,
-    ) -> Pair {
+    ) -> Self {
         let now = Nanos(1);
         let random = || Box::new(Counter(7));
-        Pair {
+        Self {
             host: HostEnd::new(names(), host, host_offer, TRANSACTION, Box::new(Counter(8))),
             controller: ControllerEnd::new(names(), controller, offer, random(), PATIENCE, now),
             now,
@@ -96,7 +101,24 @@ impl Pair {
         }
     }
 
-    fn meddling(mut self, meddle: impl FnMut(usize, &mut Vec<u8>) + 'static) -> Pair {
+    /// The controller has these sets of keys.
+    pub(super) fn with_sets(self, sets: Vec<Arc<dyn KeySource>>, offer: Offer) -> Self {
+        let random = Box::new(Counter(7));
+        Self {
+            controller: ControllerEnd::new(names(), sets, offer, random, PATIENCE, self.now),
+            ..self
+        }
+    }
+
+    pub(super) fn with_channel(self, wanted: Concatenation, policy: ChannelPolicy) -> Self {
+        Self {
+            host: self.host.with_channel(wanted),
+            controller: self.controller.with_channel(policy),
+            ..self
+        }
+    }
+
+    pub(super) fn meddling(mut self, meddle: impl FnMut(usize, &mut Vec<u8>) + 'static) -> Self {
         self.meddle = Box::new(meddle);
         self
     }
@@ -108,7 +130,7 @@ impl Pair {
     }
 
     /// Runs both ends to their end.
-    fn run(&mut self) -> Result<Agreed, Reason> {
+    pub(super) fn run(&mut self) -> Result<Agreed, Reason> {
         for _ in 0..32 {
             match self.host.step() {
                 HostStep::Send(bytes) => {
@@ -313,6 +335,59 @@ fn failures() {
             "{name}"
         );
         assert_eq!(pair.controller.take_failure(), None, "once");
+    }
+}
+
+/// Goal: during a rotation either set of keys is good, each with its own controller key, and a set
+/// that cannot be read takes nothing from the other.
+#[test]
+fn two_sets_of_keys() {
+    let source = |host, controller| -> Arc<dyn KeySource> {
+        Arc::new(FixedKeys(keys(host, Some(controller))))
+    };
+    let unreadable: Arc<dyn KeySource> = Arc::new(UnreadableKeys);
+    let (new, former) = (source(1, 2), source(3, 4));
+    let run = |host: Keys, sets: Vec<Arc<dyn KeySource>>| {
+        let null = || only(Hash::Sha256, Group::Null);
+        let mut pair = Pair::new(host, None, null(), null()).with_sets(sets, null());
+        let result = pair.run().map(|agreed| agreed.mutual);
+        (result, pair.controller.used_keys().cloned())
+    };
+    let both = vec![Arc::clone(&new), Arc::clone(&former)];
+    let cases = [
+        (keys(1, Some(2)), both.clone(), Ok(Some(&new))),
+        (keys(3, Some(4)), both.clone(), Ok(Some(&former))),
+        (
+            keys(3, Some(4)),
+            vec![Arc::clone(&unreadable), Arc::clone(&former)],
+            Ok(Some(&former)),
+        ),
+        (
+            keys(3, Some(2)),
+            both.clone(),
+            Err(Reason::WrongControllerResponse),
+        ),
+        (
+            keys(5, None),
+            both.clone(),
+            Err(Reason::GivenUp(Failed::Authentication)),
+        ),
+        (
+            keys(3, None),
+            vec![new.clone(), unreadable],
+            Err(Reason::GivenUp(Failed::Authentication)),
+        ),
+    ];
+    for (at, (host, sets, expected)) in cases.into_iter().enumerate() {
+        let (result, used) = run(host, sets);
+        match expected {
+            Ok(source) => {
+                assert_eq!(result, Ok(true), "case {at}");
+                let is_same = source.zip(used.as_ref()).map(|(a, b)| Arc::ptr_eq(a, b));
+                assert_eq!(is_same, Some(true), "case {at}");
+            }
+            Err(reason) => assert_eq!(result, Err(reason), "case {at}"),
+        }
     }
 }
 

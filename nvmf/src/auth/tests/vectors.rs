@@ -7,7 +7,9 @@ use nacre_nvmf_wire::Nqn;
 use crate::auth::group::{E, Exponent};
 use crate::auth::hash::{Digest, Hash};
 use crate::auth::response::{Basis, Prover};
-use crate::auth::{Group, Names, NoRandom, Random, Secret, SecretError, SystemRandom};
+use crate::auth::{
+    Concatenation, Group, Names, NoRandom, Random, Secret, SecretError, SystemRandom,
+};
 
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000001";
 const SUBSYSTEM: &str = "nqn.2026-01.io.nacre:s1";
@@ -76,6 +78,7 @@ fn responses() {
             hash,
             shared: (shared == "z").then_some(&z[..]),
             transaction: 2,
+            channel: Concatenation::None,
             names: &names,
         };
         let (c1, c2) = (counting(0, hash.bytes()), counting(0x20, hash.bytes()));
@@ -86,6 +89,62 @@ fn responses() {
         assert_eq!(hexadecimal(&of_controller), r2, "{line}");
     }
     assert_eq!(lines, 24);
+}
+
+/// The vectors of a transaction with SC_C 2: R1, PSKg, its digest and the PSK of TLS. Written by a
+/// Python program like the one above, with the same values.
+#[test]
+fn secure_channel() {
+    use crate::tls::{Derivation, Psk, Version};
+    let names = names();
+    let z = [&[0][..], &[0x5a; 255]].concat();
+    let basis = Basis {
+        hash: Hash::Sha256,
+        shared: Some(&z),
+        transaction: 2,
+        channel: Concatenation::New,
+        names: &names,
+    };
+    let secret = Secret::parse(&text(1, SECRETS[0].1)).unwrap();
+    let (c1, c2) = (counting(0, 32), counting(0x20, 32));
+    let r1 = basis.response(Prover::Host, &secret.key(&names.host), &c1, 1);
+    assert_eq!(
+        hexadecimal(&r1),
+        "c0140ebc07e85d627608efab4fb522379c842b7eb6373f68574a05bc2ac1c362"
+    );
+    let generated = basis.generated(&c1, &c2).unwrap();
+    assert_eq!(
+        hexadecimal(&generated),
+        "ba29faa844ec676a8fe6d6eac35a1c9fcaddaa8952ba22d26b1c4819c3f74476"
+    );
+    let psk = Psk::generated(&generated);
+    let identity = psk.offer(&names.host, &names.subsystem);
+    let expected =
+        format!("NVMe1G01 {HOST} {SUBSYSTEM} +My1G7h4l1IzXCzvLXbXjMF60kmsTzqjWmXZ6JtH2TQ=");
+    assert_eq!(identity.to_string(), expected);
+    assert_eq!(
+        crate::tls::Identity::parse(expected.as_bytes()),
+        Ok(identity.clone())
+    );
+    let key = psk.tls_psk(&identity, Derivation::Standard).unwrap();
+    assert_eq!(
+        hexadecimal(&key),
+        "353fb4866ccd5a8cfaf7c2bdb2373bb97e31aa3b030bbfa93ca12327cb4a206b"
+    );
+    // Neither the other derivations nor version 0 exist for it, nor is it a configured PSK.
+    for derivation in [Derivation::Libnvme, Derivation::Libnvme18] {
+        assert!(psk.tls_psk(&identity, derivation).is_none());
+    }
+    let zero = psk.identity(
+        Version::Zero,
+        &names.host,
+        &names.subsystem,
+        Derivation::Standard,
+    );
+    assert!(psk.tls_psk(&zero, Derivation::Standard).is_none());
+    let mut retained = identity;
+    retained.is_generated = false;
+    assert!(psk.tls_psk(&retained, Derivation::Standard).is_none());
 }
 
 /// Goal: secrets of all lengths and hashes are read and written, with what hosts tolerate.

@@ -2,6 +2,7 @@
 
 use nacre_nvmf_wire::fabrics::AuthRequirements;
 
+use crate::host::authentication::Proof;
 use crate::host::options::{Dial, HostError, HostOptions, Wanted};
 use crate::host::queue::CommandQueue;
 use crate::host::step::{ADMIN_ENTRIES, Step};
@@ -39,4 +40,15 @@ pub(super) fn step_after_connect(
     } else {
         Step::ReadCap
     })
+}
+
+/// The step after authentication. With a new PSK all queues connect over TLS, this one first.
+pub(super) fn step_after_authentication(proof: Proof, queue: &mut Option<CommandQueue>) -> Step {
+    match proof {
+        Proof::Alone => Step::ReadCap,
+        Proof::WithPsk => {
+            *queue = None;
+            Step::Dialling
+        }
+    }
 }

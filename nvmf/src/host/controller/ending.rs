@@ -53,6 +53,7 @@ impl Controller {
         }
         self.link.set_up(false);
         self.better = None;
+        self.options.lost(error);
         if let Some(queue) = self.queue.take() {
             for ticket in queue.tokens().filter(|t| *t < EVENT) {
                 self.user.answer(ticket, Err(error.clone()));

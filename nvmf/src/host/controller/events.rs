@@ -23,8 +23,8 @@ pub(super) struct Events {
 }
 
 impl Events {
-    pub fn new() -> Events {
-        Events {
+    pub(super) fn new() -> Self {
+        Self {
             is_requested: false,
             are_supported: true,
             unread: VecDeque::new(),
@@ -34,16 +34,16 @@ impl Events {
     }
 
     /// True if a request must be sent.
-    pub fn wants_request(&self) -> bool {
+    pub(super) fn wants_request(&self) -> bool {
         self.are_supported && !self.is_requested
     }
 
-    pub fn requested(&mut self) {
+    pub(super) fn requested(&mut self) {
         self.is_requested = true;
     }
 
     /// Handles the completion of a request.
-    pub fn completed(&mut self, cqe: &Cqe) {
+    pub(super) fn completed(&mut self, cqe: &Cqe) {
         self.is_requested = false;
         if !cqe.status().is_success() {
             // Another request would fail in the same way.
@@ -59,14 +59,14 @@ impl Events {
     }
 
     /// Clears the request and the pending reads after the end of a connection.
-    pub fn connection_lost(&mut self) {
+    pub(super) fn connection_lost(&mut self) {
         self.is_requested = false;
         self.are_supported = true;
         self.rescan = false;
         self.access_changed = false;
     }
 
-    pub fn take(&mut self) -> Option<AsyncEvent> {
+    pub(super) fn take(&mut self) -> Option<AsyncEvent> {
         self.unread.pop_front()
     }
 }

@@ -16,8 +16,8 @@ pub(super) struct KeepAlive {
 }
 
 impl KeepAlive {
-    pub fn new(now: Nanos) -> KeepAlive {
-        KeepAlive {
+    pub(super) fn new(now: Nanos) -> Self {
+        Self {
             timer_from: now,
             is_sent: false,
             sent_at: Nanos::ZERO,
@@ -26,39 +26,39 @@ impl KeepAlive {
     }
 
     /// Records that the controller is being enabled, which starts its timer.
-    pub fn controller_enabled(&mut self, now: Nanos) {
+    pub(super) fn controller_enabled(&mut self, now: Nanos) {
         self.timer_from = now;
     }
 
-    pub fn is_sent(&self) -> bool {
+    pub(super) fn is_sent(&self) -> bool {
         self.is_sent
     }
 
-    pub fn is_due(&self, period: Duration, now: Nanos) -> bool {
+    pub(super) fn is_due(&self, period: Duration, now: Nanos) -> bool {
         !period.is_zero() && now.since(self.timer_from) >= period
     }
 
-    pub fn due_at(&self, period: Duration) -> Nanos {
+    pub(super) fn due_at(&self, period: Duration) -> Nanos {
         self.timer_from + period
     }
 
-    pub fn sent(&mut self, now: Nanos) {
+    pub(super) fn sent(&mut self, now: Nanos) {
         self.is_sent = true;
         self.timer_from = now;
         self.sent_at = now;
     }
 
-    pub fn completed(&mut self) {
+    pub(super) fn completed(&mut self) {
         self.is_sent = false;
         self.answered = self.sent_at;
     }
 
-    pub fn connection_lost(&mut self) {
+    pub(super) fn connection_lost(&mut self) {
         self.is_sent = false;
     }
 
     /// True if a Keep Alive that was sent at `since` or later has completed.
-    pub fn is_answered_since(&self, since: Nanos) -> bool {
+    pub(super) fn is_answered_since(&self, since: Nanos) -> bool {
         self.answered >= since
     }
 }

@@ -28,7 +28,7 @@ pub(super) const LOOK: Duration = Duration::from_millis(1);
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// The probe: an admin queue over the preferred transport.
-pub(super) struct Better {
+pub(super) struct Probe {
     queue: CommandQueue,
     kind: TransportType,
     since: Nanos,
@@ -84,7 +84,7 @@ impl Controller {
         let Some(kind) = self.paths.as_ref().map(|paths| paths.options().preferred) else {
             return Ok(());
         };
-        self.better = Some(Better {
+        self.better = Some(Probe {
             queue: dial_admin(self.dial.as_mut(), Some(kind))?,
             kind,
             since: now,
@@ -94,7 +94,7 @@ impl Controller {
     }
 
     /// Drives the probe. Returns true when the move can happen now.
-    fn drive_better(&mut self, better: &mut Better, now: Nanos) -> Result<bool, HostError> {
+    fn drive_better(&mut self, better: &mut Probe, now: Nanos) -> Result<bool, HostError> {
         let mut answer: Option<Cqe> = None;
         better.queue.poll(now, |one| answer = Some(one.cqe));
         if let Some(why) = better.queue.closed() {
@@ -175,7 +175,7 @@ impl Controller {
     }
 
     /// Replaces the association over the fallback by that of the probe.
-    fn take_over(&mut self, better: Better, now: Nanos) {
+    fn take_over(&mut self, better: Probe, now: Nanos) {
         let Stage::Connected { response, .. } = better.stage else {
             return;
         };

@@ -21,7 +21,7 @@ pub(super) struct NamespaceScan {
 
 impl NamespaceScan {
     /// Drops the namespaces found so far, before the list is read from its start.
-    pub fn forget_namespaces(&mut self) {
+    pub(super) fn forget_namespaces(&mut self) {
         self.found.clear();
         self.to_identify.clear();
     }

@@ -28,8 +28,8 @@ pub(super) struct UserCommands {
 }
 
 impl UserCommands {
-    pub fn new() -> UserCommands {
-        UserCommands {
+    pub(super) fn new() -> Self {
+        Self {
             waiting: VecDeque::new(),
             next_ticket: 1,
             tickets: 0,
@@ -39,7 +39,7 @@ impl UserCommands {
 
     /// Adds a command and returns its ticket. With `error` the command fails immediately. `None`:
     /// [`MAX_TICKETS`] results are pending.
-    pub fn submit(
+    pub(super) fn submit(
         &mut self,
         sqe: Sqe,
         write: Option<Buf>,
@@ -64,27 +64,27 @@ impl UserCommands {
         Some(ticket)
     }
 
-    pub fn is_waiting(&self) -> bool {
+    pub(super) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    pub fn next_waiting(&mut self) -> Option<UserCommand> {
+    pub(super) fn next_waiting(&mut self) -> Option<UserCommand> {
         self.waiting.pop_front()
     }
 
-    pub fn answer(&mut self, ticket: u64, result: Result<AdminResult, HostError>) {
+    pub(super) fn answer(&mut self, ticket: u64, result: Result<AdminResult, HostError>) {
         self.results.insert(ticket, result);
     }
 
     /// Fails all waiting commands with `error`.
-    pub fn fail_waiting(&mut self, error: &HostError) {
+    pub(super) fn fail_waiting(&mut self, error: &HostError) {
         for command in std::mem::take(&mut self.waiting) {
             self.answer(command.ticket, Err(error.clone()));
         }
     }
 
     /// Removes and returns the result of a command; `None` until it has completed.
-    pub fn take_result(&mut self, ticket: u64) -> Option<Result<AdminResult, HostError>> {
+    pub(super) fn take_result(&mut self, ticket: u64) -> Option<Result<AdminResult, HostError>> {
         let result = self.results.remove(&ticket)?;
         self.tickets -= 1;
         Some(result)

@@ -23,7 +23,7 @@ pub(super) struct Failure {
 
 impl Attempts {
     /// Counts a failed attempt, and returns the delay before the next one.
-    pub fn next_delay(&mut self) -> Duration {
+    pub(super) fn next_delay(&mut self) -> Duration {
         let delay = RECONNECT_DELAY * 2u32.saturating_pow(self.in_a_row.min(16));
         self.in_a_row += 1;
         delay.min(RECONNECT_DELAY_MAX)

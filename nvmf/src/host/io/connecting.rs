@@ -44,7 +44,7 @@ impl IoQueue {
         let Some(queue) = &mut self.queue else { return };
         match queue.authenticate(&self.pool, now) {
             None => {}
-            Some(Ok(())) => self.live(now),
+            Some(Ok(_)) => self.live(now),
             Some(Err(error)) => self.not_authenticated(&error, now),
         }
     }
@@ -60,6 +60,7 @@ impl IoQueue {
         self.attempts = Attempts::default();
         self.waits.away_since = None;
         self.waits.no_access_until = None;
+        self.path.gave_up = false;
         self.stats.connections += 1;
         self.check_at = now + TIMEOUT_CHECK;
     }

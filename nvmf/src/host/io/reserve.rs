@@ -5,7 +5,7 @@
 //! may have changed in between. The caller gets the failure and reads a report first.
 
 use nacre_bdev::Status;
-use nacre_bdev::reservation::{ActiveReservation, Ask, ReservationReport, Reserve};
+use nacre_bdev::reservation::{ActiveReservation, ReservationReport, ReservationRequest, Reserve};
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::Sqe;
 use nacre_nvmf_wire::commands::reservation::{
@@ -74,7 +74,7 @@ impl IoQueue {
             return;
         };
         let (write, read) = match ask {
-            Ask::Report => (None, Some(data)),
+            ReservationRequest::Report => (None, Some(data)),
             _ => (Some(data), None),
         };
         queue.submit(sqe, write, read, RESERVE, now);
@@ -89,7 +89,7 @@ impl IoQueue {
         let Reserve { ask, answer } = reserving.request;
         let status = one.cqe.status();
         let outcome = match (bdev_status(status), ask) {
-            (Status::Ok, Ask::Report) => {
+            (Status::Ok, ReservationRequest::Report) => {
                 let data = one.read.as_deref().unwrap_or_default();
                 let arrived = data.len().min(one.transferred as usize);
                 parse_report(&data[..arrived], &self.options.hostid).ok_or(Status::DeviceError)
@@ -109,7 +109,7 @@ impl IoQueue {
     }
 }
 
-fn command(ask: Ask, nsid: u32, persists: bool, pool: &Pool) -> Option<(Sqe, Buf)> {
+fn command(ask: ReservationRequest, nsid: u32, persists: bool, pool: &Pool) -> Option<(Sqe, Buf)> {
     let register = |action, current: u64, new: u64| {
         // Persist through power loss, so that the fence survives a restart of the target.
         let persist = match (action, persists) {
@@ -137,21 +137,23 @@ fn command(ask: Ask, nsid: u32, persists: bool, pool: &Pool) -> Option<(Sqe, Buf
         small(what.to_sqe(0, nsid), data.as_bytes(), pool)
     };
     match ask {
-        Ask::Report => {
+        ReservationRequest::Report => {
             let report = Report {
                 bytes: REPORT_BYTES as u64,
                 extended: true,
             };
             Some((report.to_sqe(0, nsid), pool.acquire(REPORT_BYTES)?))
         }
-        Ask::Register { current: None, key } => register(RegisterAction::Register, 0, key),
-        Ask::Register {
+        ReservationRequest::Register { current: None, key } => {
+            register(RegisterAction::Register, 0, key)
+        }
+        ReservationRequest::Register {
             current: Some(current),
             key,
         } => register(RegisterAction::Replace, current, key),
-        Ask::Unregister { key } => register(RegisterAction::Unregister, key, 0),
-        Ask::Acquire { key } => acquire(AcquireAction::Acquire, key),
-        Ask::Preempt { key } => acquire(AcquireAction::PreemptAndAbort, key),
+        ReservationRequest::Unregister { key } => register(RegisterAction::Unregister, key, 0),
+        ReservationRequest::Acquire { key } => acquire(AcquireAction::Acquire, key),
+        ReservationRequest::Preempt { key } => acquire(AcquireAction::PreemptAndAbort, key),
     }
 }
 
@@ -254,25 +256,25 @@ mod tests {
             (sqe.opcode, sqe.cdw10.get(), data.to_vec())
         };
         let keys = |a: u64, b: u64| [a.to_le_bytes(), b.to_le_bytes()].concat();
-        let first = Ask::Register {
+        let first = ReservationRequest::Register {
             current: None,
             key: 5,
         };
         assert_eq!(made(first, true), (0x0d, 3 << 30, keys(0, 5)));
-        let again = Ask::Register {
+        let again = ReservationRequest::Register {
             current: Some(4),
             key: 5,
         };
         assert_eq!(made(again, false), (0x0d, 2, keys(4, 5)));
-        let gone = Ask::Unregister { key: 5 };
+        let gone = ReservationRequest::Unregister { key: 5 };
         assert_eq!(made(gone, true), (0x0d, 1, keys(5, 0)));
         assert_eq!(
-            made(Ask::Acquire { key: 5 }, true),
+            made(ReservationRequest::Acquire { key: 5 }, true),
             (0x11, 5 << 8, keys(5, 0))
         );
-        let all = Ask::Preempt { key: 5 };
+        let all = ReservationRequest::Preempt { key: 5 };
         assert_eq!(made(all, true), (0x11, 5 << 8 | 2, keys(5, 0)));
-        let (opcode, dwords, data) = made(Ask::Report, true);
+        let (opcode, dwords, data) = made(ReservationRequest::Report, true);
         assert_eq!((opcode, dwords, data.len()), (0x0e, 1023, 4096));
     }
 }

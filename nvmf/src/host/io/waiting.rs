@@ -8,7 +8,7 @@ use nacre_reactor::Nanos;
 use super::{IoQueue, Phase};
 
 /// Delay before a retry of I/O that failed with an ANA status, unless the target reports a change.
-const ACCESS_RETRY: Duration = Duration::from_millis(200);
+pub(super) const ACCESS_RETRY: Duration = Duration::from_millis(200);
 
 /// The start times of the current waits.
 #[derive(Default)]
@@ -25,10 +25,15 @@ pub(super) struct Waits {
 impl IoQueue {
     /// Handles a change of the namespaces or of their ANA states.
     pub(super) fn namespaces_changed(&mut self, now: Nanos) {
-        self.version = self.link.version();
+        self.path.version = self.link.version();
         // The namespace may be accessible again: try the next command.
         self.waits.no_access_until = None;
-        let found = self.link.namespace(self.nsid);
+        self.path.gave_up = false;
+        let (found, access) = self.link.namespace_with_access(self.nsid);
+        self.path.access = access;
+        if self.path.fails_over && self.phase == Phase::Live && access.is_accessible() {
+            self.waits.away_since = None;
+        }
         if let (Some(known), Some(found)) = (&mut self.namespace, found) {
             match known.difference(&found) {
                 None => known.blocks = found.blocks,
@@ -47,6 +52,7 @@ impl IoQueue {
         if self.phase == Phase::Live && self.waits.no_access_until.is_some_and(|until| now >= until)
         {
             self.waits.no_access_until = None;
+            self.path.gave_up = false;
         }
         if self.phase != Phase::Live && self.waits.away_since.is_none() {
             self.waits.away_since = Some(now);
@@ -54,10 +60,13 @@ impl IoQueue {
         let Some(limit) = self.options.fast_io_fail else {
             return;
         };
-        let over = self
-            .waits
-            .away_since
-            .is_some_and(|since| now.since(since) >= limit);
+        // With other paths, a refusal of I/O decides about a live one.
+        let waits = self.phase != Phase::Live || !self.path.fails_over;
+        let over = waits
+            && self
+                .waits
+                .away_since
+                .is_some_and(|since| now.since(since) >= limit);
         if over || self.phase != Phase::Live && self.link.is_away() {
             self.fail_all();
         }
@@ -76,7 +85,7 @@ impl IoQueue {
             self.waits.away_since = None;
             return false;
         }
-        if !self.options.wait_for_access || !self.may_wait() {
+        if self.path.fails_over || !self.options.wait_for_access || !self.may_wait() {
             return false;
         }
         // The target did not execute it, so it counts as not sent.
@@ -89,7 +98,7 @@ impl IoQueue {
     }
 
     /// True if I/O with an ANA status may wait for access.
-    fn may_wait(&self) -> bool {
+    pub(super) fn may_wait(&self) -> bool {
         let limit = self.options.fast_io_fail;
         let waited = self.waits.away_since.map(|since| self.now.since(since));
         !matches!((waited, limit), (Some(waited), Some(limit)) if waited >= limit)

@@ -12,15 +12,15 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub fn new() -> std::io::Result<Watch> {
-        Ok(Watch {
+    pub(super) fn new() -> std::io::Result<Self> {
+        Ok(Self {
             set: EventSet::new()?,
             is_watching: false,
         })
     }
 
     /// Watches a new connection. `None`: its transport has no descriptor.
-    pub fn start(&mut self, connection: Option<BorrowedFd<'_>>) {
+    pub(super) fn start(&mut self, connection: Option<BorrowedFd<'_>>) {
         self.is_watching = false;
         let Some(fd) = connection else { return };
         match self.set.add(fd, 0, Interest::READ) {
@@ -30,7 +30,7 @@ impl Watch {
     }
 
     /// The connection ends.
-    pub fn stop(&mut self, connection: Option<BorrowedFd<'_>>) {
+    pub(super) fn stop(&mut self, connection: Option<BorrowedFd<'_>>) {
         if std::mem::take(&mut self.is_watching)
             && let Some(fd) = connection
         {
@@ -39,7 +39,7 @@ impl Watch {
         }
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
     }
 }

@@ -1,4 +1,5 @@
-//! Reservations: the access to a namespace, as its hosts agree (Base 8.19).
+//! The reservations of a namespace (Base 8.19): registrants, the holder, and the access that each
+//! host has.
 //!
 //! ```text
 //! state.rs     the reservation, and the effect of each command on it; pure
@@ -11,10 +12,10 @@
 //!
 //! A [`Reservation`] belongs to a namespace, and outlives the absence of its device. Commands
 //! change it under its lock, from the core that they came in on. I/O does not take the lock. While
-//! nothing is reserved it reads one word, [`Reservation::gate`], which is zero. Otherwise the word
-//! identifies the state for which each queue pair remembers its rights. A command whose outcome
-//! must survive a power loss is applied, and completed, when the [`ReservationStore`] has it on
-//! stable media; later commands wait.
+//! nothing is reserved it reads one word, [`Reservation::gate`], which is zero. Otherwise each
+//! queue pair caches its host's access rights, and the word identifies the state for which they are
+//! valid. A command whose outcome must survive a power loss is applied, and completed, when the
+//! [`ReservationStore`] has it on stable media; later commands wait.
 
 mod notices;
 pub(crate) mod report;
@@ -36,14 +37,16 @@ use crate::subsystems::namespace::Namespace;
 use crate::subsystems::subsystem::Subsystem;
 
 pub use notices::{MAX_NOTICES, NoticeLog};
-pub(crate) use state::{Command, Outcome};
-pub use state::{HeldReservation, HostId, MAX_REGISTRANTS, Notice, Registrant, Rights, State};
+pub use state::{
+    Change, Effect, HeldReservation, HostId, MAX_REGISTRANTS, Notice, Registrant, ReservationState,
+    Rights,
+};
 
 /// Storage for a namespace's state that persists through power loss.
 pub trait ReservationStore: Send + Sync {
     /// Makes `state` durable in place of the earlier one (`None`: store nothing), then completes
     /// the ticket. Does not block; of consecutive calls the last one counts.
-    fn store(&self, state: Option<&State>, ticket: Ticket);
+    fn store(&self, state: Option<&ReservationState>, ticket: Ticket);
 }
 
 /// Namespaces and their reservations.
@@ -55,13 +58,13 @@ pub struct Reservations {
     /// `None`: they do not persist through power loss, and hosts can see that.
     pub store: Option<Arc<dyn ReservationStore>>,
     /// The stored state.
-    pub stored: Option<State>,
+    pub stored: Option<ReservationState>,
 }
 
 /// Reports the outcome of storing a state. A dropped ticket reports a failure.
-pub struct Ticket(Arc<Answer>);
+pub struct Ticket(Arc<StoreAnswer>);
 
-pub(crate) struct Answer {
+pub(crate) struct StoreAnswer {
     pub(crate) outcome: AtomicU8,
     owner: GroupHandle,
 }
@@ -71,12 +74,12 @@ pub(crate) const STORED: u8 = 1;
 pub(crate) const FAILED: u8 = 2;
 
 impl Ticket {
-    pub(crate) fn new(owner: GroupHandle) -> (Ticket, Arc<Answer>) {
-        let answer = Arc::new(Answer {
+    pub(crate) fn new(owner: GroupHandle) -> (Self, Arc<StoreAnswer>) {
+        let answer = Arc::new(StoreAnswer {
             outcome: AtomicU8::new(OPEN),
             owner,
         });
-        (Ticket(Arc::clone(&answer)), answer)
+        (Self(Arc::clone(&answer)), answer)
     }
 
     /// It is on stable media.
@@ -121,11 +124,11 @@ pub(crate) enum Decision {
     Wait,
     Refused(StatusCode),
     /// The caller installs the outcome after the store, if any, has saved it.
-    Accepted(Outcome, Option<Arc<dyn ReservationStore>>),
+    Accepted(Effect, Option<Arc<dyn ReservationStore>>),
 }
 
 struct Inner {
-    state: State,
+    state: ReservationState,
     /// The next state is decided but not installed: other commands wait.
     busy: bool,
     /// Cores with commands that wait.
@@ -136,9 +139,9 @@ struct Inner {
 static GATES: AtomicU64 = AtomicU64::new(0);
 
 impl Reservation {
-    pub(crate) fn new(from: Reservations) -> Reservation {
+    pub(crate) fn new(from: Reservations) -> Self {
         let state = from.stored.unwrap_or_default();
-        Reservation {
+        Self {
             gate: AtomicU64::new(gate_for(&state)),
             inner: Mutex::new(Inner {
                 state,
@@ -161,7 +164,7 @@ impl Reservation {
         self.inner.lock()
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ReservationState {
         self.inner().state.clone()
     }
 
@@ -185,7 +188,7 @@ impl Reservation {
 
     /// Decides on a command. One decision is in flight at a time, until it is installed or given
     /// up; the core of a command in between is notified when it may retry.
-    pub(crate) fn decide(&self, host: &HostId, command: &Command, core: &GroupHandle) -> Decision {
+    pub(crate) fn decide(&self, host: &HostId, command: &Change, core: &GroupHandle) -> Decision {
         let mut inner = self.inner();
         if inner.busy {
             // A core may ask every turn.
@@ -205,15 +208,15 @@ impl Reservation {
         Decision::Accepted(outcome, store.cloned())
     }
 
-    /// Takes a new state, and lets the commands go on that waited for it.
-    pub(crate) fn install(&self, next: State) {
+    /// Installs a new state, and resumes the commands that waited for it.
+    pub(crate) fn install(&self, next: ReservationState) {
         let mut inner = self.inner();
         self.gate.store(gate_for(&next), Ordering::SeqCst);
         inner.state = next;
         release(inner);
     }
 
-    /// The state could not be stored: everything is as before.
+    /// Drops a state that could not be stored: the previous one stays in effect.
     pub(crate) fn give_up(&self) {
         release(self.inner());
     }
@@ -235,7 +238,7 @@ fn release(mut inner: MutexGuard<'_, Inner>) {
     waiters.iter().for_each(GroupHandle::wake);
 }
 
-fn gate_for(state: &State) -> u64 {
+fn gate_for(state: &ReservationState) -> u64 {
     match state.held {
         None => 0,
         Some(_) => GATES.fetch_add(1, Ordering::Relaxed) + 1,
@@ -254,9 +257,9 @@ pub(crate) struct RightsCache {
 }
 
 impl RightsCache {
-    /// Whether an I/O of a host that came by `association` may do `op` now.
+    /// True if the host of `association` may execute `op` under the present reservation.
     #[inline]
-    pub fn may(
+    pub(crate) fn may(
         &mut self,
         namespace: &Namespace,
         association: Option<&Association>,
@@ -274,9 +277,9 @@ impl RightsCache {
         self.allows(gate, namespace.nsid, &namespace.reservation, host, need)
     }
 
-    /// Whether the host may do what needs `need`. `gate` is the one that was just read, not zero.
+    /// True if the host has the right `need`. `gate` is the value just read, and not zero.
     #[inline]
-    pub fn allows(
+    pub(crate) fn allows(
         &mut self,
         gate: u64,
         nsid: u32,

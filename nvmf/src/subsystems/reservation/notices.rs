@@ -29,17 +29,17 @@ struct Waiting {
 impl Notice {
     fn mask(self) -> ReservationMask {
         match self {
-            Notice::RegistrationPreempted => ReservationMask::REGISTRATION_PREEMPTED,
-            Notice::Released => ReservationMask::RELEASED,
-            Notice::Preempted => ReservationMask::PREEMPTED,
+            Self::RegistrationPreempted => ReservationMask::REGISTRATION_PREEMPTED,
+            Self::Released => ReservationMask::RELEASED,
+            Self::Preempted => ReservationMask::PREEMPTED,
         }
     }
 
     fn page_type(self) -> u8 {
         match self {
-            Notice::RegistrationPreempted => ReservationNotification::REGISTRATION_PREEMPTED,
-            Notice::Released => ReservationNotification::RELEASED,
-            Notice::Preempted => ReservationNotification::PREEMPTED,
+            Self::RegistrationPreempted => ReservationNotification::REGISTRATION_PREEMPTED,
+            Self::Released => ReservationNotification::RELEASED,
+            Self::Preempted => ReservationNotification::PREEMPTED,
         }
     }
 }
@@ -97,6 +97,6 @@ impl NoticeLog {
 
     /// A controller level reset.
     pub fn reset(&mut self) {
-        *self = NoticeLog::default();
+        *self = Self::default();
     }
 }

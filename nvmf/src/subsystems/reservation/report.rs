@@ -1,17 +1,17 @@
-//! The answer to Reservation Report (Base 7.4).
+//! Builds the data of Reservation Report (Base 7.4).
 
 use nacre_nvmf_wire::commands::reservation::{Registrant, RegistrantExtended, ReportHeader};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::state::State;
+use super::state::ReservationState;
 
 /// A registrant is a host, whichever controllers it has.
 const NO_CONTROLLER: U16 = U16::new(0xffff);
 
 /// The whole data structure; a host gets the part that fits its buffer. `extended`: with
 /// identifiers of 128 bits, as hosts over fabrics have; otherwise the low 64 bits.
-pub fn report(state: &State, extended: bool) -> Vec<u8> {
+pub(crate) fn report(state: &ReservationState, extended: bool) -> Vec<u8> {
     let header = ReportHeader {
         generation: U32::new(state.generation),
         rtype: state.held.map_or(0, |held| held.kind as u8),

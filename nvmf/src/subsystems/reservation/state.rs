@@ -1,8 +1,8 @@
 //! The state of a namespace's reservation, and the effect of each command on it (Base 8.19, 7.2 to
 //! 7.5).
 //!
-//! Pure: a command and a state in, the next state and its consequences out. The state always obeys
-//! these rules:
+//! Pure functions: from a state and a command to the next state, its notifications, and the hosts
+//! whose commands are aborted. The state always obeys these rules:
 //!
 //! - no host is registered twice, no key is zero, and there are at most [`MAX_REGISTRANTS`];
 //! - a reservation has one registered holder. Reservations of the all-registrants types are held by
@@ -40,7 +40,7 @@ pub struct HeldReservation {
 
 /// Registrants, reservation, and the further fields of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct State {
+pub struct ReservationState {
     /// Registrants in the order of their registration.
     pub registrants: Vec<Registrant>,
     pub held: Option<HeldReservation>,
@@ -60,7 +60,7 @@ pub enum Rights {
 
 /// A command with its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
+pub enum Change {
     Register {
         what: Register,
         current: u64,
@@ -89,14 +89,14 @@ pub enum Notice {
 
 /// The effect of a successful command on a state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
-    pub next: State,
+pub struct Effect {
+    pub next: ReservationState,
     pub notices: Vec<(HostId, Notice)>,
     /// Hosts whose commands are to be aborted before this one is answered.
     pub aborted: Vec<HostId>,
 }
 
-pub const fn is_all_registrants(kind: ReservationType) -> bool {
+pub(crate) const fn is_all_registrants(kind: ReservationType) -> bool {
     matches!(
         kind,
         ReservationType::WriteExclusiveAllRegistrants
@@ -122,15 +122,15 @@ const fn excludes_reads(kind: ReservationType) -> bool {
 }
 
 impl HeldReservation {
-    fn by(kind: ReservationType, host: HostId) -> HeldReservation {
-        HeldReservation {
+    fn by(kind: ReservationType, host: HostId) -> Self {
+        Self {
             kind,
             holder: (!is_all_registrants(kind)).then_some(host),
         }
     }
 }
 
-impl State {
+impl ReservationState {
     pub fn key_of(&self, host: &HostId) -> Option<u64> {
         let mine = |r: &&Registrant| r.host == *host;
         self.registrants.iter().find(mine).map(|r| r.key)
@@ -160,7 +160,7 @@ impl State {
     }
 
     /// The state, if commands can lead to it: stored data may be damaged.
-    pub fn checked(self) -> Result<State, &'static str> {
+    pub fn checked(self) -> Result<Self, &'static str> {
         let hosts = self.registrants.iter().map(|r| r.host);
         let distinct: std::collections::BTreeSet<HostId> = hosts.collect();
         if distinct.len() != self.registrants.len() {
@@ -192,16 +192,16 @@ impl State {
     pub fn decide(
         &self,
         host: &HostId,
-        command: &Command,
+        command: &Change,
         can_persist: bool,
-    ) -> Result<Outcome, StatusCode> {
-        let mut outcome = Outcome {
+    ) -> Result<Effect, StatusCode> {
+        let mut outcome = Effect {
             next: self.clone(),
             notices: Vec::new(),
             aborted: Vec::new(),
         };
         match *command {
-            Command::Register { what, current, new } => {
+            Change::Register { what, current, new } => {
                 if what.persist == PersistChange::Set && !can_persist {
                     return Err(INVALID);
                 }
@@ -212,7 +212,7 @@ impl State {
                     PersistChange::Set => true,
                 };
             }
-            Command::Acquire {
+            Change::Acquire {
                 what,
                 current,
                 preempt,
@@ -229,7 +229,7 @@ impl State {
                     }
                 }
             }
-            Command::Release { what, current } => {
+            Change::Release { what, current } => {
                 self.check_key(host, current, what.ignore_existing_key)?;
                 match what.action {
                     ReleaseAction::Release => self.release(host, what.kind, &mut outcome)?,
@@ -241,8 +241,8 @@ impl State {
                     }
                 }
             }
-            Command::Persist(true) if !can_persist => return Err(INVALID),
-            Command::Persist(on) => outcome.next.ptpl = on,
+            Change::Persist(true) if !can_persist => return Err(INVALID),
+            Change::Persist(on) => outcome.next.ptpl = on,
         }
         Ok(outcome)
     }
@@ -265,7 +265,7 @@ impl State {
         what: Register,
         current: u64,
         new: u64,
-        outcome: &mut Outcome,
+        outcome: &mut Effect,
     ) -> Result<(), StatusCode> {
         // A key of zero could never be preempted: as a PRKEY it stands for all.
         if what.action != RegisterAction::Unregister && new == 0 {
@@ -293,7 +293,7 @@ impl State {
         &self,
         host: &HostId,
         kind: ReservationType,
-        outcome: &mut Outcome,
+        outcome: &mut Effect,
     ) -> Result<(), StatusCode> {
         match self.held {
             None => outcome.next.held = Some(HeldReservation::by(kind, *host)),
@@ -309,7 +309,7 @@ impl State {
         host: &HostId,
         kind: ReservationType,
         preempt: u64,
-        outcome: &mut Outcome,
+        outcome: &mut Effect,
     ) -> Result<Vec<HostId>, StatusCode> {
         let with_key = |r: &Registrant| r.key == preempt;
         let is_other = |r: &Registrant| r.host != *host;
@@ -362,7 +362,7 @@ impl State {
         &self,
         host: &HostId,
         kind: Option<ReservationType>,
-        outcome: &mut Outcome,
+        outcome: &mut Effect,
     ) -> Result<(), StatusCode> {
         let Some(held) = self.held.filter(|_| self.holds(host)) else {
             return Ok(());
@@ -397,7 +397,7 @@ impl State {
     }
 }
 
-impl Outcome {
+impl Effect {
     /// Notifies every remaining registrant except one.
     fn tell_others(&mut self, host: &HostId, notice: Notice) {
         let others = self.next.registrants.iter().filter(|r| r.host != *host);

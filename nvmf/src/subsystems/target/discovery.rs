@@ -1,13 +1,14 @@
-//! The target's part in discovery: its own names, and the contents of a host's log.
+//! Discovery by the target: the NQN of the discovery subsystem, referrals, and the snapshot for a
+//! host's discovery log.
 
 use std::sync::atomic::Ordering;
 
 use nacre_nvmf_wire::Nqn;
 
-use super::{Target, TargetError};
+use super::{ListenOptions, Target, TargetError};
 use crate::subsystems::association::pending;
 use crate::subsystems::discovery::{Reachable, Snapshot};
-use crate::transport::{Address, TransportType};
+use crate::transport::{Address, ListenerOptions, TlsPolicy, TransportType};
 
 /// Another discovery or NVM subsystem that the discovery log points to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +101,7 @@ impl Target {
                     model: s.config.controller_model,
                     listeners: s.listeners(),
                     has_psk: s.host_psk(host).is_some(),
+                    must_concat: s.host_must_concat(host),
                 })
                 .collect(),
             discovery: self.discovery.listeners(),
@@ -110,6 +112,97 @@ impl Target {
             same_transport: self.config.discovery_same_transport,
             same_address: self.config.discovery_same_address,
             same_service: self.config.discovery_same_service,
+        }
+    }
+
+    /// Opens, changes or closes the discovery service's own port at the address of a listener that
+    /// was added or removed: hosts look there first. A change of its TLS policy opens it again, and
+    /// its hosts connect again. If another program has that port, it keeps it.
+    pub(super) fn settle_discovery_port(&self, kind: TransportType, address: &Address) {
+        let Some(address) = self.discovery_address(address) else {
+            return;
+        };
+        let wanted = self.discovery_policy(kind, &address);
+        let listeners = self.discovery.listeners();
+        let mut open = listeners.iter().filter(|l| l.transport == kind);
+        let is = open.find(|l| l.address == address).map(|l| l.options.tls());
+        let entry = (kind, address);
+        let is_automatic = self.automatic().contains(&entry);
+        if is == wanted || (is.is_some() && !is_automatic) {
+            return;
+        }
+        self.automatic().retain(|a| *a != entry);
+        if is.is_some()
+            && let Err(error) = self.remove_listener(self.discovery.nqn(), kind, &entry.1)
+        {
+            tracing::debug!(%error, "the discovery port was closed already");
+        }
+        let Some(tls) = wanted else { return };
+        let options = ListenOptions {
+            listener: ListenerOptions {
+                tls: Some(tls).filter(|tls| *tls != TlsPolicy::Off),
+                ..ListenerOptions::default()
+            },
+            ..ListenOptions::default()
+        };
+        match self.add_listener_with(self.discovery.nqn(), kind, &entry.1, options) {
+            Ok(_) => self.automatic().push(entry),
+            Err(error) => tracing::warn!(%error, "no discovery service on its well-known port"),
+        }
+    }
+
+    /// Closes the discovery port that the target opened where a subsystem is about to be served
+    /// with another TLS policy. [`Target::settle_discovery_port`] opens it again.
+    pub(super) fn free_discovery_port(
+        &self,
+        kind: TransportType,
+        address: &Address,
+        tls: TlsPolicy,
+    ) {
+        let listeners = self.discovery.listeners();
+        let mut there = listeners.iter().filter(|l| l.transport == kind);
+        let differs = there.any(|l| l.address == *address && l.options.tls() != tls);
+        let is_automatic = || {
+            let automatic = self.automatic();
+            automatic
+                .iter()
+                .any(|(of, at)| (*of, at) == (kind, address))
+        };
+        if differs
+            && is_automatic()
+            && let Err(error) = self.remove_listener(self.discovery.nqn(), kind, address)
+        {
+            tracing::debug!(%error, "the discovery port was closed already");
+        }
+    }
+
+    /// The TLS policy of the discovery port at an address: `allow` if a listener there takes TLS.
+    /// Not `require`: hosts commonly discover in clear and then connect with TLS. But a subsystem
+    /// that is itself served at the discovery port shares the listener, and its policy counts.
+    /// `None`: no subsystem is served at another port there.
+    fn discovery_policy(&self, kind: TransportType, discovery: &Address) -> Option<TlsPolicy> {
+        let subsystems = self.subsystems();
+        let listeners = subsystems.iter().flat_map(|s| s.listeners());
+        let there = listeners
+            .filter(|l| l.transport == kind)
+            .filter(|l| self.discovery_address(&l.address).as_ref() == Some(discovery));
+        let (shared, others): (Vec<_>, Vec<_>) = there.partition(|l| l.address == *discovery);
+        let policies = others.iter().map(|l| match l.options.tls() {
+            TlsPolicy::Off => TlsPolicy::Off,
+            TlsPolicy::Allow | TlsPolicy::Require => TlsPolicy::Allow,
+        });
+        let policy = policies.reduce(|a, b| if a == b { a } else { TlsPolicy::Allow })?;
+        Some(shared.first().map_or(policy, |l| l.options.tls()))
+    }
+
+    fn discovery_address(&self, address: &Address) -> Option<Address> {
+        match (self.config.discovery_port, address) {
+            (Some(port), Address::Ip(ip)) => {
+                let mut of_discovery = *ip;
+                of_discovery.set_port(port);
+                Some(Address::Ip(of_discovery))
+            }
+            _ => None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! The connections of each listener, and its end.
+//! Listeners of the target: the limits, options and statistics of each, and its removal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ impl Target {
     pub fn listener_options(&self, listener: ListenerId) -> ListenerOptions {
         let listeners = self.listeners();
         let listener = listeners.open.get(&listener);
-        listener.map_or(ListenerOptions::default(), |listener| listener.options)
+        listener.map_or_else(ListenerOptions::default, |listener| listener.options)
     }
 
     /// One subsystem less uses it; the last one closes it.

@@ -2,24 +2,56 @@
 
 use std::sync::{Arc, Weak};
 
+use nacre_nvmf_wire::Nqn;
+use nacre_reactor::Clock;
+
 use super::Target;
+use crate::subsystems::subsystem::{Subsystem, SubsystemKind};
 use crate::tls::{Identity, PskKey, PskSource, TlsFailure};
+
+/// Most different PSKs of one host that a handshake for discovery tries: each may be in a file.
+const MOST_FOR_DISCOVERY: usize = 32;
+
+impl Target {
+    /// The PSKs with which a host may use a subsystem. The discovery subsystem has no list of
+    /// hosts: it takes the host's PSK of any subsystem.
+    pub(crate) fn host_psks(&self, subsystem: &Subsystem, host: &Nqn) -> Vec<Arc<dyn PskKey>> {
+        if subsystem.kind == SubsystemKind::Nvm {
+            return subsystem.psks_of(host);
+        }
+        let mut psks: Vec<Arc<dyn PskKey>> = Vec::new();
+        for psk in self.subsystems().iter().flat_map(|s| s.psks_of(host)) {
+            if psks.len() < MOST_FOR_DISCOVERY && !psks.iter().any(|p| Arc::ptr_eq(p, &psk)) {
+                psks.push(psk);
+            }
+        }
+        psks
+    }
+}
 
 /// The PSKs of a target. It does not keep the target, which keeps its transports.
 pub struct TargetPsks(Weak<Target>);
 
 impl TargetPsks {
-    pub fn new(target: &Arc<Target>) -> TargetPsks {
-        TargetPsks(Arc::downgrade(target))
+    pub fn new(target: &Arc<Target>) -> Self {
+        Self(Arc::downgrade(target))
     }
 }
 
 impl PskSource for TargetPsks {
     fn psks(&self, identity: &Identity) -> Vec<Arc<dyn PskKey>> {
-        let target = self.0.upgrade();
-        let subsystem = target.and_then(|target| target.subsystem(&identity.subsystem).ok());
-        let key = subsystem.and_then(|subsystem| subsystem.host_psk(&identity.host));
-        key.into_iter().collect()
+        let Some(target) = self.0.upgrade() else {
+            return Vec::new();
+        };
+        if identity.is_generated {
+            let generated = &target.authentication.generated;
+            let found = generated.find(identity, Clock::real().now());
+            return found.into_iter().map(|psk| psk as _).collect();
+        }
+        match target.subsystem(&identity.subsystem) {
+            Ok(subsystem) => target.host_psks(&subsystem, &identity.host),
+            Err(_) => Vec::new(),
+        }
     }
 
     fn failed(&self, failure: TlsFailure) {

@@ -67,8 +67,8 @@ pub struct TcpTargetConfig {
 }
 
 impl Default for TcpTargetConfig {
-    fn default() -> TcpTargetConfig {
-        TcpTargetConfig {
+    fn default() -> Self {
+        Self {
             in_capsule_bytes: 4096,
             admin_in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
             max_h2c_data_bytes: 128 << 10,
@@ -125,7 +125,7 @@ pub enum Polled {
 }
 
 /// The PDU whose payload is being received.
-enum Doing {
+enum Receiving {
     Nothing,
     /// In-capsule data, and which part of it the SGL means.
     Capsule {
@@ -161,7 +161,7 @@ pub struct TargetConn {
     lifecycle: Lifecycle,
     rx: Rx,
     tx: Tx,
-    doing: Doing,
+    doing: Receiving,
     /// The rules for the next PDU, with the agreed digests.
     reader: Reader,
     /// How the host wants payload aligned (HPDA).
@@ -191,7 +191,7 @@ pub struct TargetConn {
 }
 
 impl TargetConn {
-    pub fn new(config: Rc<TcpTargetConfig>, now: Nanos) -> TargetConn {
+    pub fn new(config: Rc<TcpTargetConfig>, now: Nanos) -> Self {
         let rules = Rules {
             alignment: config.alignment,
             max_in_capsule_bytes: config.admin_in_capsule_bytes,
@@ -201,12 +201,12 @@ impl TargetConn {
         let mut rx = Rx::new();
         // However many I/O queues wait: this one may be about to carry Keep Alives.
         rx.set_urgent(true);
-        TargetConn {
+        Self {
             config,
             lifecycle: Lifecycle::new(now),
             rx,
             tx: Tx::new(8),
-            doing: Doing::Nothing,
+            doing: Receiving::Nothing,
             reader: Reader::new(rules),
             host_alignment: DataAlignment::DWORD,
             queue: None,
@@ -269,7 +269,13 @@ impl TargetConn {
         self.fetching > 0 && self.fetching_bytes / self.fetching >= LARGE
     }
 
-    /// `n` bytes, more than none, were put there.
+    /// True while data that this side requested by R2T is outstanding.
+    #[inline]
+    pub fn awaits_data(&self) -> bool {
+        self.fetching > 0
+    }
+
+    /// Records that `n` bytes (at least 1) were received into the slices.
     #[inline]
     pub fn received(&mut self, n: usize, now: Nanos) {
         self.heard = now;
@@ -307,7 +313,7 @@ impl TargetConn {
         }
     }
 
-    /// The same for a layer that keeps events in a place of its own: gives `sink` one at most.
+    /// Like `poll`, for a layer that stores events itself: passes at most one event to `sink`.
     #[inline]
     pub fn poll_into(
         &mut self,
@@ -327,7 +333,8 @@ impl TargetConn {
         self.news(sink)
     }
 
-    /// Ends a turn of reading: gives the receive buffer back, or not while something in it waits.
+    /// Ends a turn of receiving: returns the receive buffer to the core, unless it holds unhandled
+    /// bytes.
     #[inline]
     pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
         self.rx.settle(buffers, more || self.waiting);
@@ -482,12 +489,12 @@ impl TargetConn {
         self.lifecycle.is_finished() && self.lifecycle.is_reported()
     }
 
-    /// Whether [`TargetConn::poll`] would say something without anything having arrived.
+    /// True if [`TargetConn::poll`] has an event although no bytes have arrived.
     pub fn has_news(&self) -> bool {
         self.waiting || self.lifecycle.has_end()
     }
 
-    /// When [`TargetConn::handle_timeout`] has something to do if nothing happens before.
+    /// The time of the next call of [`TargetConn::handle_timeout`], unless an event comes first.
     #[inline]
     pub fn deadline(&self) -> Option<Nanos> {
         // A host that is connected and in the middle of nothing: asked for in every turn.
@@ -518,7 +525,7 @@ impl TargetConn {
     }
 
     pub fn handle_timeout(&mut self, now: Nanos) {
-        let is_over = |conn: &TargetConn| conn.deadline().is_some_and(|deadline| deadline <= now);
+        let is_over = |conn: &Self| conn.deadline().is_some_and(|deadline| deadline <= now);
         if is_over(self) && self.fetching > 0 && !self.r2t_left {
             // A host that is slow in reading earlier data may have got the R2T only now.
             (self.fetch_since, self.r2t_left) = (now, self.tx.has_left(self.r2t_end));
@@ -572,14 +579,14 @@ impl TargetConn {
 
     fn begin_closing(&mut self, now: Nanos) {
         self.lifecycle.begin_closing(now, self.tx.is_empty());
-        self.doing = Doing::Nothing;
+        self.doing = Receiving::Nothing;
         self.fetches.clear();
         self.rx.drop_unread();
     }
 
     fn finish(&mut self) {
         self.lifecycle.finish();
-        self.doing = Doing::Nothing;
+        self.doing = Receiving::Nothing;
         self.fetches.clear();
         self.tx.clear();
         self.rx.drop_unread();

@@ -10,7 +10,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::{Doing, Polled, TargetConn, TargetEvent};
+use super::{Polled, Receiving, TargetConn, TargetEvent};
 use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, Pools, ReqTag};
 
@@ -39,7 +39,7 @@ impl TargetConn {
         sink: &mut impl Sink,
     ) -> Result<Polled, Violation> {
         loop {
-            let handled = if matches!(self.doing, Doing::Nothing) {
+            let handled = if matches!(self.doing, Receiving::Nothing) {
                 match self.reader.read(self.rx.unread())? {
                     Some((frame, Pdu::CapsuleCmd(&sqe))) => {
                         self.capsule(&frame, sqe, pools, sink)?
@@ -107,7 +107,7 @@ impl TargetConn {
         let Some((offset, meant)) = meant_range(&sqe, frame.data_len) else {
             self.rx.consume(header);
             self.rx.begin_skip(length);
-            self.doing = Doing::SkippedCapsule { sqe };
+            self.doing = Receiving::SkippedCapsule { sqe };
             return Ok(None);
         };
         let digest = self.reader.rules().digests.data_bytes() as usize;
@@ -131,7 +131,7 @@ impl TargetConn {
         if !is_here {
             self.rx.consume(header);
             self.rx.begin(buf, 0, length);
-            self.doing = Doing::Capsule {
+            self.doing = Receiving::Capsule {
                 sqe,
                 offset,
                 length: meant,
@@ -190,7 +190,7 @@ impl TargetConn {
             .fetches
             .get_mut(usize::from(ttag))
             .and_then(Option::as_mut);
-        let fetch = slot.ok_or(PduError::not_in_flight(Field::Ttag, ttag))?;
+        let fetch = slot.ok_or_else(|| PduError::not_in_flight(Field::Ttag, ttag))?;
         if cid != fetch.cid {
             let reason = Reason::NotEqual {
                 expected: fetch.cid.into(),
@@ -231,14 +231,14 @@ impl TargetConn {
         let mut buf = fetch
             .buf
             .take()
-            .ok_or(PduError::not_in_flight(Field::Ttag, ttag))?;
+            .ok_or_else(|| PduError::not_in_flight(Field::Ttag, ttag))?;
         if offset == 0 {
             // The buffers of all outstanding R2Ts take turns otherwise, and leave the cache.
             buf.exchange();
         }
         self.rx.consume(frame.data_offset as usize);
         self.rx.begin(buf, offset as usize, length as usize);
-        self.doing = Doing::H2cData { ttag, length };
+        self.doing = Receiving::H2cData { ttag, length };
         Ok(None)
     }
 
@@ -272,13 +272,13 @@ impl TargetConn {
         if received.is_some() {
             self.rx.consume(4);
         }
-        match std::mem::replace(&mut self.doing, Doing::Nothing) {
-            Doing::Nothing => Ok(None),
-            Doing::SkippedCapsule { sqe } => {
+        match std::mem::replace(&mut self.doing, Receiving::Nothing) {
+            Receiving::Nothing => Ok(None),
+            Receiving::SkippedCapsule { sqe } => {
                 self.rx.take_payload();
                 self.command(sink, TargetEvent::Capsule { sqe, data: None })
             }
-            Doing::Capsule {
+            Receiving::Capsule {
                 sqe,
                 offset,
                 length,
@@ -293,7 +293,7 @@ impl TargetConn {
                 let data = Some(part(data, offset, length));
                 self.command(sink, TargetEvent::Capsule { sqe, data })
             }
-            Doing::H2cData { ttag, length } => {
+            Receiving::H2cData { ttag, length } => {
                 let data = self.rx.take_payload().expect("H2CData has a buffer");
                 self.pdus_received += 1;
                 self.fetch_since = now;

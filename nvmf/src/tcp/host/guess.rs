@@ -1,4 +1,4 @@
-//! Guesses the controller's next PDUs: the data of the oldest reads, in order. The receive is
+//! Guesses the controller's next PDUs: C2HData of the oldest reads, in order. The next receive is
 //! scattered accordingly, see [`crate::tcp::rx`].
 
 use nacre_nvmf_wire::tcp::{DataPdu, Pdu};
@@ -89,7 +89,7 @@ impl HostConn {
         }
     }
 
-    /// Checks the data of a guess: in place, or to be put back in order.
+    /// Checks a guess: its data is in place, or must be put back in order.
     #[inline]
     pub(super) fn judge_guess(&mut self) -> Result<(), Violation> {
         let Some((cid, header, length)) = self.rx.guessed() else {

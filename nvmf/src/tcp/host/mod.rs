@@ -59,8 +59,8 @@ pub struct HostConfig {
 }
 
 impl Default for HostConfig {
-    fn default() -> HostConfig {
-        HostConfig {
+    fn default() -> Self {
+        Self {
             entries: 128,
             digests: Digests::NONE,
             alignment: DataAlignment::DWORD,
@@ -133,7 +133,7 @@ pub struct HostConn {
 
 impl HostConn {
     /// A connection that was just made: ICReq is queued.
-    pub fn new(config: HostConfig, now: Nanos) -> HostConn {
+    pub fn new(config: HostConfig, now: Nanos) -> Self {
         let mut tx = Tx::new(config.entries.max(8));
         frame::put(
             &mut tx,
@@ -142,7 +142,7 @@ impl HostConn {
         );
         let mut commands = Vec::new();
         commands.resize_with(config.entries, Command::default);
-        HostConn {
+        Self {
             reader: Reader::new(Rules {
                 alignment: config.alignment,
                 ..Rules::host()
@@ -345,7 +345,7 @@ impl HostConn {
         }
     }
 
-    /// The same for a layer that keeps events in a place of its own: gives `sink` one at most.
+    /// Like `poll`, for a layer that stores events itself: passes at most one event to `sink`.
     #[inline]
     pub fn poll_into(&mut self, now: Nanos, sink: &mut impl FnMut(HostEvent)) -> Polled {
         if self.is_open() {
@@ -416,7 +416,7 @@ impl HostConn {
         self.lifecycle.is_finished() && self.lifecycle.is_reported()
     }
 
-    /// Whether [`HostConn::poll`] would say something without anything having arrived.
+    /// True if [`HostConn::poll`] has an event although no bytes have arrived.
     pub fn has_news(&self) -> bool {
         self.waiting || self.lifecycle.has_end()
     }

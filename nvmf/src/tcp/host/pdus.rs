@@ -15,7 +15,7 @@ use super::{Command, HostConn, Polled};
 use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, HostEvent};
 
-/// Where events go: as for the controller's end, they are built where they are kept.
+/// The destination of events, which are built in place, as for the controller.
 pub(super) trait Sink: FnMut(HostEvent) {}
 
 impl<F: FnMut(HostEvent)> Sink for F {}

@@ -1,4 +1,4 @@
-//! The two machines understand each other, whatever the stream is cut into.
+//! Tests of both machines against each other, with the stream received in pieces of random sizes.
 
 use nacre_nvmf_wire::status::StatusCode;
 use nacre_nvmf_wire::tcp::{DataAlignment, Digests};

@@ -1,5 +1,5 @@
-//! Invalid streams affect only their connection: noise, damaged sessions, and the corpora of the
-//! fuzz targets.
+//! Tests that an invalid stream ends only its own connection: random bytes, damaged sessions, and
+//! the corpora of the fuzz targets.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! A host against hand-made PDUs, and its guesses of the next PDU.
+//! Tests of the host's machine with PDUs written by hand: its refusals, and its guesses of the next
+//! PDU.
 
 use hex_literal::hex;
 use nacre_hugepages::Pool;
@@ -32,8 +33,8 @@ struct Raw {
 }
 
 impl Raw {
-    fn new(digests: Digests) -> Raw {
-        let mut raw = Raw {
+    fn new(digests: Digests) -> Self {
+        let mut raw = Self {
             conn: HostConn::new(
                 HostConfig {
                     digests,
@@ -62,8 +63,8 @@ impl Raw {
         raw
     }
 
-    fn connected(digests: Digests) -> Raw {
-        let mut raw = Raw::new(digests);
+    fn connected(digests: Digests) -> Self {
+        let mut raw = Self::new(digests);
         raw.feed(IcResp::new(DataAlignment::DWORD, digests, 4096).as_bytes());
         assert_eq!(raw.closed, None);
         raw

@@ -1,4 +1,4 @@
-//! Data of capsules that is handed up where it was received.
+//! Tests of in-capsule data that the layer above gets in the receive buffer, without a copy.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! The machines against each other, against raw bytes, and against the clock.
+//! Tests of the NVMe/TCP connection machines: against each other, with bytes written by hand, and
+//! in virtual time.
 
 mod exchange;
 mod fuzz;

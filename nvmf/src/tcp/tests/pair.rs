@@ -1,4 +1,5 @@
-//! A host and a controller on two byte pipes, in one thread, in virtual time.
+//! The harness of the tests: a host and a controller on two byte pipes, in one thread, in virtual
+//! time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
@@ -19,13 +20,13 @@ use crate::tcp::{HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices};
 use crate::transport::{Closed, HostCommand, HostEvent, Pools, QueueParams, ReqTag, Response};
 
 /// Bytes that differ by `seed` and by place.
-pub fn pattern(seed: u32, len: usize) -> Vec<u8> {
+pub(super) fn pattern(seed: u32, len: usize) -> Vec<u8> {
     (0..len as u32)
         .map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed.wrapping_mul(0x9e37_79b9)) as u8)
         .collect()
 }
 
-pub fn pool(small: usize, large: usize) -> Pool {
+pub(super) fn pool(small: usize, large: usize) -> Pool {
     Pool::heap(&[
         ClassSpec {
             size: 8192,
@@ -38,14 +39,14 @@ pub fn pool(small: usize, large: usize) -> Pool {
     ])
 }
 
-pub fn pools(small: usize, large: usize) -> Pools {
+pub(super) fn pools(small: usize, large: usize) -> Pools {
     Pools {
         io: pool(small, large),
         admin: pool(16, 0),
     }
 }
 
-pub fn filled(pool: &Pool, seed: u32, len: usize) -> Buf {
+pub(super) fn filled(pool: &Pool, seed: u32, len: usize) -> Buf {
     let mut buf = pool.acquire(len).expect("the test's pool is large enough");
     buf.bytes_mut()
         .unwrap()
@@ -54,7 +55,7 @@ pub fn filled(pool: &Pool, seed: u32, len: usize) -> Buf {
 }
 
 /// Puts as much of `pipe` as fits (and `limit` allows) into `slices`.
-pub fn scatter(
+pub(super) fn scatter(
     pipe: &mut VecDeque<u8>,
     slices: &mut [std::io::IoSliceMut<'_>],
     limit: usize,
@@ -74,7 +75,7 @@ pub fn scatter(
     n
 }
 
-pub fn gather(slices: &Slices<'_>, limit: usize) -> Vec<u8> {
+pub(super) fn gather(slices: &Slices<'_>, limit: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for slice in slices {
         bytes.extend_from_slice(&slice[..slice.len().min(limit - bytes.len())]);
@@ -83,7 +84,7 @@ pub fn gather(slices: &Slices<'_>, limit: usize) -> Vec<u8> {
 }
 
 /// A controller that keeps written data and reads patterns: the write's data seed is its LBA.
-pub struct App {
+pub(super) struct App {
     pub free: Vec<u16>,
     pub written: BTreeMap<u16, Vec<u8>>,
     pub log: Vec<String>,
@@ -94,8 +95,8 @@ pub struct App {
 }
 
 impl App {
-    pub fn new() -> App {
-        App {
+    pub(super) fn new() -> Self {
+        Self {
             free: (0..256).rev().collect(),
             written: BTreeMap::new(),
             log: Vec::new(),
@@ -106,7 +107,7 @@ impl App {
         }
     }
 
-    pub fn handle(&mut self, event: TargetEvent, conn: &mut TargetConn, pools: &Pools) {
+    pub(super) fn handle(&mut self, event: TargetEvent, conn: &mut TargetConn, pools: &Pools) {
         match event {
             TargetEvent::Capsule { sqe, data } => {
                 self.log.push(format!("capsule {}", sqe.cid()));
@@ -209,13 +210,13 @@ impl App {
 
 /// How one command ended, as the host saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
+pub(super) struct Outcome {
     pub status: StatusCode,
     pub transferred: u32,
     pub read: Option<Vec<u8>>,
 }
 
-pub struct Pair {
+pub(super) struct Pair {
     pub target: TargetConn,
     pub host: HostConn,
     pub app: App,
@@ -239,18 +240,18 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub fn new(target: TcpTargetConfig, host: HostConfig) -> Pair {
-        Pair::with_buffers(target, host, 160, 8)
+    pub(super) fn new(target: TcpTargetConfig, host: HostConfig) -> Self {
+        Self::with_buffers(target, host, 160, 8)
     }
 
-    pub fn with_buffers(
+    pub(super) fn with_buffers(
         target: TcpTargetConfig,
         host: HostConfig,
         small: usize,
         large: usize,
-    ) -> Pair {
+    ) -> Self {
         let now = Nanos(1_000_000_000);
-        Pair {
+        Self {
             target: TargetConn::new(Rc::new(target), now),
             host: HostConn::new(host, now),
             app: App::new(),
@@ -272,8 +273,12 @@ impl Pair {
     }
 
     /// A pair whose handshake and Connect are done.
-    pub fn connected(target: TcpTargetConfig, host: HostConfig, params: QueueParams) -> Pair {
-        let mut pair = Pair::new(target, host);
+    pub(super) fn connected(
+        target: TcpTargetConfig,
+        host: HostConfig,
+        params: QueueParams,
+    ) -> Self {
+        let mut pair = Self::new(target, host);
         pair.run();
         assert!(
             pair.ready,
@@ -296,7 +301,7 @@ impl Pair {
     }
 
     /// Moves bytes and events until no side makes progress.
-    pub fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         for _ in 0..2_000_000 {
             if !self.step() {
                 return;
@@ -305,7 +310,7 @@ impl Pair {
         panic!("the pair never comes to rest");
     }
 
-    pub fn step(&mut self) -> bool {
+    pub(super) fn step(&mut self) -> bool {
         let moved = self.step_target() | self.step_host();
         self.now = self.now + Duration::from_micros(10);
         moved
@@ -399,7 +404,7 @@ impl Pair {
         moved
     }
 
-    pub fn read(&mut self, cid: u16, seed: u32, len: usize) {
+    pub(super) fn read(&mut self, cid: u16, seed: u32, len: usize) {
         let mut sqe = Sqe::for_namespace(io::READ, cid, 1);
         sqe.cdw10 = seed.into();
         let read = (len > 0).then(|| self.memory.acquire(len).unwrap());
@@ -410,7 +415,7 @@ impl Pair {
         });
     }
 
-    pub fn write(&mut self, cid: u16, seed: u32, len: usize) {
+    pub(super) fn write(&mut self, cid: u16, seed: u32, len: usize) {
         let mut sqe = Sqe::for_namespace(io::WRITE, cid, 1);
         sqe.cdw10 = seed.into();
         let write = Some(filled(&self.memory, seed, len));
@@ -422,7 +427,7 @@ impl Pair {
     }
 
     /// Every buffer is back where it belongs.
-    pub fn assert_no_leak(&self) {
+    pub(super) fn assert_no_leak(&self) {
         for pool in [&self.pools.io, &self.pools.admin, &self.memory] {
             for class in pool.stats() {
                 assert_eq!(
@@ -435,7 +440,7 @@ impl Pair {
     }
 }
 
-pub fn io_queue(flow_control_off: bool) -> QueueParams {
+pub(super) fn io_queue(flow_control_off: bool) -> QueueParams {
     QueueParams {
         qid: 1,
         entries: 128,

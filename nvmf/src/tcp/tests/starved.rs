@@ -1,4 +1,5 @@
-//! What connections hold while they wait, and that those which must be heard are.
+//! Tests of connections that wait for a receive buffer or a command buffer: the memory that they
+//! hold, and that none waits forever.
 
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};

@@ -1,5 +1,5 @@
-//! A controller against hand-made PDUs: its refusals, with the fatal error status and information,
-//! and errors that end only the command.
+//! Tests of the controller's machine with PDUs written by hand: the fatal error status and
+//! information of each refusal, and errors that fail only the command.
 
 use std::rc::Rc;
 
@@ -21,7 +21,7 @@ use crate::tcp::{RecvSlices, RxBuffers, Slices};
 use crate::transport::{Closed, Pools, QueueParams, ReqTag};
 
 /// A controller's end and the host's bytes.
-pub struct Raw {
+pub(super) struct Raw {
     pub conn: TargetConn,
     pub app: App,
     pub pools: Pools,
@@ -29,11 +29,11 @@ pub struct Raw {
     pub out: Vec<u8>,
 }
 
-pub const NOW: Nanos = Nanos(0);
+pub(super) const NOW: Nanos = Nanos(0);
 
 impl Raw {
-    pub fn new(config: TcpTargetConfig) -> Raw {
-        Raw {
+    pub(super) fn new(config: TcpTargetConfig) -> Self {
+        Self {
             conn: TargetConn::new(Rc::new(config), NOW),
             app: App::new(),
             pools: pools(16, 4),
@@ -43,8 +43,8 @@ impl Raw {
     }
 
     /// After ICReq and Connect, on an I/O queue of four entries.
-    pub fn connected(digests: Digests) -> Raw {
-        let mut raw = Raw::new(TcpTargetConfig {
+    pub(super) fn connected(digests: Digests) -> Self {
+        let mut raw = Self::new(TcpTargetConfig {
             max_h2c_data_bytes: 4096,
             ..TcpTargetConfig::default()
         });
@@ -59,7 +59,7 @@ impl Raw {
         raw
     }
 
-    pub fn feed(&mut self, mut bytes: &[u8]) {
+    pub(super) fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.conn.wants_read() {
             let mut slices = RecvSlices::new();
             assert!(self.conn.recv_slices(&mut self.buffers, &mut slices));
@@ -76,7 +76,7 @@ impl Raw {
         }
     }
 
-    pub fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
         while let TargetPoll::Event(event) = self.conn.poll(&self.pools, NOW) {
             self.app.handle(event, &mut self.conn, &self.pools);
         }
@@ -117,16 +117,16 @@ impl Raw {
     }
 }
 
-pub fn write_sqe(cid: u16, sgl: Sgl) -> Sqe {
+pub(super) fn write_sqe(cid: u16, sgl: Sgl) -> Sqe {
     Sqe::for_namespace(io::WRITE, cid, 1).with_sgl(sgl)
 }
 
-pub fn capsule(sqe: Sqe, data: &[u8]) -> Vec<u8> {
+pub(super) fn capsule(sqe: Sqe, data: &[u8]) -> Vec<u8> {
     let header = CapsuleCmd::new(sqe, data.len() as u32, Digests::NONE, DataAlignment::DWORD);
     [header.as_bytes(), data].concat()
 }
 
-pub fn h2c(cid: u16, ttag: u16, offset: u32, len: u32, last: bool) -> Vec<u8> {
+pub(super) fn h2c(cid: u16, ttag: u16, offset: u32, len: u32, last: bool) -> Vec<u8> {
     let header = DataPdu::h2c(
         cid,
         ttag,

@@ -1,4 +1,5 @@
-//! Every wait has a limit: the handshake, Connect, the rest of a PDU, silence, and the end itself.
+//! Tests of the time limits: of the handshake, Connect, an incomplete PDU, a silent host, and the
+//! close.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Preempt and Abort of writes that hang in a device which can give them up, a host with two
-//! controllers, and any commands of two hosts.
+//! Tests of Preempt and Abort: of writes that hang in a device that can abort them, of a host with
+//! two controllers, and of random commands of two hosts.
 
 use std::sync::Arc;
 

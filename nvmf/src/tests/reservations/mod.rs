@@ -1,5 +1,5 @@
-//! Reservations through the whole target: two hosts, their controllers, and the statuses and
-//! notices of each.
+//! Tests of reservations through the whole target: two hosts, their controllers, and the status and
+//! notifications of each.
 
 mod aborted;
 mod persistence;

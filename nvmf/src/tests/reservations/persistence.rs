@@ -1,4 +1,5 @@
-//! Reservations that persist: kept before they count, and back when they are needed.
+//! Tests of reservations that persist through power loss: stored before the command completes,
+//! restored with the namespace.
 
 use std::sync::Arc;
 
@@ -16,24 +17,24 @@ use super::super::host::INVALID;
 use super::super::rig::*;
 use super::{CONFLICT, Host, KEY_A, KEY_B, OK};
 use crate::subsystems::reservation::{
-    HeldReservation, Registrant, ReservationStore, Reservations, State, Ticket,
+    HeldReservation, Registrant, ReservationState, ReservationStore, Reservations, Ticket,
 };
 use crate::subsystems::{NamespaceConfig, NamespaceIds, TargetConfig};
 
 /// Stores each state when the test lets it.
 #[derive(Default)]
 struct Slow {
-    asked: Mutex<Vec<(Option<State>, Ticket)>>,
+    asked: Mutex<Vec<(Option<ReservationState>, Ticket)>>,
 }
 
 impl ReservationStore for Slow {
-    fn store(&self, state: Option<&State>, ticket: Ticket) {
+    fn store(&self, state: Option<&ReservationState>, ticket: Ticket) {
         self.asked.lock().push((state.cloned(), ticket));
     }
 }
 
 impl Slow {
-    fn take(&self) -> (Option<State>, Ticket) {
+    fn take(&self) -> (Option<ReservationState>, Ticket) {
         let mut asked = self.asked.lock();
         assert_eq!(asked.len(), 1, "one at a time");
         asked.pop().unwrap()
@@ -44,7 +45,7 @@ impl Slow {
     }
 }
 
-fn rig_stored(stored: Option<State>) -> (Rig, Arc<Slow>) {
+fn rig_stored(stored: Option<ReservationState>) -> (Rig, Arc<Slow>) {
     let rig = Rig::new(TargetConfig::default());
     let store = Arc::new(Slow::default());
     add_stored(&rig, ram(), &store, stored);
@@ -55,7 +56,7 @@ fn add_stored(
     rig: &Rig,
     bdev: Arc<dyn nacre_bdev::Bdev>,
     store: &Arc<Slow>,
-    stored: Option<State>,
+    stored: Option<ReservationState>,
 ) -> u32 {
     let config = NamespaceConfig {
         nsid: None,
@@ -191,7 +192,7 @@ fn a_host_leaves_while_its_command_is_kept() {
 /// its reservation; a removed namespace does not.
 #[test]
 fn reservations_come_back() {
-    let stored = State {
+    let stored = ReservationState {
         registrants: vec![Registrant {
             host: [0xa; 16],
             key: KEY_A,

@@ -150,7 +150,7 @@ fn identities() {
         ("Client_identity", IdentityError::Prefix),
         ("NVMe2R01 nqn.a nqn.b", IdentityError::Prefix),
         ("NVMe0R03 nqn.a nqn.b", IdentityError::Prefix),
-        ("NVMe1G01 nqn.a nqn.b x", IdentityError::Generated),
+        ("NVMe0G01 nqn.a nqn.b", IdentityError::Generated),
         ("NVMe0R01 nqn.a", IdentityError::Parts(2)),
         ("NVMe0R01 nqn.a nqn.b x", IdentityError::Parts(4)),
         ("NVMe1R01 nqn.a nqn.b", IdentityError::Parts(3)),

@@ -1,4 +1,4 @@
-//! Admin commands (Base 5).
+//! Typed views of the admin commands (Base 5).
 
 use zerocopy::little_endian::U32;
 
@@ -19,15 +19,15 @@ pub enum AdminCommand {
 }
 
 impl AdminCommand {
-    pub fn parse(sqe: &Sqe) -> Result<AdminCommand, CommandError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, CommandError> {
         Ok(match sqe.opcode {
-            admin::IDENTIFY => AdminCommand::Identify(Identify::parse(sqe)),
-            admin::GET_LOG_PAGE => AdminCommand::GetLogPage(GetLogPage::parse(sqe)?),
-            admin::GET_FEATURES => AdminCommand::GetFeatures(GetFeatures::parse(sqe)?),
-            admin::SET_FEATURES => AdminCommand::SetFeatures(SetFeatures::parse(sqe)),
-            admin::ABORT => AdminCommand::Abort(Abort::parse(sqe)),
-            admin::ASYNC_EVENT_REQUEST => AdminCommand::AsyncEventRequest,
-            admin::KEEP_ALIVE => AdminCommand::KeepAlive,
+            admin::IDENTIFY => Self::Identify(Identify::parse(sqe)),
+            admin::GET_LOG_PAGE => Self::GetLogPage(GetLogPage::parse(sqe)?),
+            admin::GET_FEATURES => Self::GetFeatures(GetFeatures::parse(sqe)?),
+            admin::SET_FEATURES => Self::SetFeatures(SetFeatures::parse(sqe)),
+            admin::ABORT => Self::Abort(Abort::parse(sqe)),
+            admin::ASYNC_EVENT_REQUEST => Self::AsyncEventRequest,
+            admin::KEEP_ALIVE => Self::KeepAlive,
             opcode => return Err(CommandError::Opcode { opcode }),
         })
     }
@@ -43,7 +43,7 @@ pub fn async_event_request(cid: u16) -> Sqe {
     Sqe::new(admin::ASYNC_EVENT_REQUEST, cid)
 }
 
-/// Identify: 4096 bytes about what `cns` says (see [`crate::identify::cns`]).
+/// Identify: reads the 4096-byte data structure that `cns` selects (see [`crate::identify::cns`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identify {
     pub cns: u8,
@@ -57,16 +57,16 @@ pub struct Identify {
 }
 
 impl Identify {
-    pub fn new(cns: u8) -> Identify {
-        Identify {
+    pub fn new(cns: u8) -> Self {
+        Self {
             cns,
-            ..Identify::default()
+            ..Self::default()
         }
     }
 
-    pub fn parse(sqe: &Sqe) -> Identify {
+    pub fn parse(sqe: &Sqe) -> Self {
         let (cdw10, cdw11) = (sqe.cdw10.get(), sqe.cdw11.get());
-        Identify {
+        Self {
             cns: bits(cdw10, 0, 8) as u8,
             cntid: bits(cdw10, 16, 16) as u16,
             cnssid: bits(cdw11, 0, 16) as u16,
@@ -105,16 +105,16 @@ pub struct GetLogPage {
 }
 
 impl GetLogPage {
-    pub fn new(lid: u8, bytes: u32, offset: u64) -> GetLogPage {
-        GetLogPage {
+    pub fn new(lid: u8, bytes: u32, offset: u64) -> Self {
+        Self {
             lid,
             dwords: u64::from(bytes / 4),
             offset,
-            ..GetLogPage::default()
+            ..Self::default()
         }
     }
 
-    pub fn parse(sqe: &Sqe) -> Result<GetLogPage, CommandError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, CommandError> {
         let (cdw10, cdw11, cdw14) = (sqe.cdw10.get(), sqe.cdw11.get(), sqe.cdw14.get());
         let offset = u64::from(sqe.cdw12.get()) | u64::from(sqe.cdw13.get()) << 32;
         let index_offset = bit(cdw14, 23);
@@ -122,7 +122,7 @@ impl GetLogPage {
             return Err(CommandError::LogOffset { offset });
         }
         let numd = bits(cdw10, 16, 16) | bits(cdw11, 0, 16) << 16;
-        Ok(GetLogPage {
+        Ok(Self {
             lid: bits(cdw10, 0, 8) as u8,
             lsp: bits(cdw10, 8, 7) as u8,
             retain_event: bit(cdw10, 15),
@@ -182,16 +182,16 @@ pub struct GetFeatures {
 }
 
 impl GetFeatures {
-    pub fn new(fid: u8) -> GetFeatures {
-        GetFeatures {
+    pub fn new(fid: u8) -> Self {
+        Self {
             fid,
-            ..GetFeatures::default()
+            ..Self::default()
         }
     }
 
-    pub fn parse(sqe: &Sqe) -> Result<GetFeatures, CommandError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, CommandError> {
         let cdw10 = sqe.cdw10.get();
-        Ok(GetFeatures {
+        Ok(Self {
             fid: bits(cdw10, 0, 8) as u8,
             select: match bits(cdw10, 8, 3) {
                 0 => Select::Current,
@@ -235,16 +235,16 @@ pub struct SetFeatures {
 }
 
 impl SetFeatures {
-    pub fn new(fid: u8, cdw11: u32) -> SetFeatures {
-        SetFeatures {
+    pub fn new(fid: u8, cdw11: u32) -> Self {
+        Self {
             fid,
             cdw11,
-            ..SetFeatures::default()
+            ..Self::default()
         }
     }
 
-    pub fn parse(sqe: &Sqe) -> SetFeatures {
-        SetFeatures {
+    pub fn parse(sqe: &Sqe) -> Self {
+        Self {
             fid: bits(sqe.cdw10.get(), 0, 8) as u8,
             save: bit(sqe.cdw10.get(), 31),
             cdw11: sqe.cdw11.get(),
@@ -276,9 +276,9 @@ pub struct Abort {
 }
 
 impl Abort {
-    pub fn parse(sqe: &Sqe) -> Abort {
+    pub fn parse(sqe: &Sqe) -> Self {
         let cdw10 = sqe.cdw10.get();
-        Abort {
+        Self {
             sqid: bits(cdw10, 0, 16) as u16,
             cid: bits(cdw10, 16, 16) as u16,
         }

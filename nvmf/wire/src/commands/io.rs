@@ -1,4 +1,4 @@
-//! I/O commands of the NVM command set (NVM 3.2).
+//! Typed views of the I/O commands of the NVM command set (NVM 3.2).
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -27,23 +27,21 @@ pub enum IoCommand {
 }
 
 impl IoCommand {
-    pub fn parse(sqe: &Sqe) -> Result<IoCommand, CommandError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, CommandError> {
         Ok(match sqe.opcode {
-            io::FLUSH => IoCommand::Flush,
-            io::READ => IoCommand::Read(ReadWrite::parse(sqe)),
-            io::WRITE => IoCommand::Write(ReadWrite::parse(sqe)),
-            io::COMPARE => IoCommand::Compare(ReadWrite::parse(sqe)),
-            io::VERIFY => IoCommand::Verify(ReadWrite::parse(sqe)),
-            io::WRITE_ZEROES => IoCommand::WriteZeroes(WriteZeroes::parse(sqe)),
-            io::WRITE_UNCORRECTABLE => {
-                IoCommand::WriteUncorrectable(WriteUncorrectable::parse(sqe))
-            }
-            io::DATASET_MANAGEMENT => IoCommand::DatasetManagement(DatasetManagement::parse(sqe)),
-            io::COPY => IoCommand::Copy(CopyCommand::parse(sqe)?),
-            io::RESERVATION_REGISTER => IoCommand::ReservationRegister(Register::parse(sqe)?),
-            io::RESERVATION_REPORT => IoCommand::ReservationReport(Report::parse(sqe)),
-            io::RESERVATION_ACQUIRE => IoCommand::ReservationAcquire(Acquire::parse(sqe)?),
-            io::RESERVATION_RELEASE => IoCommand::ReservationRelease(Release::parse(sqe)?),
+            io::FLUSH => Self::Flush,
+            io::READ => Self::Read(ReadWrite::parse(sqe)),
+            io::WRITE => Self::Write(ReadWrite::parse(sqe)),
+            io::COMPARE => Self::Compare(ReadWrite::parse(sqe)),
+            io::VERIFY => Self::Verify(ReadWrite::parse(sqe)),
+            io::WRITE_ZEROES => Self::WriteZeroes(WriteZeroes::parse(sqe)),
+            io::WRITE_UNCORRECTABLE => Self::WriteUncorrectable(WriteUncorrectable::parse(sqe)),
+            io::DATASET_MANAGEMENT => Self::DatasetManagement(DatasetManagement::parse(sqe)),
+            io::COPY => Self::Copy(CopyCommand::parse(sqe)?),
+            io::RESERVATION_REGISTER => Self::ReservationRegister(Register::parse(sqe)?),
+            io::RESERVATION_REPORT => Self::ReservationReport(Report::parse(sqe)),
+            io::RESERVATION_ACQUIRE => Self::ReservationAcquire(Acquire::parse(sqe)?),
+            io::RESERVATION_RELEASE => Self::ReservationRelease(Release::parse(sqe)?),
             opcode => return Err(CommandError::Opcode { opcode }),
         })
     }
@@ -66,18 +64,18 @@ pub struct ReadWrite {
 }
 
 impl ReadWrite {
-    pub fn new(slba: u64, blocks: u32) -> ReadWrite {
-        ReadWrite {
+    pub fn new(slba: u64, blocks: u32) -> Self {
+        Self {
             slba,
             blocks,
-            ..ReadWrite::default()
+            ..Self::default()
         }
     }
 
-    pub fn parse(sqe: &Sqe) -> ReadWrite {
+    pub fn parse(sqe: &Sqe) -> Self {
         let cdw12 = sqe.cdw12.get();
         let cdw13 = sqe.cdw13.get();
-        ReadWrite {
+        Self {
             slba: sqe.cdw10_11(),
             blocks: bits(cdw12, 0, 16) + 1,
             fua: bit(cdw12, 30),
@@ -136,9 +134,9 @@ pub struct Protection {
 }
 
 impl Protection {
-    fn parse(sqe: &Sqe) -> Protection {
+    fn parse(sqe: &Sqe) -> Self {
         let cdw12 = sqe.cdw12.get();
-        Protection {
+        Self {
             action: bit(cdw12, 29),
             check: bits(cdw12, 26, 3) as u8,
             storage_tag: bit(cdw12, 24),
@@ -186,9 +184,9 @@ pub struct WriteZeroes {
 }
 
 impl WriteZeroes {
-    pub fn parse(sqe: &Sqe) -> WriteZeroes {
+    pub fn parse(sqe: &Sqe) -> Self {
         let cdw12 = sqe.cdw12.get();
-        WriteZeroes {
+        Self {
             slba: sqe.cdw10_11(),
             blocks: bits(cdw12, 0, 16) + 1,
             deallocate: bit(cdw12, 25),
@@ -222,8 +220,8 @@ pub struct WriteUncorrectable {
 }
 
 impl WriteUncorrectable {
-    pub fn parse(sqe: &Sqe) -> WriteUncorrectable {
-        WriteUncorrectable {
+    pub fn parse(sqe: &Sqe) -> Self {
+        Self {
             slba: sqe.cdw10_11(),
             blocks: bits(sqe.cdw12.get(), 0, 16) + 1,
         }
@@ -250,9 +248,9 @@ pub struct DatasetManagement {
 }
 
 impl DatasetManagement {
-    pub fn parse(sqe: &Sqe) -> DatasetManagement {
+    pub fn parse(sqe: &Sqe) -> Self {
         let cdw11 = sqe.cdw11.get();
-        DatasetManagement {
+        Self {
             ranges: bits(sqe.cdw10.get(), 0, 8) as u16 + 1,
             integral_read: bit(cdw11, 0),
             integral_write: bit(cdw11, 1),
@@ -295,8 +293,8 @@ const _: () = assert!(size_of::<DsmRange>() == DsmRange::SIZE);
 impl DsmRange {
     pub const SIZE: usize = 16;
 
-    pub fn new(slba: u64, blocks: u32) -> DsmRange {
-        DsmRange {
+    pub fn new(slba: u64, blocks: u32) -> Self {
+        Self {
             cattr: U32::ZERO,
             nlb: U32::new(blocks),
             slba: U64::new(slba),
@@ -304,7 +302,7 @@ impl DsmRange {
     }
 
     /// The whole ranges in `data`; a tail shorter than one is left out.
-    pub fn list(data: &[u8]) -> &[DsmRange] {
+    pub fn list(data: &[u8]) -> &[Self] {
         whole_elements(data)
     }
 }
@@ -347,14 +345,14 @@ pub enum CopyFormat {
 impl CopyFormat {
     pub const fn descriptor_bytes(self) -> usize {
         match self {
-            CopyFormat::Format0 => CopyRange0::SIZE,
-            CopyFormat::Format1 => CopyRange1::SIZE,
+            Self::Format0 => CopyRange0::SIZE,
+            Self::Format1 => CopyRange1::SIZE,
         }
     }
 }
 
 impl CopyCommand {
-    pub fn parse(sqe: &Sqe) -> Result<CopyCommand, CommandError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, CommandError> {
         let cdw12 = sqe.cdw12.get();
         let format = match bits(cdw12, 8, 4) {
             0 => CopyFormat::Format0,
@@ -365,7 +363,7 @@ impl CopyCommand {
                 });
             }
         };
-        Ok(CopyCommand {
+        Ok(Self {
             sdlba: sqe.cdw10_11(),
             ranges: bits(cdw12, 0, 8) as u16 + 1,
             format,
@@ -435,8 +433,8 @@ const _: () = assert!(size_of::<CopyRange0>() == CopyRange0::SIZE);
 impl CopyRange0 {
     pub const SIZE: usize = 32;
 
-    pub fn new(slba: u64, blocks: u32) -> CopyRange0 {
-        CopyRange0 {
+    pub fn new(slba: u64, blocks: u32) -> Self {
+        Self {
             reserved0: [0; 8],
             slba: U64::new(slba),
             nlb: U16::new(nlb(blocks) as u16),

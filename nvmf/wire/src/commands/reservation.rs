@@ -20,14 +20,14 @@ pub enum ReservationType {
 }
 
 impl ReservationType {
-    pub const fn from_u8(value: u8) -> Option<ReservationType> {
+    pub const fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
-            1 => ReservationType::WriteExclusive,
-            2 => ReservationType::ExclusiveAccess,
-            3 => ReservationType::WriteExclusiveRegistrantsOnly,
-            4 => ReservationType::ExclusiveAccessRegistrantsOnly,
-            5 => ReservationType::WriteExclusiveAllRegistrants,
-            6 => ReservationType::ExclusiveAccessAllRegistrants,
+            1 => Self::WriteExclusive,
+            2 => Self::ExclusiveAccess,
+            3 => Self::WriteExclusiveRegistrantsOnly,
+            4 => Self::ExclusiveAccessRegistrantsOnly,
+            5 => Self::WriteExclusiveAllRegistrants,
+            6 => Self::ExclusiveAccessAllRegistrants,
             _ => return None,
         })
     }
@@ -60,14 +60,14 @@ pub struct Register {
 }
 
 impl Register {
-    pub fn parse(sqe: &Sqe) -> Result<Register, CommandError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, CommandError> {
         let cdw10 = sqe.cdw10.get();
         let reserved = |field, value: u32| CommandError::Reserved {
             command: "Reservation Register",
             field,
             value: value.into(),
         };
-        Ok(Register {
+        Ok(Self {
             action: match bits(cdw10, 0, 3) {
                 0 => RegisterAction::Register,
                 1 => RegisterAction::Unregister,
@@ -113,9 +113,9 @@ pub struct Acquire {
 }
 
 impl Acquire {
-    pub fn parse(sqe: &Sqe) -> Result<Acquire, CommandError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, CommandError> {
         let cdw10 = sqe.cdw10.get();
-        Ok(Acquire {
+        Ok(Self {
             action: match bits(cdw10, 0, 3) {
                 0 => AcquireAction::Acquire,
                 1 => AcquireAction::Preempt,
@@ -158,7 +158,7 @@ pub struct Release {
 }
 
 impl Release {
-    pub fn parse(sqe: &Sqe) -> Result<Release, CommandError> {
+    pub fn parse(sqe: &Sqe) -> Result<Self, CommandError> {
         let cdw10 = sqe.cdw10.get();
         let (action, kind) = match bits(cdw10, 0, 3) {
             0 => (
@@ -177,7 +177,7 @@ impl Release {
                 });
             }
         };
-        Ok(Release {
+        Ok(Self {
             action,
             ignore_existing_key: bit(cdw10, 3),
             kind,
@@ -197,7 +197,7 @@ impl Release {
 
 fn reservation_type(command: &'static str, cdw10: u32) -> Result<ReservationType, CommandError> {
     let value = bits(cdw10, 8, 8);
-    ReservationType::from_u8(value as u8).ok_or(CommandError::Reserved {
+    ReservationType::from_u8(value as u8).ok_or_else(|| CommandError::Reserved {
         command,
         field: "RTYPE",
         value: value.into(),
@@ -214,8 +214,8 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn parse(sqe: &Sqe) -> Report {
-        Report {
+    pub fn parse(sqe: &Sqe) -> Self {
+        Self {
             bytes: (u64::from(sqe.cdw10.get()) + 1) * 4,
             extended: bit(sqe.cdw11.get(), 0),
         }

@@ -57,17 +57,17 @@ impl Nqn {
     /// Without the terminating NUL.
     pub const MAX_BYTES: usize = 223;
 
-    pub fn new(text: &str) -> Result<Nqn, NqnError> {
+    pub fn new(text: &str) -> Result<Self, NqnError> {
         validate(text)?;
-        Ok(Nqn(Arc::from(text)))
+        Ok(Self(Arc::from(text)))
     }
 
     /// A name of another program's making: any 1 to 223 bytes of printable text. Hosts and targets
     /// in use have names such as `testnqn`, or a UUID without hyphens; SPDK and the kernel's target
     /// serve them.
-    pub fn foreign(text: &str) -> Result<Nqn, NqnError> {
+    pub fn foreign(text: &str) -> Result<Self, NqnError> {
         validate_text(text)?;
-        Ok(Nqn(Arc::from(text)))
+        Ok(Self(Arc::from(text)))
     }
 
     /// True for a name of the grammar.
@@ -76,14 +76,14 @@ impl Nqn {
     }
 
     /// A [foreign](Nqn::foreign) name from a NUL-terminated field; ignores bytes behind the NUL.
-    pub fn from_field(field: &[u8]) -> Result<Nqn, NqnError> {
+    pub fn from_field(field: &[u8]) -> Result<Self, NqnError> {
         let Some(end) = field.iter().position(|&byte| byte == 0) else {
             return Err(NqnError::NotTerminated {
                 field_bytes: field.len(),
             });
         };
         match core::str::from_utf8(&field[..end]) {
-            Ok(text) => Nqn::foreign(text),
+            Ok(text) => Self::foreign(text),
             Err(error) => Err(NqnError::NotUtf8 {
                 offset: error.valid_up_to(),
             }),
@@ -98,19 +98,19 @@ impl Nqn {
     }
 
     /// The name made of a UUID.
-    pub fn from_uuid(uuid: uuid::Uuid) -> Nqn {
-        Nqn(Arc::from(format!("{UUID_PREFIX}{uuid}")))
+    pub fn from_uuid(uuid: uuid::Uuid) -> Self {
+        Self(Arc::from(format!("{UUID_PREFIX}{uuid}")))
     }
 
     /// The name every discovery subsystem answers to.
-    pub fn discovery() -> Nqn {
-        Nqn(Arc::from(DISCOVERY_NQN))
+    pub fn discovery() -> Self {
+        Self(Arc::from(DISCOVERY_NQN))
     }
 
     /// A name for one discovery subsystem alone. It begins with the well-known name: SPDK's hosts
     /// recognise a discovery subsystem by that prefix, Linux hosts by the controller's type.
-    pub fn unique_discovery(uuid: uuid::Uuid) -> Nqn {
-        Nqn(Arc::from(format!("{DISCOVERY_NQN}:uuid:{uuid}")))
+    pub fn unique_discovery(uuid: uuid::Uuid) -> Self {
+        Self(Arc::from(format!("{DISCOVERY_NQN}:uuid:{uuid}")))
     }
 
     /// True for the well-known name only.
@@ -214,29 +214,29 @@ fn is_label(label: &[u8]) -> bool {
 impl FromStr for Nqn {
     type Err = NqnError;
 
-    fn from_str(text: &str) -> Result<Nqn, NqnError> {
-        Nqn::new(text)
+    fn from_str(text: &str) -> Result<Self, NqnError> {
+        Self::new(text)
     }
 }
 
 impl TryFrom<&str> for Nqn {
     type Error = NqnError;
 
-    fn try_from(text: &str) -> Result<Nqn, NqnError> {
-        Nqn::new(text)
+    fn try_from(text: &str) -> Result<Self, NqnError> {
+        Self::new(text)
     }
 }
 
 impl TryFrom<String> for Nqn {
     type Error = NqnError;
 
-    fn try_from(text: String) -> Result<Nqn, NqnError> {
-        Nqn::new(&text)
+    fn try_from(text: String) -> Result<Self, NqnError> {
+        Self::new(&text)
     }
 }
 
 impl From<Nqn> for String {
-    fn from(nqn: Nqn) -> String {
+    fn from(nqn: Nqn) -> Self {
         nqn.0.as_ref().to_owned()
     }
 }

@@ -1,3 +1,5 @@
+//! Tests of the fabrics commands: their bytes, valid and invalid.
+
 use core::mem::offset_of;
 
 use hex_literal::hex;

@@ -18,10 +18,10 @@ pub enum NsIdDescriptor<'a> {
 }
 
 mod nidt {
-    pub const EUI64: u8 = 1;
-    pub const NGUID: u8 = 2;
-    pub const UUID: u8 = 3;
-    pub const CSI: u8 = 4;
+    pub(super) const EUI64: u8 = 1;
+    pub(super) const NGUID: u8 = 2;
+    pub(super) const UUID: u8 = 3;
+    pub(super) const CSI: u8 = 4;
 }
 
 /// NIDT, NIDL, and two reserved bytes.

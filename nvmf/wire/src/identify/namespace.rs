@@ -82,9 +82,9 @@ wire! {
 
 impl LbaFormat {
     /// `block_bytes` is a power of two, at least 512.
-    pub fn new(block_bytes: u32, metadata_bytes: u16) -> LbaFormat {
+    pub fn new(block_bytes: u32, metadata_bytes: u16) -> Self {
         debug_assert!(block_bytes.is_power_of_two() && block_bytes >= 512);
-        LbaFormat {
+        Self {
             ms: U16::new(metadata_bytes),
             lbads: block_bytes.ilog2() as u8,
             rp: 0,
@@ -98,7 +98,7 @@ impl IdentifyNamespace {
         usize::from(self.flbas & 0xf | (self.flbas >> 5 & 0b11) << 4)
     }
 
-    /// Bytes of a block in the format in use; `None` if that is not one of a size that can be.
+    /// Bytes of a block in the current LBA format; `None` if its LBADS is invalid.
     pub fn block_bytes(&self) -> Option<u32> {
         match self.lbaf[self.format_index()].lbads {
             lbads @ 9..=31 => Some(1 << lbads),

@@ -40,20 +40,20 @@ pub enum AnaState {
 }
 
 impl AnaState {
-    pub const fn from_u8(value: u8) -> Option<AnaState> {
+    pub const fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
-            0x1 => AnaState::Optimized,
-            0x2 => AnaState::NonOptimized,
-            0x3 => AnaState::Inaccessible,
-            0x4 => AnaState::PersistentLoss,
-            0xf => AnaState::Change,
+            0x1 => Self::Optimized,
+            0x2 => Self::NonOptimized,
+            0x3 => Self::Inaccessible,
+            0x4 => Self::PersistentLoss,
+            0xf => Self::Change,
             _ => return None,
         })
     }
 
     /// Whether commands on the namespaces are executed.
     pub const fn is_accessible(self) -> bool {
-        matches!(self, AnaState::Optimized | AnaState::NonOptimized)
+        matches!(self, Self::Optimized | Self::NonOptimized)
     }
 }
 
@@ -61,8 +61,8 @@ impl AnaHeader {
     /// LSP bit 0 of Get Log Page: groups without their namespaces.
     pub const LSP_GROUPS_ONLY: u8 = 1;
 
-    pub fn new(change_count: u64, groups: u16) -> AnaHeader {
-        AnaHeader {
+    pub fn new(change_count: u64, groups: u16) -> Self {
+        Self {
             change_count: U64::new(change_count),
             groups: U16::new(groups),
             reserved10: [0; 6],
@@ -71,8 +71,8 @@ impl AnaHeader {
 }
 
 impl AnaGroup {
-    pub fn new(anagrpid: u32, state: AnaState, change_count: u64, namespaces: u32) -> AnaGroup {
-        AnaGroup {
+    pub fn new(anagrpid: u32, state: AnaState, change_count: u64, namespaces: u32) -> Self {
+        Self {
             anagrpid: U32::new(anagrpid),
             namespaces: U32::new(namespaces),
             change_count: U64::new(change_count),

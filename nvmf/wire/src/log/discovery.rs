@@ -69,7 +69,7 @@ pub mod adrfam {
 
 /// Subsystem types.
 pub mod subtype {
-    /// A discovery subsystem other than the one that is asked.
+    /// A discovery subsystem other than the one that returns the log (a referral).
     pub const REFERRAL: u8 = 1;
     pub const NVM: u8 = 2;
     pub const CURRENT_DISCOVERY: u8 = 3;
@@ -120,8 +120,8 @@ impl RdmaSubtype {
 }
 
 impl DiscoveryHeader {
-    pub fn new(genctr: u64, numrec: u64) -> DiscoveryHeader {
-        let mut header = DiscoveryHeader::zeroed();
+    pub fn new(genctr: u64, numrec: u64) -> Self {
+        let mut header = Self::zeroed();
         header.genctr = U64::new(genctr);
         header.numrec = U64::new(numrec);
         header
@@ -167,8 +167,8 @@ impl DiscoveryEntry {
     /// CNTLID in the entries of dynamic controllers.
     pub const CNTLID_DYNAMIC: u16 = 0xffff;
 
-    pub fn new(record: &DiscoveryRecord) -> Result<DiscoveryEntry, DiscoveryError> {
-        let mut entry = DiscoveryEntry::zeroed();
+    pub fn new(record: &DiscoveryRecord) -> Result<Self, DiscoveryError> {
+        let mut entry = Self::zeroed();
         entry.trtype = record.trtype;
         entry.adrfam = record.adrfam;
         entry.subtype = record.subtype;

@@ -1,4 +1,4 @@
-//! Building PDU headers. A header is a plain struct; `as_bytes()` (of `zerocopy::IntoBytes`) is its
+//! Builds PDU headers. A header is a plain struct; `as_bytes()` (of `zerocopy::IntoBytes`) is its
 //! wire form, to be followed by the digest, the padding up to PDO, the data and its digest.
 
 use zerocopy::IntoBytes;
@@ -48,10 +48,10 @@ fn bare(pdu_type: PduType) -> CommonHeader {
 
 impl IcReq {
     /// `max_r2t` is a count; 0 is taken as 1, which is the least that can be said.
-    pub fn new(hpda: DataAlignment, digests: Digests, max_r2t: u32) -> IcReq {
-        IcReq {
+    pub fn new(hpda: DataAlignment, digests: Digests, max_r2t: u32) -> Self {
+        Self {
             ch: bare(PduType::IcReq),
-            pfv: U16::new(IcReq::PFV),
+            pfv: U16::new(Self::PFV),
             hpda: hpda.field(),
             dgst: digests.bits(),
             maxr2t: U32::new(max_r2t.saturating_sub(1)),
@@ -62,9 +62,9 @@ impl IcReq {
 
 impl IcResp {
     /// `max_h2c_data` in bytes: a multiple of 4, at least [`MIN_MAXH2CDATA`].
-    pub fn new(cpda: DataAlignment, digests: Digests, max_h2c_data: u32) -> IcResp {
+    pub fn new(cpda: DataAlignment, digests: Digests, max_h2c_data: u32) -> Self {
         debug_assert!(max_h2c_data >= MIN_MAXH2CDATA && max_h2c_data.is_multiple_of(4));
-        IcResp {
+        Self {
             ch: bare(PduType::IcResp),
             pfv: U16::new(IcReq::PFV),
             cpda: cpda.field(),
@@ -77,15 +77,15 @@ impl IcResp {
 
 impl CapsuleCmd {
     /// A command with `in_capsule_len` bytes of data in the capsule, 0 for none.
-    pub fn new(sqe: Sqe, in_capsule_len: u32, digests: Digests, cpda: DataAlignment) -> CapsuleCmd {
+    pub fn new(sqe: Sqe, in_capsule_len: u32, digests: Digests, cpda: DataAlignment) -> Self {
         let flags = PduFlags::empty();
         let ch = common(PduType::CapsuleCmd, flags, digests, cpda, in_capsule_len);
-        CapsuleCmd { ch, sqe }
+        Self { ch, sqe }
     }
 }
 
 impl CapsuleResp {
-    pub fn new(cqe: Cqe, digests: Digests) -> CapsuleResp {
+    pub fn new(cqe: Cqe, digests: Digests) -> Self {
         let flags = PduFlags::empty();
         let ch = common(
             PduType::CapsuleResp,
@@ -94,7 +94,7 @@ impl CapsuleResp {
             DataAlignment::DWORD,
             0,
         );
-        CapsuleResp { ch, cqe }
+        Self { ch, cqe }
     }
 }
 
@@ -108,11 +108,11 @@ impl DataPdu {
         last: bool,
         digests: Digests,
         cpda: DataAlignment,
-    ) -> DataPdu {
+    ) -> Self {
         let mut flags = PduFlags::empty();
         flags.set(PduFlags::LAST_PDU, last);
         let ch = common(PduType::H2cData, flags, digests, cpda, datal);
-        DataPdu::with(ch, cccid, ttag, datao, datal)
+        Self::with(ch, cccid, ttag, datao, datal)
     }
 
     /// A part of a command's read data. `flags` may have [`PduFlags::LAST_PDU`] and, with it,
@@ -124,14 +124,14 @@ impl DataPdu {
         flags: PduFlags,
         digests: Digests,
         hpda: DataAlignment,
-    ) -> DataPdu {
+    ) -> Self {
         let ch = common(PduType::C2hData, flags, digests, hpda, datal);
-        DataPdu::with(ch, cccid, 0, datao, datal)
+        Self::with(ch, cccid, 0, datao, datal)
     }
 
-    fn with(ch: CommonHeader, cccid: u16, ttag: u16, datao: u32, datal: u32) -> DataPdu {
+    fn with(ch: CommonHeader, cccid: u16, ttag: u16, datao: u32, datal: u32) -> Self {
         debug_assert!(datal != 0, "a data PDU carries data");
-        DataPdu {
+        Self {
             ch,
             cccid: U16::new(cccid),
             ttag: U16::new(ttag),
@@ -143,9 +143,9 @@ impl DataPdu {
 }
 
 impl R2t {
-    pub fn new(cccid: u16, ttag: u16, r2to: u32, r2tl: u32, digests: Digests) -> R2t {
+    pub fn new(cccid: u16, ttag: u16, r2to: u32, r2tl: u32, digests: Digests) -> Self {
         debug_assert!(r2tl != 0, "an R2T asks for data");
-        R2t {
+        Self {
             ch: common(
                 PduType::R2t,
                 PduFlags::empty(),
@@ -172,7 +172,7 @@ pub struct TermPdu {
 
 impl TermPdu {
     /// The request that `sender` sends. Of `offending` it quotes the first 128 bytes.
-    pub fn new(sender: Side, status: FatalErrorStatus, fei: u32, offending: &[u8]) -> TermPdu {
+    pub fn new(sender: Side, status: FatalErrorStatus, fei: u32, offending: &[u8]) -> Self {
         let quoted = offending.len().min(MAX_TERM_DATA_BYTES as usize);
         let mut data = [0; MAX_TERM_DATA_BYTES as usize];
         data[..quoted].copy_from_slice(&offending[..quoted]);
@@ -187,15 +187,15 @@ impl TermPdu {
             fei: U32::new(fei),
             reserved14: [0; 10],
         };
-        TermPdu {
+        Self {
             header,
             offending: data,
         }
     }
 
     /// The request that `receiver` of a bad PDU answers with.
-    pub fn for_error(receiver: Side, error: &PduError, offending: &[u8]) -> TermPdu {
-        TermPdu::new(receiver, error.status, error.fei(), offending)
+    pub fn for_error(receiver: Side, error: &PduError, offending: &[u8]) -> Self {
+        Self::new(receiver, error.status, error.fei(), offending)
     }
 
     /// Returns the bytes of the PDU as they go on the wire.

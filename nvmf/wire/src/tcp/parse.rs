@@ -23,8 +23,8 @@ pub struct Rules {
 
 impl Rules {
     /// A controller that waits for ICReq.
-    pub const fn controller() -> Rules {
-        Rules {
+    pub const fn controller() -> Self {
+        Self {
             receiver: Side::Controller,
             initialized: false,
             digests: Digests::NONE,
@@ -35,11 +35,11 @@ impl Rules {
     }
 
     /// A host that waits for ICResp.
-    pub const fn host() -> Rules {
-        Rules {
+    pub const fn host() -> Self {
+        Self {
             receiver: Side::Host,
             max_data_bytes: u32::MAX,
-            ..Rules::controller()
+            ..Self::controller()
         }
     }
 }
@@ -64,7 +64,7 @@ pub struct Frame {
 
 impl Frame {
     /// Judges a common header.
-    pub fn parse(bytes: &[u8; CommonHeader::SIZE], rules: &Rules) -> Result<Frame, PduError> {
+    pub fn parse(bytes: &[u8; CommonHeader::SIZE], rules: &Rules) -> Result<Self, PduError> {
         let ch = CommonHeader {
             pdu_type: bytes[0],
             flags: bytes[1],
@@ -93,7 +93,7 @@ impl Frame {
             return Err(invalid(Field::Flags, reason));
         }
         let digest_bytes = if header_digest { DIGEST_BYTES } else { 0 };
-        let mut frame = Frame {
+        let mut frame = Self {
             pdu_type,
             flags,
             hlen: u32::from(ch.hlen),
@@ -274,7 +274,7 @@ pub enum Pdu<'a> {
 impl<'a> Pdu<'a> {
     /// Judges the rest of the header that `frame` announced. `header` begins with the common header
     /// and has at least `frame.hlen` bytes.
-    pub fn parse(frame: &Frame, header: &'a [u8]) -> Result<Pdu<'a>, PduError> {
+    pub fn parse(frame: &Frame, header: &'a [u8]) -> Result<Self, PduError> {
         Ok(match frame.pdu_type {
             PduType::IcReq => Pdu::IcReq(check_ic_req(cast(header)?)?),
             PduType::IcResp => Pdu::IcResp(check_ic_resp(cast(header)?)?),
@@ -427,38 +427,38 @@ impl Field {
     /// Where in the PDU; `None` for the digest, whose place depends on the type.
     pub const fn offset(self) -> Option<u32> {
         Some(match self {
-            Field::PduType => 0,
-            Field::Flags => 1,
-            Field::Hlen => 2,
-            Field::Pdo => 3,
-            Field::Plen => 4,
-            Field::Pfv | Field::Cccid => 8,
-            Field::DataAlignment | Field::Ttag => 10,
-            Field::Dgst => 11,
-            Field::Maxh2cdata | Field::Datao | Field::R2to => 12,
-            Field::Datal | Field::R2tl => 16,
-            Field::HeaderDigest => return None,
+            Self::PduType => 0,
+            Self::Flags => 1,
+            Self::Hlen => 2,
+            Self::Pdo => 3,
+            Self::Plen => 4,
+            Self::Pfv | Self::Cccid => 8,
+            Self::DataAlignment | Self::Ttag => 10,
+            Self::Dgst => 11,
+            Self::Maxh2cdata | Self::Datao | Self::R2to => 12,
+            Self::Datal | Self::R2tl => 16,
+            Self::HeaderDigest => return None,
         })
     }
 
     pub const fn name(self) -> &'static str {
         match self {
-            Field::PduType => "PDU-Type",
-            Field::Flags => "FLAGS",
-            Field::Hlen => "HLEN",
-            Field::Pdo => "PDO",
-            Field::Plen => "PLEN",
-            Field::Pfv => "PFV",
-            Field::DataAlignment => "HPDA/CPDA",
-            Field::Dgst => "DGST",
-            Field::Maxh2cdata => "MAXH2CDATA",
-            Field::Cccid => "CCCID",
-            Field::Ttag => "TTAG",
-            Field::Datao => "DATAO",
-            Field::Datal => "DATAL",
-            Field::R2to => "R2TO",
-            Field::R2tl => "R2TL",
-            Field::HeaderDigest => "HDGST",
+            Self::PduType => "PDU-Type",
+            Self::Flags => "FLAGS",
+            Self::Hlen => "HLEN",
+            Self::Pdo => "PDO",
+            Self::Plen => "PLEN",
+            Self::Pfv => "PFV",
+            Self::DataAlignment => "HPDA/CPDA",
+            Self::Dgst => "DGST",
+            Self::Maxh2cdata => "MAXH2CDATA",
+            Self::Cccid => "CCCID",
+            Self::Ttag => "TTAG",
+            Self::Datao => "DATAO",
+            Self::Datal => "DATAL",
+            Self::R2to => "R2TO",
+            Self::R2tl => "R2TL",
+            Self::HeaderDigest => "HDGST",
         }
     }
 }
@@ -531,8 +531,8 @@ pub struct PduError {
 
 impl PduError {
     /// A header digest that does not match.
-    pub fn header_digest(expected: u32, actual: u32) -> PduError {
-        PduError {
+    pub fn header_digest(expected: u32, actual: u32) -> Self {
+        Self {
             field: Field::HeaderDigest,
             reason: Reason::DigestMismatch { expected, actual },
             status: FatalErrorStatus::HeaderDigestError,
@@ -540,7 +540,7 @@ impl PduError {
     }
 
     /// A CCCID or TTAG that names no transfer in flight.
-    pub fn not_in_flight(field: Field, actual: u16) -> PduError {
+    pub fn not_in_flight(field: Field, actual: u16) -> Self {
         invalid(
             field,
             Reason::NotInFlight {

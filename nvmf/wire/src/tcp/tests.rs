@@ -1,4 +1,5 @@
-//! Layout, valid PDUs, and properties; invalid PDUs are in `refusals`.
+//! Tests of the PDUs: layout, valid PDUs, and properties. The module `refusals` has the invalid
+//! ones.
 
 mod refusals;
 

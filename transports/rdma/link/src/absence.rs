@@ -1,4 +1,4 @@
-//! Why a machine has no RDMA device: decided in one place, so that every command reports the same
+//! Determines why this machine has no RDMA device. All commands use it, so each reports the same
 //! cause and remedy.
 
 use std::fmt;
@@ -47,7 +47,7 @@ const MAKERS: [(&str, &str); 6] = [
 
 impl NoDevice {
     /// Returns `None` if an RDMA device exists.
-    pub fn of(roots: &Roots) -> Option<NoDevice> {
+    pub fn of(roots: &Roots) -> Option<Self> {
         let class = roots.sys.join("class/infiniband");
         if !sysfs::names(&class).is_empty() {
             return None;
@@ -58,7 +58,7 @@ impl NoDevice {
         cards.sort_by_key(|(_, module)| modules.state(module).is_there());
         if let Some((pci, module)) = cards.into_iter().next() {
             let state = modules.state(&module);
-            return Some(NoDevice::Card {
+            return Some(Self::Card {
                 pci,
                 module,
                 state,
@@ -67,10 +67,10 @@ impl NoDevice {
         }
         if !class.exists() && modules.state("ib_core") == ModuleState::Missing {
             let listed = modules.is_listed();
-            return Some(NoDevice::Kernel { listed });
+            return Some(Self::Kernel { listed });
         }
         let mut netdevs = sysfs::names(&roots.sys.join("class/net")).into_iter();
-        Some(NoDevice::Hardware {
+        Some(Self::Hardware {
             soft: modules.state("rdma_rxe"),
             netdev: netdevs
                 .find(|name| name != "lo")
@@ -83,7 +83,7 @@ impl NoDevice {
     pub fn remedy(&self) -> String {
         const OTHER_KERNEL: &str = "install the kernel's package of further modules (such as linux-modules-extra), or use another kernel";
         match self {
-            NoDevice::Card {
+            Self::Card {
                 module,
                 state,
                 container,
@@ -101,12 +101,12 @@ impl NoDevice {
                     format!("`modprobe {module}`; if there is none, {OTHER_KERNEL}")
                 }
             },
-            NoDevice::Kernel { listed: true } => format!("{OTHER_KERNEL}; TCP needs none"),
-            NoDevice::Kernel { listed: false } => format!(
+            Self::Kernel { listed: true } => format!("{OTHER_KERNEL}; TCP needs none"),
+            Self::Kernel { listed: false } => format!(
                 "`modprobe -a ib_core ib_uverbs rdma_ucm` on the machine itself; if it has none of them, \
                  {OTHER_KERNEL}; TCP needs none"
             ),
-            NoDevice::Hardware {
+            Self::Hardware {
                 soft,
                 netdev,
                 container,
@@ -140,19 +140,19 @@ impl NoDevice {
 impl fmt::Display for NoDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NoDevice::Card {
+            Self::Card {
                 pci, module, state, ..
             } if state.is_there() => {
                 write!(f, "{pci} and its module {module} are there")
             }
-            NoDevice::Card { pci, module, .. } => write!(f, "{pci} needs the module {module}"),
-            NoDevice::Kernel { listed: true } => {
+            Self::Card { pci, module, .. } => write!(f, "{pci} needs the module {module}"),
+            Self::Kernel { listed: true } => {
                 f.write_str("this kernel has no RDMA: it has no module ib_core")
             }
-            NoDevice::Kernel { listed: false } => f.write_str(
+            Self::Kernel { listed: false } => f.write_str(
                 "this kernel has no RDMA: ib_core is not loaded, and which modules it has cannot be seen here",
             ),
-            NoDevice::Hardware { .. } => f.write_str(
+            Self::Hardware { .. } => f.write_str(
                 "no PCI device with a driver known for RDMA (`lspci | grep -i -e mellanox -e infiniband`)",
             ),
         }

@@ -1,4 +1,5 @@
-//! Whether a listener can use an address over RDMA: with which device, port and GID, or why not.
+//! Determines whether a listener can use an address over RDMA: the device, port and GID, or the
+//! reason why it cannot.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,7 +13,7 @@ use crate::gid::{Gid, GidKind};
 
 /// An address of an interface, and the constraints of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Want {
+pub struct CapabilityRequest {
     pub netdev: String,
     pub ip: IpAddr,
     /// Use only this device, if set.
@@ -25,9 +26,9 @@ pub struct Want {
     pub allow_software: bool,
 }
 
-impl Want {
-    pub fn new(netdev: impl Into<String>, ip: IpAddr) -> Want {
-        Want {
+impl CapabilityRequest {
+    pub fn new(netdev: impl Into<String>, ip: IpAddr) -> Self {
+        Self {
             netdev: netdev.into(),
             ip: ip.to_canonical(),
             device: None,
@@ -138,7 +139,7 @@ pub enum NoUverbs {
 /// is the reason. The caller binds the address through the connection manager.
 pub fn capability(
     fabric: &Fabric,
-    want: &Want,
+    want: &CapabilityRequest,
     environment: &Environment,
 ) -> Result<Chosen, Reason> {
     let (device, port) = find_port(fabric, want, environment)?;
@@ -167,7 +168,7 @@ pub fn capability(
 /// software.
 fn find_port<'a>(
     fabric: &'a Fabric,
-    want: &Want,
+    want: &CapabilityRequest,
     environment: &Environment,
 ) -> Result<(&'a Device, &'a Port), Reason> {
     let pinned = |device: &Device, port: &Port| {
@@ -200,7 +201,7 @@ fn describe_port((device, port): (&Device, &Port)) -> String {
     format!("{}/{} ({netdev})", device.name, port.num)
 }
 
-fn check_link(device: &Device, port: &Port, want: &Want) -> Result<(), Reason> {
+fn check_link(device: &Device, port: &Port, want: &CapabilityRequest) -> Result<(), Reason> {
     let refuse = |why| {
         Err(Reason::UnsupportedLink {
             device: device.name.clone(),
@@ -224,7 +225,11 @@ fn check_link(device: &Device, port: &Port, want: &Want) -> Result<(), Reason> {
     Ok(())
 }
 
-fn find_gid<'a>(device: &Device, port: &'a Port, want: &Want) -> Result<&'a Gid, Reason> {
+fn find_gid<'a>(
+    device: &Device,
+    port: &'a Port,
+    want: &CapabilityRequest,
+) -> Result<&'a Gid, Reason> {
     let is_roce = |gid: &Gid| matches!(gid.kind, GidKind::RoceV1 | GidKind::RoceV2);
     // The connection manager selects by address and interface. An entry of another VLAN with the
     // same address belongs to another network.
@@ -302,13 +307,13 @@ impl Reason {
     /// The reason as one word, for example `no_rdma_dev` or `port_down`.
     pub fn word(&self) -> &'static str {
         match self {
-            Reason::NoRdmaDev { .. } => "no_rdma_dev",
-            Reason::PortDown { .. } => "port_down",
-            Reason::NoGidForIp { .. } => "no_gid_for_ip",
-            Reason::UnsupportedLink { .. } => "unsupported_link",
-            Reason::NoUverbs { .. } => "no_uverbs",
-            Reason::NoRdmaCm { .. } => "no_rdma_cm",
-            Reason::Memlock { .. } => "memlock",
+            Self::NoRdmaDev { .. } => "no_rdma_dev",
+            Self::PortDown { .. } => "port_down",
+            Self::NoGidForIp { .. } => "no_gid_for_ip",
+            Self::UnsupportedLink { .. } => "unsupported_link",
+            Self::NoUverbs { .. } => "no_uverbs",
+            Self::NoRdmaCm { .. } => "no_rdma_cm",
+            Self::Memlock { .. } => "memlock",
         }
     }
 
@@ -326,20 +331,20 @@ impl Reason {
     /// The facts that show the reason.
     pub fn evidence(&self) -> String {
         match self {
-            Reason::NoRdmaDev {
+            Self::NoRdmaDev {
                 machine: Some(machine),
                 ..
             } => machine.to_string(),
-            Reason::NoRdmaDev { have, .. } if have.is_empty() => {
+            Self::NoRdmaDev { have, .. } if have.is_empty() => {
                 "/sys/class/infiniband has no devices".into()
             }
-            Reason::NoRdmaDev { have, .. } => format!("have: {}", have.join(", ")),
-            Reason::PortDown {
+            Self::NoRdmaDev { have, .. } => format!("have: {}", have.join(", ")),
+            Self::PortDown {
                 state, phys_state, ..
             } => format!("state {state}, physical state {phys_state}"),
-            Reason::NoGidForIp { have, .. } if have.is_empty() => "the GID table is empty".into(),
-            Reason::NoGidForIp { have, .. } => format!("have: {}", table(have)),
-            Reason::UnsupportedLink { why, .. } => match why {
+            Self::NoGidForIp { have, .. } if have.is_empty() => "the GID table is empty".into(),
+            Self::NoGidForIp { have, .. } => format!("have: {}", table(have)),
+            Self::UnsupportedLink { why, .. } => match why {
                 Unsupported::NoReliableConnected { driver } | Unsupported::Software { driver } => {
                     format!("driver {driver}")
                 }
@@ -348,7 +353,7 @@ impl Reason {
                 }
                 Unsupported::LinkLayer => "link layer unknown".into(),
             },
-            Reason::NoUverbs { device, why } => match why {
+            Self::NoUverbs { device, why } => match why {
                 NoUverbs::NoModule => {
                     format!("/sys/class/infiniband_verbs has nothing for {device}")
                 }
@@ -356,11 +361,11 @@ impl Reason {
                 NoUverbs::Denied { node } => format!("{node} may not be opened by this user"),
                 NoUverbs::Library { error } => error.clone(),
             },
-            Reason::NoRdmaCm { access } => match access {
+            Self::NoRdmaCm { access } => match access {
                 Access::Denied => "/dev/infiniband/rdma_cm may not be opened by this user".into(),
                 _ => "/dev/infiniband/rdma_cm is not there".into(),
             },
-            Reason::Memlock {
+            Self::Memlock {
                 needed,
                 pinned,
                 limit,
@@ -371,11 +376,11 @@ impl Reason {
     /// The command or the change that helps.
     pub fn remedy(&self) -> String {
         match self {
-            Reason::NoRdmaDev {
+            Self::NoRdmaDev {
                 machine: Some(machine),
                 ..
             } => machine.remedy(),
-            Reason::NoRdmaDev {
+            Self::NoRdmaDev {
                 netdev,
                 pinned: None,
                 ..
@@ -383,10 +388,10 @@ impl Reason {
                 "load the driver of the network card, or add soft-RoCE: \
                  `nacre rdma rxe add rxe0 --netdev {netdev}` (`rdma link add rxe0 type rxe netdev {netdev}`)"
             ),
-            Reason::NoRdmaDev { netdev, .. } => format!(
+            Self::NoRdmaDev { netdev, .. } => format!(
                 "name the device that belongs to {netdev}, or leave device and port out"
             ),
-            Reason::PortDown {
+            Self::PortDown {
                 netdev, phys_state, ..
             } => match phys_state {
                 PhysState::LinkUp => {
@@ -394,7 +399,7 @@ impl Reason {
                 }
                 _ => format!("`ip link set {netdev} up`; look at cable and switch port"),
             },
-            Reason::NoGidForIp {
+            Self::NoGidForIp {
                 netdev,
                 ip,
                 pinned: None,
@@ -402,10 +407,10 @@ impl Reason {
             } => format!(
                 "give the interface the address: `ip address add {ip}/PREFIX dev {netdev}`"
             ),
-            Reason::NoGidForIp { ip, .. } => format!(
+            Self::NoGidForIp { ip, .. } => format!(
                 "leave the GID index out, or set it to an entry of {ip}; `nacre rdma gids` lists them"
             ),
-            Reason::UnsupportedLink { device, port, why } => match why {
+            Self::UnsupportedLink { device, port, why } => match why {
                 Unsupported::NoReliableConnected { .. } => "use TCP on this interface".into(),
                 Unsupported::Software { .. } => {
                     "set allow_software = true in [rdma] and in the [[nvmf.listener]] (both count), or use TCP on this \
@@ -418,7 +423,7 @@ impl Reason {
                 ),
                 Unsupported::LinkLayer => "use TCP on this interface".into(),
             },
-            Reason::NoUverbs { why, .. } => match why {
+            Self::NoUverbs { why, .. } => match why {
                 NoUverbs::NoModule => "`modprobe ib_uverbs`".into(),
                 NoUverbs::NoNode { .. } => {
                     "give the container the device nodes: `--device=/dev/infiniband`".into()
@@ -430,14 +435,14 @@ impl Reason {
                     "install libibverbs1, librdmacm1 and ibverbs-providers (rdma-core)".into()
                 }
             },
-            Reason::NoRdmaCm { access } => match access {
+            Self::NoRdmaCm { access } => match access {
                 Access::Denied => {
                     "`chmod 0666 /dev/infiniband/rdma_cm`, or rdma-core's udev rules, or run as root"
                         .into()
                 }
                 _ => "`modprobe rdma_ucm`; in a container `--device=/dev/infiniband`".into(),
             },
-            Reason::Memlock { needed, pinned, .. } => {
+            Self::Memlock { needed, pinned, .. } => {
                 let kib = needed.saturating_add(*pinned).div_ceil(1024);
                 format!(
                     "`ulimit -l {kib}`; /etc/security/limits.conf: `* soft memlock unlimited`, \
@@ -462,12 +467,12 @@ impl fmt::Display for Reason {
     /// Writes one sentence, without evidence and remedy.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::NoRdmaDev {
+            Self::NoRdmaDev {
                 netdev,
                 pinned: None,
                 ..
             } => write!(f, "no RDMA device belongs to interface {netdev}"),
-            Reason::NoRdmaDev {
+            Self::NoRdmaDev {
                 netdev,
                 pinned: Some(pinned),
                 ..
@@ -481,17 +486,17 @@ impl fmt::Display for Reason {
                     "RDMA device {pinned} does not belong to interface {netdev}"
                 ),
             },
-            Reason::PortDown { device, port, .. } => {
+            Self::PortDown { device, port, .. } => {
                 write!(f, "port {port} of RDMA device {device} is not active")
             }
-            Reason::NoGidForIp {
+            Self::NoGidForIp {
                 device,
                 port,
                 ip,
                 pinned: None,
                 ..
             } => write!(f, "port {port} of RDMA device {device} has no GID of {ip}"),
-            Reason::NoGidForIp {
+            Self::NoGidForIp {
                 device,
                 port,
                 ip,
@@ -501,7 +506,7 @@ impl fmt::Display for Reason {
                 f,
                 "GID {index} of port {port} of RDMA device {device} is not one of {ip}"
             ),
-            Reason::UnsupportedLink { device, port, why } => match why {
+            Self::UnsupportedLink { device, port, why } => match why {
                 Unsupported::NoReliableConnected { driver } => write!(
                     f,
                     "RDMA device {device} ({driver}) has no reliable-connected queue pairs"
@@ -518,12 +523,12 @@ impl fmt::Display for Reason {
                     "port {port} of RDMA device {device} is of an unknown link layer"
                 ),
             },
-            Reason::NoUverbs { device, why } => match why {
+            Self::NoUverbs { device, why } => match why {
                 NoUverbs::Library { .. } => write!(f, "the verbs libraries cannot be loaded"),
                 _ => write!(f, "RDMA device {device} has no usable verbs device"),
             },
-            Reason::NoRdmaCm { .. } => write!(f, "the RDMA connection manager cannot be used"),
-            Reason::Memlock { .. } => {
+            Self::NoRdmaCm { .. } => write!(f, "the RDMA connection manager cannot be used"),
+            Self::Memlock { .. } => {
                 write!(
                     f,
                     "the limit on locked memory is too low to register memory"

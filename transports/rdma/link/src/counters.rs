@@ -1,4 +1,5 @@
-//! A port's counters.
+//! The counters of an RDMA port: those of the port (`counters`) and those of the driver
+//! (`hw_counters`), read from sysfs.
 
 use std::path::Path;
 
@@ -25,9 +26,9 @@ pub enum CounterGroup {
     Netdev,
 }
 
-/// What growth of a port's counter is a sign of, the worst first.
+/// The problem that growth of a port's counter indicates, the most severe first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Sign {
+pub enum Symptom {
     /// Packets were lost until all retries were used up, and a connection ended.
     GivenUp,
     /// Packets were lost, or arrived out of order, and were sent again.
@@ -38,11 +39,11 @@ pub enum Sign {
     Damage,
 }
 
-impl Sign {
+impl Symptom {
     /// The counters that are this sign, by the names of IBA, mlx5, rxe, bnxt_re and irdma.
     pub const fn counters(self) -> &'static [&'static str] {
         match self {
-            Sign::Loss => &[
+            Self::Loss => &[
                 "out_of_sequence",
                 "packet_seq_err",
                 "local_ack_timeout_err",
@@ -62,12 +63,12 @@ impl Sign {
                 "tx_roce_discards",
                 "tcpRetransSegs",
             ],
-            Sign::GivenUp => &[
+            Self::GivenUp => &[
                 "req_transport_retries_exceeded",
                 "retry_exceeded_err",
                 "max_retry_exceeded",
             ],
-            Sign::NotReady => &[
+            Self::NotReady => &[
                 "rnr_nak_retry_err",
                 "req_rnr_retries_exceeded",
                 "out_of_buffer",
@@ -76,7 +77,7 @@ impl Sign {
                 "retry_rnr_exceeded_err",
                 "rnr_naks_rcvd",
             ],
-            Sign::Damage => &[
+            Self::Damage => &[
                 "symbol_error",
                 "link_error_recovery",
                 "link_downed",
@@ -89,11 +90,11 @@ impl Sign {
         }
     }
 
-    pub const ALL: [Sign; 4] = [Sign::GivenUp, Sign::Loss, Sign::NotReady, Sign::Damage];
+    pub const ALL: [Self; 4] = [Self::GivenUp, Self::Loss, Self::NotReady, Self::Damage];
 
     /// The sign that a counter is; `None` for a counter of work, or an unknown one.
-    pub fn of(counter: &str) -> Option<Sign> {
-        Sign::ALL
+    pub fn of(counter: &str) -> Option<Self> {
+        Self::ALL
             .into_iter()
             .find(|sign| sign.counters().contains(&counter))
     }

@@ -59,9 +59,9 @@ impl Priorities {
 
 impl FromIterator<u8> for Priorities {
     /// Numbers above 7 are no priorities, and are left out.
-    fn from_iter<I: IntoIterator<Item = u8>>(all: I) -> Priorities {
+    fn from_iter<I: IntoIterator<Item = u8>>(all: I) -> Self {
         let bits = all.into_iter().filter(|priority| *priority < 8);
-        Priorities(bits.fold(0, |set, priority| set | 1 << priority))
+        Self(bits.fold(0, |set, priority| set | 1 << priority))
     }
 }
 
@@ -86,21 +86,21 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    pub fn of(code: u8) -> Algorithm {
+    pub fn of(code: u8) -> Self {
         match code {
-            0 => Algorithm::Strict,
-            1 => Algorithm::CreditShaper,
-            2 => Algorithm::Ets,
-            other => Algorithm::Other(other),
+            0 => Self::Strict,
+            1 => Self::CreditShaper,
+            2 => Self::Ets,
+            other => Self::Other(other),
         }
     }
 
     pub fn code(self) -> u8 {
         match self {
-            Algorithm::Strict => 0,
-            Algorithm::CreditShaper => 1,
-            Algorithm::Ets => 2,
-            Algorithm::Other(other) => other,
+            Self::Strict => 0,
+            Self::CreditShaper => 1,
+            Self::Ets => 2,
+            Self::Other(other) => other,
         }
     }
 }
@@ -144,7 +144,7 @@ impl Ets {
     }
 
     /// struct ieee_ets.
-    fn parse(bytes: &[u8]) -> Option<Ets> {
+    fn parse(bytes: &[u8]) -> Option<Self> {
         let array = |at: usize| -> Option<[u8; PRIORITIES]> {
             bytes
                 .get(3 + at * PRIORITIES..3 + (at + 1) * PRIORITIES)?
@@ -152,7 +152,7 @@ impl Ets {
                 .ok()
         };
         array(6)?;
-        Some(Ets {
+        Some(Self {
             willing: bytes[0] != 0,
             classes: bytes[1],
             credit_shaper: bytes[2] != 0,
@@ -217,8 +217,8 @@ pub struct Pfc {
 
 impl Pfc {
     /// struct ieee_pfc.
-    fn parse(bytes: &[u8]) -> Option<Pfc> {
-        Some(Pfc {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        Some(Self {
             capability: *bytes.first()?,
             enabled: Priorities(*bytes.get(1)?),
             bypass: *bytes.get(2)? != 0,
@@ -266,27 +266,27 @@ pub enum Selector {
 }
 
 impl Selector {
-    pub fn of(code: u8) -> Selector {
+    pub fn of(code: u8) -> Self {
         match code {
-            1 => Selector::Ethertype,
-            2 => Selector::Stream,
-            3 => Selector::Datagram,
-            4 => Selector::Port,
-            5 => Selector::Dscp,
-            255 => Selector::Pcp,
-            other => Selector::Other(other),
+            1 => Self::Ethertype,
+            2 => Self::Stream,
+            3 => Self::Datagram,
+            4 => Self::Port,
+            5 => Self::Dscp,
+            255 => Self::Pcp,
+            other => Self::Other(other),
         }
     }
 
     pub fn code(self) -> u8 {
         match self {
-            Selector::Ethertype => 1,
-            Selector::Stream => 2,
-            Selector::Datagram => 3,
-            Selector::Port => 4,
-            Selector::Dscp => 5,
-            Selector::Pcp => 255,
-            Selector::Other(other) => other,
+            Self::Ethertype => 1,
+            Self::Stream => 2,
+            Self::Datagram => 3,
+            Self::Port => 4,
+            Self::Dscp => 5,
+            Self::Pcp => 255,
+            Self::Other(other) => other,
         }
     }
 
@@ -305,13 +305,13 @@ impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // The words of dcb-apptrust(8).
-            Selector::Ethertype => f.write_str("ethtype"),
-            Selector::Stream => f.write_str("stream-port"),
-            Selector::Datagram => f.write_str("dgram-port"),
-            Selector::Port => f.write_str("port"),
-            Selector::Dscp => f.write_str("dscp"),
-            Selector::Pcp => f.write_str("pcp"),
-            Selector::Other(code) => write!(f, "selector {code}"),
+            Self::Ethertype => f.write_str("ethtype"),
+            Self::Stream => f.write_str("stream-port"),
+            Self::Datagram => f.write_str("dgram-port"),
+            Self::Port => f.write_str("port"),
+            Self::Dscp => f.write_str("dscp"),
+            Self::Pcp => f.write_str("pcp"),
+            Self::Other(code) => write!(f, "selector {code}"),
         }
     }
 }
@@ -326,8 +326,8 @@ pub struct App {
 }
 
 impl App {
-    pub fn dscp(dscp: u8, priority: u8) -> App {
-        App {
+    pub fn dscp(dscp: u8, priority: u8) -> Self {
+        Self {
             selector: Selector::Dscp,
             value: dscp.into(),
             priority,
@@ -335,8 +335,8 @@ impl App {
     }
 
     /// struct dcb_app.
-    fn parse(bytes: &[u8]) -> Option<App> {
-        Some(App {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        Some(Self {
             selector: Selector::of(*bytes.first()?),
             priority: *bytes.get(1)?,
             value: u16_at(bytes, 2)?,
@@ -360,12 +360,12 @@ pub struct Buffers {
 
 impl Buffers {
     /// struct dcbnl_buffer.
-    fn parse(bytes: &[u8]) -> Option<Buffers> {
+    fn parse(bytes: &[u8]) -> Option<Self> {
         let mut sizes = [0; PRIORITIES];
         for (index, size) in sizes.iter_mut().enumerate() {
             *size = u32_at(bytes, 8 + 4 * index)?;
         }
-        Some(Buffers {
+        Some(Self {
             buffer_of: bytes.get(..8)?.try_into().ok()?,
             bytes: sizes,
             total: u32_at(bytes, 40)?,
@@ -387,7 +387,7 @@ pub struct DcbxMode(pub u8);
 
 impl DcbxMode {
     /// DCB_CAP_DCBX_HOST and DCB_CAP_DCBX_VER_IEEE: this host decides.
-    pub const HOST_IEEE: DcbxMode = DcbxMode(0x09);
+    pub const HOST_IEEE: Self = Self(0x09);
 
     pub fn is_host(self) -> bool {
         self.0 & 0x01 != 0
@@ -453,28 +453,30 @@ pub struct Dcb {
 impl Dcb {
     /// Parses a reply to `DCB_CMD_IEEE_GET`. `bytes` begins after the netlink header, at
     /// `struct dcbmsg`.
-    pub fn parse(bytes: &[u8]) -> Result<Dcb, DcbError> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, DcbError> {
         let malformed = |field| DcbError::Malformed { field };
-        let all = bytes.get(DCBMSG..).ok_or(malformed("dcbmsg"))?;
-        let ieee = attribute_of(all, attribute::IEEE).ok_or(malformed("ieee"))?;
-        let mut dcb = Dcb::default();
+        let all = bytes.get(DCBMSG..).ok_or_else(|| malformed("dcbmsg"))?;
+        let ieee = attribute_of(all, attribute::IEEE).ok_or_else(|| malformed("ieee"))?;
+        let mut dcb = Self::default();
         for (kind, value) in attributes(ieee) {
             match kind {
-                ieee::ETS => dcb.ets = Some(Ets::parse(value).ok_or(malformed("ets"))?),
-                ieee::PFC => dcb.pfc = Some(Pfc::parse(value).ok_or(malformed("pfc"))?),
-                ieee::APP_TABLE => dcb.apps = apps(value).ok_or(malformed("app"))?,
+                ieee::ETS => dcb.ets = Some(Ets::parse(value).ok_or_else(|| malformed("ets"))?),
+                ieee::PFC => dcb.pfc = Some(Pfc::parse(value).ok_or_else(|| malformed("pfc"))?),
+                ieee::APP_TABLE => dcb.apps = apps(value).ok_or_else(|| malformed("app"))?,
                 ieee::PEER_ETS => {
-                    dcb.peer_ets = Some(Ets::parse(value).ok_or(malformed("peer_ets"))?);
+                    dcb.peer_ets = Some(Ets::parse(value).ok_or_else(|| malformed("peer_ets"))?);
                 }
                 ieee::PEER_PFC => {
-                    dcb.peer_pfc = Some(Pfc::parse(value).ok_or(malformed("peer_pfc"))?);
+                    dcb.peer_pfc = Some(Pfc::parse(value).ok_or_else(|| malformed("peer_pfc"))?);
                 }
-                ieee::PEER_APP => dcb.peer_apps = apps(value).ok_or(malformed("peer_app"))?,
+                ieee::PEER_APP => {
+                    dcb.peer_apps = apps(value).ok_or_else(|| malformed("peer_app"))?
+                }
                 ieee::MAXRATE => {
-                    dcb.rates = Some(numbers(value, 0).ok_or(malformed("maxrate"))?);
+                    dcb.rates = Some(numbers(value, 0).ok_or_else(|| malformed("maxrate"))?);
                 }
                 ieee::BUFFER => {
-                    dcb.buffers = Some(Buffers::parse(value).ok_or(malformed("buffer"))?);
+                    dcb.buffers = Some(Buffers::parse(value).ok_or_else(|| malformed("buffer"))?);
                 }
                 ieee::APP_TRUST_TABLE => {
                     let selectors = attributes(value).filter_map(|(_, value)| value.first());
@@ -603,32 +605,32 @@ const DCBMSG: usize = 4;
 /// enum dcbnl_commands; `attribute` and `ieee` below are enum dcbnl_attrs and enum
 /// ieee_attrs of `linux/dcbnl.h`.
 mod command {
-    pub const IEEE_SET: u8 = 20;
-    pub const IEEE_GET: u8 = 21;
-    pub const GDCBX: u8 = 22;
-    pub const SDCBX: u8 = 23;
-    pub const IEEE_DEL: u8 = 27;
+    pub(super) const IEEE_SET: u8 = 20;
+    pub(super) const IEEE_GET: u8 = 21;
+    pub(super) const GDCBX: u8 = 22;
+    pub(super) const SDCBX: u8 = 23;
+    pub(super) const IEEE_DEL: u8 = 27;
 }
 
 mod attribute {
-    pub const IFNAME: u16 = 1;
-    pub const IEEE: u16 = 13;
-    pub const DCBX: u16 = 14;
+    pub(super) const IFNAME: u16 = 1;
+    pub(super) const IEEE: u16 = 13;
+    pub(super) const DCBX: u16 = 14;
 }
 
 mod ieee {
-    pub const ETS: u16 = 1;
-    pub const PFC: u16 = 2;
-    pub const APP_TABLE: u16 = 3;
-    pub const PEER_ETS: u16 = 4;
-    pub const PEER_PFC: u16 = 5;
-    pub const PEER_APP: u16 = 6;
-    pub const MAXRATE: u16 = 7;
-    pub const BUFFER: u16 = 10;
-    pub const APP_TRUST_TABLE: u16 = 11;
+    pub(super) const ETS: u16 = 1;
+    pub(super) const PFC: u16 = 2;
+    pub(super) const APP_TABLE: u16 = 3;
+    pub(super) const PEER_ETS: u16 = 4;
+    pub(super) const PEER_PFC: u16 = 5;
+    pub(super) const PEER_APP: u16 = 6;
+    pub(super) const MAXRATE: u16 = 7;
+    pub(super) const BUFFER: u16 = 10;
+    pub(super) const APP_TRUST_TABLE: u16 = 11;
     /// Entries inside APP_TABLE and APP_TRUST_TABLE.
-    pub const APP: u16 = 1;
-    pub const DCB_APP: u16 = 2;
+    pub(super) const APP: u16 = 1;
+    pub(super) const DCB_APP: u16 = 2;
 }
 
 #[cfg(test)]

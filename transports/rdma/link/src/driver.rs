@@ -1,4 +1,5 @@
-//! Facts about each RDMA driver itself, not a list of bugs.
+//! The known RDMA drivers: the kernel module of each, whether it supports reliable-connected queue
+//! pairs, and notes for operators.
 
 use std::fmt;
 
@@ -17,21 +18,21 @@ pub enum DriverKind {
 
 impl DriverKind {
     pub fn is_software(self) -> bool {
-        self != DriverKind::Hardware
+        self != Self::Hardware
     }
 }
 
 impl fmt::Display for DriverKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            DriverKind::Hardware => "hardware",
-            DriverKind::Rxe => "rxe",
-            DriverKind::Siw => "siw",
+            Self::Hardware => "hardware",
+            Self::Rxe => "rxe",
+            Self::Siw => "siw",
         })
     }
 }
 
-/// How a driver meets NVMe/RDMA's needs.
+/// An RDMA driver, and its suitability for NVMe/RDMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quirk {
     /// The kernel module that makes the RDMA device.
@@ -40,7 +41,7 @@ pub struct Quirk {
     pub title: &'static str,
     /// Has reliable-connected queue pairs, which NVMe/RDMA is made of.
     pub reliable_connected: bool,
-    /// What to know about it, if anything.
+    /// A note for operators.
     pub note: Option<&'static str>,
 }
 

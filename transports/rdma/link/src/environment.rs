@@ -1,4 +1,5 @@
-//! The needs of a process besides a device: device nodes, the connection manager, locked memory.
+//! The requirements of RDMA besides a device: access to the device nodes, the connection manager,
+//! and locked memory.
 
 use std::path::{Path, PathBuf};
 
@@ -55,7 +56,7 @@ pub struct Memlock {
 }
 
 impl Environment {
-    pub fn read(roots: &Roots) -> Environment {
+    pub fn read(roots: &Roots) -> Self {
         let class = roots.sys.join("class/infiniband_verbs");
         let nodes = roots.dev.join("infiniband");
         let uverbs = sysfs::names(&class).into_iter().filter_map(|name| {
@@ -68,7 +69,7 @@ impl Environment {
                 access,
             })
         });
-        Environment {
+        Self {
             uverbs: uverbs.collect(),
             rdma_cm: access(&nodes.join("rdma_cm")),
             library: None,
@@ -86,7 +87,7 @@ impl Environment {
 impl Memlock {
     /// Reads the state of this process: the limit by getrlimit(2), capabilities and use from
     /// `/proc/self/status`.
-    pub fn read(roots: &Roots) -> Memlock {
+    pub fn read(roots: &Roots) -> Self {
         /// CAP_IPC_LOCK in capability masks (linux/capability.h).
         const CAP_IPC_LOCK: u32 = 14;
         let status = sysfs::text(&roots.proc.join("self/status")).unwrap_or_default();
@@ -98,7 +99,7 @@ impl Memlock {
         let privileged = capabilities.is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1);
         let kib = field("VmPin:").and_then(|kib| kib.parse::<u64>().ok());
         let limit = getrlimit(Resource::Memlock).maximum;
-        Memlock {
+        Self {
             limit: limit.filter(|_| !privileged),
             pinned: kib.unwrap_or(0).saturating_mul(1024),
         }

@@ -186,8 +186,8 @@ pub struct PriorityCounters {
 impl PriorityCounters {
     /// Finds the counters in a driver's statistics (`ethtool -S`), by the names that mlx5, mlx4,
     /// ice, i40e, bnxt and hns3 use. Ignores all other names.
-    pub fn of(statistics: &[(String, u64)]) -> PriorityCounters {
-        let mut counters = PriorityCounters::default();
+    pub fn of(statistics: &[(String, u64)]) -> Self {
+        let mut counters = Self::default();
         for (name, value) in statistics {
             if let Some((direction, priority, field)) = by_priority(name) {
                 let counts = match direction {

@@ -1,4 +1,4 @@
-//! Devices and ports, from `/sys/class/infiniband`.
+//! Reads the RDMA devices of this machine and their ports from `/sys/class/infiniband`.
 
 use std::fmt;
 use std::fs;
@@ -103,14 +103,14 @@ pub enum LinkLayer {
 impl Fabric {
     /// All devices below `sysfs_root` (`/sys`). A machine without RDMA has none. A device that
     /// disappears during the reading is omitted or incomplete.
-    pub fn read(sysfs_root: impl AsRef<Path>) -> Fabric {
+    pub fn read(sysfs_root: impl AsRef<Path>) -> Self {
         let root = sysfs_root.as_ref();
         let class = root.join("class/infiniband");
         let devices = sysfs::names(&class)
             .into_iter()
             .filter_map(|name| Device::read(root, &class.join(&name), name))
             .collect();
-        Fabric { devices }
+        Self { devices }
     }
 
     pub fn device(&self, name: &str) -> Option<&Device> {
@@ -130,7 +130,7 @@ impl Fabric {
 }
 
 impl Device {
-    fn read(root: &Path, path: &Path, name: String) -> Option<Device> {
+    fn read(root: &Path, path: &Path, name: String) -> Option<Self> {
         let node_guid = sysfs::text(&path.join("node_guid"))?;
         let node_type = node_type(&sysfs::text(&path.join("node_type")).unwrap_or_default());
         let bus_driver = sysfs::link_name(&path.join("device/driver"));
@@ -140,7 +140,7 @@ impl Device {
             software => Some(software.to_string()),
         };
         let numa = sysfs::number(&path.join("device/numa_node"));
-        let mut device = Device {
+        let mut device = Self {
             node_guid,
             sys_image_guid: sysfs::text(&path.join("sys_image_guid")).unwrap_or_default(),
             fw: sysfs::filled(&path.join("fw_ver")).filter(|_| !kind.is_software()),
@@ -176,7 +176,7 @@ impl Device {
 }
 
 impl Port {
-    fn read(root: &Path, device: &Path, path: &Path, num: &str, of: &Device) -> Option<Port> {
+    fn read(root: &Path, device: &Path, path: &Path, num: &str, of: &Device) -> Option<Self> {
         let num = num.parse().ok()?;
         let attribute = |name: &str| sysfs::text(&path.join(name)).unwrap_or_default();
         let lid = |name: &str| {
@@ -200,7 +200,7 @@ impl Port {
             let of_interface = sysfs::number(&root.join("class/net").join(netdev).join("mtu"))?;
             path_mtu(u32::try_from(of_interface).ok()?)
         });
-        Some(Port {
+        Some(Self {
             num,
             state: port_state(&attribute("state")),
             phys_state: phys_state(&attribute("phys_state")),
@@ -365,9 +365,9 @@ fn phys_state(text: &str) -> PhysState {
 impl fmt::Display for NodeType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            NodeType::Ca => "CA",
-            NodeType::Rnic => "RNIC",
-            NodeType::Other => "other",
+            Self::Ca => "CA",
+            Self::Rnic => "RNIC",
+            Self::Other => "other",
         })
     }
 }
@@ -376,12 +376,12 @@ impl fmt::Display for PortState {
     /// Writes the state in iproute2's words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            PortState::Down => "DOWN",
-            PortState::Init => "INIT",
-            PortState::Armed => "ARMED",
-            PortState::Active => "ACTIVE",
-            PortState::ActiveDefer => "ACTIVE_DEFER",
-            PortState::Unknown => "UNKNOWN",
+            Self::Down => "DOWN",
+            Self::Init => "INIT",
+            Self::Armed => "ARMED",
+            Self::Active => "ACTIVE",
+            Self::ActiveDefer => "ACTIVE_DEFER",
+            Self::Unknown => "UNKNOWN",
         })
     }
 }
@@ -390,14 +390,14 @@ impl fmt::Display for PhysState {
     /// Writes the state in iproute2's words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            PhysState::Sleep => "SLEEP",
-            PhysState::Polling => "POLLING",
-            PhysState::Disabled => "DISABLED",
-            PhysState::PortConfigurationTraining => "PORT_CONFIGURATION_TRAINING",
-            PhysState::LinkUp => "LINK_UP",
-            PhysState::LinkErrorRecovery => "LINK_ERROR_RECOVER",
-            PhysState::PhyTest => "PHY_TEST",
-            PhysState::Unknown => "UNKNOWN",
+            Self::Sleep => "SLEEP",
+            Self::Polling => "POLLING",
+            Self::Disabled => "DISABLED",
+            Self::PortConfigurationTraining => "PORT_CONFIGURATION_TRAINING",
+            Self::LinkUp => "LINK_UP",
+            Self::LinkErrorRecovery => "LINK_ERROR_RECOVER",
+            Self::PhyTest => "PHY_TEST",
+            Self::Unknown => "UNKNOWN",
         })
     }
 }
@@ -405,9 +405,9 @@ impl fmt::Display for PhysState {
 impl fmt::Display for LinkLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            LinkLayer::InfiniBand => "InfiniBand",
-            LinkLayer::Ethernet => "Ethernet",
-            LinkLayer::Unknown => "unknown",
+            Self::InfiniBand => "InfiniBand",
+            Self::Ethernet => "Ethernet",
+            Self::Unknown => "unknown",
         })
     }
 }

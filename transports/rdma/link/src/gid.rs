@@ -1,5 +1,5 @@
-//! GIDs: a port's addresses, each bound to a network interface and, on Ethernet, to one of its IP
-//! addresses.
+//! GIDs: the addresses of an RDMA port. On Ethernet each belongs to a network interface and one of
+//! its IP addresses.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -38,10 +38,10 @@ pub enum GidKind {
 impl fmt::Display for GidKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            GidKind::InfiniBand => "IB",
-            GidKind::RoceV1 => "RoCE v1",
-            GidKind::RoceV2 => "RoCE v2",
-            GidKind::Iwarp => "iWARP",
+            Self::InfiniBand => "IB",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+            Self::Iwarp => "iWARP",
         })
     }
 }

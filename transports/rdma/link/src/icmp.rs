@@ -24,23 +24,23 @@ pub enum Version {
 impl Version {
     fn request_type(self) -> u8 {
         match self {
-            Version::V4 => 8,
-            Version::V6 => 128,
+            Self::V4 => 8,
+            Self::V6 => 128,
         }
     }
 
     fn reply_type(self) -> u8 {
         match self {
-            Version::V4 => 0,
-            Version::V6 => 129,
+            Self::V4 => 0,
+            Self::V6 => 129,
         }
     }
 
     /// Bytes of the IP header without options, and of the ICMP header.
     pub fn headers(self) -> usize {
         let ip = match self {
-            Version::V4 => 20,
-            Version::V6 => 40,
+            Self::V4 => 20,
+            Self::V6 => 40,
         };
         ip + HEADER
     }

@@ -36,8 +36,8 @@ mod sysfs;
 pub mod testing;
 
 pub use absence::{NoDevice, in_container};
-pub use capability::{Chosen, Reason, Want, capability};
-pub use counters::{Counter, CounterGroup, Sign, counters};
+pub use capability::{CapabilityRequest, Chosen, NoUverbs, Reason, Unsupported, capability};
+pub use counters::{Counter, CounterGroup, Symptom, counters};
 pub use driver::{DriverKind, Quirk, quirk};
 pub use environment::{Access, Environment, Memlock, Uverbs};
 pub use fabric::{Device, Fabric, LinkLayer, NodeType, PhysState, Port, PortState};

@@ -102,14 +102,14 @@ pub fn parse(frame: &[u8]) -> Result<Neighbour, BadFrame> {
 }
 
 mod kind {
-    pub const END: u16 = 0;
-    pub const CHASSIS: u16 = 1;
-    pub const PORT: u16 = 2;
-    pub const TTL: u16 = 3;
-    pub const PORT_DESCRIPTION: u16 = 4;
-    pub const SYSTEM_NAME: u16 = 5;
-    pub const SYSTEM_DESCRIPTION: u16 = 6;
-    pub const ORGANISATION: u16 = 127;
+    pub(super) const END: u16 = 0;
+    pub(super) const CHASSIS: u16 = 1;
+    pub(super) const PORT: u16 = 2;
+    pub(super) const TTL: u16 = 3;
+    pub(super) const PORT_DESCRIPTION: u16 = 4;
+    pub(super) const SYSTEM_NAME: u16 = 5;
+    pub(super) const SYSTEM_DESCRIPTION: u16 = 6;
+    pub(super) const ORGANISATION: u16 = 127;
 }
 
 const OUI_8021: [u8; 3] = [0x00, 0x80, 0xc2];

@@ -1,4 +1,4 @@
-//! Kernel modules: there, to be loaded, or missing.
+//! The state of kernel modules: loaded or built in, available to load, or missing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ pub enum ModuleState {
 
 impl ModuleState {
     pub fn is_there(self) -> bool {
-        matches!(self, ModuleState::Loaded | ModuleState::BuiltIn)
+        matches!(self, Self::Loaded | Self::BuiltIn)
     }
 }
 
@@ -35,14 +35,14 @@ pub struct Modules {
 }
 
 impl Modules {
-    pub fn read(roots: &Roots) -> Modules {
+    pub fn read(roots: &Roots) -> Self {
         let read = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();
         let release = sysfs::text(&roots.proc.join("sys/kernel/osrelease")).unwrap_or_default();
         let folder = roots.modules.join(release);
         let loaded = read(roots.proc.join("modules"));
         let loadable = fs::read_to_string(folder.join("modules.dep"));
         let listed = loadable.is_ok();
-        Modules {
+        Self {
             loaded: loaded
                 .lines()
                 .filter_map(|line| line.split_whitespace().next())

@@ -248,16 +248,16 @@ fn refused_add(roots: &Roots, name: &str, netdev: &str, errno: Errno) -> LinkErr
 
 /// enum rdma_nldev_command and enum rdma_nldev_attr of `rdma/rdma_netlink.h`.
 mod command {
-    pub const GET: u16 = 1;
-    pub const NEWLINK: u16 = 3;
-    pub const DELLINK: u16 = 4;
+    pub(super) const GET: u16 = 1;
+    pub(super) const NEWLINK: u16 = 3;
+    pub(super) const DELLINK: u16 = 4;
 }
 
 mod attribute {
-    pub const DEV_INDEX: u16 = 1;
-    pub const DEV_NAME: u16 = 2;
-    pub const NDEV_NAME: u16 = 51;
-    pub const LINK_TYPE: u16 = 65;
+    pub(super) const DEV_INDEX: u16 = 1;
+    pub(super) const DEV_NAME: u16 = 2;
+    pub(super) const NDEV_NAME: u16 = 51;
+    pub(super) const LINK_TYPE: u16 = 65;
 }
 
 /// RDMA_NL_NLDEV, the client of RDMA netlink for devices. The message type is the client and the

@@ -1,5 +1,5 @@
-//! Netlink messages by hand: encode a request, send it, iterate over the messages and attributes of
-//! the reply. Used by [`crate::dcb`], [`crate::ethtool`] and [`crate::netlink`].
+//! A minimal netlink client: encodes a request, sends it, and iterates over the messages and
+//! attributes of the reply. Used by [`crate::dcb`], [`crate::ethtool`] and [`crate::netlink`].
 //!
 //! ```text
 //!   ┌ length u32 ┬ kind u16 ┬ flags u16 ┬ sequence u32 ┬ port u32 ┐ body
@@ -41,17 +41,17 @@ pub(crate) struct Request {
 
 impl Request {
     /// Begins a request. `body`: the header of the family, such as `struct dcbmsg`.
-    pub(crate) fn new(kind: u16, flags: u16, body: &[u8]) -> Request {
+    pub(crate) fn new(kind: u16, flags: u16, body: &[u8]) -> Self {
         let mut bytes = vec![0; HEADER];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
         // The sequence number; each socket has one exchange.
         bytes[8..12].copy_from_slice(&1u32.to_ne_bytes());
         bytes.extend(body);
-        Request { bytes }
+        Self { bytes }
     }
 
-    pub(crate) fn attribute(mut self, kind: u16, value: &[u8]) -> Request {
+    pub(crate) fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
         let length = u16::try_from(4 + value.len()).expect("values are short");
         self.bytes.extend(length.to_ne_bytes());
         self.bytes.extend(kind.to_ne_bytes());
@@ -62,7 +62,7 @@ impl Request {
     }
 
     /// An attribute whose value is the attributes that `fill` adds.
-    pub(crate) fn nested(mut self, kind: u16, fill: impl FnOnce(Request) -> Request) -> Request {
+    pub(crate) fn nested(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
         let at = self.bytes.len();
         self.bytes.extend([0; 2]);
         self.bytes.extend(kind.to_ne_bytes());

@@ -40,8 +40,8 @@ pub struct Found {
 }
 
 impl Found {
-    pub fn read(interface: &str, driver: Option<String>) -> Result<Found, DcbError> {
-        Ok(Found {
+    pub fn read(interface: &str, driver: Option<String>) -> Result<Self, DcbError> {
+        Ok(Self {
             driver,
             dcb: dcb::read(interface)?,
             pause: ethtool::pause(interface).ok().flatten(),

@@ -1,5 +1,5 @@
-//! Traffic classes that an operator configures: the marking of their packets, and their share of
-//! the bandwidth. Other traffic is not marked.
+//! Traffic classes that an operator configures: the DSCP and priority of their packets, and their
+//! share of the bandwidth. Other traffic is not marked.
 
 use serde::{Deserialize, Serialize};
 
@@ -61,7 +61,7 @@ pub struct Qos {
 
 impl Qos {
     pub fn is_empty(&self) -> bool {
-        *self == Qos::default()
+        *self == Self::default()
     }
 
     /// Storage and replication, if configured.

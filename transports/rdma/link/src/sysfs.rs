@@ -1,4 +1,4 @@
-//! Small reads of small files.
+//! Reads single values from sysfs files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ pub struct Roots {
 }
 
 impl Roots {
-    pub fn real() -> Roots {
-        Roots::below("/")
+    pub fn real() -> Self {
+        Self::below("/")
     }
 
     /// `<root>/sys`, `<root>/dev`, `<root>/proc` and `<root>/lib/modules`.
-    pub fn below(root: impl AsRef<Path>) -> Roots {
+    pub fn below(root: impl AsRef<Path>) -> Self {
         let root = root.as_ref();
-        Roots {
+        Self {
             sys: root.join("sys"),
             dev: root.join("dev"),
             proc: root.join("proc"),
@@ -31,8 +31,8 @@ impl Roots {
 }
 
 impl Default for Roots {
-    fn default() -> Roots {
-        Roots::real()
+    fn default() -> Self {
+        Self::real()
     }
 }
 

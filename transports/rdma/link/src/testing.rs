@@ -1,4 +1,4 @@
-//! Made-up machines: trees of files as the kernel shows them.
+//! Simulated machines for tests: folders with the sysfs and procfs files of a kernel.
 
 use std::fs;
 use std::os::unix::fs::symlink;

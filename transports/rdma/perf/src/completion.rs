@@ -1,4 +1,5 @@
-//! Selects the cause of a session's end among the several errors that one failure causes.
+//! Selects the error to report for a session: one failure causes several error completions and
+//! events, of which one is the cause.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ const GRACE: Duration = Duration::from_millis(300);
 
 /// How well an error explains the end; better ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rank {
+pub(crate) enum Rank {
     /// An error of this end (an error completion, wrong data, a removed device), or one reported by
     /// the other end. Later errors here are its consequences.
     Seen,
@@ -24,20 +25,20 @@ pub enum Rank {
 
 /// The causes known so far.
 #[derive(Default)]
-pub struct Causes {
+pub(crate) struct Causes {
     best: Option<(Rank, PerfError)>,
     since: Option<Instant>,
 }
 
 impl Causes {
-    pub fn add(&mut self, rank: Rank, error: PerfError, now: Instant) {
+    pub(crate) fn add(&mut self, rank: Rank, error: PerfError, now: Instant) {
         if self.best.as_ref().is_none_or(|(best, _)| rank < *best) {
             self.best = Some((rank, error));
         }
         self.since.get_or_insert(now);
     }
 
-    pub fn failed(&mut self, failed: Failed, now: Instant) {
+    pub(crate) fn failed(&mut self, failed: Failed, now: Instant) {
         let rank = match failed.status {
             WcStatus::WorkRequestFlushed => Rank::Flushed,
             _ => Rank::Seen,
@@ -45,12 +46,12 @@ impl Causes {
         self.add(rank, PerfError::Completion(failed), now);
     }
 
-    pub fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         self.best.is_some()
     }
 
     /// The best explanation, once `GRACE` is over or no better one is possible.
-    pub fn due(&mut self, now: Instant) -> Option<PerfError> {
+    pub(crate) fn due(&mut self, now: Instant) -> Option<PerfError> {
         let (rank, _) = self.best.as_ref()?;
         let waited = self.since.is_some_and(|since| now >= since + GRACE);
         if *rank == Rank::Seen || waited {
@@ -61,7 +62,7 @@ impl Causes {
     }
 }
 
-pub fn failed(wc: &WorkCompletion, opcode: &'static str, peer: SocketAddr) -> Failed {
+pub(crate) fn failed(wc: &WorkCompletion, opcode: &'static str, peer: SocketAddr) -> Failed {
     Failed {
         status: wc.status,
         vendor_error: wc.vendor_error,

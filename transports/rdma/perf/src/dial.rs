@@ -1,4 +1,5 @@
-//! One connection of the client: resolve address and route, create the queue pair, connect.
+//! Opens one connection of the client: resolves address and route, creates the queue pair,
+//! connects.
 //!
 //! ```text
 //!   ADDR_RESOLVE ─▶ ROUTE_RESOLVE ─▶ (queue pair, receives) ─▶ CONNECT ─▶ established
@@ -23,7 +24,7 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// Where to connect to, and how.
 #[derive(Debug, Clone, Copy)]
-pub struct Destination {
+pub(crate) struct Destination {
     pub peer: SocketAddr,
     pub source: Option<IpAddr>,
     pub timeout: Duration,
@@ -31,7 +32,7 @@ pub struct Destination {
 }
 
 /// A connection attempt.
-pub struct Dial<'a> {
+pub(crate) struct Dial<'a> {
     pub cm: &'a mut dyn ConnectionManager,
     pub waiter: &'a mut Waiter,
     pub stop: &'a AtomicBool,
@@ -44,7 +45,7 @@ pub struct Dial<'a> {
 
 /// The route to the peer.
 #[derive(Debug, Clone, Copy)]
-pub struct Found {
+pub(crate) struct Found {
     pub id: CmId,
     pub device: DeviceId,
     pub port: u8,
@@ -52,13 +53,13 @@ pub struct Found {
 }
 
 impl<'a> Dial<'a> {
-    pub fn new(
+    pub(crate) fn new(
         cm: &'a mut dyn ConnectionManager,
         waiter: &'a mut Waiter,
         stop: &'a AtomicBool,
         others: &'a mut Vec<CmEvent>,
         destination: Destination,
-    ) -> Dial<'a> {
+    ) -> Self {
         let deadline = Instant::now() + destination.timeout;
         Dial {
             cm,
@@ -72,7 +73,7 @@ impl<'a> Dial<'a> {
     }
 
     /// Finds the device and its route. The caller must destroy the result.
-    pub fn find(&mut self) -> Result<Found, PerfError> {
+    pub(crate) fn find(&mut self) -> Result<Found, PerfError> {
         let Destination {
             peer,
             source,
@@ -110,7 +111,11 @@ impl<'a> Dial<'a> {
     }
 
     /// Connects, once the queue pair exists.
-    pub fn connect(&mut self, id: CmId, params: &ConnParams) -> Result<ConnParams, PerfError> {
+    pub(crate) fn connect(
+        &mut self,
+        id: CmId,
+        params: &ConnParams,
+    ) -> Result<ConnParams, PerfError> {
         self.stage = "CONNECT";
         self.cm.connect(id, params)?;
         match self.next(id)? {

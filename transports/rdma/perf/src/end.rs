@@ -16,17 +16,17 @@ use nacre_transport_rdma_verbs::{
 
 use crate::error::PerfError;
 use crate::params::{Measure, Op};
-use crate::wire::{MESSAGE_BYTES, Terms};
+use crate::wire::{MESSAGE_BYTES, SessionParameters};
 
 /// Bytes of a measured message in the ring's slots; the rest is in separate buffers.
-pub const HEAD: u32 = MESSAGE_BYTES as u32;
+pub(crate) const HEAD: u32 = MESSAGE_BYTES as u32;
 
 /// Most completions per turn.
 const BATCH: usize = 64;
 
 /// Sizes of a queue pair's rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneSizes {
+pub(crate) struct LaneSizes {
     pub sends: u32,
     pub recvs: u32,
     /// Bytes of a received message beyond [`HEAD`].
@@ -47,7 +47,7 @@ const LATE_ECHOES: u32 = 4;
 
 impl LaneSizes {
     /// Sizes of the control connection, which carries occasional messages and the last one.
-    pub const CONTROL: LaneSizes = LaneSizes {
+    pub(crate) const CONTROL: Self = Self {
         sends: 8 + OWN,
         recvs: 8,
         tail: 0,
@@ -55,7 +55,7 @@ impl LaneSizes {
     };
 
     /// Returns the sizes of a data connection of the client.
-    pub fn client(terms: &Terms) -> LaneSizes {
+    pub(crate) fn client(terms: &SessionParameters) -> Self {
         let depth = u32::from(terms.depth);
         let (sends, recvs, tail) = match (terms.op, terms.measure) {
             // One credit is in flight, and one may overtake its completion.
@@ -64,7 +64,7 @@ impl LaneSizes {
             (Op::Write, _) if terms.verify => (2 * depth, depth + 1, 0),
             (Op::Write | Op::Read, _) => (depth, 1, 0),
         };
-        LaneSizes {
+        Self {
             sends: sends + OWN,
             recvs,
             tail,
@@ -73,7 +73,7 @@ impl LaneSizes {
     }
 
     /// Buffers of the client outside of rings: the data that it sends, writes and reads.
-    pub fn client_buffers(terms: &Terms) -> Vec<ClassSpec> {
+    pub(crate) fn client_buffers(terms: &SessionParameters) -> Vec<ClassSpec> {
         let size = match terms.op {
             Op::Send => tail_of(terms),
             Op::Write | Op::Read => terms.message_bytes,
@@ -94,7 +94,7 @@ impl LaneSizes {
     }
 
     /// Returns the sizes of a data connection of the server.
-    pub fn server(terms: &Terms) -> LaneSizes {
+    pub(crate) fn server(terms: &SessionParameters) -> Self {
         let depth = u32::from(terms.depth);
         let (sends, recvs, tail, spare) = match (terms.op, terms.measure) {
             // Twice the depth, so that the client continues while credits are in flight.
@@ -106,7 +106,7 @@ impl LaneSizes {
             (Op::Write, _) if terms.verify => (2 * depth + LATE, depth + 1, 0, 0),
             (Op::Write | Op::Read, _) => (1, 1, 0, 0),
         };
-        LaneSizes {
+        Self {
             sends: sends + OWN,
             recvs,
             tail,
@@ -123,7 +123,7 @@ impl LaneSizes {
     }
 
     /// The pool's size classes for `count` queue pairs.
-    pub fn classes(&self, count: u32, into: &mut Vec<ClassSpec>) {
+    pub(crate) fn classes(&self, count: u32, into: &mut Vec<ClassSpec>) {
         let count = count as usize;
         let mut add = |size: usize, count: usize| {
             if size > 0 && count > 0 {
@@ -139,12 +139,12 @@ impl LaneSizes {
     }
 }
 
-pub fn tail_of(terms: &Terms) -> u32 {
+pub(crate) fn tail_of(terms: &SessionParameters) -> u32 {
     terms.message_bytes.saturating_sub(HEAD)
 }
 
 /// Memory, queues and lanes of one session.
-pub struct End {
+pub(crate) struct End {
     pub device: Arc<dyn Device>,
     pub queues: Queues,
     pub pool: Pool,
@@ -154,14 +154,14 @@ pub struct End {
 impl End {
     /// Creates an end with a control connection and `count` data connections of the sizes `lanes`.
     /// Uses at most `memory` bytes.
-    pub fn new(
+    pub(crate) fn new(
         device: Arc<dyn Device>,
         access: Access,
         lanes: LaneSizes,
         count: u32,
         mut classes: Vec<ClassSpec>,
         memory: u64,
-    ) -> Result<End, PerfError> {
+    ) -> Result<Self, PerfError> {
         check(&*device, lanes, count)?;
         LaneSizes::CONTROL.classes(1, &mut classes);
         lanes.classes(count, &mut classes);
@@ -190,7 +190,7 @@ impl End {
         let arenas = std::slice::from_ref(&arena);
         let key_slot = register_all_in(arenas, &domain.hook(), piece)?;
         let entries = cq_entries(lanes, count);
-        Ok(End {
+        Ok(Self {
             queues: Queues::new(&domain, entries, None)?,
             pool: Pool::on_arena(&arena, &classes)?,
             key_slot,
@@ -198,12 +198,12 @@ impl End {
         })
     }
 
-    pub fn device_name(&self) -> String {
+    pub(crate) fn device_name(&self) -> String {
         self.device.attributes().name.clone()
     }
 
     /// Creates the queue pair of a connection and posts its receives.
-    pub fn lane(
+    pub(crate) fn lane(
         &self,
         cm: &mut dyn ConnectionManager,
         id: CmId,
@@ -246,7 +246,7 @@ impl End {
 }
 
 /// The longest buffer that lies in one memory region wherever it starts, and so has one key.
-pub fn longest_buffer(device: &dyn Device) -> u64 {
+pub(crate) fn longest_buffer(device: &dyn Device) -> u64 {
     let whole = device.attributes().max_mr_size >= REGION_MAX as u64;
     (if whole { REGION_MAX } else { GRAIN }) as u64 / 2
 }
@@ -310,31 +310,31 @@ fn allocate(bytes: u64, numa_node: Option<u32>) -> Result<Arena, PerfError> {
 }
 
 /// Sleeps until a descriptor is readable.
-pub struct Waiter {
+pub(crate) struct Waiter {
     set: EventSet,
     events: Events,
 }
 
 impl Waiter {
-    pub fn new(fd: BorrowedFd<'_>) -> Result<Waiter, PerfError> {
+    pub(crate) fn new(fd: BorrowedFd<'_>) -> Result<Self, PerfError> {
         let set = EventSet::new().map_err(PerfError::Wait)?;
         set.add(fd, 0, Interest::READ).map_err(PerfError::Wait)?;
-        Ok(Waiter {
+        Ok(Self {
             set,
             events: Events::with_capacity(4),
         })
     }
 
-    pub fn add(&self, fd: BorrowedFd<'_>) -> Result<(), PerfError> {
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>) -> Result<(), PerfError> {
         self.set.add(fd, 0, Interest::READ).map_err(PerfError::Wait)
     }
 
     /// Call this before closing the descriptor: a closed descriptor is no longer in the set.
-    pub fn remove(&self, fd: BorrowedFd<'_>) {
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
         let _ = self.set.delete(fd);
     }
 
-    pub fn wait(&mut self, longest: Duration) -> Result<(), PerfError> {
+    pub(crate) fn wait(&mut self, longest: Duration) -> Result<(), PerfError> {
         self.set
             .wait(&mut self.events, longest)
             .map_err(PerfError::Wait)?;
@@ -343,7 +343,7 @@ impl Waiter {
 }
 
 /// Collects completions while there are any, else sleeps briefly.
-pub struct Turns {
+pub(crate) struct Turns {
     pub batch: Batch,
     /// How long to poll for completions before sleeping.
     spin: Duration,
@@ -351,11 +351,11 @@ pub struct Turns {
 }
 
 /// The longest sleep, and so the interval of checks for keep-alives, deadlines and interruption.
-pub const TICK: Duration = Duration::from_millis(5);
+pub(crate) const TICK: Duration = Duration::from_millis(5);
 
 impl Turns {
-    pub fn new(spin: Duration) -> Turns {
-        Turns {
+    pub(crate) fn new(spin: Duration) -> Self {
+        Self {
             batch: Batch::new(BATCH),
             spin,
             busy: std::time::Instant::now(),
@@ -363,7 +363,7 @@ impl Turns {
     }
 
     /// Puts the next completions into `batch`. Returns true if it slept.
-    pub fn take(&mut self, queues: &Queues, waiter: &mut Waiter) -> Result<bool, PerfError> {
+    pub(crate) fn take(&mut self, queues: &Queues, waiter: &mut Waiter) -> Result<bool, PerfError> {
         let poll = |batch: &mut Batch| {
             let polled = queues.poll(batch, BATCH);
             polled.map_err(|source| PerfError::Queue { source })

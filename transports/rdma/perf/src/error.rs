@@ -134,12 +134,12 @@ pub enum PerfError {
 
 impl PerfError {
     /// Creates the error of an end whose test was ended by a message of the peer.
-    pub(crate) fn peer_ended(peer: SocketAddr, ending: Ending, status: u8) -> PerfError {
+    pub(crate) fn peer_ended(peer: SocketAddr, ending: Ending, status: u8) -> Self {
         let status = match ending {
             Ending::Completion => Some(WcStatus::from_raw(status.into())),
             _ => None,
         };
-        PerfError::PeerEnded {
+        Self::PeerEnded {
             peer,
             ending,
             status,
@@ -149,11 +149,11 @@ impl PerfError {
     /// The message that reports this error to the peer.
     pub(crate) fn final_message(&self) -> Message {
         let (ending, status) = match self {
-            PerfError::Completion(failed) => (Ending::Completion, failed.status as u8),
-            PerfError::Interrupted => (Ending::Interrupted, 0),
-            PerfError::Mismatch(_) => (Ending::Mismatch, 0),
-            PerfError::Silent { .. } => (Ending::Silence, 0),
-            PerfError::Confused { .. } | PerfError::Foreign { .. } => (Ending::Confused, 0),
+            Self::Completion(failed) => (Ending::Completion, failed.status as u8),
+            Self::Interrupted => (Ending::Interrupted, 0),
+            Self::Mismatch(_) => (Ending::Mismatch, 0),
+            Self::Silent { .. } => (Ending::Silence, 0),
+            Self::Confused { .. } | Self::Foreign { .. } => (Ending::Confused, 0),
             _ => (Ending::Resources, 0),
         };
         Message::End {
@@ -198,8 +198,8 @@ pub struct Mismatch {
 }
 
 impl From<RegisterError> for PerfError {
-    fn from(error: RegisterError) -> PerfError {
-        PerfError::Register(error)
+    fn from(error: RegisterError) -> Self {
+        Self::Register(error)
     }
 }
 

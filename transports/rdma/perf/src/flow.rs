@@ -1,4 +1,4 @@
-//! One queue pair of the client: its requests, those in flight, and their completions.
+//! One queue pair of the client: posts its work requests, and handles their completions.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -12,11 +12,11 @@ use crate::end::HEAD;
 use crate::error::{Mismatch, PerfError};
 use crate::params::{Measure, Op};
 use crate::pattern::Pattern;
-use crate::wire::{Accept, MESSAGE_BYTES, Message, Terms, Wrong};
+use crate::wire::{Accept, MESSAGE_BYTES, Message, SessionParameters, Wrong};
 
 /// State shared by all queue pairs of a run.
-pub struct Load {
-    pub terms: Terms,
+pub(crate) struct Load {
+    pub terms: SessionParameters,
     pub peer: SocketAddr,
     pub pool: Pool,
     /// Data that is sent or written without comparison.
@@ -42,14 +42,14 @@ enum RequestKind {
 impl RequestKind {
     fn opcode(self) -> &'static str {
         match self {
-            RequestKind::Send | RequestKind::Check => "SEND",
-            RequestKind::Write => "RDMA WRITE",
-            RequestKind::Read(_) => "RDMA READ",
+            Self::Send | Self::Check => "SEND",
+            Self::Write => "RDMA WRITE",
+            Self::Read(_) => "RDMA READ",
         }
     }
 }
 
-pub struct Flow {
+pub(crate) struct Flow {
     pub id: CmId,
     pub lane: Lane,
     index: u16,
@@ -72,7 +72,7 @@ pub struct Flow {
 
 /// The result of a completion.
 #[derive(Default)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// The latency of a message.
     pub measured: Option<Duration>,
     /// The completion is a message from the server.
@@ -80,14 +80,14 @@ pub struct Outcome {
 }
 
 impl Flow {
-    pub fn new(
+    pub(crate) fn new(
         id: CmId,
         lane: Lane,
         index: u16,
         remote: Accept,
         reads: u8,
         load: &Load,
-    ) -> Result<Flow, PerfError> {
+    ) -> Result<Self, PerfError> {
         let terms = &load.terms;
         let slots = u64::from(remote.slots);
         let needed = slots * u64::from(terms.message_bytes);
@@ -110,7 +110,7 @@ impl Flow {
         if terms.op == Op::Read {
             limit = limit.min(reads.into());
         }
-        Ok(Flow {
+        Ok(Self {
             id,
             lane,
             index,
@@ -127,11 +127,11 @@ impl Flow {
     }
 
     /// Most requests in flight.
-    pub fn limit(&self) -> usize {
+    pub(crate) fn limit(&self) -> usize {
         self.limit
     }
 
-    fn is_free(&self, terms: &Terms) -> bool {
+    fn is_free(&self, terms: &SessionParameters) -> bool {
         let needed = match terms.op {
             Op::Write if terms.verify => 2,
             Op::Send | Op::Write | Op::Read => 1,
@@ -149,7 +149,7 @@ impl Flow {
     }
 
     /// True if every request has completed, also at the other side.
-    pub fn is_idle(&self, terms: &Terms) -> bool {
+    pub(crate) fn is_idle(&self, terms: &SessionParameters) -> bool {
         self.under_way.is_empty()
             && match terms.op {
                 Op::Send if terms.measure == Measure::Latency => self.echoes.is_empty(),
@@ -160,16 +160,26 @@ impl Flow {
     }
 
     /// True if requests are in flight, and none has completed for the time `after`.
-    pub fn is_stuck(&self, terms: &Terms, now: Instant, after: Duration) -> bool {
+    pub(crate) fn is_stuck(
+        &self,
+        terms: &SessionParameters,
+        now: Instant,
+        after: Duration,
+    ) -> bool {
         !self.is_idle(terms) && now >= self.moved + after
     }
 
-    fn pattern(&self, terms: &Terms, number: u64) -> Pattern {
+    fn pattern(&self, terms: &SessionParameters, number: u64) -> Pattern {
         Pattern::new(terms.seed, self.index, number)
     }
 
     /// Queues the next message. Returns false if no further message may be in flight now.
-    pub fn queue(&mut self, load: &Load, size: u32, now: Instant) -> Result<bool, PerfError> {
+    pub(crate) fn queue(
+        &mut self,
+        load: &Load,
+        size: u32,
+        now: Instant,
+    ) -> Result<bool, PerfError> {
         let terms = &load.terms;
         if !self.is_free(terms) {
             return Ok(false);
@@ -255,7 +265,7 @@ impl Flow {
         Ok(true)
     }
 
-    fn address_of(&self, terms: &Terms, slot: u16) -> u64 {
+    fn address_of(&self, terms: &SessionParameters, slot: u16) -> u64 {
         self.remote.address + u64::from(slot) * u64::from(terms.message_bytes)
     }
 
@@ -265,14 +275,14 @@ impl Flow {
     }
 
     /// Posts the queued requests.
-    pub fn post(&mut self, peer: SocketAddr) -> Result<(), PerfError> {
+    pub(crate) fn post(&mut self, peer: SocketAddr) -> Result<(), PerfError> {
         let posted = self.lane.post();
         posted
             .map(drop)
             .map_err(|source| PerfError::Post { peer, source })
     }
 
-    pub fn completed(
+    pub(crate) fn completed(
         &mut self,
         load: &Load,
         done: &Completion,

@@ -9,7 +9,7 @@
 //!  │ ◀── REP  address, key, receives, READ depth ──── │
 //!  │ ══ SEND, WRITE or READ, as many as the depth ══▶ │
 //!  │ ◀═ credits, echoes or results of comparisons ═══ │
-//!  │ ── control: alive ─────────────────────────────▶ │  both ends give a silent peer up
+//!  │ ── control: alive ─────────────────────────────▶ │  both ends close if the peer is silent
 //!  │ ── control: done ──────────────────────────────▶ │
 //!  │ ◀── control: ended ───────────────────────────── │
 //! ```
@@ -43,8 +43,8 @@ pub use client::{Bursts, ClientOptions, Progress, measure};
 pub use error::{Failed, Mismatch, PerfError};
 pub use params::{Invalid, Length, MAX_DEPTH, MAX_MESSAGE, MAX_QUEUE_PAIRS, Measure, Op, Test};
 pub use probe::{Answer, around, probe};
-pub use report::{Latency, LatencyOf, Report, SCHEMA, SizeReport};
-pub use server::{Happened, Server, ServerOptions};
+pub use report::{Latencies, Latency, LatencyOf, Report, SCHEMA, SizeReport};
+pub use server::{Server, ServerEvent, ServerOptions};
 pub use session::Served;
 
 /// The default port of a server, which perftest's programs use too.

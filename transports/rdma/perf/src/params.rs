@@ -12,7 +12,7 @@ pub const MAX_QUEUE_PAIRS: u16 = 256;
 pub const MAX_DEPTH: u16 = 4096;
 /// Most bytes of the server's memory that one queue pair writes to: they have one key, and so lie
 /// in one memory region on every device.
-pub const MAX_EXPOSED: u64 = nacre_hugepages::REGION_MAX as u64 / 2;
+pub(crate) const MAX_EXPOSED: u64 = nacre_hugepages::REGION_MAX as u64 / 2;
 
 /// The operation that moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -27,13 +27,13 @@ pub enum Op {
 }
 
 impl Op {
-    pub const ALL: [Op; 3] = [Op::Send, Op::Write, Op::Read];
+    pub const ALL: [Self; 3] = [Self::Send, Self::Write, Self::Read];
 
     pub const fn name(self) -> &'static str {
         match self {
-            Op::Send => "send",
-            Op::Write => "write",
-            Op::Read => "read",
+            Self::Send => "send",
+            Self::Write => "write",
+            Self::Read => "read",
         }
     }
 }
@@ -47,8 +47,8 @@ impl fmt::Display for Op {
 impl FromStr for Op {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Op, String> {
-        let found = Op::ALL.into_iter().find(|op| op.name() == text);
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|op| op.name() == text);
         found.ok_or_else(|| format!("\"{text}\" is not one of send, write, read"))
     }
 }
@@ -66,8 +66,8 @@ pub enum Measure {
 impl fmt::Display for Measure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Measure::Bandwidth => "bandwidth",
-            Measure::Latency => "latency",
+            Self::Bandwidth => "bandwidth",
+            Self::Latency => "latency",
         })
     }
 }
@@ -100,8 +100,8 @@ pub struct Test {
 }
 
 impl Default for Test {
-    fn default() -> Test {
-        Test {
+    fn default() -> Self {
+        Self {
             op: Op::Send,
             measure: Measure::Bandwidth,
             sizes: vec![64 << 10],

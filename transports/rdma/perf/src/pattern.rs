@@ -3,12 +3,12 @@
 
 /// The contents of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pattern(u64);
+pub(crate) struct Pattern(u64);
 
 impl Pattern {
-    pub fn new(seed: u32, queue_pair: u16, number: u64) -> Pattern {
+    pub(crate) fn new(seed: u32, queue_pair: u16, number: u64) -> Self {
         let start = u64::from(seed) << 32 | u64::from(queue_pair);
-        Pattern(mix(mix(start).wrapping_add(number)))
+        Self(mix(mix(start).wrapping_add(number)))
     }
 
     fn word(self, index: u64) -> [u8; 8] {
@@ -16,7 +16,7 @@ impl Pattern {
     }
 
     /// Fills `bytes`, which start at offset `from` (a multiple of 8) of the message.
-    pub fn fill(self, bytes: &mut [u8], from: usize) {
+    pub(crate) fn fill(self, bytes: &mut [u8], from: usize) {
         debug_assert_eq!(from % 8, 0);
         let first = from as u64 / 8;
         for (index, chunk) in bytes.chunks_mut(8).enumerate() {
@@ -26,7 +26,7 @@ impl Pattern {
 
     /// Finds the first wrong byte of `bytes`, which start at offset `from` (a multiple of 8) of the
     /// message. Returns its offset in the message, the expected byte, and the actual byte.
-    pub fn differs(self, bytes: &[u8], from: usize) -> Option<(usize, u8, u8)> {
+    pub(crate) fn differs(self, bytes: &[u8], from: usize) -> Option<(usize, u8, u8)> {
         debug_assert_eq!(from % 8, 0);
         let first = from as u64 / 8;
         for (index, chunk) in bytes.chunks(8).enumerate() {

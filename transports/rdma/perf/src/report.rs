@@ -58,10 +58,10 @@ pub enum LatencyOf {
 }
 
 impl LatencyOf {
-    pub fn of(op: Op, measure: Measure) -> LatencyOf {
+    pub fn of(op: Op, measure: Measure) -> Self {
         match (op, measure) {
-            (Op::Send, Measure::Latency) => LatencyOf::HalfRoundTrip,
-            _ => LatencyOf::PostToCompletion,
+            (Op::Send, Measure::Latency) => Self::HalfRoundTrip,
+            _ => Self::PostToCompletion,
         }
     }
 }
@@ -82,13 +82,15 @@ const LONGEST: Duration = Duration::from_secs(600);
 /// Latencies of one size.
 pub struct Latencies(Histogram<u64>);
 
-impl Latencies {
-    pub fn new() -> Latencies {
+impl Default for Latencies {
+    fn default() -> Self {
         let longest = LONGEST.as_nanos() as u64;
         // Three digits: 0.1 %.
-        Latencies(Histogram::new_with_bounds(1, longest, 3).expect("bounds that make sense"))
+        Self(Histogram::new_with_bounds(1, longest, 3).expect("bounds that make sense"))
     }
+}
 
+impl Latencies {
     pub fn record(&mut self, time: Duration) {
         self.0.saturating_record(time.as_nanos() as u64);
     }
@@ -119,11 +121,11 @@ impl SizeReport {
         time: Duration,
         latency_of: LatencyOf,
         latencies: &Latencies,
-    ) -> SizeReport {
+    ) -> Self {
         let bytes = messages.saturating_mul(size.into());
         let seconds = time.as_secs_f64();
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
-        SizeReport {
+        Self {
             size,
             messages,
             bytes,
@@ -143,7 +145,7 @@ mod tests {
     /// Goal: the figures match their names. Method: a run with known values.
     #[test]
     fn figures() {
-        let mut latencies = Latencies::new();
+        let mut latencies = Latencies::default();
         for micros in 1..=1000 {
             latencies.record(Duration::from_micros(micros));
         }
@@ -171,7 +173,7 @@ mod tests {
             0,
             Duration::ZERO,
             LatencyOf::HalfRoundTrip,
-            &Latencies::new(),
+            &Latencies::default(),
         );
         assert_eq!(report.messages_per_second, 0.0);
         assert_eq!(report.latency_ns, Latency::default());

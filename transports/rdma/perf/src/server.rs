@@ -13,8 +13,8 @@ use nacre_transport_rdma_verbs::{
 use crate::end::Waiter;
 use crate::error::PerfError;
 use crate::params::{MAX_DEPTH, MAX_QUEUE_PAIRS};
-use crate::session::{Beginning, Declined, Served, Session};
-use crate::wire::{Refusal, Reject, Request, Terms, VERSION, WireError};
+use crate::session::{Declined, Served, Session, SessionSetup};
+use crate::wire::{Refusal, Reject, Request, SessionParameters, VERSION, WireError};
 
 /// Most connect requests that wait in the kernel.
 const BACKLOG: i32 = 128;
@@ -38,8 +38,8 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    pub fn new(listen: Vec<SocketAddr>) -> ServerOptions {
-        ServerOptions {
+    pub fn new(listen: Vec<SocketAddr>) -> Self {
+        Self {
             listen,
             once: false,
             memory: 512 << 20,
@@ -53,14 +53,14 @@ impl ServerOptions {
 
 /// Events of a server.
 #[derive(Debug)]
-pub enum Happened {
+pub enum ServerEvent {
     Began {
         peer: SocketAddr,
-        terms: Terms,
+        terms: SessionParameters,
     },
     Ended {
         peer: SocketAddr,
-        terms: Terms,
+        terms: SessionParameters,
         outcome: Result<Served, PerfError>,
     },
     /// The server rejected a client. `why` is the server's own error, if that was the reason.
@@ -91,7 +91,7 @@ struct ConnectRequest {
 }
 
 impl Server {
-    pub fn bind(provider: Arc<dyn Provider>, options: ServerOptions) -> Result<Server, PerfError> {
+    pub fn bind(provider: Arc<dyn Provider>, options: ServerOptions) -> Result<Self, PerfError> {
         let mut cm = provider.connection_manager()?;
         let mut listeners = Vec::new();
         let cm_options = CmOptions {
@@ -102,7 +102,7 @@ impl Server {
             let listening = cm.listen(*address, BACKLOG, cm_options)?;
             listeners.push((listening.id, listening.address));
         }
-        Ok(Server {
+        Ok(Self {
             provider,
             options,
             listeners,
@@ -124,7 +124,7 @@ impl Server {
     pub fn serve(
         &mut self,
         stop: &AtomicBool,
-        report: &mut dyn FnMut(Happened),
+        report: &mut dyn FnMut(ServerEvent),
     ) -> Result<(), PerfError> {
         let mut listed = Instant::now();
         loop {
@@ -171,7 +171,7 @@ impl Server {
     fn end(
         &mut self,
         outcome: Result<Served, PerfError>,
-        report: &mut dyn FnMut(Happened),
+        report: &mut dyn FnMut(ServerEvent),
     ) -> Result<Option<PerfError>, PerfError> {
         let Some(mut session) = self.session.take() else {
             return Ok(None);
@@ -184,7 +184,7 @@ impl Server {
         match outcome {
             Err(error) if self.options.once => Ok(Some(error)),
             outcome => {
-                report(Happened::Ended {
+                report(ServerEvent::Ended {
                     peer,
                     terms,
                     outcome,
@@ -194,7 +194,7 @@ impl Server {
         }
     }
 
-    fn events(&mut self, report: &mut dyn FnMut(Happened)) -> Result<(), PerfError> {
+    fn events(&mut self, report: &mut dyn FnMut(ServerEvent)) -> Result<(), PerfError> {
         while let Some(CmEvent { id, kind }) = self.cm.next_event()? {
             match kind {
                 CmEventKind::ConnectRequest {
@@ -227,7 +227,7 @@ impl Server {
         Ok(())
     }
 
-    fn handle_request(&mut self, request: ConnectRequest, report: &mut dyn FnMut(Happened)) {
+    fn handle_request(&mut self, request: ConnectRequest, report: &mut dyn FnMut(ServerEvent)) {
         let (id, peer) = (request.id, request.peer);
         let declined = match Request::parse(&request.params.private_data) {
             Ok(Request::Control(terms)) => self.begin(request, terms, report).err(),
@@ -249,15 +249,15 @@ impl Server {
             // If the client is gone already, the error is ignored.
             let _ = self.cm.reject(id, &reject.to_bytes());
             self.cm.destroy(id);
-            report(Happened::Refused { peer, reject, why });
+            report(ServerEvent::Refused { peer, reject, why });
         }
     }
 
     fn begin(
         &mut self,
         request: ConnectRequest,
-        terms: Terms,
-        report: &mut dyn FnMut(Happened),
+        terms: SessionParameters,
+        report: &mut dyn FnMut(ServerEvent),
     ) -> Result<(), Declined> {
         if self.session.is_some() {
             return Err((Reject::new(Refusal::Busy), None));
@@ -281,7 +281,7 @@ impl Server {
             .device(request.device)
             .map_err(|error| resources(error.into()))?;
         self.number = self.number.wrapping_add(1);
-        let beginning = Beginning {
+        let beginning = SessionSetup {
             id: request.id,
             peer: request.peer,
             number: self.number,
@@ -296,7 +296,7 @@ impl Server {
             return Err(resources(error));
         }
         self.session = Some(session);
-        report(Happened::Began {
+        report(ServerEvent::Began {
             peer: request.peer,
             terms,
         });

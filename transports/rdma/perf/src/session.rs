@@ -14,8 +14,8 @@ use crate::end::{End, HEAD, LaneSizes, Turns, Waiter, longest_buffer};
 use crate::error::PerfError;
 use crate::params::{Measure, Op};
 use crate::pattern::Pattern;
-use crate::taker::{Taker, say};
-use crate::wire::{Accept, Ending, MESSAGE_BYTES, Message, Refusal, Reject, Terms};
+use crate::taker::{ServerQueuePair, say};
+use crate::wire::{Accept, Ending, MESSAGE_BYTES, Message, Refusal, Reject, SessionParameters};
 
 /// Time for the client to close the connection after the last messages.
 const CLOSING: Duration = Duration::from_secs(2);
@@ -24,13 +24,13 @@ const FAREWELL: Duration = Duration::from_millis(200);
 /// Interval at which a busy session checks the peer timeout.
 const TICK: Duration = Duration::from_millis(5);
 
-pub struct Session {
+pub(crate) struct Session {
     pub peer: SocketAddr,
     pub number: u32,
-    pub terms: Terms,
+    pub terms: SessionParameters,
     // Fields drop in order: lanes before their memory and queues.
     control: (CmId, Lane),
-    takers: Vec<Option<Taker>>,
+    takers: Vec<Option<ServerQueuePair>>,
     sizes: LaneSizes,
     end: End,
     turns: Turns,
@@ -51,22 +51,22 @@ pub struct Served {
 }
 
 /// The client of a session, and its bounds.
-pub struct Beginning {
+pub(crate) struct SessionSetup {
     /// The control connection.
     pub id: CmId,
     pub peer: SocketAddr,
     pub number: u32,
-    pub terms: Terms,
+    pub terms: SessionParameters,
     /// Limit for the session's memory, in bytes.
     pub memory: u64,
     pub spin: Duration,
 }
 
-/// Why a session is refused: the answer to the client, and this end's error.
-pub type Declined = (Reject, Option<PerfError>);
+/// The refusal of a session: the reject data for the client, and the error of the server.
+pub(crate) type Declined = (Reject, Option<PerfError>);
 
 /// Memory that the client accesses on one queue pair: bytes, and number of slots.
-fn exposed(terms: &Terms) -> (u64, u16) {
+fn exposed(terms: &SessionParameters) -> (u64, u16) {
     let slots = match (terms.op, terms.verify) {
         (Op::Send, _) => 0,
         (Op::Write | Op::Read, true) => terms.depth,
@@ -78,12 +78,12 @@ fn exposed(terms: &Terms) -> (u64, u16) {
 impl Session {
     /// Creates a session with a queue pair for the control connection, which is still to be
     /// accepted.
-    pub fn new(
+    pub(crate) fn new(
         cm: &mut dyn ConnectionManager,
         device: Arc<dyn Device>,
-        beginning: Beginning,
-    ) -> Result<Session, Declined> {
-        let Beginning {
+        beginning: SessionSetup,
+    ) -> Result<Self, Declined> {
+        let SessionSetup {
             id,
             peer,
             number,
@@ -122,7 +122,7 @@ impl Session {
             error => (Reject::new(Refusal::Resources), Some(error)),
         })?;
         let now = Instant::now();
-        Ok(Session {
+        Ok(Self {
             peer,
             number,
             terms,
@@ -143,7 +143,7 @@ impl Session {
         })
     }
 
-    pub fn accept_control(&self, cm: &mut dyn ConnectionManager) -> Result<(), PerfError> {
+    pub(crate) fn accept_control(&self, cm: &mut dyn ConnectionManager) -> Result<(), PerfError> {
         let accept = Accept {
             session: self.number,
             ..Accept::default()
@@ -152,7 +152,7 @@ impl Session {
     }
 
     /// Adds one of the test's queue pairs.
-    pub fn join(
+    pub(crate) fn join(
         &mut self,
         cm: &mut dyn ConnectionManager,
         id: CmId,
@@ -195,7 +195,7 @@ impl Session {
         };
         cm.accept(id, &answer(accept, reads))
             .map_err(|error| resources(error.into()))?;
-        self.takers[usize::from(index)] = Some(Taker {
+        self.takers[usize::from(index)] = Some(ServerQueuePair {
             id,
             lane,
             index,
@@ -221,11 +221,11 @@ impl Session {
         }
     }
 
-    pub fn has(&self, id: CmId) -> bool {
+    pub(crate) fn has(&self, id: CmId) -> bool {
         self.control.0 == id || self.takers.iter().flatten().any(|taker| taker.id == id)
     }
 
-    pub fn watch(&self, waiter: &Waiter) -> Result<(), PerfError> {
+    pub(crate) fn watch(&self, waiter: &Waiter) -> Result<(), PerfError> {
         waiter.add(self.end.queues.cq().fd())
     }
 
@@ -238,7 +238,7 @@ impl Session {
     }
 
     /// Handles an event of one of the session's connections.
-    pub fn event(&mut self, id: CmId, kind: &CmEventKind) {
+    pub(crate) fn event(&mut self, id: CmId, kind: &CmEventKind) {
         let (now, peer, during) = (Instant::now(), self.peer, self.during());
         let mut add = |rank, error| self.causes.add(rank, error, now);
         match kind {
@@ -289,7 +289,10 @@ impl Session {
 
     /// Processes completions; returns the session's result when it is over. The flag is true if
     /// there was time to check connection events.
-    pub fn turn(&mut self, waiter: &mut Waiter) -> Result<(bool, Option<Served>), PerfError> {
+    pub(crate) fn turn(
+        &mut self,
+        waiter: &mut Waiter,
+    ) -> Result<(bool, Option<Served>), PerfError> {
         let queues = self.end.queues.clone();
         let taken = self.turns.take(&queues, waiter);
         let now = Instant::now();
@@ -483,7 +486,7 @@ impl Session {
     }
 
     /// Sends the client the reason for the end, if the connection still works.
-    pub fn farewell(&mut self, error: &PerfError, waiter: &mut Waiter) {
+    pub(crate) fn farewell(&mut self, error: &PerfError, waiter: &mut Waiter) {
         let last = error.final_message();
         if self.say(last).is_err() {
             return;
@@ -499,7 +502,7 @@ impl Session {
     }
 
     /// Closes every queue pair and connection.
-    pub fn close(self, cm: &mut dyn ConnectionManager, waiter: &Waiter) {
+    pub(crate) fn close(self, cm: &mut dyn ConnectionManager, waiter: &Waiter) {
         waiter.remove(self.end.queues.cq().fd());
         cm.destroy(self.control.0);
         self.takers

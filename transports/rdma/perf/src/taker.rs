@@ -1,5 +1,5 @@
-//! One queue pair of a session: compares or echoes arriving messages, and compares memory on
-//! request.
+//! One queue pair of the server in a session: compares or echoes received messages, and compares
+//! its memory on request.
 
 use std::net::SocketAddr;
 
@@ -10,10 +10,10 @@ use crate::end::HEAD;
 use crate::error::{Mismatch, PerfError};
 use crate::params::Measure;
 use crate::pattern::Pattern;
-use crate::wire::{Message, Terms, Wrong};
+use crate::wire::{Message, SessionParameters, Wrong};
 
 /// A queue pair of the test.
-pub struct Taker {
+pub(crate) struct ServerQueuePair {
     pub id: CmId,
     pub lane: Lane,
     pub index: u16,
@@ -28,11 +28,11 @@ pub struct Taker {
     pub credit_pending: bool,
 }
 
-impl Taker {
+impl ServerQueuePair {
     /// Handles a measured message.
-    pub fn arrived(
+    pub(crate) fn arrived(
         &mut self,
-        terms: &Terms,
+        terms: &SessionParameters,
         head: &[u8],
         tail: Option<Buf>,
         length: u32,
@@ -82,9 +82,9 @@ impl Taker {
     }
 
     /// Compares written data on request.
-    pub fn check(
+    pub(crate) fn check(
         &mut self,
-        terms: &Terms,
+        terms: &SessionParameters,
         bytes: &[u8],
         peer: SocketAddr,
     ) -> Result<(), PerfError> {
@@ -140,7 +140,7 @@ impl Taker {
 
 /// Sends one message, signaled. The ring is large enough for all messages that a client may
 /// request.
-pub fn say(lane: &mut Lane, message: Message, peer: SocketAddr) -> Result<(), PerfError> {
+pub(crate) fn say(lane: &mut Lane, message: Message, peer: SocketAddr) -> Result<(), PerfError> {
     if lane.room() == 0 {
         let what = "more messages than answers can be under way";
         return Err(PerfError::Confused { peer, what });

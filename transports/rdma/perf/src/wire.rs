@@ -151,7 +151,7 @@ impl Record for MessageData {}
 
 /// The parameters that the queue pairs and the memory of a session depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
+pub struct SessionParameters {
     pub op: Op,
     pub measure: Measure,
     pub verify: bool,
@@ -168,7 +168,7 @@ pub struct Terms {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Begins a session.
-    Control(Terms),
+    Control(SessionParameters),
     /// Adds a queue pair to a session; the index is in `0..queue_pairs`.
     Data { session: u32, index: u16 },
 }
@@ -195,7 +195,7 @@ impl Request {
             peer_timeout_ms: U32::new(0),
         };
         match self {
-            Request::Control(terms) => {
+            Self::Control(terms) => {
                 data.op = match terms.op {
                     Op::Send => 1,
                     Op::Write => 2,
@@ -212,7 +212,7 @@ impl Request {
                 data.seed.set(terms.seed);
                 data.peer_timeout_ms.set(terms.peer_timeout_ms);
             }
-            Request::Data { session, index } => {
+            Self::Data { session, index } => {
                 data.kind = DATA;
                 data.session.set(session);
                 data.index.set(index);
@@ -221,13 +221,13 @@ impl Request {
         data.as_bytes().to_vec()
     }
 
-    pub fn parse(bytes: &[u8]) -> Result<Request, WireError> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         let data = RequestData::read(bytes)?;
         let field = |field, value: u64| WireError::Field { field, value };
         match data.kind {
             CONTROL => {}
             DATA => {
-                return Ok(Request::Data {
+                return Ok(Self::Data {
                     session: data.session.get(),
                     index: data.index.get(),
                 });
@@ -263,7 +263,7 @@ impl Request {
         if !(1..=MAX_PEER_TIMEOUT_MS).contains(&peer_timeout_ms) {
             return Err(field("peer timeout", peer_timeout_ms.into()));
         }
-        Ok(Request::Control(Terms {
+        Ok(Self::Control(SessionParameters {
             op,
             measure,
             verify: data.flags & VERIFY != 0,
@@ -305,9 +305,9 @@ impl Accept {
         data.as_bytes().to_vec()
     }
 
-    pub fn parse(bytes: &[u8]) -> Result<Accept, WireError> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         let data = AcceptData::read(bytes)?;
-        Ok(Accept {
+        Ok(Self {
             session: data.session.get(),
             rkey: data.rkey.get(),
             address: data.address.get(),
@@ -378,16 +378,16 @@ pub struct Reject {
 }
 
 impl Reject {
-    pub fn new(refusal: Refusal) -> Reject {
-        Reject {
+    pub fn new(refusal: Refusal) -> Self {
+        Self {
             refusal,
             needed: 0,
             limit: 0,
         }
     }
 
-    pub fn limit(refusal: Refusal, needed: u64, limit: u64) -> Reject {
-        Reject {
+    pub fn limit(refusal: Refusal, needed: u64, limit: u64) -> Self {
+        Self {
             refusal,
             needed,
             limit,
@@ -406,14 +406,14 @@ impl Reject {
         data.as_bytes().to_vec()
     }
 
-    pub fn parse(bytes: &[u8]) -> Result<Reject, WireError> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         let data = RejectData::read(bytes)?;
         let code = data.code.get();
-        let refusal = Refusal::from_code(code).ok_or(WireError::Field {
+        let refusal = Refusal::from_code(code).ok_or_else(|| WireError::Field {
             field: "refusal",
             value: code.into(),
         })?;
-        Ok(Reject {
+        Ok(Self {
             refusal,
             needed: data.needed.get(),
             limit: data.limit.get(),
@@ -499,9 +499,9 @@ impl Message {
             reserved2: [0; 24],
         };
         match self {
-            Message::Alive => data.kind = 1,
-            Message::StillAlive => data.kind = 2,
-            Message::Check {
+            Self::Alive => data.kind = 1,
+            Self::StillAlive => data.kind = 2,
+            Self::Check {
                 slot,
                 number,
                 bytes,
@@ -511,12 +511,12 @@ impl Message {
                 data.a.set(number);
                 data.b.set(bytes);
             }
-            Message::Checked { slot, wrong } => {
+            Self::Checked { slot, wrong } => {
                 data.kind = 4;
                 data.slot.set(slot);
                 data.set_wrong(wrong);
             }
-            Message::Credit {
+            Self::Credit {
                 received,
                 allowed,
                 wrong,
@@ -529,7 +529,7 @@ impl Message {
                     data.b.set(allowed);
                 }
             }
-            Message::End {
+            Self::End {
                 ending,
                 status,
                 messages,
@@ -547,34 +547,34 @@ impl Message {
         bytes
     }
 
-    pub fn parse(bytes: &[u8]) -> Result<Message, WireError> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         let data = MessageData::read(bytes)?;
         Ok(match data.kind {
-            1 => Message::Alive,
-            2 => Message::StillAlive,
-            3 => Message::Check {
+            1 => Self::Alive,
+            2 => Self::StillAlive,
+            3 => Self::Check {
                 slot: data.slot.get(),
                 number: data.a.get(),
                 bytes: data.b.get(),
             },
-            4 => Message::Checked {
+            4 => Self::Checked {
                 slot: data.slot.get(),
                 wrong: data.wrong()?,
             },
             5 => match data.wrong()? {
-                None => Message::Credit {
+                None => Self::Credit {
                     received: data.a.get(),
                     allowed: data.b.get(),
                     wrong: None,
                 },
-                wrong => Message::Credit {
+                wrong => Self::Credit {
                     received: 0,
                     allowed: 0,
                     wrong,
                 },
             },
-            6 => Message::End {
-                ending: Ending::from_code(data.slot.get()).ok_or(WireError::Field {
+            6 => Self::End {
+                ending: Ending::from_code(data.slot.get()).ok_or_else(|| WireError::Field {
                     field: "ending",
                     value: data.slot.get().into(),
                 })?,

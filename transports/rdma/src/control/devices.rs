@@ -1,4 +1,5 @@
-//! The devices in use: their events, their failures, and the release of removed devices.
+//! The RDMA devices in use: their asynchronous events, their failures, and their release after
+//! removal.
 //!
 //! The kernel may delay the removal of a device until no process has it open. A device with a
 //! listener or a connection reports its removal by an event; for others the thread has to check.
@@ -26,7 +27,7 @@ pub(crate) struct Used {
 }
 
 /// An event of a device.
-enum News {
+enum DeviceEvent {
     Event(AsyncEvent),
     /// The device has no more events.
     Over,
@@ -34,7 +35,7 @@ enum News {
 
 impl Control {
     /// Starts to use a device: registers its memory, and watches its events.
-    pub fn use_device(&mut self, shared: &Shared, id: DeviceId) -> Result<(), VerbsError> {
+    pub(crate) fn use_device(&mut self, shared: &Shared, id: DeviceId) -> Result<(), VerbsError> {
         if self.devices.contains_key(&id) {
             return Ok(());
         }
@@ -50,7 +51,7 @@ impl Control {
 
     /// Like [`Control::use_device`], for the device of a listener, which the configuration may
     /// restrict.
-    pub fn use_listeners_device(
+    pub(crate) fn use_listeners_device(
         &mut self,
         shared: &Shared,
         address: SocketAddr,
@@ -76,14 +77,14 @@ impl Control {
         for (id, used) in self.devices.iter_mut().filter(|(_, used)| !used.silent) {
             loop {
                 match used.device.next_async_event() {
-                    Ok(Some(event)) => news.push((*id, News::Event(event))),
+                    Ok(Some(event)) => news.push((*id, DeviceEvent::Event(event))),
                     Ok(None) => break,
                     Err(error) => {
                         tracing::debug!(%error, device = used.device.attributes().name, "a device has no events any more");
                         used.silent = true;
                         // The descriptor stays readable, so stop watching it.
                         let _ = self.watched.delete(used.device.async_fd());
-                        news.push((*id, News::Over));
+                        news.push((*id, DeviceEvent::Over));
                         break;
                     }
                 }
@@ -92,8 +93,8 @@ impl Control {
         let mut changed = false;
         for (id, news) in news {
             match news {
-                News::Event(event) => changed |= self.device_event(shared, id, event),
-                News::Over => {
+                DeviceEvent::Event(event) => changed |= self.device_event(shared, id, event),
+                DeviceEvent::Over => {
                     self.device_failed(shared, id);
                     changed = true;
                 }

@@ -1,4 +1,4 @@
-//! The management thread of the host side.
+//! The management thread of the host side: connects its queue pairs, with retries.
 //!
 //! ```text
 //!   ADDR_RESOLVE ─▶ ROUTE_RESOLVE ─▶ (queue pair, receives) ─▶ CONNECT ─▶ established
@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use super::queue::send_entries;
-use super::{Ask, HostOptions, HostShared, Link, News};
+use super::{HostOptions, HostShared, Link, ManagerRequest, QueueMessage};
 use crate::stats::event_name;
 
 /// The status of an event for a peer that does not answer.
@@ -80,8 +80,8 @@ pub(super) struct Connects {
 }
 
 impl Connects {
-    pub fn new(shared: &HostShared) -> Result<Connects, VerbsError> {
-        Ok(Connects {
+    pub(super) fn new(shared: &HostShared) -> Result<Self, VerbsError> {
+        Ok(Self {
             cm: shared.provider.connection_manager()?,
             attempts: HashMap::new(),
             waiting: Vec::new(),
@@ -90,11 +90,11 @@ impl Connects {
         })
     }
 
-    pub fn turn(&mut self, shared: &HostShared, now: Instant) {
+    pub(super) fn turn(&mut self, shared: &HostShared, now: Instant) {
         shared.mailbox.quiet();
         while let Some(ask) = shared.mailbox.take() {
             match ask {
-                Ask::Connect(address, options, link) => {
+                ManagerRequest::Connect(address, options, link) => {
                     self.stale = true;
                     let retries = options.connection_retries;
                     self.begin(
@@ -114,9 +114,9 @@ impl Connects {
                         now,
                     );
                 }
-                Ask::Ready(id) => self.connect(id, now),
-                Ask::Forget(arena) => shared.memory.remove(&arena),
-                Ask::Done(id, endpoint) => {
+                ManagerRequest::Ready(id) => self.connect(id, now),
+                ManagerRequest::Forget(arena) => shared.memory.remove(&arena),
+                ManagerRequest::Done(id, endpoint) => {
                     drop(endpoint);
                     self.cm.destroy(id);
                     self.attempts.remove(&id);
@@ -188,7 +188,7 @@ impl Connects {
         };
         if attempt.established {
             let ended = Closed::Broken(format!("{}: {why}", attempt.address));
-            return attempt.link.send(News::Ended(ended));
+            return attempt.link.send(QueueMessage::Ended(ended));
         }
         let Some(attempt) = self.attempts.remove(&id) else {
             return;
@@ -216,11 +216,11 @@ impl Connects {
             } else {
                 Closed::Broken(text)
             };
-            return attempt.link.send(News::Ended(ended));
+            return attempt.link.send(QueueMessage::Ended(ended));
         }
         attempt.retries -= 1;
         tracing::debug!(%address, stage, why, retries = attempt.retries, "RDMA connection failed, trying again");
-        attempt.link.send(News::Again);
+        attempt.link.send(QueueMessage::Again);
         self.waiting
             .push((now + attempt.options.retry_delay, attempt));
     }
@@ -249,7 +249,7 @@ impl Connects {
                     return self.fail(id, "its answer is not one of NVMe/RDMA", now);
                 }
                 attempt.established = true;
-                attempt.link.send(News::Established);
+                attempt.link.send(QueueMessage::Established);
             }
             CmEventKind::Rejected {
                 status,
@@ -269,7 +269,7 @@ impl Connects {
                 }
                 self.fail(id, &why, now);
             }
-            CmEventKind::Disconnected => attempt.link.send(News::Ended(Closed::Peer)),
+            CmEventKind::Disconnected => attempt.link.send(QueueMessage::Ended(Closed::Peer)),
             // The kernel's timeout equals this one: whichever comes first, users see the same
             // result.
             CmEventKind::AddressError { status: TIMED_OUT }
@@ -366,9 +366,11 @@ fn make_qp(
     let queues = Queues::new(&domain.domain, caps.max_send_wr + caps.max_recv_wr, None)?;
     let endpoint = queues.create_qp(cm, id, caps)?;
     attempt.lent = true;
-    attempt
-        .link
-        .send(News::Endpoint(Box::new((endpoint, domain.key_slot, id))));
+    attempt.link.send(QueueMessage::Endpoint(Box::new((
+        endpoint,
+        domain.key_slot,
+        id,
+    ))));
     Ok(())
 }
 

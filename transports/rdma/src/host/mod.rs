@@ -63,8 +63,8 @@ impl HostOptions {
     /// A command without data.
     pub const MAX_INLINE: u32 = Sqe::SIZE as u32;
 
-    pub fn new(qid: u16, entries: u16) -> HostOptions {
-        HostOptions {
+    pub fn new(qid: u16, entries: u16) -> Self {
+        Self {
             qid,
             entries,
             cntlid: 0,
@@ -73,7 +73,7 @@ impl HostOptions {
             connection_retries: 3,
             retry_delay: Duration::from_secs(1),
             read_depth: 16,
-            max_inline: HostOptions::MAX_INLINE,
+            max_inline: Self::MAX_INLINE,
             tos: 0,
             drain_timeout: Duration::from_secs(2),
         }
@@ -81,8 +81,8 @@ impl HostOptions {
 }
 
 /// Messages to a queue pair.
-enum News {
-    /// The queue pair was created: post receives, then report [`Ask::Ready`].
+enum QueueMessage {
+    /// The queue pair was created: post receives, then report [`ManagerRequest::Ready`].
     Endpoint(Box<(Endpoint, usize, CmId)>),
     Established,
     /// This attempt failed; another one begins.
@@ -92,31 +92,31 @@ enum News {
 
 /// Messages from the management thread to one queue pair.
 struct Link {
-    news: Mutex<VecDeque<News>>,
+    news: Mutex<VecDeque<QueueMessage>>,
     wake: std::os::fd::OwnedFd,
     /// No caller waits for the result.
     abandoned: AtomicBool,
 }
 
 impl Link {
-    fn new() -> std::io::Result<Link> {
-        Ok(Link {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
             news: Mutex::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             abandoned: AtomicBool::new(false),
         })
     }
 
-    fn news(&self) -> MutexGuard<'_, VecDeque<News>> {
+    fn news(&self) -> MutexGuard<'_, VecDeque<QueueMessage>> {
         self.news.lock()
     }
 
-    fn send(&self, news: News) {
+    fn send(&self, news: QueueMessage) {
         self.news().push_back(news);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    fn take(&self) -> Option<News> {
+    fn take(&self) -> Option<QueueMessage> {
         let mut news = self.news();
         let first = news.pop_front();
         if news.is_empty() {
@@ -127,7 +127,7 @@ impl Link {
 }
 
 /// Messages to the management thread.
-enum Ask {
+enum ManagerRequest {
     Connect(SocketAddr, HostOptions, Arc<Link>),
     /// Receives are posted.
     Ready(CmId),
@@ -140,7 +140,7 @@ enum Ask {
 struct HostShared {
     provider: Arc<dyn Provider>,
     memory: Memory,
-    mailbox: Mailbox<Ask>,
+    mailbox: Mailbox<ManagerRequest>,
     stopping: AtomicBool,
 }
 
@@ -154,8 +154,8 @@ pub struct RdmaHosts {
 impl RdmaHosts {
     /// Starts the management thread. `arenas` is all memory that data is sent from or received
     /// into.
-    pub fn new(provider: Arc<dyn Provider>, arenas: Vec<Arena>) -> std::io::Result<RdmaHosts> {
-        let mut hosts = RdmaHosts::without_thread(provider, arenas)?;
+    pub fn new(provider: Arc<dyn Provider>, arenas: Vec<Arena>) -> std::io::Result<Self> {
+        let mut hosts = Self::without_thread(provider, arenas)?;
         let (shared, connects) = (Arc::clone(&hosts.shared), Arc::clone(&hosts.connects));
         let run = move || connect::run(&shared, &connects);
         hosts.thread = Some(
@@ -170,7 +170,7 @@ impl RdmaHosts {
     pub fn without_thread(
         provider: Arc<dyn Provider>,
         arenas: Vec<Arena>,
-    ) -> std::io::Result<RdmaHosts> {
+    ) -> std::io::Result<Self> {
         let shared = Arc::new(HostShared {
             provider,
             memory: Memory::new(Access::Remote, u64::MAX, arenas),
@@ -178,7 +178,7 @@ impl RdmaHosts {
             stopping: AtomicBool::new(false),
         });
         let connects = Connects::new(&shared).map_err(std::io::Error::other)?;
-        Ok(RdmaHosts {
+        Ok(Self {
             shared,
             connects: Arc::new(Mutex::new(connects)),
             thread: None,
@@ -269,7 +269,9 @@ impl Drop for RegisteredArena {
     fn drop(&mut self) {
         // The management thread destroys earlier returned queue pairs first, and has time to wait
         // for devices.
-        self.shared.mailbox.send(Ask::Forget(self.arena.clone()));
+        self.shared
+            .mailbox
+            .send(ManagerRequest::Forget(self.arena.clone()));
     }
 }
 
@@ -293,7 +295,7 @@ impl RdmaDialer {
         let link = Arc::new(Link::new()?);
         let wakes = EventSet::new()?;
         wakes.add(link.wake.as_fd(), 0, Interest::READ)?;
-        let ask = Ask::Connect(address, options.clone(), Arc::clone(&link));
+        let ask = ManagerRequest::Connect(address, options.clone(), Arc::clone(&link));
         self.shared.mailbox.send(ask);
         Ok(RdmaHost::new(
             Arc::clone(&self.shared),

@@ -1,4 +1,4 @@
-//! One queue pair of the host side, on its core.
+//! [`RdmaHost`]: one queue pair of the host side, on its core.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,7 +15,7 @@ use nacre_transport_rdma_verbs::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Ask, HostOptions, HostShared, Link, News, RingMemory};
+use super::{HostOptions, HostShared, Link, ManagerRequest, QueueMessage, RingMemory};
 
 /// Completions taken in one poll.
 const BATCH: usize = 64;
@@ -61,8 +61,8 @@ impl RdmaHost {
         wakes: EventSet,
         memory: Rc<RingMemory>,
         options: HostOptions,
-    ) -> RdmaHost {
-        RdmaHost {
+    ) -> Self {
+        Self {
             shared,
             link,
             wakes,
@@ -93,30 +93,32 @@ impl RdmaHost {
     fn news(&mut self, now: Nanos) {
         while let Some(news) = self.link.take() {
             match news {
-                News::Endpoint(made) => {
+                QueueMessage::Endpoint(made) => {
                     let (endpoint, key_slot, id) = *made;
                     if self.closing.is_some() {
-                        self.shared.mailbox.send(Ask::Done(id, Some(endpoint)));
+                        self.shared
+                            .mailbox
+                            .send(ManagerRequest::Done(id, Some(endpoint)));
                         continue;
                     }
                     self.key_slot = key_slot;
                     match self.adopt(endpoint, id) {
-                        Ok(()) => self.shared.mailbox.send(Ask::Ready(id)),
+                        Ok(()) => self.shared.mailbox.send(ManagerRequest::Ready(id)),
                         Err(why) => {
-                            self.shared.mailbox.send(Ask::Done(id, None));
+                            self.shared.mailbox.send(ManagerRequest::Done(id, None));
                             self.end(Closed::Broken(why), now);
                         }
                     }
                 }
-                News::Established => {
+                QueueMessage::Established => {
                     self.established = true;
                     // It was connected for a moment.
                     if self.flushed {
                         self.end(broken(WcStatus::WorkRequestFlushed), now);
                     }
                 }
-                News::Again => self.destroy(),
-                News::Ended(why) => self.end(why, now),
+                QueueMessage::Again => self.destroy(),
+                QueueMessage::Ended(why) => self.end(why, now),
             }
         }
     }
@@ -179,7 +181,7 @@ impl RdmaHost {
                 None
             }
         };
-        self.shared.mailbox.send(Ask::Done(id, endpoint));
+        self.shared.mailbox.send(ManagerRequest::Done(id, endpoint));
     }
 
     /// Queues a command's message. `false`: it has to wait.
@@ -474,9 +476,11 @@ impl Drop for RdmaHost {
         self.close();
         // Queue pairs that were on their way.
         while let Some(news) = self.link.take() {
-            if let News::Endpoint(made) = news {
+            if let QueueMessage::Endpoint(made) = news {
                 let (endpoint, _, id) = *made;
-                self.shared.mailbox.send(Ask::Done(id, Some(endpoint)));
+                self.shared
+                    .mailbox
+                    .send(ManagerRequest::Done(id, Some(endpoint)));
             }
         }
     }

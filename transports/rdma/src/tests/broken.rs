@@ -1,5 +1,5 @@
-//! Failures of completion queues, receives, queue pairs and devices under a core's connections, and
-//! removals of unused devices.
+//! Tests of failures of completion queues, receives, queue pairs and devices under a core's
+//! connections, and of the removal of unused devices.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

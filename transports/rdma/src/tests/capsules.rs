@@ -1,4 +1,4 @@
-//! Listeners whose in-capsule data size differs from that of their transport.
+//! Tests of listeners whose in-capsule data size differs from the transport's.
 
 use nacre_nvmf::transport::{ListenError, ListenerId, ListenerOptions, Plug};
 use nacre_nvmf_wire::opcode::io;

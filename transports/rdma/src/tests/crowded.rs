@@ -1,5 +1,5 @@
-//! Goal: silent connections keep no other host out for long, and a host without room learns the
-//! reason. Method: as many of them as there may be connections, on the simulated fabric and in
+//! Goal: silent connections do not lock out other hosts for long, and a refused host gets the
+//! reason. Method: as many silent connections as the limit allows, on the simulated fabric and in
 //! virtual time.
 
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Requests that Nacre's own host never sends: several descriptors, keys to invalidate, wrong
-//! pointers.
+//! Tests of commands that Nacre's own host never sends: several SGL descriptors, keys to
+//! invalidate, invalid pointers.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -37,7 +37,7 @@ struct RawHost {
 
 impl RawHost {
     /// Connects to queue `qid`.
-    fn connect(rig: &TestRig, qid: u16) -> RawHost {
+    fn connect(rig: &TestRig, qid: u16) -> Self {
         let provider = rig.fabric.provider();
         let arena = Arena::allocate(ArenaOptions::new(Pool::bytes_for(&CLASSES) as u64)).unwrap();
         let device = provider.device(rig.host_device).unwrap();
@@ -87,7 +87,7 @@ impl RawHost {
             .extend(request.as_bytes().iter().copied());
         cm.connect(id, &params).unwrap();
         let rkey = MrKey::from_bits(memory.acquire(1).unwrap().key(key_slot).unwrap()).rkey;
-        RawHost {
+        Self {
             lane,
             batch: Batch::new(16),
             memory,
@@ -98,7 +98,7 @@ impl RawHost {
     }
 }
 
-pub struct World {
+pub(super) struct World {
     host: RawHost,
     pub rig: TestRig,
     pools: Pools,
@@ -111,19 +111,19 @@ pub struct World {
 }
 
 impl World {
-    fn new() -> World {
-        World::with(Options::default(), 1)
+    fn new() -> Self {
+        Self::with(Options::default(), 1)
     }
 
     /// Connects a host to queue `qid`.
-    pub fn with(options: Options, qid: u16) -> World {
+    pub(super) fn with(options: Options, qid: u16) -> Self {
         let mut rig = TestRig::new(options);
         let pools = Pools {
             io: rig.pool(&CLASSES),
             admin: rig.pool(&CLASSES),
         };
         let host = RawHost::connect(&rig, qid);
-        let mut world = World {
+        let mut world = Self {
             host,
             rig,
             pools,
@@ -255,7 +255,7 @@ impl World {
 
     /// Sends a command in a capsule with additional data; returns its status, and the invalidated
     /// key.
-    pub fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
+    pub(super) fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
         self.send(sqe, capsule);
         for _ in 0..10 {
             self.turn();
@@ -301,7 +301,7 @@ fn keyed(buf: &Buf, key: u32) -> SglDescriptor {
     })
 }
 
-pub fn list(opcode: u8, offset: u64, length: u32) -> Sqe {
+pub(super) fn list(opcode: u8, offset: u64, length: u32) -> Sqe {
     Sqe::for_namespace(opcode, 9, 1).with_sgl(Sgl::InCapsuleDescriptors { offset, length })
 }
 

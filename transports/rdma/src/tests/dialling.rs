@@ -1,4 +1,5 @@
-//! A refused connection: its receives come back first, and the reason is reported nevertheless.
+//! Tests of a refused connection: its receives are flushed before the event arrives, and the reason
+//! is still reported.
 
 use std::time::{Duration, Instant};
 
@@ -19,13 +20,13 @@ struct Dialling {
 }
 
 impl Dialling {
-    fn new(connection_retries: u32) -> Dialling {
+    fn new(connection_retries: u32) -> Self {
         let rig = TestRig::new(Options::default());
         let host = rig.dial(HostOptions {
             connection_retries,
             ..TestRig::host_options()
         });
-        let mut dialling = Dialling {
+        let mut dialling = Self {
             host,
             rig,
             started: Instant::now(),

@@ -1,5 +1,5 @@
-//! Every failure, at every stage: the connection ends, other connections do not, and all its
-//! resources are released.
+//! Tests of every failure at every stage: it ends its connection and no other, and all resources of
+//! the connection are released.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const CLASSES: [ClassSpec; 2] = [
 ];
 
 /// A target that completes every command, and one host at a time.
-pub struct World {
+pub(super) struct World {
     host: Option<RdmaHost>,
     pub rig: TestRig,
     pools: Pools,
@@ -50,14 +50,14 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(options: Options) -> World {
+    pub(super) fn new(options: Options) -> Self {
         let mut rig = TestRig::new(options);
         let pools = Pools {
             io: rig.pool(&CLASSES),
             admin: rig.pool(&CLASSES),
         };
         let memory = rig.pool(&CLASSES);
-        World {
+        Self {
             host: None,
             rig,
             pools,
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    pub fn turns(&mut self, count: usize) {
+    pub(super) fn turns(&mut self, count: usize) {
         (0..count).for_each(|_| self.turn());
     }
 
@@ -164,7 +164,7 @@ impl World {
         self.rig.transport.respond(conn, response);
     }
 
-    pub fn dial(&mut self, options: HostOptions) {
+    pub(super) fn dial(&mut self, options: HostOptions) {
         assert!(self.host.is_none());
         (self.ready, self.host_closed, self.answer) = (false, None, true);
         self.completed.clear();
@@ -173,7 +173,7 @@ impl World {
         self.host = Some(host);
     }
 
-    pub fn connect(&mut self) {
+    pub(super) fn connect(&mut self) {
         self.dial(TestRig::host_options());
         self.turns(10);
         assert!(self.ready && self.conn.is_some(), "{:?}", self.host_closed);
@@ -181,7 +181,7 @@ impl World {
 
     /// Submits one command of each kind: data in the capsule, data fetched by READ, data to the
     /// host.
-    pub fn submit(&mut self) {
+    pub(super) fn submit(&mut self) {
         let host = self.host.as_mut().expect("a host");
         for (cid, opcode, len) in [
             (0, io::WRITE, 4096),
@@ -203,7 +203,7 @@ impl World {
     }
 
     /// The host sends its queued requests and disconnects before the target's core polls again.
-    pub fn host_leaves(&mut self) {
+    pub(super) fn host_leaves(&mut self) {
         let now = self.rig.now();
         let host = self.host.as_mut().expect("a host");
         host.poll(now, &mut Vec::new(), 64);
@@ -212,7 +212,7 @@ impl World {
     }
 
     /// The host disconnects. Checks that the connection is gone and all resources are free again.
-    pub fn settle(&mut self, what: &str) {
+    pub(super) fn settle(&mut self, what: &str) {
         if let Some(mut host) = self.host.take() {
             host.close();
             while host.reclaim().is_some() {}
@@ -240,7 +240,7 @@ impl World {
     }
 
     /// Queue pair numbers of target and host.
-    pub fn qps(&self) -> (u32, u32) {
+    pub(super) fn qps(&self) -> (u32, u32) {
         let host = self
             .host
             .as_ref()

@@ -1,4 +1,4 @@
-//! Incidents are reported for operators.
+//! Tests of the incidents that operators are notified of.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

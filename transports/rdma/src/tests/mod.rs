@@ -1,4 +1,4 @@
-//! Target and host over simulated devices, in one thread and in virtual time.
+//! Tests of target and host over simulated devices, in one thread and in virtual time.
 
 mod broken;
 mod capsules;

@@ -1,5 +1,5 @@
-//! RDMA with and without a fallback path, in virtual time. I/O is always in flight, and all written
-//! data is read back at the end.
+//! Tests of RDMA with and without a fallback path, in virtual time. I/O is always in flight, and
+//! all written data is read back at the end.
 
 use std::time::Duration;
 
@@ -46,10 +46,10 @@ fn fill(token: u64) -> u8 {
 }
 
 impl Load {
-    fn new(setup: Setup) -> Load {
+    fn new(setup: Setup) -> Self {
         let mut stack = Stack::new(setup);
         stack.connect();
-        Load {
+        Self {
             stack,
             next: 0,
             written: vec![None; PLACES as usize],

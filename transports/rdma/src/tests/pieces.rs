@@ -1,4 +1,4 @@
-//! Memory that is longer than one memory region may be.
+//! Tests of memory that is larger than the largest memory region of a device.
 
 use nacre_hugepages::{Buf, ClassSpec, GRAIN};
 use nacre_nvmf::transport::conformance::{self, Rig};

@@ -1,5 +1,5 @@
-//! Receives: every accepted connection has enough, and a connection without them is refused with
-//! the reason.
+//! Tests of receives: every accepted connection has enough, and a connection that would not is
+//! refused with the reason.
 
 use nacre_nvmf::transport::{Closed, ListenerId, Plug};
 use nacre_transport_rdma_verbs::sim::attributes;

@@ -1,4 +1,4 @@
-//! A target's plug and hosts over one fabric.
+//! The harness of the tests: a target's plug and hosts, over one simulated fabric.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
 use crate::{HostOptions, RdmaConfig, RdmaDialer, RdmaHost, RdmaHosts, RdmaPlug};
 
-pub const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-pub const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
-pub const ENTRIES: u16 = 64;
+pub(super) const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+pub(super) const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+pub(super) const ENTRIES: u16 = 64;
 
 #[derive(Clone)]
-pub struct Options {
+pub(super) struct Options {
     pub config: RdmaConfig,
     /// The target's; the host's has the same limit of memory regions.
     pub device: DeviceAttributes,
@@ -29,7 +29,7 @@ pub struct Options {
 }
 
 impl Default for Options {
-    fn default() -> Options {
+    fn default() -> Self {
         let config = RdmaConfig {
             max_connections: 16,
             max_queue_depth: ENTRIES,
@@ -37,7 +37,7 @@ impl Default for Options {
             cq_size: 512,
             ..RdmaConfig::default()
         };
-        Options {
+        Self {
             config,
             device: attributes("sim_target"),
             listener: ListenerOptions::default(),
@@ -47,14 +47,14 @@ impl Default for Options {
 }
 
 impl Options {
-    pub fn with(change: impl FnOnce(&mut Options)) -> Options {
-        let mut options = Options::default();
+    pub(super) fn with(change: impl FnOnce(&mut Self)) -> Self {
+        let mut options = Self::default();
         change(&mut options);
         options
     }
 }
 
-pub struct TestRig {
+pub(super) struct TestRig {
     // Connections go before what manages them.
     pub transport: Box<dyn Transport>,
     pub dialer: RdmaDialer,
@@ -70,7 +70,7 @@ pub struct TestRig {
 }
 
 impl TestRig {
-    pub fn new(options: Options) -> TestRig {
+    pub(super) fn new(options: Options) -> Self {
         let fabric = Fabric::new();
         let device = fabric
             .add_device(options.device.clone(), &[TARGET])
@@ -85,7 +85,7 @@ impl TestRig {
         let Address::Ip(address) = bound.unwrap() else {
             panic!("an address of another kind");
         };
-        TestRig {
+        Self {
             transport: plug.open(0, Arc::new(|| ())).unwrap(),
             dialer: hosts.dialer(16, ENTRIES).unwrap(),
             plug,
@@ -100,7 +100,7 @@ impl TestRig {
         }
     }
 
-    pub fn host_options() -> HostOptions {
+    pub(super) fn host_options() -> HostOptions {
         HostOptions {
             source: Some(HOST),
             connection_retries: 0,
@@ -108,12 +108,12 @@ impl TestRig {
         }
     }
 
-    pub fn dial(&self, options: HostOptions) -> RdmaHost {
+    pub(super) fn dial(&self, options: HostOptions) -> RdmaHost {
         self.dialer.connect(self.address, options).unwrap()
     }
 
     /// Both management threads have their turn.
-    pub fn manage(&self) {
+    pub(super) fn manage(&self) {
         self.plug.turn();
         let passed = self.clock.now().since(Nanos::ZERO);
         self.hosts.turn(self.started + passed);
@@ -126,7 +126,7 @@ impl Rig for TestRig {
     }
 
     fn connect(&mut self) -> Box<dyn HostTransport> {
-        Box::new(self.dial(TestRig::host_options()))
+        Box::new(self.dial(Self::host_options()))
     }
 
     fn now(&self) -> Nanos {

@@ -1,4 +1,4 @@
-//! Several devices on one core, and several hosts.
+//! Tests of several devices on one core, and of several hosts.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,7 +26,7 @@ const CLASSES: [ClassSpec; 1] = [ClassSpec {
 }];
 
 /// A host, and the events that it received.
-pub struct Client {
+pub(super) struct Client {
     host: RdmaHost,
     pub ready: bool,
     pub completed: Vec<u16>,
@@ -35,13 +35,13 @@ pub struct Client {
 
 impl Client {
     /// The number of its queue pair.
-    pub fn qp(&self) -> Option<u32> {
+    pub(super) fn qp(&self) -> Option<u32> {
         self.host.qp()
     }
 }
 
 /// A target's core with these devices, each with a listener of its own, and any number of hosts.
-pub struct SeveralDevices {
+pub(super) struct SeveralDevices {
     pub clients: Vec<Client>,
     pub transport: Box<dyn Transport>,
     dialer: RdmaDialer,
@@ -57,16 +57,16 @@ pub struct SeveralDevices {
     events: Events,
     /// The connections there are, each with the device that it came by.
     open: HashMap<ConnId, usize>,
-    /// Commands that came: the device, and their identifiers.
+    /// Received commands: the device, and the command identifier.
     pub commands: Vec<(usize, u16)>,
-    /// The data of commands, which is kept.
+    /// The data of received commands; holding it keeps the buffers in use.
     pub hoard: Option<Vec<Buf>>,
     clock: VirtualClock,
     started: Instant,
 }
 
 impl SeveralDevices {
-    pub fn new(config: RdmaConfig, devices: &[DeviceAttributes]) -> SeveralDevices {
+    pub(super) fn new(config: RdmaConfig, devices: &[DeviceAttributes]) -> Self {
         let fabric = Fabric::new();
         let add = |(at, device): (usize, &DeviceAttributes)| {
             let ip = address(at).ip();
@@ -91,7 +91,7 @@ impl SeveralDevices {
             io: pool(),
             admin: pool(),
         };
-        SeveralDevices {
+        Self {
             clients: Vec::new(),
             transport: plug.open(0, Arc::new(|| ())).unwrap(),
             dialer: hosts.dialer(64, ENTRIES).unwrap(),
@@ -111,8 +111,8 @@ impl SeveralDevices {
         }
     }
 
-    /// Another device, after the memory of the core was taken.
-    pub fn plug_in(&mut self, device: &DeviceAttributes) -> usize {
+    /// Adds a device after the core has allocated its memory.
+    pub(super) fn plug_in(&mut self, device: &DeviceAttributes) -> usize {
         let at = self.devices.len();
         let added = self.fabric.add_device(device.clone(), &[address(at).ip()]);
         self.devices.push(added.unwrap());
@@ -121,8 +121,8 @@ impl SeveralDevices {
         at
     }
 
-    /// A host begins to connect to the address of a device.
-    pub fn dial(&mut self, device: usize, entries: u16) -> usize {
+    /// Starts to connect a host to the address of a device.
+    pub(super) fn dial(&mut self, device: usize, entries: u16) -> usize {
         let options = HostOptions {
             entries,
             max_inline: self.max_inline,
@@ -139,8 +139,8 @@ impl SeveralDevices {
         self.clients.len() - 1
     }
 
-    /// One that is connected, or why not.
-    pub fn connect(&mut self, device: usize, entries: u16) -> Result<usize, Closed> {
+    /// Connects a host. Returns it, or the reason of the refusal.
+    pub(super) fn connect(&mut self, device: usize, entries: u16) -> Result<usize, Closed> {
         let client = self.dial(device, entries);
         self.turns(12);
         match &self.clients[client] {
@@ -155,13 +155,13 @@ impl SeveralDevices {
     }
 
     /// A command without data.
-    pub fn submit(&mut self, client: usize, cid: u16) {
+    pub(super) fn submit(&mut self, client: usize, cid: u16) {
         let sqe = Sqe::for_namespace(io::FLUSH, cid, 1);
         self.submit_with(client, sqe, None);
     }
 
     /// A command with data in its capsule.
-    pub fn write(&mut self, client: usize, cid: u16) {
+    pub(super) fn write(&mut self, client: usize, cid: u16) {
         let sqe = Sqe::for_namespace(io::WRITE, cid, 1);
         self.submit_with(client, sqe, Some(self.data.clone()));
     }
@@ -175,7 +175,7 @@ impl SeveralDevices {
         });
     }
 
-    pub fn leave(&mut self, client: usize) {
+    pub(super) fn leave(&mut self, client: usize) {
         self.clients[client].host.close();
         self.turns(12);
     }
@@ -192,7 +192,7 @@ impl SeveralDevices {
         self.transport.respond(conn, response);
     }
 
-    pub fn turns(&mut self, count: usize) {
+    pub(super) fn turns(&mut self, count: usize) {
         (0..count).for_each(|_| self.turn());
     }
 
@@ -203,17 +203,17 @@ impl SeveralDevices {
         self.clients_turn();
     }
 
-    pub fn hosts_turn(&mut self) {
+    pub(super) fn hosts_turn(&mut self) {
         self.clock.advance(Duration::from_micros(1));
         let now = self.clock.now();
         self.hosts.turn(self.started + now.since(Nanos::ZERO));
     }
 
-    pub fn wait(&self, time: Duration) {
+    pub(super) fn wait(&self, time: Duration) {
         self.clock.advance(time);
     }
 
-    pub fn core_turn(&mut self) {
+    pub(super) fn core_turn(&mut self) {
         let now = self.clock.now();
         self.transport.poll(now, &self.pools, &mut self.events);
         let events: Vec<Event> = self.events.drain().collect();
@@ -244,7 +244,7 @@ impl SeveralDevices {
         self.transport.flush(now);
     }
 
-    pub fn clients_turn(&mut self) {
+    pub(super) fn clients_turn(&mut self) {
         let now = self.clock.now();
         for client in &mut self.clients {
             let mut events = Vec::new();
@@ -265,7 +265,7 @@ fn address(at: usize) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 1, at as u8)), 4420)
 }
 
-pub fn config(srq_size: u32) -> RdmaConfig {
+pub(super) fn config(srq_size: u32) -> RdmaConfig {
     RdmaConfig {
         max_connections: 32,
         max_queue_depth: ENTRIES,
@@ -275,7 +275,7 @@ pub fn config(srq_size: u32) -> RdmaConfig {
     }
 }
 
-pub fn devices(count: usize) -> Vec<DeviceAttributes> {
+pub(super) fn devices(count: usize) -> Vec<DeviceAttributes> {
     let name = |at| attributes(&format!("sim_{at}"));
     (0..count).map(name).collect()
 }

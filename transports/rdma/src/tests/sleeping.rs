@@ -1,4 +1,4 @@
-//! A thread that sleeps on a completion channel wakes, whenever its event comes.
+//! Tests of threads that sleep on a completion channel: no event is missed, whenever it arrives.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -46,13 +46,13 @@ struct World {
 }
 
 impl World {
-    fn new(options: Options) -> World {
+    fn new(options: Options) -> Self {
         let mut rig = TestRig::new(options);
         let pools = Pools {
             io: rig.pool(&CLASSES),
             admin: rig.pool(&CLASSES),
         };
-        let mut world = World {
+        let mut world = Self {
             host: rig.dial(TestRig::host_options()),
             rig,
             pools,

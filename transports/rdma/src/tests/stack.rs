@@ -1,5 +1,5 @@
-//! The whole protocol: the host's controller and I/O queue against the target, over simulated
-//! devices.
+//! Tests of the whole protocol: the host's controller and I/O queues against the target, over
+//! simulated devices.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -41,7 +41,7 @@ const CLASSES: [ClassSpec; 2] = [
 
 /// What differs between the tests.
 #[derive(Clone)]
-pub struct Setup {
+pub(super) struct Setup {
     /// The target's device.
     pub device: DeviceAttributes,
     pub config: RdmaConfig,
@@ -54,8 +54,8 @@ pub struct Setup {
 }
 
 impl Default for Setup {
-    fn default() -> Setup {
-        Setup {
+    fn default() -> Self {
+        Self {
             device: attributes("sim_target"),
             config: RdmaConfig {
                 max_connections: 8,
@@ -72,7 +72,7 @@ impl Default for Setup {
 
 /// Dials by RDMA, or in memory where TCP is asked for.
 #[derive(Clone)]
-pub struct Dialer(Rc<dyn Fn(&Wanted) -> Dialled>);
+pub(super) struct Dialer(Rc<dyn Fn(&Wanted) -> Dialled>);
 
 type Dialled = std::io::Result<Box<dyn HostTransport>>;
 
@@ -86,9 +86,9 @@ impl Dial for Dialer {
     }
 }
 
-pub struct Stack {
+pub(super) struct Stack {
     pub queue: Option<IoQueue>,
-    /// Without I/O: polled only when it wants to be, as queues of devices are.
+    /// Runs turns without I/O: the queue is polled only when it requests it, as bdev queues are.
     pub idle: Option<IoQueue>,
     pub controller: Controller,
     group: QueueGroup,
@@ -108,14 +108,14 @@ pub struct Stack {
     pub now: Nanos,
 }
 
-pub const OTHER: &str = "other";
+pub(super) const OTHER: &str = "other";
 
 fn nqn(name: &str) -> Nqn {
     name.parse().unwrap()
 }
 
 impl Stack {
-    pub fn new(setup: Setup) -> Stack {
+    pub(super) fn new(setup: Setup) -> Self {
         let fabric = Fabric::new();
         let device = fabric.add_device(setup.device, &[TARGET]).unwrap();
         let host_device = fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
@@ -207,7 +207,7 @@ impl Stack {
         (options.io_timeout, options.admin_timeout) = (setup.cm_timeout * 6, setup.cm_timeout * 6);
         let memory = Pool::on_arena(&theirs, &CLASSES).unwrap();
         let admin = Box::new(dial.clone());
-        Stack {
+        Self {
             queue: None,
             idle: None,
             controller: Controller::new(options.clone(), admin, memory.clone(), now),
@@ -228,7 +228,7 @@ impl Stack {
         }
     }
 
-    pub fn step(&mut self, by: Duration) {
+    pub(super) fn step(&mut self, by: Duration) {
         self.now = self.now + by;
         self.plug.turn();
         self.hosts.turn(self.started + self.now.since(Nanos::ZERO));
@@ -250,7 +250,7 @@ impl Stack {
     }
 
     /// Within ten minutes of virtual time.
-    pub fn until(&mut self, what: &str, mut done: impl FnMut(&Stack) -> bool) {
+    pub(super) fn until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
         for turn in 0..35_000u64 {
             if done(self) {
                 return;
@@ -265,7 +265,7 @@ impl Stack {
         );
     }
 
-    pub fn connect(&mut self) {
+    pub(super) fn connect(&mut self) {
         self.until("a live controller", |stack| stack.controller.is_live());
         self.queue = Some(self.io_queue(1));
         self.until("a live queue", |stack| {
@@ -273,7 +273,7 @@ impl Stack {
         });
     }
 
-    pub fn connect_idle(&mut self) {
+    pub(super) fn connect_idle(&mut self) {
         self.idle = Some(self.io_queue(2));
         self.until("a live queue", |stack| {
             stack.idle.as_ref().unwrap().is_live()
@@ -286,7 +286,7 @@ impl Stack {
         IoQueue::new(self.options.clone(), link, dial, memory, (qid, 1), self.now).unwrap()
     }
 
-    pub fn submit(&mut self, token: u64, op: Op, lba: u64, blocks: u32, fill: u8) {
+    pub(super) fn submit(&mut self, token: u64, op: Op, lba: u64, blocks: u32, fill: u8) {
         let mut buf = self.memory.acquire((blocks * BLOCK) as usize).unwrap();
         buf.bytes_mut().unwrap().fill(fill);
         let mut io = Io::new(token, op, lba, blocks);
@@ -295,14 +295,14 @@ impl Stack {
         assert!(taken.is_ok(), "room in the queue");
     }
 
-    pub fn finish(&mut self, token: u64) -> Completion {
+    pub(super) fn finish(&mut self, token: u64) -> Completion {
         self.until("a completion", |stack| {
             stack.completions.contains_key(&token)
         });
         self.completions.remove(&token).unwrap()
     }
 
-    pub fn write_and_read(&mut self) {
+    pub(super) fn write_and_read(&mut self) {
         for (at, blocks) in [1, 8, 9, 64, 256].into_iter().enumerate() {
             let (token, lba, fill) = (at as u64 * 2, at as u64 * 300, 10 + at as u8);
             self.submit(token, Op::Write, lba, blocks, fill);

@@ -1,4 +1,5 @@
-//! Events of a connection other than data, and its end.
+//! Handles disconnect events and errors of a connection, and closes it: its work requests are
+//! flushed, then it is destroyed.
 //!
 //! ```text
 //!   open ─▶ closing: the queue pair flushes ─▶ all requests done ─▶ Closed, queue pair back

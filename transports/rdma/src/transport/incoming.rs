@@ -1,4 +1,4 @@
-//! Connections that a core takes over, and the events that it gets about them.
+//! Takes over new connections from the management thread, and its later events about them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

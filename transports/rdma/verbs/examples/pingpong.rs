@@ -1,5 +1,5 @@
-//! Both ends of RDMA connections in one process, over a real device. Checks whether RDMA works on
-//! this machine, byte for byte.
+//! Tests RDMA on this machine: both ends of its connections in one process, over a real device,
+//! with all data compared.
 //!
 //! ```text
 //! modprobe rdma_rxe; ip link add dummy0 type dummy
@@ -75,7 +75,7 @@ struct End {
 }
 
 impl End {
-    fn new(device: &Arc<dyn Device>, access: Access, shared: bool) -> Outcome<End> {
+    fn new(device: &Arc<dyn Device>, access: Access, shared: bool) -> Outcome<Self> {
         let name = if shared { "target" } else { "host" };
         let classes = [
             ClassSpec {
@@ -94,7 +94,7 @@ impl End {
         let registrations = domain.registrations();
         check(registrations.regions == 1, "one region is registered")?;
         println!("{name}: {registrations:?}");
-        Ok(End {
+        Ok(Self {
             name,
             cq: domain.completion_queue(64)?,
             srq: shared
@@ -219,7 +219,7 @@ struct Managers {
 }
 
 impl Managers {
-    fn new(provider: &VerbsProvider, address: IpAddr) -> Outcome<Managers> {
+    fn new(provider: &VerbsProvider, address: IpAddr) -> Outcome<Self> {
         let mut target = provider.connection_manager()?;
         let host = provider.connection_manager()?;
         let options = CmOptions {
@@ -232,7 +232,7 @@ impl Managers {
             listening.device.is_some(),
             "the address belongs to a device",
         )?;
-        Ok(Managers {
+        Ok(Self {
             target,
             host,
             listening,

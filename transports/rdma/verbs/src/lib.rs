@@ -1,5 +1,5 @@
-//! RDMA verbs and the connection manager behind a narrow trait, with two providers: the system's
-//! libibverbs and librdmacm, and one simulated in process.
+//! RDMA verbs and the connection manager as traits, with two implementations: the system's
+//! libibverbs and librdmacm, and a simulation in the process.
 //!
 //! ```text
 //!   Provider                    the devices of this machine                            (shared)
@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The traits are in [`provider`], the plain data of their calls in [`types`]. Posting is `unsafe`
-//! there, because a device works with addresses: the caller must keep the memory. [`Lane`] and
-//! [`Receiver`] do that, and are safe.
+//! there, because a device accesses memory by address: the caller must keep the memory allocated.
+//! [`Lane`] and [`Receiver`] do that, and are safe.
 //!
 //! A device has two protection domains. The target's domain allows local access only: hosts never
 //! get a key of ours. The host side's domain allows remote reads and writes, because an NVMe/RDMA

@@ -1,5 +1,5 @@
-//! Queries of the network that need unsafe calls: a driver's own statistics (`ethtool -S`), LLDP
-//! frames, and datagrams with the DSCP that they arrive with.
+//! Network queries that need unsafe system calls: a driver's own statistics (`ethtool -S`), LLDP
+//! frames, and datagrams with the DSCP of their arrival.
 //!
 //! None belongs to verbs. They are in this crate because it has the only unsafe code of the
 //! transports. Their parsers are in `nacre-transport-rdma-link`, which has none.
@@ -40,14 +40,14 @@ pub struct Statistics {
 
 impl Statistics {
     /// Opens a socket and reads the names. Fails with EOPNOTSUPP if the driver has no statistics.
-    pub fn open(interface: &str) -> io::Result<Statistics> {
+    pub fn open(interface: &str) -> io::Result<Self> {
         let socket = socket_with(
             AddressFamily::INET,
             SocketType::DGRAM,
             SocketFlags::CLOEXEC,
             None,
         )?;
-        let mut statistics = Statistics {
+        let mut statistics = Self {
             interface: interface.to_owned(),
             socket,
             names: Vec::new(),
@@ -170,7 +170,7 @@ pub struct LldpSocket {
 
 impl LldpSocket {
     /// Starts to receive the interface's LLDP frames. Needs CAP_NET_RAW.
-    pub fn open(interface: &str) -> io::Result<LldpSocket> {
+    pub fn open(interface: &str) -> io::Result<Self> {
         // A socket without a protocol receives nothing until it is bound.
         let socket = socket_with(
             AddressFamily::PACKET,
@@ -182,7 +182,7 @@ impl LldpSocket {
         let index = i32::try_from(index).map_err(|_| rustix::io::Errno::NODEV)?;
         join(&socket, index)?;
         bind(&socket, index)?;
-        Ok(LldpSocket { socket })
+        Ok(Self { socket })
     }
 
     /// Receives frames for the time `wait`; ends early after `enough` frames.

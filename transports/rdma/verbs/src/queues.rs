@@ -58,14 +58,14 @@ impl Queues {
         domain: &Arc<dyn ProtectionDomain>,
         cq_entries: u32,
         srq: Option<(u32, u32)>,
-    ) -> Result<Queues, VerbsError> {
+    ) -> Result<Self, VerbsError> {
         let srq_entries = srq.map(|(entries, _)| entries);
         let srq = match srq {
             Some((entries, sges)) => Some(domain.shared_receive_queue(entries, sges, 0)?),
             None => None,
         };
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Ok(Queues {
+        Ok(Self {
             inner: Arc::new(Inner {
                 id: NEXT.fetch_add(1, Ordering::Relaxed),
                 domain: Arc::clone(domain),
@@ -97,7 +97,7 @@ impl Queues {
         self.inner.id
     }
 
-    pub fn is_same(&self, other: &Queues) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
@@ -173,8 +173,8 @@ pub struct Batch {
 
 impl Batch {
     /// `entries`: most completions per poll, at least one.
-    pub fn new(entries: usize) -> Batch {
-        Batch {
+    pub fn new(entries: usize) -> Self {
+        Self {
             items: vec![WorkCompletion::EMPTY; entries.max(1)].into_boxed_slice(),
             len: 0,
             at: 0,
@@ -281,7 +281,7 @@ pub struct LaneConfig {
 
 impl Lane {
     /// Fails if memory of `config` is not registered with the endpoint's protection domain.
-    pub fn new(endpoint: Endpoint, config: LaneConfig) -> Result<Lane, NotRegistered> {
+    pub fn new(endpoint: Endpoint, config: LaneConfig) -> Result<Self, NotRegistered> {
         assert!(config.index < SHARED, "a lane's index");
         let caps = endpoint.caps();
         let tag = u64::from(config.index) << 32;
@@ -291,7 +291,7 @@ impl Lane {
         };
         let (messages, bytes) = (config.messages, config.message_bytes);
         let send = SendRing::new(messages, bytes, config.key_slot, tag, caps)?;
-        Ok(Lane {
+        Ok(Self {
             number: endpoint.number(),
             endpoint,
             send,
@@ -476,7 +476,7 @@ impl Lane {
 
     /// Returns the queue pair, to be destroyed on a thread that may block. Fails for a lane with
     /// outstanding requests, which must be dropped instead.
-    pub fn retire(self) -> Result<Endpoint, Box<Lane>> {
+    pub fn retire(self) -> Result<Endpoint, Box<Self>> {
         if self.is_idle() {
             Ok(self.endpoint)
         } else {
@@ -497,12 +497,12 @@ impl Receiver {
         queues: &Queues,
         key_slot: usize,
         config: RecvConfig,
-    ) -> Result<Option<Receiver>, NotRegistered> {
+    ) -> Result<Option<Self>, NotRegistered> {
         if !queues.is_shared() {
             return Ok(None);
         }
         let ring = RecvRing::new(config, key_slot, RECV | u64::from(SHARED) << 32)?;
-        Ok(Some(Receiver {
+        Ok(Some(Self {
             queues: queues.clone(),
             ring: Some(ring),
         }))
@@ -553,7 +553,7 @@ pub struct Received<'a> {
 }
 
 impl<'a> Received<'a> {
-    fn new(ring: &'a mut RecvRing, done: &Completion) -> Option<Received<'a>> {
+    fn new(ring: &'a mut RecvRing, done: &Completion) -> Option<Self> {
         let slot = done.wc.wr_id as u32;
         ring.complete(slot).then_some(Received { ring, slot })
     }

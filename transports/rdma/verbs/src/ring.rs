@@ -98,19 +98,19 @@ pub(crate) struct SendRing {
 const MESSAGE_SGES: usize = 2;
 
 impl SendRing {
-    pub fn new(
+    pub(crate) fn new(
         mut messages: Buf,
         message_bytes: u32,
         key_slot: usize,
         tag: u64,
         caps: QpCaps,
-    ) -> Result<SendRing, NotRegistered> {
+    ) -> Result<Self, NotRegistered> {
         assert!(messages.as_mut_ptr().is_some(), "the ring owns its memory");
         // A power of two, so that slots stay distinct when the numbers wrap.
         let places = messages.len() as u32 / message_bytes;
         let places = 1 << places.checked_ilog2().expect("room for a message");
         let depth = caps.max_send_wr.min(places);
-        Ok(SendRing {
+        Ok(Self {
             places,
             key_slot,
             tag,
@@ -130,19 +130,19 @@ impl SendRing {
     }
 
     #[inline]
-    pub fn outstanding(&self) -> u32 {
+    pub(crate) fn outstanding(&self) -> u32 {
         self.next.wrapping_sub(self.done)
     }
 
     /// Number of requests that can still be queued. One entry stays free for [`SendRing::mark`].
     #[inline]
-    pub fn room(&self) -> u32 {
+    pub(crate) fn room(&self) -> u32 {
         (self.depth - self.outstanding()).saturating_sub(1)
     }
 
     /// Queues a signaled request without data, unless the last request is signaled already. Its
     /// completion, or its flush, covers the unsignaled requests before it.
-    pub fn mark(&mut self) {
+    pub(crate) fn mark(&mut self) {
         if self.signaled != self.next {
             let nowhere = SendOp::Write {
                 address: 0,
@@ -152,14 +152,14 @@ impl SendRing {
         }
     }
 
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.outstanding() == 0
     }
 
     /// True when the newest buffer belongs to an unsignaled request, or when more than half of the
     /// queue is unsignaled.
     #[inline]
-    pub fn needs_signal(&self) -> bool {
+    pub(crate) fn needs_signal(&self) -> bool {
         let unsignaled = self.next.wrapping_sub(self.signaled);
         let last = self.buffers.back().is_some_and(|last| {
             let after = last.sequence.wrapping_sub(self.signaled);
@@ -188,7 +188,12 @@ impl SendRing {
 
     /// Queues a READ into `buf` or a WRITE from it. The ring owns `buf` until the completion.
     #[inline]
-    pub fn with_buf(&mut self, op: SendOp, buf: Buf, signaled: bool) -> Result<(), NotRegistered> {
+    pub(crate) fn with_buf(
+        &mut self,
+        op: SendOp,
+        buf: Buf,
+        signaled: bool,
+    ) -> Result<(), NotRegistered> {
         let key = lkey(&buf, self.key_slot)?;
         self.sges.push(sge(&buf, key));
         let sequence = self.next;
@@ -207,7 +212,7 @@ impl SendRing {
 
     /// Queues a SEND of a copy of `message`, followed by `data`.
     #[inline]
-    pub fn message(
+    pub(crate) fn message(
         &mut self,
         op: SendOp,
         message: &[u8],
@@ -253,7 +258,7 @@ impl SendRing {
 
     /// Requests a completion for the last queued request.
     #[inline]
-    pub fn signal_last(&mut self) {
+    pub(crate) fn signal_last(&mut self) {
         if let Some(last) = self.wrs.last_mut() {
             last.signaled = true;
             self.signaled = self.next;
@@ -263,7 +268,11 @@ impl SendRing {
     /// Posts the queued requests with one doorbell, and returns their number. `now`: the post time
     /// to record for signaled requests.
     #[inline]
-    pub fn post(&mut self, qp: &dyn QueuePair, now: Option<u64>) -> Result<usize, PostError> {
+    pub(crate) fn post(
+        &mut self,
+        qp: &dyn QueuePair,
+        now: Option<u64>,
+    ) -> Result<usize, PostError> {
         let count = self.wrs.len();
         if count == 0 {
             return Ok(0);
@@ -311,7 +320,7 @@ impl SendRing {
 
     /// The post time of a signaled request. Call it once per request, in the order of completions.
     #[inline]
-    pub fn timing(&mut self, sequence: u32) -> Option<Timing> {
+    pub(crate) fn timing(&mut self, sequence: u32) -> Option<Timing> {
         let through = sequence.wrapping_sub(self.done);
         while let Some(first) = self.signals.front() {
             let at = first.sequence.wrapping_sub(self.done);
@@ -328,7 +337,7 @@ impl SendRing {
     }
 
     /// The operation of a pending request; a failed completion does not carry it.
-    pub fn operation(&self, sequence: u32) -> WcOpcode {
+    pub(crate) fn operation(&self, sequence: u32) -> WcOpcode {
         let buffer = self.buffers.iter().find(|b| b.sequence == sequence);
         match buffer.map(|b| b.usage) {
             Some(BufferUse::Write) => WcOpcode::Write,
@@ -341,7 +350,7 @@ impl SendRing {
     #[inline]
     /// Completes this request and all before it, and drops their buffers. Returns the buffer if
     /// this request is a READ; `None` also for a request that is not outstanding.
-    pub fn complete(&mut self, sequence: u32) -> Option<Buf> {
+    pub(crate) fn complete(&mut self, sequence: u32) -> Option<Buf> {
         let through = sequence.wrapping_sub(self.done);
         if through >= self.outstanding() {
             return None;
@@ -380,11 +389,11 @@ pub(crate) struct RecvRing {
 }
 
 impl RecvRing {
-    pub fn new(
+    pub(crate) fn new(
         mut config: RecvConfig,
         key_slot: usize,
         tag: u64,
-    ) -> Result<RecvRing, NotRegistered> {
+    ) -> Result<Self, NotRegistered> {
         assert!(
             config.headers.as_mut_ptr().is_some(),
             "the ring owns its memory"
@@ -392,7 +401,7 @@ impl RecvRing {
         let entries = config
             .entries
             .min(config.headers.len() as u32 / config.header_bytes);
-        Ok(RecvRing {
+        Ok(Self {
             key_slot,
             tag,
             header_lkey: lkey(&config.headers, key_slot)?,
@@ -409,19 +418,19 @@ impl RecvRing {
     }
 
     /// Number of posted slots.
-    pub fn posted(&self) -> usize {
+    pub(crate) fn posted(&self) -> usize {
         self.posted
     }
 
     /// Number of free slots that are not posted.
     #[inline]
-    pub fn idle(&self) -> usize {
+    pub(crate) fn idle(&self) -> usize {
         self.idle.len()
     }
 
     /// Posts the free slots through `post`, with data buffers from `pool`. Returns their number.
     #[inline]
-    pub fn post(
+    pub(crate) fn post(
         &mut self,
         pool: Option<&Pool>,
         post: impl FnOnce(&[RecvWr], &[Sge]) -> Result<(), PostError>,
@@ -479,7 +488,7 @@ impl RecvRing {
 
     /// Returns a posted slot to the ring.
     #[inline]
-    pub fn complete(&mut self, slot: u32) -> bool {
+    pub(crate) fn complete(&mut self, slot: u32) -> bool {
         match self.posted_slots.get_mut(slot as usize) {
             Some(posted) if *posted => {
                 *posted = false;
@@ -491,7 +500,7 @@ impl RecvRing {
     }
 
     #[inline]
-    pub fn header(&self, slot: u32) -> &[u8] {
+    pub(crate) fn header(&self, slot: u32) -> &[u8] {
         let len = self.header_bytes as usize;
         let at = self.headers.as_ptr().wrapping_add(slot as usize * len);
         // SAFETY: the slot is inside the buffer; it is not posted (`Received` exists), so no device
@@ -501,12 +510,12 @@ impl RecvRing {
     }
 
     #[inline]
-    pub fn take_data(&mut self, slot: u32) -> Option<Buf> {
+    pub(crate) fn take_data(&mut self, slot: u32) -> Option<Buf> {
         self.data[slot as usize].take()
     }
 
     #[inline]
-    pub fn release(&mut self, slot: u32) {
+    pub(crate) fn release(&mut self, slot: u32) {
         self.idle.push(slot);
     }
 }

@@ -1,4 +1,5 @@
-//! Plain data types of verbs and of the connection manager.
+//! Plain data types of verbs and of the connection manager: attributes, work requests, completions,
+//! events.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -57,7 +58,7 @@ pub struct DeviceAttributes {
     pub max_srq_sge: u32,
     /// SEND_WITH_INVALIDATE and related operations (`IBV_DEVICE_MEM_MGT_EXTENSIONS`).
     pub send_with_invalidate: bool,
-    /// `None`: unknown, because the device's library or the kernel does not tell.
+    /// `None`: unknown, because the device's library or the kernel does not report it.
     pub on_demand_paging: Option<OnDemandPaging>,
     /// Emulated by the kernel (rxe, siw) or simulated: works, but slowly.
     pub software: bool,
@@ -108,8 +109,8 @@ impl MrKey {
         (self.rkey as u64) << 32 | self.lkey as u64
     }
 
-    pub const fn from_bits(bits: u64) -> MrKey {
-        MrKey {
+    pub const fn from_bits(bits: u64) -> Self {
+        Self {
             lkey: bits as u32,
             rkey: (bits >> 32) as u32,
         }
@@ -288,41 +289,41 @@ pub enum AsyncEvent {
 impl fmt::Display for AsyncEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            AsyncEvent::PortActive { port } => write!(f, "port {port} is active"),
-            AsyncEvent::PortError { port } => write!(f, "port {port} is down"),
-            AsyncEvent::GidChange { port } => write!(f, "the GIDs of port {port} changed"),
-            AsyncEvent::LidChange { port } => write!(f, "the LID of port {port} changed"),
-            AsyncEvent::PkeyChange { port } => write!(f, "the P_Keys of port {port} changed"),
-            AsyncEvent::SubnetManagerChange { port } => {
+            Self::PortActive { port } => write!(f, "port {port} is active"),
+            Self::PortError { port } => write!(f, "port {port} is down"),
+            Self::GidChange { port } => write!(f, "the GIDs of port {port} changed"),
+            Self::LidChange { port } => write!(f, "the LID of port {port} changed"),
+            Self::PkeyChange { port } => write!(f, "the P_Keys of port {port} changed"),
+            Self::SubnetManagerChange { port } => {
                 write!(f, "port {port} has another subnet manager")
             }
-            AsyncEvent::ClientReregister { port } => {
+            Self::ClientReregister { port } => {
                 write!(
                     f,
                     "the subnet manager of port {port} asks clients to register again"
                 )
             }
-            AsyncEvent::DeviceFatal => f.write_str("the device failed"),
-            AsyncEvent::CqError { cq } => write!(f, "completion queue {cq} failed"),
-            AsyncEvent::QpFatal { qp } => write!(f, "queue pair {qp} failed"),
-            AsyncEvent::QpRequestError { qp } => {
+            Self::DeviceFatal => f.write_str("the device failed"),
+            Self::CqError { cq } => write!(f, "completion queue {cq} failed"),
+            Self::QpFatal { qp } => write!(f, "queue pair {qp} failed"),
+            Self::QpRequestError { qp } => {
                 write!(f, "queue pair {qp} got an invalid request")
             }
-            AsyncEvent::QpAccessError { qp } => {
+            Self::QpAccessError { qp } => {
                 write!(f, "queue pair {qp} got an access that is not allowed")
             }
-            AsyncEvent::CommunicationEstablished { qp } => {
+            Self::CommunicationEstablished { qp } => {
                 write!(f, "queue pair {qp} got its first message")
             }
-            AsyncEvent::SendQueueDrained { qp } => {
+            Self::SendQueueDrained { qp } => {
                 write!(f, "the send queue of queue pair {qp} is drained")
             }
-            AsyncEvent::LastWqeReached { qp } => {
+            Self::LastWqeReached { qp } => {
                 write!(f, "queue pair {qp} took its last receive")
             }
-            AsyncEvent::SrqError { srq } => write!(f, "shared receive queue {srq} failed"),
-            AsyncEvent::SrqLimitReached => f.write_str("a shared receive queue runs low"),
-            AsyncEvent::Other { event } => write!(f, "event {event}"),
+            Self::SrqError { srq } => write!(f, "shared receive queue {srq} failed"),
+            Self::SrqLimitReached => f.write_str("a shared receive queue runs low"),
+            Self::Other { event } => write!(f, "event {event}"),
         }
     }
 }
@@ -415,7 +416,7 @@ pub struct WorkCompletion {
 
 impl WorkCompletion {
     /// Initial value for arrays of completions.
-    pub const EMPTY: WorkCompletion = WorkCompletion {
+    pub const EMPTY: Self = Self {
         wr_id: 0,
         status: WcStatus::Success,
         opcode: WcOpcode::Send,
@@ -513,7 +514,7 @@ wc_status! {
 
 impl WcStatus {
     pub const fn is_success(self) -> bool {
-        matches!(self, WcStatus::Success)
+        matches!(self, Self::Success)
     }
 }
 

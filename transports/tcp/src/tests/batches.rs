@@ -1,4 +1,4 @@
-//! Counts the system calls of commands: batches, and no polls without need.
+//! Tests that count system calls: commands are batched, and idle sockets are not polled.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn connected(hosts: usize) -> Pair {
+    fn connected(hosts: usize) -> Self {
         let mut server = Server::new(TcpConfig::default());
         let clock = Clock::real();
         let options = HostOptions {
@@ -41,7 +41,7 @@ impl Pair {
             host
         };
         let hosts = (0..hosts).map(connect).collect();
-        Pair {
+        Self {
             server,
             hosts,
             memory: Pool::heap(&[ClassSpec {

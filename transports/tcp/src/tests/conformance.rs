@@ -1,4 +1,4 @@
-//! The suite that every transport passes.
+//! The transport conformance suite on TCP.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use nacre_reactor::{Clock, Nanos};
 
 use crate::{HostOptions, HostTls, TcpConfig, TcpPlug, connect_host};
 
-pub struct TcpRig {
+pub(super) struct TcpRig {
     pub plug: TcpPlug,
     pub address: SocketAddr,
     pub transport: Box<dyn Transport>,
@@ -26,7 +26,7 @@ pub struct TcpRig {
 /// One PSK, for all hosts.
 struct AnyHost;
 
-pub fn psk() -> Psk {
+pub(super) fn psk() -> Psk {
     let text = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
     Psk::parse(text).unwrap()
 }
@@ -38,7 +38,7 @@ impl PskSource for AnyHost {
 }
 
 /// The key of a host that uses TLS.
-pub fn tls() -> HostTls {
+pub(super) fn tls() -> HostTls {
     let name = |text| Nqn::new(text).unwrap();
     let (host, subsystem) = (
         name("nqn.2026-01.io.nacre:h"),
@@ -54,18 +54,18 @@ pub fn tls() -> HostTls {
 }
 
 impl TcpRig {
-    pub fn new(config: TcpConfig, options: HostOptions, listen: &str) -> TcpRig {
+    pub(super) fn new(config: TcpConfig, options: HostOptions, listen: &str) -> Self {
         let tls = options.tls.is_some().then_some(TlsPolicy::Require);
-        TcpRig::with_psks(config, options, listen, tls, Arc::new(AnyHost))
+        Self::with_psks(config, options, listen, tls, Arc::new(AnyHost))
     }
 
-    pub fn with_psks(
+    pub(super) fn with_psks(
         config: TcpConfig,
         options: HostOptions,
         listen: &str,
         tls: Option<TlsPolicy>,
         psks: Arc<dyn PskSource>,
-    ) -> TcpRig {
+    ) -> Self {
         let plug = TcpPlug::with_psks(config, psks).unwrap();
         let listen = Address::Ip(listen.parse().unwrap());
         let listener = ListenerOptions {
@@ -77,7 +77,7 @@ impl TcpRig {
             unreachable!()
         };
         let transport = plug.open(0, Arc::new(|| ())).unwrap();
-        TcpRig {
+        Self {
             plug,
             address,
             transport,

@@ -1,4 +1,4 @@
-//! Listeners on every address, and on link-local ones.
+//! Tests of listeners on wildcard and on link-local addresses.
 
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream};
 use std::time::{Duration, Instant};
@@ -15,10 +15,22 @@ fn a_listener_on_every_address_takes_ipv4_too() {
     const SIX: ListenerId = ListenerId(1);
     const FOUR: ListenerId = ListenerId(2);
     let plug = TcpPlug::new(TcpConfig::default()).unwrap();
-    let any: SocketAddr = "[::]:0".parse().unwrap();
-    let Ok(Address::Ip(any)) = plug.listen(SIX, &Address::Ip(any)) else {
-        panic!("IPv6 is there in every kernel we test on")
+    let listen = || {
+        let any: SocketAddr = "[::]:0".parse().unwrap();
+        let Ok(Address::Ip(any)) = plug.listen(SIX, &Address::Ip(any)) else {
+            panic!("IPv6 is there in every kernel we test on")
+        };
+        any
     };
+    // The kernel chooses a port that is free for IPv6; a parallel test may have it for IPv4.
+    let mut any = listen();
+    for _ in 0..10 {
+        if TcpStream::connect(("127.0.0.1", any.port())).is_ok() {
+            break;
+        }
+        plug.unlisten(SIX);
+        any = listen();
+    }
     // Without cores every connection that arrives is refused, and counted.
     let arrives = |text: &str, at: ListenerId| {
         let before = plug.listener_counts(at).unwrap();

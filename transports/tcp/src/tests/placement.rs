@@ -1,4 +1,4 @@
-//! Which core a connection goes to.
+//! Tests of the choice of the core of a new connection.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};

@@ -1,4 +1,5 @@
-//! What only real sockets do: vanish, block, be refused, be many.
+//! Tests of conditions that only real sockets have: resets, full buffers, refused and very many
+//! connections.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -24,7 +25,7 @@ use super::conformance::TcpRig;
 use crate::{HostOptions, TcpConfig, TcpHost, TcpPlug, connect_host};
 
 /// A target that answers reads with zeroes and takes writes.
-pub struct Server {
+pub(super) struct Server {
     pub rig: TcpRig,
     pools: Pools,
     events: Events,
@@ -39,11 +40,11 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(config: TcpConfig) -> Server {
-        Server::of(TcpRig::new(config, HostOptions::default(), "127.0.0.1:0"))
+    pub(super) fn new(config: TcpConfig) -> Self {
+        Self::of(TcpRig::new(config, HostOptions::default(), "127.0.0.1:0"))
     }
 
-    pub fn of(rig: TcpRig) -> Server {
+    pub(super) fn of(rig: TcpRig) -> Self {
         let pool = Pool::heap(&[
             ClassSpec {
                 size: 8192,
@@ -54,7 +55,7 @@ impl Server {
                 count: 64,
             },
         ]);
-        Server {
+        Self {
             rig,
             pools: Pools {
                 io: pool.clone(),
@@ -69,11 +70,11 @@ impl Server {
         }
     }
 
-    pub fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
         self.turn_at(self.rig.now());
     }
 
-    pub fn turn_at(&mut self, now: Nanos) {
+    pub(super) fn turn_at(&mut self, now: Nanos) {
         self.rig.transport.poll(now, &self.pools, &mut self.events);
         for event in self.events.drain() {
             match event {
@@ -136,7 +137,7 @@ impl Server {
     }
 
     #[track_caller]
-    pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Server) -> bool) {
+    pub(super) fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !done(self) {
             assert!(Instant::now() < deadline, "never happens: {what}");
@@ -145,7 +146,7 @@ impl Server {
     }
 
     /// A socket of no host in particular.
-    pub fn raw(&self) -> TcpStream {
+    pub(super) fn raw(&self) -> TcpStream {
         TcpStream::connect(self.rig.address).unwrap()
     }
 
@@ -156,13 +157,13 @@ impl Server {
     }
 }
 
-pub fn ready(host: &mut TcpHost, clock: &Clock) -> bool {
+pub(super) fn ready(host: &mut TcpHost, clock: &Clock) -> bool {
     let mut events = Vec::new();
     host.poll(clock.now(), &mut events, 8);
     events.iter().any(|event| matches!(event, HostEvent::Ready))
 }
 
-pub fn ic_req() -> IcReq {
+pub(super) fn ic_req() -> IcReq {
     IcReq::new(DataAlignment::DWORD, Digests::NONE, 1)
 }
 

@@ -1,4 +1,5 @@
-//! Connections over TLS on real sockets: their ends, limits, and threads.
+//! Tests of connections over TLS on real sockets: handshakes, their limits and threads, and the
+//! close.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -138,6 +139,47 @@ fn failures_are_limited_and_reported() {
             .iter()
             .all(|one| one.times == 1 && one.names.is_none())
     );
+}
+
+/// Goal: more handshakes of one address than may be in flight wait, and are served. Method: as many
+/// as may be in flight begin and do not go on; others wait until these leave.
+#[test]
+fn handshakes_wait_for_their_turn() {
+    const IN_FLIGHT: usize = 2;
+    let config = TcpConfig {
+        max_pending_connections: 4 * IN_FLIGHT,
+        ..TcpConfig::default()
+    };
+    let (server, _) = server(config, TlsPolicy::Require);
+    let address = server.rig.address;
+    let slow: Vec<TcpStream> = (0..IN_FLIGHT)
+        .map(|_| {
+            let mut socket = TcpStream::connect(address).unwrap();
+            socket.write_all(&[22]).unwrap();
+            socket
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(50));
+    let waiting: Vec<_> = (0..2 * IN_FLIGHT)
+        .map(|_| std::thread::spawn(move || secure(address)))
+        .collect();
+    std::thread::sleep(Duration::from_millis(50));
+    let handshakes = || server.rig.plug.counts().tls.unwrap().handshakes;
+    assert_eq!(handshakes()[0], ("succeeded", 0));
+    drop(slow);
+    let _served: Vec<_> = waiting.into_iter().map(|one| one.join().unwrap()).collect();
+    let count = |name| {
+        handshakes()
+            .into_iter()
+            .find(|(one, _)| *one == name)
+            .unwrap()
+            .1
+    };
+    // A host is done before the target has read its last message.
+    until("all are served", || {
+        count("succeeded") == 2 * IN_FLIGHT as u64
+    });
+    assert_eq!(count("limited"), 0);
 }
 
 /// Goal: the report of a failure names the host that the identity names.

@@ -1,4 +1,4 @@
-//! Whose turn it is, and that it is over when it is over.
+//! Tests of fairness: the order in which a core serves its connections, and the bound of a turn.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -74,6 +74,15 @@ fn deep_queues_leave_room_for_others() {
 /// each turn brings one response.
 #[test]
 fn large_data_is_answered_command_by_command() {
+    // On a busy machine the data may arrive so late that both commands end in one turn.
+    const ATTEMPTS: usize = 5;
+    let counts: Vec<Vec<usize>> = (0..ATTEMPTS).map(|_| responses_to_large_data()).collect();
+    let one_by_one = counts.iter().any(|counts| counts.contains(&1));
+    assert!(one_by_one, "one after the other: {counts:?}");
+}
+
+/// The number of responses after each turn, from the data of two commands on.
+fn responses_to_large_data() -> Vec<usize> {
     const BYTES: u32 = 128 << 10;
     let config = TcpConfig {
         receive_buffer: Some(1 << 20),
@@ -113,7 +122,7 @@ fn large_data_is_answered_command_by_command() {
         counts.push(answered());
         counts.last() == Some(&2)
     });
-    assert!(counts.contains(&1), "one after the other: {counts:?}");
+    counts
 }
 
 /// More connections end in one turn than there is room for: the others do in the next ones.

@@ -1,4 +1,4 @@
-//! How connections arrive at a core, why they are closed, and how they end.
+//! Adds connections to a core, closes them with a reason, and removes them.
 
 use std::rc::Rc;
 use std::sync::Arc;

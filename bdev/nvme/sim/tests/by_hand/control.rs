@@ -6,7 +6,7 @@ use super::hand::{
     ENTRIES, ManualDriver, NSID, OK, PAGE, Pair, config, plain, prps, reset, transfer,
 };
 use nacre_bdev_nvme::{Function, GONE};
-use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Pace, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, CacheSurvival, Config, NamespaceConfig, Pace, Rule, Target};
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::{Abort, GetFeatures, GetLogPage, SetFeatures, queues};
 use nacre_nvmf_wire::features::{AsyncEvents, fid};
@@ -433,7 +433,7 @@ fn failed_enable_shutdown_reset_and_removal() {
     assert_eq!(hand.run(&mut pair, plain(io::FLUSH)).status(), OK);
     let write = transfer(&hand, io::WRITE, 1, 1);
     assert_eq!(hand.run(&mut pair, write).status(), OK);
-    hand.drive.pull(Keep::Nothing);
+    hand.drive.pull(CacheSurvival::Nothing);
     assert_eq!(hand.function.read32(offset::VS), GONE);
     assert!(hand.function.set_bus_master(true).is_err());
     let again = hand.drive.plug();

@@ -1,5 +1,5 @@
-//! A minimal host that writes submission queue entries itself, to test the simulator without the
-//! driver.
+//! A minimal NVMe host that writes submission queue entries itself, to test the simulator without
+//! the driver.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use nacre_nvmf_wire::zerocopy::{FromBytes, IntoBytes};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
-pub const ENTRIES: u16 = 8;
+pub(crate) const ENTRIES: u16 = 8;
 /// Bytes of the page (and of each of the pages) that commands may use.
-pub const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// One queue pair.
-pub struct Pair {
+pub(crate) struct Pair {
     pub id: u16,
     pub sq: DmaMemory,
     pub cq: DmaMemory,
@@ -29,7 +29,7 @@ pub struct Pair {
     pub phase: bool,
 }
 
-pub struct ManualDriver {
+pub(crate) struct ManualDriver {
     pub drive: Drive,
     pub function: Arc<dyn Function>,
     pub now: Nanos,
@@ -41,13 +41,13 @@ pub struct ManualDriver {
 
 impl ManualDriver {
     /// Plugged in, not enabled.
-    pub fn new(config: Config) -> ManualDriver {
+    pub(crate) fn new(config: Config) -> Self {
         let drive = Drive::new(config);
         let plugged: Arc<SimFunction> = drive.plug();
         let function: Arc<dyn Function> = plugged;
         let admin = pair(&function, 0);
         let data = DmaMemory::allocate(&function, 32 * PAGE).unwrap();
-        ManualDriver {
+        Self {
             drive,
             function,
             now: Nanos(1),
@@ -58,23 +58,23 @@ impl ManualDriver {
     }
 
     /// As `new`, and enabled.
-    pub fn enabled(config: Config) -> ManualDriver {
-        let mut hand = ManualDriver::new(config);
+    pub(crate) fn enabled(config: Config) -> Self {
+        let mut hand = Self::new(config);
         hand.enable();
         assert!(hand.csts().is_ready());
         hand
     }
 
-    pub fn csts(&self) -> Csts {
+    pub(crate) fn csts(&self) -> Csts {
         Csts(self.function.read32(offset::CSTS))
     }
 
-    pub fn turn(&mut self) {
+    pub(crate) fn turn(&mut self) {
         self.now = self.now + Duration::from_micros(1);
         self.drive.tick(self.now);
     }
 
-    pub fn enable(&mut self) {
+    pub(crate) fn enable(&mut self) {
         self.function.set_bus_master(true).unwrap();
         let last = u32::from(ENTRIES) - 1;
         let aqa = Aqa(0).with_asqs(last).with_acqs(last);
@@ -85,14 +85,14 @@ impl ManualDriver {
         self.turn();
     }
 
-    pub fn disable(&mut self) {
+    pub(crate) fn disable(&mut self) {
         self.function.write32(offset::CC, 0);
         self.turn();
         reset(&mut self.admin);
     }
 
     /// An I/O queue pair, of the number that it has.
-    pub fn create_pair(&mut self, id: u16, vector: Option<u16>) -> Pair {
+    pub(crate) fn create_pair(&mut self, id: u16, vector: Option<u16>) -> Pair {
         let made = pair(&self.function, id);
         let entries = u32::from(ENTRIES);
         let sqe = queues::create_cq(0, id, entries, made.cq.address(0), vector);
@@ -102,7 +102,7 @@ impl ManualDriver {
         made
     }
 
-    pub fn ask_for_queues(&mut self, count: u32) -> NumberOfQueues {
+    pub(crate) fn ask_for_queues(&mut self, count: u32) -> NumberOfQueues {
         let requested = NumberOfQueues {
             submission: count,
             completion: count,
@@ -114,34 +114,34 @@ impl ManualDriver {
     }
 
     /// With one I/O queue pair.
-    pub fn with_pair(config: Config) -> (ManualDriver, Pair) {
-        let mut hand = ManualDriver::enabled(config);
+    pub(crate) fn with_pair(config: Config) -> (Self, Pair) {
+        let mut hand = Self::enabled(config);
         hand.ask_for_queues(4);
         let pair = hand.create_pair(1, Some(1));
         (hand, pair)
     }
 
-    pub fn identify(&mut self, cns: u8, nsid: u32) -> (StatusCode, Vec<u8>) {
+    pub(crate) fn identify(&mut self, cns: u8, nsid: u32) -> (StatusCode, Vec<u8>) {
         let sqe = self.to_page(Identify::new(cns).to_sqe(0, nsid));
         let status = self.admin(sqe).status();
         (status, self.bytes(0, PAGE))
     }
 
-    pub fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.data.read(at, &mut bytes);
         bytes
     }
 
     /// Its data is the first page.
-    pub fn to_page(&self, mut sqe: Sqe) -> Sqe {
+    pub(crate) fn to_page(&self, mut sqe: Sqe) -> Sqe {
         sqe.set_psdt(Psdt::Prp);
         prps(&mut sqe, self.data.address(0), 0);
         sqe
     }
 
     /// One admin command, to its end.
-    pub fn admin(&mut self, mut sqe: Sqe) -> Cqe {
+    pub(crate) fn admin(&mut self, mut sqe: Sqe) -> Cqe {
         sqe.set_psdt(Psdt::Prp);
         let mut admin = self.lend_admin();
         let cqe = self.run(&mut admin, sqe);
@@ -149,14 +149,14 @@ impl ManualDriver {
         cqe
     }
 
-    /// The admin queues, to be put back.
-    pub fn lend_admin(&mut self) -> Pair {
+    /// Takes the admin queues out; the caller puts them back.
+    pub(crate) fn lend_admin(&mut self) -> Pair {
         let stands_in = pair(&self.function, 0);
         std::mem::replace(&mut self.admin, stands_in)
     }
 
     /// One command, to its end, which comes with the first turn.
-    pub fn run(&mut self, pair: &mut Pair, sqe: Sqe) -> Cqe {
+    pub(crate) fn run(&mut self, pair: &mut Pair, sqe: Sqe) -> Cqe {
         let cid = self.submit(pair, sqe);
         self.ring(pair);
         self.turn();
@@ -165,8 +165,8 @@ impl ManualDriver {
         cqe
     }
 
-    /// Writes it, with an identifier of its own.
-    pub fn submit(&mut self, pair: &mut Pair, mut sqe: Sqe) -> u16 {
+    /// Submits the command with a new command identifier.
+    pub(crate) fn submit(&mut self, pair: &mut Pair, mut sqe: Sqe) -> u16 {
         self.next = self.next.wrapping_add(1);
         sqe.cid.set(self.next);
         pair.sq
@@ -175,19 +175,19 @@ impl ManualDriver {
         self.next
     }
 
-    pub fn ring(&self, pair: &Pair) {
+    pub(crate) fn ring(&self, pair: &Pair) {
         self.function
             .write32(self.doorbell(pair.id, false), pair.tail.into());
     }
 
-    pub fn doorbell(&self, qid: u16, is_head: bool) -> u32 {
+    pub(crate) fn doorbell(&self, qid: u16, is_head: bool) -> u32 {
         let cap = Cap(self.function.read64(offset::CAP));
         let index = 2 * u32::from(qid) + u32::from(is_head);
         offset::DOORBELLS + index * cap.doorbell_stride_bytes()
     }
 
     /// The next completion, if there is one, taken.
-    pub fn reap(&self, pair: &mut Pair) -> Option<Cqe> {
+    pub(crate) fn reap(&self, pair: &mut Pair) -> Option<Cqe> {
         let cqe = self.peek(pair)?;
         pair.head = (pair.head + 1) % ENTRIES;
         pair.phase ^= pair.head == 0;
@@ -196,7 +196,7 @@ impl ManualDriver {
         Some(cqe)
     }
 
-    pub fn peek(&self, pair: &Pair) -> Option<Cqe> {
+    pub(crate) fn peek(&self, pair: &Pair) -> Option<Cqe> {
         let mut bytes = [0; Cqe::SIZE];
         pair.cq.read(usize::from(pair.head) * Cqe::SIZE, &mut bytes);
         let cqe = Cqe::read_from_bytes(&bytes).unwrap();
@@ -204,7 +204,7 @@ impl ManualDriver {
     }
 }
 
-pub fn prps(sqe: &mut Sqe, first: u64, second: u64) {
+pub(crate) fn prps(sqe: &mut Sqe, first: u64, second: u64) {
     sqe.dptr[..8].copy_from_slice(&first.to_le_bytes());
     sqe.dptr[8..].copy_from_slice(&second.to_le_bytes());
 }
@@ -221,20 +221,20 @@ fn pair(function: &Arc<dyn Function>, id: u16) -> Pair {
 }
 
 /// As a queue that was just made.
-pub fn reset(pair: &mut Pair) {
+pub(crate) fn reset(pair: &mut Pair) {
     pair.cq.zero(0, PAGE);
     (pair.tail, pair.head, pair.phase) = (0, 0, true);
 }
 
-pub const NSID: u32 = 1;
-pub const OK: StatusCode = StatusCode::SUCCESS;
+pub(crate) const NSID: u32 = 1;
+pub(crate) const OK: StatusCode = StatusCode::SUCCESS;
 
-pub fn config() -> Config {
+pub(crate) fn config() -> Config {
     Config::default()
 }
 
-/// A read or write of so many blocks of 512 bytes, by PRPs, from the first page of data on.
-pub fn transfer(hand: &ManualDriver, opcode: u8, lba: u64, blocks: u32) -> Sqe {
+/// Builds a read or write of `blocks` blocks of 512 bytes, with PRPs from the first data page on.
+pub(crate) fn transfer(hand: &ManualDriver, opcode: u8, lba: u64, blocks: u32) -> Sqe {
     let mut sqe = ReadWrite::new(lba, blocks).to_sqe(opcode, 0, NSID);
     sqe.set_psdt(Psdt::Prp);
     let second = if blocks * 512 > PAGE as u32 {
@@ -246,7 +246,7 @@ pub fn transfer(hand: &ManualDriver, opcode: u8, lba: u64, blocks: u32) -> Sqe {
     sqe
 }
 
-pub fn plain(opcode: u8) -> Sqe {
+pub(crate) fn plain(opcode: u8) -> Sqe {
     let mut sqe = Sqe::for_namespace(opcode, 0, NSID);
     sqe.set_psdt(Psdt::Prp);
     sqe

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status, Support};
 use nacre_bdev_nvme::{AdminData, AttachError, ControlError, Event, FunctionError, Options, State};
-use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Pace, Rule, Target, telemetry};
+use nacre_bdev_nvme_sim::{
+    Action, CacheSurvival, Config, NamespaceConfig, Pace, Rule, Target, telemetry,
+};
 use nacre_nvmf_wire::commands::admin::{Abort, GetFeatures, GetLogPage, Identify, SetFeatures};
 use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::identify::cns;
@@ -561,6 +563,6 @@ fn limits_come_from_the_drive() {
         assert_eq!(bdev.supports(op), Support::No, "{op:?}");
     }
     rig.detach(&controller);
-    rig.drive.pull(Keep::All);
+    rig.drive.pull(CacheSurvival::All);
     rig.drive.check();
 }

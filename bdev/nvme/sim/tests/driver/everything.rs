@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Completion, Flags, Op, Queue, Status, Token};
 use nacre_bdev_nvme::{Controller, Function, Options, State};
-use nacre_bdev_nvme_sim::{Chances, Config, Keep, Pace};
+use nacre_bdev_nvme_sim::{CacheSurvival, Chances, Config, Pace};
 use nacre_random::Random;
 use nacre_reactor::Idle;
 
@@ -77,7 +77,7 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64) -> World {
+    fn new(seed: u64) -> Self {
         let mut config = Config {
             seed,
             shadow_doorbells: seed.is_multiple_of(2),
@@ -100,7 +100,7 @@ impl World {
             now: vec![0],
             since: vec![0],
         };
-        World {
+        Self {
             seed,
             rig,
             controller,
@@ -204,7 +204,7 @@ impl World {
         self.rig.core.advance(nap);
     }
 
-    fn until(&mut self, what: impl Fn(&World) -> bool) {
+    fn until(&mut self, what: impl Fn(&Self) -> bool) {
         for _ in 0..2_000_000 {
             if what(self) {
                 return;
@@ -232,8 +232,8 @@ impl World {
         let seed = self.seed;
         let done = completion.status == Status::Ok;
         let through = asked.flags.contains(Flags::FUA);
-        let range = World::range(asked.lba, asked.blocks);
-        let source = World::range(asked.source, asked.blocks);
+        let range = Self::range(asked.lba, asked.blocks);
+        let source = Self::range(asked.source, asked.blocks);
         let what = format!("seed {seed}: {:?} at {}", asked.op, asked.lba);
         match asked.op {
             Op::Read if done => {
@@ -304,9 +304,9 @@ impl World {
 
     fn pull(&mut self) {
         let keep = match self.random.below(3) {
-            0 => Keep::All,
-            1 => Keep::Some,
-            _ => Keep::Nothing,
+            0 => CacheSurvival::All,
+            1 => CacheSurvival::Some,
+            _ => CacheSurvival::Nothing,
         };
         self.rig.drive.pull(keep);
         self.until(|world| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status, Support};
 use nacre_bdev_nvme::{Event, Options};
-use nacre_bdev_nvme_sim::{Action, Config, Format, Keep, NamespaceConfig, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, CacheSurvival, Config, Format, NamespaceConfig, Rule, Target};
 use nacre_nvmf_wire::identify::controller::Oncs;
 use uuid::Uuid;
 
@@ -227,7 +227,7 @@ fn formatted_during_a_reset() {
         .collect();
     rig.turn(&mut *queue);
     rig.events.take();
-    rig.drive.power_cycle(Keep::All);
+    rig.drive.power_cycle(CacheSurvival::All);
     rig.drive.remove_namespace(1);
     rig.drive.add_namespace(NamespaceConfig::new(1, 4096, 1024));
     rig.drive.heal();

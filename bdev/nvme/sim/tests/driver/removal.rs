@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status};
 use nacre_bdev_nvme::{AttachError, ControlError, Event, Function, Options, State};
-use nacre_bdev_nvme_sim::{Action, Config, Drive, Identity, Keep, Pace, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, CacheSurvival, Config, Drive, Identity, Pace, Rule, Target};
 
 use super::rig::Rig;
 
@@ -37,7 +37,7 @@ fn a_removed_drive_returns() {
             rig.submit(&mut *queue, write);
         }
         rig.turn(&mut *queue);
-        rig.drive.pull(Keep::Nothing);
+        rig.drive.pull(CacheSurvival::Nothing);
         if notified {
             controller.removed();
         }
@@ -131,7 +131,7 @@ fn a_drive_removed_at_every_admin_command() {
             let write = rig.write(0, 1, 7).flags(nacre_bdev::Flags::FUA);
             assert_eq!(rig.status(&mut *queue, write), Status::Ok);
             if again {
-                rig.drive.pull(Keep::Nothing);
+                rig.drive.pull(CacheSurvival::Nothing);
                 rig.until(&mut *queue, |_| controller.status().state == State::Removed);
             }
             rig.drive.inject(pulled(at));
@@ -314,7 +314,7 @@ fn removal_is_detected_while_idle() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
     rig.events.take();
-    rig.drive.pull(Keep::All);
+    rig.drive.pull(CacheSurvival::All);
     rig.until(&mut *queue, |_| controller.status().state == State::Removed);
     let removed =
         |event: &Event| matches!(event, Event::State(status) if status.state == State::Removed);

@@ -35,7 +35,7 @@ const CLASSES: [ClassSpec; 3] = [
 
 /// All events of the driver.
 #[derive(Default)]
-pub struct Recorder(Mutex<Vec<Event>>);
+pub(crate) struct Recorder(Mutex<Vec<Event>>);
 
 impl Observer for Recorder {
     fn event(&self, event: Event) {
@@ -45,33 +45,33 @@ impl Observer for Recorder {
 
 impl Recorder {
     /// Events since the last call.
-    pub fn take(&self) -> Vec<Event> {
+    pub(crate) fn take(&self) -> Vec<Event> {
         std::mem::take(&mut self.0.lock())
     }
 }
 
 /// Memory that is registered with a drive, and buffers on it.
-pub struct Memory {
+pub(crate) struct Memory {
     pub pool: Pool,
     _arena: Arena,
 }
 
 impl Memory {
-    pub fn new(classes: &[ClassSpec], slot: usize, iommu: &Arc<Iommu>) -> Memory {
+    pub(crate) fn new(classes: &[ClassSpec], slot: usize, iommu: &Arc<Iommu>) -> Self {
         let arena = Arena::allocate(ArenaOptions {
             hugepages: HugepagePolicy::Off,
             ..ArenaOptions::new(Pool::bytes_for(classes) as u64)
         })
         .expect("memory for buffers");
         arena.register(slot, iommu.clone()).expect("a new slot");
-        Memory {
+        Self {
             pool: Pool::on_arena(&arena, classes).expect("just as much"),
             _arena: arena,
         }
     }
 }
 
-pub struct Rig {
+pub(crate) struct Rig {
     pub core: TestCore,
     pub drive: Drive,
     pub memory: Memory,
@@ -82,14 +82,14 @@ pub struct Rig {
 }
 
 impl Rig {
-    pub fn new(config: Config) -> Rig {
+    pub(crate) fn new(config: Config) -> Self {
         let core = TestCore::new();
         // Time 0 means that no poll has happened yet.
         core.clock().advance(Duration::from_secs(1));
         let memory = Memory::new(&CLASSES, config.slot, &config.iommu);
         let drive = Drive::new(config);
         core.add_poller(Box::new(Ticker(drive.clone()))).unwrap();
-        Rig {
+        Self {
             core,
             drive,
             memory,
@@ -100,7 +100,7 @@ impl Rig {
         }
     }
 
-    pub fn try_attach(&mut self, options: Options) -> Result<Arc<Controller>, AttachError> {
+    pub(crate) fn try_attach(&mut self, options: Options) -> Result<Arc<Controller>, AttachError> {
         let function: Arc<dyn Function> = self.drive.plug();
         let events: Arc<dyn Observer> = self.events.clone();
         let core = self.core.core().clone();
@@ -108,64 +108,67 @@ impl Rig {
         self.core.block_on(attach)
     }
 
-    pub fn attach(&mut self) -> Arc<Controller> {
+    pub(crate) fn attach(&mut self) -> Arc<Controller> {
         self.attach_with(Options::new("nvme0"))
     }
 
-    pub fn attach_with(&mut self, options: Options) -> Arc<Controller> {
+    pub(crate) fn attach_with(&mut self, options: Options) -> Arc<Controller> {
         let controller = self.try_attach(options).expect("the drive is attached");
         assert_eq!(controller.status().state, State::Live);
         controller
     }
 
     /// Attaches; returns the only namespace, and a queue to it.
-    pub fn one(&mut self, options: Options) -> (Arc<Controller>, Arc<NvmeBdev>, Box<dyn Queue>) {
+    pub(crate) fn one(
+        &mut self,
+        options: Options,
+    ) -> (Arc<Controller>, Arc<NvmeBdev>, Box<dyn Queue>) {
         let controller = self.attach_with(options);
         let bdev = controller.namespaces().remove(0);
         let queue = self.open(&bdev);
         (controller, bdev, queue)
     }
 
-    pub fn open(&mut self, bdev: &Arc<NvmeBdev>) -> Box<dyn Queue> {
+    pub(crate) fn open(&mut self, bdev: &Arc<NvmeBdev>) -> Box<dyn Queue> {
         let queue = Arc::clone(bdev).open(&self.memory.pool);
         queue.expect("a queue is opened")
     }
 
-    pub fn detach(&mut self, controller: &Arc<Controller>) {
+    pub(crate) fn detach(&mut self, controller: &Arc<Controller>) {
         let controller = Arc::clone(controller);
         self.core.block_on(async move { controller.detach().await });
     }
 
-    pub fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
+    pub(crate) fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
         self.next += 2;
         Io::new(self.next, op, lba, blocks)
     }
 
     /// A write of `blocks` blocks of 512 bytes, filled with one value.
-    pub fn write(&mut self, lba: u64, blocks: u32, value: u8) -> Io {
+    pub(crate) fn write(&mut self, lba: u64, blocks: u32, value: u8) -> Io {
         let buf = self.buf(blocks as usize * 512, value);
         self.io(Op::Write, lba, blocks).with(buf)
     }
 
-    pub fn read(&mut self, lba: u64, blocks: u32) -> Io {
+    pub(crate) fn read(&mut self, lba: u64, blocks: u32) -> Io {
         let buf = self.buf(blocks as usize * 512, 0xa5);
         self.io(Op::Read, lba, blocks).with(buf)
     }
 
-    pub fn buf(&self, len: usize, value: u8) -> Buf {
+    pub(crate) fn buf(&self, len: usize, value: u8) -> Buf {
         let mut buf = self.memory.pool.acquire(len).expect("a buffer");
         buf.bytes_mut().expect("a new one").fill(value);
         buf
     }
 
-    pub fn submit(&mut self, queue: &mut dyn Queue, io: Io) -> Token {
+    pub(crate) fn submit(&mut self, queue: &mut dyn Queue, io: Io) -> Token {
         let token = io.token;
         assert!(queue.submit(io).is_ok(), "the queue is full");
         token
     }
 
     /// Runs one turn of all parts. Returns true if an I/O completed.
-    pub fn turn(&mut self, queue: &mut dyn Queue) -> bool {
+    pub(crate) fn turn(&mut self, queue: &mut dyn Queue) -> bool {
         self.core.turn();
         let now = self.core.now();
         let collected = queue.poll(now, &mut self.done);
@@ -180,7 +183,7 @@ impl Rig {
     }
 
     /// Advances time while polling.
-    pub fn pass(&mut self, queue: &mut dyn Queue, time: Duration) {
+    pub(crate) fn pass(&mut self, queue: &mut dyn Queue, time: Duration) {
         let end = self.core.clock().now() + time;
         while self.core.clock().now() < end {
             if !self.turn(queue) {
@@ -191,7 +194,7 @@ impl Rig {
     }
 
     /// Runs until the condition is true.
-    pub fn until(&mut self, queue: &mut dyn Queue, mut what: impl FnMut(&Rig) -> bool) {
+    pub(crate) fn until(&mut self, queue: &mut dyn Queue, mut what: impl FnMut(&Self) -> bool) {
         let end = self.core.clock().now() + PATIENCE;
         while !what(self) {
             assert!(self.core.clock().now() < end, "it does not come to pass");
@@ -201,22 +204,22 @@ impl Rig {
         }
     }
 
-    pub fn wait(&mut self, queue: &mut dyn Queue, token: Token) -> Completion {
+    pub(crate) fn wait(&mut self, queue: &mut dyn Queue, token: Token) -> Completion {
         self.until(queue, |rig| rig.ended.contains_key(&token));
         self.ended.remove(&token).expect("just seen")
     }
 
-    pub fn run(&mut self, queue: &mut dyn Queue, io: Io) -> Completion {
+    pub(crate) fn run(&mut self, queue: &mut dyn Queue, io: Io) -> Completion {
         let token = self.submit(queue, io);
         self.wait(queue, token)
     }
 
-    pub fn status(&mut self, queue: &mut dyn Queue, io: Io) -> Status {
+    pub(crate) fn status(&mut self, queue: &mut dyn Queue, io: Io) -> Status {
         self.run(queue, io).status
     }
 
     /// Waits for all I/O in flight.
-    pub fn settle(&mut self, queue: &mut dyn Queue) -> Vec<Status> {
+    pub(crate) fn settle(&mut self, queue: &mut dyn Queue) -> Vec<Status> {
         let end = self.core.clock().now() + PATIENCE;
         while queue.inflight() > 0 {
             assert!(
@@ -233,7 +236,7 @@ impl Rig {
     }
 
     /// Reads through the driver; returns the first byte of each block.
-    pub fn values(&mut self, queue: &mut dyn Queue, lba: u64, blocks: u32) -> Vec<u8> {
+    pub(crate) fn values(&mut self, queue: &mut dyn Queue, lba: u64, blocks: u32) -> Vec<u8> {
         let io = self.read(lba, blocks);
         let completion = self.run(queue, io);
         assert_eq!(completion.status, Status::Ok);
@@ -243,7 +246,7 @@ impl Rig {
 
     /// Checks that no rule was broken, and releases everything.
     #[track_caller]
-    pub fn end(&mut self, controller: &Arc<Controller>, queue: Box<dyn Queue>) {
+    pub(crate) fn end(&mut self, controller: &Arc<Controller>, queue: Box<dyn Queue>) {
         drop(queue);
         self.detach(controller);
         self.core.run_until_idle();

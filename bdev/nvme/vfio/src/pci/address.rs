@@ -1,3 +1,5 @@
+//! PCI addresses (`0000:5e:00.0`): parsed from text and written as the kernel writes them.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -22,7 +24,7 @@ impl FromStr for Address {
 
     /// Parses an address in the kernel's format. The domain may be omitted for domain 0. Dots may
     /// separate all parts (`0000.5e.00.0`), as in SPDK.
-    fn from_str(text: &str) -> Result<Address, AddressError> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         let parse = || {
             let (rest, function) = text.rsplit_once('.')?;
             let mut parts = rest.rsplit([':', '.']);
@@ -38,7 +40,7 @@ impl FromStr for Address {
                     .then(|| u32::from_str_radix(text, 16).ok())
                     .flatten()
             };
-            let address = Address {
+            let address = Self {
                 domain: hex(domain, 8)?,
                 bus: hex(bus, 2)? as u8,
                 device: hex(device, 2)? as u8,
@@ -52,7 +54,7 @@ impl FromStr for Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Address {
+        let Self {
             domain,
             bus,
             device,

@@ -1,4 +1,4 @@
-//! One drive, as described by sysfs.
+//! The properties of one NVMe PCI function, read from sysfs.
 
 use std::fmt;
 
@@ -37,21 +37,21 @@ pub enum Driver {
 }
 
 impl Driver {
-    fn named(name: Option<String>) -> Driver {
+    fn named(name: Option<String>) -> Self {
         match name.as_deref() {
-            None => Driver::None,
-            Some("nvme") => Driver::Nvme,
-            Some(VFIO_PCI) => Driver::VfioPci,
-            Some(other) => Driver::Other(other.to_owned()),
+            None => Self::None,
+            Some("nvme") => Self::Nvme,
+            Some(VFIO_PCI) => Self::VfioPci,
+            Some(other) => Self::Other(other.to_owned()),
         }
     }
 
     pub fn name(&self) -> Option<&str> {
         match self {
-            Driver::None => None,
-            Driver::Nvme => Some("nvme"),
-            Driver::VfioPci => Some(VFIO_PCI),
-            Driver::Other(name) => Some(name),
+            Self::None => None,
+            Self::Nvme => Some("nvme"),
+            Self::VfioPci => Some(VFIO_PCI),
+            Self::Other(name) => Some(name),
         }
     }
 }
@@ -76,9 +76,9 @@ impl Iommu {
     /// The name of the group's node in `/dev/vfio`.
     pub fn node(&self) -> Option<String> {
         match self {
-            Iommu::None => None,
-            Iommu::Group(number) => Some(number.to_string()),
-            Iommu::NoIommu(number) => Some(format!("noiommu-{number}")),
+            Self::None => None,
+            Self::Group(number) => Some(number.to_string()),
+            Self::NoIommu(number) => Some(format!("noiommu-{number}")),
         }
     }
 }

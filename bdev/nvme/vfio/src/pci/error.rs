@@ -1,3 +1,5 @@
+//! The errors of finding, binding and unbinding a drive. Each text contains the remedy.
+
 use std::io;
 use std::path::PathBuf;
 

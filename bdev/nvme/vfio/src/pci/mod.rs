@@ -1,4 +1,4 @@
-//! NVMe drives and their drivers, as described by the system's files.
+//! The NVMe PCI functions of this machine and their kernel drivers, read from sysfs and /proc.
 //!
 //! Everything is read from files below one root, and every change of the machine goes through
 //! [`Kernel`], so that a test can simulate a machine in a folder.
@@ -94,18 +94,18 @@ pub struct System {
 }
 
 impl System {
-    pub fn real() -> System {
-        System::below("/")
+    pub fn real() -> Self {
+        Self::below("/")
     }
 
     /// A machine whose files are below `root`, for example a host's files in a container.
-    pub fn below(root: impl Into<PathBuf>) -> System {
-        System::at(root, Box::new(Real))
+    pub fn below(root: impl Into<PathBuf>) -> Self {
+        Self::at(root, Box::new(Real))
     }
 
     /// Like [`System::below`], with the given kernel interface.
-    pub fn at(root: impl Into<PathBuf>, kernel: Box<dyn Kernel>) -> System {
-        System {
+    pub fn at(root: impl Into<PathBuf>, kernel: Box<dyn Kernel>) -> Self {
+        Self {
             root: root.into(),
             kernel,
         }

@@ -1,4 +1,5 @@
-//! A machine made up of files, and a kernel that does to them what Linux would.
+//! A simulated machine for tests: a sysfs tree in a folder, and a [`Kernel`] that changes it as
+//! Linux would.
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,21 +19,21 @@ pub struct Machine {
     pub kernel: Arc<KernelBehaviour>,
 }
 
-/// How this machine's kernel behaves.
+/// Faults and reactions of the simulated kernel.
 #[derive(Default)]
 pub struct KernelBehaviour {
     /// Files that another process has open exclusively.
     pub busy: Mutex<Vec<PathBuf>>,
-    /// What modprobe does: makes the driver, or says why not.
+    /// The effect of modprobe: it creates the driver's files, or fails with this error.
     pub modprobe: Mutex<HashMap<String, Result<(), String>>>,
-    /// Writing to files with this in their names fails so.
+    /// Writes to files whose names contain this text fail with this error.
     pub refuse: Mutex<HashMap<String, io::ErrorKind>>,
-    /// vfio-pci does not take functions, or makes no node.
+    /// Binding to vfio-pci fails, or creates no device node.
     pub vfio_is_broken: Mutex<bool>,
     pub no_nodes: Mutex<bool>,
     pub writes: Mutex<Vec<(String, String)>>,
     pub paused: Mutex<Duration>,
-    /// Processes that end at the next pause.
+    /// Processes that exit at the next pause of the code under test.
     pub ends: Mutex<Vec<u32>>,
 }
 
@@ -44,9 +45,10 @@ struct Fake {
 const DEVICES: &str = "sys/bus/pci/devices";
 
 impl Machine {
-    /// Two drives with an IOMMU: one with two namespaces, the other with one that is partitioned.
-    pub fn usual() -> Machine {
-        let machine = Machine {
+    /// A machine with an IOMMU and two drives: one has two namespaces, the other one partitioned
+    /// namespace.
+    pub fn usual() -> Self {
+        let machine = Self {
             folder: TempDir::new().unwrap(),
             kernel: Arc::default(),
         };

@@ -1,4 +1,5 @@
-//! Detects users of a drive, so that a disk in use is never bound.
+//! Detects users of a drive (mounts, swap, device mapper and others), so that a drive in use is
+//! never bound to vfio-pci.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -47,22 +48,22 @@ pub enum Use {
 impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Use::Mounted {
+            Self::Mounted {
                 device,
                 at,
                 filesystem,
             } => write!(f, "{device} is mounted at {at} ({filesystem})"),
-            Use::Swap { device } => write!(f, "{device} is swap space"),
-            Use::Holder {
+            Self::Swap { device } => write!(f, "{device} is swap space"),
+            Self::Holder {
                 device,
                 holder,
                 kind,
             } => write!(f, "{device} is part of {holder} ({kind})"),
-            Use::PartOf { device, kind } => {
+            Self::PartOf { device, kind } => {
                 write!(f, "{device} is marked as part of an inactive {kind}")
             }
-            Use::Exclusive { device } => write!(f, "{device} is in exclusive use"),
-            Use::Open {
+            Self::Exclusive { device } => write!(f, "{device} is in exclusive use"),
+            Self::Open {
                 device,
                 pid,
                 program,
@@ -306,7 +307,7 @@ impl Use {
     /// True if udev has the disk open. udev closes a disk within a second, and changes nothing on
     /// it.
     pub(super) fn is_by_udev(&self) -> bool {
-        let Use::Open { program, .. } = self else {
+        let Self::Open { program, .. } = self else {
             return false;
         };
         matches!(
@@ -317,12 +318,12 @@ impl Use {
 
     fn device(&self) -> &str {
         match self {
-            Use::Mounted { device, .. }
-            | Use::Swap { device }
-            | Use::Holder { device, .. }
-            | Use::PartOf { device, .. }
-            | Use::Exclusive { device }
-            | Use::Open { device, .. } => device,
+            Self::Mounted { device, .. }
+            | Self::Swap { device }
+            | Self::Holder { device, .. }
+            | Self::PartOf { device, .. }
+            | Self::Exclusive { device }
+            | Self::Open { device, .. } => device,
         }
     }
 }

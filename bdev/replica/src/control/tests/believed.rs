@@ -1,11 +1,12 @@
-//! Which replicas are trusted after an opening, and how operators override that.
+//! Tests of the choice of replicas when a volume is opened: which labels are trusted, and how an
+//! operator overrides the choice.
 
 use std::time::Duration;
 
 use nacre_hugepages::Buf;
 
 use super::rig::{REGION, World};
-use crate::handle::{Command, Happened, ResyncKind, VolumeError, VolumeState};
+use crate::handle::{Command, ResyncKind, VolumeError, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 use crate::store::{Outcome, Plan, StoreError};
 
@@ -377,7 +378,7 @@ fn a_backup_of_the_last_epoch() {
         world.open().unwrap();
         if late {
             world.shelf.bring(disk);
-            let filled = |e: &Happened| matches!(e, Happened::ResyncStarted { kind, .. } if *kind == ResyncKind::Full);
+            let filled = |e: &VolumeEventKind| matches!(e, VolumeEventKind::ResyncStarted { kind, .. } if *kind == ResyncKind::Full);
             world.until(|world| world.has_event(filled));
         }
         assert!(matches!(
@@ -438,7 +439,7 @@ fn swapped_disks() {
     world.put_back("d2", &two);
     world.until_healthy();
     world.all_equal(&["d0", "d1", "d2"]);
-    let full = |e: &Happened| matches!(e, Happened::ResyncStarted { kind, .. } if *kind == ResyncKind::Full);
+    let full = |e: &VolumeEventKind| matches!(e, VolumeEventKind::ResyncStarted { kind, .. } if *kind == ResyncKind::Full);
     assert!(!world.has_event(full));
 }
 

@@ -7,7 +7,7 @@ use nacre_bdev::Op;
 use nacre_bdev::fault::{Action, Fault};
 
 use super::rig::{DISK_BLOCKS, REGION, World};
-use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, VolumeState};
+use crate::handle::{Command, NewVolume, ResyncKind, VolumeError, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 use crate::store::{Plan, Request};
 
@@ -93,12 +93,12 @@ fn a_replica_is_replaced_under_load() {
     assert_eq!(world.record().replicas.len(), 2);
     assert!(world.has_event(|e| matches!(
         e,
-        Happened::ResyncEnded {
+        VolumeEventKind::ResyncEnded {
             kind: ResyncKind::Full,
             ..
         }
     )));
-    world.until(|world| world.has_event(|e| matches!(e, Happened::ReplicaRemoved { .. })));
+    world.until(|world| world.has_event(|e| matches!(e, VolumeEventKind::ReplicaRemoved { .. })));
     // The removed replica's label is gone, so its device can be reused.
     world
         .create_new(new_volume("other", &["d0"], true))
@@ -208,7 +208,7 @@ fn the_resync_source_is_removed() {
         let shared = Arc::clone(&world.handle.as_ref().unwrap().shared);
         let is_read = move || shared.view().replicas[0].is_some();
         world.recorded.on(move |event| {
-            let changed = matches!(event, Happened::SourceChanged { .. });
+            let changed = matches!(event, VolumeEventKind::SourceChanged { .. });
             assert!(
                 !changed || !is_read(),
                 "both replicas are read although they differ"
@@ -218,7 +218,7 @@ fn the_resync_source_is_removed() {
         assert_eq!(lacked(&world, 1), 0, "{:?}, {disks} disks", take());
         let left = disks as u64 - 2;
         assert!(lacked(&world, 2.min(disks - 1)) >= left);
-        assert!(world.has_event(|e| matches!(e, Happened::SourceChanged { .. })));
+        assert!(world.has_event(|e| matches!(e, VolumeEventKind::SourceChanged { .. })));
         let alone = disks == 2 && world.record().replicas.len() == 1;
         assert_eq!(world.state() == VolumeState::Healthy, alone);
         let status = world.status();
@@ -268,7 +268,8 @@ fn io_left_to_copy_from_a_replaced_replica() {
             force: false,
         };
         world.run(replace).unwrap();
-        let ended = |world: &World| world.has_event(|e| matches!(e, Happened::ResyncEnded { .. }));
+        let ended =
+            |world: &World| world.has_event(|e| matches!(e, VolumeEventKind::ResyncEnded { .. }));
         world.until(ended);
         let hang = Fault {
             range: Some((2048 + 64, 8)),
@@ -282,7 +283,9 @@ fn io_left_to_copy_from_a_replaced_replica() {
         let lane = world.lane.take();
         if late {
             world.until(|world| world.record().replicas.len() == 1);
-            world.until(|world| world.has_event(|e| matches!(e, Happened::ReplicaRemoved { .. })));
+            world.until(|world| {
+                world.has_event(|e| matches!(e, VolumeEventKind::ReplicaRemoved { .. }))
+            });
             assert_eq!(world.state(), VolumeState::Healthy);
         }
         drop(lane);
@@ -494,7 +497,7 @@ fn periodic_verification() {
     let mut world = World::with(2);
     let ended = |world: &World| {
         let all = world.recorded.all().into_iter();
-        all.filter(|e| matches!(e, Happened::VerifyEnded { .. }))
+        all.filter(|e| matches!(e, VolumeEventKind::VerifyEnded { .. }))
             .count()
     };
     let minutes = |world: &mut World, count: u32| {

@@ -8,7 +8,7 @@ use nacre_bdev::{Io, Op, Status};
 use uuid::Uuid;
 
 use super::rig::{BLOCK, REGION, World};
-use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, VolumeState};
+use crate::handle::{Command, NewVolume, ResyncKind, VolumeError, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 use crate::store::{Plan, VolumeStore};
 
@@ -40,7 +40,7 @@ fn the_write_hole_is_closed() {
     world.all_equal(&["d0", "d1", "d2"]);
     assert!(world.has_event(|e| matches!(
         e,
-        Happened::ResyncEnded { kind: ResyncKind::Reconcile, bytes, .. } if *bytes == 1 << 20
+        VolumeEventKind::ResyncEnded { kind: ResyncKind::Reconcile, bytes, .. } if *bytes == 1 << 20
     )));
 }
 
@@ -126,7 +126,7 @@ fn unreadable_blocks_of_the_pinned_replica() {
     );
     assert!(world.has_event(|e| matches!(
         e,
-        Happened::Salvaged {
+        VolumeEventKind::Salvaged {
             lba: 2112,
             blocks: 1,
             ..
@@ -183,7 +183,7 @@ fn a_clean_stop_leaves_nothing_to_do() {
     world.open().unwrap();
     assert!(world.has_event(|e| matches!(
         e,
-        Happened::Opened {
+        VolumeEventKind::Opened {
             epoch: 2,
             clean: true,
             ..
@@ -191,7 +191,7 @@ fn a_clean_stop_leaves_nothing_to_do() {
     )));
     assert_eq!(world.status().dirty_regions, 0);
     assert_eq!(world.read(0), 1);
-    assert!(!world.has_event(|e| matches!(e, Happened::ResyncStarted { .. })));
+    assert!(!world.has_event(|e| matches!(e, VolumeEventKind::ResyncStarted { .. })));
 }
 
 /// A replica that is absent when the volume is opened, and one whose disk was restored from a
@@ -235,7 +235,7 @@ fn missed_regions_survive_a_crash() {
     world.all_equal(&["d0", "d1"]);
     assert!(world.has_event(|e| matches!(
         e,
-        Happened::ResyncEnded { kind: ResyncKind::Partial, bytes, .. } if *bytes == 2 << 20
+        VolumeEventKind::ResyncEnded { kind: ResyncKind::Partial, bytes, .. } if *bytes == 2 << 20
     )));
 }
 

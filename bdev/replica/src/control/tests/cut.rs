@@ -7,7 +7,7 @@ use std::time::Duration;
 use nacre_bdev::{Size, Status};
 
 use super::rig::{DISK_BLOCKS, REGION, World};
-use crate::handle::{Command, Happened, VolumeError, VolumeState};
+use crate::handle::{Command, VolumeError, VolumeEventKind, VolumeState};
 use crate::model::ReplicaState;
 
 /// A block in the truncated part, and one in the remaining part.
@@ -195,7 +195,7 @@ fn the_last_replica_is_truncated() {
         changed(&mut world, "d1");
         assert_eq!(world.state(), VolumeState::Frozen);
         assert_eq!(world.replica_state("d1"), ReplicaState::InSync);
-        assert!(world.has_event(|e| matches!(e, Happened::Frozen { .. })));
+        assert!(world.has_event(|e| matches!(e, VolumeEventKind::Frozen { .. })));
         if !small {
             world.enlarge("d1");
         }
@@ -336,10 +336,10 @@ fn truncation_past_the_volume_end() {
     world.pass(Duration::from_secs(2));
     world.until_healthy();
     let all = world.recorded.all();
-    let full = |e: &Happened| {
+    let full = |e: &VolumeEventKind| {
         matches!(
             e,
-            Happened::ResyncStarted {
+            VolumeEventKind::ResyncStarted {
                 kind: crate::handle::ResyncKind::Full,
                 ..
             }

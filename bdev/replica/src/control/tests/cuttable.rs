@@ -15,7 +15,7 @@ use super::rig::{DISK_BLOCKS, World, pool};
 use crate::handle::{NewVolume, VolumeState};
 use crate::model::Settings;
 
-pub struct Cuttable {
+pub(super) struct Cuttable {
     pub base: Arc<dyn Bdev>,
     pub name: String,
     /// One for each time that it is opened.
@@ -23,27 +23,27 @@ pub struct Cuttable {
 }
 
 impl Cuttable {
-    pub fn new(name: &str, base: Arc<dyn Bdev>) -> Arc<Cuttable> {
+    pub(super) fn new(name: &str, base: Arc<dyn Bdev>) -> Arc<Self> {
         let size = Size::new(base.geometry().blocks);
-        Arc::new(Cuttable {
+        Arc::new(Self {
             base,
             name: name.into(),
             size: Mutex::new(Arc::new(size)),
         })
     }
 
-    pub fn size(&self) -> Arc<Size> {
+    pub(super) fn size(&self) -> Arc<Size> {
         Arc::clone(&self.size.lock())
     }
 
     /// As after a restart: the size before is unknown.
-    pub fn reopen(&self) {
+    pub(super) fn reopen(&self) {
         let now = self.size().blocks();
         *self.size.lock() = Arc::new(Size::new(now));
     }
 
     /// As another machine, which counted `size`, sees it. Returns the count of the machine before.
-    pub fn seen_with(&self, size: Arc<Size>) -> Arc<Size> {
+    pub(super) fn seen_with(&self, size: Arc<Size>) -> Arc<Size> {
         std::mem::replace(&mut self.size.lock(), size)
     }
 }
@@ -139,13 +139,13 @@ impl Queue for CuttableQueue {
 
 impl World {
     /// A volume of disks that can lose their end.
-    pub fn cuttable(disks: usize) -> World {
-        World::cuttable_with(disks, None)
+    pub(super) fn cuttable(disks: usize) -> Self {
+        Self::cuttable_with(disks, None)
     }
 
-    /// The same of so many bytes.
-    pub fn cuttable_with(disks: usize, bytes: Option<u64>) -> World {
-        let mut world = World::empty(0);
+    /// Like the above, with this size in bytes.
+    pub(super) fn cuttable_with(disks: usize, bytes: Option<u64>) -> Self {
+        let mut world = Self::empty(0);
         for name in (0..disks).map(|at| format!("d{at}")) {
             let shelf = &world.shelf;
             shelf.add_on(&name, DISK_BLOCKS, |memory| {
@@ -168,37 +168,37 @@ impl World {
         world
     }
 
-    pub fn disk(&self, name: &str) -> Arc<Cuttable> {
+    pub(super) fn disk(&self, name: &str) -> Arc<Cuttable> {
         Arc::clone(&self.shelf.cuttable.lock()[name])
     }
 
-    /// The disk loses everything beyond so many blocks.
-    pub fn cut(&self, name: &str, blocks: u64) {
+    /// Truncates the disk to this number of blocks.
+    pub(super) fn cut(&self, name: &str, blocks: u64) {
         let (pool, left) = (pool(), (DISK_BLOCKS - blocks) as u32);
         self.behind(&pool, name, Io::new(1, Op::WriteZeroes, blocks, left));
         self.disk(name).size().set(blocks);
     }
 
-    pub fn enlarge(&self, name: &str) {
+    pub(super) fn enlarge(&self, name: &str) {
         self.disk(name).size().set(DISK_BLOCKS);
     }
 
     /// As after a restart of the process that had it open.
-    pub fn reopen(&self, name: &str) {
+    pub(super) fn reopen(&self, name: &str) {
         self.disk(name).reopen();
     }
 
     /// Erases everything before the volume's first block.
-    pub fn wipe(&self, name: &str) {
+    pub(super) fn wipe(&self, name: &str) {
         self.behind(&pool(), name, Io::new(1, Op::WriteZeroes, 0, 2048));
     }
 
     /// Its state as of now.
-    pub fn fresh_state(&self) -> VolumeState {
+    pub(super) fn fresh_state(&self) -> VolumeState {
         self.handle.as_ref().unwrap().status().state
     }
 
-    pub fn why(&self, name: &str) -> String {
+    pub(super) fn why(&self, name: &str) -> String {
         let replicas = self.status().replicas;
         let replica = replicas.into_iter().find(|m| m.device == name);
         replica.and_then(|m| m.why).unwrap_or_default()

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use nacre_bdev::reservation::{ActiveReservation, Ask};
+use nacre_bdev::reservation::{ActiveReservation, ReservationRequest};
 use nacre_bdev::{Op, Status};
 
 use super::rig::{REGION, World};
 use super::shared_device::InjectedFailure;
-use crate::handle::{Command, Fencing, Happened, NewVolume, VolumeError, VolumeState};
+use crate::handle::{Command, Fencing, NewVolume, VolumeError, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 use crate::store::{MemoryStore, Outcome, Plan};
 
@@ -82,8 +82,8 @@ fn the_older_holder_is_fenced() {
     let token = world.begin_write(16, 8, 3);
     world.until(|world| world.state() == VolumeState::Fenced);
     must_not_be_acknowledged(&mut world, token);
-    assert!(world.has_event(|e| matches!(e, Happened::Fenced { .. })));
-    assert!(!world.has_event(|e| matches!(e, Happened::ReplicaOut { .. })));
+    assert!(world.has_event(|e| matches!(e, VolumeEventKind::Fenced { .. })));
+    assert!(!world.has_event(|e| matches!(e, VolumeEventKind::ReplicaOut { .. })));
     assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
     assert_ne!(rival.read(16), 3, "no data of the fenced write");
     rival.write(24, 8, 4);
@@ -194,11 +194,11 @@ fn a_target_that_forgets() {
 /// left at a target do not prevent the next attempt.
 #[test]
 fn steps_that_fail() {
-    let which: [fn(&Ask) -> bool; 4] = [
-        |ask| matches!(ask, Ask::Report),
-        |ask| matches!(ask, Ask::Register { .. }),
-        |ask| matches!(ask, Ask::Acquire { .. }),
-        |ask| matches!(ask, Ask::Preempt { .. }),
+    let which: [fn(&ReservationRequest) -> bool; 4] = [
+        |ask| matches!(ask, ReservationRequest::Report),
+        |ask| matches!(ask, ReservationRequest::Register { .. }),
+        |ask| matches!(ask, ReservationRequest::Acquire { .. }),
+        |ask| matches!(ask, ReservationRequest::Preempt { .. }),
     ];
     // The reservation of a holder that closed is acquired, that of another is preempted.
     let left = |disks: usize, at: usize| {
@@ -467,7 +467,7 @@ fn a_label_fences_the_older_holder() {
         rival.write(8, 8, 2);
         let token = world.begin_write(16, 8, 3);
         must_not_be_acknowledged(&mut world, token);
-        assert!(!world.has_event(|e| matches!(e, Happened::ReplicaOut { .. })));
+        assert!(!world.has_event(|e| matches!(e, VolumeEventKind::ReplicaOut { .. })));
         assert_ne!(rival.read(16), 3, "no data of the fenced write");
         // Its close leaves the later holder's label and log unchanged.
         world.close();

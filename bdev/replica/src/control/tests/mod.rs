@@ -1,4 +1,4 @@
-//! An open volume on RAM disks with faults, in virtual time: control, lanes and store as they are
+//! Tests of an open volume on RAM disks with faults, in virtual time: control, lanes and store as
 //! in the daemon, on one thread.
 
 mod believed;

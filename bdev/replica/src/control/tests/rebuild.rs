@@ -1,4 +1,4 @@
-//! Tests of a full resync through failures of the daemon and of the source replica.
+//! Tests of a full resync, interrupted by failures of the daemon and of the source replica.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use nacre_bdev::fault::{Action, Fault};
 use nacre_bdev::{Io, Op};
 
 use super::rig::{REGION, World};
-use crate::handle::{Command, Happened, ResyncKind, VolumeState};
+use crate::handle::{Command, ResyncKind, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 
 const MIB: u64 = 1 << 20;
@@ -49,8 +49,10 @@ fn watermark(world: &World) -> u64 {
 }
 
 fn full_copies(world: &World) -> Vec<u64> {
-    let ended = |what: Happened| match what {
-        Happened::ResyncEnded { kind, bytes, .. } => (kind == ResyncKind::Full).then_some(bytes),
+    let ended = |what: VolumeEventKind| match what {
+        VolumeEventKind::ResyncEnded { kind, bytes, .. } => {
+            (kind == ResyncKind::Full).then_some(bytes)
+        }
         _ => None,
     };
     world.recorded.all().into_iter().filter_map(ended).collect()
@@ -105,7 +107,7 @@ fn a_rebuild_continues_from_another_source() {
     let mut world = filling(3);
     let done = watermark(&world);
     assert!((1..REGIONS).contains(&done), "{done}");
-    let changed = |what: &Happened| matches!(what, Happened::SourceChanged { .. });
+    let changed = |what: &VolumeEventKind| matches!(what, VolumeEventKind::SourceChanged { .. });
     assert!(!world.has_event(changed));
     world.shelf.take("d0");
     world.write(0, 1, 0xbb);

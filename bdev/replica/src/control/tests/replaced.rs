@@ -9,7 +9,7 @@ use nacre_bdev::Op;
 use nacre_bdev::fault::{Action, Fault};
 
 use super::rig::{DISK_BLOCKS, World};
-use crate::handle::{Command, Happened, NewVolume, VolumeState};
+use crate::handle::{Command, NewVolume, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 use crate::store::{Call, Plan, Request};
 
@@ -73,7 +73,7 @@ fn until_promoting(world: &mut World, slot: usize) {
 fn is_finished(world: &mut World) {
     let record = world.record();
     assert!(record.replicas.iter().all(|m| m.replaces.is_none()));
-    world.until(|world| world.has_event(|e| matches!(e, Happened::ReplicaRemoved { .. })));
+    world.until(|world| world.has_event(|e| matches!(e, VolumeEventKind::ReplicaRemoved { .. })));
     world
         .create_new(NewVolume {
             name: "other".into(),
@@ -131,7 +131,7 @@ fn a_crash_after_removal() {
     world.open().unwrap();
     world.until_healthy();
     world.pass(Duration::from_secs(10));
-    assert!(!world.has_event(|e| matches!(e, Happened::ReplicaRemoved { .. })));
+    assert!(!world.has_event(|e| matches!(e, VolumeEventKind::ReplicaRemoved { .. })));
     let ids = |record: &crate::model::VolumeRecord| -> Vec<_> {
         record.replicas.iter().map(|m| m.id).collect()
     };
@@ -161,7 +161,8 @@ fn the_only_good_copy_leaves_after_the_resync() {
     assert_eq!(world.medium("d0")[64], 99, "one of them has it");
     world.shelf.fault("new").remove(hang);
     world.lane = None;
-    let ended = |world: &World| world.has_event(|e| matches!(e, Happened::ResyncEnded { .. }));
+    let ended =
+        |world: &World| world.has_event(|e| matches!(e, VolumeEventKind::ResyncEnded { .. }));
     world.until(ended);
     let swaps = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&swaps);

@@ -7,7 +7,7 @@ use nacre_bdev::fault::{Action, Fault};
 use nacre_bdev::{Io, Op, Status};
 
 use super::rig::{REGION, World};
-use crate::handle::{Command, Happened, ResyncKind, VolumeState};
+use crate::handle::{Command, ResyncKind, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 use crate::store::{Call, Outcome, Plan, Request};
 
@@ -64,12 +64,12 @@ fn a_replica_fails_and_returns() {
     world.until_healthy();
     let bytes = |kind| {
         let mut all = world.recorded.all();
-        all.retain(|e| matches!(e, Happened::ResyncEnded { kind: k, .. } if *k == kind));
+        all.retain(|e| matches!(e, VolumeEventKind::ResyncEnded { kind: k, .. } if *k == kind));
         all
     };
     let ended = bytes(ResyncKind::Partial);
     assert!(
-        matches!(ended[..], [Happened::ResyncEnded { bytes, .. }] if bytes == 2 << 20),
+        matches!(ended[..], [VolumeEventKind::ResyncEnded { bytes, .. }] if bytes == 2 << 20),
         "two regions of eight: {ended:?}"
     );
     world.all_equal(&["d0", "d1", "d2"]);
@@ -236,7 +236,9 @@ fn read_errors_are_repaired() {
             }
         }
     }
-    world.until(|world| world.has_event(|e| matches!(e, Happened::ReadRepaired { lba: 100, .. })));
+    world.until(|world| {
+        world.has_event(|e| matches!(e, VolumeEventKind::ReadRepaired { lba: 100, .. }))
+    });
     assert_eq!(world.state(), VolumeState::Healthy);
     world.shelf.fault("d1").clear();
     let bad = Fault::new(Action::FailMedium).on(&[Op::Read]);
@@ -264,7 +266,7 @@ fn a_verification_repairs_unreadable_blocks() {
     let replica = world.status().replicas[1].id;
     world.until(|world| {
         world.has_event(|e| match e {
-            Happened::ReadRepaired {
+            VolumeEventKind::ReadRepaired {
                 replica: of,
                 lba,
                 blocks,
@@ -304,7 +306,7 @@ fn a_replica_that_cannot_be_filled_is_left_alone_for_a_while() {
     world.shelf.fault("d1").inject(bad).unwrap();
     world.pass(Duration::from_secs(60));
     let all = world.recorded.all();
-    let stopped = |e: &&Happened| matches!(e, Happened::ResyncStopped { .. });
+    let stopped = |e: &&VolumeEventKind| matches!(e, VolumeEventKind::ResyncStopped { .. });
     let stops = all.iter().filter(stopped).count();
     assert!((3..14).contains(&stops), "{stops}");
     world.shelf.fault("d1").clear();
@@ -372,7 +374,7 @@ fn a_flush_during_promotion() {
         ..Plan::default()
     })));
     world.shelf.bring("d1");
-    world.until(|world| world.has_event(|e| matches!(e, Happened::ResyncStarted { .. })));
+    world.until(|world| world.has_event(|e| matches!(e, VolumeEventKind::ResyncStarted { .. })));
     world.pass(Duration::from_millis(100));
     assert!(matches!(
         world.replica_state("d1"),
@@ -411,7 +413,7 @@ fn a_write_during_promotion() {
         ..Plan::default()
     })));
     world.shelf.bring("d1");
-    world.until(|world| world.has_event(|e| matches!(e, Happened::ResyncStarted { .. })));
+    world.until(|world| world.has_event(|e| matches!(e, VolumeEventKind::ResyncStarted { .. })));
     world.pass(Duration::from_millis(100));
     assert!(matches!(
         world.replica_state("d1"),
@@ -455,8 +457,7 @@ fn io_before_removal_delays_the_resync() {
     }
     world.until(|world| world.replica_state("d3") == ReplicaState::InSync);
     world.pass(Duration::from_secs(30));
-    let started =
-        |e: &Happened| matches!(e, Happened::ResyncStarted { device, .. } if device.contains("d1"));
+    let started = |e: &VolumeEventKind| matches!(e, VolumeEventKind::ResyncStarted { device, .. } if device.contains("d1"));
     assert!(
         !world.has_event(started),
         "I/O before its removal is still pending"

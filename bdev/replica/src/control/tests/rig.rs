@@ -1,5 +1,5 @@
-//! Set-up for the tests: disks that outlive the volume on them, and a process in virtual time that
-//! opens the volume repeatedly.
+//! The harness of the tests: disks that outlive the volume on them, and a process in virtual time
+//! that opens the volume repeatedly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use super::cuttable::Cuttable;
 use super::shared_device::{Reservations, SharedDevice};
 use crate::control;
 use crate::handle::{
-    Command, Devices, Happened, NewVolume, NoDevice, Observer, ReplicaDevice, VolumeError,
-    VolumeEvent, VolumeHandle, VolumeState, VolumeStatus,
+    Command, Devices, NewVolume, NoDevice, Observer, ReplicaDevice, VolumeError, VolumeEvent,
+    VolumeEventKind, VolumeHandle, VolumeState, VolumeStatus,
 };
 use crate::model::{ReplicaState, Settings, Stamp, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::store::{MemoryStore, VolumeStore};
 
-pub const BLOCK: u32 = 512;
+pub(super) const BLOCK: u32 = 512;
 /// Blocks of each disk: the reserved area and eight regions.
-pub const DISK_BLOCKS: u64 = 9 * 2048;
+pub(super) const DISK_BLOCKS: u64 = 9 * 2048;
 /// Blocks of a region.
-pub const REGION: u64 = 2048;
+pub(super) const REGION: u64 = 2048;
 
 /// All disks there are. A disk that is out of reach answers `Gone` and cannot be claimed.
-pub struct TestDisks {
+pub(super) struct TestDisks {
     registry: Registry,
     faults: Arc<Mutex<BTreeMap<String, Arc<FaultDevice>>>>,
     /// The reservations of disks that have them, as they were made; this shelf's host is one of the
@@ -62,7 +62,7 @@ impl TestDisks {
     }
 
     /// Adds a device whose medium may be another module on top of the memory.
-    pub fn add_on(
+    pub(super) fn add_on(
         &self,
         name: &str,
         blocks: u64,
@@ -71,8 +71,8 @@ impl TestDisks {
         self.add_formatted(name, BLOCK, blocks, medium);
     }
 
-    /// The disk is taken out, and another one with blocks of this size put in.
-    pub fn exchange(&self, name: &str, block_size: u32, blocks: u64) {
+    /// Replaces the disk by an empty one with this block size.
+    pub(super) fn exchange(&self, name: &str, block_size: u32, blocks: u64) {
         let base = format!("{name}-medium");
         for device in [format!("EE_{base}"), base] {
             self.registry.remove(&device, Removal::Hot).unwrap();
@@ -102,29 +102,29 @@ impl TestDisks {
         self.faults.lock().insert(name.into(), device);
     }
 
-    pub fn fault(&self, name: &str) -> Arc<FaultDevice> {
+    pub(super) fn fault(&self, name: &str) -> Arc<FaultDevice> {
         Arc::clone(&self.faults.lock()[name])
     }
 
-    pub fn layer(&self, name: &str) -> Arc<Layer> {
+    pub(super) fn layer(&self, name: &str) -> Arc<Layer> {
         self.registry.lookup(&format!("EE_{name}-medium")).unwrap()
     }
 
     /// The disk answers nothing but `Gone` until it is back.
-    pub fn take(&self, name: &str) {
+    pub(super) fn take(&self, name: &str) {
         self.away.lock().insert(name.into());
         let gone = fault::Fault::new(fault::Action::Fail(Status::Gone));
         self.fault(name).inject(gone).unwrap();
     }
 
     /// The disk is pulled out.
-    pub fn remove(&self, name: &str) {
+    pub(super) fn remove(&self, name: &str) {
         self.away.lock().insert(name.into());
         let device = format!("EE_{name}-medium");
         self.registry.remove(&device, Removal::Hot).unwrap();
     }
 
-    pub fn bring(&self, name: &str) {
+    pub(super) fn bring(&self, name: &str) {
         self.away.lock().remove(name);
         self.fault(name).clear();
     }
@@ -171,19 +171,19 @@ impl TestDisks {
         }))
     }
 
-    pub fn reservations(&self, name: &str) -> Arc<Mutex<Reservations>> {
+    pub(super) fn reservations(&self, name: &str) -> Arc<Mutex<Reservations>> {
         let mut guards = self.guards.lock();
         Arc::clone(guards.entry(name.into()).or_default())
     }
 
     /// Under which key a host is registered with a disk.
-    pub fn key(&self, name: &str, host: u8) -> Option<u64> {
+    pub(super) fn key(&self, name: &str, host: u8) -> Option<u64> {
         let reservations = self.reservations(name);
         let known = reservations.lock();
         known.keys.get(&host).copied()
     }
 
-    pub fn cut(&self, name: &str, cut: bool) {
+    pub(super) fn cut(&self, name: &str, cut: bool) {
         let mut all = self.cut.lock();
         if cut {
             all.insert(name.into())
@@ -193,23 +193,23 @@ impl TestDisks {
     }
 
     /// As if another machine asked: it knows nothing of the claims here.
-    pub fn forget_claims(&self) {
+    pub(super) fn forget_claims(&self) {
         self.claimed.lock().clear();
     }
 }
 
-type Reaction = Box<dyn Fn(&Happened) + Send>;
+type Reaction = Box<dyn Fn(&VolumeEventKind) + Send>;
 
 #[derive(Default)]
-pub struct RecordedEvents(Mutex<Vec<Happened>>, Mutex<Option<Reaction>>);
+pub(super) struct RecordedEvents(Mutex<Vec<VolumeEventKind>>, Mutex<Option<Reaction>>);
 
 impl RecordedEvents {
-    pub fn all(&self) -> Vec<Happened> {
+    pub(super) fn all(&self) -> Vec<VolumeEventKind> {
         self.0.lock().clone()
     }
 
     /// Called with each event, at the moment of the event.
-    pub fn on(&self, callback: impl Fn(&Happened) + Send + 'static) {
+    pub(super) fn on(&self, callback: impl Fn(&VolumeEventKind) + Send + 'static) {
         *self.1.lock() = Some(Box::new(callback));
     }
 }
@@ -223,7 +223,7 @@ impl Observer for RecordedEvents {
     }
 }
 
-pub struct World {
+pub(super) struct World {
     pub shelf: Arc<TestDisks>,
     pub store: MemoryStore,
     pub recorded: Arc<RecordedEvents>,
@@ -240,24 +240,24 @@ pub struct World {
 }
 
 impl World {
-    /// A volume of so many disks, `d0` and so on, made and opened.
-    pub fn with(disks: usize) -> World {
-        let mut world = World::empty(disks);
+    /// Creates and opens a volume on this number of disks, named `d0` and so on.
+    pub(super) fn with(disks: usize) -> Self {
+        let mut world = Self::empty(disks);
         world.create(disks, Settings::default()).unwrap();
         world.open().unwrap();
         world
     }
 
-    pub fn empty(disks: usize) -> World {
-        World::on(disks, None)
+    pub(super) fn empty(disks: usize) -> Self {
+        Self::on(disks, None)
     }
 
     /// The same with disks that do reservations, and a host that has this number.
-    pub fn shared(disks: usize, host: u8) -> World {
-        World::on(disks, Some(host))
+    pub(super) fn shared(disks: usize, host: u8) -> Self {
+        Self::on(disks, Some(host))
     }
 
-    fn on(disks: usize, host: Option<u8>) -> World {
+    fn on(disks: usize, host: Option<u8>) -> Self {
         let shelf = Arc::new(TestDisks {
             registry: Registry::new(),
             faults: Arc::default(),
@@ -270,7 +270,7 @@ impl World {
         });
         (0..disks).for_each(|at| shelf.add(&format!("d{at}"), DISK_BLOCKS));
         let clock = VirtualClock::new();
-        World {
+        Self {
             shelf,
             store: MemoryStore::new(),
             recorded: Arc::default(),
@@ -288,7 +288,7 @@ impl World {
     }
 
     /// Another host that reaches the same disks, with its own copy of this one's present store.
-    pub fn rival(&self, host: u8) -> World {
+    pub(super) fn rival(&self, host: u8) -> Self {
         let shelf = Arc::new(TestDisks {
             registry: self.shelf.registry.clone(),
             faults: Arc::clone(&self.shelf.faults),
@@ -299,7 +299,7 @@ impl World {
             claimed: Arc::default(),
             cuttable: Mutex::default(),
         });
-        let mut rival = World {
+        let mut rival = Self {
             shelf,
             store: if self.store.is_shared() {
                 MemoryStore::new()
@@ -323,11 +323,11 @@ impl World {
         rival
     }
 
-    pub fn add_disk(&self, name: &str, blocks: u64) {
+    pub(super) fn add_disk(&self, name: &str, blocks: u64) {
         self.shelf.add(name, blocks);
     }
 
-    pub fn create(&mut self, disks: usize, settings: Settings) -> Result<(), VolumeError> {
+    pub(super) fn create(&mut self, disks: usize, settings: Settings) -> Result<(), VolumeError> {
         let new = NewVolume {
             name: "vol".into(),
             id: None,
@@ -339,7 +339,7 @@ impl World {
         self.create_new(new)
     }
 
-    pub fn create_new(&mut self, new: NewVolume) -> Result<(), VolumeError> {
+    pub(super) fn create_new(&mut self, new: NewVolume) -> Result<(), VolumeError> {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
@@ -348,7 +348,7 @@ impl World {
         Ok(())
     }
 
-    pub fn open(&mut self) -> Result<(), VolumeError> {
+    pub(super) fn open(&mut self) -> Result<(), VolumeError> {
         let opening = self.begin_open();
         let handle = self.core.block_on(opening).unwrap()?;
         self.opened(handle);
@@ -356,7 +356,7 @@ impl World {
     }
 
     /// While another host goes on.
-    pub fn open_beside(&mut self, other: &mut World) -> Result<(), VolumeError> {
+    pub(super) fn open_beside(&mut self, other: &mut Self) -> Result<(), VolumeError> {
         let opening = self.begin_open();
         while !opening.is_finished() {
             self.core.turn();
@@ -367,7 +367,7 @@ impl World {
         Ok(())
     }
 
-    pub fn begin_open(&self) -> LocalTask<Result<VolumeHandle, VolumeError>> {
+    pub(super) fn begin_open(&self) -> LocalTask<Result<VolumeHandle, VolumeError>> {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
@@ -380,7 +380,7 @@ impl World {
     }
 
     /// Users of a volume that is not open.
-    pub fn prepare(&mut self, record: &VolumeRecord) -> Prepared {
+    pub(super) fn prepare(&mut self, record: &VolumeRecord) -> Prepared {
         let prepared = Prepared::new(record);
         let volume = prepared.volume().unwrap();
         self.lane = Some(volume.open(&self.pool).unwrap());
@@ -388,7 +388,7 @@ impl World {
     }
 
     /// Opens the prepared volume; its users stay if they may.
-    pub fn open_prepared(&mut self, prepared: &Prepared) -> Result<(), VolumeError> {
+    pub(super) fn open_prepared(&mut self, prepared: &Prepared) -> Result<(), VolumeError> {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
@@ -404,12 +404,12 @@ impl World {
         Ok(())
     }
 
-    pub fn opened(&mut self, handle: VolumeHandle) {
+    pub(super) fn opened(&mut self, handle: VolumeHandle) {
         self.lane = Some(Arc::clone(handle.volume()).open(&self.pool).unwrap());
         self.handle = Some(handle);
     }
 
-    pub fn delete(&mut self) -> Result<(), VolumeError> {
+    pub(super) fn delete(&mut self) -> Result<(), VolumeError> {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
@@ -417,12 +417,12 @@ impl World {
         self.core.block_on(delete)
     }
 
-    pub fn force_in_sync(&mut self, replica: &str, force: &str) -> Result<(), VolumeError> {
+    pub(super) fn force_in_sync(&mut self, replica: &str, force: &str) -> Result<(), VolumeError> {
         let seen = self.record().version();
         self.force_as_of(seen, replica, force)
     }
 
-    pub fn force_as_of(
+    pub(super) fn force_as_of(
         &mut self,
         seen: Stamp,
         replica: &str,
@@ -437,7 +437,7 @@ impl World {
     }
 
     /// The process dies: nothing of it is left but the disks and the store.
-    pub fn crash(&mut self) {
+    pub(super) fn crash(&mut self) {
         self.lane = None;
         self.handle = None;
         self.ended.clear();
@@ -445,13 +445,13 @@ impl World {
         self.pool = pool();
     }
 
-    pub fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         self.lane = None;
         self.run(Command::Close).unwrap();
         self.handle = None;
     }
 
-    pub fn run(&mut self, command: Command) -> Result<(), VolumeError> {
+    pub(super) fn run(&mut self, command: Command) -> Result<(), VolumeError> {
         let handle = self.handle.clone().unwrap();
         let task = self
             .core
@@ -466,19 +466,19 @@ impl World {
         panic!("the command does not end: {:?}", self.status());
     }
 
-    pub fn status(&self) -> VolumeStatus {
+    pub(super) fn status(&self) -> VolumeStatus {
         self.handle.as_ref().unwrap().status()
     }
 
-    pub fn state(&self) -> VolumeState {
+    pub(super) fn state(&self) -> VolumeState {
         self.status().state
     }
 
-    pub fn record(&self) -> VolumeRecord {
+    pub(super) fn record(&self) -> VolumeRecord {
         self.store.records()[0].clone()
     }
 
-    pub fn replica_state(&self, name: &str) -> ReplicaState {
+    pub(super) fn replica_state(&self, name: &str) -> ReplicaState {
         let record = self.record();
         record
             .replicas
@@ -488,12 +488,12 @@ impl World {
             .state
     }
 
-    pub fn has_event(&self, what: impl Fn(&Happened) -> bool) -> bool {
+    pub(super) fn has_event(&self, what: impl Fn(&VolumeEventKind) -> bool) -> bool {
         self.recorded.0.lock().iter().any(what)
     }
 
     /// A little time passes.
-    pub fn step(&mut self) {
+    pub(super) fn step(&mut self) {
         self.core.turn();
         self.store.advance(self.clock.now());
         if let Some(lane) = &mut self.lane {
@@ -505,7 +505,7 @@ impl World {
         self.clock.advance(Duration::from_micros(100));
     }
 
-    pub fn pass(&mut self, time: Duration) {
+    pub(super) fn pass(&mut self, time: Duration) {
         let until = self.clock.now() + time;
         while self.clock.now() < until {
             self.step();
@@ -517,7 +517,7 @@ impl World {
     }
 
     /// Until `what`, at most two minutes.
-    pub fn until(&mut self, what: impl Fn(&World) -> bool) {
+    pub(super) fn until(&mut self, what: impl Fn(&Self) -> bool) {
         let limit = self.clock.now() + Duration::from_secs(120);
         while !what(self) {
             assert!(self.clock.now() < limit, "never: {:#?}", self.status());
@@ -526,11 +526,11 @@ impl World {
         }
     }
 
-    pub fn until_healthy(&mut self) {
+    pub(super) fn until_healthy(&mut self) {
         self.until(|world| world.state() == VolumeState::Healthy);
     }
 
-    pub fn buf(&self, blocks: u64, fill: u8) -> Buf {
+    pub(super) fn buf(&self, blocks: u64, fill: u8) -> Buf {
         let mut buf = self
             .pool
             .acquire((blocks * u64::from(BLOCK)) as usize)
@@ -539,23 +539,23 @@ impl World {
         buf
     }
 
-    pub fn submit(&mut self, mut io: Io) -> u64 {
+    pub(super) fn submit(&mut self, mut io: Io) -> u64 {
         self.next += 1;
         io.token = self.next;
         self.lane.as_mut().unwrap().submit(io).unwrap();
         self.next
     }
 
-    pub fn begin_write(&mut self, lba: u64, blocks: u64, fill: u8) -> u64 {
+    pub(super) fn begin_write(&mut self, lba: u64, blocks: u64, fill: u8) -> u64 {
         let data = self.buf(blocks, fill);
         self.submit(Io::new(0, Op::Write, lba, blocks as u32).with(data))
     }
 
-    pub fn ended(&mut self, token: u64) -> Option<Completion> {
+    pub(super) fn ended(&mut self, token: u64) -> Option<Completion> {
         self.ended.remove(&token)
     }
 
-    pub fn wait(&mut self, token: u64) -> Completion {
+    pub(super) fn wait(&mut self, token: u64) -> Completion {
         let limit = self.clock.now() + Duration::from_secs(120);
         loop {
             if let Some(completion) = self.ended(token) {
@@ -570,13 +570,13 @@ impl World {
         }
     }
 
-    pub fn write(&mut self, lba: u64, blocks: u64, fill: u8) {
+    pub(super) fn write(&mut self, lba: u64, blocks: u64, fill: u8) {
         let token = self.begin_write(lba, blocks, fill);
         assert_eq!(self.wait(token).status, Status::Ok);
     }
 
     /// Reads one block; all its bytes are the same.
-    pub fn read(&mut self, lba: u64) -> u8 {
+    pub(super) fn read(&mut self, lba: u64) -> u8 {
         let data = self.buf(1, 0xee);
         let token = self.submit(Io::new(0, Op::Read, lba, 1).with(data));
         let done = self.wait(token);
@@ -587,11 +587,11 @@ impl World {
     }
 
     /// A disk's contents of the volume, one byte per block, bypassing the volume.
-    pub fn medium(&mut self, name: &str) -> Vec<u8> {
+    pub(super) fn medium(&mut self, name: &str) -> Vec<u8> {
         self.raw(name, Op::Read, 2048, DISK_BLOCKS - 2048)
     }
 
-    pub fn scribble(&mut self, name: &str, lba: u64, fill: u8) {
+    pub(super) fn scribble(&mut self, name: &str, lba: u64, fill: u8) {
         let pool = pool();
         let mut data = pool.acquire(BLOCK as usize).unwrap();
         data.bytes_mut().unwrap().fill(fill);
@@ -600,7 +600,7 @@ impl World {
     }
 
     /// All that a disk has before the volume's first block: labels and log.
-    pub fn reserved(&self, name: &str) -> Vec<Buf> {
+    pub(super) fn reserved(&self, name: &str) -> Vec<Buf> {
         let pool = pool();
         let read = |lba: u64| {
             let data = pool.acquire(64 * BLOCK as usize).unwrap();
@@ -611,7 +611,7 @@ impl World {
     }
 
     /// Restores the reserved area that [`World::reserved`] returned, as a backup of the disk would.
-    pub fn put_back(&self, name: &str, reserved: &[Buf]) {
+    pub(super) fn put_back(&self, name: &str, reserved: &[Buf]) {
         let pool = pool();
         for (at, data) in reserved.iter().enumerate() {
             let write = Io::new(1, Op::Write, at as u64 * 64, 64).with(data.clone());
@@ -630,7 +630,7 @@ impl World {
     }
 
     /// Executes an I/O on a disk, bypassing the volume.
-    pub fn behind(&self, pool: &Pool, name: &str, io: Io) -> Completion {
+    pub(super) fn behind(&self, pool: &Pool, name: &str, io: Io) -> Completion {
         let layer = self.shelf.registry.lookup(&format!("{name}-medium"));
         let module = Arc::clone(layer.unwrap().module());
         let mut queue = module.open(pool).unwrap();
@@ -640,7 +640,7 @@ impl World {
         done.drain().next().unwrap()
     }
 
-    pub fn all_equal(&mut self, disks: &[&str]) {
+    pub(super) fn all_equal(&mut self, disks: &[&str]) {
         let first = self.medium(disks[0]);
         for other in &disks[1..] {
             let differs = |(a, b): (&u8, &u8)| a != b;
@@ -651,7 +651,7 @@ impl World {
     }
 }
 
-pub fn pool() -> Pool {
+pub(super) fn pool() -> Pool {
     Pool::heap(&[
         ClassSpec {
             size: 4096,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use nacre_bdev::reservation::{ActiveReservation, Ask, ReservationReport, Reserve};
+use nacre_bdev::reservation::{ActiveReservation, ReservationReport, ReservationRequest, Reserve};
 use nacre_bdev::{
     Bdev, Busy, Completion, Done, Geometry, Io, Layer, LayerQueue, Limits, Op, OpenError, Queue,
     Status, Support, Token,
@@ -15,12 +15,12 @@ use uuid::Uuid;
 
 /// The reservation state of the shared device.
 #[derive(Default)]
-pub struct Reservations {
+pub(super) struct Reservations {
     /// Registration keys by host.
     pub keys: BTreeMap<u8, u64>,
     pub held: ActiveReservation,
     /// Executed requests, except reports.
-    pub requests: Vec<(u8, Ask)>,
+    pub requests: Vec<(u8, ReservationRequest)>,
     /// The failure of the next matching requests.
     pub failure: Option<InjectedFailure>,
     /// Queues do not return reservation requests when asked to.
@@ -32,8 +32,8 @@ pub struct Reservations {
 }
 
 /// A failure of requests: those that `which` selects complete with `status` and are not executed.
-pub struct InjectedFailure {
-    pub which: fn(&Ask) -> bool,
+pub(super) struct InjectedFailure {
+    pub which: fn(&ReservationRequest) -> bool,
     pub status: Status,
     pub once: bool,
 }
@@ -48,12 +48,12 @@ impl Reservations {
         !matches!(self.held, ActiveReservation::Other(2 | 4 | 6)) || self.keys.contains_key(&host)
     }
 
-    fn ask(&mut self, host: u8, ask: Ask) -> Result<ReservationReport, Status> {
+    fn ask(&mut self, host: u8, ask: ReservationRequest) -> Result<ReservationReport, Status> {
         if let Some(InjectedFailure { status, once, .. }) =
             self.failure.take_if(|failure| (failure.which)(&ask))
         {
             if !once {
-                let which = |_: &Ask| true;
+                let which = |_: &ReservationRequest| true;
                 self.failure = Some(InjectedFailure {
                     which,
                     status,
@@ -62,12 +62,14 @@ impl Reservations {
             }
             return Err(status);
         }
-        let is_mine = |key: u64, known: &Reservations| known.keys.get(&host) == Some(&key);
+        let is_mine = |key: u64, known: &Self| known.keys.get(&host) == Some(&key);
         let granted = match ask {
-            Ask::Report => true,
-            Ask::Register { current, .. } => self.keys.get(&host).copied() == current,
-            Ask::Unregister { key } => is_mine(key, self),
-            Ask::Acquire { key } | Ask::Preempt { key } => {
+            ReservationRequest::Report => true,
+            ReservationRequest::Register { current, .. } => {
+                self.keys.get(&host).copied() == current
+            }
+            ReservationRequest::Unregister { key } => is_mine(key, self),
+            ReservationRequest::Acquire { key } | ReservationRequest::Preempt { key } => {
                 is_mine(key, self) && !matches!(self.held, ActiveReservation::Other(_))
             }
         };
@@ -75,7 +77,7 @@ impl Reservations {
             return Err(Status::RESERVATION_CONFLICT);
         }
         match ask {
-            Ask::Report => {
+            ReservationRequest::Report => {
                 let others = self.keys.iter().filter(|(h, _)| **h != host);
                 return Ok(ReservationReport {
                     own: self.keys.get(&host).copied(),
@@ -83,10 +85,10 @@ impl Reservations {
                     held: self.held,
                 });
             }
-            Ask::Register { key, .. } => drop(self.keys.insert(host, key)),
-            Ask::Unregister { .. } => drop(self.keys.remove(&host)),
-            Ask::Acquire { .. } => self.held = ActiveReservation::AllRegistrants,
-            Ask::Preempt { .. } => self.keys.retain(|h, _| *h == host),
+            ReservationRequest::Register { key, .. } => drop(self.keys.insert(host, key)),
+            ReservationRequest::Unregister { .. } => drop(self.keys.remove(&host)),
+            ReservationRequest::Acquire { .. } => self.held = ActiveReservation::AllRegistrants,
+            ReservationRequest::Preempt { .. } => self.keys.retain(|h, _| *h == host),
         }
         if self.keys.is_empty() {
             self.held = ActiveReservation::NotReserved;
@@ -97,7 +99,7 @@ impl Reservations {
 }
 
 /// The shared device as the bdev of one host.
-pub struct SharedDevice {
+pub(super) struct SharedDevice {
     pub base: Arc<Layer>,
     pub name: String,
     pub host: u8,

@@ -1,4 +1,4 @@
-//! Tests of a volume's management I/O while hosts use all buffers of the pool.
+//! Tests of the control's I/O while hosts' I/O occupies all buffers of the pool.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use nacre_bdev::{Io, Op, Status};
 use nacre_hugepages::Buf;
 
 use super::rig::{REGION, World};
-use crate::handle::{Command, Happened, VolumeError, VolumeState};
+use crate::handle::{Command, VolumeError, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 
 /// Acquires all buffers of at least `len` bytes.
@@ -16,7 +16,7 @@ fn all(world: &World, len: usize) -> Vec<Buf> {
 
 fn outs(world: &World) -> usize {
     let all = world.recorded.all().into_iter();
-    all.filter(|e| matches!(e, Happened::ReplicaOut { .. }))
+    all.filter(|e| matches!(e, VolumeEventKind::ReplicaOut { .. }))
         .count()
 }
 
@@ -153,10 +153,10 @@ fn opening_counts_no_replica_as_absent() {
     world.opened(handle);
     world.until_healthy();
     assert_eq!(world.record().in_sync().count(), 2);
-    let whole = |e: &Happened| {
+    let whole = |e: &VolumeEventKind| {
         matches!(
             e,
-            Happened::Opened {
+            VolumeEventKind::Opened {
                 epoch: 2,
                 degraded: false,
                 ..

@@ -1,4 +1,4 @@
-//! Synchronous I/O at the replicas, for [`super::super::at_once`].
+//! Synchronous I/O on the queues of the replicas, for [`super::super::at_once`].
 
 use nacre_bdev::Io;
 use nacre_hugepages::Lent;
@@ -9,8 +9,8 @@ use crate::lane::request::{Slots, bit, slots};
 impl Replicas {
     /// Executes a read synchronously at one replica, and returns its slot. `None`: no replica can.
     #[inline]
-    pub fn read_at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<usize> {
-        let slot = self.swift_slot(io.lba)?;
+    pub(crate) fn read_at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<usize> {
+        let slot = self.direct_slot(io.lba)?;
         self.use_slots(bit(slot));
         let current = self.is_current();
         let status = match &mut self.queues[slot] {
@@ -24,8 +24,8 @@ impl Replicas {
     /// Executes a write synchronously at every in-sync replica, and returns their slots. `None`: at
     /// least one replica does not have the write.
     #[inline]
-    pub fn write_at_once(&mut self, io: &mut Io) -> Option<Slots> {
-        let all = self.swift;
+    pub(crate) fn write_at_once(&mut self, io: &mut Io) -> Option<Slots> {
+        let all = self.direct;
         self.use_slots(all);
         if !self.is_current() {
             return None;
@@ -57,7 +57,7 @@ impl Replicas {
     }
 
     /// Leaves the slots that were entered since the last turn; returns their replicas.
-    pub fn leave_used(&mut self) -> Slots {
+    pub(crate) fn leave_used(&mut self) -> Slots {
         let used = std::mem::take(&mut self.used);
         slots(used).for_each(|slot| self.leave(slot));
         used

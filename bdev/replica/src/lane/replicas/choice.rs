@@ -24,8 +24,8 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    pub fn new(block_size: u32) -> Choice {
-        Choice {
+    pub(super) fn new(block_size: u32) -> Self {
+        Self {
             stripe_shift: READ_STRIPE.saturating_sub(block_size.max(1).ilog2()),
             next: 0,
         }
@@ -33,7 +33,7 @@ impl Choice {
 
     /// Chooses among `all`, which is not empty; `local`: the replicas on this machine.
     #[inline]
-    pub fn of(
+    pub(super) fn of(
         &mut self,
         policy: ReadPolicy,
         lba: u64,
@@ -51,7 +51,7 @@ impl Choice {
             }
             ReadPolicy::RoundRobin => {
                 let behind = slots(all).find(|slot| *slot >= self.next);
-                let slot = behind.unwrap_or(all.trailing_zeros() as usize);
+                let slot = behind.unwrap_or_else(|| all.trailing_zeros() as usize);
                 self.next = slot + 1;
                 slot
             }
@@ -85,8 +85,8 @@ impl Choice {
 impl Replicas {
     /// The replica that a read goes to without further checks.
     #[inline]
-    pub fn swift_slot(&mut self, lba: u64) -> Option<usize> {
-        let of = self.swift;
+    pub(crate) fn direct_slot(&mut self, lba: u64) -> Option<usize> {
+        let of = self.direct;
         match of & of.wrapping_sub(1) {
             0 => (of != 0).then(|| of.trailing_zeros() as usize),
             _ if slots(of).all(|slot| self.shared.missing[slot].is_none()) => {
@@ -98,13 +98,13 @@ impl Replicas {
 
     /// True when reads may go to a replica without further checks.
     #[inline]
-    pub fn are_swift(&self) -> bool {
-        self.swift != 0
+    pub(crate) fn allow_direct(&self) -> bool {
+        self.direct != 0
     }
 
     /// The replica to read from, among those not yet tried.
     #[inline]
-    pub fn choose(&mut self, request: &Request) -> Option<usize> {
+    pub(crate) fn choose(&mut self, request: &Request) -> Option<usize> {
         let left = self.may_read(request);
         if left & left.wrapping_sub(1) == 0 {
             return slots(left).next();
@@ -122,7 +122,7 @@ impl Replicas {
     /// Replicas to read from that were not yet tried. During a reconcile, excludes replicas that
     /// lack part of the range, even if the others fail: reads would return changing data.
     #[inline]
-    pub fn may_read(&self, request: &Request) -> Slots {
+    pub(crate) fn may_read(&self, request: &Request) -> Slots {
         let in_sync = if Mutation::ReadStale.is_active() {
             self.sync.in_sync | self.sync.syncing
         } else {
@@ -158,7 +158,7 @@ impl Replicas {
 
     /// Asks the control to repair the regions of a read that an in-sync replica lacks. Returns the
     /// number to wait for. `None`: no replica lacks them now, or too many repairs are pending.
-    pub fn want_equal(&self, request: &Request) -> Option<u64> {
+    pub(crate) fn want_equal(&self, request: &Request) -> Option<u64> {
         let lacked = |region: &u64| {
             let mut replicas = slots(self.sync.in_sync);
             replicas.any(|slot| self.shared.missing[slot].contains(*region))
@@ -173,7 +173,7 @@ impl Replicas {
     /// sync without regions found missing meanwhile, and an acknowledged write must not be missing
     /// there.
     #[inline]
-    pub fn copied_later(&self, request: &Request) -> Slots {
+    pub(crate) fn copied_later(&self, request: &Request) -> Slots {
         let later = |slot: &usize| self.is_copied_later(request, *slot);
         let syncing = slots(self.sync.syncing & !self.sync.flushed);
         syncing.filter(later).fold(0, |set, slot| set | bit(slot))
@@ -189,7 +189,7 @@ impl Replicas {
     /// Handles a request that ends without success. A write with locks may be on some replicas
     /// only.
     #[cold]
-    pub fn leave_request_unequal(&self, request: &Request) {
+    pub(crate) fn leave_request_unequal(&self, request: &Request) {
         if request.writes() && request.locked.is_some() {
             self.leave_unequal(request.lba, u64::from(request.blocks));
         }
@@ -198,7 +198,7 @@ impl Replicas {
     /// Handles a failed write that some replicas have and others may not: schedules its regions for
     /// a copy from the first in-sync replica to the others. The caller has the stripes locked.
     #[cold]
-    pub fn leave_unequal(&self, lba: u64, blocks: u64) {
+    pub(crate) fn leave_unequal(&self, lba: u64, blocks: u64) {
         let replicas = self.sync.in_sync | self.sync.syncing;
         for region in self.shared.regions_of(lba, blocks) {
             let has = |slot: &usize| !self.shared.missing[*slot].contains(region);

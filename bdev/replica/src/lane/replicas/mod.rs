@@ -41,7 +41,7 @@ pub(super) struct Replicas {
     pub view: Arc<View>,
     pub sync: Sync,
     /// Replicas that may receive a read directly, unless some replica lacks blocks.
-    swift: Slots,
+    direct: Slots,
     /// Replicas that executed I/O synchronously since the last turn: their slots are entered, and
     /// they must be polled.
     used: Slots,
@@ -74,14 +74,14 @@ pub(super) struct Sync {
 }
 
 impl Sync {
-    fn of(view: &View) -> Sync {
+    fn of(view: &View) -> Self {
         let set = |want: fn(&ReplicaView) -> bool| {
             let replicas = view.replicas.iter().enumerate();
             let wanted = replicas.filter(|(_, m)| m.as_ref().is_some_and(want));
             wanted.fold(0, |set, (slot, _)| set | bit(slot))
         };
         let in_sync = set(|m| m.role == Role::InSync);
-        Sync {
+        Self {
             in_sync,
             syncing: set(|m| m.role == Role::Syncing),
             flushed: set(|m| m.flushed),
@@ -94,7 +94,7 @@ impl Sync {
 
     /// True when a write with these completions may be acknowledged.
     #[inline]
-    pub fn may_acknowledge(&self, request: &Request) -> bool {
+    pub(super) fn may_acknowledge(&self, request: &Request) -> bool {
         self.answers
             && request.children.ok & self.in_sync != 0
             && (self.enough || !request.writes())
@@ -104,21 +104,21 @@ impl Sync {
 /// Views, and the queues that follow from them.
 impl Replicas {
     /// Creates the replicas of a lane without a view and without queues: see [`Replicas::adopt`].
-    pub fn new(
+    pub(super) fn new(
         block_size: u32,
         shared: Arc<Shared>,
         state: Arc<LaneState>,
         pool: &Pool,
         sleepers: EventSet,
-    ) -> Replicas {
-        Replicas {
+    ) -> Self {
+        Self {
             queues: Default::default(),
             old: Default::default(),
             olds: 0,
             waiting: 0,
             view: Arc::new(View::closed(&Default::default())),
             sync: Sync::default(),
-            swift: 0,
+            direct: 0,
             used: 0,
             reported_short: 0,
             loads: [0; MAX_REPLICAS],
@@ -133,12 +133,12 @@ impl Replicas {
 
     /// True when no newer view was published.
     #[inline]
-    pub fn is_current(&self) -> bool {
+    pub(super) fn is_current(&self) -> bool {
         self.shared.version() == self.view.version
     }
 
     /// Adopts the current view. `requests` are the ordinary ones (`Requests::settle`).
-    pub fn adopt(&mut self, requests: &mut Requests) {
+    pub(super) fn adopt(&mut self, requests: &mut Requests) {
         let view = self.shared.view();
         let before = std::mem::replace(&mut self.view, view);
         self.sync = Sync::of(&self.view);
@@ -155,17 +155,17 @@ impl Replicas {
                 let _ = self.open(slot);
             }
         }
-        self.find_swift();
+        self.find_direct();
     }
 
     /// Finds the replicas that reads may use without further checks: all that are in sync, if each
     /// has a queue.
     #[cold]
-    pub fn find_swift(&mut self) {
+    pub(super) fn find_direct(&mut self) {
         let all = self.sync.in_sync;
         let whole = self.sync.serves && self.sync.answers && !Mutation::ReadStale.is_active();
         let open = slots(all).all(|slot| self.queues[slot].is_some());
-        self.swift = if whole && open { all } else { 0 };
+        self.direct = if whole && open { all } else { 0 };
     }
 
     /// Handles a replica that left `slot`: no request waits for its completions any longer.
@@ -220,7 +220,7 @@ impl Replicas {
     }
 
     /// Closes queues of replicas that left and have completed everything.
-    pub fn close_old(&mut self) {
+    pub(super) fn close_old(&mut self) {
         for slot in slots(self.olds) {
             if let Some(old) = self.old[slot].take_if(|old| old.inflight == 0) {
                 self.olds &= !bit(slot);
@@ -229,7 +229,7 @@ impl Replicas {
         }
     }
 
-    pub fn close_all(&mut self) {
+    pub(super) fn close_all(&mut self) {
         for slot in 0..MAX_REPLICAS {
             let queues = [self.queues[slot].take(), self.old[slot].take()];
             for queue in queues.into_iter().flatten() {
@@ -280,7 +280,7 @@ impl Replicas {
     /// True when a queue to one of the replicas cannot be opened for lack of memory on this
     /// machine. Other failures appear when the replica receives I/O.
     #[inline]
-    pub fn is_short(&mut self, of: Slots) -> bool {
+    pub(super) fn is_short(&mut self, of: Slots) -> bool {
         let closed = |slot: &usize| self.queues[*slot].is_none();
         let Some(first) = slots(of).find(closed) else {
             return false;
@@ -295,13 +295,13 @@ impl Replicas {
     }
 
     #[inline]
-    pub fn queue(&mut self, slot: usize) -> Option<&mut ReplicaQueue> {
+    pub(super) fn queue(&mut self, slot: usize) -> Option<&mut ReplicaQueue> {
         self.queues[slot].as_deref_mut()
     }
 
     /// The queue of a slot: of a replica that left if `old`, else the present one.
     #[inline]
-    pub fn queue_of(&mut self, slot: usize, old: bool) -> Option<&mut ReplicaQueue> {
+    pub(super) fn queue_of(&mut self, slot: usize, old: bool) -> Option<&mut ReplicaQueue> {
         let queue = if old {
             &mut self.old[slot]
         } else {
@@ -311,7 +311,7 @@ impl Replicas {
     }
 
     /// The status for a request that cannot be served; `None`: the request waits.
-    pub fn refusal(&self, op: Op) -> Option<Status> {
+    pub(super) fn refusal(&self, op: Op) -> Option<Status> {
         match self.view.mode {
             Mode::Serving | Mode::Frozen | Mode::Suspended => None,
             Mode::FailIo => Some(Status::medium_error(op)),
@@ -321,14 +321,14 @@ impl Replicas {
 
     /// True if the replica's device may have lost blocks since it was attached.
     #[inline]
-    pub fn has_lost(&self, slot: usize) -> bool {
+    pub(super) fn has_lost(&self, slot: usize) -> bool {
         let lost = |replica: &ReplicaView| replica.device.losses() != replica.losses;
         self.view.replicas[slot].as_ref().is_none_or(lost)
     }
 
     /// True when a read completed by the replica may be returned to the host.
     #[inline]
-    pub fn may_answer(&self, slot: usize) -> bool {
+    pub(super) fn may_answer(&self, slot: usize) -> bool {
         self.sync.answers && !self.has_lost(slot)
     }
 }
@@ -338,7 +338,7 @@ impl Replicas {
     /// Counts one more I/O to a slot. The control must see the count before the caller checks the
     /// version again.
     #[inline]
-    pub fn enter(&mut self, slot: usize) {
+    pub(super) fn enter(&mut self, slot: usize) {
         self.loads[slot] += 1;
         if self.loads[slot] == 1 {
             // The control waits for zero only; the exact count is published once per turn.
@@ -347,7 +347,7 @@ impl Replicas {
     }
 
     #[inline]
-    pub fn leave(&mut self, slot: usize) {
+    pub(super) fn leave(&mut self, slot: usize) {
         self.loads[slot] -= 1;
         if self.loads[slot] == 0 {
             self.state.outstanding[slot].store(0, Ordering::SeqCst);
@@ -359,7 +359,7 @@ impl Replicas {
     }
 
     /// Publishes the exact counts, once per turn.
-    pub fn publish_loads(&self) {
+    pub(super) fn publish_loads(&self) {
         for slot in 0..MAX_REPLICAS {
             if self.loads[slot] > 1 {
                 self.state.outstanding[slot].store(self.loads[slot], Ordering::Relaxed);
@@ -368,7 +368,7 @@ impl Replicas {
     }
 
     /// Clears the counts when the lane ends.
-    pub fn clear_loads(&mut self) {
+    pub(super) fn clear_loads(&mut self) {
         self.loads = [0; MAX_REPLICAS];
         (0..MAX_REPLICAS).for_each(|slot| self.publish_load(slot));
     }
@@ -376,7 +376,7 @@ impl Replicas {
     /// Submits a request to a replica, or queues it there. The slot must be entered; an error
     /// leaves it.
     #[inline]
-    pub fn submit(
+    pub(super) fn submit(
         &mut self,
         request: &mut Request,
         index: usize,
@@ -401,7 +401,7 @@ impl Replicas {
     }
 
     /// Schedules a child for a later submission, because the replica lacked resources.
-    pub fn submit_later(
+    pub(super) fn submit_later(
         &mut self,
         request: &mut Request,
         index: usize,
@@ -421,13 +421,13 @@ impl Replicas {
     }
 
     #[inline]
-    pub fn has_waiting(&self) -> bool {
+    pub(super) fn has_waiting(&self) -> bool {
         self.waiting != 0
     }
 
     /// Submits waiting children while their replica accepts them. Returns true if any was
     /// submitted.
-    pub fn resume_waiting(&mut self, requests: &mut Requests, now: Nanos) -> bool {
+    pub(super) fn resume_waiting(&mut self, requests: &mut Requests, now: Nanos) -> bool {
         let mut submitted = false;
         for slot in slots(self.waiting) {
             submitted |= self.resume_slot(slot, requests, now);
@@ -463,7 +463,7 @@ impl Replicas {
     }
 
     /// Removes a request's waiting children.
-    pub fn drop_waiting(&mut self, request: &mut Request, index: usize) {
+    pub(super) fn drop_waiting(&mut self, request: &mut Request, index: usize) {
         for slot in slots(request.children.queued) {
             if let Some(queue) = &mut self.queues[slot] {
                 queue.waiting.retain(|child| child.index as usize != index);
@@ -474,7 +474,7 @@ impl Replicas {
     }
 
     /// Requests a replica to abort a child. Returns true if the replica tries.
-    pub fn abort(&mut self, request: &Request, index: usize, slot: usize) -> bool {
+    pub(super) fn abort(&mut self, request: &Request, index: usize, slot: usize) -> bool {
         let token = child_token(index, slot, request.generation);
         let queue = &mut self.queues[slot];
         queue.as_mut().is_some_and(|queue| queue.queue.abort(token))
@@ -482,7 +482,7 @@ impl Replicas {
 
     /// Handles the completion of a child of this request. Returns true if no request waits for it.
     #[inline]
-    pub fn child_ended(
+    pub(super) fn child_ended(
         &mut self,
         request: &mut Request,
         slot: usize,
@@ -508,7 +508,7 @@ impl Replicas {
 
     /// Handles the completion of a read that was passed directly.
     #[inline]
-    pub fn swift_ended(&mut self, slot: usize, blocks: u32, start: Nanos) {
+    pub(super) fn direct_ended(&mut self, slot: usize, blocks: u32, start: Nanos) {
         if let Some(queue) = &mut self.queues[slot] {
             queue.inflight -= 1;
             queue.passed_ended(blocks, Status::Ok, start);
@@ -521,30 +521,30 @@ impl Replicas {
 impl Replicas {
     /// True for a replica with I/O in flight.
     #[inline]
-    pub fn is_busy(&self, slot: usize) -> bool {
+    pub(super) fn is_busy(&self, slot: usize) -> bool {
         self.queues[slot].as_ref().is_some_and(|q| q.inflight > 0)
     }
 
     /// True for a replica without I/O in flight whose queue has work of its own.
-    pub fn has_own_work(&self, slot: usize) -> bool {
+    pub(super) fn has_own_work(&self, slot: usize) -> bool {
         let queue = self.queues[slot].as_ref();
         queue.is_some_and(|q| q.inflight == 0 && !q.queue.is_settled())
     }
 
     /// Slots of replicas that left, with I/O in flight.
     #[inline]
-    pub fn left(&self) -> Slots {
+    pub(super) fn left(&self) -> Slots {
         self.olds
     }
 
-    pub fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         self.used == 0
             && self.olds == 0
             && self.is_current()
             && self.queues.iter().flatten().all(|q| q.queue.is_settled())
     }
 
-    pub fn arm(&mut self, now: Nanos) -> Idle {
+    pub(super) fn arm(&mut self, now: Nanos) -> Idle {
         // A ring from now on wakes the lane; earlier rings are handled in this turn.
         self.state.clear_bell();
         let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
@@ -556,17 +556,17 @@ impl Replicas {
         }
     }
 
-    pub fn disarm(&mut self) {
+    pub(super) fn disarm(&mut self) {
         let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
         queues.for_each(|q| q.queue.disarm());
     }
 
-    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+    pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.sleepers.as_fd()
     }
 
     /// The next time at which waiting children must be retried, if no completion comes.
-    pub fn next_moment(&self, now: Nanos) -> Idle {
+    pub(super) fn next_moment(&self, now: Nanos) -> Idle {
         let mut idle = Idle::Quiet;
         for queue in slots(self.waiting).filter_map(|slot| self.queues[slot].as_ref()) {
             idle = idle.and(match queue.waiting.front() {
@@ -581,12 +581,12 @@ impl Replicas {
     }
 
     #[cfg(test)]
-    pub fn sleepers(&self) -> &EventSet {
+    pub(super) fn sleepers(&self) -> &EventSet {
         &self.sleepers
     }
 
     #[cfg(test)]
-    pub fn loads(&self) -> Loads {
+    pub(super) fn loads(&self) -> Loads {
         self.loads
     }
 }

@@ -1,4 +1,4 @@
-//! A lane's queue to one replica.
+//! A lane's queue to the device of one replica, with the children in flight there.
 
 use std::collections::VecDeque;
 
@@ -30,8 +30,8 @@ pub(in crate::lane) struct Child {
 }
 
 impl ReplicaQueue {
-    pub fn new(queue: LayerQueue, zeroes_for_unmap: bool, first: u64) -> ReplicaQueue {
-        ReplicaQueue {
+    pub(crate) fn new(queue: LayerQueue, zeroes_for_unmap: bool, first: u64) -> Self {
+        Self {
             queue,
             inflight: 0,
             waiting: VecDeque::with_capacity(16),
@@ -43,7 +43,7 @@ impl ReplicaQueue {
     /// Passes a read to the device unchanged, or hands it back.
     #[inline]
     #[allow(clippy::result_large_err)]
-    pub fn pass(&mut self, mut io: Io, token: Token) -> Result<(), Io> {
+    pub(crate) fn pass(&mut self, mut io: Io, token: Token) -> Result<(), Io> {
         if !self.waiting.is_empty() {
             return Err(io);
         }
@@ -67,7 +67,7 @@ impl ReplicaQueue {
 
     /// See [`Queue::at_once`].
     #[inline]
-    pub fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    pub(crate) fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if !self.waiting.is_empty() {
             return None;
         }
@@ -80,7 +80,13 @@ impl ReplicaQueue {
     /// Submits a child to the device. Returns false when the queue is full. `sole`: no other
     /// replica gets the request, so the child needs no handle of its own on the data.
     #[inline]
-    pub fn hand(&mut self, request: &mut Request, index: usize, slot: usize, sole: bool) -> bool {
+    pub(crate) fn hand(
+        &mut self,
+        request: &mut Request,
+        index: usize,
+        slot: usize,
+        sole: bool,
+    ) -> bool {
         if self.inflight == 0 {
             self.queue.rested();
         }
@@ -122,7 +128,7 @@ impl ReplicaQueue {
     }
 
     /// Appends a child that the device has not accepted yet.
-    pub fn wait(&mut self, request: &mut Request, index: usize, slot: usize, after: Nanos) {
+    pub(crate) fn wait(&mut self, request: &mut Request, index: usize, slot: usize, after: Nanos) {
         request.children.queued |= bit(slot);
         self.waiting.push_back(Child {
             index: index as u32,
@@ -134,7 +140,7 @@ impl ReplicaQueue {
     /// Counts a child that was passed to the device unchanged and has completed. `start` is the
     /// request's arrival time, or zero if unknown.
     #[inline]
-    pub fn passed_ended(&mut self, blocks: u32, status: Status, start: Nanos) {
+    pub(crate) fn passed_ended(&mut self, blocks: u32, status: Status, start: Nanos) {
         let start = (start != Nanos::ZERO).then_some(start);
         self.queue.count_read(blocks, status, start);
     }

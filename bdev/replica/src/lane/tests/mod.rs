@@ -1,10 +1,10 @@
 //! Tests of the data path: single steps, with the test in place of the control and of the devices;
-//! and lanes on real devices with faults and delays, against a model.
+//! and lanes on real devices with faults and delays, compared with a model.
 
 mod at_once;
+mod failures;
 mod reads;
 mod real;
 pub(crate) mod rig;
 mod steps;
-mod trouble;
 mod waiting;

@@ -94,13 +94,13 @@ struct Block {
 }
 
 impl Default for Block {
-    fn default() -> Block {
+    fn default() -> Self {
         let nothing = Value {
             token: 0,
             tag: 0,
             ended: Some(0),
         };
-        Block {
+        Self {
             may_be: vec![nothing],
         }
     }
@@ -155,7 +155,7 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64) -> World {
+    fn new(seed: u64) -> Self {
         let registry = Registry::new();
         let (mut faults, mut disks, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for at in 0..3 {
@@ -192,7 +192,7 @@ impl World {
         volume.shared().publish(view.clone());
         let pool = pool();
         let lane = || Lane::new(Arc::clone(volume.shared()), BLOCK, &pool).expect("opens");
-        World {
+        Self {
             lanes: (0..LANES).map(|_| lane()).collect(),
             dice: Dice(seed),
             shared: Arc::clone(volume.shared()),

@@ -1,5 +1,5 @@
-//! Set-up for the tests: a lane on devices that complete I/O when the test says so. The test acts
-//! as the control.
+//! The harness of the tests: a lane on devices that complete I/O on command. The test takes the
+//! place of the control.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,21 +17,21 @@ use uuid::Uuid;
 
 use crate::lane::Lane;
 use crate::model::{RESERVED, ReplicaRecord, ReplicaState, Settings, VolumeRecord};
-use crate::shared::{News, Shared};
+use crate::shared::{LaneMessages, Shared};
 use crate::view::{Mode, ReplicaView, Role, View};
 use crate::volume::{Volume, weakest};
 
-pub const BLOCK: u32 = 512;
+pub(crate) const BLOCK: u32 = 512;
 /// Number of blocks of a region.
-pub const REGION: u64 = 2048;
-pub const REGIONS: u64 = 16;
-pub const BLOCKS: u64 = REGION * REGIONS;
-pub const FIRST: u64 = RESERVED / BLOCK as u64;
+pub(crate) const REGION: u64 = 2048;
+pub(crate) const REGIONS: u64 = 16;
+pub(crate) const BLOCKS: u64 = REGION * REGIONS;
+pub(crate) const FIRST: u64 = RESERVED / BLOCK as u64;
 
 /// The I/Os of a device's queues and their scripted statuses. Accessed by the device's name,
 /// because buffers do not leave a thread.
 #[derive(Default)]
-pub struct ScriptedIos {
+pub(crate) struct ScriptedIos {
     pub has: Vec<(u64, Io)>,
     answers: Vec<(u64, Completion)>,
     pub busy: bool,
@@ -52,11 +52,11 @@ thread_local! {
     static TRAYS: RefCell<HashMap<String, ScriptedIos>> = RefCell::default();
 }
 
-pub fn tray<T>(name: &str, with: impl FnOnce(&mut ScriptedIos) -> T) -> T {
+pub(crate) fn tray<T>(name: &str, with: impl FnOnce(&mut ScriptedIos) -> T) -> T {
     TRAYS.with_borrow_mut(|trays| with(trays.entry(name.to_owned()).or_default()))
 }
 
-pub struct Script {
+pub(crate) struct Script {
     name: String,
     pub limits: Limits,
     pub unmaps: bool,
@@ -70,9 +70,9 @@ pub struct Script {
 }
 
 impl Script {
-    pub fn new(name: &str) -> Script {
+    pub(crate) fn new(name: &str) -> Self {
         TRAYS.with_borrow_mut(|trays| trays.remove(name));
-        Script {
+        Self {
             name: name.to_owned(),
             limits: Limits {
                 unmap_zeroes: true,
@@ -227,7 +227,7 @@ impl Drop for ScriptQueue {
     }
 }
 
-pub fn record(blocks: u64, replicas: usize) -> VolumeRecord {
+pub(crate) fn record(blocks: u64, replicas: usize) -> VolumeRecord {
     VolumeRecord {
         id: Uuid::from_u128(7),
         name: "V".into(),
@@ -255,7 +255,7 @@ pub fn record(blocks: u64, replicas: usize) -> VolumeRecord {
     }
 }
 
-pub fn pool() -> Pool {
+pub(crate) fn pool() -> Pool {
     Pool::heap(&[
         ClassSpec {
             size: 4096,
@@ -268,7 +268,7 @@ pub fn pool() -> Pool {
     ])
 }
 
-pub fn replica(device: &Arc<Layer>, role: Role) -> ReplicaView {
+pub(crate) fn replica(device: &Arc<Layer>, role: Role) -> ReplicaView {
     ReplicaView {
         device: Arc::clone(device),
         incarnation: 1,
@@ -280,10 +280,10 @@ pub fn replica(device: &Arc<Layer>, role: Role) -> ReplicaView {
     }
 }
 
-pub const DEADLINE: Duration = Duration::from_millis(800);
-pub const HOLD: Duration = Duration::from_millis(2000);
+pub(crate) const DEADLINE: Duration = Duration::from_millis(800);
+pub(crate) const HOLD: Duration = Duration::from_millis(2000);
 
-pub struct Rig {
+pub(crate) struct Rig {
     pub shared: Arc<Shared>,
     pub volume: Arc<Volume>,
     pub scripts: Vec<Arc<Script>>,
@@ -295,16 +295,16 @@ pub struct Rig {
     done: Done,
     pub ended: Vec<(Token, Status)>,
     next: Token,
-    news: News,
+    news: LaneMessages,
 }
 
 /// Devices named A, B, …, all in sync, with every region clean and one lane.
-pub fn rig(replicas: usize) -> Rig {
+pub(crate) fn rig(replicas: usize) -> Rig {
     Rig::of((0..replicas).map(|slot| Script::new(["A", "B", "C", "D", "E"][slot])))
 }
 
 impl Rig {
-    pub fn of(scripts: impl Iterator<Item = Script>) -> Rig {
+    pub(crate) fn of(scripts: impl Iterator<Item = Script>) -> Self {
         let scripts: Vec<_> = scripts.map(Arc::new).collect();
         let layers: Vec<_> = scripts
             .iter()
@@ -321,7 +321,7 @@ impl Rig {
             view.replicas[slot] = Some(replica(layer, Role::InSync));
         }
         let pool = pool();
-        let mut rig = Rig {
+        let mut rig = Self {
             lanes: Vec::new(),
             shared,
             volume,
@@ -333,31 +333,31 @@ impl Rig {
             done: Done::with_capacity(16),
             ended: Vec::new(),
             next: 0,
-            news: News::default(),
+            news: LaneMessages::default(),
         };
         rig.publish(|_| {});
         rig.add_lane();
         rig
     }
 
-    pub fn add_lane(&mut self) {
+    pub(crate) fn add_lane(&mut self) {
         let lane = Lane::new(Arc::clone(&self.shared), BLOCK, &self.pool).expect("opens");
         self.lanes.push(lane);
     }
 
-    pub fn all_dirty(mut self) -> Rig {
+    pub(crate) fn all_dirty(mut self) -> Self {
         (0..REGIONS).for_each(|region| self.shared.regions.set_dirty(region));
         self.turn();
         self
     }
 
-    pub fn publish(&mut self, change: impl FnOnce(&mut View)) {
+    pub(crate) fn publish(&mut self, change: impl FnOnce(&mut View)) {
         change(&mut self.view);
         self.shared.publish(self.view.clone());
     }
 
     /// Decides about all reported failures, without another change of the view.
-    pub fn judge(&mut self) {
+    pub(crate) fn judge(&mut self) {
         let reported: Vec<u64> = (0..5).map(|slot| self.shared.reported(slot)).collect();
         self.publish(|view| {
             for (slot, replica) in view.replicas.iter_mut().enumerate() {
@@ -369,12 +369,12 @@ impl Rig {
     }
 
     /// Takes a replica out, and decides about all reported failures.
-    pub fn retire(&mut self, slot: usize) {
+    pub(crate) fn retire(&mut self, slot: usize) {
         self.view.replicas[slot] = None;
         self.judge();
     }
 
-    pub fn news(&mut self) -> &mut News {
+    pub(crate) fn news(&mut self) -> &mut LaneMessages {
         let (news, _) = self.shared.take_news();
         self.news.wanted.extend(news.wanted);
         self.news.reports.extend(news.reports);
@@ -383,13 +383,13 @@ impl Rig {
         &mut self.news
     }
 
-    pub fn buf(&self, blocks: u32) -> Buf {
+    pub(crate) fn buf(&self, blocks: u32) -> Buf {
         self.pool
             .acquire((blocks * BLOCK) as usize)
             .expect("enough")
     }
 
-    pub fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
+    pub(crate) fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
         self.next += 1;
         let io = Io::new(self.next, op, lba, blocks);
         match op.data_len(1) {
@@ -398,30 +398,30 @@ impl Rig {
         }
     }
 
-    pub fn submit_on(&mut self, lane: usize, op: Op, lba: u64, blocks: u32) -> Token {
+    pub(crate) fn submit_on(&mut self, lane: usize, op: Op, lba: u64, blocks: u32) -> Token {
         let io = self.io(op, lba, blocks);
         let token = io.token;
         self.lanes[lane].submit(io).expect("room");
         token
     }
 
-    pub fn write(&mut self, lba: u64) -> Token {
+    pub(crate) fn write(&mut self, lba: u64) -> Token {
         self.submit_on(0, Op::Write, lba, 8)
     }
 
-    pub fn write_on(&mut self, lane: usize, lba: u64) -> Token {
+    pub(crate) fn write_on(&mut self, lane: usize, lba: u64) -> Token {
         self.submit_on(lane, Op::Write, lba, 8)
     }
 
-    pub fn read(&mut self, lba: u64) -> Token {
+    pub(crate) fn read(&mut self, lba: u64) -> Token {
         self.submit_on(0, Op::Read, lba, 8)
     }
 
-    pub fn flush(&mut self) -> Token {
+    pub(crate) fn flush(&mut self) -> Token {
         self.submit_on(0, Op::Flush, 0, 0)
     }
 
-    pub fn turn(&mut self) {
+    pub(crate) fn turn(&mut self) {
         for lane in &mut self.lanes {
             let inflight = lane.inflight();
             let collected = lane.poll(self.now, &mut self.done);
@@ -437,7 +437,7 @@ impl Rig {
     }
 
     /// Advances time in small steps.
-    pub fn pass(&mut self, time: Duration) {
+    pub(crate) fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         while self.now < until {
             self.now = self.now + Duration::from_millis(10);
@@ -446,7 +446,7 @@ impl Rig {
     }
 
     /// The I/Os in flight at a device: operation, flags, and block of the volume.
-    pub fn has(&self, name: &str) -> Vec<(Op, Flags, u64)> {
+    pub(crate) fn has(&self, name: &str) -> Vec<(Op, Flags, u64)> {
         let lba = |io: &Io| io.lba.saturating_sub(FIRST);
         tray(name, |tray| {
             tray.has
@@ -456,12 +456,12 @@ impl Rig {
         })
     }
 
-    pub fn count(&self, name: &str) -> usize {
+    pub(crate) fn count(&self, name: &str) -> usize {
         tray(name, |tray| tray.has.len())
     }
 
     /// Completes the oldest I/O of a device, then runs a turn of the lanes.
-    pub fn answer(&mut self, name: &str, status: Status) {
+    pub(crate) fn answer(&mut self, name: &str, status: Status) {
         tray(name, |tray| {
             assert!(!tray.has.is_empty(), "{name} has no I/O to complete");
             let (id, io) = tray.has.remove(0);
@@ -470,44 +470,44 @@ impl Rig {
         self.turn();
     }
 
-    pub fn answer_all(&mut self, name: &str, status: Status) {
+    pub(crate) fn answer_all(&mut self, name: &str, status: Status) {
         while self.count(name) > 0 {
             self.answer(name, status);
         }
     }
 
     /// The requests completed since the last call.
-    pub fn take(&mut self) -> Vec<(Token, Status)> {
+    pub(crate) fn take(&mut self) -> Vec<(Token, Status)> {
         std::mem::take(&mut self.ended)
     }
 
     /// Like [`Rig::take`], in order of submission.
-    pub fn take_sorted(&mut self) -> Vec<(Token, Status)> {
+    pub(crate) fn take_sorted(&mut self) -> Vec<(Token, Status)> {
         let mut ended = self.take();
         ended.sort_by_key(|(token, _)| *token);
         ended
     }
 
-    pub fn none(&mut self) {
+    pub(crate) fn none(&mut self) {
         assert_eq!(self.take(), []);
     }
 
     /// Checks that no lock, slot or request is left.
-    pub fn clean(&mut self) {
+    pub(crate) fn clean(&mut self) {
         self.turn();
         for lane in &self.lanes {
             assert_eq!(lane.inflight(), 0);
             assert!(lane.is_settled(), "a lane has pending work");
             assert_eq!(lane.admission.counts(), (0, 0));
             assert_eq!(
-                (lane.requests.troubles(), lane.replicas.loads()),
+                (lane.requests.failures(), lane.replicas.loads()),
                 (0, [0; 5])
             );
         }
         self.free();
     }
 
-    pub fn free(&self) {
+    pub(crate) fn free(&self) {
         assert!(self.shared.stripes.all_free(), "a stripe is held");
         (0..REGIONS).for_each(|r| assert_eq!(self.shared.regions.inside(r), 0, "region {r}"));
         (0..5).for_each(|slot| assert_eq!(self.shared.outstanding(slot), 0, "slot {slot}"));

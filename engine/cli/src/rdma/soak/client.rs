@@ -1,10 +1,9 @@
-//! The machine that runs a soak test: the flows of each phase on threads of their own, and a
-//! sample per second.
+//! The client of a soak test: runs the flows of each phase on threads, and takes a sample of
+//! counters every second.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,18 +13,19 @@ use nacre_transport_rdma_perf::{
     Bursts, ClientOptions, Length, Measure, Op, PerfError, Report, Test, measure,
 };
 use nacre_transport_rdma_verbs::Provider;
+use parking_lot::Mutex;
 
-use super::super::counters::{Sample, Which, chosen};
+use super::super::counters::{CounterPort, Sample, chosen};
 use super::super::perf::{interrupt, parse_message, parse_server, provider};
 use super::super::perf_show::gid_of;
 use super::plan::{LoadKind, Phase, SoakFlow, plan};
-use super::verdict::{Change, FlowReport, Meaning, Second, Soak, SoakLimits, second};
+use super::verdict::{Change, CounterKind, FlowReport, Second, Soak, SoakLimits, second};
 use crate::{Failure, output};
 use nacre_engine_doctor::System;
 use nacre_engine_values::{size, time};
 
 #[derive(Debug, Args)]
-pub struct SoakClientArgs {
+pub(crate) struct SoakClientArgs {
     /// Machines where `nacre rdma soak server` runs: ADDRESS[:PORT],…
     #[arg(long, value_name = "PEER,…", value_delimiter = ',', required = true, value_parser = parse_server)]
     peers: Vec<SocketAddr>,
@@ -89,7 +89,7 @@ pub struct SoakClientArgs {
     quiet: bool,
 }
 
-pub fn run(args: &SoakClientArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &SoakClientArgs) -> Result<(), Failure> {
     let distinct: BTreeSet<_> = args.peers.iter().collect();
     if distinct.len() < args.peers.len() {
         return Err(Failure::Usage("--peers: a peer is named twice".into()));
@@ -181,7 +181,7 @@ struct Runner<'a> {
     provider: &'a dyn Provider,
     stop: &'a AtomicBool,
     roots: Roots,
-    ports: Vec<Which>,
+    ports: Vec<CounterPort>,
     names: Vec<String>,
     begin: Instant,
     software: bool,
@@ -190,24 +190,24 @@ struct Runner<'a> {
 }
 
 /// The RDMA ports with the routes to the peers.
-fn ports(system: &System, fabric: &Fabric, peers: &[SocketAddr]) -> (Vec<Which>, Vec<String>) {
+fn ports(
+    system: &System,
+    fabric: &Fabric,
+    peers: &[SocketAddr],
+) -> (Vec<CounterPort>, Vec<String>) {
     let port = |peer: &SocketAddr| {
         let local = system.probe.source_for(*peer).ok()?;
         Some(gid_of(system, local)?.0)
     };
     let names: BTreeSet<String> = peers.iter().filter_map(port).collect();
-    let which = names
+    let found = names
         .iter()
         .filter_map(|name| chosen(fabric, Some(name)).ok());
-    (which.flatten().collect(), names.into_iter().collect())
+    (found.flatten().collect(), names.into_iter().collect())
 }
 
 impl<'a> Runner<'a> {
-    fn new(
-        args: &'a SoakClientArgs,
-        provider: &'a dyn Provider,
-        stop: &'a AtomicBool,
-    ) -> Runner<'a> {
+    fn new(args: &'a SoakClientArgs, provider: &'a dyn Provider, stop: &'a AtomicBool) -> Self {
         let system = System::real();
         let roots = Roots::real();
         let (ports, names) = ports(&system, &Fabric::read(&roots.sys), &args.peers);
@@ -276,7 +276,7 @@ impl<'a> Runner<'a> {
                         live.messages.store(at.messages, Ordering::Relaxed);
                         live.p99_ns.store(at.recent_p99_ns, Ordering::Relaxed);
                     });
-                    *outcome.lock().unwrap_or_else(|held| held.into_inner()) = Some(report);
+                    *outcome.lock() = Some(report);
                 });
             }
             let mut counted = vec![0u64; phase.flows.len()];
@@ -303,10 +303,7 @@ impl<'a> Runner<'a> {
             Ok::<(), Failure>(())
         })?;
         for ((flow, outcome), (_, silent)) in phase.flows.iter().zip(outcomes).zip(silent) {
-            let outcome = outcome
-                .into_inner()
-                .unwrap_or_else(|held| held.into_inner());
-            self.ended(phase.kind, *flow, outcome, silent);
+            self.ended(phase.kind, *flow, outcome.into_inner(), silent);
         }
         Ok(before)
     }
@@ -396,7 +393,7 @@ impl<'a> Runner<'a> {
 fn changes(now: &Sample, before: &Sample) -> Vec<Change> {
     let change = |(port, counter, by): (String, String, u64)| {
         Some(Change {
-            meaning: Meaning::of(&counter)?,
+            kind: CounterKind::of(&counter)?,
             port,
             counter,
             by,

@@ -1,4 +1,4 @@
-//! `nacre rdma soak`: RDMA load with several peers for a long time, with a verdict.
+//! `nacre rdma soak`: runs RDMA load with several peers for a long time, and reports pass or fail.
 //!
 //! ```text
 //!   client.rs    the flows of each phase, a sample per second     perform
@@ -17,7 +17,7 @@ use clap::Subcommand;
 use crate::Failure;
 
 #[derive(Debug, Subcommand)]
-pub enum SoakCommand {
+pub(super) enum SoakCommand {
     /// Take part as a peer: serve the load until interrupted
     #[command(
         after_help = "Two ports are used, for the two directions: 18515 and 18516.\n\nExamples:\n  \
@@ -35,7 +35,7 @@ pub enum SoakCommand {
     Client(Box<client::SoakClientArgs>),
 }
 
-pub fn run(command: SoakCommand) -> Result<(), Failure> {
+pub(super) fn run(command: SoakCommand) -> Result<(), Failure> {
     match command {
         SoakCommand::Server(args) => server::run(&args),
         SoakCommand::Client(args) => client::run(&args),

@@ -9,7 +9,7 @@ use serde::Serialize;
 /// A kind of load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum LoadKind {
+pub(super) enum LoadKind {
     /// One peer: the measure for the other phases.
     Alone,
     /// All peers send to this machine at once.
@@ -21,26 +21,26 @@ pub enum LoadKind {
 }
 
 impl LoadKind {
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
-            LoadKind::Alone => "alone",
-            LoadKind::Incast => "incast",
-            LoadKind::Both => "both directions",
-            LoadKind::Bursts => "bursts",
+            Self::Alone => "alone",
+            Self::Incast => "incast",
+            Self::Both => "both directions",
+            Self::Bursts => "bursts",
         }
     }
 }
 
 /// One session with a peer. READ moves data to this machine, WRITE from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SoakFlow {
+pub(super) struct SoakFlow {
     pub peer: SocketAddr,
     pub op: Op,
 }
 
 impl SoakFlow {
     /// The peer serves each direction at a port of its own.
-    pub fn server(self) -> SocketAddr {
+    pub(super) fn server(self) -> SocketAddr {
         let mut server = self.peer;
         if self.op != Op::Read {
             server.set_port(server.port().saturating_add(1));
@@ -50,7 +50,7 @@ impl SoakFlow {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Phase {
+pub(super) struct Phase {
     pub kind: LoadKind,
     pub time: Duration,
     pub flows: Vec<SoakFlow>,
@@ -61,7 +61,7 @@ const ALONE_LEAST: Duration = Duration::from_secs(2);
 const ALONE_MOST: Duration = Duration::from_secs(10);
 
 /// Every peer alone for a short time, then a third of `time` for each other kind.
-pub fn plan(peers: &[SocketAddr], time: Duration, bursts: Bursts) -> Vec<Phase> {
+pub(super) fn plan(peers: &[SocketAddr], time: Duration, bursts: Bursts) -> Vec<Phase> {
     let flows = |ops: &[Op]| {
         let of = |peer: &SocketAddr| {
             let peer = *peer;

@@ -1,12 +1,13 @@
-//! A peer of a soak test: a server for each direction.
+//! A peer of a soak test: one performance-test server per direction.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use clap::Args;
 use nacre_transport_rdma_perf::{Server, ServerOptions};
 use nacre_transport_rdma_verbs::Provider;
+use parking_lot::Mutex;
 
 use super::super::perf::{explained, failure, interrupt, listen_addresses, provider};
 use super::super::perf_show;
@@ -15,7 +16,7 @@ use nacre_engine_doctor::System;
 use nacre_engine_values::size;
 
 #[derive(Debug, Args)]
-pub struct SoakServerArgs {
+pub(crate) struct SoakServerArgs {
     /// An address of this machine, or name:eth0, rdma:mlx5_0/1, mac:…, subnet:…, with a port after
     /// a comma unless it is 18515; the next port is used too. May be repeated [default: all
     /// addresses]
@@ -32,7 +33,7 @@ pub struct SoakServerArgs {
     json: bool,
 }
 
-pub fn run(args: &SoakServerArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &SoakServerArgs) -> Result<(), Failure> {
     let system = System::real();
     let provider = provider()?;
     let listen = listen_addresses(&system, &args.listen)?;
@@ -67,10 +68,7 @@ pub fn run(args: &SoakServerArgs) -> Result<(), Failure> {
         });
         served.into_iter().collect::<Result<(), Failure>>()
     })?;
-    serving
-        .printed
-        .into_inner()
-        .unwrap_or_else(|held| held.into_inner())
+    serving.printed.into_inner()
 }
 
 /// Shared by the servers of both directions.
@@ -104,7 +102,7 @@ impl Serving<'_> {
 
     /// Prints, one thread at a time; ends the program when that fails.
     fn print(&self, line: impl FnOnce() -> Result<(), Failure>) {
-        let mut printed = self.printed.lock().unwrap_or_else(|held| held.into_inner());
+        let mut printed = self.printed.lock();
         if printed.is_ok() {
             *printed = line();
         }

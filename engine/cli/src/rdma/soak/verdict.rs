@@ -1,4 +1,4 @@
-//! What a soak test found, and whether it passed.
+//! Judges a soak test from its counters and samples, and writes its report.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use serde::Serialize;
 use super::plan::LoadKind;
 use crate::output;
 
-/// The meaning of a counter.
+/// The kind of event that a counter counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Meaning {
+pub(super) enum CounterKind {
     OutOfSequence,
     Retransmit,
     Discard,
@@ -21,20 +21,20 @@ pub enum Meaning {
     Error,
 }
 
-impl Meaning {
-    pub fn name(self) -> &'static str {
+impl CounterKind {
+    pub(super) fn name(self) -> &'static str {
         match self {
-            Meaning::OutOfSequence => "out of sequence",
-            Meaning::Retransmit => "retransmit",
-            Meaning::Discard => "discard",
-            Meaning::Pause => "pause",
-            Meaning::Congestion => "congestion",
-            Meaning::Error => "error",
+            Self::OutOfSequence => "out of sequence",
+            Self::Retransmit => "retransmit",
+            Self::Discard => "discard",
+            Self::Pause => "pause",
+            Self::Congestion => "congestion",
+            Self::Error => "error",
         }
     }
 
-    /// The meaning of a driver's counter by its name; `None`: it says nothing about health.
-    pub fn of(counter: &str) -> Option<Meaning> {
+    /// The kind of a driver's counter by its name. `None`: the counter says nothing about health.
+    pub(super) fn of(counter: &str) -> Option<Self> {
         let name = counter.to_ascii_lowercase();
         let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         // Ending a queue pair flushes its requests. A duration counts microseconds. Soft-RoCE
@@ -43,9 +43,9 @@ impl Meaning {
             return None;
         }
         Some(if has(&["out_of_seq", "seq_err"]) {
-            Meaning::OutOfSequence
+            Self::OutOfSequence
         } else if has(&["retrans", "timeout", "retry", "duplicate", "rnr"]) {
-            Meaning::Retransmit
+            Self::Retransmit
         } else if has(&[
             "discard",
             "drop",
@@ -54,13 +54,13 @@ impl Meaning {
             "overrun",
             "missed",
         ]) {
-            Meaning::Discard
+            Self::Discard
         } else if has(&["pause"]) {
-            Meaning::Pause
+            Self::Pause
         } else if has(&["cnp", "ecn"]) {
-            Meaning::Congestion
+            Self::Congestion
         } else if has(&["err"]) {
-            Meaning::Error
+            Self::Error
         } else {
             return None;
         })
@@ -69,17 +69,18 @@ impl Meaning {
 
 /// A counter that grew.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub(super) struct Change {
     /// Device and port.
     pub port: String,
     pub counter: String,
-    pub meaning: Meaning,
+    #[serde(rename = "meaning")]
+    pub kind: CounterKind,
     pub by: u64,
 }
 
 /// One second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Second {
+pub(super) struct Second {
     pub second: u64,
     pub phase: LoadKind,
     pub bytes_in: u64,
@@ -93,7 +94,7 @@ pub struct Second {
 
 /// One flow of one phase.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct FlowReport {
+pub(super) struct FlowReport {
     pub phase: LoadKind,
     pub peer: String,
     pub op: Op,
@@ -108,7 +109,7 @@ pub struct FlowReport {
 
 /// The thresholds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct SoakLimits {
+pub(super) struct SoakLimits {
     /// The network promises not to lose packets: losses fail the test.
     pub lossless: bool,
     /// Largest p99 under load, in multiples of the p99 of a peer alone.
@@ -122,7 +123,7 @@ pub struct SoakLimits {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Soak {
+pub(super) struct Soak {
     pub schema: &'static str,
     /// RDMA port of this machine.
     pub ports: Vec<String>,
@@ -142,10 +143,10 @@ pub struct Soak {
 }
 
 impl Soak {
-    pub const SCHEMA: &'static str = "nacre-rdma-soak/1";
+    pub(super) const SCHEMA: &'static str = "nacre-rdma-soak/1";
 
     /// Adds the failures and warnings.
-    pub fn judge(&mut self) {
+    pub(super) fn judge(&mut self) {
         let (mut failures, mut warnings) = (Vec::new(), Vec::new());
         for flow in &self.flows {
             let name = format!("{}, {} {}", flow.phase.name(), flow.op, flow.peer);
@@ -160,29 +161,25 @@ impl Soak {
         }
         warnings.extend(self.slow_peers());
         warnings.extend(self.unfair_peers());
-        let mut losses: BTreeMap<Meaning, Vec<&Change>> = BTreeMap::new();
+        let mut losses: BTreeMap<CounterKind, Vec<&Change>> = BTreeMap::new();
         for change in &self.counters {
-            losses.entry(change.meaning).or_default().push(change);
+            losses.entry(change.kind).or_default().push(change);
         }
-        for (meaning, changes) in losses {
+        for (kind, changes) in losses {
             let each: Vec<String> = changes
                 .iter()
                 .map(|change| format!("{} {} by {}", change.port, change.counter, change.by))
                 .collect();
-            let first = self.first_second(meaning);
-            let text = format!(
-                "{} counters grew{first}: {}",
-                meaning.name(),
-                each.join(", ")
-            );
-            match meaning {
-                Meaning::OutOfSequence | Meaning::Retransmit | Meaning::Discard
+            let first = self.first_second(kind);
+            let text = format!("{} counters grew{first}: {}", kind.name(), each.join(", "));
+            match kind {
+                CounterKind::OutOfSequence | CounterKind::Retransmit | CounterKind::Discard
                     if self.limits.lossless =>
                 {
                     failures.push(text);
                 }
                 // How a lossless network and DCQCN work.
-                Meaning::Pause | Meaning::Congestion => {}
+                CounterKind::Pause | CounterKind::Congestion => {}
                 _ => warnings.push(text),
             }
         }
@@ -202,8 +199,8 @@ impl Soak {
         (self.failures, self.warnings) = (failures, warnings);
     }
 
-    fn first_second(&self, meaning: Meaning) -> String {
-        let has = |second: &&Second| second.changes.iter().any(|c| c.meaning == meaning);
+    fn first_second(&self, kind: CounterKind) -> String {
+        let has = |second: &&Second| second.changes.iter().any(|c| c.kind == kind);
         match self.seconds.iter().find(has) {
             Some(second) => format!(", first in second {}", second.second),
             None => String::new(),
@@ -255,7 +252,7 @@ impl Soak {
     fn pause_storm(&self) -> Option<String> {
         let pauses = |second: &Second| {
             let all = second.changes.iter();
-            let pauses = all.filter(|change| change.meaning == Meaning::Pause);
+            let pauses = all.filter(|change| change.kind == CounterKind::Pause);
             pauses.map(|change| change.by).max().unwrap_or(0)
         };
         let stormy = self
@@ -273,7 +270,7 @@ impl Soak {
     }
 
     /// The report for people.
-    pub fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let mut lines = vec![
             format!(
                 "RDMA soak test by {}: {}",
@@ -321,7 +318,7 @@ impl Soak {
                 let Change {
                     port, counter, by, ..
                 } = change;
-                format!("{port} {counter}: +{by} ({})", change.meaning.name())
+                format!("{port} {counter}: +{by} ({})", change.kind.name())
             })),
         }
         lines.extend(self.verdict());
@@ -329,7 +326,7 @@ impl Soak {
     }
 
     /// The last lines of the report.
-    pub fn verdict(&self) -> Vec<String> {
+    pub(super) fn verdict(&self) -> Vec<String> {
         let mut lines = Vec::new();
         lines.extend(self.warnings.iter().map(|text| format!("warning: {text}")));
         lines.extend(self.failures.iter().map(|text| format!("failure: {text}")));
@@ -346,7 +343,7 @@ impl Soak {
 }
 
 /// One second as a line.
-pub fn second(second: &Second) -> String {
+pub(super) fn second(second: &Second) -> String {
     let mut text = format!(
         "{:>5} s  {:<16} in {:>12}/s  out {:>12}/s  p99 {:>10.1} us",
         second.second,
@@ -369,11 +366,11 @@ pub fn second(second: &Second) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: names of mlx5, bnxt, irdma, rxe and interfaces get their meaning; traffic has none.
+    /// Goal: names of mlx5, bnxt, irdma, rxe and interfaces get a kind; traffic has none.
     #[test]
     fn counters_have_a_meaning() {
-        use Meaning::*;
-        for (name, meaning) in [
+        use CounterKind::*;
+        for (name, kind) in [
             ("out_of_sequence", Some(OutOfSequence)),
             ("packet_seq_err", Some(OutOfSequence)),
             ("rcvd_out_of_seq_request", Some(OutOfSequence)),
@@ -397,7 +394,7 @@ mod tests {
             ("ack_deferred", None),
             ("rx_write_requests", None),
         ] {
-            assert_eq!(Meaning::of(name), meaning, "{name}");
+            assert_eq!(CounterKind::of(name), kind, "{name}");
         }
     }
 
@@ -419,7 +416,7 @@ mod tests {
         Change {
             port: "mlx5_0/1".into(),
             counter: counter.into(),
-            meaning: Meaning::of(counter).unwrap(),
+            kind: CounterKind::of(counter).unwrap(),
             by,
         }
     }

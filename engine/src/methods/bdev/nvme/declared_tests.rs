@@ -1,4 +1,4 @@
-//! Controllers that the configuration file declares.
+//! Tests of controllers that the configuration file declares.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};

@@ -77,7 +77,7 @@ impl AttachParams {
 
 /// Attaches the drive, stores `change` (the call's record) and returns the drive's devices. `again`
 /// means that the record already exists.
-pub async fn attach(
+pub(super) async fn attach(
     params: &AttachParams,
     engine: &Rc<Engine>,
     mut gate: RwLockWriteGuard<'_, ()>,
@@ -149,7 +149,7 @@ fn devices(
 }
 
 /// Detaches the drive: removes its devices and shuts the controller down.
-pub async fn undo(engine: &Rc<Engine>, name: &str) {
+pub(super) async fn undo(engine: &Rc<Engine>, name: &str) {
     let Some(drive) = engine.drives.take(name) else {
         return;
     };
@@ -160,7 +160,7 @@ pub async fn undo(engine: &Rc<Engine>, name: &str) {
 }
 
 /// Checks that the optional parameters of a detach call match the attached drive.
-pub fn fits(
+pub(super) fn fits(
     name: &str,
     drive: &Drive,
     trtype: Option<&str>,
@@ -178,7 +178,11 @@ pub fn fits(
 }
 
 /// Resets the controller. Its I/O waits and is not lost.
-pub async fn reset(drive: &Drive, cntlid: Option<u16>, name: &str) -> Result<bool, RpcError> {
+pub(super) async fn reset(
+    drive: &Drive,
+    cntlid: Option<u16>,
+    name: &str,
+) -> Result<bool, RpcError> {
     let is = drive.controller.info().cntlid;
     if cntlid.is_some_and(|asked| asked != is) {
         let cause = format!("\"{name}\" is controller {is} there");
@@ -189,6 +193,6 @@ pub async fn reset(drive: &Drive, cntlid: Option<u16>, name: &str) -> Result<boo
 }
 
 /// The error of a controller command or of its transport.
-pub fn failed(error: nacre_bdev_nvme::ControlError) -> RpcError {
+pub(super) fn failed(error: nacre_bdev_nvme::ControlError) -> RpcError {
     RpcError::errno(Errno::EIO, causes(&anyhow::Error::new(error)))
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_bdev_nvme::Function;
-use nacre_bdev_nvme_sim::{Config, Drive, Identity, Keep, NamespaceConfig, Pace, Running};
+use nacre_bdev_nvme_sim::{CacheSurvival, Config, Drive, Identity, NamespaceConfig, Pace, Running};
 use nacre_hugepages::{Arena, RegisterError};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ impl Chassis {
 
     fn pull(&self, place: &str) {
         let drive = self.places.lock().remove(place).unwrap();
-        drive.pull(Keep::Nothing);
+        drive.pull(CacheSurvival::Nothing);
     }
 }
 

@@ -89,9 +89,9 @@ pub struct HealthInfo {
 }
 
 impl HealthInfo {
-    fn of(drive: &Drive, health: Health) -> HealthInfo {
+    fn of(drive: &Drive, health: Health) -> Self {
         let info = drive.controller.info();
-        HealthInfo {
+        Self {
             model_number: info.drive.model,
             serial_number: info.drive.serial,
             firmware_revision: info.drive.firmware,

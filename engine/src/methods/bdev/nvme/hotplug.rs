@@ -17,7 +17,7 @@ const KEY: &str = "nvme/hotplug";
 const LONGEST: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_millis(10);
 
-pub fn register(registry: &mut Registry<Engine>) {
+pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<SetHotplug>();
 }
 
@@ -43,7 +43,7 @@ impl Method<Engine> for SetHotplug {
 
     async fn apply(params: Params, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let given = params.period_us.filter(|us| *us > 0);
-        let period = given.map_or(HotPlug::default().period, Duration::from_micros);
+        let period = given.map_or_else(|| HotPlug::default().period, Duration::from_micros);
         if !(SHORTEST..=LONGEST).contains(&period) {
             let cause = format!(
                 "{} is neither 0 nor from {} to {}",
@@ -54,7 +54,7 @@ impl Method<Engine> for SetHotplug {
             return Err(RpcError::invalid_params(cause).field("period_us"));
         }
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        let change = Change::put(KEY, SetHotplug::NAME, record);
+        let change = Change::put(KEY, Self::NAME, record);
         engine.journal.commit(change).await?;
         let enabled = params.enable;
         engine.drives.hot_plug.set(HotPlug { enabled, period });

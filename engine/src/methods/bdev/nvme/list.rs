@@ -14,7 +14,7 @@ use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Registry, RpcError};
 use crate::services::drives::{Drive, state_word};
 use crate::services::engine::Engine;
-use crate::services::remotes::Remote;
+use crate::services::remotes::{Remote, RemotePath};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetNvmeControllers>();
@@ -32,13 +32,13 @@ pub struct NvmeControllersParams {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct NvmeControllerReply {
     name: String,
-    /// One element: a controller has one path.
+    /// One element for each path.
     ctrlrs: Vec<Controller>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Controller {
-    /// `enabled`, `resetting` (connecting), `failed` or `deleting`.
+    /// `enabled`, `resetting` (connecting), `disabled`, `failed` or `deleting`.
     state: &'static str,
     trid: Trid,
     cntlid: u16,
@@ -102,15 +102,15 @@ struct Refused {
 }
 
 impl Controller {
-    fn of(remote: &Remote) -> Controller {
-        let (attachment, wanted) = (&remote.attachment, &remote.wanted);
-        let (status, devices) = (attachment.status(), attachment.devices());
-        let changed = devices.iter().filter_map(|device| {
-            let why = device.refusal()?;
-            Some((device.name().to_owned(), why))
-        });
-        let refused = changed.chain(attachment.refusals());
-        Controller {
+    fn of(remote: &Remote, path: &RemotePath) -> Self {
+        let (attachment, wanted) = (&remote.attachment, &path.wanted);
+        let (status, devices) = (path.path.status(), attachment.devices());
+        let changed = match status.state {
+            State::Live => attachment.refusals_of(&path.path),
+            _ => Vec::new(),
+        };
+        let refused = changed.into_iter().chain(attachment.refusals());
+        Self {
             state: status.state.word(),
             trid: Trid {
                 trtype: status.transport.to_string(),
@@ -121,7 +121,7 @@ impl Controller {
             },
             cntlid: status.info.cntlid,
             host: Some(Host {
-                nqn: attachment.config().options.hostnqn.to_string(),
+                nqn: path.path.config().options.hostnqn.to_string(),
                 addr: wanted
                     .hostaddr
                     .map_or_else(String::new, |ip| ip.to_string()),
@@ -145,10 +145,10 @@ impl Controller {
         }
     }
 
-    fn of_drive(name: &str, drive: &Drive) -> Controller {
+    fn of_drive(name: &str, drive: &Drive) -> Self {
         let (info, status) = (drive.controller.info(), drive.controller.status());
         let refused = drive.refused().into_iter();
-        Controller {
+        Self {
             state: state_word(&status.state),
             trid: Trid {
                 trtype: "PCIe".to_owned(),
@@ -203,7 +203,11 @@ impl Method<Engine> for GetNvmeControllers {
             .into_iter()
             .map(|(name, remote)| NvmeControllerReply {
                 name,
-                ctrlrs: vec![Controller::of(&remote)],
+                ctrlrs: remote
+                    .paths()
+                    .iter()
+                    .map(|path| Controller::of(&remote, path))
+                    .collect(),
             });
         let drives = engine
             .drives

@@ -1,16 +1,20 @@
 //! `bdev_nvme_*`: namespaces of remote targets and local drives as devices.
 //!
 //! An attached controller is one journal record, `nvme/ctrlr/<name>`, with the parameters of the
-//! call. Options of all controllers are another record, `nvme/options`. The devices have no
-//! records: they follow from the controller.
+//! call. Each further path to it is a record of its own, `nvme/path/<name>/…`. Options of all
+//! controllers are another record, `nvme/options`. The devices have no records: they follow from
+//! the controller.
 
+mod discovery;
 mod drive;
 pub mod health;
 mod hotplug;
 pub mod list;
 mod options;
+pub mod paths;
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -18,19 +22,20 @@ use nacre_bdev::Bdev;
 use nacre_bdev::registry::DeleteTicket;
 use nacre_nvmf::address::adrfam;
 use nacre_nvmf::host::HostError;
-use nacre_nvmf_remote::State;
+use nacre_nvmf_remote::{State, Status};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use crate::journal::{EntryState, is_declaring};
+use crate::journal::{Entry, EntryState, is_declaring};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::lifecycle::Phase;
-use crate::services::nvme::{self, ATTACH, AttachParams, key};
-use crate::services::remotes::{self, Remote};
-use crate::store::{Change, Edit};
+use crate::services::nvme::options::Options;
+use crate::services::nvme::{self, ATTACH, AttachParams, Multipath, POLICIES, key};
+use crate::services::remotes::{self, Remote, RemotePath};
+use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -42,6 +47,8 @@ pub fn register(registry: &mut Registry<Engine>) {
     options::register(registry);
     health::register(registry);
     hotplug::register(registry);
+    paths::register(registry);
+    discovery::register(registry);
 }
 
 /// How long the first connection may hold the lock of changes. With a fast connection, the devices
@@ -69,10 +76,15 @@ impl Method<Engine> for AttachController {
         engine.refuse_overtaken()?;
         let name = params.name.clone();
         let record = serde_json::to_value(&params).expect("parameters are plain data");
+        let record_key = if params.is_drive() {
+            key(&name)
+        } else {
+            nvme::record_key(&engine, &params)
+        };
         // A stored controller that is not live is restored, and a declared one is attached, also
         // while its target is away: the connection is retried later.
-        let again = engine.journal.find(&key(&name)).is_some() || is_declaring();
-        let change = || Change::put(key(&name), ATTACH, record);
+        let again = engine.journal.find(&record_key).is_some() || is_declaring();
+        let change = || Change::put(record_key.clone(), ATTACH, record);
         if engine.drives.find(&name).is_some() || engine.drives.is_coming(&name) {
             return Err(is_attached(&name));
         }
@@ -82,46 +94,62 @@ impl Method<Engine> for AttachController {
             }
             return drive::attach(&params, &engine, gate, again, change()).await;
         }
-        let remote = match engine.remotes.find(&name) {
-            Some(remote) if again && is_begun(&engine, &name) => remote,
-            Some(remote) if params.is_at(&remote) => {
-                return Err(is_attached(&name).renumbered(Errno::EALREADY));
+        let found = engine.remotes.find(&name);
+        let known = found.as_ref().and_then(|remote| {
+            let mut paths = remote.paths().into_iter();
+            paths.find(|path| params.is_at(path))
+        });
+        let (multipath, mut options) = (params.multipath, params.multipath_opts.clone());
+        if options.is_none() && record_key == key(&name) {
+            options = Options::of(&engine).multipath_opts;
+        }
+        let (remote, path) = match (found, known) {
+            (Some(remote), Some(path)) if again && is_begun(&engine, &record_key) => (remote, path),
+            (Some(_), Some(_)) => return Err(is_attached(&name).renumbered(Errno::EALREADY)),
+            (Some(remote), None) => {
+                joins(&params, &remote)?;
+                nvme::begin(&engine, params).await?
             }
-            Some(_) => return Err(is_attached(&name)),
-            None => nvme::begin(&engine, params).await?,
+            (None, _) => nvme::begin(&engine, params).await?,
         };
+        if let Some(options) = options {
+            remote.attachment.set_policy(options.policy()?);
+        }
+        if multipath == Some(Multipath::Failover) {
+            remote.attachment.set_stays(true);
+        }
         let patience = if again {
             CONNECT_TIMEOUT_AT_START
         } else {
             CONNECT_TIMEOUT
         };
         let now = Instant::now();
-        let until = remote.begun.max(now - patience) + patience;
-        let mut first = first_connection(&engine, &remote, until.min(now + LOCKED_WAIT)).await;
+        let until = path.begun.max(now - patience) + patience;
+        let mut first = first_connection(&engine, &path, until.min(now + LOCKED_WAIT)).await;
         if matches!(first, Ok(false)) {
             drop(gate);
-            first = first_connection(&engine, &remote, until).await;
+            first = first_connection(&engine, &path, until).await;
             gate = engine.changing().await;
             let here = engine.remotes.find(&name);
-            if !here.is_some_and(|here| Rc::ptr_eq(&here, &remote)) {
+            if !here.is_some_and(|here| here.paths().iter().any(|one| Rc::ptr_eq(one, &path))) {
                 let cause = format!("\"{name}\" was detached before it was connected");
                 return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
             }
-            if again && is_live(&engine, &name) {
+            if again && is_live(&engine, &record_key) {
                 // Another call attached the same controller meanwhile.
-                return devices(&engine, &name, &remote, again);
+                return devices(&engine, &name, &remote, &path, again);
             }
         }
         let outcome = match first {
-            Ok(true) => devices(&engine, &name, &remote, again),
+            Ok(true) => devices(&engine, &name, &remote, &path, again),
             // Retries continue; stacked devices appear with their bases.
             Ok(false) | Err(_) if again => Ok(Vec::new()),
             Err(refused) => Err(refused),
             Ok(false) => {
-                let causes = remote.attachment.status().causes;
+                let causes = path.path.status().causes;
                 let why = format!("no connection within {patience:?}; {causes}");
                 let why = why.trim_end_matches("; ").to_owned();
-                Err(not_connected(&remote, Errno::ETIMEDOUT, why))
+                Err(not_connected(&path, Errno::ETIMEDOUT, why))
             }
         };
         let outcome = match outcome {
@@ -129,36 +157,57 @@ impl Method<Engine> for AttachController {
             refused => refused,
         };
         if outcome.is_err() && !again {
-            undo(&engine, &name).await;
+            undo_path(&engine, &name, &remote, &path).await;
         }
         drop(gate);
         outcome
     }
 }
 
+/// Refuses a further path that SPDK refuses, too: to another subsystem, as another host, or where
+/// none is wanted.
+fn joins(params: &AttachParams, remote: &Remote) -> Result<(), RpcError> {
+    let (name, first) = (&params.name, remote.path());
+    if params.multipath == Some(Multipath::Disable) {
+        return Err(is_attached(name).renumbered(Errno::EALREADY));
+    }
+    let subnqn = first.wanted.subnqn.to_string();
+    if params.subnqn.as_deref() != Some(subnqn.as_str()) {
+        let cause = format!("\"{name}\" is attached with another subsystem, {subnqn}");
+        return Err(RpcError::errno(Errno::EINVAL, cause).field("subnqn"));
+    }
+    let hostnqn = first.path.config().options.hostnqn.to_string();
+    let given = params.hostnqn.as_deref().filter(|nqn| !nqn.is_empty());
+    if given.is_some_and(|given| given != hostnqn) {
+        let cause = format!("\"{name}\" is attached as another host, {hostnqn}");
+        return Err(RpcError::errno(Errno::EINVAL, cause).field("hostnqn"));
+    }
+    Ok(())
+}
+
 fn is_attached(name: &str) -> RpcError {
     let cause = format!("a controller is attached as \"{name}\" already");
     RpcError::errno(Errno::EEXIST, cause)
         .field("name")
-        .remedy("detach it first, or choose another name: a controller has one path here")
+        .remedy("detach it first, or choose another name")
 }
 
 /// True if the start of the daemon began to connect the controller, and no call has attached it
 /// yet. Clients attach none before the daemon runs.
-fn is_begun(engine: &Engine, name: &str) -> bool {
-    match engine.journal.find(&key(name)) {
+fn is_begun(engine: &Engine, key: &str) -> bool {
+    match engine.journal.find(key) {
         Some(entry) => entry.state != EntryState::Live,
         None => engine.lifecycle.phase() == Phase::Starting,
     }
 }
 
-fn is_live(engine: &Engine, name: &str) -> bool {
-    let entry = engine.journal.find(&key(name));
+fn is_live(engine: &Engine, key: &str) -> bool {
+    let entry = engine.journal.find(key);
     entry.is_some_and(|entry| entry.state == EntryState::Live)
 }
 
-fn not_connected(remote: &Remote, errno: Errno, why: String) -> RpcError {
-    let wanted = &remote.wanted;
+fn not_connected(path: &RemotePath, errno: Errno, why: String) -> RpcError {
+    let wanted = &path.wanted;
     let cause = format!("{} at {}: {why}", wanted.subnqn, wanted.address);
     RpcError::errno(errno, cause).field("traddr").remedy(
         "see that a target listens there, has the subsystem and lets this host in: nacre discover",
@@ -169,12 +218,12 @@ fn not_connected(remote: &Remote, errno: Errno, why: String) -> RpcError {
 /// possible.
 async fn first_connection(
     engine: &Rc<Engine>,
-    remote: &Remote,
+    path: &RemotePath,
     until: Instant,
 ) -> Result<bool, RpcError> {
     loop {
-        let status = remote.attachment.status();
-        let failed = |why: String| Err(not_connected(remote, Errno::EIO, why));
+        let status = path.path.status();
+        let failed = |why: String| Err(not_connected(path, Errno::EIO, why));
         match &status.state {
             State::Live => return Ok(true),
             State::Failed(error) => return failed(error.to_string()),
@@ -184,7 +233,7 @@ async fn first_connection(
                 error,
             } => return failed(error.to_string()),
             State::Waiting { .. } if status.exhausted => return failed(status.causes),
-            State::Waiting { .. } | State::Connecting => {}
+            State::Waiting { .. } | State::Connecting | State::Disabled => {}
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -198,16 +247,20 @@ async fn first_connection(
     }
 }
 
-/// Creates the controller's devices. Fails if there are none because of an error; the controller is
-/// not attached then.
+/// Creates the controller's devices. Fails if there are none because of an error, or if the path
+/// shows other namespaces than the paths before; the path is not attached then.
 fn devices(
     engine: &Rc<Engine>,
     name: &str,
     remote: &Remote,
+    path: &RemotePath,
     again: bool,
 ) -> Result<Vec<String>, RpcError> {
     let plane = engine.plane()?;
     remote.sync(engine, &plane, name);
+    if !again && remote.paths().len() > 1 {
+        check_path(remote, path)?;
+    }
     let devices = remote.attachment.devices();
     let names: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
     let refused = remote.attachment.refusals();
@@ -232,6 +285,44 @@ async fn wait_until_gone(engine: &Engine, name: &str, tickets: Vec<DeleteTicket>
     }
 }
 
+/// Refuses a further path that does not lead to the same namespaces.
+fn check_path(remote: &Remote, path: &RemotePath) -> Result<(), RpcError> {
+    if let Some((device, why)) = remote.attachment.refusals_of(&path.path).into_iter().next() {
+        let cause = format!("it shows another namespace than {device}: {why}");
+        return Err(RpcError::errno(Errno::EINVAL, cause).field("traddr"));
+    }
+    let cntlid = path.path.status().info.cntlid;
+    let other = remote.paths().into_iter().find(|other| {
+        other.path != path.path
+            && other.path.status().state == State::Live
+            && other.path.status().info.cntlid == cntlid
+    });
+    match other {
+        Some(other) => {
+            let there = other.wanted.address;
+            let cause = format!("it leads to controller {cntlid}, as the path by {there} does");
+            Err(RpcError::errno(Errno::EINVAL, cause)
+                .field("traddr")
+                .remedy("controllers of one subsystem have different ids: see min_cntlid"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Ends a path, and with the last one the controller.
+async fn undo_path(engine: &Rc<Engine>, name: &str, remote: &Remote, path: &Rc<RemotePath>) {
+    if !remote.remove(path) {
+        return undo(engine, name).await;
+    }
+    // I/O in flight completes on it.
+    let deadline = remotes::close_deadline();
+    while path.path.is_in_use() && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    path.path.close();
+    remotes::closed(&path.path, remotes::close_deadline()).await;
+}
+
 async fn undo(engine: &Rc<Engine>, name: &str) {
     let Some(remote) = engine.remotes.take(name) else {
         return;
@@ -241,7 +332,9 @@ async fn undo(engine: &Rc<Engine>, name: &str) {
         wait_until_gone(engine, name, tickets).await;
     }
     remote.attachment.close();
-    remotes::closed(&remote.attachment, remotes::close_deadline()).await;
+    for path in remote.paths() {
+        remotes::closed(&path.path, remotes::close_deadline()).await;
+    }
 }
 
 pub struct DetachController;
@@ -250,7 +343,7 @@ pub struct DetachController;
 #[serde(deny_unknown_fields)]
 pub struct DetachControllerParams {
     pub name: String,
-    /// These six must match the controller if given.
+    /// These six select paths. The controller stays while it has others.
     pub trtype: Option<String>,
     pub traddr: Option<String>,
     pub adrfam: Option<String>,
@@ -262,9 +355,20 @@ pub struct DetachControllerParams {
 }
 
 impl DetachControllerParams {
-    /// Checks that the optional parameters match the attached controller.
-    fn fits(&self, remote: &Remote) -> Result<(), RpcError> {
-        let (wanted, status) = (&remote.wanted, remote.attachment.status());
+    /// The paths that match the optional parameters.
+    fn paths(&self, remote: &Remote) -> Result<Vec<Rc<RemotePath>>, RpcError> {
+        let all = remote.paths();
+        let fits = |path: &&Rc<RemotePath>| self.fits(path).is_ok();
+        let fitting: Vec<_> = all.iter().filter(fits).cloned().collect();
+        match &fitting[..] {
+            [] => self.fits(&all[0]).map(|()| fitting),
+            _ => Ok(fitting),
+        }
+    }
+
+    /// Checks that the optional parameters match the path.
+    fn fits(&self, path: &RemotePath) -> Result<(), RpcError> {
+        let (wanted, status) = (&path.wanted, path.path.status());
         let family = adrfam(wanted.address.ip());
         let hostaddr = wanted.hostaddr.map(|ip| ip.to_string()).unwrap_or_default();
         let is = [
@@ -303,7 +407,10 @@ impl Method<Engine> for DetachController {
         let (name, plane) = (&params.name, engine.plane()?);
         let devices: Vec<String> = match (engine.remotes.find(name), engine.drives.find(name)) {
             (Some(remote), _) => {
-                params.fits(&remote)?;
+                let paths = params.paths(&remote)?;
+                if paths.len() < remote.paths().len() {
+                    return detach_paths(&engine, name, &remote, paths).await;
+                }
                 let devices = remote.attachment.devices();
                 devices.iter().map(|d| d.name().to_owned()).collect()
             }
@@ -340,7 +447,12 @@ impl Method<Engine> for DetachController {
             going.extend(super::with_dependents(&plane, device));
         }
         super::refuse_last_copies(&engine, &going)?;
-        let mut edits = vec![Edit::Remove(key(name))];
+        let mut edits = vec![
+            Edit::Remove(key(name)),
+            Edit::RemoveAll(format!("{}{name}/", nvme::PATHS)),
+        ];
+        let policies = devices.iter().map(|d| format!("{POLICIES}{d}"));
+        edits.extend(policies.map(Edit::Remove));
         edits.extend(super::forget(&engine, &going));
         // Remove the record first: after a crash in between, the controller must not return.
         engine.journal.commit(Change(edits)).await?;
@@ -348,6 +460,28 @@ impl Method<Engine> for DetachController {
         drive::undo(&engine, name).await;
         Ok(true)
     }
+}
+
+/// Detaches some paths of a controller that keeps others.
+async fn detach_paths(
+    engine: &Rc<Engine>,
+    name: &str,
+    remote: &Remote,
+    paths: Vec<Rc<RemotePath>>,
+) -> Result<bool, RpcError> {
+    let is_of = |record: &Record| {
+        let of_name =
+            record.key == key(name) || record.key.starts_with(&format!("{}{name}/", nvme::PATHS));
+        let params = serde_json::from_value::<AttachParams>(record.params.clone());
+        of_name && params.is_ok_and(|params| paths.iter().any(|path| params.is_at(path)))
+    };
+    let entries = engine.journal.select(|entry| is_of(&entry.record));
+    let edits = entries.into_iter().map(|e| Edit::Remove(e.record.key));
+    engine.journal.commit(Change(edits.collect())).await?;
+    for path in paths {
+        undo_path(engine, name, remote, &path).await;
+    }
+    Ok(true)
 }
 
 struct Reset;
@@ -376,29 +510,60 @@ impl Method<Engine> for Reset {
         }
         let remote = engine.remotes.find(&params.name);
         let remote = remote.ok_or_else(|| no_controller(&params.name))?;
-        let cntlid = remote.attachment.status().info.cntlid;
-        if params.cntlid.is_some_and(|asked| asked != cntlid) {
-            let cause = format!("\"{}\" is controller {cntlid} there", params.name);
-            return Err(RpcError::errno(Errno::ENODEV, cause).field("cntlid"));
-        }
-        reconnect(&engine, &params.name, &remote)
+        let paths = paths_to(&params.name, &remote, params.cntlid)?;
+        reconnect(&engine, &params.name, &paths)
             .await
             .map(|()| true)
     }
 }
 
-/// Ends the connection and waits until it is back, or has failed for a known reason.
-async fn reconnect(engine: &Engine, name: &str, remote: &Rc<Remote>) -> Result<(), RpcError> {
-    let before = remote.attachment.status();
-    remote.attachment.reset();
+/// The paths to controller `cntlid`; `None`: all.
+fn paths_to(
+    name: &str,
+    remote: &Remote,
+    cntlid: Option<u16>,
+) -> Result<Vec<Rc<RemotePath>>, RpcError> {
+    let mut paths = remote.paths();
+    let Some(cntlid) = cntlid else {
+        return Ok(paths);
+    };
+    let id = |path: &Rc<RemotePath>| path.path.status().info.cntlid;
+    let all: Vec<String> = paths.iter().map(|path| id(path).to_string()).collect();
+    paths.retain(|path| id(path) == cntlid);
+    if paths.is_empty() {
+        let cause = format!("\"{name}\" is controller {} there", all.join(", "));
+        return Err(RpcError::errno(Errno::ENODEV, cause).field("cntlid"));
+    }
+    Ok(paths)
+}
+
+/// Ends the connections of paths and waits until each is back, or has failed for a known reason.
+async fn reconnect(engine: &Engine, name: &str, paths: &[Rc<RemotePath>]) -> Result<(), RpcError> {
+    let before: Vec<Status> = paths.iter().map(|path| path.path.status()).collect();
+    for path in paths {
+        path.path.reset();
+    }
     let until = Instant::now() + CONNECT_TIMEOUT;
+    for (path, before) in paths.iter().zip(before) {
+        reconnected(engine, name, path, &before, until).await?;
+    }
+    Ok(())
+}
+
+async fn reconnected(
+    engine: &Engine,
+    name: &str,
+    path: &Rc<RemotePath>,
+    before: &Status,
+    until: Instant,
+) -> Result<(), RpcError> {
     loop {
-        let now = remote.attachment.status();
+        let now = path.path.status();
         if now.connects > before.connects {
             return Ok(());
         }
         let here = engine.remotes.find(name);
-        if !here.is_some_and(|here| Rc::ptr_eq(&here, remote)) {
+        if !here.is_some_and(|here| here.paths().iter().any(|one| Rc::ptr_eq(one, path))) {
             let cause = format!("\"{name}\" was detached before it was connected");
             return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
         }
@@ -448,22 +613,31 @@ impl Method<Engine> for SetKeys {
         let name = &params.name;
         let remote = engine.remotes.find(name);
         let remote = remote.ok_or_else(|| no_controller(name))?;
-        let entry = engine.journal.find(&key(name));
-        let entry = entry.ok_or_else(|| no_controller(name))?;
-        let stored = serde_json::from_value::<AttachParams>(entry.record.params);
-        let mut stored = stored.map_err(|error| RpcError::internal(error.to_string()))?;
-        stored.dhchap_key = params.dhchap_key;
-        stored.dhchap_ctrlr_key = params.dhchap_ctrlr_key;
-        let authentication = &remote.wanted.authentication;
-        let keys = stored.keys(&engine, &authentication.helper)?;
-        let record = serde_json::to_value(&stored).expect("parameters are plain data");
-        engine
-            .journal
-            .commit(Change::put(key(name), ATTACH, record))
-            .await?;
-        authentication.keys.set(keys);
+        let of_name = |entry: &Entry| {
+            let further = format!("{}{name}/", nvme::PATHS);
+            entry.record.key == key(name) || entry.record.key.starts_with(&further)
+        };
+        let (mut edits, mut keys) = (Vec::new(), None);
+        let helper = Arc::clone(&remote.path().wanted.authentication.helper);
+        for mut entry in engine.journal.select(of_name) {
+            let stored = serde_json::from_value::<AttachParams>(entry.record.params);
+            let mut stored = stored.map_err(|error| RpcError::internal(error.to_string()))?;
+            stored.dhchap_key = params.dhchap_key.clone();
+            stored.dhchap_ctrlr_key = params.dhchap_ctrlr_key.clone();
+            keys = stored.keys(&engine, &helper)?;
+            entry.record.params = serde_json::to_value(&stored).expect("parameters are plain data");
+            edits.push(Edit::Put(entry.record));
+        }
+        if edits.is_empty() {
+            return Err(no_controller(name));
+        }
+        engine.journal.commit(Change(edits)).await?;
+        let paths = remote.paths();
+        for path in &paths {
+            path.wanted.authentication.keys.set(keys.clone());
+        }
         drop(gate);
-        reconnect(&engine, name, &remote).await.map(|()| true)
+        reconnect(&engine, name, &paths).await.map(|()| true)
     }
 }
 
@@ -479,7 +653,11 @@ fn no_controller(name: &str) -> RpcError {
 #[cfg(test)]
 mod declared_tests;
 #[cfg(test)]
+mod discovery_tests;
+#[cfg(test)]
 pub(crate) mod drive_tests;
+#[cfg(test)]
+mod paths_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::services::engine::Engine;
 use crate::services::nvme::options::{KEY, Options, UNDECODABLE};
 use crate::store::Change;
 
-pub fn register(registry: &mut Registry<Engine>) {
+pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<SetOptions>();
 }
 
@@ -34,7 +34,7 @@ impl Method<Engine> for SetOptions {
         let options: Options = serde_json::from_value(merged.clone())
             .map_err(|error| RpcError::internal(error.to_string()))?;
         options.check(&engine.settings.replication)?;
-        let change = Change::put(KEY, SetOptions::NAME, merged);
+        let change = Change::put(KEY, Self::NAME, merged);
         engine.journal.commit(change).await.map(|()| true)
     }
 }

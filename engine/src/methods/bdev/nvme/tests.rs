@@ -366,7 +366,6 @@ fn impossible_requests_are_refused() {
         ),
         ("hostaddr", json!("eth0"), -32602, "not an IP address"),
         ("nsid", json!(0), -32602, "not a namespace identifier"),
-        ("multipath", json!("failover"), -95, "one path"),
         ("psk", json!("key0"), -126, "no key"),
         ("dhchap_key", json!("key0"), -126, "no key"),
         ("dhchap_ctrlr_key", json!("key0"), -126, "no key"),
@@ -508,9 +507,9 @@ fn options() {
             "500 or more",
         ),
         (
-            json!({ "multipath_opts": { "policy": "active_active" } }),
-            "multipath_opts",
-            "one path",
+            json!({ "multipath_opts": { "policy": "active_active", "min_io": 0 } }),
+            "multipath_opts.min_io",
+            "at least one I/O",
         ),
         (json!({ "unheard_of": 1 }), "unheard_of", "no option"),
     ] {
@@ -522,7 +521,8 @@ fn options() {
     let (_far, address) = target();
     daemon.call("bdev_nvme_attach_controller", params(address));
     let remote = daemon.engine.remotes.find("there").unwrap();
-    let used = &remote.attachment.config().options;
+    let path = remote.attachment.path();
+    let used = &path.config().options;
     let seconds = std::time::Duration::from_secs;
     assert_eq!(
         (used.keep_alive, used.loss_timeout),

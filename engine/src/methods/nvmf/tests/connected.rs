@@ -24,7 +24,7 @@ fn connect(port: u16, subnqn: &str) -> Result<Session, SessionError> {
     )
 }
 
-pub fn connect_as(port: u16, options: HostOptions) -> Result<Session, SessionError> {
+pub(super) fn connect_as(port: u16, options: HostOptions) -> Result<Session, SessionError> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let connector: Arc<dyn Connector> = Arc::new(TcpConnector::new(address, Digests::NONE, 32));
     let options = HostOptions {

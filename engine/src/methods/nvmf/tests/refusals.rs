@@ -593,7 +593,7 @@ fn other_target_names_are_refused() {
     );
     malloc(&daemon, "n", None);
     let good = json!({
-        "nqn": NQN, "host": HOST, "nsid": 1, "anagrpid": 2, "ana_state": "inaccessible", "allow_any_host": true, "seconds": 5,
+        "nqn": NQN, "host": HOST, "nsid": 1, "anagrpid": 2, "ana_state": "inaccessible", "allow_any_host": true, "seconds": 5, "key": "k",
         "listen_address": address(&port), "address": address("8009"), "trtype": "RDMA",
         "namespace": { "bdev_name": "n" },
     });

@@ -1,5 +1,5 @@
-//! Goal: every command has the outcome and the status that the specification gives it, and what
-//! hosts may do follows from that.
+//! Goal: every reservation command has the outcome and the status that the specification requires,
+//! and each host has the access that follows from it.
 //!
 //! Method: each rule by itself, and (in `model.rs`) random commands of four hosts against a model.
 
@@ -18,7 +18,7 @@ use nacre_nvmf_wire::log::ReservationNotification;
 
 use super::report::report;
 use super::state::{
-    Command, HostId, MAX_REGISTRANTS, Notice, Outcome, Registrant, Rights, State,
+    Change, Effect, HostId, MAX_REGISTRANTS, Notice, Registrant, ReservationState, Rights,
     is_all_registrants,
 };
 use super::{
@@ -46,69 +46,69 @@ fn register_as(
     persist: PersistChange,
     current: u64,
     new: u64,
-) -> Command {
+) -> Change {
     let what = Register {
         action,
         ignore_existing_key: ignore,
         persist,
     };
-    Command::Register { what, current, new }
+    Change::Register { what, current, new }
 }
 
-fn register(new: u64) -> Command {
+fn register(new: u64) -> Change {
     register_as(RegisterAction::Register, false, PersistChange::Keep, 0, new)
 }
 
-fn unregister(current: u64) -> Command {
+fn unregister(current: u64) -> Change {
     let action = RegisterAction::Unregister;
     register_as(action, false, PersistChange::Keep, current, 0)
 }
 
-fn replace(current: u64, new: u64) -> Command {
+fn replace(current: u64, new: u64) -> Change {
     let action = RegisterAction::Replace;
     register_as(action, false, PersistChange::Keep, current, new)
 }
 
-fn acquire_as(action: AcquireAction, kind: ReservationType, current: u64, preempt: u64) -> Command {
+fn acquire_as(action: AcquireAction, kind: ReservationType, current: u64, preempt: u64) -> Change {
     let what = Acquire {
         action,
         ignore_existing_key: false,
         kind,
     };
-    Command::Acquire {
+    Change::Acquire {
         what,
         current,
         preempt,
     }
 }
 
-fn acquire(kind: ReservationType, current: u64) -> Command {
+fn acquire(kind: ReservationType, current: u64) -> Change {
     acquire_as(AcquireAction::Acquire, kind, current, 0)
 }
 
-fn preempt(kind: ReservationType, current: u64, key: u64) -> Command {
+fn preempt(kind: ReservationType, current: u64, key: u64) -> Change {
     acquire_as(AcquireAction::Preempt, kind, current, key)
 }
 
-fn release_as(action: ReleaseAction, kind: Option<ReservationType>, current: u64) -> Command {
+fn release_as(action: ReleaseAction, kind: Option<ReservationType>, current: u64) -> Change {
     let what = Release {
         action,
         ignore_existing_key: false,
         kind,
     };
-    Command::Release { what, current }
+    Change::Release { what, current }
 }
 
-fn release(kind: ReservationType, current: u64) -> Command {
+fn release(kind: ReservationType, current: u64) -> Change {
     release_as(ReleaseAction::Release, Some(kind), current)
 }
 
-fn clear(current: u64) -> Command {
+fn clear(current: u64) -> Change {
     release_as(ReleaseAction::Clear, None, current)
 }
 
 /// Carries out one command that must succeed.
-fn step(state: &mut State, host: HostId, command: Command) -> Outcome {
+fn step(state: &mut ReservationState, host: HostId, command: Change) -> Effect {
     let outcome = state.decide(&host, &command, true).unwrap();
     assert_eq!(outcome.next.clone().checked().as_ref(), Ok(&outcome.next));
     *state = outcome.next.clone();
@@ -116,19 +116,19 @@ fn step(state: &mut State, host: HostId, command: Command) -> Outcome {
 }
 
 /// The commands in turn, each of which must succeed.
-fn after(commands: &[(HostId, Command)]) -> State {
-    let mut state = State::default();
+fn after(commands: &[(HostId, Change)]) -> ReservationState {
+    let mut state = ReservationState::default();
     for (host, command) in commands {
         step(&mut state, *host, *command);
     }
     state
 }
 
-fn refused(state: &State, host: HostId, command: Command) -> StatusCode {
+fn refused(state: &ReservationState, host: HostId, command: Change) -> StatusCode {
     state.decide(&host, &command, true).unwrap_err()
 }
 
-fn hosts(state: &State) -> Vec<(HostId, u64)> {
+fn hosts(state: &ReservationState) -> Vec<(HostId, u64)> {
     state.registrants.iter().map(|r| (r.host, r.key)).collect()
 }
 
@@ -182,7 +182,7 @@ fn registering() {
 
 #[test]
 fn registrants_are_bounded() {
-    let mut state = State::default();
+    let mut state = ReservationState::default();
     let host = |n: usize| {
         let mut id = [1; 16];
         id[..8].copy_from_slice(&(n as u64).to_le_bytes());
@@ -229,7 +229,7 @@ fn acquiring() {
             ignore_existing_key: true,
             kind,
         };
-        let ignoring = Command::Acquire {
+        let ignoring = Change::Acquire {
             what: ignoring,
             current: 1,
             preempt: 0,
@@ -317,7 +317,7 @@ fn releasing() {
             ignore_existing_key: true,
             kind: Some(kind),
         };
-        let ignoring = Command::Release {
+        let ignoring = Change::Release {
             what: ignoring,
             current: 1,
         };
@@ -431,11 +431,11 @@ fn preempting_and_aborting() {
 #[test]
 fn persistence() {
     let set = |persist| register_as(RegisterAction::Register, false, persist, 0, 1);
-    let state = State::default();
+    let state = ReservationState::default();
     let cannot = state.decide(&A, &set(PersistChange::Set), false);
     assert_eq!(cannot, Err(INVALID));
     assert_eq!(
-        state.decide(&A, &Command::Persist(true), false),
+        state.decide(&A, &Change::Persist(true), false),
         Err(INVALID)
     );
     assert!(state.decide(&A, &set(PersistChange::Clear), false).is_ok());
@@ -455,13 +455,13 @@ fn persistence() {
     step(&mut state, A, set(PersistChange::Clear));
     assert!(!state.ptpl);
     let generation = state.generation;
-    step(&mut state, B, Command::Persist(true));
+    step(&mut state, B, Change::Persist(true));
     assert_eq!((state.ptpl, state.generation), (true, generation));
 }
 
 #[test]
 fn what_was_stored_is_checked() {
-    let with = |hosts: &[(HostId, u64)], held| State {
+    let with = |hosts: &[(HostId, u64)], held| ReservationState {
         registrants: hosts
             .iter()
             .map(|&(host, key)| Registrant { host, key })
@@ -495,7 +495,7 @@ fn reports() {
         (A, register(0x0102)),
         (B, register(0x0304)),
         (B, acquire(ExclusiveAccess, 0x0304)),
-        (A, Command::Persist(true)),
+        (A, Change::Persist(true)),
     ]);
     let page = report(&state, true);
     assert_eq!(page.len(), 64 + 2 * 64);
@@ -598,7 +598,7 @@ fn cores_decide_one_after_the_other() {
 #[test]
 fn rights_are_asked_for_once() {
     let core = GroupHandle::new(0, Arc::new(|| {}));
-    let reserve = |of: &Reservation, command: &Command| match of.decide(&A, command, &core) {
+    let reserve = |of: &Reservation, command: &Change| match of.decide(&A, command, &core) {
         Decision::Accepted(outcome, None) => of.install(outcome.next),
         _ => panic!("not taken"),
     };

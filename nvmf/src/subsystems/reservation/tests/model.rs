@@ -9,7 +9,7 @@ use nacre_nvmf_wire::commands::reservation::{
 use proptest::prelude::*;
 
 use super::{CONFLICT, INVALID, KINDS, hosts, register_as};
-use crate::subsystems::reservation::state::{Command, HostId, Rights, State};
+use crate::subsystems::reservation::state::{Change, HostId, ReservationState, Rights};
 
 /// The model: keys by host, and the hosts that hold it.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Model {
 
     /// After registrations changed: determines the holder.
     fn settle(&mut self) {
-        if self.kind.is_some_and(Model::all) {
+        if self.kind.is_some_and(Self::all) {
             self.holders = self.keys.keys().copied().collect();
         }
         self.holders.retain(|host| self.keys.contains_key(host));
@@ -43,11 +43,11 @@ impl Model {
         self.settle();
     }
 
-    fn run(&mut self, host: HostId, command: Command) -> Result<(), StatusCode> {
+    fn run(&mut self, host: HostId, command: Change) -> Result<(), StatusCode> {
         let mine = self.keys.get(&host).copied();
         match command {
-            Command::Persist(on) => self.ptpl = on,
-            Command::Register { what, current, new } => {
+            Change::Persist(on) => self.ptpl = on,
+            Change::Register { what, current, new } => {
                 let knows = mine.is_some() && (what.ignore_existing_key || mine == Some(current));
                 let joins = what.ignore_existing_key && mine.is_none();
                 match what.action {
@@ -68,7 +68,7 @@ impl Model {
                 self.generation += 1;
                 self.settle();
             }
-            Command::Acquire {
+            Change::Acquire {
                 what,
                 current,
                 preempt,
@@ -89,7 +89,7 @@ impl Model {
                         Some(_) => Err(CONFLICT),
                     };
                 }
-                let all = self.kind.is_some_and(Model::all);
+                let all = self.kind.is_some_and(Self::all);
                 let holder_named = !all
                     && self
                         .holders
@@ -112,7 +112,7 @@ impl Model {
                 }
                 self.generation += 1;
             }
-            Command::Release { what, current } => {
+            Change::Release { what, current } => {
                 if what.ignore_existing_key {
                     return Err(INVALID);
                 }
@@ -148,7 +148,7 @@ impl Model {
     }
 }
 
-fn any_command() -> impl Strategy<Value = Command> {
+fn any_command() -> impl Strategy<Value = Change> {
     let kind = proptest::sample::select(KINDS.to_vec());
     let key = 0u64..4;
     let rarely = proptest::bool::weighted(0.1);
@@ -160,7 +160,7 @@ fn any_command() -> impl Strategy<Value = Command> {
                 _ => PersistChange::Keep,
             };
             let register = |action| register_as(action, ignore, persist, current, other);
-            let acquire = |action| Command::Acquire {
+            let acquire = |action| Change::Acquire {
                 what: Acquire {
                     action,
                     ignore_existing_key: ignore,
@@ -169,7 +169,7 @@ fn any_command() -> impl Strategy<Value = Command> {
                 current,
                 preempt: other,
             };
-            let release = |action| Command::Release {
+            let release = |action| Change::Release {
                 what: Release {
                     action,
                     ignore_existing_key: ignore,
@@ -186,7 +186,7 @@ fn any_command() -> impl Strategy<Value = Command> {
                 7 => acquire(AcquireAction::PreemptAndAbort),
                 8 => release(ReleaseAction::Release),
                 _ if current == 3 => release(ReleaseAction::Clear),
-                _ => Command::Persist(ignore),
+                _ => Change::Persist(ignore),
             }
         },
     )
@@ -199,7 +199,7 @@ proptest! {
     /// command; notices go to other hosts only, and to each host that lost something.
     #[test]
     fn as_the_model(steps in proptest::collection::vec((0u8..4, any_command()), 0..60)) {
-        let mut state = State::default();
+        let mut state = ReservationState::default();
         let mut model = Model::default();
         for (host, command) in steps {
             let host = [host + 1; 16];

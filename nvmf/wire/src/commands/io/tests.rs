@@ -1,3 +1,5 @@
+//! Tests of the I/O commands: their bytes, and both directions of the conversion.
+
 use core::mem::offset_of;
 
 use hex_literal::hex;

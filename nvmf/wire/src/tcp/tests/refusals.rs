@@ -1,4 +1,4 @@
-//! A bad PDU for each rule.
+//! Tests of the PDU rules, with one invalid PDU for each rule.
 
 use hex_literal::hex;
 use zerocopy::IntoBytes;

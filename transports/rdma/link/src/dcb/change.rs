@@ -104,7 +104,7 @@ pub fn parse_status(body: &[u8], change: &Change) -> Option<Result<(), Errno>> {
     let status = *attribute_of(body.get(DCBMSG..)?, kind)?.first()?;
     Some(match status {
         0 => Ok(()),
-        code => Err(refused.unwrap_or(Errno::from_raw_os_error(256 - i32::from(code)))),
+        code => Err(refused.unwrap_or_else(|| Errno::from_raw_os_error(256 - i32::from(code)))),
     })
 }
 

@@ -1,4 +1,4 @@
-//! The bytes of answers and of changes, as iproute2 and the kernel write them.
+//! Tests of DCB messages: bytes of replies and changes, as iproute2 and the kernel write them.
 
 use hex_literal::hex;
 

@@ -1,4 +1,4 @@
-//! The bytes of pause, and the names of counters.
+//! Tests of the bytes of pause settings, and of counter names by driver.
 
 use hex_literal::hex;
 

@@ -1,4 +1,4 @@
-//! Tables of bytes; the replies are what Linux answers to the requests beside them.
+//! Tests of ICMP messages: tables of bytes, with the replies that Linux sends.
 
 use hex_literal::hex;
 

@@ -1,4 +1,4 @@
-//! Frames of switches, good and bad.
+//! Tests of LLDP frames of switches, valid and invalid.
 
 use hex_literal::hex;
 

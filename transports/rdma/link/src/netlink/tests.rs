@@ -1,4 +1,5 @@
-//! Bytes of requests and answers, and refusals before any request to the kernel.
+//! Tests of netlink messages: bytes of requests and replies, and arguments that are refused before
+//! the kernel is asked.
 
 use super::*;
 use crate::nlmsg::{HEADER, parts, u16_at, u32_at};

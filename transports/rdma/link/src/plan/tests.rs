@@ -1,4 +1,4 @@
-//! Plans, their commands, and steps that fail.
+//! Tests of plans: their steps and commands, and steps that fail.
 
 use super::*;
 use crate::dcb::Priorities;

@@ -1,17 +1,18 @@
-//! Is the right port and GID chosen, and is each reason the one that holds?
+//! Tests of [`crate::capability`]: the chosen port and GID, and the reason for each address that
+//! RDMA cannot use.
 
 use std::net::IpAddr;
 
 use super::tree::{self, Tree};
 use crate::*;
 
-fn ask(tree: &Tree, want: &Want) -> Result<Chosen, Reason> {
+fn ask(tree: &Tree, want: &CapabilityRequest) -> Result<Chosen, Reason> {
     ask_with(tree, want, |_| {})
 }
 
 fn ask_with(
     tree: &Tree,
-    want: &Want,
+    want: &CapabilityRequest,
     change: impl FnOnce(&mut Environment),
 ) -> Result<Chosen, Reason> {
     let roots = tree.roots();
@@ -20,8 +21,8 @@ fn ask_with(
     capability(&Fabric::read(&roots.sys), want, &environment)
 }
 
-fn want(netdev: &str, ip: &str) -> Want {
-    Want::new(netdev, ip.parse::<IpAddr>().unwrap())
+fn want(netdev: &str, ip: &str) -> CapabilityRequest {
+    CapabilityRequest::new(netdev, ip.parse::<IpAddr>().unwrap())
 }
 
 fn chosen(outcome: Result<Chosen, Reason>) -> (String, u8, u16) {
@@ -165,7 +166,7 @@ fn no_device() {
 fn the_second_port_of_a_device() {
     let tree = tree::mlx5_dual_port();
     tree.port("mlx5_0", 2, "4: ACTIVE", "5: LinkUp", "Ethernet");
-    let on_port = |port: Option<u8>, netdev: &str, ip: &str| Want {
+    let on_port = |port: Option<u8>, netdev: &str, ip: &str| CapabilityRequest {
         port,
         ..want(netdev, ip)
     };

@@ -1,4 +1,4 @@
-//! Tests which devices are found in given sysfs files.
+//! Tests of the devices that are found in given sysfs files.
 
 use super::tree;
 use crate::*;

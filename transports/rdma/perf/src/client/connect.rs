@@ -1,4 +1,5 @@
-//! A client's connections: the control connection first, then one for each queue pair.
+//! Connects a client to the server: the control connection first, then one connection per queue
+//! pair.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use crate::end::{End, HEAD, LaneSizes};
 use crate::error::PerfError;
 use crate::flow::{Flow, Load};
 use crate::params::Op;
-use crate::wire::{Accept, Refusal, Request, Terms};
+use crate::wire::{Accept, Refusal, Request, SessionParameters};
 
 impl Client<'_> {
     /// All connections.
@@ -187,7 +188,7 @@ fn accepted(answer: &ConnParams, peer: SocketAddr) -> Result<Accept, PerfError> 
 fn make_end(
     provider: &dyn Provider,
     found: &Found,
-    terms: &Terms,
+    terms: &SessionParameters,
     memory: u64,
 ) -> Result<End, PerfError> {
     let device = provider.device(found.device)?;
@@ -203,7 +204,7 @@ fn make_end(
     )
 }
 
-fn make_load(end: &End, terms: Terms, peer: SocketAddr) -> Load {
+fn make_load(end: &End, terms: SessionParameters, peer: SocketAddr) -> Load {
     let bytes = match terms.op {
         Op::Send => terms.message_bytes.saturating_sub(HEAD),
         Op::Write => terms.message_bytes,

@@ -1,4 +1,5 @@
-//! A client's run: connect, measure each size, finish.
+//! The client of the RDMA performance test: connects, measures each message size, and ends the
+//! session.
 
 mod connect;
 mod watch;
@@ -16,7 +17,7 @@ use crate::error::PerfError;
 use crate::flow::{Flow, Load};
 use crate::params::{Length, Test};
 use crate::report::{Latencies, LatencyOf, Report, SCHEMA, SizeReport};
-use crate::wire::{Ending, MAX_PEER_TIMEOUT_MS, Message, Terms};
+use crate::wire::{Ending, MAX_PEER_TIMEOUT_MS, Message, SessionParameters};
 
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
@@ -56,8 +57,8 @@ impl Bursts {
 }
 
 impl ClientOptions {
-    pub fn new(server: SocketAddr, test: Test) -> ClientOptions {
-        ClientOptions {
+    pub fn new(server: SocketAddr, test: Test) -> Self {
+        Self {
             server,
             source: None,
             cm_timeout: Duration::from_secs(5),
@@ -133,13 +134,13 @@ pub fn measure(
     outcome
 }
 
-fn terms(options: &ClientOptions) -> Terms {
+fn terms(options: &ClientOptions) -> SessionParameters {
     let test = &options.test;
     let timeout = options
         .peer_timeout
         .as_millis()
         .clamp(1, MAX_PEER_TIMEOUT_MS.into());
-    Terms {
+    SessionParameters {
         op: test.op,
         measure: test.measure,
         verify: test.verify,
@@ -161,7 +162,7 @@ struct Control {
 struct Client<'a> {
     provider: &'a dyn Provider,
     options: &'a ClientOptions,
-    terms: Terms,
+    terms: SessionParameters,
     stop: &'a AtomicBool,
     on_progress: &'a mut dyn FnMut(Progress),
     last_report: Instant,
@@ -251,8 +252,8 @@ impl Client<'_> {
             posted: 0,
             done: 0,
             last: now,
-            latencies: Latencies::new(),
-            recent: Latencies::new(),
+            latencies: Latencies::default(),
+            recent: Latencies::default(),
             bursts: self.options.bursts,
         };
         let mut now = now;

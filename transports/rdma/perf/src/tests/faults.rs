@@ -1,5 +1,5 @@
-//! Faults during a measurement. Each ends the session at both ends, in bounded time, with its own
-//! error text. The server then serves the next client.
+//! Tests of faults during a measurement. Each ends the session at both ends, in bounded time, with
+//! its own error text. The server then serves the next client.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Both ends of the performance test over simulated devices, with injected faults.
+//! Tests of both ends of the RDMA performance test, over simulated devices with injected faults.
 
 mod faults;
 mod probe;

@@ -1,4 +1,5 @@
-//! Connections that only ask, and a device with itself.
+//! Tests of the probes: connections that only check for a listener, and a device that is tested
+//! with itself.
 
 use std::net::SocketAddr;
 use std::time::Duration;

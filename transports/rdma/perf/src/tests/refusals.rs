@@ -1,5 +1,5 @@
-//! Failures before a measurement: addresses, routes, devices, limits, other programs, other
-//! versions.
+//! Tests of failures before a measurement: addresses, routes, devices, limits, other programs,
+//! other versions.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;

@@ -1,4 +1,4 @@
-//! A server in a thread of its own, and its reports.
+//! The harness of the tests: a server on its own thread, and its reports.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -12,24 +12,27 @@ use nacre_transport_rdma_verbs::{DeviceAttributes, DeviceId};
 
 use crate::*;
 
-pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-pub const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+pub(super) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+pub(super) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
-/// For anything that has to come, however slow the machine is.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of all waits, generous for slow machines.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Rig {
+pub(super) struct Rig {
     pub fabric: Fabric,
     pub server_device: DeviceId,
     pub client_device: DeviceId,
     pub address: SocketAddr,
     stop: Arc<AtomicBool>,
-    reports: Receiver<Happened>,
+    reports: Receiver<ServerEvent>,
     thread: Option<JoinHandle<Result<(), PerfError>>>,
 }
 
-/// Two devices on a network, without anything on them.
-pub fn network(server: DeviceAttributes, client: DeviceAttributes) -> (Fabric, [DeviceId; 2]) {
+/// A fabric with two devices and no connections.
+pub(super) fn network(
+    server: DeviceAttributes,
+    client: DeviceAttributes,
+) -> (Fabric, [DeviceId; 2]) {
     let fabric = Fabric::new();
     let server = fabric.add_device(server, &[SERVER]).unwrap();
     let client = fabric.add_device(client, &[CLIENT]).unwrap();
@@ -37,19 +40,19 @@ pub fn network(server: DeviceAttributes, client: DeviceAttributes) -> (Fabric, [
 }
 
 impl Rig {
-    pub fn new() -> Rig {
-        Rig::with(|_| ())
+    pub(super) fn new() -> Self {
+        Self::with(|_| ())
     }
 
-    pub fn with(change: impl FnOnce(&mut ServerOptions)) -> Rig {
-        Rig::on(attributes("sim_server"), attributes("sim_client"), change)
+    pub(super) fn with(change: impl FnOnce(&mut ServerOptions)) -> Self {
+        Self::on(attributes("sim_server"), attributes("sim_client"), change)
     }
 
-    pub fn on(
+    pub(super) fn on(
         server: DeviceAttributes,
         client: DeviceAttributes,
         change: impl FnOnce(&mut ServerOptions),
-    ) -> Rig {
+    ) -> Self {
         let (fabric, [server_device, client_device]) = network(server, client);
         let mut options = ServerOptions::new(vec![SocketAddr::new(SERVER, DEFAULT_PORT)]);
         options.spin = Duration::ZERO;
@@ -68,7 +71,7 @@ impl Rig {
             })
         });
         let address = addresses.recv_timeout(PATIENCE).expect("it listens");
-        Rig {
+        Self {
             fabric,
             server_device,
             client_device,
@@ -79,7 +82,7 @@ impl Rig {
         }
     }
 
-    pub fn options(&self, test: Test) -> ClientOptions {
+    pub(super) fn options(&self, test: Test) -> ClientOptions {
         ClientOptions {
             source: Some(CLIENT),
             spin: Duration::ZERO,
@@ -87,11 +90,11 @@ impl Rig {
         }
     }
 
-    pub fn run(&self, test: Test) -> Result<Report, PerfError> {
+    pub(super) fn run(&self, test: Test) -> Result<Report, PerfError> {
         self.run_with(&self.options(test))
     }
 
-    pub fn run_with(&self, options: &ClientOptions) -> Result<Report, PerfError> {
+    pub(super) fn run_with(&self, options: &ClientOptions) -> Result<Report, PerfError> {
         measure(
             &*self.fabric.provider(),
             options,
@@ -100,8 +103,8 @@ impl Rig {
         )
     }
 
-    /// In a thread, for tests that do something meanwhile.
-    pub fn start(&self, options: ClientOptions) -> Running {
+    /// Runs the client on its own thread, while the test acts.
+    pub(super) fn start(&self, options: ClientOptions) -> Running {
         let provider = self.fabric.provider();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -118,40 +121,40 @@ impl Rig {
         }
     }
 
-    pub fn next(&self) -> Happened {
+    pub(super) fn next(&self) -> ServerEvent {
         self.reports
             .recv_timeout(PATIENCE)
             .expect("the server reports it in time")
     }
 
-    /// The end of the session that is next to begin, or has begun.
-    pub fn ended(&self) -> Result<Served, PerfError> {
+    /// Waits for the end of the present or next session.
+    pub(super) fn ended(&self) -> Result<Served, PerfError> {
         loop {
-            if let Happened::Ended { outcome, .. } = self.next() {
+            if let ServerEvent::Ended { outcome, .. } = self.next() {
                 return outcome;
             }
         }
     }
 
-    pub fn refused(&self) -> (wire::Reject, Option<PerfError>) {
+    pub(super) fn refused(&self) -> (wire::Reject, Option<PerfError>) {
         loop {
-            if let Happened::Refused { reject, why, .. } = self.next() {
+            if let ServerEvent::Refused { reject, why, .. } = self.next() {
                 return (reject, why);
             }
         }
     }
 
-    pub fn interrupt(&self) {
+    pub(super) fn interrupt(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// What `serve` answers, when it ends by itself.
-    pub fn outcome(&mut self) -> Result<(), PerfError> {
+    /// The result of `serve`, when the server stops by itself.
+    pub(super) fn outcome(&mut self) -> Result<(), PerfError> {
         self.thread.take().expect("once").join().expect("no panic")
     }
 
-    /// The server ends, and the devices have no objects left.
-    pub fn stop(mut self) -> Result<(), PerfError> {
+    /// Stops the server, and checks that the devices have no objects left.
+    pub(super) fn stop(mut self) -> Result<(), PerfError> {
         self.interrupt();
         let outcome = self.outcome();
         assert_eq!(self.fabric.queue_pairs(), []);
@@ -169,15 +172,15 @@ impl Drop for Rig {
     }
 }
 
-pub struct Running {
+pub(super) struct Running {
     pub stop: Arc<AtomicBool>,
     progress: Receiver<Progress>,
     thread: JoinHandle<Result<Report, PerfError>>,
 }
 
 impl Running {
-    /// Waits until it measures.
-    pub fn under_way(&self) -> Progress {
+    /// Waits until the measurement runs.
+    pub(super) fn under_way(&self) -> Progress {
         let until = std::time::Instant::now() + PATIENCE;
         loop {
             let left = until.saturating_duration_since(std::time::Instant::now());
@@ -191,13 +194,13 @@ impl Running {
         }
     }
 
-    pub fn outcome(self) -> Result<Report, PerfError> {
+    pub(super) fn outcome(self) -> Result<Report, PerfError> {
         self.thread.join().expect("no panic")
     }
 }
 
-/// A test that goes on until something ends it.
-pub fn endless(op: Op, measure: Measure) -> Test {
+/// A measurement without an end of its own.
+pub(super) fn endless(op: Op, measure: Measure) -> Test {
     Test {
         op,
         measure,

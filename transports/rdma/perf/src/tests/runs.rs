@@ -1,5 +1,5 @@
-//! Successful runs: every operation and measure, sizes, queue pairs, several clients, and the end
-//! of a server.
+//! Tests of successful runs: every operation and measure, message sizes, queue pairs, several
+//! clients, and stopping the server.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;

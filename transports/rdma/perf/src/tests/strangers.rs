@@ -1,4 +1,4 @@
-//! Peers that are other programs, have other versions, or are silent.
+//! Tests of peers that are other programs, have other versions, or are silent.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -23,14 +23,14 @@ impl Raw {
     fn new(
         rig: &nacre_transport_rdma_verbs::sim::Fabric,
         device: nacre_transport_rdma_verbs::DeviceId,
-    ) -> Raw {
+    ) -> Self {
         let provider = rig.provider();
         let domain = provider
             .device(device)
             .unwrap()
             .protection_domain(Access::Local)
             .unwrap();
-        Raw {
+        Self {
             cm: provider.connection_manager().unwrap(),
             queues: Queues::new(&domain, 64, None).unwrap(),
         }
@@ -72,7 +72,7 @@ impl Raw {
         assert_eq!(self.next().kind, CmEventKind::RouteResolved);
         let endpoint = self
             .queues
-            .create_qp(&mut *self.cm, id, Raw::caps())
+            .create_qp(&mut *self.cm, id, Self::caps())
             .unwrap();
         // The queue pair must live until the end of the test.
         std::mem::forget(endpoint);
@@ -94,7 +94,7 @@ impl Raw {
 }
 
 fn request(peer_timeout_ms: u32) -> Vec<u8> {
-    let terms = wire::Terms {
+    let terms = wire::SessionParameters {
         op: Op::Read,
         measure: Measure::Bandwidth,
         verify: false,

@@ -1,12 +1,13 @@
-//! The structures of connect requests and of messages: good ones, and every bad one by its error.
+//! Tests of the structures of connect requests and messages: valid ones, and the error of each
+//! invalid one.
 
 use proptest::prelude::*;
 
 use crate::wire::*;
 use crate::{Measure, Op};
 
-fn terms() -> Terms {
-    Terms {
+fn terms() -> SessionParameters {
+    SessionParameters {
         op: Op::Write,
         measure: Measure::Latency,
         verify: true,

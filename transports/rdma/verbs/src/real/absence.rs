@@ -40,37 +40,37 @@ impl Absence {
     /// `no_uverbs`.
     pub fn reason(&self) -> &'static str {
         match self {
-            Absence::Library { library, .. } if *library == LIBRDMACM => "no_rdma_cm",
-            Absence::Library { .. }
-            | Absence::UverbsModule
-            | Absence::UverbsNode { .. }
-            | Absence::UverbsDenied { .. } => "no_uverbs",
-            Absence::NoDevice(_) => "no_rdma_dev",
-            Absence::RdmaCm { .. } | Absence::RdmaCmDenied { .. } => "no_rdma_cm",
+            Self::Library { library, .. } if *library == LIBRDMACM => "no_rdma_cm",
+            Self::Library { .. }
+            | Self::UverbsModule
+            | Self::UverbsNode { .. }
+            | Self::UverbsDenied { .. } => "no_uverbs",
+            Self::NoDevice(_) => "no_rdma_dev",
+            Self::RdmaCm { .. } | Self::RdmaCmDenied { .. } => "no_rdma_cm",
         }
     }
 
     /// The command or setting that fixes it, for the operator.
     pub fn remedy(&self) -> String {
         match self {
-            Absence::Library { library, .. } if *library == LIBIBVERBS => {
+            Self::Library { library, .. } if *library == LIBIBVERBS => {
                 "install it: apt install libibverbs1 ibverbs-providers, or dnf install libibverbs"
                     .into()
             }
-            Absence::Library { .. } => {
+            Self::Library { .. } => {
                 "install it: apt install librdmacm1, or dnf install librdmacm".into()
             }
-            Absence::UverbsModule => "modprobe ib_core ib_uverbs".into(),
-            Absence::UverbsNode { .. } | Absence::RdmaCm { .. } if in_container(&Roots::real()) => {
+            Self::UverbsModule => "modprobe ib_core ib_uverbs".into(),
+            Self::UverbsNode { .. } | Self::RdmaCm { .. } if in_container(&Roots::real()) => {
                 "give the container its nodes: --device=/dev/infiniband".into()
             }
-            Absence::UverbsNode { .. } => "modprobe ib_uverbs, and see that udev runs".into(),
-            Absence::RdmaCm { .. } => "modprobe rdma_ucm".into(),
-            Absence::UverbsDenied { node } | Absence::RdmaCmDenied { node } => format!(
+            Self::UverbsNode { .. } => "modprobe ib_uverbs, and see that udev runs".into(),
+            Self::RdmaCm { .. } => "modprobe rdma_ucm".into(),
+            Self::UverbsDenied { node } | Self::RdmaCmDenied { node } => format!(
                 "run as root or as a member of the group of {} (often `rdma`)",
                 node.display()
             ),
-            Absence::NoDevice(why) => why.remedy(),
+            Self::NoDevice(why) => why.remedy(),
         }
     }
 
@@ -84,42 +84,42 @@ impl Absence {
 
     /// The reason why the loaded libraries list no device. `system`: the roots of `/sys` and
     /// `/dev`.
-    pub fn of(system: &Roots) -> Absence {
+    pub fn of(system: &Roots) -> Self {
         if let Some(why) = NoDevice::of(system) {
-            return Absence::NoDevice(why);
+            return Self::NoDevice(why);
         }
         let uverbs = names(&system.sys.join("class/infiniband_verbs"))
             .into_iter()
             .find(|name| name.starts_with("uverbs"));
         match uverbs {
-            None => Absence::UverbsModule,
+            None => Self::UverbsModule,
             Some(name) => {
                 let node = system.dev.join("infiniband").join(name);
                 match node.try_exists() {
-                    Ok(true) => Absence::UverbsDenied { node },
-                    _ => Absence::UverbsNode { node },
+                    Ok(true) => Self::UverbsDenied { node },
+                    _ => Self::UverbsNode { node },
                 }
             }
         }
     }
 
     /// The reason why the connection manager cannot be opened.
-    pub(super) fn of_cm(system: &Roots) -> Absence {
+    pub(super) fn of_cm(system: &Roots) -> Self {
         // Report a missing device first: without one the connection manager is of no use.
         if let Some(why) = NoDevice::of(system) {
-            return Absence::NoDevice(why);
+            return Self::NoDevice(why);
         }
         let node = system.dev.join("infiniband/rdma_cm");
         match node.try_exists() {
-            Ok(true) => Absence::RdmaCmDenied { node },
-            _ => Absence::RdmaCm { node },
+            Ok(true) => Self::RdmaCmDenied { node },
+            _ => Self::RdmaCm { node },
         }
     }
 }
 
 impl From<LoadError> for Absence {
-    fn from(error: LoadError) -> Absence {
-        Absence::Library {
+    fn from(error: LoadError) -> Self {
+        Self::Library {
             library: error.library(),
             detail: error.to_string(),
         }
@@ -129,25 +129,25 @@ impl From<LoadError> for Absence {
 impl fmt::Display for Absence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Absence::Library { detail, .. } => write!(f, "{detail}"),
-            Absence::UverbsModule => {
+            Self::Library { detail, .. } => write!(f, "{detail}"),
+            Self::UverbsModule => {
                 f.write_str("No RDMA devices found: the module ib_uverbs is not loaded")
             }
-            Absence::UverbsNode { node } => {
+            Self::UverbsNode { node } => {
                 write!(f, "No RDMA devices found: {} is missing", node.display())
             }
-            Absence::UverbsDenied { node } => write!(
+            Self::UverbsDenied { node } => write!(
                 f,
                 "No RDMA devices found: {} may not be opened",
                 node.display()
             ),
-            Absence::NoDevice(why) => write!(f, "No RDMA devices found: {why}"),
-            Absence::RdmaCm { node } => write!(
+            Self::NoDevice(why) => write!(f, "No RDMA devices found: {why}"),
+            Self::RdmaCm { node } => write!(
                 f,
                 "the RDMA connection manager is missing: there is no {}",
                 node.display()
             ),
-            Absence::RdmaCmDenied { node } => write!(
+            Self::RdmaCmDenied { node } => write!(
                 f,
                 "the RDMA connection manager may not be used: {} cannot be opened",
                 node.display()
@@ -174,10 +174,10 @@ mod tests {
     struct Machine(tempfile::TempDir, Roots);
 
     impl Machine {
-        fn new() -> Machine {
+        fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let system = Roots::below(dir.path());
-            Machine(dir, system)
+            Self(dir, system)
         }
 
         fn file(&self, path: &str, text: &str) {

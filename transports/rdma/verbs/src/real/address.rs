@@ -6,7 +6,7 @@ use libc::{AF_INET, AF_INET6, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
 /// Converts from C. Returns `None` if the address is neither IPv4 nor IPv6: the id is unbound, or
 /// the family is `AF_IB`.
-pub fn from_storage(storage: &sockaddr_storage) -> Option<SocketAddr> {
+pub(super) fn from_storage(storage: &sockaddr_storage) -> Option<SocketAddr> {
     let at = std::ptr::from_ref(storage);
     match i32::from(storage.ss_family) {
         AF_INET => {
@@ -28,7 +28,7 @@ pub fn from_storage(storage: &sockaddr_storage) -> Option<SocketAddr> {
 }
 
 /// Converts to C, in network byte order.
-pub fn to_storage(address: SocketAddr) -> sockaddr_storage {
+pub(super) fn to_storage(address: SocketAddr) -> sockaddr_storage {
     // SAFETY: all zeros is a valid value of this plain struct: an unspecified family.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     let at = std::ptr::from_mut(&mut storage);

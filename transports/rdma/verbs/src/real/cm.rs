@@ -36,7 +36,7 @@ use crate::types::{
 const MIN_RNR_TIMER: u8 = 14;
 
 /// An event channel with its connections and listeners.
-pub struct Cm {
+pub(super) struct Cm {
     provider: Arc<Inner>,
     channel: Arc<Channel>,
     /// Connections and listeners by the number of their [`CmId`].
@@ -81,7 +81,7 @@ impl Drop for Channel {
 
 /// An `rdma_cm_id`: a connection or a listener. Destroyed when the manager has forgotten it and its
 /// queue pair is gone.
-pub struct Id {
+pub(super) struct Id {
     channel: Arc<Channel>,
     pub(super) raw: *mut rdma_cm_id,
 }
@@ -144,7 +144,7 @@ impl Drop for Id {
 }
 
 impl Cm {
-    pub(super) fn new(provider: Arc<Inner>) -> Result<Cm, VerbsError> {
+    pub(super) fn new(provider: Arc<Inner>) -> Result<Self, VerbsError> {
         let api = provider.api;
         // SAFETY: the function has no arguments.
         let raw = unsafe { (api.rdma_create_event_channel)() };
@@ -172,7 +172,7 @@ impl Cm {
         };
         // SAFETY: the channel was created above.
         set_nonblocking(unsafe { (*raw).fd })?;
-        Ok(Cm {
+        Ok(Self {
             provider,
             channel: Arc::new(channel),
             ids: HashMap::new(),

@@ -21,7 +21,7 @@ use crate::types::{
 
 /// The device contexts of librdmacm (`rdma_get_devices`). The library opens each device once, and a
 /// queue pair must use the context of its id. So this module never calls `ibv_open_device`.
-pub struct Contexts {
+pub(super) struct Contexts {
     api: &'static Api,
     list: *mut *mut ibv_context,
     count: usize,
@@ -29,7 +29,7 @@ pub struct Contexts {
 
 impl Contexts {
     /// Lists the contexts of the present devices; empty if the kernel has no RDMA support.
-    pub fn list(api: &'static Api) -> Result<Contexts, VerbsError> {
+    pub(super) fn list(api: &'static Api) -> Result<Self, VerbsError> {
         let mut count = 0;
         // SAFETY: the call writes to a local variable.
         let list = unsafe { (api.rdma_get_devices)(&mut count) };
@@ -37,7 +37,7 @@ impl Contexts {
             let error = io::Error::last_os_error();
             return match error.raw_os_error() {
                 // No device, or no verbs support in the kernel: the list is empty.
-                Some(libc::ENODEV | libc::ENOSYS | libc::ENOENT) => Ok(Contexts {
+                Some(libc::ENODEV | libc::ENOSYS | libc::ENOENT) => Ok(Self {
                     api,
                     list,
                     count: 0,
@@ -49,10 +49,10 @@ impl Contexts {
             };
         }
         let count = usize::try_from(count).unwrap_or(0);
-        Ok(Contexts { api, list, count })
+        Ok(Self { api, list, count })
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = *mut ibv_context> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = *mut ibv_context> {
         // SAFETY: the list has `count` entries.
         (0..self.count).map(|index| unsafe { *self.list.add(index) })
     }
@@ -68,7 +68,7 @@ impl Drop for Contexts {
 }
 
 /// A counted reference to one device context.
-pub struct Context {
+pub(super) struct Context {
     api: &'static Api,
     pub raw: *mut ibv_context,
 }
@@ -86,7 +86,7 @@ impl Context {
         api: &'static Api,
         contexts: &Contexts,
         raw: *mut ibv_context,
-    ) -> Result<Context, VerbsError> {
+    ) -> Result<Self, VerbsError> {
         let others = Contexts::list(api)?;
         let Some(at) = others.iter().position(|context| context == raw) else {
             return Err(VerbsError::Call {
@@ -103,7 +103,7 @@ impl Context {
             *others.list.add(at) = *others.list.add(last);
             *others.list.add(last) = std::ptr::null_mut();
         }
-        Ok(Context { api, raw })
+        Ok(Self { api, raw })
     }
 }
 
@@ -175,7 +175,7 @@ pub struct VerbsDevice {
     /// interrupts.
     next_vector: AtomicU32,
     /// The device itself, for the references of its protection domains.
-    this: std::sync::Weak<VerbsDevice>,
+    this: std::sync::Weak<Self>,
 }
 
 impl VerbsDevice {
@@ -184,13 +184,13 @@ impl VerbsDevice {
         contexts: &Contexts,
         raw: *mut ibv_context,
         id: DeviceId,
-    ) -> Result<Arc<VerbsDevice>, VerbsError> {
+    ) -> Result<Arc<Self>, VerbsError> {
         let context = Context::hold(api, contexts, raw)?;
         // SAFETY: the context is open, and its device lives as long as it does.
         let async_fd = unsafe { (*raw).async_fd };
         set_nonblocking(async_fd)?;
         let attributes = attributes(api, raw)?;
-        Ok(Arc::new_cyclic(|this| VerbsDevice {
+        Ok(Arc::new_cyclic(|this| Self {
             api,
             context,
             id,
@@ -491,7 +491,7 @@ fn text(field: &[c_char]) -> String {
 }
 
 /// Checks the pointer that a library call returned: null is the error in `errno`.
-pub fn non_null<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
+pub(super) fn non_null<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
     if raw.is_null() {
         Err(failed(call))
     } else {

@@ -18,13 +18,13 @@ use crate::sys::verbs::*;
 use crate::types::{Access, DeviceAttributes, DeviceId, MrKey, Registrations, VerbsError, Wire};
 
 /// A protection domain, as the [`ProtectionDomain`] trait presents it.
-pub struct Domain {
+pub(super) struct Domain {
     pub(super) pd: Arc<Pd>,
 }
 
 /// The `ibv_pd` with its memory regions. Arenas, shared receive queues and queue pairs have
 /// references to it.
-pub struct Pd {
+pub(super) struct Pd {
     pub(super) device: Arc<VerbsDevice>,
     pub(super) raw: *mut ibv_pd,
     access: Access,
@@ -46,7 +46,7 @@ struct Mr {
 unsafe impl Send for Mr {}
 
 impl Domain {
-    pub(super) fn new(device: Arc<VerbsDevice>, access: Access) -> Result<Domain, VerbsError> {
+    pub(super) fn new(device: Arc<VerbsDevice>, access: Access) -> Result<Self, VerbsError> {
         // SAFETY: the context is open.
         let raw = non_null("ibv_alloc_pd", unsafe {
             (device.api.ibv_alloc_pd)(device.context.raw)
@@ -58,7 +58,7 @@ impl Domain {
             regions: Mutex::default(),
             registered_total: AtomicU64::new(0),
         });
-        Ok(Domain { pd })
+        Ok(Self { pd })
     }
 }
 
@@ -206,24 +206,24 @@ pub enum RegisterMemoryError {
 }
 
 impl RegisterMemoryError {
-    fn new(asked: u64, source: io::Error) -> RegisterMemoryError {
+    fn new(asked: u64, source: io::Error) -> Self {
         let limit = getrlimit(Resource::Memlock).current;
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        RegisterMemoryError::of(asked, source, limit, pinned(&status))
+        Self::of(asked, source, limit, pinned(&status))
     }
 
-    fn of(asked: u64, source: io::Error, limit: Option<u64>, pinned: u64) -> RegisterMemoryError {
+    fn of(asked: u64, source: io::Error, limit: Option<u64>, pinned: u64) -> Self {
         let needed = asked.saturating_add(pinned);
         match limit {
             Some(limit) if source.raw_os_error() == Some(libc::ENOMEM) && needed > limit => {
-                RegisterMemoryError::Memlock {
+                Self::Memlock {
                     asked,
                     limit,
                     pinned,
                     needed,
                 }
             }
-            _ => RegisterMemoryError::Other { asked, source },
+            _ => Self::Other { asked, source },
         }
     }
 }

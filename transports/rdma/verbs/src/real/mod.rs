@@ -61,14 +61,14 @@ struct Open {
 impl VerbsProvider {
     /// Loads the libraries. The error names a missing library and its package. Succeeds on a
     /// machine without RDMA devices, because devices may be added later.
-    pub fn open() -> Result<VerbsProvider, VerbsError> {
-        VerbsProvider::find().map_err(Absence::into_error)
+    pub fn open() -> Result<Self, VerbsError> {
+        Self::find().map_err(Absence::into_error)
     }
 
     /// Like [`VerbsProvider::open`], but the error is the missing part as an [`Absence`].
-    pub fn find() -> Result<VerbsProvider, Absence> {
+    pub fn find() -> Result<Self, Absence> {
         let api = Api::open()?;
-        Ok(VerbsProvider {
+        Ok(Self {
             inner: Arc::new(Inner {
                 api,
                 open: Mutex::default(),
@@ -153,7 +153,7 @@ impl Inner {
         if context.is_null() {
             return None;
         }
-        let known = |inner: &Inner| {
+        let known = |inner: &Self| {
             let open = inner.lock();
             open.devices.get(&context.addr()).map(|d| d.id())
         };

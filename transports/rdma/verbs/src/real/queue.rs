@@ -20,7 +20,7 @@ use crate::sys::verbs::*;
 use crate::types::{PostError, QpCaps, RecvWr, SendWr, Sge, VerbsError, WorkCompletion};
 
 /// A completion queue (`ibv_cq`) with its own completion channel.
-pub struct Cq {
+pub(super) struct Cq {
     device: Arc<VerbsDevice>,
     pub(super) raw: *mut ibv_cq,
     channel: *mut ibv_comp_channel,
@@ -35,7 +35,7 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    pub fn new(device: Arc<VerbsDevice>, entries: u32) -> Result<Cq, VerbsError> {
+    pub(super) fn new(device: Arc<VerbsDevice>, entries: u32) -> Result<Self, VerbsError> {
         let attributes = device.attributes();
         within(
             "completion queue entries",
@@ -69,7 +69,7 @@ impl Cq {
         let raw = non_null("ibv_create_cq", raw).map_err(destroy_channel)?;
         // SAFETY: created above, and no other thread has it yet.
         let capacity = AtomicU32::new(unsafe { (*raw).cqe } as u32);
-        Ok(Cq {
+        Ok(Self {
             device,
             raw,
             channel,
@@ -172,7 +172,7 @@ impl Drop for Cq {
 }
 
 /// A shared receive queue (`ibv_srq`).
-pub struct Srq {
+pub(super) struct Srq {
     pd: Arc<Pd>,
     pub(super) raw: *mut ibv_srq,
     post: PostSrqRecv,
@@ -185,7 +185,12 @@ unsafe impl Send for Srq {}
 unsafe impl Sync for Srq {}
 
 impl Srq {
-    pub fn new(pd: Arc<Pd>, entries: u32, max_sge: u32, limit: u32) -> Result<Srq, VerbsError> {
+    pub(super) fn new(
+        pd: Arc<Pd>,
+        entries: u32,
+        max_sge: u32,
+        limit: u32,
+    ) -> Result<Self, VerbsError> {
         let device = &pd.device;
         let attributes = device.attributes();
         within("shared receive queues", 1, attributes.max_srq, device)?;
@@ -216,7 +221,7 @@ impl Srq {
         let raw = non_null("ibv_create_srq", unsafe {
             (device.api.ibv_create_srq)(pd.raw, &mut init)
         })?;
-        let srq = Srq {
+        let srq = Self {
             raw,
             post,
             capacity: init.attr.max_wr,
@@ -275,7 +280,7 @@ impl Drop for Srq {
 
 /// A reliable-connected queue pair (`ibv_qp`), with references to its id and to the objects it was
 /// created from. They are dropped in the order of the fields.
-pub struct Qp {
+pub(super) struct Qp {
     pub(super) raw: *mut ibv_qp,
     number: u32,
     caps: QpCaps,
@@ -286,7 +291,7 @@ pub struct Qp {
 }
 
 /// The objects that a queue pair was created from. They must outlive it.
-pub struct Parts {
+pub(super) struct Parts {
     pub pd: Arc<Pd>,
     /// The completion queues and the shared receive queue.
     pub _others: Vec<Arc<dyn Any + Send + Sync>>,
@@ -299,13 +304,13 @@ unsafe impl Sync for Qp {}
 
 impl Qp {
     /// Takes ownership of the queue pair that `rdma_create_qp` created on `id`.
-    pub fn new(id: Arc<Id>, caps: QpCaps, parts: Parts) -> Result<Qp, VerbsError> {
+    pub(super) fn new(id: Arc<Id>, caps: QpCaps, parts: Parts) -> Result<Self, VerbsError> {
         // SAFETY: the id and its queue pair are alive; number and context never change.
         let (raw, number, ops) = unsafe {
             let raw = (*id.raw).qp;
             (raw, (*raw).qp_num, &(*(*raw).context).ops)
         };
-        Ok(Qp {
+        Ok(Self {
             raw,
             number,
             caps,
@@ -371,7 +376,7 @@ impl Drop for Qp {
 
 /// Checks a requested size against the device's limit before the call, so that the error gives both
 /// numbers.
-pub fn within(
+pub(super) fn within(
     what: &'static str,
     asked: u32,
     limit: u32,

@@ -13,7 +13,7 @@ use crate::types::{PostError, RecvWr, SendOp, SendWr, Sge, WcOpcode, WcStatus, W
 const CHAIN: usize = 32;
 
 /// Most completions per call of `ibv_poll_cq`.
-pub const POLL: usize = 32;
+pub(super) const POLL: usize = 32;
 
 // `Sge` slices are passed to the driver unchanged, so both layouts must agree.
 const _: () = {
@@ -32,7 +32,7 @@ const _: () = {
 /// `post` reads the chain and its entries during the call only, and sets `bad` to null or to a
 /// request of the chain.
 #[inline]
-pub unsafe fn post_send(
+pub(super) unsafe fn post_send(
     requests: &[SendWr],
     sges: &[Sge],
     mut post: impl FnMut(*mut ibv_send_wr, *mut *mut ibv_send_wr) -> i32,
@@ -79,7 +79,7 @@ pub unsafe fn post_send(
 /// # Safety
 /// As [`post_send`].
 #[inline]
-pub unsafe fn post_recv(
+pub(super) unsafe fn post_recv(
     requests: &[RecvWr],
     sges: &[Sge],
     mut post: impl FnMut(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
@@ -150,7 +150,7 @@ fn refused(posted: usize, result: i32) -> PostError {
 
 /// Converts one polled completion.
 #[inline]
-pub fn completion(wc: &ibv_wc) -> WorkCompletion {
+pub(super) fn completion(wc: &ibv_wc) -> WorkCompletion {
     WorkCompletion {
         wr_id: wc.wr_id,
         status: WcStatus::from_raw(wc.status as u32),

@@ -1,4 +1,5 @@
-//! A device's execution of posted requests.
+//! Executes the posted work requests of simulated devices: moves bytes, checks keys and bounds, and
+//! creates completions.
 
 use super::{PostedSend, QpState, State, Target};
 use crate::types::*;

@@ -205,8 +205,8 @@ struct Signal {
 }
 
 impl Signal {
-    fn new() -> std::io::Result<Signal> {
-        Ok(Signal {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
             fd: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
         })
     }
@@ -233,8 +233,8 @@ struct Channel<E> {
 }
 
 impl<E> Channel<E> {
-    fn new() -> std::io::Result<Channel<E>> {
-        Ok(Channel {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
             signal: Signal::new()?,
             events: VecDeque::new(),
             closed: false,
@@ -351,8 +351,8 @@ const MAX_INLINE: u32 = 220;
 
 impl Fabric {
     #[expect(clippy::new_without_default, reason = "a network is made on purpose")]
-    pub fn new() -> Fabric {
-        Fabric {
+    pub fn new() -> Self {
+        Self {
             state: Arc::default(),
         }
     }

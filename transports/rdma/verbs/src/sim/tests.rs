@@ -1,4 +1,4 @@
-//! The guarantees of the simulation, seen through the rings.
+//! Tests of the simulated devices, through the send and receive rings.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ struct End {
 }
 
 impl End {
-    fn new(fabric: &Fabric, at: IpAddr, access: Access) -> End {
+    fn new(fabric: &Fabric, at: IpAddr, access: Access) -> Self {
         let id = fabric.add_device(attributes("sim0"), &[at]).unwrap();
         let provider = fabric.provider();
         let device = provider.device(id).unwrap();
@@ -58,7 +58,7 @@ impl End {
             data_bytes: 4096,
         };
         let receiver = Receiver::new(&queues, slot, config).unwrap().unwrap();
-        End {
+        Self {
             cm: provider.connection_manager().unwrap(),
             device,
             queues,

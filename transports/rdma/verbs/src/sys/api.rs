@@ -9,12 +9,12 @@ use super::cm::*;
 use super::verbs::*;
 
 /// Names of the libraries as runtime packages install them (without development packages).
-pub const LIBIBVERBS: &str = "libibverbs.so.1";
-pub const LIBRDMACM: &str = "librdmacm.so.1";
+pub(crate) const LIBIBVERBS: &str = "libibverbs.so.1";
+pub(crate) const LIBRDMACM: &str = "librdmacm.so.1";
 
 /// The error of loading a library or of finding a function in it.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum LoadError {
+pub(crate) enum LoadError {
     #[error("{library} cannot be loaded: {detail}")]
     Library {
         library: &'static str,
@@ -28,9 +28,9 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    pub fn library(&self) -> &'static str {
+    pub(crate) fn library(&self) -> &'static str {
         match self {
-            LoadError::Library { library, .. } | LoadError::Symbol { library, .. } => library,
+            Self::Library { library, .. } | Self::Symbol { library, .. } => library,
         }
     }
 }
@@ -39,7 +39,7 @@ macro_rules! api {
     ($($library:ident { $($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)* })*) => {
         /// The functions that are called by name; each has a manual page.
         #[derive(Debug)]
-        pub struct Api {
+        pub(crate) struct Api {
             $($(pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*)*
         }
 
@@ -109,14 +109,14 @@ api! {
 impl Api {
     /// Opens both libraries, once for the life of the process: they cannot be closed safely. A
     /// failed attempt is repeated at the next call, so that installing a package needs no restart.
-    pub fn open() -> Result<&'static Api, LoadError> {
+    pub(crate) fn open() -> Result<&'static Self, LoadError> {
         static API: OnceLock<Api> = OnceLock::new();
         if let Some(api) = API.get() {
             return Ok(api);
         }
         let verbs = open(LIBIBVERBS)?;
         let cm = open(LIBRDMACM)?;
-        let api = Api::load(&verbs, &cm)?;
+        let api = Self::load(&verbs, &cm)?;
         std::mem::forget((verbs, cm));
         Ok(API.get_or_init(|| api))
     }

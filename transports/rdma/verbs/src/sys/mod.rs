@@ -8,11 +8,11 @@
 //!
 //! These are raw declarations without ownership or checks. [`crate::real`] is the safe layer above.
 
-pub mod api;
-pub mod cm;
-pub mod verbs;
+pub(crate) mod api;
+pub(crate) mod cm;
+pub(crate) mod verbs;
 
 #[cfg(test)]
 mod layout;
 
-pub use api::{Api, LoadError};
+pub(crate) use api::{Api, LoadError};

@@ -12,16 +12,16 @@ type Unused = Option<unsafe extern "C" fn()>;
 
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct ibv_gid {
+pub(crate) struct ibv_gid {
     pub raw: [u8; 16],
 }
 
-pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
-pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
+pub(crate) const IBV_GID_TYPE_ROCE_V1: u32 = 1;
+pub(crate) const IBV_GID_TYPE_ROCE_V2: u32 = 2;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_gid_entry {
+pub(crate) struct ibv_gid_entry {
     pub gid: ibv_gid,
     pub gid_index: u32,
     pub port_num: u32,
@@ -29,13 +29,13 @@ pub struct ibv_gid_entry {
     pub ndev_ifindex: u32,
 }
 
-pub const IBV_TRANSPORT_IWARP: c_int = 1;
+pub(crate) const IBV_TRANSPORT_IWARP: c_int = 1;
 
-pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: c_uint = 1 << 21;
+pub(crate) const IBV_DEVICE_MEM_MGT_EXTENSIONS: c_uint = 1 << 21;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_device_attr {
+pub(crate) struct ibv_device_attr {
     pub fw_ver: [c_char; 64],
     /// Big-endian, as is `sys_image_guid`.
     pub node_guid: u64,
@@ -79,19 +79,19 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
-pub const IBV_ODP_SUPPORT: u64 = 1 << 0;
-pub const IBV_ODP_SUPPORT_IMPLICIT: u64 = 1 << 1;
+pub(crate) const IBV_ODP_SUPPORT: u64 = 1 << 0;
+pub(crate) const IBV_ODP_SUPPORT_IMPLICIT: u64 = 1 << 1;
 
-pub const IBV_ODP_SUPPORT_SEND: u32 = 1 << 0;
-pub const IBV_ODP_SUPPORT_RECV: u32 = 1 << 1;
-pub const IBV_ODP_SUPPORT_WRITE: u32 = 1 << 2;
-pub const IBV_ODP_SUPPORT_READ: u32 = 1 << 3;
-pub const IBV_ODP_SUPPORT_ATOMIC: u32 = 1 << 4;
-pub const IBV_ODP_SUPPORT_SRQ_RECV: u32 = 1 << 5;
+pub(crate) const IBV_ODP_SUPPORT_SEND: u32 = 1 << 0;
+pub(crate) const IBV_ODP_SUPPORT_RECV: u32 = 1 << 1;
+pub(crate) const IBV_ODP_SUPPORT_WRITE: u32 = 1 << 2;
+pub(crate) const IBV_ODP_SUPPORT_READ: u32 = 1 << 3;
+pub(crate) const IBV_ODP_SUPPORT_ATOMIC: u32 = 1 << 4;
+pub(crate) const IBV_ODP_SUPPORT_SRQ_RECV: u32 = 1 << 5;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_odp_caps {
+pub(crate) struct ibv_odp_caps {
     pub general_caps: u64,
     /// Reliable connected, unreliable connected, unreliable datagram.
     pub per_transport_caps: [u32; 3],
@@ -99,7 +99,7 @@ pub struct ibv_odp_caps {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_device_attr_ex {
+pub(crate) struct ibv_device_attr_ex {
     pub orig_attr: ibv_device_attr,
     pub comp_mask: u32,
     pub odp_caps: ibv_odp_caps,
@@ -111,11 +111,11 @@ pub struct ibv_device_attr_ex {
 /// Words of [`ibv_device_attr_ex`] after these.
 const ATTR_EX_REST: usize = 16;
 
-pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
+pub(crate) const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_port_attr {
+pub(crate) struct ibv_port_attr {
     pub state: c_int,
     pub max_mtu: c_int,
     pub active_mtu: c_int,
@@ -140,27 +140,27 @@ pub struct ibv_port_attr {
     pub port_cap_flags2: u16,
 }
 
-pub const IBV_EVENT_CQ_ERR: c_int = 0;
-pub const IBV_EVENT_QP_FATAL: c_int = 1;
-pub const IBV_EVENT_QP_REQ_ERR: c_int = 2;
-pub const IBV_EVENT_QP_ACCESS_ERR: c_int = 3;
-pub const IBV_EVENT_COMM_EST: c_int = 4;
-pub const IBV_EVENT_SQ_DRAINED: c_int = 5;
-pub const IBV_EVENT_DEVICE_FATAL: c_int = 8;
-pub const IBV_EVENT_PORT_ACTIVE: c_int = 9;
-pub const IBV_EVENT_PORT_ERR: c_int = 10;
-pub const IBV_EVENT_LID_CHANGE: c_int = 11;
-pub const IBV_EVENT_PKEY_CHANGE: c_int = 12;
-pub const IBV_EVENT_SM_CHANGE: c_int = 13;
-pub const IBV_EVENT_SRQ_ERR: c_int = 14;
-pub const IBV_EVENT_SRQ_LIMIT_REACHED: c_int = 15;
-pub const IBV_EVENT_QP_LAST_WQE_REACHED: c_int = 16;
-pub const IBV_EVENT_CLIENT_REREGISTER: c_int = 17;
-pub const IBV_EVENT_GID_CHANGE: c_int = 18;
+pub(crate) const IBV_EVENT_CQ_ERR: c_int = 0;
+pub(crate) const IBV_EVENT_QP_FATAL: c_int = 1;
+pub(crate) const IBV_EVENT_QP_REQ_ERR: c_int = 2;
+pub(crate) const IBV_EVENT_QP_ACCESS_ERR: c_int = 3;
+pub(crate) const IBV_EVENT_COMM_EST: c_int = 4;
+pub(crate) const IBV_EVENT_SQ_DRAINED: c_int = 5;
+pub(crate) const IBV_EVENT_DEVICE_FATAL: c_int = 8;
+pub(crate) const IBV_EVENT_PORT_ACTIVE: c_int = 9;
+pub(crate) const IBV_EVENT_PORT_ERR: c_int = 10;
+pub(crate) const IBV_EVENT_LID_CHANGE: c_int = 11;
+pub(crate) const IBV_EVENT_PKEY_CHANGE: c_int = 12;
+pub(crate) const IBV_EVENT_SM_CHANGE: c_int = 13;
+pub(crate) const IBV_EVENT_SRQ_ERR: c_int = 14;
+pub(crate) const IBV_EVENT_SRQ_LIMIT_REACHED: c_int = 15;
+pub(crate) const IBV_EVENT_QP_LAST_WQE_REACHED: c_int = 16;
+pub(crate) const IBV_EVENT_CLIENT_REREGISTER: c_int = 17;
+pub(crate) const IBV_EVENT_GID_CHANGE: c_int = 18;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub union ibv_async_element {
+pub(crate) union ibv_async_element {
     pub cq: *mut ibv_cq,
     pub qp: *mut ibv_qp,
     pub srq: *mut ibv_srq,
@@ -169,21 +169,21 @@ pub union ibv_async_element {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_async_event {
+pub(crate) struct ibv_async_event {
     pub element: ibv_async_element,
     pub event_type: c_int,
 }
 
-pub const IBV_WC_SEND: c_int = 0;
-pub const IBV_WC_RDMA_WRITE: c_int = 1;
-pub const IBV_WC_RDMA_READ: c_int = 2;
-pub const IBV_WC_RECV: c_int = 1 << 7;
+pub(crate) const IBV_WC_SEND: c_int = 0;
+pub(crate) const IBV_WC_RDMA_WRITE: c_int = 1;
+pub(crate) const IBV_WC_RDMA_READ: c_int = 2;
+pub(crate) const IBV_WC_RECV: c_int = 1 << 7;
 
-pub const IBV_WC_WITH_INV: c_uint = 1 << 3;
+pub(crate) const IBV_WC_WITH_INV: c_uint = 1 << 3;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_wc {
+pub(crate) struct ibv_wc {
     pub wr_id: u64,
     pub status: c_int,
     pub opcode: c_int,
@@ -200,18 +200,18 @@ pub struct ibv_wc {
     pub dlid_path_bits: u8,
 }
 
-pub const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
-pub const IBV_ACCESS_REMOTE_WRITE: c_int = 1 << 1;
-pub const IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;
+pub(crate) const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
+pub(crate) const IBV_ACCESS_REMOTE_WRITE: c_int = 1 << 1;
+pub(crate) const IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;
 
 #[repr(C)]
-pub struct ibv_pd {
+pub(crate) struct ibv_pd {
     pub context: *mut ibv_context,
     pub handle: u32,
 }
 
 #[repr(C)]
-pub struct ibv_mr {
+pub(crate) struct ibv_mr {
     pub context: *mut ibv_context,
     pub pd: *mut ibv_pd,
     pub addr: *mut c_void,
@@ -223,7 +223,7 @@ pub struct ibv_mr {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_global_route {
+pub(crate) struct ibv_global_route {
     pub dgid: ibv_gid,
     pub flow_label: u32,
     pub sgid_index: u8,
@@ -233,7 +233,7 @@ pub struct ibv_global_route {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_ah_attr {
+pub(crate) struct ibv_ah_attr {
     pub grh: ibv_global_route,
     pub dlid: u16,
     pub sl: u8,
@@ -245,25 +245,25 @@ pub struct ibv_ah_attr {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_srq_attr {
+pub(crate) struct ibv_srq_attr {
     pub max_wr: u32,
     pub max_sge: u32,
     pub srq_limit: u32,
 }
 
 #[repr(C)]
-pub struct ibv_srq_init_attr {
+pub(crate) struct ibv_srq_init_attr {
     pub srq_context: *mut c_void,
     pub attr: ibv_srq_attr,
 }
 
-pub const IBV_SRQ_LIMIT: c_int = 1 << 1;
+pub(crate) const IBV_SRQ_LIMIT: c_int = 1 << 1;
 
-pub const IBV_QPT_RC: c_int = 2;
+pub(crate) const IBV_QPT_RC: c_int = 2;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_qp_cap {
+pub(crate) struct ibv_qp_cap {
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
     pub max_send_sge: u32,
@@ -272,7 +272,7 @@ pub struct ibv_qp_cap {
 }
 
 #[repr(C)]
-pub struct ibv_qp_init_attr {
+pub(crate) struct ibv_qp_init_attr {
     pub qp_context: *mut c_void,
     pub send_cq: *mut ibv_cq,
     pub recv_cq: *mut ibv_cq,
@@ -282,17 +282,17 @@ pub struct ibv_qp_init_attr {
     pub sq_sig_all: c_int,
 }
 
-pub const IBV_QP_STATE: c_int = 1;
-pub const IBV_QP_AV: c_int = 1 << 7;
-pub const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
-pub const IBV_QPS_INIT: c_int = 1;
-pub const IBV_QPS_RTR: c_int = 2;
-pub const IBV_QPS_RTS: c_int = 3;
-pub const IBV_QPS_ERR: c_int = 6;
+pub(crate) const IBV_QP_STATE: c_int = 1;
+pub(crate) const IBV_QP_AV: c_int = 1 << 7;
+pub(crate) const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
+pub(crate) const IBV_QPS_INIT: c_int = 1;
+pub(crate) const IBV_QPS_RTR: c_int = 2;
+pub(crate) const IBV_QPS_RTS: c_int = 3;
+pub(crate) const IBV_QPS_ERR: c_int = 6;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_qp_attr {
+pub(crate) struct ibv_qp_attr {
     pub qp_state: c_int,
     pub cur_qp_state: c_int,
     pub path_mtu: c_int,
@@ -321,18 +321,18 @@ pub struct ibv_qp_attr {
     pub rate_limit: u32,
 }
 
-pub const IBV_WR_RDMA_WRITE: c_int = 0;
-pub const IBV_WR_SEND: c_int = 2;
-pub const IBV_WR_RDMA_READ: c_int = 4;
-pub const IBV_WR_SEND_WITH_INV: c_int = 9;
+pub(crate) const IBV_WR_RDMA_WRITE: c_int = 0;
+pub(crate) const IBV_WR_SEND: c_int = 2;
+pub(crate) const IBV_WR_RDMA_READ: c_int = 4;
+pub(crate) const IBV_WR_SEND_WITH_INV: c_int = 9;
 
-pub const IBV_SEND_FENCE: c_uint = 1;
-pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
-pub const IBV_SEND_INLINE: c_uint = 1 << 3;
+pub(crate) const IBV_SEND_FENCE: c_uint = 1;
+pub(crate) const IBV_SEND_SIGNALED: c_uint = 1 << 1;
+pub(crate) const IBV_SEND_INLINE: c_uint = 1 << 3;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_sge {
+pub(crate) struct ibv_sge {
     pub addr: u64,
     pub length: u32,
     pub lkey: u32,
@@ -340,14 +340,14 @@ pub struct ibv_sge {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_wr_rdma {
+pub(crate) struct ibv_wr_rdma {
     pub remote_addr: u64,
     pub rkey: u32,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct ibv_wr_atomic {
+pub(crate) struct ibv_wr_atomic {
     pub remote_addr: u64,
     pub compare_add: u64,
     pub swap: u64,
@@ -356,7 +356,7 @@ pub struct ibv_wr_atomic {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub union ibv_wr_union {
+pub(crate) union ibv_wr_union {
     pub rdma: ibv_wr_rdma,
     pub atomic: ibv_wr_atomic,
 }
@@ -365,21 +365,21 @@ pub union ibv_wr_union {
 /// size.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_wr_tail {
+pub(crate) struct ibv_wr_tail {
     pub words: std::mem::MaybeUninit<[u64; 6]>,
 }
 
 impl ibv_wr_tail {
-    pub const UNUSED: ibv_wr_tail = ibv_wr_tail {
+    pub(crate) const UNUSED: Self = Self {
         words: std::mem::MaybeUninit::uninit(),
     };
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_send_wr {
+pub(crate) struct ibv_send_wr {
     pub wr_id: u64,
-    pub next: *mut ibv_send_wr,
+    pub next: *mut Self,
     pub sg_list: *mut ibv_sge,
     pub num_sge: c_int,
     pub opcode: c_int,
@@ -393,15 +393,15 @@ pub struct ibv_send_wr {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_recv_wr {
+pub(crate) struct ibv_recv_wr {
     pub wr_id: u64,
-    pub next: *mut ibv_recv_wr,
+    pub next: *mut Self,
     pub sg_list: *mut ibv_sge,
     pub num_sge: c_int,
 }
 
 #[repr(C)]
-pub struct ibv_srq {
+pub(crate) struct ibv_srq {
     pub context: *mut ibv_context,
     pub srq_context: *mut c_void,
     pub pd: *mut ibv_pd,
@@ -412,7 +412,7 @@ pub struct ibv_srq {
 }
 
 #[repr(C)]
-pub struct ibv_qp {
+pub(crate) struct ibv_qp {
     pub context: *mut ibv_context,
     pub qp_context: *mut c_void,
     pub pd: *mut ibv_pd,
@@ -429,14 +429,14 @@ pub struct ibv_qp {
 }
 
 #[repr(C)]
-pub struct ibv_comp_channel {
+pub(crate) struct ibv_comp_channel {
     pub context: *mut ibv_context,
     pub fd: c_int,
     pub refcnt: c_int,
 }
 
 #[repr(C)]
-pub struct ibv_cq {
+pub(crate) struct ibv_cq {
     pub context: *mut ibv_context,
     pub channel: *mut ibv_comp_channel,
     pub cq_context: *mut c_void,
@@ -449,7 +449,7 @@ pub struct ibv_cq {
 }
 
 #[repr(C)]
-pub struct ibv_device {
+pub(crate) struct ibv_device {
     pub ops: [Unused; 2],
     pub node_type: c_int,
     pub transport_type: c_int,
@@ -459,18 +459,18 @@ pub struct ibv_device {
     pub ibdev_path: [c_char; 256],
 }
 
-pub type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
-pub type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
-pub type PostSend =
+pub(crate) type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
+pub(crate) type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
+pub(crate) type PostSend =
     unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
-pub type PostRecv =
+pub(crate) type PostRecv =
     unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
-pub type PostSrqRecv =
+pub(crate) type PostSrqRecv =
     unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
 /// The entry points of the device's own library, as the inline functions of `verbs.h` call them.
 #[repr(C)]
-pub struct ibv_context_ops {
+pub(crate) struct ibv_context_ops {
     pub compat_query_to_dereg_mr: [Unused; 7],
     pub alloc_bind_dealloc_mw: [Unused; 3],
     pub compat_create_cq: Unused,
@@ -485,7 +485,7 @@ pub struct ibv_context_ops {
 }
 
 #[repr(C)]
-pub struct ibv_context {
+pub(crate) struct ibv_context {
     pub device: *mut ibv_device,
     pub ops: ibv_context_ops,
     pub cmd_fd: c_int,
@@ -495,13 +495,13 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-pub type QueryDeviceEx =
+pub(crate) type QueryDeviceEx =
     unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int;
 
 /// The struct around an [`ibv_context`] whose `abi_compat` is [`VERBS_ABI_IS_EXTENDED`]. It grows
 /// at its beginning: offsets count from `context`, and `sz` is the size of what there is.
 #[repr(C)]
-pub struct verbs_context {
+pub(crate) struct verbs_context {
     pub newer: [Unused; 26],
     pub private: *mut c_void,
     pub query_device_ex: Option<QueryDeviceEx>,
@@ -511,4 +511,4 @@ pub struct verbs_context {
     pub context: ibv_context,
 }
 
-pub const VERBS_ABI_IS_EXTENDED: usize = usize::MAX;
+pub(crate) const VERBS_ABI_IS_EXTENDED: usize = usize::MAX;

@@ -1,0 +1,366 @@
+//! Checks that a state is sound: every unit is used where it may be, and nothing is lost.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::format::record::PassKind;
+use crate::ids::VersionId;
+use crate::map::{Entry, Node, Shape};
+pub use crate::report::{CheckReport, Finding};
+use crate::space::Space;
+use crate::state::{State, Version, count_owned};
+use crate::zones::Zones;
+
+/// Compares the units in use at one moment with the maps of that moment, a few leaves at a time.
+///
+/// Every unit that a map uses has one owner: the version to which it is exclusive. A version that
+/// shares the unit has it from its parent, which has it at the same place.
+#[derive(Debug)]
+pub(crate) struct Accounts {
+    state: State,
+    used: Box<[u64]>,
+    owned: Box<[u64]>,
+    /// Units that are used for something else than a map.
+    others: HashMap<u64, Finding>,
+    versions: Vec<VersionId>,
+    /// The next leaf of the last of these versions.
+    next: u64,
+    /// Places that each version owns.
+    places: BTreeMap<VersionId, u64>,
+}
+
+impl Accounts {
+    /// The accounts of this moment. `pending`: units that are used, and that no map refers to.
+    pub(crate) fn new(
+        state: &State,
+        space: &Space,
+        zones: &Zones,
+        pending: impl Iterator<Item = u64>,
+    ) -> Self {
+        let pending = pending.map(|unit| (unit, Finding::UsedInLimbo { unit }));
+        let zones = zones.units();
+        let zones = zones.map(|unit| (unit, Finding::UsedTwice { unit }));
+        let used: Box<[u64]> = space.used().into();
+        Self {
+            owned: vec![0; used.len()].into_boxed_slice(),
+            used,
+            others: pending.chain(zones).collect(),
+            versions: state.versions.keys().copied().collect(),
+            state: state.clone(),
+            next: 0,
+            places: BTreeMap::new(),
+        }
+    }
+
+    /// Counts at most this many leaves. Returns whether all are counted.
+    pub(crate) fn advance(&mut self, leaves: usize, report: &mut CheckReport) -> bool {
+        for _ in 0..leaves {
+            let Some(id) = self.versions.last().copied() else {
+                self.compare(report);
+                return true;
+            };
+            match self.next_leaf(id) {
+                Some(leaf) => {
+                    self.count(id, leaf, report);
+                    self.next = leaf + 1;
+                }
+                None => {
+                    self.versions.pop();
+                    self.next = 0;
+                }
+            }
+        }
+        false
+    }
+
+    /// The next leaf that the version does not share with its parent.
+    fn next_leaf(&self, id: VersionId) -> Option<u64> {
+        let version = &self.state.versions[&id];
+        let from = match version.pass {
+            Some((PassKind::Free | PassKind::Merge, cursor)) => cursor.max(self.next),
+            _ => self.next,
+        };
+        let parent = version.parent.and_then(|id| self.state.versions.get(&id));
+        // The child of a version that is being merged owns the units of that version.
+        let parent = parent.filter(|parent| !matches!(parent.pass, Some((PassKind::Merge, _))));
+        let other = parent.map(|parent| &parent.tree);
+        let tree = &version.tree;
+        tree.next_difference(other, self.state.shape(), from)
+    }
+
+    /// The version that a shared unit of this leaf comes from.
+    fn parent(&self, id: VersionId, leaf: u64) -> Option<VersionId> {
+        let mut id = self.state.versions[&id].parent?;
+        loop {
+            let parent = self.state.versions.get(&id)?;
+            match parent.pass {
+                Some((PassKind::Merge, cursor)) if leaf < cursor => id = parent.parent?,
+                _ => return Some(id),
+            }
+        }
+    }
+
+    fn count(&mut self, id: VersionId, leaf: u64, report: &mut CheckReport) {
+        let (shape, floor) = (self.state.shape(), self.state.floor(id, leaf));
+        let parent = self.parent(id, leaf);
+        let first = leaf * shape.units_per_leaf as u64;
+        let mut places = 0;
+        for place in first..first + shape.units_per_leaf as u64 {
+            let Ok(entry) = self.state.entry(id, place) else {
+                return report.find(Finding::Lost { leaf });
+            };
+            places += u64::from(entry.own.is_exclusive(floor));
+            for part in entry.parts() {
+                if part.is_exclusive(floor) {
+                    self.own(part.unit, report);
+                    continue;
+                }
+                let above = parent.and_then(|parent| self.state.entry(parent, place).ok());
+                let is_there = above.is_some_and(|above| above.uses(part.unit));
+                if !is_there {
+                    report.find(Finding::Stray { unit: part.unit });
+                }
+            }
+        }
+        *self.places.entry(id).or_default() += places;
+    }
+
+    fn own(&mut self, unit: u64, report: &mut CheckReport) {
+        let (word, bit) = ((unit / 64) as usize, 1 << (unit % 64));
+        if self.owned[word] & bit != 0 {
+            report.find(Finding::UsedTwice { unit });
+        }
+        self.owned[word] |= bit;
+        report.units += 1;
+        if self.used[word] & bit == 0 {
+            report.find(Finding::UsedAndFree { unit });
+        }
+        if let Some(finding) = self.others.get(&unit) {
+            report.find(finding.clone());
+        }
+    }
+
+    fn compare(&mut self, report: &mut CheckReport) {
+        for word in 0..self.used.len() {
+            let mut left = self.used[word] & !self.owned[word];
+            while left != 0 {
+                let unit = word as u64 * 64 + u64::from(left.trailing_zeros());
+                left &= left - 1;
+                if !self.others.contains_key(&unit) {
+                    report.find(Finding::Leaked { unit });
+                }
+            }
+        }
+        let thick = self.state.versions.iter();
+        for (id, version) in thick.filter(|(_, version)| version.is_thick && !version.is_hidden) {
+            let counted = self.places.get(id).copied().unwrap_or(0);
+            let kept = version.owned;
+            if kept != counted {
+                report.find(Finding::Owned { counted, kept });
+            }
+        }
+    }
+}
+
+/// Where a unit is used: by the family of the oldest ancestor, at one place.
+pub(crate) type Use = (VersionId, u64);
+
+/// All units that versions use. An error names a unit with two places.
+pub(crate) fn uses(state: &State) -> Result<HashMap<u64, Use>, u64> {
+    let mut uses: HashMap<u64, Use> = HashMap::new();
+    for (id, version) in &state.versions {
+        let family = oldest(state, *id);
+        let mut wrong = None;
+        each_leaf(state, version, |leaf, entries| {
+            let first = leaf * entries.len() as u64;
+            for (at, entry) in entries.iter().enumerate() {
+                for part in entry.parts() {
+                    let place = (family, first + at as u64);
+                    if *uses.entry(part.unit).or_insert(place) != place {
+                        wrong = Some(part.unit);
+                    }
+                }
+            }
+        });
+        if let Some(unit) = wrong {
+            return Err(unit);
+        }
+    }
+    Ok(uses)
+}
+
+/// The places that each visible thick volume owns.
+pub(crate) fn owned(state: &State) -> BTreeMap<VersionId, u64> {
+    let thick = state.versions.iter();
+    let thick = thick.filter(|(_, version)| version.is_thick && !version.is_hidden);
+    thick
+        .map(|(id, version)| {
+            let mut owned = 0;
+            each_leaf(state, version, |leaf, entries| {
+                owned += count_owned(entries, state.floor(*id, leaf));
+            });
+            (*id, owned)
+        })
+        .collect()
+}
+
+fn oldest(state: &State, mut id: VersionId) -> VersionId {
+    while let Some(parent) = state.versions.get(&id).and_then(|version| version.parent) {
+        id = parent;
+    }
+    id
+}
+
+/// Calls `visit` for each leaf of a version whose entries count: those that a pass has visited
+/// belong to the child, or are free.
+fn each_leaf(state: &State, version: &Version, mut visit: impl FnMut(u64, &[Entry])) {
+    let shape = state.shape();
+    let from = match version.pass {
+        Some((PassKind::Free | PassKind::Merge, cursor)) => cursor,
+        _ => 0,
+    };
+    if let Some(root) = &version.tree.root {
+        walk(root, shape, shape.levels, 0, from, &mut visit);
+    }
+}
+
+fn walk(
+    node: &Node,
+    shape: Shape,
+    levels: u32,
+    first: u64,
+    from: u64,
+    visit: &mut impl FnMut(u64, &[Entry]),
+) {
+    if first + shape.span(levels) <= from {
+        return;
+    }
+    match node {
+        Node::Lost { .. } => {}
+        Node::Leaf(leaf) => visit(first, &leaf.entries),
+        Node::Interior(interior) => {
+            for (at, child) in interior.children.iter().enumerate() {
+                if let Some(child) = child {
+                    let first = first + at as u64 * shape.span(levels - 1);
+                    walk(child, shape, levels - 1, first, from, visit);
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn findings(
+    state: &State,
+    space: &Space,
+    zones: &Zones,
+    pending: impl Iterator<Item = u64>,
+) -> Vec<Finding> {
+    let uses = match uses(state) {
+        Ok(uses) => uses,
+        Err(unit) => return vec![Finding::UsedTwice { unit }],
+    };
+    let limbo: HashSet<u64> = pending.collect();
+    let zones: HashSet<u64> = zones.units().collect();
+    let mut findings = Vec::new();
+    for unit in 0..space.units() {
+        let users = [
+            uses.contains_key(&unit),
+            limbo.contains(&unit),
+            zones.contains(&unit),
+        ];
+        let finding = match (users, space.is_used(unit)) {
+            ([true, true, _], _) => Finding::UsedInLimbo { unit },
+            ([true, _, true], _) => Finding::UsedTwice { unit },
+            ([true, ..] | [_, true, _] | [.., true], false) => Finding::UsedAndFree { unit },
+            ([false, false, false], true) => Finding::Leaked { unit },
+            _ => continue,
+        };
+        findings.push(finding);
+    }
+    for (id, counted) in owned(state) {
+        let kept = state.versions[&id].owned;
+        if kept != counted {
+            findings.push(Finding::Owned { counted, kept });
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interface::Request;
+    use crate::tests::content::value;
+    use crate::tests::rig::{Rig, identity};
+
+    fn report(mut accounts: Accounts) -> CheckReport {
+        let mut report = CheckReport::default();
+        while !accounts.advance(1, &mut report) {}
+        report
+    }
+
+    /// A volume with a snapshot, a clone of it, and shared and own units.
+    fn family() -> (Rig, [VersionId; 3]) {
+        let mut rig = Rig::create(64, 16, true);
+        let volume = rig.created(1, 16, true);
+        for place in 0..6 {
+            rig.wrote(volume, place, &[(0, value(1, place * 4, 1))]);
+        }
+        let snapshot = rig.snapshot(volume, 2);
+        rig.wrote(volume, 2, &[(1, value(1, 9, 2))]);
+        let clone = Request::Clone {
+            source: snapshot,
+            identity: identity(3),
+            thick: false,
+        };
+        rig.run(clone).unwrap();
+        let clone = rig.find(3).unwrap();
+        rig.wrote(clone, 3, &[(0, value(1, 12, 3))]);
+        (rig, [volume, snapshot, clone])
+    }
+
+    /// Every wrong bit is found, and every unit that a map gained or lost.
+    #[test]
+    fn wrong_accounts() {
+        let (rig, [volume, snapshot, clone]) = family();
+        let sound = report(rig.pool.accounts());
+        assert_eq!((sound.findings, sound.units), (vec![], 8));
+        for unit in 0..64 {
+            let mut accounts = rig.pool.accounts();
+            accounts.used[0] ^= 1 << unit;
+            let is_mapped = !accounts.others.contains_key(&unit);
+            let finding = match rig.pool.space().is_used(unit) {
+                false => Finding::Leaked { unit },
+                true if is_mapped => Finding::UsedAndFree { unit },
+                // A unit of metadata.
+                true => continue,
+            };
+            assert_eq!(report(accounts).findings, [finding]);
+        }
+        let change = |version, place, change: &dyn Fn(&mut Entry)| {
+            let mut accounts = rig.pool.accounts();
+            let shape = accounts.state.shape();
+            let changed = accounts.state.versions.get_mut(&version).unwrap();
+            let leaf = place / shape.units_per_leaf as u64;
+            let (entries, _) = changed.tree.change(shape, leaf).unwrap();
+            change(&mut entries[(place % shape.units_per_leaf as u64) as usize]);
+            report(accounts).findings
+        };
+        let unit = rig.pool.lookup(snapshot, 2).unwrap().own.unit;
+        let lost = change(snapshot, 2, &|entry| *entry = Entry::default());
+        let expected = [
+            Finding::Stray { unit },
+            Finding::Stray { unit },
+            Finding::Leaked { unit },
+        ];
+        assert_eq!(lost, expected);
+        let other = rig.pool.lookup(clone, 3).unwrap().own;
+        let twice = change(volume, 9, &|entry| entry.own = other);
+        let unit = other.unit;
+        assert!(twice.contains(&Finding::UsedTwice { unit }), "{twice:?}");
+        let (counted, kept) = (2, 1);
+        assert!(
+            twice.contains(&Finding::Owned { counted, kept }),
+            "{twice:?}"
+        );
+    }
+}

@@ -1,0 +1,78 @@
+//! A new pool.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::format::Place;
+use crate::format::superblock::{PoolState, Superblock};
+use crate::geometry::{Geometry, GeometryError, PAGE};
+use crate::image::Image;
+use crate::interface::Limits;
+use crate::log::LogPosition;
+use crate::map::PageGarbage;
+use crate::pool::{Pool, Start};
+use crate::space::Space;
+use crate::state::State;
+use crate::zones::Zones;
+
+/// The names and sizes of a new pool.
+#[derive(Debug, Clone)]
+pub struct NewPool {
+    pub pool: Uuid,
+    pub disk: Uuid,
+    pub holder: Uuid,
+    pub name: String,
+    pub geometry: Geometry,
+    /// Units that only metadata may use: trims and deletions work when the pool is full.
+    pub reserve_units: u64,
+}
+
+impl NewPool {
+    /// The pool: its first checkpoint makes it exist, and overwrites superblocks of a pool that was
+    /// on the disk before.
+    pub fn create(self, limits: Limits) -> Result<Pool, GeometryError> {
+        self.geometry.check()?;
+        let superblock = Superblock {
+            features: 0,
+            pool: self.pool,
+            disk: self.disk,
+            name: self.name,
+            sequence: 0,
+            imports: 1,
+            state: PoolState::Open,
+            holder: self.holder,
+            geometry: self.geometry,
+            checkpoint: 0,
+            settled: 0,
+            log_sequence: 0,
+            log_previous: 0,
+            directory: Place::default(),
+            page_map: Place::default(),
+            next_generation: 1,
+            reserve_units: self.reserve_units.min(self.geometry.units()),
+        };
+        let offsets = self.geometry.superblock_offsets();
+        let wipes = Superblock::places(superblock.sequence).map(|place| offsets[place]);
+        let start = Start {
+            state: State::new(self.geometry),
+            space: Space::new(self.geometry.units(), limits.allocation),
+            zones: Zones::new(&self.geometry),
+            garbage: PageGarbage::default(),
+            image: Image::default(),
+            old_pages: Vec::new(),
+            until_root: Vec::new(),
+            log: LogPosition {
+                imports: superblock.imports,
+                sequence: 0,
+                previous: 0,
+                next: 1,
+            },
+            tail: 0,
+            repairs: wipes.map(|offset| (offset, Arc::new([0; PAGE]))).to_vec(),
+            superblock,
+            limits,
+        };
+        Ok(Pool::start(start))
+    }
+}

@@ -1,0 +1,232 @@
+//! The superblock: where a pool begins.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..16 | `NACREPOL`, version, zero |
+//! | 16..40 | features: a reader may ignore, must not write, must refuse |
+//! | 40..72 | id of the pool, id of the disk |
+//! | 72..88 | sequence, number of imports |
+//! | 88..96 | state: 1 open, 2 exported; zero |
+//! | 96..112 | id of the holder |
+//! | 112..152 | geometry: disk, edge, log; granules per unit, units per leaf, fan-out, levels |
+//! | 152..168 | LSN of the checkpoint, settled LSN |
+//! | 168..184 | first log page after the checkpoint, checksum of the page before it |
+//! | 184..208 | place of the directory's index |
+//! | 208..232 | place of the space tree: zero, the maps give the used units |
+//! | 232..256 | place of the page map |
+//! | 256..264 | next generation, number of disks |
+//! | 264..272 | units of the reserve |
+//! | 272..528 | name: length, text |
+//! | 528..3088 | disks: id, first unit, units, state (1 in), zero: 40 bytes each |
+//! | 3088..4088 | zero |
+//! | 4088..4096 | CRC-64/NVME of all preceding bytes |
+
+use uuid::Uuid;
+
+use super::{FormatError, Page, Place, Reader, Writer, checksum, wrong};
+use crate::geometry::{Geometry, PAGE};
+use crate::ids::{Generation, Lsn, MAX_GENERATION};
+
+const MAGIC: &[u8; 8] = b"NACREPOL";
+const VERSION: u32 = 1;
+const SUM: usize = PAGE - 8;
+const NAME: usize = 272;
+const DISKS: usize = 528;
+const DISKS_END: usize = DISKS + 40 * 64;
+/// Longest name of a pool, a volume or a snapshot, in bytes.
+pub const MAX_NAME: usize = 255;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PoolState {
+    Open = 1,
+    Exported = 2,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Features that a reader without them may ignore.
+    pub features: u64,
+    pub pool: Uuid,
+    pub disk: Uuid,
+    pub name: String,
+    pub sequence: u64,
+    pub imports: u64,
+    pub state: PoolState,
+    pub holder: Uuid,
+    pub geometry: Geometry,
+    pub checkpoint: Lsn,
+    pub settled: Lsn,
+    pub log_sequence: u64,
+    pub log_previous: u64,
+    pub directory: Place,
+    pub page_map: Place,
+    pub next_generation: Generation,
+    pub reserve_units: u64,
+}
+
+impl Superblock {
+    /// The tag that pages of this pool carry.
+    pub fn tag(&self) -> u64 {
+        checksum(self.pool.as_bytes())
+    }
+
+    /// Places of this sequence: one at each end of the disk.
+    pub fn places(sequence: u64) -> [usize; 2] {
+        match sequence % 2 {
+            0 => [0, 2],
+            _ => [1, 3],
+        }
+    }
+
+    pub fn encode(&self, page: &mut Page) {
+        let mut w = Writer::zeroed(page);
+        w.bytes(MAGIC);
+        w.u32(VERSION);
+        w.u32(0);
+        w.u64(self.features);
+        w.u64(0);
+        w.u64(0);
+        w.uuid(self.pool);
+        w.uuid(self.disk);
+        w.u64(self.sequence);
+        w.u64(self.imports);
+        w.u64(self.state as u64);
+        w.uuid(self.holder);
+        let g = &self.geometry;
+        for size in [g.disk_bytes, g.edge_bytes, g.log_pages] {
+            w.u64(size);
+        }
+        for size in [g.granules_per_unit, g.units_per_leaf, g.fan_out, g.levels] {
+            w.u32(size);
+        }
+        w.u64(self.checkpoint);
+        w.u64(self.settled);
+        w.u64(self.log_sequence);
+        w.u64(self.log_previous);
+        self.directory.write(&mut w);
+        Place::default().write(&mut w);
+        self.page_map.write(&mut w);
+        w.u32(self.next_generation);
+        w.u32(1);
+        w.u64(self.reserve_units);
+        w.text(&self.name);
+        w.skip_to(DISKS);
+        w.uuid(self.disk);
+        w.u64(0);
+        w.u64(g.units());
+        w.u64(1);
+        seal(page);
+    }
+
+    pub fn decode(page: &Page) -> Result<Self, FormatError> {
+        let broken = |field| wrong("superblock", field);
+        if page[..8] != *MAGIC {
+            return Err(broken("magic"));
+        }
+        if checksum(&page[..SUM]).to_le_bytes() != page[SUM..] {
+            return Err(broken("checksum"));
+        }
+        parse(page).map_err(broken)
+    }
+}
+
+/// The fields of a superblock whose checksum is right; or the name of the first wrong field.
+fn parse(page: &Page) -> Result<Superblock, &'static str> {
+    const SHORT: &str = "length";
+    let mut r = Reader::new(page);
+    r.slice(8).ok_or(SHORT)?;
+    if r.u32() != Some(VERSION) {
+        return Err("version");
+    }
+    let zero = r.u32();
+    let features = r.u64().ok_or(SHORT)?;
+    // This version knows no feature that a reader may not ignore.
+    if (zero, r.u64(), r.u64()) != (Some(0), Some(0), Some(0)) {
+        return Err("feature");
+    }
+    let (pool, disk) = (r.uuid().ok_or(SHORT)?, r.uuid().ok_or(SHORT)?);
+    if pool.is_nil() || disk.is_nil() {
+        return Err("id");
+    }
+    let (sequence, imports) = (r.u64().ok_or(SHORT)?, r.u64().ok_or(SHORT)?);
+    let state = match r.u64() {
+        Some(1) => PoolState::Open,
+        Some(2) => PoolState::Exported,
+        _ => return Err("state"),
+    };
+    let holder = r.uuid().ok_or(SHORT)?;
+    let geometry = Geometry {
+        disk_bytes: r.u64().ok_or(SHORT)?,
+        edge_bytes: r.u64().ok_or(SHORT)?,
+        log_pages: r.u64().ok_or(SHORT)?,
+        granules_per_unit: r.u32().ok_or(SHORT)?,
+        units_per_leaf: r.u32().ok_or(SHORT)?,
+        fan_out: r.u32().ok_or(SHORT)?,
+        levels: r.u32().ok_or(SHORT)?,
+    };
+    geometry.check().map_err(|error| error.field)?;
+    let (checkpoint, settled) = (r.u64().ok_or(SHORT)?, r.u64().ok_or(SHORT)?);
+    if settled < checkpoint || settled > 1 << 62 {
+        return Err("settled LSN");
+    }
+    let (log_sequence, log_previous) = (r.u64().ok_or(SHORT)?, r.u64().ok_or(SHORT)?);
+    if log_sequence > 1 << 62 || sequence > 1 << 62 || imports > 1 << 62 {
+        return Err("sequence");
+    }
+    let directory = Place::read(&mut r).ok_or(SHORT)?;
+    if !Place::read(&mut r).ok_or(SHORT)?.is_none() {
+        return Err("space tree");
+    }
+    let page_map = Place::read(&mut r).ok_or(SHORT)?;
+    let next_generation = r.u32().ok_or(SHORT)?;
+    if next_generation == 0 || next_generation > MAX_GENERATION + 1 {
+        return Err("generation");
+    }
+    if r.u32() != Some(1) {
+        return Err("number of disks");
+    }
+    let reserve_units = r.u64().ok_or(SHORT)?;
+    if reserve_units > geometry.units() {
+        return Err("reserve");
+    }
+    debug_assert_eq!(r.position(), NAME);
+    let name = r.text().ok_or("name")?.to_owned();
+    if !r.is_zero_until(DISKS) {
+        return Err("name");
+    }
+    let table = (r.uuid(), r.u64(), r.u64(), r.u64());
+    if table != (Some(disk), Some(0), Some(geometry.units()), Some(1))
+        || !r.is_zero_until(DISKS_END)
+    {
+        return Err("table of disks");
+    }
+    if !r.is_zero_until(SUM) {
+        return Err("reserved area");
+    }
+    Ok(Superblock {
+        features,
+        pool,
+        disk,
+        name,
+        sequence,
+        imports,
+        state,
+        holder,
+        geometry,
+        checkpoint,
+        settled,
+        log_sequence,
+        log_previous,
+        directory,
+        page_map,
+        next_generation,
+        reserve_units,
+    })
+}
+
+/// Writes the checksum into a finished superblock.
+pub(super) fn seal(page: &mut Page) {
+    let sum = checksum(&page[..SUM]);
+    page[SUM..].copy_from_slice(&sum.to_le_bytes());
+}

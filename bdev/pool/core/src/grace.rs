@@ -1,0 +1,41 @@
+//! Grace periods: the end of every I/O that was in flight when a period began.
+//!
+//! The core asks for one at a time; the caller answers when each core has completed its I/O of
+//! before. Requests during a period wait for the next one.
+
+#[derive(Debug, Default)]
+pub(crate) struct Grace {
+    begun: u64,
+    ended: u64,
+    needed: u64,
+}
+
+impl Grace {
+    /// The number of a period that begins after now.
+    pub(crate) fn request(&mut self) -> u64 {
+        self.needed = self.begun + 1;
+        self.needed
+    }
+
+    /// The number of the period to begin now.
+    pub(crate) fn begin(&mut self) -> Option<u64> {
+        if self.begun > self.ended || self.needed <= self.begun {
+            return None;
+        }
+        self.begun += 1;
+        Some(self.begun)
+    }
+
+    pub(crate) fn end(&mut self, epoch: u64) {
+        debug_assert_eq!(epoch, self.begun);
+        self.ended = epoch;
+    }
+
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ended == self.begun && self.needed <= self.begun
+    }
+}

@@ -1,0 +1,232 @@
+//! Reading the maps of all versions: every page once, however many versions share it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use crate::format::leaf::{decode_own, decode_rest};
+use crate::format::node::{self, Child, is_page_pair};
+use crate::format::{FormatError, Page};
+use crate::geometry::Geometry;
+use crate::ids::{Lsn, Place};
+use crate::map::{
+    Entry, Interior, Leaf, Node, NodePages, PageGarbage, PagePair, Part, Shape, Tree,
+};
+
+/// The first page of a node: page number, levels below it, first leaf.
+type NodeKey = (u64, u32, u64);
+
+#[derive(Debug)]
+pub(super) struct Nodes {
+    geometry: Geometry,
+    shape: Shape,
+    tag: u64,
+    /// Reads that were asked for: which node, and whether it is the rest of a leaf.
+    asked: Vec<(NodeKey, bool)>,
+    known: HashMap<(NodeKey, bool), ()>,
+    wanted: Vec<(Place, u64)>,
+    loaded: HashMap<NodeKey, Loaded>,
+    built: HashMap<NodeKey, Arc<Node>>,
+    pages: Vec<u64>,
+}
+
+#[derive(Debug)]
+enum Loaded {
+    Interior(Vec<Child>),
+    /// The own units, the place of the second units, and those once they are loaded.
+    Leaf {
+        own: Vec<Part>,
+        rest: Place,
+        entries: Option<Vec<Entry>>,
+    },
+    Lost,
+}
+
+impl Nodes {
+    pub(super) fn new(geometry: Geometry, tag: u64) -> Self {
+        Self {
+            geometry,
+            shape: Shape::from(&geometry),
+            tag,
+            asked: Vec::new(),
+            known: HashMap::new(),
+            wanted: Vec::new(),
+            loaded: HashMap::new(),
+            built: HashMap::new(),
+            pages: Vec::new(),
+        }
+    }
+
+    pub(super) fn want_root(&mut self, place: Place) {
+        self.want(place, (place.a, self.geometry.levels, 0), false);
+    }
+
+    /// Pages to read, each with its key.
+    pub(super) fn take_wanted(&mut self) -> Vec<(Place, u64)> {
+        std::mem::take(&mut self.wanted)
+    }
+
+    fn want(&mut self, place: Place, node: NodeKey, is_rest: bool) {
+        if self.known.insert((node, is_rest), ()).is_none() {
+            self.wanted.push((place, self.asked.len() as u64));
+            self.asked.push((node, is_rest));
+        }
+    }
+
+    /// Both copies of a page are unreadable.
+    pub(super) fn lost(&mut self, _place: Place, key: u64) {
+        let (node, _) = self.asked[key as usize];
+        self.loaded.insert(node, Loaded::Lost);
+    }
+
+    /// A page with the right checksum. If its contents are not sound, its node is lost.
+    pub(super) fn loaded(
+        &mut self,
+        place: Place,
+        key: u64,
+        page: &Page,
+    ) -> Result<(), FormatError> {
+        let (node, is_rest) = self.asked[key as usize];
+        let outcome = self.decode(node, is_rest, page);
+        match &outcome {
+            Ok(()) => self.pages.extend([place.a, place.b]),
+            Err(_) => drop(self.loaded.insert(node, Loaded::Lost)),
+        }
+        outcome
+    }
+
+    fn decode(&mut self, node: NodeKey, is_rest: bool, page: &Page) -> Result<(), FormatError> {
+        let (_, levels, first) = node;
+        let geometry = self.geometry;
+        if is_rest {
+            let Some(Loaded::Leaf { own, entries, .. }) = self.loaded.get_mut(&node) else {
+                return Ok(());
+            };
+            let own = std::mem::take(own);
+            *entries = Some(decode_rest(own, page, &geometry, self.tag, first)?);
+            return Ok(());
+        }
+        if levels > 0 {
+            let children = node::decode(page, &geometry, self.tag, first)?;
+            let span = self.shape.span(levels - 1);
+            for (at, child) in children.iter().enumerate() {
+                match child {
+                    Child::Page { place, .. } => {
+                        let child = (place.a, levels - 1, first + at as u64 * span);
+                        self.want(*place, child, false);
+                    }
+                    // Only leaves are linear.
+                    Child::Linear(_) if levels > 1 => {
+                        return Err(FormatError {
+                            structure: "interior node",
+                            field: "child",
+                        });
+                    }
+                    _ => {}
+                }
+            }
+            self.loaded.insert(node, Loaded::Interior(children));
+            return Ok(());
+        }
+        let (own, rest) = decode_own(page, &geometry, self.tag, first)?;
+        let entries = rest.is_none().then(|| {
+            let entry = |own: &Part| Entry {
+                own: *own,
+                second: Part::NONE,
+            };
+            own.iter().map(entry).collect()
+        });
+        if !rest.is_none() {
+            if !is_page_pair(&rest, &geometry) {
+                return Err(FormatError {
+                    structure: "leaf",
+                    field: "place of the second units",
+                });
+            }
+            self.want(rest, node, true);
+        }
+        self.loaded
+            .insert(node, Loaded::Leaf { own, rest, entries });
+        Ok(())
+    }
+
+    /// The map below a root. Nodes that two maps share are one node.
+    pub(super) fn tree(&mut self, root: Place, lsn: Lsn, garbage: &PageGarbage) -> Tree {
+        if root.is_none() {
+            return Tree::default();
+        }
+        let levels = self.geometry.levels;
+        let node = self.build(root, (root.a, levels, 0), lsn, garbage);
+        // A root is an interior node: a lost one becomes one whose children are all lost.
+        let node = match &*node {
+            Node::Lost { .. } => Arc::new(Node::Interior(Interior {
+                children: (0..self.geometry.fan_out).map(|_| Some(lost())).collect(),
+                pages: OnceLock::new(),
+            })),
+            _ => node,
+        };
+        Tree { root: Some(node) }
+    }
+
+    /// Pages that the maps refer to and that are readable.
+    pub(super) fn pages(&self) -> impl Iterator<Item = u64> {
+        self.pages.iter().copied()
+    }
+
+    fn build(&mut self, place: Place, key: NodeKey, lsn: Lsn, garbage: &PageGarbage) -> Arc<Node> {
+        if let Some(built) = self.built.get(&key) {
+            return Arc::clone(built);
+        }
+        let (_, levels, first) = key;
+        let own_pages = |rest: Option<Place>| {
+            let pages = OnceLock::new();
+            let new = NodePages {
+                lsn,
+                first: PagePair::new(place, garbage),
+                rest: rest.map(|rest| PagePair::new(rest, garbage)),
+            };
+            pages.set(new).expect("a new cell");
+            pages
+        };
+        let node = match self.loaded.remove(&key) {
+            Some(Loaded::Interior(children)) => {
+                let span = self.shape.span(levels - 1);
+                let children = children.into_iter().enumerate().map(|(at, child)| {
+                    let first = first + at as u64 * span;
+                    match child {
+                        Child::None => None,
+                        Child::Lost => Some(lost()),
+                        Child::Linear(linear) => Some(Arc::new(Node::Leaf(Leaf {
+                            entries: linear.entries(&self.geometry).into_boxed_slice(),
+                            pages: OnceLock::new(),
+                        }))),
+                        Child::Page { place, lsn } => {
+                            Some(self.build(place, (place.a, levels - 1, first), lsn, garbage))
+                        }
+                    }
+                });
+                let children = children.collect();
+                Arc::new(Node::Interior(Interior {
+                    children,
+                    pages: own_pages(None),
+                }))
+            }
+            Some(Loaded::Leaf {
+                rest,
+                entries: Some(entries),
+                ..
+            }) => Arc::new(Node::Leaf(Leaf {
+                entries: entries.into_boxed_slice(),
+                pages: own_pages((!rest.is_none()).then_some(rest)),
+            })),
+            _ => lost(),
+        };
+        self.built.insert(key, Arc::clone(&node));
+        node
+    }
+}
+
+fn lost() -> Arc<Node> {
+    Arc::new(Node::Lost {
+        pages: OnceLock::new(),
+    })
+}

@@ -1,0 +1,241 @@
+//! Requests, answers and intents of a pool.
+
+use std::sync::Arc;
+
+use crate::format::Page;
+use crate::format::record::Identity;
+use crate::ids::{IoId, Token, VersionId};
+use crate::report::CheckReport;
+use crate::space::Allocation;
+
+/// Bounds of an open pool, and its ways.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Requests in the pool; more are `Busy`.
+    pub requests: usize,
+    /// Log pages in flight.
+    pub log_window: usize,
+    /// Metadata pages in flight.
+    pub page_window: usize,
+    /// Records that a recovery would have to verify. More first writes wait.
+    pub unsettled: usize,
+    /// Changed nodes, after which a checkpoint begins.
+    pub changed_nodes: usize,
+    /// Free space is discarded in aligned blocks of this many units. 0: the disk takes no discards.
+    pub discard_units: u64,
+    /// Most units of one discard; one is in flight at a time.
+    pub discard_most_units: u64,
+    /// The disk loses completed writes when its power fails before a flush.
+    pub has_volatile_cache: bool,
+    pub allocation: Allocation,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            requests: 4096,
+            log_window: 32,
+            page_window: 32,
+            unsettled: 16_384,
+            changed_nodes: 16_384,
+            discard_units: 0,
+            discard_most_units: 1024,
+            has_volatile_cache: true,
+            allocation: Allocation::Next,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    Write(Write),
+    /// Makes granules read as zeroes: of one leaf at most.
+    Unmap {
+        version: VersionId,
+        /// Counted in granules from the start of the volume.
+        first: u64,
+        granules: u64,
+    },
+    /// Makes durable every request that was answered before.
+    Flush,
+    Create {
+        identity: Identity,
+        units: u64,
+        thick: bool,
+    },
+    /// Cuts all these volumes at one moment.
+    Snapshot(Vec<(VersionId, Identity)>),
+    Clone {
+        source: VersionId,
+        identity: Identity,
+        thick: bool,
+    },
+    /// A smaller size unmaps the places beyond it first.
+    Resize {
+        version: VersionId,
+        units: u64,
+    },
+    Rename {
+        version: VersionId,
+        name: String,
+    },
+    /// Gives a volume the contents and the size of a snapshot. No host may use the volume.
+    Restore {
+        version: VersionId,
+        source: VersionId,
+    },
+    /// Copies all units that the volume shares, and separates it from its parent.
+    Inflate {
+        version: VersionId,
+    },
+    /// Copies the shared units of one place.
+    Fill {
+        version: VersionId,
+        place: u64,
+    },
+    /// Takes the rest of a disk that has grown to this size. A pool that has it already is done.
+    Grow {
+        disk_bytes: u64,
+    },
+    RenamePool {
+        name: String,
+    },
+    /// Reads all metadata in both copies, repairs bad ones, and compares the used units with the
+    /// maps, while the pool serves. The answer is a report.
+    Check,
+    /// Closes the pool: another machine may import it.
+    Export,
+    Delete {
+        version: VersionId,
+    },
+    /// Empties the places that a lost node covers, which answer errors until then.
+    Clear {
+        version: VersionId,
+        place: u64,
+    },
+}
+
+/// A write to granules of one unit-sized place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Write {
+    pub version: VersionId,
+    /// Counted in units from the start of the volume.
+    pub place: u64,
+    pub granules: u16,
+    /// CRC32C of each granule, in order.
+    pub checksums: Vec<u32>,
+    /// Durable before it is answered.
+    pub fua: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    Done,
+    /// The new volume, or the new clone.
+    Created(VersionId),
+    /// The new snapshots, in the order of the request.
+    Snapshots(Vec<VersionId>),
+    Checked(Box<CheckReport>),
+}
+
+/// A request was not done, and changed nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("the version does not exist")]
+    UnknownVersion,
+    #[error("the range lies outside of the volume or is too large for one request")]
+    OutOfRange,
+    #[error("the version does not allow this: snapshots do not change, only snapshots are cloned")]
+    WrongKind,
+    #[error("another version has this id or name")]
+    Exists,
+    #[error("a resize or an inflation of the volume is in progress; wait for its end")]
+    Changing,
+    #[error("the pool is exported; import it")]
+    Exported,
+    /// `returning`: deleted or trimmed space will come back without a request.
+    #[error("the pool has no free unit for it; trim or delete, or add space")]
+    NoSpace { returning: bool },
+    #[error("the pool has as many volumes and snapshots as it can hold")]
+    TooMany,
+    #[error("the metadata of this range is unreadable; restore it, or clear the range")]
+    Damaged,
+    /// Also: the data could not be read or written.
+    #[error("the disk failed to write the data; the range has its old contents")]
+    Medium,
+    #[error("the pool cannot write its log or metadata; import it again")]
+    Held,
+}
+
+/// An action for the caller. Each I/O ends with one event of the same number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Intent {
+    /// Write a page of the log or of metadata. Ends with [`Pool::written`].
+    ///
+    /// [`Pool::written`]: crate::pool::Pool::written
+    Write {
+        io: IoId,
+        offset: u64,
+        bytes: Arc<Page>,
+    },
+    /// Tell the disk that it may forget these bytes. Ends with [`Pool::discarded`]; the caller may
+    /// take its time.
+    ///
+    /// [`Pool::discarded`]: crate::pool::Pool::discarded
+    Discard { io: IoId, offset: u64, len: u64 },
+    /// Flush the disk. Ends with [`Pool::flushed`].
+    ///
+    /// [`Pool::flushed`]: crate::pool::Pool::flushed
+    Flush { io: IoId },
+    /// Write the request's granules to `unit`; with them, if `copy` is set, those that were read
+    /// for it. Ends with [`Pool::data_written`].
+    ///
+    /// [`Pool::data_written`]: crate::pool::Pool::data_written
+    Data {
+        token: Token,
+        unit: u64,
+        granules: u16,
+        /// Granules that the request does not have: of the answer to `ReadSource`.
+        copy: u16,
+    },
+    /// Read a page of metadata. Ends with [`Pool::page_read`].
+    ///
+    /// [`Pool::page_read`]: crate::pool::Pool::page_read
+    ReadPage { io: IoId, offset: u64 },
+    /// Read granules of a unit, keep them for `Data`, and return their checksums. Ends with
+    /// [`Pool::source_read`].
+    ///
+    /// [`Pool::source_read`]: crate::pool::Pool::source_read
+    ReadSource {
+        token: Token,
+        unit: u64,
+        granules: u16,
+    },
+    /// Call [`Pool::grace_ended`] when every I/O on data that is in flight now has ended.
+    ///
+    /// [`Pool::grace_ended`]: crate::pool::Pool::grace_ended
+    AwaitGrace { epoch: u64 },
+    Answer {
+        token: Token,
+        result: Result<Answer, Refusal>,
+    },
+}
+
+/// A change of the map, for callers that keep a copy of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Entries of these places.
+    Places {
+        version: VersionId,
+        first: u64,
+        end: u64,
+    },
+    /// The size of a version, or the generation up to which its units are shared; or it is hidden.
+    Version(VersionId),
+    /// The size and all entries.
+    Contents(VersionId),
+}
+
+/// The I/O failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IoFailed;

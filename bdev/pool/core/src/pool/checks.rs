@@ -1,0 +1,107 @@
+//! Checks of requests against the state: they change nothing.
+
+use super::store::Store;
+use crate::format::record::Identity;
+use crate::format::superblock::MAX_NAME;
+use crate::ids::{MAX_VERSIONS, VersionId};
+use crate::interface::{Refusal, Write};
+use crate::mutation::Mutation;
+use crate::state::Version;
+
+impl Store {
+    /// A version that users see.
+    pub(super) fn visible(&self, id: VersionId) -> Result<&Version, Refusal> {
+        let version = self.state.versions.get(&id);
+        let version = version.filter(|version| !version.is_hidden);
+        version.ok_or(Refusal::UnknownVersion)
+    }
+
+    /// Checks names and ids of new versions: not used by others, nor twice here.
+    pub(super) fn check_identities<'a>(
+        &self,
+        new: impl IntoIterator<Item = &'a Identity>,
+    ) -> Result<(), Refusal> {
+        let mut seen: Vec<&Identity> = Vec::new();
+        for identity in new {
+            if identity.name.is_empty() || identity.name.len() > MAX_NAME || identity.id.is_nil() {
+                return Err(Refusal::OutOfRange);
+            }
+            let existing = self.state.versions.values();
+            let existing = existing.filter(|version| !version.is_hidden);
+            let mut others = existing
+                .map(|version| &version.identity)
+                .chain(seen.iter().copied());
+            if others.any(|other| other.id == identity.id || other.name == identity.name) {
+                return Err(Refusal::Exists);
+            }
+            seen.push(identity);
+        }
+        if self.state.versions.len() + seen.len() > MAX_VERSIONS as usize {
+            Err(Refusal::TooMany)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// True when an unsettled record is about one of these granules of a unit.
+    pub(super) fn is_unsettled(&self, unit: u64, granules: u16, valid: u16) -> bool {
+        let granules = if Mutation::OverwriteAfterUnmap.is_active() {
+            granules & valid
+        } else {
+            granules
+        };
+        self.settle.is_unsettled(unit, granules) && !Mutation::OverwriteUnsettled.is_active()
+    }
+
+    pub(super) fn check_write(&self, write: &Write) -> Result<(), Refusal> {
+        let version = self.visible(write.version)?;
+        if version.is_snapshot {
+            return Err(Refusal::WrongKind);
+        }
+        let whole = self.superblock.geometry.whole();
+        let is_sound = write.place < version.units
+            && write.granules != 0
+            && write.granules & !whole == 0
+            && write.checksums.len() == write.granules.count_ones() as usize;
+        is_sound.then_some(()).ok_or(Refusal::OutOfRange)
+    }
+
+    /// Checks a new name of a version.
+    pub(super) fn check_name(&self, id: VersionId, name: &str) -> Result<(), Refusal> {
+        self.visible(id)?;
+        if name.is_empty() || name.len() > MAX_NAME {
+            return Err(Refusal::OutOfRange);
+        }
+        let mut others = self.state.versions.iter();
+        if others.any(|(of, other)| *of != id && !other.is_hidden && other.identity.name == name) {
+            return Err(Refusal::Exists);
+        }
+        Ok(())
+    }
+
+    /// Checks the range of an unmap. Returns its places.
+    pub(super) fn check_unmap(
+        &self,
+        id: VersionId,
+        first: u64,
+        granules: u64,
+    ) -> Result<std::ops::Range<u64>, Refusal> {
+        let per_unit = u64::from(self.superblock.geometry.granules_per_unit);
+        let version = self.visible(id)?;
+        if version.is_snapshot {
+            return Err(Refusal::WrongKind);
+        }
+        let end = first.checked_add(granules);
+        let end = end.filter(|end| granules > 0 && *end <= version.units * per_unit);
+        let end = end.ok_or(Refusal::OutOfRange)?;
+        let places = first / per_unit..(end - 1) / per_unit + 1;
+        let leaf = self.state.leaf_of(places.start);
+        if leaf != self.state.leaf_of(places.end - 1) {
+            return Err(Refusal::OutOfRange);
+        }
+        if self.state.entry(id, places.start).is_err() {
+            return Err(Refusal::Damaged);
+        }
+        Ok(places)
+    }
+}

@@ -1,0 +1,33 @@
+//! For callers that keep a copy of the map: its changes, and how far the log has come.
+
+use super::jobs::OWN_TOKENS;
+use super::store::Store;
+use crate::ids::{Lsn, Token};
+use crate::interface::Change;
+
+#[derive(Debug)]
+pub struct Follow<'a>(pub(super) &'a mut Store);
+
+impl Follow<'_> {
+    /// Moves the changes of the map since the last call to `into`; the first call only begins. A
+    /// caller brings its copy up to date before it takes an intent: a grace period that begins then
+    /// covers every reader of the old copy.
+    pub fn take_changes(&mut self, into: &mut Vec<Change>) {
+        into.append(self.0.changes.get_or_insert_default());
+    }
+
+    /// The last record: the map includes no later one.
+    pub fn last_lsn(&self) -> Lsn {
+        self.0.log.next_lsn() - 1
+    }
+
+    /// Every record up to here is settled: the granules that it is about may be overwritten.
+    pub fn settled_lsn(&self) -> Lsn {
+        self.0.settle.settled()
+    }
+}
+
+/// True when a request is the pool's own: a step of an inflation.
+pub fn is_own(token: Token) -> bool {
+    token >= OWN_TOKENS
+}

@@ -1,0 +1,209 @@
+//! Requests of many steps: each step is a request of the pool to itself.
+//!
+//! | job | steps | end |
+//! |---|---|---|
+//! | shrink | an unmap of each leaf with data beyond the new size | the resize, as a request |
+//! | inflate | a fill of each place that shares a unit | DETACH, once the fills are settled |
+//!
+//! A crash ends a job where it is; the caller asks again. A volume has one job at a time.
+
+use std::collections::HashMap;
+
+use super::deletion::Deletion;
+use super::durable::{Durable, Until};
+use super::store::Store;
+use crate::format::record::Record;
+use crate::ids::{Lsn, Token, VersionId};
+use crate::interface::{Answer, Refusal, Request};
+use crate::mutation::Mutation;
+
+/// Tokens from here on are the pool's own.
+pub(super) const OWN_TOKENS: Token = 1 << 63;
+/// Steps of a job in flight.
+const WINDOW: usize = 8;
+
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    jobs: Vec<Job>,
+    /// Steps in flight, with the token of their job.
+    steps: HashMap<Token, Token>,
+    next_step: Token,
+}
+
+#[derive(Debug)]
+struct Job {
+    /// The token of the request.
+    token: Token,
+    version: VersionId,
+    work: Work,
+    in_flight: usize,
+    refused: Option<Refusal>,
+    /// The last record of the steps: the end waits until it is settled.
+    last: Option<Lsn>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Work {
+    Shrink {
+        units: u64,
+    },
+    /// `next`: the first place that has no fill yet.
+    Inflate {
+        next: u64,
+    },
+}
+
+/// The parts of a pool that jobs work with.
+pub(super) struct Ground<'a> {
+    pub store: &'a mut Store,
+    pub durable: &'a mut Durable,
+    pub deletion: &'a mut Deletion,
+    pub waiting: &'a mut std::collections::VecDeque<(Token, Request)>,
+}
+
+impl Jobs {
+    pub(super) fn begin(&mut self, token: Token, version: VersionId, work: Work) {
+        self.jobs.push(Job {
+            token,
+            version,
+            work,
+            in_flight: 0,
+            refused: None,
+            last: None,
+        });
+    }
+
+    pub(super) fn is_on(&self, version: VersionId) -> bool {
+        self.jobs.iter().any(|job| job.version == version)
+    }
+
+    pub(super) fn is_inflating(&self, version: VersionId) -> bool {
+        let mut jobs = self.jobs.iter().filter(|job| job.version == version);
+        jobs.any(|job| matches!(job.work, Work::Inflate { .. }))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Forgets all jobs. Returns the tokens of their requests.
+    pub(super) fn drain(&mut self) -> Vec<Token> {
+        self.steps.clear();
+        self.jobs.drain(..).map(|job| job.token).collect()
+    }
+
+    /// Takes the outcomes of steps, and begins the steps that are possible.
+    pub(super) fn advance(&mut self, ground: &mut Ground) {
+        while let Some((step, result)) = ground.store.own_answers.pop_front() {
+            let job = self.steps.remove(&step);
+            let job = job.and_then(|token| self.jobs.iter_mut().find(|job| job.token == token));
+            if let Some(job) = job {
+                job.in_flight -= 1;
+                job.refused = job.refused.or_else(|| result.err());
+            }
+        }
+        for at in (0..self.jobs.len()).rev() {
+            if self.advance_one(at, ground) {
+                self.jobs.remove(at);
+            }
+        }
+    }
+
+    /// Returns true when the job has ended.
+    fn advance_one(&mut self, at: usize, ground: &mut Ground) -> bool {
+        let (token, version) = (self.jobs[at].token, self.jobs[at].version);
+        if let Some(refusal) = self.jobs[at].refused {
+            if self.jobs[at].in_flight > 0 {
+                return false;
+            }
+            ground.store.answer(token, Err(refusal));
+            return true;
+        }
+        while self.jobs[at].in_flight < WINDOW {
+            let state = &ground.store.state;
+            let in_flight = self.jobs[at].in_flight;
+            let step = match &mut self.jobs[at].work {
+                Work::Shrink { .. } if in_flight > 0 => None,
+                Work::Shrink { units } => state.first_mapped_leaf(version, *units).map(|leaf| {
+                    let geometry = &state.geometry;
+                    let per_leaf = u64::from(geometry.units_per_leaf);
+                    let per_unit = u64::from(geometry.granules_per_unit);
+                    let end = ((leaf + 1) * per_leaf).min(state.versions[&version].units);
+                    let first = (leaf * per_leaf).max(*units);
+                    Request::Unmap {
+                        version,
+                        first: first * per_unit,
+                        granules: (end - first) * per_unit,
+                    }
+                }),
+                Work::Inflate { next } => match state.next_shared(version, *next) {
+                    Ok(Some(place)) => {
+                        *next = place + 1;
+                        Some(Request::Fill { version, place })
+                    }
+                    Ok(None) => None,
+                    Err(_) => {
+                        self.jobs[at].refused = Some(Refusal::Damaged);
+                        ground.store.has_news = true;
+                        return false;
+                    }
+                },
+            };
+            let Some(step) = step else { break };
+            self.next_step += 1;
+            let step_token = OWN_TOKENS | self.next_step;
+            self.steps.insert(step_token, token);
+            self.jobs[at].in_flight += 1;
+            ground.waiting.push_back((step_token, step));
+            ground.store.has_news = true;
+        }
+        let job = &mut self.jobs[at];
+        if job.in_flight > 0 {
+            return false;
+        }
+        match job.work {
+            // The size changes as if nothing had ever been mapped beyond it.
+            Work::Shrink { units } => {
+                let request = Request::Resize { version, units };
+                ground.waiting.push_back((token, request));
+                ground.store.has_news = true;
+                true
+            }
+            // A crash must not undo a fill that DETACH depends on.
+            Work::Inflate { .. } => {
+                let last = *job
+                    .last
+                    .get_or_insert_with(|| ground.store.log.next_lsn() - 1);
+                let may_be_lost = ground.store.settle.settled() < last;
+                if may_be_lost && !Mutation::DetachUnsettled.is_active() {
+                    ground.store.settle.want(last);
+                    return false;
+                }
+                detach(token, version, ground)
+            }
+        }
+    }
+}
+
+/// Ends an inflation. Returns false if that has to wait.
+fn detach(token: Token, version: VersionId, ground: &mut Ground) -> bool {
+    let store = &mut *ground.store;
+    let parent = store.state.versions[&version].parent;
+    let Some(parent) = parent else {
+        store.answer(token, Ok(Answer::Done));
+        return true;
+    };
+    let record = Record::Detach { version };
+    let is_passed = store.state.versions[&parent].pass.is_some();
+    if is_passed || !store.log_takes(&record) {
+        return false;
+    }
+    let lsn = store.append(&record);
+    store.apply(lsn, &record);
+    store.settle.want(lsn);
+    ground
+        .durable
+        .wait(token, lsn, Until::Settled, Answer::Done);
+    ground.deletion.look();
+    true
+}

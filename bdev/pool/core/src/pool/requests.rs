@@ -1,0 +1,354 @@
+//! Requests other than writes: their checks and their records.
+
+use super::durable::Until;
+use super::jobs::Work;
+use super::{Attempt, Pool, Purpose};
+use crate::format::record::{Cut, Identity, MAX_SNAPSHOTS, Record};
+use crate::ids::{Token, VersionId};
+use crate::interface::{Answer, Refusal, Request};
+
+impl Pool {
+    pub(super) fn attempt(&mut self, token: Token, request: &Request) -> Attempt {
+        if !self.store.has_root {
+            return Attempt::Wait;
+        }
+        if self.store.exporting.is_some() {
+            return Refusal::Exported.into();
+        }
+        let outcome = match request {
+            Request::Write(write) => return self.attempt_write(token, write),
+            Request::Flush => {
+                let skip = crate::mutation::Mutation::ForgetFlush.is_active();
+                self.store.flush(Purpose::RequestFlush(token), skip);
+                return Attempt::Begun;
+            }
+            Request::Unmap {
+                version,
+                first,
+                granules,
+            } => self.attempt_unmap(token, *version, *first, *granules),
+            Request::Create {
+                identity,
+                units,
+                thick,
+            } => self.attempt_create(token, identity, *units, *thick),
+            Request::Snapshot(cuts) => self.attempt_snapshot(token, cuts),
+            Request::Clone {
+                source,
+                identity,
+                thick,
+            } => self.attempt_clone(token, *source, identity, *thick),
+            Request::Resize { version, units } => self.attempt_resize(token, *version, *units),
+            Request::Rename { version, name } => self.attempt_rename(token, *version, name),
+            Request::Restore { version, source } => self.attempt_restore(token, *version, *source),
+            Request::Inflate { version } => self.attempt_inflate(token, *version),
+            Request::Fill { version, place } => self.attempt_fill(token, *version, *place),
+            Request::Grow { disk_bytes } => self.store.attempt_grow(token, *disk_bytes),
+            Request::RenamePool { name } => self.store.attempt_name(token, name),
+            Request::Check => return self.attempt_check(token),
+            Request::Export => Ok(self.attempt_export(token)),
+            Request::Delete { version } => self.attempt_delete(token, *version),
+            Request::Clear { version, place } => self.attempt_clear(token, *version, *place),
+        };
+        outcome.unwrap_or_else(Attempt::Refused)
+    }
+
+    /// Appends and applies a record that was checked, if the log takes it.
+    fn change(&mut self, token: Token, record: &Record, until: Until, answer: Answer) -> Attempt {
+        if !self.store.log_takes(record) {
+            return Attempt::Wait;
+        }
+        let lsn = self.store.append(record);
+        self.store.apply(lsn, record);
+        self.answer_when(token, lsn, until, answer);
+        Attempt::Begun
+    }
+
+    fn attempt_unmap(
+        &mut self,
+        token: Token,
+        id: VersionId,
+        first: u64,
+        granules: u64,
+    ) -> Result<Attempt, Refusal> {
+        let places = self.store.check_unmap(id, first, granules)?;
+        let leaf = self.store.state.leaf_of(places.start);
+        if self.writes.occupies(id, places) || self.deletion.holds(id, leaf) {
+            return Ok(Attempt::Wait);
+        }
+        let record = Record::Unmap {
+            version: id,
+            first,
+            granules,
+        };
+        Ok(self.change(token, &record, Until::Logged, Answer::Done))
+    }
+
+    fn attempt_create(
+        &mut self,
+        token: Token,
+        identity: &Identity,
+        units: u64,
+        thick: bool,
+    ) -> Result<Attempt, Refusal> {
+        self.store.check_identities([identity])?;
+        if units > self.store.superblock.geometry.max_volume_units() {
+            return Err(Refusal::OutOfRange);
+        }
+        self.check_guarantee(if thick { units } else { 0 })?;
+        let version = self.store.state.free_slot(&[]).ok_or(Refusal::TooMany)?;
+        let record = Record::Create {
+            version,
+            units,
+            identity: identity.clone(),
+            thick,
+        };
+        Ok(self.change(token, &record, Until::Settled, Answer::Created(version)))
+    }
+
+    fn attempt_snapshot(
+        &mut self,
+        token: Token,
+        wanted: &[(VersionId, Identity)],
+    ) -> Result<Attempt, Refusal> {
+        let outcome = self.snapshot(token, wanted);
+        if !matches!(outcome, Ok(Attempt::Wait)) {
+            self.durable.thaw(token);
+        }
+        outcome
+    }
+
+    fn snapshot(
+        &mut self,
+        token: Token,
+        wanted: &[(VersionId, Identity)],
+    ) -> Result<Attempt, Refusal> {
+        if wanted.is_empty() || wanted.len() > MAX_SNAPSHOTS {
+            return Err(Refusal::OutOfRange);
+        }
+        self.store
+            .check_identities(wanted.iter().map(|(_, identity)| identity))?;
+        let mut cuts: Vec<Cut> = Vec::new();
+        let (mut taken, mut shared) = (Vec::new(), 0);
+        for (volume, identity) in wanted {
+            let version = self.store.visible(*volume)?;
+            if self.jobs.is_inflating(*volume) {
+                return Err(Refusal::Changing);
+            }
+            if version.is_snapshot || cuts.iter().any(|cut| cut.volume == *volume) {
+                return Err(Refusal::WrongKind);
+            }
+            // A thick volume needs its size once more.
+            shared += version.owned * u64::from(version.is_thick);
+            let snapshot = self.store.state.free_slot(&taken).ok_or(Refusal::TooMany)?;
+            taken.push(snapshot);
+            cuts.push(Cut {
+                volume: *volume,
+                snapshot,
+                identity: identity.clone(),
+            });
+        }
+        self.check_guarantee(shared)?;
+        let mut is_ready = true;
+        for (volume, _) in wanted {
+            is_ready &= self.durable.freeze(*volume, token);
+            is_ready &= !self.writes.is_busy(*volume)
+                || crate::mutation::Mutation::SnapshotWithoutDrain.is_active();
+        }
+        let record = Record::Snapshot { cuts };
+        if !is_ready || !self.store.log_takes(&record) {
+            return Ok(Attempt::Wait);
+        }
+        let epoch = self.store.grace.request();
+        for (volume, _) in wanted {
+            self.durable.note_cut(*volume, epoch);
+        }
+        Ok(self.change(
+            token,
+            &record,
+            Until::Cut { epoch },
+            Answer::Snapshots(taken),
+        ))
+    }
+
+    fn attempt_clone(
+        &mut self,
+        token: Token,
+        source: VersionId,
+        identity: &Identity,
+        thick: bool,
+    ) -> Result<Attempt, Refusal> {
+        self.store.check_identities([identity])?;
+        let of = self.store.visible(source)?;
+        if !of.is_snapshot || self.durable.is_creating(source) {
+            return Err(Refusal::WrongKind);
+        }
+        self.check_guarantee(if thick { of.units } else { 0 })?;
+        let version = self.store.state.free_slot(&[]).ok_or(Refusal::TooMany)?;
+        let record = Record::Clone {
+            version,
+            source,
+            identity: identity.clone(),
+            thick,
+        };
+        Ok(self.change(token, &record, Until::Settled, Answer::Created(version)))
+    }
+
+    fn attempt_resize(
+        &mut self,
+        token: Token,
+        id: VersionId,
+        units: u64,
+    ) -> Result<Attempt, Refusal> {
+        let version = self.store.visible(id)?;
+        if version.is_snapshot {
+            return Err(Refusal::WrongKind);
+        }
+        if units > self.store.superblock.geometry.max_volume_units() {
+            return Err(Refusal::OutOfRange);
+        }
+        let more = units.saturating_sub(version.units) * u64::from(version.is_thick);
+        let is_smaller = units < version.units;
+        if self.jobs.is_on(id) {
+            return Ok(Attempt::Wait);
+        }
+        self.check_guarantee(more)?;
+        if is_smaller {
+            if self.writes.is_busy(id) {
+                return Ok(Attempt::Wait);
+            }
+            if self.store.state.first_mapped_leaf(id, units).is_some() {
+                self.jobs.begin(token, id, Work::Shrink { units });
+                self.store.has_news = true;
+                return Ok(Attempt::Begun);
+            }
+        }
+        let record = Record::Resize { version: id, units };
+        Ok(self.change(token, &record, Until::Settled, Answer::Done))
+    }
+
+    fn attempt_delete(&mut self, token: Token, id: VersionId) -> Result<Attempt, Refusal> {
+        self.store.visible(id)?;
+        if self.durable.is_creating(id) || self.durable.is_frozen(id) {
+            return Err(Refusal::WrongKind);
+        }
+        if self.jobs.is_on(id) {
+            return Err(Refusal::Changing);
+        }
+        if self.writes.is_busy(id) {
+            return Ok(Attempt::Wait);
+        }
+        let record = Record::Hide { version: id };
+        let attempt = self.change(token, &record, Until::Settled, Answer::Done);
+        self.deletion.look();
+        Ok(attempt)
+    }
+
+    fn attempt_rename(
+        &mut self,
+        token: Token,
+        id: VersionId,
+        name: &str,
+    ) -> Result<Attempt, Refusal> {
+        self.store.check_name(id, name)?;
+        let record = Record::Rename {
+            version: id,
+            name: name.to_owned(),
+        };
+        Ok(self.change(token, &record, Until::Settled, Answer::Done))
+    }
+
+    fn attempt_restore(
+        &mut self,
+        token: Token,
+        id: VersionId,
+        source: VersionId,
+    ) -> Result<Attempt, Refusal> {
+        let version = self.store.visible(id)?;
+        let snapshot = self.store.visible(source)?;
+        if version.is_snapshot || !snapshot.is_snapshot || self.durable.is_creating(source) {
+            return Err(Refusal::WrongKind);
+        }
+        if self.jobs.is_on(id) {
+            return Err(Refusal::Changing);
+        }
+        // The guarantee of a thick volume begins anew, with the size of the snapshot.
+        let guaranteed = if version.is_thick {
+            (snapshot.units + version.owned).saturating_sub(version.units)
+        } else {
+            0
+        };
+        self.check_guarantee(guaranteed)?;
+        if self.writes.is_busy(id) || self.durable.is_frozen(id) {
+            return Ok(Attempt::Wait);
+        }
+        let old = self.store.state.free_slot(&[]).ok_or(Refusal::TooMany)?;
+        let record = Record::Restore {
+            version: id,
+            source,
+            old,
+        };
+        let attempt = self.change(token, &record, Until::Settled, Answer::Done);
+        self.deletion.look();
+        Ok(attempt)
+    }
+
+    fn attempt_inflate(&mut self, token: Token, id: VersionId) -> Result<Attempt, Refusal> {
+        if self.store.visible(id)?.is_snapshot {
+            return Err(Refusal::WrongKind);
+        }
+        if self.jobs.is_on(id) || self.durable.is_frozen(id) {
+            return Ok(Attempt::Wait);
+        }
+        self.jobs.begin(token, id, Work::Inflate { next: 0 });
+        self.store.has_news = true;
+        Ok(Attempt::Begun)
+    }
+
+    /// Closes the pool when nothing else is in it.
+    fn attempt_export(&mut self, token: Token) -> Attempt {
+        let is_quiet = self.writes.is_idle() && self.durable.is_empty() && self.jobs.is_empty();
+        let has_root = self.store.next_root.is_empty();
+        if !is_quiet || !has_root || !self.checking.is_idle() {
+            return Attempt::Wait;
+        }
+        self.store.exporting = Some(token);
+        self.store.want_root();
+        Attempt::Begun
+    }
+
+    fn attempt_clear(
+        &mut self,
+        token: Token,
+        id: VersionId,
+        place: u64,
+    ) -> Result<Attempt, Refusal> {
+        let version = self.store.visible(id)?;
+        if place >= version.units {
+            return Err(Refusal::OutOfRange);
+        }
+        if self.store.state.entry(id, place).is_ok() {
+            return Err(Refusal::WrongKind);
+        }
+        let leaf = self.store.state.leaf_of(place);
+        let record = Record::Clear { version: id, leaf };
+        Ok(self.change(token, &record, Until::Logged, Answer::Done))
+    }
+
+    /// True when space will come back without a request.
+    pub(super) fn is_space_returning(&self) -> bool {
+        self.store.space.in_limbo() > 0 || !self.deletion.is_idle() || !self.discards.is_idle()
+    }
+
+    /// Checks that the pool can promise so many units more.
+    fn check_guarantee(&mut self, units: u64) -> Result<(), Refusal> {
+        let (free, kept) = self.free_units();
+        if units > 0 && free < kept + units {
+            self.store.settle.want(self.store.log.next_lsn() - 1);
+            return Err(Refusal::NoSpace {
+                returning: self.is_space_returning(),
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! The state of a pool, its log, and the I/O of both: the ground that requests, checkpoints and
+//! passes stand on.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::Purpose;
+use super::growth::Growth;
+use super::jobs::OWN_TOKENS;
+use crate::format::Page;
+use crate::format::record::Record;
+use crate::format::superblock::Superblock;
+use crate::grace::Grace;
+use crate::ids::{IoId, Lsn, Token};
+use crate::interface::{Answer, Change, Intent, Limits, Refusal};
+use crate::log::Log;
+use crate::map::PageGarbage;
+use crate::settle::Settle;
+use crate::space::Space;
+use crate::state::State;
+use crate::zones::Zones;
+
+/// Changes of the pool itself that the next root brings.
+#[derive(Debug, Default)]
+pub(super) struct NextRoot {
+    /// The disk's new size, until the pool has it.
+    pub growth: Option<Growth>,
+    /// The pool's new name, until a root has it.
+    pub naming: Option<(Token, String)>,
+}
+
+impl NextRoot {
+    pub(super) fn is_empty(&self) -> bool {
+        self.growth.is_none() && self.naming.is_none()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Store {
+    pub superblock: Superblock,
+    pub limits: Limits,
+    pub state: State,
+    pub space: Space,
+    pub zones: Zones,
+    pub garbage: PageGarbage,
+    pub log: Log,
+    pub settle: Settle,
+    pub grace: Grace,
+    /// Requests in the pool.
+    pub requests: usize,
+    pub ios: HashMap<IoId, Purpose>,
+    pub next_io: IoId,
+    /// Flushes that ended without I/O.
+    pub ended: VecDeque<IoId>,
+    /// Answers to the pool's own requests.
+    pub own_answers: VecDeque<(Token, Result<Answer, Refusal>)>,
+    /// The request that closes the pool.
+    pub exporting: Option<Token>,
+    pub next_root: NextRoot,
+    /// The pool is closed.
+    pub is_exported: bool,
+    pub out: VecDeque<Intent>,
+    /// The log or metadata could not be written.
+    pub held: bool,
+    /// A turn may find work.
+    pub has_news: bool,
+    /// A root of this import is on the disk.
+    pub has_root: bool,
+    pub wants_checkpoint: bool,
+    /// Something changed since the last image.
+    pub has_changes: bool,
+    /// Changes of the map that the caller has not taken. `None`: the caller keeps no copy.
+    pub changes: Option<Vec<Change>>,
+}
+
+impl Store {
+    pub(super) fn answer(&mut self, token: Token, result: Result<Answer, Refusal>) {
+        if token >= OWN_TOKENS {
+            self.has_news = true;
+            return self.own_answers.push_back((token, result));
+        }
+        self.requests -= 1;
+        self.out.push_back(Intent::Answer { token, result });
+    }
+
+    /// Appends a record. A full page is closed first; the caller has asked [`Store::log_takes`].
+    pub(super) fn append(&mut self, record: &Record) -> Lsn {
+        if !self.log.fits(record) {
+            self.emit_page(false);
+        }
+        self.has_news = true;
+        self.log.append(record)
+    }
+
+    /// True when the log takes this record now. If not, a checkpoint makes room.
+    pub(super) fn log_takes(&mut self, record: &Record) -> bool {
+        if !self.has_root {
+            return false;
+        }
+        if !self.log.has_room() {
+            self.wants_checkpoint = true;
+            return false;
+        }
+        self.log.fits(record) || self.log.may_emit()
+    }
+
+    /// Changes the state; freed units wait for the record and for readers.
+    pub(super) fn apply(&mut self, lsn: Lsn, record: &Record) {
+        let mut released = Vec::new();
+        self.note_change(record);
+        let outcome = self.state.apply(lsn, record, &mut released);
+        debug_assert_eq!(outcome, Ok(()), "{record:?} was checked before");
+        self.has_changes = true;
+        self.release(released, lsn);
+    }
+
+    /// Notes what a record is about to change.
+    fn note_change(&mut self, record: &Record) {
+        let Some(changes) = &mut self.changes else {
+            return;
+        };
+        let geometry = &self.state.geometry;
+        match record {
+            Record::Map { version, place, .. } => changes.push(Change::Places {
+                version: *version,
+                first: *place,
+                end: *place + 1,
+            }),
+            Record::Unmap {
+                version,
+                first,
+                granules,
+            } => {
+                let per_unit = u64::from(geometry.granules_per_unit);
+                changes.push(Change::Places {
+                    version: *version,
+                    first: first / per_unit,
+                    end: (first + granules).div_ceil(per_unit),
+                });
+            }
+            Record::Clear { version, leaf } => {
+                let per_leaf = u64::from(geometry.units_per_leaf);
+                changes.push(Change::Places {
+                    version: *version,
+                    first: leaf * per_leaf,
+                    end: (leaf + 1) * per_leaf,
+                });
+            }
+            Record::Snapshot { cuts } => {
+                changes.extend(cuts.iter().map(|cut| Change::Version(cut.volume)))
+            }
+            // The children get another parent.
+            Record::End { version } => {
+                let children = self.state.children(*version).into_iter();
+                changes.extend(children.map(Change::Version));
+            }
+            Record::Restore { version, .. } => changes.push(Change::Contents(*version)),
+            Record::Resize { version, .. }
+            | Record::Detach { version }
+            | Record::Hide { version } => changes.push(Change::Version(*version)),
+            Record::Create { .. }
+            | Record::Clone { .. }
+            | Record::Pass { .. }
+            | Record::Step { .. }
+            | Record::Rename { .. }
+            | Record::Cancel { .. } => {}
+        }
+    }
+
+    pub(super) fn release(&mut self, units: Vec<u64>, lsn: Lsn) {
+        if units.is_empty() {
+            return;
+        }
+        let epoch = self.grace.request();
+        for unit in units {
+            self.space.release(unit, lsn, epoch);
+        }
+    }
+
+    pub(super) fn write_log(&mut self) {
+        let is_marking = self.settle.needs_page();
+        if self.log.may_emit() {
+            self.emit_page(is_marking);
+        }
+    }
+
+    pub(super) fn emit_page(&mut self, even_empty: bool) {
+        let Some((sequence, page)) = self.log.emit(self.settle.mark(), even_empty) else {
+            return;
+        };
+        self.settle.marked_in(sequence);
+        let offset = self.superblock.geometry.log_offset(sequence);
+        self.write(Purpose::LogPage(sequence), offset, Arc::from(page));
+    }
+
+    pub(super) fn write(&mut self, purpose: Purpose, offset: u64, bytes: Arc<Page>) {
+        let io = self.io(purpose);
+        self.out.push_back(Intent::Write { io, offset, bytes });
+    }
+
+    /// Flushes the disk. A disk without a volatile cache needs none: the event comes at once.
+    pub(super) fn flush(&mut self, purpose: Purpose, skip: bool) {
+        let io = self.io(purpose);
+        if skip || !self.limits.has_volatile_cache {
+            self.ended.push_back(io);
+            self.has_news = true;
+            return;
+        }
+        self.out.push_back(Intent::Flush { io });
+    }
+
+    pub(super) fn io(&mut self, purpose: Purpose) -> IoId {
+        self.next_io += 1;
+        self.ios.insert(self.next_io, purpose);
+        self.next_io
+    }
+
+    /// Writes a superblock to both places of its sequence.
+    pub(super) fn write_roots(&mut self, superblock: &Superblock, page: &Arc<Page>) {
+        let offsets = superblock.geometry.superblock_offsets();
+        for place in Superblock::places(superblock.sequence) {
+            self.write(Purpose::Superblock, offsets[place], Arc::clone(page));
+        }
+    }
+
+    /// Frees the pages that no image has any more.
+    pub(super) fn free_garbage(&mut self) {
+        for page in self.garbage.take() {
+            self.zones.free(page, &mut self.space);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! A disk with a volatile cache, whose power can fail between any two writes.
+//!
+//! Blocks have 4 KiB. A write is in flight, then in the cache, and durable after a flush. At a
+//! crash any part of the cache may be lost, also single sectors of a block.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::geometry::PAGE;
+
+pub(super) const SECTOR: usize = 512;
+/// A bit per sector of a block.
+pub(super) const ALL_SECTORS: u8 = 0xff;
+
+pub(super) type Block = Arc<[u8; PAGE]>;
+pub(super) type WriteId = u64;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Disk {
+    durable: Vec<Option<Block>>,
+    /// In the order of submission.
+    cache: Vec<Cached>,
+    next_write: WriteId,
+    pub is_volatile: bool,
+    /// Unreadable until they are written.
+    pub bad: HashSet<usize>,
+}
+
+#[derive(Debug, Clone)]
+struct Cached {
+    id: WriteId,
+    block: usize,
+    data: Block,
+    is_complete: bool,
+    /// A crash may leave some of its sectors.
+    can_tear: bool,
+}
+
+/// The writes that a crash may lose, each with whether it may be torn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Crash {
+    /// The daemon dies: writes in flight may be lost.
+    Daemon,
+    /// The power fails: the cache may be lost too.
+    Power,
+}
+
+impl Disk {
+    pub(crate) fn new(bytes: u64, is_volatile: bool) -> Self {
+        Self {
+            durable: vec![None; bytes as usize / PAGE],
+            cache: Vec::new(),
+            next_write: 0,
+            is_volatile,
+            bad: HashSet::new(),
+        }
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.durable.len()
+    }
+
+    /// The contents of a block. `None`: it is unreadable.
+    pub(crate) fn read(&self, block: usize) -> Option<[u8; PAGE]> {
+        if self.bad.contains(&block) {
+            return None;
+        }
+        let cached = self.cache.iter().rev();
+        let mut cached = cached.filter(|write| write.block == block && write.is_complete);
+        let data = cached.next().map(|write| &write.data);
+        let data = data.or(self.durable[block].as_ref());
+        Some(data.map_or([0; PAGE], |data| **data))
+    }
+
+    pub(crate) fn begin_write(&mut self, block: usize, data: Block, can_tear: bool) -> WriteId {
+        self.next_write += 1;
+        self.cache.push(Cached {
+            id: self.next_write,
+            block,
+            data,
+            is_complete: false,
+            can_tear,
+        });
+        self.next_write
+    }
+
+    /// Begins to discard blocks: until they are written, they have any contents.
+    pub(crate) fn begin_discard(&mut self, blocks: std::ops::Range<usize>) -> Vec<WriteId> {
+        let garbage: Block = Arc::new([0xdc; PAGE]);
+        blocks
+            .map(|block| self.begin_write(block, Arc::clone(&garbage), false))
+            .collect()
+    }
+
+    pub(crate) fn complete(&mut self, id: WriteId) {
+        let at = self.cache.iter().position(|write| write.id == id);
+        let at = at.expect("a write in flight");
+        self.bad.remove(&self.cache[at].block);
+        if self.is_volatile {
+            // The last to complete is what reads return.
+            let mut write = self.cache.remove(at);
+            write.is_complete = true;
+            self.cache.push(write);
+        } else {
+            let write = self.cache.remove(at);
+            self.durable[write.block] = Some(write.data);
+        }
+    }
+
+    /// The write is not done, and never will be.
+    pub(crate) fn fail(&mut self, id: WriteId) {
+        self.cache.retain(|write| write.id != id);
+    }
+
+    /// Makes writes durable that were complete when the flush began.
+    pub(crate) fn flush(&mut self, complete: &HashSet<WriteId>) {
+        for write in std::mem::take(&mut self.cache) {
+            if complete.contains(&write.id) {
+                self.durable[write.block] = Some(write.data)
+            } else {
+                self.cache.push(write)
+            }
+        }
+    }
+
+    pub(crate) fn completed(&self) -> HashSet<WriteId> {
+        let complete = self.cache.iter().filter(|write| write.is_complete);
+        complete.map(|write| write.id).collect()
+    }
+
+    /// How many writes a crash can lose.
+    pub(crate) fn losable(&self, crash: Crash) -> usize {
+        let writes = self.cache.iter();
+        writes.filter(|write| write.can_be_lost(crash)).count()
+    }
+
+    /// The disk after a crash. `keep`: the sectors that survive of the n-th write that can be lost.
+    pub(crate) fn after(&self, crash: Crash, keep: impl Fn(usize) -> u8) -> Self {
+        let mut disk = self.clone();
+        let mut number = 0;
+        let mut cache = Vec::new();
+        for mut write in std::mem::take(&mut disk.cache) {
+            let sectors = if !write.can_be_lost(crash) {
+                ALL_SECTORS
+            } else {
+                number += 1;
+                keep(number - 1)
+            };
+            let sectors = if write.can_tear || sectors == 0 {
+                sectors
+            } else {
+                ALL_SECTORS
+            };
+            if sectors == 0 {
+                continue;
+            }
+            let block = write.block;
+            let old = cache
+                .iter()
+                .rev()
+                .find(|other: &&Cached| other.block == block);
+            let old = old.map(|other| Arc::clone(&other.data));
+            let old = old.or_else(|| disk.durable[block].clone());
+            write.data = mixed(old, &write.data, sectors);
+            write.is_complete = true;
+            cache.push(write);
+        }
+        match crash {
+            Crash::Power => cache
+                .into_iter()
+                .for_each(|write| disk.durable[write.block] = Some(write.data)),
+            Crash::Daemon if !disk.is_volatile => cache
+                .into_iter()
+                .for_each(|write| disk.durable[write.block] = Some(write.data)),
+            Crash::Daemon => disk.cache = cache,
+        }
+        disk
+    }
+
+    /// Puts bytes on the medium.
+    pub(crate) fn corrupt(&mut self, block: usize, change: impl FnOnce(&mut [u8; PAGE])) {
+        assert!(self.cache.is_empty(), "the cache would hide it");
+        let mut data = self.durable[block].as_deref().copied().unwrap_or([0; PAGE]);
+        change(&mut data);
+        self.durable[block] = Some(Arc::new(data));
+    }
+
+    /// The disk is replaced by a smaller one.
+    pub(crate) fn truncate(&mut self, blocks: usize) {
+        self.durable.truncate(blocks);
+    }
+
+    pub(crate) fn is_written(&self, block: usize) -> bool {
+        self.durable[block].is_some()
+    }
+}
+
+impl Cached {
+    fn can_be_lost(&self, crash: Crash) -> bool {
+        crash == Crash::Power || !self.is_complete
+    }
+}
+
+fn mixed(old: Option<Block>, new: &Block, sectors: u8) -> Block {
+    if sectors == ALL_SECTORS {
+        return Arc::clone(new);
+    }
+    let mut data = old.map_or([0; PAGE], |old| *old);
+    for sector in (0..PAGE / SECTOR).filter(|sector| sectors >> sector & 1 == 1) {
+        let range = sector * SECTOR..(sector + 1) * SECTOR;
+        data[range.clone()].copy_from_slice(&new[range]);
+    }
+    Arc::new(data)
+}

@@ -1,0 +1,331 @@
+//! Goal: short histories survive a crash at every point. Method: every sequence of operations up to
+//! a length, on a fresh pool; before each I/O ends, a crash that keeps none, all, each one, all but
+//! each one, or a random part of the writes that can be lost, torn ones included; then an import,
+//! and another after a crash of that.
+
+use nacre_random::Random;
+
+use super::content::{Value, value};
+use super::disk::{ALL_SECTORS, Crash, Disk};
+use super::rig::{self, Rig, identity};
+use crate::ids::{Token, VersionId};
+use crate::interface::Request;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    Write,
+    Overwrite,
+    Partial,
+    Unmap,
+    Snapshot,
+    Clone,
+    Delete,
+    Flush,
+    Checkpoint,
+    Resize,
+    Restore,
+    Inflate,
+    Grow,
+}
+
+const OPS: [Op; 13] = [
+    Op::Write,
+    Op::Overwrite,
+    Op::Partial,
+    Op::Unmap,
+    Op::Snapshot,
+    Op::Clone,
+    Op::Delete,
+    Op::Flush,
+    Op::Checkpoint,
+    Op::Resize,
+    Op::Restore,
+    Op::Inflate,
+    Op::Grow,
+];
+
+const UNITS: u64 = 6;
+const GRANULES: usize = 8;
+/// The number of the volume.
+const VOLUME: u64 = 1;
+
+/// The contents of the first places of a version, by its number.
+type Contents = Vec<(u64, [Value; GRANULES])>;
+
+/// A run of one sequence. The states after each operation are the ones that a crash may show: from
+/// the last durable one to the one after the operation in flight.
+struct Run {
+    rig: Rig,
+    states: Vec<Contents>,
+    durable: usize,
+    answered: usize,
+    next: u64,
+    volume: VersionId,
+    snapshot: Option<(u64, VersionId)>,
+    sequence: Vec<Op>,
+    random: Random,
+    crashes: u64,
+}
+
+impl Run {
+    fn new(sequence: &[Op], seed: u64) -> Self {
+        let mut rig = Rig::create_on(96, 9, 64, true);
+        let volume = rig.created(1, UNITS, false);
+        rig.wrote(volume, 0, &[(0, value(1, 0, 1)), (1, value(1, 1, 2))]);
+        let snapshot = rig.snapshot(volume, 2);
+        rig.run(Request::Flush).unwrap();
+        let mut first = [0; GRANULES];
+        first[..2].copy_from_slice(&[value(1, 0, 1), value(1, 1, 2)]);
+        Self {
+            rig,
+            states: vec![vec![(1, first), (2, first)]],
+            durable: 0,
+            answered: 0,
+            next: 10,
+            volume,
+            snapshot: Some((2, snapshot)),
+            sequence: sequence.to_vec(),
+            random: Random::new(seed),
+            crashes: 0,
+        }
+    }
+
+    fn run(mut self) -> u64 {
+        // Crashes during the operations before the last are those of shorter sequences.
+        let last = self.sequence.len() - 1;
+        for (at, op) in self.sequence.clone().into_iter().enumerate() {
+            if let Some(token) = self.begin(op) {
+                self.run_to_its_end(token, op, at == last);
+            }
+        }
+        self.crashes
+    }
+
+    /// Submits an operation, and adds the state after it.
+    fn begin(&mut self, op: Op) -> Option<Token> {
+        let mut state = self.states.last().unwrap().clone();
+        self.next += 1;
+        let next = self.next;
+        let volume = self.volume;
+        let mut write = |rig: &mut Rig, place: u64, granules: &[u32]| {
+            let values: Vec<(u32, Value)> = granules
+                .iter()
+                .map(|granule| {
+                    let at = place * 4 + u64::from(*granule);
+                    let value = value(1, at, next);
+                    state[0].1[at as usize] = value;
+                    (*granule, value)
+                })
+                .collect();
+            rig.write(volume, place, &values, false)
+        };
+        let token = match op {
+            Op::Write => write(&mut self.rig, 1, &[0, 1, 2, 3]),
+            Op::Overwrite => write(&mut self.rig, 0, &[0]),
+            Op::Partial => write(&mut self.rig, 0, &[1, 2]),
+            Op::Unmap => {
+                state[0].1[0] = 0;
+                state[0].1[1] = 0;
+                self.rig.submit(Request::Unmap {
+                    version: volume,
+                    first: 0,
+                    granules: 2,
+                })
+            }
+            Op::Snapshot => {
+                let contents = state[0].1;
+                state.push((next, contents));
+                let cut = vec![(volume, identity(next))];
+                self.rig.submit(Request::Snapshot(cut))
+            }
+            Op::Clone => {
+                let (number, source) = self.snapshot?;
+                let contents = state.iter().find(|(of, _)| *of == number)?.1;
+                state.push((next, contents));
+                self.rig.submit(Request::Clone {
+                    source,
+                    identity: identity(next),
+                    thick: false,
+                })
+            }
+            Op::Delete => {
+                let (number, version) = self.snapshot.take()?;
+                state.retain(|(of, _)| *of != number);
+                self.rig.submit(Request::Delete { version })
+            }
+            Op::Flush => self.rig.submit(Request::Flush),
+            Op::Checkpoint => {
+                self.rig.pool.checkpoint();
+                self.rig.submit(Request::Flush)
+            }
+            Op::Restore => {
+                let (number, source) = self.snapshot?;
+                let contents = state.iter().find(|(of, _)| *of == number)?.1;
+                state[0].1 = contents;
+                self.rig.submit(Request::Restore {
+                    version: volume,
+                    source,
+                })
+            }
+            Op::Inflate => self.rig.submit(Request::Inflate { version: volume }),
+            Op::Grow => {
+                let growth = self.rig.growth();
+                self.rig.submit(growth)
+            }
+            Op::Resize => self.rig.submit(Request::Resize {
+                version: volume,
+                units: UNITS + 1,
+            }),
+        };
+        self.states.push(state);
+        Some(token)
+    }
+
+    fn run_to_its_end(&mut self, token: Token, op: Op, crashes: bool) {
+        let is_durable = !matches!(op, Op::Write | Op::Overwrite | Op::Partial | Op::Unmap);
+        self.rig.pump();
+        loop {
+            if crashes {
+                self.crash_everywhere();
+            }
+            let Some(at) = self.rig.ready().into_iter().next() else {
+                break;
+            };
+            self.rig.end(at);
+            if self.rig.answers.iter().any(|(of, _)| *of == token) {
+                self.rig.take_answer(token).unwrap();
+                self.answered = self.states.len() - 1;
+                if is_durable {
+                    self.durable = self.answered;
+                }
+            }
+        }
+        assert!(self.rig.pending.is_empty());
+    }
+
+    fn crash_everywhere(&mut self) {
+        for crash in [Crash::Daemon, Crash::Power] {
+            let count = self.rig.disk.losable(crash);
+            let oldest = match crash {
+                Crash::Daemon => self.answered,
+                Crash::Power => self.durable,
+            };
+            self.check(self.rig.crashed(crash, |_| 0), oldest, crash);
+            self.check(self.rig.crashed(crash, |_| ALL_SECTORS), oldest, crash);
+            for one in 0..count {
+                let only = |at| if at == one { ALL_SECTORS } else { 0 };
+                self.check(self.rig.crashed(crash, only), oldest, crash);
+                let all_but = |at| if at == one { 0 } else { ALL_SECTORS };
+                self.check(self.rig.crashed(crash, all_but), oldest, crash);
+                let torn = |at| if at == one { 0x0f } else { ALL_SECTORS };
+                self.check(self.rig.crashed(crash, torn), oldest, crash);
+            }
+            for _ in 0..8 {
+                let part: Vec<u8> = (0..count).map(|_| self.part()).collect();
+                self.check(self.rig.crashed(crash, |at| part[at]), oldest, crash);
+            }
+        }
+    }
+
+    fn part(&mut self) -> u8 {
+        match self.random.below(8) {
+            0 => self.random.draw() as u8,
+            1..=4 => ALL_SECTORS,
+            _ => 0,
+        }
+    }
+
+    /// Imports, and crashes every fourth import once.
+    fn check(&mut self, disk: Disk, oldest: usize, crash: Crash) {
+        self.crashes += 1;
+        let mut rig = self.imported(disk, oldest, crash);
+        if !self.crashes.is_multiple_of(4) {
+            return;
+        }
+        let before = self.contents(&rig);
+        rig.pump();
+        for _ in 0..self.random.below(12) {
+            if let Some(at) = rig.ready().into_iter().next() {
+                rig.end(at);
+            }
+        }
+        let count = rig.disk.losable(Crash::Power);
+        let part: Vec<u8> = (0..count).map(|_| self.part()).collect();
+        let again = self.imported(rig.crashed(Crash::Power, |at| part[at]), oldest, crash);
+        assert_eq!(
+            self.contents(&again),
+            before,
+            "{:?} {crash:?}",
+            self.sequence
+        );
+    }
+
+    fn imported(&self, disk: Disk, oldest: usize, crash: Crash) -> Rig {
+        let (rig, _) = rig::import(disk)
+            .unwrap_or_else(|error| panic!("{:?} {crash:?}: {error}", self.sequence));
+        assert_eq!(rig.pool.check(), [], "{:?} {crash:?}", self.sequence);
+        let found = self.contents(&rig);
+        let possible = &self.states[oldest..];
+        // Each granule of a version has the value of a possible state. A snapshot that is not
+        // answered yet may lack writes that were not flushed, as its volume may.
+        let is_known = |number: u64| possible[0].iter().any(|(of, _)| *of == number);
+        let fits = found.iter().all(|(number, values)| {
+            let is_source = |of: u64| of == *number || (of == VOLUME && !is_known(*number));
+            let states = possible.iter().flatten();
+            let states: Vec<_> = states.filter(|(of, _)| is_source(*of)).collect();
+            (0..GRANULES).all(|at| states.iter().any(|(_, known)| known[at] == values[at]))
+        });
+        let numbers = |state: &Contents| state.iter().map(|(of, _)| *of).collect::<Vec<_>>();
+        let exists = possible
+            .iter()
+            .any(|state| numbers(state) == numbers(&found));
+        assert!(
+            fits && exists,
+            "{:?} {crash:?}: {found:x?} is none of {possible:x?}",
+            self.sequence
+        );
+        rig
+    }
+
+    fn contents(&self, rig: &Rig) -> Contents {
+        let mut numbers: Vec<u64> = self.states.iter().flatten().map(|(of, _)| *of).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let found = numbers.into_iter().filter_map(|number| {
+            let version = rig.find(number)?;
+            let values = std::array::from_fn(|at| {
+                let read = rig.read(version, at as u64).unwrap();
+                read.unwrap_or_else(|| panic!("{:?}: v{number} {at} is torn", self.sequence))
+            });
+            Some((number, values))
+        });
+        found.collect()
+    }
+}
+
+/// All sequences of one and two operations; with `NACRE_TEST_AT_LENGTH`, of three.
+#[test]
+fn every_short_history() {
+    let mut sequences: Vec<Vec<Op>> = OPS.iter().map(|op| vec![*op]).collect();
+    let longest = match std::env::var_os("NACRE_TEST_AT_LENGTH") {
+        Some(_) => 3,
+        None => 2,
+    };
+    let mut begin = 0;
+    for _ in 1..longest {
+        let end = sequences.len();
+        for at in begin..end {
+            for op in OPS {
+                let mut longer = sequences[at].clone();
+                longer.push(op);
+                sequences.push(longer);
+            }
+        }
+        begin = end;
+    }
+    let mut crashes = 0;
+    for (seed, sequence) in sequences.iter().enumerate() {
+        crashes += Run::new(sequence, seed as u64).run();
+    }
+    assert!(crashes > 50 * sequences.len() as u64, "only {crashes}");
+}

@@ -1,0 +1,11 @@
+//! Tests of the whole core, on a simulated disk.
+
+mod basics;
+pub(crate) mod content;
+mod damage;
+mod disk;
+mod enumeration;
+mod model;
+pub(crate) mod rig;
+mod seeds;
+mod world;

@@ -1,0 +1,524 @@
+//! A pool on a simulated disk. The test chooses which I/O ends next.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::content::{self, Value};
+use super::disk::{Block, Crash, Disk, WriteId};
+use crate::create::NewPool;
+use crate::format::data_checksum;
+use crate::format::record::Identity;
+use crate::geometry::{Geometry, PAGE, granules_of};
+use crate::ids::{IoId, Token, VersionId};
+use crate::import::{Holder, Import, ImportError, ImportIntent, ImportReport};
+use crate::interface::{Answer, Intent, IoFailed, Limits, Refusal, Request, Write};
+use crate::pool::Pool;
+use crate::space::Allocation;
+
+pub(crate) const HOLDER: Holder = Holder {
+    id: Uuid::from_u128(79),
+    force: false,
+};
+pub(crate) const EDGE: u64 = 16 * PAGE as u64;
+
+/// A pool of few units: 4 granules per unit, 4 units per leaf, 16 units per volume.
+pub(crate) fn geometry(units: u64) -> Geometry {
+    let log_pages = 48;
+    Geometry {
+        disk_bytes: 2 * EDGE + (log_pages + 4 * units) * PAGE as u64,
+        edge_bytes: EDGE,
+        log_pages,
+        granules_per_unit: 4,
+        units_per_leaf: 4,
+        fan_out: 2,
+        levels: 2,
+    }
+}
+
+pub(crate) fn limits(is_volatile: bool) -> Limits {
+    Limits {
+        requests: 32,
+        log_window: 4,
+        page_window: 4,
+        unsettled: 12,
+        changed_nodes: 40,
+        discard_units: 1,
+        discard_most_units: 4,
+        has_volatile_cache: is_volatile,
+        allocation: Allocation::LastFreed,
+    }
+}
+
+pub(crate) fn identity(number: u64) -> Identity {
+    Identity {
+        id: Uuid::from_u128(u128::from(number) + 1),
+        name: format!("v{number}"),
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Rig {
+    pub pool: Pool,
+    pub disk: Disk,
+    pub pending: Vec<Pending>,
+    pub answers: Vec<(Token, Result<Answer, Refusal>)>,
+    /// Values of the writes in the pool, by granule of the unit.
+    values: HashMap<Token, HashMap<u32, Value>>,
+    /// Granules read for a switch.
+    sources: HashMap<Token, HashMap<u32, Block>>,
+    /// Granules written since their unit was allocated.
+    written: HashSet<(u64, u32)>,
+    next_token: Token,
+    next_read: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Pending {
+    Write {
+        io: IoId,
+        write: WriteId,
+    },
+    Flush {
+        io: IoId,
+        complete: HashSet<WriteId>,
+    },
+    Data {
+        token: Token,
+        writes: Vec<WriteId>,
+    },
+    Source {
+        token: Token,
+        unit: u64,
+        granules: u16,
+    },
+    Page {
+        io: IoId,
+        block: usize,
+    },
+    Discard {
+        io: IoId,
+        writes: Vec<WriteId>,
+    },
+    /// A grace period, and the I/O that it waits for.
+    Grace {
+        epoch: u64,
+        tokens: Vec<Token>,
+        reads: Vec<u64>,
+    },
+    /// A host's read of a granule, with the place that the map had when it began.
+    Read {
+        id: u64,
+        block: Option<usize>,
+        tag: u64,
+    },
+}
+
+impl Rig {
+    pub(crate) fn create(units: u64, reserve: u64, is_volatile: bool) -> Self {
+        Self::create_on(units, 0, reserve, is_volatile)
+    }
+
+    /// A pool on a disk that has room for more units.
+    pub(crate) fn create_on(units: u64, more: u64, reserve: u64, is_volatile: bool) -> Self {
+        let geometry = geometry(units);
+        let new = NewPool {
+            pool: Uuid::from_u128(77),
+            disk: Uuid::from_u128(78),
+            holder: HOLDER.id,
+            name: "pool0".to_owned(),
+            geometry,
+            reserve_units: reserve,
+        };
+        let pool = new.create(limits(is_volatile)).unwrap();
+        let disk_bytes = geometry.disk_bytes + more * geometry.unit_bytes();
+        let mut rig = Self::on(pool, Disk::new(disk_bytes, is_volatile));
+        rig.finish();
+        rig
+    }
+
+    pub(crate) fn on(pool: Pool, disk: Disk) -> Self {
+        let mut written = HashSet::new();
+        for (id, version) in &pool.state().versions {
+            let entries =
+                (0..version.units).filter_map(|place| pool.state().entry(*id, place).ok());
+            for part in entries.flat_map(|entry| entry.parts().collect::<Vec<_>>()) {
+                written.extend(granules_of(part.granules).map(|granule| (part.unit, granule)));
+            }
+        }
+        Self {
+            pool,
+            disk,
+            pending: Vec::new(),
+            answers: Vec::new(),
+            values: HashMap::new(),
+            sources: HashMap::new(),
+            written,
+            next_token: 0,
+            next_read: 0,
+        }
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.pool.superblock().geometry
+    }
+
+    /// The request that takes the rest of the disk.
+    pub(crate) fn growth(&self) -> Request {
+        let disk_bytes = (self.disk.blocks() * PAGE) as u64;
+        Request::Grow { disk_bytes }
+    }
+
+    pub(crate) fn submit(&mut self, request: Request) -> Token {
+        self.next_token += 1;
+        self.pool.submit(self.next_token, request).unwrap();
+        self.next_token
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        version: VersionId,
+        place: u64,
+        values: &[(u32, Value)],
+        fua: bool,
+    ) -> Token {
+        let granules = values
+            .iter()
+            .fold(0, |set, (granule, _)| set | 1 << granule);
+        let write = Write {
+            version,
+            place,
+            granules,
+            checksums: values.iter().map(|(_, v)| content::checksum(*v)).collect(),
+            fua,
+        };
+        let token = self.submit(Request::Write(write));
+        self.values.insert(token, values.iter().copied().collect());
+        token
+    }
+
+    /// Turns the pool's intents into I/O in flight.
+    pub(crate) fn pump(&mut self) {
+        while let Some(intent) = self.pool.poll() {
+            let pending = match intent {
+                Intent::Write { io, offset, bytes } => {
+                    let block = offset as usize / PAGE;
+                    let write = self.disk.begin_write(block, bytes, true);
+                    Pending::Write { io, write }
+                }
+                Intent::Flush { io } => Pending::Flush {
+                    io,
+                    complete: self.disk.completed(),
+                },
+                Intent::ReadPage { io, offset } => Pending::Page {
+                    io,
+                    block: offset as usize / PAGE,
+                },
+                Intent::Discard { io, offset, len } => {
+                    let first = offset as usize / PAGE;
+                    let blocks = first..first + len as usize / PAGE;
+                    let writes = self.disk.begin_discard(blocks);
+                    Pending::Discard { io, writes }
+                }
+                Intent::Data {
+                    token,
+                    unit,
+                    granules,
+                    copy,
+                } => self.begin_data(token, unit, granules, copy),
+                Intent::ReadSource {
+                    token,
+                    unit,
+                    granules,
+                } => Pending::Source {
+                    token,
+                    unit,
+                    granules,
+                },
+                Intent::AwaitGrace { epoch } => self.begin_grace(epoch),
+                Intent::Answer { token, result } => {
+                    self.values.remove(&token);
+                    self.sources.remove(&token);
+                    self.answers.push((token, result));
+                    continue;
+                }
+            };
+            self.pending.push(pending);
+        }
+    }
+
+    fn begin_data(&mut self, token: Token, unit: u64, granules: u16, copy: u16) -> Pending {
+        let geometry = self.geometry();
+        let block = |granule| geometry.granule_offset(unit, granule) as usize / PAGE;
+        let mut writes = Vec::new();
+        if !(0..4).any(|granule| self.is_mapped(unit, granule)) {
+            self.written.retain(|(written, _)| *written != unit);
+        }
+        for granule in granules_of(granules) {
+            let data = content::block(self.values[&token][&granule]);
+            // A write in place may tear a granule on any disk; the checker expects none. That
+            // includes a write after an unmap that a crash undoes.
+            let can_tear = !self.is_mapped(unit, granule) && self.written.insert((unit, granule));
+            writes.push(self.disk.begin_write(block(granule), data, can_tear));
+        }
+        for granule in granules_of(copy) {
+            let data = Arc::clone(&self.sources[&token][&granule]);
+            writes.push(self.disk.begin_write(block(granule), data, true));
+        }
+        Pending::Data { token, writes }
+    }
+
+    fn is_mapped(&self, unit: u64, granule: u32) -> bool {
+        let state = self.pool.state();
+        state.versions.iter().any(|(id, version)| {
+            (0..version.units).any(|place| {
+                state.entry(*id, place).is_ok_and(|entry| {
+                    let mut parts = entry.parts();
+                    parts.any(|part| part.unit == unit && part.granules >> granule & 1 == 1)
+                })
+            })
+        })
+    }
+
+    fn begin_grace(&self, epoch: u64) -> Pending {
+        let tokens = self.pending.iter().filter_map(|pending| match pending {
+            Pending::Data { token, .. } | Pending::Source { token, .. } => Some(*token),
+            _ => None,
+        });
+        let reads = self.pending.iter().filter_map(|pending| match pending {
+            Pending::Read { id, .. } => Some(*id),
+            _ => None,
+        });
+        Pending::Grace {
+            epoch,
+            tokens: tokens.collect(),
+            reads: reads.collect(),
+        }
+    }
+
+    /// Indices of the I/O that can end now.
+    pub(crate) fn ready(&self) -> Vec<usize> {
+        let is_ready = |pending: &Pending| match pending {
+            Pending::Grace { tokens, reads, .. } => !self.pending.iter().any(|other| match other {
+                Pending::Data { token, .. } | Pending::Source { token, .. } => {
+                    tokens.contains(token)
+                }
+                Pending::Read { id, .. } => reads.contains(id),
+                _ => false,
+            }),
+            _ => true,
+        };
+        let pending = self.pending.iter().enumerate();
+        let ready = pending.filter(|(_, pending)| is_ready(pending));
+        ready.map(|(at, _)| at).collect()
+    }
+
+    /// Ends an I/O. Returns the tag and contents of a read.
+    pub(crate) fn end(&mut self, at: usize) -> Option<(u64, Option<Value>)> {
+        self.end_with(at, false)
+    }
+
+    pub(crate) fn end_with(&mut self, at: usize, fails: bool) -> Option<(u64, Option<Value>)> {
+        let outcome = if fails { Err(IoFailed) } else { Ok(()) };
+        match self.pending.remove(at) {
+            Pending::Write { io, write } => {
+                self.end_write(write, fails);
+                self.pool.written(io, outcome);
+            }
+            Pending::Flush { io, complete } => {
+                if !fails {
+                    self.disk.flush(&complete);
+                }
+                self.pool.flushed(io, outcome);
+            }
+            Pending::Page { io, block } => {
+                let page = self.disk.read(block);
+                let page = page.as_ref().map(|page| &page[..]);
+                self.pool.page_read(io, page.ok_or(IoFailed));
+            }
+            Pending::Discard { io, writes } => {
+                writes
+                    .into_iter()
+                    .for_each(|write| self.end_write(write, fails));
+                self.pool.discarded(io, outcome);
+            }
+            Pending::Data { token, writes } => {
+                writes
+                    .into_iter()
+                    .for_each(|write| self.end_write(write, fails));
+                self.pool.data_written(token, outcome);
+            }
+            Pending::Source {
+                token,
+                unit,
+                granules,
+            } => {
+                let geometry = self.geometry();
+                let read = granules_of(granules).map(|granule| {
+                    let block = geometry.granule_offset(unit, granule) as usize / PAGE;
+                    let data = self.disk.read(block).unwrap();
+                    (granule, Arc::new(data))
+                });
+                let read: HashMap<u32, Block> = read.collect();
+                let sums = granules_of(granules).map(|granule| data_checksum(&read[&granule][..]));
+                let sums = sums.collect();
+                self.sources.entry(token).or_default().extend(read);
+                self.pool.source_read(token, outcome.map(|()| sums));
+            }
+            Pending::Grace { epoch, .. } => self.pool.grace_ended(epoch),
+            Pending::Read { block, tag, .. } => {
+                let value = match block {
+                    None => Some(0),
+                    Some(block) => content::read(&self.disk.read(block).unwrap()),
+                };
+                return Some((tag, value));
+            }
+        }
+        self.pump();
+        None
+    }
+
+    fn end_write(&mut self, write: WriteId, fails: bool) {
+        if fails {
+            self.disk.fail(write)
+        } else {
+            self.disk.complete(write)
+        }
+    }
+
+    /// Ends all I/O, in order, until the pool has no work.
+    pub(crate) fn finish(&mut self) {
+        self.pump();
+        for _ in 0..100_000 {
+            let Some(at) = self.ready().into_iter().next() else {
+                assert!(self.pending.is_empty(), "stuck: {:?}", self.pending);
+                return;
+            };
+            self.end(at);
+        }
+        panic!("the pool does not come to rest");
+    }
+
+    /// Ends all I/O that can end, except what `stays`.
+    pub(crate) fn finish_but(&mut self, stays: impl Fn(&Pending) -> bool) {
+        self.pump();
+        let next = |rig: &Self| rig.ready().into_iter().find(|at| !stays(&rig.pending[*at]));
+        while let Some(at) = next(self) {
+            self.end(at);
+        }
+    }
+
+    /// Submits a request, and finishes it.
+    pub(crate) fn run(&mut self, request: Request) -> Result<Answer, Refusal> {
+        let token = self.submit(request);
+        self.finish();
+        self.take_answer(token)
+    }
+
+    pub(crate) fn take_answer(&mut self, token: Token) -> Result<Answer, Refusal> {
+        let at = self.answers.iter().position(|(of, _)| *of == token);
+        self.answers.remove(at.expect("an answer")).1
+    }
+
+    pub(crate) fn created(&mut self, number: u64, units: u64, thick: bool) -> VersionId {
+        let request = Request::Create {
+            identity: identity(number),
+            units,
+            thick,
+        };
+        match self.run(request) {
+            Ok(Answer::Created(version)) => version,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn snapshot(&mut self, of: VersionId, number: u64) -> VersionId {
+        match self.run(Request::Snapshot(vec![(of, identity(number))])) {
+            Ok(Answer::Snapshots(snapshots)) => snapshots[0],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn wrote(&mut self, version: VersionId, place: u64, values: &[(u32, Value)]) {
+        let token = self.write(version, place, values, false);
+        self.finish();
+        assert_eq!(self.take_answer(token), Ok(Answer::Done));
+    }
+
+    /// The block of a granule of a volume. `Ok(None)`: it reads as zeroes.
+    pub(crate) fn block_of(
+        &self,
+        version: VersionId,
+        granule: u64,
+    ) -> Result<Option<usize>, Refusal> {
+        let entry = self.pool.lookup(version, granule / 4)?;
+        let bit = (granule % 4) as u32;
+        let mut parts = entry.parts();
+        let part = parts.find(|part| part.granules >> bit & 1 == 1);
+        let geometry = self.geometry();
+        Ok(part.map(|part| geometry.granule_offset(part.unit, bit) as usize / PAGE))
+    }
+
+    /// Reads a granule at once.
+    pub(crate) fn read(&self, version: VersionId, granule: u64) -> Result<Option<Value>, Refusal> {
+        Ok(match self.block_of(version, granule)? {
+            None => Some(0),
+            Some(block) => content::read(&self.disk.read(block).unwrap()),
+        })
+    }
+
+    pub(crate) fn begin_read(&mut self, version: VersionId, granule: u64, tag: u64) {
+        let block = self.block_of(version, granule).unwrap();
+        self.next_read += 1;
+        let id = self.next_read;
+        self.pending.push(Pending::Read { id, block, tag });
+    }
+
+    /// The version with the id of a number.
+    pub(crate) fn find(&self, number: u64) -> Option<VersionId> {
+        let id = identity(number).id;
+        let versions = self.pool.state().versions.iter();
+        let mut found = versions.filter(|(_, v)| v.identity.id == id && !v.is_hidden);
+        found.next().map(|(id, _)| *id)
+    }
+
+    /// The disk after a crash that keeps these sectors.
+    pub(crate) fn crashed(&self, crash: Crash, keep: impl Fn(usize) -> u8) -> Disk {
+        self.disk.after(crash, keep)
+    }
+}
+
+pub(crate) fn import(disk: Disk) -> Result<(Rig, ImportReport), ImportError> {
+    import_by(disk, HOLDER)
+}
+
+/// Opens the pool on a disk. `stop_after`: the import is given up after this many I/Os.
+pub(crate) fn import_by(disk: Disk, holder: Holder) -> Result<(Rig, ImportReport), ImportError> {
+    let (bytes, is_volatile) = (disk.blocks() * PAGE, disk.is_volatile);
+    let mut disk = disk;
+    let mut import = Import::new(bytes as u64, EDGE, limits(is_volatile), holder);
+    loop {
+        while let Some(intent) = import.poll() {
+            match intent {
+                ImportIntent::Read { io, offset, len } => {
+                    let first = offset as usize / PAGE;
+                    let blocks = (first..first + len / PAGE).map(|block| disk.read(block));
+                    let data: Option<Vec<[u8; PAGE]>> = blocks.collect();
+                    let data = data.map(|blocks| blocks.concat());
+                    import.read(io, data.as_deref().ok_or(IoFailed));
+                }
+                ImportIntent::Flush { io } => {
+                    let complete = disk.completed();
+                    disk.flush(&complete);
+                    import.flushed(io, Ok(()));
+                }
+            }
+        }
+        match import.outcome() {
+            Some(Ok((pool, report))) => return Ok((Rig::on(pool, disk), report)),
+            Some(Err(error)) => return Err(error),
+            None => assert!(import.poll().is_some(), "the import is stuck"),
+        }
+    }
+}

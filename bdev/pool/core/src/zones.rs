@@ -1,0 +1,135 @@
+//! Pages for metadata: granules of units that hold nothing else.
+//!
+//! A zone is one unit, so that free space in pieces never prevents a checkpoint. The two copies of
+//! a page lie in two zones where there are two with room.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::format::chain::Zone;
+use crate::geometry::{Geometry, granules_of};
+use crate::space::Space;
+
+#[derive(Debug)]
+pub(crate) struct Zones {
+    granules_per_unit: u64,
+    whole: u16,
+    /// Units, and their granules in use.
+    zones: BTreeMap<u64, u16>,
+    /// Zones with a free granule.
+    partial: BTreeSet<u64>,
+}
+
+impl Zones {
+    pub(crate) fn new(geometry: &Geometry) -> Self {
+        Self {
+            granules_per_unit: u64::from(geometry.granules_per_unit),
+            whole: geometry.whole(),
+            zones: BTreeMap::new(),
+            partial: BTreeSet::new(),
+        }
+    }
+
+    /// Adds a zone that the disk's page map has. Returns false if it is known already.
+    pub(crate) fn restore(&mut self, zone: Zone) -> bool {
+        if zone.used != self.whole {
+            self.partial.insert(zone.unit);
+        }
+        self.zones.insert(zone.unit, zone.used).is_none()
+    }
+
+    pub(crate) fn units(&self) -> impl Iterator<Item = u64> {
+        self.zones.keys().copied()
+    }
+
+    /// All zones that hold a page, as the page map writes them.
+    pub(crate) fn table(&self) -> Vec<Zone> {
+        let zones = self.zones.iter();
+        zones
+            .map(|(unit, used)| Zone {
+                unit: *unit,
+                used: *used,
+            })
+            .collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.zones.len()
+    }
+
+    pub(crate) fn holds(&self, page: u64) -> bool {
+        let (unit, granule) = self.split(page);
+        self.zones
+            .get(&unit)
+            .is_some_and(|used| used >> granule & 1 == 1)
+    }
+
+    /// All pages in use.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = u64> {
+        self.zones.iter().flat_map(move |(unit, used)| {
+            granules_of(*used)
+                .map(move |granule| unit * self.granules_per_unit + u64::from(granule))
+        })
+    }
+
+    /// Two pages, for the two copies.
+    pub(crate) fn allocate_pair(&mut self, space: &mut Space) -> Option<[u64; 2]> {
+        if self.partial.len() < 2
+            && let Some(unit) = space.allocate(None)
+        {
+            self.zones.insert(unit, 0);
+            self.partial.insert(unit);
+        }
+        let first = *self.partial.first()?;
+        let a = self.take(first);
+        let Some(last) = self.partial.last().copied() else {
+            self.free(a, space);
+            return None;
+        };
+        Some([a, self.take(last)])
+    }
+
+    fn take(&mut self, unit: u64) -> u64 {
+        let used = self.zones.get_mut(&unit).expect("a zone");
+        let granule = (!*used).trailing_zeros();
+        *used |= 1 << granule;
+        if *used == self.whole {
+            self.partial.remove(&unit);
+        }
+        unit * self.granules_per_unit + u64::from(granule)
+    }
+
+    /// Frees a page, and its unit with the last one.
+    pub(crate) fn free(&mut self, page: u64, space: &mut Space) {
+        let (unit, granule) = self.split(page);
+        let Some(used) = self.zones.get_mut(&unit) else {
+            debug_assert!(false, "page {page} is in no zone");
+            return;
+        };
+        debug_assert!(*used >> granule & 1 == 1, "page {page} is free already");
+        *used &= !(1 << granule);
+        self.partial.insert(unit);
+        if *used == 0 {
+            self.zones.remove(&unit);
+            self.partial.remove(&unit);
+            space.give_back(unit);
+        }
+    }
+
+    /// Removes a zone: its unit holds something else by now.
+    pub(crate) fn forget(&mut self, unit: u64) {
+        self.zones.remove(&unit);
+        self.partial.remove(&unit);
+    }
+
+    /// The unit of a page.
+    pub(crate) fn unit_of(&self, page: u64) -> u64 {
+        page / self.granules_per_unit
+    }
+
+    fn split(&self, page: u64) -> (u64, u32) {
+        (
+            page / self.granules_per_unit,
+            (page % self.granules_per_unit) as u32,
+        )
+    }
+}

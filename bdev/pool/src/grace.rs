@@ -1,0 +1,72 @@
+//! Grace periods over cores: the end of all I/O that looked at the map before a moment.
+//!
+//! A lane counts its I/O in one of three counters, by the epoch in which it looked at the map. The
+//! keeper begins the next epoch after it changed the map; the period ends when no lane has I/O of
+//! the epoch before. One period at a time, so three counters suffice:
+//!
+//! ```text
+//!   epoch   0        1        2        3         counter of epoch e: e mod 3
+//!   lane    ├─ I/O ─┤
+//!                 ├─ I/O ──┤
+//!   keeper       begin 1 … ended      begin 2 … ended
+//! ```
+//!
+//! A lane counts before it looks: it adds to the counter, and looks again whether the epoch is
+//! still the same. All accesses are sequentially consistent, so either the keeper sees the count,
+//! or the lane sees the new epoch, and with it every change of the map before.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// I/O of one lane, by epoch modulo 3.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Counts([AtomicU64; 3]);
+
+impl Counts {
+    /// Counts `many` I/Os in the present epoch, which is returned. Look at the map after this.
+    pub(crate) fn enter(&self, epoch: &AtomicU64, many: u64) -> u64 {
+        loop {
+            let now = epoch.load(Ordering::SeqCst);
+            let counter = &self.0[(now % 3) as usize];
+            counter.fetch_add(many, Ordering::SeqCst);
+            if epoch.load(Ordering::SeqCst) == now {
+                return now;
+            }
+            counter.fetch_sub(many, Ordering::SeqCst);
+        }
+    }
+
+    /// Counts one more I/O in an epoch in which the lane has some.
+    pub(crate) fn join(&self, epoch: u64) {
+        self.0[(epoch % 3) as usize].fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn leave(&self, epoch: u64) {
+        self.0[(epoch % 3) as usize].fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn of(&self, epoch: u64) -> u64 {
+        self.0[(epoch % 3) as usize].load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// I/O of an epoch is counted until it leaves, whatever epochs begin meanwhile.
+    #[test]
+    fn an_epoch_ends_with_its_last_io() {
+        let (epoch, counts) = (AtomicU64::new(0), Counts::default());
+        let first = counts.enter(&epoch, 1);
+        counts.join(first);
+        epoch.store(1, Ordering::SeqCst);
+        let second = counts.enter(&epoch, 1);
+        assert_eq!((counts.of(0), counts.of(1)), (2, 1));
+        counts.leave(first);
+        counts.leave(first);
+        assert_eq!((counts.of(0), counts.of(1)), (0, 1));
+        counts.leave(second);
+        assert_eq!([0, 1, 2].map(|epoch| counts.of(epoch)), [0; 3]);
+    }
+}

@@ -1,0 +1,55 @@
+//! The management interface of an open pool, for other threads.
+
+use std::sync::Arc;
+
+use nacre_bdev::Bdev;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use crate::lvol::Lvol;
+use crate::model::{
+    Answer, Command, CommandRequest, KeeperCommand, Outcome, PoolError, PoolStatus,
+};
+use crate::port::{KeeperMessage, Shared};
+
+/// An open pool, usable from any thread. Dropping all handles does not close it.
+#[derive(Clone)]
+pub struct PoolHandle {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl PoolHandle {
+    pub fn id(&self) -> Uuid {
+        self.shared.status.lock().id
+    }
+
+    pub fn status(&self) -> PoolStatus {
+        self.shared.status.lock().clone()
+    }
+
+    /// The name of the base device.
+    pub fn base(&self) -> &str {
+        self.shared.claim.layer().name()
+    }
+
+    /// Completes when the command is done, durably. Dropping the future does not cancel it.
+    pub async fn run(&self, command: Command) -> Result<Outcome, PoolError> {
+        let (answer, outcome) = oneshot::channel();
+        self.send(KeeperCommand::Public(command), Answer::Outcome(answer))?;
+        outcome.await.unwrap_or(Err(PoolError::Closed))
+    }
+
+    /// The block device of a volume or snapshot, to be registered.
+    pub async fn lvol(&self, id: Uuid) -> Result<Arc<Lvol>, PoolError> {
+        let (answer, outcome) = oneshot::channel();
+        self.send(KeeperCommand::OpenMap(id), Answer::Map(answer))?;
+        let (info, map) = outcome.await.unwrap_or(Err(PoolError::Closed))?;
+        Ok(Arc::new(Lvol::new(Arc::clone(&self.shared), info, map)))
+    }
+
+    fn send(&self, command: KeeperCommand, answer: Answer) -> Result<(), PoolError> {
+        let request = CommandRequest { command, answer };
+        let sent = self.shared.inbox.send([KeeperMessage::Command(request)]);
+        sent.then_some(()).ok_or(PoolError::Closed)
+    }
+}

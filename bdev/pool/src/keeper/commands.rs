@@ -1,0 +1,410 @@
+//! Commands of management: requests to the core, and scans of the maps.
+
+use std::collections::VecDeque;
+
+use nacre_bdev_pool_core::format::record::Identity;
+use nacre_bdev_pool_core::geometry::PAGE;
+use nacre_bdev_pool_core::ids::{Token, VersionId};
+use nacre_bdev_pool_core::interface::{Answer as CoreAnswer, Refusal, Request};
+use nacre_bdev_pool_core::pool::Pool;
+use slab::Slab;
+use uuid::Uuid;
+
+use super::disk::Disk;
+use super::maps::floor_of;
+use super::opening::{OpenAnswer, OpenSender};
+use super::{FILL, Keeper, Stage};
+use crate::map::LvolMap;
+use crate::model::{Answer, Command, CommandRequest, KeeperCommand, LvolInfo, Outcome, PoolError};
+use crate::port::{Shared, disk_bytes};
+use std::sync::Arc;
+
+/// Leaves that a scan visits in a turn: few, as reads and writes of the core wait meanwhile.
+const LEAVES: usize = 8;
+/// Commands in the keeper; more are refused.
+const COMMANDS: usize = 256;
+
+#[derive(Default)]
+pub(super) struct Commands {
+    open: Slab<Open>,
+    scans: VecDeque<Scan>,
+    closing: Option<Answer>,
+    /// The last I/O may end; then the keeper ends.
+    is_last: bool,
+    /// The superblocks go before that.
+    wipes: bool,
+    /// The error of an opening that failed.
+    pub failed: Option<(OpenAnswer, PoolError)>,
+}
+
+/// Answers to be given when everything else of the keeper is gone: the disk is free then.
+#[derive(Default)]
+pub(super) struct Farewell {
+    closed: Option<Answer>,
+    failed: Option<(OpenSender, PoolError)>,
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        if let Some(answer) = self.closed.take() {
+            answer.send(Outcome::Done);
+        }
+        if let Some((sender, error)) = self.failed.take() {
+            // The caller may no longer wait.
+            let _ = sender.send(Err(error));
+        }
+    }
+}
+
+/// A request in the core.
+enum Open {
+    Command(Answer),
+    /// The first request of a pool: once it is answered, the pool is on the disk.
+    Opening(OpenAnswer),
+    Export,
+}
+
+/// A count of the units of all versions, a few leaves a turn.
+struct Scan {
+    answer: Answer,
+    left: VecDeque<VersionId>,
+    next_place: u64,
+    present: Option<(VersionId, LvolInfo)>,
+    done: Vec<LvolInfo>,
+}
+
+impl Commands {
+    pub(super) fn has_scan(&self) -> bool {
+        !self.scans.is_empty()
+    }
+
+    /// True when the keeper may end.
+    pub(super) fn is_closing_done(&self, disk: &Disk) -> bool {
+        (self.is_last || self.failed.is_some()) && disk.is_idle()
+    }
+
+    /// The last answers, which the keeper gives when it no longer uses the disk.
+    pub(super) fn farewell(&mut self) -> Farewell {
+        let (failed, error) = self.failed.take().unzip();
+        Farewell {
+            closed: self.closing.take(),
+            failed: failed.map(|failed| failed.sender).zip(error),
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        for (_, open) in std::mem::take(&mut self.open) {
+            match open {
+                Open::Command(answer) => answer.closed(),
+                Open::Opening(answer) => answer.fail(PoolError::Closed),
+                Open::Export => {}
+            }
+        }
+        self.scans.drain(..).for_each(|scan| scan.answer.closed());
+        if let Some(answer) = self.closing.take() {
+            answer.closed();
+        }
+    }
+}
+
+/// The visible version with an id.
+fn find(pool: &Pool, id: Uuid) -> Result<VersionId, PoolError> {
+    let mut versions = pool.state().versions.iter();
+    let found = versions.find(|(_, version)| version.identity.id == id && !version.is_hidden);
+    found
+        .map(|(version, _)| *version)
+        .ok_or(PoolError::Unknown { id })
+}
+
+fn info(pool: &Pool, version: VersionId) -> Option<LvolInfo> {
+    let state = pool.state();
+    let of = state.versions.get(&version).filter(|v| !v.is_hidden)?;
+    // A deleted parent is the storage of its children only.
+    let mut parent = of.parent.and_then(|parent| state.versions.get(&parent));
+    while let Some(hidden) = parent.filter(|parent| parent.is_hidden) {
+        parent = hidden.parent.and_then(|next| state.versions.get(&next));
+    }
+    Some(LvolInfo {
+        id: of.identity.id,
+        name: of.identity.name.clone(),
+        bytes: of.units * state.geometry.unit_bytes(),
+        is_snapshot: of.is_snapshot,
+        is_thick: of.is_thick,
+        parent: parent.map(|parent| parent.identity.id),
+        used_bytes: 0,
+        exclusive_bytes: 0,
+    })
+}
+
+impl Keeper {
+    pub(super) fn take_command(&mut self, request: CommandRequest) {
+        let CommandRequest { command, answer } = request;
+        let Stage::Open(pool) = &self.stage else {
+            return answer.closed();
+        };
+        if self.commands.is_last || self.commands.closing.is_some() {
+            return answer.closed();
+        }
+        if self.commands.open.len() + self.commands.scans.len() >= COMMANDS {
+            return answer.fail(PoolError::Busy);
+        }
+        let command = match command {
+            KeeperCommand::OpenMap(id) => return self.open_map(id, answer),
+            KeeperCommand::Public(command) => command,
+        };
+        match command {
+            Command::List => self.begin_scan(answer),
+            Command::Close { export: false } => {
+                self.commands.closing = Some(answer);
+                self.commands.is_last = true;
+            }
+            Command::Close { export: true } | Command::Destroy => {
+                self.commands.wipes = matches!(command, Command::Destroy);
+                self.commands.closing = Some(answer);
+                let token = self.commands.open.insert(Open::Export) as Token;
+                self.submit(token, Request::Export);
+            }
+            command => match request_of(pool, &self.shared, command) {
+                Err(error) => answer.fail(error),
+                Ok(request) => {
+                    let token = self.commands.open.insert(Open::Command(answer)) as Token;
+                    self.submit(token, request);
+                }
+            },
+        }
+    }
+
+    /// Answers the opening when the pool has taken its first request.
+    pub(super) fn answer_opening(&mut self, answer: OpenAnswer) {
+        let token = self.commands.open.insert(Open::Opening(answer)) as Token;
+        self.submit(token, Request::Flush);
+    }
+
+    pub(super) fn command_answered(&mut self, token: Token, result: Result<CoreAnswer, Refusal>) {
+        let Some(open) = self.commands.open.try_remove(token as usize) else {
+            return;
+        };
+        let answer = match open {
+            Open::Command(answer) => {
+                // The caller sees the new state.
+                self.update_status();
+                answer
+            }
+            Open::Opening(answer) => {
+                match result {
+                    Ok(_) => {
+                        self.update_status();
+                        answer.opened();
+                    }
+                    Err(refusal) => self.commands.failed = Some((answer, refusal.into())),
+                }
+                return;
+            }
+            Open::Export => {
+                if let Err(refusal) = result
+                    && let Some(answer) = self.commands.closing.take()
+                {
+                    return answer.fail(refusal.into());
+                }
+                self.commands.is_last = true;
+                if self.commands.wipes {
+                    self.wipe();
+                }
+                return;
+            }
+        };
+        let Stage::Open(pool) = &self.stage else {
+            return answer.closed();
+        };
+        let id = |version: &VersionId| {
+            let version = pool.state().versions.get(version);
+            version.map(|version| version.identity.id)
+        };
+        match result {
+            Err(refusal) => answer.fail(refusal.into()),
+            Ok(CoreAnswer::Done) => answer.send(Outcome::Done),
+            Ok(CoreAnswer::Created(version)) => {
+                answer.send(Outcome::Created(id(&version).into_iter().collect()))
+            }
+            Ok(CoreAnswer::Snapshots(versions)) => {
+                answer.send(Outcome::Created(versions.iter().filter_map(id).collect()))
+            }
+            Ok(CoreAnswer::Checked(report)) => answer.send(Outcome::Checked(report)),
+        }
+    }
+
+    /// Overwrites the superblocks. The keeper ends when this I/O has ended.
+    fn wipe(&mut self) {
+        let Stage::Open(pool) = &self.stage else {
+            return;
+        };
+        let page = Arc::new([0; PAGE]);
+        for offset in pool.superblock().geometry.superblock_offsets() {
+            self.disk.write(FILL, offset, Arc::clone(&page));
+        }
+        self.disk.flush(FILL);
+    }
+
+    /// The map of a version for lanes: the same one while it exists.
+    fn open_map(&mut self, id: Uuid, answer: Answer) {
+        let (Stage::Open(pool), Answer::Map(answer)) = (&self.stage, answer) else {
+            return;
+        };
+        let outcome = find(pool, id).and_then(|version| {
+            let info = info(pool, version).ok_or(PoolError::Unknown { id })?;
+            let serial = self.next_serial;
+            let units = pool.state().versions[&version].units;
+            let map = self.maps.entry(version).or_insert_with(|| {
+                let floor = floor_of(pool, version);
+                Arc::new(LvolMap::new(version, serial, units, floor))
+            });
+            Ok((info, Arc::clone(map)))
+        });
+        self.next_serial += 1;
+        // The caller may no longer wait.
+        let _ = answer.send(outcome);
+    }
+
+    fn begin_scan(&mut self, answer: Answer) {
+        let Stage::Open(pool) = &self.stage else {
+            return answer.closed();
+        };
+        let versions = pool.state().versions.iter();
+        let visible = versions.filter(|(_, version)| !version.is_hidden);
+        self.commands.scans.push_back(Scan {
+            answer,
+            left: visible.map(|(id, _)| *id).collect(),
+            next_place: 0,
+            present: None,
+            done: Vec::new(),
+        });
+    }
+
+    /// Goes on with the first scan. Returns the work that was done.
+    pub(super) fn advance_scans(&mut self) -> u32 {
+        let Stage::Open(pool) = &self.stage else {
+            return 0;
+        };
+        let mut count = 0;
+        if let Some(scan) = self.commands.scans.front_mut() {
+            count += 1;
+            if scan.advance(pool)
+                && let Some(scan) = self.commands.scans.pop_front()
+            {
+                scan.answer.send(Outcome::List(scan.done));
+            }
+        }
+        count
+    }
+}
+
+impl Scan {
+    /// Returns true when it has ended.
+    fn advance(&mut self, pool: &Pool) -> bool {
+        let state = pool.state();
+        let per_leaf = u64::from(state.geometry.units_per_leaf);
+        for _ in 0..LEAVES {
+            let Some((version, of)) = &mut self.present else {
+                let Some(next) = self.left.pop_front() else {
+                    return true;
+                };
+                self.next_place = 0;
+                self.present = info(pool, next).map(|info| (next, info));
+                continue;
+            };
+            // It may be deleted while the scan goes on.
+            let is_there = state.versions.get(version).is_some_and(|v| !v.is_hidden);
+            let leaf = is_there
+                .then(|| state.first_mapped_leaf(*version, self.next_place))
+                .flatten();
+            let Some(leaf) = leaf else {
+                let present = self.present.take();
+                self.done.extend(present.map(|(_, info)| info));
+                continue;
+            };
+            let floor = state.floor(*version, leaf);
+            let unit = state.geometry.unit_bytes();
+            for place in leaf * per_leaf..(leaf + 1) * per_leaf {
+                let entry = pool.lookup(*version, place).unwrap_or_default();
+                for part in entry.parts() {
+                    of.used_bytes += unit;
+                    of.exclusive_bytes += unit * u64::from(part.is_exclusive(floor));
+                }
+            }
+            self.next_place = (leaf + 1) * per_leaf;
+        }
+        false
+    }
+}
+
+/// The present size of the disk, which is no smaller than that of the pool.
+fn grown(pool: &Pool, shared: &Shared) -> Result<u64, PoolError> {
+    let (found, expected) = (
+        disk_bytes(&shared.claim),
+        pool.superblock().geometry.disk_bytes,
+    );
+    if found < expected {
+        return Err(PoolError::Unfit {
+            what: "disk",
+            why: format!("it has {found} bytes, fewer than the {expected} of the pool"),
+        });
+    }
+    Ok(found)
+}
+
+fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request, PoolError> {
+    let unit = pool.superblock().geometry.unit_bytes();
+    Ok(match command {
+        Command::Create {
+            id,
+            name,
+            bytes,
+            thick,
+        } => Request::Create {
+            identity: Identity { id, name },
+            units: bytes.div_ceil(unit),
+            thick,
+        },
+        Command::Snapshot { cuts } => {
+            let cut = |(volume, id, name)| Ok((find(pool, volume)?, Identity { id, name }));
+            let cuts: Result<_, PoolError> = cuts.into_iter().map(cut).collect();
+            Request::Snapshot(cuts?)
+        }
+        Command::Clone {
+            source,
+            id,
+            name,
+            thick,
+        } => Request::Clone {
+            source: find(pool, source)?,
+            identity: Identity { id, name },
+            thick,
+        },
+        Command::Resize { lvol, bytes } => Request::Resize {
+            version: find(pool, lvol)?,
+            units: bytes.div_ceil(unit),
+        },
+        Command::Rename { lvol, name } => Request::Rename {
+            version: find(pool, lvol)?,
+            name,
+        },
+        Command::Restore { lvol, snapshot } => Request::Restore {
+            version: find(pool, lvol)?,
+            source: find(pool, snapshot)?,
+        },
+        Command::Inflate { lvol } => Request::Inflate {
+            version: find(pool, lvol)?,
+        },
+        Command::Delete { lvol } => Request::Delete {
+            version: find(pool, lvol)?,
+        },
+        Command::Grow => Request::Grow {
+            disk_bytes: grown(pool, shared)?,
+        },
+        Command::RenamePool { name } => Request::RenamePool { name },
+        Command::Check => Request::Check,
+        Command::List | Command::Close { .. } | Command::Destroy => {
+            return Err(PoolError::Closed);
+        }
+    })
+}

@@ -1,0 +1,256 @@
+//! The keeper's own I/O on the base: pages, flushes, and reads of any length.
+//!
+//! I/O that finds no buffer or no room in the queue waits in order, and so does I/O that the base
+//! answers with [`Status::Retry`]. A few buffers are kept for pages, so that the log goes on when
+//! the core's memory is used up.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Busy, Completion, Done, Extents, Io, LayerQueue, Op, Queue, Status};
+use nacre_bdev_pool_core::format::Page;
+use nacre_bdev_pool_core::geometry::PAGE;
+use nacre_hugepages::{Buf, Pool};
+use nacre_reactor::{Idle, Nanos};
+use slab::Slab;
+
+/// Pages whose buffers the disk keeps.
+const SPARE: usize = 8;
+/// Bytes of one read.
+const PIECE: usize = 64 << 10;
+/// Delay of I/O that the base had no resources for.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The caller's number of an I/O.
+pub(crate) type Tag = u64;
+
+#[derive(Debug)]
+pub(crate) enum Ended {
+    Written(Tag, Status),
+    Flushed(Tag, Status),
+    Discarded(Tag, Status),
+    Read(Tag, Result<Vec<u8>, Status>),
+}
+
+pub(crate) struct Disk {
+    queue: LayerQueue,
+    memory: Pool,
+    block_size: u64,
+    calls: Slab<Wanted>,
+    waiting: VecDeque<Wanted>,
+    reads: HashMap<Tag, Reading>,
+    spare: Vec<Buf>,
+    done: Done,
+    /// No I/O that waits begins before this time.
+    paused_until: Nanos,
+}
+
+#[derive(Debug, Clone)]
+enum Wanted {
+    Write {
+        tag: Tag,
+        offset: u64,
+        bytes: Arc<Page>,
+    },
+    Flush {
+        tag: Tag,
+    },
+    Discard {
+        tag: Tag,
+        offset: u64,
+        len: u64,
+    },
+    Piece {
+        tag: Tag,
+        offset: u64,
+        at: usize,
+        len: usize,
+    },
+}
+
+#[derive(Debug)]
+struct Reading {
+    bytes: Vec<u8>,
+    pieces: usize,
+    status: Status,
+}
+
+impl Disk {
+    pub(crate) fn new(queue: LayerQueue, base: &dyn Bdev, memory: Pool) -> Self {
+        let spare = (0..SPARE).map_while(|_| memory.acquire(PAGE)).collect();
+        Self {
+            queue,
+            block_size: u64::from(base.geometry().block_size),
+            calls: Slab::with_capacity(64),
+            waiting: VecDeque::new(),
+            reads: HashMap::new(),
+            spare,
+            done: Done::with_capacity(64),
+            paused_until: Nanos::ZERO,
+            memory,
+        }
+    }
+
+    pub(crate) fn write(&mut self, tag: Tag, offset: u64, bytes: Arc<Page>) {
+        self.waiting.push_back(Wanted::Write { tag, offset, bytes });
+    }
+
+    pub(crate) fn flush(&mut self, tag: Tag) {
+        self.waiting.push_back(Wanted::Flush { tag });
+    }
+
+    pub(crate) fn discard(&mut self, tag: Tag, offset: u64, len: u64) {
+        self.waiting.push_back(Wanted::Discard { tag, offset, len });
+    }
+
+    pub(crate) fn read(&mut self, tag: Tag, offset: u64, len: usize) {
+        let most = PIECE.min(self.memory.max_len());
+        let starts = (0..len).step_by(most);
+        let pieces = starts.len();
+        self.waiting.extend(starts.map(|at| Wanted::Piece {
+            tag,
+            offset: offset + at as u64,
+            at,
+            len: most.min(len - at),
+        }));
+        let reading = Reading {
+            bytes: vec![0; len],
+            pieces,
+            status: Status::Ok,
+        };
+        self.reads.insert(tag, reading);
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.calls.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Begins waiting I/O, and collects completions.
+    pub(crate) fn poll(&mut self, now: Nanos, ended: &mut Vec<Ended>) {
+        loop {
+            self.submit(now);
+            let mut done = std::mem::replace(&mut self.done, Done::with_capacity(0));
+            let count = self.queue.poll(now, &mut done);
+            for completion in done.drain() {
+                self.completed(now, completion, ended);
+            }
+            self.done = done;
+            if count == 0 {
+                return;
+            }
+        }
+    }
+
+    fn submit(&mut self, now: Nanos) {
+        if now < self.paused_until {
+            return;
+        }
+        while let Some(wanted) = self.waiting.pop_front() {
+            let Some(mut io) = self.io(&wanted) else {
+                self.waiting.push_front(wanted);
+                self.paused_until = now + PAUSE;
+                return;
+            };
+            let key = self.calls.insert(wanted);
+            io.token = key as u64;
+            if let Err((Busy, io)) = self.queue.submit(io) {
+                let wanted = self.calls.remove(key);
+                self.waiting.push_front(wanted);
+                self.keep(io.data);
+                return;
+            }
+        }
+    }
+
+    fn io(&mut self, wanted: &Wanted) -> Option<Io> {
+        let long = |len: u64| (len / self.block_size) as u32;
+        let blocks = |len: usize| long(len as u64);
+        Some(match wanted {
+            Wanted::Flush { .. } => Io::new(0, Op::Flush, 0, 0),
+            Wanted::Discard { offset, len, .. } => {
+                Io::new(0, Op::Unmap, offset / self.block_size, long(*len))
+            }
+            Wanted::Write { offset, bytes, .. } => {
+                let mut buf = self.memory.acquire(PAGE).or_else(|| self.spare.pop())?;
+                buf.bytes_mut()?.copy_from_slice(&bytes[..]);
+                Io::new(0, Op::Write, offset / self.block_size, blocks(PAGE)).with(buf)
+            }
+            Wanted::Piece { offset, len, .. } => {
+                let buf = self.memory.acquire(*len)?;
+                Io::new(0, Op::Read, offset / self.block_size, blocks(*len)).with(buf)
+            }
+        })
+    }
+
+    /// Keeps a buffer of a page for the next one, if few are kept.
+    fn keep(&mut self, data: Extents) {
+        for buf in data {
+            if self.spare.len() < SPARE && buf.len() == PAGE && buf.is_unshared() {
+                self.spare.push(buf);
+            }
+        }
+    }
+
+    fn completed(&mut self, now: Nanos, completion: Completion, ended: &mut Vec<Ended>) {
+        let Some(wanted) = self.calls.try_remove(completion.token as usize) else {
+            return;
+        };
+        if completion.status == Status::Retry {
+            self.waiting.push_back(wanted);
+            self.paused_until = now + PAUSE;
+            return self.keep(completion.data);
+        }
+        let status = completion.status;
+        match wanted {
+            Wanted::Write { tag, .. } => {
+                self.keep(completion.data);
+                ended.push(Ended::Written(tag, status));
+            }
+            Wanted::Discard { tag, .. } => ended.push(Ended::Discarded(tag, status)),
+            Wanted::Flush { tag } => ended.push(Ended::Flushed(tag, status)),
+            Wanted::Piece { tag, at, len, .. } => {
+                let Some(reading) = self.reads.get_mut(&tag) else {
+                    return;
+                };
+                match completion.data.first() {
+                    Some(buf) if status.is_ok() => reading.bytes[at..at + len].copy_from_slice(buf),
+                    _ if reading.status.is_ok() => reading.status = status,
+                    _ => {}
+                }
+                reading.pieces -= 1;
+                if reading.pieces == 0
+                    && let Some(reading) = self.reads.remove(&tag)
+                {
+                    let result = match reading.status {
+                        Status::Ok => Ok(reading.bytes),
+                        status => Err(status),
+                    };
+                    ended.push(Ended::Read(tag, result));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn arm(&mut self, now: Nanos) -> Idle {
+        let idle = self.queue.arm(now);
+        if self.waiting.is_empty() {
+            idle
+        } else if now < self.paused_until {
+            idle.and(Idle::Until(self.paused_until))
+        } else if self.queue.inflight() == 0 {
+            Idle::Busy
+        } else {
+            idle
+        }
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        self.queue.disarm();
+    }
+
+    pub(crate) fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.wake_fd()
+    }
+}

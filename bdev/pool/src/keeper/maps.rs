@@ -1,0 +1,86 @@
+//! The maps that lanes read: filled on demand, and kept like the core's.
+
+use nacre_bdev_pool_core::ids::{Lsn, VersionId};
+use nacre_bdev_pool_core::interface::{Change, Refusal};
+use nacre_bdev_pool_core::pool::Pool;
+
+use super::{Keeper, Stage};
+use crate::map::LvolMap;
+
+impl Keeper {
+    /// Fills the leaf of a place in the lanes' map.
+    pub(super) fn load(&mut self, version: VersionId, place: u64) {
+        let (Stage::Open(pool), Some(map)) = (&mut self.stage, self.maps.get(&version)) else {
+            return;
+        };
+        if !map.is_loaded(place) {
+            let lsn = pool.follow().last_lsn();
+            fill(pool, map, place, lsn);
+        }
+    }
+
+    /// Takes the core's changes over to the maps.
+    pub(super) fn publish(&mut self) {
+        let Stage::Open(pool) = &mut self.stage else {
+            return;
+        };
+        let mut changes = std::mem::take(&mut self.changes);
+        pool.follow().take_changes(&mut changes);
+        let lsn = pool.follow().last_lsn();
+        for change in changes.drain(..) {
+            match change {
+                Change::Places {
+                    version,
+                    first,
+                    end,
+                } => {
+                    let Some(map) = self.maps.get(&version) else {
+                        continue;
+                    };
+                    for place in (first..end).filter(|place| map.is_loaded(*place)) {
+                        map.set(place, lsn, pool.lookup(version, place).ok());
+                    }
+                }
+                Change::Version(version) | Change::Contents(version) => {
+                    let Some(map) = self.maps.get(&version) else {
+                        continue;
+                    };
+                    let state = pool.state();
+                    let Some(of) = state.versions.get(&version).filter(|v| !v.is_hidden) else {
+                        map.set_gone();
+                        self.maps.remove(&version);
+                        continue;
+                    };
+                    map.set_floor(floor_of(pool, version));
+                    map.set_units(of.units);
+                    if matches!(change, Change::Contents(_)) {
+                        for place in map.loaded() {
+                            fill(pool, map, place, lsn);
+                        }
+                    }
+                }
+            }
+        }
+        self.changes = changes;
+    }
+}
+
+fn fill(pool: &Pool, map: &LvolMap, place: u64, lsn: Lsn) {
+    let version = map.version;
+    map.load(place, lsn, |place| {
+        match pool.lookup(version, place) {
+            Ok(entry) => Some(entry),
+            // The last leaf goes on behind the end of the volume.
+            Err(Refusal::OutOfRange) => Some(Default::default()),
+            Err(_) => None,
+        }
+    });
+}
+
+/// The generation up to which units of a version may be shared, wherever they are.
+pub(super) fn floor_of(pool: &Pool, version: VersionId) -> u32 {
+    let versions = &pool.state().versions;
+    let parent = versions.get(&version).and_then(|version| version.parent);
+    let parent = parent.and_then(|parent| versions.get(&parent));
+    parent.map_or(0, |parent| parent.generation)
+}

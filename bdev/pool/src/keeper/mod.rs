@@ -1,0 +1,639 @@
+//! The one owner of a pool's metadata: it drives the core on the pool's home reactor.
+//!
+//! ```text
+//!   poll   inbox ─▶ core.submit        lanes' requests, commands
+//!          disk  ─▶ core.written …     its own I/O
+//!          time  ─▶ core.settle …      after a second, after five
+//!          lanes ─▶ core.grace_ended   when no I/O of the last epoch is left
+//!   pump   core.poll ─▶ lanes' maps first, then the intents
+//! ```
+//!
+//! The keeper changes the maps that lanes read before it carries out the intents of the same turn.
+//! So a grace period begins after every lane can see the change, and an answer arrives after it.
+
+mod commands;
+mod disk;
+mod fills;
+mod maps;
+mod opening;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_bdev::Status;
+use nacre_bdev_pool_core::geometry::PAGE;
+use nacre_bdev_pool_core::ids::{Token, VersionId};
+use nacre_bdev_pool_core::interface::{Answer, Change, Intent, IoFailed, Refusal, Request};
+use nacre_bdev_pool_core::pool::{Busy, Pool, is_own};
+use nacre_hugepages::Pool as Memory;
+use nacre_reactor::{CoreHandle, Idle, Nanos, Poller, Work};
+
+use crate::map::LvolMap;
+use crate::model::{PoolError, PoolState};
+use crate::port::{KeeperMessage, LanePort, RequestId, Shared, ToKeeper, ToLane};
+
+use commands::{Commands, Farewell};
+pub(crate) use disk::Disk;
+use disk::{Ended, Tag};
+use fills::Fills;
+pub(crate) use opening::{OpenAnswer, Opening};
+
+/// Everything answered is settled this long after it changed.
+const SETTLE: Duration = Duration::from_secs(1);
+/// A checkpoint follows a change after this time.
+const CHECKPOINT: Duration = Duration::from_secs(5);
+/// Hidden versions are visited again in this interval.
+const RECLAIM: Duration = Duration::from_secs(30);
+/// How often a grace period is looked at while I/O of it is in flight.
+const GRACE_LOOK: Duration = Duration::from_micros(100);
+
+/// Tags of I/O that the core did not number.
+const FILL: Tag = 1 << 62;
+
+pub(crate) struct Keeper {
+    core: CoreHandle,
+    shared: Arc<Shared>,
+    disk: Disk,
+    stage: Stage,
+    commands: Commands,
+    fills: Fills,
+    lanes: Lanes,
+    maps: HashMap<VersionId, Arc<LvolMap>>,
+    next_serial: u64,
+    /// Requests that the core had no room for.
+    backlog: VecDeque<(Token, Request)>,
+    grace: Grace,
+    times: Times,
+    inbox: Vec<KeeperMessage>,
+    ended: Vec<Ended>,
+    changes: Vec<Change>,
+    /// The last field: its answers are given when the queue on the disk and the claim are gone.
+    farewell: Farewell,
+}
+
+enum Stage {
+    Opening(Box<Opening>),
+    Open(Box<Pool>),
+    Closed,
+}
+
+/// Requests of lanes that the core has.
+#[derive(Default)]
+struct Lanes {
+    ports: HashMap<u32, Arc<LanePort>>,
+    requests: HashMap<Token, LaneRequest>,
+}
+
+/// The I/O of a lane for its request, with the epoch of the order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LaneRequest {
+    Waits,
+    Writes { epoch: u64 },
+    Reads { epoch: u64 },
+}
+
+#[derive(Default)]
+struct Grace {
+    /// The core's number of the period in progress, and the epoch that must end.
+    awaited: Option<(u64, u64)>,
+    /// I/O that lanes and fills do by the core's order, by epoch modulo 3.
+    ordered: [u64; 3],
+}
+
+#[derive(Default)]
+struct Times {
+    settle: Option<Nanos>,
+    checkpoint: Option<Nanos>,
+    reclaim: Option<Nanos>,
+    last_lsn: u64,
+}
+
+/// Core tokens of lanes: the lane's number above, the request's below. Commands have lane 0.
+fn token_of(lane: u32, request: RequestId) -> Token {
+    u64::from(lane) << 32 | u64::from(request)
+}
+
+impl Keeper {
+    pub(crate) fn new(core: CoreHandle, shared: Arc<Shared>, disk: Disk, opening: Opening) -> Self {
+        Self {
+            core,
+            shared,
+            disk,
+            stage: Stage::Opening(Box::new(opening)),
+            commands: Commands::default(),
+            fills: Fills::default(),
+            lanes: Lanes::default(),
+            maps: HashMap::new(),
+            next_serial: 1,
+            backlog: VecDeque::new(),
+            grace: Grace::default(),
+            times: Times::default(),
+            inbox: Vec::new(),
+            ended: Vec::new(),
+            changes: Vec::new(),
+            farewell: Farewell::default(),
+        }
+    }
+
+    fn take_inbox(&mut self) -> u32 {
+        if matches!(self.stage, Stage::Opening(_)) {
+            return 0;
+        }
+        let mut inbox = std::mem::take(&mut self.inbox);
+        self.shared.inbox.take(&mut inbox);
+        let count = inbox.len() as u32;
+        for message in inbox.drain(..) {
+            match message {
+                KeeperMessage::Lane(lane, message) => self.take_lane_message(lane, message),
+                KeeperMessage::Command(request) => self.take_command(request),
+            }
+        }
+        self.inbox = inbox;
+        count
+    }
+
+    fn take_lane_message(&mut self, lane: u32, message: ToKeeper) {
+        let known = |maps: &HashMap<VersionId, Arc<LvolMap>>, version, serial| {
+            let map: Option<&Arc<LvolMap>> = maps.get(&version);
+            map.is_some_and(|map| map.serial == serial)
+        };
+        match message {
+            ToKeeper::Load {
+                request,
+                map,
+                place,
+            } => {
+                if known(&self.maps, map.version, map.serial) {
+                    self.load(map.version, place);
+                }
+                self.tell(lane, ToLane::Loaded { request });
+            }
+            ToKeeper::Write {
+                request,
+                serial,
+                write,
+            } => {
+                if !known(&self.maps, write.version, serial) {
+                    return self.refuse(lane, request, Refusal::UnknownVersion);
+                }
+                self.load(write.version, write.place);
+                self.submit_for(lane, request, Request::Write(write));
+            }
+            ToKeeper::Unmap {
+                request,
+                map,
+                first,
+                granules,
+            } => {
+                if !known(&self.maps, map.version, map.serial) {
+                    return self.refuse(lane, request, Refusal::UnknownVersion);
+                }
+                if self.has_no_leaf(map.version, first) {
+                    let result = Ok(());
+                    self.tell(lane, ToLane::Answer { request, result });
+                    return;
+                }
+                let unmap = Request::Unmap {
+                    version: map.version,
+                    first,
+                    granules,
+                };
+                self.submit_for(lane, request, unmap);
+            }
+            ToKeeper::DataWritten { request, is_ok } => {
+                let result = is_ok.then_some(()).ok_or(IoFailed);
+                self.data_written(token_of(lane, request), result);
+            }
+            ToKeeper::SourceRead { request, sums } => {
+                let result = sums.ok_or(IoFailed);
+                self.source_read(token_of(lane, request), result);
+            }
+            ToKeeper::Closed => self.lane_closed(lane),
+        }
+    }
+
+    fn has_no_leaf(&self, version: VersionId, granule: u64) -> bool {
+        let Stage::Open(pool) = &self.stage else {
+            return false;
+        };
+        let state = pool.state();
+        let place = granule / u64::from(state.geometry.granules_per_unit);
+        let Some(of) = state.versions.get(&version) else {
+            return false;
+        };
+        let leaf = of.tree.leaf(state.shape(), state.leaf_of(place));
+        leaf.is_ok_and(|leaf| leaf.is_none())
+    }
+
+    fn submit_for(&mut self, lane: u32, request: RequestId, what: Request) {
+        let token = token_of(lane, request);
+        self.lanes.requests.insert(token, LaneRequest::Waits);
+        self.submit(token, what);
+    }
+
+    fn submit(&mut self, token: Token, request: Request) {
+        self.backlog.push_back((token, request));
+    }
+
+    fn submit_backlog(&mut self) {
+        let Stage::Open(pool) = &mut self.stage else {
+            return;
+        };
+        while let Some((token, request)) = self.backlog.front() {
+            if let Err(Busy) = pool.submit(*token, request.clone()) {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    fn data_written(&mut self, token: Token, result: Result<(), IoFailed>) {
+        let Some(state) = self.lanes.requests.get_mut(&token) else {
+            return;
+        };
+        if let LaneRequest::Writes { epoch } = *state {
+            *state = LaneRequest::Waits;
+            self.grace.ordered[(epoch % 3) as usize] -= 1;
+            if let Stage::Open(pool) = &mut self.stage {
+                pool.data_written(token, result);
+            }
+        }
+    }
+
+    fn source_read(&mut self, token: Token, result: Result<Vec<u32>, IoFailed>) {
+        let Some(state) = self.lanes.requests.get_mut(&token) else {
+            return;
+        };
+        if let LaneRequest::Reads { epoch } = *state {
+            *state = LaneRequest::Waits;
+            self.grace.ordered[(epoch % 3) as usize] -= 1;
+            if let Stage::Open(pool) = &mut self.stage {
+                pool.source_read(token, result);
+            }
+        }
+    }
+
+    /// The lane is gone, and its I/O has ended: with an unknown outcome.
+    fn lane_closed(&mut self, lane: u32) {
+        self.lanes.ports.remove(&lane);
+        let of_lane = |token: &Token| token >> 32 == u64::from(lane);
+        let open = self.lanes.requests.iter();
+        let open: Vec<(Token, LaneRequest)> = open
+            .filter(|(token, _)| of_lane(token))
+            .map(|(token, state)| (*token, *state))
+            .collect();
+        for (token, state) in open {
+            match state {
+                LaneRequest::Waits => {}
+                LaneRequest::Writes { .. } => self.data_written(token, Err(IoFailed)),
+                LaneRequest::Reads { .. } => self.source_read(token, Err(IoFailed)),
+            }
+        }
+    }
+
+    fn port(&mut self, lane: u32) -> Option<&Arc<LanePort>> {
+        if !self.lanes.ports.contains_key(&lane) {
+            let lanes = self.shared.lanes.lock();
+            let port = lanes.iter().find(|port| port.id == lane);
+            self.lanes.ports.insert(lane, Arc::clone(port?));
+        }
+        self.lanes.ports.get(&lane)
+    }
+
+    /// Sends a message. Returns false if the lane is gone.
+    fn tell(&mut self, lane: u32, message: ToLane) -> bool {
+        self.port(lane)
+            .is_some_and(|port| port.inbox.send([message]))
+    }
+
+    fn refuse(&mut self, lane: u32, request: RequestId, refusal: Refusal) {
+        let result = Err(refusal);
+        self.tell(lane, ToLane::Answer { request, result });
+    }
+}
+
+/// The core's intents.
+impl Keeper {
+    fn pump(&mut self) {
+        self.submit_backlog();
+        loop {
+            let Stage::Open(pool) = &mut self.stage else {
+                return;
+            };
+            let intent = pool.poll();
+            self.publish();
+            let Some(intent) = intent else {
+                let before = self.backlog.len();
+                self.submit_backlog();
+                if self.backlog.len() == before {
+                    break;
+                }
+                continue;
+            };
+            self.carry_out(intent);
+        }
+        if let Stage::Open(pool) = &mut self.stage {
+            let settled = pool.follow().settled_lsn();
+            self.shared.settled.store(settled, Ordering::SeqCst);
+        }
+    }
+
+    fn carry_out(&mut self, intent: Intent) {
+        match intent {
+            Intent::Write { io, offset, bytes } => self.disk.write(io, offset, bytes),
+            Intent::Flush { io } => self.disk.flush(io),
+            Intent::ReadPage { io, offset } => self.disk.read(io, offset, PAGE),
+            Intent::Discard { io, offset, len } => self.disk.discard(io, offset, len),
+            Intent::Data {
+                token,
+                unit,
+                granules,
+                copy,
+            } => self.order_data(token, unit, granules, copy),
+            Intent::ReadSource {
+                token,
+                unit,
+                granules,
+            } => self.order_read(token, unit, granules),
+            Intent::AwaitGrace { epoch } => {
+                let before = self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+                self.grace.awaited = Some((epoch, before));
+            }
+            Intent::Answer { token, result } => self.answered(token, result),
+        }
+    }
+
+    fn order_data(&mut self, token: Token, unit: u64, granules: u16, copy: u16) {
+        let epoch = self.shared.epoch.load(Ordering::SeqCst);
+        self.grace.ordered[(epoch % 3) as usize] += 1;
+        if is_own(token) {
+            debug_assert_eq!(granules, 0, "a fill has only copies");
+            return self.write_fill(token, unit, copy, epoch);
+        }
+        let (lane, request) = ((token >> 32) as u32, token as u32);
+        let state = LaneRequest::Writes { epoch };
+        self.lanes.requests.insert(token, state);
+        let order = ToLane::Data {
+            request,
+            unit,
+            copy,
+        };
+        if !self.tell(lane, order) {
+            self.data_written(token, Err(IoFailed));
+        }
+    }
+
+    fn order_read(&mut self, token: Token, unit: u64, granules: u16) {
+        let epoch = self.shared.epoch.load(Ordering::SeqCst);
+        self.grace.ordered[(epoch % 3) as usize] += 1;
+        if is_own(token) {
+            return self.read_fill(token, unit, granules, epoch);
+        }
+        let (lane, request) = ((token >> 32) as u32, token as u32);
+        let state = LaneRequest::Reads { epoch };
+        self.lanes.requests.insert(token, state);
+        let order = ToLane::ReadSource {
+            request,
+            unit,
+            granules,
+        };
+        if !self.tell(lane, order) {
+            self.source_read(token, Err(IoFailed));
+        }
+    }
+
+    fn answered(&mut self, token: Token, result: Result<Answer, Refusal>) {
+        let lane = (token >> 32) as u32;
+        if lane == 0 {
+            return self.command_answered(token, result);
+        }
+        // A pool that is held answers while the lane still writes.
+        if let Some(LaneRequest::Writes { epoch } | LaneRequest::Reads { epoch }) =
+            self.lanes.requests.remove(&token)
+        {
+            self.grace.ordered[(epoch % 3) as usize] -= 1;
+        }
+        let request = token as u32;
+        let result = result.map(|_| ());
+        self.tell(lane, ToLane::Answer { request, result });
+    }
+}
+
+/// I/O and time.
+impl Keeper {
+    fn poll_disk(&mut self, now: Nanos) -> u32 {
+        let mut ended = std::mem::take(&mut self.ended);
+        self.disk.poll(now, &mut ended);
+        let count = ended.len() as u32;
+        for io in ended.drain(..) {
+            match &mut self.stage {
+                Stage::Opening(opening) => opening.ended(io),
+                Stage::Open(pool) => {
+                    let outcome = |status: Status| status.is_ok().then_some(()).ok_or(IoFailed);
+                    match io {
+                        Ended::Written(tag, status) if tag & FILL != 0 => {
+                            self.fill_written(tag, status)
+                        }
+                        Ended::Read(tag, result) if tag & FILL != 0 => self.fill_read(tag, result),
+                        Ended::Read(io, result) => {
+                            pool.page_read(io, result.as_deref().map_err(|_| IoFailed))
+                        }
+                        Ended::Written(io, status) => pool.written(io, outcome(status)),
+                        Ended::Flushed(io, status) => pool.flushed(io, outcome(status)),
+                        Ended::Discarded(io, status) => pool.discarded(io, outcome(status)),
+                    }
+                }
+                Stage::Closed => {}
+            }
+        }
+        self.ended = ended;
+        count
+    }
+
+    fn look_at_grace(&mut self) {
+        let (Stage::Open(pool), Some((number, epoch))) = (&mut self.stage, self.grace.awaited)
+        else {
+            return;
+        };
+        if self.grace.ordered[(epoch % 3) as usize] > 0 {
+            return;
+        }
+        let lanes = self.shared.lanes.lock();
+        if lanes.iter().any(|lane| lane.counts.of(epoch) > 0) {
+            return;
+        }
+        drop(lanes);
+        self.grace.awaited = None;
+        pool.grace_ended(number);
+    }
+
+    fn look_at_time(&mut self, now: Nanos) {
+        let Stage::Open(pool) = &mut self.stage else {
+            return;
+        };
+        let times = &mut self.times;
+        let last = pool.follow().last_lsn();
+        if last != times.last_lsn {
+            times.last_lsn = last;
+            times.settle.get_or_insert(now + SETTLE);
+            times.checkpoint.get_or_insert(now + CHECKPOINT);
+        }
+        if times.settle.is_some_and(|at| at <= now) {
+            times.settle = None;
+            pool.settle();
+        }
+        if times.checkpoint.is_some_and(|at| at <= now) {
+            times.checkpoint = None;
+            pool.checkpoint();
+        }
+        let hidden = pool.state().versions.values().any(|v| v.is_hidden);
+        if !hidden {
+            times.reclaim = None;
+        } else if *times.reclaim.get_or_insert(now + RECLAIM) <= now {
+            times.reclaim = Some(now + RECLAIM);
+            pool.reclaim();
+        }
+    }
+
+    fn update_status(&self) {
+        let Stage::Open(pool) = &self.stage else {
+            return;
+        };
+        let geometry = &pool.superblock().geometry;
+        let unit = geometry.unit_bytes();
+        let (units, (free, kept)) = (geometry.units(), pool.free_units());
+        let mut status = self.shared.status.lock();
+        if pool.is_held() && status.state != PoolState::Held {
+            tracing::error!(
+                pool = status.name,
+                disk = status.disk,
+                "the log or metadata cannot be written: first writes fail until the pool is \
+                 imported again"
+            );
+        }
+        status.state = if pool.is_held() {
+            PoolState::Held
+        } else {
+            PoolState::Online
+        };
+        if status.name != pool.superblock().name {
+            status.name.clone_from(&pool.superblock().name);
+        }
+        status.total_bytes = units * unit;
+        status.free_bytes = free * unit;
+        status.reserved_bytes = kept.min(free) * unit;
+        let settled = self.shared.settled.load(Ordering::SeqCst);
+        status.unsettled_records = self.times.last_lsn.saturating_sub(settled);
+        let versions = pool.state().versions.values();
+        status.versions = versions.filter(|version| !version.is_hidden).count() as u64;
+    }
+
+    /// Ends everything: requests are answered, and the poller goes.
+    pub(super) fn close(&mut self) {
+        if matches!(self.stage, Stage::Closed) {
+            return;
+        }
+        if let Stage::Opening(opening) = &mut self.stage {
+            opening.give_up();
+        }
+        self.stage = Stage::Closed;
+        self.shared.status.lock().state = PoolState::Closed;
+        for map in self.maps.values() {
+            map.set_gone();
+        }
+        let left = self.shared.inbox.close();
+        for message in left {
+            match message {
+                KeeperMessage::Command(request) => request.answer.closed(),
+                KeeperMessage::Lane(lane, message) => {
+                    if let Some(request) = message.request() {
+                        self.refuse(lane, request, Refusal::Exported);
+                    }
+                }
+            }
+        }
+        for token in std::mem::take(&mut self.lanes.requests).into_keys() {
+            self.refuse((token >> 32) as u32, token as u32, Refusal::Exported);
+        }
+        self.commands.close();
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Poller for Keeper {
+    fn name(&self) -> &str {
+        "pool"
+    }
+
+    fn poll(&mut self, now: Nanos, _budget: u32) -> Work {
+        let mut count = self.take_inbox();
+        count += self.poll_disk(now);
+        if matches!(self.stage, Stage::Opening(_)) {
+            self.advance_opening();
+        }
+        self.look_at_time(now);
+        self.look_at_grace();
+        self.pump();
+        count += self.advance_scans();
+        // New I/O reaches the disk in this turn.
+        count += self.poll_disk(now);
+        if count > 0 {
+            self.pump();
+            self.update_status();
+        }
+        if self.commands.is_closing_done(&self.disk) {
+            self.farewell = self.commands.farewell();
+            self.close();
+            if let Some(poller) = self.core.current_poller() {
+                self.core.remove_poller(poller);
+            }
+        }
+        match count {
+            0 => Work::None,
+            count => Work::Did(count),
+        }
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        self.shared.inbox.arm();
+        let times = [
+            self.times.settle,
+            self.times.checkpoint,
+            self.times.reclaim,
+            self.grace.awaited.map(|_| now + GRACE_LOOK),
+        ];
+        let idle = times.into_iter().flatten();
+        let idle = idle.fold(self.disk.arm(now), |idle, at| idle.and(Idle::Until(at)));
+        if self.commands.has_scan() || !self.backlog.is_empty() {
+            return Idle::Busy;
+        }
+        idle
+    }
+
+    fn disarm(&mut self) {
+        self.shared.inbox.disarm();
+        self.disk.disarm();
+    }
+
+    fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
+        let disk = self.disk.wake_fd();
+        let fds = disk.into_iter().chain([self.shared.inbox.as_fd()]);
+        fds.map(|fd| fd.try_clone_to_owned()).collect()
+    }
+}
+
+/// The keeper's queue on the base.
+pub(crate) fn new_disk(shared: &Shared, memory: Memory) -> Result<Disk, PoolError> {
+    let queue = shared.claim.open(&memory).map_err(|error| PoolError::Io {
+        what: error.to_string(),
+    })?;
+    Ok(Disk::new(queue, &**shared.claim.layer(), memory))
+}

@@ -1,0 +1,545 @@
+//! One core's queue to a volume.
+//!
+//! ```text
+//!   Io ─▶ Job ─┬─ read, write in place ─▶ child I/Os on the base ─────────────┐
+//!              ├─ place not loaded      ─▶ Load    ─▶ keeper ─ Loaded ─▶ read │
+//!              ├─ first write           ─▶ Write   ─▶ keeper ─ Data ─▶ child ─┤─▶ Completion
+//!              │                                     keeper ─ Answer ─────────┤
+//!              └─ unmap                 ─▶ Unmap   ─▶ keeper ─ Answer ────────┘
+//! ```
+//!
+//! A job ends when all of its children and requests have ended. Children that read or write by the
+//! map hold the lane's epoch while they are in flight; I/O by the keeper's order does not, because
+//! the keeper counts it.
+
+mod parts;
+mod reads;
+mod writes;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_bdev::{
+    Busy, Completion, Done, Extents, Io, LayerQueue, Op, OpenError, Pending, Queue, Status, Token,
+};
+use nacre_bdev_pool_core::geometry::Geometry;
+use nacre_bdev_pool_core::interface::Refusal;
+use nacre_hugepages::{Buf, Pool};
+use nacre_reactor::{EventSet, Idle, Interest, Nanos};
+use slab::Slab;
+
+use crate::map::LvolMap;
+use crate::port::{KeeperMessage, LanePort, MapId, RequestId, Shared, ToKeeper, ToLane};
+
+use parts::Part;
+
+/// How long a lane that is dropped waits for its I/O in flight.
+const LAST_WAIT: Duration = Duration::from_millis(250);
+
+pub(crate) struct Lane {
+    shared: Arc<Shared>,
+    port: Arc<LanePort>,
+    map: Arc<LvolMap>,
+    geometry: Geometry,
+    is_snapshot: bool,
+    /// The base may lose writes before a flush.
+    is_volatile: bool,
+    base: LayerQueue,
+    base_block: u32,
+    memory: Pool,
+    depth: usize,
+    jobs: Slab<Job>,
+    children: Slab<Child>,
+    requests: Slab<Request>,
+    /// I/Os that the base has not accepted yet.
+    waiting: VecDeque<Io>,
+    /// Requests whose source reads wait for buffers.
+    starved: Vec<(RequestId, u64, u16)>,
+    ended: VecDeque<Completion>,
+    outbox: Vec<ToKeeper>,
+    inbox: Vec<ToLane>,
+    from_base: Done,
+    sleepers: EventSet,
+}
+
+/// One I/O of the submitter.
+struct Job {
+    pending: Pending,
+    op: Op,
+    data: Extents,
+    /// The buffers of a read of several runs.
+    parts: Vec<Part>,
+    /// Bytes of the first buffer.
+    first_len: usize,
+    /// Children and requests that have not ended.
+    left: usize,
+    status: Status,
+}
+
+/// One I/O on the base.
+struct Child {
+    owner: Owner,
+    epoch: Option<u64>,
+}
+
+#[derive(Clone, Copy)]
+enum Owner {
+    /// The whole read: its buffers are the job's.
+    Read {
+        job: usize,
+    },
+    /// The read of one part.
+    Part {
+        job: usize,
+        part: usize,
+    },
+    Write {
+        job: usize,
+    },
+    Data {
+        request: RequestId,
+    },
+    Source {
+        request: RequestId,
+        granule: u32,
+    },
+}
+
+/// A request to the keeper.
+struct Request {
+    job: usize,
+    /// The place, and its range of granules.
+    place: u64,
+    first: u32,
+    granules: u32,
+    /// Offset of its data in the job's buffers.
+    offset: usize,
+    /// Children in flight.
+    left: usize,
+    /// The first error of its children.
+    status: Status,
+    /// Granules that were read for it.
+    sources: Vec<(u32, Option<Buf>)>,
+}
+
+/// The volume or snapshot of a lane.
+pub(crate) struct LaneSpec<'a> {
+    pub device: &'a str,
+    pub shared: Arc<Shared>,
+    pub map: Arc<LvolMap>,
+    pub is_snapshot: bool,
+    /// Most I/Os of the lane.
+    pub depth: usize,
+}
+
+impl Request {
+    fn new(job: usize, place: u64, first: u32, granules: u32, offset: usize) -> Self {
+        Self {
+            job,
+            place,
+            first,
+            granules,
+            offset,
+            left: 0,
+            status: Status::Ok,
+            sources: Vec::new(),
+        }
+    }
+}
+
+impl Lane {
+    pub(crate) fn open(spec: LaneSpec, memory: &Pool) -> Result<Self, OpenError> {
+        let LaneSpec {
+            device,
+            shared,
+            map,
+            is_snapshot,
+            depth,
+        } = spec;
+        let failed = |what: &str, source| OpenError {
+            bdev: device.to_owned(),
+            what: what.to_owned(),
+            source,
+        };
+        let Some(geometry) = shared.geometry.get().copied() else {
+            let why = std::io::ErrorKind::NotConnected.into();
+            return Err(failed("open a queue of a pool that is not open", why));
+        };
+        let base = shared.claim.open(memory)?;
+        let sleepers = EventSet::new().map_err(|error| failed("create an epoll", error))?;
+        let port = shared
+            .add_lane()
+            .map_err(|error| failed("create an eventfd", error))?;
+        let base_fd = base.wake_fd();
+        let fds = base_fd.into_iter().chain([port.inbox.as_fd()]);
+        for fd in fds {
+            let added = sleepers.add(fd, 0, Interest::READ);
+            added.map_err(|error| failed("watch completions", error))?;
+        }
+        Ok(Self {
+            map,
+            is_snapshot,
+            is_volatile: nacre_bdev::Bdev::limits(&**shared.claim.layer()).volatile_cache,
+            base_block: nacre_bdev::Bdev::geometry(&**shared.claim.layer()).block_size,
+            memory: memory.clone(),
+            shared,
+            port,
+            geometry,
+            base,
+            depth,
+            jobs: Slab::with_capacity(depth.min(64)),
+            children: Slab::with_capacity(64),
+            requests: Slab::with_capacity(64),
+            waiting: VecDeque::new(),
+            starved: Vec::new(),
+            ended: VecDeque::new(),
+            outbox: Vec::new(),
+            inbox: Vec::new(),
+            from_base: Done::with_capacity(64),
+            sleepers,
+        })
+    }
+
+    fn map_id(&self) -> MapId {
+        MapId {
+            version: self.map.version,
+            serial: self.map.serial,
+        }
+    }
+
+    fn blocks(&self) -> u64 {
+        self.map.units() * u64::from(self.geometry.granules_per_unit)
+    }
+
+    /// The status of an I/O that must not begin.
+    fn refusal(&self, io: &Io) -> Option<Status> {
+        if self.map.is_gone() {
+            return Some(Status::Gone);
+        }
+        let end = io.lba.checked_add(u64::from(io.blocks));
+        match io.op {
+            Op::Flush if self.is_volatile => None,
+            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {
+                if end.is_none_or(|end| end > self.blocks()) {
+                    Some(Status::OutOfRange)
+                } else if self.is_snapshot && io.op.is_write() {
+                    Some(Status::WriteProtected)
+                } else if io.blocks == 0 {
+                    Some(Status::Ok)
+                } else {
+                    None
+                }
+            }
+            _ => Some(Status::Unsupported),
+        }
+    }
+
+    fn begin(&mut self, io: Io) {
+        let refusal = self.refusal(&io);
+        let job = self.jobs.insert(Job {
+            pending: Pending::new(io.token),
+            op: io.op,
+            first_len: io.data.first().map_or(0, Buf::len),
+            data: io.data,
+            parts: Vec::new(),
+            left: 1,
+            status: refusal.unwrap_or(Status::Ok),
+        });
+        if refusal.is_none() {
+            match io.op {
+                Op::Read => self.begin_read(job, io.lba, io.blocks),
+                Op::Write => self.begin_write(job, io.lba, io.blocks),
+                Op::Flush => {
+                    let flush = Io::new(0, Op::Flush, 0, 0);
+                    self.child(flush, Owner::Write { job }, None);
+                }
+                _ => self.begin_unmap(job, io.lba, u64::from(io.blocks)),
+            }
+        }
+        self.step_ended(job, Status::Ok);
+    }
+
+    /// Begins an I/O on the base.
+    fn child(&mut self, mut io: Io, owner: Owner, epoch: Option<u64>) {
+        if let Some(epoch) = epoch {
+            self.port.counts.join(epoch);
+        }
+        match owner {
+            Owner::Read { job } | Owner::Part { job, .. } | Owner::Write { job } => {
+                self.jobs[job].left += 1
+            }
+            Owner::Data { request } | Owner::Source { request, .. } => {
+                self.requests[request as usize].left += 1
+            }
+        }
+        io.token = self.children.insert(Child { owner, epoch }) as Token;
+        self.waiting.push_back(io);
+    }
+
+    /// An I/O on blocks of the base, from a byte offset of the disk.
+    fn base_io(&self, op: Op, offset: u64, data: Extents) -> Io {
+        let block = u64::from(self.base_block);
+        let bytes: usize = data.iter().map(Buf::len).sum();
+        let mut io = Io::new(0, op, offset / block, (bytes as u64 / block) as u32);
+        io.data = data;
+        io
+    }
+
+    /// One child or request of a job has ended.
+    fn step_ended(&mut self, job: usize, status: Status) {
+        let of = &mut self.jobs[job];
+        if of.status.is_ok() {
+            of.status = status;
+        }
+        of.left -= 1;
+        if of.left > 0 {
+            return;
+        }
+        let mut of = self.jobs.remove(job);
+        if !of.parts.is_empty() {
+            let joined = parts::join(std::mem::take(&mut of.parts), of.first_len, &self.memory);
+            match joined {
+                Some(data) => of.data = data,
+                None if of.status.is_ok() => of.status = Status::Retry,
+                None => {}
+            }
+        }
+        self.ended
+            .push_back(of.pending.complete(of.status, of.data));
+    }
+
+    fn child_ended(&mut self, ended: Completion) {
+        let Some(child) = self.children.try_remove(ended.token as usize) else {
+            return;
+        };
+        if let Some(epoch) = child.epoch {
+            self.port.counts.leave(epoch);
+        }
+        let status = ended.status;
+        match child.owner {
+            Owner::Read { job } => {
+                self.jobs[job].data = ended.data;
+                self.step_ended(job, status);
+            }
+            Owner::Part { job, part } => {
+                self.jobs[job].parts[part].data = ended.data;
+                self.step_ended(job, status);
+            }
+            Owner::Write { job } => self.step_ended(job, status),
+            Owner::Data { request } => self.data_ended(request, status),
+            Owner::Source { request, granule } => {
+                self.source_ended(request, granule, status, ended.data)
+            }
+        }
+    }
+
+    fn request(&mut self, request: Request) -> RequestId {
+        self.jobs[request.job].left += 1;
+        self.requests.insert(request) as RequestId
+    }
+
+    fn take_message(&mut self, message: ToLane) {
+        match message {
+            ToLane::Loaded { request } => {
+                let Some(done) = self.requests.try_remove(request as usize) else {
+                    return;
+                };
+                let first = done.place * u64::from(self.geometry.granules_per_unit);
+                let lba = first + u64::from(done.first);
+                self.read_place_again(done.job, done.offset, lba, done.granules);
+                self.step_ended(done.job, Status::Ok);
+            }
+            ToLane::Data {
+                request,
+                unit,
+                copy,
+            } => self.write_data(request, unit, copy),
+            ToLane::ReadSource {
+                request,
+                unit,
+                granules,
+            } => self.read_source(request, unit, granules),
+            ToLane::Answer { request, result } => {
+                let Some(done) = self.requests.try_remove(request as usize) else {
+                    return;
+                };
+                let status = match result {
+                    Ok(()) => Status::Ok,
+                    Err(Refusal::Medium) if !done.status.is_ok() => done.status,
+                    Err(refusal) => status_of(refusal, self.jobs[done.job].op),
+                };
+                self.step_ended(done.job, status);
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        if self.outbox.is_empty() {
+            return;
+        }
+        let lane = self.port.id;
+        let messages = self.outbox.drain(..);
+        let messages = messages.map(|message| KeeperMessage::Lane(lane, message));
+        let sent = self.shared.inbox.send(messages);
+        self.outbox.clear();
+        if !sent {
+            self.keeper_is_gone();
+        }
+    }
+
+    /// Ends all requests: the pool is closed.
+    fn keeper_is_gone(&mut self) {
+        let idle: Vec<usize> = self
+            .requests
+            .iter()
+            .filter(|(_, request)| request.left == 0)
+            .map(|(key, _)| key)
+            .collect();
+        for key in idle {
+            let request = self.requests.remove(key);
+            self.step_ended(request.job, Status::Gone);
+        }
+    }
+
+    fn submit_waiting(&mut self) {
+        while let Some(io) = self.waiting.pop_front() {
+            if let Err((Busy, io)) = self.base.submit(io) {
+                self.waiting.push_front(io);
+                return;
+            }
+        }
+    }
+
+    /// Completions of the base, until there are none.
+    fn collect(&mut self, now: Nanos) {
+        loop {
+            self.submit_waiting();
+            let mut from_base = std::mem::replace(&mut self.from_base, Done::with_capacity(0));
+            let count = self.base.poll(now, &mut from_base);
+            for ended in from_base.drain() {
+                self.child_ended(ended);
+            }
+            self.from_base = from_base;
+            if count == 0 {
+                return;
+            }
+        }
+    }
+}
+
+fn status_of(refusal: Refusal, op: Op) -> Status {
+    match refusal {
+        Refusal::NoSpace { .. } => Status::NoSpace,
+        Refusal::OutOfRange => Status::OutOfRange,
+        Refusal::UnknownVersion | Refusal::Exported => Status::Gone,
+        Refusal::WrongKind => Status::WriteProtected,
+        Refusal::Medium | Refusal::Damaged => Status::medium_error(op),
+        Refusal::Held | Refusal::Exists | Refusal::Changing | Refusal::TooMany => {
+            Status::DeviceError
+        }
+    }
+}
+
+impl Queue for Lane {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        if self.jobs.len() + self.ended.len() >= self.depth {
+            return Err((Busy, io));
+        }
+        self.begin(io);
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        let mut inbox = std::mem::take(&mut self.inbox);
+        self.port.inbox.take(&mut inbox);
+        for message in inbox.drain(..) {
+            self.take_message(message);
+        }
+        self.inbox = inbox;
+        for (request, unit, granules) in std::mem::take(&mut self.starved) {
+            self.read_source(request, unit, granules);
+        }
+        self.collect(now);
+        self.send();
+        let mut count = 0;
+        while done.has_room()
+            && let Some(ended) = self.ended.pop_front()
+        {
+            done.push(ended);
+            count += 1;
+        }
+        count
+    }
+
+    /// An I/O that has begun is not aborted: its record may be in the log.
+    fn abort(&mut self, _token: Token) -> bool {
+        false
+    }
+
+    fn inflight(&self) -> usize {
+        self.jobs.len() + self.ended.len()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.inflight() == 0 && self.base.is_settled()
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        self.port.inbox.arm();
+        let stuck = !self.waiting.is_empty() && self.base.inflight() == 0;
+        if !self.ended.is_empty() || !self.outbox.is_empty() || stuck {
+            return Idle::Busy;
+        }
+        let idle = self.base.arm(now);
+        if self.starved.is_empty() {
+            idle
+        } else {
+            idle.and(Idle::Until(now + Duration::from_micros(200)))
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.port.inbox.disarm();
+        self.base.disarm();
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.sleepers.as_fd())
+    }
+}
+
+impl Drop for Lane {
+    /// I/O in flight could reach the disk after its place has another owner, so a lane waits for
+    /// it, for a bounded time. If I/O does not end, the pool keeps its place until the next import.
+    fn drop(&mut self) {
+        self.waiting.clear();
+        let began = Instant::now();
+        let mut done = Done::with_capacity(64);
+        while self.base.inflight() > 0 && began.elapsed() < LAST_WAIT {
+            self.base
+                .poll(Nanos(began.elapsed().as_nanos() as u64), &mut done);
+            if done.is_empty() {
+                std::thread::yield_now();
+            }
+            done.drain().for_each(drop);
+        }
+        for (_, job) in std::mem::take(&mut self.jobs) {
+            job.pending.abandon();
+        }
+        if self.base.inflight() > 0 {
+            tracing::error!(
+                lvol = %self.map.version.0,
+                "a queue was closed with I/O that does not end: its space stays in use until the \
+                 pool is imported again"
+            );
+            return;
+        }
+        let messages = self.outbox.drain(..).chain([ToKeeper::Closed]);
+        let messages = messages.map(|message| KeeperMessage::Lane(self.port.id, message));
+        self.shared.inbox.send(messages);
+        let mut lanes = self.shared.lanes.lock();
+        lanes.retain(|port| !Arc::ptr_eq(port, &self.port));
+    }
+}

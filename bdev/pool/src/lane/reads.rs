@@ -1,0 +1,188 @@
+//! Reads: runs of granules that adjoin on the disk, and zeroes.
+
+use nacre_bdev::{Op, Status};
+use nacre_bdev_pool_core::geometry::PAGE;
+
+use super::parts::{self, Part};
+use super::{Lane, Owner, Request};
+use crate::map::Seen;
+use crate::port::ToKeeper;
+
+/// Granules with the same source.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// Byte offset on the disk; `None`: zeroes.
+    disk: Option<u64>,
+    granules: u32,
+}
+
+/// A step of a read.
+#[derive(Debug, Clone, Copy)]
+enum Piece {
+    Run(Run),
+    /// Granules of one place that is not loaded.
+    Unknown {
+        place: u64,
+        first: u32,
+        granules: u32,
+    },
+    Damaged {
+        granules: u32,
+    },
+}
+
+impl Lane {
+    pub(super) fn begin_read(&mut self, job: usize, lba: u64, blocks: u32) {
+        let epoch = self.port.counts.enter(&self.shared.epoch, 1);
+        let pieces = self.pieces(lba, blocks);
+        if let [
+            Piece::Run(Run {
+                disk: Some(offset), ..
+            }),
+        ] = pieces.as_slice()
+        {
+            let data = std::mem::take(&mut self.jobs[job].data);
+            let io = self.base_io(Op::Read, *offset, data);
+            self.child(io, Owner::Read { job }, Some(epoch));
+        } else {
+            let mut data = std::mem::take(&mut self.jobs[job].data);
+            let mut offset = 0;
+            for piece in pieces {
+                let len = piece.granules() as usize * PAGE;
+                let part = Part {
+                    data: parts::split_front(&mut data, len),
+                    offset,
+                };
+                self.begin_piece(job, part, piece, epoch);
+                offset += len;
+            }
+        }
+        self.port.counts.leave(epoch);
+    }
+
+    /// Reads a range of one place whose leaf was loaded.
+    pub(super) fn read_place_again(&mut self, job: usize, offset: usize, lba: u64, granules: u32) {
+        if self.map.is_gone() {
+            self.jobs[job].status = Status::Gone;
+            return;
+        }
+        let epoch = self.port.counts.enter(&self.shared.epoch, 1);
+        let pieces = self.pieces(lba, granules);
+        let parts = &mut self.jobs[job].parts;
+        let at = parts.iter().position(|part| part.offset == offset);
+        let Some(at) = at else {
+            return self.port.counts.leave(epoch);
+        };
+        let mut data = std::mem::take(&mut parts[at].data);
+        let mut offset = offset;
+        for piece in pieces {
+            let len = piece.granules() as usize * PAGE;
+            let part = Part {
+                data: parts::split_front(&mut data, len),
+                offset,
+            };
+            self.begin_piece(job, part, piece, epoch);
+            offset += len;
+        }
+        self.port.counts.leave(epoch);
+    }
+
+    fn begin_piece(&mut self, job: usize, mut part: Part, piece: Piece, epoch: u64) {
+        match piece {
+            Piece::Run(Run { disk: None, .. }) => {
+                if !parts::zero(&mut part.data) {
+                    self.jobs[job].status = Status::DeviceError;
+                }
+                self.jobs[job].parts.push(part);
+            }
+            Piece::Run(Run {
+                disk: Some(offset), ..
+            }) => {
+                let data = std::mem::take(&mut part.data);
+                let at = self.jobs[job].parts.len();
+                self.jobs[job].parts.push(part);
+                let io = self.base_io(Op::Read, offset, data);
+                self.child(io, Owner::Part { job, part: at }, Some(epoch));
+            }
+            Piece::Unknown {
+                place,
+                first,
+                granules,
+            } => {
+                let offset = part.offset;
+                self.jobs[job].parts.push(part);
+                let request = self.request(Request::new(job, place, first, granules, offset));
+                let map = self.map_id();
+                self.outbox.push(ToKeeper::Load {
+                    request,
+                    map,
+                    place,
+                });
+            }
+            Piece::Damaged { .. } => {
+                self.jobs[job].parts.push(part);
+                self.jobs[job].status = Status::ReadError;
+            }
+        }
+    }
+
+    /// The sources of a range, in order.
+    fn pieces(&self, lba: u64, blocks: u32) -> Vec<Piece> {
+        let per_unit = u64::from(self.geometry.granules_per_unit);
+        let mut pieces = Vec::new();
+        let (mut at, end) = (lba, lba + u64::from(blocks));
+        while at < end {
+            let place = at / per_unit;
+            let first = (at % per_unit) as u32;
+            let granules = (end.min((place + 1) * per_unit) - at) as u32;
+            at += u64::from(granules);
+            let entry = match self.map.get(place) {
+                Seen::Known { entry, .. } => entry,
+                Seen::Damaged => {
+                    pieces.push(Piece::Damaged { granules });
+                    continue;
+                }
+                Seen::Unknown => {
+                    pieces.push(Piece::Unknown {
+                        place,
+                        first,
+                        granules,
+                    });
+                    continue;
+                }
+            };
+            for granule in first..first + granules {
+                let mut sources = entry.parts();
+                let source = sources.find(|part| part.granules >> granule & 1 == 1);
+                let disk = source.map(|part| self.geometry.granule_offset(part.unit, granule));
+                add(&mut pieces, disk);
+            }
+        }
+        pieces
+    }
+}
+
+impl Piece {
+    fn granules(&self) -> u32 {
+        match self {
+            Self::Run(run) => run.granules,
+            Self::Unknown { granules, .. } | Self::Damaged { granules } => *granules,
+        }
+    }
+}
+
+/// Adds a granule to the last run, or begins one.
+fn add(pieces: &mut Vec<Piece>, disk: Option<u64>) {
+    if let Some(Piece::Run(run)) = pieces.last_mut() {
+        let adjoins = match (run.disk, disk) {
+            (Some(offset), Some(next)) => offset + u64::from(run.granules) * PAGE as u64 == next,
+            (None, None) => true,
+            _ => false,
+        };
+        if adjoins {
+            run.granules += 1;
+            return;
+        }
+    }
+    pieces.push(Piece::Run(Run { disk, granules: 1 }));
+}

@@ -1,0 +1,48 @@
+//! Storage pools: thin and thick logical volumes, snapshots and clones on one block device.
+//!
+//! ```text
+//!   Lvol ── open(memory) ──▶ Lane       one per core: the data path, a Queue on the base
+//!     │ LvolMap, atomics      │  ▲ reads; writes in place
+//!     └───────────────────────┼──┘
+//!                     inbox   ▼  first writes, unmaps
+//!   PoolHandle ── commands ─▶ Keeper    one per pool, on the pool's home reactor
+//!                               ├─ core::Pool    every decision, no I/O
+//!                               └─ Disk          log, metadata, and copies of inflations
+//! ```
+//!
+//! A lane writes data itself: the keeper gets the range and its checksums, and answers with a
+//! place on the disk. A write in place and a read never leave their core.
+//!
+//! # Limits of today
+//!
+//! Blocks of 4 KiB. One disk. A write that finds no free unit fails with
+//! [`nacre_bdev::Status::NoSpace`] at once. Lanes and keeper exchange messages under a lock that is
+//! held for a few instructions.
+
+#![forbid(unsafe_code)]
+
+mod grace;
+mod handle;
+mod keeper;
+mod lane;
+pub mod lvol;
+mod map;
+mod model;
+pub mod open;
+mod port;
+#[cfg(test)]
+mod tests;
+
+pub use handle::PoolHandle;
+pub use lvol::Lvol;
+pub use model::{Command, LvolInfo, Outcome, PoolError, PoolState, PoolStatus};
+pub use nacre_bdev_pool_core::check::{CheckReport, Finding};
+pub use nacre_bdev_pool_core::import::{ImportError, ImportReport};
+pub use nacre_bdev_pool_core::interface::Refusal;
+pub use open::{Create, Import, create, import};
+
+/// Bytes at each end of a disk that have superblocks only.
+const EDGE: u64 = 1 << 20;
+
+/// Bytes of a block of a volume: a granule of the map.
+pub const BLOCK: u32 = nacre_bdev_pool_core::geometry::PAGE as u32;

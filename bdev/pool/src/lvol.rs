@@ -1,0 +1,144 @@
+//! A volume or snapshot as a block device.
+
+use std::sync::Arc;
+
+use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Support};
+use nacre_hugepages::Pool;
+use parking_lot::Mutex;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::BLOCK;
+use crate::lane::{Lane, LaneSpec};
+use crate::map::LvolMap;
+use crate::model::LvolInfo;
+use crate::port::Shared;
+
+/// Most I/Os of a queue.
+const DEPTH: u32 = 256;
+/// Blocks of the largest read or write: a few units.
+const MAX_BLOCKS: u32 = 256;
+/// Blocks of the largest unmap: a few leaves.
+const MAX_UNMAP_BLOCKS: u64 = 65_536;
+
+pub struct Lvol {
+    /// The UUID as text: names of volumes change.
+    device: String,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) map: Arc<LvolMap>,
+    info: Mutex<LvolInfo>,
+}
+
+impl Lvol {
+    pub(crate) fn new(shared: Arc<Shared>, info: LvolInfo, map: Arc<LvolMap>) -> Self {
+        Self {
+            device: info.id.to_string(),
+            shared,
+            map,
+            info: Mutex::new(info),
+        }
+    }
+
+    /// The volume as it was when [`Lvol::update`] was last called.
+    pub fn info(&self) -> LvolInfo {
+        self.info.lock().clone()
+    }
+
+    /// Takes over a changed name, parent, size or use.
+    pub fn update(&self, info: LvolInfo) {
+        *self.info.lock() = info;
+    }
+
+    /// Id of the pool.
+    pub fn pool(&self) -> Uuid {
+        self.shared.status.lock().id
+    }
+
+    pub(crate) fn unit_blocks(&self) -> u64 {
+        let geometry = self.shared.geometry.get();
+        geometry.map_or(16, |geometry| u64::from(geometry.granules_per_unit))
+    }
+
+    pub(crate) fn is_snapshot(&self) -> bool {
+        self.info.lock().is_snapshot
+    }
+
+    fn base(&self) -> &dyn Bdev {
+        &**self.shared.claim.layer()
+    }
+}
+
+impl Bdev for Lvol {
+    fn name(&self) -> &str {
+        &self.device
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Logical Volume"
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.info.lock().id
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: BLOCK,
+            blocks: self.map.units() * self.unit_blocks(),
+            physical_block_size: BLOCK,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        let unit = self.unit_blocks() as u32;
+        Limits {
+            max_blocks: MAX_BLOCKS,
+            max_unmap_blocks: MAX_UNMAP_BLOCKS,
+            unmap_granularity_blocks: unit,
+            volatile_cache: self.base().limits().volatile_cache,
+            unmap_zeroes: true,
+            zeroes_deallocate: true,
+            read_only: self.is_snapshot(),
+            ..Limits::unlimited(DEPTH)
+        }
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        match op {
+            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => Support::Native,
+            Op::Flush if self.base().limits().volatile_cache => Support::Native,
+            _ => Support::No,
+        }
+    }
+
+    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        let spec = LaneSpec {
+            device: &self.device,
+            shared: Arc::clone(&self.shared),
+            map: Arc::clone(&self.map),
+            is_snapshot: self.is_snapshot(),
+            depth: DEPTH as usize,
+        };
+        Ok(Box::new(Lane::open(spec, pool)?))
+    }
+
+    fn losses(&self) -> u64 {
+        self.base().losses()
+    }
+
+    fn driver_specific(&self) -> serde_json::Value {
+        let info = self.info.lock();
+        let status = self.shared.status.lock();
+        let unit = status.unit_bytes.max(1);
+        json!({"lvol": {
+            "lvol_store_uuid": status.id,
+            "base_bdev": status.disk,
+            "thin_provision": !info.is_thick,
+            "num_allocated_clusters": info.used_bytes / unit,
+            "snapshot": info.is_snapshot,
+            "clone": info.parent.is_some(),
+            "base_snapshot": info.parent,
+            "esnap_clone": false,
+        }})
+    }
+}

@@ -1,0 +1,290 @@
+//! The copy of a version's map that lanes read: atomics that only the keeper writes.
+//!
+//! ```text
+//!   chunk   64 leaves, allocated when the volume is opened or grows
+//!   leaf    256 places = 16 MiB: unknown ─▶ empty ─▶ words
+//!   place   four words: own unit and granules │ second unit and granules │ generation │ LSN
+//! ```
+//!
+//! The keeper fills a leaf when a lane first asks for it. A leaf has a sequence that is odd while
+//! the keeper writes: a reader whose sequence changed asks the keeper instead.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use std::sync::OnceLock;
+
+use nacre_bdev_pool_core::geometry::MAX_UNITS_PER_LEAF;
+use nacre_bdev_pool_core::ids::{Lsn, VersionId};
+use nacre_bdev_pool_core::map::{Entry, Part};
+
+const PLACES: u64 = MAX_UNITS_PER_LEAF as u64;
+const LEAVES: u64 = 64;
+/// Units have 36 bits; granules follow.
+const UNIT_BITS: u32 = 36;
+/// This bit of the first word marks an unreadable entry.
+const DAMAGED: u64 = 1 << 63;
+
+const UNKNOWN: u8 = 0;
+const EMPTY: u8 = 1;
+const FILLED: u8 = 2;
+
+pub(crate) struct LvolMap {
+    pub version: VersionId,
+    /// Differs from that of a later map with the same version number.
+    pub serial: u64,
+    units: AtomicU64,
+    /// Generation up to which units are shared.
+    floor: AtomicU64,
+    gone: AtomicBool,
+    chunks: ArcSwap<Vec<Arc<Chunk>>>,
+}
+
+struct Chunk {
+    leaves: [Leaf; LEAVES as usize],
+}
+
+#[derive(Default)]
+struct Leaf {
+    sequence: AtomicU64,
+    state: AtomicU8,
+    words: OnceLock<Box<[[AtomicU64; 4]]>>,
+}
+
+/// The entry of a place, as a lane sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// Ask the keeper.
+    Unknown,
+    Damaged,
+    Known {
+        entry: Entry,
+        /// The entry includes no later record.
+        lsn: Lsn,
+    },
+}
+
+impl LvolMap {
+    pub(crate) fn new(version: VersionId, serial: u64, units: u64, floor: u32) -> Self {
+        let map = Self {
+            version,
+            serial,
+            units: AtomicU64::new(0),
+            floor: AtomicU64::new(u64::from(floor)),
+            gone: AtomicBool::new(false),
+            chunks: ArcSwap::default(),
+        };
+        map.set_units(units);
+        map
+    }
+
+    pub(crate) fn units(&self) -> u64 {
+        self.units.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn floor(&self) -> u32 {
+        self.floor.load(Ordering::SeqCst) as u32
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn get(&self, place: u64) -> Seen {
+        let chunks = self.chunks.load();
+        let Some((leaf, at)) = find(&chunks, place) else {
+            return Seen::Unknown;
+        };
+        let before = leaf.sequence.load(Ordering::SeqCst);
+        if before % 2 == 1 {
+            return Seen::Unknown;
+        }
+        let seen = match leaf.state.load(Ordering::SeqCst) {
+            EMPTY => Seen::Known {
+                entry: Entry::default(),
+                lsn: 0,
+            },
+            FILLED => match leaf.words.get() {
+                Some(words) => read(&words[at]),
+                None => Seen::Unknown,
+            },
+            _ => Seen::Unknown,
+        };
+        if leaf.sequence.load(Ordering::SeqCst) == before {
+            seen
+        } else {
+            Seen::Unknown
+        }
+    }
+
+    /// True when the leaf of a place has no data.
+    pub(crate) fn is_empty(&self, place: u64) -> bool {
+        let chunks = self.chunks.load();
+        find(&chunks, place).is_some_and(|(leaf, _)| leaf.state.load(Ordering::SeqCst) == EMPTY)
+    }
+
+    /// True when the keeper has filled the leaf of a place.
+    pub(crate) fn is_loaded(&self, place: u64) -> bool {
+        let chunks = self.chunks.load();
+        find(&chunks, place).is_some_and(|(leaf, _)| leaf.state.load(Ordering::SeqCst) != UNKNOWN)
+    }
+}
+
+/// The keeper's side.
+impl LvolMap {
+    pub(crate) fn set_floor(&self, floor: u32) {
+        self.floor.store(u64::from(floor), Ordering::SeqCst);
+    }
+
+    pub(crate) fn set_gone(&self) {
+        self.gone.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn set_units(&self, units: u64) {
+        let needed = units.div_ceil(PLACES * LEAVES) as usize;
+        let chunks = self.chunks.load();
+        if chunks.len() < needed {
+            let mut more: Vec<Arc<Chunk>> = chunks.iter().cloned().collect();
+            more.resize_with(needed, || {
+                Arc::new(Chunk {
+                    leaves: std::array::from_fn(|_| Leaf::default()),
+                })
+            });
+            self.chunks.store(Arc::new(more));
+        }
+        self.units.store(units, Ordering::SeqCst);
+    }
+
+    /// Fills the leaf of a place. `entry` gives each of its entries, in order; `None`: unreadable.
+    pub(crate) fn load(&self, place: u64, lsn: Lsn, entry: impl Fn(u64) -> Option<Entry>) {
+        let chunks = self.chunks.load();
+        let Some((leaf, _)) = find(&chunks, place) else {
+            return;
+        };
+        let first = place / PLACES * PLACES;
+        let is_empty = |entry: Option<Entry>| entry.is_some_and(|entry| entry.is_empty());
+        if leaf.words.get().is_none() && (first..first + PLACES).all(|at| is_empty(entry(at))) {
+            leaf.state.store(EMPTY, Ordering::SeqCst);
+            return;
+        }
+        self.change(leaf, |words| {
+            for (at, words) in words.iter().enumerate() {
+                write(words, entry(first + at as u64), lsn);
+            }
+        });
+    }
+
+    /// Changes one entry of a loaded leaf.
+    pub(crate) fn set(&self, place: u64, lsn: Lsn, entry: Option<Entry>) {
+        let chunks = self.chunks.load();
+        let Some((leaf, at)) = find(&chunks, place) else {
+            return;
+        };
+        let is_empty = entry.is_some_and(|entry| entry.is_empty());
+        match leaf.state.load(Ordering::SeqCst) {
+            UNKNOWN => {}
+            EMPTY if is_empty => {}
+            _ => self.change(leaf, |words| write(&words[at], entry, lsn)),
+        }
+    }
+
+    /// Loaded leaves, by their first place.
+    pub(crate) fn loaded(&self) -> Vec<u64> {
+        let chunks = self.chunks.load();
+        let leaves = chunks.iter().flat_map(|chunk| &chunk.leaves).enumerate();
+        leaves
+            .filter(|(_, leaf)| leaf.state.load(Ordering::SeqCst) != UNKNOWN)
+            .map(|(at, _)| at as u64 * PLACES)
+            .collect()
+    }
+
+    fn change(&self, leaf: &Leaf, change: impl FnOnce(&[[AtomicU64; 4]])) {
+        let words = leaf.words.get_or_init(|| {
+            let empty = || [const { AtomicU64::new(0) }; 4];
+            (0..PLACES).map(|_| empty()).collect()
+        });
+        leaf.sequence.fetch_add(1, Ordering::SeqCst);
+        change(words);
+        leaf.state.store(FILLED, Ordering::SeqCst);
+        leaf.sequence.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn find(chunks: &[Arc<Chunk>], place: u64) -> Option<(&Leaf, usize)> {
+    let leaf = place / PLACES;
+    let chunk = chunks.get((leaf / LEAVES) as usize)?;
+    Some((
+        &chunk.leaves[(leaf % LEAVES) as usize],
+        (place % PLACES) as usize,
+    ))
+}
+
+fn read(words: &[AtomicU64; 4]) -> Seen {
+    let [own, second, generation, lsn] = [0, 1, 2, 3].map(|at| words[at].load(Ordering::SeqCst));
+    if own & DAMAGED != 0 {
+        return Seen::Damaged;
+    }
+    let part = |word: u64, generation: u64| Part {
+        unit: word & ((1 << UNIT_BITS) - 1),
+        generation: generation as u32,
+        granules: (word >> UNIT_BITS) as u16,
+    };
+    Seen::Known {
+        entry: Entry {
+            own: part(own, generation & 0xFFFF_FFFF),
+            second: part(second, generation >> 32),
+        },
+        lsn,
+    }
+}
+
+fn write(words: &[AtomicU64; 4], entry: Option<Entry>, lsn: Lsn) {
+    let values = match entry {
+        None => [DAMAGED, 0, 0, lsn],
+        Some(Entry { own, second }) => {
+            let word = |part: Part| part.unit | u64::from(part.granules) << UNIT_BITS;
+            let generations = u64::from(own.generation) | u64::from(second.generation) << 32;
+            [word(own), word(second), generations, lsn]
+        }
+    };
+    for (word, value) in words.iter().zip(values) {
+        word.store(value, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(unit: u64, generation: u32, granules: u16) -> Part {
+        Part {
+            unit,
+            generation,
+            granules,
+        }
+    }
+
+    /// A leaf is unknown, then empty, then has words; growth keeps it.
+    #[test]
+    fn a_leaf_is_loaded_changed_and_kept_by_growth() {
+        let map = LvolMap::new(VersionId(1), 1, 10, 0);
+        assert_eq!(map.get(3), Seen::Unknown);
+        map.set(3, 7, Some(Entry::default()));
+        assert_eq!(map.get(3), Seen::Unknown);
+        map.load(3, 7, |_| Some(Entry::default()));
+        assert!(map.is_empty(200));
+        let entry = Entry {
+            own: part((1 << 36) - 1, (1 << 24) - 1, 0xFFF0),
+            second: part(5, 2, 0x000F),
+        };
+        map.set(3, 9, Some(entry));
+        assert_eq!(map.get(3), Seen::Known { entry, lsn: 9 });
+        map.set(4, 10, None);
+        assert_eq!(map.get(4), Seen::Damaged);
+        assert_eq!(map.get(1 << 20), Seen::Unknown);
+        map.set_units(2 << 20);
+        assert_eq!(map.get(3), Seen::Known { entry, lsn: 9 });
+        assert_eq!(map.loaded(), [0]);
+    }
+}

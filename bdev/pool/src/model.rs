@@ -1,0 +1,184 @@
+//! Commands of a pool, their outcomes, and its state.
+
+use std::sync::Arc;
+
+use nacre_bdev_pool_core::check::CheckReport;
+use nacre_bdev_pool_core::import::ImportError;
+use nacre_bdev_pool_core::interface::Refusal;
+use serde::Serialize;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use crate::map::LvolMap;
+
+/// A request to the keeper. Versions are named by their UUID.
+#[derive(Debug, Clone)]
+pub enum Command {
+    Create {
+        id: Uuid,
+        name: String,
+        bytes: u64,
+        thick: bool,
+    },
+    /// Cuts all these volumes at one moment: volume, id and name of its snapshot.
+    Snapshot {
+        cuts: Vec<(Uuid, Uuid, String)>,
+    },
+    Clone {
+        source: Uuid,
+        id: Uuid,
+        name: String,
+        thick: bool,
+    },
+    /// Sizes are rounded up to whole units.
+    Resize {
+        lvol: Uuid,
+        bytes: u64,
+    },
+    Rename {
+        lvol: Uuid,
+        name: String,
+    },
+    /// No queue of the volume may be open.
+    Restore {
+        lvol: Uuid,
+        snapshot: Uuid,
+    },
+    Inflate {
+        lvol: Uuid,
+    },
+    /// No queue of the version may be open.
+    Delete {
+        lvol: Uuid,
+    },
+    /// Volumes and snapshots, with their space.
+    List,
+    /// Takes the rest of a disk that has grown. A pool that has all of its disk is done.
+    Grow,
+    RenamePool {
+        name: String,
+    },
+    /// Reads all metadata in both copies, repairs bad ones, and compares the use of every unit with
+    /// the maps.
+    Check,
+    /// Makes everything durable and ends the keeper. `export`: another machine may import the pool.
+    Close {
+        export: bool,
+    },
+    /// Like an export; then the superblocks are overwritten. The data is lost.
+    Destroy,
+}
+
+#[derive(Debug)]
+pub enum Outcome {
+    Done,
+    /// New versions, in the order of the command.
+    Created(Vec<Uuid>),
+    List(Vec<LvolInfo>),
+    Checked(Box<CheckReport>),
+}
+
+/// A volume or snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LvolInfo {
+    pub id: Uuid,
+    pub name: String,
+    pub bytes: u64,
+    pub is_snapshot: bool,
+    pub is_thick: bool,
+    /// The snapshot below it.
+    pub parent: Option<Uuid>,
+    /// Bytes of units that it refers to, and of those that no other version refers to.
+    pub used_bytes: u64,
+    pub exclusive_bytes: u64,
+}
+
+/// The error of opening a pool, or of a command.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("there is no volume or snapshot {id} in the pool")]
+    Unknown { id: Uuid },
+    #[error("the disk has {what}; force overwrites it")]
+    NotEmpty { what: String },
+    #[error("the disk has pool {found}, not {expected}")]
+    OtherPool { expected: Uuid, found: Uuid },
+    /// `what` is the wrong property.
+    #[error("{what}: {why}")]
+    Unfit { what: &'static str, why: String },
+    #[error("the disk failed: {what}")]
+    Io { what: String },
+    #[error("the pool is closed")]
+    Closed,
+    #[error("too many commands are waiting for the pool; try again later")]
+    Busy,
+}
+
+/// The state of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolState {
+    Opening,
+    Online,
+    /// The log or metadata cannot be written: reads and writes in place go on, the rest fails.
+    Held,
+    Closed,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PoolStatus {
+    pub id: Uuid,
+    pub name: String,
+    pub disk: String,
+    pub state: PoolState,
+    pub unit_bytes: u64,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    /// Free bytes that metadata and thick volumes keep.
+    pub reserved_bytes: u64,
+    /// Largest size of a volume.
+    pub max_lvol_bytes: u64,
+    /// Records that a recovery would verify.
+    pub unsettled_records: u64,
+    pub versions: u64,
+    pub imports: u64,
+}
+
+pub(crate) struct CommandRequest {
+    pub command: KeeperCommand,
+    pub answer: Answer,
+}
+
+pub(crate) enum KeeperCommand {
+    Public(Command),
+    /// The map that lanes of a version read.
+    OpenMap(Uuid),
+}
+
+pub(crate) enum Answer {
+    Outcome(oneshot::Sender<Result<Outcome, PoolError>>),
+    Map(oneshot::Sender<Result<(LvolInfo, Arc<LvolMap>), PoolError>>),
+}
+
+impl Answer {
+    pub(crate) fn closed(self) {
+        self.fail(PoolError::Closed);
+    }
+
+    pub(crate) fn fail(self, error: PoolError) {
+        // The caller may no longer wait.
+        match self {
+            Self::Outcome(answer) => drop(answer.send(Err(error))),
+            Self::Map(answer) => drop(answer.send(Err(error))),
+        }
+    }
+
+    pub(crate) fn send(self, outcome: Outcome) {
+        if let Self::Outcome(answer) = self {
+            let _ = answer.send(Ok(outcome));
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Messages between lanes, commands and the keeper.
+//!
+//! Each receiver has an inbox and a bell: a sender adds to the inbox, then rings. The bell is
+//! silent while the receiver is awake.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use nacre_bdev::{Bdev, Claim};
+use nacre_bdev_pool_core::geometry::Geometry;
+use nacre_bdev_pool_core::ids::VersionId;
+use nacre_bdev_pool_core::interface::{Refusal, Write};
+use nacre_reactor::doorbell::Doorbell;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::BLOCK;
+use crate::grace::Counts;
+use crate::model::{CommandRequest, PoolStatus};
+
+/// A request's number in its lane.
+pub(crate) type RequestId = u32;
+
+#[derive(Debug)]
+pub(crate) enum ToKeeper {
+    /// Fill the leaf of a place.
+    Load {
+        request: RequestId,
+        map: MapId,
+        place: u64,
+    },
+    Write {
+        request: RequestId,
+        serial: u64,
+        write: Write,
+    },
+    Unmap {
+        request: RequestId,
+        map: MapId,
+        first: u64,
+        granules: u64,
+    },
+    DataWritten {
+        request: RequestId,
+        is_ok: bool,
+    },
+    /// Checksums of the granules that were read; `None`: the read failed.
+    SourceRead {
+        request: RequestId,
+        sums: Option<Vec<u32>>,
+    },
+    /// The lane is closed, and no I/O of its requests is in flight.
+    Closed,
+}
+
+impl ToKeeper {
+    /// The request that waits for an answer.
+    pub(crate) fn request(&self) -> Option<RequestId> {
+        match self {
+            Self::Load { request, .. }
+            | Self::Write { request, .. }
+            | Self::Unmap { request, .. } => Some(*request),
+            Self::DataWritten { .. } | Self::SourceRead { .. } | Self::Closed => None,
+        }
+    }
+}
+
+/// A version, and the map that the lane has of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MapId {
+    pub version: VersionId,
+    pub serial: u64,
+}
+
+#[derive(Debug)]
+pub(crate) enum ToLane {
+    /// The leaf is filled.
+    Loaded { request: RequestId },
+    /// Write the request's granules to a unit, with those that were read for it.
+    Data {
+        request: RequestId,
+        unit: u64,
+        copy: u16,
+    },
+    /// Read granules of a unit and keep them for `Data`.
+    ReadSource {
+        request: RequestId,
+        unit: u64,
+        granules: u16,
+    },
+    Answer {
+        request: RequestId,
+        result: Result<(), Refusal>,
+    },
+}
+
+pub(crate) struct Inbox<T> {
+    list: Mutex<Option<Vec<T>>>,
+    has_any: AtomicBool,
+    doorbell: Doorbell,
+    bell: OwnedFd,
+}
+
+impl<T> Inbox<T> {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            list: Mutex::new(Some(Vec::new())),
+            has_any: AtomicBool::new(false),
+            doorbell: Doorbell::new(),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    /// Adds messages. A closed inbox takes none, and returns false.
+    pub(crate) fn send(&self, messages: impl IntoIterator<Item = T>) -> bool {
+        {
+            let mut list = self.list.lock();
+            let Some(list) = &mut *list else {
+                return false;
+            };
+            list.extend(messages);
+            self.has_any.store(true, Ordering::Release);
+        }
+        self.ring();
+        true
+    }
+
+    pub(crate) fn ring(&self) {
+        self.doorbell.ring(|| {
+            // A full counter is readable, too; a write to an own eventfd has no other error.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        });
+    }
+
+    /// Moves all messages to `into`, which is empty.
+    pub(crate) fn take(&self, into: &mut Vec<T>) {
+        if !self.has_any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut list = self.list.lock();
+        self.has_any.store(false, Ordering::Release);
+        if let Some(list) = &mut *list {
+            std::mem::swap(list, into);
+        }
+    }
+
+    /// Refuses messages from now on. Returns those that were not taken.
+    pub(crate) fn close(&self) -> Vec<T> {
+        self.list.lock().take().unwrap_or_default()
+    }
+
+    /// Prepares for sleep: call [`Inbox::take`] after it.
+    pub(crate) fn arm(&self) {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        self.doorbell.announce();
+    }
+
+    pub(crate) fn disarm(&self) {
+        self.doorbell.awake();
+    }
+}
+
+impl<T> AsFd for Inbox<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+/// A lane, as the keeper sees it.
+pub(crate) struct LanePort {
+    /// Never used again by another lane.
+    pub id: u32,
+    pub inbox: Inbox<ToLane>,
+    pub counts: Counts,
+}
+
+pub(crate) enum KeeperMessage {
+    Lane(u32, ToKeeper),
+    Command(CommandRequest),
+}
+
+/// Bytes of the device, in whole blocks of the pool.
+pub(crate) fn disk_bytes(claim: &Claim) -> u64 {
+    let bytes = claim.layer().geometry().bytes();
+    bytes / u64::from(BLOCK) * u64::from(BLOCK)
+}
+
+/// The parts of a pool that all cores see.
+pub(crate) struct Shared {
+    pub claim: Claim,
+    /// Set once, when the pool is open.
+    pub geometry: std::sync::OnceLock<Geometry>,
+    pub inbox: Inbox<KeeperMessage>,
+    pub epoch: AtomicU64,
+    /// Records up to here are settled.
+    pub settled: AtomicU64,
+    pub lanes: Mutex<Vec<Arc<LanePort>>>,
+    next_lane: AtomicU64,
+    pub status: Mutex<PoolStatus>,
+}
+
+impl Shared {
+    pub(crate) fn new(claim: Claim, status: PoolStatus) -> std::io::Result<Self> {
+        Ok(Self {
+            claim,
+            geometry: std::sync::OnceLock::new(),
+            inbox: Inbox::new()?,
+            epoch: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+            lanes: Mutex::default(),
+            next_lane: AtomicU64::new(1),
+            status: Mutex::new(status),
+        })
+    }
+
+    pub(crate) fn add_lane(&self) -> std::io::Result<Arc<LanePort>> {
+        let id = self.next_lane.fetch_add(1, Ordering::Relaxed);
+        let id = u32::try_from(id).ok().filter(|id| *id < 1 << 30);
+        let id = id.ok_or_else(|| std::io::Error::other("the pool had too many queues"))?;
+        let port = Arc::new(LanePort {
+            id,
+            inbox: Inbox::new()?,
+            counts: Counts::default(),
+        });
+        self.lanes.lock().push(Arc::clone(&port));
+        Ok(port)
+    }
+}

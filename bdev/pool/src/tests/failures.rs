@@ -1,0 +1,297 @@
+//! Full pools, wrong disks, other holders, and a base that goes.
+
+use std::sync::Arc;
+
+use nacre_bdev::registry::Removal;
+use nacre_bdev::{Bdev, Io, Op, Status};
+use nacre_bdev_pool_core::import::ImportError;
+use nacre_bdev_uring as uring;
+use uuid::Uuid;
+
+use super::rig::{self, HOLDER, Home, Host, POOL, run};
+use crate::{Command, PoolError, PoolState, Refusal};
+
+/// Writes to new space fail, trims make room, and written blocks stay.
+#[test]
+fn a_full_pool_takes_trims_and_then_writes() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let volume = rig::volume(&pool, 1, 1024);
+    let mut host = Host::on(&pool, volume);
+    let mut written = 0;
+    let full = loop {
+        match host.write(written * 16, 16, 1 + written as u8 % 200) {
+            Status::Ok => written += 1,
+            status => break status,
+        }
+    };
+    assert_eq!(full, Status::NoSpace);
+    assert!(
+        written > 400,
+        "{written} units of 64 KiB on a disk of 64 MiB"
+    );
+    // Written space stays writable and readable.
+    assert_eq!(host.write(0, 16, 250), Status::Ok);
+    assert_eq!(host.read(16, 1).1[0], 2);
+    assert_eq!(host.unmap(32, 160), Status::Ok);
+    let mut status = Status::NoSpace;
+    for _ in 0..200 {
+        status = host.write(written * 16, 16, 9);
+        if status.is_ok() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(status, Status::Ok);
+    assert_eq!(host.read(32, 1).1[0], 0);
+    assert_eq!(host.read(written * 16, 1).1[0], 9);
+    rig::check(&pool);
+}
+
+/// A thick volume has its space, whatever others take.
+#[test]
+fn a_thick_volume_keeps_its_room() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let thin = rig::volume(&pool, 1, 1024);
+    let thick = Uuid::from_u128(2);
+    let create = |bytes, id| Command::Create {
+        id,
+        name: format!("thick {bytes}"),
+        bytes,
+        thick: true,
+    };
+    run(&pool, create(16 << 20, thick)).unwrap();
+    let refused = run(&pool, create(60 << 20, Uuid::from_u128(3))).unwrap_err();
+    assert!(matches!(
+        refused,
+        PoolError::Refused(Refusal::NoSpace { .. })
+    ));
+    let mut host = Host::on(&pool, thin);
+    let mut lba = 0;
+    while host.write(lba, 16, 1).is_ok() {
+        lba += 16;
+    }
+    let mut host = Host::on(&pool, thick);
+    for lba in (0..4096).step_by(16) {
+        assert_eq!(host.write(lba, 16, 3), Status::Ok);
+    }
+}
+
+#[test]
+fn a_disk_without_the_pool_is_refused() {
+    let home = Home::with_disk(64);
+    home.disk("other", 64);
+    let nothing = home.import_by("other", None, HOLDER).err();
+    assert_eq!(nothing, Some(PoolError::Import(ImportError::NoSuperblock)));
+    let pool = home.create();
+    run(&pool, Command::Close { export: false }).unwrap();
+    drop(pool);
+    let wrong = Uuid::from_u128(5);
+    let other = home.import_by("disk", Some(wrong), HOLDER).err();
+    let expected = PoolError::OtherPool {
+        expected: wrong,
+        found: POOL,
+    };
+    assert_eq!(other, Some(expected));
+    // Nothing was written: the pool is still importable.
+    home.import();
+}
+
+#[test]
+fn another_holder_imports_only_an_exported_pool() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    rig::volume(&pool, 1, 8);
+    run(&pool, Command::Close { export: false }).unwrap();
+    drop(pool);
+    let other = Uuid::from_u128(100);
+    let foreign = home.import_by("disk", None, other).err();
+    let expected = PoolError::Import(ImportError::Foreign { holder: HOLDER });
+    assert_eq!(foreign, Some(expected));
+    let (pool, _) = home.import();
+    run(&pool, Command::Close { export: true }).unwrap();
+    assert_eq!(pool.status().state, PoolState::Closed);
+    drop(pool);
+    let (pool, _) = home.import_by("disk", None, other).unwrap();
+    assert_eq!(rig::list(&pool).len(), 1);
+    assert_eq!(pool.id(), POOL);
+}
+
+#[test]
+fn a_disk_with_data_is_overwritten_by_force_only() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    rig::volume(&pool, 1, 8);
+    run(&pool, Command::Close { export: false }).unwrap();
+    drop(pool);
+    let refused = home.create_on("disk", false).err();
+    let what = format!("pool \"pool0\" ({POOL})");
+    assert_eq!(refused, Some(PoolError::NotEmpty { what }));
+    let pool = home.create_on("disk", true).unwrap();
+    assert_eq!(rig::list(&pool), []);
+    // A destroyed pool leaves an empty disk.
+    run(&pool, Command::Destroy).unwrap();
+    drop(pool);
+    home.create();
+}
+
+/// Goal: the disk below gets back the space of a deleted volume. Method: the RAM disk's count of
+/// unmapped bytes.
+#[test]
+fn a_deleted_volume_is_discarded() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let volume = rig::volume(&pool, 1, 8);
+    let mut host = Host::on(&pool, volume);
+    for unit in 0..128 {
+        assert_eq!(host.write(unit * 16, 16, 1), Status::Ok);
+    }
+    drop(host);
+    run(&pool, Command::Delete { lvol: volume }).unwrap();
+    let layer = home.registry.get("disk").unwrap().layer;
+    let unmapped = || layer.stats().snapshot().op(Op::Unmap).bytes;
+    // A checkpoint comes 5 s after the last change.
+    for _ in 0..1500 {
+        if unmapped() >= 7 << 20 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    panic!("{} bytes are discarded", unmapped());
+}
+
+/// The disk goes under I/O: nothing hangs, and the pool is held.
+#[test]
+fn a_base_that_goes_ends_all_io() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let volume = rig::volume(&pool, 1, 8);
+    let mut host = Host::on(&pool, volume);
+    assert_eq!(host.write(0, 16, 1), Status::Ok);
+    home.registry.remove("disk", Removal::Hot).unwrap();
+    assert!(!host.write(64, 16, 1).is_ok());
+    assert_eq!(host.read(0, 16).0, Status::Gone);
+    assert!(!host.write(128, 16, 1).is_ok());
+    for _ in 0..500 {
+        if pool.status().state == PoolState::Held {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(pool.status().state, PoolState::Held);
+    let refused = run(&pool, Command::Delete { lvol: volume }).unwrap_err();
+    assert_eq!(refused, PoolError::Refused(Refusal::Held));
+    run(&pool, Command::Close { export: false }).unwrap();
+    assert_eq!(host.write(0, 1, 1), Status::Gone);
+}
+
+/// A deleted volume answers no I/O any more, and its number may belong to another one.
+#[test]
+fn a_queue_of_a_deleted_volume_reaches_no_other() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let first = rig::volume(&pool, 1, 8);
+    let mut host = Host::on(&pool, first);
+    assert_eq!(host.write(0, 16, 1), Status::Ok);
+    run(&pool, Command::Delete { lvol: first }).unwrap();
+    let second = rig::volume(&pool, 2, 8);
+    assert_eq!(host.write(0, 16, 7), Status::Gone);
+    assert_eq!(Host::on(&pool, second).read(0, 1).1[0], 0);
+}
+
+/// A size is rounded up to units; a volume shrinks, grows, and has zeroes where it was cut.
+#[test]
+fn a_volume_is_resized_renamed_and_restored() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let volume = rig::volume(&pool, 1, 8);
+    {
+        let mut host = Host::on(&pool, volume);
+        assert_eq!(host.write(0, 16, 1), Status::Ok);
+        assert_eq!(host.write(1024, 16, 2), Status::Ok);
+        let snapshot = rig::snapshot(&pool, volume, 2);
+        assert_eq!(host.write(0, 16, 3), Status::Ok);
+        let resize = |bytes| Command::Resize {
+            lvol: volume,
+            bytes,
+        };
+        run(&pool, resize(1 << 20)).unwrap();
+        // The host's layer has the old size, and the queue refuses blocks beyond the end.
+        assert_eq!(host.read(1024, 1).0, Status::OutOfRange);
+        run(&pool, resize((8 << 20) - 5)).unwrap();
+        assert_eq!(host.read(1024, 1), (Status::Ok, vec![0; 4096]));
+        assert_eq!(host.read(0, 1).1[0], 3);
+        let mut reader = Host::on(&pool, snapshot);
+        assert_eq!(reader.read(1024, 1).1[0], 2);
+        assert_eq!(reader.read(0, 1).1[0], 1);
+        let write = Io::new(1, Op::WriteZeroes, 0, 1);
+        assert_eq!(reader.run(write).0, Status::WriteProtected);
+    }
+    let name = "renamed".to_owned();
+    run(&pool, Command::Rename { lvol: volume, name }).unwrap();
+    let snapshot = Uuid::from_u128(2);
+    let restore = Command::Restore {
+        lvol: volume,
+        snapshot,
+    };
+    run(&pool, restore).unwrap();
+    let mut host = Host::on(&pool, volume);
+    assert_eq!(host.read(0, 1).1[0], 1);
+    assert_eq!(host.read(1024, 1).1[0], 2);
+    let list = rig::list(&pool);
+    let restored = list.iter().find(|lvol| lvol.id == volume).unwrap();
+    assert_eq!(restored.name, "renamed");
+    assert_eq!(restored.parent, Some(snapshot));
+    assert_eq!(restored.used_bytes, 2 << 16);
+    assert_eq!(restored.exclusive_bytes, 0);
+    rig::check(&pool);
+}
+
+/// A pool on a disk that grew takes the rest by command, and keeps its contents; a new name stays.
+#[test]
+fn a_pool_grows_with_its_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(64 << 20).unwrap();
+    let home = Home::new(&nacre_bdev::Registry::new());
+    let config = serde_json::json!({ "name": "disk", "filename": path, "block_size": 512 });
+    let disk = uring::create(serde_json::from_value(config).unwrap()).unwrap();
+    home.registry
+        .register(Arc::clone(&disk) as Arc<dyn Bdev>)
+        .unwrap();
+    let pool = home.create();
+    let volume = rig::volume(&pool, 1, 256);
+    let mut host = Host::on(&pool, volume);
+    let free = || pool.status().free_bytes;
+    run(&pool, Command::Grow).unwrap();
+    let before = (free(), pool.status().total_bytes);
+    assert_eq!(host.write(0, 16, 1), Status::Ok);
+    file.set_len(192 << 20).unwrap();
+    disk.rescan(None).unwrap();
+    home.registry.notify_resize("disk").unwrap();
+    run(&pool, Command::Grow).unwrap();
+    let more = 128 << 20;
+    assert_eq!(pool.status().total_bytes, before.1 + more);
+    assert_eq!(free(), before.0 + more - (64 << 10));
+    // More than the disk had.
+    for place in 0..1800 {
+        assert_eq!(
+            host.write(place * 16, 16, 1 + (place % 200) as u8),
+            Status::Ok
+        );
+    }
+    let name = "renamed".to_owned();
+    run(&pool, Command::RenamePool { name }).unwrap();
+    assert_eq!(pool.status().name, "renamed");
+    drop((host, pool));
+    let home = Home::new(&home.kill());
+    let (pool, _) = home.import();
+    assert_eq!(pool.status().name, "renamed");
+    let mut host = Host::on(&pool, volume);
+    for place in 0..1800 {
+        assert_eq!(host.read(place * 16, 1).1[0], 1 + (place % 200) as u8);
+    }
+    rig::check(&pool);
+}

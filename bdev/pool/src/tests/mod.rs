@@ -1,0 +1,6 @@
+//! Pools on a RAM disk, with a keeper on its own thread.
+
+mod conformance;
+mod failures;
+mod model;
+mod rig;

@@ -1,0 +1,238 @@
+//! A registry, a reactor that is the home of pools, and a queue to a volume.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use nacre_bdev::malloc;
+use nacre_bdev::registry::Usage;
+use nacre_bdev::{Bdev, Done, Holder, Io, Layer, Op, Queue, Registry, Status};
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_reactor::{Nanos, ReactorConfig, ReactorHandle};
+use uuid::Uuid;
+
+use crate::{
+    BLOCK, Command, Create, Import, ImportReport, LvolInfo, Outcome, PoolError, PoolHandle,
+};
+
+pub(super) const HOLDER: Uuid = Uuid::from_u128(99);
+pub(super) const POOL: Uuid = Uuid::from_u128(77);
+
+pub(super) fn memory() -> Pool {
+    Pool::heap(&[
+        ClassSpec {
+            size: 4096,
+            count: 256,
+        },
+        ClassSpec {
+            size: 64 << 10,
+            count: 64,
+        },
+        ClassSpec {
+            size: 1 << 20,
+            count: 4,
+        },
+    ])
+}
+
+pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.unwrap().block_on(future)
+}
+
+pub(super) struct Home {
+    pub reactor: ReactorHandle,
+    pub registry: Registry,
+}
+
+impl Home {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let config = ReactorConfig {
+            name: "home".into(),
+            ..ReactorConfig::default()
+        };
+        Self {
+            reactor: nacre_reactor::spawn(config, |_| {}).unwrap(),
+            registry: registry.clone(),
+        }
+    }
+
+    /// A home with a RAM disk "disk".
+    pub(super) fn with_disk(mebibytes: u64) -> Self {
+        let home = Self::new(&Registry::new());
+        home.disk("disk", mebibytes);
+        home
+    }
+
+    pub(super) fn disk(&self, name: &str, mebibytes: u64) {
+        let config = serde_json::json!({
+            "name": name, "block_size": 512, "num_blocks": mebibytes * 2048,
+        });
+        let config = serde_json::from_value(config).unwrap();
+        let device = malloc::create(config).unwrap();
+        self.registry.register(device as Arc<dyn Bdev>).unwrap();
+    }
+
+    pub(super) fn create_on(&self, disk: &str, force: bool) -> Result<PoolHandle, PoolError> {
+        let holder = Holder::User("pool".into());
+        let claim = self.registry.claim(disk, holder, Usage::Exclusive).unwrap();
+        let new = Create {
+            id: POOL,
+            name: "pool0".into(),
+            holder: HOLDER,
+            force,
+        };
+        let opened = self.reactor.run_future(move |core| async move {
+            crate::create(&core, memory(), claim, new).await
+        });
+        block_on(opened).unwrap()
+    }
+
+    pub(super) fn create(&self) -> PoolHandle {
+        self.create_on("disk", false).unwrap()
+    }
+
+    pub(super) fn import_by(
+        &self,
+        disk: &str,
+        id: Option<Uuid>,
+        holder: Uuid,
+    ) -> Result<(PoolHandle, ImportReport), PoolError> {
+        let claim = loop {
+            let user = Holder::User("pool".into());
+            match self.registry.claim(disk, user, Usage::Exclusive) {
+                Ok(claim) => break claim,
+                // The reactor of before is dropping its queues.
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        let wanted = Import {
+            id,
+            holder,
+            force: false,
+        };
+        let opened = self.reactor.run_future(move |core| async move {
+            crate::import(&core, memory(), claim, wanted).await
+        });
+        block_on(opened).unwrap()
+    }
+
+    pub(super) fn import(&self) -> (PoolHandle, ImportReport) {
+        self.import_by("disk", Some(POOL), HOLDER).unwrap()
+    }
+
+    /// Ends the keeper as the death of the daemon does.
+    pub(super) fn kill(self) -> Registry {
+        self.reactor.stop();
+        self.reactor.join().unwrap();
+        self.registry
+    }
+}
+
+pub(super) fn run(pool: &PoolHandle, command: Command) -> Result<Outcome, PoolError> {
+    block_on(pool.run(command))
+}
+
+pub(super) fn volume(pool: &PoolHandle, number: u128, mebibytes: u64) -> Uuid {
+    let id = Uuid::from_u128(number);
+    let command = Command::Create {
+        id,
+        name: format!("v{number}"),
+        bytes: mebibytes << 20,
+        thick: false,
+    };
+    run(pool, command).unwrap();
+    id
+}
+
+pub(super) fn snapshot(pool: &PoolHandle, of: Uuid, number: u128) -> Uuid {
+    let id = Uuid::from_u128(number);
+    let cuts = vec![(of, id, format!("s{number}"))];
+    run(pool, Command::Snapshot { cuts }).unwrap();
+    id
+}
+
+pub(super) fn clone(pool: &PoolHandle, source: Uuid, number: u128) -> Uuid {
+    let id = Uuid::from_u128(number);
+    let command = Command::Clone {
+        source,
+        id,
+        name: format!("c{number}"),
+        thick: false,
+    };
+    run(pool, command).unwrap();
+    id
+}
+
+pub(super) fn list(pool: &PoolHandle) -> Vec<LvolInfo> {
+    match run(pool, Command::List).unwrap() {
+        Outcome::List(list) => list,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Checks the pool when it has come to rest.
+pub(super) fn check(pool: &PoolHandle) {
+    match run(pool, Command::Check).unwrap() {
+        Outcome::Checked(report) => {
+            assert_eq!(report.findings, []);
+            assert_eq!((report.repaired, report.not_repaired), (0, 0));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A queue to a volume, through a layer.
+pub(super) struct Host {
+    queue: Box<dyn Queue>,
+    pub memory: Pool,
+    done: Done,
+    began: Instant,
+}
+
+impl Host {
+    pub(super) fn on(pool: &PoolHandle, id: Uuid) -> Self {
+        let lvol = block_on(pool.lvol(id)).unwrap();
+        let memory = memory();
+        Self {
+            queue: Layer::new(lvol as Arc<dyn Bdev>).open(&memory).unwrap(),
+            memory,
+            done: Done::with_capacity(16),
+            began: Instant::now(),
+        }
+    }
+
+    pub(super) fn run(&mut self, io: Io) -> (Status, Vec<u8>) {
+        self.queue.submit(io).map_err(|(busy, _)| busy).unwrap();
+        loop {
+            let now = Nanos(1) + self.began.elapsed();
+            if self.queue.poll(now, &mut self.done) > 0 {
+                let ended = self.done.drain().next().unwrap();
+                let bytes = ended.data.iter().flat_map(|buf| buf.to_vec()).collect();
+                return (ended.status, bytes);
+            }
+            assert!(self.began.elapsed().as_secs() < 120, "an I/O does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Writes blocks of one byte.
+    pub(super) fn write(&mut self, lba: u64, blocks: u32, byte: u8) -> Status {
+        let mut buf = self.memory.acquire((blocks * BLOCK) as usize).unwrap();
+        buf.bytes_mut().unwrap().fill(byte);
+        self.run(Io::new(1, Op::Write, lba, blocks).with(buf)).0
+    }
+
+    pub(super) fn read(&mut self, lba: u64, blocks: u32) -> (Status, Vec<u8>) {
+        let mut buf = self.memory.acquire((blocks * BLOCK) as usize).unwrap();
+        buf.bytes_mut().unwrap().fill(0xEE);
+        self.run(Io::new(1, Op::Read, lba, blocks).with(buf))
+    }
+
+    pub(super) fn unmap(&mut self, lba: u64, blocks: u32) -> Status {
+        self.run(Io::new(1, Op::Unmap, lba, blocks)).0
+    }
+
+    pub(super) fn flush(&mut self) -> Status {
+        self.run(Io::new(1, Op::Flush, 0, 0)).0
+    }
+}

@@ -1,0 +1,386 @@
+//! The management core of a node: drives the machines, and performs their intents.
+
+use std::collections::BTreeSet;
+
+use nacre_cluster_core::gate::Key;
+use nacre_cluster_core::join::JoinStep;
+use nacre_cluster_core::lease::Word;
+use nacre_cluster_core::observer::{Observer, Role};
+use nacre_cluster_core::volume::{Intent, State, View};
+use nacre_cluster_core::{
+    BootTime, Effect, Incarnation, Join, Lease, MemberId, NodeId, Volume, ranks,
+};
+
+use crate::events::{Core, Event, Message};
+use crate::lane::Lane;
+use crate::names::{
+    MICRO, MILLI, SECOND, TURN, VOLUME, index_of, member_id, member_index, node_id,
+};
+use crate::node::{Ask, Request, Target};
+use crate::requests::Purpose;
+use crate::world::World;
+
+/// Time without an answer after which a member is lost while its node's lease stands.
+const PATIENCE: u64 = 2 * SECOND;
+/// The same, when its node has no lease.
+const OWED: u64 = 500 * MILLI;
+/// Time for a merge or a copy.
+const COPY: u64 = 2 * SECOND;
+
+impl World {
+    pub(crate) fn start_node(&mut self, node: usize) {
+        let timing = self.timing;
+        let members = self.members.len();
+        let place = &mut self.nodes[node];
+        if place.up || self.lost.contains(&node) {
+            return;
+        }
+        place.up = true;
+        place.life += 1;
+        place.stalled = [0; 3];
+        place.join = Some(Join::new(node_id(node), timing));
+        place.lease = None;
+        place.word = Word::default();
+        place.observers.clear();
+        place.standing.clear();
+        place.volume = Volume::new(VOLUME, node_id(node));
+        place.lane = Lane::default();
+        place.filled.clear();
+        place.copy = None;
+        place.asked_gates.clear();
+        place.requests.clear();
+        place.watched = 0;
+        for session in &mut place.sessions[..members] {
+            *session += 1;
+        }
+        place.connections += 1;
+        self.note(|| format!("node {node} starts"));
+        self.send(MICRO, node, Core::Management, Message::Turn);
+        self.send(MICRO, node, Core::Lanes, Message::LaneTurn);
+        let upto = self.store.log.len();
+        self.send(MILLI, node, Core::Management, Message::Watch(upto));
+    }
+
+    pub(crate) fn manage(&mut self, node: usize, message: Message) {
+        match message {
+            Message::Turn => self.send(TURN, node, Core::Management, Message::Turn),
+            Message::Store(id, answer) => {
+                let now = self.nodes[node].clock(self.now);
+                if !self.nodes[node].store_answer(id, answer, now) {
+                    self.failure = Some(format!("node {node} found its id in use"));
+                }
+            }
+            Message::Watch(upto) => {
+                let now = self.nodes[node].clock(self.now);
+                let log = &self.store.log[..upto];
+                self.nodes[node].watch(node_id(node), log, self.timing, now);
+            }
+            Message::Granted {
+                member,
+                key,
+                session,
+            } => {
+                let place = &mut self.nodes[node];
+                if place.sessions[member] == session {
+                    place.asked_gates.remove(&member);
+                    place.volume.granted(member_id(member), key);
+                }
+            }
+            Message::GateRefused {
+                member,
+                key,
+                session,
+                current,
+            } => {
+                let place = &mut self.nodes[node];
+                if current.is_some_and(|current| current.epoch > key.epoch) {
+                    place.volume.gate_refused(key);
+                } else if place.sessions[member] == session {
+                    self.lose_session(node, member);
+                }
+            }
+            Message::Drained => self.nodes[node].volume.drained(),
+            Message::IoDone { id, result } => self.copied(node, id, result),
+            _ => unreachable!("not a message of management"),
+        }
+        self.turn(node);
+    }
+
+    fn turn(&mut self, node: usize) {
+        let now = self.nodes[node].clock(self.now);
+        self.expire_requests(node);
+        if let Some(join) = &mut self.nodes[node].join {
+            match join.poll(now) {
+                Some(JoinStep::Look) => {
+                    self.ask(node, Purpose::Look, Ask::Read(node_id(node)));
+                }
+                Some(JoinStep::Create(what)) => {
+                    self.ask(node, Purpose::Create, Ask::Transaction(what));
+                }
+                Some(JoinStep::Replace(what)) => {
+                    self.ask(node, Purpose::Replace, Ask::Transaction(what));
+                }
+                None => {}
+            }
+        }
+        let Some(lease) = &mut self.nodes[node].lease else {
+            return;
+        };
+        if let Some(renewal) = lease.poll(now)
+            && let Effect::Renew { number, .. } = renewal.effect
+        {
+            let purpose = Purpose::Renew(lease.holder().incarnation, number);
+            self.ask(node, purpose, Ask::Transaction(renewal));
+        }
+        self.observe(node, now);
+        self.poll_volume(node, now);
+        self.upkeep(node);
+        let place = &mut self.nodes[node];
+        let until = place
+            .lease
+            .as_ref()
+            .map_or_else(BootTime::default, Lease::until);
+        place.word.set(until);
+        if place.lease.as_ref().is_some_and(Lease::has_ended) {
+            self.rejoin(node);
+        }
+    }
+
+    /// The incarnation is gone: the node gets another one.
+    fn rejoin(&mut self, node: usize) {
+        self.drop_lanes(node);
+        let place = &mut self.nodes[node];
+        place.lease = None;
+        place.volume.restart();
+        place.copy = None;
+        place.filled.clear();
+        place.join = Some(Join::new(node_id(node), self.timing));
+        self.note(|| format!("node {node} was fenced"));
+    }
+
+    fn observe(&mut self, node: usize, now: BootTime) {
+        let place = &mut self.nodes[node];
+        let live: Vec<NodeId> = place.standing.keys().copied().collect();
+        let me = node_id(node);
+        let mut looks = Vec::new();
+        let mut fences = Vec::new();
+        let is_time = now >= place.next_look;
+        let Some(lease) = &place.lease else { return };
+        for of in live.iter().filter(|of| **of != me) {
+            let rank = ranks::observers(*of, &live).iter().position(|n| *n == me);
+            let role = rank.map_or(Role::Other, |rank| Role::Observer(rank as u8));
+            let observer = place
+                .observers
+                .entry(*of)
+                .or_insert_with(|| Observer::new(*of, role, self.timing));
+            observer.set_role(role, now);
+            if observer.must_read() && is_time {
+                looks.push(*of);
+            }
+            if let Some(fence) = observer.poll(now, lease) {
+                fences.push((index_of(*of), fence));
+            }
+        }
+        if is_time {
+            place.next_look = now + self.timing.lease() / 2;
+        }
+        for of in looks {
+            self.ask(node, Purpose::Observe(index_of(of)), Ask::Read(of));
+        }
+        for (of, fence) in fences {
+            self.note(|| format!("node {node} fences node {of}"));
+            self.ask(node, Purpose::Fence(of), Ask::Transaction(fence));
+        }
+    }
+
+    fn poll_volume(&mut self, node: usize, now: BootTime) {
+        let reached: Vec<MemberId> = (0..self.members.len())
+            .filter(|member| self.reaches(node, self.members[*member].node))
+            .map(member_id)
+            .collect();
+        let candidates: Vec<NodeId> = (0..self.nodes.len()).map(node_id).collect();
+        for _ in 0..64 {
+            let place = &mut self.nodes[node];
+            let Some(lease) = &place.lease else { return };
+            let view = View {
+                now,
+                lease,
+                standing: &place.standing,
+                reached: &reached,
+                candidates: &candidates,
+                cordoned: &[],
+            };
+            let before = place.volume.state();
+            let Some(intent) = place.volume.poll(&view) else {
+                return;
+            };
+            self.perform(node, before, intent);
+        }
+    }
+
+    fn perform(&mut self, node: usize, before: State, intent: Intent) {
+        match intent {
+            Intent::Commit {
+                number,
+                transaction,
+            } => {
+                if before == State::Standby {
+                    self.note(|| format!("node {node} takes"));
+                }
+                let holder = self.nodes[node].holder();
+                let of = holder.map_or(Incarnation(0), |holder| holder.incarnation);
+                let purpose = Purpose::Commit(of, number);
+                self.ask(node, purpose, Ask::Transaction(transaction));
+            }
+            Intent::Acquire { member, key } => {
+                let member = member_index(member);
+                let (life, to) = (self.nodes[node].life, self.members[member].node);
+                let session = self.nodes[node].sessions[member];
+                self.nodes[node].asked_gates.insert(member, self.now);
+                let message = Message::Acquire {
+                    from: node,
+                    life,
+                    member,
+                    key,
+                    session,
+                };
+                self.transmit(node, to, self.nodes[to].life, Core::Gates, message);
+            }
+            Intent::Merge { number } => self.start_copy(node, Target::Merge(number)),
+            Intent::Open => {
+                self.report.takes += 1;
+                self.note(|| format!("node {node} serves"));
+                self.open_lanes(node);
+            }
+            Intent::Close => self.send(MICRO, node, Core::Lanes, Message::Close),
+            Intent::Drop => self.drop_lanes(node),
+            Intent::Abort | Intent::NoHolder => {}
+        }
+    }
+
+    fn reaches(&self, from: usize, to: usize) -> bool {
+        self.nodes[to].up && !self.cut[from][to] && !self.cut[to][from]
+    }
+
+    /// Loses silent members, and copies to members that return.
+    fn upkeep(&mut self, node: usize) {
+        let place = &self.nodes[node];
+        let mut owed = self.owed(node);
+        owed.extend(place.asked_gates.iter().map(|(member, at)| (*member, *at)));
+        for (member, since) in owed {
+            let of = self.members[member].node;
+            let stands = self.nodes[node].standing.contains_key(&node_id(of));
+            let patience = if stands { PATIENCE } else { OWED };
+            if self.now - since >= patience || !self.nodes[of].up {
+                self.lose_session(node, member);
+                self.nodes[node].volume.put_out(member_id(member));
+            }
+        }
+        let place = &mut self.nodes[node];
+        if let Some(copy) = &place.copy
+            && self.now - copy.began >= COPY
+        {
+            let late: BTreeSet<usize> = copy.missing.values().copied().collect();
+            self.end_copy(node);
+            for member in late {
+                self.nodes[node].volume.put_out(member_id(member));
+            }
+            return;
+        }
+        if place.copy.is_some() || place.volume.state() != State::Holding || !place.lane.open {
+            return;
+        }
+        let volume = &place.volume;
+        let Some(record) = volume.record() else {
+            return;
+        };
+        let outdated = record.members.iter().find(|member| {
+            !record.is_in_sync(member.id)
+                && volume.has_gate(member.id)
+                && !volume.is_changing(member.id)
+                && !place.filled.contains(&member_index(member.id))
+        });
+        if let Some(member) = outdated {
+            let member = member_index(member.id);
+            place.lane.frozen = true;
+            if place.lane.is_idle() {
+                self.start_copy(node, Target::Member(member));
+            }
+        } else {
+            place.lane.frozen = false;
+        }
+    }
+
+    /// The connection to a member ends: its I/O is lost, and its gate must be acquired again.
+    pub(crate) fn lose_session(&mut self, node: usize, member: usize) {
+        let place = &mut self.nodes[node];
+        place.sessions[member] += 1;
+        place.asked_gates.remove(&member);
+        place.filled.remove(&member);
+        place.volume.lost_gate(member_id(member));
+        self.forget_member(node, member);
+    }
+
+    /// A gate has another key, or none.
+    pub(crate) fn gate_said_no(&mut self, node: usize, member: usize, current: Option<Key>) {
+        let place = &mut self.nodes[node];
+        let Some(own) = place.volume.key() else {
+            return;
+        };
+        if current.is_some_and(|current| current.epoch > own.epoch) {
+            place.volume.gate_refused(own);
+        } else {
+            self.lose_session(node, member);
+        }
+    }
+
+    fn ask(&mut self, node: usize, purpose: Purpose, what: Ask) {
+        let id = self.new_id();
+        let place = &mut self.nodes[node];
+        place.requests.sent(id, purpose, self.now);
+        let request = Request {
+            id,
+            from: node,
+            life: place.life,
+            sent: self.now,
+            what,
+        };
+        // A hedged request goes to two endpoints.
+        if self.random.one_in(4) {
+            self.send_request(request.clone());
+        }
+        self.send_request(request);
+    }
+
+    fn expire_requests(&mut self, node: usize) {
+        let now = self.now;
+        let place = &mut self.nodes[node];
+        let clock = place.clock(now);
+        for purpose in place.requests.late(now) {
+            match purpose {
+                Purpose::Look | Purpose::Create | Purpose::Replace => {
+                    if let Some(join) = &mut place.join {
+                        join.again(clock);
+                    }
+                }
+                Purpose::Commit(_, number) => place.volume.unanswered(number),
+                Purpose::Renew(..) | Purpose::Fence(_) | Purpose::Observe(_) => {}
+            }
+        }
+    }
+
+    pub(crate) fn remember_created(&mut self, node: usize, incarnation: Incarnation) {
+        self.nodes[node].created.insert(incarnation);
+    }
+
+    pub(crate) fn send_request(&mut self, request: Request) {
+        let delay = match self.random.below(200) {
+            0 if self.lively => self.random.within(100, 3000) * MILLI,
+            1..=6 => self.random.within(5, 100) * MILLI,
+            _ => self.random.within(200, 2000) * MICRO,
+        };
+        if !self.nodes[request.from].link.is_cut {
+            self.after(delay, Event::Store { request });
+        }
+    }
+}

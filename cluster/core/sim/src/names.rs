@@ -1,0 +1,30 @@
+//! Constants of the simulator, and the names of its parts.
+
+use nacre_cluster_core::{MemberId, NodeId, VolumeId};
+use uuid::Uuid;
+
+pub(crate) const BLOCKS: usize = 3;
+pub(crate) const MICRO: u64 = 1_000;
+pub(crate) const MILLI: u64 = 1_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
+/// Interval between the turns of a node's management and of its lanes.
+pub(crate) const TURN: u64 = 20 * MILLI;
+pub(crate) const VOLUME: VolumeId = VolumeId(Uuid::from_u128(0x7000));
+/// The number of a stall of all cores of a node.
+pub(crate) const ALL_CORES: u64 = 3;
+
+pub(crate) fn node_id(index: usize) -> NodeId {
+    NodeId(Uuid::from_u128(0x1000 + index as u128))
+}
+
+pub(crate) fn index_of(node: NodeId) -> usize {
+    (node.0.as_u128() - 0x1000) as usize
+}
+
+pub(crate) fn member_id(index: usize) -> MemberId {
+    MemberId(Uuid::from_u128(0x2000 + index as u128))
+}
+
+pub(crate) fn member_index(member: MemberId) -> usize {
+    (member.0.as_u128() - 0x2000) as usize
+}

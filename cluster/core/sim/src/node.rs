@@ -1,0 +1,259 @@
+//! A node: its clock, its link to the store, and the shipped machines.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nacre_cluster_core::join::Found;
+use nacre_cluster_core::lease::Word;
+use nacre_cluster_core::observer::{Observer, Role};
+use nacre_cluster_core::{
+    BootTime, Holder, Incarnation, Join, Lease, NodeId, Timing, Transaction, Volume, ranks,
+};
+use nacre_random::Random;
+
+use crate::lane::Lane;
+use crate::names::{BLOCKS, SECOND, VOLUME, node_id};
+use crate::requests::{Purpose, Requests};
+use crate::store::{Change, LeaseKey, Outcome};
+
+/// A request to the store.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub id: u64,
+    pub from: usize,
+    pub life: u64,
+    pub sent: u64,
+    pub what: Ask,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Ask {
+    Transaction(Transaction),
+    Read(NodeId),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Answer {
+    Transaction(Outcome),
+    Read(Option<LeaseKey>),
+}
+
+/// A merge of the in-sync members, or a copy to a member that returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// With its number.
+    Merge(u64),
+    Member(usize),
+}
+
+#[derive(Debug)]
+pub(crate) struct Copying {
+    pub target: Target,
+    pub began: u64,
+    /// I/O under way: id and member.
+    pub missing: BTreeMap<u64, usize>,
+    pub source: Option<[u64; BLOCKS]>,
+    pub dirty: [bool; BLOCKS],
+    pub writes: bool,
+}
+
+/// The node's link to the store.
+#[derive(Debug, Default)]
+pub(crate) struct StoreLink {
+    pub is_cut: bool,
+    pub is_watch_stalled: bool,
+    pub is_slow: bool,
+    /// The node's next commit is made, without an answer, and cuts the node off.
+    pub is_cut_by_commit: bool,
+}
+
+pub(crate) struct SimNode {
+    pub up: bool,
+    /// Incremented by each start and end.
+    pub life: u64,
+    /// Until when each core stalls.
+    pub stalled: [u64; 3],
+    /// The clock when the lanes' present turn began. A turn that a stall interrupts goes on with
+    /// it.
+    pub turn_clock: BootTime,
+    pub rate: u64,
+    pub offset: u64,
+    pub join: Option<Join>,
+    pub lease: Option<Lease>,
+    pub word: Word,
+    pub observers: BTreeMap<NodeId, Observer>,
+    pub next_look: BootTime,
+    pub standing: BTreeMap<NodeId, Incarnation>,
+    pub volume: Volume,
+    pub lane: Lane,
+    /// The connection to each member.
+    pub sessions: [u64; 8],
+    /// Members that get every write before they are in sync.
+    pub filled: BTreeSet<usize>,
+    pub copy: Option<Copying>,
+    pub asked_gates: BTreeMap<usize, u64>,
+    /// Hosts' connections; a fence ends all.
+    pub connections: u64,
+    pub requests: Requests,
+    pub watched: usize,
+    pub link: StoreLink,
+    /// Incarnations that this machine created.
+    pub created: BTreeSet<Incarnation>,
+}
+
+impl SimNode {
+    pub(crate) fn new(random: &mut Random) -> Self {
+        Self {
+            up: false,
+            life: 0,
+            stalled: [0; 3],
+            turn_clock: BootTime::default(),
+            rate: random.within(976_000, 1_024_000),
+            offset: random.below(SECOND * 1000),
+            join: None,
+            lease: None,
+            word: Word::default(),
+            observers: BTreeMap::new(),
+            next_look: BootTime::default(),
+            standing: BTreeMap::new(),
+            volume: Volume::new(VOLUME, node_id(0)),
+            lane: Lane::default(),
+            sessions: [0; 8],
+            filled: BTreeSet::new(),
+            copy: None,
+            asked_gates: BTreeMap::new(),
+            connections: 0,
+            requests: Requests::default(),
+            watched: 0,
+            link: StoreLink::default(),
+            created: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn clock(&self, now: u64) -> BootTime {
+        let passed = u128::from(now) * u128::from(self.rate) / 1_000_000;
+        BootTime(self.offset + passed as u64)
+    }
+
+    pub(crate) fn has_good_lease(&self, now: u64) -> bool {
+        let lease = self.lease.as_ref();
+        self.up && lease.is_some_and(|lease| lease.is_good(self.clock(now)))
+    }
+
+    pub(crate) fn holder(&self) -> Option<Holder> {
+        self.lease.as_ref().map(Lease::holder)
+    }
+
+    /// False if another machine uses the id of this node.
+    pub(crate) fn store_answer(&mut self, id: u64, answer: Answer, now: BootTime) -> bool {
+        let Some(purpose) = self.requests.answered(id) else {
+            return true;
+        };
+        match (purpose, answer) {
+            (Purpose::Look, Answer::Read(key)) => {
+                let found = key.map(|key| Found {
+                    revision: key.modified,
+                    is_ours: self.created.contains(&key.created),
+                });
+                if let Some(join) = &mut self.join
+                    && join.found(found, now).is_err()
+                {
+                    return false;
+                }
+            }
+            (Purpose::Create, Answer::Transaction(Outcome::Made(at))) => {
+                let incarnation = Incarnation(at.0);
+                let Some(join) = self.join.take() else {
+                    return true;
+                };
+                self.lease = join.created(incarnation, now);
+                self.volume.restart();
+            }
+            (Purpose::Create | Purpose::Replace, _) => {
+                if let Some(join) = &mut self.join {
+                    join.again(now);
+                }
+            }
+            (Purpose::Renew(of, number), Answer::Transaction(outcome)) => {
+                if let Some(lease) = &mut self.lease {
+                    match outcome {
+                        Outcome::Made(_) => lease.renewed(of, number, now),
+                        Outcome::Refused { .. } => lease.end(of),
+                    }
+                }
+            }
+            (Purpose::Commit(_, number), Answer::Transaction(Outcome::Made(at))) => {
+                self.volume.committed(number, at);
+            }
+            (
+                Purpose::Commit(of, number),
+                Answer::Transaction(Outcome::Refused { is_gone, found }),
+            ) => {
+                if let Some(lease) = self.lease.as_mut().filter(|_| is_gone) {
+                    lease.end(of);
+                }
+                self.volume.refused(number, found.0, found.1);
+            }
+            (Purpose::Observe(of), Answer::Read(Some(key))) => {
+                if let Some(observer) = self.observers.get_mut(&node_id(of)) {
+                    observer.saw(key.modified, now);
+                }
+            }
+            _ => {}
+        }
+        true
+    }
+
+    pub(crate) fn watch(&mut self, me: NodeId, log: &[Change], timing: Timing, now: BootTime) {
+        while let Some(change) = log.get(self.watched).cloned() {
+            self.watched += 1;
+            match change {
+                Change::Lease {
+                    node: of,
+                    key,
+                    number,
+                } => {
+                    let known = self.standing.insert(of, key.created);
+                    if known != Some(key.created) {
+                        self.observers.remove(&of);
+                    }
+                    if of == me {
+                        if let Some(lease) = &mut self.lease {
+                            lease.renewed(key.created, number, now);
+                        }
+                        continue;
+                    }
+                    // Puts are seen by observers only.
+                    let live: Vec<NodeId> = self.standing.keys().copied().collect();
+                    let rank = ranks::observers(of, &live).iter().position(|n| *n == me);
+                    if let Some(rank) = rank {
+                        let role = Role::Observer(rank as u8);
+                        let observer = self
+                            .observers
+                            .entry(of)
+                            .or_insert_with(|| Observer::new(of, role, timing));
+                        observer.set_role(role, now);
+                        observer.saw(key.modified, now);
+                    }
+                }
+                Change::LeaseEnd {
+                    node: of,
+                    incarnation,
+                    at,
+                } => {
+                    if self.standing.get(&of) == Some(&incarnation) {
+                        self.standing.remove(&of);
+                    }
+                    if let Some(observer) = self.observers.get_mut(&of) {
+                        observer.saw_end(at);
+                    }
+                    if of == me
+                        && let Some(lease) = &mut self.lease
+                    {
+                        lease.end(incarnation);
+                    }
+                }
+                Change::Record(revision, record) => self.volume.saw(revision, *record),
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The options of a simulation run, and the counters that it reports.
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Prints the events of the run.
+    pub trace: bool,
+    /// Virtual seconds of load and trouble.
+    pub seconds: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            trace: false,
+            seconds: 20,
+        }
+    }
+}
+
+/// The counters of a run. The program adds those of all runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Report {
+    pub reads: u64,
+    pub writes: u64,
+    /// Operations that a host sent again on another path.
+    pub retries: u64,
+    pub takes: u64,
+    pub fences: u64,
+    pub hand_overs: u64,
+    pub crashes: u64,
+    /// Losses of two nodes at once.
+    pub losses: u64,
+    pub stalls: u64,
+    pub promotions: u64,
+    /// Answers that waited for a lease or for assent.
+    pub held: u64,
+    /// Rounds of assent that let answers leave.
+    pub assents: u64,
+    pub virtual_ms: u64,
+}
+
+impl std::ops::Add for Report {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            reads: self.reads + other.reads,
+            writes: self.writes + other.writes,
+            retries: self.retries + other.retries,
+            takes: self.takes + other.takes,
+            fences: self.fences + other.fences,
+            hand_overs: self.hand_overs + other.hand_overs,
+            crashes: self.crashes + other.crashes,
+            losses: self.losses + other.losses,
+            stalls: self.stalls + other.stalls,
+            promotions: self.promotions + other.promotions,
+            held: self.held + other.held,
+            assents: self.assents + other.assents,
+            virtual_ms: self.virtual_ms + other.virtual_ms,
+        }
+    }
+}

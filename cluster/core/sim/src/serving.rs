@@ -1,0 +1,382 @@
+//! A model of the data path of a holder: locks per block, reads from one member, writes to all, and
+//! answers that leave by the clock or by assent.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use nacre_cluster_core::BootTime;
+use nacre_cluster_core::assent::Members;
+use nacre_cluster_core::gate::Key;
+use nacre_cluster_core::mutation::Mutation;
+use nacre_cluster_core::volume::State;
+
+use crate::client::Command;
+use crate::events::{Core, Event, Message};
+use crate::lane::{Outstanding, Running};
+use crate::member::{Io, IoResult};
+use crate::names::{ALL_CORES, MICRO, MILLI, SECOND, TURN, member_id, member_index};
+use crate::world::World;
+
+/// Time after which a round of assent is given up.
+const ROUND: u64 = 500 * MILLI;
+
+impl World {
+    pub(crate) fn lane_message(&mut self, node: usize, message: Message) {
+        match message {
+            Message::Command(command) => {
+                let place = &mut self.nodes[node];
+                if place.lane.open && command.connection == place.connections {
+                    place.lane.waiting.push_back(command);
+                    self.admit(node);
+                } else {
+                    self.answer(command, None);
+                }
+            }
+            Message::IoDone { id, result } => self.io_done(node, id, result),
+            Message::Hand { clock } => self.hand(node, clock),
+            Message::LaneTurn => {
+                self.send(TURN, node, Core::Lanes, Message::LaneTurn);
+                self.lane_turn(node);
+            }
+            Message::Close => {
+                // A lane that was stalled may see this after the node serves again.
+                if self.nodes[node].volume.state() != State::Leaving {
+                    return;
+                }
+                let lane = &mut self.nodes[node].lane;
+                lane.open = false;
+                lane.closing = true;
+                for command in std::mem::take(&mut lane.waiting) {
+                    self.answer(command, None);
+                }
+                self.report_drained(node);
+            }
+            Message::Assent { round, member, key } => self.assented(node, round, member, key),
+            _ => unreachable!("not a message of lanes"),
+        }
+    }
+
+    pub(crate) fn open_lanes(&mut self, node: usize) {
+        let lane = &mut self.nodes[node].lane;
+        lane.open = true;
+        lane.closing = false;
+    }
+
+    /// Drops all commands and answers, and ends the hosts' connections: a command that waits in a
+    /// socket must not be executed after this node has taken the volume again.
+    pub(crate) fn drop_lanes(&mut self, node: usize) {
+        let place = &mut self.nodes[node];
+        place.connections += 1;
+        let lane = std::mem::take(&mut place.lane);
+        let running = lane.running.into_values().map(|o| o.command);
+        for command in running.chain(lane.waiting) {
+            self.answer(command, None);
+        }
+    }
+
+    fn answer(&mut self, command: Command, value: Option<u64>) {
+        let delay = self.random.within(30, 300) * MICRO;
+        let Command {
+            client, attempt, ..
+        } = command;
+        self.after(
+            delay,
+            Event::Host {
+                client,
+                attempt,
+                value,
+            },
+        );
+    }
+
+    /// Starts the waiting commands whose blocks are free.
+    pub(crate) fn admit(&mut self, node: usize) {
+        let lane = &mut self.nodes[node].lane;
+        let mut still = VecDeque::new();
+        let mut started = Vec::new();
+        for command in std::mem::take(&mut lane.waiting) {
+            let is_before = still.iter().any(|c: &Command| c.block == command.block);
+            if lane.frozen || is_before || lane.is_locked(command.block) {
+                still.push_back(command);
+                continue;
+            }
+            self.last_id += 1;
+            started.push(self.last_id);
+            let operation = Running {
+                command,
+                done: BTreeSet::new(),
+                value: command.write,
+                is_collected: false,
+            };
+            lane.running.insert(self.last_id, operation);
+        }
+        lane.waiting = still;
+        started.into_iter().for_each(|id| self.pump(node, id));
+    }
+
+    /// Sends the I/O that the operation lacks, or collects it.
+    fn pump(&mut self, node: usize, id: u64) {
+        let place = &self.nodes[node];
+        let Some(operation) = place.lane.running.get(&id).filter(|o| !o.is_collected) else {
+            return;
+        };
+        let required: Vec<usize> = place
+            .volume
+            .may_be_in_sync()
+            .unwrap_or_default()
+            .iter()
+            .map(|member| member_index(*member))
+            .collect();
+        let is_under_way = |member: usize| {
+            let mut all = place.lane.outstanding.values();
+            all.any(|o| o.operation == id && o.member == member)
+        };
+        let block = operation.command.block;
+        let mut sends = Vec::new();
+        match operation.command.write {
+            Some(value) => {
+                if !required.is_empty() && required.iter().all(|m| operation.done.contains(m)) {
+                    return self.collect(node, id);
+                }
+                let targets = required.iter().chain(&place.filled);
+                for member in targets.copied().collect::<BTreeSet<_>>() {
+                    if !operation.done.contains(&member) && !is_under_way(member) {
+                        sends.push((member, Io::Write { block, value }));
+                    }
+                }
+            }
+            None => {
+                let any = place.lane.outstanding.values().any(|o| o.operation == id);
+                let record = place.volume.record();
+                let members: Vec<usize> = record
+                    .into_iter()
+                    .flat_map(|record| record.in_sync())
+                    .filter(|member| place.volume.has_gate(member.id))
+                    .map(|member| member_index(member.id))
+                    .collect();
+                if !any && !members.is_empty() {
+                    sends.push((*self.random.pick(&members), Io::Read { block }));
+                }
+            }
+        }
+        let client = operation.command.client;
+        for (member, io) in sends {
+            if matches!(io, Io::Read { .. }) && self.lively && self.random.one_in(60) {
+                self.stall_at_read(node, client);
+            }
+            if self.nodes[node].volume.has_gate(member_id(member)) {
+                let io_id = self.send_io(node, Core::Lanes, member, io);
+                let sent = self.now;
+                let outstanding = Outstanding {
+                    operation: id,
+                    member,
+                    sent,
+                };
+                self.nodes[node].lane.outstanding.insert(io_id, outstanding);
+            }
+        }
+    }
+
+    /// The node stalls with a read under way, for so long that another node takes over. Its member
+    /// may do the read afterwards, with data that is stale by then.
+    fn stall_at_read(&mut self, node: usize, client: usize) {
+        let ms = self.random.within(2500, 5000);
+        self.stall(node, ALL_CORES, ms);
+        self.quiet_until = self.now + ms * MILLI;
+        self.clients[client].be_patient(self.now + 10 * SECOND);
+    }
+
+    /// Sends an I/O to a member; returns its id.
+    pub(crate) fn send_io(&mut self, node: usize, core: Core, member: usize, io: Io) -> u64 {
+        let id = self.new_id();
+        let place = &self.nodes[node];
+        let Some(key) = place.volume.key() else {
+            return id;
+        };
+        let (session, life) = (place.sessions[member], place.life);
+        let to = self.members[member].node;
+        let message = Message::Io {
+            from: node,
+            life,
+            core,
+            id,
+            member,
+            io,
+            key,
+            session,
+        };
+        self.transmit(node, to, self.nodes[to].life, Core::Gates, message);
+        id
+    }
+
+    fn io_done(&mut self, node: usize, id: u64, result: IoResult) {
+        let Some(Outstanding {
+            operation, member, ..
+        }) = self.nodes[node].lane.outstanding.remove(&id)
+        else {
+            return;
+        };
+        match result {
+            IoResult::Refused(current) => {
+                self.gate_said_no(node, member, current);
+            }
+            IoResult::Done(value) => {
+                let place = &mut self.nodes[node];
+                let in_sync = place.volume.record();
+                let in_sync = in_sync.is_some_and(|r| r.is_in_sync(member_id(member)));
+                if let Some(found) = place.lane.running.get_mut(&operation) {
+                    if found.command.write.is_some() {
+                        found.done.insert(member);
+                    } else if in_sync {
+                        found.value = Some(value);
+                        return self.collect(node, operation);
+                    }
+                }
+                self.pump(node, operation);
+            }
+            IoResult::All(..) => {}
+        }
+    }
+
+    /// The operation has its data. Its answer leaves at the end of this turn, after another look at
+    /// the clock.
+    fn collect(&mut self, node: usize, id: u64) {
+        let place = &mut self.nodes[node];
+        let Some(operation) = place.lane.running.get_mut(&id) else {
+            return;
+        };
+        operation.is_collected = true;
+        let is_first = place.lane.collected.is_empty();
+        place.lane.collected.push(id);
+        let clock = place.turn_clock.0;
+        if is_first {
+            self.send(10 * MICRO, node, Core::Lanes, Message::Hand { clock });
+        }
+    }
+
+    fn hand(&mut self, node: usize, clock: u64) {
+        let place = &mut self.nodes[node];
+        let now = if Mutation::ClockOfTurn.is_active() {
+            BootTime(clock)
+        } else {
+            place.clock(self.now)
+        };
+        let is_good = place.word.is_good(now);
+        for id in std::mem::take(&mut self.nodes[node].lane.collected) {
+            if is_good || self.has_own_assent(node, id) {
+                self.leave(node, id);
+                continue;
+            }
+            self.report.held += 1;
+            let lane = &mut self.nodes[node].lane;
+            lane.last_ticket += 1;
+            lane.held.insert(lane.last_ticket, id);
+        }
+    }
+
+    /// A write on all members that may be in sync: its completions are their assent.
+    fn has_own_assent(&self, node: usize, id: u64) -> bool {
+        let place = &self.nodes[node];
+        let Some(operation) = place.lane.running.get(&id) else {
+            return false;
+        };
+        let has = |member: &_| operation.done.contains(&member_index(*member));
+        let members = place.volume.may_be_in_sync();
+        operation.command.write.is_some() && members.is_some_and(|m| m.iter().all(has))
+    }
+
+    /// The answer leaves, and the block is free.
+    fn leave(&mut self, node: usize, id: u64) {
+        let lane = &mut self.nodes[node].lane;
+        if let Some(operation) = lane.running.remove(&id) {
+            lane.outstanding.retain(|_, o| o.operation != id);
+            self.answer(operation.command, operation.value);
+        }
+        self.admit(node);
+        self.report_drained(node);
+    }
+
+    fn report_drained(&mut self, node: usize) {
+        let lane = &self.nodes[node].lane;
+        if lane.closing && lane.is_idle() {
+            self.send(MICRO, node, Core::Management, Message::Drained);
+        }
+    }
+
+    fn lane_turn(&mut self, node: usize) {
+        self.admit(node);
+        let ids: Vec<u64> = self.nodes[node].lane.running.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.pump(node, id));
+        let place = &self.nodes[node];
+        if place.lane.held.is_empty() {
+            return;
+        }
+        if place.word.is_good(place.clock(self.now)) {
+            return self.release_held(node, u64::MAX);
+        }
+        if !matches!(place.volume.state(), State::Holding | State::Leaving) {
+            return;
+        }
+        let Some(members) = place.volume.may_be_in_sync() else {
+            return;
+        };
+        let lane = &mut self.nodes[node].lane;
+        let is_over = |(began, of): &(u64, Members)| self.now - began >= ROUND || *of != members;
+        if lane.round.as_ref().is_some_and(is_over) {
+            lane.assent.abandon();
+            lane.round = None;
+        }
+        let Some(round) = lane.assent.start(lane.last_ticket, members.clone()) else {
+            return;
+        };
+        lane.round = Some((self.now, members.clone()));
+        let life = self.nodes[node].life;
+        for member in members {
+            let member = member_index(member);
+            let to = self.members[member].node;
+            let message = Message::Report {
+                from: node,
+                life,
+                round,
+                member,
+            };
+            self.transmit(node, to, self.nodes[to].life, Core::Gates, message);
+        }
+    }
+
+    fn assented(&mut self, node: usize, round: u64, member: usize, key: Option<Key>) {
+        let place = &mut self.nodes[node];
+        let own = place.volume.key();
+        if own.is_none() || key != own {
+            return self.gate_said_no(node, member, key);
+        }
+        let members = place.volume.may_be_in_sync();
+        let of = place.lane.round.as_ref().map(|(_, of)| of.clone());
+        if of.is_none() || of != members {
+            return;
+        }
+        if let Some(covers) = place.lane.assent.confirmed(round, member_id(member)) {
+            place.lane.round = None;
+            self.report.assents += 1;
+            self.release_held(node, covers);
+        }
+    }
+
+    fn release_held(&mut self, node: usize, covers: u64) {
+        let held = &mut self.nodes[node].lane.held;
+        let later = held.split_off(&covers.saturating_add(1));
+        let ready = std::mem::replace(held, later);
+        ready.into_values().for_each(|id| self.leave(node, id));
+    }
+
+    /// The member's I/O is lost: what lacks it is sent again, when the member has a gate.
+    pub(crate) fn forget_member(&mut self, node: usize, member: usize) {
+        let lane = &mut self.nodes[node].lane;
+        lane.outstanding.retain(|_, o| o.member != member);
+    }
+
+    /// The members that owe an answer, with the time since which they do.
+    pub(crate) fn owed(&self, node: usize) -> Vec<(usize, u64)> {
+        let outstanding = self.nodes[node].lane.outstanding.values();
+        outstanding.map(|o| (o.member, o.sent)).collect()
+    }
+}

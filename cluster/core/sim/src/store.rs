@@ -1,0 +1,134 @@
+//! The store: keys with revisions, transactions, and the log of changes that watches follow.
+
+use nacre_cluster_core::{Condition, Effect, Incarnation, NodeId, Record, Revision, Transaction};
+use std::collections::BTreeMap;
+
+/// The lease key of a node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LeaseKey {
+    pub created: Incarnation,
+    pub modified: Revision,
+}
+
+/// A change, as a watch shows it.
+#[derive(Debug, Clone)]
+pub(crate) enum Change {
+    Lease {
+        node: NodeId,
+        key: LeaseKey,
+        number: u64,
+    },
+    LeaseEnd {
+        node: NodeId,
+        incarnation: Incarnation,
+        at: Revision,
+    },
+    Record(Revision, Box<Record>),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Outcome {
+    Made(Revision),
+    Refused {
+        /// The sender's incarnation is gone.
+        is_gone: bool,
+        found: Box<(Revision, Record)>,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct Store {
+    revision: u64,
+    pub leases: BTreeMap<NodeId, LeaseKey>,
+    /// The key before its last change, if there was one: a stale read returns it.
+    former: BTreeMap<NodeId, Option<LeaseKey>>,
+    record: (Revision, Record),
+    pub log: Vec<Change>,
+}
+
+impl Store {
+    pub(crate) fn new(record: Record) -> Self {
+        let record = (Revision(1), record);
+        Self {
+            revision: 1,
+            leases: BTreeMap::new(),
+            former: BTreeMap::new(),
+            log: vec![Change::Record(record.0, Box::new(record.1.clone()))],
+            record,
+        }
+    }
+
+    /// A read, which may be stale.
+    pub(crate) fn read(&self, node: NodeId, stale: bool) -> Option<LeaseKey> {
+        let former = self.former.get(&node).filter(|_| stale).copied();
+        former.unwrap_or_else(|| self.leases.get(&node).copied())
+    }
+
+    pub(crate) fn record(&self) -> &(Revision, Record) {
+        &self.record
+    }
+
+    fn holds(&self, condition: &Condition) -> bool {
+        let lease = |node: &NodeId| self.leases.get(node);
+        match condition {
+            Condition::Stands(node, is) => lease(node).is_some_and(|key| key.created == *is),
+            Condition::Ended(node, was) => lease(node).is_none_or(|key| key.created != *was),
+            Condition::NoLease(node) => lease(node).is_none(),
+            Condition::LeaseUnchanged(node, at) => {
+                lease(node).is_some_and(|key| key.modified == *at)
+            }
+            Condition::VolumeUnchanged(_, at) => self.record.0 == *at,
+        }
+    }
+
+    pub(crate) fn execute(&mut self, transaction: Transaction) -> Outcome {
+        let is_refused = !transaction.conditions.iter().all(|c| self.holds(c));
+        // A write of an absent lease key creates it: nothing but the conditions prevents that.
+        let is_void = match &transaction.effect {
+            Effect::Fence { node } => !self.leases.contains_key(node),
+            _ => false,
+        };
+        if is_refused || is_void {
+            let mut own = transaction.conditions.iter();
+            let is_gone = own.any(|c| matches!(c, Condition::Stands(..)) && !self.holds(c));
+            return Outcome::Refused {
+                is_gone,
+                found: Box::new(self.record.clone()),
+            };
+        }
+        self.revision += 1;
+        let at = Revision(self.revision);
+        match transaction.effect {
+            Effect::Create { node } => self.put_lease(node, at, 0),
+            Effect::Renew { node, number } => self.put_lease(node, at, number),
+            Effect::Fence { node } => {
+                if let Some(key) = self.leases.remove(&node) {
+                    self.former.insert(node, Some(key));
+                    let incarnation = key.created;
+                    self.log.push(Change::LeaseEnd {
+                        node,
+                        incarnation,
+                        at,
+                    });
+                }
+            }
+            Effect::Commit { record, .. } => {
+                self.record = (at, *record);
+                self.log
+                    .push(Change::Record(at, Box::new(self.record.1.clone())));
+            }
+        }
+        Outcome::Made(at)
+    }
+
+    fn put_lease(&mut self, node: NodeId, at: Revision, number: u64) {
+        let former = self.leases.get(&node).copied();
+        let key = LeaseKey {
+            created: former.map_or(Incarnation(at.0), |key| key.created),
+            modified: at,
+        };
+        self.former.insert(node, former);
+        self.leases.insert(node, key);
+        self.log.push(Change::Lease { node, key, number });
+    }
+}

@@ -1,0 +1,140 @@
+//! The gate of one member: the one place through which its node lets a holder write it, locally or
+//! remotely.
+//!
+//! ```text
+//!   acquire ─▶ older I/O refused ─▶ older I/O in flight ends, key stored ─▶ granted
+//! ```
+//!
+//! The key is stored before it is granted, so a restart forgets no fence.
+
+use crate::mutation::Mutation;
+use crate::record::Holder;
+
+/// A holder in one epoch. Of two keys, the higher epoch wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    pub epoch: u64,
+    pub holder: Holder,
+}
+
+/// The key that a gate has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the gate has the key of epoch {:?}", current.map(|key| key.epoch))]
+pub struct Refused {
+    pub current: Option<Key>,
+}
+
+/// An I/O that passed the gate. Return it to [`Gate::ended`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admission {
+    generation: u64,
+}
+
+/// The next step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateStep {
+    /// Store the key durably, then call [`Gate::stored`].
+    Store(Key),
+    /// Answer the acquirer: only this key, in this session, passes from here on.
+    Grant { key: Key, session: u64 },
+}
+
+#[derive(Debug, Default)]
+pub struct Gate {
+    key: Option<Key>,
+    /// The holder's connection; `None` from a restart until a holder acquires the gate. A later
+    /// connection ends the earlier one's I/O.
+    session: Option<u64>,
+    /// Incremented by each key and session.
+    generation: u64,
+    in_flight: u32,
+    older_in_flight: u32,
+    stored: Option<Key>,
+    storing: bool,
+    granted: bool,
+}
+
+impl Gate {
+    /// The gate of a node that starts, with the key that was stored. No I/O passes until a holder
+    /// acquires the gate again.
+    pub fn restore(stored: Option<Key>) -> Self {
+        let stored = stored.filter(|_| !Mutation::GateForgets.is_active());
+        Self {
+            key: stored,
+            stored,
+            granted: true,
+            ..Self::default()
+        }
+    }
+
+    /// A holder registers its key, and excludes every lower one. [`GateStep::Grant`] answers.
+    pub fn acquire(&mut self, key: Key, session: u64) -> Result<(), Refused> {
+        if let Some(current) = self.key {
+            let is_older = key.epoch < current.epoch;
+            let is_other = key.epoch == current.epoch && key.holder != current.holder;
+            let is_late = key == current && self.session.is_some_and(|last| session < last);
+            if is_older || is_other || is_late {
+                return Err(Refused {
+                    current: Some(current),
+                });
+            }
+        }
+        if self.key != Some(key) || self.session != Some(session) {
+            self.older_in_flight += self.in_flight;
+            self.in_flight = 0;
+            self.generation += 1;
+            self.key = Some(key);
+            self.session = Some(session);
+        }
+        self.granted = false;
+        Ok(())
+    }
+
+    /// Lets an I/O pass. The caller performs it, and reports its end.
+    pub fn admit(&mut self, key: Key, session: u64) -> Result<Admission, Refused> {
+        if self.key == Some(key) && self.session == Some(session) && self.granted {
+            self.in_flight += 1;
+            let generation = self.generation;
+            Ok(Admission { generation })
+        } else {
+            Err(Refused { current: self.key })
+        }
+    }
+
+    pub fn ended(&mut self, admission: Admission) {
+        if admission.generation == self.generation {
+            self.in_flight -= 1;
+        } else {
+            self.older_in_flight -= 1;
+        }
+    }
+
+    /// The key is durable.
+    pub fn stored(&mut self, key: Key) {
+        self.storing = false;
+        self.stored = Some(key);
+    }
+
+    pub fn poll(&mut self) -> Option<GateStep> {
+        let key = self.key?;
+        if self.stored != Some(key) {
+            if self.storing {
+                return None;
+            }
+            self.storing = true;
+            return Some(GateStep::Store(key));
+        }
+        let is_quiet = self.older_in_flight == 0 || Mutation::GateBeforeEnd.is_active();
+        if self.granted || !is_quiet {
+            return None;
+        }
+        let session = self.session?;
+        self.granted = true;
+        Some(GateStep::Grant { key, session })
+    }
+
+    /// The key that passes: the answer to a holder that asks for assent.
+    pub fn key(&self) -> Option<Key> {
+        self.key
+    }
+}

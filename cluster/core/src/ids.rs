@@ -1,0 +1,26 @@
+//! Identities: nodes, volumes, members, and the store's numbers for incarnations and changes.
+
+use uuid::Uuid;
+
+/// Most nodes of a cluster.
+pub const MAX_NODES: usize = 128;
+/// Most members of a volume.
+pub const MAX_MEMBERS: usize = 5;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub Uuid);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeId(pub Uuid);
+
+/// One replica of a volume, on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub Uuid);
+
+/// The creation revision of a node's lease key: the store assigns it once, and never again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Incarnation(pub u64);
+
+/// The modification revision of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub u64);

@@ -1,0 +1,149 @@
+//! A node's own lease: renewed in the store, and read by every lane before an answer leaves.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrayvec::ArrayVec;
+
+use crate::ids::Incarnation;
+use crate::mutation::Mutation;
+use crate::record::Holder;
+use crate::time::{BootTime, Timing};
+use crate::transaction::Transaction;
+
+/// Renewals without an answer that are remembered; older ones can no longer extend the lease.
+const MAX_ATTEMPTS: usize = 8;
+
+/// The time until which the lease is good. One writer, many readers.
+///
+/// A lane reads the clock after it has collected data from the members, and hands the data to hosts
+/// only if the lease is good at that time. A pause after the check is harmless: the data was
+/// current at a time between command and answer.
+#[derive(Debug, Default)]
+pub struct Word(AtomicU64);
+
+impl Word {
+    pub fn is_good(&self, now: BootTime) -> bool {
+        Mutation::AnswerWithoutClock.is_active() || now.0 < self.0.load(Ordering::Acquire)
+    }
+
+    pub fn set(&self, until: BootTime) {
+        self.0.store(until.0, Ordering::Release);
+    }
+}
+
+/// The lease of this node in one incarnation.
+///
+/// The order of calls: [`Lease::poll`] at [`Lease::due`] and after, [`Lease::renewed`] for each
+/// answer, [`Lease::end`] when the store no longer has the incarnation. Answers may be late, so
+/// both name the incarnation that sent the renewal.
+#[derive(Debug)]
+pub struct Lease {
+    me: Holder,
+    timing: Timing,
+    /// Renewals without an answer, oldest first.
+    attempts: ArrayVec<Attempt, MAX_ATTEMPTS>,
+    last_number: u64,
+    due: BootTime,
+    /// The start of the current period without a gap, as far as answers have shown it.
+    since: BootTime,
+    until: BootTime,
+    ended: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Attempt {
+    number: u64,
+    sent: BootTime,
+}
+
+impl Lease {
+    /// The lease of a key that this node created with a transaction sent at `sent`.
+    pub fn new(me: Holder, timing: Timing, sent: BootTime, now: BootTime) -> Self {
+        Self {
+            me,
+            timing,
+            attempts: ArrayVec::new(),
+            last_number: 0,
+            due: sent + timing.renewal(),
+            since: now,
+            until: sent + timing.validity(),
+            ended: false,
+        }
+    }
+
+    pub fn holder(&self) -> Holder {
+        self.me
+    }
+
+    /// The next renewal. A renewal without an answer does not delay the next one.
+    pub fn poll(&mut self, now: BootTime) -> Option<Transaction> {
+        if self.ended || now < self.due {
+            return None;
+        }
+        self.due = now + self.timing.renewal();
+        self.last_number += 1;
+        if self.attempts.is_full() {
+            self.attempts.remove(0);
+        }
+        let number = self.last_number;
+        self.attempts.push(Attempt { number, sent: now });
+        Some(Transaction::renew(self.me, number))
+    }
+
+    /// The time of the next renewal.
+    pub fn due(&self) -> BootTime {
+        self.due
+    }
+
+    /// The store has made renewal `number`, as its answer or a later one shows. A renewal after the
+    /// lease ran out revives it: the write proves that no fence came before it.
+    pub fn renewed(&mut self, of: Incarnation, number: u64, now: BootTime) {
+        if of != self.me.incarnation {
+            return;
+        }
+        let Some(at) = self.attempts.iter().position(|a| a.number == number) else {
+            return;
+        };
+        let sent = self.attempts[at].sent;
+        self.attempts.drain(..=at);
+        if self.ended {
+            return;
+        }
+        if now >= self.until {
+            self.since = now;
+        }
+        let from = if Mutation::LeaseFromAnswer.is_active() {
+            now
+        } else {
+            sent
+        };
+        self.until = self.until.max(from + self.timing.validity());
+    }
+
+    /// The store no longer has the incarnation.
+    pub fn end(&mut self, of: Incarnation) {
+        if of != self.me.incarnation {
+            return;
+        }
+        self.ended = true;
+        self.until = BootTime::default();
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The value for [`Word::set`].
+    pub fn until(&self) -> BootTime {
+        self.until
+    }
+
+    pub fn is_good(&self, now: BootTime) -> bool {
+        now < self.until
+    }
+
+    /// The time since which the lease has been good without a gap; `None` if it is not good.
+    pub fn good_since(&self, now: BootTime) -> Option<BootTime> {
+        self.is_good(now).then_some(self.since)
+    }
+}

@@ -1,0 +1,53 @@
+//! Decides which node of a cluster serves a volume: leases, fences, takes, gates, and the states
+//! of a volume on a node. Pure state machines: no I/O, no thread, and every time is an argument.
+//!
+//! ```text
+//!              Join ──▶ Lease ──▶ Word          read where answers leave
+//!   store        │        │ good since, until
+//!   answers ─────┤     Observer ──▶ fence       of each other node
+//!   and watch    │        │ leases that stand
+//!              Volume ◀───┘ ──▶ take, gates, commits, open, close
+//!                │
+//!   members    Gate (one per member, on its node)     Assent (answers without a lease)
+//! ```
+//!
+//! Changes of the store are [`Transaction`]s: conditions and one effect. The store executes one
+//! only while all conditions hold, so a copy of it changes nothing (`transaction` names the
+//! exceptions). Safety rests on these transactions, on the
+//! gates, and on clocks whose rates differ by less than 2.5 %. It does not rest on reads of the
+//! store, on the arrival of watch events, or on wall clocks.
+//!
+//! `cluster/core/sim` runs the machines on several simulated nodes. The daemon does not use this
+//! crate yet.
+
+#![forbid(unsafe_code)]
+
+pub mod assent;
+pub mod gate;
+pub mod ids;
+pub mod intent;
+pub mod join;
+pub mod lease;
+pub mod mutation;
+pub mod observer;
+pub mod ranks;
+pub mod record;
+pub mod slots;
+pub mod time;
+pub mod transaction;
+mod ungated;
+pub mod volume;
+
+#[cfg(test)]
+mod tests;
+
+pub use assent::Assent;
+pub use gate::Gate;
+pub use ids::{Incarnation, MemberId, NodeId, Revision, VolumeId};
+pub use join::Join;
+pub use lease::Lease;
+pub use observer::Observer;
+pub use record::{Holder, Member, MemberState, Record};
+pub use time::{BootTime, Timing};
+pub use transaction::{Condition, Effect, Transaction};
+pub use volume::Volume;

@@ -1,0 +1,94 @@
+//! Deliberate faults, to prove that the simulator's checkers find them.
+//!
+//! They exist only with the feature `mutations`, which release builds cannot enable; without it
+//! every check here is a constant `false`. At most one is active at a time, and only on the thread
+//! that activated it.
+
+#[cfg(all(feature = "mutations", not(debug_assertions)))]
+compile_error!("the feature `mutations` breaks clusters on purpose: it is for tests only");
+
+/// The fault. The simulator's model of the data path has those that no machine here decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Answers leave without a look at the clock.
+    AnswerWithoutClock,
+    /// Answers leave by the clock as it was before the data was collected.
+    ClockOfTurn,
+    /// The lease counts from the answer to the renewal, not from its start.
+    LeaseFromAnswer,
+    /// A fence does not compare the revision of the last renewal.
+    FenceWithoutRevision,
+    /// A node takes a volume although the holder's lease stands.
+    TakeWithoutFence,
+    /// Transactions do not compare the sender's incarnation.
+    NoIncarnation,
+    /// An observer counts the time in which it had no lease itself.
+    ObserverWithoutLease,
+    /// One member's assent suffices.
+    AssentOfOne,
+    /// Only the recorded members are asked for assent while a promotion is unanswered.
+    AssentByRecord,
+    /// A fenced holder forgets a promotion whose answer is missing, before its lanes are dropped.
+    FencedForgets,
+    /// The holder's own member takes its I/O without its gate.
+    LocalPastGate,
+    /// A gate answers a new holder before the I/O of the former one has ended.
+    GateBeforeEnd,
+    /// A gate forgets its key when its node restarts.
+    GateForgets,
+    /// A holder leaves with I/O in flight.
+    LeaveWithoutDrain,
+    /// The lowest free slot is assigned, even if it was free only a moment ago.
+    SlotAtOnce,
+    /// A take does not make the members equal where their logs are dirty.
+    SkipMerge,
+}
+
+#[cfg(not(feature = "mutations"))]
+impl Mutation {
+    #[inline(always)]
+    pub const fn is_active(self) -> bool {
+        false
+    }
+}
+
+#[cfg(feature = "mutations")]
+mod switch {
+    use std::cell::Cell;
+
+    use super::Mutation;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Mutation>> = const { Cell::new(None) };
+    }
+
+    impl Mutation {
+        pub fn is_active(self) -> bool {
+            ACTIVE.get() == Some(self)
+        }
+
+        pub const ALL: [Mutation; 16] = [
+            Mutation::AnswerWithoutClock,
+            Mutation::ClockOfTurn,
+            Mutation::LeaseFromAnswer,
+            Mutation::FenceWithoutRevision,
+            Mutation::TakeWithoutFence,
+            Mutation::NoIncarnation,
+            Mutation::ObserverWithoutLease,
+            Mutation::AssentOfOne,
+            Mutation::AssentByRecord,
+            Mutation::FencedForgets,
+            Mutation::LocalPastGate,
+            Mutation::GateBeforeEnd,
+            Mutation::GateForgets,
+            Mutation::LeaveWithoutDrain,
+            Mutation::SlotAtOnce,
+            Mutation::SkipMerge,
+        ];
+
+        /// Activates a fault from here on, on this thread.
+        pub fn activate(which: Option<Mutation>) {
+            ACTIVE.set(which);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Watches the lease of one other node, and fences that node when its lease has run out.
+
+use std::time::Duration;
+
+use crate::ids::{NodeId, Revision};
+use crate::lease::Lease;
+use crate::mutation::Mutation;
+use crate::time::{BootTime, Timing};
+use crate::transaction::Transaction;
+
+/// The delay between the observers of one node, so that usually one of them fences.
+const STAGGER: Duration = Duration::from_millis(100);
+/// Time from a fence without effect to the next one.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// How this node observes the other one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// One of the node's observers, by rank from 0. It sees every renewal in a watch.
+    Observer(u8),
+    /// Any other node. It reads the key from time to time, and fences only when all observers are
+    /// silent.
+    Other,
+}
+
+/// The observation of one node's lease.
+#[derive(Debug)]
+pub struct Observer {
+    node: NodeId,
+    timing: Timing,
+    role: Role,
+    /// The last renewal, and the time from which its lease is counted.
+    last: Option<(Revision, Option<BootTime>)>,
+    /// A later renewal may have been missed.
+    is_unsure: bool,
+    not_before: BootTime,
+}
+
+impl Observer {
+    pub fn new(node: NodeId, role: Role, timing: Timing) -> Self {
+        Self {
+            node,
+            timing,
+            role,
+            last: None,
+            is_unsure: false,
+            not_before: BootTime::default(),
+        }
+    }
+
+    /// A change of role keeps the last renewal. Its node may be dead, so no other renewal may come.
+    /// An observer counts a renewal that it has only read from now on: it was made before.
+    pub fn set_role(&mut self, role: Role, now: BootTime) {
+        self.is_unsure |= self.role == Role::Other;
+        self.role = role;
+        if let (Role::Observer(_), Some((_, at))) = (role, &mut self.last) {
+            at.get_or_insert(now);
+        }
+    }
+
+    /// True if the key must be read from time to time: the watch shows it to observers only, and
+    /// only from the time at which they became observers. A fence without effect shows that a
+    /// renewal was missed.
+    pub fn must_read(&self) -> bool {
+        self.role == Role::Other || self.last.is_none() || self.is_unsure
+    }
+
+    /// The key was last written at `revision`, by a watch event or a read. Old news is ignored.
+    pub fn saw(&mut self, revision: Revision, now: BootTime) {
+        match self.last {
+            Some((known, _)) if known > revision => {}
+            Some((known, None)) if known == revision => self.last = Some((known, Some(now))),
+            Some((known, Some(_))) if known == revision => {}
+            _ => {
+                let at = (self.role != Role::Other).then_some(now);
+                self.last = Some((revision, at));
+                self.is_unsure = false;
+            }
+        }
+    }
+
+    /// The key was deleted at `revision`.
+    pub fn saw_end(&mut self, revision: Revision) {
+        if self.last.is_some_and(|(known, _)| known < revision) {
+            self.last = None;
+        }
+    }
+
+    /// The fence, if it is due. Time counts only while this node's own lease has been good without
+    /// a gap, so no node is fenced right after the store was away.
+    pub fn poll(&mut self, now: BootTime, own: &Lease) -> Option<Transaction> {
+        let due = self.due(now, own)?;
+        if now < due {
+            return None;
+        }
+        let (revision, _) = self.last?;
+        self.not_before = now + RETRY;
+        self.is_unsure = true;
+        Some(Transaction::fence(own.holder(), self.node, revision))
+    }
+
+    /// The time of the fence; `None` while there is nothing to count.
+    pub fn due(&self, now: BootTime, own: &Lease) -> Option<BootTime> {
+        let mut from = self.last?.1?;
+        if !Mutation::ObserverWithoutLease.is_active() {
+            from = from.max(own.good_since(now)?);
+        } else if own.has_ended() {
+            return None;
+        }
+        let wait = match self.role {
+            Role::Observer(rank) => self.timing.lease() + STAGGER * u32::from(rank),
+            Role::Other => self.timing.silence_of_observers(),
+        };
+        Some((from + wait).max(self.not_before))
+    }
+}

@@ -1,0 +1,61 @@
+//! Slots of a publication: each node that shows a volume has one, and with it a range of controller
+//! ids that no other node of the publication has.
+//!
+//! A host may keep controllers of a removed node for a while. Another node with the same ids would
+//! be refused by Linux ("Duplicate cntlid"). So a slot is assigned again only after all other free
+//! slots were.
+
+use std::ops::RangeInclusive;
+
+use arrayvec::ArrayVec;
+
+use crate::ids::NodeId;
+use crate::mutation::Mutation;
+
+/// Nodes that can show one volume.
+pub const MAX_SLOTS: usize = 16;
+/// Controller ids of one slot.
+const IDS: u16 = 4094;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Slots {
+    assigned: ArrayVec<(NodeId, u8), MAX_SLOTS>,
+    /// The slot after the last one assigned.
+    next: u8,
+}
+
+impl Slots {
+    /// The node's slot, assigned now if it has none; `None` if all slots are in use.
+    pub fn assign(&mut self, node: NodeId) -> Option<u8> {
+        if let Some(slot) = self.of(node) {
+            return Some(slot);
+        }
+        let first = if Mutation::SlotAtOnce.is_active() {
+            0
+        } else {
+            self.next
+        };
+        let most = MAX_SLOTS as u8;
+        let slot = (0..most)
+            .map(|step| (first + step) % most)
+            .find(|slot| self.assigned.iter().all(|(_, used)| used != slot))?;
+        self.assigned.push((node, slot));
+        self.next = (slot + 1) % most;
+        Some(slot)
+    }
+
+    pub fn remove(&mut self, node: NodeId) {
+        self.assigned.retain(|(of, _)| *of != node);
+    }
+
+    pub fn of(&self, node: NodeId) -> Option<u8> {
+        let found = self.assigned.iter().find(|(of, _)| *of == node);
+        found.map(|(_, slot)| *slot)
+    }
+}
+
+/// The controller ids of a slot.
+pub fn controller_ids(slot: u8) -> RangeInclusive<u16> {
+    let first = 1 + IDS * u16::from(slot);
+    first..=first + IDS - 1
+}

@@ -1,0 +1,76 @@
+//! Times of `CLOCK_BOOTTIME`, and the durations that follow from the duration of a lease.
+
+use std::ops::Add;
+use std::time::Duration;
+
+/// Nanoseconds of this machine's `CLOCK_BOOTTIME`. Times of two machines are not comparable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct BootTime(pub u64);
+
+impl BootTime {
+    /// The time from `earlier` to this time; zero if `earlier` is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for BootTime {
+    type Output = Self;
+
+    fn add(self, by: Duration) -> Self {
+        let nanos = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos))
+    }
+}
+
+/// The duration of a lease, and all durations derived from it.
+///
+/// The clocks' rates may differ by 2.5 %. A lease of duration L is valid for 0.95 L on its node,
+/// and an observer waits for L: 0.95 L · 1.025 < L · 0.975.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    lease: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("lease of {lease:?}: choose 1 to 30 seconds")]
+pub struct InvalidLease {
+    pub lease: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(2),
+        }
+    }
+}
+
+impl Timing {
+    pub fn new(lease: Duration) -> Result<Self, InvalidLease> {
+        if (Duration::from_secs(1)..=Duration::from_secs(30)).contains(&lease) {
+            Ok(Self { lease })
+        } else {
+            Err(InvalidLease { lease })
+        }
+    }
+
+    /// An observer's wait from a renewal to the fence.
+    pub fn lease(self) -> Duration {
+        self.lease
+    }
+
+    /// The node's own share of its lease, from the time at which it sent the renewal.
+    pub fn validity(self) -> Duration {
+        self.lease / 20 * 19
+    }
+
+    pub fn renewal(self) -> Duration {
+        self.lease / 5
+    }
+
+    /// The wait of nodes that are not observers, from their second equal reading.
+    pub fn silence_of_observers(self) -> Duration {
+        self.lease * 2
+    }
+}

@@ -1,0 +1,485 @@
+//! The client: requests to one of several endpoints, with deadlines.
+//!
+//! A request goes to the endpoint that answered last. If it is silent for 150 ms, a copy goes to
+//! the next one, and so on; the first answer counts. A member that is stopped or cut off so costs
+//! 150 ms once, not a timeout per request.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use http::uri::PathAndQuery;
+use prost::Message;
+use tokio::time::Instant;
+use tonic::Request;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic_prost::ProstCodec;
+
+use crate::error::{Error, Failure, described, judge};
+use crate::keys::range_end;
+use crate::messages::*;
+
+pub use crate::messages::KeyValue;
+
+/// Time without an answer after which a copy of the request goes to the next endpoint.
+const HEDGE: Duration = Duration::from_millis(150);
+/// Time after which copies go to all endpoints again: a follower forwards a request to a dead
+/// leader, and waits for it for longer than an election takes.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Most copies under way per endpoint.
+const COPIES: usize = 3;
+/// Most failures that the error of an unanswered request names.
+const NOTES: usize = 6;
+/// Pause after all endpoints failed at once.
+const PAUSE: Duration = Duration::from_millis(100);
+const CONNECT: Duration = Duration::from_secs(2);
+/// etcd's default limit of a request (`--max-request-bytes`).
+const MAX_REQUEST: usize = 1536 * 1024;
+/// Largest accepted answer. Pages of [`PAGE`] records stay far below.
+const MAX_ANSWER: usize = 16 << 20;
+/// Keys of one page of a range.
+const PAGE: i64 = 500;
+/// The start of a certificate in PEM.
+const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
+/// Most endpoints.
+const MAX_ENDPOINTS: usize = 16;
+
+/// Where etcd is.
+#[derive(Debug, Clone)]
+pub struct Endpoints {
+    /// `http://HOST:PORT`, or `https://HOST:PORT` with [`Endpoints::tls`].
+    pub urls: Vec<String>,
+    pub tls: Option<Tls>,
+    /// Time limit of each request, copies included.
+    pub deadline: Duration,
+}
+
+/// Certificates as PEM.
+#[derive(Clone)]
+pub struct Tls {
+    /// The authority of the members' certificates.
+    pub ca: Vec<u8>,
+    /// The client's certificate and key.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for Tls {
+    /// The key stays out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let has_identity = self.identity.is_some();
+        let mut shown = f.debug_struct("Tls");
+        shown.field("has_identity", &has_identity).finish()
+    }
+}
+
+/// May copies of a request go to further endpoints?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copies {
+    /// Yes: a copy changes nothing.
+    Several,
+    /// No: one endpoint, one attempt.
+    One,
+}
+
+#[derive(Debug)]
+pub struct Client {
+    channels: Vec<(String, Channel)>,
+    /// The endpoint that answered last.
+    preferred: AtomicUsize,
+    deadline: Duration,
+}
+
+/// An answer, and whether more than one copy of its request was sent.
+#[derive(Debug)]
+struct Answer<T> {
+    message: T,
+    is_copied: bool,
+}
+
+/// All keys of a range, at one revision of the store.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Page {
+    pub revision: i64,
+    pub keys: Vec<KeyValue>,
+}
+
+/// A transaction: conditions, and the changes to make if all hold. Otherwise the keys of `look`
+/// are read.
+#[derive(Debug, Clone, Default)]
+pub struct Txn {
+    compare: Vec<Compare>,
+    success: Vec<RequestOp>,
+    failure: Vec<RequestOp>,
+}
+
+impl Txn {
+    fn compare(mut self, key: &str, result: Comparison, target: Target, operand: Operand) -> Self {
+        self.compare.push(Compare {
+            result: result.into(),
+            target: target.into(),
+            key: key.into(),
+            operand: Some(operand),
+        });
+        self
+    }
+
+    /// The key was created at `revision`; 0: it does not exist.
+    pub fn if_created(self, key: &str, revision: i64) -> Self {
+        let operand = Operand::CreateRevision(revision);
+        self.compare(key, Comparison::Equal, Target::Create, operand)
+    }
+
+    pub fn if_not_created(self, key: &str, revision: i64) -> Self {
+        let operand = Operand::CreateRevision(revision);
+        self.compare(key, Comparison::NotEqual, Target::Create, operand)
+    }
+
+    /// The key was last written at `revision`.
+    pub fn if_modified(self, key: &str, revision: i64) -> Self {
+        let operand = Operand::ModRevision(revision);
+        self.compare(key, Comparison::Equal, Target::Mod, operand)
+    }
+
+    pub fn put(mut self, key: &str, value: Vec<u8>) -> Self {
+        let key = key.into();
+        let request = Some(Operation::Put(PutRequest { key, value }));
+        self.success.push(RequestOp { request });
+        self
+    }
+
+    pub fn delete(mut self, key: &str) -> Self {
+        let request = Some(Operation::Delete(DeleteRangeRequest {
+            key: key.into(),
+            range_end: Vec::new(),
+        }));
+        self.success.push(RequestOp { request });
+        self
+    }
+
+    pub fn look(mut self, key: &str) -> Self {
+        let request = Some(Operation::Range(RangeRequest {
+            key: key.into(),
+            ..RangeRequest::default()
+        }));
+        self.failure.push(RequestOp { request });
+        self
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct TxnAnswer {
+    /// True if all conditions held, and the changes were made.
+    pub is_made: bool,
+    /// The revision of the changes, or the current one.
+    pub revision: i64,
+    /// True if several copies were sent: an earlier one may have been executed.
+    pub is_copied: bool,
+    /// The keys of [`Txn::look`], in order.
+    pub found: Vec<Option<KeyValue>>,
+}
+
+impl Client {
+    /// Connects when a request needs it. Call it within a tokio runtime.
+    pub fn new(endpoints: &Endpoints) -> Result<Self, Error> {
+        let count = endpoints.urls.len();
+        if !(1..=MAX_ENDPOINTS).contains(&count) {
+            return Err(Error::Endpoint {
+                endpoint: endpoints.urls.join(","),
+                why: format!("{count} endpoints; name 1 to {MAX_ENDPOINTS}"),
+            });
+        }
+        let mut channels = Vec::new();
+        for url in &endpoints.urls {
+            channels.push((url.clone(), channel(url, endpoints.tls.as_ref())?));
+        }
+        Ok(Self {
+            channels,
+            preferred: AtomicUsize::new(0),
+            deadline: endpoints.deadline,
+        })
+    }
+
+    pub async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
+        let request = RangeRequest {
+            key: key.into(),
+            ..RangeRequest::default()
+        };
+        let answer = self.range(request).await?;
+        Ok(answer.kvs.into_iter().next())
+    }
+
+    /// All keys that start with `prefix`, read in pages. A compaction in between starts it again.
+    pub async fn list(&self, prefix: &str) -> Result<Page, Error> {
+        const ATTEMPTS: usize = 3;
+        for _ in 1..ATTEMPTS {
+            match self.list_once(prefix).await {
+                Err(Error::Compacted { .. }) => {}
+                other => return other,
+            }
+        }
+        self.list_once(prefix).await
+    }
+
+    async fn list_once(&self, prefix: &str) -> Result<Page, Error> {
+        let mut page = Page {
+            revision: 0,
+            keys: Vec::new(),
+        };
+        let mut from = prefix.as_bytes().to_vec();
+        loop {
+            let request = RangeRequest {
+                key: from,
+                range_end: range_end(prefix.as_bytes()),
+                limit: PAGE,
+                revision: page.revision,
+            };
+            let answer = self.range(request).await?;
+            if page.revision == 0 {
+                page.revision = answer.header.map_or(0, |header| header.revision);
+            }
+            page.keys.extend(answer.kvs);
+            match page.keys.last() {
+                Some(last) if answer.more => {
+                    from = last.key.clone();
+                    from.push(0);
+                }
+                _ => return Ok(page),
+            }
+        }
+    }
+
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse, Error> {
+        let revision = request.revision;
+        let range = "/etcdserverpb.KV/Range";
+        let answer = self
+            .call(range, &request, revision, Copies::Several)
+            .await?;
+        Ok(answer.message)
+    }
+
+    pub async fn transact(&self, txn: Txn, copies: Copies) -> Result<TxnAnswer, Error> {
+        let request = TxnRequest {
+            compare: txn.compare,
+            success: txn.success,
+            failure: txn.failure,
+        };
+        let answer = self
+            .call("/etcdserverpb.KV/Txn", &request, 0, copies)
+            .await?;
+        let TxnResponse {
+            header,
+            succeeded,
+            responses,
+        } = answer.message;
+        let found = responses.into_iter().filter_map(|op| match op.response {
+            Some(OpOutcome::Range(range)) => Some(range.kvs.into_iter().next()),
+            _ => None,
+        });
+        Ok(TxnAnswer {
+            is_made: succeeded,
+            revision: header.map_or(0, |header| header.revision),
+            is_copied: answer.is_copied,
+            found: found.collect(),
+        })
+    }
+
+    /// Forgets the history up to `revision`.
+    pub async fn compact(&self, revision: i64) -> Result<(), Error> {
+        let request = CompactionRequest {
+            revision,
+            physical: false,
+        };
+        let path = "/etcdserverpb.KV/Compact";
+        let answer: Result<Answer<Empty>, Error> =
+            self.call(path, &request, revision, Copies::Several).await;
+        match answer {
+            // Another copy, or another node, was faster.
+            Ok(_) | Err(Error::Compacted { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Refuses versions of etcd with known loss of data. Returns the version.
+    pub async fn check_version(&self) -> Result<String, Error> {
+        let path = "/etcdserverpb.Maintenance/Status";
+        let answer: Answer<StatusResponse> = self.call(path, &Empty {}, 0, Copies::Several).await?;
+        let found = answer.message.version;
+        if loses_data(&found) {
+            return Err(Error::Version { found });
+        }
+        Ok(found)
+    }
+
+    /// The channel for a stream, and its endpoint. `after`: the one of a stream that failed.
+    pub(crate) fn stream_channel(&self, after: Option<usize>) -> (usize, Channel) {
+        let preferred = self.preferred.load(Ordering::Relaxed);
+        let index = after.map_or(preferred, |failed| failed + 1) % self.channels.len();
+        (index, self.channels[index].1.clone())
+    }
+
+    async fn call<Q, A>(
+        &self,
+        path: &'static str,
+        request: &Q,
+        revision: i64,
+        copies: Copies,
+    ) -> Result<Answer<A>, Error>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        let bytes = request.encoded_len();
+        if bytes > MAX_REQUEST {
+            return Err(Error::TooLarge { bytes });
+        }
+        let end = Instant::now() + self.deadline;
+        let first = self.preferred.load(Ordering::Relaxed);
+        let mut said: Vec<String> = Vec::new();
+        let mut attempts = FuturesUnordered::new();
+        let mut sent = 0;
+        let mut next_at = Instant::now();
+        loop {
+            let may_send = match copies {
+                Copies::One => sent == 0,
+                Copies::Several => attempts.len() < COPIES * self.channels.len(),
+            };
+            tokio::select! {
+                biased;
+                Some((index, result)) = attempts.next() => match result {
+                    Ok(message) => {
+                        self.preferred.store(index, Ordering::Relaxed);
+                        let is_copied = sent > 1;
+                        return Ok(Answer { message, is_copied });
+                    }
+                    Err(status) => {
+                        match judge(&status, revision, bytes) {
+                            Failure::Final(error) => return Err(error),
+                            Failure::Passing(why) => self.note(&mut said, index, &why),
+                        }
+                        if copies == Copies::One {
+                            return Err(self.unanswered(&said));
+                        }
+                        if sent % self.channels.len() != 0 {
+                            next_at = Instant::now();
+                        } else if attempts.is_empty() {
+                            next_at = Instant::now() + PAUSE;
+                        }
+                    }
+                },
+                () = tokio::time::sleep_until(next_at), if may_send => {
+                    let index = (first + sent) % self.channels.len();
+                    attempts.push(self.attempt::<Q, A>(index, path, request.clone()));
+                    sent += 1;
+                    let is_round_over = sent % self.channels.len() == 0;
+                    next_at = Instant::now() + if is_round_over { AGAIN } else { HEDGE };
+                }
+                () = tokio::time::sleep_until(end) => return Err(self.unanswered(&said)),
+            }
+        }
+    }
+
+    fn unanswered(&self, said: &[String]) -> Error {
+        Error::Unanswered {
+            after_ms: self.deadline.as_millis() as u64,
+            said: said.join("; "),
+        }
+    }
+
+    /// Notes why an endpoint failed: a refused certificate may show in the first attempt only.
+    fn note(&self, said: &mut Vec<String>, index: usize, why: &str) {
+        let line = format!("{}: {why}", self.channels[index].0);
+        if said.len() < NOTES && !said.contains(&line) {
+            said.push(line);
+        }
+    }
+
+    async fn attempt<Q, A>(
+        &self,
+        index: usize,
+        path: &'static str,
+        request: Q,
+    ) -> (usize, Result<A, tonic::Status>)
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let channel = self.channels[index].1.clone();
+        let mut grpc = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_ANSWER);
+        let answer = async {
+            let ready = grpc.ready().await;
+            ready.map_err(|error| tonic::Status::from_error(error.into()))?;
+            let mut request = Request::new(request);
+            // Beyond it, the server need not execute the request any more.
+            request.set_timeout(self.deadline);
+            let path = PathAndQuery::from_static(path);
+            let codec = ProstCodec::<Q, A>::default();
+            let answer = grpc.unary(request, path, codec).await?;
+            Ok(answer.into_inner())
+        };
+        (index, answer.await)
+    }
+}
+
+fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, Error> {
+    let refused = |why: String| Error::Endpoint {
+        endpoint: url.to_owned(),
+        why,
+    };
+    let endpoint = Endpoint::from_shared(url.to_owned())
+        .map_err(|_| refused("not a URL like https://HOST:2379".to_owned()))?;
+    let scheme = endpoint.uri().scheme_str();
+    let endpoint = match (scheme, tls) {
+        (Some("http"), _) => endpoint,
+        (Some("https"), None) => return Err(refused("https needs `ca`".to_owned())),
+        (Some("https"), Some(tls)) => {
+            if !tls
+                .ca
+                .windows(CERTIFICATE.len())
+                .any(|part| part == CERTIFICATE)
+            {
+                let why = "`ca` has no certificate in PEM".to_owned();
+                return Err(Error::Certificates { why });
+            }
+            let mut config = ClientTlsConfig::new()
+                .ca_certificate(Certificate::from_pem(&tls.ca))
+                .timeout(CONNECT);
+            if let Some((certificate, key)) = &tls.identity {
+                config = config.identity(Identity::from_pem(certificate, key));
+            }
+            let configured = endpoint.tls_config(config);
+            configured.map_err(|error| Error::Certificates {
+                why: described(&tonic::Status::from_error(error.into())),
+            })?
+        }
+        _ => return Err(refused("not a URL like https://HOST:2379".to_owned())),
+    };
+    Ok(endpoint
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .tcp_keepalive(Some(Duration::from_secs(5)))
+        .connect_lazy())
+}
+
+/// Versions below 3.4.22, and 3.5.0 to 3.5.5: their members' data may differ after a crash.
+fn loses_data(version: &str) -> bool {
+    let mut parts = version.split(['.', '-', '+']).map(str::parse::<u32>);
+    let mut next = || parts.next().and_then(Result::ok).unwrap_or(0);
+    let version = (next(), next(), next());
+    version < (3, 4, 22) || ((3, 5, 0)..(3, 5, 6)).contains(&version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_that_lose_data() {
+        for version in ["3.4.21", "3.5.0", "3.5.5", "3.3.27", "2.3.8"] {
+            assert!(loses_data(version), "{version}");
+        }
+        for version in ["3.4.23", "3.5.6", "3.6.0-rc.1", "3.7.0"] {
+            assert!(!loses_data(version), "{version}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Why a request to etcd failed.
+
+use tonic::{Code, Status};
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("etcd endpoint \"{endpoint}\": {why}")]
+    Endpoint { endpoint: String, why: String },
+    #[error("certificates for etcd: {why}")]
+    Certificates { why: String },
+    /// No endpoint answered in time: whether a change was made is unknown.
+    #[error("no answer from etcd within {after_ms} ms ({said})")]
+    Unanswered { after_ms: u64, said: String },
+    #[error("etcd has no space left (its quota): compact and defragment it, or raise the quota")]
+    Full,
+    #[error("a request of {bytes} bytes is larger than etcd accepts")]
+    TooLarge { bytes: usize },
+    /// The history up to some later revision is gone.
+    #[error("etcd has compacted revision {revision}")]
+    Compacted { revision: i64 },
+    #[error("etcd refuses access: {why}")]
+    Denied { why: String },
+    #[error("etcd {found} loses data or changes: upgrade it to 3.4.42, 3.5.28, 3.6.9 or later")]
+    Version { found: String },
+    #[error("etcd refuses the request ({code:?}): {why}")]
+    Rejected { code: Code, why: String },
+    #[error("key \"{key}\" of etcd: {what}")]
+    Damaged { key: String, what: String },
+    #[error("the thread of the etcd client: {why}")]
+    Thread { why: String },
+}
+
+/// How an attempt on one endpoint failed.
+pub(crate) enum Failure {
+    /// Another endpoint, or a later attempt, may succeed.
+    Passing(String),
+    Final(Error),
+}
+
+/// `revision` is that of the request, and `bytes` its size.
+pub(crate) fn judge(status: &Status, revision: i64, bytes: usize) -> Failure {
+    let why = described(status);
+    let said = status.message();
+    let error = match status.code() {
+        Code::OutOfRange if said.contains("compacted") => Error::Compacted { revision },
+        Code::ResourceExhausted if said.contains("database space exceeded") => Error::Full,
+        Code::InvalidArgument if said.contains("request is too large") => Error::TooLarge { bytes },
+        Code::ResourceExhausted if said.contains("larger than max") => Error::TooLarge { bytes },
+        Code::PermissionDenied | Code::Unauthenticated => Error::Denied { why },
+        Code::Unavailable
+        | Code::DeadlineExceeded
+        | Code::Cancelled
+        | Code::Aborted
+        | Code::Unknown
+        | Code::Internal
+        | Code::ResourceExhausted => return Failure::Passing(why),
+        code => Error::Rejected { code, why },
+    };
+    Failure::Final(error)
+}
+
+/// The status with its causes: a refused certificate is several causes away.
+pub(crate) fn described(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        let line = error.to_string();
+        if !text.contains(&line) {
+            text = format!("{text}: {line}");
+        }
+        cause = error.source();
+    }
+    text
+}

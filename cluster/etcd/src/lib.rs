@@ -1,0 +1,35 @@
+//! etcd as the cluster's store: a client for several endpoints, the volumes' records, and the
+//! leases of nodes.
+//!
+//! ```text
+//!   EtcdStore   NodeLeases      records of volumes; transactions of `nacre-cluster-core`
+//!        │          │
+//!        └─ Client ─┘           range in pages, transactions, watches, deadlines
+//!             │
+//!          Endpoint (1..16)     one gRPC channel each, with TLS by rustls
+//! ```
+//!
+//! Everything that decides is a transaction that compares revisions: reads may be stale, and watch
+//! events late. Leases and locks of etcd are not used. An old leader of etcd may end them too early
+//! (etcd #15247), and no client can see in time that it did. [`NodeLeases`] writes keys instead,
+//! whose revisions every node watches.
+//!
+//! The messages are written by hand (`messages`), so that the build needs no `protoc`.
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod error;
+mod keep_unknown;
+mod keys;
+mod messages;
+mod node_leases;
+mod store;
+mod watch;
+
+pub use client::{Client, Copies, Endpoints, KeyValue, Page, Tls, Txn, TxnAnswer};
+pub use error::Error;
+pub use keys::Prefix;
+pub use node_leases::{LeaseKey, NodeLeases, Outcome};
+pub use store::EtcdStore;
+pub use watch::{Update, Watch};

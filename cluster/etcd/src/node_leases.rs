@@ -1,0 +1,210 @@
+//! The leases of nodes, and the transactions of [`nacre_cluster_core`] in etcd.
+//!
+//! A lease is the key `lease/NODE`: its creation revision is the incarnation, and each renewal
+//! writes it again. It has no lease of etcd: it ends when another node deletes it.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nacre_cluster_core::{Condition, Effect, Incarnation, NodeId, Record, Revision, Transaction};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::client::{Client, Copies, KeyValue, Txn, TxnAnswer};
+use crate::error::Error;
+use crate::keys::Prefix;
+use crate::watch::{Update, Watch};
+
+/// Version of the leases' format.
+const FORMAT: u64 = 1;
+
+/// A node's lease key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseKey {
+    pub node: NodeId,
+    pub incarnation: Incarnation,
+    /// Its last renewal.
+    pub revision: Revision,
+    /// The number of that renewal.
+    pub number: u64,
+    /// The process that created it.
+    pub process: Uuid,
+}
+
+/// The outcome of a transaction.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    Made(Revision),
+    Refused {
+        /// The sender's incarnation is gone.
+        is_gone: bool,
+        /// The volume's record, if the transaction was a commit.
+        record: Option<KeyValue>,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Value {
+    v: u64,
+    n: u64,
+    process: Uuid,
+}
+
+/// Executes transactions for one process of one node.
+#[derive(Debug)]
+pub struct NodeLeases {
+    client: Arc<Client>,
+    prefix: Prefix,
+    /// Unique for each start: a creation that was sent twice recognises its key.
+    process: Uuid,
+}
+
+impl NodeLeases {
+    pub fn new(client: Arc<Client>, prefix: Prefix) -> Self {
+        Self {
+            client,
+            prefix,
+            process: Uuid::new_v4(),
+        }
+    }
+
+    pub fn process(&self) -> Uuid {
+        self.process
+    }
+
+    pub async fn read(&self, node: NodeId) -> Result<Option<LeaseKey>, Error> {
+        let found = self.client.get(&self.prefix.lease(node)).await?;
+        found.map(|kv| self.decode(&kv)).transpose()
+    }
+
+    /// All leases, and a watch of their changes from then on.
+    pub async fn list_and_watch(&self) -> Result<(Vec<LeaseKey>, Watch), Error> {
+        let leases = self.prefix.leases();
+        let page = self.client.list(&leases).await?;
+        let keys: Result<Vec<LeaseKey>, Error> =
+            page.keys.iter().map(|kv| self.decode(kv)).collect();
+        let watch = Watch::new(Arc::clone(&self.client), &leases, page.revision + 1);
+        Ok((keys?, watch))
+    }
+
+    /// A change of a lease that the watch reported: the key, or the end of the node's lease.
+    /// `None`: the changes are lost, list the leases again.
+    pub fn changed(&self, update: Update) -> Result<Option<(NodeId, Option<LeaseKey>)>, Error> {
+        match update {
+            Update::Put(kv) => {
+                let key = self.decode(&kv)?;
+                Ok(Some((key.node, Some(key))))
+            }
+            Update::Deleted { key, .. } => Ok(Some((self.node_of(&key)?, None))),
+            Update::Compacted { .. } => Ok(None),
+        }
+    }
+
+    /// Executes a transaction. `encode` makes the value of a volume's record.
+    pub async fn execute(
+        &self,
+        transaction: &Transaction,
+        encode: impl Fn(&Record) -> Vec<u8>,
+    ) -> Result<Outcome, Error> {
+        let mut txn = Txn::default();
+        for condition in &transaction.conditions {
+            txn = self.compare(txn, condition);
+        }
+        // A late copy of a creation could create the key again after it was deleted.
+        let mut copies = Copies::Several;
+        let record = match &transaction.effect {
+            Effect::Create { node } => {
+                copies = Copies::One;
+                txn = self.put(txn, *node, 0);
+                None
+            }
+            Effect::Renew { node, number } => {
+                txn = self.put(txn, *node, *number);
+                None
+            }
+            Effect::Fence { node } => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                let now = now.unwrap_or_default().as_millis();
+                let line = serde_json::json!({ "v": FORMAT, "what": "fence", "node": node.0 });
+                // A write beside the deletion: without space, etcd refuses both.
+                let log = self.prefix.log(now, Uuid::new_v4());
+                let line = line.to_string().into_bytes();
+                txn = txn.delete(&self.prefix.lease(*node)).put(&log, line);
+                None
+            }
+            Effect::Commit { volume, record } => {
+                let key = self.prefix.core_volume(*volume);
+                txn = txn.put(&key, encode(record));
+                Some(key)
+            }
+        };
+        let own = transaction.conditions.iter().find_map(|c| match c {
+            Condition::Stands(node, incarnation) => Some((*node, *incarnation)),
+            _ => None,
+        });
+        let own_key = own.map(|(node, _)| self.prefix.lease(node));
+        for key in own_key.iter().chain(&record) {
+            txn = txn.look(key);
+        }
+        let answer = self.client.transact(txn, copies).await?;
+        if answer.is_made {
+            return Ok(Outcome::Made(Revision(answer.revision as u64)));
+        }
+        Ok(refused(answer, own.map(|(_, incarnation)| incarnation)))
+    }
+
+    fn compare(&self, txn: Txn, condition: &Condition) -> Txn {
+        let lease = |node: &NodeId| self.prefix.lease(*node);
+        match condition {
+            Condition::Stands(node, is) => txn.if_created(&lease(node), is.0 as i64),
+            Condition::Ended(node, was) => txn.if_not_created(&lease(node), was.0 as i64),
+            Condition::NoLease(node) => txn.if_created(&lease(node), 0),
+            Condition::LeaseUnchanged(node, at) => txn.if_modified(&lease(node), at.0 as i64),
+            Condition::VolumeUnchanged(volume, at) => {
+                txn.if_modified(&self.prefix.core_volume(*volume), at.0 as i64)
+            }
+        }
+    }
+
+    fn put(&self, txn: Txn, node: NodeId, number: u64) -> Txn {
+        let value = Value {
+            v: FORMAT,
+            n: number,
+            process: self.process,
+        };
+        let value = serde_json::to_vec(&value).expect("plain data");
+        txn.put(&self.prefix.lease(node), value)
+    }
+
+    fn node_of(&self, key: &[u8]) -> Result<NodeId, Error> {
+        self.prefix.node_of(key).ok_or_else(|| Error::Damaged {
+            key: String::from_utf8_lossy(key).into_owned(),
+            what: "not the key of a node's lease".to_owned(),
+        })
+    }
+
+    fn decode(&self, kv: &KeyValue) -> Result<LeaseKey, Error> {
+        let node = self.node_of(&kv.key)?;
+        let value: Value = serde_json::from_slice(&kv.value).map_err(|error| Error::Damaged {
+            key: self.prefix.lease(node),
+            what: error.to_string(),
+        })?;
+        Ok(LeaseKey {
+            node,
+            incarnation: Incarnation(kv.create_revision as u64),
+            revision: Revision(kv.mod_revision as u64),
+            number: value.n,
+            process: value.process,
+        })
+    }
+}
+
+fn refused(answer: TxnAnswer, own: Option<Incarnation>) -> Outcome {
+    let mut found = answer.found.into_iter();
+    let is_gone = own.is_some_and(|own| {
+        let key = found.next().flatten();
+        key.is_none_or(|key| key.create_revision as u64 != own.0)
+    });
+    let record = found.next().flatten();
+    Outcome::Refused { is_gone, record }
+}

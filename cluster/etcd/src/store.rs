@@ -1,0 +1,441 @@
+//! The records of volumes in etcd: [`VolumeStore`].
+//!
+//! ```text
+//!   call ──▶ queue of 1024 ──▶ thread with a runtime ──▶ one task per call, in order per volume
+//! ```
+//!
+//! `vol/ID` has the record as JSON, and `name/NAME` the id. Beside the record's fields, the JSON
+//! has `v` (the version of its format) and `op`, the number of the call that wrote it: a call that
+//! was sent twice, to two members, recognises its own change.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_bdev_replica::model::{Stamp, VolumeRecord};
+use nacre_bdev_replica::store::{
+    StoreError, StoreFuture, VolumeStore, assert_grows, compare, reply,
+};
+use parking_lot::{Mutex, MutexGuard};
+use serde_json::Value;
+use tokio::sync::{Semaphore, mpsc, watch};
+use uuid::Uuid;
+
+use crate::client::{Client, Copies, Endpoints, KeyValue, Txn, TxnAnswer};
+use crate::error::Error;
+use crate::keep_unknown::keep_unknown;
+use crate::keys::Prefix;
+
+/// Most waiting calls; a control has one at a time.
+const WAITING: usize = 1024;
+/// Most calls under way at once.
+const RUNNING: usize = 64;
+/// Version of the records' format. A later one is refused.
+const FORMAT: u64 = 1;
+/// Revisions remembered, at most one per volume.
+const REMEMBERED: usize = 16_384;
+/// Time for the calls that were accepted, when the store is dropped.
+const LAST_CALLS: Duration = Duration::from_secs(5);
+
+/// The records of one cluster's volumes. Dropped, it completes the accepted calls.
+pub struct EtcdStore {
+    /// `None` during the drop.
+    calls: Option<mpsc::Sender<Call>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    client: Arc<Client>,
+}
+
+type Work = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A call, with the volume that it changes or reads; `None`: all volumes.
+struct Call {
+    volume: Option<Uuid>,
+    work: Box<dyn FnOnce(Arc<Records>) -> Work + Send>,
+}
+
+impl EtcdStore {
+    /// Connects when the first call needs it.
+    pub fn open(endpoints: &Endpoints, prefix: Prefix) -> Result<Self, Error> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Error::Thread {
+                why: error.to_string(),
+            })?;
+        let client = {
+            let _entered = runtime.enter();
+            Arc::new(Client::new(endpoints)?)
+        };
+        let records = Arc::new(Records {
+            client: Arc::clone(&client),
+            prefix,
+            known: Mutex::default(),
+        });
+        let (calls, receiver) = mpsc::channel(WAITING);
+        let thread = std::thread::Builder::new()
+            .name("volume-store".to_owned())
+            .spawn(move || {
+                runtime.block_on(serve(receiver, records));
+                runtime.shutdown_timeout(Duration::ZERO);
+            })
+            .map_err(|error| Error::Thread {
+                why: error.to_string(),
+            })?;
+        Ok(Self {
+            calls: Some(calls),
+            thread: Some(thread),
+            client,
+        })
+    }
+
+    /// Its client, for other keys of the cluster. Requests work on any runtime of tokio, while the
+    /// store exists.
+    pub fn client(&self) -> Arc<Client> {
+        Arc::clone(&self.client)
+    }
+
+    fn call<T, F>(
+        &self,
+        volume: Option<Uuid>,
+        work: impl FnOnce(Arc<Records>) -> F + Send + 'static,
+    ) -> StoreFuture<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let (sender, receiver) = reply::reply();
+        let work = Box::new(move |records| -> Work {
+            let work = work(records);
+            Box::pin(async move { sender.answer(work.await) })
+        });
+        let why = match self
+            .calls
+            .as_ref()
+            .map(|c| c.try_send(Call { volume, work }))
+        {
+            Some(Ok(())) => return Box::pin(receiver),
+            Some(Err(mpsc::error::TrySendError::Full(_))) => {
+                format!("{WAITING} requests are waiting for etcd")
+            }
+            Some(Err(mpsc::error::TrySendError::Closed(_))) | None => {
+                "the thread of the etcd client has ended".to_owned()
+            }
+        };
+        Box::pin(std::future::ready(Err(StoreError::Unavailable { why })))
+    }
+}
+
+impl Drop for EtcdStore {
+    fn drop(&mut self) {
+        self.calls = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of its work was reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl VolumeStore for EtcdStore {
+    fn list(&self) -> StoreFuture<Vec<VolumeRecord>> {
+        self.call(None, |records| async move { records.list().await })
+    }
+
+    fn load(&self, id: Uuid) -> StoreFuture<VolumeRecord> {
+        self.call(Some(id), move |records| async move {
+            let stored = records.load(id).await?;
+            Ok(stored.record)
+        })
+    }
+
+    fn create(&self, record: VolumeRecord) -> StoreFuture<()> {
+        self.call(Some(record.id), move |records| async move {
+            records.create(record).await
+        })
+    }
+
+    fn swap(&self, expected: Stamp, next: VolumeRecord) -> StoreFuture<()> {
+        assert_grows(expected, &next);
+        self.call(Some(next.id), move |records| async move {
+            records.swap(expected, next).await
+        })
+    }
+
+    fn delete(&self, id: Uuid, expected: Stamp) -> StoreFuture<()> {
+        self.call(Some(id), move |records| async move {
+            records.delete(id, expected).await
+        })
+    }
+}
+
+/// Runs the calls: those of one volume in order, and a list after all earlier calls.
+async fn serve(mut calls: mpsc::Receiver<Call>, records: Arc<Records>) {
+    let permits = Arc::new(Semaphore::new(RUNNING));
+    // Each volume's last call: its channel closes with the end of the call.
+    let mut last: HashMap<Uuid, watch::Receiver<()>> = HashMap::new();
+    while let Some(Call { volume, work }) = calls.recv().await {
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+            return;
+        };
+        last.retain(|_, end| end.has_changed().is_ok());
+        let before: Vec<watch::Receiver<()>> = match volume {
+            Some(id) => last.get(&id).cloned().into_iter().collect(),
+            None => last.values().cloned().collect(),
+        };
+        let (ends, end) = watch::channel(());
+        if let Some(id) = volume {
+            last.insert(id, end);
+        }
+        let work = work(Arc::clone(&records));
+        tokio::spawn(async move {
+            for mut earlier in before {
+                // An error: the earlier call has ended.
+                while earlier.changed().await.is_ok() {}
+            }
+            work.await;
+            drop((ends, permit));
+        });
+    }
+    // The calls under way end.
+    let all = permits.acquire_many(RUNNING as u32);
+    let _ = tokio::time::timeout(LAST_CALLS, all).await;
+}
+
+/// A record as it is stored.
+#[derive(Debug, Clone)]
+struct Stored {
+    record: VolumeRecord,
+    value: Value,
+    revision: i64,
+}
+
+struct Records {
+    client: Arc<Client>,
+    prefix: Prefix,
+    /// The last known state of each record, to save the read before a change.
+    known: Mutex<HashMap<Uuid, Stored>>,
+}
+
+impl Records {
+    async fn list(&self) -> Result<Vec<VolumeRecord>, StoreError> {
+        self.client.check_version().await?;
+        let mut page = self.client.list(&self.prefix.volumes()).await?;
+        page.keys.sort_by_key(|kv| kv.create_revision);
+        page.keys.iter().map(|kv| Ok(decode(kv)?.record)).collect()
+    }
+
+    async fn load(&self, id: Uuid) -> Result<Stored, StoreError> {
+        let found = self.client.get(&self.prefix.volume(id)).await?;
+        self.found(id, found.as_ref())
+    }
+
+    /// The record of an answer of etcd.
+    fn found(&self, id: Uuid, found: Option<&KeyValue>) -> Result<Stored, StoreError> {
+        let Some(kv) = found else {
+            self.known().remove(&id);
+            return Err(StoreError::NotFound { id });
+        };
+        let stored = decode(kv)?;
+        self.remember(&stored);
+        Ok(stored)
+    }
+
+    fn remember(&self, stored: &Stored) {
+        let mut known = self.known();
+        let id = stored.record.id;
+        if known.len() >= REMEMBERED && !known.contains_key(&id) {
+            known.clear();
+        }
+        // An answer may be older than one that overtook it.
+        let is_older = |last: &Stored| last.revision > stored.revision;
+        if !known.get(&id).is_some_and(is_older) {
+            known.insert(id, stored.clone());
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Uuid, Stored>> {
+        self.known.lock()
+    }
+
+    /// Sent once: a late copy could create the record again after its deletion. The reads find an
+    /// endpoint that answers.
+    async fn create(&self, record: VolumeRecord) -> Result<(), StoreError> {
+        let (id, op) = (record.id, Uuid::new_v4());
+        let key = self.prefix.volume(id);
+        let name = self.prefix.name(&record.name);
+        if self.client.get(&name).await?.is_some() {
+            return Err(StoreError::Exists { name: record.name });
+        }
+        let value = encode(&record, op, None);
+        let txn = Txn::default()
+            .if_created(&key, 0)
+            .if_created(&name, 0)
+            .put(&key, bytes(&value))
+            .put(&name, id.to_string().into_bytes())
+            .look(&key)
+            .look(&name);
+        let answer = self.client.transact(txn, Copies::One).await?;
+        if !answer.is_made {
+            // The name that stands there, if it is the id that exists already.
+            let by_name = answer.found.get(1).is_some_and(Option::is_some);
+            return Err(match answer.found.into_iter().next().flatten() {
+                Some(kv) if !by_name => StoreError::Exists {
+                    name: decode(&kv)?.record.name,
+                },
+                _ => StoreError::Exists { name: record.name },
+            });
+        }
+        self.remember(&Stored {
+            record,
+            value,
+            revision: answer.revision,
+        });
+        Ok(())
+    }
+
+    async fn swap(&self, expected: Stamp, next: VolumeRecord) -> Result<(), StoreError> {
+        let (id, op) = (next.id, Uuid::new_v4());
+        let key = self.prefix.volume(id);
+        let new_name = self.prefix.name(&next.name);
+        let change = |stored: &Stored| {
+            let value = encode(&next, op, Some(stored));
+            let mut txn = Txn::default().put(&key, bytes(&value)).look(&key);
+            if stored.record.name != next.name {
+                txn = txn
+                    .if_created(&new_name, 0)
+                    .put(&new_name, id.to_string().into_bytes())
+                    .delete(&self.prefix.name(&stored.record.name))
+                    .look(&new_name);
+            }
+            (txn, value)
+        };
+        let (answer, value) = self.change(id, expected, op, change).await?;
+        match answer {
+            Some(answer) if !answer.is_made => Err(StoreError::Exists { name: next.name }),
+            Some(answer) => {
+                let (record, revision) = (next, answer.revision);
+                self.remember(&Stored {
+                    record,
+                    value,
+                    revision,
+                });
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    async fn delete(&self, id: Uuid, expected: Stamp) -> Result<(), StoreError> {
+        let key = self.prefix.volume(id);
+        let change = |stored: &Stored| {
+            let mut txn = Txn::default()
+                .delete(&key)
+                .delete(&self.prefix.name(&stored.record.name))
+                .look(&key);
+            for key in self.prefix.of_volume(id) {
+                txn = txn.delete(&key);
+            }
+            (txn, Value::Null)
+        };
+        let outcome = self.change(id, expected, Uuid::new_v4(), change).await;
+        self.known().remove(&id);
+        outcome.map(drop)
+    }
+
+    /// Makes a change of the record whose version is `expected`, and returns the answer. `None`:
+    /// an earlier copy of the change was made. An answer that was not made means that another
+    /// condition of the change did not hold.
+    async fn change(
+        &self,
+        id: Uuid,
+        expected: Stamp,
+        op: Uuid,
+        change: impl Fn(&Stored) -> (Txn, Value),
+    ) -> Result<(Option<TxnAnswer>, Value), StoreError> {
+        let key = self.prefix.volume(id);
+        let mut is_copied = false;
+        let known = self.known().get(&id).cloned();
+        let mut stored = match known.filter(|known| known.record.version() == expected) {
+            Some(known) => known,
+            None => self.load(id).await?,
+        };
+        loop {
+            compare(&stored.record, expected)?;
+            let (txn, value) = change(&stored);
+            let txn = txn.if_modified(&key, stored.revision);
+            let answer = self.client.transact(txn, Copies::Several).await?;
+            if answer.is_made {
+                return Ok((Some(answer), value));
+            }
+            is_copied |= answer.is_copied;
+            let found = answer.found.first().cloned().flatten();
+            if found.is_none() && is_copied && value.is_null() {
+                // A deletion whose first copy was executed.
+                return Ok((None, value));
+            }
+            let now = self.found(id, found.as_ref())?;
+            if is_copied && now.value.get("op") == Some(&Value::from(op.to_string())) {
+                return Ok((None, value));
+            }
+            if now.revision == stored.revision {
+                // The record is as expected: another condition did not hold.
+                return Ok((Some(answer), value));
+            }
+            stored = now;
+        }
+    }
+}
+
+fn bytes(value: &Value) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+fn plain(record: &VolumeRecord) -> Value {
+    serde_json::to_value(record).expect("a record is plain data")
+}
+
+fn encode(record: &VolumeRecord, op: Uuid, stored: Option<&Stored>) -> Value {
+    let mut value = plain(record);
+    if let Some(stored) = stored {
+        keep_unknown(&stored.value, &plain(&stored.record), &mut value);
+    }
+    value["v"] = FORMAT.into();
+    value["op"] = op.to_string().into();
+    value
+}
+
+fn decode(kv: &KeyValue) -> Result<Stored, StoreError> {
+    let key = String::from_utf8_lossy(&kv.key).into_owned();
+    let damaged = |what: String| Error::Damaged {
+        key: key.clone(),
+        what,
+    };
+    let value: Value =
+        serde_json::from_slice(&kv.value).map_err(|error| damaged(error.to_string()))?;
+    if let Some(found) = value["v"].as_u64().filter(|version| *version > FORMAT) {
+        return Err(StoreError::Newer { path: key, found });
+    }
+    let record: VolumeRecord =
+        serde_json::from_value(value.clone()).map_err(|error| damaged(error.to_string()))?;
+    if !key.ends_with(&record.id.to_string()) {
+        return Err(damaged(format!("it has the record of volume {}", record.id)).into());
+    }
+    Ok(Stored {
+        record,
+        value,
+        revision: kv.mod_revision,
+    })
+}
+
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Damaged { .. } => Self::Damaged {
+                what: format!("{error} (restore a backup of etcd, or correct the key)"),
+            },
+            error => Self::Unavailable {
+                why: error.to_string(),
+            },
+        }
+    }
+}

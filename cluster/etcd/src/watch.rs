@@ -1,0 +1,208 @@
+//! A watch: the changes of all keys with a prefix, in order of their revisions.
+//!
+//! The stream is opened again when it ends, at the next endpoint, from the revision after the last
+//! one seen. A question every second notices a member that is silent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::uri::PathAndQuery;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+use tracing::debug;
+
+use crate::client::{Client, KeyValue};
+use crate::error::described;
+use crate::keys::range_end;
+use crate::messages::{Empty, WatchCreateRequest, WatchKind, WatchRequest, WatchResponse};
+
+/// Time between two questions for progress.
+const QUESTION: Duration = Duration::from_secs(1);
+/// Silence after which the stream is opened again.
+const SILENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(200);
+/// Largest message. etcd splits longer ones (`fragment`).
+const MAX_MESSAGE: usize = 16 << 20;
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Update {
+    Put(KeyValue),
+    /// The key and the revision of its deletion.
+    Deleted {
+        key: Vec<u8>,
+        revision: i64,
+    },
+    /// Changes are lost: list the keys again, and watch from the revision of that list.
+    Compacted {
+        revision: i64,
+    },
+}
+
+/// Dropped, it ends the stream.
+#[derive(Debug)]
+pub struct Watch {
+    client: Arc<Client>,
+    prefix: String,
+    /// The next revision.
+    from: i64,
+    ready: std::collections::VecDeque<Update>,
+    stream: Option<Stream>,
+    failed_at: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    endpoint: usize,
+    questions: mpsc::Sender<WatchRequest>,
+    answers: Streaming<WatchResponse>,
+    heard: Instant,
+    asked: Instant,
+}
+
+impl Watch {
+    /// Watches all keys that start with `prefix`, from `revision` on.
+    pub fn new(client: Arc<Client>, prefix: &str, revision: i64) -> Self {
+        Self {
+            client,
+            prefix: prefix.to_owned(),
+            from: revision,
+            ready: std::collections::VecDeque::new(),
+            stream: None,
+            failed_at: None,
+        }
+    }
+
+    /// The next update. It waits while no member answers. An update may be repeated after the
+    /// stream was opened again.
+    pub async fn next(&mut self) -> Update {
+        loop {
+            if let Some(update) = self.ready.pop_front() {
+                return update;
+            }
+            let Some(stream) = &mut self.stream else {
+                self.open().await;
+                continue;
+            };
+            match stream.next().await {
+                Ok(answer) => self.take(answer),
+                Err(status) => {
+                    let why = described(&status);
+                    debug!(prefix = self.prefix, why, "the watch of etcd ended");
+                    self.reopen_later().await;
+                }
+            }
+        }
+    }
+
+    async fn reopen_later(&mut self) {
+        self.failed_at = self.stream.take().map(|stream| stream.endpoint);
+        tokio::time::sleep(PAUSE).await;
+    }
+
+    async fn open(&mut self) {
+        let (endpoint, channel) = self.client.stream_channel(self.failed_at);
+        let opened = tokio::time::timeout(SILENCE, async {
+            let mut grpc = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_MESSAGE);
+            let ready = grpc.ready().await;
+            ready.map_err(|error| Status::from_error(error.into()))?;
+            let (questions, receiver) = mpsc::channel(4);
+            let create = WatchKind::Create(WatchCreateRequest {
+                key: self.prefix.clone().into(),
+                range_end: range_end(self.prefix.as_bytes()),
+                start_revision: self.from,
+                fragment: true,
+            });
+            let first = WatchRequest {
+                request: Some(create),
+            };
+            let _ = questions.try_send(first);
+            let requests = futures_util::stream::unfold(receiver, |mut receiver| async {
+                receiver.recv().await.map(|request| (request, receiver))
+            });
+            let mut request = Request::new(requests);
+            // A member without a leader ends the stream, rather than being silent.
+            let leader = tonic::metadata::MetadataValue::from_static("true");
+            request.metadata_mut().insert("hasleader", leader);
+            let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
+            let codec = ProstCodec::<WatchRequest, WatchResponse>::default();
+            let answers = grpc.streaming(request, path, codec).await?;
+            Ok::<_, Status>((questions, answers.into_inner()))
+        })
+        .await;
+        match opened {
+            Ok(Ok((questions, answers))) => {
+                let now = Instant::now();
+                self.stream = Some(Stream {
+                    endpoint,
+                    questions,
+                    answers,
+                    heard: now,
+                    asked: now,
+                });
+            }
+            Ok(Err(_)) | Err(_) => {
+                self.failed_at = Some(endpoint);
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+
+    fn take(&mut self, answer: WatchResponse) {
+        if answer.compact_revision != 0 {
+            self.stream = None;
+            // The caller lists the keys, and starts another watch.
+            let revision = answer.compact_revision;
+            self.from = self.from.max(revision);
+            self.ready.push_back(Update::Compacted { revision });
+            return;
+        }
+        if answer.canceled {
+            self.failed_at = self.stream.take().map(|stream| stream.endpoint);
+            return;
+        }
+        // Answers to questions for progress say nothing more than that the member lives: before
+        // 3.4.25 and 3.5.8 their revision may be later than events that are still to come.
+        for event in answer.events {
+            let Some(kv) = event.kv else { continue };
+            let revision = kv.mod_revision;
+            // The rest of this revision may be in the next fragment.
+            self.from = if answer.fragment {
+                revision
+            } else {
+                revision + 1
+            };
+            self.ready.push_back(if event.kind == 0 {
+                Update::Put(kv)
+            } else {
+                let key = kv.key;
+                Update::Deleted { key, revision }
+            });
+        }
+    }
+}
+
+impl Stream {
+    async fn next(&mut self) -> Result<WatchResponse, Status> {
+        loop {
+            let question = self.asked + QUESTION;
+            let silent = self.heard + SILENCE;
+            tokio::select! {
+                answer = self.answers.message() => {
+                    self.heard = Instant::now();
+                    return answer?.ok_or_else(|| Status::unavailable("the stream ended"));
+                }
+                () = tokio::time::sleep_until(question) => {
+                    self.asked = Instant::now();
+                    let request = Some(WatchKind::Progress(Empty {}));
+                    // Full: the member does not read, and will be left soon.
+                    let _ = self.questions.try_send(WatchRequest { request });
+                }
+                () = tokio::time::sleep_until(silent) => {
+                    return Err(Status::deadline_exceeded("the member is silent"));
+                }
+            }
+        }
+    }
+}

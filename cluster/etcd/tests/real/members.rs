@@ -1,0 +1,290 @@
+//! Members of an etcd cluster: processes on loopback, with their data in a temporary folder.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nacre_cluster_etcd::{Endpoints, Tls};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Time limit of a request in these tests.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(8);
+
+/// The program: `NACRE_TEST_ETCD` names it, or it is installed. `None`, said aloud: there is none.
+pub(crate) fn program(test: &str) -> Option<PathBuf> {
+    let named = std::env::var_os("NACRE_TEST_ETCD").map(PathBuf::from);
+    let found = named.or_else(|| find("etcd"));
+    if found.is_none() {
+        skip(
+            test,
+            "no etcd (apt-get install etcd-server, or name one in NACRE_TEST_ETCD)",
+        );
+    }
+    found
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let mut places = std::env::split_paths(&path).map(|dir| dir.join(program));
+    places.find(|place| place.is_file())
+}
+
+fn skip(test: &str, why: &str) {
+    // The harness captures only the print macros.
+    let _ = writeln!(std::io::stderr().lock(), "SKIPPED: {test}: {why}");
+}
+
+pub(crate) struct Members {
+    program: PathBuf,
+    dir: TempDir,
+    /// Client port, peer port.
+    ports: Vec<(u16, u16)>,
+    processes: Vec<Option<Child>>,
+    arguments: Vec<String>,
+    scheme: &'static str,
+    tls: Option<Tls>,
+}
+
+impl Members {
+    pub(crate) fn start(program: PathBuf, count: usize, arguments: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        Self::start_in(dir, program, count, arguments, None)
+    }
+
+    fn start_in(
+        dir: TempDir,
+        program: PathBuf,
+        count: usize,
+        arguments: &[&str],
+        tls: Option<Tls>,
+    ) -> Self {
+        let mut members = Self {
+            program,
+            dir,
+            ports: free_ports(count),
+            processes: (0..count).map(|_| None).collect(),
+            arguments: arguments.iter().map(|a| (*a).to_owned()).collect(),
+            scheme: if tls.is_some() { "https" } else { "http" },
+            tls,
+        };
+        (0..count).for_each(|index| members.run(index));
+        members
+    }
+
+    /// One member that demands certificates; `None`, said aloud: `openssl` is missing.
+    pub(crate) fn start_with_tls(test: &str, program: PathBuf) -> Option<(Self, Certificates)> {
+        let dir = tempfile::tempdir().expect("a folder");
+        let Some(certificates) = Certificates::make(dir.path()) else {
+            skip(test, "openssl is not installed (apt-get install openssl)");
+            return None;
+        };
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let (ca, cert, key) = (path("ca.crt"), path("server.crt"), path("server.key"));
+        let arguments = [
+            "--client-cert-auth",
+            "--trusted-ca-file",
+            &ca,
+            "--cert-file",
+            &cert,
+            "--key-file",
+            &key,
+        ];
+        let tls = certificates.tls("client");
+        let members = Self::start_in(dir, program, 1, &arguments, Some(tls));
+        Some((members, certificates))
+    }
+
+    /// Starts the member, with the data that it has.
+    pub(crate) fn run(&mut self, index: usize) {
+        let peer = |index: usize| format!("http://127.0.0.1:{}", self.ports[index].1);
+        let client = format!("{}://127.0.0.1:{}", self.scheme, self.ports[index].0);
+        let all: Vec<String> = (0..self.ports.len())
+            .map(|index| format!("m{index}={}", peer(index)))
+            .collect();
+        let log = std::fs::File::create(self.dir.path().join(format!("m{index}.log")));
+        let child = Command::new(&self.program)
+            .args(["--name", &format!("m{index}"), "--data-dir"])
+            .arg(self.dir.path().join(format!("m{index}")))
+            .args(["--listen-client-urls", &client])
+            .args(["--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer(index)])
+            .args(["--initial-advertise-peer-urls", &peer(index)])
+            .args(["--initial-cluster", &all.join(",")])
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
+            .args(["--logger", "zap"])
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log.expect("a log"))
+            .spawn()
+            .expect("etcd starts");
+        self.processes[index] = Some(child);
+    }
+
+    pub(crate) fn endpoints(&self) -> Endpoints {
+        let url = |(client, _): &(u16, u16)| format!("{}://127.0.0.1:{client}", self.scheme);
+        Endpoints {
+            urls: self.ports.iter().map(url).collect(),
+            tls: self.tls.clone(),
+            deadline: DEADLINE,
+        }
+    }
+
+    /// As `kill -9`.
+    pub(crate) fn kill(&mut self, index: usize) {
+        if let Some(mut child) = self.processes[index].take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// The member is alive and silent, as behind a cut cable.
+    pub(crate) fn stop(&self, index: usize) {
+        self.signal(index, Signal::STOP);
+    }
+
+    pub(crate) fn go_on(&self, index: usize) {
+        self.signal(index, Signal::CONT);
+    }
+
+    fn signal(&self, index: usize, signal: Signal) {
+        let child = self.processes[index].as_ref().expect("it runs");
+        let pid = Pid::from_child(child);
+        kill_process(pid, signal).expect("a signal");
+    }
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        (0..self.processes.len()).for_each(|index| self.kill(index));
+    }
+}
+
+/// Ports that no process listens on now. All are taken before any is given back.
+fn free_ports(count: usize) -> Vec<(u16, u16)> {
+    let bind = || TcpListener::bind("127.0.0.1:0").expect("a port");
+    let listeners: Vec<_> = (0..count).map(|_| (bind(), bind())).collect();
+    let port = |listener: &TcpListener| listener.local_addr().expect("an address").port();
+    let ports = listeners.iter().map(|(a, b)| (port(a), port(b)));
+    ports.collect()
+}
+
+/// Two authorities, a certificate of the server, and one of a client by each authority.
+pub(crate) struct Certificates {
+    ca: Vec<u8>,
+    other_ca: Vec<u8>,
+    client: (Vec<u8>, Vec<u8>),
+    other: (Vec<u8>, Vec<u8>),
+}
+
+impl Certificates {
+    fn make(dir: &Path) -> Option<Self> {
+        find("openssl")?;
+        for name in ["ca", "other-ca"] {
+            let subject = format!("/CN={name}");
+            let (key, cert) = (format!("{name}.key"), format!("{name}.crt"));
+            openssl(
+                dir,
+                &[
+                    "req",
+                    "-x509",
+                    "-newkey",
+                    "ec",
+                    "-pkeyopt",
+                    "ec_paramgen_curve:P-256",
+                    "-nodes",
+                    "-days",
+                    "2",
+                    "-subj",
+                    &subject,
+                    "-keyout",
+                    &key,
+                    "-out",
+                    &cert,
+                ],
+            );
+        }
+        let usage = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n";
+        std::fs::write(dir.join("usage"), usage).expect("written");
+        for (name, ca) in [("server", "ca"), ("client", "ca"), ("other", "other-ca")] {
+            let subject = format!("/CN={name}");
+            let [key, request, cert] = ["key", "csr", "crt"].map(|end| format!("{name}.{end}"));
+            let (ca_cert, ca_key) = (format!("{ca}.crt"), format!("{ca}.key"));
+            openssl(
+                dir,
+                &[
+                    "req",
+                    "-newkey",
+                    "ec",
+                    "-pkeyopt",
+                    "ec_paramgen_curve:P-256",
+                    "-nodes",
+                    "-subj",
+                    &subject,
+                    "-keyout",
+                    &key,
+                    "-out",
+                    &request,
+                ],
+            );
+            openssl(
+                dir,
+                &[
+                    "x509",
+                    "-req",
+                    "-days",
+                    "2",
+                    "-in",
+                    &request,
+                    "-CA",
+                    &ca_cert,
+                    "-CAkey",
+                    &ca_key,
+                    "-CAcreateserial",
+                    "-extfile",
+                    "usage",
+                    "-out",
+                    &cert,
+                ],
+            );
+        }
+        let read = |name: &str| std::fs::read(dir.join(name)).expect("a file of openssl");
+        let pair = |name: &str| (read(&format!("{name}.crt")), read(&format!("{name}.key")));
+        Some(Self {
+            ca: read("ca.crt"),
+            other_ca: read("other-ca.crt"),
+            client: pair("client"),
+            other: pair("other"),
+        })
+    }
+
+    /// The certificates of a client: `client`, `other` (of another authority), or none.
+    pub(crate) fn tls(&self, identity: &str) -> Tls {
+        let identity = match identity {
+            "client" => Some(self.client.clone()),
+            "other" => Some(self.other.clone()),
+            _ => None,
+        };
+        let ca = self.ca.clone();
+        Tls { ca, identity }
+    }
+
+    /// A client that trusts another authority.
+    pub(crate) fn tls_of_other_ca(&self) -> Tls {
+        Tls {
+            ca: self.other_ca.clone(),
+            identity: Some(self.client.clone()),
+        }
+    }
+}
+
+fn openssl(dir: &Path, arguments: &[&str]) {
+    let mut command = Command::new("openssl");
+    let said = command.args(arguments).current_dir(dir).output();
+    let said = said.expect("openssl runs");
+    let error = String::from_utf8_lossy(&said.stderr);
+    assert!(said.status.success(), "openssl {arguments:?}: {error}");
+}

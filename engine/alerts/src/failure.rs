@@ -1,0 +1,89 @@
+//! Why a message was not delivered.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lettre::transport::smtp;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("cannot connect to {server}: {source}")]
+    Connect {
+        server: String,
+        source: std::io::Error,
+    },
+    #[error("TLS with {server}: {source}")]
+    Tls {
+        server: String,
+        source: std::io::Error,
+    },
+    #[error("\"{0}\" is no name of a server: TLS needs one to compare with its certificate")]
+    ServerName(String),
+    #[error("the token would cross the network in clear: the URL must have https://")]
+    TokenInClear,
+    #[error("HTTP: {0}")]
+    Http(#[from] hyper::Error),
+    #[error("the request cannot be made: {0}")]
+    Request(#[from] hyper::http::Error),
+    #[error("the webhook answered {status}")]
+    Status {
+        status: u16,
+        /// The pause that the webhook asks for.
+        retry_after: Option<Duration>,
+    },
+    #[error("no answer within {} s", .0.as_secs_f32())]
+    Late(Duration),
+    #[error("mail: {}", chain(.0))]
+    Smtp(#[from] smtp::Error),
+    #[error("the mail cannot be made: {0}")]
+    Mail(#[from] lettre::error::Error),
+    #[error("{path}: {cause}", path = path.display())]
+    Authorities { path: PathBuf, cause: String },
+    #[error("certificates of the system: {0}; install ca-certificates, or name a PEM file in ca")]
+    SystemAuthorities(String),
+    #[error("{0}")]
+    Address(#[from] super::AddressError),
+    /// A secret of the receiver cannot be read.
+    #[error("{key} {path}: {cause}", path = path.display())]
+    Secret {
+        key: &'static str,
+        path: PathBuf,
+        cause: String,
+    },
+}
+
+impl Failure {
+    /// True if another attempt has no prospect: the receiver refuses this message.
+    pub fn is_final(&self) -> bool {
+        match self {
+            // RFC 9110: 408, 425 and 429 ask for another attempt.
+            Self::Status { status, .. } => {
+                (300..500).contains(status) && ![408, 425, 429].contains(status)
+            }
+            Self::Smtp(error) => error.is_permanent(),
+            Self::Mail(_) | Self::Request(_) | Self::TokenInClear => true,
+            _ => false,
+        }
+    }
+
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+/// The error and its causes. lettre's own text names only the first.
+fn chain(error: &smtp::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text += &format!(": {said}");
+        }
+        cause = error.source();
+    }
+    text
+}

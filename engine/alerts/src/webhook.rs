@@ -1,0 +1,177 @@
+//! Webhooks: JSON by HTTP POST, signed as [Standard Webhooks](https://www.standardwebhooks.com/)
+//! says.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64ct::{Base64, Encoding};
+use hmac::{Hmac, KeyInit, Mac};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, header};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use sha2::Sha256;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use zeroize::Zeroizing;
+
+use crate::{Failure, Message, Trust, Url};
+
+/// A webhook, with its secrets.
+#[derive(Debug)]
+pub struct Webhook {
+    pub url: Url,
+    /// `None`: requests are not signed.
+    pub secret: Option<SigningSecret>,
+    /// For the header `Authorization: Bearer`.
+    pub token: Option<Zeroizing<String>>,
+    /// Only needed for https.
+    pub trust: Option<Trust>,
+}
+
+/// The key that signs requests.
+pub struct SigningSecret(Zeroizing<Vec<u8>>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("24 to 64 random bytes in base64 are needed: `openssl rand -base64 32` makes some")]
+pub struct WeakSecret;
+
+impl SigningSecret {
+    /// Reads base64, with or without the prefix `whsec_`.
+    pub fn parse(text: &str) -> Result<Self, WeakSecret> {
+        let text = text.trim();
+        let text = text.strip_prefix("whsec_").unwrap_or(text);
+        let key = Zeroizing::new(Base64::decode_vec(text).map_err(|_| WeakSecret)?);
+        if !(24..=64).contains(&key.len()) {
+            return Err(WeakSecret);
+        }
+        Ok(Self(key))
+    }
+
+    /// The header `webhook-signature`.
+    fn sign(&self, id: &str, timestamp: u64, body: &[u8]) -> String {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes any key");
+        mac.update(format!("{id}.{timestamp}.").as_bytes());
+        mac.update(body);
+        format!("v1,{}", Base64::encode_string(&mac.finalize().into_bytes()))
+    }
+}
+
+impl std::fmt::Debug for SigningSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SigningSecret")
+    }
+}
+
+impl Webhook {
+    /// Sends the message; `Ok` after an answer of 2xx. Redirects are not followed.
+    pub async fn send(&self, message: &Message, limit: Duration) -> Result<(), Failure> {
+        if self.token.is_some() && !self.url.is_private() {
+            return Err(Failure::TokenInClear);
+        }
+        let request = self.request(message, SystemTime::now())?;
+        let answered = tokio::time::timeout(limit, self.exchange(request)).await;
+        let response = answered.map_err(|_| Failure::Late(limit))??;
+        if response.status().is_success() {
+            return Ok(());
+        }
+        let seconds = response.headers().get(header::RETRY_AFTER);
+        let seconds = seconds.and_then(|value| value.to_str().ok()?.parse().ok());
+        Err(Failure::Status {
+            status: response.status().as_u16(),
+            retry_after: seconds.map(Duration::from_secs),
+        })
+    }
+
+    fn request(
+        &self,
+        message: &Message,
+        now: SystemTime,
+    ) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
+        let body = serde_json::to_vec(message).expect("a message is plain data");
+        let timestamp = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri(&self.url.path)
+            .header(header::HOST, &self.url.authority)
+            .header(
+                header::USER_AGENT,
+                concat!("nacre/", env!("CARGO_PKG_VERSION")),
+            )
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONNECTION, "close")
+            .header("webhook-id", &message.id)
+            .header("webhook-timestamp", timestamp);
+        if let Some(secret) = &self.secret {
+            let signature = secret.sign(&message.id, timestamp, &body);
+            request = request.header("webhook-signature", signature);
+        }
+        if let Some(token) = &self.token {
+            let mut value = header::HeaderValue::try_from(format!("Bearer {}", token.as_str()))?;
+            value.set_sensitive(true);
+            request = request.header(header::AUTHORIZATION, value);
+        }
+        request.body(Full::new(Bytes::from(body)))
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Failure> {
+        let server = &self.url.server;
+        let connected = TcpStream::connect((server.host.as_str(), server.port)).await;
+        let stream = connected.map_err(|source| Failure::Connect {
+            server: server.to_string(),
+            source,
+        })?;
+        let Some(trust) = self.trust.as_ref().filter(|_| self.url.https) else {
+            return over(stream, request).await;
+        };
+        let name = ServerName::try_from(server.host.clone())
+            .map_err(|_| Failure::ServerName(server.host.clone()))?;
+        let connected = TlsConnector::from(trust.config())
+            .connect(name, stream)
+            .await;
+        let stream = connected.map_err(|source| Failure::Tls {
+            server: server.to_string(),
+            source,
+        })?;
+        over(stream, request).await
+    }
+}
+
+/// Sends one request over a connection of its own.
+async fn over<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    request: Request<Full<Bytes>>,
+) -> Result<Response<Incoming>, Failure> {
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let answer = sender.send_request(request);
+    tokio::pin!(answer, connection);
+    tokio::select! {
+        biased;
+        answer = &mut answer => Ok(answer?),
+        // After its end the answer is known, or fails.
+        _ = &mut connection => Ok(answer.await?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example of the specification of Standard Webhooks.
+    #[test]
+    fn requests_are_signed_as_the_specification_says() {
+        let secret = SigningSecret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n").unwrap();
+        let signature = secret.sign(
+            "msg_p5jXN8AQM9LWM0D4loKWxJek",
+            1_614_265_330,
+            br#"{"test": 2432232314}"#,
+        );
+        assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+        assert_eq!(format!("{secret:?}"), "SigningSecret");
+        for weak in ["", "whsec_", "whsec_AAAA", "not base64!"] {
+            SigningSecret::parse(weak).unwrap_err();
+        }
+    }
+}

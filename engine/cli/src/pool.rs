@@ -1,0 +1,229 @@
+//! `nacre pool`: lists, creates, imports, exports, grows, checks and deletes storage pools.
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::subsystem::{done, items};
+use super::{Connection, Failure, output};
+use nacre_engine::methods::pool::{
+    CheckPool, CreatePool, CreatePoolParams, DeletePool, ExportPool, GetPool, GrowPool, ImportPool,
+    ImportPoolParams, ListPools, PoolParams, RenamePool, RenamePoolParams,
+};
+use nacre_engine_rpc::NoParams;
+use nacre_engine_rpc::client::to_json;
+
+#[derive(Debug, Args)]
+#[command(
+    mut_args = |arg| arg.global(true),
+    after_help = "docs/operate/pools.md explains pools, and what to do when one is full."
+)]
+pub(crate) struct PoolArgs {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    command: PoolCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum PoolCommand {
+    /// List the open pools
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show everything about one
+    Show {
+        /// Name or UUID of the pool
+        pool: String,
+    },
+    /// Create one on a block device
+    Create {
+        /// Name of the new pool
+        name: String,
+        /// The block device: nothing else may use it
+        disk: String,
+        /// Accept a device with data on it, which is lost
+        #[arg(long)]
+        force: bool,
+    },
+    /// Open the pool on a block device; from then on every start of the daemon opens it
+    Import {
+        /// The block device
+        disk: String,
+        /// The pool that must be on it
+        #[arg(long)]
+        uuid: Option<Uuid>,
+        /// Open it although another daemon has it open: if that one still runs, both destroy it
+        #[arg(long)]
+        force: bool,
+    },
+    /// Close an unused pool, so that another machine may import it
+    Export {
+        /// Name or UUID of the pool
+        pool: String,
+    },
+    /// Give a pool another name
+    Rename {
+        /// Name or UUID of the pool
+        pool: String,
+        /// Its new name
+        new_name: String,
+    },
+    /// Take the rest of a disk that has grown
+    Grow {
+        /// Name or UUID of the pool
+        pool: String,
+    },
+    /// Read both copies of all metadata, repair bad ones, and compare the used space with the maps
+    Check {
+        /// Name or UUID of the pool
+        pool: String,
+    },
+    /// Delete a pool without volumes and snapshots
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Name or UUID of the pool
+        pool: String,
+    },
+}
+
+pub(crate) fn run(args: PoolArgs) -> Result<(), Failure> {
+    let connection = &args.connection;
+    match args.command {
+        PoolCommand::List => list(connection),
+        PoolCommand::Show { pool } => show(
+            connection,
+            connection.call_for_json::<GetPool>(&PoolParams { pool })?,
+        ),
+        PoolCommand::Create { name, disk, force } => {
+            let params = CreatePoolParams {
+                name,
+                disk,
+                uuid: None,
+                force,
+            };
+            named(connection, connection.call_for_json::<CreatePool>(&params)?)
+        }
+        PoolCommand::Import { disk, uuid, force } => {
+            let params = ImportPoolParams { disk, uuid, force };
+            named(connection, connection.call_for_json::<ImportPool>(&params)?)
+        }
+        PoolCommand::Export { pool } => {
+            let params = PoolParams { pool };
+            connection.call_for_json::<ExportPool>(&params)?;
+            done(connection, to_json(&params))
+        }
+        PoolCommand::Delete { pool } => {
+            let params = PoolParams { pool };
+            connection.call_for_json::<DeletePool>(&params)?;
+            done(connection, to_json(&params))
+        }
+        PoolCommand::Rename { pool, new_name } => {
+            let params = RenamePoolParams { pool, new_name };
+            named(connection, connection.call_for_json::<RenamePool>(&params)?)
+        }
+        PoolCommand::Grow { pool } => {
+            let grown = connection.call_for_json::<GrowPool>(&PoolParams { pool })?;
+            if connection.json {
+                return output::json(&grown);
+            }
+            let size = output::bytes(number(&grown, "total_bytes"));
+            output::line(&format!("{} has {size}", output::cell(grown.get("name"))))
+        }
+        PoolCommand::Check { pool } => check(connection, pool),
+    }
+}
+
+fn list(connection: &Connection) -> Result<(), Failure> {
+    let pools = connection.call_for_json::<ListPools>(&NoParams {})?;
+    if connection.json {
+        return output::json(&pools);
+    }
+    let rows = items(&pools).iter().map(|pool| {
+        let used = number(pool, "total_bytes").saturating_sub(number(pool, "free_bytes"));
+        vec![
+            output::cell(pool.get("name")),
+            output::cell(pool.get("state")),
+            output::bytes(number(pool, "total_bytes")),
+            output::bytes(used),
+            output::bytes(number(pool, "free_bytes")),
+            output::cell(pool.get("lvols")),
+            output::cell(pool.get("disk")),
+        ]
+    });
+    let header = ["name", "state", "size", "used", "free", "lvols", "disk"];
+    output::table(&header, rows)
+}
+
+fn show(connection: &Connection, pool: Value) -> Result<(), Failure> {
+    if connection.json {
+        return output::json(&pool);
+    }
+    let text = |field: &str| output::cell(pool.get(field));
+    let bytes = |field: &str| output::bytes(number(&pool, field));
+    let lines = [
+        ("name", text("name")),
+        ("uuid", text("uuid")),
+        ("state", text("state")),
+        ("disk", text("disk")),
+        ("size", bytes("total_bytes")),
+        ("free", bytes("free_bytes")),
+        ("reserved", bytes("reserved_bytes")),
+        ("unit", bytes("unit_bytes")),
+        ("lvols", text("lvols")),
+        ("unsettled records", text("unsettled_records")),
+        ("replayed at import", text("replayed_records")),
+        ("unreadable map pages", text("lost_pages")),
+        ("reactor", text("reactor")),
+    ];
+    for (name, value) in lines {
+        output::line(&format!("{name:<21} {value}"))?;
+    }
+    Ok(())
+}
+
+fn check(connection: &Connection, pool: String) -> Result<(), Failure> {
+    let answer = connection.call_for_json::<CheckPool>(&PoolParams { pool })?;
+    let count = |field| number(&answer, field);
+    let listed = items(&answer["findings"]);
+    let findings = listed.len() as u64 + count("more_findings");
+    if connection.json {
+        output::json(&answer)?;
+    } else {
+        let (pages, units) = (count("pages"), count("units"));
+        output::line(&format!(
+            "{pages} pages of metadata, two copies of each; {units} units in use"
+        ))?;
+        let repaired = count("repaired");
+        if repaired > 0 {
+            output::line(&format!("{repaired} bad copies repaired"))?;
+        }
+        for finding in listed {
+            output::line(&output::cell(Some(finding)))?;
+        }
+        if findings == 0 {
+            output::line("no contradictions")?;
+        }
+    }
+    match (findings, count("not_repaired")) {
+        (0, 0) => Ok(()),
+        (0, copies) => Err(Failure::Failed(anyhow::anyhow!(
+            "{copies} bad copies of metadata could not be written again: look at the disk"
+        ))),
+        (findings, _) => Err(Failure::Failed(anyhow::anyhow!(
+            "{findings} contradictions between the maps and the used space"
+        ))),
+    }
+}
+
+/// Prints the name of a pool or volume for people, and all of it for programs.
+pub(super) fn named(connection: &Connection, answer: Value) -> Result<(), Failure> {
+    if connection.json {
+        return output::json(&answer);
+    }
+    let name = answer.get("alias").or_else(|| answer.get("name"));
+    output::line(&output::cell(name))
+}
+
+pub(super) fn number(of: &Value, field: &str) -> u64 {
+    of[field].as_u64().unwrap_or(0)
+}

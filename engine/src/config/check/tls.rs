@@ -1,0 +1,64 @@
+//! Checks of TLS: certificates of the management protocol and of HTTP, secure channel
+//! concatenation.
+
+use super::{Check, Settings, Subsystem};
+use crate::rpc::subject::Subject;
+
+impl Check<'_> {
+    pub(super) fn tls(&mut self, settings: &Settings) {
+        let (rpc, metrics) = (&settings.rpc.tls, &settings.metrics.tls);
+        if rpc.listen.is_some() {
+            for (key, path) in [
+                ("cert", &rpc.cert),
+                ("key", &rpc.key),
+                ("client_ca", &rpc.client_ca),
+            ] {
+                if path.is_none() {
+                    let cause = format!("rpc.tls.{key} is missing: a TLS listener needs it");
+                    let remedy = format!("add {key} = \"/…/{key}.pem\" to [rpc.tls]");
+                    self.refuse("rpc.tls.listen", cause, &remedy);
+                }
+            }
+        }
+        for (table, ca, crl) in [
+            ("rpc.tls", &rpc.client_ca, &rpc.client_crl),
+            ("metrics.tls", &metrics.client_ca, &metrics.client_crl),
+        ] {
+            if crl.is_some() && ca.is_none() {
+                let cause = format!("{table}.client_ca is missing, which made the lists");
+                let remedy = format!("add client_ca = \"/…/clients.pem\" to [{table}]");
+                self.refuse(&format!("{table}.client_crl"), cause, &remedy);
+            }
+        }
+        for text in rpc.roles.keys() {
+            if let Err(error) = text.parse::<Subject>() {
+                self.refuse(&format!("rpc.tls.roles.{text}"), error, Subject::FORMS);
+            }
+        }
+        let is_half = metrics.cert.is_some() != metrics.key.is_some();
+        if is_half || (metrics.cert.is_none() && metrics.client_ca.is_some()) {
+            let cause = "TLS needs both cert and key";
+            let given = [
+                ("metrics.tls.cert", metrics.cert.is_some()),
+                ("metrics.tls.key", metrics.key.is_some()),
+                ("metrics.tls.client_ca", true),
+            ];
+            let given = given.iter().find(|(_, given)| *given).expect("the last");
+            self.refuse(given.0, cause, "add the other one to [metrics.tls]");
+        }
+    }
+
+    /// Hosts that make a key for TLS by authentication.
+    pub(super) fn concat(&mut self, key: &str, subsystem: &Subsystem) {
+        for (n, host) in subsystem.host.iter().enumerate().filter(|(_, h)| h.concat) {
+            let key = format!("{key}.host[{n}].concat");
+            if host.psk.is_some() {
+                let cause = "the host has a psk, so it makes no key for TLS";
+                self.refuse(&key, cause, "leave out psk or concat");
+            } else if host.dhchap_key.is_none() {
+                let cause = "the host has no key to authenticate with";
+                self.refuse_unless_refused_with(&key, cause.into(), "add dhchap_key = \"name\"");
+            }
+        }
+    }
+}

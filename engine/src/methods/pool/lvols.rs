@@ -1,0 +1,492 @@
+//! `lvol_*`: volumes and snapshots of pools.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_pool::{Command, Lvol, LvolInfo};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::super::bdev::refuse_nil;
+use crate::refusal::OrRefuse;
+use crate::rpc::error::Errno;
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::devices::forget_uses_of;
+use crate::services::engine::Engine;
+use crate::services::pools::{self, OpenPool, check_name, find_lvol};
+use crate::store::Change;
+use crate::values::read;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<CreateLvol>()
+        .add::<ListLvols>()
+        .add::<GetLvol>()
+        .add::<ResizeLvol>()
+        .add::<SnapshotLvols>()
+        .add::<CloneSnapshot>()
+        .add::<RestoreLvol>()
+        .add::<InflateLvol>()
+        .add::<RenameLvol>()
+        .add::<DeleteLvol>();
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LvolParams {
+    /// UUID, or `pool/name`.
+    pub lvol: String,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LvolReply {
+    /// The name of the block device.
+    #[schemars(with = "String")]
+    pub uuid: Uuid,
+    pub name: String,
+    /// `pool/name`, another name of the block device.
+    pub alias: String,
+    pub pool: String,
+    pub size_bytes: u64,
+    pub snapshot: bool,
+    /// The pool keeps room for the whole size.
+    pub thick: bool,
+    /// The snapshot that it shares space with.
+    #[schemars(with = "Option<String>")]
+    pub parent: Option<Uuid>,
+    /// Bytes of allocated units, and of those that nothing else uses.
+    pub used_bytes: u64,
+    pub exclusive_bytes: u64,
+}
+
+pub fn describe(pool: &str, info: LvolInfo) -> LvolReply {
+    LvolReply {
+        uuid: info.id,
+        alias: pools::alias(pool, &info.name),
+        name: info.name,
+        pool: pool.to_owned(),
+        size_bytes: info.bytes,
+        snapshot: info.is_snapshot,
+        thick: info.is_thick,
+        parent: info.parent,
+        used_bytes: info.used_bytes,
+        exclusive_bytes: info.exclusive_bytes,
+    }
+}
+
+/// The present state of a volume.
+pub async fn info(pool: &OpenPool, id: Uuid) -> Result<LvolInfo, RpcError> {
+    let all = pool.lvols().await?;
+    let found = all.into_iter().find(|lvol| lvol.id == id);
+    found.ok_or_else(|| RpcError::errno(Errno::ENODEV, format!("{id} was deleted meanwhile")))
+}
+
+/// Registers a new volume or snapshot, and describes it.
+pub async fn made(engine: &Rc<Engine>, pool: &OpenPool, id: Uuid) -> Result<LvolReply, RpcError> {
+    let info = info(pool, id).await?;
+    pools::register(engine, pool, &info).await?;
+    Ok(describe(&pool.name(), info))
+}
+
+pub struct CreateLvol;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateLvolParams {
+    /// Name or UUID of the pool.
+    pub pool: String,
+    pub name: String,
+    /// In bytes, or text such as "10GiB". Rounded up to the pool's unit.
+    #[serde(deserialize_with = "read::bytes")]
+    #[schemars(with = "u64")]
+    pub size: u64,
+    /// Keep room for the whole size. Default: space is taken as it is written.
+    #[serde(default)]
+    pub thick: bool,
+    /// Default: random.
+    #[schemars(with = "Option<String>")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+}
+
+impl Method<Engine> for CreateLvol {
+    const NAME: &'static str = "lvol_create";
+    const ABOUT: &'static str = "Makes a volume in a pool, and a block device of its UUID.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = CreateLvolParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: CreateLvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        engine.settled().await;
+        refuse_nil(params.uuid)?;
+        check_name("name", &params.name)?;
+        let pool = engine.devices.pools.find(&params.pool)?;
+        if params.size > pool.handle.status().max_lvol_bytes {
+            let cause = format!("{} bytes are too many for one volume", params.size);
+            return Err(RpcError::errno(Errno::EINVAL, cause).field("size"));
+        }
+        let id = params.uuid.unwrap_or_else(Uuid::new_v4);
+        let create = Command::Create {
+            id,
+            name: params.name,
+            bytes: params.size,
+            thick: params.thick,
+        };
+        pool.run(create).await?;
+        made(&engine, &pool, id).await
+    }
+}
+
+pub struct ListLvols;
+
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ListLvolsParams {
+    /// Only those of this pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+}
+
+impl Method<Engine> for ListLvols {
+    const NAME: &'static str = "lvol_list";
+    const ABOUT: &'static str = "Lists the volumes and snapshots of pools, with their space.";
+    const CLASS: Class = Class::Read;
+    const ORDER: Order = Order::Free;
+    type Params = ListLvolsParams;
+    type Reply = Vec<LvolReply>;
+
+    async fn apply(
+        params: ListLvolsParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<LvolReply>, RpcError> {
+        let pools = match params.pool {
+            Some(pool) => vec![engine.devices.pools.find(&pool)?],
+            None => engine.devices.pools.list(),
+        };
+        let mut all = Vec::new();
+        for pool in pools {
+            let name = pool.name();
+            let lvols = pool.lvols().await?;
+            all.extend(lvols.into_iter().map(|info| describe(&name, info)));
+        }
+        Ok(all)
+    }
+}
+
+pub struct GetLvol;
+
+impl Method<Engine> for GetLvol {
+    const NAME: &'static str = "lvol_get";
+    const ABOUT: &'static str = "Shows one volume or snapshot.";
+    const CLASS: Class = Class::Read;
+    const ORDER: Order = Order::Free;
+    type Params = LvolParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
+        Ok(describe(&pool.name(), info(&pool, lvol.uuid()).await?))
+    }
+}
+
+pub struct ResizeLvol;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeLvolParams {
+    /// UUID, or `pool/name`.
+    pub lvol: String,
+    /// In bytes, or text such as "10GiB". Data beyond a smaller size is lost.
+    #[serde(deserialize_with = "read::bytes")]
+    #[schemars(with = "u64")]
+    pub size: u64,
+}
+
+impl Method<Engine> for ResizeLvol {
+    const NAME: &'static str = "lvol_resize";
+    const ABOUT: &'static str = "Changes the size of a volume, and notifies hosts. A volume does not shrink while a host uses it.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = ResizeLvolParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: ResizeLvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
+        resize(&engine, &pool, &lvol, params.size).await?;
+        Ok(describe(&pool.name(), info(&pool, lvol.uuid()).await?))
+    }
+}
+
+pub async fn resize(
+    engine: &Rc<Engine>,
+    pool: &OpenPool,
+    lvol: &Arc<Lvol>,
+    bytes: u64,
+) -> Result<(), RpcError> {
+    let bdevs = &engine.plane()?.bdevs;
+    bdevs.may_shrink(lvol.name(), bytes).or_refuse()?;
+    let lvol_id = lvol.uuid();
+    pool.run(Command::Resize {
+        lvol: lvol_id,
+        bytes,
+    })
+    .await?;
+    bdevs.notify_resize(lvol.name()).or_refuse()?;
+    Ok(())
+}
+
+pub struct SnapshotLvols;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotParams {
+    /// Volumes of one pool, which are cut at the same moment.
+    pub snapshots: Vec<NewSnapshot>,
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewSnapshot {
+    /// UUID, or `pool/name`.
+    pub lvol: String,
+    /// Name of the snapshot.
+    pub name: String,
+    /// Default: random.
+    #[schemars(with = "Option<String>")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+}
+
+impl Method<Engine> for SnapshotLvols {
+    const NAME: &'static str = "lvol_snapshot";
+    const ABOUT: &'static str =
+        "Makes snapshots of volumes while hosts use them: all of one call at the same moment.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = SnapshotParams;
+    type Reply = Vec<LvolReply>;
+
+    async fn apply(params: SnapshotParams, engine: Rc<Engine>) -> Result<Vec<LvolReply>, RpcError> {
+        engine.settled().await;
+        let (mut pool, mut cuts): (Option<Rc<OpenPool>>, Vec<_>) = (None, Vec::new());
+        for (at, new) in params.snapshots.into_iter().enumerate() {
+            let field = |name: &str| format!("snapshots[{at}].{name}");
+            refuse_nil(new.uuid)?;
+            check_name(&field("name"), &new.name)?;
+            let (of, lvol) = find_lvol(&engine, &field("lvol"), &new.lvol)?;
+            if pool.as_ref().is_some_and(|pool| !Rc::ptr_eq(pool, &of)) {
+                let cause = "volumes of two pools cannot be cut at one moment";
+                return Err(RpcError::errno(Errno::EINVAL, cause)
+                    .field(field("lvol"))
+                    .remedy("make one call for each pool"));
+            }
+            pool = Some(of);
+            let id = new.uuid.unwrap_or_else(Uuid::new_v4);
+            cuts.push((lvol.uuid(), id, new.name));
+        }
+        let Some(pool) = pool else {
+            let cause = "no volume is named";
+            return Err(RpcError::errno(Errno::EINVAL, cause).field("snapshots"));
+        };
+        let ids: Vec<Uuid> = cuts.iter().map(|(_, id, _)| *id).collect();
+        pool.run(Command::Snapshot { cuts }).await?;
+        let mut replies = Vec::new();
+        for id in ids {
+            replies.push(made(&engine, &pool, id).await?);
+        }
+        Ok(replies)
+    }
+}
+
+pub struct CloneSnapshot;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CloneParams {
+    /// The snapshot: UUID, or `pool/name`.
+    pub snapshot: String,
+    /// Name of the new volume.
+    pub name: String,
+    #[serde(default)]
+    pub thick: bool,
+    /// Default: random.
+    #[schemars(with = "Option<String>")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+}
+
+impl Method<Engine> for CloneSnapshot {
+    const NAME: &'static str = "lvol_clone";
+    const ABOUT: &'static str =
+        "Makes a volume with the contents of a snapshot; they share space until one is written.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = CloneParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: CloneParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        engine.settled().await;
+        refuse_nil(params.uuid)?;
+        check_name("name", &params.name)?;
+        let (pool, source) = find_lvol(&engine, "snapshot", &params.snapshot)?;
+        let id = params.uuid.unwrap_or_else(Uuid::new_v4);
+        let clone = Command::Clone {
+            source: source.uuid(),
+            id,
+            name: params.name,
+            thick: params.thick,
+        };
+        pool.run(clone).await?;
+        made(&engine, &pool, id).await
+    }
+}
+
+pub struct RestoreLvol;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreParams {
+    /// UUID, or `pool/name`.
+    pub lvol: String,
+    /// The snapshot whose contents the volume gets: UUID, or `pool/name`.
+    pub snapshot: String,
+}
+
+impl Method<Engine> for RestoreLvol {
+    const NAME: &'static str = "lvol_restore";
+    const ABOUT: &'static str = "Gives a volume that is not in use the contents and size of a snapshot. Its present contents are lost.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = RestoreParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: RestoreParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
+        let (of, snapshot) = find_lvol(&engine, "snapshot", &params.snapshot)?;
+        if !Rc::ptr_eq(&pool, &of) {
+            let cause = "the snapshot is in another pool";
+            return Err(RpcError::errno(Errno::EINVAL, cause).field("snapshot"));
+        }
+        let id = lvol.uuid();
+        drop(lvol);
+        pools::withdraw(&engine, &id.to_string()).await?;
+        let restored = pool.run(Command::Restore {
+            lvol: id,
+            snapshot: snapshot.uuid(),
+        });
+        let restored = restored.await;
+        // Restored or not, the volume is a device again.
+        let reply = made(&engine, &pool, id).await?;
+        restored.map(|_| reply)
+    }
+}
+
+pub struct InflateLvol;
+
+impl Method<Engine> for InflateLvol {
+    const NAME: &'static str = "lvol_inflate";
+    const ABOUT: &'static str =
+        "Copies the data that a volume shares with its snapshot, so that it depends on none.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = LvolParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
+        let id = lvol.uuid();
+        pool.run(Command::Inflate { lvol: id }).await?;
+        let info = info(&pool, id).await?;
+        lvol.update(info.clone());
+        Ok(describe(&pool.name(), info))
+    }
+}
+
+pub struct RenameLvol;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RenameLvolParams {
+    /// UUID, or `pool/name`.
+    pub lvol: String,
+    pub new_name: String,
+}
+
+impl Method<Engine> for RenameLvol {
+    const NAME: &'static str = "lvol_rename";
+    const ABOUT: &'static str = "Gives a volume or snapshot another name; hosts notice nothing.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = RenameLvolParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: RenameLvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        engine.settled().await;
+        rename(&engine, ("lvol", &params.lvol), params.new_name).await
+    }
+}
+
+/// Renames the volume that a field of the call names.
+pub async fn rename(
+    engine: &Rc<Engine>,
+    (field, lvol): (&str, &str),
+    new_name: String,
+) -> Result<LvolReply, RpcError> {
+    check_name("new_name", &new_name)?;
+    let (pool, lvol) = find_lvol(engine, field, lvol)?;
+    let (id, before) = (lvol.uuid(), lvol.info().name);
+    let (name, bdevs) = (pool.name(), &engine.plane()?.bdevs);
+    let (old, new) = (pools::alias(&name, &before), pools::alias(&name, &new_name));
+    pool.run(Command::Rename {
+        lvol: id,
+        name: new_name,
+    })
+    .await?;
+    if old != new {
+        bdevs.rename_alias(lvol.name(), &old, &new).or_refuse()?;
+    }
+    let info = info(&pool, id).await?;
+    lvol.update(info.clone());
+    Ok(describe(&name, info))
+}
+
+pub struct DeleteLvol;
+
+impl Method<Engine> for DeleteLvol {
+    const NAME: &'static str = "lvol_delete";
+    const ABOUT: &'static str = "Deletes a volume or snapshot that is not in use. Volumes and clones of a deleted snapshot keep \
+         their contents.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = LvolParams;
+    type Reply = bool;
+
+    async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
+        delete(&engine, &pool, lvol).await?;
+        Ok(true)
+    }
+}
+
+pub async fn delete(engine: &Rc<Engine>, pool: &OpenPool, lvol: Arc<Lvol>) -> Result<(), RpcError> {
+    let id = lvol.uuid();
+    let names = vec![
+        id.to_string(),
+        pools::alias(&pool.name(), &lvol.info().name),
+    ];
+    drop(lvol);
+    pools::withdraw(engine, &id.to_string()).await?;
+    if let Err(refused) = pool.run(Command::Delete { lvol: id }).await {
+        made(engine, pool, id).await?;
+        return Err(refused);
+    }
+    let edits = forget_uses_of(engine, &names);
+    engine.journal.commit(Change(edits)).await
+}

@@ -1,0 +1,333 @@
+//! `pool_*` and `lvol_*`, Nacre extensions: storage pools, their volumes, snapshots and clones.
+//!
+//! The contents of a pool are on its disk. The journal has the import of each pool, so that a start
+//! of the daemon imports it.
+
+pub mod lvols;
+#[cfg(test)]
+mod tests;
+
+use std::rc::Rc;
+
+use nacre_bdev_pool::{Command, Outcome, PoolState};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::bdev::refuse_nil;
+use crate::rpc::error::Errno;
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+use crate::services::pools::{self, OpenPool};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<CreatePool>()
+        .add::<ImportPool>()
+        .add::<ExportPool>()
+        .add::<DeletePool>()
+        .add::<ListPools>()
+        .add::<GetPool>()
+        .add::<RenamePool>()
+        .add::<GrowPool>()
+        .add::<CheckPool>();
+    lvols::register(registry);
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolParams {
+    /// Name or UUID of the pool.
+    pub pool: String,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PoolReply {
+    pub name: String,
+    #[schemars(with = "String")]
+    pub uuid: Uuid,
+    /// The block device that the pool is on.
+    pub disk: String,
+    /// `online`, or `held`: the log cannot be written, so first writes and changes fail.
+    pub state: &'static str,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    /// Free bytes that metadata and thick volumes keep.
+    pub reserved_bytes: u64,
+    /// Allocation unit.
+    pub unit_bytes: u64,
+    /// Number of volumes and snapshots.
+    pub lvols: u64,
+    /// Records that an import would compare with the data.
+    pub unsettled_records: u64,
+    /// Records that the last import applied.
+    pub replayed_records: u64,
+    /// Map pages of which both copies are unreadable.
+    pub lost_pages: u64,
+    /// The reactor that the pool's metadata is on.
+    pub reactor: String,
+}
+
+pub fn state_word(state: PoolState) -> &'static str {
+    match state {
+        PoolState::Opening => "opening",
+        PoolState::Online => "online",
+        PoolState::Held => "held",
+        PoolState::Closed => "closed",
+    }
+}
+
+fn describe(pool: &OpenPool) -> PoolReply {
+    let status = pool.handle.status();
+    PoolReply {
+        name: status.name,
+        uuid: status.id,
+        disk: status.disk,
+        state: state_word(status.state),
+        total_bytes: status.total_bytes,
+        free_bytes: status.free_bytes,
+        reserved_bytes: status.reserved_bytes,
+        unit_bytes: status.unit_bytes,
+        lvols: status.versions,
+        unsettled_records: status.unsettled_records,
+        replayed_records: pool.report.replayed,
+        lost_pages: pool.report.lost,
+        reactor: pool.reactor.clone(),
+    }
+}
+
+pub struct CreatePool;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreatePoolParams {
+    pub name: String,
+    /// The block device: its name, alias or UUID. Nothing else may use it.
+    pub disk: String,
+    /// Default: random.
+    #[schemars(with = "Option<String>")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+    /// Use a device that holds data. The data is lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+}
+
+impl Method<Engine> for CreatePool {
+    const NAME: &'static str = "pool_create";
+    const ABOUT: &'static str = "Makes a storage pool on a block device.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = CreatePoolParams;
+    type Reply = PoolReply;
+
+    async fn apply(params: CreatePoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
+        engine.settled().await;
+        refuse_nil(params.uuid)?;
+        let CreatePoolParams {
+            name,
+            disk,
+            uuid,
+            force,
+        } = params;
+        let pool = pools::create(&engine, name, &disk, uuid, force).await?;
+        Ok(describe(&pool))
+    }
+}
+
+pub struct ImportPool;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ImportPoolParams {
+    /// The block device that the pool is on.
+    pub disk: String,
+    /// The pool that must be on the device. Default: any.
+    #[schemars(with = "Option<String>")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+    /// Import the pool although another daemon has it open. If that one still uses it, both
+    /// destroy it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+}
+
+impl Method<Engine> for ImportPool {
+    const NAME: &'static str = pools::IMPORT;
+    const ABOUT: &'static str = "Opens the pool on a block device. Each of its volumes and snapshots is a block device then.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = ImportPoolParams;
+    type Reply = PoolReply;
+
+    async fn apply(params: ImportPoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
+        if !crate::journal::is_replaying() {
+            engine.settled().await;
+        }
+        let pool = pools::import(&engine, &params.disk, params.uuid, params.force).await?;
+        Ok(describe(&pool))
+    }
+}
+
+pub struct ExportPool;
+
+impl Method<Engine> for ExportPool {
+    const NAME: &'static str = "pool_export";
+    const ABOUT: &'static str = "Closes a pool that is not in use, so that another machine may import it. The UUID of a pool that \
+         could not be imported is forgotten.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = PoolParams;
+    type Reply = bool;
+
+    async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        pools::close(&engine, &params.pool, Command::Close { export: true }).await?;
+        Ok(true)
+    }
+}
+
+pub struct DeletePool;
+
+impl Method<Engine> for DeletePool {
+    const NAME: &'static str = "pool_delete";
+    const ABOUT: &'static str = "Deletes a pool without volumes and snapshots; its disk is free.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = PoolParams;
+    type Reply = bool;
+
+    async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let pool = engine.devices.pools.find(&params.pool)?;
+        let count = pool.lvols().await?.len();
+        if count > 0 {
+            let cause = format!("the pool has {count} volumes and snapshots");
+            return Err(RpcError::errno(Errno::EBUSY, cause)
+                .field("pool")
+                .remedy("delete them first"));
+        }
+        pools::close(&engine, &params.pool, Command::Destroy).await?;
+        Ok(true)
+    }
+}
+
+pub struct ListPools;
+
+impl Method<Engine> for ListPools {
+    const NAME: &'static str = "pool_list";
+    const ABOUT: &'static str = "Lists the open pools, with their space and state.";
+    const CLASS: Class = Class::Read;
+    type Params = NoParams;
+    type Reply = Vec<PoolReply>;
+
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<PoolReply>, RpcError> {
+        let pools = engine.devices.pools.list();
+        Ok(pools.iter().map(|pool| describe(pool)).collect())
+    }
+}
+
+pub struct GetPool;
+
+impl Method<Engine> for GetPool {
+    const NAME: &'static str = "pool_get";
+    const ABOUT: &'static str = "Shows one pool.";
+    const CLASS: Class = Class::Read;
+    type Params = PoolParams;
+    type Reply = PoolReply;
+
+    async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
+        Ok(describe(&*engine.devices.pools.find(&params.pool)?))
+    }
+}
+
+pub struct RenamePool;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RenamePoolParams {
+    /// Name or UUID of the pool.
+    pub pool: String,
+    pub new_name: String,
+}
+
+impl Method<Engine> for RenamePool {
+    const NAME: &'static str = "pool_rename";
+    const ABOUT: &'static str = "Gives a pool another name; hosts notice nothing.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = RenamePoolParams;
+    type Reply = PoolReply;
+
+    async fn apply(params: RenamePoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
+        engine.settled().await;
+        let pool = engine.devices.pools.find(&params.pool)?;
+        pools::rename(&engine, &pool, params.new_name).await?;
+        Ok(describe(&pool))
+    }
+}
+
+pub struct GrowPool;
+
+impl Method<Engine> for GrowPool {
+    const NAME: &'static str = "pool_grow";
+    const ABOUT: &'static str =
+        "Takes the rest of a disk that has grown into its pool, while hosts use the pool.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = PoolParams;
+    type Reply = PoolReply;
+
+    async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
+        engine.settled().await;
+        let pool = engine.devices.pools.find(&params.pool)?;
+        pool.run(Command::Grow).await?;
+        Ok(describe(&pool))
+    }
+}
+
+pub struct CheckPool;
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct CheckReply {
+    /// Pages of metadata. The check reads two copies of each.
+    pub pages: u64,
+    /// Units that volumes and snapshots use.
+    pub units: u64,
+    /// Bad copies of pages that the check wrote again.
+    pub repaired: u64,
+    /// Bad copies that could not be written.
+    pub not_repaired: u64,
+    /// Contradictions between the maps and the used space, and lost metadata. A sound pool has
+    /// none.
+    pub findings: Vec<String>,
+    /// Further findings, which are not listed.
+    pub more_findings: u64,
+}
+
+impl Method<Engine> for CheckPool {
+    const NAME: &'static str = "pool_check";
+    const ABOUT: &'static str = "Reads both copies of a pool's metadata, repairs bad ones, and compares the use of every unit with \
+         the maps, while hosts use the pool.";
+    const CLASS: Class = Class::Operate;
+    const ORDER: Order = Order::Free;
+    type Params = PoolParams;
+    type Reply = CheckReply;
+
+    async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<CheckReply, RpcError> {
+        let pool = engine.devices.pools.find(&params.pool)?;
+        let Outcome::Checked(report) = pool.run(Command::Check).await? else {
+            let cause = "the pool answered another command";
+            return Err(RpcError::errno(Errno::EIO, cause));
+        };
+        let findings = report.findings.iter().map(ToString::to_string).collect();
+        Ok(CheckReply {
+            pages: report.pages,
+            units: report.units,
+            repaired: report.repaired,
+            not_repaired: report.not_repaired,
+            findings,
+            more_findings: report.more_findings,
+        })
+    }
+}

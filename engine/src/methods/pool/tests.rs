@@ -1,0 +1,299 @@
+//! Goal: pools and their volumes work by RPC, and return after a restart. Method: daemons without
+//! sockets on one file and one store.
+
+use serde_json::{Value, json};
+
+use crate::config::Settings;
+use crate::methods::testing::TestDaemon;
+use crate::store::Store;
+
+const POOL: &str = "10000000-0000-4000-8000-000000000001";
+
+fn disk(daemon: &TestDaemon, path: &std::path::Path) {
+    let params = json!({ "name": "disk", "filename": path, "block_size": 4096 });
+    daemon.call("bdev_aio_create", params);
+}
+
+fn start(dir: &std::path::Path) -> TestDaemon {
+    TestDaemon::with(Settings::default(), Some(Store::open(dir).unwrap()))
+}
+
+fn names(daemon: &TestDaemon) -> Vec<String> {
+    let list = daemon.call("lvol_list", json!({}));
+    let list = list.as_array().unwrap().iter();
+    list.map(|lvol| lvol["alias"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn a_pool_returns_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    std::fs::File::create(&path)
+        .unwrap()
+        .set_len(128 << 20)
+        .unwrap();
+    let state = dir.path().join("state");
+    let daemon = start(&state);
+    disk(&daemon, &path);
+    let create = json!({ "name": "pool0", "disk": "disk", "uuid": POOL });
+    let pool = daemon.call("pool_create", create.clone());
+    assert_eq!(pool["state"], "online");
+    let again = daemon.refused("pool_create", create);
+    assert_eq!(again.message, "File exists");
+    let other = json!({ "name": "other", "disk": "disk" });
+    assert_eq!(
+        daemon.refused("pool_create", other).message,
+        "Operation not permitted"
+    );
+    let size = json!({ "pool": "pool0", "name": "v1", "size": "1GiB" });
+    let volume = daemon.call("lvol_create", size);
+    assert_eq!(volume["size_bytes"], 1u64 << 30);
+    let cut = json!({ "snapshots": [{ "lvol": "pool0/v1", "name": "v1@mon" }] });
+    daemon.call("lvol_snapshot", cut);
+    let clone = json!({ "snapshot": "pool0/v1@mon", "name": "v2" });
+    daemon.call("lvol_clone", clone);
+    daemon.call(
+        "lvol_rename",
+        json!({ "lvol": "pool0/v2", "new_name": "v3" }),
+    );
+    let small = daemon.call(
+        "lvol_resize",
+        json!({ "lvol": "pool0/v3", "size": 1 << 20 }),
+    );
+    assert_eq!(small["size_bytes"], 1 << 20);
+    daemon.call(
+        "nvmf_create_subsystem",
+        json!({ "nqn": "nqn.2016-06.io.spdk:x" }),
+    );
+    let namespace =
+        json!({ "nqn": "nqn.2016-06.io.spdk:x", "namespace": { "bdev_name": "pool0/v1" } });
+    daemon.call("nvmf_subsystem_add_ns", namespace);
+    let used = daemon.refused("lvol_delete", json!({ "lvol": "pool0/v1" }));
+    assert_eq!(used.message, "Operation not permitted");
+    let used = daemon.refused("pool_export", json!({ "pool": "pool0" }));
+    assert_eq!(used.message, "Device or resource busy");
+    assert_eq!(names(&daemon), ["pool0/v1", "pool0/v1@mon", "pool0/v3"]);
+    drop(daemon);
+
+    let daemon = start(&state);
+    assert_eq!(names(&daemon), ["pool0/v1", "pool0/v1@mon", "pool0/v3"]);
+    let subsystems = daemon.call("nvmf_get_subsystems", json!({}));
+    let of = |one: &&Value| one["nqn"] == "nqn.2016-06.io.spdk:x";
+    let subsystem = subsystems.as_array().unwrap().iter().find(of).unwrap();
+    assert_eq!(subsystem["namespaces"][0]["nsid"], 1);
+    let remove = json!({ "nqn": "nqn.2016-06.io.spdk:x", "nsid": 1 });
+    daemon.call("nvmf_subsystem_remove_ns", remove);
+    let restore = json!({ "lvol": "pool0/v3", "snapshot": "pool0/v1@mon" });
+    assert_eq!(
+        daemon.call("lvol_restore", restore)["size_bytes"],
+        1u64 << 30
+    );
+    daemon.call("lvol_inflate", json!({ "lvol": "pool0/v3" }));
+    let check = daemon.call("pool_check", json!({ "pool": "pool0" }));
+    assert_eq!(check["findings"], json!([]));
+    for lvol in ["pool0/v1@mon", "pool0/v1", "pool0/v3"] {
+        daemon.call("lvol_delete", json!({ "lvol": lvol }));
+    }
+    daemon.call("pool_export", json!({ "pool": "pool0" }));
+    assert_eq!(daemon.call("pool_list", Value::Null), json!([]));
+    daemon.call("pool_import", json!({ "disk": "disk" }));
+    daemon.call("pool_delete", json!({ "pool": POOL }));
+    let gone = daemon.refused("pool_import", json!({ "disk": "disk" }));
+    assert_eq!(gone.message, "No such file or directory");
+    drop(daemon);
+
+    let daemon = start(&state);
+    assert_eq!(daemon.call("pool_list", Value::Null), json!([]));
+}
+
+/// A pool takes the rest of its disk by command, and gets another name: its volumes have the new
+/// alias, also after a restart. SPDK's calls do the same, with SPDK's codes.
+#[test]
+fn a_pool_grows_and_is_renamed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(128 << 20).unwrap();
+    let state = dir.path().join("state");
+    let daemon = start(&state);
+    disk(&daemon, &path);
+    let before = daemon.call("pool_create", json!({ "name": "pool0", "disk": "disk" }));
+    let volume = json!({ "pool": "pool0", "name": "v1", "size": "8MiB" });
+    daemon.call("lvol_create", volume);
+    let same = daemon.call("pool_grow", json!({ "pool": "pool0" }));
+    assert_eq!(same["total_bytes"], before["total_bytes"]);
+    file.set_len(256 << 20).unwrap();
+    daemon.call("bdev_aio_rescan", json!({ "name": "disk" }));
+    let grown = daemon.call("pool_grow", json!({ "pool": "pool0" }));
+    let bytes = |pool: &Value| pool["total_bytes"].as_u64().unwrap();
+    assert_eq!(bytes(&grown), bytes(&before) + (128 << 20));
+    let store = json!({ "lvs_name": "pool0" });
+    assert_eq!(daemon.call("bdev_lvol_grow_lvstore", store), true);
+
+    let renamed = json!({ "pool": "pool0", "new_name": "pool1" });
+    assert_eq!(daemon.call("pool_rename", renamed)["name"], "pool1");
+    assert_eq!(names(&daemon), ["pool1/v1"]);
+    let rename = |old: &str, new: &str| json!({ "old_name": old, "new_name": new });
+    let call = "bdev_lvol_rename_lvstore";
+    assert_eq!(daemon.call(call, rename("pool1", "pool2")), true);
+    let unknown = daemon.refused(call, rename("pool1", "pool2"));
+    let expected = (-2, "Lvol store pool1 not found");
+    assert_eq!((unknown.code, &*unknown.message), expected);
+    daemon.call("lvol_get", json!({ "lvol": "pool2/v1" }));
+    drop(daemon);
+
+    let daemon = start(&state);
+    assert_eq!(names(&daemon), ["pool2/v1"]);
+    let pool = daemon.call("pool_get", json!({ "pool": "pool2" }));
+    assert_eq!(bytes(&pool), bytes(&grown));
+}
+
+/// The codes and texts of SPDK, which its clients compare.
+#[test]
+fn refusals_have_spdks_codes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(128 << 20).unwrap();
+    let daemon = start(&dir.path().join("state"));
+    disk(&daemon, &path);
+    let store = json!({ "bdev_name": "disk", "lvs_name": "lvs" });
+    daemon.call("bdev_lvol_create_lvstore", store);
+    let lvol = |name: &str, size: u64, thin: bool| json!({ "lvs_name": "lvs", "lvol_name": name, "size_in_mib": size, "thin_provision": thin });
+    daemon.call("bdev_lvol_create", lvol("a", 8, true));
+    let cut = json!({ "lvol_name": "lvs/a", "snapshot_name": "s" });
+    daemon.call("bdev_lvol_snapshot", cut.clone());
+    for name in ["c", "d"] {
+        let clone = json!({ "snapshot_name": "lvs/s", "clone_name": name });
+        daemon.call("bdev_lvol_clone", clone);
+    }
+    let (exists, no_device) = ("File exists", "No such device");
+    let refusals = [
+        (
+            "bdev_lvol_create_lvstore",
+            json!({ "bdev_name": "none", "lvs_name": "x" }),
+            -19,
+            no_device,
+        ),
+        (
+            "bdev_lvol_create_lvstore",
+            json!({ "bdev_name": "disk" }),
+            -32603,
+            "Invalid parameters",
+        ),
+        ("bdev_lvol_create", lvol("a", 8, true), -17, exists),
+        (
+            "bdev_lvol_create",
+            lvol("e", 4096, false),
+            -32602,
+            "No space left on device",
+        ),
+        (
+            "bdev_lvol_create",
+            json!({ "lvol_name": "e", "size_in_mib": 1 }),
+            -22,
+            "Invalid argument",
+        ),
+        ("bdev_lvol_snapshot", cut, -32602, exists),
+        (
+            "bdev_lvol_snapshot",
+            json!({ "lvol_name": "lvs/x", "snapshot_name": "y" }),
+            -19,
+            no_device,
+        ),
+        (
+            "bdev_lvol_clone",
+            json!({ "snapshot_name": "lvs/a", "clone_name": "x" }),
+            -32602,
+            "Invalid argument",
+        ),
+        (
+            "bdev_lvol_rename",
+            json!({ "old_name": "lvs/a", "new_name": "s" }),
+            -32602,
+            exists,
+        ),
+        (
+            "bdev_lvol_rename",
+            json!({ "old_name": "lvs/x", "new_name": "s" }),
+            -19,
+            no_device,
+        ),
+        (
+            "bdev_lvol_resize",
+            json!({ "name": "lvs/s", "size_in_mib": 16 }),
+            -32602,
+            "Invalid argument",
+        ),
+        (
+            "bdev_lvol_inflate",
+            json!({ "name": "lvs/s" }),
+            -32602,
+            "Invalid argument",
+        ),
+        (
+            "bdev_lvol_delete",
+            json!({ "name": "lvs/s" }),
+            -32603,
+            "Operation not permitted",
+        ),
+        (
+            "bdev_lvol_delete",
+            json!({ "name": "lvs/x" }),
+            -19,
+            no_device,
+        ),
+        (
+            "bdev_lvol_delete_lvstore",
+            json!({ "lvs_name": "x" }),
+            -19,
+            no_device,
+        ),
+        ("bdev_lvol_grow_lvstore", json!({}), -22, "Invalid argument"),
+    ];
+    for (call, params, code, message) in refusals {
+        let refused = daemon.refused(call, params.clone());
+        let found = (refused.code, &*refused.message);
+        assert_eq!(found, (code, message), "{call} {params}: {refused}");
+    }
+}
+
+/// The pool goes with its disk, and returns with it.
+#[test]
+fn a_pool_follows_its_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    std::fs::File::create(&path)
+        .unwrap()
+        .set_len(128 << 20)
+        .unwrap();
+    let daemon = start(&dir.path().join("state"));
+    disk(&daemon, &path);
+    daemon.call("pool_create", json!({ "name": "pool0", "disk": "disk" }));
+    daemon.call(
+        "lvol_create",
+        json!({ "pool": "pool0", "name": "v1", "size": "8MiB" }),
+    );
+    // The second time it returns while the pool is being closed.
+    for waits in [true, false] {
+        daemon.call("bdev_aio_delete", json!({ "name": "disk" }));
+        if waits {
+            until(&daemon, || {
+                daemon.call("pool_list", Value::Null) == json!([])
+            });
+        }
+        disk(&daemon, &path);
+        until(&daemon, || !names(&daemon).is_empty());
+        assert_eq!(names(&daemon), ["pool0/v1"]);
+    }
+}
+
+fn until(daemon: &TestDaemon, done: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !done() {
+        assert!(std::time::Instant::now() < end, "never");
+        let pause = std::time::Duration::from_millis(20);
+        daemon.run(async move { tokio::time::sleep(pause).await });
+    }
+}

@@ -1,0 +1,537 @@
+//! `bdev_lvol_*`: SPDK's logical volumes, in Nacre's pools. An lvstore is a pool.
+//!
+//! Clusters have the size of the pool's units, 64 KiB, whatever `cluster_sz` says: a reply has the
+//! present number. Sizes are rounded up to clusters. `clear_method` is accepted, and has no effect:
+//! free space reads as zeroes.
+//!
+//! Codes are SPDK's: an unknown device or lvstore is `-ENODEV`; SPDK refuses the rest when it has
+//! begun, with the text of the errno under the code of invalid parameters.
+
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_pool::{Command, LvolInfo};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::methods::pool::lvols;
+use crate::rpc::error::{Errno, INTERNAL_ERROR, INVALID_PARAMS};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+use crate::services::pools::{self, OpenPool, check_name, find_lvol};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<CreateStore>()
+        .add::<DeleteStore>()
+        .add::<RenameStore>()
+        .add::<GrowStore>()
+        .add::<GetStores>()
+        .add::<Create>()
+        .add::<Snapshot>()
+        .add::<Clone>()
+        .add::<Rename>()
+        .add::<Resize>()
+        .add::<Inflate>()
+        .add::<Delete>()
+        .add::<GetLvols>();
+}
+
+/// Where SPDK refuses at once, the code is its errno.
+const EEXIST: i32 = -(Errno::EEXIST as i32);
+
+/// A refusal of the pool, under another code.
+fn coded(code: i32) -> impl Fn(RpcError) -> RpcError {
+    move |error| RpcError { code, ..error }
+}
+
+struct CreateStore;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code)]
+struct CreateStoreParams {
+    bdev_name: String,
+    lvs_name: String,
+    /// Accepted: clusters have 64 KiB.
+    cluster_sz: Option<u32>,
+    /// Accepted: free space never shows.
+    clear_method: Option<String>,
+    /// Accepted: metadata takes space as needed.
+    num_md_pages_per_cluster_ratio: Option<u32>,
+    /// Accepted: metadata has its own page size.
+    md_page_size: Option<u32>,
+}
+
+impl Method<Engine> for CreateStore {
+    const NAME: &'static str = "bdev_lvol_create_lvstore";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Makes an lvstore, as pool_create does, and answers its UUID.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = CreateStoreParams;
+    type Reply = String;
+
+    async fn apply(params: CreateStoreParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+        engine.settled().await;
+        let (name, disk) = (params.lvs_name, params.bdev_name);
+        check_name("lvs_name", &name)?;
+        if engine.plane()?.bdevs.lookup(&disk).is_none() {
+            let cause = format!("there is no bdev \"{disk}\"");
+            return Err(RpcError::errno(Errno::ENODEV, cause).field("bdev_name"));
+        }
+        let made = pools::create(&engine, name, &disk, None, false).await;
+        let pool = made.map_err(|error| match error.code {
+            EEXIST => error,
+            _ => coded(INVALID_PARAMS)(error),
+        })?;
+        Ok(pool.handle.id().to_string())
+    }
+}
+
+/// An lvstore: one of the two.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct StoreParams {
+    uuid: Option<String>,
+    lvs_name: Option<String>,
+}
+
+fn store(
+    engine: &Engine,
+    uuid: Option<String>,
+    name: Option<String>,
+) -> Result<Rc<OpenPool>, RpcError> {
+    match (uuid, name) {
+        (Some(one), None) | (None, Some(one)) => engine.devices.pools.find(&one),
+        _ => Err(RpcError::errno(
+            Errno::EINVAL,
+            "give the lvstore's UUID or its name",
+        )),
+    }
+}
+
+struct DeleteStore;
+
+impl Method<Engine> for DeleteStore {
+    const NAME: &'static str = "bdev_lvol_delete_lvstore";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Deletes an lvstore that is not in use, with all its lvols.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = StoreParams;
+    type Reply = bool;
+
+    async fn apply(params: StoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let pool = store(&engine, params.uuid, params.lvs_name)?;
+        let id = pool.handle.id().to_string();
+        drop(pool);
+        let closed = pools::close(&engine, &id, Command::Destroy).await;
+        closed.map_err(coded(INVALID_PARAMS))?;
+        Ok(true)
+    }
+}
+
+struct RenameStore;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RenameStoreParams {
+    old_name: String,
+    new_name: String,
+}
+
+impl Method<Engine> for RenameStore {
+    const NAME: &'static str = "bdev_lvol_rename_lvstore";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Gives an lvstore another name.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = RenameStoreParams;
+    type Reply = bool;
+
+    async fn apply(params: RenameStoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let found = engine.devices.pools.find(&params.old_name);
+        let pool = found.map_err(|error| RpcError {
+            message: format!("Lvol store {} not found", params.old_name),
+            ..error.renumbered(Errno::ENOENT).field("old_name")
+        })?;
+        let renamed = pools::rename(&engine, &pool, params.new_name).await;
+        renamed.map_err(coded(INVALID_PARAMS))?;
+        Ok(true)
+    }
+}
+
+struct GrowStore;
+
+impl Method<Engine> for GrowStore {
+    const NAME: &'static str = "bdev_lvol_grow_lvstore";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Takes the rest of a disk that has grown, as pool_grow does.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = StoreParams;
+    type Reply = bool;
+
+    async fn apply(params: StoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let pool = store(&engine, params.uuid, params.lvs_name)?;
+        let grown = pool.run(Command::Grow).await;
+        grown.map_err(coded(INVALID_PARAMS))?;
+        Ok(true)
+    }
+}
+
+struct GetStores;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct StoreReply {
+    uuid: String,
+    name: String,
+    base_bdev: String,
+    total_data_clusters: u64,
+    free_clusters: u64,
+    block_size: u32,
+    cluster_size: u64,
+}
+
+impl Method<Engine> for GetStores {
+    const NAME: &'static str = "bdev_lvol_get_lvstores";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Lists lvstores, or one.";
+    const CLASS: Class = Class::Read;
+    type Params = StoreParams;
+    type Reply = Vec<StoreReply>;
+
+    async fn apply(params: StoreParams, engine: Rc<Engine>) -> Result<Vec<StoreReply>, RpcError> {
+        let pools = match (&params.uuid, &params.lvs_name) {
+            (None, None) => engine.devices.pools.list(),
+            _ => vec![store(&engine, params.uuid, params.lvs_name)?],
+        };
+        let reply = |pool: &Rc<OpenPool>| {
+            let status = pool.handle.status();
+            let unit = status.unit_bytes.max(1);
+            let free = status.free_bytes.saturating_sub(status.reserved_bytes);
+            StoreReply {
+                uuid: status.id.to_string(),
+                name: status.name,
+                base_bdev: status.disk,
+                total_data_clusters: status.total_bytes / unit,
+                free_clusters: free / unit,
+                block_size: nacre_bdev_pool::BLOCK,
+                cluster_size: unit,
+            }
+        };
+        Ok(pools.iter().map(reply).collect())
+    }
+}
+
+struct Create;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateParams {
+    lvol_name: String,
+    size_in_mib: Option<u64>,
+    /// In bytes, of older clients.
+    size: Option<u64>,
+    #[serde(default)]
+    thin_provision: bool,
+    uuid: Option<String>,
+    lvs_name: Option<String>,
+    /// Accepted: free space never shows.
+    #[allow(dead_code)]
+    clear_method: Option<String>,
+}
+
+/// A size in MiB as bytes.
+fn bytes(mebibytes: u64) -> Result<u64, RpcError> {
+    mebibytes.checked_mul(1 << 20).ok_or_else(|| {
+        RpcError::errno(Errno::EINVAL, "that is more than 64 bits of bytes").field("size_in_mib")
+    })
+}
+
+impl Method<Engine> for Create {
+    const NAME: &'static str = "bdev_lvol_create";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Makes an lvol, and answers its UUID, the name of its bdev.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = CreateParams;
+    type Reply = String;
+
+    async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+        engine.settled().await;
+        check_name("lvol_name", &params.lvol_name)?;
+        let size = match (params.size_in_mib, params.size) {
+            (Some(mebibytes), None) => bytes(mebibytes)?,
+            (None, Some(bytes)) => bytes,
+            _ => return Err(RpcError::errno(Errno::EINVAL, "give one size").field("size_in_mib")),
+        };
+        let pool = store(&engine, params.uuid, params.lvs_name)?;
+        let id = Uuid::new_v4();
+        let create = Command::Create {
+            id,
+            name: params.lvol_name,
+            bytes: size,
+            thick: !params.thin_provision,
+        };
+        let created = pool.run(create).await;
+        created.map_err(|error| match error.code {
+            EEXIST => error,
+            _ => coded(INVALID_PARAMS)(error),
+        })?;
+        lvols::made(&engine, &pool, id).await?;
+        Ok(id.to_string())
+    }
+}
+
+struct Snapshot;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SnapshotParams {
+    lvol_name: String,
+    snapshot_name: String,
+}
+
+impl Method<Engine> for Snapshot {
+    const NAME: &'static str = "bdev_lvol_snapshot";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Makes a snapshot of an lvol, and answers its UUID.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = SnapshotParams;
+    type Reply = String;
+
+    async fn apply(params: SnapshotParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "lvol_name", &params.lvol_name)?;
+        let refused = coded(INVALID_PARAMS);
+        check_name("snapshot_name", &params.snapshot_name).map_err(&refused)?;
+        let id = Uuid::new_v4();
+        let cuts = vec![(lvol.uuid(), id, params.snapshot_name)];
+        let cut = pool.run(Command::Snapshot { cuts }).await;
+        cut.map_err(refused)?;
+        lvols::made(&engine, &pool, id).await?;
+        Ok(id.to_string())
+    }
+}
+
+struct Clone;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CloneParams {
+    snapshot_name: String,
+    clone_name: String,
+}
+
+impl Method<Engine> for Clone {
+    const NAME: &'static str = "bdev_lvol_clone";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Makes a thin lvol from a snapshot, and answers its UUID.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = CloneParams;
+    type Reply = String;
+
+    async fn apply(params: CloneParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+        engine.settled().await;
+        let (pool, source) = find_lvol(&engine, "snapshot_name", &params.snapshot_name)?;
+        let refused = coded(INVALID_PARAMS);
+        check_name("clone_name", &params.clone_name).map_err(&refused)?;
+        let id = Uuid::new_v4();
+        let clone = Command::Clone {
+            source: source.uuid(),
+            id,
+            name: params.clone_name,
+            thick: false,
+        };
+        pool.run(clone).await.map_err(refused)?;
+        lvols::made(&engine, &pool, id).await?;
+        Ok(id.to_string())
+    }
+}
+
+struct Rename;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RenameParams {
+    old_name: String,
+    new_name: String,
+}
+
+impl Method<Engine> for Rename {
+    const NAME: &'static str = "bdev_lvol_rename";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Gives an lvol another name within its lvstore.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = RenameParams;
+    type Reply = bool;
+
+    async fn apply(params: RenameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let (field, lvol) = ("old_name", params.old_name.as_str());
+        find_lvol(&engine, field, lvol)?;
+        let renamed = lvols::rename(&engine, (field, lvol), params.new_name).await;
+        renamed.map_err(coded(INVALID_PARAMS))?;
+        Ok(true)
+    }
+}
+
+struct Resize;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ResizeParams {
+    name: String,
+    size_in_mib: u64,
+}
+
+impl Method<Engine> for Resize {
+    const NAME: &'static str = "bdev_lvol_resize";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Changes the size of an lvol.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = ResizeParams;
+    type Reply = bool;
+
+    async fn apply(params: ResizeParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
+        let refused = coded(INVALID_PARAMS);
+        let bytes = bytes(params.size_in_mib).map_err(&refused)?;
+        let resized = lvols::resize(&engine, &pool, &lvol, bytes).await;
+        resized.map_err(refused)?;
+        Ok(true)
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct NameParams {
+    /// UUID, or `lvs/lvol`.
+    name: String,
+}
+
+struct Inflate;
+
+impl Method<Engine> for Inflate {
+    const NAME: &'static str = "bdev_lvol_inflate";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Copies the data that an lvol shares with its snapshot.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
+        let inflated = pool.run(Command::Inflate { lvol: lvol.uuid() }).await;
+        inflated.map_err(coded(INVALID_PARAMS))?;
+        Ok(true)
+    }
+}
+
+struct Delete;
+
+impl Method<Engine> for Delete {
+    const NAME: &'static str = "bdev_lvol_delete";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Deletes an lvol or snapshot. A snapshot with several clones is refused; lvol_delete takes it.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
+        let all = pool.lvols().await?;
+        let clones = all.iter().filter(|other| other.parent == Some(lvol.uuid()));
+        let count = clones.count();
+        if count > 1 {
+            let cause = format!("the snapshot has {count} clones");
+            let refused = RpcError::errno(Errno::EPERM, cause).field("name");
+            return Err(coded(INTERNAL_ERROR)(refused));
+        }
+        let deleted = lvols::delete(&engine, &pool, lvol).await;
+        deleted.map_err(coded(INTERNAL_ERROR))?;
+        Ok(true)
+    }
+}
+
+struct GetLvols;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetLvolsParams {
+    lvs_uuid: Option<String>,
+    lvs_name: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct LvolReply {
+    alias: String,
+    uuid: String,
+    name: String,
+    is_thin_provisioned: bool,
+    is_snapshot: bool,
+    is_clone: bool,
+    is_esnap_clone: bool,
+    is_degraded: bool,
+    num_allocated_clusters: u64,
+    lvs: LvsReply,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct LvsReply {
+    name: String,
+    uuid: String,
+}
+
+impl Method<Engine> for GetLvols {
+    const NAME: &'static str = "bdev_lvol_get_lvols";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Lists the lvols and snapshots of an lvstore, or of all.";
+    const CLASS: Class = Class::Read;
+    const ORDER: Order = Order::Free;
+    type Params = GetLvolsParams;
+    type Reply = Vec<LvolReply>;
+
+    async fn apply(params: GetLvolsParams, engine: Rc<Engine>) -> Result<Vec<LvolReply>, RpcError> {
+        let pools = match (&params.lvs_uuid, &params.lvs_name) {
+            (None, None) => engine.devices.pools.list(),
+            _ => vec![store(&engine, params.lvs_uuid, params.lvs_name)?],
+        };
+        let mut all = Vec::new();
+        for pool in pools {
+            let status = pool.handle.status();
+            let reply = |info: LvolInfo| LvolReply {
+                alias: pools::alias(&status.name, &info.name),
+                uuid: info.id.to_string(),
+                name: info.name,
+                is_thin_provisioned: !info.is_thick,
+                is_snapshot: info.is_snapshot,
+                is_clone: info.parent.is_some(),
+                is_esnap_clone: false,
+                is_degraded: false,
+                num_allocated_clusters: info.used_bytes / status.unit_bytes.max(1),
+                lvs: LvsReply {
+                    name: status.name.clone(),
+                    uuid: status.id.to_string(),
+                },
+            };
+            all.extend(pool.lvols().await?.into_iter().map(reply));
+        }
+        Ok(all)
+    }
+}

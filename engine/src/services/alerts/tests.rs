@@ -1,0 +1,353 @@
+//! Goal: receivers get the events that they select, once, whatever happens to other receivers.
+//! Method: webhooks on loopback whose answers the tests choose; no pause between attempts.
+
+use std::collections::VecDeque;
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::config::{Settings, load_text};
+use crate::methods::testing::{TestDaemon, test_daemon};
+
+const FAST: DeliveryPace = DeliveryPace {
+    attempt: Duration::from_secs(10),
+    first_pause: Duration::from_millis(1),
+    longest_pause: Duration::from_millis(2),
+};
+
+fn settings(text: &str) -> Settings {
+    load_text(Some(("/n.toml", text)), [], &[])
+        .unwrap()
+        .settings
+}
+
+/// A receiver that gathers for no time.
+fn webhook(name: &str, port: u16, more: &str) -> String {
+    format!(
+        "[[alert.webhook]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}/\"\ngather_s = 0\n{more}\n"
+    )
+}
+
+/// A webhook.
+#[derive(Clone, Default)]
+struct Server {
+    /// Statuses of the next answers; 200 after them; 0: no answer ever.
+    answers: Rc<RefCell<VecDeque<u16>>>,
+    bodies: Rc<RefCell<Vec<Value>>>,
+}
+
+impl Server {
+    async fn start(answers: &[u16]) -> (Self, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = Self::default();
+        server.answers.borrow_mut().extend(answers);
+        let serving = server.clone();
+        tokio::task::spawn_local(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let server = serving.clone();
+                tokio::task::spawn_local(async move {
+                    let mut stream = BufReader::new(stream);
+                    let (mut head, mut length) = (String::new(), 0);
+                    while stream.read_line(&mut head).await.unwrap() > 2 {
+                        let line = head.lines().last().unwrap();
+                        if let Some(value) = line.strip_prefix("content-length: ") {
+                            length = value.parse().unwrap();
+                        }
+                    }
+                    let mut body = vec![0; length];
+                    stream.read_exact(&mut body).await.unwrap();
+                    let body = serde_json::from_slice(&body).unwrap();
+                    server.bodies.borrow_mut().push(body);
+                    let status = server.answers.borrow_mut().pop_front().unwrap_or(200);
+                    if status == 0 {
+                        std::future::pending::<()>().await;
+                    }
+                    let answer = format!("HTTP/1.1 {status} x\r\n\r\n");
+                    let _ = stream.write_all(answer.as_bytes()).await;
+                });
+            }
+        });
+        (server, port)
+    }
+
+    /// Waits for this number of requests.
+    async fn bodies(&self, count: usize) -> Vec<Value> {
+        while self.bodies.borrow().len() < count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.bodies.borrow().clone()
+    }
+}
+
+/// The subjects of the events in a message.
+fn subjects(body: &Value) -> Vec<String> {
+    let events = body["events"].as_array().unwrap();
+    events
+        .iter()
+        .map(|e| e["ctx"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn declare(daemon: &TestDaemon, text: &str) {
+    let alerts = &daemon.engine.alerts;
+    alerts.set_pace(FAST);
+    alerts.declare(&daemon.engine, &settings(text).alert);
+}
+
+/// Waits until the receiver's state is as wanted.
+async fn until(
+    daemon: &TestDaemon,
+    name: &str,
+    wanted: impl Fn(&DeliveryState) -> bool,
+) -> DeliveryState {
+    loop {
+        let all = daemon.engine.alerts.receivers();
+        let one = all.iter().find(|running| running.receiver.name() == name);
+        let state = one.unwrap().state();
+        if wanted(&state) {
+            return state;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[test]
+fn receivers_get_what_they_select() {
+    let daemon = test_daemon();
+    let notes = &daemon.engine.notes;
+    daemon.run(async {
+        let (some, some_port) = Server::start(&[]).await;
+        let (all, all_port) = Server::start(&[]).await;
+        // Before the receivers exist: they get these, too.
+        notes.send("bdev_register", "info");
+        notes.send("nvme_failed", "error");
+        let choice = "categories = [\"device\"]\nexcept = [\"nvme_reset\"]";
+        declare(
+            &daemon,
+            &[
+                webhook("some", some_port, choice),
+                webhook("all", all_port, "severity = \"info\""),
+            ]
+            .concat(),
+        );
+        let first = all.bodies(1).await;
+        assert_eq!(subjects(&first[0]), ["info", "error"]);
+        assert_eq!(first[0]["type"], "events");
+        let text = first[0]["text"].as_str().unwrap();
+        assert!(
+            text.contains(": error: nvme failed: error (and 1 more)"),
+            "{text}"
+        );
+        assert_eq!(subjects(&some.bodies(1).await[0]), ["error"]);
+        notes.send("nvme_reset", "excepted");
+        notes.send("replica_out", "other category");
+        notes.send("nvme_timeout", "warning");
+        assert_eq!(subjects(&some.bodies(2).await[1]), ["warning"]);
+        let more = all.bodies(2).await;
+        assert_eq!(subjects(&more[1])[0], "excepted");
+        assert_ne!(more[0]["id"], more[1]["id"]);
+        let state = until(&daemon, "some", |state| state.delivered == 2).await;
+        assert_eq!((state.dropped, state.error), (0, None));
+    });
+}
+
+/// Goal: a message is sent again with the same id until it is accepted; the others learn about the
+/// outage once, and the receiver itself does not.
+#[test]
+fn failures_are_tried_again_and_reported_once() {
+    let daemon = test_daemon();
+    let notes = &daemon.engine.notes;
+    daemon.run(async {
+        let (flaky, flaky_port) = Server::start(&[503; 6]).await;
+        let (good, good_port) = Server::start(&[]).await;
+        declare(
+            &daemon,
+            &[
+                webhook("flaky", flaky_port, "severity = \"info\""),
+                webhook(
+                    "good",
+                    good_port,
+                    "severity = \"info\"\ncategories = [\"state\"]",
+                ),
+            ]
+            .concat(),
+        );
+        notes.send("nvme_failed", "n");
+        let bodies = flaky.bodies(7).await;
+        assert!(bodies.iter().all(|body| *body == bodies[0]), "{bodies:#?}");
+        let state = until(&daemon, "flaky", |state| state.delivered == 1).await;
+        assert_eq!((state.dropped, state.error), (0, None));
+        let mut told = Vec::new();
+        while told.len() < 2 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let bodies = good.bodies.borrow();
+            let events = bodies
+                .iter()
+                .flat_map(|body| body["events"].as_array().unwrap());
+            told = events
+                .map(|e| (e["type"].clone(), e["ctx"].clone()))
+                .collect();
+        }
+        let flaky_is = |kind: &str| (Value::from(kind), Value::from("flaky"));
+        assert_eq!(
+            told,
+            [flaky_is("alert_failed"), flaky_is("alert_recovered")]
+        );
+        notes.send("nvme_failed", "later");
+        assert_eq!(subjects(&flaky.bodies(8).await[7]), ["later"]);
+    });
+}
+
+/// Goal: a receiver that refuses or hangs delays no other, and its message is given up.
+#[test]
+fn messages_are_given_up_and_others_go_on() {
+    let daemon = test_daemon();
+    let notes = &daemon.engine.notes;
+    daemon.run(async {
+        let (_, refusing) = Server::start(&[404]).await;
+        let (hanging, hanging_port) = Server::start(&[0]).await;
+        let (good, good_port) = Server::start(&[]).await;
+        let only = "categories = [\"device\"]";
+        declare(
+            &daemon,
+            &[
+                webhook("refusing", refusing, only),
+                webhook("hanging", hanging_port, &format!("{only}\nretry_for_s = 0")),
+                webhook("good", good_port, only),
+            ]
+            .concat(),
+        );
+        notes.send("nvme_failed", "first");
+        let refused = until(&daemon, "refusing", |state| state.dropped == 1).await;
+        assert!(refused.error.unwrap().contains("404"));
+        good.bodies(1).await;
+        hanging.bodies(1).await;
+        notes.send("nvme_failed", "second");
+        assert_eq!(subjects(&good.bodies(2).await[1]), ["second"]);
+        let state = until(&daemon, "refusing", |state| state.delivered == 1).await;
+        assert_eq!((state.error, state.failing_since), (None, None));
+        // Now an attempt of the one that hangs ends early.
+        daemon.engine.alerts.set_pace(DeliveryPace {
+            attempt: Duration::from_millis(200),
+            ..FAST
+        });
+        let again = webhook(
+            "hanging",
+            hanging_port,
+            &format!("{only}\nretry_for_s = 60"),
+        );
+        hanging.answers.borrow_mut().push_front(0);
+        daemon
+            .engine
+            .alerts
+            .declare(&daemon.engine, &settings(&again).alert);
+        let bodies = hanging.bodies(3).await;
+        assert_eq!(
+            subjects(&bodies[2]),
+            ["first", "second"],
+            "also a message that was not accepted"
+        );
+        assert_eq!(daemon.engine.alerts.receivers().len(), 1);
+    });
+}
+
+#[test]
+fn events_that_left_the_ring_are_counted() {
+    let daemon = test_daemon();
+    let notes = &daemon.engine.notes;
+    daemon.run(async {
+        let (server, port) = Server::start(&[]).await;
+        for n in 0..crate::notify::KEPT + 5 {
+            notes.send("pool_lost", format!("p{n}"));
+        }
+        declare(&daemon, &webhook("a", port, ""));
+        let bodies = server.bodies(11).await;
+        assert_eq!(bodies[0]["lost"], 5);
+        assert_eq!(subjects(&bodies[0])[0], "p5");
+        let sizes: Vec<usize> = bodies.iter().map(|body| subjects(body).len()).collect();
+        assert_eq!(
+            sizes,
+            [100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 24]
+        );
+        assert!(bodies[1..].iter().all(|body| body["lost"] == 0));
+    });
+}
+
+#[test]
+fn silenced_events_are_not_sent() {
+    let daemon = test_daemon();
+    let silence = |params: Value| daemon.call("alert_silence", params);
+    let first = silence(json!({ "duration_s": 3600, "types": ["nvme_failed"], "object": "n1" }));
+    assert_eq!(first["id"], 1);
+    silence(json!({ "duration_s": 3600, "types": ["pool_lost"] }));
+    for (params, field) in [
+        (json!({ "duration_s": 0 }), "duration_s"),
+        (json!({ "duration_s": 2_592_001 }), "duration_s"),
+        (json!({ "duration_s": 1, "types": ["storm"] }), "types[0]"),
+    ] {
+        let refused = daemon.refused("alert_silence", params);
+        assert_eq!(refused.data.unwrap().field.as_deref(), Some(field));
+    }
+    daemon.run(async {
+        let (server, port) = Server::start(&[]).await;
+        declare(&daemon, &webhook("a", port, ""));
+        let notes = &daemon.engine.notes;
+        notes.send("nvme_failed", "n1");
+        notes.send("pool_lost", "p");
+        notes.send("nvme_failed", "n2");
+        assert_eq!(subjects(&server.bodies(1).await[0]), ["n2"]);
+    });
+    assert_eq!(daemon.call("alert_unsilence", json!({ "id": 1 })), true);
+    daemon.refused("alert_unsilence", json!({ "id": 1 }));
+    let listed = daemon.call("alert_list", json!(null));
+    assert_eq!(listed["silences"].as_array().unwrap().len(), 1);
+    assert_eq!(listed["receivers"][0]["delivered"], 1);
+    assert_eq!(listed["receivers"][0]["pending"], 0);
+}
+
+#[test]
+fn test_messages_show_what_is_wrong() {
+    let daemon = test_daemon();
+    let dir = tempfile::tempdir().unwrap();
+    let secret = dir.path().join("secret");
+    std::fs::write(&secret, "short\n").unwrap();
+    let mode = |mode| std::fs::set_permissions(&secret, PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o644);
+    let file = format!("secret_file = \"{}\"", secret.display());
+    let (server, port) = daemon.run(async {
+        let (server, port) = Server::start(&[200, 500]).await;
+        declare(
+            &daemon,
+            &[webhook("good", port, ""), webhook("signed", port, &file)].concat(),
+        );
+        (server, port)
+    });
+    let test = |name: &str| daemon.call("alert_test", json!({ "name": name }))[0].clone();
+    let good = test("good");
+    assert_eq!(
+        (&good["delivered"], &good["error"]),
+        (&json!(true), &Value::Null)
+    );
+    assert_eq!(server.bodies.borrow()[0]["type"], "test");
+    assert_eq!(test("good")["error"], "the webhook answered 500");
+    for (mode_now, expected) in [(0o644, "chmod 600"), (0o600, "24 to 64 random bytes")] {
+        mode(mode_now);
+        let error = test("signed")["error"].as_str().unwrap().to_owned();
+        assert!(
+            error.contains("secret_file") && error.contains(expected),
+            "{error}"
+        );
+    }
+    let both = daemon.call("alert_test", json!({}));
+    assert_eq!(both.as_array().unwrap().len(), 2);
+    let refused = daemon.refused("alert_test", json!({ "name": "x" }));
+    assert_eq!(refused.data.unwrap().field.as_deref(), Some("name"));
+    let listed = daemon.call("alert_list", json!(null));
+    let target = listed["receivers"][0]["target"].as_str().unwrap();
+    assert_eq!(target, format!("http://127.0.0.1:{port}"));
+}

@@ -1,0 +1,469 @@
+//! Where the store key is, and its rotation.
+//!
+//! ```text
+//!   credential nacre-store-key          seals and opens
+//!   credential nacre-store-key-former   opens, while keys move to the one above
+//!   store.key in the data directory     seals and opens where there is no credential
+//!   store.key.next beside it            a rotation: opens, and becomes store.key at its end
+//! ```
+//!
+//! A rotation writes `store.key.next`, then all sealed keys in one transaction of the state, then
+//! renames the file. A crash in between leaves every key readable: both files open keys, and
+//! [`StoreKeys::settle`] finishes the rename before the next key is sealed.
+//!
+//! A store key is read at each use, and never kept. Calls come one after the other, from the
+//! methods that change keys.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use tracing::{info, warn};
+use zeroize::Zeroizing;
+
+use super::file::{self, FileError};
+use super::key::{KeyPlace, NamedKey};
+use super::seal::{SealError, Sealed, StoreKey};
+use crate::doctor::keys as doctor;
+use crate::services::engine::Engine;
+
+/// The name of the store key among the credentials of the service manager.
+pub const CREDENTIAL: &str = "nacre-store-key";
+/// The name of the credential with the previous store key.
+const FORMER: &str = "nacre-store-key-former";
+/// The name of its file in the data directory.
+pub const FILE: &str = "store.key";
+const NEXT: &str = "store.key.next";
+
+/// The store keys of a daemon.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoreKeys {
+    /// The folder of the service manager's credentials.
+    credentials: Option<PathBuf>,
+    /// The data directory.
+    state: Option<PathBuf>,
+}
+
+/// The IDs of the store keys with which the stored keys are sealed.
+pub type InUse = BTreeSet<String>;
+
+impl StoreKeys {
+    pub fn of(engine: &Engine) -> Self {
+        Self {
+            credentials: engine.keyring.credentials(),
+            state: engine.journal.store_path().map(Path::to_owned),
+        }
+    }
+
+    /// Reads a credential of the service manager.
+    pub fn read_credential(&self, name: &str) -> Result<Zeroizing<String>, SealError> {
+        let folder = self.credentials.as_ref().ok_or(SealError::NoCredentials)?;
+        let path = folder.join(name);
+        file::read_credential(&path).map_err(|error| unreadable(&path, &error))
+    }
+
+    /// Opens the sealed text of a key, and returns when the secret was made.
+    pub fn open(
+        &self,
+        name: &str,
+        sealed: &str,
+    ) -> Result<(Zeroizing<String>, SystemTime), SealError> {
+        let sealed = Sealed::parse(sealed)?;
+        let (mut had, mut refused) = (Vec::new(), None);
+        for found in self.all() {
+            match found {
+                Ok(key) if key.id() == sealed.id => {
+                    return Ok((key.open(name, &sealed)?, sealed.made()));
+                }
+                Ok(key) => had.push(key.id()),
+                // Another one may fit.
+                Err(error) => drop(refused.get_or_insert(error)),
+            }
+        }
+        Err(match refused {
+            Some(error) => error,
+            None if had.is_empty() => SealError::Missing,
+            None => other_key(sealed.id, had),
+        })
+    }
+
+    /// Seals the text of a key. The first key makes the store key. While a sealed key has none, no
+    /// other key is sealed: a new store key would hide that one is lost.
+    pub fn seal(
+        &self,
+        name: &str,
+        text: &str,
+        made: SystemTime,
+        in_use: &InUse,
+    ) -> Result<String, SealError> {
+        self.settle(in_use)?;
+        let had = self.all().into_iter().collect::<Result<Vec<_>, _>>()?;
+        let is_here = |id: &&String| had.iter().any(|key| key.id() == **id);
+        if let Some(lost) = in_use.iter().find(|id| !is_here(id)) {
+            let ids: Vec<String> = had.iter().map(StoreKey::id).collect();
+            return Err(if ids.is_empty() {
+                SealError::Missing
+            } else {
+                other_key(lost, ids)
+            });
+        }
+        let own = match self.credential(CREDENTIAL)? {
+            Some(key) => Some(key),
+            None => self.file(FILE)?,
+        };
+        let own = match own {
+            Some(key) => key,
+            None => self.make(FILE)?,
+        };
+        own.seal(name, text, made)
+    }
+
+    /// Begins a rotation, and returns the store key of all keys from now on: the credential, or a
+    /// new one, which is on the disk.
+    pub fn begin_rotation(&self, in_use: &InUse) -> Result<StoreKey, SealError> {
+        self.settle(in_use)?;
+        if let Some(key) = self.credential(CREDENTIAL)? {
+            let (id, file) = (key.id(), self.file(FILE)?);
+            let is_done = file.is_none() && in_use.iter().all(|one| *one == id);
+            return if is_done {
+                Err(SealError::OnlyCredential)
+            } else {
+                Ok(key)
+            };
+        }
+        // A rotation that failed has left one, which may have sealed keys.
+        match self.file(NEXT)? {
+            Some(key) => Ok(key),
+            None => self.make(NEXT),
+        }
+    }
+
+    /// Ends a rotation, once all keys are sealed with `new`.
+    pub fn end_rotation(&self, new: &StoreKey) -> Result<(), SealError> {
+        let id = new.id();
+        if self.file(NEXT)?.is_some_and(|next| next.id() == id) {
+            return self.promote();
+        }
+        // A credential: the files have sealed nothing that is left.
+        for name in [FILE, NEXT] {
+            let Some(path) = self.path(name) else {
+                continue;
+            };
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(unreadable(&path, &error));
+                }
+                _ => {}
+            }
+        }
+        self.sync()
+    }
+
+    /// The store key for `nacre doctor`; `None`: there is none, and none of these keys is sealed.
+    pub fn for_doctor(&self, keys: &[Arc<NamedKey>]) -> Option<doctor::StoreKey> {
+        let is_sealed = |key: &Arc<NamedKey>| matches!(key.place(), KeyPlace::Sealed { .. });
+        let lost = |error: SealError| doctor::StoreKey::Missing(error.to_string());
+        Some(match (self.credential(CREDENTIAL), self.file(FILE)) {
+            (Err(error), _) | (_, Err(error)) => lost(error),
+            (_, Ok(Some(_))) => doctor::StoreKey::File(self.path(FILE)?),
+            (Ok(Some(_)), Ok(None)) => doctor::StoreKey::Credential,
+            (Ok(None), Ok(None)) if keys.iter().any(is_sealed) => lost(SealError::Missing),
+            (Ok(None), Ok(None)) => return None,
+        })
+    }
+
+    /// The paths that a viewer does not see, each with its replacement.
+    pub fn hidden_paths(&self) -> Vec<(String, String)> {
+        let file = self.path(FILE).map(|path| (path, "(store key)"));
+        let folder = self.credentials.clone();
+        let folder = folder.map(|path| (path, "(credentials)"));
+        let all = file.into_iter().chain(folder);
+        all.map(|(path, shown)| (path.display().to_string(), shown.to_owned()))
+            .collect()
+    }
+
+    /// Finishes a rotation that a crash interrupted after the keys were sealed.
+    fn settle(&self, in_use: &InUse) -> Result<(), SealError> {
+        let Some(next) = self.file(NEXT)? else {
+            return Ok(());
+        };
+        let seals = |key: &StoreKey| in_use.contains(&key.id());
+        if !seals(&next) || self.file(FILE)?.as_ref().is_some_and(seals) {
+            return Ok(());
+        }
+        info!("a rotation of the store key was interrupted; it ends now");
+        self.promote()
+    }
+
+    /// The store keys that there are. Keys are opened with any of them.
+    fn all(&self) -> Vec<Result<StoreKey, SealError>> {
+        let credentials = [CREDENTIAL, FORMER].map(|name| self.credential(name));
+        let files = [FILE, NEXT].map(|name| self.file(name));
+        let all = credentials.into_iter().chain(files);
+        all.filter_map(Result::transpose).collect()
+    }
+
+    fn credential(&self, name: &str) -> Result<Option<StoreKey>, SealError> {
+        let path = self.credentials.as_ref().map(|folder| folder.join(name));
+        found(path, file::read_credential)
+    }
+
+    fn file(&self, name: &str) -> Result<Option<StoreKey>, SealError> {
+        found(self.path(name), file::read)
+    }
+
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        self.state.as_ref().map(|folder| folder.join(name))
+    }
+
+    /// Makes a store key. Its file is on the disk before anything is sealed with it.
+    fn make(&self, name: &str) -> Result<StoreKey, SealError> {
+        let path = self.path(name).ok_or(SealError::NoState)?;
+        let key = StoreKey::generate()?;
+        let new = path.with_file_name(format!("{name}.new"));
+        let written = write(&new, &key.to_text()).and_then(|()| std::fs::rename(&new, &path));
+        written.map_err(|error| unreadable(&path, &error))?;
+        self.sync()?;
+        Ok(key)
+    }
+
+    /// Makes the next store key the present one.
+    fn promote(&self) -> Result<(), SealError> {
+        let paths = self.path(NEXT).zip(self.path(FILE));
+        let (next, own) = paths.ok_or(SealError::NoState)?;
+        std::fs::rename(&next, &own).map_err(|error| unreadable(&next, &error))?;
+        self.sync()
+    }
+
+    /// Makes the entries of the data directory durable.
+    fn sync(&self) -> Result<(), SealError> {
+        let Some(folder) = &self.state else {
+            return Ok(());
+        };
+        let synced = File::open(folder).and_then(|folder| folder.sync_all());
+        synced.map_err(|error| unreadable(folder, &error))
+    }
+}
+
+fn found(
+    path: Option<PathBuf>,
+    read: impl Fn(&Path) -> Result<Zeroizing<String>, FileError>,
+) -> Result<Option<StoreKey>, SealError> {
+    let Some(path) = path else { return Ok(None) };
+    match read(&path) {
+        Err(FileError::Missing) => Ok(None),
+        Err(error) => Err(unreadable(&path, &error)),
+        Ok(text) => {
+            let why = "it is not 64 hexadecimal digits, as `openssl rand -hex 32` makes them";
+            let key = StoreKey::parse(&text);
+            key.map(Some).ok_or_else(|| unreadable(&path, &why))
+        }
+    }
+}
+
+fn other_key(sealed: &str, had: Vec<String>) -> SealError {
+    SealError::OtherKey {
+        sealed: sealed.to_owned(),
+        had,
+    }
+}
+
+fn unreadable(path: &Path, why: &dyn std::fmt::Display) -> SealError {
+    SealError::Unreadable {
+        path: path.to_owned(),
+        why: why.to_string(),
+    }
+}
+
+/// Writes a new file that no other user can read.
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    // One that a crash left behind was never used.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        Err(_) => {}
+        Ok(()) => warn!(file = %path.display(), "removed a store key that was not finished"),
+    }
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+/// The store key in a data directory for `nacre doctor`, which may not read the file.
+pub fn in_folder(state: Option<PathBuf>) -> Option<doctor::StoreKey> {
+    let file = state?.join(FILE);
+    file.exists().then_some(doctor::StoreKey::File(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const TEXT: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    const NOW: SystemTime = SystemTime::UNIX_EPOCH;
+
+    struct Rig {
+        folder: tempfile::TempDir,
+        keys: StoreKeys,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let [credentials, state] = ["credentials", "state"].map(|name| {
+                let path = folder.path().join(name);
+                std::fs::create_dir(&path).unwrap();
+                Some(path)
+            });
+            let keys = StoreKeys { credentials, state };
+            Self { folder, keys }
+        }
+
+        fn state(&self, name: &str) -> PathBuf {
+            self.folder.path().join("state").join(name)
+        }
+
+        fn set_credential(&self, name: &str, text: &str) {
+            let path = self.folder.path().join("credentials").join(name);
+            std::fs::write(path, text).unwrap();
+        }
+
+        fn seal(&self, sealed: &[&String]) -> Result<String, SealError> {
+            self.keys.seal("k", TEXT, NOW, &in_use(sealed))
+        }
+
+        fn opens(&self, sealed: &str) -> bool {
+            let opened = self.keys.open("k", sealed);
+            opened.is_ok_and(|(text, _)| *text == TEXT)
+        }
+    }
+
+    fn in_use(sealed: &[&String]) -> InUse {
+        let id = |text: &&String| Sealed::parse(text).unwrap().id.to_owned();
+        sealed.iter().map(id).collect()
+    }
+
+    /// Goal: the first key makes the store key, which no other user can read; a lost or foreign
+    /// store key is an error, and no new one hides it.
+    #[test]
+    fn made_once() {
+        let rig = Rig::new();
+        assert_eq!(rig.keys.for_doctor(&[]), None);
+        let first = rig.seal(&[]).unwrap();
+        let file = rig.state(FILE);
+        let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        let kept = std::fs::read(&file).unwrap();
+        let second = rig.seal(&[&first]).unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), kept);
+        assert!(rig.opens(&first) && rig.opens(&second));
+        let doctor = doctor::StoreKey::File(file.clone());
+        assert_eq!(rig.keys.for_doctor(&[]), Some(doctor));
+
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+        let open = rig.keys.open("k", &first).unwrap_err().to_string();
+        assert!(open.contains("chmod 600"), "{open}");
+        assert_eq!(rig.seal(&[&first]).unwrap_err().to_string(), open);
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(rig.keys.open("k", &first), Err(SealError::Missing));
+        assert_eq!(rig.seal(&[&first]), Err(SealError::Missing));
+        assert!(!file.exists());
+
+        let other = StoreKey::generate().unwrap();
+        write(&file, &other.to_text()).unwrap();
+        let foreign = other_key(Sealed::parse(&first).unwrap().id, vec![other.id()]);
+        assert_eq!(rig.keys.open("k", &first).unwrap_err(), foreign);
+        assert_eq!(rig.seal(&[&first]).unwrap_err(), foreign);
+        for damage in [&kept[..63], b"", b"\xff\xfe"] {
+            std::fs::write(&file, damage).unwrap();
+            let open = rig.keys.open("k", &first);
+            assert!(matches!(open, Err(SealError::Unreadable { .. })));
+            let seal = rig.seal(&[]);
+            assert!(matches!(seal, Err(SealError::Unreadable { .. })));
+        }
+        std::fs::write(&file, &kept).unwrap();
+        assert!(rig.opens(&first));
+        let none = StoreKeys::default().seal("k", TEXT, NOW, &InUse::new());
+        assert_eq!(none, Err(SealError::NoState));
+    }
+
+    /// Goal: keys of a file move to a credential, and from one credential to another.
+    #[test]
+    fn credentials() {
+        let rig = Rig::new();
+        let in_file = rig.seal(&[]).unwrap();
+        rig.set_credential(CREDENTIAL, &"5a".repeat(32));
+        let sealed = rig.seal(&[&in_file]).unwrap();
+        assert!(rig.opens(&in_file) && rig.opens(&sealed));
+        let beside = doctor::StoreKey::File(rig.state(FILE));
+        assert_eq!(rig.keys.for_doctor(&[]), Some(beside));
+        let new = rig.keys.begin_rotation(&in_use(&[&in_file])).unwrap();
+        rig.keys.end_rotation(&new).unwrap();
+        assert!(!rig.state(FILE).exists() && !rig.opens(&in_file));
+        assert!(rig.opens(&sealed));
+        let doctor = rig.keys.for_doctor(&[]);
+        assert_eq!(doctor, Some(doctor::StoreKey::Credential));
+        let done = rig.keys.begin_rotation(&in_use(&[&sealed]));
+        assert_eq!(done.unwrap_err(), SealError::OnlyCredential);
+
+        rig.set_credential(CREDENTIAL, &"a5".repeat(32));
+        assert!(!rig.opens(&sealed));
+        rig.set_credential(FORMER, &"5a".repeat(32));
+        assert!(rig.opens(&sealed));
+        let new = rig.keys.begin_rotation(&in_use(&[&sealed])).unwrap();
+        assert_ne!(in_use(&[&sealed]), InUse::from([new.id()]));
+        // A damaged credential is an error, not a reason to use a file.
+        rig.set_credential(CREDENTIAL, "short");
+        let refused = rig.seal(&[]).unwrap_err().to_string();
+        assert!(refused.contains("64 hexadecimal digits"), "{refused}");
+        assert!(!rig.state(FILE).exists());
+    }
+
+    /// Goal: a crash at any moment of a rotation leaves every key readable, and the next call
+    /// finishes it. Method: the steps of a rotation, ended after each.
+    #[test]
+    fn a_rotation_is_interrupted() {
+        for steps in 0..=3 {
+            let rig = Rig::new();
+            let old = rig.seal(&[]).unwrap();
+            let temporary = rig.state("store.key.next.new");
+            std::fs::write(&temporary, "half").unwrap();
+            let mut current = old.clone();
+            let mut made = None;
+            if steps >= 1 {
+                made = Some(rig.keys.begin_rotation(&in_use(&[&old])).unwrap());
+                assert!(!temporary.exists());
+            }
+            if let Some(new) = made.as_ref().filter(|_| steps >= 2) {
+                current = new.seal("k", TEXT, NOW).unwrap();
+            }
+            if let Some(new) = made.as_ref().filter(|_| steps >= 3) {
+                rig.keys.end_rotation(new).unwrap();
+                assert!(!rig.opens(&old), "its store key is gone");
+            }
+            assert!(rig.opens(&current), "after {steps} steps");
+            let more = rig.seal(&[&current]).unwrap();
+            assert!(rig.opens(&current) && rig.opens(&more));
+            assert_eq!(in_use(&[&more]), in_use(&[&current]), "one store key");
+            assert_eq!(rig.state(NEXT).exists(), steps == 1);
+            // Another rotation works in each case; a key that was never used is used then.
+            let both = in_use(&[&current, &more]);
+            let new = rig.keys.begin_rotation(&both).unwrap();
+            let resealed = new.seal("k", TEXT, NOW).unwrap();
+            assert!(rig.opens(&current) && rig.opens(&resealed));
+            rig.keys.end_rotation(&new).unwrap();
+            assert!(rig.opens(&resealed) && !rig.opens(&current));
+            assert!(!rig.state(NEXT).exists());
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Discovery services that this daemon follows: the subsystems that each lists, and the controllers
+//! that are attached for them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use nacre_nvmf::host::ControllerState;
+use nacre_nvmf_wire::log::discovery::{DiscoveryRecord, adrfam, trtype};
+use tokio::sync::Notify;
+
+/// An address of a subsystem, as a discovery log names it, in SPDK's words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubsystemAddress {
+    pub trtype: &'static str,
+    pub adrfam: &'static str,
+    pub traddr: String,
+    pub trsvcid: String,
+    pub subnqn: String,
+}
+
+impl SubsystemAddress {
+    /// `None`: another transport than TCP and RDMA.
+    pub fn of(record: &DiscoveryRecord) -> Option<Self> {
+        Some(Self {
+            trtype: match record.trtype {
+                trtype::TCP => "TCP",
+                trtype::RDMA => "RDMA",
+                _ => return None,
+            },
+            adrfam: match record.adrfam {
+                adrfam::IPV6 => "IPv6",
+                _ => "IPv4",
+            },
+            traddr: record.traddr.trim().to_owned(),
+            trsvcid: record.trsvcid.trim().to_owned(),
+            subnqn: record.subnqn.to_string(),
+        })
+    }
+}
+
+/// A listed subsystem, and the name of the controller that is attached for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiscoveredPath {
+    pub name: String,
+    pub place: SubsystemAddress,
+}
+
+/// A discovery service.
+pub struct Discovery {
+    pub name: String,
+    /// Its own address.
+    pub place: SubsystemAddress,
+    /// Names of controllers by subsystem, also of those that are not listed now: a subsystem that
+    /// returns gets its former name.
+    pub names: RefCell<BTreeMap<String, String>>,
+    /// The paths that are attached for it.
+    pub listed: RefCell<Vec<DiscoveredPath>>,
+    pub referrals: RefCell<Vec<SubsystemAddress>>,
+    /// Paths that could not be attached, each with the reason.
+    pub refused: RefCell<Vec<(SubsystemAddress, String)>>,
+    pub state: RefCell<ControllerState>,
+    /// Why the last log could not be read.
+    pub error: RefCell<Option<String>>,
+    /// A log was read and its paths were attached.
+    pub is_complete: Cell<bool>,
+    pub is_stopping: Cell<bool>,
+    pub has_ended: Cell<bool>,
+    /// Notified after each change of the above.
+    pub changed: Notify,
+}
+
+impl Discovery {
+    pub fn new(name: String, place: SubsystemAddress, names: BTreeMap<String, String>) -> Self {
+        Self {
+            name,
+            place,
+            names: RefCell::new(names),
+            listed: RefCell::default(),
+            referrals: RefCell::default(),
+            refused: RefCell::default(),
+            state: RefCell::new(ControllerState::Connecting),
+            error: RefCell::default(),
+            is_complete: Cell::new(false),
+            is_stopping: Cell::new(false),
+            has_ended: Cell::new(false),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Has its task disconnect and end.
+    pub fn stop(&self) {
+        self.is_stopping.set(true);
+        self.changed.notify_waiters();
+    }
+
+    /// SPDK's word for the state of the connection to the service.
+    pub fn state_word(&self) -> &'static str {
+        match &*self.state.borrow() {
+            ControllerState::Live => "enabled",
+            ControllerState::Connecting | ControllerState::Waiting { .. } => "resetting",
+            ControllerState::Failed(_) => "failed",
+            ControllerState::Closed => "deleting",
+        }
+    }
+
+    /// Why the service is not connected, or its log could not be read.
+    pub fn trouble(&self) -> Option<String> {
+        match &*self.state.borrow() {
+            ControllerState::Waiting { error, .. } | ControllerState::Failed(error) => {
+                Some(error.to_string())
+            }
+            _ => self.error.borrow().clone(),
+        }
+    }
+}
+
+/// All discovery services, by name.
+#[derive(Default)]
+pub struct Discoveries(RefCell<BTreeMap<String, Rc<Discovery>>>);
+
+impl Discoveries {
+    pub fn find(&self, name: &str) -> Option<Rc<Discovery>> {
+        self.0.borrow().get(name).cloned()
+    }
+
+    pub fn list(&self) -> Vec<Rc<Discovery>> {
+        self.0.borrow().values().cloned().collect()
+    }
+
+    pub fn insert(&self, discovery: Rc<Discovery>) {
+        let name = discovery.name.clone();
+        self.0.borrow_mut().insert(name, discovery);
+    }
+
+    pub fn remove(&self, name: &str) {
+        self.0.borrow_mut().remove(name);
+    }
+
+    /// The controller of a subsystem that another service lists now.
+    pub fn name_of(&self, subnqn: &str) -> Option<String> {
+        self.list().iter().find_map(|one| {
+            let listed = one.listed.borrow();
+            let found = listed.iter().find(|listed| listed.place.subnqn == subnqn);
+            found.map(|listed| listed.name.clone())
+        })
+    }
+
+    /// Ends the tasks of all services; controllers stay.
+    pub async fn close(&self, deadline: tokio::time::Instant) {
+        let all = std::mem::take(&mut *self.0.borrow_mut());
+        all.values().for_each(|one| one.stop());
+        for one in all.values() {
+            while !one.has_ended.get() && tokio::time::Instant::now() < deadline {
+                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Follows a discovery controller: reads its log after each connection, and after each event that
+//! reports a change.
+
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_nvmf_wire::log::discovery::DiscoveryRecord;
+use nacre_nvmf_wire::log::lid;
+use nacre_reactor::Nanos;
+
+use super::super::controller::{AdminResult, Controller, ControllerState};
+use super::super::options::{Dial, HostError, HostOptions};
+use super::LogReading;
+
+/// Attempts to read a log that keeps changing.
+const ATTEMPTS: u32 = 8;
+
+/// A connection to a discovery controller, which returns after a loss as the options define.
+pub struct DiscoveryWatch {
+    controller: Controller,
+    pool: Pool,
+    /// The log in part, and the ticket of its command; none: the command is not sent yet.
+    reading: Option<(LogReading, Option<u64>)>,
+    /// The log must be read.
+    is_stale: bool,
+    was_live: bool,
+}
+
+impl DiscoveryWatch {
+    /// The buffers that a watch needs.
+    pub const MEMORY: [ClassSpec; 1] = [ClassSpec {
+        size: 4096,
+        count: 16,
+    }];
+
+    /// Starts to connect. `options` name the discovery subsystem and a keep-alive time.
+    pub fn new(options: HostOptions, dial: Box<dyn Dial>, pool: Pool, now: Nanos) -> Self {
+        Self {
+            controller: Controller::new(options, dial, pool.clone(), now),
+            pool,
+            reading: None,
+            is_stale: false,
+            was_live: false,
+        }
+    }
+
+    pub fn state(&self) -> &ControllerState {
+        self.controller.state()
+    }
+
+    /// True while a log is being read, or a connection being made.
+    pub fn is_active(&self) -> bool {
+        self.reading.is_some() || self.is_stale || *self.state() == ControllerState::Connecting
+    }
+
+    /// Shuts the controller down. The state becomes [`ControllerState::Closed`].
+    pub fn disconnect(&mut self, now: Nanos) {
+        self.controller.disconnect(now);
+    }
+
+    /// Sends and receives. Returns the records of a log that was read completely, or why one could
+    /// not be read. A log is read again only after the next change or connection.
+    pub fn poll(&mut self, now: Nanos) -> Option<Result<Vec<DiscoveryRecord>, HostError>> {
+        self.controller.poll(now);
+        while let Some(event) = self.controller.take_event() {
+            self.is_stale |= event.log_page == lid::DISCOVERY;
+        }
+        let is_live = self.controller.is_live();
+        self.is_stale |= is_live && !self.was_live;
+        self.was_live = is_live;
+        if let Some(ended) = self.received() {
+            return Some(ended);
+        }
+        if is_live {
+            self.send();
+        }
+        None
+    }
+
+    /// Takes the answer of the command in flight.
+    fn received(&mut self) -> Option<Result<Vec<DiscoveryRecord>, HostError>> {
+        let (reading, ticket) = self.reading.as_mut()?;
+        let answer = self.controller.take_result((*ticket)?)?;
+        *ticket = None;
+        let taken = match answer {
+            // The next connection reads the log from its beginning.
+            Err(_) if !self.was_live => {
+                self.reading = None;
+                return None;
+            }
+            Err(error) => Err(error),
+            Ok(answer) => data(answer).and_then(|data| reading.accept(&data)),
+        };
+        let ended = taken.transpose()?;
+        self.reading = None;
+        Some(ended.map(|(_, records)| records))
+    }
+
+    /// Sends the next command, if none is in flight.
+    fn send(&mut self) {
+        if self.reading.is_none() && std::mem::take(&mut self.is_stale) {
+            self.reading = Some((LogReading::new(ATTEMPTS), None));
+        }
+        let Some((reading, ticket @ None)) = &mut self.reading else {
+            return;
+        };
+        let page = reading.command();
+        // Without a buffer or a place in the queue, the next turn tries again.
+        if let Some(buf) = self.pool.acquire(page.bytes() as usize) {
+            *ticket = self.controller.submit(page.to_sqe(0, 0), None, Some(buf));
+        }
+    }
+}
+
+fn data(answer: AdminResult) -> Result<Vec<u8>, HostError> {
+    match answer.cqe.status() {
+        status if status.is_success() => Ok(answer.data.map_or_else(Vec::new, |b| b.to_vec())),
+        status => Err(HostError::Refused {
+            step: "discovery log",
+            status,
+            fabrics: false,
+        }),
+    }
+}

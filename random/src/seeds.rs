@@ -1,0 +1,67 @@
+//! Runs of a simulator for many seeds, on as many threads as there are cores.
+
+use std::ops::{Add, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The seeds of a test: `short` many, or `long` many if the environment asks for it, as
+/// `cargo xtask test` does.
+pub fn seeds(short: u64, long: u64) -> Range<u64> {
+    const FIRST: u64 = 1;
+    match std::env::var_os("NACRE_TEST_AT_LENGTH") {
+        Some(_) => FIRST..FIRST + long,
+        None => FIRST..FIRST + short,
+    }
+}
+
+/// Runs all seeds, and adds their reports. The error has the failures of all.
+pub fn run_all<R: Default + Add<Output = R> + Send>(
+    seeds: Range<u64>,
+    run: impl Fn(u64) -> Result<R, String> + Sync,
+) -> Result<R, String> {
+    let next = AtomicU64::new(seeds.start);
+    let results = on_all_cores(|| {
+        let (mut sum, mut failures) = (R::default(), Vec::new());
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return (sum, failures);
+            }
+            match run(seed) {
+                Ok(report) => sum = sum + report,
+                Err(what) => failures.push(format!("seed {seed}: {what}")),
+            }
+        }
+    });
+    let (mut sum, mut failures) = (R::default(), Vec::new());
+    for (report, found) in results {
+        sum = sum + report;
+        failures.extend(found);
+    }
+    if failures.is_empty() {
+        Ok(sum)
+    } else {
+        Err(failures.join("\n\n"))
+    }
+}
+
+/// Does the work on up to eight threads, one per core, and returns the results of all.
+pub fn on_all_cores<T: Send>(work: impl Fn() -> T + Sync) -> Vec<T> {
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, T>| {
+            let result = worker.join();
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().map(join).collect()
+    })
+}
+
+/// # Panics
+/// When something was counted too rarely: a simulator without events finds nothing. Each line has
+/// its name, the count, and the least count.
+pub fn assert_enough(runs: u64, counts: &[(&str, u64, u64)]) {
+    for (what, found, least) in counts {
+        assert!(found >= least, "only {found} {what} in {runs} runs");
+    }
+}

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Goal: the appliance's image holds no identity and no secret, starts what it should and nothing else, and serves a
+# volume that the configuration on its boot partition describes; the state survives a restart. Method: the list of its
+# files, and QEMU with OVMF, without a network beyond this machine.
+#
+#     unshare --net --pid --fork --kill-child --mount --mount-proc image.sh IMAGE.raw FILES NACRE SCRATCH
+set -u
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+
+IMAGE=$1
+FILES=$2
+NACRE=$3
+SCRATCH=$4
+HERE=$(cd "$(dirname "$0")" && pwd)
+# Of the boot partition: the first one, behind the partition table.
+BOOT=@@1048576
+VOLUME="tcp://127.0.0.1:4420/$NQN:disk"
+# An emulated machine with other work beside it; with KVM it takes seconds.
+LIMIT=420
+
+paths() { sed -E 's/^[^ ]+ [^ ]+ [^ ]+ [^ ]+ //; s/ -> .*//' "$FILES"; }
+none_matches() {
+    local found
+    found=$(paths | grep -E "$1")
+    [ -z "$found" ] || { echo "$found"; false; }
+}
+machine_id_is_unset() {
+    # The digest of "uninitialized" and a newline.
+    grep -q "$(echo uninitialized | sha256sum | cut -d' ' -f1) /etc/machine-id$" "$FILES"
+}
+same_lists() { # same_lists WANTED ACTUAL
+    diff -u "$1" "$2"
+}
+enabled() {
+    grep -E ' /etc/systemd/system/[^ ]*\.(wants|requires)/' "$FILES" |
+        sed -E 's|.* /etc/systemd/system/([^ ]*) -> .*|\1|' | sort
+}
+elevated() { awk '$1 ~ /s/ && $1 ~ /^-/ { print $5 }' "$FILES" | sort; }
+
+configure() {
+    mcopy -i "$SCRATCH/disk.raw$BOOT" -s "$SCRATCH/nacre" ::/
+}
+
+power_on() {
+    local acceleration=tcg,thread=multi cpu=max,-erms,-smap,-la57
+    if [ -w /dev/kvm ] && grep -qE '\b(vmx|svm)\b' /proc/cpuinfo; then
+        acceleration=kvm cpu=host
+    fi
+    qemu-system-x86_64 -machine q35 -accel "$acceleration" -cpu "$cpu" -smp 2 -m 2G -nodefaults -display none \
+        -drive if=pflash,format=raw,readonly=on,file=/usr/share/OVMF/OVMF_CODE_4M.fd \
+        -drive if=pflash,format=raw,file="$SCRATCH/firmware" \
+        -drive file="$SCRATCH/disk.raw",format=raw,if=none,id=disk,cache=unsafe -device nvme,serial=SYSTEM,drive=disk \
+        -netdev user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:4420-:4420 \
+        -device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci \
+        -serial "file:$1" -monitor "unix:$SCRATCH/monitor,server,nowait" >"$SCRATCH/qemu" 2>&1 &
+    MACHINE=$!
+}
+# The console shows the listener once the daemon serves.
+serves() { until_true "$LIMIT" grep -q "tcp://0.0.0.0:4420" "$1"; }
+powers_off() {
+    python3 - "$SCRATCH/monitor" <<'PYTHON'
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(b"system_powerdown\n")
+s.recv(4096)
+PYTHON
+    until_true 120 eval '! kill -0 $MACHINE'
+}
+load() { "$NACRE" perf "$VOLUME" --rw "$1" "${@:2}"; }
+console_says() { grep -aE "$2" "$1"; }
+
+check "no host key, no random seed, no private key" none_matches '^/etc/ssh/ssh_host_|/random-seed$|/credential\.secret$|_(rsa|ed25519)$|\.key$|^/root/\.|^/etc/ssl/private/'
+check "no logs, no caches" none_matches '^/var/(log|cache|tmp)/.|^/var/lib/apt/lists/.'
+check "the machine has no identity yet" machine_id_is_unset
+enabled >"$SCRATCH/enabled"
+check "exactly the listed units are enabled" same_lists "$HERE/image-enabled.txt" "$SCRATCH/enabled"
+elevated >"$SCRATCH/elevated"
+check "exactly the listed programs run with other rights" same_lists "$HERE/image-elevated.txt" "$SCRATCH/elevated"
+
+cp --sparse=always "$IMAGE" "$SCRATCH/disk.raw"
+truncate -s 6G "$SCRATCH/disk.raw"
+cp /usr/share/OVMF/OVMF_VARS_4M.fd "$SCRATCH/firmware"
+mkdir -p "$SCRATCH/nacre"
+cat >"$SCRATCH/nacre/nacre.toml" <<CONF
+[[bdev]]
+name = "disk"
+type = "file"
+path = "/var/lib/nacre/disk.img"
+size = "64MiB"
+
+[[nvmf.listener]]
+name = "default"
+address = "0.0.0.0"
+
+[[nvmf.subsystem]]
+nqn = "$NQN:disk"
+allow_any_host = true
+[[nvmf.subsystem.namespace]]
+bdev = "disk"
+CONF
+ip link set lo up
+check "the boot partition takes a configuration" configure
+
+START=$SECONDS
+power_on "$SCRATCH/console.1"
+check "the first boot serves" serves "$SCRATCH/console.1"
+echo "power-on to serving: $((SECONDS - START)) s"
+check "verified I/O" load randwrite --verify --seconds 3
+check "the console shows name and version" console_says "$SCRATCH/console.1" '^Nacre [0-9.]+ on nacre'
+check "it stops by its power button" powers_off
+
+START=$SECONDS
+power_on "$SCRATCH/console.2"
+check "the second boot serves" serves "$SCRATCH/console.2"
+echo "power-on to serving: $((SECONDS - START)) s"
+check "its namespace answers" load randread --seconds 1
+check "it stops again" powers_off
+echo "-- the console of the first boot"
+tr -d '\r' <"$SCRATCH/console.1" | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g' | grep -a -A12 '^Nacre ' | tail -n 14
+rm -f "$SCRATCH/disk.raw"
+finish

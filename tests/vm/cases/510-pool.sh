@@ -1,0 +1,82 @@
+# limit: 900
+# A file system on a volume of a pool, over TCP: snapshots under load, a daemon that is killed, space
+# returned by trims, and a snapshot and a clone that are mounted.
+nacre_only "pools"
+lvol() { rpc lvol_get "{\"lvol\":\"pool0/$1\"}"; }
+used() { lvol "$1" | jq .used_bytes; }
+add() { rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":$2,\"bdev_name\":\"pool0/$1\"}}"; }
+uses_less() { [ "$(used v1)" -lt "$1" ]; }
+MNT=$WORK/mnt
+mkdir -p "$MNT"
+leave() { load_kill; umount "$MNT" 2>/dev/null || true; }
+trap leave EXIT
+
+step "a pool on a file, and a thin volume larger than the pool"
+target_start
+truncate -s 256M "$WORK/disk.img"
+rpc bdev_uring_create "{\"name\":\"disk\",\"filename\":\"$WORK/disk.img\",\"block_size\":4096}"
+rpc pool_create '{"name":"pool0","disk":"disk"}'
+rpc lvol_create '{"pool":"pool0","name":"v1","size":"1GiB"}'
+subsystem_create "$NQN" any
+add v1 1
+connect_and_find "$NQN" --reconnect-delay=1 --ctrl-loss-tmo=300 --keep-alive-tmo=5
+expect "the size" "$(size_mib "$DEV")" 1024
+
+step "ext4, and files"
+mkfs.ext4 -q -F "$DEV"
+mount "$DEV" "$MNT"
+make_tree "$MNT/tree"
+sync -f "$MNT"
+SUM=$(tree_sum "$MNT/tree")
+
+step "snapshots under load; the daemon is killed, and comes back"
+load_start "$MNT/load" 16m
+rpc lvol_snapshot '{"snapshots":[{"lvol":"pool0/v1","name":"v1@first"}]}'
+load_goes_on
+for round in 1 2; do
+    nacre_kill
+    target_start
+    wait_until 120 is_live "$CTRL"
+    load_goes_on
+    rpc lvol_snapshot "{\"snapshots\":[{\"lvol\":\"pool0/v1\",\"name\":\"v1@$round\"}]}"
+    load_goes_on
+done
+load_end
+expect "lvols" "$(rpc lvol_list '{}' | jq length)" 4
+
+step "a clone of the first snapshot has the files, and takes writes; the snapshot does not"
+rpc lvol_clone '{"snapshot":"pool0/v1@first","name":"v2"}'
+umount "$MNT"
+add v2 2
+add v1@first 3
+wait_until 60 ns_dev "$NQN" 2
+wait_until 60 ns_dev "$NQN" 3
+mount "$(ns_dev "$NQN" 2)" "$MNT"
+expect "the files of the clone" "$(tree_sum "$MNT/tree")" "$SUM"
+make_tree "$MNT/more"
+umount "$MNT"
+mount -o ro,noload "$(ns_dev "$NQN" 3)" "$MNT"
+[ ! -e "$MNT/more" ] || die "the snapshot has a file of its clone"
+umount "$MNT"
+e2fsck -fn "$(ns_dev "$NQN" 2)"
+
+step "without snapshots, fstrim returns the space of deleted files"
+mount "$DEV" "$MNT"
+expect "the files of the volume" "$(tree_sum "$MNT/tree")" "$SUM"
+rpc nvmf_subsystem_remove_ns "{\"nqn\":\"$NQN\",\"nsid\":3}"
+wait_until 60 no_ns_dev "$NQN" 3
+for snapshot in first 1 2; do
+    wait_until 60 rpc lvol_delete "{\"lvol\":\"pool0/v1@$snapshot\"}"
+done
+dd if=/dev/urandom of="$MNT/large" bs=1M count=48 conv=fsync status=none
+BEFORE=$(used v1)
+rm "$MNT/large"
+sync -f "$MNT"
+fstrim "$MNT"
+wait_until 60 uses_less $((BEFORE - (40 << 20)))
+expect "the files after the trim" "$(tree_sum "$MNT/tree")" "$SUM"
+umount "$MNT"
+e2fsck -fn "$DEV"
+expect "contradictions" "$(rpc pool_check '{"pool":"pool0"}' | jq '.findings | length')" 0
+disconnect "$NQN"
+nacre_stop

@@ -1,0 +1,262 @@
+//! The suite `deploy` of `cargo xtask test`: the Debian package, the container image and the
+//! appliance's image. Needs root for its namespaces; skips aloud without.
+//!
+//! The images take minutes. `NACRE_TEST_IMAGE` says when to test them: `1` always, `changed` if
+//! their sources have changed since this machine tested them last; without it, never.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::setup::{Need, need};
+use crate::tally::{ScriptTest, Tally};
+use crate::{deb, image, process, setup, vm};
+
+/// Environment variable: when to test the images.
+const VARIABLE: &str = "NACRE_TEST_IMAGE";
+
+/// Sources of the images and of their tests. The binary and Debian's packages are not among them.
+const SOURCES: &[&str] = &[
+    "deploy",
+    "tests/deploy",
+    "xtask/src/deb",
+    "xtask/src/deploy.rs",
+    "xtask/src/image.rs",
+    ".dockerignore",
+];
+
+const LIMIT: Duration = Duration::from_secs(1200);
+const GIT_LIMIT: Duration = Duration::from_secs(60);
+
+/// The tests of this suite.
+const DEB: &str = "deploy-deb";
+const CONTAINER: &str = "deploy-container";
+const IMAGE: &str = "deploy-image";
+const ALL: &[&str] = &[DEB, CONTAINER, IMAGE];
+
+const CONTAINER_NEEDS: &[Need] = &[
+    need("podman", "podman"),
+    need("crun", "crun"),
+    need("iptables", "iptables"),
+    need("mmdebstrap", "mmdebstrap"),
+    need("ip", "iproute2"),
+    need("strip", "binutils"),
+];
+/// Packages of [`CONTAINER_NEEDS`] without a program on the search path.
+const NETWORK_OF_PODMAN: &[&str] = &["netavark", "aardvark-dns"];
+
+const IMAGE_NEEDS: &[Need] = &[
+    need("qemu-system-x86_64", "qemu-system-x86"),
+    need("mcopy", "mtools"),
+    need("ip", "iproute2"),
+];
+const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+
+/// True if a filter selects a test of this suite.
+pub(crate) fn matches(filter: &[String]) -> bool {
+    ALL.iter().any(|name| selected(filter, name))
+}
+
+fn selected(filter: &[String], name: &str) -> bool {
+    filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()))
+}
+
+pub(crate) fn run(root: &Path, filter: &[String], nacre: Option<&Path>) -> Result<Tally> {
+    let mut tally = Tally::default();
+    if !setup::is_root()? {
+        for name in ALL {
+            tally.skip(format!("{name}: namespaces and dpkg need root"));
+        }
+        return Ok(tally);
+    }
+    let nacre = vm::debug_nacre(root, nacre)?;
+    if selected(filter, DEB) {
+        tally.add(packages(root, &nacre)?);
+    }
+    let tests: [(&'static str, Test); 2] = [(CONTAINER, containers), (IMAGE, appliance)];
+    for (name, test) in tests {
+        if selected(filter, name) {
+            tally.add(if_changed(root, name, &nacre, test)?);
+        }
+    }
+    Ok(tally)
+}
+
+type Test = fn(&Path, &Path) -> Result<Tally>;
+
+/// Runs the test if [`VARIABLE`] says so. Records the sources of a success.
+fn if_changed(root: &Path, name: &'static str, nacre: &Path, test: Test) -> Result<Tally> {
+    let record = vm::cache_dir()?.join(format!("{name}-passed"));
+    let sources = sources(root)?;
+    let mut tally = Tally::default();
+    match std::env::var(VARIABLE).as_deref() {
+        Ok("1") => {}
+        Ok("changed") if std::fs::read_to_string(&record).is_ok_and(|last| last == sources) => {
+            tally.skip(format!("{name}: its sources passed on this machine"));
+            return Ok(tally);
+        }
+        Ok("changed") => {}
+        _ => {
+            tally.skip(format!(
+                "{name}: takes minutes; {VARIABLE}=1 or {VARIABLE}=changed runs it"
+            ));
+            return Ok(tally);
+        }
+    }
+    tally.add(test(root, nacre)?);
+    if tally.failed == 0 && tally.skipped.is_empty() {
+        std::fs::write(&record, sources)
+            .with_context(|| format!("writing {}", record.display()))?;
+    }
+    Ok(tally)
+}
+
+/// Git's identifiers of the contents of [`SOURCES`], changes that are not committed included.
+fn sources(root: &Path) -> Result<String> {
+    let mut identifiers = String::new();
+    for arguments in [["ls-tree", "HEAD", "--"], ["diff", "HEAD", "--"]] {
+        let mut git = Command::new("git");
+        git.current_dir(root).args(arguments).args(SOURCES);
+        identifiers += &process::capture(&mut git, GIT_LIMIT)?;
+    }
+    Ok(identifiers)
+}
+
+/// Goal: the package installs, upgrades and is purged, and the same inputs give the same bytes.
+/// Method: three packages of one binary; `tests/deploy/deb.sh`.
+fn packages(root: &Path, nacre: &Path) -> Result<Tally> {
+    setup::ensure(&[need("ip", "iproute2")])?;
+    let scratch = vm::scratch(root, "deb")?;
+    let build = |version: &str, folder: &str| {
+        deb::build(
+            root,
+            &deb::Options {
+                nacre: Some(nacre.to_owned()),
+                version: Some(version.to_owned()),
+                out: Some(scratch.join(folder)),
+                fast: true,
+            },
+        )
+    };
+    let old = build("0.0.1", "one")?;
+    let again = build("0.0.1", "two")?;
+    let new = build("0.0.2", "one")?;
+    let mut tally = Tally::default();
+    tally.check(
+        "deploy-deb: two builds of the package differ",
+        std::fs::read(&old)? == std::fs::read(&again)?,
+    );
+    tally.add(script(
+        root,
+        DEB,
+        "deb.sh",
+        &["--net"],
+        &[old, new, scratch.join("copy")],
+    )?);
+    remove(&scratch)?;
+    Ok(tally)
+}
+
+/// Goal: the container image and the compose file behave as documented. Method:
+/// `tests/deploy/container.sh`, with podman.
+fn containers(root: &Path, nacre: &Path) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let cache = vm::cache_dir()?;
+    let ready = setup::ensure(CONTAINER_NEEDS)
+        .and_then(|()| {
+            if Path::new("/usr/lib/podman/netavark").exists() {
+                return Ok(());
+            }
+            setup::apt_install(NETWORK_OF_PODMAN)
+        })
+        // Debian 12's podman-compose does not know fixed addresses.
+        .and_then(|()| setup::ensure_python(&cache, "podman-compose", "podman-compose"));
+    let programs = match ready {
+        Ok(programs) => programs,
+        Err(error) => {
+            tally.skip(format!("{CONTAINER}: {error:#}"));
+            return Ok(tally);
+        }
+    };
+    let cache = cache.join("containers");
+    setup::create_dir(&cache)?;
+    let scratch = vm::scratch(root, "container")?;
+    let compose = programs.join("podman-compose");
+    let arguments = [nacre.to_owned(), cache, scratch.clone(), compose];
+    // The image is built with the machine's network.
+    tally.add(script(root, CONTAINER, "container.sh", &[], &arguments)?);
+    remove(&scratch)?;
+    Ok(tally)
+}
+
+/// Goal: two builds of the appliance's image are equal; the image has no secret, boots, serves.
+/// Method: `tests/deploy/image.sh`.
+fn appliance(root: &Path, nacre: &Path) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let ready = setup::ensure(IMAGE_NEEDS).and_then(|()| {
+        if Path::new(FIRMWARE).exists() {
+            return Ok(());
+        }
+        setup::apt_install(&["ovmf"])
+    });
+    if let Err(error) = ready {
+        tally.skip(format!("{IMAGE}: {error:#}"));
+        return Ok(tally);
+    }
+    let scratch = vm::scratch(root, "image")?;
+    let build = |folder: &str| {
+        let options = image::Options {
+            nacre: Some(nacre.to_owned()),
+            version: None,
+            out: Some(scratch.join(folder)),
+        };
+        image::build(root, &options)
+    };
+    let disk = build("one")?;
+    let again = build("two")?;
+    let files = |disk: &Path| std::fs::read_to_string(disk.with_extension("files"));
+    tally.check(
+        "deploy-image: files of two builds differ",
+        files(&disk)? == files(&again)?,
+    );
+    let mut compare = Command::new("cmp");
+    let same = process::capture(compare.arg(&disk).arg(&again), LIMIT);
+    if let Err(error) = &same {
+        println!("{error:#}");
+    }
+    tally.check("deploy-image: disks of two builds differ", same.is_ok());
+    remove(&scratch.join("two"))?;
+    let list = disk.with_extension("files");
+    let arguments = [disk, list, nacre.to_owned(), scratch.clone()];
+    tally.add(script(root, IMAGE, "image.sh", &["--net"], &arguments)?);
+    remove(&scratch)?;
+    Ok(tally)
+}
+
+fn remove(scratch: &Path) -> Result<()> {
+    std::fs::remove_dir_all(scratch).with_context(|| format!("removing {}", scratch.display()))
+}
+
+/// Runs a script of `tests/deploy` in namespaces of its own.
+fn script(
+    root: &Path,
+    name: &'static str,
+    script: &str,
+    namespaces: &[&str],
+    arguments: &[PathBuf],
+) -> Result<Tally> {
+    let path = root.join("tests/deploy").join(script);
+    ensure!(path.is_file(), "there is no {}", path.display());
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--pid", "--ipc", "--uts", "--fork"])
+        .args(["--kill-child", "--mount-proc"])
+        .args(namespaces)
+        .arg(path)
+        .args(arguments);
+    let mut reader = ScriptTest::new(name);
+    let end = process::stream(&mut command, LIMIT, |line| reader.line(line))?;
+    Ok(reader.finish(end))
+}
