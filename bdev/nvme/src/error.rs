@@ -98,6 +98,32 @@ pub enum ControlError {
     Stopped,
 }
 
+/// The error of a firmware update. The drive runs its old firmware.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FirmwareError {
+    #[error("a firmware image has a multiple of 4 bytes, at most {maximum}; this one has {bytes}")]
+    Size { bytes: usize, maximum: usize },
+    #[error("the drive has no commands that update its firmware (OACS bit 2)")]
+    Unsupported,
+    #[error("the only firmware slot of the drive is read-only (FRMW)")]
+    ReadOnly,
+    #[error("the drive takes pieces of {bytes} bytes (FWUG); at most {maximum} are possible")]
+    Granularity { bytes: usize, maximum: usize },
+    #[error("another firmware update of the drive is running")]
+    Running,
+    #[error("the drive took {taken} of {bytes} bytes of the image")]
+    Download {
+        taken: usize,
+        bytes: usize,
+        #[source]
+        source: ControlError,
+    },
+    #[error("the drive does not activate the image")]
+    Commit(#[source] ControlError),
+    #[error("the firmware update did not run")]
+    Control(#[from] ControlError),
+}
+
 /// The text of an error and of its sources, in one line. The sources have the numbers and the
 /// remedy.
 pub fn chain(error: &dyn std::error::Error) -> String {

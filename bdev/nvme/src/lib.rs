@@ -42,9 +42,9 @@ mod ring;
 mod shared;
 mod table;
 
-pub use controller::{AdminData, AdminReply, Controller};
+pub use controller::{AdminData, AdminReply, Controller, FirmwareUpdate, IMAGE_MAX};
 pub use device::NvmeBdev;
-pub use error::{AttachError, ControlError, chain};
+pub use error::{AttachError, ControlError, FirmwareError, chain};
 pub use event::{Event, HealthAlert, HealthEvent, Observer, ResetReason, Timeout, TimeoutAction};
 pub use function::{Function, FunctionError, GONE};
 pub use info::{

@@ -41,6 +41,9 @@ pub struct Config {
     /// FUSES bit 0: fused Compare and Write.
     pub fused_compare_and_write: bool,
     pub shadow_doorbells: bool,
+    /// FWUG, in pages of 4 KiB, if the drive has the commands that update its firmware (OACS bit
+    /// 2). Images start with [`crate::IMAGE_MARK`] and 8 bytes of revision.
+    pub firmware_updates: Option<u8>,
     pub volatile_cache: bool,
     pub limits: Limits,
     pub namespaces: Vec<NamespaceConfig>,
@@ -153,6 +156,7 @@ impl Default for Config {
                 | Oncs::COPY,
             fused_compare_and_write: true,
             shadow_doorbells: false,
+            firmware_updates: None,
             volatile_cache: true,
             limits: Limits::default(),
             namespaces: vec![NamespaceConfig::new(1, 512, 8192)],

@@ -10,6 +10,7 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 use crate::config::Config;
 use crate::data::{self, Pieces};
 use crate::features::Features;
+use crate::firmware::Firmware;
 use crate::media::Namespace;
 use crate::memory::Iommu;
 
@@ -90,6 +91,7 @@ pub(crate) struct Executor {
     /// Bytes of a memory page (CC.MPS).
     pub page: u64,
     pub features: Features,
+    pub firmware: Firmware,
     /// Namespaces in the Changed Namespace List log page.
     pub changed: BTreeSet<u32>,
     pub smart: SmartHealth,
@@ -118,6 +120,7 @@ impl Executor {
             iommu: Arc::clone(&config.iommu),
             page: 4096,
             features: Features::new(config.volatile_cache),
+            firmware: Firmware::default(),
             changed: BTreeSet::new(),
             smart,
             errors: VecDeque::new(),

@@ -169,6 +169,7 @@ impl State {
         self.events.clear();
         self.masked = 0;
         self.exec.changed.clear();
+        self.exec.firmware_reset();
         self.exec.features = crate::features::Features::new(self.exec.config.volatile_cache);
         self.shutdown = ShutDown::No;
         self.csts = Csts(0);

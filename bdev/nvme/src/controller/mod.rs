@@ -4,6 +4,7 @@
 mod bring_up;
 mod commands;
 mod events;
+mod firmware;
 mod health;
 mod logs;
 mod namespaces;
@@ -22,6 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use self::commands::Commands;
+pub use self::firmware::{FirmwareUpdate, IMAGE_MAX};
 use self::health::Alerts;
 use crate::admin::Admin;
 use crate::device::NvmeBdev;
@@ -60,6 +62,8 @@ pub struct Controller {
     stop: Notify,
     /// Serializes changes of the controller's state.
     lifecycle: AsyncMutex<()>,
+    /// Held by a firmware update.
+    firmware: AsyncMutex<()>,
     alerts: Mutex<Alerts>,
     newest_health: Mutex<Option<Health>>,
     poller: Mutex<Option<PollerId>>,
@@ -83,6 +87,7 @@ impl Controller {
             namespaces: Mutex::default(),
             stop: Notify::new(),
             lifecycle: AsyncMutex::new(()),
+            firmware: AsyncMutex::new(()),
             alerts: Mutex::default(),
             newest_health: Mutex::default(),
             poller: Mutex::new(None),

@@ -292,6 +292,60 @@ impl Abort {
     }
 }
 
+/// Firmware Image Download (Base 5.11): a piece of an image. Offset and length are multiples of 4
+/// bytes; a controller may need a larger granularity (FWUG).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FirmwareImageDownload {
+    /// Bytes, at least 4.
+    pub bytes: u64,
+    /// Bytes from the start of the image.
+    pub offset: u64,
+}
+
+impl FirmwareImageDownload {
+    pub fn parse(sqe: &Sqe) -> Self {
+        Self {
+            bytes: (u64::from(sqe.cdw10.get()) + 1) * 4,
+            offset: u64::from(sqe.cdw11.get()) * 4,
+        }
+    }
+
+    pub fn to_sqe(&self, cid: u16) -> Sqe {
+        let mut sqe = Sqe::new(admin::FIRMWARE_IMAGE_DOWNLOAD, cid);
+        sqe.cdw10 = U32::new((self.bytes / 4).saturating_sub(1) as u32);
+        sqe.cdw11 = U32::new((self.offset / 4) as u32);
+        sqe
+    }
+}
+
+/// Firmware Commit (Base 5.12): stores the downloaded image in a slot, and says when it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FirmwareCommit {
+    /// 1 to 7; 0: the controller chooses.
+    pub slot: u8,
+    /// One of the `ACTION_` constants; values up to 7.
+    pub action: u8,
+}
+
+impl FirmwareCommit {
+    /// The downloaded image replaces that of the slot, and runs after the next reset.
+    pub const ACTION_REPLACE_AND_ACTIVATE_AT_RESET: u8 = 0b001;
+
+    pub fn parse(sqe: &Sqe) -> Self {
+        let cdw10 = sqe.cdw10.get();
+        Self {
+            slot: bits(cdw10, 0, 3) as u8,
+            action: bits(cdw10, 3, 3) as u8,
+        }
+    }
+
+    pub fn to_sqe(&self, cid: u16) -> Sqe {
+        let mut sqe = Sqe::new(admin::FIRMWARE_COMMIT, cid);
+        sqe.cdw10 = U32::new(u32::from(self.slot & 7) | u32::from(self.action & 7) << 3);
+        sqe
+    }
+}
+
 /// Creating and deleting I/O queues in memory: PCIe controllers only.
 pub mod queues {
     use super::*;

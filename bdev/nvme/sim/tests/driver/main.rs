@@ -3,6 +3,7 @@
 mod attach;
 mod everything;
 mod faults;
+mod firmware;
 mod health;
 mod interrupts;
 mod namespaces;

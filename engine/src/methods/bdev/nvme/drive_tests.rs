@@ -87,7 +87,7 @@ pub(crate) fn drive(place: &str, serial: &str) -> (Drive, Running) {
     (drive, running)
 }
 
-fn with_chassis(chassis: &Arc<Chassis>, dir: Option<&Path>) -> TestDaemon {
+pub(crate) fn with_chassis(chassis: &Arc<Chassis>, dir: Option<&Path>) -> TestDaemon {
     let store = dir.map(|dir| Store::open(dir).unwrap());
     let bus = Arc::clone(chassis) as Arc<dyn Bus>;
     let mut settings = Settings::default();
@@ -95,7 +95,7 @@ fn with_chassis(chassis: &Arc<Chassis>, dir: Option<&Path>) -> TestDaemon {
     TestDaemon::with_drives(settings, store, Drives::on(bus))
 }
 
-fn attach() -> Value {
+pub(crate) fn attach() -> Value {
     json!({ "name": "Nvme0", "trtype": "PCIe", "traddr": "5E:00.0" })
 }
 

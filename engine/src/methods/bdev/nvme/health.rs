@@ -34,7 +34,7 @@ pub struct DriveParams {
 
 /// Finds a local drive. Refuses remote controllers: their logs do not describe a device of this
 /// machine.
-fn drive(engine: &Engine, name: &str) -> Result<Rc<Drive>, RpcError> {
+pub(super) fn drive(engine: &Engine, name: &str) -> Result<Rc<Drive>, RpcError> {
     match engine.drives.find(name) {
         Some(drive) => Ok(drive),
         None if engine.remotes.find(name).is_some() => {

@@ -5,6 +5,7 @@
 //! controllers are another record, `nvme/options`. The devices have no records: they follow from
 //! the controller.
 
+mod commands;
 mod discovery;
 mod drive;
 pub mod health;
@@ -46,6 +47,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     list::register(registry);
     options::register(registry);
     health::register(registry);
+    commands::register(registry);
     hotplug::register(registry);
     paths::register(registry);
     discovery::register(registry);
@@ -650,6 +652,8 @@ fn no_controller(name: &str) -> RpcError {
     .remedy("bdev_nvme_get_controllers lists them")
 }
 
+#[cfg(test)]
+mod commands_tests;
 #[cfg(test)]
 mod declared_tests;
 #[cfg(test)]

@@ -1,0 +1,205 @@
+//! Tests of firmware updates: images, refusals of the drive, and failures half way.
+
+use std::sync::Arc;
+
+use nacre_bdev::Status;
+use nacre_bdev_nvme::{
+    ControlError, Controller, FirmwareError, FirmwareUpdate, IMAGE_MAX, Options,
+};
+use nacre_bdev_nvme_sim::{Action, Config, IMAGE_MARK, Rule, Target};
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::opcode::admin::{FIRMWARE_COMMIT, FIRMWARE_IMAGE_DOWNLOAD};
+
+use super::rig::Rig;
+
+fn updatable() -> Config {
+    Config {
+        firmware_updates: Some(0),
+        ..Config::default()
+    }
+}
+
+/// An image of a simulated drive.
+fn image(revision: &str, bytes: usize) -> Arc<[u8]> {
+    let mut image = IMAGE_MARK.to_vec();
+    image.extend(format!("{revision:8}").into_bytes());
+    image.resize(bytes, 0xee);
+    image.into()
+}
+
+fn update(
+    rig: &mut Rig,
+    controller: &Arc<Controller>,
+    image: Arc<[u8]>,
+) -> Result<FirmwareUpdate, FirmwareError> {
+    let controller = controller.clone();
+    rig.core
+        .block_on(async move { controller.update_firmware(image).await })
+}
+
+fn pieces(rig: &Rig) -> u64 {
+    rig.drive.stats().admin[usize::from(FIRMWARE_IMAGE_DOWNLOAD)]
+}
+
+/// Goal: an update under load loses no I/O, and the new revision is reported. The length of the
+/// image is no multiple of a piece.
+#[test]
+fn an_update_under_load() {
+    for (fwug, expected) in [(0, 4), (0xff, 4), (2, 2)] {
+        let mut rig = Rig::new(Config {
+            firmware_updates: Some(fwug),
+            ..Config::default()
+        });
+        let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+        for at in 0..20u64 {
+            let write = rig.write(at, 1, at as u8);
+            rig.submit(&mut *queue, write);
+        }
+        let handle = controller.clone();
+        let image = image("2.1", 3 * 4096 + 20);
+        let task = rig
+            .core
+            .spawn_local(async move { handle.update_firmware(image).await });
+        assert_eq!(rig.settle(&mut *queue), vec![Status::Ok; 20]);
+        let updated = rig.core.block_on(task).expect("it runs");
+        let expected_update = FirmwareUpdate {
+            before: "1.0".to_owned(),
+            after: "2.1".to_owned(),
+            needs: None,
+        };
+        assert_eq!(updated, Ok(expected_update));
+        assert_eq!(pieces(&rig), expected);
+        assert_eq!(controller.info().drive.firmware, "2.1");
+        assert_eq!(controller.status().resets, 1);
+        rig.end(&controller, queue);
+    }
+}
+
+/// Goal: an image that cannot be one, and a drive that takes none, cost no command of an update.
+#[test]
+fn refused_before_the_first_piece() {
+    let cases = [
+        (updatable(), 0),
+        (updatable(), 4095),
+        (updatable(), IMAGE_MAX + 4),
+        (Config::default(), 4096),
+    ];
+    for (config, bytes) in cases {
+        let mut rig = Rig::new(config);
+        let controller = rig.attach();
+        let image = vec![0; bytes].into();
+        match update(&mut rig, &controller, image).unwrap_err() {
+            FirmwareError::Size { bytes: found, .. } => assert_eq!(found, bytes),
+            error => assert_eq!((error, bytes), (FirmwareError::Unsupported, 4096)),
+        }
+        assert_eq!(pieces(&rig), 0);
+        rig.detach(&controller);
+        rig.drive.check();
+    }
+    let mut rig = Rig::new(Config {
+        firmware_updates: Some(0x80),
+        ..Config::default()
+    });
+    let controller = rig.attach();
+    let error = update(&mut rig, &controller, image("2.1", 4096)).unwrap_err();
+    assert!(
+        matches!(error, FirmwareError::Granularity { .. }),
+        "{error}"
+    );
+    rig.detach(&controller);
+    rig.drive.check();
+}
+
+/// Goal: a drive that refuses the image, or a piece of it, keeps its firmware and is not reset. The
+/// next image succeeds.
+#[test]
+fn refused_by_the_drive() {
+    let mut rig = Rig::new(updatable());
+    let controller = rig.attach();
+    let wrong = vec![0xee; 4096].into();
+    let error = update(&mut rig, &controller, wrong).unwrap_err();
+    let refused = ControlError::Status {
+        opcode: FIRMWARE_COMMIT,
+        status: StatusCode::INVALID_FIRMWARE_IMAGE.with_dnr(),
+    };
+    assert_eq!(error, FirmwareError::Commit(refused));
+    let failure = Action::Status(StatusCode::INTERNAL_ERROR);
+    let rule = Rule::next(Target::AdminOp(FIRMWARE_IMAGE_DOWNLOAD), failure);
+    rig.drive.inject(rule.after(2));
+    let error = update(&mut rig, &controller, image("2.1", 5 * 4096)).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            FirmwareError::Download {
+                taken: 8192,
+                bytes: 20480,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(controller.info().drive.firmware, "1.0");
+    assert_eq!(controller.status().resets, 0);
+    let updated = update(&mut rig, &controller, image("2.1", 5 * 4096)).expect("a good image");
+    assert_eq!(updated.after, "2.1");
+    rig.detach(&controller);
+    rig.drive.check();
+}
+
+/// Goal: an image that needs a stronger reset than the driver has is reported, and the drive goes
+/// on with its old firmware.
+#[test]
+fn a_stronger_reset_is_needed() {
+    for (status, needs) in [
+        (
+            StatusCode::FIRMWARE_NEEDS_SUBSYSTEM_RESET,
+            Some("power cycle"),
+        ),
+        (StatusCode::FIRMWARE_NEEDS_CONVENTIONAL_RESET, Some("PCI")),
+        (StatusCode::FIRMWARE_NEEDS_CONTROLLER_RESET, None),
+    ] {
+        let mut rig = Rig::new(updatable());
+        let controller = rig.attach();
+        let target = Target::AdminOp(FIRMWARE_COMMIT);
+        rig.drive
+            .inject(Rule::next(target, Action::Status(status.with_dnr())));
+        let updated = update(&mut rig, &controller, image("2.1", 4096)).expect("accepted");
+        match (updated.needs, needs) {
+            (Some(text), Some(part)) => assert!(text.contains(part), "{text}"),
+            (found, expected) => assert_eq!(found, expected),
+        }
+        assert_eq!(controller.status().resets, u64::from(needs.is_none()));
+        rig.detach(&controller);
+        rig.drive.check();
+    }
+}
+
+/// Goal: a second update while one runs is refused; it does not mix its pieces into the first.
+#[test]
+fn one_update_at_a_time() {
+    let mut rig = Rig::new(updatable());
+    let controller = rig.attach();
+    let tasks = ["2.1", "2.2"].map(|revision| {
+        let (handle, image) = (controller.clone(), image(revision, 64 << 10));
+        rig.core
+            .spawn_local(async move { handle.update_firmware(image).await })
+    });
+    let [first, second] = tasks.map(|task| rig.core.block_on(task).expect("it runs"));
+    assert_eq!(first.map(|update| update.after), Ok("2.1".to_owned()));
+    assert_eq!(second, Err(FirmwareError::Running));
+    rig.detach(&controller);
+    rig.drive.check();
+}
+
+/// Goal: a drive that is pulled out during the download ends the call with an error.
+#[test]
+fn the_drive_vanishes() {
+    let mut rig = Rig::new(updatable());
+    let controller = rig.attach();
+    let rule = Rule::next(Target::AdminOp(FIRMWARE_IMAGE_DOWNLOAD), Action::Pulled);
+    rig.drive.inject(rule.after(3));
+    let error = update(&mut rig, &controller, image("2.1", 64 << 10)).unwrap_err();
+    assert!(matches!(error, FirmwareError::Download { .. }), "{error}");
+    rig.detach(&controller);
+    rig.drive.check();
+}
