@@ -1,10 +1,13 @@
-//! `nacre nvme`: lists the NVMe drives of this machine and binds them to vfio-pci. Only `show`
-//! calls the daemon.
+//! `nacre nvme`: lists the NVMe drives of this machine and binds them to vfio-pci. Only `show` and
+//! `update-firmware` call the daemon.
 
 mod show;
 
+use std::path::{Path, PathBuf};
+
 use clap::{Args, Subcommand};
 use nacre_bdev_nvme_vfio::pci::{Address, Drive, Driver, Options, PciError, System};
+use nacre_engine::methods::bdev::nvme::commands::{ApplyFirmware, ApplyFirmwareParams};
 use serde_json::{Value, json};
 
 use super::{Connection, Failure, output};
@@ -31,6 +34,17 @@ enum NvmeCommand {
         connection: Connection,
         /// Name of the controller, as attached
         name: Option<String>,
+    },
+    /// Update the firmware of a drive that the daemon uses, from a file of its vendor; I/O waits while
+    /// the controller is reset
+    #[command(after_help = "Example: nacre nvme update-firmware Nvme0 /root/fw-2.1.bin")]
+    UpdateFirmware {
+        #[command(flatten)]
+        connection: Connection,
+        /// Name of the controller, or of a device of it
+        name: String,
+        /// The image, on the daemon's machine
+        file: PathBuf,
     },
     /// Take drives from the kernel for the engine; refused for a drive in use
     #[command(
@@ -82,9 +96,33 @@ pub(crate) fn run(args: NvmeArgs) -> Result<(), Failure> {
     match args.command {
         NvmeCommand::List { json } => list(&system, json),
         NvmeCommand::Show { connection, name } => show::run(&connection, name.as_deref()),
+        NvmeCommand::UpdateFirmware {
+            connection,
+            name,
+            file,
+        } => update_firmware(&connection, name, &file),
         NvmeCommand::Bind(args) => bind(&system, &args),
         NvmeCommand::Unbind { addresses, json } => unbind(&system, &addresses, json),
     }
+}
+
+fn update_firmware(connection: &Connection, name: String, file: &Path) -> Result<(), Failure> {
+    // The daemon has another working directory.
+    let file = std::path::absolute(file)
+        .map_err(|error| Failure::Usage(format!("\"{}\": {error}", file.display())))?;
+    let Some(filename) = file.to_str().map(str::to_owned) else {
+        let text = format!("\"{}\" is not UTF-8", file.display());
+        return Err(Failure::Usage(text));
+    };
+    let params = ApplyFirmwareParams {
+        filename,
+        bdev_name: name,
+    };
+    let outcome = connection.call_for_json::<ApplyFirmware>(&params)?;
+    if connection.json {
+        return output::json(&outcome);
+    }
+    output::line(outcome.as_str().unwrap_or_default())
 }
 
 fn list(system: &System, json: bool) -> Result<(), Failure> {

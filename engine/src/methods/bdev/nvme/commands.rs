@@ -136,16 +136,16 @@ impl Method<Engine> for SendCommand {
     }
 }
 
-struct ApplyFirmware;
+pub struct ApplyFirmware;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ApplyFirmwareParams {
+pub struct ApplyFirmwareParams {
     /// The image: a regular file that the daemon can read, of a multiple of 4 bytes and at most 64
     /// MiB.
-    filename: String,
+    pub filename: String,
     /// A device of the drive, or its controller.
-    bdev_name: String,
+    pub bdev_name: String,
 }
 
 /// Finds the drive of a device or controller.

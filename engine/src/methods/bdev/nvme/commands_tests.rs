@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use super::drive_tests::{Chassis, PLACE, attach, drive, with_chassis};
 use crate::methods::testing::TestDaemon;
 use crate::rpc::RpcError;
-use crate::rpc::error::Errno;
 
 fn attached() -> (TestDaemon, Drive, Running) {
     let chassis = Arc::new(Chassis::default());
@@ -137,23 +136,14 @@ fn firmware_from_a_file() {
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
     std::fs::write(dir.path().join("odd"), [0; 1021]).unwrap();
+    let (eio, einval, enodev, params) = (-5, -22, -19, -32602);
     for (file, bdev, code, name) in [
-        (bad, "Nvme0", Errno::EIO.code(), None),
-        (
-            dir.path().join("odd"),
-            "Nvme0",
-            Errno::EINVAL.code(),
-            Some("filename"),
-        ),
-        (
-            dir.path().join("none"),
-            "Nvme0",
-            Errno::EIO.code(),
-            Some("filename"),
-        ),
-        (pipe, "Nvme0", -32602, Some("filename")),
-        (dir.path().to_owned(), "Nvme0", -32602, Some("filename")),
-        (good, "Malloc0", Errno::ENODEV.code(), Some("bdev_name")),
+        (bad, "Nvme0", eio, None),
+        (dir.path().join("odd"), "Nvme0", einval, Some("filename")),
+        (dir.path().join("none"), "Nvme0", eio, Some("filename")),
+        (pipe, "Nvme0", params, Some("filename")),
+        (dir.path().to_owned(), "Nvme0", params, Some("filename")),
+        (good, "Malloc0", enodev, Some("bdev_name")),
     ] {
         let refusal = apply(&daemon, &file, bdev).unwrap_err();
         let found = (

@@ -5,7 +5,7 @@
 //! controllers are another record, `nvme/options`. The devices have no records: they follow from
 //! the controller.
 
-mod commands;
+pub mod commands;
 mod discovery;
 mod drive;
 pub mod health;
