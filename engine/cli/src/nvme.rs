@@ -35,8 +35,8 @@ enum NvmeCommand {
         /// Name of the controller, as attached
         name: Option<String>,
     },
-    /// Update the firmware of a drive that the daemon uses, from a file of its vendor; I/O waits while
-    /// the controller is reset
+    /// Update the firmware of a drive that the daemon uses, from a file of its vendor; I/O waits
+    /// while the controller is reset
     #[command(after_help = "Example: nacre nvme update-firmware Nvme0 /root/fw-2.1.bin")]
     UpdateFirmware {
         #[command(flatten)]

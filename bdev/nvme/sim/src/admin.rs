@@ -15,7 +15,6 @@ impl State {
     /// Executes an admin command. Returns `None` if it completes later.
     pub(crate) fn admin(&mut self, sqe: &Sqe) -> Option<Answer> {
         let plain = |status| Some((status, 0));
-        let firmware = self.exec.config.firmware_updates;
         match sqe.opcode {
             admin::CREATE_IO_CQ => {
                 let status = self.create_cq(sqe);
@@ -37,10 +36,9 @@ impl State {
                 let status = self.configure_doorbells(sqe);
                 plain(self.blame(sqe, status))
             }
-            admin::FIRMWARE_IMAGE_DOWNLOAD if firmware.is_some() => {
-                plain(self.exec.firmware_download(sqe, firmware.unwrap_or(0)))
+            admin::FIRMWARE_IMAGE_DOWNLOAD | admin::FIRMWARE_COMMIT => {
+                plain(self.exec.update_firmware(sqe))
             }
-            admin::FIRMWARE_COMMIT if firmware.is_some() => plain(self.exec.firmware_commit(sqe)),
             admin::IDENTIFY => plain(self.exec.identify(sqe)),
             admin::GET_LOG_PAGE => plain(self.get_log_page(sqe)),
             admin::SET_FEATURES => Some(self.set_features(sqe)),

@@ -41,9 +41,6 @@ pub struct Config {
     /// FUSES bit 0: fused Compare and Write.
     pub fused_compare_and_write: bool,
     pub shadow_doorbells: bool,
-    /// FWUG, in pages of 4 KiB, if the drive has the commands that update its firmware (OACS bit
-    /// 2). Images start with [`crate::IMAGE_MARK`] and 8 bytes of revision.
-    pub firmware_updates: Option<u8>,
     pub volatile_cache: bool,
     pub limits: Limits,
     pub namespaces: Vec<NamespaceConfig>,
@@ -87,6 +84,9 @@ pub struct Limits {
     /// ACL and AERL as counts, 1 or more.
     pub aborts: u8,
     pub async_events: u8,
+    /// FWUG, in pages of 4 KiB, if the drive has the commands that update its firmware (OACS bit
+    /// 2). Images start with [`crate::IMAGE_MARK`] and 8 bytes of revision.
+    pub firmware_updates: Option<u8>,
     /// VSL and WZSL: 2^n pages of CAP.MPSMIN. Dataset Management: DMRL ranges, DMRSL blocks per
     /// range, DMSL blocks in total. 0: no limit.
     pub vsl: u8,
@@ -106,6 +106,7 @@ impl Default for Limits {
             acwu: 8,
             aborts: 4,
             async_events: 4,
+            firmware_updates: None,
             vsl: 0,
             wzsl: 0,
             dmrl: 0,
@@ -156,7 +157,6 @@ impl Default for Config {
                 | Oncs::COPY,
             fused_compare_and_write: true,
             shadow_doorbells: false,
-            firmware_updates: None,
             volatile_cache: true,
             limits: Limits::default(),
             namespaces: vec![NamespaceConfig::new(1, 512, 8192)],

@@ -1,8 +1,12 @@
-//! Set Features and Get Features of the simulated controller (Base 5.27).
+//! Set Features, Get Features and the firmware commands of the simulated controller (Base 5.27,
+//! 5.11, 5.12).
 
 use nacre_nvmf_wire::StatusCode;
-use nacre_nvmf_wire::commands::admin::{GetFeatures, Select, SetFeatures};
+use nacre_nvmf_wire::commands::admin::{
+    FirmwareCommit, FirmwareImageDownload, GetFeatures, Select, SetFeatures,
+};
 use nacre_nvmf_wire::features::{AsyncEvents, Capabilities, HostBehavior, NumberOfQueues, fid};
+use nacre_nvmf_wire::opcode::admin;
 use nacre_nvmf_wire::{Sqe, zerocopy::IntoBytes};
 
 use crate::executor::Executor;
@@ -14,6 +18,27 @@ type Answer = (StatusCode, u32);
 const INVALID: Answer = (StatusCode::INVALID_FIELD.with_dnr(), 0);
 
 impl Executor {
+    /// Firmware Image Download, Firmware Commit.
+    pub(crate) fn update_firmware(&mut self, sqe: &Sqe) -> StatusCode {
+        let Some(unit) = self.config.limits.firmware_updates else {
+            return StatusCode::INVALID_OPCODE.with_dnr();
+        };
+        if sqe.opcode == admin::FIRMWARE_COMMIT {
+            return self.firmware.commit(FirmwareCommit::parse(sqe));
+        }
+        let piece = FirmwareImageDownload::parse(sqe);
+        let bytes = match self.firmware.check(piece, unit) {
+            Ok(bytes) => bytes,
+            Err(status) => return status,
+        };
+        let mut data = vec![0; bytes];
+        if let Err(status) = self.take_data(sqe, &mut data) {
+            return status;
+        }
+        self.firmware.add(&data);
+        StatusCode::SUCCESS
+    }
+
     pub(crate) fn set_features(&mut self, sqe: &Sqe) -> Answer {
         let set = SetFeatures::parse(sqe);
         if set.save {

@@ -1,9 +1,7 @@
 //! Firmware Image Download and Firmware Commit of the simulated controller (Base 5.11, 5.12).
 
+use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::admin::{FirmwareCommit, FirmwareImageDownload};
-use nacre_nvmf_wire::{Sqe, StatusCode};
-
-use crate::executor::Executor;
 
 /// The first bytes of an image; 8 bytes of revision follow.
 pub const IMAGE_MARK: &[u8; 8] = b"SIMFIRMW";
@@ -18,39 +16,36 @@ pub(crate) struct Firmware {
     next: Option<String>,
 }
 
-impl Executor {
-    /// Takes pieces in order only.
-    pub(crate) fn firmware_download(&mut self, sqe: &Sqe, unit: u8) -> StatusCode {
-        let piece = FirmwareImageDownload::parse(sqe);
+impl Firmware {
+    /// Checks a piece before its data is read. Pieces come in order.
+    pub(crate) fn check(
+        &mut self,
+        piece: FirmwareImageDownload,
+        unit: u8,
+    ) -> Result<usize, StatusCode> {
         let unit = match unit {
             0 | 0xff => 4,
             unit => u64::from(unit) * 4096,
         };
-        let bytes = piece.bytes as usize;
-        if !piece.offset.is_multiple_of(unit) || bytes > IMAGE_MAX {
-            return StatusCode::INVALID_FIELD.with_dnr();
-        }
         if piece.offset == 0 {
-            self.firmware.image.clear();
+            self.image.clear();
         }
-        let taken = self.firmware.image.len();
+        let (taken, bytes) = (self.image.len(), piece.bytes as usize);
+        if !piece.offset.is_multiple_of(unit) || bytes > IMAGE_MAX - taken {
+            return Err(StatusCode::INVALID_FIELD.with_dnr());
+        }
         if piece.offset != taken as u64 {
-            return StatusCode::OVERLAPPING_RANGE.with_dnr();
+            return Err(StatusCode::OVERLAPPING_RANGE.with_dnr());
         }
-        if taken + bytes > IMAGE_MAX {
-            return StatusCode::INVALID_FIELD.with_dnr();
-        }
-        let mut data = vec![0; bytes];
-        if let Err(status) = self.take_data(sqe, &mut data) {
-            return status;
-        }
-        self.firmware.image.extend(data);
-        StatusCode::SUCCESS
+        Ok(bytes)
     }
 
-    pub(crate) fn firmware_commit(&mut self, sqe: &Sqe) -> StatusCode {
-        let commit = FirmwareCommit::parse(sqe);
-        let image = std::mem::take(&mut self.firmware.image);
+    pub(crate) fn add(&mut self, data: &[u8]) {
+        self.image.extend(data);
+    }
+
+    pub(crate) fn commit(&mut self, commit: FirmwareCommit) -> StatusCode {
+        let image = std::mem::take(&mut self.image);
         if commit.slot > 1 {
             return StatusCode::INVALID_FIRMWARE_SLOT.with_dnr();
         }
@@ -64,15 +59,15 @@ impl Executor {
             return StatusCode::INVALID_FIRMWARE_IMAGE.with_dnr();
         };
         let revision = String::from_utf8_lossy(revision);
-        self.firmware.next = Some(revision.trim_end().to_owned());
+        self.next = Some(revision.trim_end().to_owned());
         StatusCode::SUCCESS
     }
 
     /// A Controller Level Reset runs the committed image.
-    pub(crate) fn firmware_reset(&mut self) {
-        self.firmware.image.clear();
-        if let Some(revision) = self.firmware.next.take() {
-            self.config.identity.firmware = revision;
+    pub(crate) fn reset(&mut self, revision: &mut String) {
+        self.image.clear();
+        if let Some(next) = self.next.take() {
+            *revision = next;
         }
     }
 }

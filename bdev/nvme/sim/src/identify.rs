@@ -119,7 +119,7 @@ impl Executor {
         page.crdt1.set(1);
         let oacs = [
             (config.shadow_doorbells, Oacs::DOORBELL_BUFFER),
-            (config.firmware_updates.is_some(), Oacs::FIRMWARE),
+            (config.limits.firmware_updates.is_some(), Oacs::FIRMWARE),
         ];
         let oacs = oacs.into_iter().filter(|(is_set, _)| *is_set);
         page.oacs
@@ -127,8 +127,8 @@ impl Executor {
         page.acl = config.limits.aborts - 1;
         page.aerl = config.limits.async_events - 1;
         // One slot, which is read only without the commands of a firmware update.
-        page.frmw = 0b0010 | u8::from(config.firmware_updates.is_none());
-        page.fwug = config.firmware_updates.unwrap_or(0);
+        page.frmw = 0b0010 | u8::from(config.limits.firmware_updates.is_none());
+        page.fwug = config.limits.firmware_updates.unwrap_or(0);
         page.lpa = (Lpa::COMMAND_EFFECTS | Lpa::EXTENDED_DATA | Lpa::SUPPORTED_PAGES).bits();
         page.elpe = 63;
         page.wctemp.set(343);

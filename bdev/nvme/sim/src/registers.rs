@@ -169,7 +169,8 @@ impl State {
         self.events.clear();
         self.masked = 0;
         self.exec.changed.clear();
-        self.exec.firmware_reset();
+        let identity = &mut self.exec.config.identity;
+        self.exec.firmware.reset(&mut identity.firmware);
         self.exec.features = crate::features::Features::new(self.exec.config.volatile_cache);
         self.shutdown = ShutDown::No;
         self.csts = Csts(0);

@@ -6,15 +6,18 @@ use nacre_bdev::Status;
 use nacre_bdev_nvme::{
     ControlError, Controller, FirmwareError, FirmwareUpdate, IMAGE_MAX, Options,
 };
-use nacre_bdev_nvme_sim::{Action, Config, IMAGE_MARK, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, Config, IMAGE_MARK, Limits, Rule, Target};
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::opcode::admin::{FIRMWARE_COMMIT, FIRMWARE_IMAGE_DOWNLOAD};
 
 use super::rig::Rig;
 
-fn updatable() -> Config {
+fn updatable(fwug: u8) -> Config {
     Config {
-        firmware_updates: Some(0),
+        limits: Limits {
+            firmware_updates: Some(fwug),
+            ..Limits::default()
+        },
         ..Config::default()
     }
 }
@@ -46,10 +49,7 @@ fn pieces(rig: &Rig) -> u64 {
 #[test]
 fn an_update_under_load() {
     for (fwug, expected) in [(0, 4), (0xff, 4), (2, 2)] {
-        let mut rig = Rig::new(Config {
-            firmware_updates: Some(fwug),
-            ..Config::default()
-        });
+        let mut rig = Rig::new(updatable(fwug));
         let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
         for at in 0..20u64 {
             let write = rig.write(at, 1, at as u8);
@@ -79,9 +79,9 @@ fn an_update_under_load() {
 #[test]
 fn refused_before_the_first_piece() {
     let cases = [
-        (updatable(), 0),
-        (updatable(), 4095),
-        (updatable(), IMAGE_MAX + 4),
+        (updatable(0), 0),
+        (updatable(0), 4095),
+        (updatable(0), IMAGE_MAX + 4),
         (Config::default(), 4096),
     ];
     for (config, bytes) in cases {
@@ -96,10 +96,7 @@ fn refused_before_the_first_piece() {
         rig.detach(&controller);
         rig.drive.check();
     }
-    let mut rig = Rig::new(Config {
-        firmware_updates: Some(0x80),
-        ..Config::default()
-    });
+    let mut rig = Rig::new(updatable(0x80));
     let controller = rig.attach();
     let error = update(&mut rig, &controller, image("2.1", 4096)).unwrap_err();
     assert!(
@@ -114,7 +111,7 @@ fn refused_before_the_first_piece() {
 /// next image succeeds.
 #[test]
 fn refused_by_the_drive() {
-    let mut rig = Rig::new(updatable());
+    let mut rig = Rig::new(updatable(0));
     let controller = rig.attach();
     let wrong = vec![0xee; 4096].into();
     let error = update(&mut rig, &controller, wrong).unwrap_err();
@@ -158,7 +155,7 @@ fn a_stronger_reset_is_needed() {
         (StatusCode::FIRMWARE_NEEDS_CONVENTIONAL_RESET, Some("PCI")),
         (StatusCode::FIRMWARE_NEEDS_CONTROLLER_RESET, None),
     ] {
-        let mut rig = Rig::new(updatable());
+        let mut rig = Rig::new(updatable(0));
         let controller = rig.attach();
         let target = Target::AdminOp(FIRMWARE_COMMIT);
         rig.drive
@@ -177,7 +174,7 @@ fn a_stronger_reset_is_needed() {
 /// Goal: a second update while one runs is refused; it does not mix its pieces into the first.
 #[test]
 fn one_update_at_a_time() {
-    let mut rig = Rig::new(updatable());
+    let mut rig = Rig::new(updatable(0));
     let controller = rig.attach();
     let tasks = ["2.1", "2.2"].map(|revision| {
         let (handle, image) = (controller.clone(), image(revision, 64 << 10));
@@ -194,7 +191,7 @@ fn one_update_at_a_time() {
 /// Goal: a drive that is pulled out during the download ends the call with an error.
 #[test]
 fn the_drive_vanishes() {
-    let mut rig = Rig::new(updatable());
+    let mut rig = Rig::new(updatable(0));
     let controller = rig.attach();
     let rule = Rule::next(Target::AdminOp(FIRMWARE_IMAGE_DOWNLOAD), Action::Pulled);
     rig.drive.inject(rule.after(3));

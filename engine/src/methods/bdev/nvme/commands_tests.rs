@@ -21,7 +21,7 @@ use crate::rpc::RpcError;
 fn attached() -> (TestDaemon, Drive, Running) {
     let chassis = Arc::new(Chassis::default());
     let (drive, running) = drive(PLACE, "S1");
-    drive.reconfigure(|config| config.firmware_updates = Some(0));
+    drive.reconfigure(|config| config.limits.firmware_updates = Some(0));
     chassis.put(PLACE, &drive);
     let daemon = with_chassis(&chassis, None);
     daemon.call("bdev_nvme_attach_controller", attach());
