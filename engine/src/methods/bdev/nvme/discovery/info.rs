@@ -1,0 +1,108 @@
+//! `bdev_nvme_get_discovery_info`.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::rpc::{Class, Method, NoParams, RpcError};
+use crate::services::engine::Engine;
+use crate::services::remotes::discovery::{DiscoveredPath, Discovery, SubsystemAddress};
+
+pub(super) struct GetDiscoveryInfo;
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct DiscoveryInfo {
+    name: String,
+    trid: Trid,
+    /// Discovery services that the log names, this one among them.
+    referrals: Vec<Referral>,
+    /// Nacre extension, as the next ones: the state of the connection, in the words of
+    /// `bdev_nvme_get_controllers`.
+    state: &'static str,
+    /// Why it is not connected, or why its log could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// The paths that are attached for it.
+    paths: Vec<AttachedPath>,
+    /// The paths that could not be attached.
+    refused: Vec<RefusedPath>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Referral {
+    trid: Trid,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct AttachedPath {
+    controller: String,
+    trid: Trid,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RefusedPath {
+    trid: Trid,
+    why: String,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Trid {
+    trtype: &'static str,
+    adrfam: &'static str,
+    traddr: String,
+    trsvcid: String,
+    subnqn: String,
+}
+
+impl From<&SubsystemAddress> for Trid {
+    fn from(place: &SubsystemAddress) -> Self {
+        Self {
+            trtype: place.trtype,
+            adrfam: place.adrfam,
+            traddr: place.traddr.clone(),
+            trsvcid: place.trsvcid.clone(),
+            subnqn: place.subnqn.clone(),
+        }
+    }
+}
+
+impl Method<Engine> for GetDiscoveryInfo {
+    const NAME: &'static str = "bdev_nvme_get_discovery_info";
+    const ABOUT: &'static str =
+        "Lists the discovery services that this daemon follows, and the paths attached for each.";
+    const CLASS: Class = Class::Read;
+    type Params = NoParams;
+    type Reply = Vec<DiscoveryInfo>;
+
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<DiscoveryInfo>, RpcError> {
+        let info = |one: &Rc<Discovery>| DiscoveryInfo {
+            name: one.name.clone(),
+            trid: Trid::from(&one.place),
+            referrals: {
+                let referrals = one.referrals.borrow();
+                let referral = |place: &SubsystemAddress| Referral { trid: place.into() };
+                referrals.iter().map(referral).collect()
+            },
+            state: one.state_word(),
+            error: one.trouble(),
+            paths: {
+                let listed = one.listed.borrow();
+                let path = |listed: &DiscoveredPath| AttachedPath {
+                    controller: listed.name.clone(),
+                    trid: Trid::from(&listed.place),
+                };
+                listed.iter().map(path).collect()
+            },
+            refused: {
+                let refused = one.refused.borrow();
+                let path = |(place, why): &(SubsystemAddress, String)| RefusedPath {
+                    trid: place.into(),
+                    why: why.clone(),
+                };
+                refused.iter().map(path).collect()
+            },
+        };
+        Ok(engine.remotes.discoveries.list().iter().map(info).collect())
+    }
+}
