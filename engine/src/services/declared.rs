@@ -165,18 +165,31 @@ impl Declared {
             }
             stays || p.made
         });
+        // The first path of a remote target has no address in its name. If another address
+        // becomes the first, the paths differ from the attached ones, and change together.
+        let is_changed = |p: &&Planned| {
+            let same = new.iter().find(|call| call.what == p.call.what);
+            p.made && p.call.method == ATTACH && same.is_some_and(|call| *call != p.call)
+        };
+        let changed = planned.iter().filter(is_changed);
+        let changed: Vec<Value> = changed.map(|p| p.call.params["name"].clone()).collect();
+        let is_later =
+            |call: &DeclaredCall| call.method == ATTACH && changed.contains(&call.params["name"]);
         for call in new {
             let what = call.what.clone();
             match planned.iter_mut().find(|p| p.call.what == what) {
                 Some(p) if p.call == call => {}
-                Some(p) if p.made => amended.later.push(format!("{what}: changed")),
+                Some(p) if p.made || is_later(&call) => {
+                    amended.later.push(format!("{what}: changed"))
+                }
                 Some(p) => {
                     (p.call, p.refused) = (call, None);
                     amended.added.push(what);
                 }
                 // A subsystem needs listeners, which this module does not handle.
                 None if call.method == "nvmf_create_subsystem"
-                    || call.method == "nvmf_create_transport" =>
+                    || call.method == "nvmf_create_transport"
+                    || is_later(&call) =>
                 {
                     amended.later.push(what);
                 }
@@ -517,6 +530,40 @@ mod tests {
                 "[[nvmf.subsystem]] nqn.2026-01.org.example:b"
             ]
         );
+    }
+
+    /// Goal: the paths of a remote target whose first address changes are not attached one by one.
+    #[test]
+    fn paths_in_another_order_come_later() {
+        let text = |addresses: &str, key: &str| {
+            let text = format!("[[remote]]\nname = \"far\"\naddress = [{addresses}]\n{key}");
+            settings(&text)
+        };
+        let path = |host: &str| format!("\"tcp://192.0.2.{host}/nqn.2026-01.org.example:a\"");
+        let [one, two, three] = ["1", "2", "3"].map(path);
+        let amend = |made: &[bool], next: Settings| {
+            let declared = Declared::default();
+            declared.plan(&text(&format!("{one}, {two}"), ""));
+            for (planned, made) in declared.calls.borrow_mut().iter_mut().zip(made) {
+                planned.made = *made;
+            }
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            runtime.unwrap().block_on(declared.amend(&next))
+        };
+        let at = |host: &str| {
+            format!("[[remote]] \"far\", path tcp://192.0.2.{host}/nqn.2026-01.org.example:a")
+        };
+        let swapped = amend(&[true, true], text(&format!("{two}, {one}"), ""));
+        assert_eq!(swapped.added, Vec::<String>::new());
+        let first = "[[remote]] \"far\": changed".to_owned();
+        let removed = format!("{}: removed", at("2"));
+        assert_eq!(swapped.later, [removed, first.clone(), at("1")]);
+        let keyed = text(&format!("{one}, {two}"), "dhchap_key = \"k\"\n");
+        let keyed = amend(&[true, false], keyed);
+        assert_eq!(keyed.added, Vec::<String>::new());
+        assert_eq!(keyed.later, [first, format!("{}: changed", at("2"))]);
+        let more = amend(&[true, true], text(&format!("{one}, {two}, {three}"), ""));
+        assert_eq!((more.added, more.later), (vec![at("3")], Vec::new()));
     }
 
     #[test]
