@@ -2,15 +2,16 @@
 //! that are attached for them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
+use std::time::Instant;
 
 use nacre_nvmf::host::ControllerState;
 use nacre_nvmf_wire::log::discovery::{DiscoveryRecord, adrfam, trtype};
 use tokio::sync::Notify;
 
 /// An address of a subsystem, as a discovery log names it, in SPDK's words.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SubsystemAddress {
     pub trtype: &'static str,
     pub adrfam: &'static str,
@@ -44,6 +45,15 @@ impl SubsystemAddress {
 pub struct DiscoveredPath {
     pub name: String,
     pub place: SubsystemAddress,
+    /// Since when the log lacks it.
+    pub missing_since: Option<Instant>,
+}
+
+impl DiscoveredPath {
+    /// True if both are the same path of the same controller.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.name, &self.place) == (&other.name, &other.place)
+    }
 }
 
 /// A discovery service.
@@ -51,8 +61,8 @@ pub struct Discovery {
     pub name: String,
     /// Its own address.
     pub place: SubsystemAddress,
-    /// Names of controllers by subsystem, also of those that are not listed now: a subsystem that
-    /// returns gets its former name.
+    /// Names of controllers by subsystem, also of subsystems that are not listed now: a subsystem
+    /// that returns gets its former name.
     pub names: RefCell<BTreeMap<String, String>>,
     /// The paths that are attached for it.
     pub listed: RefCell<Vec<DiscoveredPath>>,
@@ -85,6 +95,13 @@ impl Discovery {
             is_stopping: Cell::new(false),
             has_ended: Cell::new(false),
             changed: Notify::new(),
+        }
+    }
+
+    /// Resolves when its task must end.
+    pub async fn stopping(&self) {
+        while !self.is_stopping.get() {
+            self.changed.notified().await;
         }
     }
 
@@ -137,13 +154,28 @@ impl Discoveries {
         self.0.borrow_mut().remove(name);
     }
 
-    /// The controller of a subsystem that another service lists now.
+    /// The controller of a subsystem that a service lists now, else that one listed before.
     pub fn name_of(&self, subnqn: &str) -> Option<String> {
-        self.list().iter().find_map(|one| {
+        let all = self.list();
+        let listed = all.iter().find_map(|one| {
             let listed = one.listed.borrow();
             let found = listed.iter().find(|listed| listed.place.subnqn == subnqn);
             found.map(|listed| listed.name.clone())
-        })
+        });
+        let stored = || {
+            let mut names = all.iter().map(|one| one.names.borrow());
+            names.find_map(|names| names.get(subnqn).cloned())
+        };
+        listed.or_else(stored)
+    }
+
+    /// The names of the controllers of all services.
+    pub fn names(&self) -> HashSet<String> {
+        let all = self.list();
+        let names = all.iter().map(|one| one.names.borrow());
+        names
+            .flat_map(|names| names.values().cloned().collect::<Vec<_>>())
+            .collect()
     }
 
     /// Ends the tasks of all services; controllers stay.

@@ -12,25 +12,29 @@
 mod following;
 mod info;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::select_ok;
+use nacre_bdev::Bdev;
 use nacre_nvmf::address::adrfam;
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
-use self::following::{Service, begin, detach, follow};
+use self::following::{Ending, Service, begin, detach, follow, only_listed_here};
 use self::info::GetDiscoveryInfo;
-use super::{CONNECT_TIMEOUT, first_connection};
+use super::{CONNECT_TIMEOUT, first_connection, no_controller};
 use crate::journal::is_replaying;
+use crate::methods::bdev;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
-use crate::services::nvme::{AttachParams, Multipath, discovery_key};
+use crate::services::nvme::{AttachParams, Multipath, POLICIES, discovery_key};
 use crate::services::remotes::discovery::{DiscoveredPath, Discovery, SubsystemAddress};
-use crate::services::remotes::{self, RemotePath, RemotePlan};
+use crate::services::remotes::{Remote, RemotePath, RemotePlan};
 use crate::store::{Change, Edit};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -63,18 +67,20 @@ struct StartDiscoveryParams {
     /// Default: this host's NQN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hostnqn: Option<String>,
-    /// Answer after all listed subsystems are attached.
+    /// Answer after each listed subsystem is attached over one path at least.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     wait_for_attach: Option<bool>,
-    /// How long to wait for that; the service is stopped then. 0, the default: 20 s with
-    /// `wait_for_attach`, else no wait.
+    /// Time limit of the wait. When it passes, the daemon stops the service. 0, the default: 20 s
+    /// with `wait_for_attach`, else no wait. Another value waits without `wait_for_attach`, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     attach_timeout_ms: Option<u64>,
-    /// This and the next two are parameters of the controllers; see `bdev_nvme_attach_controller`.
+    /// How long to try to reconnect a controller; -1: no limit; 0: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ctrlr_loss_timeout_sec: Option<i64>,
+    /// Delay between two attempts; 0: starts short and grows with each failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reconnect_delay_sec: Option<u64>,
+    /// How long I/O waits for a disconnected controller; 0: until the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fast_io_fail_timeout_sec: Option<u64>,
     /// Nacre extension: names of controllers by the NQN of their subsystem. The daemon adds those
@@ -196,57 +202,94 @@ impl Method<Engine> for StartDiscovery {
     }
 }
 
-/// Waits until the listed paths are attached. Stops the service if that takes too long, or if one
-/// of them could not be attached.
-async fn attached(
+/// Waits until the listed subsystems are attached. Stops the service if that takes too long, or if
+/// one of them could not be attached.
+pub(super) async fn attached(
     engine: &Rc<Engine>,
     discovery: &Rc<Discovery>,
     patience: Duration,
 ) -> Result<bool, RpcError> {
+    let outcome = all_attached(engine, discovery, patience).await;
+    if outcome.is_err()
+        && !discovery.is_stopping.get()
+        && let Err(error) = stop(engine, discovery).await
+    {
+        warn!(discovery = discovery.name, %error, "it could not be stopped, and goes on");
+    }
+    outcome.map(|()| true)
+}
+
+async fn all_attached(
+    engine: &Rc<Engine>,
+    discovery: &Discovery,
+    patience: Duration,
+) -> Result<(), RpcError> {
     let until = Instant::now() + patience;
-    while !discovery.is_complete.get() && Instant::now() < until {
+    let is_stopped = || discovery.is_stopping.get();
+    while !discovery.is_complete.get() && !is_stopped() && Instant::now() < until {
         let changed = discovery.changed.notified();
         let _ = tokio::time::timeout(Duration::from_millis(50), changed).await;
     }
-    let mut outcome = if discovery.is_complete.get() {
-        Ok(true)
-    } else {
+    if is_stopped() {
+        let cause = format!("\"{}\" was stopped meanwhile", discovery.name);
+        return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
+    }
+    if !discovery.is_complete.get() {
         let trouble = discovery.trouble();
         let trouble = trouble.map_or(String::new(), |why| format!(": {why}"));
         let cause = format!("no list of subsystems within {patience:?}{trouble}");
-        Err(RpcError::errno(Errno::ETIMEDOUT, cause).field("traddr"))
-    };
-    if let Some((place, why)) = discovery.refused.borrow().first() {
-        let cause = format!("{} at {}: {why}", place.subnqn, place.traddr);
-        outcome = outcome.and_then(|_| Err(RpcError::errno(Errno::EIO, cause)));
+        return Err(RpcError::errno(Errno::ETIMEDOUT, cause).field("traddr"));
     }
-    for path in paths_of(engine, discovery) {
-        if outcome.is_err() {
-            break;
+    let listed = discovery.listed.borrow().clone();
+    let has_path = |subnqn: &String| listed.iter().any(|one| one.place.subnqn == *subnqn);
+    for (place, why) in discovery.refused.borrow().iter() {
+        if !has_path(&place.subnqn) {
+            let cause = format!("{} at {}: {why}", place.subnqn, place.traddr);
+            return Err(RpcError::errno(Errno::EIO, cause));
         }
-        outcome = match first_connection(engine, &path, until).await {
-            Ok(true) => Ok(true),
-            Ok(false) => {
-                let cause = format!("{} is not connected yet", path.wanted.address);
-                Err(RpcError::errno(Errno::ETIMEDOUT, cause))
-            }
-            Err(refused) => Err(refused),
+    }
+    let names: BTreeSet<String> = listed.into_iter().map(|one| one.name).collect();
+    for name in names {
+        let Some(remote) = engine.remotes.find(&name) else {
+            continue;
         };
+        connected(engine, &remote, until).await?;
+        remote.sync(engine, &*engine.plane()?, &name);
     }
-    if outcome.is_err() && !discovery.is_stopping.get() {
-        stop(engine, discovery).await?;
-    }
-    outcome
+    Ok(())
 }
 
-/// The attached paths of a service.
-fn paths_of(engine: &Engine, discovery: &Discovery) -> Vec<Rc<RemotePath>> {
-    let listed = discovery.listed.borrow();
-    let path = |one: &DiscoveredPath| find(engine, one).map(|(_, path)| path);
-    listed.iter().filter_map(path).collect()
+/// Waits until a path of the controller is connected, or none can be.
+async fn connected(engine: &Rc<Engine>, remote: &Remote, until: Instant) -> Result<(), RpcError> {
+    let paths = remote.paths();
+    let first = |path| async move {
+        if first_connection(engine, path, until).await? {
+            return Ok(());
+        }
+        let cause = format!("{} is not connected yet", path.wanted.address);
+        Err(RpcError::errno(Errno::ETIMEDOUT, cause))
+    };
+    let all = paths.iter().map(|path| Box::pin(first(path)));
+    select_ok(all).await.map(drop)
 }
 
-fn find(engine: &Engine, listed: &DiscoveredPath) -> Option<(Rc<remotes::Remote>, Rc<RemotePath>)> {
+/// Why a controller that no call attached gets no other keys.
+pub(super) fn keys_of_discovered(engine: &Engine, name: &str) -> RpcError {
+    let all = engine.remotes.discoveries.list();
+    let lists = |one: &&Rc<Discovery>| one.listed.borrow().iter().any(|path| path.name == name);
+    let Some(discovery) = all.iter().find(lists) else {
+        return no_controller(name);
+    };
+    let discovery = &discovery.name;
+    let cause = format!(
+        "\"{name}\" is attached by discovery service \"{discovery}\", whose controllers have the keys of [replication]"
+    );
+    RpcError::errno(Errno::EINVAL, cause).field("name").remedy(
+        "set dhchap_key and dhchap_ctrlr_key in [replication], or attach it with bdev_nvme_attach_controller",
+    )
+}
+
+fn find(engine: &Engine, listed: &DiscoveredPath) -> Option<(Rc<Remote>, Rc<RemotePath>)> {
     let remote = engine.remotes.find(&listed.name)?;
     let place = &listed.place;
     let is_it = |path: &Rc<RemotePath>| {
@@ -265,22 +308,48 @@ fn find(engine: &Engine, listed: &DiscoveredPath) -> Option<(Rc<remotes::Remote>
 
 /// Stops a service and detaches its controllers.
 async fn stop(engine: &Rc<Engine>, discovery: &Rc<Discovery>) -> Result<(), RpcError> {
-    let key = discovery_key(&discovery.name);
-    let gate = engine.changing().await;
-    let edits = vec![Edit::Remove(key)];
+    let _gate = engine.changing().await;
+    let name = &discovery.name;
+    if discovery.is_stopping.get() {
+        let cause = format!("\"{name}\" is being stopped");
+        return Err(RpcError::errno(Errno::EALREADY, cause).field("name"));
+    }
+    let plane = engine.plane()?;
+    let ending = only_listed_here(engine, discovery, &discovery.listed.borrow());
+    let devices = devices_of(&ending);
+    let mut going = Vec::new();
+    for device in &devices {
+        going.extend(bdev::with_dependents(&plane, device));
+    }
+    bdev::refuse_last_copies(engine, &going)?;
+    let mut edits = vec![Edit::Remove(discovery_key(name))];
+    let policies = devices.iter().map(|device| format!("{POLICIES}{device}"));
+    edits.extend(policies.map(Edit::Remove));
+    edits.extend(bdev::forget(engine, &going));
+    // Remove the record first: after a crash in between, the controllers must not return.
     engine.journal.commit(Change(edits)).await?;
     discovery.stop();
-    drop(gate);
     while !discovery.has_ended.get() {
         let changed = discovery.changed.notified();
         let _ = tokio::time::timeout(Duration::from_millis(50), changed).await;
     }
-    let _gate = engine.changing().await;
-    for listed in discovery.listed.take() {
-        detach(engine, &listed).await;
-    }
-    engine.remotes.discoveries.remove(&discovery.name);
+    discovery.listed.take();
+    detach(engine, ending).await;
+    engine.remotes.discoveries.remove(name);
     Ok(())
+}
+
+/// The devices of controllers that lose all of their paths.
+fn devices_of(ending: &[Ending]) -> Vec<String> {
+    let ends = |path: &Rc<RemotePath>| ending.iter().any(|(_, _, one)| Rc::ptr_eq(one, path));
+    let mut all = BTreeSet::new();
+    for (_, remote, _) in ending {
+        if remote.paths().iter().all(ends) {
+            let devices = remote.attachment.devices();
+            all.extend(devices.iter().map(|device| device.name().to_owned()));
+        }
+    }
+    all.into_iter().collect()
 }
 
 struct StopDiscovery;
@@ -294,7 +363,7 @@ struct StopDiscoveryParams {
 impl Method<Engine> for StopDiscovery {
     const NAME: &'static str = "bdev_nvme_stop_discovery";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Stops to follow a discovery service, and detaches the controllers that were attached for it.";
+    const ABOUT: &'static str = "Stops following a discovery service and detaches its controllers.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = StopDiscoveryParams;
@@ -304,8 +373,8 @@ impl Method<Engine> for StopDiscovery {
         let name = &params.name;
         let Some(discovery) = engine.remotes.discoveries.find(name) else {
             // A service that could not be restored can be stopped.
+            let _gate = engine.changing().await;
             if engine.journal.find(&discovery_key(name)).is_some() {
-                let _gate = engine.changing().await;
                 let edits = vec![Edit::Remove(discovery_key(name))];
                 return engine.journal.commit(Change(edits)).await.map(|()| true);
             }
@@ -314,10 +383,6 @@ impl Method<Engine> for StopDiscovery {
                 .field("name")
                 .remedy("bdev_nvme_get_discovery_info lists them"));
         };
-        if discovery.is_stopping.get() {
-            let cause = format!("\"{name}\" is being stopped");
-            return Err(RpcError::errno(Errno::EALREADY, cause).field("name"));
-        }
         stop(&engine, &discovery).await.map(|()| true)
     }
 }

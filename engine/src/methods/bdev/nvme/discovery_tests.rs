@@ -1,16 +1,52 @@
 //! Tests of discovery services: listed subsystems are attached, followed, restored and detached.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join;
+use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 
+use super::discovery::attached;
 use super::paths_tests::listen;
-use super::tests::{params, start, target};
+use super::tests::{NQN, params, start, target};
 use crate::methods::testing::TestDaemon;
+use crate::services::nvme;
+use crate::services::remotes::discovery::{DiscoveredPath, Discovery, SubsystemAddress};
 
 const START: &str = "bdev_nvme_start_discovery";
 const STOP: &str = "bdev_nvme_stop_discovery";
 const INFO: &str = "bdev_nvme_get_discovery_info";
+
+const ATTACH: &str = "bdev_nvme_attach_controller";
+const DETACH: &str = "bdev_nvme_detach_controller";
+
+/// The call that follows the service at `port`, and waits.
+fn service(name: &str, port: u16) -> Value {
+    json!({
+        "name": name, "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
+        "hostnqn": "nqn.2025-01.io.nacre:near", "wait_for_attach": true,
+    })
+}
+
+/// Runs the daemon for a time.
+fn pass(daemon: &TestDaemon, time: Duration) {
+    daemon.run(async { tokio::time::sleep(time).await });
+}
+
+/// Adds a subsystem with a namespace of its own to the far daemon. Returns its listener.
+fn another_subsystem(far: &TestDaemon, nqn: &str) -> Value {
+    let disk = json!({ "name": "other", "block_size": 512, "num_blocks": 2048 });
+    far.call("bdev_malloc_create", disk);
+    let subsystem = json!({ "nqn": nqn, "allow_any_host": true });
+    far.call("nvmf_create_subsystem", subsystem);
+    let namespace = json!({ "nqn": nqn, "namespace": { "bdev_name": "other" } });
+    far.call("nvmf_subsystem_add_ns", namespace);
+    let port = listen(far, nqn).to_string();
+    let at = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": port });
+    json!({ "nqn": nqn, "listen_address": at })
+}
 
 /// Runs the daemon until `done`.
 fn wait(daemon: &TestDaemon, what: &str, done: impl Fn() -> bool) {
@@ -143,4 +179,195 @@ fn a_service_that_is_away() {
     wait(&daemon, "attached at last", || {
         bdevs(&daemon) == ["found0n1"]
     });
+}
+
+/// Goal: a service that uses the names of another one keeps them after the other one was stopped
+/// and the daemon was restarted.
+#[test]
+fn borrowed_names_are_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let (far, address) = target();
+    let second = listen(&far, NQN);
+    let daemon = start(folder.path());
+    daemon.call(START, service("one", address.port()));
+    daemon.call(START, service("two", second));
+    assert_eq!(bdevs(&daemon), ["one0n1"]);
+    daemon.call(STOP, json!({ "name": "one" }));
+    assert_eq!(bdevs(&daemon), ["one0n1"], "the other service lists it");
+    drop(daemon);
+    let daemon = start(folder.path());
+    wait(&daemon, "restored", || paths(&daemon).len() == 2);
+    assert!(paths(&daemon).iter().all(|(name, _)| name == "one0"));
+    // The name is not free for another subsystem.
+    another_subsystem(&far, "nqn.2025-01.io.nacre:another");
+    daemon.call(START, service("one", address.port()));
+    let found = bdevs(&daemon);
+    assert!(found.contains(&"one0n1".to_owned()), "{found:?}");
+    assert_eq!(found.len(), 2, "{found:?}");
+}
+
+/// Goal: devices outlive a brief absence of their path from the log, and a long one removes them.
+#[test]
+fn a_path_has_grace() {
+    let folder = tempfile::tempdir().unwrap();
+    let (far, address) = target();
+    let listener = another_subsystem(&far, "nqn.2025-01.io.nacre:another");
+    let daemon = start(folder.path());
+    daemon.call(START, service("found", address.port()));
+    let both = ["found0n1", "found1n1"];
+    assert_eq!(bdevs(&daemon), both);
+    far.call("nvmf_subsystem_remove_listener", listener.clone());
+    for _ in 0..20 {
+        pass(&daemon, Duration::from_millis(100));
+        assert_eq!(bdevs(&daemon), both);
+    }
+    far.call("nvmf_subsystem_add_listener", listener.clone());
+    pass(&daemon, Duration::from_secs(5));
+    assert_eq!(bdevs(&daemon), both, "the path is listed again");
+    far.call("nvmf_subsystem_remove_listener", listener);
+    wait(&daemon, "detached", || bdevs(&daemon).len() == 1);
+}
+
+/// Goal: a path that could not be attached is shown, and attached when the cause is gone.
+#[test]
+fn a_refused_path_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (far, address) = target();
+    let another = "nqn.2025-01.io.nacre:another";
+    let listener = another_subsystem(&far, another);
+    let daemon = start(folder.path());
+    let mut other = params(address);
+    other["subnqn"] = json!(another);
+    other["trsvcid"] = listener["listen_address"]["trsvcid"].clone();
+    daemon.call(ATTACH, other);
+    let mut service = service("found", address.port());
+    service["controllers"] = json!({ NQN: "there" });
+    let refused = daemon.refused(START, service.clone());
+    assert_eq!(refused.code, -5, "{refused}");
+    service["wait_for_attach"] = json!(false);
+    daemon.call(START, service);
+    let refused = || daemon.call(INFO, Value::Null)[0]["refused"].clone();
+    wait(&daemon, "refused", || refused() != json!([]));
+    let why = refused()[0]["why"].to_string();
+    assert!(why.contains("another subsystem"), "{why}");
+    daemon.call(DETACH, json!({ "name": "there" }));
+    wait(&daemon, "attached", || {
+        bdevs(&daemon).contains(&"theren1".to_owned())
+    });
+    assert_eq!(refused(), json!([]));
+}
+
+/// Goal: a wait ends when each subsystem has a connection, and its devices are there then. Method:
+/// the runtime stands still while a reactor connects, so that no other task makes the devices.
+#[test]
+fn a_wait_ends_with_the_devices() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_far, address) = target();
+    let daemon = start(folder.path());
+    let place = |port: u16| SubsystemAddress {
+        trtype: "TCP",
+        adrfam: "IPv4",
+        traddr: "127.0.0.1".into(),
+        trsvcid: port.to_string(),
+        subnqn: NQN.into(),
+    };
+    let discovery = Rc::new(Discovery::new("d".into(), place(1), BTreeMap::new()));
+    let engine = &daemon.engine;
+    daemon.run(async {
+        for port in [1, address.port()] {
+            let mut params = params(address);
+            params["trsvcid"] = json!(port.to_string());
+            let params = serde_json::from_value(params).unwrap();
+            nvme::begin(engine, params).await.unwrap();
+            let path = DiscoveredPath {
+                name: "there".into(),
+                place: place(port),
+                missing_since: None,
+            };
+            discovery.listed.borrow_mut().push(path);
+        }
+        let remote = engine.remotes.find("there").unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        let live = || remote.paths()[1].path.status().state == nacre_nvmf_remote::State::Live;
+        while !live() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        discovery.is_complete.set(true);
+        assert!(remote.attachment.devices().is_empty());
+        let patience = Duration::from_secs(2);
+        attached(engine, &discovery, patience).await.unwrap();
+        assert_eq!(remote.attachment.devices().len(), 1);
+    });
+}
+
+/// Goal: one of two calls that stop a service does, and a call that waits for it ends.
+#[test]
+fn a_service_is_stopped_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_far, address) = target();
+    let daemon = start(folder.path());
+    daemon.call(START, service("found", address.port()));
+    let name = to_raw_value(&json!({ "name": "found" })).unwrap();
+    let stop = || daemon.engine.call(STOP, Some(&name));
+    let (one, two) = daemon.run(join(stop(), stop()));
+    let codes = [one, two].map(|ended| ended.map_or_else(|error| error.code, |_| 0));
+    assert!(codes == [0, -114] || codes == [-114, 0], "{codes:?}");
+    assert_eq!(bdevs(&daemon), Vec::<String>::new());
+
+    let away = to_raw_value(&service("found", 1)).unwrap();
+    let start = daemon.engine.call(START, Some(&away));
+    let stop = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        daemon.engine.call(STOP, Some(&name)).await
+    };
+    let begun = Instant::now();
+    let (started, stopped) = daemon.run(join(start, stop));
+    assert_eq!(started.unwrap_err().code, -19);
+    stopped.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert_eq!(daemon.call(INFO, Value::Null), json!([]));
+}
+
+/// Goal: the end of a service does not take the last copy of a volume, and leaves no record of its
+/// devices.
+#[test]
+fn the_last_copy_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_far, address) = target();
+    let daemon = start(folder.path());
+    daemon.call(START, service("found", address.port()));
+    let policy = json!({ "name": "found0n1", "policy": "active_active" });
+    daemon.call("bdev_nvme_set_multipath_policy", policy);
+    let ram = json!({ "name": "ram", "block_size": 512, "num_blocks": 8192 });
+    daemon.call("bdev_malloc_create", ram);
+    let volume = json!({ "name": "v", "devices": ["found0n1", "ram"], "force": true });
+    daemon.call("volume_create", volume);
+    daemon.call("bdev_malloc_delete", json!({ "name": "ram" }));
+    let stop = json!({ "name": "found" });
+    let refused = daemon.refused(STOP, stop.clone());
+    assert_eq!(refused.code, -16, "{refused}");
+    assert_eq!(daemon.call(INFO, Value::Null)[0]["state"], "enabled");
+    daemon.call("volume_delete", json!({ "name": "v", "force": "v" }));
+    daemon.call(STOP, stop);
+    let state = daemon.call("state_get", Value::Null).to_string();
+    assert!(!state.contains("found0n1"), "{state}");
+}
+
+/// Goal: a path that was detached by hand is not shown, and is attached again with the next log;
+/// keys of a discovered controller are refused with the reason.
+#[test]
+fn a_discovered_controller_and_other_calls() {
+    let folder = tempfile::tempdir().unwrap();
+    let (far, address) = target();
+    let daemon = start(folder.path());
+    daemon.call(START, service("found", address.port()));
+    let keys = json!({ "name": "found0", "dhchap_key": "k" });
+    let refused = daemon.refused("bdev_nvme_set_keys", keys);
+    let cause = refused.to_string();
+    assert!(cause.contains("discovery service \"found\""), "{cause}");
+    daemon.call(DETACH, json!({ "name": "found0" }));
+    assert_eq!(paths(&daemon), []);
+    listen(&far, NQN);
+    wait(&daemon, "attached again", || paths(&daemon).len() == 2);
+    wait(&daemon, "a device", || bdevs(&daemon) == ["found0n1"]);
 }

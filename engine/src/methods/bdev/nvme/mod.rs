@@ -631,7 +631,7 @@ impl Method<Engine> for SetKeys {
             edits.push(Edit::Put(entry.record));
         }
         if edits.is_empty() {
-            return Err(no_controller(name));
+            return Err(discovery::keys_of_discovered(&engine, name));
         }
         engine.journal.commit(Change(edits)).await?;
         let paths = remote.paths();

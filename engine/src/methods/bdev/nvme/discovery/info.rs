@@ -5,6 +5,7 @@ use std::rc::Rc;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::find;
 use crate::rpc::{Class, Method, NoParams, RpcError};
 use crate::services::engine::Engine;
 use crate::services::remotes::discovery::{DiscoveredPath, Discovery, SubsystemAddress};
@@ -87,7 +88,8 @@ impl Method<Engine> for GetDiscoveryInfo {
             state: one.state_word(),
             error: one.trouble(),
             paths: {
-                let listed = one.listed.borrow();
+                let mut listed = one.listed.borrow().clone();
+                listed.retain(|listed| find(&engine, listed).is_some());
                 let path = |listed: &DiscoveredPath| AttachedPath {
                     controller: listed.name.clone(),
                     trid: Trid::from(&listed.place),
