@@ -1,6 +1,8 @@
 //! Follows a discovery controller: reads its log after each connection, and after each event that
 //! reports a change.
 
+use std::time::Duration;
+
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf_wire::log::discovery::DiscoveryRecord;
 use nacre_nvmf_wire::log::lid;
@@ -12,6 +14,8 @@ use super::LogReading;
 
 /// Attempts to read a log that keeps changing.
 const ATTEMPTS: u32 = 8;
+/// Pause before a log that was not read is requested again.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// A connection to a discovery controller, which returns after a loss as the options define.
 pub struct DiscoveryWatch {
@@ -21,6 +25,8 @@ pub struct DiscoveryWatch {
     reading: Option<(LogReading, Option<u64>)>,
     /// The log must be read.
     is_stale: bool,
+    /// When the log is read again after an error.
+    again: Option<Nanos>,
     was_live: bool,
 }
 
@@ -38,6 +44,7 @@ impl DiscoveryWatch {
             pool,
             reading: None,
             is_stale: false,
+            again: None,
             was_live: false,
         }
     }
@@ -48,7 +55,8 @@ impl DiscoveryWatch {
 
     /// True while a log is being read, or a connection being made.
     pub fn is_active(&self) -> bool {
-        self.reading.is_some() || self.is_stale || *self.state() == ControllerState::Connecting
+        let must_read = self.reading.is_some() || self.is_stale;
+        must_read && self.was_live || *self.state() == ControllerState::Connecting
     }
 
     /// Shuts the controller down. The state becomes [`ControllerState::Closed`].
@@ -57,16 +65,18 @@ impl DiscoveryWatch {
     }
 
     /// Sends and receives. Returns the records of a log that was read completely, or why one could
-    /// not be read. A log is read again only after the next change or connection.
+    /// not be read. A log is read again only after the next change or connection, or an error.
     pub fn poll(&mut self, now: Nanos) -> Option<Result<Vec<DiscoveryRecord>, HostError>> {
         self.controller.poll(now);
         while let Some(event) = self.controller.take_event() {
             self.is_stale |= event.log_page == lid::DISCOVERY;
         }
         let is_live = self.controller.is_live();
-        self.is_stale |= is_live && !self.was_live;
+        let is_again = self.again.take_if(|at| now >= *at).is_some();
+        self.is_stale |= is_live && !self.was_live || is_again;
         self.was_live = is_live;
         if let Some(ended) = self.received() {
+            self.again = ended.is_err().then(|| now + AGAIN);
             return Some(ended);
         }
         if is_live {
@@ -78,7 +88,12 @@ impl DiscoveryWatch {
     /// Takes the answer of the command in flight.
     fn received(&mut self) -> Option<Result<Vec<DiscoveryRecord>, HostError>> {
         let (reading, ticket) = self.reading.as_mut()?;
-        let answer = self.controller.take_result((*ticket)?)?;
+        let Some(sent) = *ticket else {
+            // A log is never read in part over each of two connections.
+            self.reading.take_if(|_| !self.was_live);
+            return None;
+        };
+        let answer = self.controller.take_result(sent)?;
         *ticket = None;
         let taken = match answer {
             // The next connection reads the log from its beginning.
