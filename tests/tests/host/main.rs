@@ -3,6 +3,7 @@
 
 mod admin;
 mod authentication;
+mod discovery;
 mod garbage;
 mod io;
 mod loss;
