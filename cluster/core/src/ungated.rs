@@ -1,5 +1,5 @@
-//! How long an in-sync member of a holder may lack its gate. Writes wait for it, and it owes no
-//! answer that could be late, so nothing else puts it out.
+//! The time that an in-sync member may lack its gate. Writes wait for the member meanwhile, and it
+//! owes no answer, so no other deadline puts it out.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,31 +1,49 @@
 //! Checks that a state is sound: every unit is used where it may be, and nothing is lost.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
 use crate::format::record::PassKind;
 use crate::ids::VersionId;
-use crate::map::{Entry, Node, Shape};
+use crate::map::{Entry, LostNode, Node, Shape};
 pub use crate::report::{CheckReport, Finding};
 use crate::space::Space;
 use crate::state::{State, Version, count_owned};
 use crate::zones::Zones;
 
+/// Words of the bitmaps that a step compares.
+const WORDS: usize = 1 << 12;
+
 /// Compares the units in use at one moment with the maps of that moment, a few leaves at a time.
 ///
 /// Every unit that a map uses has one owner: the version to which it is exclusive. A version that
-/// shares the unit has it from its parent, which has it at the same place.
+/// shares the unit has it from its parent, which has it at the same place. A unit whose owner has a
+/// lost map there is an *orphan*: no version counts it as its own.
 #[derive(Debug)]
 pub(crate) struct Accounts {
     state: State,
     used: Box<[u64]>,
     owned: Box<[u64]>,
+    orphans: HashSet<u64>,
     /// Units that are used for something else than a map.
     others: HashMap<u64, Finding>,
+    /// Versions to count, the last one first.
     versions: Vec<VersionId>,
-    /// The next leaf of the last of these versions.
+    /// The next leaf of that version, and the places that it owns in the leaves before.
     next: u64,
-    /// Places that each version owns.
-    places: BTreeMap<VersionId, u64>,
+    places: u64,
+    /// The next word to compare, once all versions are counted.
+    word: usize,
+}
+
+/// The origin of a shared unit.
+enum Origin {
+    /// A readable version above has the unit.
+    Known,
+    /// The version that should have it is lost there.
+    Lost,
+    /// The parent does not have it.
+    None,
 }
 
 impl Accounts {
@@ -42,30 +60,29 @@ impl Accounts {
         let used: Box<[u64]> = space.used().into();
         Self {
             owned: vec![0; used.len()].into_boxed_slice(),
+            orphans: HashSet::new(),
             used,
             others: pending.chain(zones).collect(),
             versions: state.versions.keys().copied().collect(),
             state: state.clone(),
             next: 0,
-            places: BTreeMap::new(),
+            places: 0,
+            word: 0,
         }
     }
 
-    /// Counts at most this many leaves. Returns whether all are counted.
+    /// Counts at most this many leaves, or compares [`WORDS`]. Returns true when all is compared.
     pub(crate) fn advance(&mut self, leaves: usize, report: &mut CheckReport) -> bool {
         for _ in 0..leaves {
             let Some(id) = self.versions.last().copied() else {
-                self.compare(report);
-                return true;
+                return self.compare(report);
             };
             match self.next_leaf(id) {
-                Some(leaf) => {
-                    self.count(id, leaf, report);
-                    self.next = leaf + 1;
-                }
+                Some(leaf) => self.next = self.count(id, leaf, report),
                 None => {
+                    self.compare_places(id, report);
                     self.versions.pop();
-                    self.next = 0;
+                    (self.next, self.places) = (0, 0);
                 }
             }
         }
@@ -99,39 +116,92 @@ impl Accounts {
         }
     }
 
-    fn count(&mut self, id: VersionId, leaf: u64, report: &mut CheckReport) {
+    /// Counts a leaf. Returns the next leaf to look at.
+    fn count(&mut self, id: VersionId, leaf: u64, report: &mut CheckReport) -> u64 {
         let (shape, floor) = (self.state.shape(), self.state.floor(id, leaf));
         let parent = self.parent(id, leaf);
+        if let Some(lost) = self.lost_span(id, leaf) {
+            // The finding of a parent with the same loss names it.
+            let is_new = parent.is_none_or(|parent| self.lost_span(parent, leaf).is_none());
+            let units = self.state.versions[&id].units;
+            let end = units.div_ceil(shape.units_per_leaf as u64).min(lost.end);
+            if is_new && lost.start < end {
+                let (leaf, leaves) = (lost.start, end - lost.start);
+                report.find(Finding::Lost { leaf, leaves });
+            }
+            return lost.end;
+        }
         let first = leaf * shape.units_per_leaf as u64;
-        let mut places = 0;
         for place in first..first + shape.units_per_leaf as u64 {
-            let Ok(entry) = self.state.entry(id, place) else {
-                return report.find(Finding::Lost { leaf });
-            };
-            places += u64::from(entry.own.is_exclusive(floor));
+            let entry = self.state.entry(id, place).unwrap_or_default();
+            self.places += u64::from(entry.own.is_exclusive(floor));
             for part in entry.parts() {
+                let unit = part.unit;
                 if part.is_exclusive(floor) {
-                    self.own(part.unit, report);
+                    self.own(unit, report);
                     continue;
                 }
-                let above = parent.and_then(|parent| self.state.entry(parent, place).ok());
-                let is_there = above.is_some_and(|above| above.uses(part.unit));
-                if !is_there {
-                    report.find(Finding::Stray { unit: part.unit });
+                match self.origin(parent, place, unit) {
+                    Origin::Known => {}
+                    Origin::Lost => self.adopt(unit, report),
+                    Origin::None => report.find(Finding::Stray { unit }),
                 }
             }
         }
-        *self.places.entry(id).or_default() += places;
+        leaf + 1
+    }
+
+    /// The lost leaves around this one: of one lost node, or of several side by side.
+    fn lost_span(&self, id: VersionId, leaf: u64) -> Option<Range<u64>> {
+        let (shape, tree) = (self.state.shape(), &self.state.versions[&id].tree);
+        let mut span = tree.lost_span(shape, leaf)?;
+        for _ in 1..shape.fan_out {
+            let Some(next) = tree.lost_span(shape, span.end) else {
+                break;
+            };
+            span.end = next.end;
+        }
+        Some(span)
+    }
+
+    /// The origin of a unit that a child of `parent` shares.
+    fn origin(&self, mut parent: Option<VersionId>, place: u64, unit: u64) -> Origin {
+        let leaf = self.state.leaf_of(place);
+        let mut otherwise = Origin::None;
+        while let Some(id) = parent {
+            match self.state.entry(id, place) {
+                Ok(entry) if entry.uses(unit) => return Origin::Known,
+                Ok(_) => return otherwise,
+                Err(LostNode) => otherwise = Origin::Lost,
+            }
+            parent = self.parent(id, leaf);
+        }
+        otherwise
     }
 
     fn own(&mut self, unit: u64, report: &mut CheckReport) {
         let (word, bit) = ((unit / 64) as usize, 1 << (unit % 64));
-        if self.owned[word] & bit != 0 {
+        if self.owned[word] & bit != 0 || self.orphans.contains(&unit) {
             report.find(Finding::UsedTwice { unit });
         }
         self.owned[word] |= bit;
+        self.compare_use(unit, report);
+    }
+
+    /// Counts an orphan, which several versions may share.
+    fn adopt(&mut self, unit: u64, report: &mut CheckReport) {
+        if !self.orphans.insert(unit) {
+            return;
+        }
+        if self.owned[(unit / 64) as usize] >> (unit % 64) & 1 == 1 {
+            report.find(Finding::UsedTwice { unit });
+        }
+        self.compare_use(unit, report);
+    }
+
+    fn compare_use(&self, unit: u64, report: &mut CheckReport) {
         report.units += 1;
-        if self.used[word] & bit == 0 {
+        if self.used[(unit / 64) as usize] >> (unit % 64) & 1 == 0 {
             report.find(Finding::UsedAndFree { unit });
         }
         if let Some(finding) = self.others.get(&unit) {
@@ -139,25 +209,29 @@ impl Accounts {
         }
     }
 
-    fn compare(&mut self, report: &mut CheckReport) {
-        for word in 0..self.used.len() {
+    fn compare_places(&self, id: VersionId, report: &mut CheckReport) {
+        let version = &self.state.versions[&id];
+        let (counted, kept) = (self.places, version.owned);
+        if version.is_thick && !version.is_hidden && kept != counted {
+            report.find(Finding::Owned { counted, kept });
+        }
+    }
+
+    /// Finds used units without an owner, [`WORDS`] at a time. Returns true at the end.
+    fn compare(&mut self, report: &mut CheckReport) -> bool {
+        let end = self.used.len().min(self.word + WORDS);
+        for word in self.word..end {
             let mut left = self.used[word] & !self.owned[word];
             while left != 0 {
                 let unit = word as u64 * 64 + u64::from(left.trailing_zeros());
                 left &= left - 1;
-                if !self.others.contains_key(&unit) {
+                if !self.others.contains_key(&unit) && !self.orphans.contains(&unit) {
                     report.find(Finding::Leaked { unit });
                 }
             }
         }
-        let thick = self.state.versions.iter();
-        for (id, version) in thick.filter(|(_, version)| version.is_thick && !version.is_hidden) {
-            let counted = self.places.get(id).copied().unwrap_or(0);
-            let kept = version.owned;
-            if kept != counted {
-                report.find(Finding::Owned { counted, kept });
-            }
-        }
+        self.word = end;
+        end == self.used.len()
     }
 }
 
@@ -316,6 +390,21 @@ mod tests {
         let clone = rig.find(3).unwrap();
         rig.wrote(clone, 3, &[(0, value(1, 12, 3))]);
         (rig, [volume, snapshot, clone])
+    }
+
+    /// The comparison of a large space takes many steps.
+    #[test]
+    fn a_step_has_a_bound() {
+        let mut accounts = Rig::create(64, 16, true).pool.accounts();
+        for bits in [&mut accounts.used, &mut accounts.owned] {
+            *bits = vec![0; 2 * WORDS + 1].into_boxed_slice();
+        }
+        *accounts.used.last_mut().unwrap() = 2;
+        let mut report = CheckReport::default();
+        let steps = (1..).find(|_| accounts.advance(4, &mut report));
+        assert_eq!(steps, Some(3));
+        let unit = 2 * WORDS as u64 * 64 + 1;
+        assert_eq!(report.findings, [Finding::Leaked { unit }]);
     }
 
     /// Every wrong bit is found, and every unit that a map gained or lost.

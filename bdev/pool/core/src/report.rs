@@ -1,6 +1,6 @@
-//! The outcome of a check of a pool.
+//! The report of a check: how much it read, which copies it repaired, and which faults are left.
 
-/// A fault of a pool's state.
+/// A fault of a pool that the check found and did not repair.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Finding {
     #[error("unit {unit} is in use at two places")]
@@ -13,30 +13,38 @@ pub enum Finding {
     Leaked { unit: u64 },
     #[error("unit {unit} is shared with a parent that does not have it")]
     Stray { unit: u64 },
-    #[error("the metadata of leaf {leaf} is lost: its places answer errors until they are cleared")]
-    Lost { leaf: u64 },
+    #[error(
+        "the map of {leaves} leaves from leaf {leaf} on is lost: they answer errors until they are \
+         cleared"
+    )]
+    Lost { leaf: u64, leaves: u64 },
+    #[error(
+        "both copies of page {page} of a map are bad, and the check cannot write them again: an \
+         import would lose the leaves from leaf {leaf} on"
+    )]
+    NodeLost { page: u64, leaf: u64 },
     #[error("both copies of page {page} of the directory were bad; the next root writes it again")]
     ListLost { page: u64 },
     #[error("a volume owns {counted} places, its count says {kept}")]
     Owned { counted: u64, kept: u64 },
 }
 
-/// Findings that a report names; it counts the others.
+/// A report names so many findings, and counts the others.
 const MOST_FINDINGS: usize = 64;
 
-/// The outcome of a check of the whole pool.
+/// The result of a check of a whole pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// Pages of metadata, each of which was read in both copies.
+    /// Pages of metadata. The check read both copies of each.
     pub pages: u64,
-    /// Copies that were bad, and that were written again.
+    /// Bad copies that the check wrote again. A flush followed, so they are durable.
     pub repaired: u64,
-    /// Bad copies that could not be written.
+    /// Bad copies that the check could not write, or not flush.
     pub not_repaired: u64,
     /// Units that maps use.
     pub units: u64,
     pub findings: Vec<Finding>,
-    /// Findings beyond those.
+    /// The number of findings that `findings` has no room for.
     pub more_findings: u64,
 }
 

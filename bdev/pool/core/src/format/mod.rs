@@ -21,6 +21,7 @@ pub mod superblock;
 mod tests;
 
 use crate::geometry::PAGE;
+use crate::ids::Lsn;
 pub use crate::ids::Place;
 use bytes::{Reader, Writer};
 
@@ -101,6 +102,13 @@ pub struct PageHead {
 }
 
 const HEAD_BYTES: usize = 64;
+
+/// LSN of the checkpoint that wrote a metadata page.
+pub fn lsn_of(page: &Page) -> Lsn {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&page[16..24]);
+    u64::from_le_bytes(bytes)
+}
 
 impl PageHead {
     fn write(&self, w: &mut Writer) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::format::leaf::{decode_own, decode_rest};
 use crate::format::node::{self, Child, is_page_pair};
-use crate::format::{FormatError, Page};
+use crate::format::{FormatError, Page, lsn_of};
 use crate::geometry::Geometry;
 use crate::ids::{Lsn, Place};
 use crate::map::{
@@ -31,9 +31,13 @@ pub(super) struct Nodes {
 
 #[derive(Debug)]
 enum Loaded {
-    Interior(Vec<Child>),
+    Interior {
+        lsn: Lsn,
+        children: Vec<Child>,
+    },
     /// The own units, the place of the second units, and those once they are loaded.
     Leaf {
+        lsn: Lsn,
         own: Vec<Part>,
         rest: Place,
         entries: Option<Vec<Entry>>,
@@ -124,7 +128,8 @@ impl Nodes {
                     _ => {}
                 }
             }
-            self.loaded.insert(node, Loaded::Interior(children));
+            let lsn = lsn_of(page);
+            self.loaded.insert(node, Loaded::Interior { lsn, children });
             return Ok(());
         }
         let (own, rest) = decode_own(page, &geometry, self.tag, first)?;
@@ -144,18 +149,23 @@ impl Nodes {
             }
             self.want(rest, node, true);
         }
-        self.loaded
-            .insert(node, Loaded::Leaf { own, rest, entries });
+        let leaf = Loaded::Leaf {
+            lsn: lsn_of(page),
+            own,
+            rest,
+            entries,
+        };
+        self.loaded.insert(node, leaf);
         Ok(())
     }
 
     /// The map below a root. Nodes that two maps share are one node.
-    pub(super) fn tree(&mut self, root: Place, lsn: Lsn, garbage: &PageGarbage) -> Tree {
+    pub(super) fn tree(&mut self, root: Place, garbage: &PageGarbage) -> Tree {
         if root.is_none() {
             return Tree::default();
         }
         let levels = self.geometry.levels;
-        let node = self.build(root, (root.a, levels, 0), lsn, garbage);
+        let node = self.build(root, (root.a, levels, 0), garbage);
         // A root is an interior node: a lost one becomes one whose children are all lost.
         let node = match &*node {
             Node::Lost { .. } => Arc::new(Node::Interior(Interior {
@@ -172,12 +182,12 @@ impl Nodes {
         self.pages.iter().copied()
     }
 
-    fn build(&mut self, place: Place, key: NodeKey, lsn: Lsn, garbage: &PageGarbage) -> Arc<Node> {
+    fn build(&mut self, place: Place, key: NodeKey, garbage: &PageGarbage) -> Arc<Node> {
         if let Some(built) = self.built.get(&key) {
             return Arc::clone(built);
         }
         let (_, levels, first) = key;
-        let own_pages = |rest: Option<Place>| {
+        let own_pages = |lsn: Lsn, rest: Option<Place>| {
             let pages = OnceLock::new();
             let new = NodePages {
                 lsn,
@@ -188,7 +198,7 @@ impl Nodes {
             pages
         };
         let node = match self.loaded.remove(&key) {
-            Some(Loaded::Interior(children)) => {
+            Some(Loaded::Interior { lsn, children }) => {
                 let span = self.shape.span(levels - 1);
                 let children = children.into_iter().enumerate().map(|(at, child)| {
                     let first = first + at as u64 * span;
@@ -199,24 +209,25 @@ impl Nodes {
                             entries: linear.entries(&self.geometry).into_boxed_slice(),
                             pages: OnceLock::new(),
                         }))),
-                        Child::Page { place, lsn } => {
-                            Some(self.build(place, (place.a, levels - 1, first), lsn, garbage))
+                        Child::Page { place, .. } => {
+                            Some(self.build(place, (place.a, levels - 1, first), garbage))
                         }
                     }
                 });
                 let children = children.collect();
                 Arc::new(Node::Interior(Interior {
                     children,
-                    pages: own_pages(None),
+                    pages: own_pages(lsn, None),
                 }))
             }
             Some(Loaded::Leaf {
+                lsn,
                 rest,
                 entries: Some(entries),
                 ..
             }) => Arc::new(Node::Leaf(Leaf {
                 entries: entries.into_boxed_slice(),
-                pages: own_pages((!rest.is_none()).then_some(rest)),
+                pages: own_pages(lsn, (!rest.is_none()).then_some(rest)),
             })),
             _ => lost(),
         };

@@ -152,7 +152,7 @@ impl Import {
         state.next_generation = superblock.next_generation;
         let entries = self.directory.values().flat_map(|(entries, _)| entries);
         for entry in entries {
-            let tree = nodes.tree(entry.root, superblock.checkpoint, &self.garbage);
+            let tree = nodes.tree(entry.root, &self.garbage);
             state.versions.insert(entry.version, version(entry, tree));
         }
         check_directory(&state)?;

@@ -7,6 +7,7 @@
 //! When the last tree drops a node, its pages go to the [`PageGarbage`]. The images of the last two
 //! checkpoints are such trees: so no page of theirs is reused.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -178,6 +179,28 @@ impl Tree {
             Some(Node::Lost { .. }) => Err(LostNode),
             _ => Ok(node),
         }
+    }
+
+    /// The leaves below the lost node on the path to `leaf`. `None`: the path is readable.
+    pub fn lost_span(&self, shape: Shape, leaf: u64) -> Option<Range<u64>> {
+        if leaf >= shape.span(shape.levels) {
+            return None;
+        }
+        let mut node = self.root.as_deref()?;
+        for levels in (0..=shape.levels).rev() {
+            match node {
+                Node::Lost { .. } => {
+                    let span = shape.span(levels);
+                    let first = leaf / span * span;
+                    return Some(first..first + span);
+                }
+                Node::Interior(interior) if levels > 0 => {
+                    node = interior.children[shape.child(levels, leaf)].as_deref()?;
+                }
+                Node::Interior(_) | Node::Leaf(_) => return None,
+            }
+        }
+        None
     }
 
     /// The entry at `place`, counted in units.

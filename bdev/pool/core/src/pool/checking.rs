@@ -1,14 +1,14 @@
-//! A check of the whole pool while it serves: every page of the last root in both copies, and every
-//! unit against the maps.
+//! A check of the whole pool while hosts use it: both copies of every page of the last root, and
+//! every unit against the maps.
 //!
 //! ```text
-//!   last root, held ──▶ pages ──▶ both copies read ──▶ a bad one is written again
+//!   last root, held ──▶ pages ──▶ both copies read ──▶ a bad one is written again ──▶ flush
 //!   state, copied   ──▶ leaves ──▶ each unit has one owner ──▶ used units = owned units
 //! ```
 //!
-//! A copied state shares all nodes, so requests go on meanwhile. Each step is short: it ends with a
-//! read, and the next one begins when that has ended. Of a page that is lost in both copies the
-//! memory has the contents: it is written again too.
+//! The copy of the state shares all nodes with the state, so requests go on meanwhile. A turn of the
+//! pool takes one short step of the check, and only after an I/O of the check has ended. If both
+//! copies of a page are bad, the check makes the page again from the node in memory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -20,25 +20,29 @@ use crate::format::{Page, checksum};
 use crate::geometry::PAGE;
 use crate::ids::{IoId, Place, Token};
 use crate::image::{Image, encode_again};
-use crate::interface::{Answer, Intent, IoFailed};
+use crate::interface::{Answer, Intent, IoFailed, Refusal};
 use crate::map::Node;
 use crate::mutation::Mutation;
 use crate::report::{CheckReport, Finding};
 
-/// Reads in flight.
+/// Reads and writes of a check in flight.
 const WINDOW: usize = 8;
-/// Leaves whose units a step counts.
-const LEAVES: usize = 16;
+/// Leaves whose units a step counts: a step takes about 0.1 ms.
+const LEAVES: usize = 4;
+/// Nodes that a step visits in search of a page: versions share nodes, and some have no page.
+const NODES: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct Checking {
     check: Option<Box<Check>>,
+    /// The pool closes: a check in progress ends, and no other begins.
+    is_stopped: bool,
 }
 
 #[derive(Debug)]
 struct Check {
     token: Token,
-    /// The root that is read: its pages are not reused while it is here.
+    /// The root that the check reads. The pool reuses none of its pages while the check has it.
     image: Arc<Image>,
     accounts: Option<Accounts>,
     /// Nodes whose pages are still to be read, each with its levels and its first leaf.
@@ -46,11 +50,16 @@ struct Check {
     /// First pages of nodes that were visited: versions share nodes.
     visited: HashSet<u64>,
     pages: VecDeque<Target>,
-    reads: HashMap<IoId, (u64, bool)>,
-    /// Pages of which a copy is being read, by their first copy.
+    reads: HashMap<IoId, Read>,
+    /// Pages with a read in flight, by their first copy.
     pairs: HashMap<u64, Pair>,
     /// Repairs in flight.
     writes: HashSet<IoId>,
+    /// Copies that were written since the last flush.
+    unflushed: u64,
+    is_flushing: bool,
+    /// An I/O has ended since the last step.
+    may_step: bool,
     report: CheckReport,
     /// The next image must write the directory again.
     has_lost_list: bool,
@@ -60,14 +69,24 @@ struct Check {
 #[derive(Debug)]
 struct Target {
     place: Place,
-    /// `None`: a page of the directory or of a list, which a new root can write again.
+    /// The node with its levels and its first leaf. `None`: a page of the directory or of a list,
+    /// which a new root can write again.
     node: Option<(Arc<Node>, u32, u64)>,
+}
+
+/// The purpose of a read in flight.
+#[derive(Debug, Clone, Copy)]
+enum Read {
+    /// A copy of the page whose first copy is `pair`.
+    Copy { pair: u64, is_second: bool },
+    /// Its contents do not matter: the next step follows its end.
+    Pace,
 }
 
 #[derive(Debug)]
 struct Pair {
     target: Target,
-    /// Copies that are read: the sound contents, or that there are none.
+    /// The contents of each copy, or an error for a bad one. `None`: the read is in flight.
     copies: [Option<Result<Arc<Page>, IoFailed>>; 2],
 }
 
@@ -82,9 +101,14 @@ impl Checking {
         check.is_some_and(|check| std::mem::take(&mut check.has_lost_list))
     }
 
-    /// Gives up. Returns the token of the request.
+    /// Forgets the check at once. Returns the token of its request.
     pub(super) fn drain(&mut self) -> Option<Token> {
         self.check.take().map(|check| check.token)
+    }
+
+    /// Ends the check when its I/O has ended, without a report, and refuses further ones.
+    pub(super) fn stop(&mut self) {
+        self.is_stopped = true;
     }
 
     fn begin(&mut self, token: Token, image: Arc<Image>, accounts: Accounts, levels: u32) {
@@ -104,6 +128,9 @@ impl Checking {
             reads: HashMap::new(),
             pairs: HashMap::new(),
             writes: HashSet::new(),
+            unflushed: 0,
+            is_flushing: false,
+            may_step: true,
             report: CheckReport::default(),
             has_lost_list: false,
         }));
@@ -117,26 +144,17 @@ impl Checking {
         if Mutation::CheckWithoutRoot.is_active() {
             check.image = Arc::default();
         }
-        while check.reads.len() < WINDOW {
-            let Some(target) = check.next_page(store) else {
-                break;
-            };
-            check.read(store, target);
-        }
-        if !check.reads.is_empty() || !check.writes.is_empty() {
+        if !self.is_stopped && !check.advance(store) {
             return;
         }
-        if check.accounts.is_some() {
-            // No page is left to read: a read of the root paces the rest.
-            let offset = store.superblock.geometry.superblock_offsets()[0];
-            let io = store.io(Purpose::CheckPace);
-            store.out.push_back(Intent::ReadPage { io, offset });
-            check.reads.insert(io, (u64::MAX, false));
-            return;
-        }
-        if let Some(check) = self.check.take() {
-            store.answer(check.token, Ok(Answer::Checked(Box::new(check.report))));
-            // Another check may wait.
+        // The root is held until no write to a page of its own is in flight.
+        if check.in_flight() == 0
+            && let Some(check) = self.check.take()
+        {
+            let report = Ok(Answer::Checked(Box::new(check.report)));
+            let stopped = Err(Refusal::Exported);
+            store.answer(check.token, if self.is_stopped { stopped } else { report });
+            // Another request may wait for the end of the check.
             store.has_news = true;
         }
     }
@@ -145,15 +163,8 @@ impl Checking {
         let Some(check) = &mut self.check else {
             return;
         };
-        if let Some(accounts) = &mut check.accounts
-            && accounts.advance(LEAVES, &mut check.report)
-        {
-            check.accounts = None;
-        }
-        let Some((pair, is_second)) = check.reads.remove(&io) else {
-            return;
-        };
-        if pair != u64::MAX {
+        check.may_step = true;
+        if let Some(Read::Copy { pair, is_second }) = check.reads.remove(&io) {
             check.copy_read(store, pair, is_second, page);
         }
     }
@@ -163,23 +174,74 @@ impl Checking {
             return;
         };
         if check.writes.remove(&io) {
+            check.may_step = true;
             match result {
-                Ok(()) => check.report.repaired += 1,
+                Ok(()) => check.unflushed += 1,
                 Err(IoFailed) => check.report.not_repaired += 1,
             }
+        }
+    }
+
+    pub(super) fn flushed(&mut self, result: Result<(), IoFailed>) {
+        let Some(check) = &mut self.check else {
+            return;
+        };
+        check.is_flushing = false;
+        let copies = std::mem::take(&mut check.unflushed);
+        match result {
+            Ok(()) => check.report.repaired += copies,
+            Err(IoFailed) => check.report.not_repaired += copies,
         }
     }
 }
 
 impl Check {
-    /// The next page of the root, in the order of the walk.
-    fn next_page(&mut self, store: &Store) -> Option<Target> {
+    fn in_flight(&self) -> usize {
+        self.reads.len() + self.writes.len() + usize::from(self.is_flushing)
+    }
+
+    /// Counts some leaves, and reads pages as far as the window permits. Returns true when nothing
+    /// is left to do.
+    fn advance(&mut self, store: &mut Store) -> bool {
+        if std::mem::take(&mut self.may_step) {
+            if let Some(accounts) = &mut self.accounts
+                && accounts.advance(LEAVES, &mut self.report)
+            {
+                self.accounts = None;
+            }
+            let mut nodes = NODES;
+            // A page has two copies. The writes that repair them take the place of their reads.
+            while self.in_flight() + 2 <= WINDOW
+                && let Some(target) = self.next_page(store, &mut nodes)
+            {
+                self.read(store, target);
+            }
+        }
+        if self.in_flight() > 0 {
+            return false;
+        }
+        if self.accounts.is_some() || !self.nodes.is_empty() || !self.pages.is_empty() {
+            // A read of the root paces the steps that read no page.
+            let offset = store.superblock.geometry.superblock_offsets()[0];
+            let io = store.io(Purpose::CheckRead);
+            store.out.push_back(Intent::ReadPage { io, offset });
+            self.reads.insert(io, Read::Pace);
+            return false;
+        }
+        if self.unflushed > 0 {
+            self.is_flushing = true;
+            store.flush(Purpose::CheckFlush, false);
+            return false;
+        }
+        true
+    }
+
+    /// The next page of the root, in the order of the walk. Visits at most so many `nodes`.
+    fn next_page(&mut self, store: &Store, nodes: &mut usize) -> Option<Target> {
         while self.pages.is_empty() {
+            *nodes = nodes.checked_sub(1)?;
             let (node, levels, first) = self.nodes.pop()?;
             let Some(pages) = node.pages() else {
-                if let Node::Lost { .. } = *node {
-                    self.report.find(Finding::Lost { leaf: first });
-                }
                 continue;
             };
             if !self.visited.insert(pages.first.place.a) {
@@ -209,7 +271,8 @@ impl Check {
             let io = store.io(Purpose::CheckRead);
             let offset = store.superblock.geometry.page_offset(page);
             store.out.push_back(Intent::ReadPage { io, offset });
-            self.reads.insert(io, (place.a, is_second));
+            let pair = place.a;
+            self.reads.insert(io, Read::Copy { pair, is_second });
         }
         let copies = [None, None];
         self.pairs.insert(place.a, Pair { target, copies });
@@ -260,23 +323,23 @@ impl Check {
         }
     }
 
-    /// Both copies are bad: the memory has the contents.
+    /// Both copies are bad. Makes a node's page again from memory; a new root writes a list again.
     fn rewrite(&mut self, store: &mut Store, target: &Target) {
         let (geometry, tag) = (&store.superblock.geometry, store.superblock.tag());
         let place = target.place;
-        let again = target.node.as_ref();
-        let again = again.and_then(|(node, levels, first)| {
-            let pages = encode_again(geometry, tag, node, *levels, *first);
-            let mut pages = pages.into_iter();
-            pages.find(|page| checksum(&page[..]) == place.sum)
-        });
-        match again {
+        let Some((node, levels, leaf)) = &target.node else {
+            self.has_lost_list = true;
+            store.want_root();
+            return self.report.find(Finding::ListLost { page: place.a });
+        };
+        let mut pages = encode_again(geometry, tag, node, *levels, *leaf).into_iter();
+        match pages.find(|page| checksum(&page[..]) == place.sum) {
             Some(page) => self.repair(store, &[place.a, place.b], &page),
-            None => {
-                self.has_lost_list = true;
-                store.want_root();
-                self.report.find(Finding::ListLost { page: place.a });
-            }
+            // A node whose child was lost at the import: the page had the place of the child.
+            None => self.report.find(Finding::NodeLost {
+                page: place.a,
+                leaf: *leaf,
+            }),
         }
     }
 }
@@ -307,6 +370,9 @@ impl Pool {
     }
 
     pub(super) fn attempt_check(&mut self, token: Token) -> Attempt {
+        if self.checking.is_stopped {
+            return Refusal::Exported.into();
+        }
         if !self.checking.is_idle() {
             return Attempt::Wait;
         }

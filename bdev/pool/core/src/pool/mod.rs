@@ -112,8 +112,8 @@ enum Purpose {
     SettleFlush,
     CheckpointFlush,
     CheckRead,
-    CheckPace,
     CheckWrite,
+    CheckFlush,
     Discard,
     RequestFlush(Token),
     /// The flush before an answer that `durable` has.
@@ -241,6 +241,7 @@ impl Pool {
                 self.store
                     .answer(token, answer.map_err(|IoFailed| Refusal::Medium));
             }
+            (Some(Purpose::CheckFlush), result) => self.checking.flushed(result),
             (_, Err(IoFailed)) => self.store.held = true,
             (Some(Purpose::AnswerFlush(token)), Ok(())) => self.answer_flushed(token),
             (Some(Purpose::SettleFlush), Ok(())) => self.settle_flushed(),

@@ -305,8 +305,9 @@ impl Pool {
         Ok(Attempt::Begun)
     }
 
-    /// Closes the pool when nothing else is in it.
+    /// Closes the pool when nothing else is in it. A check ends without a report.
     fn attempt_export(&mut self, token: Token) -> Attempt {
+        self.checking.stop();
         let is_quiet = self.writes.is_idle() && self.durable.is_empty() && self.jobs.is_empty();
         let has_root = self.store.next_root.is_empty();
         if !is_quiet || !has_root || !self.checking.is_idle() {

@@ -8,7 +8,6 @@ use nacre_random::Random;
 use super::content::value;
 use super::disk::{ALL_SECTORS, Crash, Disk};
 use super::rig::{self, Rig};
-use crate::check::{CheckReport, Finding};
 use crate::format::log_page::LogPage;
 use crate::format::superblock::Superblock;
 use crate::geometry::PAGE;
@@ -17,7 +16,7 @@ use crate::import::ImportError;
 use crate::interface::{Answer, Refusal, Request};
 use crate::mutation::Mutation;
 
-fn image() -> (Disk, VersionId, VersionId) {
+pub(super) fn image() -> (Disk, VersionId, VersionId) {
     let mut rig = Rig::create(96, 40, true);
     let volume = rig.created(1, 16, false);
     for place in 0..10 {
@@ -497,97 +496,4 @@ fn a_leaf_that_is_lost() {
         }
     }
     assert!(lost > 0);
-}
-
-fn checked(rig: &mut Rig) -> CheckReport {
-    match rig.run(Request::Check) {
-        Ok(Answer::Checked(report)) => *report,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// A pool whose last root has all kinds of pages, and its pages.
-fn with_pages() -> (Rig, Vec<u64>) {
-    let (disk, volume, _) = image();
-    let (mut rig, _) = rig::import(disk).unwrap();
-    rig.finish();
-    rig.wrote(volume, 5, &[(2, value(1, 22, 7))]);
-    rig.pool.checkpoint();
-    rig.finish();
-    let pages = rig.pool.zones().pages().collect();
-    (rig, pages)
-}
-
-fn flip(rig: &mut Rig, page: u64) {
-    let block = rig.geometry().page_offset(page) as usize / PAGE;
-    rig.disk.corrupt(block, |bytes| bytes[200] ^= 1);
-}
-
-/// Damages a copy of each metadata page in turn, and checks.
-fn check_each_page() {
-    let (mut rig, pages) = with_pages();
-    let sound = checked(&mut rig);
-    assert_eq!((sound.repaired, sound.findings), (0, vec![]));
-    assert!(sound.pages > 5 && sound.units > 10, "{:?}", sound.units);
-    let mut repaired = 0;
-    for page in pages {
-        flip(&mut rig, page);
-        let report = checked(&mut rig);
-        assert_eq!((report.findings, report.not_repaired), (vec![], 0));
-        repaired += report.repaired;
-        rig.run(Request::Flush).unwrap();
-    }
-    assert_eq!(repaired, 2 * sound.pages, "each copy of the root's pages");
-    let (_, report) = rig::import(rig.crashed(Crash::Power, |_| ALL_SECTORS)).unwrap();
-    assert_eq!(
-        (report.healed, report.lost, report.fell_back),
-        (0, 0, false)
-    );
-}
-
-#[test]
-fn a_check_repairs_copies() {
-    check_each_page();
-    Mutation::activate(Some(Mutation::CheckNoSums));
-    let outcome = catch_unwind(AssertUnwindSafe(check_each_page));
-    Mutation::activate(None);
-    assert!(outcome.is_err(), "bad pages are not noticed");
-}
-
-/// Goal: a check writes a page again that is lost in both copies: the memory has the contents.
-/// Method: each pair of equal pages is damaged, in a pool of its own.
-#[test]
-fn a_check_repairs_pages_without_a_copy() {
-    let (rig, pages) = with_pages();
-    let read = |page| {
-        let block = rig.geometry().page_offset(page) as usize / PAGE;
-        rig.disk.read(block)
-    };
-    let (mut rewritten, mut lists) = (0, 0);
-    for (at, first) in pages.iter().enumerate() {
-        let mut others = pages[at + 1..].iter();
-        let Some(second) = others.find(|page| read(**page) == read(*first)) else {
-            continue;
-        };
-        let (mut rig, _) = with_pages();
-        flip(&mut rig, *first);
-        flip(&mut rig, *second);
-        let report = checked(&mut rig);
-        match (report.repaired, &report.findings[..]) {
-            (2, []) => rewritten += 1,
-            (0, [Finding::ListLost { .. }]) => lists += 1,
-            // Pages of the root before.
-            (0, []) => continue,
-            _ => panic!("{report:?}"),
-        }
-        rig.finish();
-        rig.run(Request::Flush).unwrap();
-        assert_eq!((checked(&mut rig).repaired, rig.pool.check()), (0, vec![]));
-        let (_, report) = rig::import(rig.crashed(Crash::Power, |_| ALL_SECTORS)).unwrap();
-        assert_eq!(
-            (report.healed, report.lost, report.fell_back),
-            (0, 0, false)
-        );
-    }
-    assert!(rewritten > 3 && lists == 3, "{rewritten} {lists}");
 }

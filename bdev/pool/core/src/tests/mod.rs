@@ -1,6 +1,7 @@
 //! Tests of the whole core, on a simulated disk.
 
 mod basics;
+mod checking;
 pub(crate) mod content;
 mod damage;
 mod disk;
