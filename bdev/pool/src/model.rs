@@ -61,7 +61,9 @@ pub enum Command {
     /// Reads all metadata in both copies, repairs bad ones, and compares the use of every unit with
     /// the maps.
     Check,
-    /// Makes everything durable and ends the keeper. `export`: another machine may import the pool.
+    /// Ends the keeper, and all other commands with [`PoolError::Closed`]. `export`: after a last
+    /// root, so that another machine may import the pool. Otherwise the next import replays the
+    /// log.
     Close {
         export: bool,
     },

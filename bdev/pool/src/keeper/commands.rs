@@ -78,6 +78,11 @@ impl Commands {
         !self.scans.is_empty()
     }
 
+    /// True when the keeper begins no further work.
+    pub(super) fn is_last(&self) -> bool {
+        self.is_last
+    }
+
     /// True when the keeper may end.
     pub(super) fn is_closing_done(&self, disk: &Disk) -> bool {
         (self.is_last || self.failed.is_some()) && disk.is_idle()

@@ -318,6 +318,10 @@ impl Keeper {
 /// The core's intents.
 impl Keeper {
     fn pump(&mut self) {
+        // Only the I/O in flight ends: a check or a copy of data would go on for long.
+        if self.commands.is_last() {
+            return;
+        }
         self.submit_backlog();
         loop {
             let Stage::Open(pool) = &mut self.stage else {

@@ -98,6 +98,34 @@ fn a_disk_without_the_pool_is_refused() {
     home.import();
 }
 
+/// A check goes on as long as the pool has pages. A pool that closes does not wait for it.
+#[test]
+fn a_closing_pool_ends_its_check() {
+    let home = Home::with_disk(256);
+    let mut pool = home.create();
+    for number in 1..64 {
+        let volume = rig::volume(&pool, number, 8);
+        assert_eq!(Host::on(&pool, volume).write(0, 1, 1), Status::Ok);
+    }
+    for export in [false, true] {
+        let close = Command::Close { export };
+        // The keeper finds both commands when it goes on.
+        let pause = std::time::Duration::from_millis(300);
+        let pause = home
+            .reactor
+            .run_future(move |_| async move { std::thread::sleep(pause) });
+        let all = async { tokio::join!(pause, pool.run(Command::Check), pool.run(close)) };
+        let (_, check, closed) = rig::block_on(all);
+        assert!(closed.is_ok(), "{closed:?}");
+        let closed = PoolError::Closed;
+        let exported = PoolError::Refused(Refusal::Exported);
+        assert_eq!(check.err(), Some(if export { exported } else { closed }));
+        drop(pool);
+        (pool, _) = home.import();
+    }
+    rig::check(&pool);
+}
+
 #[test]
 fn another_holder_imports_only_an_exported_pool() {
     let home = Home::with_disk(64);

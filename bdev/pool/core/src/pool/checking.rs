@@ -6,9 +6,9 @@
 //!   state, copied   ──▶ leaves ──▶ each unit has one owner ──▶ used units = owned units
 //! ```
 //!
-//! The copy of the state shares all nodes with the state, so requests go on meanwhile. A turn of the
-//! pool takes one short step of the check, and only after an I/O of the check has ended. If both
-//! copies of a page are bad, the check makes the page again from the node in memory.
+//! The copy of the state shares all nodes with the state, so requests go on meanwhile. A turn of
+//! the pool takes one short step of the check, and only after an I/O of the check has ended. If
+//! both copies of a page are bad, the check makes the page again from the node in memory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -93,6 +93,15 @@ struct Pair {
 impl Checking {
     pub(super) fn is_idle(&self) -> bool {
         self.check.is_none()
+    }
+
+    /// The outcome of a request that cannot begin now.
+    fn obstacle(&self) -> Option<Attempt> {
+        if self.is_stopped {
+            Some(Refusal::Exported.into())
+        } else {
+            self.check.as_ref().map(|_| Attempt::Wait)
+        }
     }
 
     /// True once after a page of the directory was lost in both copies.
@@ -350,14 +359,22 @@ impl Pool {
     ///
     /// [`Request::Check`]: crate::interface::Request::Check
     pub fn check(&self) -> Vec<Finding> {
-        let pending = self.pending_units();
-        findings(self.state(), self.space(), self.zones(), pending)
+        findings(
+            self.state(),
+            self.space(),
+            self.zones(),
+            self.pending_units(),
+        )
     }
 
     /// The accounts of this moment.
     pub(crate) fn accounts(&self) -> Accounts {
-        let (state, pending) = (self.state(), self.pending_units());
-        Accounts::new(state, self.space(), self.zones(), pending)
+        Accounts::new(
+            self.state(),
+            self.space(),
+            self.zones(),
+            self.pending_units(),
+        )
     }
 
     /// A page that an intent `ReadPage` asked for.
@@ -370,11 +387,8 @@ impl Pool {
     }
 
     pub(super) fn attempt_check(&mut self, token: Token) -> Attempt {
-        if self.checking.is_stopped {
-            return Refusal::Exported.into();
-        }
-        if !self.checking.is_idle() {
-            return Attempt::Wait;
+        if let Some(obstacle) = self.checking.obstacle() {
+            return obstacle;
         }
         let accounts = self.accounts();
         let levels = self.store.superblock.geometry.levels;
