@@ -8,17 +8,17 @@
 //!
 //! The contents of a pool are on its disk. The journal only has `pool/<uuid>`: the import.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::registry::{Removal, Usage};
-use nacre_bdev::{Bdev, Holder};
+use nacre_bdev::{Bdev, Holder, Registry as BdevRegistry};
 use nacre_bdev_pool::{
     Command, Create, Import, ImportReport, Lvol, LvolInfo, Outcome, PoolError, PoolHandle,
-    Refusal as Refused,
+    PoolState, Refusal as Refused,
 };
 use nacre_hugepages::Pool as Memory;
 use nacre_reactor::{CoreHandle, ReactorHandle};
@@ -53,6 +53,10 @@ pub struct OpenPool {
     /// The reactor with its keeper.
     pub reactor: String,
     pub report: ImportReport,
+    /// Serialises changes of names, and the registration of volumes under them.
+    pub names: Mutex<()>,
+    /// The keeper was told to end, and has not ended in time.
+    is_closing: Cell<bool>,
 }
 
 /// The journal key of a pool.
@@ -60,9 +64,28 @@ pub fn key(id: Uuid) -> String {
     format!("pool/{id}")
 }
 
+/// The name of a state in answers and metrics.
+pub fn state_word(state: PoolState) -> &'static str {
+    match state {
+        PoolState::Opening => "opening",
+        PoolState::Online => "online",
+        PoolState::Held => "held",
+        PoolState::Closed => "closed",
+    }
+}
+
 impl Pools {
+    /// The pools whose keepers live.
     pub fn list(&self) -> Vec<Rc<OpenPool>> {
-        self.open.borrow().values().cloned().collect()
+        let open = self.open.borrow();
+        let live = open.values().filter(|pool| !pool.is_closed());
+        live.cloned().collect()
+    }
+
+    /// Drops pools without a keeper: their handles claim the disk.
+    fn forget_closed(&self) {
+        let mut open = self.open.borrow_mut();
+        open.retain(|_, pool| !pool.is_closed());
     }
 
     /// Finds an open pool by name or UUID.
@@ -86,6 +109,10 @@ impl Pools {
 }
 
 impl OpenPool {
+    fn is_closed(&self) -> bool {
+        self.handle.status().state == PoolState::Closed
+    }
+
     pub fn name(&self) -> String {
         self.handle.status().name
     }
@@ -113,6 +140,7 @@ pub async fn create(
     check_name("name", &name)?;
     let pools = &engine.devices.pools;
     let _one = pools.changing.lock().await;
+    pools.forget_closed();
     if pools.find(&name).is_ok() {
         let cause = format!("\"{name}\" is the name of an open pool");
         return Err(RpcError::errno(Errno::EEXIST, cause).field("name"));
@@ -142,11 +170,28 @@ pub async fn import(
     id: Option<Uuid>,
     force: bool,
 ) -> Result<Rc<OpenPool>, RpcError> {
+    let _one = engine.devices.pools.changing.lock().await;
+    import_one(engine, disk, id, force).await
+}
+
+/// Imports a pool. The caller has the gate of changes.
+async fn import_one(
+    engine: &Rc<Engine>,
+    disk: &str,
+    id: Option<Uuid>,
+    force: bool,
+) -> Result<Rc<OpenPool>, RpcError> {
     let pools = &engine.devices.pools;
-    let _one = pools.changing.lock().await;
+    pools.forget_closed();
     if let Some(id) = id
         && let Ok(pool) = pools.of(id)
     {
+        if pool.is_closing.get() {
+            let cause = format!("pool {id} is still being closed: its disk does not answer");
+            return Err(RpcError::errno(Errno::EBUSY, cause)
+                .field("uuid")
+                .remedy("import it again when pool_list does not have it"));
+        }
         if pool.handle.base() == disk {
             return Ok(pool);
         }
@@ -195,6 +240,7 @@ pub async fn rename(
     check_name("new_name", &new_name)?;
     let pools = &engine.devices.pools;
     let _one = pools.changing.lock().await;
+    let _names = pool.names.lock().await;
     let old_name = pool.name();
     if old_name == new_name {
         return Ok(());
@@ -203,18 +249,34 @@ pub async fn rename(
         let cause = format!("\"{new_name}\" is the name of an open pool");
         return Err(RpcError::errno(Errno::EEXIST, cause).field("new_name"));
     }
-    let rename = Command::RenamePool {
-        name: new_name.clone(),
-    };
-    pool.run(rename).await?;
+    // Whatever can fail comes before the change.
     let bdevs = &engine.plane()?.bdevs;
-    for lvol in pool.lvols().await? {
+    let lvols = pool.lvols().await?;
+    let aliases = lvols.iter().filter_map(|lvol| {
+        let name = bdevs.lookup(&lvol.id.to_string())?.name().to_owned();
         let (old, new) = (alias(&old_name, &lvol.name), alias(&new_name, &lvol.name));
-        if let Err(error) = bdevs.rename_alias(&lvol.id.to_string(), &old, &new) {
+        Some((name, old, new))
+    });
+    let aliases: Vec<_> = aliases.collect();
+    for (_, _, new) in &aliases {
+        check_alias(bdevs, "new_name", new)?;
+    }
+    pool.run(Command::RenamePool { name: new_name }).await?;
+    for (name, old, new) in aliases {
+        if let Err(error) = bdevs.rename_alias(&name, &old, &new) {
             warn!(alias = new, %error, "a volume keeps its former alias");
         }
     }
     Ok(())
+}
+
+/// Checks that no device has a new alias, before the pool gets the name in it.
+pub fn check_alias(bdevs: &BdevRegistry, field: &str, alias: &str) -> Result<(), RpcError> {
+    let Some(user) = bdevs.lookup(alias) else {
+        return Ok(());
+    };
+    let cause = format!("\"{alias}\" is already a name of bdev \"{}\"", user.name());
+    Err(RpcError::errno(Errno::EEXIST, cause).field(field))
 }
 
 /// Opens a pool on a reactor, and stores its import.
@@ -253,6 +315,8 @@ where
         handle,
         reactor: reactor.name().to_owned(),
         report,
+        names: Mutex::default(),
+        is_closing: Cell::default(),
     });
     let pools = &engine.devices.pools;
     let id = pool.handle.id();
@@ -285,13 +349,15 @@ fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
 }
 
 async fn register_all(engine: &Rc<Engine>, pool: &OpenPool) -> Result<(), RpcError> {
+    let _names = pool.names.lock().await;
     for info in pool.lvols().await? {
         register(engine, pool, &info).await?;
     }
     Ok(())
 }
 
-/// Registers the device of a volume under its UUID, with the alias `pool/name`.
+/// Registers the device of a volume under its UUID, with the alias `pool/name`. The caller has
+/// [`OpenPool::names`].
 pub async fn register(
     engine: &Rc<Engine>,
     pool: &OpenPool,
@@ -361,8 +427,10 @@ pub async fn close(engine: &Rc<Engine>, name: &str, end: Command) -> Result<(), 
     let pools = &engine.devices.pools;
     let _one = pools.changing.lock().await;
     let Ok(pool) = pools.find(name) else {
-        // An import that failed is forgotten.
-        let record = Uuid::parse_str(name).ok().map(key);
+        // An import that failed is forgotten, and a pool whose disk went away.
+        let id = Uuid::parse_str(name).ok();
+        pools.lost.borrow_mut().retain(|_, lost| Some(*lost) != id);
+        let record = id.map(key);
         let record = record.filter(|key| engine.journal.find(key).is_some());
         let Some(key) = record else {
             return pools.find(name).map(drop);
@@ -389,7 +457,7 @@ pub async fn close(engine: &Rc<Engine>, name: &str, end: Command) -> Result<(), 
 }
 
 /// Removes the devices of a pool and ends its keeper, with a closing command.
-async fn close_one(engine: &Rc<Engine>, pool: &OpenPool, end: Command) -> Result<(), RpcError> {
+async fn close_one(engine: &Rc<Engine>, pool: &Rc<OpenPool>, end: Command) -> Result<(), RpcError> {
     let plane = engine.plane()?;
     let id = pool.handle.id();
     for listed in plane.bdevs.list() {
@@ -408,21 +476,42 @@ async fn close_one(engine: &Rc<Engine>, pool: &OpenPool, end: Command) -> Result
             warn!(lvol = name, "queues are still open");
         }
     }
-    let closed = tokio::time::timeout(PATIENCE, pool.handle.run(end)).await;
+    let handle = pool.handle.clone();
+    let mut closing = Box::pin(async move { handle.run(end).await });
+    if let Ok(closed) = tokio::time::timeout(PATIENCE, &mut closing).await {
+        return close_ended(engine, pool, closed).await;
+    }
+    pool.is_closing.set(true);
+    let (engine, pool) = (Rc::clone(engine), Rc::clone(pool));
+    tokio::task::spawn_local(async move {
+        let closed = closing.await;
+        pool.is_closing.set(false);
+        if let Err(error) = close_ended(&engine, &pool, closed).await {
+            warn!(pool = pool.name(), %error, "the pool is open again");
+        }
+    });
+    let cause = "the pool's keeper does not end: its disk does not answer";
+    Err(RpcError::errno(Errno::ETIMEDOUT, cause))
+}
+
+/// A closing command has ended: the pool is gone, or open again.
+async fn close_ended(
+    engine: &Rc<Engine>,
+    pool: &OpenPool,
+    closed: Result<Outcome, PoolError>,
+) -> Result<(), RpcError> {
     match closed {
-        Ok(Ok(_) | Err(PoolError::Closed)) => {}
-        Ok(Err(refused)) => {
+        Ok(_) | Err(PoolError::Closed) => {
+            let pools = &engine.devices.pools;
+            pools.open.borrow_mut().remove(&pool.handle.id());
+            Ok(())
+        }
+        Err(refused) => {
             // The pool is open without devices: they come back.
             register_all(engine, pool).await?;
-            return Err(refused.refusal());
-        }
-        Err(_) => {
-            let cause = "the pool's keeper does not end: its disk does not answer";
-            return Err(RpcError::errno(Errno::ETIMEDOUT, cause));
+            Err(refused.refusal())
         }
     }
-    engine.devices.pools.open.borrow_mut().remove(&id);
-    Ok(())
 }
 
 /// The disk of a pool goes: its volumes go with it, and its keeper ends.
@@ -454,13 +543,19 @@ pub fn disk_gone(engine: &Rc<Engine>, disk: &str) {
 pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     let pools = &engine.devices.pools;
     // A disk that returns at once: its pool is being closed, and is noted as lost after that.
-    if pools.list().iter().any(|pool| pool.handle.base() == disk) {
-        drop(pools.changing.lock().await);
+    let is_on = |pool: &Rc<OpenPool>| pool.handle.base() == disk;
+    let is_open = pools.open.borrow().values().any(is_on);
+    if !is_open && !pools.lost.borrow().contains_key(disk) {
+        return;
     }
+    let _one = pools.changing.lock().await;
     let lost = pools.lost.borrow_mut().remove(disk);
+    // The journal has no record of a pool that was exported meanwhile.
+    let lost = lost.filter(|id| engine.journal.find(&key(*id)).is_some());
     let Some(id) = lost else { return };
-    if let Err(error) = import(engine, disk, Some(id), false).await {
+    if let Err(error) = import_one(engine, disk, Some(id), false).await {
         warn!(disk, %error, "a disk is back, and its pool is not imported");
+        pools.lost.borrow_mut().insert(disk.to_owned(), id);
     }
 }
 

@@ -85,6 +85,7 @@ pub async fn info(pool: &OpenPool, id: Uuid) -> Result<LvolInfo, RpcError> {
 
 /// Registers a new volume or snapshot, and describes it.
 pub async fn made(engine: &Rc<Engine>, pool: &OpenPool, id: Uuid) -> Result<LvolReply, RpcError> {
+    let _names = pool.names.lock().await;
     let info = info(pool, id).await?;
     pools::register(engine, pool, &info).await?;
     Ok(describe(&pool.name(), info))
@@ -440,9 +441,13 @@ pub async fn rename(
 ) -> Result<LvolReply, RpcError> {
     check_name("new_name", &new_name)?;
     let (pool, lvol) = find_lvol(engine, field, lvol)?;
+    let _names = pool.names.lock().await;
     let (id, before) = (lvol.uuid(), lvol.info().name);
     let (name, bdevs) = (pool.name(), &engine.plane()?.bdevs);
     let (old, new) = (pools::alias(&name, &before), pools::alias(&name, &new_name));
+    if old != new {
+        pools::check_alias(bdevs, "new_name", &new)?;
+    }
     pool.run(Command::Rename {
         lvol: id,
         name: new_name,

@@ -9,7 +9,7 @@ mod tests;
 
 use std::rc::Rc;
 
-use nacre_bdev_pool::{Command, Outcome, PoolState};
+use nacre_bdev_pool::{Command, Outcome};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -68,22 +68,13 @@ pub struct PoolReply {
     pub reactor: String,
 }
 
-pub fn state_word(state: PoolState) -> &'static str {
-    match state {
-        PoolState::Opening => "opening",
-        PoolState::Online => "online",
-        PoolState::Held => "held",
-        PoolState::Closed => "closed",
-    }
-}
-
 fn describe(pool: &OpenPool) -> PoolReply {
     let status = pool.handle.status();
     PoolReply {
         name: status.name,
         uuid: status.id,
         disk: status.disk,
-        state: state_word(status.state),
+        state: pools::state_word(status.state),
         total_bytes: status.total_bytes,
         free_bytes: status.free_bytes,
         reserved_bytes: status.reserved_bytes,
@@ -294,12 +285,12 @@ pub struct CheckReply {
     pub pages: u64,
     /// Units that volumes and snapshots use.
     pub units: u64,
-    /// Bad copies of pages that the check wrote again.
+    /// Bad copies of pages that the check wrote again and flushed.
     pub repaired: u64,
-    /// Bad copies that could not be written.
+    /// Bad copies that could not be written or flushed.
     pub not_repaired: u64,
-    /// Contradictions between the maps and the used space, and lost metadata. A sound pool has
-    /// none.
+    /// Faults that are left: contradictions between the maps and the used space, and lost
+    /// metadata. A sound pool has none.
     pub findings: Vec<String>,
     /// Further findings, which are not listed.
     pub more_findings: u64,

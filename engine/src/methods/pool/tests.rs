@@ -1,6 +1,7 @@
 //! Goal: pools and their volumes work by RPC, and return after a restart. Method: daemons without
 //! sockets on one file and one store.
 
+use nacre_bdev_pool::Command;
 use serde_json::{Value, json};
 
 use crate::config::Settings;
@@ -287,6 +288,118 @@ fn a_pool_follows_its_disk() {
         until(&daemon, || !names(&daemon).is_empty());
         assert_eq!(names(&daemon), ["pool0/v1"]);
     }
+}
+
+/// A disk returns without its pool, and later with it: the pool is imported the second time. A
+/// pool that was exported while its disk was away stays out.
+#[test]
+fn a_lost_pool_waits_for_its_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, other] = ["disk", "other"].map(|name| {
+        let path = dir.path().join(name);
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(128 << 20).unwrap();
+        path
+    });
+    let daemon = start(&dir.path().join("state"));
+    disk(&daemon, &path);
+    let create = json!({ "name": "pool0", "disk": "disk", "uuid": POOL });
+    daemon.call("pool_create", create);
+    let pools = || daemon.call("pool_list", Value::Null);
+    let remove = || {
+        daemon.call("bdev_aio_delete", json!({ "name": "disk" }));
+        until(&daemon, || pools() == json!([]));
+        pause(&daemon);
+    };
+    remove();
+    disk(&daemon, &other);
+    pause(&daemon);
+    assert_eq!(pools(), json!([]));
+    remove();
+    disk(&daemon, &path);
+    until(&daemon, || pools() != json!([]));
+
+    remove();
+    daemon.call("pool_export", json!({ "pool": POOL }));
+    disk(&daemon, &path);
+    pause(&daemon);
+    assert_eq!(pools(), json!([]));
+    daemon.call("pool_import", json!({ "disk": "disk" }));
+}
+
+/// A pool whose keeper has ended is not in use: it can be imported again.
+#[test]
+fn an_import_opens_a_closed_pool() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(128 << 20).unwrap();
+    let daemon = start(&dir.path().join("state"));
+    disk(&daemon, &path);
+    let create = json!({ "name": "pool0", "disk": "disk", "uuid": POOL });
+    daemon.call("pool_create", create);
+    let pool = daemon.engine.devices.pools.find("pool0").unwrap();
+    let close = Command::Close { export: false };
+    daemon.run(pool.handle.run(close)).unwrap();
+    drop(pool);
+    assert_eq!(daemon.call("pool_list", Value::Null), json!([]));
+    let import = json!({ "disk": "disk", "uuid": POOL });
+    assert_eq!(daemon.call("pool_import", import)["state"], "online");
+}
+
+/// Names of pools and volumes change at the same time, and the aliases follow. A name that another
+/// device has is refused before anything changes.
+#[test]
+fn names_change_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(128 << 20).unwrap();
+    let daemon = start(&dir.path().join("state"));
+    disk(&daemon, &path);
+    daemon.call("pool_create", json!({ "name": "pool0", "disk": "disk" }));
+    let volume = json!({ "pool": "pool0", "name": "v0", "size": "8MiB" });
+    let id = daemon.call("lvol_create", volume)["uuid"].clone();
+    let aliases = || daemon.call("bdev_get_bdevs", json!({ "name": id }))[0]["aliases"].clone();
+    let call = |method: &'static str, params: Value| {
+        let engine = std::rc::Rc::clone(&daemon.engine);
+        async move {
+            let params = serde_json::value::to_raw_value(&params).unwrap();
+            engine.call(method, Some(&params)).await.unwrap();
+        }
+    };
+    for (at, pool_is_first) in [true, false, true, false].into_iter().enumerate() {
+        let new = at + 1;
+        let pool = json!({ "pool": format!("pool{at}"), "new_name": format!("pool{new}") });
+        let lvol = json!({ "lvol": id, "new_name": format!("v{new}") });
+        let (pool, lvol) = (call("pool_rename", pool), call("lvol_rename", lvol));
+        daemon.run(async {
+            if pool_is_first {
+                tokio::join!(pool, lvol);
+            } else {
+                tokio::join!(lvol, pool);
+            }
+        });
+        let expected = json!([format!("pool{new}/v{new}")]);
+        assert_eq!(aliases(), expected);
+    }
+
+    for name in ["pool5/v4", "pool4/v5"] {
+        let malloc = json!({ "name": name, "num_blocks": 8, "block_size": 512 });
+        daemon.call("bdev_malloc_create", malloc);
+    }
+    let pool = json!({ "pool": "pool4", "new_name": "pool5" });
+    let lvol = json!({ "lvol": "pool4/v4", "new_name": "v5" });
+    for (method, params) in [("pool_rename", pool), ("lvol_rename", lvol)] {
+        assert_eq!(daemon.refused(method, params).message, "File exists");
+        assert_eq!(names(&daemon), ["pool4/v4"]);
+        assert_eq!(aliases(), json!(["pool4/v4"]));
+    }
+}
+
+fn pause(daemon: &TestDaemon) {
+    let pause = std::time::Duration::from_millis(200);
+    daemon.run(async move { tokio::time::sleep(pause).await });
 }
 
 fn until(daemon: &TestDaemon, done: impl Fn() -> bool) {
