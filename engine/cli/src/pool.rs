@@ -183,36 +183,45 @@ fn show(connection: &Connection, pool: Value) -> Result<(), Failure> {
 
 fn check(connection: &Connection, pool: String) -> Result<(), Failure> {
     let answer = connection.call_for_json::<CheckPool>(&PoolParams { pool })?;
-    let count = |field| number(&answer, field);
-    let listed = items(&answer["findings"]);
-    let findings = listed.len() as u64 + count("more_findings");
+    let (lines, faults) = verdict(&answer);
     if connection.json {
         output::json(&answer)?;
     } else {
-        let (pages, units) = (count("pages"), count("units"));
-        output::line(&format!(
-            "{pages} pages of metadata, two copies of each; {units} units in use"
-        ))?;
-        let repaired = count("repaired");
-        if repaired > 0 {
-            output::line(&format!("{repaired} bad copies repaired"))?;
-        }
-        for finding in listed {
-            output::line(&output::cell(Some(finding)))?;
-        }
-        if findings == 0 {
-            output::line("no contradictions")?;
-        }
+        lines.iter().try_for_each(|line| output::line(line))?;
     }
-    match (findings, count("not_repaired")) {
-        (0, 0) => Ok(()),
-        (0, copies) => Err(Failure::Failed(anyhow::anyhow!(
-            "{copies} bad copies of metadata could not be written again: look at the disk"
-        ))),
-        (findings, _) => Err(Failure::Failed(anyhow::anyhow!(
-            "{findings} contradictions between the maps and the used space"
-        ))),
+    match faults {
+        0 => Ok(()),
+        1 => Err(Failure::Failed(anyhow::anyhow!("1 fault is left"))),
+        _ => Err(Failure::Failed(anyhow::anyhow!("{faults} faults are left"))),
     }
+}
+
+/// The report of a check in words, and the number of faults that are left.
+fn verdict(answer: &Value) -> (Vec<String>, u64) {
+    let count = |field| number(answer, field);
+    let (pages, units) = (count("pages"), count("units"));
+    let (repaired, not_repaired) = (count("repaired"), count("not_repaired"));
+    let (findings, more) = (items(&answer["findings"]), count("more_findings"));
+    let faults = not_repaired + findings.len() as u64 + more;
+    let mut lines = vec![format!(
+        "{pages} pages of metadata, two copies of each; {units} units in use"
+    )];
+    if repaired > 0 {
+        lines.push(format!("faults repaired: {repaired} bad copies"));
+    }
+    if not_repaired > 0 {
+        let cause = "could not be written again: look at the disk";
+        lines.push(format!("{not_repaired} bad copies {cause}"));
+    }
+    let words = findings.iter().map(|one| output::cell(Some(one)));
+    lines.extend(words);
+    if more > 0 {
+        lines.push(format!("and {more} more"));
+    }
+    if faults + repaired == 0 {
+        lines.push("no faults".to_owned());
+    }
+    (lines, faults)
 }
 
 /// Prints the name of a pool or volume for people, and all of it for programs.
@@ -226,4 +235,46 @@ pub(super) fn named(connection: &Connection, answer: Value) -> Result<(), Failur
 
 pub(super) fn number(of: &Value, field: &str) -> u64 {
     of[field].as_u64().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// "no faults" stands alone: neither a repair nor a finding is beside it.
+    #[test]
+    fn only_a_sound_pool_has_no_faults() {
+        let report = |repaired, not_repaired, findings: &[&str], more_findings| {
+            let answer = json!({
+                "pages": 21, "units": 7, "repaired": repaired, "not_repaired": not_repaired,
+                "findings": findings, "more_findings": more_findings,
+            });
+            let (mut lines, faults) = verdict(&answer);
+            let first = lines.remove(0);
+            assert_eq!(
+                first,
+                "21 pages of metadata, two copies of each; 7 units in use"
+            );
+            (lines.join("; "), faults)
+        };
+        let cases = [
+            (report(0, 0, &[], 0), "no faults", 0),
+            (report(2, 0, &[], 0), "faults repaired: 2 bad copies", 0),
+            (
+                report(0, 1, &[], 0),
+                "1 bad copies could not be written again: look at the disk",
+                1,
+            ),
+            (
+                report(2, 0, &["unit 7 is lost"], 3),
+                "faults repaired: 2 bad copies; unit 7 is lost; and 3 more",
+                4,
+            ),
+        ];
+        for ((lines, faults), expected, left) in cases {
+            assert_eq!((lines.as_str(), faults), (expected, left));
+        }
+    }
 }

@@ -77,6 +77,6 @@ wait_until 60 uses_less $((BEFORE - (40 << 20)))
 expect "the files after the trim" "$(tree_sum "$MNT/tree")" "$SUM"
 umount "$MNT"
 e2fsck -fn "$DEV"
-expect "contradictions" "$(rpc pool_check '{"pool":"pool0"}' | jq '.findings | length')" 0
+expect "faults" "$(rpc pool_check '{"pool":"pool0"}' | jq '.findings | length')" 0
 disconnect "$NQN"
 nacre_stop
