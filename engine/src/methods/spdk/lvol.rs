@@ -1,11 +1,22 @@
 //! `bdev_lvol_*`: SPDK's logical volumes, in Nacre's pools. An lvstore is a pool.
 //!
-//! Clusters have the size of the pool's units, 64 KiB, whatever `cluster_sz` says: a reply has the
-//! present number. Sizes are rounded up to clusters. `clear_method` is accepted, and has no effect:
-//! free space reads as zeroes.
+//! A cluster is a unit of the pool, 64 KiB, whatever `cluster_sz` says; `bdev_lvol_get_lvstores`
+//! answers the size. Sizes are rounded up to clusters. `clear_method` has no effect: space that was
+//! never written reads as zeroes.
 //!
-//! Codes are SPDK's: an unknown device or lvstore is `-ENODEV`; SPDK refuses the rest when it has
-//! begun, with the text of the errno under the code of invalid parameters.
+//! The message of a refusal is the text of its errno. The codes are SPDK's:
+//!
+//! | refusal | code |
+//! |---|---|
+//! | the parameters cannot be decoded | -32603 |
+//! | the bdev, lvol or lvstore does not exist | -19; of `bdev_lvol_rename_lvstore`: -2 |
+//! | the name of a new lvstore or lvol is taken | -17 |
+//! | the name or size of a new lvstore or lvol is invalid, or no lvstore is named | -22 |
+//! | the pool refuses to delete an lvol | -32603 |
+//! | the pool refuses anything else, such as a taken name of a snapshot | -32602 |
+//!
+//! Not here: external snapshots, `bdev_lvol_set_parent`, `bdev_lvol_set_read_only`,
+//! `bdev_lvol_decouple_parent` and shallow copies.
 
 use std::rc::Rc;
 
