@@ -15,6 +15,7 @@ pub mod keys;
 pub mod listeners;
 pub mod nic;
 pub mod nvmf;
+pub mod pools;
 pub mod process;
 pub mod rdma;
 pub mod reactors;
@@ -123,6 +124,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(reactors::Reactors),
         Box::new(devices::DeviceMetrics),
         Box::new(volumes::VolumeMetrics),
+        Box::new(pools::PoolMetrics),
         Box::new(nvmf::NvmfMetrics),
         Box::new(rdma::RdmaMetrics),
         Box::new(nic::NicMetrics),

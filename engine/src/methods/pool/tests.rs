@@ -397,6 +397,41 @@ fn names_change_together() {
     }
 }
 
+/// Every family of pool metrics has the numbers of `pool_get`.
+#[test]
+fn pool_metrics_are_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(128 << 20).unwrap();
+    let daemon = start(&dir.path().join("state"));
+    disk(&daemon, &path);
+    daemon.call("pool_create", json!({ "name": "pool0", "disk": "disk" }));
+    let volume = json!({ "pool": "pool0", "name": "v", "size": "8MiB", "thick": true });
+    daemon.call("lvol_create", volume);
+    let pool = daemon.call("pool_get", json!({ "pool": "pool0" }));
+    let scrape = daemon.run(crate::metrics::Scrape::of(&daemon.engine));
+    let text = scrape.text();
+    let of = |field: &str| pool[field].as_u64().unwrap();
+    assert!(of("reserved_bytes") > 8 << 20);
+    for (family, field) in [
+        ("bytes", "total_bytes"),
+        ("free_bytes", "free_bytes"),
+        ("reserved_bytes", "reserved_bytes"),
+        ("lvols", "lvols"),
+    ] {
+        let expected = format!("nacre_pool_{family}{{pool=\"pool0\"}} {}.0", of(field));
+        assert!(text.contains(&expected), "{expected} in {text}");
+    }
+    for expected in [
+        "nacre_pool_state{pool=\"pool0\",state=\"online\"} 1.0",
+        "nacre_pool_state{pool=\"pool0\",state=\"held\"} 0.0",
+        "nacre_pool_unsettled_records{pool=\"pool0\"}",
+    ] {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
+}
+
 fn pause(daemon: &TestDaemon) {
     let pause = std::time::Duration::from_millis(200);
     daemon.run(async move { tokio::time::sleep(pause).await });
