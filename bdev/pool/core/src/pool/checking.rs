@@ -359,22 +359,14 @@ impl Pool {
     ///
     /// [`Request::Check`]: crate::interface::Request::Check
     pub fn check(&self) -> Vec<Finding> {
-        findings(
-            self.state(),
-            self.space(),
-            self.zones(),
-            self.pending_units(),
-        )
+        let pending = self.pending_units();
+        findings(self.state(), self.space(), self.zones(), pending)
     }
 
     /// The accounts of this moment.
     pub(crate) fn accounts(&self) -> Accounts {
-        Accounts::new(
-            self.state(),
-            self.space(),
-            self.zones(),
-            self.pending_units(),
-        )
+        let (state, pending) = (self.state(), self.pending_units());
+        Accounts::new(state, self.space(), self.zones(), pending)
     }
 
     /// A page that an intent `ReadPage` asked for.
@@ -390,9 +382,8 @@ impl Pool {
         if let Some(obstacle) = self.checking.obstacle() {
             return obstacle;
         }
-        let accounts = self.accounts();
+        let (accounts, image) = (self.accounts(), self.checkpoint.image());
         let levels = self.store.superblock.geometry.levels;
-        let image = self.checkpoint.image();
         self.checking.begin(token, image, accounts, levels);
         self.store.has_news = true;
         Attempt::Begun
