@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 use zeroize::{Zeroize, Zeroizing};
 
@@ -258,7 +259,7 @@ pub(super) async fn client<D: Dispatch>(
     let me = &place.0;
     let (mut read, write) = tokio::io::split(stream);
     let (answers, queue) = mpsc::channel::<Text>(MAX_INFLIGHT);
-    let mut writer = tokio::task::spawn_local(send(write, queue, Rc::clone(me)));
+    let mut writer = Writer(tokio::task::spawn_local(send(write, queue, Rc::clone(me))));
     let inflight = Rc::new(Semaphore::new(MAX_INFLIGHT));
     let mut decoder = Decoder::default();
     let mut chunk = Zeroizing::new(vec![0; 64 * 1024]);
@@ -305,28 +306,36 @@ pub(super) async fn client<D: Dispatch>(
                 }
             },
             // The client is lost or was dropped: its answers have no reader.
-            _ = &mut writer => return,
+            _ = &mut writer.0 => return,
             () = &mut idle => {
                 debug!("RPC client closed: it was idle");
-                writer.abort();
                 return;
             }
             () = &mut leave => {
                 let why = answer(None, Err(replaced(me.max_clients())));
                 let _ = answers.try_send(Text::short(why));
                 drop(answers);
-                if tokio::time::timeout(FAREWELL, &mut writer).await.is_err() {
-                    writer.abort();
-                }
+                let _ = tokio::time::timeout(FAREWELL, &mut writer.0).await;
                 return;
             }
         }
     }
     drop(answers);
     tokio::select! {
-        _ = &mut writer => {}
+        _ = &mut writer.0 => {}
         // The client does not read its answers.
-        () = &mut leave => writer.abort(),
+        () = &mut leave => {}
+    }
+}
+
+/// The task that sends a client's answers. It ends with the client: calls that still run would
+/// otherwise keep the connection open, and a client that may not call any more would get their
+/// answers.
+struct Writer(JoinHandle<()>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

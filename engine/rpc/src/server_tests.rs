@@ -334,3 +334,35 @@ fn calls_carry_the_identity_of_their_client() {
         assert!(refused.contains("a stranger"), "{refused}");
     });
 }
+
+/// Goal: the end of a client closes its connection, although a call of it still runs. Method: the
+/// future of a client is dropped, as a reload does that refuses its certificate.
+#[test]
+fn a_running_call_keeps_no_connection_open() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let who = Rc::new(admit(&far, &Fake).ok().unwrap());
+        let Entry::Admitted(place) = Clients::new(2).enter(origin(&who.identity), Instant::now())
+        else {
+            panic!("there is a place");
+        };
+        near.write_all(br#"{"method":"wait","id":1}{"method":"echo","id":2}"#)
+            .await
+            .unwrap();
+        let mut answer = [0; 512];
+        let answered = tokio::select! {
+            () = client(far, Rc::new(Fake), who, place, None) => panic!("the client is there"),
+            answered = near.read(&mut answer) => answered.unwrap(),
+        };
+        assert!(
+            answer[..answered].ends_with(b"\n"),
+            "the other call is answered"
+        );
+        let end = tokio::time::timeout(Duration::from_secs(10), near.read(&mut answer)).await;
+        assert_eq!(end.expect("the connection is closed").unwrap(), 0);
+    });
+}

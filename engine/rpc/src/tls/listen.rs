@@ -357,8 +357,8 @@ mod tests {
         });
     }
 
-    /// Goal: a reload with another revocation list closes the connection of a revoked certificate
-    /// and refuses new ones; other clients go on.
+    /// Goal: a reload with another revocation list closes the connections of a revoked certificate,
+    /// also one with a running call, and refuses new ones; other clients go on.
     #[test]
     fn a_certificate_is_revoked() {
         const FILES: [&str; 3] = ["server.pem", "server.key", "ca.pem"];
@@ -375,10 +375,12 @@ mod tests {
             };
             let call = |client: &mut Client| client.call_by_name("who", Value::Null);
             let (ops, viewer) = (of("ops"), of("viewer"));
-            let [mut stays, mut closed] =
-                [&ops, &viewer].map(|remote| Client::over_tls(remote, PATIENCE).unwrap());
+            let [mut stays, mut closed, mut waits] =
+                [&ops, &viewer, &viewer].map(|remote| Client::over_tls(remote, PATIENCE).unwrap());
             call(&mut stays).unwrap();
             call(&mut closed).unwrap();
+            call(&mut waits).unwrap();
+            let waiting = std::thread::spawn(move || waits.call_by_name("wait", Value::Null));
             *current.lock() = after;
             let again = Client::over_tls(&viewer, PATIENCE).and_then(|mut new| call(&mut new));
             let refused = again.unwrap_err().to_string();
@@ -389,6 +391,8 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(50));
             }
             call(&mut stays).unwrap();
+            let closed = waiting.join().unwrap().unwrap_err();
+            assert!(!matches!(closed, ClientError::Late { .. }), "{closed:?}");
         });
     }
 }
