@@ -88,9 +88,14 @@ impl JsonSchema for RevealedText {
     }
 }
 
-/// JSON that may contain a secret: zeroed when it is dropped.
-#[derive(Debug)]
+/// JSON that may contain a secret: zeroed when it is dropped, and never printed.
 pub struct SecretJson(Option<Box<RawValue>>);
+
+impl fmt::Debug for SecretJson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(JSON)")
+    }
+}
 
 impl From<Box<RawValue>> for SecretJson {
     fn from(json: Box<RawValue>) -> Self {
@@ -114,9 +119,15 @@ impl Drop for SecretJson {
     }
 }
 
-/// A JSON value whose texts are zeroed when it is dropped.
-#[derive(Debug)]
+/// A JSON value whose texts are zeroed when it is dropped. `Debug` prints none of it.
+#[derive(Clone, PartialEq)]
 pub struct SecretValue(pub Value);
+
+impl fmt::Debug for SecretValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(JSON)")
+    }
+}
 
 impl Drop for SecretValue {
     fn drop(&mut self) {
@@ -147,6 +158,8 @@ mod tests {
         );
         let json = SecretJson::from(RawValue::from_string("[1]".into()).unwrap());
         assert_eq!(json.get(), "[1]");
+        let value = SecretValue(serde_json::json!([1]));
+        assert!(!format!("{json:?} {value:?}").contains('1'));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! A file is an ordered list of calls. If state is kept, a later start restores their objects
 //! before it reads the file. Calls that would create an existing object are then skipped, so the
 //! object keeps its stored configuration.
+//!
+//! Parameters may contain secrets: the log has none of them, and keys in error texts are replaced.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -11,10 +13,13 @@ use anyhow::Context;
 use serde_json::Value;
 use tracing::{info, warn};
 
+use crate::audit::redact;
 use crate::bdev_modules;
 use crate::daemon::ServeOptions;
 use crate::journal::Entry;
+use crate::rpc::secret::{SecretJson, SecretValue};
 use crate::services::engine::Engine;
+use crate::services::keyring;
 use crate::store::Record;
 
 /// SPDK's subsystems that this daemon implements: a method of theirs must be known. Files of SPDK's
@@ -29,7 +34,7 @@ const IDLE_OPTIONS: [&str; 2] = ["bdev_iscsi_set_options", "bdev_virtio_blk_set_
 pub struct FileCall {
     pub subsystem: String,
     pub method: String,
-    pub params: Value,
+    pub params: SecretValue,
 }
 
 /// Parses the text as a JSON configuration, with comments as SPDK allows them. `None` if it is in
@@ -113,7 +118,7 @@ pub fn calls(config: &Value) -> anyhow::Result<Vec<FileCall>> {
                 calls.push(FileCall {
                     subsystem: name.to_owned(),
                     method: method.to_owned(),
-                    params: call.get("params").cloned().unwrap_or(Value::Null),
+                    params: SecretValue(call.get("params").cloned().unwrap_or(Value::Null)),
                 });
             }
         }
@@ -144,16 +149,21 @@ pub async fn carry_out(
             );
             continue;
         }
-        if stands(engine, restored, &method, &params) {
-            info!(method, %params, "it was made at an earlier start, and stands as it is now");
+        if stands(engine, restored, &method, &params.0) {
+            info!(
+                method,
+                "entry skipped: its object is in the state already, and stays as it is there"
+            );
             continue;
         }
-        let raw = match &params {
+        let raw = match &params.0 {
             Value::Null => None,
             Value::Object(map) if map.is_empty() => None,
-            params => Some(serde_json::value::to_raw_value(params)?),
+            params => Some(SecretJson::from(serde_json::value::to_raw_value(params)?)),
         };
-        if let Err(refused) = engine.call(&method, raw.as_deref()).await {
+        let outcome = engine.call(&method, raw.as_deref()).await;
+        if let Err(refused) = outcome.map(SecretJson::from) {
+            let refused = redact::text(&refused.to_string());
             let path = options
                 .json_config
                 .as_ref()
@@ -164,7 +174,7 @@ pub async fn carry_out(
                     "{path}: {method}: {refused}; --json-ignore-init-errors carries on regardless"
                 );
             }
-            warn!(method, %refused, "{path}: entry skipped");
+            warn!(method, refused, "{path}: entry skipped");
         }
     }
     Ok(())
@@ -210,7 +220,13 @@ fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> 
             .into_iter()
             .next()
             .is_some_and(device),
-        "keyring_file_add_key" => any(&["/name"]),
+        // A key may have moved from its file to the state since.
+        "keyring_file_add_key" | "key_import" | "key_generate" => {
+            text("/name").is_some_and(|name| {
+                let key = format!("{}{name}", keyring::PREFIX);
+                restored.iter().any(|entry| entry.record.key == key)
+            })
+        }
         "nvmf_create_transport" => any(&["/trtype"]),
         "nvmf_create_subsystem" => any(&["/nqn"]),
         "nvmf_subsystem_add_host" => any(&["/nqn", "/host"]),
@@ -230,7 +246,16 @@ mod tests {
     //! Goal: everything that SPDK parses is parsed. Method: texts with the extensions that its
     //! parser accepts.
 
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
     use super::*;
+    use crate::config::{Personality, Settings, load_text};
+    use crate::daemon::reload;
+    use crate::methods::testing::TestDaemon;
+    use crate::store::Store;
 
     fn parsed(name: &str, text: &str) -> Option<Value> {
         read(Path::new(name), text).map(|read| read.unwrap_or_else(|e| panic!("{text}: {e}")))
@@ -273,7 +298,7 @@ mod tests {
         let call = |method: &str, params| FileCall {
             subsystem: "bdev".into(),
             method: method.into(),
-            params,
+            params: SecretValue(params),
         };
         let expected = vec![
             call("a", Value::Null),
@@ -288,6 +313,85 @@ mod tests {
             serde_json::json!({ "subsystems": [{ "subsystem": "bdev", "config": [{}] }] }),
         ] {
             assert!(calls(&wrong).is_err(), "{wrong}");
+        }
+    }
+
+    /// Goal: a key of the file is made once, whatever has become of it, and no log line has a
+    /// secret. Method: the calls of a file at two starts on one state, some of them refused.
+    #[test]
+    fn keys_are_made_once_and_not_logged() {
+        const TEXT: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+        let folder = tempfile::tempdir().unwrap();
+        let (state, file) = (folder.path().join("state"), folder.path().join("c"));
+        std::fs::write(&file, TEXT).unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+        let call = |method, params| serde_json::json!({ "method": method, "params": params });
+        let config = serde_json::json!({ "subsystems": [{ "subsystem": "keyring", "config": [
+            call("key_import", serde_json::json!({ "name": "a", "text": TEXT })),
+            call("key_generate", serde_json::json!({ "name": "b", "kind": "tls", "reveal": true })),
+            call("keyring_file_add_key", serde_json::json!({ "name": "c", "path": file })),
+            // A key where another word belongs.
+            call("key_generate", serde_json::json!({ "name": "d", "kind": TEXT })),
+            call("keyring_file_remove_key", serde_json::json!({ "name": TEXT })),
+        ]}]});
+        let calls = calls(&config).unwrap();
+        let loaded = || load_text(None, [], &[]).map_err(anyhow::Error::from);
+        let options = |ignore_json_errors| ServeOptions {
+            personality: Personality::Nacre,
+            loaded: loaded().unwrap(),
+            source: reload::Source::new(loaded),
+            json_config: Some(("/etc/c.json".into(), Value::Null)),
+            ignore_json_errors,
+            wait_for_rpc: false,
+            pid_file: None,
+        };
+        let log = Log::default();
+        let start = |options: &ServeOptions| {
+            let (log, calls) = (log.clone(), calls.clone());
+            let subscriber = tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::TRACE)
+                .with_writer(move || log.clone());
+            tracing::subscriber::with_default(subscriber.finish(), || {
+                let store = Some(Store::open(&state).unwrap());
+                let daemon = TestDaemon::with(Settings::default(), store);
+                let restored = daemon.engine.journal.select(|entry| entry.durable);
+                let outcome = daemon.run(carry_out(&daemon.engine, calls, options, &restored));
+                let keys = daemon.call("key_list", Value::Null);
+                let prints = keys.as_array().unwrap().iter();
+                let prints = prints.map(|key| key["fingerprint"].clone());
+                let prints: Vec<Value> = prints.collect();
+                if keys[2]["source"] == "file" {
+                    daemon.call("key_seal", serde_json::json!({ "name": "c" }));
+                }
+                (outcome, prints)
+            })
+        };
+        let (first, keys) = start(&options(true));
+        first.unwrap();
+        assert_eq!(keys.len(), 3);
+        assert_eq!(start(&options(true)).1, keys);
+        let (refused, _) = start(&options(false));
+        let refused = format!("{:#}", refused.unwrap_err());
+        let log = String::from_utf8(log.0.lock().clone()).unwrap();
+        assert_eq!(log.matches("stays as it is there").count(), 6, "{log}");
+        assert!(refused.contains("key_generate: "), "{refused}");
+        assert!(log.contains("/etc/c.json: entry skipped"), "{log}");
+        for text in [log, refused, format!("{calls:?}")] {
+            assert!(!text.contains("AAECAwQF"), "{text}");
+        }
+    }
+
+    /// A log in memory.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
         }
     }
 }

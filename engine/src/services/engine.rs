@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 use super::lifecycle::Lifecycle;
 use super::reservations::ReservationJobs;
 use super::startup::StartupOptions;
-use crate::audit::{AuditLog, AuditRecord};
+use crate::audit::{AuditLog, AuditRecord, redact};
 use crate::config::{Personality, Settings};
 use crate::journal::{Entry, Journal};
 use crate::logs::Logs;
@@ -208,7 +208,9 @@ impl Engine {
         deferred::settle(self).await;
         self.calls.count(outcome.is_err());
         if let Err(error) = outcome {
-            debug!(target: "nacre_engine_rpc", method, %error, "call refused");
+            // A client may give a key where its name belongs.
+            let error = redact::text(&error.to_string());
+            debug!(target: "nacre_engine_rpc", method, error, "call refused");
         }
     }
 
