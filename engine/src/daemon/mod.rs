@@ -48,7 +48,7 @@ use crate::plane::{Plane, PlaneConfig};
 use crate::rpc::socket::Socket;
 use crate::rpc::tls::listen::TlsListener;
 use crate::rpc::{Registry, When};
-use crate::services::certificates;
+use crate::services::certificates::Certificates;
 use crate::services::engine::Engine;
 use crate::services::keyring;
 use crate::services::lifecycle::Phase;
@@ -155,7 +155,10 @@ async fn run(
         .use_credentials(credentials.map(PathBuf::from));
     sandbox::report(&engine, restricted);
     reload::read_token(&engine, &engine.settings.metrics)?;
-    certificates::read(&engine, &engine.settings)?;
+    let refused = Certificates::read(&engine.settings).apply(&engine);
+    if let Some(error) = refused.all().next() {
+        return Err(error.into());
+    }
     let following = reload::follow(Rc::clone(&engine), hangups, options.source.clone());
     tokio::task::spawn_local(following);
     engine.alerts.declare(&engine, &engine.settings.alert);

@@ -14,7 +14,7 @@ use tracing::{error, info, warn};
 
 use crate::config::settings::Metrics;
 use crate::config::{Loaded, Settings};
-use crate::services::certificates;
+use crate::services::certificates::{Certificates, Refused};
 use crate::services::engine::Engine;
 use crate::services::http_token::{Token, TokenError};
 use crate::services::lifecycle::Phase;
@@ -66,10 +66,11 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
                 if let Err(error) = read_token(&engine, &loaded.settings.metrics) {
                     warn!("{error}; the token stays as it was");
                 }
-                if let Err(error) = certificates::read(&engine, &loaded.settings) {
-                    warn!("{error}; the certificates stay as they were");
+                let refused = Certificates::read(&loaded.settings).apply(&engine);
+                apply(&engine, &mut effective, &loaded.settings, &refused).await;
+                for error in refused.all() {
+                    warn!("{error}; the certificates of this listener stay as they were");
                 }
-                apply(&engine, &mut effective, &loaded.settings).await;
             }
             Err(refused) => error!("the configuration stays as it was: {refused}"),
         }
@@ -88,13 +89,14 @@ pub fn read_token(engine: &Engine, metrics: &Metrics) -> Result<(), TokenError> 
 /// The settings in effect, by key.
 type Effective = BTreeMap<String, Value>;
 
-async fn apply(engine: &Rc<Engine>, effective: &mut Effective, new: &Settings) {
+/// Applies what has changed. `refused`: the certificates that could not be read.
+async fn apply(engine: &Rc<Engine>, effective: &mut Effective, new: &Settings, refused: &Refused) {
     let (mut applied, mut later) = (Vec::new(), Vec::new());
     for (key, value) in flat(new) {
         if effective.get(&key) == Some(&value) {
             continue;
         }
-        match apply_one(engine, &key, new).await {
+        match apply_one(engine, &key, new, refused).await {
             Ok(true) => {
                 applied.push(key.clone());
                 effective.insert(key, value);
@@ -124,7 +126,12 @@ async fn apply(engine: &Rc<Engine>, effective: &mut Effective, new: &Settings) {
 }
 
 /// Applies one setting; false if it needs a restart.
-async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Result<bool> {
+async fn apply_one(
+    engine: &Rc<Engine>,
+    key: &str,
+    new: &Settings,
+    refused: &Refused,
+) -> anyhow::Result<bool> {
     let mut tunables = engine.tunables();
     match key {
         "log.level" => engine.logs.set_level(new.log.level),
@@ -138,11 +145,16 @@ async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Re
         }
         // Read before; the listener itself needs a restart.
         "rpc.tls.cert" | "rpc.tls.key" | "rpc.tls.client_ca" | "rpc.tls.client_crl" => {
-            certificates::read(engine, new)?;
-            return Ok(engine.tunables().rpc_tls.is_some());
+            if let Some(error) = &refused.rpc {
+                anyhow::bail!("{error}");
+            }
+            let listens = [&engine.settings, new].map(|of| of.rpc.tls.listen.is_some());
+            return Ok(listens == [true, true]);
         }
         key if key.starts_with("metrics.tls.") => {
-            certificates::read(engine, new)?;
+            if let Some(error) = &refused.metrics {
+                anyhow::bail!("{error}");
+            }
             return Ok(true);
         }
         // After a failure the old one counts, and the setting is not applied.
@@ -226,7 +238,8 @@ mod tests {
         let after = "[log]\nlevel = \"debug\"\nflags = [\"nvmf\"]\n[rpc]\ndeadline_s = 7\nmax_clients = 9\n\
             allowed = [\"bdev_get_bdevs\"]\n[data]\nretry_s = 5\n\
             [[bdev]]\nname = \"b\"\ntype = \"malloc\"\nsize = \"1MiB\"\n";
-        daemon.run(apply(engine, &mut effective, &settings(after)));
+        let refused = Refused::default();
+        daemon.run(apply(engine, &mut effective, &settings(after), &refused));
         assert_eq!(engine.logs.level(), LogLevel::Debug);
         assert!(engine.logs.flags()["nvmf"]);
         assert_eq!(engine.deadline().as_secs(), 7);
@@ -267,11 +280,11 @@ mod tests {
             (&nowhere, vec![format!("127.0.0.1:{two}")]),
             (&none, vec![]),
         ] {
-            daemon.run(apply(engine, &mut effective, &settings(text)));
+            daemon.run(apply(engine, &mut effective, &settings(text), &refused));
             assert_eq!(places(), expected, "{text}");
         }
         // Restore the old configuration.
-        daemon.run(apply(engine, &mut effective, &settings(before)));
+        daemon.run(apply(engine, &mut effective, &settings(before), &refused));
         assert!(engine.allowed("bdev_null_create") && !engine.logs.flags()["nvmf"]);
         assert_eq!(engine.deadline().as_secs(), 55);
     }

@@ -116,11 +116,10 @@ impl Method<Engine> for Run {
         let rules = engine.settings.rpc.enabled.then(|| engine.calls.rules());
         let socket = daemon::socket_path(&engine.settings, engine.personality);
         let (keys, store) = (engine.keyring.keys(), StoreKeys::of(&engine));
-        let settings = engine.settings.clone();
+        scope.revocations = certificates::in_effect(&engine);
         let report = tokio::task::spawn_blocking(move || {
             scope.keys = keyring::for_doctor(&keys);
             scope.store_key = store.for_doctor(&keys);
-            scope.revocations = certificates::for_doctor(&settings);
             scope.socket = rules.map(|rules| calls::expected_socket(&rules, &socket));
             examine(&System::real(), &scope)
         });

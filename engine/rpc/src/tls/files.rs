@@ -87,6 +87,8 @@ pub struct Files<'a> {
 #[derive(Debug)]
 pub struct ServerTls {
     pub config: Arc<ServerConfig>,
+    /// The authorities of clients and their revocation lists; empty: no certificate is revoked.
+    pub revocations: Vec<Revocation>,
     verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
@@ -113,7 +115,13 @@ impl Files<'_> {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])
             .map_err(|source| self.cert.refused(source))?;
-        let verifier = self.ca.map(|ca| self.verifier(ca, provider)).transpose()?;
+        let (verifier, revocations) = match self.ca {
+            None => (None, Vec::new()),
+            Some(ca) => {
+                let (verifier, revocations) = self.verifier(ca, provider)?;
+                (Some(verifier), revocations)
+            }
+        };
         let builder = match &verifier {
             None => builder.with_no_client_auth(),
             Some(verifier) => builder.with_client_cert_verifier(Arc::clone(verifier)),
@@ -124,6 +132,7 @@ impl Files<'_> {
         config.send_tls13_tickets = 0;
         Ok(Arc::new(ServerTls {
             config: Arc::new(config),
+            revocations,
             verifier,
         }))
     }
@@ -132,23 +141,21 @@ impl Files<'_> {
         &self,
         ca: Named<'_>,
         provider: Arc<CryptoProvider>,
-    ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    ) -> Result<(Arc<dyn ClientCertVerifier>, Vec<Revocation>), TlsError> {
         let roots = Arc::new(ca.roots()?);
         let mut builder = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider);
+        let mut revocations = Vec::new();
         if let Some(crl) = self.crl {
             let lists = crl.lists()?;
             let now = SystemTime::now();
-            for problem in crl
-                .revocations(&roots, &lists)?
-                .iter()
-                .filter_map(|of| of.problem(now))
-            {
+            revocations = crl.revocations(&roots, &lists)?;
+            for problem in revocations.iter().filter_map(|of| of.problem(now)) {
                 let (key, path) = (crl.key, crl.path.display());
                 warn!("{key} {path}: {problem}; clients with its certificates are refused");
             }
             builder = builder.with_crls(lists).enforce_revocation_expiration();
         }
-        builder.build().map_err(|source| {
+        let verifier = builder.build().map_err(|source| {
             let named = match source {
                 VerifierBuilderError::InvalidCrl(_) => self.crl.unwrap_or(ca),
                 _ => ca,
@@ -158,7 +165,8 @@ impl Files<'_> {
                 path: named.path.to_owned(),
                 source,
             }
-        })
+        })?;
+        Ok((verifier, revocations))
     }
 }
 
@@ -503,6 +511,7 @@ pub(crate) mod tests {
             let named = |key, path| Named { key, path };
             let (ca, crl) = (dir.join("ca.pem"), dir.join(crl));
             let found = revocations(named("ca", &ca), named("crl", &crl)).unwrap();
+            assert_eq!(found, tls.revocations);
             let now = SystemTime::now();
             let problems: Vec<String> = found.iter().filter_map(|of| of.problem(now)).collect();
             assert_eq!(problems, Vec::from_iter(problem));
