@@ -9,7 +9,8 @@
 //!
 //! A rotation writes `store.key.next`, then all sealed keys in one transaction of the state, then
 //! renames the file. A crash in between leaves every key readable: both files open keys, and
-//! [`StoreKeys::settle`] finishes the rename before the next key is sealed.
+//! [`StoreKeys::settle`] finishes the rename before the next key is sealed. A rotation to a
+//! credential deletes both files at its end; after a crash the next rotation deletes them.
 //!
 //! A store key is read at each use, and never kept. Calls come one after the other, from the
 //! methods that change keys.
@@ -38,6 +39,9 @@ const FORMER: &str = "nacre-store-key-former";
 /// The name of its file in the data directory.
 pub const FILE: &str = "store.key";
 const NEXT: &str = "store.key.next";
+/// The files in the order in which they are read and deleted. A reader that finds no `NEXT`, because
+/// it has just become `FILE`, then finds it there.
+const FILES: [&str; 2] = [NEXT, FILE];
 
 /// The store keys of a daemon.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -127,8 +131,8 @@ impl StoreKeys {
     pub fn begin_rotation(&self, in_use: &InUse) -> Result<StoreKey, SealError> {
         self.settle(in_use)?;
         if let Some(key) = self.credential(CREDENTIAL)? {
-            let (id, file) = (key.id(), self.file(FILE)?);
-            let is_done = file.is_none() && in_use.iter().all(|one| *one == id);
+            let id = key.id();
+            let is_done = self.files()?.is_empty() && in_use.iter().all(|one| *one == id);
             return if is_done {
                 Err(SealError::OnlyCredential)
             } else {
@@ -149,7 +153,7 @@ impl StoreKeys {
             return self.promote();
         }
         // A credential: the files have sealed nothing that is left.
-        for name in [FILE, NEXT] {
+        for name in FILES {
             let Some(path) = self.path(name) else {
                 continue;
             };
@@ -167,21 +171,24 @@ impl StoreKeys {
     pub fn for_doctor(&self, keys: &[Arc<NamedKey>]) -> Option<doctor::StoreKey> {
         let is_sealed = |key: &Arc<NamedKey>| matches!(key.place(), KeyPlace::Sealed { .. });
         let lost = |error: SealError| doctor::StoreKey::Missing(error.to_string());
-        Some(match (self.credential(CREDENTIAL), self.file(FILE)) {
+        Some(match (self.credential(CREDENTIAL), self.files()) {
             (Err(error), _) | (_, Err(error)) => lost(error),
-            (_, Ok(Some(_))) => doctor::StoreKey::File(self.path(FILE)?),
-            (Ok(Some(_)), Ok(None)) => doctor::StoreKey::Credential,
-            (Ok(None), Ok(None)) if keys.iter().any(is_sealed) => lost(SealError::Missing),
-            (Ok(None), Ok(None)) => return None,
+            (Ok(credential), Ok(_)) => match self.present() {
+                Some(path) => doctor::StoreKey::File(path),
+                None if credential.is_some() => doctor::StoreKey::Credential,
+                None if keys.iter().any(is_sealed) => lost(SealError::Missing),
+                None => return None,
+            },
         })
     }
 
     /// The paths that a viewer does not see, each with its replacement.
     pub fn hidden_paths(&self) -> Vec<(String, String)> {
-        let file = self.path(FILE).map(|path| (path, "(store key)"));
+        let files = FILES.iter().filter_map(|name| self.path(name));
+        let files = files.map(|path| (path, "(store key)"));
         let folder = self.credentials.clone();
         let folder = folder.map(|path| (path, "(credentials)"));
-        let all = file.into_iter().chain(folder);
+        let all = files.chain(folder);
         all.map(|(path, shown)| (path.display().to_string(), shown.to_owned()))
             .collect()
     }
@@ -202,7 +209,7 @@ impl StoreKeys {
     /// The store keys that there are. Keys are opened with any of them.
     fn all(&self) -> Vec<Result<StoreKey, SealError>> {
         let credentials = [CREDENTIAL, FORMER].map(|name| self.credential(name));
-        let files = [FILE, NEXT].map(|name| self.file(name));
+        let files = FILES.map(|name| self.file(name));
         let all = credentials.into_iter().chain(files);
         all.filter_map(Result::transpose).collect()
     }
@@ -214,6 +221,18 @@ impl StoreKeys {
 
     fn file(&self, name: &str) -> Result<Option<StoreKey>, SealError> {
         found(self.path(name), file::read)
+    }
+
+    /// The store keys of the data directory.
+    fn files(&self) -> Result<Vec<StoreKey>, SealError> {
+        let all = FILES.iter().filter_map(|name| self.file(name).transpose());
+        all.collect()
+    }
+
+    /// The file of a store key in the data directory. Beside a rotation's file, it is the other one.
+    fn present(&self) -> Option<PathBuf> {
+        let mut files = FILES.iter().rev().filter_map(|name| self.path(name));
+        files.find(|path| path.exists())
     }
 
     fn path(&self, name: &str) -> Option<PathBuf> {
@@ -299,13 +318,15 @@ fn write(path: &Path, text: &str) -> std::io::Result<()> {
 
 /// The store key in a data directory for `nacre doctor`, which may not read the file.
 pub fn in_folder(state: Option<PathBuf>) -> Option<doctor::StoreKey> {
-    let file = state?.join(FILE);
-    file.exists().then_some(doctor::StoreKey::File(file))
+    let (credentials, state) = (None, Some(state?));
+    let keys = StoreKeys { credentials, state };
+    keys.present().map(doctor::StoreKey::File)
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -464,6 +485,109 @@ mod tests {
             rig.keys.end_rotation(&new).unwrap();
             assert!(rig.opens(&resealed) && !rig.opens(&current));
             assert!(!rig.state(NEXT).exists());
+        }
+    }
+
+    /// Goal: a crash at any moment of a rotation to a credential leaves every key readable, and the
+    /// next rotation deletes both files. Method: the files are put back as a crash leaves them.
+    #[test]
+    fn a_rotation_to_a_credential_is_interrupted() {
+        for left in [&[NEXT, FILE][..], &[FILE], &[NEXT], &[]] {
+            let rig = Rig::new();
+            let old = rig.seal(&[]).unwrap();
+            // A rotation of the file that failed has left its file.
+            rig.keys.begin_rotation(&in_use(&[&old])).unwrap();
+            rig.set_credential(CREDENTIAL, &"5a".repeat(32));
+            let new = rig.keys.begin_rotation(&in_use(&[&old])).unwrap();
+            assert!(rig.opens(&old), "before the state");
+            let current = new.seal("k", TEXT, NOW).unwrap();
+            for name in FILES.iter().filter(|name| !left.contains(name)) {
+                std::fs::remove_file(rig.state(name)).unwrap();
+            }
+            assert!(rig.opens(&current), "{left:?}");
+            let more = rig.seal(&[&current]).unwrap();
+            assert!(rig.opens(&more), "{left:?}");
+            let doctor = rig.keys.for_doctor(&[]).unwrap();
+            let again = rig.keys.begin_rotation(&in_use(&[&current, &more]));
+            let state = Some(rig.folder.path().join("state"));
+            match left.last() {
+                None => {
+                    assert_eq!(doctor, doctor::StoreKey::Credential);
+                    assert_eq!(again.unwrap_err(), SealError::OnlyCredential);
+                }
+                Some(file) => {
+                    let expected = doctor::StoreKey::File(rig.state(file));
+                    assert_eq!(in_folder(state), Some(expected.clone()));
+                    assert_eq!(doctor, expected);
+                    rig.keys.end_rotation(&again.unwrap()).unwrap();
+                }
+            }
+            assert!(!rig.state(FILE).exists() && !rig.state(NEXT).exists());
+            assert!(rig.opens(&current) && rig.opens(&more));
+        }
+    }
+
+    /// Goal: a file that cannot be deleted is the one that the next rotation looks for.
+    #[test]
+    fn the_next_file_is_deleted_first() {
+        let rig = Rig::new();
+        let old = rig.seal(&[]).unwrap();
+        rig.keys.begin_rotation(&in_use(&[&old])).unwrap();
+        rig.set_credential(CREDENTIAL, &"5a".repeat(32));
+        let new = rig.keys.begin_rotation(&in_use(&[&old])).unwrap();
+        std::fs::remove_file(rig.state(FILE)).unwrap();
+        std::fs::create_dir(rig.state(FILE)).unwrap();
+        assert!(rig.keys.end_rotation(&new).is_err());
+        assert!(!rig.state(NEXT).exists());
+    }
+
+    /// Goal: a crash leaves every key readable where a new file takes the place of a credential, and
+    /// the doctor and viewers take that file for a store key.
+    #[test]
+    fn a_rotation_from_a_credential_is_interrupted() {
+        let rig = Rig::new();
+        rig.set_credential(CREDENTIAL, &"5a".repeat(32));
+        let old = rig.seal(&[]).unwrap();
+        let credential = rig.folder.path().join("credentials").join(CREDENTIAL);
+        std::fs::rename(&credential, credential.with_file_name(FORMER)).unwrap();
+        let new = rig.keys.begin_rotation(&in_use(&[&old])).unwrap();
+        assert!(rig.opens(&old));
+        let current = new.seal("k", TEXT, NOW).unwrap();
+        assert!(rig.opens(&current));
+        let next = rig.state(NEXT);
+        let doctor = rig.keys.for_doctor(&[]);
+        assert_eq!(doctor, Some(doctor::StoreKey::File(next.clone())));
+        let hidden = rig.keys.hidden_paths();
+        let next = next.display().to_string();
+        assert!(hidden.iter().any(|(path, _)| *path == next));
+        let more = rig.seal(&[&current]).unwrap();
+        assert_eq!(in_use(&[&more]), in_use(&[&current]));
+        assert!(rig.state(FILE).exists() && !rig.state(NEXT).exists());
+        assert!(rig.opens(&current) && rig.opens(&more));
+    }
+
+    /// Goal: a reader finds the store key also while a rotation renames its file. Method: many
+    /// rotations, each beside a reader.
+    #[test]
+    fn reading_during_a_rename() {
+        let rig = Rig::new();
+        let mut sealed = rig.seal(&[]).unwrap();
+        for _ in 0..100 {
+            let new = rig.keys.begin_rotation(&in_use(&[&sealed])).unwrap();
+            sealed = new.seal("k", TEXT, NOW).unwrap();
+            let is_done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    let mut all = true;
+                    while !is_done.load(Ordering::Relaxed) {
+                        all &= rig.opens(&sealed);
+                    }
+                    all
+                });
+                rig.keys.promote().unwrap();
+                is_done.store(true, Ordering::Relaxed);
+                assert!(reader.join().unwrap());
+            });
         }
     }
 }
