@@ -94,6 +94,7 @@ impl Method<Engine> for Generate {
 
     async fn apply(params: GenerateParams, engine: Rc<Engine>) -> Result<MadeReply, RpcError> {
         check_new(&engine, &params.name)?;
+        let expires = Expiry::parse(params.expires)?;
         let hash = hash(params.hash.as_deref())?;
         let made = match params.kind {
             KeyKind::Dhchap => Secret::generate(hash, &mut SystemRandom).map(KeyText::Dhchap),
@@ -107,7 +108,7 @@ impl Method<Engine> for Generate {
         let text = text.to_text();
         let now = engine.keyring.clock.now();
         let place = sealed(&engine, &params.name, text.clone(), now).await?;
-        let facts = add(&engine, &params.name, place, params.expires).await?;
+        let facts = add(&engine, &params.name, place, expires).await?;
         Ok(MadeReply {
             text: params.reveal.then(|| text.into()),
             ..MadeReply::of(params.name, facts)
@@ -170,6 +171,7 @@ impl Method<Engine> for Import {
             expires,
         } = params;
         check_new(&engine, &name)?;
+        let expires = Expiry::parse(expires)?;
         let now = engine.keyring.clock.now();
         let place = match (text, path, credential, own) {
             (Some(text), None, None, None) => {
@@ -191,7 +193,7 @@ impl Method<Engine> for Import {
                 keys: StoreKeys::of(&engine),
             },
             _ => {
-                let cause = "one of text, file and credential is needed";
+                let cause = "exactly one of text, file, credential and sealed is needed";
                 return Err(RpcError::invalid_params(cause).field("text"));
             }
         };
@@ -328,10 +330,11 @@ impl Method<Engine> for RotateStore {
             }
         }
         let id = new.id();
-        // Both store keys open keys until this is done; the next sealing finishes it.
+        // Both store keys open keys until this is done. The next sealing finishes the rename of a
+        // file; where a credential is the new one, the next rotation deletes the files.
         let ended = blocking(move || keys.end_rotation(&new).map_err(|error| refused(&error)));
         if let Err(error) = ended.await {
-            warn!(%error, "the former store key is not deleted yet");
+            warn!(%error, "the former store key is not deleted: rotate the store key again");
         }
         info!(store_key = id, keys = count, "the store key was rotated");
         Ok(RotatedReply {
@@ -401,6 +404,19 @@ fn opened(keys: &StoreKeys, entry: &Entry) -> Result<Opened, RpcError> {
 
 fn sealed_text(entry: &Entry) -> Option<&str> {
     entry.record.params.get("sealed")?.as_str()
+}
+
+/// When a key expires. Parsed before the key is sealed, which may make a store key.
+struct Expiry {
+    text: Option<String>,
+    at: Option<SystemTime>,
+}
+
+impl Expiry {
+    fn parse(text: Option<String>) -> Result<Self, RpcError> {
+        let at = moment(text.as_deref())?;
+        Ok(Self { text, at })
+    }
 }
 
 /// Checks whether a key with this name can be added.
@@ -488,12 +504,11 @@ async fn add(
     engine: &Rc<Engine>,
     name: &str,
     place: KeyPlace,
-    expires: Option<String>,
+    expires: Expiry,
 ) -> Result<Option<Facts>, RpcError> {
-    let at = moment(expires.as_deref())?;
-    let record = record(name, &place, expires.as_deref());
+    let record = record(name, &place, expires.text.as_deref());
     let key = NamedKey::new(name.to_owned(), place, engine.keyring.clock.clone());
-    key.set_expiry(at);
+    key.set_expiry(expires.at);
     let facts = match key.facts() {
         Ok(facts) => Some(facts),
         Err(error) if crate::journal::is_replaying() => {

@@ -178,6 +178,30 @@ fn sealed_keys() {
     }
 }
 
+/// Goal: a call that is refused for its date has sealed nothing: there is no store key.
+#[test]
+fn a_wrong_date_seals_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let daemon = on(&state);
+    let file = key_file(folder.path(), "plain");
+    for (method, of) in [
+        ("key_generate", json!({ "kind": "tls" })),
+        ("key_import", json!({ "text": TEXT })),
+        ("key_import", json!({ "file": file })),
+    ] {
+        let mut params = json!({ "name": "n", "expires": "2027-13-01" });
+        params
+            .as_object_mut()
+            .unwrap()
+            .extend(of.as_object().unwrap().clone());
+        let refused = daemon.refused(method, params).data.unwrap();
+        assert_eq!(refused.field.as_deref(), Some("expires"), "{method}");
+        assert!(!state.join("store.key").exists(), "{method}");
+    }
+    assert_eq!(daemon.call("key_list", Value::Null), json!([]));
+}
+
 /// Goal: a daemon without its store key, with another one, or with a damaged sealed text starts,
 /// refuses the hosts of those keys only, and makes no new store key; all is well once it is back.
 #[test]
