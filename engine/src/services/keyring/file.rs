@@ -1,6 +1,6 @@
 //! Key files: regular files that no other user can read.
 
-use std::fs::{Metadata, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -45,7 +45,11 @@ pub fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
 
 /// Reads a credential of the service manager, which owns the file and decides who reads it.
 pub fn read_credential(path: &Path) -> Result<Zeroizing<String>, FileError> {
-    text_of(std::fs::File::open(path).map_err(of_io)?, Secret::MAX_TEXT)
+    let (file, metadata) = open(path)?;
+    if !metadata.is_file() {
+        return Err(FileError::NotAFile);
+    }
+    text_of(file, Secret::MAX_TEXT)
 }
 
 /// Reads a key file, and when it was changed last.
@@ -58,19 +62,22 @@ pub fn read_at_most(
     path: &Path,
     most: usize,
 ) -> Result<(Zeroizing<String>, Option<SystemTime>), FileError> {
-    // Without NONBLOCK the open of a pipe would wait for a writer.
-    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)
-        .map_err(of_io)?;
-    let metadata = file.metadata().map_err(of_io)?;
+    let (file, metadata) = open(path)?;
     check_metadata(&metadata)?;
     Ok((text_of(file, most)?, metadata.modified().ok()))
 }
 
-fn text_of(file: std::fs::File, most: usize) -> Result<Zeroizing<String>, FileError> {
+fn open(path: &Path) -> Result<(File, Metadata), FileError> {
+    // Without NONBLOCK the open of a pipe would wait for a writer.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).custom_flags(flags).open(path);
+    let file = opened.map_err(of_io)?;
+    let metadata = file.metadata().map_err(of_io)?;
+    Ok((file, metadata))
+}
+
+fn text_of(file: File, most: usize) -> Result<Zeroizing<String>, FileError> {
     // No reallocation: that would leave a copy of the secret in freed memory.
     let mut text = Zeroizing::new(String::with_capacity(most + 1));
     file.take(most as u64 + 1)

@@ -406,6 +406,32 @@ mod tests {
         assert!(error.starts_with("key bad: the checksum"), "{error}");
     }
 
+    /// Goal: only a regular file of bounded size is a credential; a pipe does not hang the daemon.
+    #[test]
+    fn credentials_are_regular_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let read = |name: &str| {
+            let (path, (done, outcome)) = (path(name), std::sync::mpsc::channel());
+            std::thread::spawn(move || done.send(file::read_credential(&path)));
+            let outcome = outcome.recv_timeout(Duration::from_secs(10));
+            outcome.unwrap_or_else(|_| panic!("reading {name} does not end"))
+        };
+        key_file(folder.path(), "good", TEXT, 0o440);
+        assert_eq!(*read("good").unwrap(), TEXT);
+        let pipe = rustix::fs::FileType::Fifo;
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), pipe, mode, 0).unwrap();
+        assert_eq!(read("pipe"), Err(FileError::NotAFile));
+        std::fs::create_dir(path("folder")).unwrap();
+        assert_eq!(read("folder"), Err(FileError::NotAFile));
+        std::os::unix::fs::symlink("/dev/zero", path("zero")).unwrap();
+        assert_eq!(read("zero"), Err(FileError::NotAFile));
+        key_file(folder.path(), "large", &"x".repeat(129), 0o440);
+        assert!(matches!(read("large"), Err(FileError::Large { .. })));
+        assert_eq!(read("none"), Err(FileError::Missing));
+    }
+
     #[test]
     fn the_number_of_keys_is_bounded() {
         let ring = Keyring::default();
