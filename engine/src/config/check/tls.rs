@@ -25,7 +25,10 @@ impl Check<'_> {
             ("metrics.tls", &metrics.client_ca, &metrics.client_crl),
         ] {
             if crl.is_some() && ca.is_none() {
-                let cause = format!("{table}.client_ca is missing, which made the lists");
+                let cause = format!(
+                    "{table}.client_ca is missing: revocation lists are of use only with the \
+                     certificates that sign those of clients"
+                );
                 let remedy = format!("add client_ca = \"/…/clients.pem\" to [{table}]");
                 self.refuse(&format!("{table}.client_crl"), cause, &remedy);
             }
