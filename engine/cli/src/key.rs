@@ -352,7 +352,13 @@ fn generate_sealed(
     let mut made = connection.call_for_json::<Generate>(params)?;
     let text = match made["text"].take() {
         Value::String(text) => Zeroizing::new(text),
-        _ => return Err(problem(Path::new(&params.name), &"the answer has no key")),
+        _ => {
+            let name = &params.name;
+            return Err(Failure::Failed(anyhow::anyhow!(
+                "the daemon made key {name}, and its answer has no text of it: remove it with \
+                 `nacre key remove {name}`"
+            )));
+        }
     };
     let Some(file) = out else {
         if connection.json {
@@ -363,20 +369,33 @@ fn generate_sealed(
         return done(connection, made);
     };
     let written = match KeyText::parse(&text) {
-        Ok(secret) => write(&file, &secret).map_err(|error| problem(&file, &error)),
-        Err(error) => Err(problem(&file, &error)),
+        Ok(secret) => write(&file, &secret).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
     };
-    if let Err(failure) = written {
+    if let Err(cause) = written {
         // Without its text the key is of no use.
         let name = params.name.clone();
-        let _ = connection.call_for_json::<RemoveKey>(&RemoveKeyParams { name });
-        return Err(failure);
+        let removed = connection.call_for_json::<RemoveKey>(&RemoveKeyParams { name });
+        let cause = not_written(&params.name, &cause, removed.is_ok());
+        return Err(problem(&file, &cause));
     }
     if let Some(made) = made.as_object_mut() {
         made.remove("text");
         made.insert("path".into(), json!(file));
     }
     done(connection, made)
+}
+
+/// Why a sealed key has no file, and what became of the key.
+fn not_written(name: &str, cause: &str, is_removed: bool) -> String {
+    if is_removed {
+        format!("{cause}; the daemon has removed key {name} again")
+    } else {
+        format!(
+            "{cause}; the daemon still has key {name}, whose text is lost: remove it with \
+             `nacre key remove {name}`"
+        )
+    }
 }
 
 fn add(connection: &Connection, made: &Made, expires: Option<String>) -> Result<(), Failure> {

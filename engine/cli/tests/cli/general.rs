@@ -138,3 +138,28 @@ fn hugepages_are_shown() {
     let error = nacre("hugepages reserve 2MiB 1 --node 4000", nowhere).failed(1);
     assert!(error.contains("no NUMA node 4000"), "{error}");
 }
+
+/// Goal: a sealed key whose text cannot be written is removed, and the error tells whether the daemon
+/// still has it.
+#[test]
+fn the_text_of_a_sealed_key_cannot_be_written() {
+    const TEXT: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    for (is_removed, expected) in [
+        (true, "the daemon has removed key web1 again"),
+        (false, "the daemon still has key web1"),
+    ] {
+        let daemon = Fake::play(move |method, _| match method {
+            "key_generate" => Ok(json!({ "name": "web1", "text": TEXT })),
+            "keyring_file_remove_key" if is_removed => Ok(json!(true)),
+            _ => Err(json!({ "code": -5, "message": "Input/output error" })),
+        });
+        let failed = daemon.nacre("key generate web1 --sealed --out /dev/null/web1");
+        assert_eq!(failed.code, 1, "{failed:?}");
+        assert!(failed.err.contains(expected), "{failed:?}");
+        assert!(
+            failed.err.contains("/dev/null/web1: Not a directory"),
+            "{failed:?}"
+        );
+        assert!(!format!("{failed:?}").contains("AAECAwQF"));
+    }
+}
