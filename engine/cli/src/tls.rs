@@ -27,6 +27,9 @@ pub(crate) struct TlsArgs {
     /// Certificates that sign the daemon's (PEM)
     #[arg(long, value_name = "FILE", env = "NACRE_TLS_CA")]
     ca: Option<PathBuf>,
+    /// Revocation lists of those certificates (PEM): refuse a daemon whose certificate is revoked
+    #[arg(long, value_name = "FILE", env = "NACRE_TLS_CRL")]
+    crl: Option<PathBuf>,
     /// The name in the daemon's certificate, unless it is that of --tls
     #[arg(long, value_name = "NAME", env = "NACRE_TLS_SERVER_NAME")]
     server_name: Option<String>,
@@ -40,13 +43,14 @@ impl TlsArgs {
         if let (Some(address), Some(cert), Some(key), Some(ca)) =
             (self.tls, self.cert, self.key, self.ca)
         {
-            let server_name = self.server_name;
+            let (server_name, crl) = (self.server_name, self.crl);
             let _ = REMOTE.set(Remote {
                 address,
                 server_name,
                 cert,
                 key,
                 ca,
+                crl,
             });
         }
     }

@@ -184,7 +184,7 @@ pub struct EnvSource;
 
 /// Variables read by other parts of the program, such as the host identity of commands that connect
 /// to a target.
-const OTHER_VARIABLES: [&str; 10] = [
+const OTHER_VARIABLES: [&str; 11] = [
     "NACRE_CONFIG",
     "NACRE_HOSTNQN",
     "NACRE_HOSTID",
@@ -193,6 +193,7 @@ const OTHER_VARIABLES: [&str; 10] = [
     "NACRE_TLS_CERT",
     "NACRE_TLS_KEY",
     "NACRE_TLS_CA",
+    "NACRE_TLS_CRL",
     "NACRE_TLS_SERVER_NAME",
     "NACRE_CONFORMANCE_SEED",
 ];

@@ -327,9 +327,9 @@ mod tests {
         };
         tunables.http_tls = Some(files.server().unwrap());
         daemon.engine.tune(tunables);
-        let good = client(named(&ops), named(&ops_key), named(&ca)).unwrap();
-        let bad = client(named(&foreign), named(&foreign_key), named(&ca)).unwrap();
-        let revoked = client(named(&viewer), named(&viewer_key), named(&ca)).unwrap();
+        let good = client(named(&ops), named(&ops_key), named(&ca), None).unwrap();
+        let bad = client(named(&foreign), named(&foreign_key), named(&ca), None).unwrap();
+        let revoked = client(named(&viewer), named(&viewer_key), named(&ca), None).unwrap();
         daemon.run(async {
             let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
             let address = listener.local_addr().unwrap();

@@ -48,6 +48,8 @@ const FILES: [(&str, &str); 10] = [
 ];
 /// The list that revokes the certificate of `viewer`.
 const CRL_VIEWER: &str = include_str!("../../../rpc/src/tls/test_files/crl_viewer.pem");
+/// A list of another authority.
+const CRL_FOREIGN: &str = include_str!("../../../rpc/src/tls/test_files/crl_foreign.pem");
 
 fn free_port() -> u16 {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -122,6 +124,18 @@ fn another_machine_has_the_role_of_its_certificate() {
     let (text, code) = outcome(&place.remote(port, "foreign", &["bdev", "list"]));
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("the daemon refused the handshake"), "{text}");
+    // The client has revocation lists, too: of the daemon's authority, and of another one.
+    std::fs::write(place.path("foreign.crl"), CRL_FOREIGN).unwrap();
+    let list = |crl: &str| {
+        let crl = place.path(crl);
+        let words = ["--crl", crl.to_str().unwrap(), "bdev", "list"];
+        outcome(&place.remote(port, "ops", &words))
+    };
+    let (text, code) = list("clients.crl");
+    assert_eq!(code, Some(0), "{text}");
+    let (text, code) = list("foreign.crl");
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("--crl must have a list"), "{text}");
     let (text, code) = outcome(&place.remote(free_port(), "ops", &["bdev", "list"]));
     assert_eq!(code, Some(3), "{text}");
 

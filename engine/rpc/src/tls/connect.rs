@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
-use rustls::{ClientConnection, StreamOwned};
+use rustls::{CertificateError, ClientConnection, StreamOwned};
 
 use super::files::{Named, TlsError, client};
 use super::tls_error;
@@ -22,6 +22,8 @@ pub struct Remote {
     pub key: PathBuf,
     /// Certificates that sign the daemon's.
     pub ca: PathBuf,
+    /// Revocation lists of `ca`; `None`: no certificate is revoked.
+    pub crl: Option<PathBuf>,
 }
 
 /// Why a handshake with a daemon failed.
@@ -37,6 +39,12 @@ pub enum HandshakeFailure {
         "the daemon's certificate is refused: {source}; --ca must name the certificate that signed it, and {name} must be one of its names (--server-name)"
     )]
     Certificate { name: String, source: rustls::Error },
+    #[error("the daemon's certificate is revoked: it needs another one in its [rpc.tls] cert")]
+    Revoked,
+    #[error(
+        "the daemon's certificate is refused: {0}; --crl must have a list of each authority that signed it, and none that has ended"
+    )]
+    NoList(rustls::Error),
     #[error(
         "the daemon refused the handshake: {0}; --cert must be a certificate that its [rpc.tls] client_ca signed, for clients, not expired and not revoked; the daemon's log has the cause"
     )]
@@ -67,6 +75,7 @@ impl Remote {
             named("--cert", &self.cert),
             named("--key", &self.key),
             named("--ca", &self.ca),
+            self.crl.as_deref().map(|path| named("--crl", path)),
         );
         let config = config.map_err(|error| failed(error.into()))?;
         let name = self.name();
@@ -119,6 +128,16 @@ impl Remote {
     /// 4.4.2.4).
     pub(crate) fn failure(&self, error: &std::io::Error) -> Option<HandshakeFailure> {
         match tls_error(error) {
+            Some(rustls::Error::InvalidCertificate(CertificateError::Revoked)) => {
+                Some(HandshakeFailure::Revoked)
+            }
+            Some(
+                source @ rustls::Error::InvalidCertificate(
+                    CertificateError::UnknownRevocationStatus
+                    | CertificateError::ExpiredRevocationList
+                    | CertificateError::ExpiredRevocationListContext { .. },
+                ),
+            ) => Some(HandshakeFailure::NoList(source.clone())),
             Some(source @ rustls::Error::InvalidCertificate(_)) => {
                 Some(HandshakeFailure::Certificate {
                     name: self.name(),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use rustls::client::WebPkiServerVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
@@ -155,17 +156,8 @@ impl Files<'_> {
             }
             builder = builder.with_crls(lists).enforce_revocation_expiration();
         }
-        let verifier = builder.build().map_err(|source| {
-            let named = match source {
-                VerifierBuilderError::InvalidCrl(_) => self.crl.unwrap_or(ca),
-                _ => ca,
-            };
-            TlsError::NoAuthority {
-                key: named.key,
-                path: named.path.to_owned(),
-                source,
-            }
-        })?;
+        let verifier = builder.build();
+        let verifier = verifier.map_err(|source| no_authority(ca, self.crl, source))?;
         Ok((verifier, revocations))
     }
 }
@@ -175,19 +167,43 @@ pub fn revocations(ca: Named<'_>, crl: Named<'_>) -> Result<Vec<Revocation>, Tls
     crl.revocations(&ca.roots()?, &crl.lists()?)
 }
 
-/// The configuration of a client with a certificate.
+/// The configuration of a client with a certificate. `crl`: the revocation lists of `ca`.
 pub fn client(
     cert: Named<'_>,
     key: Named<'_>,
     ca: Named<'_>,
+    crl: Option<Named<'_>>,
 ) -> Result<Arc<ClientConfig>, TlsError> {
-    let config = ClientConfig::builder_with_provider(provider())
+    let provider = provider();
+    let roots = Arc::new(ca.roots()?);
+    let mut verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider));
+    if let Some(crl) = crl {
+        let lists = crl.lists()?;
+        verifier = verifier.with_crls(lists).enforce_revocation_expiration();
+    }
+    let verifier = verifier
+        .build()
+        .map_err(|source| no_authority(ca, crl, source))?;
+    let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .map_err(|source| cert.refused(source))?
-        .with_root_certificates(ca.roots()?)
+        .with_webpki_verifier(verifier)
         .with_client_auth_cert(cert.chain()?, key.private_key()?)
         .map_err(|source| key.refused(source))?;
     Ok(Arc::new(config))
+}
+
+/// The error of a file of authorities, or of their revocation lists.
+fn no_authority(ca: Named<'_>, crl: Option<Named<'_>>, source: VerifierBuilderError) -> TlsError {
+    let named = match source {
+        VerifierBuilderError::InvalidCrl(_) => crl.unwrap_or(ca),
+        _ => ca,
+    };
+    TlsError::NoAuthority {
+        key: named.key,
+        path: named.path.to_owned(),
+        source,
+    }
 }
 
 fn provider() -> Arc<CryptoProvider> {
@@ -353,6 +369,11 @@ pub(crate) mod tests {
         include_str!("test_files/viewer.pem"),
         include_str!("test_files/viewer.key"),
     ];
+    const REVOKED: [&str; 2] = [
+        include_str!("test_files/revoked.pem"),
+        include_str!("test_files/revoked.key"),
+    ];
+    const CRL_SERVER: &str = include_str!("test_files/crl_server.pem");
     const CRL_NONE: &str = include_str!("test_files/crl_none.pem");
     const CRL_VIEWER: &str = include_str!("test_files/crl_viewer.pem");
     const CRL_ENDED: &str = include_str!("test_files/crl_ended.pem");
@@ -381,6 +402,9 @@ pub(crate) mod tests {
             ("foreign_ca.pem", FOREIGN[2]),
             ("viewer.pem", VIEWER[0]),
             ("viewer.key", VIEWER[1]),
+            ("revoked.pem", REVOKED[0]),
+            ("revoked.key", REVOKED[1]),
+            ("crl_server.pem", CRL_SERVER),
             ("crl_none.pem", CRL_NONE),
             ("crl_viewer.pem", CRL_VIEWER),
             ("crl_ended.pem", CRL_ENDED),

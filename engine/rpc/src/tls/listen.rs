@@ -248,6 +248,7 @@ mod tests {
             cert: dir.join(cert),
             key: dir.join(key),
             ca: dir.join(ca),
+            crl: None,
         }
     }
 
@@ -327,6 +328,50 @@ mod tests {
             let mut client = Client::over_tls(&other, PATIENCE).unwrap();
             client.call_by_name("echo", Value::Null).unwrap();
         });
+    }
+
+    /// Goal: a client refuses a daemon whose certificate is revoked, or whose authority has no
+    /// current list, with the cause and the remedy.
+    #[test]
+    fn the_certificate_of_a_daemon_is_revoked() {
+        for (cert, crl, expected) in [
+            ("server", None, None),
+            ("revoked", None, None),
+            ("server", Some("crl_server.pem"), None),
+            ("revoked", Some("crl_none.pem"), None),
+            (
+                "revoked",
+                Some("crl_server.pem"),
+                Some("the daemon's certificate is revoked"),
+            ),
+            (
+                "server",
+                Some("crl_foreign.pem"),
+                Some("--crl must have a list of each authority"),
+            ),
+            ("server", Some("crl_ended.pem"), Some("none that has ended")),
+            ("server", Some("ca.pem"), Some("--crl")),
+            ("server", Some("none.pem"), Some("No such file")),
+        ] {
+            let folder = folder();
+            let [own, key] = ["pem", "key"].map(|kind| format!("{cert}.{kind}"));
+            let config = server(folder.path(), &own, &key, "ca.pem").unwrap();
+            let config = move || Some(Arc::clone(&config));
+            let outcome = run_in(&folder, IDLE_LIMIT, config, move |dir, address| {
+                let mut ops = remote(dir, address, "ops.pem", "ops.key", "ca.pem");
+                ops.crl = crl.map(|name| dir.join(name));
+                Client::over_tls(&ops, PATIENCE)
+                    .and_then(|mut client| client.call_by_name("who", Value::Null))
+            });
+            match (outcome, expected) {
+                (Ok(_), None) => {}
+                (Err(error @ ClientError::Handshake { .. }), Some(expected)) => {
+                    let error = error.to_string();
+                    assert!(error.contains(expected), "{cert} {crl:?}: {error}");
+                }
+                (outcome, _) => panic!("{cert} {crl:?}: {outcome:?}"),
+            }
+        }
     }
 
     /// Goal: idle, silent and plain connections end, and do not keep others out.
