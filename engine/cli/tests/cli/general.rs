@@ -139,8 +139,8 @@ fn hugepages_are_shown() {
     assert!(error.contains("no NUMA node 4000"), "{error}");
 }
 
-/// Goal: a sealed key whose text cannot be written is removed, and the error tells whether the daemon
-/// still has it.
+/// Goal: a sealed key whose text cannot be written is removed, and the error tells whether the
+/// daemon still has it.
 #[test]
 fn the_text_of_a_sealed_key_cannot_be_written() {
     const TEXT: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";

@@ -39,8 +39,8 @@ const FORMER: &str = "nacre-store-key-former";
 /// The name of its file in the data directory.
 pub const FILE: &str = "store.key";
 const NEXT: &str = "store.key.next";
-/// The files in the order in which they are read and deleted. A reader that finds no `NEXT`, because
-/// it has just become `FILE`, then finds it there.
+/// The files in the order in which they are read and deleted. A reader that finds no `NEXT`
+/// because it has just become `FILE` finds it there next.
 const FILES: [&str; 2] = [NEXT, FILE];
 
 /// The store keys of a daemon.
@@ -229,7 +229,7 @@ impl StoreKeys {
         all.collect()
     }
 
-    /// The file of a store key in the data directory. Beside a rotation's file, it is the other one.
+    /// The file of a store key in the data directory. `FILE` comes before `NEXT`.
     fn present(&self) -> Option<PathBuf> {
         let mut files = FILES.iter().rev().filter_map(|name| self.path(name));
         files.find(|path| path.exists())
@@ -541,8 +541,8 @@ mod tests {
         assert!(!rig.state(NEXT).exists());
     }
 
-    /// Goal: a crash leaves every key readable where a new file takes the place of a credential, and
-    /// the doctor and viewers take that file for a store key.
+    /// Goal: a crash leaves every key readable where a new file takes the place of a credential.
+    /// The doctor reports that file, and no viewer sees its path.
     #[test]
     fn a_rotation_from_a_credential_is_interrupted() {
         let rig = Rig::new();
