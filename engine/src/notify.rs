@@ -6,10 +6,12 @@
 //! refused connection). The next event of its kind reports how many were suppressed; if none
 //! follows, the last suppressed event is reported with that number.
 
+mod queue;
 mod types;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use schemars::JsonSchema;
@@ -17,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::Notify;
 
+pub use queue::EventQueue;
 pub use types::{TYPES, markdown};
 
 /// Number of events kept; older ones are dropped. As in SPDK.
@@ -156,7 +159,8 @@ fn is_zero(n: &u64) -> bool {
 /// The ring of the latest events, and the rate limits.
 #[derive(Debug, Default)]
 pub struct Notifications {
-    ring: RefCell<VecDeque<EventDetails>>,
+    ring: RefCell<VecDeque<Rc<EventDetails>>>,
+    queues: RefCell<Vec<Weak<EventQueue>>>,
     next: Cell<u64>,
     bursts: RefCell<BTreeMap<Key, Burst>>,
     more: Notify,
@@ -269,7 +273,7 @@ impl Notifications {
         }
         let id = self.next.get();
         self.next.set(id + 1);
-        ring.push_back(EventDetails {
+        let event = Rc::new(EventDetails {
             id,
             time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
             category,
@@ -280,8 +284,27 @@ impl Notifications {
             facts,
             left_out,
         });
+        ring.push_back(Rc::clone(&event));
         drop(ring);
+        self.queues.borrow_mut().retain(|queue| {
+            let queue = queue.upgrade();
+            queue.inspect(|queue| queue.offer(&event)).is_some()
+        });
         self.more.notify_waiters();
+    }
+
+    /// The queue gets events from now on, as long as it exists.
+    pub fn attach(&self, queue: &Rc<EventQueue>) {
+        self.queues.borrow_mut().push(Rc::downgrade(queue));
+    }
+
+    /// As [`Notifications::attach`], and the events in the ring.
+    pub fn attach_with_kept(&self, queue: &Rc<EventQueue>) {
+        self.ring
+            .borrow()
+            .iter()
+            .for_each(|event| queue.offer(event));
+        self.attach(queue);
     }
 
     /// Returns how many events were left out before this one, or `None` if this one is left out
@@ -318,7 +341,7 @@ impl Notifications {
     pub fn since(&self, from: u64, max: u64) -> Vec<Event> {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let ring = self.ring.borrow();
-        let event = |details: &EventDetails| Event {
+        let event = |details: &Rc<EventDetails>| Event {
             kind: details.kind.to_owned(),
             ctx: details.ctx.clone(),
             id: details.id,
@@ -339,7 +362,7 @@ impl Notifications {
     ) -> Vec<EventDetails> {
         let ring = self.ring.borrow();
         let ours = ring.iter().filter(|e| e.id >= from && wanted(e));
-        ours.take(max).cloned().collect()
+        ours.take(max).map(|event| (**event).clone()).collect()
     }
 
     /// The id of the next event.

@@ -75,13 +75,20 @@ impl std::fmt::Display for Server {
 }
 
 /// The URL of a webhook.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Url {
     pub(crate) https: bool,
     pub(crate) server: Server,
     /// The value of the header `Host`.
     pub(crate) authority: String,
+    /// The path and the query.
     pub(crate) path: String,
+}
+
+impl std::fmt::Debug for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Url({:?})", self.origin())
+    }
 }
 
 impl Url {
@@ -100,20 +107,25 @@ impl Url {
             return Err(AddressError::UserInfo);
         }
         let server = Server::parse(authority.as_str(), if https { 443 } else { 80 })?;
-        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        // Its text adds the slash that a URL with a query and no path lacks.
+        let path = uri.path_and_query().map(ToString::to_string);
         Ok(Self {
             https,
             server,
             authority: authority.to_string(),
-            path: if path.is_empty() { "/" } else { path }.to_owned(),
+            path: path.unwrap_or_else(|| "/".into()),
         })
+    }
+
+    pub fn server(&self) -> &Server {
+        &self.server
     }
 
     pub fn is_https(&self) -> bool {
         self.https
     }
 
-    /// True if requests may carry a token.
+    /// True if requests may carry a secret.
     pub fn is_private(&self) -> bool {
         self.https || self.server.is_local()
     }
@@ -174,6 +186,9 @@ mod tests {
         let url = Url::parse("http://[::1]:8080").unwrap();
         assert_eq!((url.https, &*url.path), (false, "/"));
         assert_eq!(url.server.to_string(), "[::1]:8080");
+        let url = Url::parse("https://hooks.example.org?s3cret").unwrap();
+        assert_eq!(url.path, "/?s3cret");
+        assert_eq!(format!("{url:?}"), "Url(\"https://hooks.example.org\")");
         for (text, expected) in [
             ("hooks.example.org", AddressError::Scheme),
             ("ftp://a/", AddressError::Scheme),

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use lettre::transport::smtp;
 
+use crate::one_line;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("cannot connect to {server}: {source}")]
@@ -21,6 +23,8 @@ pub enum Failure {
     ServerName(String),
     #[error("the token would cross the network in clear: the URL must have https://")]
     TokenInClear,
+    #[error("the URL is a secret and would cross the network in clear: it must have https://")]
+    UrlInClear,
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
     #[error("the request cannot be made: {0}")]
@@ -35,6 +39,13 @@ pub enum Failure {
     Late(Duration),
     #[error("mail: {}", chain(.0))]
     Smtp(#[from] smtp::Error),
+    #[error("mail to {recipient}: {}", chain(source))]
+    Recipient {
+        recipient: String,
+        source: smtp::Error,
+    },
+    #[error("an address has letters that the mail server does not accept (no SMTPUTF8)")]
+    International,
     #[error("the mail cannot be made: {0}")]
     Mail(#[from] lettre::error::Error),
     #[error("{path}: {cause}", path = path.display())]
@@ -53,6 +64,11 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// One line for logs and terminals: servers choose parts of it.
+    pub fn cause(&self) -> String {
+        one_line(&self.to_string(), 500)
+    }
+
     /// True if another attempt has no prospect: the receiver refuses this message.
     pub fn is_final(&self) -> bool {
         match self {
@@ -61,7 +77,12 @@ impl Failure {
                 (300..500).contains(status) && ![408, 425, 429].contains(status)
             }
             Self::Smtp(error) => error.is_permanent(),
-            Self::Mail(_) | Self::Request(_) | Self::TokenInClear => true,
+            Self::Recipient { .. }
+            | Self::International
+            | Self::Mail(_)
+            | Self::Request(_)
+            | Self::TokenInClear
+            | Self::UrlInClear => true,
             _ => false,
         }
     }

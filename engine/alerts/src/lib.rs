@@ -7,12 +7,14 @@
 //!   Failure ───▶ Retry::pause    when to try again, or never
 //! ```
 //!
-//! The daemon chooses the events and calls again after a failure. It reads secrets and certificates
-//! on a helper thread ([`Trust::read`]); everything else here is asynchronous.
+//! The daemon chooses the events and calls again after a failure. It reads files and asks the
+//! resolver ([`Server::resolve`]) on a helper thread; everything else here is asynchronous.
 
 #![forbid(unsafe_code)]
 
 mod address;
+mod answers;
+mod connect;
 mod failure;
 mod mail;
 mod message;
@@ -22,8 +24,8 @@ mod webhook;
 
 pub use address::{AddressError, Server, Url, check_mailbox};
 pub use failure::Failure;
-pub use mail::{Login, Mail, Security};
-pub use message::{Event, Message};
+pub use mail::{Login, Mail, Progress, Security};
+pub use message::{Event, Message, one_line};
 pub use retry::Retry;
 pub use trust::Trust;
 pub use webhook::{SigningSecret, WeakSecret, Webhook};

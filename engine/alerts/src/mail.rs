@@ -1,21 +1,31 @@
 //! Mail through an SMTP server.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use lettre::message::header::{ContentType, HeaderName, HeaderValue};
-use lettre::transport::smtp::authentication::Credentials;
-use lettre::transport::smtp::client::{Certificate, CertificateStore, Tls, TlsParameters};
-use lettre::transport::smtp::extension::ClientId;
-use lettre::{AsyncSmtpTransport, AsyncTransport, Tokio1Executor};
+use lettre::transport::smtp;
+use lettre::transport::smtp::authentication::{Credentials, Mechanism};
+use lettre::transport::smtp::client::{
+    AsyncSmtpConnection, AsyncTokioStream, Certificate, CertificateStore, TlsParameters,
+};
+use lettre::transport::smtp::commands::{self, Data, Rcpt, Rset};
+use lettre::transport::smtp::extension::{ClientId, Extension, MailBodyParameter, MailParameter};
 use zeroize::Zeroizing;
 
 use crate::address::mailbox;
+use crate::answers::Answers;
 use crate::{Failure, Message, Server, Trust};
+
+/// The time for QUIT, whose answer decides nothing.
+const GOODBYE: Duration = Duration::from_secs(2);
 
 /// A mail server and the recipients.
 #[derive(Debug)]
 pub struct Mail {
     pub server: Server,
+    /// From [`Server::resolve`].
+    pub addresses: Vec<SocketAddr>,
     pub security: Security,
     /// `None`: the server needs no authentication.
     pub login: Option<Login>,
@@ -44,49 +54,130 @@ impl std::fmt::Debug for Login {
     }
 }
 
-impl Mail {
-    /// Sends the message; `Ok` after the server has accepted it for every recipient.
-    pub async fn send(&self, message: &Message, limit: Duration) -> Result<(), Failure> {
-        let mail = self.compose(message)?;
-        let host = self.server.host.clone();
-        let mut builder = AsyncSmtpTransport::<Tokio1Executor>::builder_dangerous(host)
-            .port(self.server.port)
-            .hello_name(ClientId::Domain(message.node.clone()))
-            .timeout(Some(limit))
-            .tls(self.tls()?);
-        if let Some(login) = &self.login {
-            let password = login.password.as_str().to_owned();
-            builder = builder.credentials(Credentials::new(login.user.clone(), password));
-        }
-        let transport = builder.build();
-        let sent = tokio::time::timeout(limit, transport.send(mail)).await;
-        sent.map_err(|_| Failure::Late(limit))??;
-        Ok(())
+/// The recipients that need no further attempt of a message.
+#[derive(Debug, Default)]
+pub struct Progress {
+    accepted: Vec<String>,
+    refused: Vec<String>,
+    /// The first refusal.
+    refusal: Option<Failure>,
+}
+
+impl Progress {
+    /// True if the message reached a recipient.
+    pub fn is_partial(&self) -> bool {
+        !self.accepted.is_empty()
     }
 
-    fn tls(&self) -> Result<Tls, Failure> {
-        let parameters = |trust: &Trust| {
-            let mut builder = TlsParameters::builder(self.server.host.clone())
-                .certificate_store(CertificateStore::None);
-            for authority in trust.authorities() {
-                let certificate = Certificate::from_der(authority.to_vec())?;
-                builder = builder.add_root_certificate(certificate);
+    fn is_over(&self, recipient: &String) -> bool {
+        self.accepted.contains(recipient) || self.refused.contains(recipient)
+    }
+}
+
+impl Mail {
+    /// Sends the message to the recipients that `progress` lacks. `Ok`: the server has accepted it
+    /// for every recipient. A final failure: for some, and it refuses the others.
+    pub async fn send(
+        &self,
+        message: &Message,
+        progress: &mut Progress,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let session = self.session(message, progress, limit);
+        let ended = tokio::time::timeout(limit, session).await;
+        if self.to.iter().all(|recipient| progress.is_over(recipient)) {
+            return progress.refusal.take().map_or(Ok(()), Err);
+        }
+        ended.map_err(|_| Failure::Late(limit))?
+    }
+
+    /// One transaction for each recipient, so that one that is refused stops no other.
+    async fn session(
+        &self,
+        message: &Message,
+        progress: &mut Progress,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let mail = self.compose(message)?.formatted();
+        let from = mailbox(&self.from)?.email;
+        let mut connection = self.open(message, limit).await?;
+        let mut later = None;
+        let mut is_clean = true;
+        for recipient in &self.to {
+            if progress.is_over(recipient) {
+                continue;
             }
-            builder.build_rustls()
+            if !is_clean && let Err(error) = connection.command(Rset).await {
+                return Err(later.unwrap_or(error).into());
+            }
+            let to = mailbox(recipient)?.email;
+            let parameters = parameters(&connection, &mail)?;
+            let first = commands::Mail::new(Some(from.clone()), parameters);
+            match transact(&mut connection, first, Rcpt::new(to, vec![]), &mail).await {
+                Ok(()) => progress.accepted.push(recipient.clone()),
+                Err(source) if source.is_permanent() => {
+                    progress.refused.push(recipient.clone());
+                    progress.refusal.get_or_insert(Failure::Recipient {
+                        recipient: recipient.clone(),
+                        source,
+                    });
+                    is_clean = false;
+                }
+                Err(error) if error.is_transient() => {
+                    later.get_or_insert(error);
+                    is_clean = false;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let _ = tokio::time::timeout(GOODBYE, connection.quit()).await;
+        later.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Connects, with TLS and authentication.
+    async fn open(
+        &self,
+        message: &Message,
+        limit: Duration,
+    ) -> Result<AsyncSmtpConnection, Failure> {
+        let stream = self.server.connect(&self.addresses, limit).await?;
+        let stream: Box<dyn AsyncTokioStream> = match &self.security {
+            Security::StartTls(_) => Box::new(Answers::before_starttls(stream)),
+            Security::Implicit(trust) => {
+                Box::new(Answers::new(self.server.handshake(stream, trust).await?))
+            }
+            Security::Clear => Box::new(Answers::new(stream)),
         };
-        Ok(match &self.security {
-            Security::StartTls(trust) => Tls::Required(parameters(trust)?),
-            Security::Implicit(trust) => Tls::Wrapper(parameters(trust)?),
-            Security::Clear => Tls::None,
-        })
+        let hello = ClientId::Domain(message.domain());
+        let mut connection = AsyncSmtpConnection::connect_with_transport(stream, &hello).await?;
+        if let Security::StartTls(trust) = &self.security {
+            connection.starttls(self.tls(trust)?, &hello).await?;
+        }
+        if let Some(login) = &self.login {
+            let password = login.password.as_str().to_owned();
+            let credentials = Credentials::new(login.user.clone(), password);
+            let mechanisms = [Mechanism::Plain, Mechanism::Login];
+            connection.auth(&mechanisms, &credentials).await?;
+        }
+        Ok(connection)
+    }
+
+    fn tls(&self, trust: &Trust) -> Result<TlsParameters, smtp::Error> {
+        let mut builder = TlsParameters::builder(self.server.host.clone())
+            .certificate_store(CertificateStore::None);
+        for authority in trust.authorities() {
+            let certificate = Certificate::from_der(authority.to_vec())?;
+            builder = builder.add_root_certificate(certificate);
+        }
+        builder.build_rustls()
     }
 
     fn compose(&self, message: &Message) -> Result<lettre::Message, Failure> {
         let mut builder = lettre::Message::builder()
             .from(mailbox(&self.from)?)
-            .subject(&message.text)
+            .subject(message.subject())
             .date_now()
-            .message_id(Some(format!("<{}@{}>", message.id, message.node)))
+            .message_id(Some(format!("<{}@{}>", message.id, message.domain())))
             .header(ContentType::TEXT_PLAIN);
         for recipient in &self.to {
             builder = builder.to(mailbox(recipient)?);
@@ -98,4 +189,33 @@ impl Mail {
         mail.headers_mut().insert_raw(value);
         Ok(mail)
     }
+}
+
+async fn transact(
+    connection: &mut AsyncSmtpConnection,
+    sender: commands::Mail,
+    recipient: Rcpt,
+    mail: &[u8],
+) -> Result<(), smtp::Error> {
+    connection.command(sender).await?;
+    connection.command(recipient).await?;
+    connection.command(Data).await?;
+    connection.message(mail).await.map(drop)
+}
+
+/// The extensions that a mail needs. Only addresses have letters outside ASCII.
+fn parameters(
+    connection: &AsyncSmtpConnection,
+    mail: &[u8],
+) -> Result<Vec<MailParameter>, Failure> {
+    if mail.is_ascii() {
+        return Ok(Vec::new());
+    }
+    let server = connection.server_info();
+    let needed = [Extension::SmtpUtfEight, Extension::EightBitMime];
+    if !needed.iter().all(|one| server.supports_feature(*one)) {
+        return Err(Failure::International);
+    }
+    let body = MailParameter::Body(MailBodyParameter::EightBitMime);
+    Ok(vec![MailParameter::SmtpUtfEight, body])
 }

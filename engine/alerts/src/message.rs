@@ -1,7 +1,5 @@
 //! The content of an alert.
 
-use std::fmt::Write;
-
 use serde::Serialize;
 
 /// One message about one or more events. It is the JSON body of a webhook, and the text of a mail.
@@ -20,7 +18,7 @@ pub struct Message {
     pub text: String,
     /// Oldest first.
     pub events: Vec<Event>,
-    /// Events before these that were dropped while the receiver was unreachable.
+    /// Events that the receiver lost since its last message: given up, or more than can wait.
     pub lost: u64,
 }
 
@@ -39,35 +37,58 @@ pub struct Event {
     pub left_out: u64,
 }
 
+/// Most characters of an event in a mail, and of a subject.
+const LINE: usize = 500;
+
 impl Message {
-    /// The text of a mail.
+    /// The text of a mail. No text of an event can begin a line of its own.
     pub(crate) fn mail_text(&self) -> String {
         let mut text = String::new();
-        let write = &mut text;
-        let written = if self.events.is_empty() {
-            writeln!(write, "{}", self.text)
-        } else {
-            self.events.iter().try_for_each(|event| {
-                let left_out = match event.left_out {
-                    0 => String::new(),
-                    n => format!(" ({n} more like it)"),
-                };
-                writeln!(
-                    write,
-                    "{}  {}  {}{left_out}",
-                    event.time, event.severity, event.text
-                )
-            })
-        };
-        written.expect("writing to a string");
+        if self.events.is_empty() {
+            text += &format!("{}\n", self.subject());
+        }
+        for event in &self.events {
+            let left_out = match event.left_out {
+                0 => String::new(),
+                n => format!(" ({n} more like it)"),
+            };
+            let line = one_line(&event.text, LINE);
+            text += &format!("{}  {}  {line}{left_out}\n", event.time, event.severity);
+        }
         if self.lost > 0 {
-            let lost = format!("{} earlier events were dropped.", self.lost);
-            text += &format!("\n{lost}\n");
+            text += &format!("\n{} earlier events were lost.\n", self.lost);
         }
         text += &format!(
             "\nNode: {}\n\"nacre events\" on it shows all events; \"nacre alert silence\" stops these messages for a time.\n",
-            self.node
+            one_line(&self.node, LINE)
         );
         text
     }
+
+    pub(crate) fn subject(&self) -> String {
+        one_line(&self.text, LINE)
+    }
+
+    /// The node's name with the characters that a domain can have.
+    pub(crate) fn domain(&self) -> String {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+        let name: String = self.node.chars().filter(|c| is_allowed(*c)).collect();
+        if name.is_empty() {
+            return "localhost".into();
+        }
+        name
+    }
+}
+
+/// At most this many characters of the text. Spaces replace control characters, separators of
+/// lines, and marks that reorder the text around them.
+pub fn one_line(text: &str, most: usize) -> String {
+    let is_unsafe =
+        |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let replaced = text.chars().map(|c| if is_unsafe(c) { ' ' } else { c });
+    let mut line: String = replaced.take(most).collect();
+    if text.chars().nth(most).is_some() {
+        line.push('…');
+    }
+    line
 }

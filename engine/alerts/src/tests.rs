@@ -10,7 +10,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use zeroize::Zeroizing;
 
@@ -18,6 +18,8 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(200);
+/// Enough for one recipient.
+const SLOW: Duration = Duration::from_secs(2);
 
 macro_rules! test_file {
     ($name:literal) => {
@@ -34,9 +36,7 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 }
 
 fn trust(pem: &str) -> Trust {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), pem).unwrap();
-    Trust::read(Some(file.path())).unwrap()
+    Trust::of_pem(Path::new("/ca.pem"), pem.as_bytes()).unwrap()
 }
 
 fn acceptor() -> TlsAcceptor {
@@ -80,6 +80,17 @@ fn message() -> Message {
 
 /// The text that servers received.
 type Received = Arc<Mutex<String>>;
+
+/// The received text, once it contains this part.
+async fn text_of(received: &Received, part: &str) -> String {
+    loop {
+        let text = received.lock().clone();
+        if text.contains(part) {
+            return text;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
 
 /// Answers every request with this text; an empty one: never.
 async fn http(answer: &'static str, tls: Option<TlsAcceptor>) -> (u16, Received) {
@@ -131,8 +142,14 @@ async fn serve_http(
 }
 
 fn webhook(url: &str) -> Webhook {
+    let url = Url::parse(url).unwrap();
     Webhook {
-        url: Url::parse(url).unwrap(),
+        // Requests that must not be made need no addresses.
+        addresses: match url.server.is_local() {
+            true => url.server.resolve().unwrap(),
+            false => Vec::new(),
+        },
+        url,
         secret: None,
         token: None,
         trust: None,
@@ -214,15 +231,17 @@ fn a_webhook_that_hangs_is_given_up_in_time() {
         let failure = hook.send(&message(), SHORT).await.unwrap_err();
         assert!(matches!(failure, Failure::Late(_)), "{failure}");
         assert!(begun.elapsed() >= SHORT && !failure.is_final());
-        assert!(received.lock().contains("ähnlich"));
-        // A server that accepts nothing, and a port without a server.
+        assert!(!text_of(&received, "ähnlich").await.is_empty());
+        // A server that accepts nothing, and a port without a server: it stays bound.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = silent.local_addr().unwrap().port();
         let mut hook = webhook(&format!("https://127.0.0.1:{port}"));
         hook.trust = Some(trust(test_file!("ca.pem")));
         let failure = hook.send(&message(), SHORT).await.unwrap_err();
         assert!(matches!(failure, Failure::Late(_)), "{failure}");
-        drop(silent);
+        let closed = TcpSocket::new_v4().unwrap();
+        closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = closed.local_addr().unwrap().port();
         let hook = webhook(&format!("http://127.0.0.1:{port}"));
         let failure = hook.send(&message(), LIMIT).await.unwrap_err();
         assert!(matches!(failure, Failure::Connect { .. }), "{failure}");
@@ -245,8 +264,8 @@ fn https_needs_a_certificate_of_a_known_authority() {
             assert!(!failure.is_final(), "the certificate may be corrected");
         }
         assert_eq!(*received.lock(), "");
-        let nothing = Trust::read(Some(Path::new("/nonexistent/ca.pem"))).unwrap_err();
-        assert!(nothing.to_string().starts_with("/nonexistent/ca.pem: "));
+        let nothing = Trust::of_pem(Path::new("/ca.pem"), b"text").unwrap_err();
+        assert_eq!(nothing.to_string(), "/ca.pem: there is no certificate");
         let mut hook = webhook("http://192.0.2.1/");
         hook.token = Some(Zeroizing::new("s3cret".to_owned()));
         let failure = hook.send(&message(), LIMIT).await.unwrap_err();
@@ -277,7 +296,11 @@ async fn smtp(script: Script) -> (u16, Received) {
     let received = Received::default();
     let all = Arc::clone(&received);
     tokio::spawn(async move {
-        let (stream, _) = listener.accept().await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        if script.special.is_some_and(|(word, _)| word == "(greeting)") {
+            flood(&mut stream).await;
+            return;
+        }
         if let Some(tls) = script.implicit.clone() {
             if let Ok(stream) = tls.accept(stream).await {
                 converse(BufReader::new(stream), &script, &all, "220 hello\r\n").await;
@@ -294,6 +317,11 @@ async fn smtp(script: Script) -> (u16, Received) {
         }
     });
     (port, received)
+}
+
+/// Sends a line without an end until the client closes the connection.
+async fn flood(stream: &mut TcpStream) {
+    while stream.write_all(&[b'2'; 4096]).await.is_ok() {}
 }
 
 /// Answers commands; returns the stream after STARTTLS.
@@ -342,8 +370,10 @@ async fn converse<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 fn mail(port: u16, security: Security, with_login: bool) -> Mail {
+    let server = Server::parse(&format!("localhost:{port}"), 25).unwrap();
     Mail {
-        server: Server::parse(&format!("localhost:{port}"), 25).unwrap(),
+        addresses: server.resolve().unwrap(),
+        server,
         security,
         login: with_login.then(|| Login {
             user: "nacre".into(),
@@ -376,7 +406,7 @@ fn mail_is_sent_over_tls_with_authentication() {
         run(async {
             let (port, received) = smtp(script).await;
             mail(port, security, login)
-                .send(&message(), LIMIT)
+                .send(&message(), &mut Progress::default(), LIMIT)
                 .await
                 .unwrap();
             let text = received.lock().clone();
@@ -394,9 +424,9 @@ fn mail_is_sent_over_tls_with_authentication() {
             ] {
                 assert!(text.contains(line), "{line} in {text}");
             }
-            // A line with a single dot would end the mail.
-            assert_eq!(text.matches("\r\n.\r\n").count(), 1, "{text}");
-            assert!(text.contains("3 earlier events were dropped"), "{text}");
+            // One transaction for each of two recipients. A line with a single dot would end one.
+            assert_eq!(text.matches("\r\n.\r\n").count(), 2, "{text}");
+            assert!(text.contains("3 earlier events were lost"), "{text}");
         });
     }
 }
@@ -420,7 +450,10 @@ fn no_secret_leaves_without_the_right_tls() {
         run(async {
             let (port, received) = smtp(script).await;
             let mail = mail(port, Security::StartTls(trust(ca)), true);
-            let failure = mail.send(&message(), LIMIT).await.unwrap_err();
+            let failure = mail
+                .send(&message(), &mut Progress::default(), LIMIT)
+                .await
+                .unwrap_err();
             let text = received.lock().clone();
             assert!(
                 !text.contains("AUTH") && !text.contains("MAIL"),
@@ -447,7 +480,10 @@ fn answers_of_mail_servers_decide_about_another_attempt() {
             };
             let (port, _) = smtp(script).await;
             let mail = mail(port, Security::Clear, true);
-            let failure = mail.send(&message(), LIMIT).await.unwrap_err();
+            let failure = mail
+                .send(&message(), &mut Progress::default(), LIMIT)
+                .await
+                .unwrap_err();
             assert_eq!(failure.is_final(), is_final, "{command}: {failure}");
         });
     }
@@ -459,8 +495,139 @@ fn answers_of_mail_servers_decide_about_another_attempt() {
             };
             let (port, _) = smtp(script).await;
             let mail = mail(port, Security::Clear, false);
-            let failure = mail.send(&message(), SHORT).await.unwrap_err();
+            let failure = mail
+                .send(&message(), &mut Progress::default(), SHORT)
+                .await
+                .unwrap_err();
             assert!(!failure.is_final(), "{command}: {failure}");
         });
     }
+}
+
+/// Sends the message to a server that behaves in this way: the outcome, and what the server got.
+async fn attempt(
+    special: (&'static str, &'static str),
+    progress: &mut Progress,
+    limit: Duration,
+) -> (Result<(), Failure>, String) {
+    let special = Some(special);
+    let (port, received) = smtp(Script { special, ..PLAIN }).await;
+    let mail = mail(port, Security::Clear, false);
+    let outcome = mail.send(&message(), progress, limit).await;
+    let text = received.lock().clone();
+    (outcome, text)
+}
+
+/// Goal: a mail that is accepted counts as such, whatever the server does afterwards.
+#[test]
+fn accepted_mail_is_not_sent_again() {
+    for answer in [
+        "500 what?\r\n",
+        "421 closing\r\n",
+        "no answer at all\r\n",
+        "",
+    ] {
+        run(async {
+            let mut progress = Progress::default();
+            let (outcome, _) = attempt(("QUIT", answer), &mut progress, LIMIT).await;
+            outcome.unwrap();
+        });
+    }
+}
+
+/// Goal: each recipient gets a message once, whatever the server says about the other.
+#[test]
+fn a_recipient_that_is_refused_delays_no_other() {
+    run(async {
+        // A refusal for good.
+        let mut progress = Progress::default();
+        let refusal = ("RCPT TO:<ops", "550 nobody\r\n");
+        let (outcome, text) = attempt(refusal, &mut progress, LIMIT).await;
+        let failure = outcome.unwrap_err();
+        assert!(failure.is_final() && progress.is_partial());
+        let cause = failure.to_string();
+        assert!(
+            cause.contains("ops@example.org") && cause.contains("nobody"),
+            "{cause}"
+        );
+        assert_eq!(text.matches("\r\n.\r\n").count(), 1, "{text}");
+        // A temporary one: the next attempt is only for that recipient.
+        let mut progress = Progress::default();
+        let refusal = ("RCPT TO:<ops", "451 later\r\n");
+        let (outcome, text) = attempt(refusal, &mut progress, LIMIT).await;
+        assert!(!outcome.unwrap_err().is_final());
+        assert_eq!(text.matches("\r\n.\r\n").count(), 1, "{text}");
+        let (outcome, text) = attempt(("none", ""), &mut progress, LIMIT).await;
+        outcome.unwrap();
+        assert!(!text.contains("zoe@example.org>\r\nDATA"), "{text}");
+        assert_eq!(text.matches("RCPT").count(), 1, "{text}");
+        // A server that hangs after the first recipient.
+        let mut progress = Progress::default();
+        let (outcome, _) = attempt(("RCPT TO:<zoe", ""), &mut progress, SLOW).await;
+        assert!(!outcome.unwrap_err().is_final());
+        let (outcome, text) = attempt(("RCPT TO:<zoe", "550 no\r\n"), &mut progress, LIMIT).await;
+        assert!(outcome.unwrap_err().is_final());
+        assert!(!text.contains("RCPT TO:<ops"), "{text}");
+    });
+}
+
+/// Goal: a mail server cannot fill the memory, and nothing that it sends in clear counts after the
+/// handshake.
+#[test]
+fn answers_of_mail_servers_are_bounded() {
+    run(async {
+        let mut progress = Progress::default();
+        let (outcome, _) = attempt(("(greeting)", ""), &mut progress, LIMIT).await;
+        let cause = outcome.unwrap_err().to_string();
+        assert!(cause.contains("more than 262144 bytes"), "{cause}");
+        let script = Script {
+            starttls: Some(acceptor()),
+            special: Some(("STARTTLS", "220 go\r\n250 injected\r\n")),
+            ..PLAIN
+        };
+        let (port, received) = smtp(script).await;
+        let mail = mail(port, Security::StartTls(trust(test_file!("ca.pem"))), true);
+        let outcome = mail.send(&message(), &mut Progress::default(), LIMIT).await;
+        outcome.unwrap_err();
+        assert!(!received.lock().contains("(TLS)"));
+    });
+}
+
+/// Goal: an address that does not answer leaves time for the others. Method: a listener whose queue
+/// of connections is full.
+#[test]
+fn an_address_that_does_not_answer_delays_no_other() {
+    run(async {
+        let full = TcpSocket::new_v4().unwrap();
+        full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let full = full.listen(1).unwrap();
+        let dead = full.local_addr().unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = tokio::time::timeout(SHORT, TcpStream::connect(dead)).await {
+            waiting.push(stream.unwrap());
+        }
+        let (port, _) = http(ACCEPTED, None).await;
+        let mut hook = webhook(&format!("http://127.0.0.1:{port}"));
+        hook.addresses.insert(0, dead);
+        let limit = Duration::from_secs(4);
+        hook.send(&message(), limit).await.unwrap();
+    });
+}
+
+/// Goal: the text of an event cannot forge lines or headers, or fill a mail.
+#[test]
+fn texts_have_one_line() {
+    let mut message = message();
+    message.text = "a\r\nBcc: x@example.org\u{1b}[2J\u{202e}".into();
+    message.node = "san\r\n1".into();
+    message.events[0].text = format!("a\nNode: forged\u{7}{}", "x".repeat(600));
+    assert_eq!(message.subject(), "a  Bcc: x@example.org [2J ");
+    assert_eq!(message.domain(), "san1");
+    let text = message.mail_text();
+    assert_eq!(text.lines().count(), 7, "{text}");
+    assert!(
+        text.contains("  a Node: forged x") && text.contains("x… (2 more"),
+        "{text}"
+    );
+    assert!(text.lines().next().unwrap().chars().count() < 560);
 }

@@ -17,34 +17,34 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Reads a PEM file, or the system's certificates. Blocks.
-    pub fn read(file: Option<&Path>) -> Result<Self, Failure> {
-        let refuse = |cause: String| match file {
-            Some(path) => Failure::Authorities {
-                path: path.to_owned(),
-                cause,
-            },
-            None => Failure::SystemAuthorities(cause),
+    /// The certificates in the text of a PEM file. The path is for errors.
+    pub fn of_pem(path: &Path, text: &[u8]) -> Result<Self, Failure> {
+        let refuse = |cause: String| Failure::Authorities {
+            path: path.to_owned(),
+            cause,
         };
-        let certificates = match file {
-            Some(path) => {
-                let text = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
-                let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-                all.map_err(|error| refuse(error.to_string()))?
-            }
-            // A few of many that cannot be read are no failure.
-            None => rustls_native_certs::load_native_certs().certs,
-        };
+        let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+        let all = all.map_err(|error| refuse(error.to_string()))?;
+        Self::of(all).map_err(refuse)
+    }
+
+    /// The system's certificates. Blocks.
+    pub fn of_system() -> Result<Self, Failure> {
+        // A few of many that cannot be read are no failure.
+        let found = rustls_native_certs::load_native_certs().certs;
+        Self::of(found).map_err(Failure::SystemAuthorities)
+    }
+
+    fn of(mut authorities: Vec<CertificateDer<'static>>) -> Result<Self, String> {
         let mut roots = RootCertStore::empty();
-        let mut authorities = certificates;
         authorities.retain(|certificate| roots.add(certificate.clone()).is_ok());
         if authorities.is_empty() {
-            return Err(refuse("there is no certificate".into()));
+            return Err("there is no certificate".into());
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| refuse(error.to_string()))?
+            .map_err(|error| error.to_string())?
             .with_root_certificates(roots)
             .with_no_client_auth();
         Ok(Self {

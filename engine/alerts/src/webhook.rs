@@ -1,6 +1,7 @@
 //! Webhooks: JSON by HTTP POST, signed as [Standard Webhooks](https://www.standardwebhooks.com/)
 //! says.
 
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64ct::{Base64, Encoding};
@@ -9,11 +10,8 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use zeroize::Zeroizing;
 
 use crate::{Failure, Message, Trust, Url};
@@ -22,6 +20,8 @@ use crate::{Failure, Message, Trust, Url};
 #[derive(Debug)]
 pub struct Webhook {
     pub url: Url,
+    /// From [`Server::resolve`](crate::Server::resolve).
+    pub addresses: Vec<SocketAddr>,
     /// `None`: requests are not signed.
     pub secret: Option<SigningSecret>,
     /// For the header `Authorization: Bearer`.
@@ -71,7 +71,7 @@ impl Webhook {
             return Err(Failure::TokenInClear);
         }
         let request = self.request(message, SystemTime::now())?;
-        let answered = tokio::time::timeout(limit, self.exchange(request)).await;
+        let answered = tokio::time::timeout(limit, self.exchange(request, limit)).await;
         let response = answered.map_err(|_| Failure::Late(limit))??;
         if response.status().is_success() {
             return Ok(());
@@ -115,26 +115,17 @@ impl Webhook {
         request.body(Full::new(Bytes::from(body)))
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Failure> {
+    async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+        limit: Duration,
+    ) -> Result<Response<Incoming>, Failure> {
         let server = &self.url.server;
-        let connected = TcpStream::connect((server.host.as_str(), server.port)).await;
-        let stream = connected.map_err(|source| Failure::Connect {
-            server: server.to_string(),
-            source,
-        })?;
-        let Some(trust) = self.trust.as_ref().filter(|_| self.url.https) else {
-            return over(stream, request).await;
-        };
-        let name = ServerName::try_from(server.host.clone())
-            .map_err(|_| Failure::ServerName(server.host.clone()))?;
-        let connected = TlsConnector::from(trust.config())
-            .connect(name, stream)
-            .await;
-        let stream = connected.map_err(|source| Failure::Tls {
-            server: server.to_string(),
-            source,
-        })?;
-        over(stream, request).await
+        let stream = server.connect(&self.addresses, limit).await?;
+        match self.trust.as_ref().filter(|_| self.url.https) {
+            Some(trust) => over(server.handshake(stream, trust).await?, request).await,
+            None => over(stream, request).await,
+        }
     }
 }
 

@@ -180,7 +180,7 @@ impl AlertReceiver {
             Self::Webhook(webhook) => match (&webhook.url_file, &webhook.url) {
                 (Some(path), _) => path.display().to_string(),
                 (None, Some(url)) => {
-                    Url::parse(url).map_or_else(|_| url.clone(), |url| url.origin())
+                    Url::parse(url).map_or_else(|_| String::new(), |url| url.origin())
                 }
                 (None, None) => String::new(),
             },

@@ -64,7 +64,7 @@ pub struct ReceiverState {
 }
 
 impl ReceiverState {
-    fn of(running: &AlertTask, engine: &Engine) -> Self {
+    fn of(running: &AlertTask) -> Self {
         let (receiver, state) = (&running.receiver, running.state());
         let selection = receiver.selection();
         Self {
@@ -74,7 +74,7 @@ impl ReceiverState {
             severity: selection.severity,
             categories: selection.categories.to_vec(),
             except: selection.except.to_vec(),
-            pending: running.pending(engine),
+            pending: running.pending(),
             delivered: state.delivered,
             dropped: state.dropped,
             last_delivery: state.last_delivery.map(utc),
@@ -118,7 +118,7 @@ impl Method<Engine> for ListAlerts {
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<AlertList, RpcError> {
         let alerts = &engine.alerts;
         let receivers = alerts.receivers();
-        let receivers = receivers.iter().map(|r| ReceiverState::of(r, &engine));
+        let receivers = receivers.iter().map(|task| ReceiverState::of(task));
         Ok(AlertList {
             receivers: receivers.collect(),
             silences: alerts
@@ -177,12 +177,12 @@ impl Method<Engine> for TestAlerts {
         }
         let testing = receivers.iter().map(async |running| {
             let (receiver, begun) = (&running.receiver, Instant::now());
-            let outcome = alerts.test(receiver).await;
+            let outcome = alerts.test(running).await;
             AlertTestResult {
                 name: receiver.name().to_owned(),
                 kind: receiver.kind(),
                 delivered: outcome.is_ok(),
-                error: outcome.err().map(|failure| failure.to_string()),
+                error: outcome.err().map(|failure| failure.cause()),
                 milliseconds: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             }
         });

@@ -1,30 +1,32 @@
 //! Alerts: messages about events to the receivers of `[alert]`.
 //!
 //! ```text
-//!   Notifications (ring) ──▶ one task per receiver ─▶ gather ─▶ send ─▶ again after a pause
-//!                             │ severity, category      │
-//!                             └ silences                └ at most EVENTS_PER_MESSAGE
+//!   Notifications ──▶ EventQueue of a receiver ──▶ gather ─▶ send ─▶ again after a pause
+//!                      │ severity, category         │
+//!                      └ silences                   └ at most EVENTS_PER_MESSAGE
 //! ```
 //!
-//! A receiver has a place in the ring of events and no queue of its own: while it cannot be
-//! reached, older events leave the ring, and the next message has their number. Everything is
-//! asynchronous or on helper threads, so a receiver that hangs delays only itself.
+//! While a receiver cannot be reached, its events wait in its queue. The next message has the
+//! number of those that were given up or found no room. Everything is asynchronous or on helper
+//! threads, so a receiver that hangs delays only itself.
 
 mod send;
 mod silences;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use nacre_engine_alerts::{Event, Failure, Message, Retry};
+use nacre_engine_alerts::{Event, Failure, Message, Progress, Retry, one_line};
 use serde_json::json;
+use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::config::alert::{AlertReceiver, AlertSettings};
-use crate::notify::EventDetails;
+use crate::notify::{EventDetails, EventQueue};
 use crate::services::engine::Engine;
 
 pub use silences::{Silence, Silences};
@@ -55,8 +57,9 @@ impl Default for DeliveryPace {
 
 #[derive(Debug, Default)]
 pub struct Alerts {
-    pub silences: Silences,
-    running: RefCell<Vec<Rc<AlertTask>>>,
+    pub silences: Rc<Silences>,
+    /// `None` before the daemon has started its receivers.
+    running: RefCell<Option<Vec<Rc<AlertTask>>>>,
     pace: Cell<DeliveryPace>,
 }
 
@@ -64,17 +67,16 @@ pub struct Alerts {
 #[derive(Debug)]
 pub struct AlertTask {
     pub receiver: AlertReceiver,
+    queue: Rc<EventQueue>,
     state: RefCell<DeliveryState>,
+    /// For one helper thread. Receivers of the same name share it, also after a reload.
+    permit: Arc<Semaphore>,
     task: RefCell<Option<AbortHandle>>,
 }
 
 /// How the deliveries to a receiver go.
 #[derive(Debug, Clone, Default)]
 pub struct DeliveryState {
-    /// The first event that was neither sent, given up nor passed over.
-    next: u64,
-    /// Events that left the ring before they were examined, since the last message.
-    lost: u64,
     /// Messages since the daemon's start.
     pub delivered: u64,
     pub dropped: u64,
@@ -86,42 +88,44 @@ pub struct DeliveryState {
     is_reported: bool,
 }
 
-/// The events of one message.
-struct Batch {
-    /// Oldest first.
-    events: Vec<EventDetails>,
-    /// Number of events that left the ring before they could be sent.
-    lost: u64,
-    /// The event to continue with.
-    next: u64,
-}
-
 impl Alerts {
-    /// Sends to these receivers from now on. Unchanged ones continue; a changed one continues with
-    /// the event after its last message; a new one gets the events that the daemon still has.
+    /// Sends to these receivers from now on. Unchanged ones continue; a changed one has the events
+    /// and the state of its former self. A new one gets the events from now on, and at the daemon's
+    /// start also those that the daemon has.
     pub fn declare(&self, engine: &Rc<Engine>, settings: &AlertSettings) {
-        let mut old = self.running.take();
+        let old = self.running.take();
+        let is_start = old.is_none();
+        let mut old = old.unwrap_or_default();
         let mut running = Vec::new();
         for receiver in settings.receivers() {
-            let same = old.iter().position(|old| old.receiver == receiver);
-            if let Some(same) = same {
-                running.push(old.swap_remove(same));
-                continue;
-            }
             let former = old
                 .iter()
-                .find(|old| old.receiver.name() == receiver.name());
-            let next = former.map_or(0, |former| former.state.borrow().next);
-            running.push(AlertTask::start(engine, receiver, next));
+                .position(|old| old.receiver.name() == receiver.name());
+            let former = former.map(|former| old.swap_remove(former));
+            if let Some(same) = former.as_ref().filter(|old| old.receiver == receiver) {
+                running.push(Rc::clone(same));
+                continue;
+            }
+            let task = Rc::new(AlertTask::new(engine, receiver, former.as_deref()));
+            if is_start {
+                engine.notes.attach_with_kept(&task.queue);
+            } else {
+                engine.notes.attach(&task.queue);
+            }
+            if let Some(former) = former {
+                former.stop();
+            }
+            task.start(engine);
+            running.push(task);
         }
         for gone in old {
             gone.stop();
         }
-        self.running.replace(running);
+        self.running.replace(Some(running));
     }
 
     pub fn receivers(&self) -> Vec<Rc<AlertTask>> {
-        self.running.borrow().clone()
+        self.running.borrow().clone().unwrap_or_default()
     }
 
     pub fn set_pace(&self, pace: DeliveryPace) {
@@ -129,29 +133,48 @@ impl Alerts {
     }
 
     /// Sends a test message, once.
-    pub async fn test(&self, receiver: &AlertReceiver) -> Result<(), Failure> {
+    pub async fn test(&self, task: &AlertTask) -> Result<(), Failure> {
         let node = node();
         let text = format!("nacre on {node}: test message");
         let message = message("test", (node, text), Vec::new(), 0);
-        send::once(receiver, &message, self.pace.get().attempt).await
+        let to = (&task.receiver, &task.permit);
+        send::once(
+            to,
+            &message,
+            &mut Progress::default(),
+            self.pace.get().attempt,
+        )
+        .await
     }
 }
 
 impl AlertTask {
-    fn start(engine: &Rc<Engine>, receiver: AlertReceiver, next: u64) -> Rc<Self> {
-        let state = DeliveryState {
-            next,
-            ..DeliveryState::default()
-        };
-        let running = Rc::new(Self {
-            receiver,
-            state: RefCell::new(state),
-            task: RefCell::default(),
+    fn new(engine: &Engine, receiver: AlertReceiver, former: Option<&Self>) -> Self {
+        let (selecting, silences) = (receiver.clone(), Rc::clone(&engine.alerts.silences));
+        let queue = EventQueue::new(move |event| {
+            // A receiver that fails gets no event about that.
+            let is_own = event.kind.starts_with("alert_") && event.ctx == selecting.name();
+            selecting.selection().takes(event) && !is_own && !silences.cover(event, Instant::now())
         });
-        let following = follow(Rc::clone(engine), Rc::clone(&running));
+        if let Some(former) = former {
+            queue.inherit(&former.queue, |event| receiver.selection().takes(event));
+        }
+        Self {
+            receiver,
+            queue: Rc::new(queue),
+            state: RefCell::new(former.map(Self::state).unwrap_or_default()),
+            permit: former.map_or_else(
+                || Arc::new(Semaphore::new(1)),
+                |former| Arc::clone(&former.permit),
+            ),
+            task: RefCell::default(),
+        }
+    }
+
+    fn start(self: &Rc<Self>, engine: &Rc<Engine>) {
+        let following = follow(Rc::clone(engine), Rc::clone(self));
         let task = tokio::task::spawn_local(following).abort_handle();
-        running.task.replace(Some(task));
-        running
+        self.task.replace(Some(task));
     }
 
     fn stop(&self) {
@@ -165,58 +188,26 @@ impl AlertTask {
     }
 
     /// Number of events that wait to be sent.
-    pub fn pending(&self, engine: &Engine) -> usize {
-        let next = self.state.borrow().next;
-        let wanted = |event: &EventDetails| self.wants(engine, event);
-        engine.notes.after(next, usize::MAX, wanted).len()
+    pub fn pending(&self) -> usize {
+        self.queue.len()
     }
 
-    fn wants(&self, engine: &Engine, event: &EventDetails) -> bool {
-        // A receiver that fails is not told so.
-        let is_own = event.kind.starts_with("alert_") && event.ctx == self.receiver.name();
-        self.receiver.selection().takes(event)
-            && !is_own
-            && !engine.alerts.silences.cover(event, Instant::now())
-    }
-
-    /// Passes over events that are not wanted. True if no other events remain.
-    fn skip(&self, engine: &Engine) -> bool {
-        let notes = &engine.notes;
-        let state = &mut *self.state.borrow_mut();
-        state.lost += notes.oldest().saturating_sub(state.next);
-        let wanted = notes.after(state.next, 1, |event| self.wants(engine, event));
-        state.next = wanted
-            .first()
-            .map_or_else(|| notes.next(), |event| event.id);
-        wanted.is_empty()
-    }
-
-    /// The next events to send.
-    fn batch(&self, engine: &Engine) -> Option<Batch> {
-        let notes = &engine.notes;
-        let state = &*self.state.borrow();
-        let wanted = |event: &EventDetails| self.wants(engine, event);
-        let events = notes.after(state.next, EVENTS_PER_MESSAGE, wanted);
-        let next = match events.last() {
-            Some(last) if events.len() == EVENTS_PER_MESSAGE => last.id + 1,
-            _ => notes.next(),
-        };
-        // Events that left the ring while others were gathered.
-        let lost = state.lost + notes.oldest().saturating_sub(state.next);
-        (!events.is_empty()).then_some(Batch { events, lost, next })
-    }
-
-    async fn deliver(&self, engine: &Engine, message: &Message) {
+    /// Sends the message until it arrives or is given up; true if it reached a recipient.
+    async fn deliver(&self, engine: &Engine, message: &Message) -> bool {
         let pace = engine.alerts.pace.get();
         let retry = Retry {
             first: pace.first_pause,
             longest: pace.longest_pause,
             give_up: Duration::from_secs(self.receiver.selection().retry_for_s),
         };
-        let begun = Instant::now();
+        let (begun, to) = (Instant::now(), (&self.receiver, &self.permit));
+        let mut progress = Progress::default();
         for attempt in 1.. {
-            let failure = match send::once(&self.receiver, message, pace.attempt).await {
-                Ok(()) => return self.succeeded(engine),
+            let failure = match send::once(to, message, &mut progress, pace.attempt).await {
+                Ok(()) => {
+                    self.succeeded(engine);
+                    return true;
+                }
                 Err(failure) => failure,
             };
             let pause = if failure.is_final() {
@@ -227,9 +218,10 @@ impl AlertTask {
             self.failed(engine, &failure, pause.is_none());
             match pause {
                 Some(pause) => tokio::time::sleep(pause).await,
-                None => return,
+                None => break,
             }
         }
+        progress.is_partial()
     }
 
     fn succeeded(&self, engine: &Engine) {
@@ -254,7 +246,7 @@ impl AlertTask {
     }
 
     fn failed(&self, engine: &Engine, failure: &Failure, is_dropped: bool) {
-        let (name, cause) = (self.receiver.name(), failure.to_string());
+        let (name, cause) = (self.receiver.name(), failure.cause());
         let state = &mut *self.state.borrow_mut();
         if state.failing_since.is_none() || is_dropped {
             let outcome = if is_dropped { "dropped" } else { "tried again" };
@@ -280,26 +272,23 @@ impl AlertTask {
 }
 
 /// Sends events to a receiver until the task is aborted.
-async fn follow(engine: Rc<Engine>, running: Rc<AlertTask>) {
-    let gather = Duration::from_secs(running.receiver.selection().gather_s);
+async fn follow(engine: Rc<Engine>, task: Rc<AlertTask>) {
+    let gather = Duration::from_secs(task.receiver.selection().gather_s);
+    let queue = &task.queue;
     loop {
-        let more = engine.notes.more();
-        if running.skip(&engine) {
-            more.await;
-            continue;
-        }
+        queue.filled().await;
         tokio::time::sleep(gather).await;
-        if let Some(batch) = running.batch(&engine) {
-            let message = about(&batch.events, batch.lost);
-            running.deliver(&engine, &message).await;
-            let state = &mut *running.state.borrow_mut();
-            (state.next, state.lost) = (batch.next, 0);
+        let (events, lost) = (queue.begin(EVENTS_PER_MESSAGE), queue.lost());
+        if task.deliver(&engine, &about(&events, lost)).await {
+            queue.finish(lost);
+        } else {
+            queue.give_up();
         }
     }
 }
 
 /// The message about these events.
-fn about(events: &[EventDetails], lost: u64) -> Message {
+fn about(events: &[Rc<EventDetails>], lost: u64) -> Message {
     let node = node();
     // The first of the most severe ones.
     let worst = events.iter().rev().max_by_key(|event| event.severity);
@@ -309,7 +298,7 @@ fn about(events: &[EventDetails], lost: u64) -> Message {
                 0 => String::new(),
                 n => format!(" (and {n} more)"),
             };
-            let said: String = event.text.chars().take(SUMMARY).collect();
+            let said = one_line(&event.text, SUMMARY);
             format!("nacre on {node}: {}: {said}{others}", event.severity.word())
         }
         None => String::new(),
@@ -339,8 +328,7 @@ fn message(
         kind,
         timestamp: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         node,
-        // A line: it becomes the subject of a mail.
-        text: text.replace(char::is_control, " "),
+        text,
         events,
         lost,
     }
@@ -348,7 +336,7 @@ fn message(
 
 fn node() -> String {
     let name = rustix::system::uname();
-    name.nodename().to_string_lossy().into_owned()
+    one_line(&name.nodename().to_string_lossy(), 64)
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! One attempt to deliver a message: reads the receiver's files, then sends.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_engine_alerts::{
-    Failure, Login, Mail, Message, Security, SigningSecret, Trust, Url, Webhook,
+    Failure, Login, Mail, Message, Progress, Security, SigningSecret, Trust, Url, Webhook,
 };
+use tokio::sync::Semaphore;
 use zeroize::Zeroizing;
 
 use crate::config::alert::{AlertReceiver, MailSettings, MailTls, WebhookSettings};
@@ -13,25 +15,37 @@ use crate::services::keyring::file;
 
 /// Longest secret in bytes: URLs of webhooks can be long.
 const LONGEST_SECRET: usize = 4096;
+/// Largest file of `ca` in bytes. The system's authorities have a quarter of it.
+const LARGEST_CA: usize = 1 << 20;
 
+/// `permit`: at most one helper thread reads for a receiver, also one that hangs.
 pub(super) async fn once(
-    receiver: &AlertReceiver,
+    (receiver, permit): (&AlertReceiver, &Arc<Semaphore>),
     message: &Message,
+    progress: &mut Progress,
     limit: Duration,
 ) -> Result<(), Failure> {
-    // The files may be on a disk that does not respond. They are read each time, so that new ones
-    // count at once.
-    let of_files = receiver.clone();
-    let reading = tokio::task::spawn_blocking(move || match of_files {
-        AlertReceiver::Webhook(webhook) => webhook_of(&webhook).map(Ready::Webhook),
-        AlertReceiver::Mail(mail) => mail_of(mail).map(Ready::Mail),
-    });
+    let reading = read(receiver.clone(), Arc::clone(permit));
     let read = tokio::time::timeout(limit, reading).await;
-    let read = read.map_err(|_| Failure::Late(limit))?;
-    match read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))? {
+    match read.map_err(|_| Failure::Late(limit))?? {
         Ready::Webhook(webhook) => webhook.send(message, limit).await,
-        Ready::Mail(mail) => mail.send(message, limit).await,
+        Ready::Mail(mail) => mail.send(message, progress, limit).await,
     }
+}
+
+/// Reads the files, which can be on a disk that does not respond, and asks the resolver. Both
+/// happen each time, so that changes count at once.
+async fn read(receiver: AlertReceiver, permit: Arc<Semaphore>) -> Result<Ready, Failure> {
+    let permit = permit.acquire_owned().await;
+    let reading = tokio::task::spawn_blocking(move || {
+        let _until_the_end = permit;
+        match receiver {
+            AlertReceiver::Webhook(webhook) => webhook_of(&webhook).map(Ready::Webhook),
+            AlertReceiver::Mail(mail) => mail_of(mail).map(Ready::Mail),
+        }
+    });
+    let read = reading.await;
+    read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
 enum Ready {
@@ -43,6 +57,9 @@ fn webhook_of(settings: &WebhookSettings) -> Result<Webhook, Failure> {
     let url_file = secret("url_file", settings.url_file.as_deref())?;
     let of_file = url_file.as_ref().map(|url| url.as_str());
     let url = Url::parse(of_file.or(settings.url.as_deref()).unwrap_or_default())?;
+    if !url.is_private() && settings.url_file.is_some() {
+        return Err(Failure::UrlInClear);
+    }
     let signing = secret("secret_file", settings.secret_file.as_deref())?;
     let signing = signing.map(|text| {
         SigningSecret::parse(&text).map_err(|error| Failure::Secret {
@@ -51,10 +68,12 @@ fn webhook_of(settings: &WebhookSettings) -> Result<Webhook, Failure> {
             cause: error.to_string(),
         })
     });
+    let authorities = || authorities(settings.ca.as_deref());
     Ok(Webhook {
-        trust: trust(url.is_https(), settings.ca.as_deref())?,
+        trust: url.is_https().then(authorities).transpose()?,
         secret: signing.transpose()?,
         token: secret("token_file", settings.token_file.as_deref())?,
+        addresses: url.server().resolve()?,
         url,
     })
 }
@@ -62,14 +81,15 @@ fn webhook_of(settings: &WebhookSettings) -> Result<Webhook, Failure> {
 fn mail_of(settings: MailSettings) -> Result<Mail, Failure> {
     let password = secret("password_file", settings.password_file.as_deref())?;
     let server = settings.server()?;
-    let trusted = || Trust::read(settings.ca.as_deref());
+    let authorities = || authorities(settings.ca.as_deref());
     let security = match settings.tls {
-        MailTls::StartTls => Security::StartTls(trusted()?),
-        MailTls::Implicit => Security::Implicit(trusted()?),
+        MailTls::StartTls => Security::StartTls(authorities()?),
+        MailTls::Implicit => Security::Implicit(authorities()?),
         MailTls::Off => Security::Clear,
     };
     let login = settings.user.zip(password);
     Ok(Mail {
+        addresses: server.resolve()?,
         server,
         security,
         login: login.map(|(user, password)| Login { user, password }),
@@ -78,8 +98,15 @@ fn mail_of(settings: MailSettings) -> Result<Mail, Failure> {
     })
 }
 
-fn trust(is_needed: bool, ca: Option<&Path>) -> Result<Option<Trust>, Failure> {
-    is_needed.then(|| Trust::read(ca)).transpose()
+fn authorities(ca: Option<&Path>) -> Result<Trust, Failure> {
+    let Some(path) = ca else {
+        return Trust::of_system();
+    };
+    let text = file::read_public(path, LARGEST_CA).map_err(|error| Failure::Authorities {
+        path: path.to_owned(),
+        cause: error.to_string(),
+    })?;
+    Trust::of_pem(path, &text)
 }
 
 /// The line in a file, which no other user can read.

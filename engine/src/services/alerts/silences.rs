@@ -30,9 +30,11 @@ impl Silences {
     pub fn add(
         &self,
         length: Duration,
-        types: Vec<String>,
+        mut types: Vec<String>,
         object: Option<String>,
     ) -> Option<Silence> {
+        types.sort_unstable();
+        types.dedup();
         let mut all = self.active();
         if all.len() >= Self::MOST {
             return None;

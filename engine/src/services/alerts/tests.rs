@@ -231,51 +231,169 @@ fn messages_are_given_up_and_others_go_on() {
         assert_eq!(subjects(&good.bodies(2).await[1]), ["second"]);
         let state = until(&daemon, "refusing", |state| state.delivered == 1).await;
         assert_eq!((state.error, state.failing_since), (None, None));
-        // Now an attempt of the one that hangs ends early.
-        daemon.engine.alerts.set_pace(DeliveryPace {
-            attempt: Duration::from_millis(200),
-            ..FAST
-        });
-        let again = webhook(
-            "hanging",
-            hanging_port,
-            &format!("{only}\nretry_for_s = 60"),
-        );
-        hanging.answers.borrow_mut().push_front(0);
-        daemon
-            .engine
-            .alerts
-            .declare(&daemon.engine, &settings(&again).alert);
-        let bodies = hanging.bodies(3).await;
-        assert_eq!(
-            subjects(&bodies[2]),
-            ["first", "second"],
-            "also a message that was not accepted"
-        );
-        assert_eq!(daemon.engine.alerts.receivers().len(), 1);
     });
 }
 
+/// Goal: a reload changes nothing for a receiver with the same settings. One with other settings
+/// continues, and a new one gets the events from then on.
 #[test]
-fn events_that_left_the_ring_are_counted() {
+fn receivers_continue_after_a_reload() {
     let daemon = test_daemon();
     let notes = &daemon.engine.notes;
     daemon.run(async {
-        let (server, port) = Server::start(&[]).await;
-        for n in 0..crate::notify::KEPT + 5 {
-            notes.send("pool_lost", format!("p{n}"));
-        }
-        declare(&daemon, &webhook("a", port, ""));
-        let bodies = server.bodies(11).await;
-        assert_eq!(bodies[0]["lost"], 5);
-        assert_eq!(subjects(&bodies[0])[0], "p5");
-        let sizes: Vec<usize> = bodies.iter().map(|body| subjects(body).len()).collect();
-        assert_eq!(
-            sizes,
-            [100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 24]
+        let (same, same_port) = Server::start(&[0]).await;
+        let (other, other_port) = Server::start(&[200, 0]).await;
+        let (new, new_port) = Server::start(&[]).await;
+        let same_text = webhook("same", same_port, "");
+        declare(
+            &daemon,
+            &format!("{same_text}{}", webhook("other", other_port, "")),
         );
-        assert!(bodies[1..].iter().all(|body| body["lost"] == 0));
+        notes.send("nvme_failed", "first");
+        until(&daemon, "other", |state| state.delivered == 1).await;
+        notes.send("nvme_failed", "second");
+        other.bodies(2).await;
+        same.bodies(1).await;
+        // Not wanted after the change.
+        notes.send("nvme_reset", "third");
+        let before = daemon.engine.alerts.receivers();
+        let changed = webhook("other", other_port, "except = [\"nvme_reset\"]");
+        let added = webhook("new", new_port, "");
+        declare(&daemon, &format!("{added}{changed}{same_text}"));
+        let after = daemon.engine.alerts.receivers();
+        assert!(Rc::ptr_eq(&before[0], &after[2]));
+        notes.send("nvme_failed", "fourth");
+        // The message that was not accepted comes again.
+        let bodies = other.bodies(3).await;
+        assert_eq!(subjects(&bodies[2]), ["second", "fourth"]);
+        until(&daemon, "other", |state| state.delivered == 2).await;
+        assert_eq!(subjects(&new.bodies(1).await[0]), ["fourth"]);
+        assert_eq!(
+            same.bodies.borrow().len(),
+            1,
+            "the first attempt still waits"
+        );
+        assert_eq!(after[2].pending(), 4);
     });
+}
+
+/// Goal: the next message has the number of events that were given up.
+#[test]
+fn lost_events_are_reported() {
+    let daemon = test_daemon();
+    let notes = &daemon.engine.notes;
+    daemon.run(async {
+        let (server, port) = Server::start(&[404, 404]).await;
+        declare(&daemon, &webhook("a", port, ""));
+        notes.send("pool_lost", "a");
+        notes.send("pool_lost", "b");
+        notes.send("bdev_register", "not wanted");
+        until(&daemon, "a", |state| state.dropped == 1).await;
+        for (n, lost) in [2, 3, 0].into_iter().enumerate() {
+            notes.send("pool_lost", "c");
+            let bodies = server.bodies(n + 2).await;
+            assert_eq!(bodies[n + 1]["lost"], lost);
+            let sent = n as u64;
+            until(&daemon, "a", |state| {
+                state.dropped + state.delivered == sent + 2
+            })
+            .await;
+        }
+    });
+}
+
+/// Goal: whether an event is silenced is decided when it occurs.
+#[test]
+fn silences_count_when_events_occur() {
+    let daemon = test_daemon();
+    let notes = &daemon.engine.notes;
+    let (server, port) = daemon.run(async {
+        let (server, port) = Server::start(&[0]).await;
+        daemon.engine.alerts.set_pace(FAST);
+        declare(&daemon, &webhook("a", port, ""));
+        notes.send("nvme_failed", "first");
+        server.bodies(1).await;
+        notes.send("nvme_failed", "before");
+        (server, port)
+    });
+    let types = ["nvme_failed", "pool_lost", "nvme_failed"];
+    let silence = json!({ "duration_s": 3600, "types": types });
+    let silence = daemon.call("alert_silence", silence);
+    assert_eq!(silence["types"], json!(["nvme_failed", "pool_lost"]));
+    notes.send("nvme_failed", "silenced");
+    assert_eq!(
+        daemon.call("alert_list", json!(null))["receivers"][0]["pending"],
+        2
+    );
+    daemon.call("alert_unsilence", json!({ "id": 1 }));
+    daemon.run(async {
+        notes.send("nvme_failed", "after");
+        // A change of settings ends the attempt that hangs.
+        declare(&daemon, &webhook("a", port, "severity = \"error\""));
+        let bodies = server.bodies(2).await;
+        assert_eq!(subjects(&bodies[1]), ["first", "before", "after"]);
+    });
+}
+
+/// Goal: files of a disk that hangs occupy one helper thread of a receiver, whatever attempts and
+/// tests follow.
+#[test]
+fn a_receiver_reads_its_files_once_at_a_time() {
+    let daemon = test_daemon();
+    daemon.run(async {
+        let (_, port) = Server::start(&[]).await;
+        declare(&daemon, &webhook("a", port, ""));
+        let task = daemon.engine.alerts.receivers().remove(0);
+        let hanging = Arc::clone(&task.permit).try_acquire_owned().unwrap();
+        let short = DeliveryPace {
+            attempt: Duration::from_millis(20),
+            ..FAST
+        };
+        daemon.engine.alerts.set_pace(short);
+        let failure = daemon.engine.alerts.test(&task).await.unwrap_err();
+        assert!(matches!(failure, Failure::Late(_)), "{failure}");
+        // A receiver with other settings reads the same files.
+        declare(&daemon, &webhook("a", port, "severity = \"error\""));
+        let task = daemon.engine.alerts.receivers().remove(0);
+        assert_eq!(task.permit.available_permits(), 0);
+        drop(hanging);
+        daemon.engine.alerts.test(&task).await.unwrap();
+    });
+}
+
+/// Goal: secrets do not cross the network in clear, and certificates come from regular files.
+#[test]
+fn files_of_receivers_are_checked() {
+    let daemon = test_daemon();
+    let dir = tempfile::tempdir().unwrap();
+    let url = dir.path().join("url");
+    std::fs::write(&url, "http://192.0.2.1/s3cret\n").unwrap();
+    std::fs::set_permissions(&url, PermissionsExt::from_mode(0o600)).unwrap();
+    let receiver = |more: &str| format!("[[alert.webhook]]\nname = \"a\"\n{more}\n");
+    let https = "url = \"https://127.0.0.1:1/\"\nca = ";
+    for (text, expected) in [
+        (
+            format!("url_file = \"{}\"", url.display()),
+            "the URL is a secret",
+        ),
+        (
+            format!("{https}\"/dev/zero\""),
+            "/dev/zero: it is not a regular file",
+        ),
+        (format!("{https}\"/nonexistent\""), "it does not exist"),
+        (
+            format!("{https}\"{}\"", url.display()),
+            "there is no certificate",
+        ),
+    ] {
+        daemon.run(async { declare(&daemon, &receiver(&text)) });
+        let error = daemon.call("alert_test", json!({}))[0]["error"].clone();
+        let error = error.as_str().unwrap();
+        assert!(
+            error.contains(expected) && !error.contains("s3cret"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -67,6 +67,21 @@ pub fn read_at_most(
     Ok((text_of(file, most)?, metadata.modified().ok()))
 }
 
+/// Reads a file that other users may read: a regular file of at most `most` bytes.
+pub fn read_public(path: &Path, most: usize) -> Result<Vec<u8>, FileError> {
+    let (file, metadata) = open(path)?;
+    if !metadata.is_file() {
+        return Err(FileError::NotAFile);
+    }
+    let mut bytes = Vec::new();
+    let mut first = file.take(most as u64 + 1);
+    first.read_to_end(&mut bytes).map_err(of_io)?;
+    if bytes.len() > most {
+        return Err(FileError::Large { most });
+    }
+    Ok(bytes)
+}
+
 fn open(path: &Path) -> Result<(File, Metadata), FileError> {
     // Without NONBLOCK the open of a pipe would wait for a writer.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
