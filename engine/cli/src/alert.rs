@@ -127,7 +127,7 @@ fn list(connection: &Connection) -> Result<(), Failure> {
         "NAME",
         "KIND",
         "TARGET",
-        "FROM",
+        "SEVERITY",
         "PENDING",
         "DELIVERED",
         "DROPPED",

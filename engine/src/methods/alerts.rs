@@ -42,17 +42,17 @@ pub struct ReceiverState {
     kind: ReceiverKind,
     /// Scheme and host of a webhook's URL, or the file with the URL; recipients of mail.
     target: String,
-    /// The lowest severity of the events that it gets.
+    /// The receiver gets events of this severity and above.
     severity: Severity,
     /// Empty: all.
     categories: Vec<Category>,
-    /// Types of events that it does not get.
+    /// Types of events that the receiver does not get.
     except: Vec<String>,
     /// Events that wait to be sent.
     pending: usize,
     /// Messages since the daemon's start.
     delivered: u64,
-    /// Messages that were given up.
+    /// Messages that were given up, at least for one recipient.
     dropped: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_delivery: Option<String>,

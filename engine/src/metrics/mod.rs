@@ -8,6 +8,7 @@
 //! docs/reference/metrics.md is generated from them, and a sample of an undeclared family does not
 //! compile.
 
+pub mod alerts;
 pub mod devices;
 pub mod drives;
 pub mod http;
@@ -131,6 +132,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(remotes::RemoteMetrics),
         Box::new(drives::DriveMetrics),
         Box::new(keys::KeyMetrics),
+        Box::new(alerts::AlertMetrics),
     ]
 }
 

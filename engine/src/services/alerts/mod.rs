@@ -80,6 +80,7 @@ pub struct DeliveryState {
     /// Messages since the daemon's start.
     pub delivered: u64,
     pub dropped: u64,
+    pub failed_attempts: u64,
     pub last_delivery: Option<SystemTime>,
     /// The latest failure, while attempts fail.
     pub error: Option<String>,
@@ -258,6 +259,7 @@ impl AlertTask {
         }
         state.failing_since.get_or_insert_with(SystemTime::now);
         state.failures = state.failures.saturating_add(1);
+        state.failed_attempts += 1;
         state.dropped += u64::from(is_dropped);
         if (is_dropped || state.failures >= REPORT_AFTER) && !state.is_reported {
             state.is_reported = true;

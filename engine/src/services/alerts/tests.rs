@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::config::{Settings, load_text};
 use crate::methods::testing::{TestDaemon, test_daemon};
+use crate::metrics::Scrape;
 
 const FAST: DeliveryPace = DeliveryPace {
     attempt: Duration::from_secs(10),
@@ -182,20 +183,20 @@ fn failures_are_tried_again_and_reported_once() {
         assert!(bodies.iter().all(|body| *body == bodies[0]), "{bodies:#?}");
         let state = until(&daemon, "flaky", |state| state.delivered == 1).await;
         assert_eq!((state.dropped, state.error), (0, None));
-        let mut told = Vec::new();
-        while told.len() < 2 {
+        let mut reported = Vec::new();
+        while reported.len() < 2 {
             tokio::time::sleep(Duration::from_millis(1)).await;
             let bodies = good.bodies.borrow();
             let events = bodies
                 .iter()
                 .flat_map(|body| body["events"].as_array().unwrap());
-            told = events
+            reported = events
                 .map(|e| (e["type"].clone(), e["ctx"].clone()))
                 .collect();
         }
         let flaky_is = |kind: &str| (Value::from(kind), Value::from("flaky"));
         assert_eq!(
-            told,
+            reported,
             [flaky_is("alert_failed"), flaky_is("alert_recovered")]
         );
         notes.send("nvme_failed", "later");
@@ -298,6 +299,16 @@ fn lost_events_are_reported() {
                 state.dropped + state.delivered == sent + 2
             })
             .await;
+        }
+        let text = Scrape::of(&daemon.engine).await.text();
+        for (metric, value) in [
+            ("delivered_messages_total", 2),
+            ("failed_attempts_total", 2),
+            ("dropped_messages_total", 2),
+            ("pending_events", 0),
+        ] {
+            let line = format!("nacre_alert_{metric}{{receiver=\"a\"}} {value}.0\n");
+            assert!(text.contains(&line), "{line}{text}");
         }
     });
 }
