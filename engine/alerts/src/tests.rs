@@ -145,9 +145,10 @@ fn webhook(url: &str) -> Webhook {
     let url = Url::parse(url).unwrap();
     Webhook {
         // Requests that must not be made need no addresses.
-        addresses: match url.server.is_local() {
-            true => url.server.resolve().unwrap(),
-            false => Vec::new(),
+        addresses: if url.server.is_local() {
+            url.server.resolve().unwrap()
+        } else {
+            Vec::new()
         },
         url,
         secret: None,

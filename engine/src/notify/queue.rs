@@ -60,7 +60,7 @@ impl EventQueue {
 
     /// Resolves when an event waits.
     pub async fn filled(&self) {
-        while self.len() == 0 {
+        while self.is_empty() {
             self.more.notified().await;
         }
     }
@@ -92,6 +92,10 @@ impl EventQueue {
 
     pub fn len(&self) -> usize {
         self.events.borrow().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.events.borrow().is_empty()
     }
 
     fn lose(&self, count: u64) {
