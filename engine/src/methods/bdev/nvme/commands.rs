@@ -29,17 +29,13 @@ pub fn register(registry: &mut Registry<Engine>) {
 #[serde(rename_all = "lowercase")]
 enum CommandType {
     Admin,
-    /// Refused: I/O goes through devices, which check it.
     Io,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum DataDirection {
-    /// From the host to the controller. Refused: the admin commands that only read have no such
-    /// data.
     H2c,
-    /// From the controller to the host.
     C2h,
 }
 
@@ -50,7 +46,10 @@ struct SendCommand;
 struct SendCommandParams {
     /// Name of the controller.
     name: String,
+    /// `io` is refused: only devices send I/O.
     cmd_type: CommandType,
+    /// `h2c`, from the host to the controller, is refused: commands that only read have no such
+    /// data.
     data_direction: DataDirection,
     /// The submission queue entry, 64 bytes as base64url. The daemon sets its command identifier
     /// and data pointer.
