@@ -70,6 +70,8 @@ pub struct Discovery {
     /// Paths that could not be attached, each with the reason.
     pub refused: RefCell<Vec<(SubsystemAddress, String)>>,
     pub state: RefCell<ControllerState>,
+    /// The log was read on the present connection.
+    pub is_current: Cell<bool>,
     /// Why the last log could not be read.
     pub error: RefCell<Option<String>>,
     /// A log was read and its paths were attached.
@@ -90,11 +92,21 @@ impl Discovery {
             referrals: RefCell::default(),
             refused: RefCell::default(),
             state: RefCell::new(ControllerState::Connecting),
+            is_current: Cell::new(false),
             error: RefCell::default(),
             is_complete: Cell::new(false),
             is_stopping: Cell::new(false),
             has_ended: Cell::new(false),
             changed: Notify::new(),
+        }
+    }
+
+    /// Notes that the log was read. The absence of a path counts from the first log of a
+    /// connection: a target that restarts lists its subsystems one by one.
+    pub fn log_was_read(&self) {
+        if !self.is_current.replace(true) {
+            let mut listed = self.listed.borrow_mut();
+            listed.iter_mut().for_each(|path| path.missing_since = None);
         }
     }
 

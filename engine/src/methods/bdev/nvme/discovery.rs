@@ -213,8 +213,9 @@ pub(super) async fn attached(
     if outcome.is_err()
         && !discovery.is_stopping.get()
         && let Err(error) = stop(engine, discovery).await
+        && !discovery.is_stopping.get()
     {
-        warn!(discovery = discovery.name, %error, "it could not be stopped, and goes on");
+        warn!(discovery = discovery.name, %error, "cannot stop the discovery service; it keeps running");
     }
     outcome.map(|()| true)
 }
@@ -309,6 +310,11 @@ fn find(engine: &Engine, listed: &DiscoveredPath) -> Option<(Rc<Remote>, Rc<Remo
 /// Stops a service and detaches its controllers.
 async fn stop(engine: &Rc<Engine>, discovery: &Rc<Discovery>) -> Result<(), RpcError> {
     let _gate = engine.changing().await;
+    stop_at_gate(engine, discovery).await
+}
+
+/// As [`stop`], for a caller that holds the lock of changes.
+async fn stop_at_gate(engine: &Rc<Engine>, discovery: &Rc<Discovery>) -> Result<(), RpcError> {
     let name = &discovery.name;
     if discovery.is_stopping.get() {
         let cause = format!("\"{name}\" is being stopped");
@@ -371,18 +377,21 @@ impl Method<Engine> for StopDiscovery {
 
     async fn apply(params: StopDiscoveryParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let name = &params.name;
-        let Some(discovery) = engine.remotes.discoveries.find(name) else {
-            // A service that could not be restored can be stopped.
-            let _gate = engine.changing().await;
-            if engine.journal.find(&discovery_key(name)).is_some() {
-                let edits = vec![Edit::Remove(discovery_key(name))];
-                return engine.journal.commit(Change(edits)).await.map(|()| true);
-            }
-            let cause = format!("there is no discovery service \"{name}\"");
-            return Err(RpcError::errno(Errno::ENOENT, cause)
-                .field("name")
-                .remedy("bdev_nvme_get_discovery_info lists them"));
-        };
-        stop(&engine, &discovery).await.map(|()| true)
+        let services = &engine.remotes.discoveries;
+        let here = services.find(name);
+        let _gate = engine.changing().await;
+        // A call that began before may have started it meanwhile.
+        if let Some(discovery) = here.or_else(|| services.find(name)) {
+            return stop_at_gate(&engine, &discovery).await.map(|()| true);
+        }
+        // A service that could not be restored can be stopped.
+        if engine.journal.find(&discovery_key(name)).is_some() {
+            let edits = vec![Edit::Remove(discovery_key(name))];
+            return engine.journal.commit(Change(edits)).await.map(|()| true);
+        }
+        let cause = format!("there is no discovery service \"{name}\"");
+        Err(RpcError::errno(Errno::ENOENT, cause)
+            .field("name")
+            .remedy("bdev_nvme_get_discovery_info lists them"))
     }
 }

@@ -90,6 +90,7 @@ pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: Discov
         match watch.poll(clock.now()) {
             Some(Ok(records)) => {
                 discovery.error.replace(None);
+                discovery.log_was_read();
                 (log, due) = (Some(Rc::new(Log::of(&records))), Some(Instant::now()));
             }
             Some(Err(error)) => {
@@ -98,12 +99,16 @@ pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: Discov
                     let error = error.as_deref().unwrap_or_default();
                     warn!(
                         discovery = discovery.name,
-                        error, "the discovery log was not read; it is read again"
+                        error, "cannot read the discovery log; retrying in 5 s"
                     );
                 }
                 discovery.error.replace(error);
+                discovery.is_current.set(false);
             }
             None => {}
+        }
+        if *watch.state() != ControllerState::Live {
+            discovery.is_current.set(false);
         }
         if *discovery.state.borrow() != *watch.state() {
             discovery.state.replace(watch.state().clone());
@@ -125,7 +130,10 @@ pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: Discov
                 again = None;
                 match begin(&plan) {
                     Ok(new) => watch = new,
-                    Err(error) => warn!(%error, "the discovery service is not connected"),
+                    Err(error) => warn!(
+                        discovery = discovery.name,
+                        %error, "the discovery service is not connected"
+                    ),
                 }
             }
         }
@@ -211,9 +219,8 @@ async fn apply(service: Service, log: Rc<Log>) -> Option<Instant> {
     // A path that another call detached is attached again if it is listed.
     let mut attached = discovery.listed.take();
     attached.retain(|one| find(engine, one).is_some());
-    let is_away = *discovery.state.borrow() != ControllerState::Live;
-    let found = compare(attached, &log.places, is_away, Instant::now());
-    let is_gone = |one: &DiscoveredPath| found.gone.iter().any(|gone| gone.is_same(one));
+    let is_away = !discovery.is_current.get();
+    let mut found = compare(attached, &log.places, is_away, Instant::now());
     let both = found.stay.iter().chain(&found.gone);
     discovery.listed.replace(both.cloned().collect());
 
@@ -248,6 +255,11 @@ async fn apply(service: Service, log: Rc<Log>) -> Option<Instant> {
         refused.push((place.clone(), why));
     }
     service.refuse(refused);
+    if !discovery.is_current.get() {
+        // The service went away meanwhile: its next log decides.
+        found.gone.clear();
+    }
+    let is_gone = |one: &DiscoveredPath| found.gone.iter().any(|gone| gone.is_same(one));
     discovery.listed.borrow_mut().retain(|one| !is_gone(one));
     for listed in &found.gone {
         info!(
@@ -435,6 +447,26 @@ mod tests {
         let full = compare(attached(), &many, false, start);
         assert_eq!(full.stay.len() + full.new.len(), MAX_PATHS);
         assert_eq!(full.new.len() + full.excess.len(), many.len());
+    }
+
+    /// Goal: the grace begins again with the first log of a connection, and only with that one.
+    #[test]
+    fn a_connection_begins_the_grace_again() {
+        let discovery = Discovery::new("d".into(), place(9), BTreeMap::new());
+        let missing = || DiscoveredPath {
+            missing_since: Some(Instant::now()),
+            ..path(0)
+        };
+        discovery.listed.borrow_mut().push(missing());
+        discovery.log_was_read();
+        assert_eq!(*discovery.listed.borrow(), [path(0)]);
+        let since = missing();
+        discovery.listed.replace(vec![since.clone()]);
+        discovery.log_was_read();
+        assert_eq!(*discovery.listed.borrow(), std::slice::from_ref(&since));
+        discovery.is_current.set(false);
+        discovery.log_was_read();
+        assert_eq!(*discovery.listed.borrow(), [path(0)]);
     }
 
     /// Goal: each of many subsystems gets a name of its own in little time, by one change of the
