@@ -98,7 +98,7 @@ pub enum ControlError {
     Stopped,
 }
 
-/// The error of a firmware update. The drive runs its old firmware.
+/// The error of a firmware update. Unless it says otherwise, the drive keeps its firmware.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FirmwareError {
     #[error("a firmware image has a multiple of 4 bytes, at most {maximum}; this one has {bytes}")]
@@ -118,8 +118,12 @@ pub enum FirmwareError {
         #[source]
         source: ControlError,
     },
-    #[error("the drive does not activate the image")]
+    #[error("the drive refuses the image")]
     Commit(#[source] ControlError),
+    #[error("the drive did not say whether it stored the image; look at its firmware slots")]
+    Unknown(#[source] ControlError),
+    #[error("the drive has stored the image, which runs after the next reset: this one failed")]
+    NotReset(#[source] ControlError),
     #[error("the firmware update did not run")]
     Control(#[from] ControlError),
 }

@@ -180,6 +180,14 @@ impl Connection {
         Ok(Client::connect(&path, self.timeout)?)
     }
 
+    /// The same daemon, for a call that takes at least this long on a slow drive.
+    fn patient(&self, least: Duration) -> Self {
+        Self {
+            timeout: self.timeout.max(least),
+            ..self.clone()
+        }
+    }
+
     /// One call on a connection of its own, with the reply for output.
     pub fn call_for_json<M: Method<Engine>>(&self, params: &M::Params) -> Result<Value, Failure>
     where

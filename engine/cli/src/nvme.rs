@@ -4,6 +4,7 @@
 mod show;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use nacre_bdev_nvme_vfio::pci::{Address, Drive, Driver, Options, PciError, System};
@@ -11,6 +12,9 @@ use nacre_engine::methods::bdev::nvme::commands::{ApplyFirmware, ApplyFirmwarePa
 use serde_json::{Value, json};
 
 use super::{Connection, Failure, output};
+
+/// Minimum time limit of a firmware update: a drive may take minutes to store an image.
+const FIRMWARE_LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Args)]
 pub(crate) struct NvmeArgs {
@@ -118,7 +122,8 @@ fn update_firmware(connection: &Connection, name: String, file: &Path) -> Result
         filename,
         bdev_name: name,
     };
-    let outcome = connection.call_for_json::<ApplyFirmware>(&params)?;
+    let patient = connection.patient(FIRMWARE_LIMIT);
+    let outcome = patient.call_for_json::<ApplyFirmware>(&params)?;
     if connection.json {
         return output::json(&outcome);
     }

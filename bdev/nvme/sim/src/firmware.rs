@@ -1,4 +1,4 @@
-//! Firmware Image Download and Firmware Commit of the simulated controller (Base 5.11, 5.12).
+//! Firmware Image Download and Firmware Commit of the simulated controller (Base 5.13, 5.12).
 
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::admin::{FirmwareCommit, FirmwareImageDownload};

@@ -1,4 +1,4 @@
-//! Updates the firmware of a drive (Base 3.11, 5.11, 5.12).
+//! Updates the firmware of a drive (Base 3.11, 5.12, 5.13).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use nacre_nvmf_wire::commands::admin::{FirmwareCommit, FirmwareImageDownload, Id
 use nacre_nvmf_wire::identify::controller::Oacs;
 use nacre_nvmf_wire::identify::{self, IdentifyController, cns};
 use nacre_nvmf_wire::{StatusCode, zerocopy::IntoBytes};
+use nacre_reactor::CoreHandle;
 
 use super::Controller;
 use super::commands::Commands;
@@ -49,25 +50,39 @@ impl Controller {
                 return Ok(Err(FirmwareError::Running));
             };
             let before = this.info().drive.firmware;
-            let committed = match this.commands(&core).send_firmware(&image).await {
-                Ok(committed) => committed,
-                Err(error) => return Ok(Err(error)),
-            };
-            let needs = match committed {
-                Committed::ControllerReset => {
-                    this.reset_for(&core, ResetReason::UserRequest).await?;
-                    None
-                }
-                Committed::Other(needs) => Some(needs),
-            };
-            let after = this.commands(&core).identify().await?;
-            Ok(Ok(FirmwareUpdate {
-                before,
-                after: identify::read_ascii(&after.fr),
-                needs,
-            }))
+            Ok(this.send_and_activate(&core, &image, before).await)
         });
         updated.await?
+    }
+
+    async fn send_and_activate(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+        image: &[u8],
+        before: String,
+    ) -> Result<FirmwareUpdate, FirmwareError> {
+        self.commands(core).send_firmware(image).await?;
+        let committed = {
+            // I/O and log pages may be late while the drive writes the image. A reset because of
+            // them waits: it would cut the commit off.
+            let _no_reset = self.lifecycle.lock().await;
+            self.commands(core).commit().await?
+        };
+        let needs = match committed {
+            Committed::ControllerReset => {
+                let reset = self.reset_for(core, ResetReason::UserRequest).await;
+                reset.map_err(FirmwareError::NotReset)?;
+                None
+            }
+            Committed::Other(needs) => Some(needs),
+        };
+        let page = self.commands(core).identify().await;
+        let after = identify::read_ascii(&page.map_err(FirmwareError::NotReset)?.fr);
+        Ok(FirmwareUpdate {
+            before,
+            after,
+            needs,
+        })
     }
 }
 
@@ -79,7 +94,8 @@ impl Commands<'_> {
         Ok(page)
     }
 
-    async fn send_firmware(self, image: &[u8]) -> Result<Committed, FirmwareError> {
+    /// Sends an image, which has no effect before the commit.
+    async fn send_firmware(self, image: &[u8]) -> Result<(), FirmwareError> {
         let bytes = image.len();
         if bytes == 0 || !bytes.is_multiple_of(4) || bytes > IMAGE_MAX {
             let maximum = IMAGE_MAX;
@@ -100,7 +116,7 @@ impl Commands<'_> {
                 source,
             })?;
         }
-        self.commit().await.map_err(FirmwareError::Commit)
+        Ok(())
     }
 
     /// Returns the bytes per Firmware Image Download.
@@ -124,7 +140,7 @@ impl Commands<'_> {
         Ok(bytes)
     }
 
-    async fn commit(self) -> Result<Committed, ControlError> {
+    async fn commit(self) -> Result<Committed, FirmwareError> {
         let commit = FirmwareCommit {
             slot: 0,
             action: FirmwareCommit::ACTION_REPLACE_AND_ACTIVATE_AT_RESET,
@@ -140,9 +156,12 @@ impl Commands<'_> {
                 StatusCode::FIRMWARE_NEEDS_SUBSYSTEM_RESET => {
                     Ok(Committed::Other("an NVM subsystem reset or a power cycle"))
                 }
-                _ => Err(ControlError::Status { opcode, status }),
+                _ => Err(FirmwareError::Commit(ControlError::Status {
+                    opcode,
+                    status,
+                })),
             },
-            Err(error) => Err(error),
+            Err(error) => Err(FirmwareError::Unknown(error)),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Tests of firmware updates: images, refusals of the drive, and failures half way.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev::Status;
 use nacre_bdev_nvme::{
-    ControlError, Controller, FirmwareError, FirmwareUpdate, IMAGE_MAX, Options,
+    ActionOnTimeout, ControlError, Controller, FirmwareError, FirmwareUpdate, IMAGE_MAX, Options,
 };
 use nacre_bdev_nvme_sim::{Action, Config, IMAGE_MARK, Limits, Rule, Target};
 use nacre_nvmf_wire::StatusCode;
@@ -169,6 +170,46 @@ fn a_stronger_reset_is_needed() {
         rig.detach(&controller);
         rig.drive.check();
     }
+}
+
+/// Goal: I/O that is late while the drive writes the image does not reset the controller before the
+/// drive has answered Firmware Commit.
+#[test]
+fn a_commit_is_not_cut_off() {
+    let mut rig = Rig::new(updatable(0));
+    let (controller, _bdev, mut queue) = rig.one(Options {
+        timeout: Duration::from_secs(1),
+        action_on_timeout: ActionOnTimeout::Reset,
+        ..Options::new("nvme0")
+    });
+    let commit = Target::AdminOp(FIRMWARE_COMMIT);
+    let late = Action::Late(Duration::from_secs(20));
+    rig.drive.inject(Rule::next(commit, late));
+    rig.drive.inject(Rule::next(Target::Io, late));
+    let (handle, image) = (controller.clone(), image("2.1", 4096));
+    let task = rig
+        .core
+        .spawn_local(async move { handle.update_firmware(image).await });
+    let write = rig.write(0, 1, 1);
+    rig.submit(&mut *queue, write);
+    assert_eq!(rig.settle(&mut *queue), [Status::Ok]);
+    let updated = rig.core.block_on(task).expect("it runs");
+    assert_eq!(updated.map(|update| update.after), Ok("2.1".to_owned()));
+    rig.end(&controller, queue);
+}
+
+/// Goal: a drive that never answers Firmware Commit leaves the outcome open, and says so.
+#[test]
+fn a_commit_without_an_answer() {
+    let mut rig = Rig::new(updatable(0));
+    let controller = rig.attach();
+    let late = Action::Late(Duration::from_secs(1000));
+    rig.drive
+        .inject(Rule::next(Target::AdminOp(FIRMWARE_COMMIT), late));
+    let error = update(&mut rig, &controller, image("2.1", 4096)).unwrap_err();
+    assert!(matches!(error, FirmwareError::Unknown(_)), "{error}");
+    rig.drive.heal();
+    rig.detach(&controller);
 }
 
 /// Goal: a second update while one runs is refused; it does not mix its pieces into the first.

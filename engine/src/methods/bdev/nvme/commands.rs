@@ -223,6 +223,10 @@ impl Method<Engine> for ApplyFirmware {
         let update = drive.controller.update_firmware(image).await;
         let update = update.map_err(not_updated)?;
         Ok(match update.needs {
+            None if update.after == update.before => format!(
+                "firmware {} runs, as before: the image has this revision, or the drive went back to it",
+                update.after
+            ),
             None => format!("firmware {} runs; it was {}", update.after, update.before),
             Some(reset) => format!(
                 "the image is stored; firmware {} runs until {reset}",
