@@ -108,6 +108,8 @@ pub enum PoolError {
     NotEmpty { what: String },
     #[error("the disk has pool {found}, not {expected}")]
     OtherPool { expected: Uuid, found: Uuid },
+    #[error("the disk has pool {id}, which is open: it is that disk, or a copy of it")]
+    AlreadyOpen { id: Uuid },
     /// `what` is the wrong property.
     #[error("{what}: {why}")]
     Unfit { what: &'static str, why: String },

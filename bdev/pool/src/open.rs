@@ -38,6 +38,9 @@ pub struct Create {
 pub struct Import {
     /// The pool that must be on the disk; `None`: any.
     pub id: Option<Uuid>,
+    /// Pools that must not be on the disk: they are open, on this disk under another name or on the
+    /// disk that this one is a copy of.
+    pub open: Vec<Uuid>,
     pub holder: Uuid,
     /// Import the pool although another holder did not export it.
     pub force: bool,
@@ -99,6 +102,7 @@ pub async fn import(
     let opening = |answer| Opening::Import {
         import: Box::new(import),
         expected: wanted.id,
+        open: wanted.open,
         answer: Some(answer),
         results: Default::default(),
     };

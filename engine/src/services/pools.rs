@@ -145,13 +145,18 @@ pub async fn create(
         let cause = format!("\"{name}\" is the name of an open pool");
         return Err(RpcError::errno(Errno::EEXIST, cause).field("name"));
     }
+    let id = id.unwrap_or_else(Uuid::new_v4);
+    let is_open = pools.open.borrow().contains_key(&id);
+    if is_open || engine.journal.find(&key(id)).is_some() {
+        let cause = format!("{id} is the UUID of another pool of this daemon");
+        return Err(RpcError::errno(Errno::EEXIST, cause).field("uuid"));
+    }
     let new = Create {
-        id: id.unwrap_or_else(Uuid::new_v4),
+        id,
         name,
         holder: engine.volumes.holder(),
         force,
     };
-    let id = new.id;
     let opened = open(engine, disk, id, move |core, memory, claim| async move {
         let handle = nacre_bdev_pool::create(&core, memory, claim, new).await?;
         Ok((handle, ImportReport::default()))
@@ -200,6 +205,7 @@ async fn import_one(
     }
     let wanted = Import {
         id,
+        open: pools.open.borrow().keys().copied().collect(),
         holder: engine.volumes.holder(),
         force,
     };
@@ -476,6 +482,7 @@ async fn close_one(engine: &Rc<Engine>, pool: &Rc<OpenPool>, end: Command) -> Re
             warn!(lvol = name, "queues are still open");
         }
     }
+    let forgets = matches!(end, Command::Close { export: true } | Command::Destroy);
     let handle = pool.handle.clone();
     let mut closing = Box::pin(async move { handle.run(end).await });
     if let Ok(closed) = tokio::time::timeout(PATIENCE, &mut closing).await {
@@ -485,9 +492,12 @@ async fn close_one(engine: &Rc<Engine>, pool: &Rc<OpenPool>, end: Command) -> Re
     let (engine, pool) = (Rc::clone(engine), Rc::clone(pool));
     tokio::task::spawn_local(async move {
         let closed = closing.await;
+        let _one = engine.devices.pools.changing.lock().await;
         pool.is_closing.set(false);
         if let Err(error) = close_ended(&engine, &pool, closed).await {
             warn!(pool = pool.name(), %error, "the pool is open again");
+        } else if forgets && let Err(error) = engine.journal.commit(Change::remove(key(id))).await {
+            warn!(%id, %error, "the next start imports a closed pool");
         }
     });
     let cause = "the pool's keeper does not end: its disk does not answer";
@@ -600,6 +610,7 @@ impl Refusal for PoolError {
             Self::NotEmpty { .. } => of(Errno::EPERM)
                 .field("disk")
                 .remedy("look at its data first; force overwrites it"),
+            Self::AlreadyOpen { .. } => of(Errno::EEXIST).field("disk"),
             Self::OtherPool { .. } => of(Errno::ENODEV)
                 .field("disk")
                 .remedy("name the disk with the pool"),

@@ -35,6 +35,7 @@ pub(crate) enum Opening {
     Import {
         import: Box<Import>,
         expected: Option<Uuid>,
+        open: Vec<Uuid>,
         answer: Option<OpenAnswer>,
         results: HashMap<Tag, Ended>,
     },
@@ -139,6 +140,7 @@ impl Opening {
             Self::Import {
                 import,
                 expected,
+                open,
                 answer,
                 results,
             } => {
@@ -173,6 +175,10 @@ impl Opening {
                     (Ok((pool, _)), Some(expected)) if pool.superblock().pool != expected => {
                         let found = pool.superblock().pool;
                         Advance::Failed(answer, PoolError::OtherPool { expected, found })
+                    }
+                    (Ok((pool, _)), _) if open.contains(&pool.superblock().pool) => {
+                        let id = pool.superblock().pool;
+                        Advance::Failed(answer, PoolError::AlreadyOpen { id })
                     }
                     (Ok((pool, report)), _) => {
                         answer.report = report;

@@ -107,6 +107,7 @@ impl Home {
         };
         let wanted = Import {
             id,
+            open: Vec::new(),
             holder,
             force: false,
         };

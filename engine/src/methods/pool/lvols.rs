@@ -7,6 +7,7 @@ use nacre_bdev::Bdev;
 use nacre_bdev_pool::{Command, Lvol, LvolInfo};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 use uuid::Uuid;
 
 use super::super::bdev::refuse_nil;
@@ -453,8 +454,12 @@ pub async fn rename(
         name: new_name,
     })
     .await?;
-    if old != new {
-        bdevs.rename_alias(lvol.name(), &old, &new).or_refuse()?;
+    // A volume that had no alias gets one.
+    if old != new
+        && bdevs.rename_alias(lvol.name(), &old, &new).is_err()
+        && let Err(error) = bdevs.add_alias(lvol.name(), &new)
+    {
+        warn!(alias = new, %error, "a volume has no alias");
     }
     let info = info(&pool, id).await?;
     lvol.update(info.clone());

@@ -398,6 +398,46 @@ fn names_change_together() {
 }
 
 /// Every family of pool metrics has the numbers of `pool_get`.
+/// Goal: neither a copy of an open pool's disk nor a new pool with its UUID takes its place.
+#[test]
+fn an_open_pool_keeps_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, copy, empty] = ["disk", "copy", "empty"].map(|name| dir.path().join(name));
+    for path in [&path, &empty] {
+        let file = std::fs::File::create(path).unwrap();
+        file.set_len(128 << 20).unwrap();
+    }
+    let daemon = start(&dir.path().join("state"));
+    disk(&daemon, &path);
+    let create = json!({ "name": "pool0", "disk": "disk", "uuid": POOL });
+    daemon.call("pool_create", create);
+    let size = json!({ "pool": "pool0", "name": "v1", "size": "1MiB" });
+    daemon.call("lvol_create", size);
+    std::fs::copy(&path, &copy).unwrap();
+    for (name, path) in [("copy", &copy), ("empty", &empty)] {
+        let params = json!({ "name": name, "filename": path, "block_size": 4096 });
+        daemon.call("bdev_aio_create", params);
+    }
+    let import = |force| json!({ "disk": "copy", "force": force });
+    for force in [false, true] {
+        let refused = daemon.refused("pool_import", import(force));
+        assert_eq!(refused.message, "File exists", "{refused:?}");
+    }
+    let create = json!({ "name": "pool1", "disk": "empty", "uuid": POOL });
+    let refused = daemon.refused("pool_create", create);
+    assert_eq!(refused.message, "File exists", "{refused:?}");
+    assert_eq!(names(&daemon), ["pool0/v1"]);
+    let pools = daemon.call("pool_list", json!({}));
+    assert_eq!(
+        (pools.as_array().unwrap().len(), &pools[0]["disk"]),
+        (1, &json!("disk"))
+    );
+    // It is the copy's turn once the pool is exported.
+    daemon.call("pool_export", json!({ "pool": "pool0" }));
+    daemon.call("pool_import", import(true));
+    assert_eq!(names(&daemon), ["pool0/v1"]);
+}
+
 #[test]
 fn pool_metrics_are_complete() {
     let dir = tempfile::tempdir().unwrap();
