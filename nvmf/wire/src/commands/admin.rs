@@ -292,7 +292,7 @@ impl Abort {
     }
 }
 
-/// Firmware Image Download (Base 5.11): a piece of an image. Offset and length are multiples of 4
+/// Firmware Image Download (Base 5.13): a piece of an image. Offset and length are multiples of 4
 /// bytes; a controller may need a larger granularity (FWUG).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirmwareImageDownload {
