@@ -44,8 +44,8 @@ pub enum Failure {
         recipient: String,
         source: smtp::Error,
     },
-    #[error("an address has letters that the mail server does not accept (no SMTPUTF8)")]
-    International,
+    #[error("{address:?} has letters that the mail server does not accept (no SMTPUTF8)")]
+    International { address: String },
     #[error("the mail cannot be made: {0}")]
     Mail(#[from] lettre::error::Error),
     #[error("{path}: {cause}", path = path.display())]
@@ -78,7 +78,7 @@ impl Failure {
             }
             Self::Smtp(error) => error.is_permanent(),
             Self::Recipient { .. }
-            | Self::International
+            | Self::International { .. }
             | Self::Mail(_)
             | Self::Request(_)
             | Self::TokenInClear

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lettre::Address;
 use lettre::message::header::{ContentType, HeaderName, HeaderValue};
 use lettre::transport::smtp;
 use lettre::transport::smtp::authentication::{Credentials, Mechanism};
@@ -10,7 +11,9 @@ use lettre::transport::smtp::client::{
     AsyncSmtpConnection, AsyncTokioStream, Certificate, CertificateStore, TlsParameters,
 };
 use lettre::transport::smtp::commands::{self, Data, Rcpt, Rset};
-use lettre::transport::smtp::extension::{ClientId, Extension, MailBodyParameter, MailParameter};
+use lettre::transport::smtp::extension::{
+    ClientId, Extension, MailBodyParameter, MailParameter, ServerInfo,
+};
 use zeroize::Zeroizing;
 
 use crate::address::mailbox;
@@ -69,6 +72,11 @@ impl Progress {
         !self.accepted.is_empty()
     }
 
+    fn refuse(&mut self, recipient: &str, failure: Failure) {
+        self.refused.push(recipient.to_owned());
+        self.refusal.get_or_insert(failure);
+    }
+
     fn is_over(&self, recipient: &String) -> bool {
         self.accepted.contains(recipient) || self.refused.contains(recipient)
     }
@@ -98,9 +106,17 @@ impl Mail {
         progress: &mut Progress,
         limit: Duration,
     ) -> Result<(), Failure> {
-        let mail = self.compose(message)?.formatted();
-        let from = mailbox(&self.from)?.email;
         let mut connection = self.open(message, limit).await?;
+        let accepts = Letters::of(connection.server_info());
+        let from = accepts.check(&self.from)?;
+        for recipient in &self.to {
+            if !progress.is_over(recipient)
+                && let Err(failure) = accepts.check(recipient)
+            {
+                progress.refuse(recipient, failure);
+            }
+        }
+        let mail = self.compose(message, accepts)?.formatted();
         let mut later = None;
         let mut is_clean = true;
         for recipient in &self.to {
@@ -111,16 +127,15 @@ impl Mail {
                 return Err(later.unwrap_or(error).into());
             }
             let to = mailbox(recipient)?.email;
-            let parameters = parameters(&connection, &mail)?;
-            let first = commands::Mail::new(Some(from.clone()), parameters);
+            let first = commands::Mail::new(Some(from.clone()), accepts.parameters(&mail));
             match transact(&mut connection, first, Rcpt::new(to, vec![]), &mail).await {
                 Ok(()) => progress.accepted.push(recipient.clone()),
                 Err(source) if source.is_permanent() => {
-                    progress.refused.push(recipient.clone());
-                    progress.refusal.get_or_insert(Failure::Recipient {
+                    let failure = Failure::Recipient {
                         recipient: recipient.clone(),
                         source,
-                    });
+                    };
+                    progress.refuse(recipient, failure);
                     is_clean = false;
                 }
                 Err(error) if error.is_transient() => {
@@ -172,7 +187,8 @@ impl Mail {
         builder.build_rustls()
     }
 
-    fn compose(&self, message: &Message) -> Result<lettre::Message, Failure> {
+    /// The header names only recipients whose letters the server accepts.
+    fn compose(&self, message: &Message, accepts: Letters) -> Result<lettre::Message, Failure> {
         let mut builder = lettre::Message::builder()
             .from(mailbox(&self.from)?)
             .subject(message.subject())
@@ -180,7 +196,9 @@ impl Mail {
             .message_id(Some(format!("<{}@{}>", message.id, message.domain())))
             .header(ContentType::TEXT_PLAIN);
         for recipient in &self.to {
-            builder = builder.to(mailbox(recipient)?);
+            if accepts.check(recipient).is_ok() {
+                builder = builder.to(mailbox(recipient)?);
+            }
         }
         let mut mail = builder.body(message.mail_text())?;
         // RFC 3834: vacation programs do not answer.
@@ -203,19 +221,37 @@ async fn transact(
     connection.message(mail).await.map(drop)
 }
 
-/// The extensions that a mail needs. Only addresses have letters outside ASCII.
-fn parameters(
-    connection: &AsyncSmtpConnection,
-    mail: &[u8],
-) -> Result<Vec<MailParameter>, Failure> {
-    if mail.is_ascii() {
-        return Ok(Vec::new());
+/// The letters that a server accepts in addresses. Names and texts are encoded, so that they need
+/// nothing.
+#[derive(Clone, Copy)]
+enum Letters {
+    Ascii,
+    /// RFC 6531.
+    Utf8,
+}
+
+impl Letters {
+    fn of(server: &ServerInfo) -> Self {
+        let needed = [Extension::SmtpUtfEight, Extension::EightBitMime];
+        let has_all = needed.iter().all(|one| server.supports_feature(*one));
+        if has_all { Self::Utf8 } else { Self::Ascii }
     }
-    let server = connection.server_info();
-    let needed = [Extension::SmtpUtfEight, Extension::EightBitMime];
-    if !needed.iter().all(|one| server.supports_feature(*one)) {
-        return Err(Failure::International);
+
+    fn check(self, address: &str) -> Result<Address, Failure> {
+        let email = mailbox(address)?.email;
+        let text: &str = email.as_ref();
+        if text.is_ascii() || matches!(self, Self::Utf8) {
+            return Ok(email);
+        }
+        let address = text.to_owned();
+        Err(Failure::International { address })
     }
-    let body = MailParameter::Body(MailBodyParameter::EightBitMime);
-    Ok(vec![MailParameter::SmtpUtfEight, body])
+
+    fn parameters(self, mail: &[u8]) -> Vec<MailParameter> {
+        if mail.is_ascii() {
+            return Vec::new();
+        }
+        let body = MailParameter::Body(MailBodyParameter::EightBitMime);
+        vec![MailParameter::SmtpUtfEight, body]
+    }
 }

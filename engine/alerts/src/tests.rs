@@ -572,6 +572,40 @@ fn a_recipient_that_is_refused_delays_no_other() {
     });
 }
 
+/// Goal: an address with letters outside ASCII costs no other recipient the message. Servers with
+/// SMTPUTF8 get it too.
+#[test]
+fn an_address_outside_ascii_is_refused_alone() {
+    run(async {
+        for (ehlo, reached) in [
+            ("250 here\r\n", 1),
+            ("250-here\r\n250-8BITMIME\r\n250 SMTPUTF8\r\n", 2),
+        ] {
+            let special = Some(("EHLO", ehlo));
+            let (port, received) = smtp(Script { special, ..PLAIN }).await;
+            let mut mail = mail(port, Security::Clear, false);
+            mail.to = vec!["zoë@example.org".into(), "ops@example.org".into()];
+            let mut progress = Progress::default();
+            let outcome = mail.send(&message(), &mut progress, LIMIT).await;
+            let text = received.lock().clone();
+            assert_eq!(text.matches("\r\n.\r\n").count(), reached, "{text}");
+            assert_eq!(text.contains("zoë@"), reached == 2, "{text}");
+            assert!(progress.is_partial());
+            if reached == 2 {
+                outcome.unwrap();
+                continue;
+            }
+            let failure = outcome.unwrap_err();
+            assert!(failure.is_final());
+            let cause = failure.to_string();
+            assert!(
+                cause.contains("zoë@example.org") && cause.contains("SMTPUTF8"),
+                "{cause}"
+            );
+        }
+    });
+}
+
 /// Goal: a mail server cannot fill the memory, and nothing that it sends in clear counts after the
 /// handshake.
 #[test]
