@@ -29,8 +29,6 @@ const BUILD_LIMIT: Duration = Duration::from_secs(300);
 
 /// Returns the module's file. Fails if the mirror no longer has the headers of this kernel.
 pub(super) fn build(root: &Path, kernel: &Kernel, cache: &Path) -> Result<PathBuf> {
-    setup::ensure(TOOLS)?;
-    let headers = headers(&kernel.version, cache)?;
     let source = root.join("tests/vm/dcbsim");
     let folder = crate::target_dir(root)
         .join("vm/dcbsim")
@@ -45,6 +43,19 @@ pub(super) fn build(root: &Path, kernel: &Kernel, cache: &Path) -> Result<PathBu
             std::fs::write(&copy, text).with_context(|| format!("writing {}", copy.display()))?;
         }
     }
+    make(kernel, cache, &folder, "dcbsim.ko", &[])
+}
+
+/// Builds the module whose source is in `folder`. `settings`: further arguments of make.
+pub(super) fn make(
+    kernel: &Kernel,
+    cache: &Path,
+    folder: &Path,
+    module: &str,
+    settings: &[&str],
+) -> Result<PathBuf> {
+    setup::ensure(TOOLS)?;
+    let headers = headers(&kernel.version, cache)?;
     let mut command = Command::new("make");
     command.arg("-C").arg(&headers);
     command.arg(format!("M={}", folder.display()));
@@ -54,8 +65,8 @@ pub(super) fn build(root: &Path, kernel: &Kernel, cache: &Path) -> Result<PathBu
         "CONFIG_DEBUG_INFO_BTF_MODULES=",
         "modules",
     ]);
-    process::capture(&mut command, BUILD_LIMIT)?;
-    let module = folder.join("dcbsim.ko");
+    process::capture(command.args(settings), BUILD_LIMIT)?;
+    let module = folder.join(module);
     module
         .canonicalize()
         .with_context(|| format!("make has made no {}", module.display()))

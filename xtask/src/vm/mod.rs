@@ -18,6 +18,7 @@ mod drives;
 mod events;
 mod kernel;
 mod queue;
+mod siw;
 mod suite;
 mod work;
 
@@ -204,6 +205,11 @@ impl Vm {
     /// The kernel module of the cases with DCB.
     fn dcbsim(&self, root: &Path) -> Result<PathBuf> {
         dcbsim::build(root, &self.kernel, &cache_dir()?)
+    }
+
+    /// Soft-iWARP, for the cases of iWARP.
+    fn siw(&self) -> Result<PathBuf> {
+        siw::build(&self.kernel, &cache_dir()?)
     }
 
     pub(crate) fn is_emulated(&self) -> bool {

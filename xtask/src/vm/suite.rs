@@ -86,6 +86,8 @@ struct Programs {
     /// The kernel module with DCB, and the folder of lldpd's package. An empty path: not available.
     dcbsim: PathBuf,
     lldpd: PathBuf,
+    /// The kernel module of soft-iWARP. An empty path: not available.
+    siw: PathBuf,
 }
 
 const NACRE: &[&str] = &["--locked", "--package", "nacre-engine-cli"];
@@ -134,6 +136,9 @@ impl Example {
 /// Cases with names that contain this need the kernel module with DCB, or lldpd.
 const DCB_CASES: &str = "-dcb-";
 
+/// Cases with names that contain this need the kernel module of soft-iWARP.
+const IWARP_CASES: &str = "-iwarp";
+
 /// Prints why an optional part is missing, and returns an empty path for it. The cases that need it
 /// skip themselves.
 fn optional(what: &str, part: Result<PathBuf>) -> PathBuf {
@@ -161,9 +166,16 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     } else {
         Default::default()
     };
+    let has_iwarp = cases.iter().any(|case| case.name.contains(IWARP_CASES));
+    let siw = if has_iwarp {
+        optional("module siw", vm.siw())
+    } else {
+        PathBuf::new()
+    };
     let programs = Programs {
         dcbsim,
         lldpd,
+        siw,
         nacre: match selection.target {
             Target::Nacre => debug_nacre(root, selection.nacre.as_deref())?,
             // Not started in this case.
@@ -320,7 +332,7 @@ impl Suite<'_> {
             ""
         };
         let line = format!(
-            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} DCBSIM={} LLDPD={} bash {} {}",
+            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} DCBSIM={} LLDPD={} SIW={} bash {} {}",
             self.target,
             quoted(&self.work.lock().queue.dir),
             quoted(&self.programs.nacre),
@@ -329,6 +341,7 @@ impl Suite<'_> {
             quoted(&self.programs.conformance),
             quoted(&self.programs.dcbsim),
             quoted(&self.programs.lldpd),
+            quoted(&self.programs.siw),
             quoted(&self.root.join("tests/vm/guest.sh")),
             quoted(&out),
         );

@@ -17,7 +17,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use nacre_nvmf::address::IpTransport;
-use nacre_transport_rdma_link::{CapabilityRequest, Chosen};
+use nacre_transport_rdma_link::{CapabilityRequest, Chosen, GidKind};
 use serde::Serialize;
 
 use crate::config::listener::{AnaSetting, Listener, RdmaSetting};
@@ -124,7 +124,37 @@ pub fn plan(listeners: &[Listener], machine: &dyn Machine) -> ListenerPlan {
             }
         }
     }
+    refuse_shared_ports(&mut plan.paths);
     plan
+}
+
+/// iWARP uses the port numbers of TCP, so one of two paths with the same number gets no
+/// connections. TCP keeps the port, because every host can use it.
+fn refuse_shared_ports(paths: &mut [Path]) {
+    let tcp: Vec<_> = paths
+        .iter()
+        .filter(|path| path.transport == IpTransport::Tcp)
+        .map(|path| (path.ip.ip, path.port))
+        .collect();
+    for path in paths {
+        let is_iwarp =
+            matches!(&path.verdict, Ok(Some(chosen)) if chosen.gid_kind == GidKind::Iwarp);
+        let ip = path.ip.ip;
+        let is_taken = |(tcp, port): &(IpAddr, u16)| {
+            let same = *tcp == ip || tcp.is_unspecified() && (tcp.is_ipv6() || ip.is_ipv4());
+            same && *port == path.port
+        };
+        if is_iwarp && tcp.iter().any(is_taken) {
+            let port = path.port;
+            path.verdict = Err(PathProblem {
+                reason: "iwarp_port",
+                evidence: format!("iWARP uses the ports of TCP, and TCP listens on port {port}"),
+                remedy: "give each transport a listener of its own, with different ports: \
+                         transports = [\"rdma\"] and transports = [\"tcp\"]"
+                    .into(),
+            });
+        }
+    }
 }
 
 /// Interfaces and addresses that a listener selects.

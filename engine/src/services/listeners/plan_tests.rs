@@ -14,6 +14,7 @@ struct Fake {
     interfaces: Vec<Interface>,
     devices: BTreeMap<&'static str, &'static str>,
     capable: BTreeSet<IpAddr>,
+    is_iwarp: bool,
 }
 
 impl Machine for Fake {
@@ -49,7 +50,11 @@ impl Machine for Fake {
             device: (*device).to_owned(),
             port: want.port.unwrap_or(1),
             gid_index: want.gid_index.unwrap_or(0),
-            gid_kind: GidKind::RoceV2,
+            gid_kind: if self.is_iwarp {
+                GidKind::Iwarp
+            } else {
+                GidKind::RoceV2
+            },
             software: true,
         })
     }
@@ -81,6 +86,7 @@ fn machine() -> Fake {
         ],
         devices: BTreeMap::from([("eth0", "rxe0"), ("eth1", "rxe1")]),
         capable: BTreeSet::from([ip("10.0.0.4"), ip("fd00::4")]),
+        is_iwarp: false,
     }
 }
 
@@ -337,6 +343,50 @@ fn the_named_port_is_used() {
     assert_eq!(chosen(&second), 2);
     assert_eq!(chosen(&format!("[rdma]\nport = 2\n{listener}")), 2);
     assert_eq!(chosen(&format!("[rdma]\nport = 3\n{second}")), 2);
+}
+
+/// Goal: a listener on an iWARP card does not promise two transports on one port of TCP.
+#[test]
+fn iwarp_and_tcp_do_not_share_a_port() {
+    let iwarp = Fake {
+        is_iwarp: true,
+        ..machine()
+    };
+    let rdma = Listener {
+        rdma: RdmaSetting::Require,
+        ..on(&["ip:10.0.0.4"])
+    };
+    let one = plan(std::slice::from_ref(&rdma), &iwarp);
+    let expected = ["eth0 10.0.0.4 RDMA iwarp_port", "eth0 10.0.0.4 TCP"];
+    assert_eq!(shown(&one), expected);
+    assert_eq!(one.missing_required().count(), 1);
+    let only = Listener {
+        transports: vec![IpTransport::Rdma],
+        ..rdma.clone()
+    };
+    let tcp = |address: &str, port| Listener {
+        name: "fallback".into(),
+        address: address.parse().unwrap(),
+        port,
+        transports: vec![IpTransport::Tcp],
+        ..Listener::default()
+    };
+    for (address, port, is_free) in [
+        ("10.0.0.4", 4421, true),
+        ("10.0.0.5", 4420, true),
+        ("10.0.0.4", 4420, false),
+        ("0.0.0.0", 4420, false),
+        ("::", 4420, false),
+    ] {
+        let both = plan(&[only.clone(), tcp(address, port)], &iwarp);
+        assert_eq!(
+            both.missing_required().next().is_none(),
+            is_free,
+            "{address}"
+        );
+    }
+    // The ports of RoCE are not those of TCP.
+    assert_eq!(plan(&[rdma], &machine()).missing_required().count(), 0);
 }
 
 #[test]

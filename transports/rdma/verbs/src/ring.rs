@@ -87,6 +87,8 @@ pub(crate) struct SendRing {
     done: u32,
     /// The number after that of the last signaled request.
     signaled: u32,
+    /// From [`DeviceAttributes::completes_early`](crate::DeviceAttributes::completes_early).
+    completes_early: bool,
     buffers: VecDeque<RequestBuffer>,
     /// Signaled requests in the order of their completions; at most as many as requests.
     signals: VecDeque<Signal>,
@@ -104,6 +106,7 @@ impl SendRing {
         key_slot: usize,
         tag: u64,
         caps: QpCaps,
+        completes_early: bool,
     ) -> Result<Self, NotRegistered> {
         assert!(messages.as_mut_ptr().is_some(), "the ring owns its memory");
         // A power of two, so that slots stay distinct when the numbers wrap.
@@ -122,6 +125,7 @@ impl SendRing {
             next: 0,
             done: 0,
             signaled: 0,
+            completes_early,
             buffers: VecDeque::with_capacity(depth as usize),
             signals: VecDeque::with_capacity(depth as usize),
             wrs: Vec::with_capacity(depth as usize),
@@ -201,7 +205,7 @@ impl SendRing {
             SendOp::Read { .. } => BufferUse::Read,
             _ => BufferUse::Write,
         };
-        self.push(op, 1, signaled, false);
+        self.push(op, 1, signaled || self.completes_early, false);
         self.buffers.push_back(RequestBuffer {
             sequence,
             buf,
@@ -245,7 +249,8 @@ impl SendRing {
         }
         let inline = length <= self.inline_max;
         let sequence = self.next;
-        self.push(op, sges, false, inline);
+        let signaled = self.completes_early && data.is_some();
+        self.push(op, sges, signaled, inline);
         if let Some(buf) = data {
             self.buffers.push_back(RequestBuffer {
                 sequence,

@@ -382,6 +382,8 @@ fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, 
     let read = |file: &str| std::fs::read_to_string(sys.join(file)).unwrap_or_default();
     let count = |value: i32| u32::try_from(value).unwrap_or(0);
     let depth = |value: i32| u8::try_from(value.max(0)).unwrap_or(u8::MAX);
+    let software = is_software(&read("node_desc"));
+    let is_siw = software && wire == Wire::Iwarp;
     Ok(DeviceAttributes {
         wire,
         node_guid: u64::from_be(attr.node_guid),
@@ -405,9 +407,14 @@ fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, 
         max_srq_wr: count(attr.max_srq_wr),
         max_srq_sge: count(attr.max_srq_sge),
         send_with_invalidate: attr.device_cap_flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0
-            && !claims_to_invalidate(&sys),
+            && !claims_to_invalidate(&sys)
+            // siw refuses it with inline data, and its library passes another field as the key.
+            && !is_siw,
+        // siw sends the data of an unsignaled request from the pages themselves: TCP has them until
+        // it has sent them.
+        completes_early: is_siw,
         on_demand_paging: on_demand_paging(context),
-        software: is_software(&read("node_desc")),
+        software,
         name,
     })
 }

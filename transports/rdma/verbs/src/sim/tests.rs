@@ -33,7 +33,11 @@ struct End {
 
 impl End {
     fn new(fabric: &Fabric, at: IpAddr, access: Access) -> Self {
-        let id = fabric.add_device(attributes("sim0"), &[at]).unwrap();
+        Self::on(fabric, attributes("sim0"), at, access)
+    }
+
+    fn on(fabric: &Fabric, device: DeviceAttributes, at: IpAddr, access: Access) -> Self {
+        let id = fabric.add_device(device, &[at]).unwrap();
         let provider = fabric.provider();
         let device = provider.device(id).unwrap();
         let domain = device.protection_domain(access).unwrap();
@@ -272,6 +276,33 @@ fn one_sided() {
     .unwrap();
     lane.post().unwrap();
     assert_ne!(a.statuses(&mut lane)[0].1, WcStatus::Success);
+}
+
+/// Goal: a device that still reads the data of an unsignaled request after the completion of a later
+/// one finds no other data there: each request with data has a completion of its own.
+#[test]
+fn data_stays_until_a_completion_of_its_own() {
+    let fabric = Fabric::new();
+    let early = DeviceAttributes {
+        completes_early: true,
+        ..attributes("siw0")
+    };
+    let a = End::new(&fabric, A, Access::Remote);
+    let b = End::on(&fabric, early, B, Access::Local);
+    let (a, _a_lane, _, mut b, mut b_lane, _) = connected(a, b);
+    let there = a.pool.acquire(4096).unwrap();
+    let rkey = MrKey::from_bits(there.key(a.slot).unwrap()).rkey;
+    for _ in 0..2 {
+        let data = b.pool.acquire(4096).unwrap();
+        b_lane
+            .write(there.as_ptr().addr() as u64, rkey, data)
+            .unwrap();
+    }
+    b_lane.send(&[0; 16], None);
+    b_lane.signal_last();
+    b_lane.post().unwrap();
+    let expected = [WcOpcode::Write, WcOpcode::Write].map(|op| (op, WcStatus::Success));
+    assert_eq!(b.statuses(&mut b_lane)[..2], expected);
 }
 
 /// Signaled requests know when they were posted, once each. Other requests, markers and requests
