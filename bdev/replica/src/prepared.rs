@@ -135,7 +135,7 @@ fn is_elsewhere(why: &VolumeError) -> bool {
         why,
         VolumeError::Fenced { .. }
             | VolumeError::Newer { .. }
-            | VolumeError::Store(StoreError::NotFound { .. })
+            | VolumeError::Store(StoreError::NotFound { .. } | StoreError::Owned { .. })
     )
 }
 

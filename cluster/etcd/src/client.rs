@@ -16,6 +16,7 @@ use tonic::Request;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic_prost::ProstCodec;
 
+use crate::auth::{Auth, Credentials};
 use crate::error::{Error, Failure, described, judge};
 use crate::keys::range_end;
 use crate::messages::*;
@@ -42,6 +43,7 @@ const MAX_ANSWER: usize = 16 << 20;
 const PAGE: i64 = 500;
 /// The start of a certificate in PEM.
 const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
+const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 /// Most endpoints.
 const MAX_ENDPOINTS: usize = 16;
 
@@ -51,6 +53,8 @@ pub struct Endpoints {
     /// `http://HOST:PORT`, or `https://HOST:PORT` with [`Endpoints::tls`].
     pub urls: Vec<String>,
     pub tls: Option<Tls>,
+    /// `None`: a client certificate, or nothing, identifies this client.
+    pub credentials: Option<Credentials>,
     /// Time limit of each request, copies included.
     pub deadline: Duration,
 }
@@ -87,6 +91,7 @@ pub struct Client {
     channels: Vec<(String, Channel)>,
     /// The endpoint that answered last.
     preferred: AtomicUsize,
+    auth: Auth,
     deadline: Duration,
 }
 
@@ -95,6 +100,50 @@ pub struct Client {
 struct Answer<T> {
     message: T,
     is_copied: bool,
+}
+
+/// The state of a member.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Member {
+    pub endpoint: String,
+    pub took: Duration,
+    /// The error has the reason.
+    pub status: Result<MemberStatus, String>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct MemberStatus {
+    pub version: String,
+    /// False: the member has no majority, and executes nothing.
+    pub has_leader: bool,
+    /// Size of its database, and the part that is in use, in bytes.
+    pub size: u64,
+    pub in_use: u64,
+    /// Largest size of the database; `None`: before etcd 3.6, members do not tell it.
+    pub quota: Option<u64>,
+    /// Alarms, such as `NOSPACE`.
+    pub errors: Vec<String>,
+}
+
+impl From<StatusResponse> for MemberStatus {
+    fn from(answer: StatusResponse) -> Self {
+        let bytes = |size: i64| u64::try_from(size).unwrap_or(0);
+        Self {
+            has_leader: answer.leader != 0,
+            size: bytes(answer.db_size),
+            in_use: bytes(answer.db_size_in_use),
+            quota: Some(bytes(answer.db_size_quota)).filter(|quota| *quota > 0),
+            errors: answer.errors,
+            version: answer.version,
+        }
+    }
+}
+
+impl MemberStatus {
+    /// True if its version is known to lose data or changes.
+    pub fn loses_data(&self) -> bool {
+        loses_data(&self.version)
+    }
 }
 
 /// All keys of a range, at one revision of the store.
@@ -196,6 +245,7 @@ impl Client {
         Ok(Self {
             channels,
             preferred: AtomicUsize::new(0),
+            auth: Auth::new(endpoints.credentials.clone(), count),
             deadline: endpoints.deadline,
         })
     }
@@ -213,17 +263,18 @@ impl Client {
     pub async fn list(&self, prefix: &str) -> Result<Page, Error> {
         const ATTEMPTS: usize = 3;
         for _ in 1..ATTEMPTS {
-            match self.list_once(prefix).await {
+            match self.list_at(prefix, 0).await {
                 Err(Error::Compacted { .. }) => {}
                 other => return other,
             }
         }
-        self.list_once(prefix).await
+        self.list_at(prefix, 0).await
     }
 
-    async fn list_once(&self, prefix: &str) -> Result<Page, Error> {
+    /// The keys as they were at `revision`; 0: as they are now.
+    pub async fn list_at(&self, prefix: &str, revision: i64) -> Result<Page, Error> {
         let mut page = Page {
-            revision: 0,
+            revision,
             keys: Vec::new(),
         };
         let mut from = prefix.as_bytes().to_vec();
@@ -300,22 +351,53 @@ impl Client {
         }
     }
 
-    /// Refuses versions of etcd with known loss of data. Returns the version.
-    pub async fn check_version(&self) -> Result<String, Error> {
-        let path = "/etcdserverpb.Maintenance/Status";
-        let answer: Answer<StatusResponse> = self.call(path, &Empty {}, 0, Copies::Several).await?;
-        let found = answer.message.version;
+    /// Refuses versions of etcd with known loss of data.
+    pub async fn check_version(&self) -> Result<(), Error> {
+        let answer: Result<Answer<StatusResponse>, Error> =
+            self.call(STATUS, &Empty {}, 0, Copies::Several).await;
+        let found = match answer {
+            Ok(answer) => answer.message.version,
+            // etcd may tell its version to administrators only.
+            Err(Error::Denied { .. }) if self.auth.has_credentials() => return Ok(()),
+            Err(error) => return Err(error),
+        };
         if loses_data(&found) {
             return Err(Error::Version { found });
         }
-        Ok(found)
+        Ok(())
     }
 
-    /// The channel for a stream, and its endpoint. `after`: the one of a stream that failed.
-    pub(crate) fn stream_channel(&self, after: Option<usize>) -> (usize, Channel) {
+    /// What each member says of itself, and how long its answer took.
+    pub async fn members(&self) -> Vec<Member> {
+        let ask = |index| async move {
+            let began = Instant::now();
+            let asked = self.attempt::<Empty, StatusResponse>(index, STATUS, Empty {});
+            let status = match tokio::time::timeout(self.deadline, asked).await {
+                Ok((_, Ok(answer))) => Ok(MemberStatus::from(answer)),
+                Ok((_, Err(status))) => Err(described(&status)),
+                Err(_) => Err(format!("no answer within {:?}", self.deadline)),
+            };
+            Member {
+                endpoint: self.channels[index].0.clone(),
+                took: began.elapsed(),
+                status,
+            }
+        };
+        futures_util::future::join_all((0..self.channels.len()).map(ask)).await
+    }
+
+    /// The endpoint for a stream. `after`: the one of a stream that failed.
+    pub(crate) fn stream_endpoint(&self, after: Option<usize>) -> usize {
         let preferred = self.preferred.load(Ordering::Relaxed);
-        let index = after.map_or(preferred, |failed| failed + 1) % self.channels.len();
-        (index, self.channels[index].1.clone())
+        after.map_or(preferred, |failed| failed + 1) % self.channels.len()
+    }
+
+    pub(crate) fn channel(&self, endpoint: usize) -> Channel {
+        self.channels[endpoint].1.clone()
+    }
+
+    pub(crate) fn auth(&self) -> &Auth {
+        &self.auth
     }
 
     async fn call<Q, A>(
@@ -401,38 +483,80 @@ impl Client {
         request: Q,
     ) -> (usize, Result<A, tonic::Status>)
     where
-        Q: Message + 'static,
+        Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
-        let channel = self.channels[index].1.clone();
-        let mut grpc = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_ANSWER);
+        let channel = self.channel(index);
         let answer = async {
-            let ready = grpc.ready().await;
-            ready.map_err(|error| tonic::Status::from_error(error.into()))?;
-            let mut request = Request::new(request);
-            // Beyond it, the server need not execute the request any more.
-            request.set_timeout(self.deadline);
-            let path = PathAndQuery::from_static(path);
-            let codec = ProstCodec::<Q, A>::default();
-            let answer = grpc.unary(request, path, codec).await?;
-            Ok(answer.into_inner())
+            let mut grpc =
+                tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(MAX_ANSWER);
+            let mut is_retry = false;
+            loop {
+                let ready = grpc.ready().await;
+                ready.map_err(|error| tonic::Status::from_error(error.into()))?;
+                let token = self.auth.token(index, &channel).await?;
+                let mut request = Request::new(request.clone());
+                // Beyond it, the server need not execute the request any more.
+                request.set_timeout(self.deadline);
+                token.add_to(&mut request);
+                let path = PathAndQuery::from_static(path);
+                let codec = ProstCodec::<Q, A>::default();
+                match grpc.unary(request, path, codec).await {
+                    Err(status) if !is_retry && self.auth.may_retry(&status, &token) => {
+                        is_retry = true;
+                    }
+                    answer => return Ok(answer?.into_inner()),
+                }
+            }
         };
         (index, answer.await)
     }
 }
 
+/// What a URL says of its endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pub is_https: bool,
+    pub host: String,
+}
+
+impl Place {
+    pub fn parse(url: &str) -> Result<Self, Error> {
+        let refused = || Error::Endpoint {
+            endpoint: url.to_owned(),
+            why: "not a URL like https://HOST:2379".to_owned(),
+        };
+        let uri: http::Uri = url.parse().map_err(|_| refused())?;
+        let is_https = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(refused()),
+        };
+        let host = uri.host().filter(|host| !host.is_empty());
+        // A path or a user would be ignored.
+        let is_bare = uri.path() == "/" && uri.query().is_none() && !url.contains('@');
+        match host {
+            Some(host) if is_bare => Ok(Self {
+                is_https,
+                host: host.to_owned(),
+            }),
+            _ => Err(refused()),
+        }
+    }
+}
+
 fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, Error> {
-    let refused = |why: String| Error::Endpoint {
+    let refused = |why: &str| Error::Endpoint {
         endpoint: url.to_owned(),
-        why,
+        why: why.to_owned(),
     };
+    let place = Place::parse(url)?;
     let endpoint = Endpoint::from_shared(url.to_owned())
-        .map_err(|_| refused("not a URL like https://HOST:2379".to_owned()))?;
-    let scheme = endpoint.uri().scheme_str();
-    let endpoint = match (scheme, tls) {
-        (Some("http"), _) => endpoint,
-        (Some("https"), None) => return Err(refused("https needs `ca`".to_owned())),
-        (Some("https"), Some(tls)) => {
+        .map_err(|_| refused("not a URL like https://HOST:2379"))?;
+    let endpoint = match (place.is_https, tls) {
+        (false, _) => endpoint,
+        (true, None) => return Err(refused("https needs `ca`")),
+        (true, Some(tls)) => {
             if !tls
                 .ca
                 .windows(CERTIFICATE.len())
@@ -452,7 +576,6 @@ fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, Error> {
                 why: described(&tonic::Status::from_error(error.into())),
             })?
         }
-        _ => return Err(refused("not a URL like https://HOST:2379".to_owned())),
     };
     Ok(endpoint
         .connect_timeout(CONNECT)

@@ -1,6 +1,9 @@
 //! Why a request to etcd failed.
 
 use tonic::{Code, Status};
+use uuid::Uuid;
+
+use crate::owner::Node;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -26,8 +29,34 @@ pub enum Error {
     Rejected { code: Code, why: String },
     #[error("key \"{key}\" of etcd: {what}")]
     Damaged { key: String, what: String },
+    /// Another daemon owns the prefix.
+    #[error(
+        "{prefix} in etcd belongs to another daemon: {owner}. If that daemon never runs again, \
+         `take_over = \"{claim}\"` takes its volumes"
+    )]
+    Owned {
+        prefix: String,
+        owner: Node,
+        claim: Uuid,
+    },
+    /// This daemon owned the prefix, and etcd has no owner of it.
+    #[error(
+        "{prefix} has no owner in etcd, although this daemon owned it: this is another etcd, or it has lost its data"
+    )]
+    Forgotten { prefix: String },
+    #[error(
+        "key \"{key}\" of etcd has format {found}, and this program knows {known}: start the newer program"
+    )]
+    Newer { key: String, found: u64, known: u64 },
     #[error("the thread of the etcd client: {why}")]
     Thread { why: String },
+}
+
+impl Error {
+    /// True if the same call may succeed later without a change of its parameters.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Unanswered { .. } | Self::Full)
+    }
 }
 
 /// How an attempt on one endpoint failed.
@@ -47,6 +76,7 @@ pub(crate) fn judge(status: &Status, revision: i64, bytes: usize) -> Failure {
         Code::InvalidArgument if said.contains("request is too large") => Error::TooLarge { bytes },
         Code::ResourceExhausted if said.contains("larger than max") => Error::TooLarge { bytes },
         Code::PermissionDenied | Code::Unauthenticated => Error::Denied { why },
+        Code::InvalidArgument if said.contains("user name is empty") => Error::Denied { why },
         Code::Unavailable
         | Code::DeadlineExceeded
         | Code::Cancelled

@@ -22,6 +22,11 @@ impl Prefix {
         }
     }
 
+    /// The daemon that alone uses these keys.
+    pub fn owner(&self) -> String {
+        format!("{}owner", self.0)
+    }
+
     pub fn volumes(&self) -> String {
         format!("{}vol/", self.0)
     }
@@ -61,6 +66,12 @@ impl Prefix {
     /// A line of the log of decisions: sorted by time, and unique with the id.
     pub fn log(&self, unix_ms: u128, id: Uuid) -> String {
         format!("{}log/{unix_ms:015}-{id}", self.0)
+    }
+}
+
+impl std::fmt::Display for Prefix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

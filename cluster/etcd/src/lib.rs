@@ -14,22 +14,32 @@
 //! (etcd #15247), and no client can see in time that it did. [`NodeLeases`] writes keys instead,
 //! whose revisions every node watches.
 //!
+//! A prefix has one user: a daemon that owns it (`owner`), or the nodes of a cluster by their leases.
+//!
 //! The messages are written by hand (`messages`), so that the build needs no `protoc`.
 
 #![forbid(unsafe_code)]
 
+mod auth;
 mod client;
+mod compaction;
 mod error;
 mod keep_unknown;
 mod keys;
 mod messages;
 mod node_leases;
+mod owner;
 mod store;
 mod watch;
 
-pub use client::{Client, Copies, Endpoints, KeyValue, Page, Tls, Txn, TxnAnswer};
+pub use auth::Credentials;
+pub use client::{
+    Client, Copies, Endpoints, KeyValue, Member, MemberStatus, Page, Place, Tls, Txn, TxnAnswer,
+};
+pub use compaction::Compaction;
 pub use error::Error;
 pub use keys::Prefix;
 pub use node_leases::{LeaseKey, NodeLeases, Outcome};
+pub use owner::{Before, Node, Owner};
 pub use store::EtcdStore;
 pub use watch::{Update, Watch};

@@ -181,6 +181,27 @@ pub(crate) struct StatusResponse {
     /// The member id of the leader; 0: none.
     #[prost(uint64, tag = "4")]
     pub leader: u64,
+    #[prost(string, repeated, tag = "8")]
+    pub errors: Vec<String>,
+    #[prost(int64, tag = "9")]
+    pub db_size_in_use: i64,
+    /// 0: not said, before etcd 3.6.
+    #[prost(int64, tag = "12")]
+    pub db_size_quota: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct AuthenticateRequest {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, tag = "2")]
+    pub password: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct AuthenticateResponse {
+    #[prost(string, tag = "2")]
+    pub token: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

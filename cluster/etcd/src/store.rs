@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev_replica::model::{Stamp, VolumeRecord};
@@ -23,9 +24,11 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use uuid::Uuid;
 
 use crate::client::{Client, Copies, Endpoints, KeyValue, Txn, TxnAnswer};
+use crate::compaction::{Compaction, compact};
 use crate::error::Error;
 use crate::keep_unknown::keep_unknown;
 use crate::keys::Prefix;
+use crate::owner::{self, Before, Node};
 
 /// Most waiting calls; a control has one at a time.
 const WAITING: usize = 1024;
@@ -44,6 +47,7 @@ pub struct EtcdStore {
     calls: Option<mpsc::Sender<Call>>,
     thread: Option<std::thread::JoinHandle<()>>,
     client: Arc<Client>,
+    records: Arc<Records>,
 }
 
 type Work = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -55,8 +59,12 @@ struct Call {
 }
 
 impl EtcdStore {
-    /// Connects when the first call needs it.
-    pub fn open(endpoints: &Endpoints, prefix: Prefix) -> Result<Self, Error> {
+    /// Connects when the first call needs it. Without `compaction`, another program compacts.
+    pub fn open(
+        endpoints: &Endpoints,
+        prefix: Prefix,
+        compaction: Option<Compaction>,
+    ) -> Result<Self, Error> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -71,12 +79,19 @@ impl EtcdStore {
             client: Arc::clone(&client),
             prefix,
             known: Mutex::default(),
+            claimed: AtomicI64::new(0),
+            last: Arc::default(),
         });
+        let served = Arc::clone(&records);
         let (calls, receiver) = mpsc::channel(WAITING);
         let thread = std::thread::Builder::new()
             .name("volume-store".to_owned())
             .spawn(move || {
-                runtime.block_on(serve(receiver, records));
+                if let Some(how) = compaction {
+                    let last = Arc::clone(&served.last);
+                    runtime.spawn(compact(Arc::clone(&served.client), how, last));
+                }
+                runtime.block_on(serve(receiver, served));
                 runtime.shutdown_timeout(Duration::ZERO);
             })
             .map_err(|error| Error::Thread {
@@ -86,7 +101,18 @@ impl EtcdStore {
             calls: Some(calls),
             thread: Some(thread),
             client,
+            records,
         })
+    }
+
+    /// Makes `node` the owner of the prefix, before other calls: from then on no other daemon
+    /// changes a record, and the store is not shared.
+    pub async fn claim(&self, node: &Node, before: Before) -> Result<(), Error> {
+        self.client.check_version().await?;
+        let prefix = &self.records.prefix;
+        let claim = owner::claim(&self.client, prefix, node, before).await?;
+        self.records.claimed.store(claim.revision, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Its client, for other keys of the cluster. Requests work on any runtime of tokio, while the
@@ -166,6 +192,11 @@ impl VolumeStore for EtcdStore {
             records.delete(id, expected).await
         })
     }
+
+    /// The owner of the prefix is alone: whoever takes it over first ends the owner's changes.
+    fn is_shared(&self) -> bool {
+        self.records.claimed.load(Ordering::SeqCst) == 0
+    }
 }
 
 /// Runs the calls: those of one volume in order, and a list after all earlier calls.
@@ -214,6 +245,10 @@ struct Records {
     prefix: Prefix,
     /// The last known state of each record, to save the read before a change.
     known: Mutex<HashMap<Uuid, Stored>>,
+    /// Revision of the owner key; 0: the prefix has no owner.
+    claimed: AtomicI64,
+    /// Revision of the last change.
+    last: Arc<AtomicI64>,
 }
 
 impl Records {
@@ -257,6 +292,29 @@ impl Records {
         self.known.lock()
     }
 
+    /// Executes a transaction, if this daemon still owns the prefix.
+    async fn transact(&self, txn: Txn, copies: Copies) -> Result<TxnAnswer, StoreError> {
+        let claimed = self.claimed.load(Ordering::SeqCst);
+        let owner = self.prefix.owner();
+        // A cluster's nodes and an owner exclude each other: without a claim there is no owner.
+        let txn = txn.if_modified(&owner, claimed).look(&owner);
+        let mut answer = self.client.transact(txn, copies).await?;
+        if answer.is_made {
+            self.last.fetch_max(answer.revision, Ordering::Relaxed);
+            return Ok(answer);
+        }
+        let found = answer.found.pop().flatten();
+        if found.as_ref().map_or(0, |kv| kv.mod_revision) == claimed {
+            return Ok(answer);
+        }
+        Err(match found.as_ref().map(owner::decode).transpose()? {
+            Some(owner) => owner.refuses(&self.prefix).into(),
+            None => StoreError::Damaged {
+                what: format!("key \"{owner}\" of etcd, which has its owner, was deleted"),
+            },
+        })
+    }
+
     /// Sent once: a late copy could create the record again after its deletion. The reads find an
     /// endpoint that answers.
     async fn create(&self, record: VolumeRecord) -> Result<(), StoreError> {
@@ -274,7 +332,7 @@ impl Records {
             .put(&name, id.to_string().into_bytes())
             .look(&key)
             .look(&name);
-        let answer = self.client.transact(txn, Copies::One).await?;
+        let answer = self.transact(txn, Copies::One).await?;
         if !answer.is_made {
             // The name that stands there, if it is the id that exists already.
             let by_name = answer.found.get(1).is_some_and(Option::is_some);
@@ -363,7 +421,7 @@ impl Records {
             compare(&stored.record, expected)?;
             let (txn, value) = change(&stored);
             let txn = txn.if_modified(&key, stored.revision);
-            let answer = self.client.transact(txn, Copies::Several).await?;
+            let answer = self.transact(txn, Copies::Several).await?;
             if answer.is_made {
                 return Ok((Some(answer), value));
             }
@@ -433,6 +491,16 @@ impl From<Error> for StoreError {
             Error::Damaged { .. } => Self::Damaged {
                 what: format!("{error} (restore a backup of etcd, or correct the key)"),
             },
+            Error::Owned {
+                prefix,
+                owner,
+                claim,
+            } => Self::Owned {
+                store: prefix,
+                owner: owner.to_string(),
+                claim,
+            },
+            Error::Newer { key, found, .. } => Self::Newer { path: key, found },
             error => Self::Unavailable {
                 why: error.to_string(),
             },

@@ -13,6 +13,7 @@ use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tracing::debug;
 
+use crate::auth::Token;
 use crate::client::{Client, KeyValue};
 use crate::error::described;
 use crate::keys::range_end;
@@ -55,6 +56,7 @@ pub struct Watch {
 #[derive(Debug)]
 struct Stream {
     endpoint: usize,
+    token: Token,
     questions: mpsc::Sender<WatchRequest>,
     answers: Streaming<WatchResponse>,
     heard: Instant,
@@ -86,6 +88,13 @@ impl Watch {
                 continue;
             };
             match stream.next().await {
+                Ok(answer) if answer.canceled && answer.compact_revision == 0 => {
+                    let why = answer.cancel_reason;
+                    debug!(prefix = self.prefix, why, "etcd ended the watch");
+                    // A refused token is a reason that etcd does not name.
+                    self.client.auth().forget(&stream.token);
+                    self.reopen_later().await;
+                }
                 Ok(answer) => self.take(answer),
                 Err(status) => {
                     let why = described(&status);
@@ -102,11 +111,14 @@ impl Watch {
     }
 
     async fn open(&mut self) {
-        let (endpoint, channel) = self.client.stream_channel(self.failed_at);
+        let endpoint = self.client.stream_endpoint(self.failed_at);
+        let channel = self.client.channel(endpoint);
         let opened = tokio::time::timeout(SILENCE, async {
-            let mut grpc = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_MESSAGE);
+            let mut grpc =
+                tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE);
             let ready = grpc.ready().await;
             ready.map_err(|error| Status::from_error(error.into()))?;
+            let token = self.client.auth().token(endpoint, &channel).await?;
             let (questions, receiver) = mpsc::channel(4);
             let create = WatchKind::Create(WatchCreateRequest {
                 key: self.prefix.clone().into(),
@@ -125,17 +137,25 @@ impl Watch {
             // A member without a leader ends the stream, rather than being silent.
             let leader = tonic::metadata::MetadataValue::from_static("true");
             request.metadata_mut().insert("hasleader", leader);
+            token.add_to(&mut request);
             let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
             let codec = ProstCodec::<WatchRequest, WatchResponse>::default();
-            let answers = grpc.streaming(request, path, codec).await?;
-            Ok::<_, Status>((questions, answers.into_inner()))
+            match grpc.streaming(request, path, codec).await {
+                Ok(answers) => Ok((token, questions, answers.into_inner())),
+                Err(status) => {
+                    // A refused token is forgotten; the next attempt gets a new one.
+                    self.client.auth().may_retry(&status, &token);
+                    Err(status)
+                }
+            }
         })
         .await;
         match opened {
-            Ok(Ok((questions, answers))) => {
+            Ok(Ok((token, questions, answers))) => {
                 let now = Instant::now();
                 self.stream = Some(Stream {
                     endpoint,
+                    token,
                     questions,
                     answers,
                     heard: now,
@@ -156,10 +176,6 @@ impl Watch {
             let revision = answer.compact_revision;
             self.from = self.from.max(revision);
             self.ready.push_back(Update::Compacted { revision });
-            return;
-        }
-        if answer.canceled {
-            self.failed_at = self.stream.take().map(|stream| stream.endpoint);
             return;
         }
         // Answers to questions for progress say nothing more than that the member lives: before

@@ -121,6 +121,8 @@ impl Membership {
                     Err(StoreError::Conflict { .. }) if Mutation::ForgetFence.is_active() => {
                         return Ok(true);
                     }
+                    // It stays refused, whatever earlier attempts did.
+                    Err(error @ StoreError::Owned { .. }) => return Err(self.fenced_by(error)),
                     Err(error @ StoreError::Unavailable { .. }) => {
                         (unsure, open) = (true, true);
                         silent = Some(error);

@@ -62,6 +62,8 @@ pub enum Outcome {
     Lose,
     /// Another holder changes the record just before, so that a swap or delete conflicts.
     Intrude,
+    /// Another daemon owns the store: the call is refused.
+    Own,
 }
 
 impl Default for Plan {
@@ -282,6 +284,11 @@ impl Inner {
                 }
                 work(&mut self.records)
             }
+            Outcome::Own => Err(StoreError::Owned {
+                store: "(memory)".to_owned(),
+                owner: "another daemon".to_owned(),
+                claim: Uuid::nil(),
+            }),
         }
     }
 

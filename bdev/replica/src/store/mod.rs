@@ -42,6 +42,13 @@ pub enum StoreError {
     Damaged { what: String },
     #[error("the volume store {path} is in use by another process")]
     InUse { path: String },
+    /// Another daemon has taken the store: this holder is fenced.
+    #[error("the volume store {store} belongs to another daemon: {owner} (claim {claim})")]
+    Owned {
+        store: String,
+        owner: String,
+        claim: Uuid,
+    },
     #[error(
         "the volume store {path} is of version {found}, newer than this program: start the newer one"
     )]

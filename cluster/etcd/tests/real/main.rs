@@ -3,6 +3,8 @@
 
 mod leases;
 mod members;
+mod owners;
+mod users;
 mod watches;
 
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::store::suite::{Subject, block_on, record, run};
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
-use nacre_cluster_etcd::{Client, Copies, Endpoints, Error, EtcdStore, Prefix, Txn};
+use nacre_cluster_etcd::{Before, Client, Copies, Endpoints, Error, EtcdStore, Node, Prefix, Txn};
 
 use members::{DEADLINE, Members, program};
 
@@ -32,14 +34,17 @@ fn client(endpoints: &Endpoints) -> Arc<Client> {
 struct Etcd {
     endpoints: Endpoints,
     prefix: Prefix,
+    /// Owns the prefix.
+    owner: Option<Node>,
     store: Option<Arc<EtcdStore>>,
 }
 
 impl Etcd {
-    fn new(endpoints: &Endpoints, name: &str) -> Self {
+    fn new(endpoints: &Endpoints, name: &str, owner: Option<Node>) -> Self {
         let mut new = Self {
             endpoints: endpoints.clone(),
             prefix: prefix(name),
+            owner,
             store: None,
         };
         new.reopen();
@@ -54,12 +59,18 @@ impl Subject for Etcd {
 
     fn reopen(&mut self) {
         self.store = None;
-        let store = EtcdStore::open(&self.endpoints, self.prefix.clone());
-        self.store = Some(Arc::new(store.expect("it opens")));
+        let store = EtcdStore::open(&self.endpoints, self.prefix.clone(), None);
+        let store = store.expect("it opens");
+        if let Some(owner) = &self.owner {
+            let claimed = runtime().block_on(store.claim(owner, Before::default()));
+            claimed.expect("its own prefix");
+        }
+        assert_eq!(store.is_shared(), self.owner.is_none());
+        self.store = Some(Arc::new(store));
     }
 }
 
-fn conforms(members: usize) {
+fn conforms(members: usize, owner: Option<&Node>) {
     let Some(program) = program("conformance") else {
         return;
     };
@@ -67,18 +78,27 @@ fn conforms(members: usize) {
     let mut clusters = 0;
     run(|| {
         clusters += 1;
-        Etcd::new(&members.endpoints(), &format!("c{clusters}"))
+        Etcd::new(
+            &members.endpoints(),
+            &format!("c{clusters}"),
+            owner.cloned(),
+        )
     });
 }
 
 #[test]
 fn conformance_on_one_member() {
-    conforms(1);
+    conforms(1, None);
 }
 
 #[test]
 fn conformance_on_three_members() {
-    conforms(3);
+    conforms(3, None);
+}
+
+#[test]
+fn conformance_of_an_owner() {
+    conforms(1, Some(&owners::node(1, 1)));
 }
 
 fn next(record: &VolumeRecord) -> VolumeRecord {
@@ -121,7 +141,7 @@ fn members_die_and_return() {
         return;
     };
     let mut members = Members::start(program, 3, &[]);
-    let store = EtcdStore::open(&members.endpoints(), prefix("lab")).expect("it opens");
+    let store = EtcdStore::open(&members.endpoints(), prefix("lab"), None).expect("it opens");
     let mut record = record("ant");
     block_on(store.list()).expect("a list");
     block_on(store.create(record.clone())).expect("created");
@@ -145,7 +165,7 @@ fn a_silent_member_delays_one_request() {
         return;
     };
     let members = Members::start(program, 3, &[]);
-    let store = EtcdStore::open(&members.endpoints(), prefix("lab")).expect("it opens");
+    let store = EtcdStore::open(&members.endpoints(), prefix("lab"), None).expect("it opens");
     let mut record = record("ant");
     block_on(store.list()).expect("a list");
     block_on(store.create(record.clone())).expect("created");
@@ -272,6 +292,30 @@ fn certificates() {
     });
 }
 
+/// Each member says how it is; one that is dead has a reason.
+#[test]
+fn the_state_of_each_member() {
+    let Some(program) = program("the_state_of_each_member") else {
+        return;
+    };
+    let mut members = Members::start(program, 3, &[]);
+    runtime().block_on(async {
+        let client = client(&members.endpoints());
+        client.get("/x").await.expect("a leader");
+        members.kill(1);
+        let found = client.members().await;
+        let endpoints: Vec<String> = found.iter().map(|member| member.endpoint.clone()).collect();
+        assert_eq!(endpoints, members.endpoints().urls);
+        for member in [&found[0], &found[2]] {
+            let status = member.status.as_ref().expect("it answers");
+            assert!(!status.loses_data() && status.errors.is_empty());
+            assert!(status.in_use > 0 && status.size >= status.in_use);
+        }
+        let why = found[1].status.as_ref().expect_err("it is dead");
+        assert!(why.contains("refused"), "{why}");
+    });
+}
+
 #[test]
 fn endpoints_are_checked() {
     let runtime = runtime();
@@ -285,6 +329,7 @@ fn endpoints_are_checked() {
         let endpoints = Endpoints {
             urls: urls.iter().map(|url| (*url).to_owned()).collect(),
             tls: None,
+            credentials: None,
             deadline: DEADLINE,
         };
         let refused = Client::new(&endpoints).map(drop);

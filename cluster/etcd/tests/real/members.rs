@@ -129,6 +129,7 @@ impl Members {
         Endpoints {
             urls: self.ports.iter().map(url).collect(),
             tls: self.tls.clone(),
+            credentials: None,
             deadline: DEADLINE,
         }
     }

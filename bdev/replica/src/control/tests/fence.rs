@@ -410,6 +410,25 @@ fn a_fenced_holder_leaves_the_log() {
     assert_eq!(world.status().dirty_regions, 2);
 }
 
+/// Another daemon owns the store: the first change that it refuses fences the holder, even after
+/// changes without a reply.
+#[test]
+fn a_store_with_another_owner_fences() {
+    for lost in 0..2 {
+        let mut world = World::with(2);
+        world.write(0, 8, 1);
+        let mut plans: Vec<Plan> = (0..lost).map(|_| Plan::outcome(Outcome::Refuse)).collect();
+        // A load is answered.
+        plans.extend((0..lost).map(|_| Plan::default()));
+        plans.push(Plan::outcome(Outcome::Own));
+        world.store.plan_next(plans);
+        let settings = Box::new(Settings::default());
+        let error = world.run(Command::Set { settings }).unwrap_err();
+        assert!(error.to_string().contains("belongs to another"), "{error}");
+        assert_eq!(world.state(), VolumeState::Fenced);
+    }
+}
+
 /// A change succeeds and its reply is lost; the store stays unreachable until the change is
 /// retried. The conflict is then the holder's own change: no other holder has the volume.
 #[test]

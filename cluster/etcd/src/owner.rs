@@ -1,0 +1,164 @@
+//! The owner of a prefix: the one daemon that uses its keys.
+//!
+//! ```text
+//!   claim:   owner key free, ours, or taken over by name  ─▶  put it with a new claim
+//!   change:  transaction with "the owner key is as claimed"  ─▶  Owned, once another daemon has it
+//! ```
+//!
+//! The key has no time limit: a daemon that cannot reach etcd goes on serving its volumes, so that
+//! silence does not prove its end. A daemon that is killed claims its key again at its next start:
+//! node and machine are the same, and the lock of its data directory proves that the old process
+//! has ended. A copy of the data directory on another machine is refused, until an operator names
+//! the claim to take over. Each start makes another claim, so that such a permission works once.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::client::{Client, Copies, KeyValue, Txn};
+use crate::error::Error;
+use crate::keys::Prefix;
+
+/// Version of the key's format.
+const FORMAT: u64 = 1;
+/// Attempts against other daemons that claim at the same time.
+const ATTEMPTS: usize = 8;
+
+/// A daemon, as others see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Stored in its data directory.
+    pub id: Uuid,
+    /// Derived from the machine's id; `None`: the machine has none.
+    pub machine: Option<Uuid>,
+    pub host: String,
+}
+
+impl Node {
+    /// True if both are one data directory on one machine.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.id, self.machine) == (other.id, other.machine)
+    }
+}
+
+impl std::fmt::Display for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "node {} on host \"{}\"", self.id, self.host)?;
+        match self.machine {
+            Some(machine) => write!(f, " (machine {machine})"),
+            None => f.write_str(" (a machine without an id)"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Value {
+    v: u64,
+    #[serde(flatten)]
+    node: Node,
+    claim: Uuid,
+}
+
+/// The owner key, as this daemon wrote it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) revision: i64,
+}
+
+/// The owner of a prefix, with its claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    pub node: Node,
+    pub claim: Uuid,
+}
+
+impl Owner {
+    pub async fn read(client: &Client, prefix: &Prefix) -> Result<Option<Self>, Error> {
+        let found = client.get(&prefix.owner()).await?;
+        found.as_ref().map(decode).transpose()
+    }
+
+    /// Why `prefix` is not for other daemons.
+    pub(crate) fn refuses(self, prefix: &Prefix) -> Error {
+        Error::Owned {
+            prefix: prefix.to_string(),
+            owner: self.node,
+            claim: self.claim,
+        }
+    }
+}
+
+/// What a daemon knows about the owner of its prefix before its claim.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Before {
+    /// The daemon claimed the prefix before: it is refused if etcd has forgotten that, because its
+    /// volumes are then forgotten too.
+    pub is_claimed: bool,
+    /// The claim of another owner that has ended for good.
+    pub take_over: Option<Uuid>,
+}
+
+/// Makes `node` the owner of `prefix`.
+pub(crate) async fn claim(
+    client: &Client,
+    prefix: &Prefix,
+    node: &Node,
+    before: Before,
+) -> Result<Claim, Error> {
+    let (key, claim) = (prefix.owner(), Uuid::new_v4());
+    let value = Value {
+        v: FORMAT,
+        node: node.clone(),
+        claim,
+    };
+    let value = serde_json::to_vec(&value).expect("plain data");
+    let mut found = client.get(&key).await?;
+    for _ in 0..ATTEMPTS {
+        if let Some(kv) = &found {
+            let owner = decode(kv)?;
+            if owner.claim == claim {
+                // An earlier copy of the transaction was executed.
+                let revision = kv.mod_revision;
+                return Ok(Claim { revision });
+            }
+            if !owner.node.is_same(node) && before.take_over != Some(owner.claim) {
+                return Err(owner.refuses(prefix));
+            }
+        } else if before.is_claimed {
+            let prefix = prefix.to_string();
+            return Err(Error::Forgotten { prefix });
+        }
+        let last = found.as_ref().map_or(0, |kv| kv.mod_revision);
+        let txn = Txn::default()
+            .if_modified(&key, last)
+            .put(&key, value.clone())
+            .look(&key);
+        let answer = client.transact(txn, Copies::Several).await?;
+        if answer.is_made {
+            let revision = answer.revision;
+            return Ok(Claim { revision });
+        }
+        found = answer.found.into_iter().next().flatten();
+    }
+    Err(Error::Damaged {
+        key,
+        what: "other daemons change it all the time".to_owned(),
+    })
+}
+
+pub(crate) fn decode(kv: &KeyValue) -> Result<Owner, Error> {
+    let key = || String::from_utf8_lossy(&kv.key).into_owned();
+    let damaged = |error: serde_json::Error| Error::Damaged {
+        key: key(),
+        what: error.to_string(),
+    };
+    let value: serde_json::Value = serde_json::from_slice(&kv.value).map_err(damaged)?;
+    if let Some(found) = value["v"].as_u64().filter(|version| *version > FORMAT) {
+        return Err(Error::Newer {
+            key: key(),
+            found,
+            known: FORMAT,
+        });
+    }
+    let Value { node, claim, .. } = serde_json::from_value(value).map_err(damaged)?;
+    Ok(Owner { node, claim })
+}
