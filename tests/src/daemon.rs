@@ -53,6 +53,12 @@ impl Place {
         self
     }
 
+    /// Takes a variable back.
+    pub fn without(mut self, variable: &str) -> Self {
+        self.env.retain(|(name, _)| name != variable);
+        self
+    }
+
     /// Sets the number of cores to serve on; the default is one.
     pub fn on_cores(mut self, cores: usize) -> Self {
         self.cores = cores;

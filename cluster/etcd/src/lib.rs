@@ -24,6 +24,7 @@ mod auth;
 mod client;
 mod compaction;
 mod error;
+mod health;
 mod keep_unknown;
 mod keys;
 mod messages;
@@ -38,6 +39,7 @@ pub use client::{
 };
 pub use compaction::Compaction;
 pub use error::Error;
+pub use health::Health;
 pub use keys::Prefix;
 pub use node_leases::{LeaseKey, NodeLeases, Outcome};
 pub use owner::{Before, Node, Owner};

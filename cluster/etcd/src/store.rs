@@ -21,11 +21,13 @@ use nacre_bdev_replica::store::{
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::client::{Client, Copies, Endpoints, KeyValue, Txn, TxnAnswer};
 use crate::compaction::{Compaction, compact};
 use crate::error::Error;
+use crate::health::{self, Health};
 use crate::keep_unknown::keep_unknown;
 use crate::keys::Prefix;
 use crate::owner::{self, Before, Node};
@@ -48,6 +50,7 @@ pub struct EtcdStore {
     thread: Option<std::thread::JoinHandle<()>>,
     client: Arc<Client>,
     records: Arc<Records>,
+    runtime: tokio::runtime::Handle,
 }
 
 type Work = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -83,6 +86,7 @@ impl EtcdStore {
             last: Arc::default(),
         });
         let served = Arc::clone(&records);
+        let handle = runtime.handle().clone();
         let (calls, receiver) = mpsc::channel(WAITING);
         let thread = std::thread::Builder::new()
             .name("volume-store".to_owned())
@@ -102,17 +106,34 @@ impl EtcdStore {
             thread: Some(thread),
             client,
             records,
+            runtime: handle,
         })
     }
 
     /// Makes `node` the owner of the prefix, before other calls: from then on no other daemon
     /// changes a record, and the store is not shared.
-    pub async fn claim(&self, node: &Node, before: Before) -> Result<(), Error> {
+    ///
+    /// The receiver has the health of the store from then on.
+    pub async fn claim(
+        &self,
+        node: &Node,
+        before: Before,
+    ) -> Result<watch::Receiver<Health>, Error> {
+        let began = Instant::now();
         self.client.check_version().await?;
+        let took = began.elapsed();
         let prefix = &self.records.prefix;
         let claim = owner::claim(&self.client, prefix, node, before).await?;
         self.records.claimed.store(claim.revision, Ordering::SeqCst);
-        Ok(())
+        let (told, health) = watch::channel(Health::Answers(took));
+        let asking = health::ask(
+            Arc::clone(&self.client),
+            prefix.clone(),
+            claim.revision,
+            told,
+        );
+        self.runtime.spawn(asking);
+        Ok(health)
     }
 
     /// Its client, for other keys of the cluster. Requests work on any runtime of tokio, while the

@@ -15,7 +15,7 @@ use nacre_engine::config::{Personality, Settings};
 use nacre_engine::daemon;
 use nacre_engine::plane::demand::{self, Demand};
 use nacre_engine::services::sandbox::for_doctor;
-use nacre_engine::services::{calls, certificates, concat, keyring};
+use nacre_engine::services::{calls, certificates, concat, keyring, volumes};
 use nacre_engine_doctor::roce::{self, LLDP_WAIT};
 use nacre_engine_doctor::{Report, Scope, Status, System, examine_with_facts};
 use nacre_engine_values::address::ScopedIp;
@@ -95,6 +95,7 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
         (None, Some(_)) => LLDP_WAIT,
         (None, None) => Duration::ZERO,
     };
+    let state = daemon::state_dir(&settings, Personality::Nacre);
     let scope = Scope {
         rdma: args.rdma,
         listeners: args.listener,
@@ -112,7 +113,8 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
         concat_hosts: concat::of_settings(&settings),
         keys: keyring::declared_for_doctor(&settings),
         revocations: certificates::for_doctor(&settings),
-        store_key: keyring::store_key::in_folder(daemon::state_dir(&settings, Personality::Nacre)),
+        store_key: keyring::store_key::in_folder(state.clone()),
+        volume_store: volumes::store_for_doctor(&settings.store, state.as_deref()),
         qos: settings.qos,
         qos_interfaces: args.qos,
         wait,

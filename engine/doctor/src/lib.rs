@@ -34,6 +34,7 @@ mod socket;
 mod system;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod volume_store;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -190,6 +191,8 @@ pub struct Scope {
     pub store_key: Option<keys::StoreKey>,
     /// The certificate revocation lists of the TLS listeners.
     pub revocations: Vec<revocation::Revocation>,
+    /// The volume store in etcd; `None`: it is a file.
+    pub volume_store: Option<volume_store::VolumeStore>,
 }
 
 impl Scope {
@@ -277,6 +280,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     concat::checks(scope, &mut findings);
     keys::checks(scope, &mut findings);
     revocation::checks(scope, &mut findings);
+    volume_store::checks(scope, &mut findings);
     (Report::of(findings), facts)
 }
 

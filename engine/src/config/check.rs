@@ -39,6 +39,7 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("rpc.audit.max_size_mb", 1, 1024),
     ("rpc.audit.files", 2, 100),
     ("data.retry_s", 0, 86_400),
+    ("store.deadline_ms", 500, 60_000),
     ("nvmf.max_subsystems", 1, 65_536),
     ("nvmf.max_connections", 1, 1_000_000),
     ("nvmf.max_pending_connections", 1, 65_536),
@@ -129,6 +130,7 @@ pub(super) fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>
     };
     check.ranges(settings);
     check.general(settings);
+    check.volume_store(settings);
     check.keys(settings);
     check.remotes(&settings.remote);
     check.devices(&settings.bdev);

@@ -26,6 +26,7 @@ pub mod security;
 pub mod settings;
 pub mod source;
 pub mod tls;
+pub mod volume_store;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -31,7 +31,12 @@ pub(super) fn make_absolute(
         note(resolver.path("metrics.token_file", path));
     }
     let (rpc, metrics) = (&mut settings.rpc.tls, &mut settings.metrics.tls);
+    let store = &mut settings.store;
     for (key, path) in [
+        ("store.ca", &mut store.ca),
+        ("store.cert", &mut store.cert),
+        ("store.key", &mut store.key),
+        ("store.password_file", &mut store.password_file),
         ("rpc.tls.cert", &mut rpc.cert),
         ("rpc.tls.key", &mut rpc.key),
         ("rpc.tls.client_ca", &mut rpc.client_ca),

@@ -27,6 +27,7 @@ pub use super::remote::RemoteTarget;
 pub use super::replication::Replication;
 pub use super::security::Security;
 pub use super::tls::{MetricsTls, RpcTls};
+pub use super::volume_store::VolumeStore;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -38,6 +39,8 @@ pub struct Settings {
     pub log: Log,
     pub metrics: Metrics,
     pub data: Data,
+    /// The records of volumes.
+    pub store: VolumeStore,
     pub nvmf: Nvmf,
     pub rdma: Rdma,
     pub replication: Replication,

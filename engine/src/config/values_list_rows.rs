@@ -1,4 +1,5 @@
-//! Test data for `values_tests`: the keys, remote targets and devices of the configuration file.
+//! Test data for `values_tests`: the keys, remote targets, devices and volume store of the
+//! configuration file.
 
 use super::values_rows::{BOOL, NO_BOOL, NO_UUID, Row, SIZE_WORDS, UUID};
 
@@ -193,4 +194,35 @@ pub(super) const ROWS: &[Row] = &[
     ),
     ("bdev.read_only", BOOL, NO_BOOL),
     ("bdev.uuid", UUID, NO_UUID),
+    (
+        "store.endpoints",
+        &["[]", "[\"http://127.0.0.1:2379\"]"],
+        &[
+            ("\"x\"", "\"x\" is not a list"),
+            ("[\"127.0.0.1:2379\"]", "not a URL like"),
+            ("[\"http://h:1/x\"]", "not a URL like"),
+            ("[\"https://h:1\"]", "https needs store.ca"),
+            (
+                "[\"http://h\",\"http://h\",\"http://h\",\"http://h\",\"http://h\",\"http://h\"]",
+                "6 endpoints, and 5 are the most",
+            ),
+        ],
+    ),
+    (
+        "store.prefix",
+        &["\"node1\""],
+        &[("\"a/b\"", "\"a/b\" is not 1 to 64 letters"), NO_TEXT],
+    ),
+    ("store.ca", &["\"/a\""], NO_FILE),
+    ("store.cert", &["\"/a\""], NO_FILE),
+    ("store.key", &["\"/a\""], NO_FILE),
+    ("store.user", &["\"nacre\""], &[NO_TEXT]),
+    ("store.password_file", &["\"/a\""], NO_FILE),
+    (
+        "store.deadline_ms",
+        &["5000", "\"2s\""],
+        &[("10", "10 is not from 500 to 60000")],
+    ),
+    ("store.compact", BOOL, NO_BOOL),
+    ("store.take_over", UUID, NO_UUID),
 ];

@@ -23,6 +23,7 @@ pub mod reactors;
 pub mod remotes;
 #[cfg(test)]
 mod strict;
+pub mod volume_store;
 pub mod volumes;
 
 use std::fmt::Write;
@@ -125,6 +126,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(reactors::Reactors),
         Box::new(devices::DeviceMetrics),
         Box::new(volumes::VolumeMetrics),
+        Box::new(volume_store::VolumeStoreMetrics),
         Box::new(pools::PoolMetrics),
         Box::new(nvmf::NvmfMetrics),
         Box::new(rdma::RdmaMetrics),

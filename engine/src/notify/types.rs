@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 63] = [
+pub const TYPES: [(&str, Category, Severity, &str); 64] = [
     (
         "bdev_register",
         C::Device,
@@ -262,6 +262,12 @@ pub const TYPES: [(&str, Category, Severity, &str); 63] = [
         C::Volume,
         S::Error,
         "The volume store does not answer; decisions about replicas wait.",
+    ),
+    (
+        "volume_store_taken",
+        C::Volume,
+        S::Error,
+        "Another daemon has the volume store; this one changes no volume any longer.",
     ),
     (
         "volume_store_back",

@@ -108,6 +108,13 @@ impl Identity {
     }
 }
 
+/// An identifier of this machine, which does not reveal its machine-id(5). `None`: it has none.
+pub fn machine() -> Option<Uuid> {
+    const OF_MACHINE: Uuid = Uuid::from_u128(0x5f0f_6c52_2a7e_4c1b_9d3e_8b6a_7c41_e2d0);
+    let id = first_line(&Places::default().machine_id)?;
+    Some(Uuid::new_v5(&OF_MACHINE, id.as_bytes()))
+}
+
 /// Completes the pair; one of the two suffices.
 fn pair(nqn: Option<Nqn>, id: Option<Uuid>, origin: Origin) -> Option<Identity> {
     let (nqn, id) = match (nqn, id) {

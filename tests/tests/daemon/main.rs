@@ -4,6 +4,7 @@ mod change;
 mod crash;
 mod crowd;
 mod cut;
+mod etcd;
 mod fence;
 mod files;
 mod full;

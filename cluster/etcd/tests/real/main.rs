@@ -8,6 +8,7 @@ mod users;
 mod watches;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nacre_bdev_replica::model::VolumeRecord;
@@ -29,6 +30,13 @@ fn runtime() -> tokio::runtime::Runtime {
 
 fn client(endpoints: &Endpoints) -> Arc<Client> {
     Arc::new(Client::new(endpoints).expect("endpoints"))
+}
+
+/// Waits until members that have just started answer.
+async fn settled(endpoints: &Endpoints) {
+    let client = client(endpoints);
+    client.check_version().await.expect("a member that answers");
+    client.get("/nacre/lab/x").await.expect("a leader");
 }
 
 struct Etcd {
@@ -199,6 +207,42 @@ fn a_silent_member_delays_one_request() {
         }
     };
     assert!(found == wanted || found == record, "one of both: {found:?}");
+}
+
+/// A member that stalls again and again, as one with a slow disk: it runs 50 ms of each 350 ms. No
+/// change waits for it longer than for an election.
+#[test]
+fn a_stalling_member_delays_little() {
+    const CHANGES: u64 = 60;
+    let Some(program) = program("a_stalling_member_delays_little") else {
+        return;
+    };
+    let members = Members::start(program, 3, &[]);
+    let store = EtcdStore::open(&members.endpoints(), prefix("lab"), None).expect("it opens");
+    let mut record = record("ant");
+    block_on(store.list()).expect("a list");
+    block_on(store.create(record.clone())).expect("created");
+    let first = record.revision;
+    for index in 0..3 {
+        let is_done = AtomicBool::new(false);
+        let longest = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    members.stop(index);
+                    std::thread::sleep(Duration::from_millis(300));
+                    members.go_on(index);
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+            let longest = swap_many(&store, &mut record, CHANGES);
+            is_done.store(true, Ordering::Relaxed);
+            longest
+        });
+        println!("member {index} stalls: {longest:?} without a success");
+        assert!(longest < DEADLINE, "{longest:?}");
+    }
+    assert_eq!(record.revision, first + 3 * CHANGES);
+    assert_eq!(block_on(store.list()), Ok(vec![record]));
 }
 
 /// Refused by this client, and by an etcd with a lower limit; both are known to be unmade.

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use nacre_bdev_replica::store::suite::{block_on, record};
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
-use nacre_cluster_etcd::{Before, Compaction, Copies, Error, EtcdStore, Node, Owner, Txn};
+use nacre_cluster_etcd::{
+    Before, Compaction, Copies, Endpoints, Error, EtcdStore, Health, Node, Owner, Txn,
+};
 use uuid::Uuid;
 
-use crate::members::{Members, program};
-use crate::{client, next, prefix, runtime};
+use crate::members::{DEADLINE, Members, program};
+use crate::{client, next, prefix, runtime, settled};
 
 pub(crate) fn node(id: u128, machine: u128) -> Node {
     Node {
@@ -98,6 +100,53 @@ fn a_prefix_has_one_owner() {
     // The permission was for one start: it does not take the prefix back.
     let refused = runtime.block_on(again.claim(&node(1, 1), taking(Some(owner.claim))));
     assert!(matches!(refused, Err(Error::Owned { .. })), "{refused:?}");
+}
+
+/// Without any change, the owner notices that etcd is away, is back, and that it lost the prefix.
+#[test]
+fn the_health_of_an_idle_store() {
+    let Some(program) = program("the_health_of_an_idle_store") else {
+        return;
+    };
+    let mut members = Members::start(program, 1, &[]);
+    let endpoints = Endpoints {
+        deadline: Duration::from_secs(2),
+        ..members.endpoints()
+    };
+    let open = || EtcdStore::open(&endpoints, prefix("lab"), None).expect("it opens");
+    let (store, other) = (open(), open());
+    runtime().block_on(async {
+        settled(&endpoints).await;
+        let mut health = store
+            .claim(&node(1, 1), Before::default())
+            .await
+            .expect("free");
+        assert!(matches!(*health.borrow(), Health::Answers(_)));
+        let mut next = async || {
+            let changed = tokio::time::timeout(3 * DEADLINE, health.changed());
+            changed.await.expect("in time").expect("it asks");
+            health.borrow_and_update().clone()
+        };
+        members.kill(0);
+        while !matches!(next().await, Health::Silent { .. }) {}
+        members.run(0);
+        while !matches!(next().await, Health::Answers(_)) {}
+        let owner = Owner::read(&client(&endpoints), &prefix("lab")).await;
+        let claim = owner.expect("an answer").expect("an owner").claim;
+        other
+            .claim(&node(2, 2), taking(Some(claim)))
+            .await
+            .expect("taken");
+        loop {
+            match next().await {
+                Health::Taken { owner } => {
+                    assert!(owner.contains("host2"), "{owner}");
+                    break;
+                }
+                other => assert!(matches!(other, Health::Answers(_)), "{other:?}"),
+            }
+        }
+    });
 }
 
 /// A deleted owner key: the changes end with an error that names the key.

@@ -5,11 +5,11 @@ use std::net::TcpStream;
 
 use nacre_bdev_replica::store::suite::{block_on, record};
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
-use nacre_cluster_etcd::{Before, Client, Credentials, Endpoints, Error, EtcdStore, Update, Watch};
+use nacre_cluster_etcd::{Before, Credentials, Endpoints, Error, EtcdStore, Update, Watch};
 
 use crate::members::{Members, program};
 use crate::owners::node;
-use crate::{client, next, prefix, runtime};
+use crate::{client, next, prefix, runtime, settled};
 
 /// Calls etcd's JSON interface, for what the client has no method for.
 fn admin(url: &str, path: &str, token: &str, body: &str) -> String {
@@ -71,11 +71,6 @@ fn with_user(endpoints: &Endpoints, user: &str, password: &str) -> Endpoints {
     }
 }
 
-async fn settled(client: &Client) {
-    client.check_version().await.expect("a member that answers");
-    client.get("/nacre/lab/x").await.expect("a leader");
-}
-
 /// The store of a user works before etcd demands users, after that, and after etcd has forgotten
 /// its token, watches included.
 #[test]
@@ -89,7 +84,7 @@ fn a_token_is_renewed() {
     let store = EtcdStore::open(&endpoints, prefix("lab"), None).expect("it opens");
     let runtime = runtime();
     runtime.block_on(async {
-        settled(&client(&members.endpoints())).await;
+        settled(&members.endpoints()).await;
         let claimed = store.claim(&node(1, 1), Before::default()).await;
         claimed.expect("etcd demands no user yet");
     });
@@ -130,7 +125,7 @@ fn users_that_are_refused() {
     let members = Members::start(program, 1, &[]);
     let plain = members.endpoints();
     let url = &plain.urls[0];
-    runtime().block_on(async { settled(&client(&plain)).await });
+    runtime().block_on(async { settled(&plain).await });
     add_users(url);
     enable(url);
     let cases = [

@@ -581,8 +581,11 @@ fn dump(connection: &Connection, path: Option<PathBuf>) -> Result<(), Failure> {
     if connection.json {
         return output::json(&answer);
     }
-    let file = answer["file"].as_str().unwrap_or("memory");
-    output::line(&format!("in {file}\n"))?;
+    let place = match (answer["etcd"].as_str(), answer["file"].as_str()) {
+        (Some(prefix), _) => format!("etcd {prefix}"),
+        (None, file) => file.unwrap_or("memory").to_owned(),
+    };
+    output::line(&format!("in {place}\n"))?;
     let mut rows = Vec::new();
     for volume in items(&answer["volumes"]) {
         for replica in items(&volume["replicas"]) {

@@ -395,8 +395,11 @@ pub struct Records;
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RecordsReply {
-    /// Path of the store; none: in memory.
+    /// Path of the store; none: in etcd or in memory.
     file: Option<String>,
+    /// Prefix of the store's keys in etcd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd: Option<String>,
     /// Id of this daemon among the daemons that share the store.
     holder: String,
     /// The records of the store: one of each volume, with its `replicas`.
@@ -417,10 +420,12 @@ impl Method<Engine> for Records {
         let records = records
             .map_err(nacre_bdev_replica::handle::VolumeError::from)
             .or_refuse()?;
-        let file = engine.journal.store_path();
+        let etcd = engine.volumes.of_etcd().map(|of| of.prefix);
+        let file = engine.journal.store_path().filter(|_| etcd.is_none());
         let file = file.map(|dir| dir.join(nacre_bdev_replica::store::FILE));
         Ok(RecordsReply {
             file: file.map(|f| f.display().to_string()),
+            etcd,
             holder: engine.volumes.holder().to_string(),
             volumes: records.iter().map(|r| shown(json!(r))).collect(),
         })

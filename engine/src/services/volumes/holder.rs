@@ -27,6 +27,12 @@ pub(super) fn id(dir: &Path) -> std::io::Result<Uuid> {
     }
 }
 
+/// The id stored in `dir`, if a daemon has used it.
+pub(super) fn known(dir: &Path) -> Option<Uuid> {
+    let line = identity_file::first_line(&dir.join(FILE))?;
+    Uuid::parse_str(&line).ok()
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -34,6 +40,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let id = super::id(dir.path()).unwrap();
         assert_eq!(super::id(dir.path()).unwrap(), id);
+        assert_eq!(super::known(dir.path()), Some(id));
         std::fs::write(dir.path().join("holder"), "x").unwrap();
         let error = super::id(dir.path()).unwrap_err().to_string();
         assert!(error.contains("holds no UUID"), "{error}");

@@ -1,5 +1,6 @@
 //! Opens, closes, creates and deletes volumes.
 
+use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::replica_devices::VolumeDevices;
-use super::{Entry, OpenState, Opened, events, frozen, holder};
+use super::{Entry, OpenState, Opened, etcd, events, frozen, holder};
 use crate::plane::{Plane, pool_here};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
@@ -42,26 +43,30 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 pub async fn begin(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let volumes = &engine.volumes;
     let given = volumes.store.take();
-    let (store, holder): (Arc<dyn VolumeStore>, Uuid) = match (given, engine.journal.store_path()) {
-        (Some(given), _) => (given, Uuid::new_v4()),
-        (None, None) => (Arc::new(MemoryStore::alone()), Uuid::new_v4()),
-        (None, Some(dir)) => {
-            let dir = dir.to_owned();
-            let shown = dir.display().to_string();
-            let open = move || -> anyhow::Result<(EmbeddedStore, Uuid)> {
-                let holder = holder::id(&dir)?;
-                Ok((EmbeddedStore::open(&dir)?, holder))
-            };
-            let (store, holder) = tokio::task::spawn_blocking(open)
-                .await
-                .context("the thread that opens the volume store failed")?
-                .with_context(|| format!("the volumes in {shown}"))?;
-            (Arc::new(store), holder)
-        }
-    };
-    let records = load_records(&*store)
-        .await
-        .context("reading the volume store")?;
+    let settings = &engine.settings.store;
+    let (store, holder, records): (Arc<dyn VolumeStore>, Uuid, _) =
+        match (given, engine.journal.store_path()) {
+            (None, Some(dir)) if settings.is_etcd() => {
+                let opened = etcd::open(settings, dir).await?;
+                let records = etcd::load_records(&opened.store).await;
+                tokio::task::spawn_local(etcd::follow(Rc::clone(engine), opened.health.clone()));
+                volumes.of_store.replace(Some(opened.health));
+                (opened.store, opened.holder, records)
+            }
+            (None, None) if settings.is_etcd() => {
+                anyhow::bail!("[store] needs a data directory: name one with --data-dir");
+            }
+            (given, dir) => {
+                let (store, holder) = match (given, dir) {
+                    (Some(given), _) => (given, Uuid::new_v4()),
+                    (None, None) => (Arc::new(MemoryStore::alone()) as _, Uuid::new_v4()),
+                    (None, Some(dir)) => embedded(dir).await?,
+                };
+                let records = load_records(&*store).await;
+                (store, holder, records)
+            }
+        };
+    let records = records.context("reading the volume store")?;
     if !records.is_empty() {
         info!(volumes = records.len(), "opening");
     }
@@ -76,6 +81,21 @@ pub async fn begin(engine: &Rc<Engine>) -> anyhow::Result<()> {
     volumes.observer.replace(Some(Arc::new(sender)));
     tokio::task::spawn_local(events::follow(Rc::clone(engine), receiver));
     Ok(())
+}
+
+/// Opens the file of the data directory.
+async fn embedded(dir: &Path) -> anyhow::Result<(Arc<dyn VolumeStore>, Uuid)> {
+    let (dir, shown) = (dir.to_owned(), dir.display().to_string());
+    let open = move || -> anyhow::Result<(EmbeddedStore, Uuid)> {
+        etcd::must_not_be_noted(&dir)?;
+        let holder = holder::id(&dir)?;
+        Ok((EmbeddedStore::open(&dir)?, holder))
+    };
+    let (store, holder) = tokio::task::spawn_blocking(open)
+        .await
+        .context("the thread that opens the volume store failed")?
+        .with_context(|| format!("the volumes in {shown}"))?;
+    Ok((Arc::new(store), holder))
 }
 
 /// All records, without a time limit: they determine which namespaces exist. Hosts admitted earlier
@@ -596,5 +616,6 @@ pub async fn close_all(engine: &Rc<Engine>, plane: &Plane) {
 pub fn end(engine: &Engine) {
     engine.volumes.entries.borrow_mut().clear();
     engine.volumes.observer.replace(None);
+    engine.volumes.of_store.replace(None);
     engine.volumes.store.replace(None);
 }

@@ -1,7 +1,7 @@
 //! Replicated volumes of the daemon: their store, the holder id, and the open volumes.
 //!
 //! ```text
-//!   begin   store (volumes.redb beside the state, or memory), holder id, one entry per record
+//!   begin   store (volumes.redb beside the state, etcd, or memory), holder id, one entry per record
 //!   open    a task per volume: opened on a reactor ▸ its bdev is registered ▸ waiting objects
 //!           are replayed; failures are retried, at once when a device appears
 //!   frozen  a volume that cannot be opened has a bdev on which I/O waits ([`frozen`])
@@ -12,6 +12,8 @@
 //! The durable state of a volume is in the volume store. The journal only has the objects that use
 //! its bdev.
 
+mod etcd;
+mod etcd_report;
 mod events;
 mod frozen;
 mod holder;
@@ -37,6 +39,8 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
+pub use self::etcd::OfStore;
+pub use self::etcd_report::store_for_doctor;
 pub use self::events::{check_other_copies, device_changed, poll_queues, recheck_device};
 pub use self::frozen::{fail_io, stop_opening, thaw};
 pub use self::lifecycle::{
@@ -51,6 +55,8 @@ pub use nacre_bdev_replica::model::RESERVED;
 pub struct Volumes {
     entries: RefCell<BTreeMap<Uuid, Entry>>,
     store: RefCell<Option<Arc<dyn VolumeStore>>>,
+    /// `None`: the store is a file, or in memory.
+    of_store: RefCell<Option<OfStore>>,
     holder: Cell<Uuid>,
     observer: RefCell<Option<Arc<events::EventSender>>>,
     /// Serialises creations and deletions.
@@ -263,6 +269,11 @@ impl Volumes {
         self.holder.get()
     }
 
+    /// The store in etcd, if it is there.
+    pub fn of_etcd(&self) -> Option<OfStore> {
+        self.of_store.borrow().clone()
+    }
+
     pub fn store(&self) -> Result<Arc<dyn VolumeStore>, RpcError> {
         self.store
             .borrow()
@@ -340,7 +351,9 @@ impl Refusal for VolumeError {
             Self::Store(StoreError::NotFound { .. }) => of(Errno::ENODEV).field("name"),
             Self::Store(StoreError::Conflict { .. }) => of(Errno::EBUSY),
             Self::Store(StoreError::Unavailable { .. }) => of(Errno::EAGAIN)
-                .remedy("see whether the disk of the data directory is full or read-only; it is tried again"),
+                .remedy("see whether etcd answers, or the disk of the data directory is full or read-only; it is tried again"),
+            Self::Store(StoreError::Owned { .. }) => of(Errno::EPERM)
+                .remedy("use the volume at the daemon that has taken the store"),
             Self::Store(_) | Self::Io { .. } => of(Errno::EIO),
             Self::Device(_) => of(Errno::ENODEV)
                 .field("device")

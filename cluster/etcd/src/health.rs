@@ -1,0 +1,66 @@
+//! How the store is, between changes: a volume may need none for months.
+//!
+//! A question every 10 seconds notices that etcd is away, or that another daemon has taken the
+//! prefix, before a lost replica needs the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use crate::client::Client;
+use crate::keys::Prefix;
+use crate::owner;
+
+const EVERY: Duration = Duration::from_secs(10);
+
+/// The outcome of the last question.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Health {
+    /// It answered within this time.
+    Answers(Duration),
+    Silent {
+        why: String,
+    },
+    /// Another daemon owns the prefix.
+    Taken {
+        owner: String,
+    },
+}
+
+/// Asks until nobody listens, or the prefix is taken. `claimed` is the revision of the owner key.
+pub(crate) async fn ask(
+    client: Arc<Client>,
+    prefix: Prefix,
+    claimed: i64,
+    told: watch::Sender<Health>,
+) {
+    loop {
+        tokio::select! {
+            () = told.closed() => return,
+            () = sleep(EVERY) => {}
+        }
+        let began = Instant::now();
+        let health = match client.get(&prefix.owner()).await {
+            Err(error) => Health::Silent {
+                why: error.to_string(),
+            },
+            Ok(Some(kv)) if kv.mod_revision == claimed => Health::Answers(began.elapsed()),
+            // A linearizable read may be stale after a pause of a member, but not from the future.
+            Ok(Some(kv)) if kv.mod_revision < claimed => continue,
+            Ok(found) => Health::Taken {
+                owner: match found.as_ref().map(owner::decode) {
+                    Some(Ok(owner)) => owner.node.to_string(),
+                    Some(Err(error)) => error.to_string(),
+                    None => "its key was deleted".to_owned(),
+                },
+            },
+        };
+        let is_over = matches!(health, Health::Taken { .. });
+        told.send_replace(health);
+        if is_over {
+            return;
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The checks of `nacre doctor` of the volume store in etcd: members answer, have a leader, a good
+//! version and space, and the keys are this daemon's.
+
+use std::time::Duration;
+
+use super::{Finding, Scope};
+use nacre_engine_values::size::bytes;
+
+/// An answer that takes longer delays changes of volumes noticeably.
+const SLOW: Duration = Duration::from_millis(100);
+/// The quota of an etcd that does not tell it: its default.
+const QUOTA: u64 = 2 << 30;
+
+/// The volume store, as the program found it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeStore {
+    pub prefix: String,
+    /// Why the configured files cannot be used.
+    pub problem: Option<String>,
+    pub members: Vec<Member>,
+    pub owner: Owner,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    pub endpoint: String,
+    pub took: Duration,
+    pub status: Result<MemberStatus, String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberStatus {
+    pub version: String,
+    /// The version is known to lose data.
+    pub loses_data: bool,
+    pub has_leader: bool,
+    pub size: u64,
+    pub in_use: u64,
+    /// `None`: the member does not tell it.
+    pub quota: Option<u64>,
+    /// Alarms of the member.
+    pub errors: Vec<String>,
+}
+
+/// The owner of the prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owner {
+    Ours,
+    Nobody,
+    Other(String),
+    /// The reason.
+    Unknown(String),
+}
+
+pub fn checks(scope: &Scope, findings: &mut Vec<Finding>) {
+    let Some(store) = &scope.volume_store else {
+        return;
+    };
+    if let Some(problem) = &store.problem {
+        let remedy = "correct [store] in the configuration";
+        findings.push(Finding::fail("store.reachable", problem.clone(), remedy));
+        return;
+    }
+    for member in &store.members {
+        let found = match &member.status {
+            Ok(status) => of_member(member.took, status),
+            Err(why) => {
+                let remedy = "start this member, or correct endpoints, ca and the firewall";
+                vec![Finding::fail("store.reachable", why.clone(), remedy)]
+            }
+        };
+        findings.extend(found.into_iter().map(|finding| Finding {
+            subject: Some(member.endpoint.clone()),
+            ..finding
+        }));
+    }
+    findings.push(owner(store));
+}
+
+fn of_member(took: Duration, status: &MemberStatus) -> Vec<Finding> {
+    let reachable = if status.has_leader {
+        Finding::pass("store.reachable", "it answers, and has a leader")
+    } else {
+        let evidence = "it answers, and has no leader: volumes that lose a replica wait";
+        let remedy = "start more members: a majority is needed";
+        Finding::fail("store.reachable", evidence, remedy)
+    };
+    vec![reachable, latency(took), version(status), space(status)]
+}
+
+fn latency(took: Duration) -> Finding {
+    const ID: &str = "store.latency";
+    let evidence = format!("it answered within {:.1} ms", took.as_secs_f64() * 1e3);
+    if took > SLOW {
+        let remedy = "give etcd a disk of its own and a near network: a lost replica delays writes \
+                      by a few such times";
+        Finding::warn(ID, evidence, remedy)
+    } else {
+        Finding::pass(ID, evidence)
+    }
+}
+
+fn version(status: &MemberStatus) -> Finding {
+    const ID: &str = "store.version";
+    let found = format!("etcd {}", status.version);
+    if status.loses_data {
+        let evidence = format!("{found} is known to lose data");
+        let remedy = "upgrade it to 3.4.42, 3.5.28, 3.6.9 or later";
+        return Finding::fail(ID, evidence, remedy);
+    }
+    Finding::pass(ID, found)
+}
+
+fn space(status: &MemberStatus) -> Finding {
+    const ID: &str = "store.space";
+    let quota = status.quota.unwrap_or(QUOTA);
+    let evidence = format!(
+        "its database has {}, {} of them in use; it takes {}{}",
+        bytes(status.size),
+        bytes(status.in_use),
+        bytes(quota),
+        if status.quota.is_none() {
+            " by default"
+        } else {
+            ""
+        },
+    );
+    if !status.errors.is_empty() {
+        let evidence = format!("{}: {evidence}", status.errors.join("; "));
+        let remedy = "compact and defragment etcd (`etcdctl defrag`), then `etcdctl alarm disarm`";
+        Finding::fail(ID, evidence, remedy)
+    } else if status.size > quota / 2 {
+        let remedy = "compact and defragment etcd, or raise --quota-backend-bytes: a full etcd \
+                      refuses changes";
+        Finding::warn(ID, evidence, remedy)
+    } else {
+        Finding::pass(ID, evidence)
+    }
+}
+
+fn owner(store: &VolumeStore) -> Finding {
+    const ID: &str = "store.owner";
+    let prefix = &store.prefix;
+    match &store.owner {
+        Owner::Ours => Finding::pass(ID, format!("{prefix} belongs to this daemon")),
+        Owner::Nobody => {
+            let evidence = format!("{prefix} has no owner: the daemon takes it when it starts");
+            Finding::pass(ID, evidence)
+        }
+        Owner::Other(owner) => {
+            let evidence = format!("{prefix} belongs to another daemon: {owner}");
+            let remedy = "give this daemon a prefix of its own";
+            Finding::fail(ID, evidence, remedy)
+        }
+        Owner::Unknown(why) => Finding::skip(ID, why.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Status;
+
+    fn member() -> MemberStatus {
+        MemberStatus {
+            version: "3.5.28".to_owned(),
+            loses_data: false,
+            has_leader: true,
+            size: 1 << 20,
+            in_use: 1 << 19,
+            quota: None,
+            errors: Vec::new(),
+        }
+    }
+
+    fn found(took_ms: u64, status: Result<MemberStatus, String>, owner: Owner) -> Vec<Finding> {
+        let store = VolumeStore {
+            prefix: "/nacre/a/".to_owned(),
+            problem: None,
+            members: vec![Member {
+                endpoint: "http://a".to_owned(),
+                took: Duration::from_millis(took_ms),
+                status,
+            }],
+            owner,
+        };
+        let scope = Scope {
+            volume_store: Some(store),
+            ..Scope::default()
+        };
+        let mut findings = Vec::new();
+        checks(&scope, &mut findings);
+        findings
+    }
+
+    /// Goal: each trouble of the store has its finding. Method: one trouble at a time.
+    #[test]
+    fn each_trouble_is_found() {
+        let good = found(2, Ok(member()), Owner::Ours);
+        assert!(good.iter().all(|f| f.status == Status::Pass), "{good:?}");
+        assert_eq!(good.len(), 5);
+        let of = |change: fn(&mut MemberStatus)| {
+            let mut status = member();
+            change(&mut status);
+            found(2, Ok(status), Owner::Nobody)
+        };
+        let cases = [
+            (
+                of(|s| s.has_leader = false),
+                "store.reachable",
+                Status::Fail,
+            ),
+            (of(|s| s.loses_data = true), "store.version", Status::Fail),
+            (of(|s| s.size = 3 << 29), "store.space", Status::Warn),
+            (
+                of(|s| s.errors = vec!["etcdserver: no space".to_owned()]),
+                "store.space",
+                Status::Fail,
+            ),
+            (
+                of(|s| (s.size, s.quota) = (3 << 29, Some(8 << 30))),
+                "",
+                Status::Pass,
+            ),
+            (
+                found(300, Ok(member()), Owner::Ours),
+                "store.latency",
+                Status::Warn,
+            ),
+            (
+                found(
+                    1,
+                    Err("refused".to_owned()),
+                    Owner::Unknown("no answer".to_owned()),
+                ),
+                "store.reachable",
+                Status::Fail,
+            ),
+            (
+                found(1, Ok(member()), Owner::Other("node x".to_owned())),
+                "store.owner",
+                Status::Fail,
+            ),
+        ];
+        for (findings, id, status) in cases {
+            let bad: Vec<&Finding> = findings
+                .iter()
+                .filter(|f| matches!(f.status, Status::Warn | Status::Fail))
+                .collect();
+            match id {
+                "" => assert!(bad.is_empty(), "{bad:?}"),
+                id => assert_eq!((bad.len(), bad[0].id, bad[0].status), (1, id, status)),
+            }
+        }
+    }
+}

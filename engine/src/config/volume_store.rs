@@ -1,0 +1,229 @@
+//! `[store]`: the records of volumes in etcd.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use nacre_cluster_etcd::{Place, Prefix};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::Settings;
+use super::check::Check;
+use crate::values::read;
+
+/// Where the records of volumes are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VolumeStore {
+    /// Empty: the records are in a file of the data directory.
+    pub endpoints: Vec<String>,
+    /// Name of a [`Prefix`].
+    pub prefix: Option<String>,
+    pub ca: Option<PathBuf>,
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    pub user: Option<String>,
+    pub password_file: Option<PathBuf>,
+    /// Time limit of a request.
+    #[serde(deserialize_with = "read::millis")]
+    pub deadline_ms: u64,
+    /// Compact the history of etcd.
+    pub compact: bool,
+    /// Claim of the previous owner of the prefix, which has ended for good.
+    #[serde(deserialize_with = "read::some_uuid")]
+    pub take_over: Option<Uuid>,
+}
+
+impl Default for VolumeStore {
+    fn default() -> Self {
+        Self {
+            endpoints: Vec::new(),
+            prefix: None,
+            ca: None,
+            cert: None,
+            key: None,
+            user: None,
+            password_file: None,
+            deadline_ms: 5000,
+            compact: true,
+            take_over: None,
+        }
+    }
+}
+
+const MAX_ENDPOINTS: usize = 5;
+/// A key, what is wrong with it, and the remedy.
+type Wrong = (&'static str, String, &'static str);
+
+impl VolumeStore {
+    pub fn is_etcd(&self) -> bool {
+        !self.endpoints.is_empty()
+    }
+
+    fn problems(&self) -> Vec<Wrong> {
+        let mut wrong: Vec<Wrong> = Vec::new();
+        let mut refuse = |key, cause: &str, remedy| wrong.push((key, cause.to_owned(), remedy));
+        let is_set = [
+            ("prefix", self.prefix.is_some()),
+            ("ca", self.ca.is_some()),
+            ("cert", self.cert.is_some()),
+            ("key", self.key.is_some()),
+            ("user", self.user.is_some()),
+            ("password_file", self.password_file.is_some()),
+            ("take_over", self.take_over.is_some()),
+        ];
+        if !self.is_etcd() {
+            if let Some((key, _)) = is_set.iter().find(|(_, is_set)| *is_set) {
+                let remedy = "add endpoints = [\"https://HOST:2379\"] to [store]";
+                refuse(key, "without store.endpoints there is no etcd", remedy);
+            }
+            return wrong;
+        }
+        let count = self.endpoints.len();
+        if count > MAX_ENDPOINTS {
+            let cause = format!("{count} endpoints, and {MAX_ENDPOINTS} are the most");
+            refuse("endpoints", &cause, "name the members that are nearest");
+        }
+        match self.prefix.as_deref() {
+            None => {
+                let remedy = "add prefix = \"NAME\" to [store], another name for each daemon";
+                refuse("endpoints", "store.prefix is missing", remedy);
+            }
+            Some(name) if Prefix::new(name).is_none() => {
+                let cause = format!(
+                    "\"{name}\" is not 1 to {} letters, digits, \".\", \"_\" or \"-\"",
+                    Prefix::MAX_NAME
+                );
+                refuse("prefix", &cause, "choose another name");
+            }
+            Some(_) => {}
+        }
+        let places: Result<Vec<Place>, _> =
+            self.endpoints.iter().map(|url| Place::parse(url)).collect();
+        match &places {
+            Err(error) => refuse("endpoints", &error.to_string(), ""),
+            Ok(places) => {
+                let has_tls = [("ca", &self.ca), ("cert", &self.cert), ("key", &self.key)];
+                let has_tls = has_tls.iter().find(|(_, path)| path.is_some());
+                if places.iter().any(|place| place.is_https) {
+                    if self.ca.is_none() {
+                        let remedy = "add ca = \"/…/ca.pem\" to [store]";
+                        refuse("endpoints", "https needs store.ca", remedy);
+                    }
+                } else if let Some((key, _)) = has_tls {
+                    let remedy = "write https in endpoints, or leave it out";
+                    refuse(key, "all endpoints are without TLS", remedy);
+                }
+                let is_open = |place: &&Place| !place.is_https && !is_loopback(&place.host);
+                if self.user.is_some()
+                    && let Some(place) = places.iter().find(is_open)
+                {
+                    let cause = format!("the password would go to {} in clear", place.host);
+                    refuse("user", &cause, "write https in endpoints");
+                }
+            }
+        }
+        for (one, other, is_half) in [
+            ("cert", "key", self.cert.is_some() != self.key.is_some()),
+            (
+                "user",
+                "password_file",
+                self.user.is_some() != self.password_file.is_some(),
+            ),
+        ] {
+            if is_half {
+                let given = is_set
+                    .iter()
+                    .find(|(key, is_set)| *is_set && (*key == one || *key == other));
+                let given = given.map_or(one, |(key, _)| *key);
+                let cause = format!("{one} and {other} go together");
+                refuse(given, &cause, "add the other one to [store]");
+            }
+        }
+        wrong
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let ip = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || ip.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+}
+
+impl Check<'_> {
+    pub(super) fn volume_store(&mut self, settings: &Settings) {
+        for (key, cause, remedy) in settings.store.problems() {
+            self.refuse_unless_refused_with(&format!("store.{key}"), cause, remedy);
+        }
+        if settings.store.is_etcd() && settings.data.dir == "none" {
+            let cause = "data.dir = \"none\" keeps no identity, by which etcd knows this daemon";
+            let remedy = "name a directory in [data]";
+            self.refuse("store.endpoints", cause, remedy);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::load_text;
+
+    fn said(keys: &str) -> String {
+        let text = format!("[store]\n{keys}\n");
+        match load_text(Some(("/n.toml", &text)), [], &[]) {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// Goal: keys that do not go together are refused with the key, the cause and the remedy.
+    #[test]
+    fn keys_that_do_not_go_together() {
+        const HTTP: &str = "endpoints = [\"http://[::1]:2379\"]\nprefix = \"a\"\n";
+        const FAR: &str = "endpoints = [\"http://192.0.2.1:2379\"]\nprefix = \"a\"\n";
+        const HTTPS: &str = "endpoints = [\"https://h:2379\"]\nprefix = \"a\"\nca = \"/ca.pem\"\n";
+        let login = "user = \"u\"\npassword_file = \"/p\"\n";
+        for (keys, expected) in [
+            (
+                "prefix = \"a\"".to_owned(),
+                "store.prefix: without store.endpoints",
+            ),
+            (
+                "endpoints = [\"http://h:1\"]".to_owned(),
+                "store.endpoints: store.prefix is missing",
+            ),
+            (
+                format!("{HTTP}ca = \"/a\""),
+                "store.ca: all endpoints are without TLS",
+            ),
+            (
+                format!("{HTTPS}cert = \"/a\""),
+                "store.cert: cert and key go together",
+            ),
+            (
+                format!("{HTTPS}key = \"/a\""),
+                "store.key: cert and key go together",
+            ),
+            (
+                format!("{HTTPS}user = \"u\""),
+                "store.user: user and password_file go together",
+            ),
+            (
+                format!("{FAR}{login}"),
+                "store.user: the password would go to 192.0.2.1 in clear",
+            ),
+            (
+                format!("{HTTP}[data]\ndir = \"none\""),
+                "store.endpoints: data.dir = \"none\" keeps no identity",
+            ),
+        ] {
+            let said = said(&keys);
+            assert!(said.contains(expected), "{keys}: {said}");
+        }
+        for keys in [
+            HTTP.to_owned(),
+            format!("{HTTP}{login}"),
+            format!("{HTTPS}{login}cert = \"/c\"\nkey = \"/k\""),
+        ] {
+            assert_eq!(said(&keys), "", "{keys}");
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! The volume store in etcd, `[store]`.
+//!
+//! ```text
+//!   claim the prefix (waits for etcd) ▸ note it in the data directory ▸ move the file's records
+//!   there ▸ set the file aside
+//! ```
+//!
+//! Each step may be repeated: a daemon that is killed in between goes on at its next start. The
+//! note refuses a later start with another store, which would have none of the volumes.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nacre_bdev_replica::model::VolumeRecord;
+use nacre_bdev_replica::store::{EmbeddedStore, FILE, StoreError, VolumeStore};
+use nacre_cluster_etcd::{
+    Before, Compaction, Credentials, Endpoints, EtcdStore, Health, Node, Prefix, Tls,
+};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{error, info, warn};
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+use super::holder;
+use crate::config::settings::VolumeStore as Settings;
+use crate::services::engine::Engine;
+use crate::services::keyring::file;
+use crate::values::{files, host_identity};
+
+/// Pause after the first attempt to reach etcd, and the longest one.
+const PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Interval of log lines while etcd is away.
+const REMIND: Duration = Duration::from_secs(60);
+/// Time that the service manager gives the start beyond each attempt.
+const MORE_TIME: Duration = Duration::from_secs(90);
+const LARGEST_PEM: usize = 1 << 20;
+const LONGEST_PASSWORD: usize = 1024;
+/// Names the store that has this daemon's volumes.
+const NOTE: &str = "volume-store";
+/// The file of volumes after their move.
+const MOVED: &str = "volumes.redb.moved";
+
+/// The store, with the id of this daemon.
+pub(super) struct Opened {
+    pub store: Arc<EtcdStore>,
+    pub holder: Uuid,
+    pub health: OfStore,
+}
+
+/// What the daemon tells of its store.
+#[derive(Clone)]
+pub struct OfStore {
+    pub prefix: String,
+    health: watch::Receiver<Health>,
+}
+
+impl OfStore {
+    pub fn health(&self) -> Health {
+        self.health.borrow().clone()
+    }
+}
+
+/// Reports that the store is away, or back, or taken by another daemon. Ends with the store.
+pub(super) async fn follow(engine: Rc<Engine>, mut of: OfStore) {
+    let mut is_away = false;
+    while of.health.changed().await.is_ok() {
+        let (prefix, now) = (of.prefix.clone(), of.health.borrow_and_update().clone());
+        let facts = json!({ "prefix": prefix });
+        match now {
+            Health::Answers(_) if std::mem::take(&mut is_away) => {
+                let text = format!("etcd answers again ({prefix})");
+                engine
+                    .notes
+                    .report("volume_store_back", prefix, text, facts);
+            }
+            Health::Silent { why } if !std::mem::replace(&mut is_away, true) => {
+                let text = format!(
+                    "the volume store is away; I/O goes on, and the loss of a replica waits: {why}"
+                );
+                warn!("{text}");
+                engine
+                    .notes
+                    .report("volume_store_lost", prefix, text, facts);
+            }
+            Health::Taken { owner } => {
+                let text = format!("{prefix} in etcd belongs to another daemon now: {owner}");
+                error!("{text}");
+                engine
+                    .notes
+                    .report("volume_store_taken", prefix, text, facts);
+            }
+            Health::Answers(_) | Health::Silent { .. } => {}
+        }
+    }
+}
+
+/// Opens the store.
+pub(super) async fn open(settings: &Settings, dir: &Path) -> anyhow::Result<Opened> {
+    let prefix = prefix(settings)?;
+    let (store, node, is_claimed) = {
+        let (settings, dir, prefix) = (settings.clone(), dir.to_owned(), prefix.clone());
+        blocking(move || {
+            let noted = note(&dir)?;
+            if let Some(other) = noted.as_ref().filter(|noted| **noted != name(&prefix)) {
+                bail!(
+                    "{} says that the volumes of this daemon are in {other}, and [store] names {}: \
+                     correct prefix, or remove that file if the volumes are no longer needed",
+                    dir.join(NOTE).display(),
+                    name(&prefix)
+                );
+            }
+            let node = this_node(holder::id(&dir)?);
+            let compaction = settings.compact.then(Compaction::default);
+            // Here, because a failure drops a runtime, which may block.
+            let store = EtcdStore::open(&endpoints(&settings)?, prefix, compaction)?;
+            Ok((store, node, noted.is_some()))
+        })
+        .await?
+    };
+    let before = Before {
+        is_claimed,
+        take_over: settings.take_over,
+    };
+    let health = claim(&store, &node, before).await?;
+    let store = Arc::new(store);
+    {
+        let (dir, prefix) = (dir.to_owned(), prefix.clone());
+        blocking(move || write_note(&dir, &name(&prefix))).await?;
+    }
+    move_records(&store, dir, &prefix).await?;
+    info!(prefix = %prefix, endpoints = settings.endpoints.join(","), "the volume store is etcd");
+    Ok(Opened {
+        store,
+        holder: node.id,
+        health: OfStore {
+            prefix: prefix.to_string(),
+            health,
+        },
+    })
+}
+
+/// Refuses a start with the file of the data directory, if the volumes are in etcd.
+pub(super) fn must_not_be_noted(dir: &Path) -> anyhow::Result<()> {
+    if let Some(noted) = note(dir)? {
+        bail!(
+            "the volumes are in {noted}, and the configuration has no [store]: put it back; or \
+             remove {} to start without these volumes",
+            dir.join(NOTE).display()
+        );
+    }
+    Ok(())
+}
+
+async fn claim(
+    store: &EtcdStore,
+    node: &Node,
+    before: Before,
+) -> anyhow::Result<watch::Receiver<Health>> {
+    let (mut pause, mut next_line) = (PAUSE, Instant::now());
+    let mut is_late = false;
+    loop {
+        match store.claim(node, before).await {
+            Ok(health) => {
+                if is_late {
+                    info!("etcd answers: the start goes on");
+                }
+                return Ok(health);
+            }
+            Err(error) if error.is_passing() => {
+                is_late = true;
+                if Instant::now() >= next_line {
+                    next_line = Instant::now() + REMIND;
+                    warn!(%error, "the start waits for the volume store");
+                }
+                waiting(&error.to_string());
+            }
+            Err(error) => {
+                return Err(error)
+                    .context("the volume store in etcd; see [store] in the configuration");
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Tells the service manager that the start takes longer.
+fn waiting(why: &str) {
+    let status = format!("waits for the volume store: {why}");
+    let more = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
+    let _ = sd_notify::notify(&[
+        sd_notify::NotifyState::Status(&status),
+        sd_notify::NotifyState::ExtendTimeoutUsec(more),
+    ]);
+}
+
+/// Moves the records of the data directory's file to etcd.
+async fn move_records(store: &EtcdStore, dir: &Path, prefix: &Prefix) -> anyhow::Result<()> {
+    let path = dir.join(FILE);
+    if !path.exists() {
+        return Ok(());
+    }
+    let shown = path.display();
+    let records = {
+        let dir = dir.to_owned();
+        let open = blocking(move || Ok(EmbeddedStore::open(&dir)?));
+        let file = open
+            .await
+            .with_context(|| format!("the volumes in {shown}"))?;
+        file.list().await?
+    };
+    let moved = records.len();
+    for record in records {
+        let name = record.name.clone();
+        let outcome = move_record(store, record).await;
+        outcome.with_context(|| format!("moving volume \"{name}\" of {shown} to {prefix}"))?;
+    }
+    let (from, to) = (path.clone(), dir.join(MOVED));
+    blocking(move || {
+        std::fs::rename(&from, &to)?;
+        Ok(files::sync_folder(&from)?)
+    })
+    .await
+    .with_context(|| format!("renaming {shown} to {MOVED}"))?;
+    if moved > 0 {
+        info!(
+            volumes = moved,
+            "moved from {shown} to etcd; {MOVED} is a copy"
+        );
+    }
+    Ok(())
+}
+
+async fn move_record(store: &EtcdStore, record: VolumeRecord) -> anyhow::Result<()> {
+    let mut pause = PAUSE;
+    loop {
+        match store.create(record.clone()).await {
+            Ok(()) => return Ok(()),
+            Err(StoreError::Exists { name }) => match store.load(record.id).await {
+                // An earlier attempt was made.
+                Ok(found) if found == record => return Ok(()),
+                Ok(_) => bail!("etcd has it with another content"),
+                Err(StoreError::NotFound { .. }) => {
+                    bail!("etcd has another volume \"{name}\": choose another prefix")
+                }
+                Err(StoreError::Unavailable { why }) => waiting(&why),
+                Err(error) => return Err(error.into()),
+            },
+            Err(StoreError::Unavailable { why }) => {
+                warn!(why, "the start waits for the volume store");
+                waiting(&why);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// All records of the store. Unlike the file, it may be away for a while.
+pub(super) async fn load_records(store: &EtcdStore) -> Result<Vec<VolumeRecord>, StoreError> {
+    let (mut pause, mut next_line) = (PAUSE, Instant::now());
+    loop {
+        match store.list().await {
+            Err(StoreError::Unavailable { why }) => {
+                if Instant::now() >= next_line {
+                    next_line = Instant::now() + REMIND;
+                    warn!(why, "the start waits for the volume store");
+                }
+                waiting(&why);
+            }
+            outcome => return outcome,
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+pub(super) fn prefix(settings: &Settings) -> anyhow::Result<Prefix> {
+    let prefix = settings.prefix.as_deref().and_then(Prefix::new);
+    prefix.context("store.prefix is missing or invalid")
+}
+
+fn name(prefix: &Prefix) -> String {
+    format!("etcd {prefix}")
+}
+
+/// This daemon, as other daemons see it.
+pub(super) fn this_node(id: Uuid) -> Node {
+    let host = rustix::system::uname();
+    Node {
+        id,
+        machine: host_identity::machine(),
+        host: host.nodename().to_string_lossy().into_owned(),
+    }
+}
+
+/// Reads the files that `[store]` names. Blocks.
+pub(super) fn endpoints(settings: &Settings) -> anyhow::Result<Endpoints> {
+    let public = |key: &str, path: &Option<PathBuf>| {
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        let read = file::read_public(path, LARGEST_PEM);
+        let read = read.with_context(|| format!("store.{key}: {}", path.display()))?;
+        anyhow::Ok(Some(read))
+    };
+    let secret = |key: &str, path: &Option<PathBuf>, most| {
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        let read = file::read_at_most(path, most);
+        let (text, _) = read.with_context(|| format!("store.{key}: {}", path.display()))?;
+        anyhow::Ok(Some(text))
+    };
+    let identity = public("cert", &settings.cert)?.zip(secret("key", &settings.key, LARGEST_PEM)?);
+    let tls = public("ca", &settings.ca)?.map(|ca| Tls {
+        ca,
+        identity: identity.map(|(cert, key)| (cert, key.as_bytes().to_vec())),
+    });
+    let password = secret("password_file", &settings.password_file, LONGEST_PASSWORD)?;
+    let line = |text: Zeroizing<String>| text.trim_matches(['\r', '\n']).to_owned();
+    let credentials = settings.user.clone().zip(password.map(line));
+    Ok(Endpoints {
+        urls: settings.endpoints.clone(),
+        tls,
+        credentials: credentials.map(|(user, password)| Credentials { user, password }),
+        deadline: Duration::from_millis(settings.deadline_ms),
+    })
+}
+
+/// The store that has the volumes of this daemon; `None`: the file of the data directory.
+fn note(dir: &Path) -> anyhow::Result<Option<String>> {
+    let path = dir.join(NOTE);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+/// Durable when it returns.
+fn write_note(dir: &Path, text: &str) -> anyhow::Result<()> {
+    let path = dir.join(NOTE);
+    let write = || -> std::io::Result<()> {
+        let (new, mut file) = files::beside(&path)?;
+        writeln!(file, "{text}")?;
+        file.sync_all()?;
+        std::fs::rename(&new, &path)?;
+        files::sync_folder(&path)
+    };
+    write().with_context(|| path.display().to_string())
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.context("the thread that opens the volume store failed")?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// Goal: `[store]` reaches the client as written, and an unusable file is named with its key.
+    #[test]
+    fn the_files_of_the_configuration() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, mode: u32| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, format!("{name}\n")).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            Some(path)
+        };
+        let settings = Settings {
+            endpoints: vec!["https://h:1".to_owned()],
+            ca: write("ca", 0o644),
+            cert: write("cert", 0o644),
+            key: write("key", 0o600),
+            user: Some("u".to_owned()),
+            password_file: write("password", 0o600),
+            deadline_ms: 700,
+            ..Settings::default()
+        };
+        let read = endpoints(&settings).unwrap();
+        let tls = read.tls.unwrap();
+        assert_eq!(tls.ca, b"ca\n");
+        assert_eq!(tls.identity, Some((b"cert\n".to_vec(), b"key\n".to_vec())));
+        let login = read.credentials.unwrap();
+        assert_eq!((&*login.user, &*login.password), ("u", "password"));
+        assert_eq!(read.deadline, Duration::from_millis(700));
+        for (settings, expected) in [
+            (
+                Settings {
+                    password_file: write("open", 0o644),
+                    ..settings.clone()
+                },
+                "store.password_file: ",
+            ),
+            (
+                Settings {
+                    key: write("open", 0o644),
+                    ..settings.clone()
+                },
+                "store.key: ",
+            ),
+            (
+                Settings {
+                    ca: Some(dir.path().join("none")),
+                    ..settings
+                },
+                "store.ca: ",
+            ),
+        ] {
+            let refused = endpoints(&settings).unwrap_err();
+            assert!(refused.to_string().starts_with(expected), "{refused:#}");
+        }
+    }
+
+    /// Goal: no start uses another store than the one that has the volumes.
+    #[test]
+    fn the_note_refuses_other_stores() {
+        let dir = tempfile::tempdir().unwrap();
+        must_not_be_noted(dir.path()).unwrap();
+        assert_eq!(note(dir.path()).unwrap(), None);
+        for _ in 0..2 {
+            write_note(dir.path(), "etcd /nacre/a/").unwrap();
+        }
+        assert_eq!(note(dir.path()).unwrap().as_deref(), Some("etcd /nacre/a/"));
+        let refused = must_not_be_noted(dir.path()).unwrap_err().to_string();
+        assert!(
+            refused.contains("the volumes are in etcd /nacre/a/"),
+            "{refused}"
+        );
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,64 @@
+//! The volume store in etcd, as `nacre doctor` sees it.
+
+use std::path::Path;
+
+use nacre_cluster_etcd::{Client, Owner};
+
+use super::etcd::{endpoints, prefix, this_node};
+use super::holder;
+use crate::config::settings::VolumeStore as Settings;
+use crate::doctor::volume_store as doctor;
+
+/// Asks every member, with a connection of its own. Blocks. `None`: the store is not in etcd.
+pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::VolumeStore> {
+    if !settings.is_etcd() {
+        return None;
+    }
+    let found = examine(settings, dir);
+    Some(found.unwrap_or_else(|error| doctor::VolumeStore {
+        prefix: settings.prefix.clone().unwrap_or_default(),
+        problem: Some(format!("{error:#}")),
+        members: Vec::new(),
+        owner: doctor::Owner::Unknown("not asked".to_owned()),
+    }))
+}
+
+fn examine(settings: &Settings, dir: Option<&Path>) -> anyhow::Result<doctor::VolumeStore> {
+    let (prefix, endpoints) = (prefix(settings)?, endpoints(settings)?);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let (members, owner) = runtime.block_on(async {
+        let client = Client::new(&endpoints)?;
+        let members = client.members().await;
+        let owner = Owner::read(&client, &prefix).await;
+        anyhow::Ok((members, owner))
+    })?;
+    let members = members.into_iter().map(|member| doctor::Member {
+        endpoint: member.endpoint,
+        took: member.took,
+        status: member.status.map(|status| doctor::MemberStatus {
+            loses_data: status.loses_data(),
+            version: status.version,
+            has_leader: status.has_leader,
+            size: status.size,
+            in_use: status.in_use,
+            quota: status.quota,
+            errors: status.errors,
+        }),
+    });
+    let owner = match owner {
+        Err(error) => doctor::Owner::Unknown(error.to_string()),
+        Ok(None) => doctor::Owner::Nobody,
+        Ok(Some(owner)) => match dir.and_then(holder::known).map(this_node) {
+            Some(node) if owner.node.is_same(&node) => doctor::Owner::Ours,
+            _ => doctor::Owner::Other(owner.node.to_string()),
+        },
+    };
+    Ok(doctor::VolumeStore {
+        prefix: prefix.to_string(),
+        problem: None,
+        members: members.collect(),
+        owner,
+    })
+}
