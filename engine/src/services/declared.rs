@@ -158,6 +158,7 @@ impl Declared {
         let mut planned = self.calls.borrow_mut();
         let subsystem = |call: &DeclaredCall| call.params.get("nqn").cloned();
         let known: Vec<Value> = planned.iter().filter_map(|p| subsystem(&p.call)).collect();
+        rename_paths(&mut planned, &new);
         planned.retain(|p| {
             let stays = new.iter().any(|call| call.what == p.call.what);
             if !stays && p.made {
@@ -165,8 +166,8 @@ impl Declared {
             }
             stays || p.made
         });
-        // The first path of a remote target has no address in its name. If another address
-        // becomes the first, the paths differ from the attached ones, and change together.
+        // The first path of a remote target has no address in its name. If the file changes the
+        // first address of an attached target, all of its paths change at the next start.
         let is_changed = |p: &&Planned| {
             let same = new.iter().find(|call| call.what == p.call.what);
             p.made && p.call.method == ATTACH && same.is_some_and(|call| *call != p.call)
@@ -235,6 +236,37 @@ impl Declared {
             .iter()
             .filter_map(|p| Some((p.call.clone(), p.refused.clone()?)))
             .collect()
+    }
+}
+
+/// Gives the attached paths of a remote target the names that they have in `new`, if the path that
+/// was the first is not attached. The file may put the address of an attached path first then.
+fn rename_paths(planned: &mut Vec<Planned>, new: &[DeclaredCall]) {
+    let is_path = |call: &DeclaredCall| call.method == ATTACH;
+    let firsts = new.iter().enumerate().filter(|(at, call)| {
+        let is_same = |before: &DeclaredCall| before.params["name"] == call.params["name"];
+        is_path(call) && !new[..*at].iter().any(|one| is_path(one) && is_same(one))
+    });
+    for (_, first) in firsts {
+        let target = &first.params["name"];
+        let is_of = |p: &Planned| is_path(&p.call) && p.call.params["name"] == *target;
+        let had_first = planned
+            .iter()
+            .any(|p| is_of(p) && p.made && p.call.what == first.what);
+        if had_first {
+            continue;
+        }
+        let mut is_renamed = false;
+        for p in planned.iter_mut().filter(|p| is_of(p) && p.made) {
+            if let Some(same) = new.iter().find(|call| call.params == p.call.params) {
+                is_renamed |= p.call.what != same.what;
+                p.call = same.clone();
+            }
+        }
+        if is_renamed {
+            // Planned again with the names of the file.
+            planned.retain(|p| p.made || !is_of(p));
+        }
     }
 }
 
@@ -562,6 +594,9 @@ mod tests {
         let keyed = amend(&[true, false], keyed);
         assert_eq!(keyed.added, Vec::<String>::new());
         assert_eq!(keyed.later, [first, format!("{}: changed", at("2"))]);
+        // The first path is not attached: its address can change places with an attached one.
+        let swapped = amend(&[false, true], text(&format!("{two}, {one}"), ""));
+        assert_eq!((swapped.added, swapped.later), (vec![at("1")], Vec::new()));
         let more = amend(&[true, true], text(&format!("{one}, {two}, {three}"), ""));
         assert_eq!((more.added, more.later), (vec![at("3")], Vec::new()));
     }
