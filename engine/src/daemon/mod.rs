@@ -48,7 +48,6 @@ use crate::plane::{Plane, PlaneConfig};
 use crate::rpc::socket::Socket;
 use crate::rpc::tls::listen::TlsListener;
 use crate::rpc::{Registry, When};
-use crate::services::certificates::Certificates;
 use crate::services::engine::Engine;
 use crate::services::keyring;
 use crate::services::lifecycle::Phase;
@@ -154,9 +153,11 @@ async fn run(
         .keyring
         .use_credentials(credentials.map(PathBuf::from));
     sandbox::report(&engine, restricted);
-    reload::read_token(&engine, &engine.settings.metrics)?;
-    let refused = Certificates::read(&engine.settings).apply(&engine);
-    if let Some(error) = refused.all().next() {
+    let refused = reload::Files::read(&engine.settings).await.apply(&engine);
+    if let Some(error) = refused.token {
+        return Err(error.into());
+    }
+    if let Some(error) = refused.certificates.all().next() {
         return Err(error.into());
     }
     let following = reload::follow(Rc::clone(&engine), hangups, options.source.clone());

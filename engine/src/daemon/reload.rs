@@ -12,7 +12,6 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
-use crate::config::settings::Metrics;
 use crate::config::{Loaded, Settings};
 use crate::services::certificates::{Certificates, Refused};
 use crate::services::engine::Engine;
@@ -63,12 +62,12 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
         match source.load().await {
             Ok(loaded) => {
                 // The files may have other contents although their names are the same.
-                if let Err(error) = read_token(&engine, &loaded.settings.metrics) {
+                let refused = Files::read(&loaded.settings).await.apply(&engine);
+                if let Some(error) = &refused.token {
                     warn!("{error}; the token stays as it was");
                 }
-                let refused = Certificates::read(&loaded.settings).apply(&engine);
                 apply(&engine, &mut effective, &loaded.settings, &refused).await;
-                for error in refused.all() {
+                for error in refused.certificates.all() {
                     warn!("{error}; the certificates of this listener stay as they were");
                 }
             }
@@ -77,20 +76,67 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
     }
 }
 
-/// Reads the token that clients of the metrics must send.
-pub fn read_token(engine: &Engine, metrics: &Metrics) -> Result<(), TokenError> {
-    let token = metrics.token_file.as_deref().map(Token::read);
-    let mut tunables = engine.tunables();
-    tunables.http_token = token.transpose()?;
-    engine.tune(tunables);
-    Ok(())
+/// The contents of the token file and of the certificate files.
+pub struct Files {
+    token: Result<Option<Token>, TokenError>,
+    certificates: Certificates,
+}
+
+/// Why the contents of files are not in effect.
+#[derive(Default)]
+pub struct RefusedFiles {
+    pub token: Option<TokenError>,
+    pub certificates: Refused,
+}
+
+impl Files {
+    /// Reads on another thread, because a file may be on a disk that does not respond.
+    pub async fn read(settings: &Settings) -> Self {
+        let settings = settings.clone();
+        let read = tokio::task::spawn_blocking(move || Self {
+            token: settings
+                .metrics
+                .token_file
+                .as_deref()
+                .map(Token::read)
+                .transpose(),
+            certificates: Certificates::read(&settings),
+        });
+        match read.await {
+            Ok(files) => files,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        }
+    }
+
+    /// Puts the contents in effect. Contents that could not be read stay as they were.
+    pub fn apply(self, engine: &Engine) -> RefusedFiles {
+        let token = match self.token {
+            Ok(token) => {
+                let mut tunables = engine.tunables();
+                tunables.http_token = token;
+                engine.tune(tunables);
+                None
+            }
+            Err(error) => Some(error),
+        };
+        RefusedFiles {
+            token,
+            certificates: self.certificates.apply(engine),
+        }
+    }
 }
 
 /// The settings in effect, by key.
 type Effective = BTreeMap<String, Value>;
 
-/// Applies what has changed. `refused`: the certificates that could not be read.
-async fn apply(engine: &Rc<Engine>, effective: &mut Effective, new: &Settings, refused: &Refused) {
+/// Applies the differences between the effective settings and `new`. `refused`: the files that could
+/// not be read.
+async fn apply(
+    engine: &Rc<Engine>,
+    effective: &mut Effective,
+    new: &Settings,
+    refused: &RefusedFiles,
+) {
     let (mut applied, mut later) = (Vec::new(), Vec::new());
     for (key, value) in flat(new) {
         if effective.get(&key) == Some(&value) {
@@ -130,7 +176,7 @@ async fn apply_one(
     engine: &Rc<Engine>,
     key: &str,
     new: &Settings,
-    refused: &Refused,
+    refused: &RefusedFiles,
 ) -> anyhow::Result<bool> {
     let mut tunables = engine.tunables();
     match key {
@@ -145,21 +191,23 @@ async fn apply_one(
         }
         // Read before; the listener itself needs a restart.
         "rpc.tls.cert" | "rpc.tls.key" | "rpc.tls.client_ca" | "rpc.tls.client_crl" => {
-            if let Some(error) = &refused.rpc {
+            if let Some(error) = &refused.certificates.rpc {
                 anyhow::bail!("{error}");
             }
             let listens = [&engine.settings, new].map(|of| of.rpc.tls.listen.is_some());
             return Ok(listens == [true, true]);
         }
         key if key.starts_with("metrics.tls.") => {
-            if let Some(error) = &refused.metrics {
+            if let Some(error) = &refused.certificates.metrics {
                 anyhow::bail!("{error}");
             }
             return Ok(true);
         }
-        // After a failure the old one counts, and the setting is not applied.
+        // Read before. After a failure the old token counts, and the setting is not applied.
         "metrics.token_file" => {
-            read_token(engine, &new.metrics)?;
+            if let Some(error) = &refused.token {
+                anyhow::bail!("{error}");
+            }
             return Ok(true);
         }
         "data.retry_s" => tunables.retry_s = new.data.retry_s,
@@ -226,6 +274,27 @@ mod tests {
             .settings
     }
 
+    /// Goal: the management thread does not wait for the disks of certificates and tokens. Method:
+    /// a read on this thread would be complete after the first poll.
+    #[test]
+    fn files_are_read_on_another_thread() {
+        let folder = tempfile::tempdir().unwrap();
+        let token = folder.path().join("token");
+        std::fs::write(&token, "0123456789abcdef").unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&token, mode).unwrap();
+        let settings = settings(&format!("[metrics]\ntoken_file = {token:?}\n"));
+        let daemon = TestDaemon::with(Settings::default(), None);
+        let files = daemon.run(async {
+            let mut reading = std::pin::pin!(Files::read(&settings));
+            assert!(futures_util::poll!(&mut reading).is_pending());
+            reading.await
+        });
+        let refused = files.apply(&daemon.engine);
+        assert!(refused.token.is_none());
+        assert!(daemon.engine.tunables().http_token.is_some());
+    }
+
     #[test]
     fn applicable_changes_are_applied() {
         let before = &format!(
@@ -238,7 +307,7 @@ mod tests {
         let after = "[log]\nlevel = \"debug\"\nflags = [\"nvmf\"]\n[rpc]\ndeadline_s = 7\nmax_clients = 9\n\
             allowed = [\"bdev_get_bdevs\"]\n[data]\nretry_s = 5\n\
             [[bdev]]\nname = \"b\"\ntype = \"malloc\"\nsize = \"1MiB\"\n";
-        let refused = Refused::default();
+        let refused = RefusedFiles::default();
         daemon.run(apply(engine, &mut effective, &settings(after), &refused));
         assert_eq!(engine.logs.level(), LogLevel::Debug);
         assert!(engine.logs.flags()["nvmf"]);

@@ -33,7 +33,8 @@ pub struct Certificates {
 /// The configuration of a listener; `None`: plain HTTP.
 type Configured = Result<Option<Arc<ServerTls>>, TlsError>;
 
-/// Why certificates stay as they were; `None`: those that were read are in effect.
+/// Errors of certificates that could not be read. `None`: the certificates of the listener are in
+/// effect. With an error, its former certificates stay in effect.
 #[derive(Debug, Default)]
 pub struct Refused {
     pub rpc: Option<TlsError>,
