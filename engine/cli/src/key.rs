@@ -386,13 +386,14 @@ fn generate_sealed(
     done(connection, made)
 }
 
-/// Why a sealed key has no file, and what became of the key.
+/// The error for a sealed key whose file could not be written. `is_removed`: the daemon has deleted
+/// the key.
 fn not_written(name: &str, cause: &str, is_removed: bool) -> String {
     if is_removed {
-        format!("{cause}; the daemon has removed key {name} again")
+        format!("{cause}; key {name} was created and then deleted")
     } else {
         format!(
-            "{cause}; the daemon still has key {name}, whose text is lost: remove it with \
+            "{cause}; key {name} exists in the daemon, but its text is lost: remove the key with \
              `nacre key remove {name}`"
         )
     }

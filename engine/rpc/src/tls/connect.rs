@@ -39,10 +39,12 @@ pub enum HandshakeFailure {
         "the daemon's certificate is refused: {source}; --ca must name the certificate that signed it, and {name} must be one of its names (--server-name)"
     )]
     Certificate { name: String, source: rustls::Error },
-    #[error("the daemon's certificate is revoked: it needs another one in its [rpc.tls] cert")]
+    #[error(
+        "the daemon's certificate is revoked: install a new certificate on the daemon, [rpc.tls] cert"
+    )]
     Revoked,
     #[error(
-        "the daemon's certificate is refused: {0}; --crl must have a list of each authority that signed it, and none that has ended"
+        "the daemon's certificate is refused: {0}; the file of --crl needs a current revocation list of every authority that signed the certificate"
     )]
     NoList(rustls::Error),
     #[error(

@@ -26,8 +26,8 @@ impl Check<'_> {
         ] {
             if crl.is_some() && ca.is_none() {
                 let cause = format!(
-                    "{table}.client_ca is missing: revocation lists are of use only with the \
-                     certificates that sign those of clients"
+                    "{table}.client_ca is missing: without it, client certificates are not checked, \
+                     so a revocation list has no effect"
                 );
                 let remedy = format!("add client_ca = \"/…/clients.pem\" to [{table}]");
                 self.refuse(&format!("{table}.client_crl"), cause, &remedy);

@@ -39,8 +39,8 @@ const FORMER: &str = "nacre-store-key-former";
 /// The name of its file in the data directory.
 pub const FILE: &str = "store.key";
 const NEXT: &str = "store.key.next";
-/// The files in the order in which they are read and deleted. A reader that finds no `NEXT`
-/// because it has just become `FILE` finds it there next.
+/// The order in which the files are read and deleted. A rename from `NEXT` to `FILE` between two
+/// reads loses no key: the reader finds the new key in `FILE`.
 const FILES: [&str; 2] = [NEXT, FILE];
 
 /// The store keys of a daemon.
