@@ -193,7 +193,9 @@ impl Host {
             assert!(answer.cqe.status().is_success(), "{}", answer.cqe.status());
             Ok(answer.data.map_or_else(Vec::new, |data| data.to_vec()))
         };
-        fetch_discovery_log(read, 8).expect("a discovery log").1
+        fetch_discovery_log(read, 8)
+            .expect("a discovery log")
+            .records
     }
 
     // I/O.

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use nacre_nvmf::address::DISCOVERY_PORT;
+use nacre_nvmf::host::MAX_DISCOVERY_RECORDS;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::discovery::{DiscoveryRecord, adrfam, eflags, subtype, treq, trtype};
 use serde_json::{Value, json};
@@ -31,12 +32,20 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<(), Failure> {
     let mut session = target.connect()?;
     let log = session.discovery_log();
     session.disconnect();
-    let (genctr, records) = log.map_err(anyhow::Error::from)?;
-    let value = to_json(genctr, &records);
+    let log = log.map_err(anyhow::Error::from)?;
+    if let Some(error) = &log.first_error {
+        let malformed = log.malformed;
+        eprintln!("warning: {malformed} records cannot be read and are left out; first: {error}");
+    }
+    if log.unread > 0 {
+        let (unread, most) = (log.unread, MAX_DISCOVERY_RECORDS);
+        eprintln!("warning: {unread} records after the first {most} are left out");
+    }
+    let value = to_json(log.generation, &log.records);
     if args.json {
         return output::json(&value);
     }
-    if records.is_empty() {
+    if log.records.is_empty() {
         return output::line("no subsystem is available to this host");
     }
     output::columns(

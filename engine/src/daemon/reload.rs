@@ -129,8 +129,8 @@ impl Files {
 /// The settings in effect, by key.
 type Effective = BTreeMap<String, Value>;
 
-/// Applies the differences between the effective settings and `new`. `refused`: the files that could
-/// not be read.
+/// Applies the differences between the effective settings and `new`. `refused`: the files that
+/// could not be read.
 async fn apply(
     engine: &Rc<Engine>,
     effective: &mut Effective,

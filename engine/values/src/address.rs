@@ -32,6 +32,28 @@ pub enum AddressError {
     },
 }
 
+/// An address as text, in one spelling: an IP address in its shortest form without brackets, a host
+/// name in lower case. An IPv4-mapped address becomes IPv4.
+pub fn canonical_host(text: &str) -> String {
+    let text = text.trim().trim_matches(['[', ']']);
+    let (address, interface) = match text.split_once('%') {
+        Some((address, interface)) => (address, Some(interface)),
+        None => (text, None),
+    };
+    match (address.parse::<IpAddr>(), interface) {
+        (Ok(ip), None) => ip.to_canonical().to_string(),
+        (Ok(ip), Some(interface)) => format!("{}%{interface}", ip.to_canonical()),
+        (Err(_), _) => text.to_ascii_lowercase(),
+    }
+}
+
+/// A port as text, in one spelling: without leading zeros. Other text stays as it is.
+pub fn canonical_port(text: &str) -> String {
+    let text = text.trim();
+    let port = text.parse::<u16>();
+    port.map_or_else(|_| text.to_owned(), |port| port.to_string())
+}
+
 /// An IP address. A link-local address names the interface of its link (RFC 4007): `fe80::1%eth0`.
 /// An IPv4-mapped address becomes IPv4: `::ffff:192.0.2.1` is 192.0.2.1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -247,6 +269,23 @@ pub fn interface_of_label(label: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: the spellings of an address are one text.
+    #[test]
+    fn spellings() {
+        for (text, expected) in [
+            ("[::1]", "::1"),
+            ("2001:DB8:0:0::1", "2001:db8::1"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            (" 192.0.2.1 ", "192.0.2.1"),
+            ("[FE80::1%eth0]", "fe80::1%eth0"),
+            ("Storage.Example.org", "storage.example.org"),
+        ] {
+            assert_eq!(canonical_host(text), expected);
+        }
+        assert_eq!(canonical_port("04420"), "4420");
+        assert_eq!(canonical_port("http"), "http");
+    }
 
     #[test]
     fn refusals() {

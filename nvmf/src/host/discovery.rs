@@ -3,7 +3,7 @@
 
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::log::discovery::{
-    DiscoveryEntry, DiscoveryHeader, DiscoveryRecord, parse_page,
+    DiscoveryEntry, DiscoveryError, DiscoveryHeader, DiscoveryRecord, parse_page,
 };
 use nacre_nvmf_wire::log::lid;
 use zerocopy::FromBytes;
@@ -16,16 +16,29 @@ pub use watch::DiscoveryWatch;
 
 /// Bytes per Get Log Page command; a multiple of four.
 const PIECE: usize = 4096;
-/// Most records that are read, so that a target cannot cause endless requests.
-const MAX_RECORDS: u64 = 100_000;
+/// Most records of a discovery log that are read, so that a target cannot cause endless requests.
+/// A host that follows a log attaches at most this many paths.
+pub const MAX_DISCOVERY_RECORDS: usize = 1024;
 
-/// Reads a discovery log and returns GENCTR and the records. `read` executes one Get Log Page
-/// command. If the log changes meanwhile (GENCTR differs), reads it again, at most `attempts`
-/// times.
+/// A discovery log of one generation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DiscoveryLog {
+    /// GENCTR.
+    pub generation: u64,
+    pub records: Vec<DiscoveryRecord>,
+    /// Number of records that were skipped because they cannot be parsed, and the first error.
+    pub malformed: usize,
+    pub first_error: Option<DiscoveryError>,
+    /// Number of records after the first [`MAX_DISCOVERY_RECORDS`], which were not read.
+    pub unread: u64,
+}
+
+/// Reads a discovery log. `read` executes one Get Log Page command. If the log changes meanwhile
+/// (GENCTR differs), reads it again, at most `attempts` times.
 pub fn fetch_discovery_log(
     mut read: impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
     attempts: u32,
-) -> Result<(u64, Vec<DiscoveryRecord>), HostError> {
+) -> Result<DiscoveryLog, HostError> {
     let mut reading = LogReading::new(attempts);
     loop {
         let data = read(reading.command())?;
@@ -57,9 +70,9 @@ impl LogReading {
         }
     }
 
-    /// Bytes of the page with the announced number of records.
+    /// Bytes of the page with the records that are read.
     fn total(&self) -> usize {
-        let numrec = self.before.map_or(0, |(_, numrec)| numrec as usize);
+        let numrec = self.before.map_or(0, |(_, numrec)| records_to_read(numrec));
         size_of::<DiscoveryHeader>() + numrec * size_of::<DiscoveryEntry>()
     }
 
@@ -76,8 +89,8 @@ impl LogReading {
         }
     }
 
-    /// Takes the data of the command. Returns GENCTR and the records at the end.
-    fn accept(&mut self, data: &[u8]) -> Result<Option<(u64, Vec<DiscoveryRecord>)>, HostError> {
+    /// Takes the data of the command. Returns the log at the end.
+    fn accept(&mut self, data: &[u8]) -> Result<Option<DiscoveryLog>, HostError> {
         let wanted = self.command().bytes() as usize;
         if data.len() != wanted {
             return Err(short(data.len(), wanted));
@@ -102,12 +115,33 @@ impl LogReading {
             (self.before, self.log) = (Some(after), Vec::new());
             return Ok(None);
         }
+        let (generation, numrec) = before;
+        let read = records_to_read(numrec);
+        // NUMREC of the part that was read.
+        if let Some(field) = self.log.get_mut(8..16) {
+            field.copy_from_slice(&(read as u64).to_le_bytes());
+        }
         let (_, entries) = parse_page(&self.log).map_err(misbehaved)?;
-        let records = entries
-            .iter()
-            .map(|entry| entry.parse().map_err(misbehaved));
-        Ok(Some((before.0, records.collect::<Result<_, _>>()?)))
+        let mut log = DiscoveryLog {
+            generation,
+            unread: numrec - read as u64,
+            ..DiscoveryLog::default()
+        };
+        for entry in entries {
+            match entry.parse() {
+                Ok(record) => log.records.push(record),
+                Err(error) => {
+                    log.malformed += 1;
+                    log.first_error.get_or_insert(error);
+                }
+            }
+        }
+        Ok(Some(log))
     }
+}
+
+fn records_to_read(numrec: u64) -> usize {
+    usize::try_from(numrec).map_or(MAX_DISCOVERY_RECORDS, |all| all.min(MAX_DISCOVERY_RECORDS))
 }
 
 /// GENCTR and NUMREC.
@@ -115,13 +149,7 @@ fn header(data: &[u8]) -> Result<(u64, u64), HostError> {
     let bytes = size_of::<DiscoveryHeader>();
     let (header, _) =
         DiscoveryHeader::ref_from_prefix(data).map_err(|_| short(data.len(), bytes))?;
-    let numrec = header.numrec.get();
-    if numrec > MAX_RECORDS {
-        return Err(HostError::Misbehaved {
-            what: format!("a discovery log of {numrec} records"),
-        });
-    }
-    Ok((header.genctr.get(), numrec))
+    Ok((header.genctr.get(), header.numrec.get()))
 }
 
 fn short(got: usize, wanted: usize) -> HostError {
@@ -182,10 +210,10 @@ mod tests {
                 cleared += u32::from(!command.retain_event);
                 Ok(part(&page, &command))
             };
-            let (genctr, found) = fetch_discovery_log(read, 1).unwrap();
-            assert_eq!((genctr, found.len()), (9, records));
-            assert_eq!(cleared, 1);
-            for (at, record) in found.iter().enumerate() {
+            let log = fetch_discovery_log(read, 1).unwrap();
+            assert_eq!((log.generation, log.records.len()), (9, records));
+            assert_eq!((cleared, log.malformed, log.unread), (1, 0, 0));
+            for (at, record) in log.records.iter().enumerate() {
                 assert_eq!(usize::from(record.portid), at);
             }
         }
@@ -205,15 +233,32 @@ mod tests {
                 };
                 Ok(part(&page, &command))
             };
-            let (genctr, found) = fetch_discovery_log(read, 2).unwrap();
-            let of_generation = format!("nqn.2025-01.io.nacre:{genctr}-");
-            assert_eq!(found.len(), if genctr == 1 { 10 } else { 5 });
+            let log = fetch_discovery_log(read, 2).unwrap();
+            let of_generation = format!("nqn.2025-01.io.nacre:{}-", log.generation);
+            assert_eq!(log.records.len(), if log.generation == 1 { 10 } else { 5 });
             assert!(
-                found
+                log.records
                     .iter()
                     .all(|r| r.subnqn.as_str().starts_with(&of_generation))
             );
         }
+    }
+
+    /// Goal: a record that cannot be parsed does not hide the others, and a long log is read up to
+    /// the limit.
+    #[test]
+    fn records_that_are_left_out() {
+        let mut garbage = page(1, 3);
+        garbage[2048 + 256..2048 + 512].fill(0xff);
+        let log = fetch_discovery_log(|c| Ok(part(&garbage, &c)), 3).unwrap();
+        let ports: Vec<u16> = log.records.iter().map(|record| record.portid).collect();
+        assert_eq!((ports, log.malformed), (vec![0, 2], 1));
+        assert!(log.first_error.is_some());
+
+        let long = page(1, MAX_DISCOVERY_RECORDS + 2);
+        let log = fetch_discovery_log(|c| Ok(part(&long, &c)), 3).unwrap();
+        assert_eq!(log.records.len(), MAX_DISCOVERY_RECORDS);
+        assert_eq!(log.unread, 2);
     }
 
     #[test]
@@ -223,7 +268,7 @@ mod tests {
             genctr += 1;
             Ok(part(&page(genctr, 2), &command))
         };
-        let what = |result: Result<_, HostError>| result.map(|_: (u64, Vec<_>)| ()).unwrap_err();
+        let what = |result: Result<_, HostError>| result.map(|_: DiscoveryLog| ()).unwrap_err();
         let error = what(fetch_discovery_log(never_the_same, 3));
         assert!(error.to_string().contains("each of 3 readings"), "{error}");
 
@@ -231,16 +276,9 @@ mod tests {
         let error = what(fetch_discovery_log(nothing, 3));
         assert!(error.to_string().contains("0 bytes"), "{error}");
 
-        let endless = |_: GetLogPage| {
-            let header = DiscoveryHeader::new(1, u64::MAX);
-            Ok(header.as_bytes().to_vec())
-        };
-        let error = what(fetch_discovery_log(endless, 3));
-        assert!(error.to_string().contains("records"), "{error}");
-
-        let mut garbage = page(1, 1);
-        garbage[1024 + 256..1024 + 512].fill(0xff);
-        let error = what(fetch_discovery_log(|c| Ok(part(&garbage, &c)), 3));
+        let mut other_format = page(1, 1);
+        other_format[16] = 1;
+        let error = what(fetch_discovery_log(|c| Ok(part(&other_format, &c)), 3));
         assert!(matches!(error, HostError::Misbehaved { .. }));
     }
 }

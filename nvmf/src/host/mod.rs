@@ -35,7 +35,7 @@ mod step;
 pub use authentication::{HostAuth, Proof};
 pub use concatenation::GeneratedPsk;
 pub use controller::{AdminResult, Controller, ControllerState};
-pub use discovery::{DiscoveryWatch, fetch_discovery_log};
+pub use discovery::{DiscoveryLog, DiscoveryWatch, MAX_DISCOVERY_RECORDS, fetch_discovery_log};
 pub use io::{IoQueue, IoStats, Returned, Standing};
 pub use link::{Link, LinkState};
 pub use namespace::NamespaceInfo;

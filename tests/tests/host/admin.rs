@@ -180,9 +180,12 @@ fn discovery() {
     world.until("live", |w| w.controller().is_live());
     assert!(world.controller().is_discovery());
     let names = |world: &mut World| -> (u64, Vec<String>) {
-        let (genctr, records) = fetch_discovery_log(|page| read_log(world, page), 3).unwrap();
-        let names = records.iter().map(|r| r.subnqn.to_string());
-        (genctr, names.filter(|n| n.contains("nacre")).collect())
+        let log = fetch_discovery_log(|page| read_log(world, page), 3).unwrap();
+        let names = log.records.iter().map(|r| r.subnqn.to_string());
+        (
+            log.generation,
+            names.filter(|n| n.contains("nacre")).collect(),
+        )
     };
     let (before, found) = names(&mut world);
     assert_eq!(found, [SUBNQN]);
@@ -216,7 +219,7 @@ fn discovery_log_that_changes_while_it_is_read() {
     world.connect_to(Nqn::discovery());
     world.until("live", |w| w.controller().is_live());
     let mut reads = 0;
-    let (genctr, records) = fetch_discovery_log(
+    let log = fetch_discovery_log(
         |page| {
             reads += 1;
             if reads == 3 {
@@ -227,8 +230,12 @@ fn discovery_log_that_changes_while_it_is_read() {
         3,
     )
     .unwrap();
-    assert_eq!(genctr, world.target().discovery_generation());
-    assert!(records.iter().any(|r| r.subnqn.as_str().ends_with("late")));
+    assert_eq!(log.generation, world.target().discovery_generation());
+    assert!(
+        log.records
+            .iter()
+            .any(|r| r.subnqn.as_str().ends_with("late"))
+    );
 }
 
 fn add_subsystem(world: &World, name: &str) -> Result<(), TargetError> {

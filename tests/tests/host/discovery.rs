@@ -114,7 +114,7 @@ impl Watched {
     fn step(&mut self, by: Duration) {
         self.world.step(by);
         if let Some(ended) = self.watch.poll(self.world.now) {
-            self.read.push(ended.ok().map(|records| records.len()));
+            self.read.push(ended.ok().map(|log| log.records.len()));
         }
     }
 
@@ -147,6 +147,13 @@ fn a_log_is_read_after_events_only() {
     watched.pass(Duration::from_secs(100));
     assert_eq!((watched.read.len(), watched.logs.borrow().sent), (1, sent));
     assert!(!watched.watch.is_active());
+    // The next work is the keep-alive.
+    let now = watched.world.now;
+    match watched.watch.arm(now) {
+        Idle::Until(at) => assert!(at.since(now) > Duration::from_secs(1)),
+        Idle::Quiet => {}
+        Idle::Busy => panic!("an idle watch is busy"),
+    }
 
     watched.change(0);
     watched.pass(Duration::from_secs(1));

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::host::{
-    Connector, Controller, ControllerState, HostError, HostOptions, Paths, fetch_discovery_log,
+    Connector, Controller, ControllerState, DiscoveryLog, HostError, HostOptions, Paths,
+    fetch_discovery_log,
 };
 use nacre_nvmf_wire::commands::admin::{GetLogPage, Identify};
 use nacre_nvmf_wire::identify;
-use nacre_nvmf_wire::log::discovery::DiscoveryRecord;
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Clock;
 
@@ -227,8 +227,8 @@ impl Session {
         Ok(self.admin("get log page", page.to_sqe(0, nsid), bytes)?.1)
     }
 
-    /// The discovery log of one generation, and its generation number.
-    pub fn discovery_log(&mut self) -> Result<(u64, Vec<DiscoveryRecord>), SessionError> {
+    /// The discovery log of one generation.
+    pub fn discovery_log(&mut self) -> Result<DiscoveryLog, SessionError> {
         let command = "discovery log";
         let mut refused = None;
         let read = |page: GetLogPage| {

@@ -13,11 +13,13 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 
+use crate::journal::Entry as JournalEntry;
 use crate::rpc::RpcError;
 use crate::services::drives::bus;
 use crate::services::engine::Engine;
 use crate::services::remotes::{Remote, RemotePath, RemotePlan};
 use crate::store::Record;
+use crate::values::address::{canonical_host, canonical_port};
 
 pub use crate::attach::{AttachParams, Multipath};
 
@@ -31,9 +33,9 @@ pub fn key(name: &str) -> String {
 
 /// The journal key of a further path to a controller's subsystem.
 pub fn path_key(params: &AttachParams) -> String {
-    let AttachParams { name, traddr, .. } = params;
+    let (name, traddr) = (&params.name, canonical_host(&params.traddr));
     let kind = params.trtype.to_ascii_lowercase();
-    let port = params.trsvcid.as_deref().unwrap_or(DEFAULT_PORT);
+    let port = canonical_port(params.trsvcid.as_deref().unwrap_or(DEFAULT_PORT));
     let source = params.hostaddr.as_deref().unwrap_or_default();
     format!("{PATHS}{name}/{kind}/{traddr}/{port}/{source}")
 }
@@ -55,8 +57,13 @@ pub const DEFAULT_PORT: &str = "4420";
 /// The key of the record that these parameters make: of the controller, or of a further path.
 pub fn record_key(engine: &Engine, params: &AttachParams) -> String {
     let further = path_key(params);
-    if engine.journal.find(&further).is_some() {
-        return further;
+    // The key of a stored path may have another spelling of its address.
+    let prefix = format!("{PATHS}{}/", params.name);
+    let is_it = |entry: &JournalEntry| {
+        params_of(&entry.record).is_some_and(|stored| path_key(&stored) == further)
+    };
+    if let Some(stored) = engine.journal.below(&prefix).into_iter().find(is_it) {
+        return stored.record.key;
     }
     let first = engine.journal.find(&key(&params.name));
     let first = first.and_then(|entry| params_of(&entry.record));
@@ -66,6 +73,19 @@ pub fn record_key(engine: &Engine, params: &AttachParams) -> String {
         (None, Some(remote)) if !remote.paths().iter().any(|path| params.is_at(path)) => further,
         (None, _) => key(&params.name),
     }
+}
+
+/// The records, stored or declared, of the calls that attached these paths of a controller. Paths
+/// of discovery services have none.
+pub fn records_of(engine: &Engine, name: &str, paths: &[Rc<RemotePath>]) -> Vec<JournalEntry> {
+    let further = format!("{PATHS}{name}/");
+    let is_of = |entry: &JournalEntry| {
+        let record = &entry.record;
+        let of_name = record.key == key(name) || record.key.starts_with(&further);
+        let params = params_of(record).filter(|_| of_name);
+        params.is_some_and(|params| paths.iter().any(|path| params.is_at(path)))
+    };
+    engine.journal.select(is_of)
 }
 
 /// PCI address of the drive that the record attaches; `None` for a remote controller.

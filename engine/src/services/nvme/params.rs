@@ -18,6 +18,7 @@ use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::services::keyring::{self, RemoteKeys};
 use crate::services::remotes::{self, Authentication, RemotePath, RemoteTls, Wanted};
+use crate::values::address::{canonical_host, canonical_port};
 
 /// Default number of I/O queues to request from a controller.
 const IO_QUEUES: u16 = 128;
@@ -36,7 +37,7 @@ impl AttachParams {
             select,
             controller,
         } = self.parsed()?;
-        let host = self.traddr.trim_matches(['[', ']']).to_owned();
+        let host = canonical_host(&self.traddr);
         let name = host.clone();
         let lookup = tokio::task::spawn_blocking(move || remotes::resolve(&name, port));
         let address = tokio::time::timeout(Duration::from_secs(3), lookup).await;
@@ -174,16 +175,17 @@ impl AttachParams {
         Ok(keys)
     }
 
-    /// True if these parameters describe the path.
+    /// True if these parameters describe the path: the same subsystem at the same address.
     pub fn is_at(&self, path: &RemotePath) -> bool {
         let wanted = &path.wanted;
-        let port = self.trsvcid.as_deref().unwrap_or(super::DEFAULT_PORT);
+        let port = canonical_port(self.trsvcid.as_deref().unwrap_or(super::DEFAULT_PORT));
         let source = self.hostaddr.as_deref().filter(|text| !text.is_empty());
         let source = source.and_then(|text| text.parse::<IpAddr>().ok());
         // With AUTO, the configuration chooses.
         let asked = self.trtype.parse().unwrap_or(TransportChoice::Auto);
         let same_transport = asked == TransportChoice::Auto || asked == wanted.transport;
-        self.traddr.trim_matches(['[', ']']) == wanted.host
+        self.subnqn.as_deref() == Some(wanted.subnqn.as_str())
+            && canonical_host(&self.traddr) == wanted.host
             && port == wanted.address.port().to_string()
             && source == wanted.hostaddr
             && same_transport

@@ -2,16 +2,19 @@
 //! that are attached for them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
 use std::time::Instant;
 
 use nacre_nvmf::host::ControllerState;
-use nacre_nvmf_wire::log::discovery::{DiscoveryRecord, adrfam, trtype};
+use nacre_nvmf_wire::log::discovery::{DiscoveryError, DiscoveryRecord, adrfam, trtype};
 use tokio::sync::Notify;
 
-/// An address of a subsystem, as a discovery log names it, in SPDK's words.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+use crate::values::address::{canonical_host, canonical_port};
+
+/// An address of a subsystem, as a discovery log names it, in SPDK's words. The address and the
+/// port have one spelling.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SubsystemAddress {
     pub trtype: &'static str,
     pub adrfam: &'static str,
@@ -23,6 +26,7 @@ pub struct SubsystemAddress {
 impl SubsystemAddress {
     /// `None`: another transport than TCP and RDMA.
     pub fn of(record: &DiscoveryRecord) -> Option<Self> {
+        let traddr = canonical_host(&record.traddr);
         Some(Self {
             trtype: match record.trtype {
                 trtype::TCP => "TCP",
@@ -30,11 +34,12 @@ impl SubsystemAddress {
                 _ => return None,
             },
             adrfam: match record.adrfam {
-                adrfam::IPV6 => "IPv6",
+                // An IPv4-mapped address is an IPv4 address.
+                adrfam::IPV6 if traddr.contains(':') => "IPv6",
                 _ => "IPv4",
             },
-            traddr: record.traddr.trim().to_owned(),
-            trsvcid: record.trsvcid.trim().to_owned(),
+            traddr,
+            trsvcid: canonical_port(&record.trsvcid),
             subnqn: record.subnqn.to_string(),
         })
     }
@@ -56,6 +61,37 @@ impl DiscoveredPath {
     }
 }
 
+/// Paths that were detached by hand. They stay detached until the log changes for their subsystem.
+#[derive(Debug, Default)]
+pub struct DetachedByHand {
+    /// The paths of the last log, by subsystem.
+    log: BTreeMap<String, BTreeSet<SubsystemAddress>>,
+    paths: HashSet<SubsystemAddress>,
+}
+
+impl DetachedByHand {
+    /// Takes the paths of a log, and the paths that were detached since the last log.
+    pub fn update(
+        &mut self,
+        places: &[SubsystemAddress],
+        detached: impl IntoIterator<Item = SubsystemAddress>,
+    ) {
+        let mut log = BTreeMap::<String, BTreeSet<SubsystemAddress>>::new();
+        for place in places {
+            let paths = log.entry(place.subnqn.clone()).or_default();
+            paths.insert(place.clone());
+        }
+        self.paths.extend(detached);
+        self.paths
+            .retain(|path| self.log.get(&path.subnqn) == log.get(&path.subnqn));
+        self.log = log;
+    }
+
+    pub fn has(&self, place: &SubsystemAddress) -> bool {
+        self.paths.contains(place)
+    }
+}
+
 /// A discovery service.
 pub struct Discovery {
     pub name: String,
@@ -67,8 +103,17 @@ pub struct Discovery {
     /// The paths that are attached for it.
     pub listed: RefCell<Vec<DiscoveredPath>>,
     pub referrals: RefCell<Vec<SubsystemAddress>>,
-    /// Paths that could not be attached, each with the reason.
+    /// Names were chosen that the store does not have.
+    pub has_unstored_names: Cell<bool>,
+    /// Paths that could not be attached or detached, each with the reason.
     pub refused: RefCell<Vec<(SubsystemAddress, String)>>,
+    /// Attempts in a row, since the last log was read, after which a path was refused.
+    pub attempts: Cell<u32>,
+    pub detached_by_hand: RefCell<DetachedByHand>,
+    /// Records of the last log that could not be parsed, and the first error.
+    pub malformed: RefCell<(usize, Option<DiscoveryError>)>,
+    /// Records of the last log that were not read, because the log is too long.
+    pub unread: Cell<u64>,
     pub state: RefCell<ControllerState>,
     /// The log was read on the present connection.
     pub is_current: Cell<bool>,
@@ -90,7 +135,12 @@ impl Discovery {
             names: RefCell::new(names),
             listed: RefCell::default(),
             referrals: RefCell::default(),
+            has_unstored_names: Cell::new(false),
             refused: RefCell::default(),
+            attempts: Cell::new(0),
+            detached_by_hand: RefCell::default(),
+            malformed: RefCell::default(),
+            unread: Cell::new(0),
             state: RefCell::new(ControllerState::Connecting),
             is_current: Cell::new(false),
             error: RefCell::default(),

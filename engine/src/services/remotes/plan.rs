@@ -38,7 +38,7 @@ pub struct Wanted {
     pub transport: TransportChoice,
     /// `None`: no fallback with `RDMA`; decided by `[replication]` with `AUTO`.
     pub fallback: Option<Fallback>,
-    /// The address or host name as given.
+    /// The address or host name, in the spelling of [`address::canonical_host`].
     pub host: String,
     /// The resolved address.
     pub address: SocketAddr,

@@ -3,14 +3,15 @@
 
 use std::time::Duration;
 
+use std::os::fd::BorrowedFd;
+
 use nacre_hugepages::{ClassSpec, Pool};
-use nacre_nvmf_wire::log::discovery::DiscoveryRecord;
 use nacre_nvmf_wire::log::lid;
-use nacre_reactor::Nanos;
+use nacre_reactor::{Idle, Nanos};
 
 use super::super::controller::{AdminResult, Controller, ControllerState};
 use super::super::options::{Dial, HostError, HostOptions};
-use super::LogReading;
+use super::{DiscoveryLog, LogReading};
 
 /// Attempts to read a log that keeps changing.
 const ATTEMPTS: u32 = 8;
@@ -64,9 +65,28 @@ impl DiscoveryWatch {
         self.controller.disconnect(now);
     }
 
-    /// Sends and receives. Returns the records of a log that was read completely, or why one could
-    /// not be read. A log is read again only after the next change or connection, or an error.
-    pub fn poll(&mut self, now: Nanos) -> Option<Result<Vec<DiscoveryRecord>, HostError>> {
+    /// Arms the wake source before a sleep. Any value but [`Idle::Busy`] allows a sleep until
+    /// [`DiscoveryWatch::wake_fd`] is readable, or until the time in [`Idle::Until`].
+    pub fn arm(&mut self, now: Nanos) -> Idle {
+        if self.is_active() {
+            return Idle::Busy;
+        }
+        let (idle, was_live) = (self.controller.arm(now), self.controller.is_live());
+        // Data that arrived before the source was armed makes it readable no more.
+        if self.controller.poll(now) > 0 || self.controller.is_live() != was_live {
+            return Idle::Busy;
+        }
+        self.again.map_or(idle, |at| idle.and(Idle::Until(at)))
+    }
+
+    /// The descriptor to wait on; changes with every connection.
+    pub fn wake_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        self.controller.wake_fd()
+    }
+
+    /// Sends and receives. Returns a log that was read completely, or why one could not be read. A
+    /// log is read again only after the next change or connection, or an error.
+    pub fn poll(&mut self, now: Nanos) -> Option<Result<DiscoveryLog, HostError>> {
         self.controller.poll(now);
         while let Some(event) = self.controller.take_event() {
             self.is_stale |= event.log_page == lid::DISCOVERY;
@@ -86,7 +106,7 @@ impl DiscoveryWatch {
     }
 
     /// Takes the answer of the command in flight.
-    fn received(&mut self) -> Option<Result<Vec<DiscoveryRecord>, HostError>> {
+    fn received(&mut self) -> Option<Result<DiscoveryLog, HostError>> {
         let (reading, ticket) = self.reading.as_mut()?;
         let Some(sent) = *ticket else {
             // A log is never read in part over each of two connections.
@@ -106,7 +126,7 @@ impl DiscoveryWatch {
         };
         let ended = taken.transpose()?;
         self.reading = None;
-        Some(ended.map(|(_, records)| records))
+        Some(ended)
     }
 
     /// Sends the next command, if none is in flight.

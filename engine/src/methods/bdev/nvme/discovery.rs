@@ -71,7 +71,7 @@ struct StartDiscoveryParams {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     wait_for_attach: Option<bool>,
     /// Time limit of the wait. When it passes, the daemon stops the service. 0, the default: 20 s
-    /// with `wait_for_attach`, else no wait. Another value waits without `wait_for_attach`, too.
+    /// with `wait_for_attach`, else no wait. Any other value implies `wait_for_attach`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     attach_timeout_ms: Option<u64>,
     /// How long to try to reconnect a controller; -1: no limit; 0: never.
@@ -83,6 +83,17 @@ struct StartDiscoveryParams {
     /// How long I/O waits for a disconnected controller; 0: until the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fast_io_fail_timeout_sec: Option<u64>,
+    /// Nacre extension, as the next two: name of the pre-shared key with which this host connects
+    /// to the service by TLS 1.3. Default: the key of `[replication]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    psk: Option<String>,
+    /// Name of the key with which this host authenticates itself to the service. Listed controllers
+    /// have the keys of `[replication]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dhchap_key: Option<String>,
+    /// Name of the key with which the service must authenticate itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dhchap_ctrlr_key: Option<String>,
     /// Nacre extension: names of controllers by the NQN of their subsystem. The daemon adds those
     /// that it chooses, so that they stay the same after a restart.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -100,6 +111,9 @@ impl StartDiscoveryParams {
             trsvcid: self.trsvcid.clone().or_else(|| Some(PORT.to_owned())),
             subnqn: Some(Nqn::discovery().to_string()),
             hostnqn: self.hostnqn.clone(),
+            psk: self.psk.clone(),
+            dhchap_key: self.dhchap_key.clone(),
+            dhchap_ctrlr_key: self.dhchap_ctrlr_key.clone(),
             ..AttachParams::default()
         }
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::discovery::attached;
 use super::paths_tests::listen;
-use super::tests::{NQN, params, start, target};
+use super::tests::{NQN, add_keys, params, start, target};
 use crate::methods::testing::TestDaemon;
 use crate::services::nvme;
 use crate::services::remotes::discovery::{DiscoveredPath, Discovery, SubsystemAddress};
@@ -37,7 +37,7 @@ fn pass(daemon: &TestDaemon, time: Duration) {
 
 /// Adds a subsystem with a namespace of its own to the far daemon. Returns its listener.
 fn another_subsystem(far: &TestDaemon, nqn: &str) -> Value {
-    let disk = json!({ "name": "other", "block_size": 512, "num_blocks": 2048 });
+    let disk = json!({ "name": "other", "block_size": 512, "num_blocks": 8192 });
     far.call("bdev_malloc_create", disk);
     let subsystem = json!({ "nqn": nqn, "allow_any_host": true });
     far.call("nvmf_create_subsystem", subsystem);
@@ -352,8 +352,204 @@ fn the_last_copy_stays() {
     assert!(!state.contains("found0n1"), "{state}");
 }
 
-/// Goal: a path that was detached by hand is not shown, and is attached again with the next log;
-/// keys of a discovered controller are refused with the reason.
+/// Goal: the absence of a path from the log does not take the last copy of a volume either. The
+/// path is detached when the volume has another copy, or is gone.
+#[test]
+fn the_last_copy_stays_without_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let (far, address) = target();
+    let listener = another_subsystem(&far, "nqn.2025-01.io.nacre:another");
+    let daemon = start(folder.path());
+    daemon.call(START, service("found", address.port()));
+    let ram = json!({ "name": "ram", "block_size": 512, "num_blocks": 8192 });
+    daemon.call("bdev_malloc_create", ram);
+    let volume = json!({ "name": "v", "devices": ["found1n1", "ram"], "force": true });
+    daemon.call("volume_create", volume);
+    daemon.call("bdev_malloc_delete", json!({ "name": "ram" }));
+    far.call("nvmf_subsystem_remove_listener", listener);
+    let refused = || daemon.call(INFO, Value::Null)[0]["refused"].clone();
+    wait(&daemon, "kept", || refused() != json!([]));
+    let why = refused()[0]["why"].to_string();
+    assert!(why.contains("last good replica of volume"), "{why}");
+    assert!(bdevs(&daemon).contains(&"found1n1".to_owned()));
+    daemon.call("volume_delete", json!({ "name": "v", "force": "v" }));
+    wait(&daemon, "detached", || bdevs(&daemon) == ["found0n1"]);
+    assert_eq!(refused(), json!([]));
+}
+
+/// Goal: a service does not take over a controller that a call attached, and its end leaves the
+/// controller. Method: the service is told to use the name of the controller.
+#[test]
+fn a_controller_of_a_call_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (far, address) = target();
+    let daemon = start(folder.path());
+    daemon.call(ATTACH, params(address));
+    let second = listen(&far, NQN);
+    let mut service = service("found", address.port());
+    service["controllers"] = json!({ NQN: "there" });
+    daemon.call(START, service);
+    let paths_of = |daemon: &TestDaemon| {
+        let shown = daemon.call("bdev_nvme_get_controllers", json!({ "name": "there" }));
+        shown[0]["ctrlrs"].as_array().unwrap().len()
+    };
+    assert_eq!((paths(&daemon).len(), paths_of(&daemon)), (2, 2));
+    assert!(
+        paths(&daemon)
+            .iter()
+            .any(|(_, port)| *port == second.to_string())
+    );
+    daemon.call(STOP, json!({ "name": "found" }));
+    assert_eq!(bdevs(&daemon), ["theren1"]);
+    assert_eq!(paths_of(&daemon), 1);
+}
+
+/// Goal: another subsystem at the address of a path does not count as that path.
+#[test]
+fn two_subsystems_at_one_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let (far, address) = target();
+    let another = "nqn.2025-01.io.nacre:another";
+    another_subsystem(&far, another);
+    let at =
+        json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string() });
+    let listener = json!({ "nqn": another, "listen_address": at });
+    far.call("nvmf_subsystem_add_listener", listener);
+    let daemon = start(folder.path());
+    daemon.call(ATTACH, params(address));
+    let mut service = service("found", address.port());
+    service["controllers"] = json!({ another: "there" });
+    service["wait_for_attach"] = json!(false);
+    daemon.call(START, service);
+    let info = || daemon.call(INFO, Value::Null)[0].clone();
+    wait(&daemon, "refused", || info()["refused"] != json!([]));
+    for refused in info()["refused"].as_array().unwrap() {
+        assert_eq!(refused["trid"]["subnqn"], another, "{refused}");
+    }
+    for path in info()["paths"].as_array().unwrap() {
+        assert_eq!(path["trid"]["subnqn"], NQN, "{path}");
+    }
+}
+
+/// Goal: a controller that was detached by hand stays detached while the service tries to attach
+/// another one again.
+#[test]
+fn a_detached_controller_stays_detached() {
+    let folder = tempfile::tempdir().unwrap();
+    let (far, address) = target();
+    let another = "nqn.2025-01.io.nacre:another";
+    let listener = another_subsystem(&far, another);
+    let daemon = start(folder.path());
+    let mut other = params(address);
+    other["name"] = json!("taken");
+    other["subnqn"] = json!(another);
+    other["trsvcid"] = listener["listen_address"]["trsvcid"].clone();
+    other["hostnqn"] = json!("nqn.2025-01.io.nacre:another-host");
+    daemon.call(ATTACH, other);
+    let mut service = service("found", address.port());
+    service["controllers"] = json!({ NQN: "found0", another: "taken" });
+    service["wait_for_attach"] = json!(false);
+    daemon.call(START, service);
+    wait(&daemon, "attached", || {
+        bdevs(&daemon).contains(&"found0n1".to_owned())
+    });
+    let info = || daemon.call(INFO, Value::Null)[0].clone();
+    wait(&daemon, "refused", || info()["refused"] != json!([]));
+    daemon.call(DETACH, json!({ "name": "found0" }));
+    pass(&daemon, Duration::from_secs(7));
+    assert_eq!(bdevs(&daemon), ["takenn1"]);
+    listen(&far, NQN);
+    wait(&daemon, "attached again", || {
+        bdevs(&daemon).contains(&"found0n1".to_owned())
+    });
+}
+
+/// Goal: an idle service does not wake its thread. Method: the voluntary context switches of the
+/// thread in two seconds, with and without a service.
+#[test]
+fn an_idle_service_sleeps() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_far, address) = target();
+    let daemon = start(folder.path());
+    let switches = || {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("voluntary_"));
+        let count = line.unwrap().split_whitespace().last().unwrap();
+        count.parse::<u64>().unwrap()
+    };
+    let in_two_seconds = || {
+        let before = switches();
+        pass(&daemon, Duration::from_secs(2));
+        switches() - before
+    };
+    let without = in_two_seconds();
+    daemon.call(START, service("found", address.port()));
+    pass(&daemon, Duration::from_secs(1));
+    let with = in_two_seconds();
+    assert!(with < without + 40, "{with} wake-ups instead of {without}");
+}
+
+/// Goal: a service is reached by TLS with a key of its own. Method: a target that has no listener
+/// in clear; the listed controllers have no key.
+#[test]
+fn a_service_has_keys_of_its_own() {
+    const TEXTS: [(&str, &str); 1] = [(
+        "psk",
+        "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:",
+    )];
+    let folder = tempfile::tempdir().unwrap();
+    let (far, _plain) = target();
+    let daemon = start(folder.path());
+    add_keys(folder.path(), &TEXTS, [&far, &daemon]);
+    let at = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
+    let listener = json!({ "nqn": NQN, "listen_address": at, "secure_channel": true });
+    far.call("nvmf_subsystem_add_listener", listener);
+    let listeners = far.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+    let is_secure = |listener: &&Value| listener["options"]["tls"] == "require";
+    let secure = listeners.as_array().unwrap().iter().find(is_secure);
+    let port = secure.unwrap()["address"]["trsvcid"].as_str().unwrap();
+    let host = json!({ "nqn": NQN, "host": "nqn.2025-01.io.nacre:near", "psk": "psk" });
+    far.call("nvmf_subsystem_add_host", host);
+    let mut service = service("found", port.parse().unwrap());
+    service["wait_for_attach"] = json!(false);
+    daemon.call(START, service.clone());
+    pass(&daemon, Duration::from_secs(2));
+    let state = || daemon.call(INFO, Value::Null)[0]["state"].clone();
+    assert_ne!(state(), "enabled");
+    daemon.call(STOP, json!({ "name": "found" }));
+    service["psk"] = json!("psk");
+    daemon.call(START, service.clone());
+    wait(&daemon, "connected", || state() == "enabled");
+    let config = daemon.call("framework_get_config", json!({ "name": "bdev" }));
+    assert!(config.to_string().contains("\"psk\":\"psk\""), "{config}");
+}
+
+/// Goal: each spelling of an address names the same path.
+#[test]
+fn spellings_of_an_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_far, address) = target();
+    let daemon = start(folder.path());
+    let mut spelled = params(address);
+    spelled["traddr"] = json!("::FFFF:127.0.0.1");
+    spelled["trsvcid"] = json!(format!("0{}", address.port()));
+    daemon.call(ATTACH, spelled.clone());
+    assert_eq!(daemon.refused(ATTACH, params(address)).code, -114);
+    let mut service = service("found", address.port());
+    service["controllers"] = json!({ NQN: "there" });
+    daemon.call(START, service.clone());
+    assert_eq!(paths(&daemon).len(), 1);
+    service["name"] = json!("again");
+    service["traddr"] = json!("[::ffff:127.0.0.1]");
+    assert_eq!(daemon.refused(START, service).code, -17);
+    daemon.call(STOP, json!({ "name": "found" }));
+    let detach = json!({ "name": "there", "traddr": "127.0.0.1", "trsvcid": spelled["trsvcid"] });
+    daemon.call(DETACH, detach);
+    assert_eq!(bdevs(&daemon), Vec::<String>::new());
+}
+
+/// Goal: a path that was detached by hand is not shown, and is attached again when the log changes
+/// for its subsystem; keys of a discovered controller are refused with the reason.
 #[test]
 fn a_discovered_controller_and_other_calls() {
     let folder = tempfile::tempdir().unwrap();

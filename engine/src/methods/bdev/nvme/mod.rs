@@ -36,7 +36,8 @@ use crate::services::lifecycle::Phase;
 use crate::services::nvme::options::Options;
 use crate::services::nvme::{self, ATTACH, AttachParams, Multipath, POLICIES, key};
 use crate::services::remotes::{self, Remote, RemotePath};
-use crate::store::{Change, Edit, Record};
+use crate::store::{Change, Edit};
+use crate::values::address::{canonical_host, canonical_port};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -371,13 +372,15 @@ impl DetachControllerParams {
     /// Checks that the optional parameters match the path.
     fn fits(&self, path: &RemotePath) -> Result<(), RpcError> {
         let (wanted, status) = (&path.wanted, path.path.status());
+        let traddr = self.traddr.as_deref().map(canonical_host);
+        let trsvcid = self.trsvcid.as_deref().map(canonical_port);
         let family = adrfam(wanted.address.ip());
         let hostaddr = wanted.hostaddr.map(|ip| ip.to_string()).unwrap_or_default();
         let is = [
             ("trtype", &self.trtype, status.transport.to_string()),
-            ("traddr", &self.traddr, wanted.host.clone()),
+            ("traddr", &traddr, wanted.host.clone()),
             ("adrfam", &self.adrfam, family.to_owned()),
-            ("trsvcid", &self.trsvcid, wanted.address.port().to_string()),
+            ("trsvcid", &trsvcid, wanted.address.port().to_string()),
             ("subnqn", &self.subnqn, wanted.subnqn.to_string()),
             ("hostaddr", &self.hostaddr, hostaddr),
             ("hostsvcid", &self.hostsvcid, String::new()),
@@ -471,13 +474,7 @@ async fn detach_paths(
     remote: &Remote,
     paths: Vec<Rc<RemotePath>>,
 ) -> Result<bool, RpcError> {
-    let is_of = |record: &Record| {
-        let of_name =
-            record.key == key(name) || record.key.starts_with(&format!("{}{name}/", nvme::PATHS));
-        let params = serde_json::from_value::<AttachParams>(record.params.clone());
-        of_name && params.is_ok_and(|params| paths.iter().any(|path| params.is_at(path)))
-    };
-    let entries = engine.journal.select(|entry| is_of(&entry.record));
+    let entries = nvme::records_of(engine, name, &paths);
     let edits = entries.into_iter().map(|e| Edit::Remove(e.record.key));
     engine.journal.commit(Change(edits.collect())).await?;
     for path in paths {

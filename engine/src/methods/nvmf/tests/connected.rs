@@ -354,7 +354,7 @@ fn the_discovery_log_lists_subsystems_and_addresses() {
         let mut entries: Vec<(String, String)> = session
             .discovery_log()
             .unwrap()
-            .1
+            .records
             .into_iter()
             .map(|r| (r.subnqn.to_string(), r.trsvcid))
             .collect();

@@ -2,17 +2,22 @@
 //! that the log lacks for a time.
 
 use std::collections::{BTreeMap, HashSet};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use nacre_nvmf::host::{ControllerState, DiscoveryWatch};
+use nacre_nvmf::host::{ControllerState, DiscoveryLog, DiscoveryWatch, MAX_DISCOVERY_RECORDS};
 use nacre_nvmf_wire::log::discovery::{DiscoveryRecord, subtype};
-use nacre_reactor::Clock;
+use nacre_reactor::{Clock, Idle};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::RwLockWriteGuard;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::{StartDiscovery, StartDiscoveryParams, find};
+use super::{StartDiscovery, StartDiscoveryParams, devices_of, find};
+use crate::methods::bdev;
 use crate::methods::bdev::nvme::{joins, undo_path};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, RpcError};
@@ -24,18 +29,22 @@ use crate::services::remotes::{self, Remote, RemotePath, RemotePlan};
 use crate::store::Change;
 use crate::values::address::{AddressError, ScopedIp};
 
-/// Interval at which the connection of an idle service is polled.
-const IDLE: Duration = Duration::from_millis(20);
-/// The same while a connection is made, or a log read.
+/// Interval at which a connection is polled while it is made, or while a log is read.
 const ACTIVE: Duration = Duration::from_millis(1);
-/// Pause before a service that refused this host is asked again, and before refused paths are
-/// attached again.
+/// The same for an idle connection whose descriptor cannot be watched.
+const UNWATCHED: Duration = Duration::from_millis(20);
+/// Pause before a service that refused this host is asked again, and before the first new attempt
+/// for refused paths.
 const AGAIN: Duration = Duration::from_secs(5);
+/// Most doublings of [`AGAIN`] while paths are refused: the longest pause is 80 s.
+const MAX_DOUBLINGS: u32 = 4;
 /// How long a log may lack a path before the path is detached: a target that is set up anew lists
 /// its paths one by one, and I/O goes on meanwhile.
 const GRACE: Duration = Duration::from_secs(5);
+/// Paths that are attached before other calls get the lock of changes.
+const BATCH: usize = 16;
 /// Most paths of a service.
-const MAX_PATHS: usize = 1024;
+const MAX_PATHS: usize = MAX_DISCOVERY_RECORDS;
 /// Number of stored names from which those of subsystems that are not listed are forgotten.
 const MAX_NAMES: usize = 4 * MAX_PATHS;
 
@@ -86,12 +95,18 @@ pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: Discov
     let mut applying: Option<JoinHandle<Option<Instant>>> = None;
     // When the log must be applied, and a failed service asked again.
     let (mut due, mut again): (Option<Instant>, Option<Instant>) = (None, None);
-    while !discovery.is_stopping.get() {
+    loop {
+        // A change after this line ends the sleep.
+        let changed = discovery.changed.notified();
+        if discovery.is_stopping.get() {
+            break;
+        }
         match watch.poll(clock.now()) {
-            Some(Ok(records)) => {
+            Some(Ok(read)) => {
                 discovery.error.replace(None);
                 discovery.log_was_read();
-                (log, due) = (Some(Rc::new(Log::of(&records))), Some(Instant::now()));
+                service.report_left_out(&read);
+                (log, due) = (Some(Rc::new(Log::of(&read.records))), Some(Instant::now()));
             }
             Some(Err(error)) => {
                 let error = Some(error.to_string());
@@ -113,10 +128,6 @@ pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: Discov
         if *discovery.state.borrow() != *watch.state() {
             discovery.state.replace(watch.state().clone());
         }
-        if let Some(ended) = applying.take_if(|task| task.is_finished()) {
-            let next = ended.await.ok().flatten();
-            due = due.into_iter().chain(next).min();
-        }
         let is_due = due.is_some_and(|at| Instant::now() >= at);
         if let Some(log) = log.as_ref().filter(|_| is_due && applying.is_none()) {
             due = None;
@@ -135,11 +146,20 @@ pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: Discov
                         %error, "the discovery service is not connected"
                     ),
                 }
+                continue;
             }
         }
-        let nap = if watch.is_active() { ACTIVE } else { IDLE };
-        let changed = discovery.changed.notified();
-        let _ = tokio::time::timeout(nap, changed).await;
+        let due_at = due.filter(|_| applying.is_none());
+        tokio::select! {
+            () = has_work(&mut watch, &clock) => {}
+            () = changed => {}
+            () = until(due_at) => {}
+            () = until(again) => {}
+            next = ended(&mut applying) => {
+                applying = None;
+                due = due.into_iter().chain(next).min();
+            }
+        }
     }
     watch.disconnect(clock.now());
     let deadline = remotes::close_deadline();
@@ -155,6 +175,61 @@ pub(super) async fn follow(service: Service, plan: RemotePlan, mut watch: Discov
     }
     discovery.has_ended.set(true);
     discovery.changed.notify_waiters();
+}
+
+/// Resolves when the watch must be polled.
+async fn has_work(watch: &mut DiscoveryWatch, clock: &Clock) {
+    let now = clock.now();
+    let pause = match watch.arm(now) {
+        Idle::Busy => return tokio::time::sleep(ACTIVE).await,
+        Idle::Until(at) => Some(at.since(now)),
+        Idle::Quiet => None,
+    };
+    let timer = async {
+        match pause {
+            Some(pause) => tokio::time::sleep(pause.max(ACTIVE)).await,
+            None => std::future::pending().await,
+        }
+    };
+    // A descriptor of its own: the connection may end during the sleep.
+    let fd = watch.wake_fd().map(|fd| fd.try_clone_to_owned());
+    let Ok(socket) = fd.map(|fd| fd.and_then(watched)).transpose() else {
+        return tokio::time::sleep(UNWATCHED).await;
+    };
+    let readable = async {
+        match &socket {
+            Some(socket) => drop(socket.readable().await),
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = timer => {}
+        () = readable => {}
+    }
+}
+
+#[expect(
+    deprecated,
+    reason = "an OwnedFd stays open, which the replacement, an unsafe function, cannot check"
+)]
+fn watched(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, Interest::READABLE)
+}
+
+/// Resolves at `at`; never without a time.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Resolves when the log was applied, with the time of the next attempt.
+async fn ended(applying: &mut Option<JoinHandle<Option<Instant>>>) -> Option<Instant> {
+    match applying {
+        Some(task) => task.await.ok().flatten(),
+        None => std::future::pending().await,
+    }
 }
 
 /// What a log changes.
@@ -208,76 +283,175 @@ async fn apply(service: Service, log: Rc<Log>) -> Option<Instant> {
     let Service {
         engine, discovery, ..
     } = &service;
-    let _gate = tokio::select! {
-        gate = engine.changing() => gate,
-        () = discovery.stopping() => return None,
-    };
-    if discovery.is_stopping.get() {
-        return None;
-    }
+    let mut gate = service.gate().await?;
     discovery.referrals.replace(log.referrals.clone());
-    // A path that another call detached is attached again if it is listed.
-    let mut attached = discovery.listed.take();
-    attached.retain(|one| find(engine, one).is_some());
+    let (attached, detached): (Vec<_>, Vec<_>) = discovery
+        .listed
+        .take()
+        .into_iter()
+        .partition(|one| find(engine, one).is_some());
     let is_away = !discovery.is_current.get();
-    let mut found = compare(attached, &log.places, is_away, Instant::now());
+    let places: Vec<SubsystemAddress> = {
+        let mut by_hand = discovery.detached_by_hand.borrow_mut();
+        by_hand.update(&log.places, detached.into_iter().map(|one| one.place));
+        let wanted = log.places.iter().filter(|place| !by_hand.has(place));
+        wanted.cloned().collect()
+    };
+    let mut found = compare(attached, &places, is_away, Instant::now());
     let both = found.stay.iter().chain(&found.gone);
     discovery.listed.replace(both.cloned().collect());
 
     let names = service.names(&found.new, &log.places).await;
     let mut refused = Vec::new();
-    for place in &found.new {
-        if discovery.is_stopping.get() {
-            return None;
-        }
-        let name = names[&place.subnqn].clone();
-        match service.attach(&name, place).await {
-            Ok(()) => {
-                info!(
-                    discovery = discovery.name,
-                    controller = name,
-                    address = place.traddr,
-                    subsystem = place.subnqn,
-                    "discovered"
-                );
-                discovery.listed.borrow_mut().push(DiscoveredPath {
-                    name,
-                    place: place.clone(),
-                    missing_since: None,
-                });
+    for batch in found.new.chunks(BATCH) {
+        for place in batch {
+            if discovery.is_stopping.get() {
+                return None;
             }
-            Err(error) => refused.push((place.clone(), error.to_string())),
+            let name = names[&place.subnqn].clone();
+            match service.attach(&name, place).await {
+                Ok(()) => service.attached(name, place.clone()),
+                Err(error) => refused.push((place.clone(), error.to_string())),
+            }
         }
+        // Calls that wait for the lock get it before the next batch.
+        drop(gate);
+        gate = service.gate().await?;
     }
     if let Some(place) = found.excess.first() {
         let count = found.excess.len();
         let why = format!("{count} paths are more than the {MAX_PATHS} of a discovery service");
         refused.push((place.clone(), why));
     }
-    service.refuse(refused);
     if !discovery.is_current.get() {
         // The service went away meanwhile: its next log decides.
         found.gone.clear();
     }
-    let is_gone = |one: &DiscoveredPath| found.gone.iter().any(|gone| gone.is_same(one));
-    discovery.listed.borrow_mut().retain(|one| !is_gone(one));
-    for listed in &found.gone {
-        info!(
-            discovery = discovery.name,
-            controller = listed.name,
-            address = listed.place.traddr,
-            "not listed any more"
-        );
-    }
-    detach(engine, only_listed_here(engine, discovery, &found.gone)).await;
+    refused.extend(service.detach_missing(found.gone).await);
+    drop(gate);
+    service.refuse(refused);
     discovery.is_complete.set(true);
     discovery.changed.notify_waiters();
-    let is_refused = !discovery.refused.borrow().is_empty();
-    let again = is_refused.then(|| Instant::now() + AGAIN);
-    found.due.into_iter().chain(again).min()
+    found.due.into_iter().chain(service.next_attempt()).min()
 }
 
 impl Service {
+    /// Waits for the lock of changes; `None` if the service is being stopped.
+    async fn gate(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        let gate = tokio::select! {
+            gate = self.engine.changing() => gate,
+            () = self.discovery.stopping() => return None,
+        };
+        (!self.discovery.is_stopping.get()).then_some(gate)
+    }
+
+    /// Reports records that were left out, once for each different number.
+    fn report_left_out(&self, log: &DiscoveryLog) {
+        let discovery = &self.discovery;
+        discovery.attempts.set(0);
+        let malformed = (log.malformed, log.first_error.clone());
+        let before = discovery.malformed.replace(malformed);
+        if let Some(error) = log
+            .first_error
+            .as_ref()
+            .filter(|_| before.0 != log.malformed)
+        {
+            warn!(
+                discovery = discovery.name,
+                records = log.malformed,
+                %error,
+                "the discovery log has malformed records, which are skipped"
+            );
+        }
+        let before = discovery.unread.replace(log.unread);
+        if log.unread > 0 && log.unread != before {
+            warn!(
+                discovery = discovery.name,
+                records = log.unread,
+                limit = MAX_DISCOVERY_RECORDS,
+                "the discovery log is too long; the records after the limit are not read"
+            );
+        }
+    }
+
+    fn attached(&self, name: String, place: SubsystemAddress) {
+        let discovery = &self.discovery;
+        info!(
+            discovery = discovery.name,
+            controller = name,
+            address = place.traddr,
+            subsystem = place.subnqn,
+            "discovered"
+        );
+        discovery.listed.borrow_mut().push(DiscoveredPath {
+            name,
+            place,
+            missing_since: None,
+        });
+    }
+
+    /// Detaches paths that the log lacks, but never the last copy of a volume. Returns the paths
+    /// that stay because of a volume.
+    async fn detach_missing(&self, gone: Vec<DiscoveredPath>) -> Vec<(SubsystemAddress, String)> {
+        let (engine, discovery) = (&self.engine, &self.discovery);
+        let Ok(plane) = engine.plane() else {
+            return Vec::new();
+        };
+        let mut by_name = BTreeMap::<String, Vec<Ending>>::new();
+        for one in only_listed_here(engine, discovery, &gone) {
+            by_name.entry(one.0.clone()).or_default().push(one);
+        }
+        let (mut going, mut ending) = (Vec::new(), Vec::new());
+        let mut kept = BTreeMap::new();
+        for (name, paths) in by_name {
+            let mut more = going.clone();
+            for device in devices_of(&paths) {
+                more.extend(bdev::with_dependents(&plane, &device));
+            }
+            match bdev::refuse_last_copies(engine, &more) {
+                Ok(()) => {
+                    going = more;
+                    ending.extend(paths);
+                }
+                Err(error) => {
+                    let why = error.data.map_or(error.message, |facts| facts.cause);
+                    kept.insert(name, why);
+                }
+            }
+        }
+        let (stay, gone): (Vec<_>, Vec<_>) = gone
+            .into_iter()
+            .partition(|one| kept.contains_key(&one.name));
+        let is_gone = |one: &DiscoveredPath| gone.iter().any(|gone| gone.is_same(one));
+        discovery.listed.borrow_mut().retain(|one| !is_gone(one));
+        for listed in &gone {
+            info!(
+                discovery = discovery.name,
+                controller = listed.name,
+                address = listed.place.traddr,
+                "not listed any more"
+            );
+        }
+        detach(engine, ending).await;
+        let why = |one: DiscoveredPath| {
+            let why = &kept[&one.name];
+            (one.place, format!("not listed, but stays attached: {why}"))
+        };
+        stay.into_iter().map(why).collect()
+    }
+
+    /// When the log must be applied again although it has not changed.
+    fn next_attempt(&self) -> Option<Instant> {
+        let discovery = &self.discovery;
+        if discovery.refused.borrow().is_empty() && !discovery.has_unstored_names.get() {
+            discovery.attempts.set(0);
+            return None;
+        }
+        let attempts = discovery.attempts.get();
+        discovery.attempts.set(attempts.saturating_add(1));
+        Some(Instant::now() + AGAIN * (1 << attempts.min(MAX_DOUBLINGS)))
+    }
+
     /// The names of the controllers of subsystems, by NQN: the former one of each, that of the same
     /// subsystem of another service, or a new one. Those that are new here are stored.
     async fn names(
@@ -309,7 +483,7 @@ impl Service {
                 names.insert(place.subnqn.clone(), name);
             }
         }
-        if *discovery.names.borrow() == names {
+        if *discovery.names.borrow() == names && !discovery.has_unstored_names.get() {
             return names;
         }
         discovery.names.replace(names.clone());
@@ -320,9 +494,11 @@ impl Service {
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         let key = discovery_key(&discovery.name);
         let change = Change::put(key, StartDiscovery::NAME, record);
-        if let Err(error) = engine.journal.commit(change).await {
+        let stored = engine.journal.commit(change).await;
+        let had_failed = discovery.has_unstored_names.replace(stored.is_err());
+        if let Some(error) = stored.err().filter(|_| !had_failed) {
             let discovery = &discovery.name;
-            warn!(%error, discovery, "names of controllers may change at the next start");
+            warn!(%error, discovery, "cannot store the names of controllers; retrying");
         }
         names
     }
@@ -337,10 +513,10 @@ impl Service {
         }
         let found = engine.remotes.find(name);
         if let Some(remote) = &found {
+            joins(&params, remote)?;
             if remote.paths().iter().any(|path| params.is_at(path)) {
                 return Ok(());
             }
-            joins(&params, remote)?;
         }
         let (remote, _) = nvme::begin(engine, params).await?;
         if let Some(options) = Options::of(engine)
@@ -363,7 +539,7 @@ impl Service {
                 address = place.traddr,
                 subsystem = place.subnqn,
                 why,
-                "not attached; it is tried again"
+                "cannot attach or detach the path; retrying"
             );
         }
         discovery.refused.replace(refused);
@@ -373,7 +549,7 @@ impl Service {
 /// An attached path, with the name of its controller.
 pub(super) type Ending = (String, Rc<Remote>, Rc<RemotePath>);
 
-/// The attached paths of a service that no other service lists.
+/// The attached paths of a service that no other service lists and no call attached.
 pub(super) fn only_listed_here(
     engine: &Engine,
     discovery: &Discovery,
@@ -389,7 +565,10 @@ pub(super) fn only_listed_here(
     let ours = paths.iter().filter(|path| !is_shared(path));
     let ending = ours.filter_map(|path| {
         let (remote, found) = find(engine, path)?;
-        Some((path.name.clone(), remote, found))
+        let records = nvme::records_of(engine, &path.name, std::slice::from_ref(&found));
+        records
+            .is_empty()
+            .then(|| (path.name.clone(), remote, found))
     });
     ending.collect()
 }
@@ -403,100 +582,4 @@ pub(super) async fn detach(engine: &Rc<Engine>, ending: Vec<Ending>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::methods::bdev::nvme::tests::start;
-
-    fn place(at: usize) -> SubsystemAddress {
-        SubsystemAddress {
-            trtype: "TCP",
-            adrfam: "IPv4",
-            traddr: "127.0.0.1".into(),
-            trsvcid: "1".into(),
-            subnqn: format!("nqn.2026-01.org.example:{at}"),
-        }
-    }
-
-    fn path(at: usize) -> DiscoveredPath {
-        DiscoveredPath {
-            name: format!("d{at}"),
-            place: place(at),
-            missing_since: None,
-        }
-    }
-
-    /// Goal: a path is gone after the grace, unless it returns or the service is away; attached
-    /// paths have priority within the limit.
-    #[test]
-    fn logs_are_compared() {
-        let start = Instant::now();
-        let after = |part: f64| start + GRACE.mul_f64(part);
-        let attached = || vec![path(0), path(1)];
-        let first = compare(attached(), &[place(1), place(2)], false, start);
-        assert_eq!((first.new, first.gone), (vec![place(2)], vec![]));
-        assert_eq!(first.due, Some(after(1.0)));
-        let missing = first.stay;
-        assert_eq!(missing[0].missing_since, Some(start));
-        let back = compare(missing.clone(), &[place(0), place(1)], false, after(0.9));
-        assert_eq!((back.stay, back.due), (attached(), None));
-        let away = compare(missing.clone(), &[place(1)], true, after(9.0));
-        assert_eq!((away.gone.len(), away.due), (0, Some(after(10.0))));
-        let gone = compare(missing.clone(), &[place(1)], false, after(1.0));
-        assert_eq!((gone.gone, gone.due), (vec![missing[0].clone()], None));
-        let many: Vec<SubsystemAddress> = (2..2 * MAX_PATHS).map(place).collect();
-        let full = compare(attached(), &many, false, start);
-        assert_eq!(full.stay.len() + full.new.len(), MAX_PATHS);
-        assert_eq!(full.new.len() + full.excess.len(), many.len());
-    }
-
-    /// Goal: the grace begins again with the first log of a connection, and only with that one.
-    #[test]
-    fn a_connection_begins_the_grace_again() {
-        let discovery = Discovery::new("d".into(), place(9), BTreeMap::new());
-        let missing = || DiscoveredPath {
-            missing_since: Some(Instant::now()),
-            ..path(0)
-        };
-        discovery.listed.borrow_mut().push(missing());
-        discovery.log_was_read();
-        assert_eq!(*discovery.listed.borrow(), [path(0)]);
-        let since = missing();
-        discovery.listed.replace(vec![since.clone()]);
-        discovery.log_was_read();
-        assert_eq!(*discovery.listed.borrow(), std::slice::from_ref(&since));
-        discovery.is_current.set(false);
-        discovery.log_was_read();
-        assert_eq!(*discovery.listed.borrow(), [path(0)]);
-    }
-
-    /// Goal: each of many subsystems gets a name of its own in little time, by one change of the
-    /// state; the address of a log is never looked up as a name.
-    #[test]
-    fn names_and_addresses() {
-        let folder = tempfile::tempdir().unwrap();
-        let daemon = start(folder.path());
-        let place_of_service = place(0);
-        let discovery = Discovery::new("d".into(), place_of_service, BTreeMap::new());
-        let service = Service {
-            engine: Rc::clone(&daemon.engine),
-            discovery: Rc::new(discovery),
-            params: StartDiscoveryParams::default(),
-        };
-        let places: Vec<SubsystemAddress> = (0..MAX_PATHS).map(place).collect();
-        let begun = Instant::now();
-        let names = daemon.run(service.names(&places, &places));
-        assert!(
-            begun.elapsed() < Duration::from_secs(5),
-            "{:?}",
-            begun.elapsed()
-        );
-        let names: HashSet<&String> = names.values().collect();
-        assert_eq!(names.len(), MAX_PATHS);
-
-        let mut named = place(0);
-        named.traddr = "localhost".into();
-        let refused = daemon.run(service.attach("d0", &named)).unwrap_err();
-        assert_eq!(refused.code, -22, "{refused}");
-        assert!(daemon.engine.remotes.find("d0").is_none());
-    }
-}
+mod tests;

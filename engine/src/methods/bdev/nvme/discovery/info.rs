@@ -26,8 +26,13 @@ pub(super) struct DiscoveryInfo {
     error: Option<String>,
     /// The paths that are attached for it.
     paths: Vec<AttachedPath>,
-    /// The paths that could not be attached.
+    /// The paths that could not be attached, and those that are not listed but have the last copy
+    /// of a volume.
     refused: Vec<RefusedPath>,
+    /// Records of the log that could not be parsed, and are skipped.
+    malformed_records: usize,
+    /// Records of the log after the first 1024, which are not read.
+    unread_records: u64,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -104,6 +109,8 @@ impl Method<Engine> for GetDiscoveryInfo {
                 };
                 refused.iter().map(path).collect()
             },
+            malformed_records: one.malformed.borrow().0,
+            unread_records: one.unread.get(),
         };
         Ok(engine.remotes.discoveries.list().iter().map(info).collect())
     }
