@@ -8,18 +8,18 @@ use crate::config::Settings;
 use crate::methods::testing::TestDaemon;
 use crate::store::Store;
 
-const POOL: &str = "10000000-0000-4000-8000-000000000001";
+pub(super) const POOL: &str = "10000000-0000-4000-8000-000000000001";
 
-fn disk(daemon: &TestDaemon, path: &std::path::Path) {
+pub(super) fn disk(daemon: &TestDaemon, path: &std::path::Path) {
     let params = json!({ "name": "disk", "filename": path, "block_size": 4096 });
     daemon.call("bdev_aio_create", params);
 }
 
-fn start(dir: &std::path::Path) -> TestDaemon {
+pub(super) fn start(dir: &std::path::Path) -> TestDaemon {
     TestDaemon::with(Settings::default(), Some(Store::open(dir).unwrap()))
 }
 
-fn names(daemon: &TestDaemon) -> Vec<String> {
+pub(super) fn names(daemon: &TestDaemon) -> Vec<String> {
     let list = daemon.call("lvol_list", json!({}));
     let list = list.as_array().unwrap().iter();
     list.map(|lvol| lvol["alias"].as_str().unwrap().to_owned())
@@ -397,7 +397,6 @@ fn names_change_together() {
     }
 }
 
-/// Every family of pool metrics has the numbers of `pool_get`.
 /// Goal: neither a copy of an open pool's disk nor a new pool with its UUID takes its place.
 #[test]
 fn an_open_pool_keeps_its_place() {
@@ -427,8 +426,20 @@ fn an_open_pool_keeps_its_place() {
     let refused = daemon.refused("pool_create", create);
     assert_eq!(refused.message, "File exists", "{refused:?}");
     assert_eq!(names(&daemon), ["pool0/v1"]);
+    let pools = daemon.call("pool_list", Value::Null);
+    let disks: Vec<_> = pools
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pool| &pool["disk"])
+        .collect();
+    assert_eq!(disks, ["disk"]);
+    daemon.call("pool_export", json!({ "pool": "pool0" }));
+    daemon.call("pool_import", import(true));
+    assert_eq!(names(&daemon), ["pool0/v1"]);
 }
 
+/// Every family of pool metrics has the numbers of `pool_get`.
 #[test]
 fn pool_metrics_are_complete() {
     let dir = tempfile::tempdir().unwrap();
@@ -463,12 +474,12 @@ fn pool_metrics_are_complete() {
     }
 }
 
-fn pause(daemon: &TestDaemon) {
+pub(super) fn pause(daemon: &TestDaemon) {
     let pause = std::time::Duration::from_millis(200);
     daemon.run(async move { tokio::time::sleep(pause).await });
 }
 
-fn until(daemon: &TestDaemon, done: impl Fn() -> bool) {
+pub(super) fn until(daemon: &TestDaemon, done: impl Fn() -> bool) {
     let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while !done() {
         assert!(std::time::Instant::now() < end, "never");
