@@ -53,6 +53,8 @@ pub enum Command {
     },
     /// Volumes and snapshots, with their space.
     List,
+    /// Volumes and snapshots at once: the numbers of bytes in use are zero.
+    Names,
     /// Takes the rest of a disk that has grown. A pool that has all of its disk is done.
     Grow,
     RenamePool {
@@ -63,7 +65,7 @@ pub enum Command {
     Check,
     /// Ends the keeper, and all other commands with [`PoolError::Closed`]. `export`: after a last
     /// root, so that another machine may import the pool. Otherwise the next import replays the
-    /// log.
+    /// log, and an export that waits for the disk ends with [`PoolError::Closed`].
     Close {
         export: bool,
     },
@@ -110,6 +112,8 @@ pub enum PoolError {
     OtherPool { expected: Uuid, found: Uuid },
     #[error("the disk has pool {id}, which is open: it is that disk, or a copy of it")]
     AlreadyOpen { id: Uuid },
+    #[error("the disk has pool {id}, and its name \"{name}\" is that of an open pool")]
+    NameTaken { id: Uuid, name: String },
     /// `what` is the wrong property.
     #[error("{what}: {why}")]
     Unfit { what: &'static str, why: String },

@@ -41,6 +41,8 @@ pub struct Import {
     /// Pools that must not be on the disk: they are open, on this disk under another name or on the
     /// disk that this one is a copy of.
     pub open: Vec<Uuid>,
+    /// Names that the pool must not have: open pools have them.
+    pub taken_names: Vec<String>,
     pub holder: Uuid,
     /// Import the pool although another holder did not export it.
     pub force: bool,
@@ -103,6 +105,7 @@ pub async fn import(
         import: Box::new(import),
         expected: wanted.id,
         open: wanted.open,
+        taken_names: wanted.taken_names,
         answer: Some(answer),
         results: Default::default(),
     };

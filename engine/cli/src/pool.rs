@@ -52,6 +52,9 @@ enum PoolCommand {
         /// The pool that must be on it
         #[arg(long)]
         uuid: Option<Uuid>,
+        /// Give it this name, as an open pool has its own
+        #[arg(long, value_name = "NEW")]
+        name: Option<String>,
         /// Open it although another daemon has it open: if that one still runs, both destroy it
         #[arg(long)]
         force: bool,
@@ -103,8 +106,18 @@ pub(crate) fn run(args: PoolArgs) -> Result<(), Failure> {
             };
             named(connection, connection.call_for_json::<CreatePool>(&params)?)
         }
-        PoolCommand::Import { disk, uuid, force } => {
-            let params = ImportPoolParams { disk, uuid, force };
+        PoolCommand::Import {
+            disk,
+            uuid,
+            name,
+            force,
+        } => {
+            let params = ImportPoolParams {
+                disk,
+                uuid,
+                new_name: name,
+                force,
+            };
             named(connection, connection.call_for_json::<ImportPool>(&params)?)
         }
         PoolCommand::Export { pool } => {

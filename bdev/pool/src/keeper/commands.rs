@@ -28,7 +28,10 @@ const COMMANDS: usize = 256;
 pub(super) struct Commands {
     open: Slab<Open>,
     scans: VecDeque<Scan>,
-    closing: Option<Answer>,
+    /// The export in progress.
+    export: Option<Answer>,
+    /// Closing commands, which are answered when the keeper has ended.
+    closing: Vec<Answer>,
     /// The last I/O may end; then the keeper ends.
     is_last: bool,
     /// The superblocks go before that.
@@ -40,14 +43,19 @@ pub(super) struct Commands {
 /// Answers to be given when everything else of the keeper is gone: the disk is free then.
 #[derive(Default)]
 pub(super) struct Farewell {
-    closed: Option<Answer>,
+    closed: Vec<Answer>,
+    /// An export that a close ended.
+    not_exported: Option<Answer>,
     failed: Option<(OpenSender, PoolError)>,
 }
 
 impl Drop for Farewell {
     fn drop(&mut self) {
-        if let Some(answer) = self.closed.take() {
+        for answer in self.closed.drain(..) {
             answer.send(Outcome::Done);
+        }
+        if let Some(answer) = self.not_exported.take() {
+            answer.closed();
         }
         if let Some((sender, error)) = self.failed.take() {
             // The caller may no longer wait.
@@ -92,7 +100,8 @@ impl Commands {
     pub(super) fn farewell(&mut self) -> Farewell {
         let (failed, error) = self.failed.take().unzip();
         Farewell {
-            closed: self.closing.take(),
+            closed: std::mem::take(&mut self.closing),
+            not_exported: self.export.take(),
             failed: failed.map(|failed| failed.sender).zip(error),
         }
     }
@@ -106,9 +115,8 @@ impl Commands {
             }
         }
         self.scans.drain(..).for_each(|scan| scan.answer.closed());
-        if let Some(answer) = self.closing.take() {
-            answer.closed();
-        }
+        let closing = self.closing.drain(..).chain(self.export.take());
+        closing.for_each(Answer::closed);
     }
 }
 
@@ -147,11 +155,19 @@ impl Keeper {
         let Stage::Open(pool) = &self.stage else {
             return answer.closed();
         };
-        if self.commands.is_last || self.commands.closing.is_some() {
-            return answer.closed();
-        }
-        if self.commands.open.len() + self.commands.scans.len() >= COMMANDS {
+        let commands = &self.commands;
+        let count = commands.open.len() + commands.scans.len() + commands.closing.len();
+        if count >= COMMANDS {
             return answer.fail(PoolError::Busy);
+        }
+        if let KeeperCommand::Public(Command::Close { export: false }) = command {
+            // An export waits for a disk that may never answer.
+            self.commands.closing.push(answer);
+            self.commands.is_last = true;
+            return;
+        }
+        if commands.is_last || commands.export.is_some() {
+            return answer.closed();
         }
         let command = match command {
             KeeperCommand::OpenMap(id) => return self.open_map(id, answer),
@@ -159,13 +175,16 @@ impl Keeper {
         };
         match command {
             Command::List => self.begin_scan(answer),
-            Command::Close { export: false } => {
-                self.commands.closing = Some(answer);
-                self.commands.is_last = true;
+            Command::Names => {
+                let versions = pool.state().versions.keys();
+                let list = versions
+                    .filter_map(|version| info(pool, *version))
+                    .collect();
+                answer.send(Outcome::List(list));
             }
-            Command::Close { export: true } | Command::Destroy => {
+            Command::Close { .. } | Command::Destroy => {
                 self.commands.wipes = matches!(command, Command::Destroy);
-                self.commands.closing = Some(answer);
+                self.commands.export = Some(answer);
                 let token = self.commands.open.insert(Open::Export) as Token;
                 self.submit(token, Request::Export);
             }
@@ -206,11 +225,14 @@ impl Keeper {
                 return;
             }
             Open::Export => {
-                if let Err(refusal) = result
-                    && let Some(answer) = self.commands.closing.take()
-                {
-                    return answer.fail(refusal.into());
+                let answer = self.commands.export.take();
+                if let Err(refusal) = result {
+                    if let Some(answer) = answer {
+                        answer.fail(refusal.into());
+                    }
+                    return;
                 }
+                self.commands.closing.extend(answer);
                 self.commands.is_last = true;
                 if self.commands.wipes {
                     self.wipe();
@@ -408,7 +430,7 @@ fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request,
         },
         Command::RenamePool { name } => Request::RenamePool { name },
         Command::Check => Request::Check,
-        Command::List | Command::Close { .. } | Command::Destroy => {
+        Command::List | Command::Names | Command::Close { .. } | Command::Destroy => {
             return Err(PoolError::Closed);
         }
     })

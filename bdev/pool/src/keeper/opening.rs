@@ -36,6 +36,7 @@ pub(crate) enum Opening {
         import: Box<Import>,
         expected: Option<Uuid>,
         open: Vec<Uuid>,
+        taken_names: Vec<String>,
         answer: Option<OpenAnswer>,
         results: HashMap<Tag, Ended>,
     },
@@ -141,6 +142,7 @@ impl Opening {
                 import,
                 expected,
                 open,
+                taken_names,
                 answer,
                 results,
             } => {
@@ -179,6 +181,10 @@ impl Opening {
                     (Ok((pool, _)), _) if open.contains(&pool.superblock().pool) => {
                         let id = pool.superblock().pool;
                         Advance::Failed(answer, PoolError::AlreadyOpen { id })
+                    }
+                    (Ok((pool, _)), _) if taken_names.contains(&pool.superblock().name) => {
+                        let (id, name) = (pool.superblock().pool, pool.superblock().name.clone());
+                        Advance::Failed(answer, PoolError::NameTaken { id, name })
                     }
                     (Ok((pool, report)), _) => {
                         answer.report = report;

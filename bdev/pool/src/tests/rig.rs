@@ -108,6 +108,7 @@ impl Home {
         let wanted = Import {
             id,
             open: Vec::new(),
+            taken_names: Vec::new(),
             holder,
             force: false,
         };

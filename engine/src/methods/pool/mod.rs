@@ -3,6 +3,8 @@
 //! The contents of a pool are on its disk. The journal has the import of each pool, so that a start
 //! of the daemon imports it.
 
+#[cfg(test)]
+mod late_tests;
 pub mod lvols;
 #[cfg(test)]
 mod tests;
@@ -137,6 +139,9 @@ pub struct ImportPoolParams {
     #[schemars(with = "Option<String>")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
+    /// The name that the pool gets. Default: its own, which no open pool may have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub new_name: Option<String>,
     /// Import the pool although another daemon has it open. If that one still uses it, both
     /// destroy it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -155,7 +160,12 @@ impl Method<Engine> for ImportPool {
         if !crate::journal::is_replaying() {
             engine.settled().await;
         }
-        let pool = pools::import(&engine, &params.disk, params.uuid, params.force).await?;
+        let wanted = pools::Wanted {
+            id: params.uuid,
+            new_name: params.new_name,
+            force: params.force,
+        };
+        let pool = pools::import(&engine, &params.disk, wanted).await?;
         Ok(describe(&pool))
     }
 }

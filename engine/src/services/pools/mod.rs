@@ -8,13 +8,15 @@
 //!
 //! The contents of a pool are on its disk. The journal only has `pool/<uuid>`: the import.
 
+mod closing;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::registry::{Removal, Usage};
+use nacre_bdev::registry::Usage;
 use nacre_bdev::{Bdev, Holder, Registry as BdevRegistry};
 use nacre_bdev_pool::{
     Command, Create, Import, ImportReport, Lvol, LvolInfo, Outcome, PoolError, PoolHandle,
@@ -26,6 +28,7 @@ use tokio::sync::Mutex;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use crate::bdev_modules;
 use crate::plane::{Plane, pool_here};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
@@ -34,18 +37,59 @@ use crate::services::devices;
 use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
+use closing::close_one;
+pub use closing::{close, close_all, disk_gone, withdraw};
+
 /// The method that the journal has for a pool.
 pub const IMPORT: &str = "pool_import";
-/// How long cores may take to close their queues, and a keeper to end.
+/// How long cores may take to close their queues, and a disk to answer a command.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// An opening reads the whole log: it may take so many times as long.
+const OPENINGS: u32 = 6;
 
-#[derive(Default)]
 pub struct Pools {
     open: RefCell<BTreeMap<Uuid, Rc<OpenPool>>>,
     /// Pools whose disk went away, by the disk's name.
     lost: RefCell<BTreeMap<String, Uuid>>,
-    /// Serialises changes.
+    /// Serialises changes. Its owner waits for a disk no longer than `patience`.
     changing: Mutex<()>,
+    pub(crate) patience: Cell<Duration>,
+}
+
+impl Default for Pools {
+    fn default() -> Self {
+        Self {
+            open: RefCell::default(),
+            lost: RefCell::default(),
+            changing: Mutex::default(),
+            patience: Cell::new(PATIENCE),
+        }
+    }
+}
+
+/// A disk that did not answer in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Late {
+    #[error("the disk does not answer: the pool is not open")]
+    Open,
+    #[error("the pool's disk does not answer: its volumes are not known")]
+    Register,
+    #[error("the pool's disk does not answer: names change when it does")]
+    Rename,
+    #[error("the pool's keeper does not end: its disk does not answer")]
+    Close,
+}
+
+impl Refusal for Late {
+    fn refusal(self) -> RpcError {
+        let field = match self {
+            Self::Open => "disk",
+            Self::Register | Self::Rename | Self::Close => "pool",
+        };
+        RpcError::errno(Errno::ETIMEDOUT, self.to_string())
+            .field(field)
+            .remedy("look at the disk; remove its device to give the pool up")
+    }
 }
 
 pub struct OpenPool {
@@ -54,9 +98,11 @@ pub struct OpenPool {
     pub reactor: String,
     pub report: ImportReport,
     /// Serialises changes of names, and the registration of volumes under them.
-    pub names: Mutex<()>,
+    pub names: Arc<Mutex<()>>,
     /// The keeper was told to end, and has not ended in time.
     is_closing: Cell<bool>,
+    /// The name that it gets when its disk answers.
+    new_name: RefCell<Option<String>>,
 }
 
 /// The journal key of a pool.
@@ -106,6 +152,33 @@ impl Pools {
     fn of(&self, id: Uuid) -> Result<Rc<OpenPool>, RpcError> {
         self.find(&id.to_string())
     }
+
+    /// Names of open pools: present ones, and those of renames in progress.
+    fn names(&self) -> Vec<String> {
+        let pools = self.list();
+        let names = pools.iter();
+        let names = names.flat_map(|pool| [Some(pool.name()), pool.new_name.borrow().clone()]);
+        names.flatten().collect()
+    }
+
+    /// Checks that no open pool has a name, nor gets it.
+    fn check_free(&self, field: &str, name: &str) -> Result<(), RpcError> {
+        if !self.names().iter().any(|other| other == name) {
+            return Ok(());
+        }
+        let cause = format!("\"{name}\" is the name of an open pool");
+        Err(RpcError::errno(Errno::EEXIST, cause).field(field))
+    }
+
+    /// Waits for a disk, for a caller that has a lock.
+    async fn in_time<T>(&self, late: Late, work: impl Future<Output = T>) -> Result<T, RpcError> {
+        let patience = match late {
+            Late::Open => self.patience.get() * OPENINGS,
+            _ => self.patience.get(),
+        };
+        let ended = tokio::time::timeout(patience, work).await;
+        ended.map_err(|_| late.refusal())
+    }
 }
 
 impl OpenPool {
@@ -141,10 +214,7 @@ pub async fn create(
     let pools = &engine.devices.pools;
     let _one = pools.changing.lock().await;
     pools.forget_closed();
-    if pools.find(&name).is_ok() {
-        let cause = format!("\"{name}\" is the name of an open pool");
-        return Err(RpcError::errno(Errno::EEXIST, cause).field("name"));
-    }
+    pools.check_free("name", &name)?;
     let id = id.unwrap_or_else(Uuid::new_v4);
     let is_open = pools.open.borrow().contains_key(&id);
     if is_open || engine.journal.find(&key(id)).is_some() {
@@ -157,35 +227,62 @@ pub async fn create(
         holder: engine.volumes.holder(),
         force,
     };
-    let opened = open(engine, disk, id, move |core, memory, claim| async move {
-        let handle = nacre_bdev_pool::create(&core, memory, claim, new).await?;
-        Ok((handle, ImportReport::default()))
-    });
-    let pool = opened.await?;
+    let undo = Command::Destroy;
+    let opened = open(
+        engine,
+        disk,
+        id,
+        undo,
+        move |core, memory, claim| async move {
+            let handle = nacre_bdev_pool::create(&core, memory, claim, new).await?;
+            Ok((handle, ImportReport::default()))
+        },
+    );
+    let pool = Rc::new(opened.await?);
+    pools.open.borrow_mut().insert(id, Rc::clone(&pool));
+    if let Err(refused) = store_import(engine, &pool, disk).await {
+        close_one(engine, &pool, Command::Destroy).await?;
+        return Err(refused);
+    }
     let text = format!("pool \"{}\" was created on {disk}", pool.name());
     let facts = serde_json::json!({ "id": pool.handle.id() });
     engine.notes.report("pool_create", pool.name(), text, facts);
     Ok(pool)
 }
 
+/// The pool that a caller imports.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    /// `None`: any.
+    pub id: Option<Uuid>,
+    /// The name that it gets. Default: its own.
+    pub new_name: Option<String>,
+    /// Another daemon may have it open.
+    pub force: bool,
+}
+
 /// Imports the pool on a device, and registers its volumes.
 pub async fn import(
     engine: &Rc<Engine>,
     disk: &str,
-    id: Option<Uuid>,
-    force: bool,
+    wanted: Wanted,
 ) -> Result<Rc<OpenPool>, RpcError> {
     let _one = engine.devices.pools.changing.lock().await;
-    import_one(engine, disk, id, force).await
+    import_one(engine, disk, wanted).await
 }
 
-/// Imports a pool. The caller has the gate of changes.
+/// Imports a pool. The caller has the gate of changes. The journal changes last: an import that
+/// fails leaves the record of an earlier one as it was.
 async fn import_one(
     engine: &Rc<Engine>,
     disk: &str,
-    id: Option<Uuid>,
-    force: bool,
+    wanted: Wanted,
 ) -> Result<Rc<OpenPool>, RpcError> {
+    let Wanted {
+        id,
+        new_name,
+        force,
+    } = wanted;
     let pools = &engine.devices.pools;
     pools.forget_closed();
     if let Some(id) = id
@@ -197,32 +294,62 @@ async fn import_one(
                 .field("uuid")
                 .remedy("import it again when pool_list does not have it"));
         }
+        if let Some(new) = new_name.filter(|new| *new != pool.name()) {
+            let cause = format!("pool {id} is open as \"{}\", not \"{new}\"", pool.name());
+            return Err(RpcError::errno(Errno::EEXIST, cause)
+                .field("new_name")
+                .remedy("pool_rename gives an open pool another name"));
+        }
         if pool.handle.base() == disk {
             return Ok(pool);
         }
         let cause = format!("pool {id} is open on \"{}\"", pool.handle.base());
         return Err(RpcError::errno(Errno::EEXIST, cause).field("uuid"));
     }
-    let wanted = Import {
+    let mut taken_names = pools.names();
+    if let Some(new) = &new_name {
+        check_name("new_name", new)?;
+        pools.check_free("new_name", new)?;
+        // The pool has its own name for a moment, which nothing sees.
+        taken_names.clear();
+    }
+    let import = Import {
         id,
         open: pools.open.borrow().keys().copied().collect(),
+        taken_names,
         holder: engine.volumes.holder(),
         force,
     };
+    let (holder, undo) = (id.unwrap_or_default(), Command::Close { export: false });
     let opened = open(
         engine,
         disk,
-        id.unwrap_or_default(),
+        holder,
+        undo,
         move |core, memory, claim| async move {
-            nacre_bdev_pool::import(&core, memory, claim, wanted).await
+            let (handle, report) = nacre_bdev_pool::import(&core, memory, claim, import).await?;
+            if let Some(name) = new_name
+                && let Err(refused) = handle.run(Command::RenamePool { name }).await
+            {
+                // The refusal of the name is the answer.
+                let _ = handle.run(Command::Close { export: false }).await;
+                return Err(refused);
+            }
+            Ok((handle, report))
         },
     );
-    let pool = opened.await?;
-    let registered = register_all(engine, &pool).await;
-    if let Err(refused) = registered {
+    let pool = Rc::new(opened.await?);
+    let id = pool.handle.id();
+    pools.open.borrow_mut().insert(id, Rc::clone(&pool));
+    let imported = async {
+        register_all(engine, &pool).await?;
+        store_import(engine, &pool, disk).await
+    };
+    if let Err(refused) = imported.await {
         close_one(engine, &pool, Command::Close { export: false }).await?;
         return Err(refused);
     }
+    pools.lost.borrow_mut().retain(|_, lost| *lost != id);
     let (name, report) = (pool.name(), &pool.report);
     info!(
         pool = name,
@@ -232,48 +359,57 @@ async fn import_one(
         "imported"
     );
     let text = format!("pool \"{name}\" was imported from {disk}");
-    let facts = serde_json::json!({ "id": pool.handle.id(), "replayed": report.replayed, "lost": report.lost });
+    let facts = serde_json::json!({ "id": id, "replayed": report.replayed, "lost": report.lost });
     engine.notes.report("pool_import", name, text, facts);
     Ok(pool)
 }
 
 /// Gives a pool another name. The devices of its volumes keep their names, which are UUIDs.
+///
+/// The disk may answer after the caller has gone: the aliases change then.
 pub async fn rename(
     engine: &Rc<Engine>,
-    pool: &OpenPool,
+    pool: &Rc<OpenPool>,
     new_name: String,
 ) -> Result<(), RpcError> {
     check_name("new_name", &new_name)?;
     let pools = &engine.devices.pools;
     let _one = pools.changing.lock().await;
-    let _names = pool.names.lock().await;
+    let names = Arc::clone(&pool.names).lock_owned();
+    let names = pools.in_time(Late::Rename, names).await?;
     let old_name = pool.name();
     if old_name == new_name {
         return Ok(());
     }
-    if pools.find(&new_name).is_ok() {
-        let cause = format!("\"{new_name}\" is the name of an open pool");
-        return Err(RpcError::errno(Errno::EEXIST, cause).field("new_name"));
-    }
+    pools.check_free("new_name", &new_name)?;
     // Whatever can fail comes before the change.
-    let bdevs = &engine.plane()?.bdevs;
-    let lvols = pool.lvols().await?;
-    let aliases = lvols.iter().filter_map(|lvol| {
-        let name = bdevs.lookup(&lvol.id.to_string())?.name().to_owned();
-        let (old, new) = (alias(&old_name, &lvol.name), alias(&new_name, &lvol.name));
-        Some((name, old, new))
+    let plane = engine.plane()?;
+    let lvols = lvols_of(&plane, pool.handle.id());
+    let aliases = lvols.iter().map(|lvol| {
+        let (name, lvol) = (lvol.name().to_owned(), lvol.info().name);
+        (name, alias(&old_name, &lvol), alias(&new_name, &lvol))
     });
     let aliases: Vec<_> = aliases.collect();
+    drop(lvols);
     for (_, _, new) in &aliases {
-        check_alias(bdevs, "new_name", new)?;
+        check_alias(&plane.bdevs, "new_name", new)?;
     }
-    pool.run(Command::RenamePool { name: new_name }).await?;
-    for (name, old, new) in aliases {
-        if let Err(error) = bdevs.rename_alias(&name, &old, &new) {
-            warn!(alias = new, %error, "a volume keeps its former alias");
+    pool.new_name.replace(Some(new_name.clone()));
+    let pool = Rc::clone(pool);
+    let renaming = tokio::task::spawn_local(async move {
+        let renamed = pool.run(Command::RenamePool { name: new_name }).await;
+        pool.new_name.take();
+        renamed?;
+        for (name, old, new) in aliases {
+            if let Err(error) = plane.bdevs.rename_alias(&name, &old, &new) {
+                warn!(alias = new, %error, "a volume keeps its former alias");
+            }
         }
-    }
-    Ok(())
+        drop(names);
+        Ok(())
+    });
+    let renamed = pools.in_time(Late::Rename, renaming).await?;
+    renamed.unwrap_or_else(|error| Err(RpcError::internal(error.to_string())))
 }
 
 /// Checks that no device has a new alias, before the pool gets the name in it.
@@ -285,13 +421,14 @@ pub fn check_alias(bdevs: &BdevRegistry, field: &str, alias: &str) -> Result<(),
     Err(RpcError::errno(Errno::EEXIST, cause).field(field))
 }
 
-/// Opens a pool on a reactor, and stores its import.
+/// Opens a pool on a reactor. A pool that opens late is closed again by `undo`.
 async fn open<Work>(
     engine: &Rc<Engine>,
     disk: &str,
     id: Uuid,
+    undo: Command,
     work: impl FnOnce(CoreHandle, Memory, nacre_bdev::Claim) -> Work + Send + 'static,
-) -> Result<Rc<OpenPool>, RpcError>
+) -> Result<OpenPool, RpcError>
 where
     Work: Future<Output = Result<(PoolHandle, ImportReport), PoolError>> + 'static,
 {
@@ -305,38 +442,49 @@ where
     let claim = claim.map_err(|error| error.refusal().field("disk"))?;
     let reactor = least_loaded(engine, &plane)
         .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
-    let opened = reactor.run_future(move |core| async move {
+    let mut opened = Box::pin(reactor.run_future(move |core| async move {
         match pool_here() {
             Some(memory) => work(core, memory, claim).await,
             None => Err(PoolError::Io {
                 what: "the reactor has no buffers".into(),
             }),
         }
-    });
-    let opened = opened
-        .await
-        .map_err(|error| RpcError::errno(Errno::EIO, error.to_string()))?;
+    }));
+    let pools = &engine.devices.pools;
+    let opened = match pools.in_time(Late::Open, &mut opened).await {
+        Ok(opened) => opened.map_err(|error| RpcError::errno(Errno::EIO, error.to_string()))?,
+        Err(late) => {
+            let disk = disk.to_owned();
+            tokio::task::spawn_local(async move {
+                if let Ok(Ok((handle, _))) = opened.await
+                    && let Err(error) = handle.run(undo).await
+                {
+                    warn!(disk, %error, "a pool that opened too late is not closed");
+                }
+            });
+            return Err(late);
+        }
+    };
     let (handle, report) = opened.or_refuse()?;
-    let pool = Rc::new(OpenPool {
+    Ok(OpenPool {
         handle,
         reactor: reactor.name().to_owned(),
         report,
-        names: Mutex::default(),
+        names: Arc::default(),
         is_closing: Cell::default(),
-    });
-    let pools = &engine.devices.pools;
-    let id = pool.handle.id();
-    pools.open.borrow_mut().insert(id, Rc::clone(&pool));
+        new_name: RefCell::default(),
+    })
+}
+
+/// Stores the import of an open pool.
+async fn store_import(engine: &Engine, pool: &OpenPool, disk: &str) -> Result<(), RpcError> {
+    let (plane, id) = (engine.plane()?, pool.handle.id());
     let record = Record {
         key: key(id),
         method: IMPORT.to_owned(),
         params: serde_json::json!({ "disk": lasting_name(engine, &plane, disk), "uuid": id }),
     };
-    if let Err(refused) = engine.journal.commit(Change(vec![Edit::Put(record)])).await {
-        close_one(engine, &pool, Command::Close { export: false }).await?;
-        return Err(refused);
-    }
-    Ok(pool)
+    engine.journal.commit(Change(vec![Edit::Put(record)])).await
 }
 
 /// The name of the disk that it has after the next start, too.
@@ -354,12 +502,29 @@ fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     plane.reactors.iter().min_by_key(load).cloned()
 }
 
+/// Registers the devices of all volumes.
 async fn register_all(engine: &Rc<Engine>, pool: &OpenPool) -> Result<(), RpcError> {
-    let _names = pool.names.lock().await;
-    for info in pool.lvols().await? {
-        register(engine, pool, &info).await?;
-    }
-    Ok(())
+    let work = async {
+        let _names = pool.names.lock().await;
+        let Outcome::List(lvols) = pool.run(Command::Names).await? else {
+            return Ok(());
+        };
+        for info in lvols {
+            register(engine, pool, &info).await?;
+        }
+        Ok(())
+    };
+    let pools = &engine.devices.pools;
+    pools.in_time(Late::Register, work).await?
+}
+
+/// The registered devices of a pool's volumes.
+fn lvols_of(plane: &Plane, id: Uuid) -> Vec<Arc<Lvol>> {
+    let all = plane.bdevs.list();
+    let lvols = all
+        .iter()
+        .filter_map(|listed| bdev_modules::device::<Lvol>(listed.layer.module()));
+    lvols.filter(|lvol| lvol.pool() == id).collect()
 }
 
 /// Registers the device of a volume under its UUID, with the alias `pool/name`. The caller has
@@ -413,142 +578,6 @@ pub fn find_lvol(
     Ok((pool, lvol))
 }
 
-/// Removes the device of a volume that nothing uses, and waits until its queues are closed.
-pub async fn withdraw(engine: &Engine, name: &str) -> Result<(), RpcError> {
-    let ticket = engine.plane()?.bdevs.remove(name, Removal::IfUnused);
-    let ticket = ticket.map_err(|error| {
-        error
-            .refusal()
-            .remedy("remove its namespaces and the devices on it first")
-    })?;
-    let late = |_| {
-        let cause = format!("queues of \"{name}\" are still open");
-        RpcError::errno(Errno::ETIMEDOUT, cause).remedy("try again a little later")
-    };
-    tokio::time::timeout(PATIENCE, ticket).await.map_err(late)
-}
-
-/// Closes a pool that no volume of which is in use. The journal forgets it.
-pub async fn close(engine: &Rc<Engine>, name: &str, end: Command) -> Result<(), RpcError> {
-    let pools = &engine.devices.pools;
-    let _one = pools.changing.lock().await;
-    let Ok(pool) = pools.find(name) else {
-        // An import that failed is forgotten, and a pool whose disk went away.
-        let id = Uuid::parse_str(name).ok();
-        pools.lost.borrow_mut().retain(|_, lost| Some(*lost) != id);
-        let record = id.map(key);
-        let record = record.filter(|key| engine.journal.find(key).is_some());
-        let Some(key) = record else {
-            return pools.find(name).map(drop);
-        };
-        return engine.journal.commit(Change::remove(key)).await;
-    };
-    let plane = engine.plane()?;
-    let lvols = pool.lvols().await?;
-    for lvol in &lvols {
-        if let Ok(listed) = plane.bdevs.get(&lvol.id.to_string())
-            && let Some((holder, _)) = listed.claims.first()
-        {
-            let cause = format!("\"{}\" is used by {holder}", lvol.name);
-            return Err(RpcError::errno(Errno::EBUSY, cause)
-                .field("pool")
-                .remedy("remove the namespaces and devices on its volumes first"));
-        }
-    }
-    close_one(engine, &pool, end).await?;
-    engine
-        .journal
-        .commit(Change::remove(key(pool.handle.id())))
-        .await
-}
-
-/// Removes the devices of a pool and ends its keeper, with a closing command.
-async fn close_one(engine: &Rc<Engine>, pool: &Rc<OpenPool>, end: Command) -> Result<(), RpcError> {
-    let plane = engine.plane()?;
-    let id = pool.handle.id();
-    for listed in plane.bdevs.list() {
-        let lvol = crate::bdev_modules::device::<Lvol>(listed.layer.module());
-        if lvol.is_none_or(|lvol| lvol.pool() != id) {
-            continue;
-        }
-        let name = listed.layer.name().to_owned();
-        drop(listed);
-        for subsystem in plane.target.subsystems() {
-            subsystem.bdev_removed(&name);
-        }
-        if let Ok(ticket) = plane.bdevs.remove(&name, Removal::Hot)
-            && tokio::time::timeout(PATIENCE, ticket).await.is_err()
-        {
-            warn!(lvol = name, "queues are still open");
-        }
-    }
-    let forgets = matches!(end, Command::Close { export: true } | Command::Destroy);
-    let handle = pool.handle.clone();
-    let mut closing = Box::pin(async move { handle.run(end).await });
-    if let Ok(closed) = tokio::time::timeout(PATIENCE, &mut closing).await {
-        return close_ended(engine, pool, closed).await;
-    }
-    pool.is_closing.set(true);
-    let (engine, pool) = (Rc::clone(engine), Rc::clone(pool));
-    tokio::task::spawn_local(async move {
-        let closed = closing.await;
-        let _one = engine.devices.pools.changing.lock().await;
-        pool.is_closing.set(false);
-        if let Err(error) = close_ended(&engine, &pool, closed).await {
-            warn!(pool = pool.name(), %error, "the pool is open again");
-        } else if forgets && let Err(error) = engine.journal.commit(Change::remove(key(id))).await {
-            warn!(%id, %error, "the next start imports a closed pool");
-        }
-    });
-    let cause = "the pool's keeper does not end: its disk does not answer";
-    Err(RpcError::errno(Errno::ETIMEDOUT, cause))
-}
-
-/// A closing command has ended: the pool is gone, or open again.
-async fn close_ended(
-    engine: &Rc<Engine>,
-    pool: &OpenPool,
-    closed: Result<Outcome, PoolError>,
-) -> Result<(), RpcError> {
-    match closed {
-        Ok(_) | Err(PoolError::Closed) => {
-            let pools = &engine.devices.pools;
-            pools.open.borrow_mut().remove(&pool.handle.id());
-            Ok(())
-        }
-        Err(refused) => {
-            // The pool is open without devices: they come back.
-            register_all(engine, pool).await?;
-            Err(refused.refusal())
-        }
-    }
-}
-
-/// The disk of a pool goes: its volumes go with it, and its keeper ends.
-pub fn disk_gone(engine: &Rc<Engine>, disk: &str) {
-    let pools = engine.devices.pools.list();
-    let Some(pool) = pools.into_iter().find(|pool| pool.handle.base() == disk) else {
-        return;
-    };
-    let (engine, disk) = (Rc::clone(engine), disk.to_owned());
-    tokio::task::spawn_local(async move {
-        let pools = &engine.devices.pools;
-        let _one = pools.changing.lock().await;
-        let (name, id) = (pool.name(), pool.handle.id());
-        warn!(pool = name, disk, "the disk went away: the pool is closed");
-        let text = format!("pool \"{name}\": its disk {disk} went away");
-        engine
-            .notes
-            .report("pool_lost", name, text, serde_json::json!({ "id": id }));
-        if let Err(error) = close_one(&engine, &pool, Command::Close { export: false }).await {
-            warn!(disk, %error, "a pool without its disk is not closed yet");
-        }
-        if engine.journal.find(&key(id)).is_some() {
-            pools.lost.borrow_mut().insert(disk, id);
-        }
-    });
-}
-
 /// A disk appeared: if it is a lost one, its pool is imported again.
 pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     let pools = &engine.devices.pools;
@@ -563,22 +592,14 @@ pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     // The journal has no record of a pool that was exported meanwhile.
     let lost = lost.filter(|id| engine.journal.find(&key(*id)).is_some());
     let Some(id) = lost else { return };
-    if let Err(error) = import_one(engine, disk, Some(id), false).await {
+    let wanted = Wanted {
+        id: Some(id),
+        ..Wanted::default()
+    };
+    if let Err(error) = import_one(engine, disk, wanted).await {
         warn!(disk, %error, "a disk is back, and its pool is not imported");
         pools.lost.borrow_mut().insert(disk.to_owned(), id);
-    }
-}
-
-/// Closes all pools, after the hosts have disconnected.
-pub async fn close_all(engine: &Rc<Engine>) {
-    for pool in engine.devices.pools.list() {
-        let name = pool.name();
-        match close_one(engine, &pool, Command::Close { export: false }).await {
-            Ok(()) => info!(pool = name, "closed"),
-            Err(error) => {
-                warn!(pool = name, %error, "not closed in order: the next import replays its log")
-            }
-        }
+        engine.journal.restored(&key(id), Err(error));
     }
 }
 
@@ -611,6 +632,9 @@ impl Refusal for PoolError {
                 .field("disk")
                 .remedy("look at its data first; force overwrites it"),
             Self::AlreadyOpen { .. } => of(Errno::EEXIST).field("disk"),
+            Self::NameTaken { .. } => of(Errno::EEXIST).field("disk").remedy(
+                "import it under another name: new_name, or nacre pool import DISK --name NEW",
+            ),
             Self::OtherPool { .. } => of(Errno::ENODEV)
                 .field("disk")
                 .remedy("name the disk with the pool"),

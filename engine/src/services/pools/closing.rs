@@ -1,0 +1,187 @@
+//! Closes pools: by command, when their disk goes, and at the end of the daemon.
+
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use nacre_bdev::registry::Removal;
+use nacre_bdev_pool::{Command, Outcome, PoolError};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::{Late, OpenPool, key, lvols_of, register_all};
+use crate::refusal::Refusal;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+use crate::store::Change;
+
+/// Removes the device of a volume that nothing uses, and waits until its queues are closed.
+pub async fn withdraw(engine: &Engine, name: &str) -> Result<(), RpcError> {
+    let ticket = engine.plane()?.bdevs.remove(name, Removal::IfUnused);
+    let ticket = ticket.map_err(|error| {
+        error
+            .refusal()
+            .remedy("remove its namespaces and the devices on it first")
+    })?;
+    let late = |_| {
+        let cause = format!("queues of \"{name}\" are still open");
+        RpcError::errno(Errno::ETIMEDOUT, cause).remedy("try again a little later")
+    };
+    let patience = engine.devices.pools.patience.get();
+    tokio::time::timeout(patience, ticket).await.map_err(late)
+}
+
+/// Closes a pool that no volume of which is in use. The journal forgets it.
+pub async fn close(engine: &Rc<Engine>, name: &str, end: Command) -> Result<(), RpcError> {
+    let pools = &engine.devices.pools;
+    let _one = pools.changing.lock().await;
+    let Ok(pool) = pools.find(name) else {
+        // An import that failed is forgotten, and a pool whose disk went away.
+        let id = Uuid::parse_str(name).ok();
+        pools.lost.borrow_mut().retain(|_, lost| Some(*lost) != id);
+        let record = id.map(key);
+        let record = record.filter(|key| engine.journal.find(key).is_some());
+        let Some(key) = record else {
+            return pools.find(name).map(drop);
+        };
+        return engine.journal.commit(Change::remove(key)).await;
+    };
+    if pool.is_closing.get() {
+        return Err(Late::Close.refusal());
+    }
+    let plane = engine.plane()?;
+    for lvol in lvols_of(&plane, pool.handle.id()) {
+        let info = lvol.info();
+        if let Ok(listed) = plane.bdevs.get(&info.id.to_string())
+            && let Some((holder, _)) = listed.claims.first()
+        {
+            let cause = format!("\"{}\" is used by {holder}", info.name);
+            return Err(RpcError::errno(Errno::EBUSY, cause)
+                .field("pool")
+                .remedy("remove the namespaces and devices on its volumes first"));
+        }
+    }
+    close_one(engine, &pool, end).await?;
+    engine
+        .journal
+        .commit(Change::remove(key(pool.handle.id())))
+        .await
+}
+
+/// Removes the devices of a pool and ends its keeper, with a closing command.
+pub(super) async fn close_one(
+    engine: &Rc<Engine>,
+    pool: &Rc<OpenPool>,
+    end: Command,
+) -> Result<(), RpcError> {
+    let (plane, patience) = (engine.plane()?, engine.devices.pools.patience.get());
+    let id = pool.handle.id();
+    let mut tickets = Vec::new();
+    for lvol in lvols_of(&plane, id) {
+        let name = lvol.info().id.to_string();
+        drop(lvol);
+        for subsystem in plane.target.subsystems() {
+            subsystem.bdev_removed(&name);
+        }
+        tickets.extend(plane.bdevs.remove(&name, Removal::Hot).ok());
+    }
+    if tokio::time::timeout(patience, join_all(tickets))
+        .await
+        .is_err()
+    {
+        warn!(pool = pool.name(), "queues on its volumes are still open");
+    }
+    let forgets = is_export(&end);
+    let handle = pool.handle.clone();
+    let mut closing = Box::pin(async move { handle.run(end).await });
+    if let Ok(closed) = tokio::time::timeout(patience, &mut closing).await {
+        return close_ended(engine, pool, closed, forgets).await;
+    }
+    pool.is_closing.set(true);
+    let (engine, pool) = (Rc::clone(engine), Rc::clone(pool));
+    tokio::task::spawn_local(async move {
+        let closed = closing.await;
+        let _one = engine.devices.pools.changing.lock().await;
+        pool.is_closing.set(false);
+        if let Err(error) = close_ended(&engine, &pool, closed, forgets).await {
+            warn!(pool = pool.name(), %error, "the pool was not closed as asked");
+        } else if forgets && let Err(error) = engine.journal.commit(Change::remove(key(id))).await {
+            warn!(%id, %error, "the next start imports a closed pool");
+        }
+    });
+    Err(Late::Close.refusal())
+}
+
+fn is_export(end: &Command) -> bool {
+    matches!(end, Command::Close { export: true } | Command::Destroy)
+}
+
+/// A closing command has ended: the pool is gone, or open again.
+async fn close_ended(
+    engine: &Rc<Engine>,
+    pool: &Rc<OpenPool>,
+    closed: Result<Outcome, PoolError>,
+    exports: bool,
+) -> Result<(), RpcError> {
+    match closed {
+        Ok(_) | Err(PoolError::Closed) => {
+            // The pool may be open a second time: its disk returned meanwhile.
+            let mut open = engine.devices.pools.open.borrow_mut();
+            let id = pool.handle.id();
+            if open.get(&id).is_some_and(|other| Rc::ptr_eq(other, pool)) {
+                open.remove(&id);
+            }
+            if exports && closed.is_err() {
+                let cause = "the pool was closed, but not exported: its disk went away";
+                return Err(RpcError::errno(Errno::ENODEV, cause)
+                    .field("pool")
+                    .remedy("import it when the disk is back, then export it"));
+            }
+            Ok(())
+        }
+        Err(refused) => {
+            // The pool is open without devices: they come back.
+            register_all(engine, pool).await?;
+            Err(refused.refusal())
+        }
+    }
+}
+
+/// The disk of a pool goes: its volumes go with it, and its keeper ends.
+pub fn disk_gone(engine: &Rc<Engine>, disk: &str) {
+    let pools = engine.devices.pools.list();
+    let Some(pool) = pools.into_iter().find(|pool| pool.handle.base() == disk) else {
+        return;
+    };
+    let (engine, disk) = (Rc::clone(engine), disk.to_owned());
+    tokio::task::spawn_local(async move {
+        let pools = &engine.devices.pools;
+        let _one = pools.changing.lock().await;
+        let (name, id) = (pool.name(), pool.handle.id());
+        warn!(pool = name, disk, "the disk went away: the pool is closed");
+        let text = format!("pool \"{name}\": its disk {disk} went away");
+        engine
+            .notes
+            .report("pool_lost", name, text, serde_json::json!({ "id": id }));
+        // This also ends an export that still waits for the disk.
+        if let Err(error) = close_one(&engine, &pool, Command::Close { export: false }).await {
+            warn!(disk, %error, "a pool without its disk is not closed yet");
+        }
+        if engine.journal.find(&key(id)).is_some() {
+            pools.lost.borrow_mut().insert(disk, id);
+        }
+    });
+}
+
+/// Closes all pools, after the hosts have disconnected.
+pub async fn close_all(engine: &Rc<Engine>) {
+    for pool in engine.devices.pools.list() {
+        let name = pool.name();
+        match close_one(engine, &pool, Command::Close { export: false }).await {
+            Ok(()) => info!(pool = name, "closed"),
+            Err(error) => {
+                warn!(pool = name, %error, "not closed in order: the next import replays its log")
+            }
+        }
+    }
+}
