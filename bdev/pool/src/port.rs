@@ -198,6 +198,9 @@ pub(crate) struct Shared {
     pub lanes: Mutex<Vec<Arc<LanePort>>>,
     next_lane: AtomicU64,
     pub status: Mutex<PoolStatus>,
+    /// Number of updates of the status.
+    #[cfg(test)]
+    pub statuses: AtomicU64,
 }
 
 impl Shared {
@@ -211,6 +214,8 @@ impl Shared {
             lanes: Mutex::default(),
             next_lane: AtomicU64::new(1),
             status: Mutex::new(status),
+            #[cfg(test)]
+            statuses: AtomicU64::new(0),
         })
     }
 

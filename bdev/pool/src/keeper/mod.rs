@@ -47,6 +47,8 @@ const SETTLE: Duration = Duration::from_secs(1);
 const CHECKPOINT: Duration = Duration::from_secs(5);
 /// Hidden versions are visited again in this interval.
 const RECLAIM: Duration = Duration::from_secs(30);
+/// The status of a busy pool is this old at most: it counts all versions.
+const STATUS: Duration = Duration::from_millis(100);
 /// How often a grace period is looked at while I/O of it is in flight.
 const GRACE_LOOK: Duration = Duration::from_micros(100);
 
@@ -67,6 +69,8 @@ pub(crate) struct Keeper {
     backlog: VecDeque<(Token, Request)>,
     grace: Grace,
     times: Times,
+    /// The pool had hidden versions at the last status.
+    has_hidden: bool,
     inbox: Vec<KeeperMessage>,
     ended: Vec<Ended>,
     changes: Vec<Change>,
@@ -108,6 +112,8 @@ struct Times {
     settle: Option<Nanos>,
     checkpoint: Option<Nanos>,
     reclaim: Option<Nanos>,
+    /// The status is out of date.
+    status: Option<Nanos>,
     last_lsn: u64,
 }
 
@@ -131,6 +137,7 @@ impl Keeper {
             backlog: VecDeque::new(),
             grace: Grace::default(),
             times: Times::default(),
+            has_hidden: false,
             inbox: Vec::new(),
             ended: Vec::new(),
             changes: Vec::new(),
@@ -493,8 +500,7 @@ impl Keeper {
             times.checkpoint = None;
             pool.checkpoint();
         }
-        let hidden = pool.state().versions.values().any(|v| v.is_hidden);
-        if !hidden {
+        if !self.has_hidden {
             times.reclaim = None;
         } else if *times.reclaim.get_or_insert(now + RECLAIM) <= now {
             times.reclaim = Some(now + RECLAIM);
@@ -502,10 +508,28 @@ impl Keeper {
         }
     }
 
-    fn update_status(&self) {
+    /// Notes that the status is out of date, and updates it when it is due.
+    fn look_at_status(&mut self, now: Nanos, is_busy: bool) {
         let Stage::Open(pool) = &self.stage else {
             return;
         };
+        let due = match (self.times.status, is_busy) {
+            (None, false) => return,
+            (None, true) => *self.times.status.insert(now + STATUS),
+            (Some(due), _) => due,
+        };
+        if due <= now || pool.is_held() && self.shared.status.lock().state != PoolState::Held {
+            self.update_status();
+        }
+    }
+
+    fn update_status(&mut self) {
+        let Stage::Open(pool) = &self.stage else {
+            return;
+        };
+        self.times.status = None;
+        #[cfg(test)]
+        self.shared.statuses.fetch_add(1, Ordering::SeqCst);
         let geometry = &pool.superblock().geometry;
         let unit = geometry.unit_bytes();
         let (units, (free, kept)) = (geometry.units(), pool.free_units());
@@ -531,8 +555,11 @@ impl Keeper {
         status.reserved_bytes = kept.min(free) * unit;
         let settled = self.shared.settled.load(Ordering::SeqCst);
         status.unsettled_records = self.times.last_lsn.saturating_sub(settled);
-        let versions = pool.state().versions.values();
-        status.versions = versions.filter(|version| !version.is_hidden).count() as u64;
+        let versions = &pool.state().versions;
+        let hidden = versions.values().filter(|version| version.is_hidden);
+        let hidden = hidden.count();
+        status.versions = (versions.len() - hidden) as u64;
+        self.has_hidden = hidden > 0;
     }
 
     /// Ends everything: requests are answered, and the poller goes.
@@ -591,8 +618,8 @@ impl Poller for Keeper {
         count += self.poll_disk(now);
         if count > 0 {
             self.pump();
-            self.update_status();
         }
+        self.look_at_status(now, count > 0);
         if self.commands.is_closing_done(&self.disk) {
             self.farewell = self.commands.farewell();
             self.close();
@@ -612,6 +639,7 @@ impl Poller for Keeper {
             self.times.settle,
             self.times.checkpoint,
             self.times.reclaim,
+            self.times.status,
             self.grace.awaited.map(|_| now + GRACE_LOOK),
         ];
         let idle = times.into_iter().flatten();

@@ -126,6 +126,34 @@ fn a_closing_pool_ends_its_check() {
     rig::check(&pool);
 }
 
+/// The status counts all versions: a busy pool does that a few times a second, not every turn.
+#[test]
+fn a_busy_pool_counts_seldom() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let volume = rig::volume(&pool, 1, 32);
+    let mut host = Host::on(&pool, volume);
+    let count = || {
+        pool.shared
+            .statuses
+            .load(std::sync::atomic::Ordering::SeqCst)
+    };
+    let (before, began) = (count(), std::time::Instant::now());
+    for unit in 0..400 {
+        assert_eq!(host.write(unit * 16, 1, 1), Status::Ok);
+    }
+    let most = 2 + began.elapsed().as_millis() as u64 / 100;
+    let counted = count() - before;
+    assert!(counted <= most, "{counted} times, {most} expected");
+    let free = pool.status().total_bytes - (400 << 16);
+    let is_current = || pool.status().free_bytes <= free;
+    let mut looks = 0..500;
+    while !is_current() && looks.next().is_some() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(is_current(), "{:?}", pool.status());
+}
+
 #[test]
 fn another_holder_imports_only_an_exported_pool() {
     let home = Home::with_disk(64);
