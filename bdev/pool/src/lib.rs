@@ -36,7 +36,7 @@ mod tests;
 pub use handle::PoolHandle;
 pub use lvol::Lvol;
 pub use model::{Command, LvolInfo, Outcome, PoolError, PoolState, PoolStatus};
-pub use nacre_bdev_pool_core::check::{CheckReport, Finding};
+pub use nacre_bdev_pool_core::check::{CheckReport, Extent, Finding};
 pub use nacre_bdev_pool_core::import::{ImportError, ImportReport};
 pub use nacre_bdev_pool_core::interface::Refusal;
 pub use open::{Create, Import, create, import};

@@ -6,11 +6,13 @@ use std::ops::Range;
 use crate::format::record::PassKind;
 use crate::ids::VersionId;
 use crate::map::{Entry, LostNode, Node, Shape};
-pub use crate::report::{CheckReport, Finding};
+pub use crate::report::{CheckReport, Extent, Finding};
 use crate::space::Space;
 use crate::state::{State, Version, count_owned};
 use crate::zones::Zones;
 
+/// Leaves of a lost part of a map that a step looks at.
+const LOST: u64 = 64;
 /// Words of the bitmaps that a step compares.
 const WORDS: usize = 1 << 12;
 
@@ -32,6 +34,8 @@ pub(crate) struct Accounts {
     /// The next leaf of that version, and the places that it owns in the leaves before.
     next: u64,
     places: u64,
+    /// Lost leaves of that version that are not in the report yet.
+    lost: Range<u64>,
     /// The next word to compare, once all versions are counted.
     word: usize,
 }
@@ -54,9 +58,9 @@ impl Accounts {
         zones: &Zones,
         pending: impl Iterator<Item = u64>,
     ) -> Self {
-        let pending = pending.map(|unit| (unit, Finding::UsedInLimbo { unit }));
+        let pending = pending.map(|unit| (unit, Finding::UsedInLimbo { unit, at: None }));
         let zones = zones.units();
-        let zones = zones.map(|unit| (unit, Finding::UsedTwice { unit }));
+        let zones = zones.map(|unit| (unit, Finding::UsedTwice { unit, at: None }));
         let used: Box<[u64]> = space.used().into();
         Self {
             owned: vec![0; used.len()].into_boxed_slice(),
@@ -67,6 +71,7 @@ impl Accounts {
             state: state.clone(),
             next: 0,
             places: 0,
+            lost: 0..0,
             word: 0,
         }
     }
@@ -80,6 +85,7 @@ impl Accounts {
             match self.next_leaf(id) {
                 Some(leaf) => self.next = self.count(id, leaf, report),
                 None => {
+                    self.report_lost(id, report);
                     self.compare_places(id, report);
                     self.versions.pop();
                     (self.next, self.places) = (0, 0);
@@ -120,48 +126,83 @@ impl Accounts {
     fn count(&mut self, id: VersionId, leaf: u64, report: &mut CheckReport) -> u64 {
         let (shape, floor) = (self.state.shape(), self.state.floor(id, leaf));
         let parent = self.parent(id, leaf);
-        if let Some(lost) = self.lost_span(id, leaf) {
-            // The finding of a parent with the same loss names it.
-            let is_new = parent.is_none_or(|parent| self.lost_span(parent, leaf).is_none());
-            let units = self.state.versions[&id].units;
-            let end = units.div_ceil(shape.units_per_leaf as u64).min(lost.end);
-            if is_new && lost.start < end {
-                let (leaf, leaves) = (lost.start, end - lost.start);
-                report.find(Finding::Lost { leaf, leaves });
-            }
-            return lost.end;
+        if let Some(lost) = self.state.versions[&id].tree.lost_span(shape, leaf) {
+            return self.count_lost(id, leaf, lost.end, report);
         }
         let first = leaf * shape.units_per_leaf as u64;
         for place in first..first + shape.units_per_leaf as u64 {
             let entry = self.state.entry(id, place).unwrap_or_default();
             self.places += u64::from(entry.own.is_exclusive(floor));
+            let at = self.extent(id, place, 1);
             for part in entry.parts() {
                 let unit = part.unit;
                 if part.is_exclusive(floor) {
-                    self.own(unit, report);
+                    self.own(unit, at, report);
                     continue;
                 }
                 match self.origin(parent, place, unit) {
                     Origin::Known => {}
-                    Origin::Lost => self.adopt(unit, report),
-                    Origin::None => report.find(Finding::Stray { unit }),
+                    Origin::Lost => self.adopt(unit, at, report),
+                    Origin::None => report.find(Finding::Stray { unit, at }),
                 }
             }
         }
         leaf + 1
     }
 
-    /// The lost leaves around this one: of one lost node, or of several side by side.
-    fn lost_span(&self, id: VersionId, leaf: u64) -> Option<Range<u64>> {
-        let (shape, tree) = (self.state.shape(), &self.state.versions[&id].tree);
-        let mut span = tree.lost_span(shape, leaf)?;
-        for _ in 1..shape.fan_out {
-            let Some(next) = tree.lost_span(shape, span.end) else {
-                break;
-            };
-            span.end = next.end;
+    /// Units of a version, as bytes.
+    fn extent(&self, id: VersionId, place: u64, units: u64) -> Extent {
+        let unit = self.state.geometry.unit_bytes();
+        Extent {
+            lvol: self.state.versions[&id].identity.id,
+            offset: place * unit,
+            bytes: units * unit,
         }
-        Some(span)
+    }
+
+    /// Leaves that a version can have.
+    fn leaves(&self, id: VersionId) -> u64 {
+        let per_leaf = self.state.shape().units_per_leaf as u64;
+        self.state.versions[&id].units.div_ceil(per_leaf)
+    }
+
+    /// Notes lost leaves from `leaf` on, at most [`LOST`] of them and up to `end`. The finding of a
+    /// parent names those that the parent has lost too. Returns the next leaf to look at.
+    fn count_lost(&mut self, id: VersionId, leaf: u64, end: u64, report: &mut CheckReport) -> u64 {
+        let shape = self.state.shape();
+        let last = self.leaves(id).min(end);
+        if leaf >= last {
+            return end;
+        }
+        let next = last.min(leaf + LOST);
+        for leaf in leaf..next {
+            let parent = self.parent(id, leaf);
+            let is_named = parent.is_some_and(|parent| {
+                let tree = &self.state.versions[&parent].tree;
+                leaf < self.leaves(parent) && tree.lost_span(shape, leaf).is_some()
+            });
+            if is_named {
+                continue;
+            }
+            if self.lost.end != leaf {
+                self.report_lost(id, report);
+                self.lost = leaf..leaf;
+            }
+            self.lost.end = leaf + 1;
+        }
+        next
+    }
+
+    fn report_lost(&mut self, id: VersionId, report: &mut CheckReport) {
+        let lost = std::mem::take(&mut self.lost);
+        if lost.is_empty() {
+            return;
+        }
+        let per_leaf = self.state.shape().units_per_leaf as u64;
+        let (first, units) = (lost.start * per_leaf, self.state.versions[&id].units);
+        let end = units.min(lost.end * per_leaf);
+        let at = self.extent(id, first, end - first);
+        report.find(Finding::Lost { at });
     }
 
     /// The origin of a unit that a child of `parent` shares.
@@ -179,33 +220,36 @@ impl Accounts {
         otherwise
     }
 
-    fn own(&mut self, unit: u64, report: &mut CheckReport) {
+    fn own(&mut self, unit: u64, at: Extent, report: &mut CheckReport) {
         let (word, bit) = ((unit / 64) as usize, 1 << (unit % 64));
         if self.owned[word] & bit != 0 || self.orphans.contains(&unit) {
-            report.find(Finding::UsedTwice { unit });
+            let at = Some(at);
+            report.find(Finding::UsedTwice { unit, at });
         }
         self.owned[word] |= bit;
-        self.compare_use(unit, report);
+        self.compare_use(unit, at, report);
     }
 
     /// Counts an orphan, which several versions may share.
-    fn adopt(&mut self, unit: u64, report: &mut CheckReport) {
+    fn adopt(&mut self, unit: u64, at: Extent, report: &mut CheckReport) {
         if !self.orphans.insert(unit) {
             return;
         }
         if self.owned[(unit / 64) as usize] >> (unit % 64) & 1 == 1 {
-            report.find(Finding::UsedTwice { unit });
+            let at = Some(at);
+            report.find(Finding::UsedTwice { unit, at });
         }
-        self.compare_use(unit, report);
+        self.compare_use(unit, at, report);
     }
 
-    fn compare_use(&self, unit: u64, report: &mut CheckReport) {
+    fn compare_use(&self, unit: u64, at: Extent, report: &mut CheckReport) {
         report.units += 1;
         if self.used[(unit / 64) as usize] >> (unit % 64) & 1 == 0 {
-            report.find(Finding::UsedAndFree { unit });
+            let at = Some(at);
+            report.find(Finding::UsedAndFree { unit, at });
         }
         if let Some(finding) = self.others.get(&unit) {
-            report.find(finding.clone());
+            report.find(finding.clone().at(at));
         }
     }
 
@@ -213,7 +257,12 @@ impl Accounts {
         let version = &self.state.versions[&id];
         let (counted, kept) = (self.places, version.owned);
         if version.is_thick && !version.is_hidden && kept != counted {
-            report.find(Finding::Owned { counted, kept });
+            let lvol = version.identity.id;
+            report.find(Finding::Owned {
+                lvol,
+                counted,
+                kept,
+            });
         }
     }
 
@@ -330,7 +379,7 @@ pub(crate) fn findings(
 ) -> Vec<Finding> {
     let uses = match uses(state) {
         Ok(uses) => uses,
-        Err(unit) => return vec![Finding::UsedTwice { unit }],
+        Err(unit) => return vec![Finding::UsedTwice { unit, at: None }],
     };
     let limbo: HashSet<u64> = pending.collect();
     let zones: HashSet<u64> = zones.units().collect();
@@ -342,18 +391,25 @@ pub(crate) fn findings(
             zones.contains(&unit),
         ];
         let finding = match (users, space.is_used(unit)) {
-            ([true, true, _], _) => Finding::UsedInLimbo { unit },
-            ([true, _, true], _) => Finding::UsedTwice { unit },
-            ([true, ..] | [_, true, _] | [.., true], false) => Finding::UsedAndFree { unit },
+            ([true, true, _], _) => Finding::UsedInLimbo { unit, at: None },
+            ([true, _, true], _) => Finding::UsedTwice { unit, at: None },
+            ([true, ..] | [_, true, _] | [.., true], false) => {
+                Finding::UsedAndFree { unit, at: None }
+            }
             ([false, false, false], true) => Finding::Leaked { unit },
             _ => continue,
         };
         findings.push(finding);
     }
     for (id, counted) in owned(state) {
-        let kept = state.versions[&id].owned;
+        let version = &state.versions[&id];
+        let (lvol, kept) = (version.identity.id, version.owned);
         if kept != counted {
-            findings.push(Finding::Owned { counted, kept });
+            findings.push(Finding::Owned {
+                lvol,
+                counted,
+                kept,
+            });
         }
     }
     findings
@@ -365,6 +421,9 @@ mod tests {
     use crate::interface::Request;
     use crate::tests::content::value;
     use crate::tests::rig::{Rig, identity};
+
+    /// Bytes of a unit of the toy geometry.
+    const UNIT: u64 = 16 << 10;
 
     fn report(mut accounts: Accounts) -> CheckReport {
         let mut report = CheckReport::default();
@@ -407,6 +466,39 @@ mod tests {
         assert_eq!(report.findings, [Finding::Leaked { unit }]);
     }
 
+    /// A version that lost more than its parent has a finding for the rest.
+    #[test]
+    fn a_loss_is_named_once_and_as_a_whole() {
+        use crate::map::Interior;
+        use std::sync::Arc;
+
+        let (rig, [volume, snapshot, _]) = family();
+        let mut accounts = rig.pool.accounts();
+        let lost = || {
+            let pages = Default::default();
+            Some(Arc::new(Node::Lost { pages }))
+        };
+        let interior = |children| {
+            let pages = Default::default();
+            Some(Arc::new(Node::Interior(Interior { children, pages })))
+        };
+        let first = interior([lost(), None].into());
+        let versions = &mut accounts.state.versions;
+        let mut root = |id, root| versions.get_mut(&id).unwrap().tree.root = root;
+        root(snapshot, interior([first, None].into()));
+        root(volume, lost());
+        let leaf = |number, first: u64, count: u64| Finding::Lost {
+            at: Extent {
+                lvol: identity(number).id,
+                offset: first * 4 * UNIT,
+                bytes: count * 4 * UNIT,
+            },
+        };
+        let mut found = report(accounts).findings;
+        found.retain(|finding| matches!(finding, Finding::Lost { .. }));
+        assert_eq!(found, [leaf(2, 0, 1), leaf(1, 1, 3)]);
+    }
+
     /// Every wrong bit is found, and every unit that a map gained or lost.
     #[test]
     fn wrong_accounts() {
@@ -419,7 +511,15 @@ mod tests {
             let is_mapped = !accounts.others.contains_key(&unit);
             let finding = match rig.pool.space().is_used(unit) {
                 false => Finding::Leaked { unit },
-                true if is_mapped => Finding::UsedAndFree { unit },
+                true if is_mapped => {
+                    let found = report(accounts).findings;
+                    let [Finding::UsedAndFree { unit: found, at }] = found[..] else {
+                        panic!("{found:?}");
+                    };
+                    let at = at.unwrap();
+                    assert_eq!((found, at.offset % UNIT, at.bytes), (unit, 0, UNIT));
+                    continue;
+                }
                 // A unit of metadata.
                 true => continue,
             };
@@ -436,20 +536,38 @@ mod tests {
         };
         let unit = rig.pool.lookup(snapshot, 2).unwrap().own.unit;
         let lost = change(snapshot, 2, &|entry| *entry = Entry::default());
+        let at = |number| Extent {
+            lvol: identity(number).id,
+            offset: 2 * UNIT,
+            bytes: UNIT,
+        };
         let expected = [
-            Finding::Stray { unit },
-            Finding::Stray { unit },
+            Finding::Stray { unit, at: at(3) },
+            Finding::Stray { unit, at: at(1) },
             Finding::Leaked { unit },
         ];
         assert_eq!(lost, expected);
         let other = rig.pool.lookup(clone, 3).unwrap().own;
         let twice = change(volume, 9, &|entry| entry.own = other);
-        let unit = other.unit;
-        assert!(twice.contains(&Finding::UsedTwice { unit }), "{twice:?}");
-        let (counted, kept) = (2, 1);
-        assert!(
-            twice.contains(&Finding::Owned { counted, kept }),
-            "{twice:?}"
-        );
+        let lvol = identity(1).id;
+        let at = Extent {
+            lvol,
+            offset: 9 * UNIT,
+            bytes: UNIT,
+        };
+        let expected = [
+            Finding::UsedTwice {
+                unit: other.unit,
+                at: Some(at),
+            },
+            Finding::Owned {
+                lvol,
+                counted: 2,
+                kept: 1,
+            },
+        ];
+        for finding in expected {
+            assert!(twice.contains(&finding), "{twice:?}");
+        }
     }
 }

@@ -12,6 +12,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use crate::format::chain::{self, INDEX_ITEMS, MAP_ITEMS};
 use crate::format::directory::{self, VersionEntry};
 use crate::format::leaf::{self, Linear, Stamp};
@@ -27,7 +29,8 @@ use crate::zones::Zones;
 /// An image on the disk. It holds its pages: they are free when the last image that has them goes.
 #[derive(Debug, Default)]
 pub(crate) struct Image {
-    trees: Vec<Tree>,
+    /// The map of each version, with the id of the version.
+    trees: Vec<(Uuid, Tree)>,
     directory: BTreeMap<u64, (Vec<VersionEntry>, Arc<PagePair>)>,
     /// Pages of the index and the page map.
     chains: Vec<PagePair>,
@@ -57,7 +60,7 @@ impl Image {
         }
     }
 
-    pub(crate) fn trees(&self) -> &[Tree] {
+    pub(crate) fn trees(&self) -> &[(Uuid, Tree)] {
         &self.trees
     }
 
@@ -123,10 +126,10 @@ pub(crate) fn encode_again(
     }
 }
 
-fn trees(versions: &BTreeMap<VersionId, Version>) -> Vec<Tree> {
+fn trees(versions: &BTreeMap<VersionId, Version>) -> Vec<(Uuid, Tree)> {
     versions
         .values()
-        .map(|version| version.tree.clone())
+        .map(|version| (version.identity.id, version.tree.clone()))
         .collect()
 }
 

@@ -1,32 +1,71 @@
 //! The report of a check: how much it read, which copies it repaired, and which faults are left.
 
+use std::fmt;
+
+use uuid::Uuid;
+
+/// Bytes of a volume or snapshot. It may be a deleted one, whose space others share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    pub lvol: Uuid,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, end) = (self.offset, self.offset.saturating_add(self.bytes));
+        write!(
+            f,
+            "lvol {}, bytes {first} to {}",
+            self.lvol,
+            end.saturating_sub(1)
+        )
+    }
+}
+
+/// The end of a sentence about a unit.
+fn place(at: &Option<Extent>) -> String {
+    at.map_or_else(String::new, |at| format!(": {at}"))
+}
+
 /// A fault of a pool that the check found and did not repair.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Finding {
-    #[error("unit {unit} is in use at two places")]
-    UsedTwice { unit: u64 },
-    #[error("unit {unit} is in use, and counts as free")]
-    UsedAndFree { unit: u64 },
-    #[error("unit {unit} is in limbo, and in use")]
-    UsedInLimbo { unit: u64 },
+    #[error("unit {unit} is in use at two places{}", place(.at))]
+    UsedTwice { unit: u64, at: Option<Extent> },
+    #[error("unit {unit} is in use, and counts as free{}", place(.at))]
+    UsedAndFree { unit: u64, at: Option<Extent> },
+    #[error("unit {unit} is in limbo, and in use{}", place(.at))]
+    UsedInLimbo { unit: u64, at: Option<Extent> },
     #[error("unit {unit} is not free, and nothing uses it")]
     Leaked { unit: u64 },
-    #[error("unit {unit} is shared with a parent that does not have it")]
-    Stray { unit: u64 },
-    #[error(
-        "the map of {leaves} leaves from leaf {leaf} on is lost: they answer errors until they are \
-         cleared"
-    )]
-    Lost { leaf: u64, leaves: u64 },
+    #[error("unit {unit} is shared with a parent that does not have it: {at}")]
+    Stray { unit: u64, at: Extent },
+    #[error("a part of a map is lost, and its bytes answer errors until they are cleared: {at}")]
+    Lost { at: Extent },
     #[error(
         "both copies of page {page} of a map are bad, and the check cannot write them again: an \
-         import would lose the leaves from leaf {leaf} on"
+         import would lose {at}"
     )]
-    NodeLost { page: u64, leaf: u64 },
+    NodeLost { page: u64, at: Extent },
     #[error("both copies of page {page} of the directory were bad; the next root writes it again")]
     ListLost { page: u64 },
-    #[error("a volume owns {counted} places, its count says {kept}")]
-    Owned { counted: u64, kept: u64 },
+    #[error("lvol {lvol} owns {counted} places, its count says {kept}")]
+    Owned { lvol: Uuid, counted: u64, kept: u64 },
+}
+
+impl Finding {
+    /// The same fault of a unit, with the place that uses the unit.
+    pub(crate) fn at(mut self, extent: Extent) -> Self {
+        if let Self::UsedTwice { at, .. }
+        | Self::UsedAndFree { at, .. }
+        | Self::UsedInLimbo { at, .. } = &mut self
+        {
+            *at = Some(extent);
+        }
+        self
+    }
 }
 
 /// A report names so many findings, and counts the others.

@@ -13,6 +13,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use super::store::Store;
 use super::{Attempt, Pool, Purpose};
 use crate::check::{Accounts, findings};
@@ -23,7 +25,7 @@ use crate::image::{Image, encode_again};
 use crate::interface::{Answer, Intent, IoFailed, Refusal};
 use crate::map::Node;
 use crate::mutation::Mutation;
-use crate::report::{CheckReport, Finding};
+use crate::report::{CheckReport, Extent, Finding};
 
 /// Reads and writes of a check in flight.
 const WINDOW: usize = 8;
@@ -45,8 +47,8 @@ struct Check {
     /// The root that the check reads. The pool reuses none of its pages while the check has it.
     image: Arc<Image>,
     accounts: Option<Accounts>,
-    /// Nodes whose pages are still to be read, each with its levels and its first leaf.
-    nodes: Vec<(Arc<Node>, u32, u64)>,
+    /// Nodes whose pages are still to be read.
+    nodes: Vec<Visit>,
     /// First pages of nodes that were visited: versions share nodes.
     visited: HashSet<u64>,
     pages: VecDeque<Target>,
@@ -65,13 +67,21 @@ struct Check {
     has_lost_list: bool,
 }
 
+/// A node of the map of a version.
+#[derive(Debug, Clone)]
+struct Visit {
+    node: Arc<Node>,
+    levels: u32,
+    first_leaf: u64,
+    lvol: Uuid,
+}
+
 /// A page to read.
 #[derive(Debug)]
 struct Target {
     place: Place,
-    /// The node with its levels and its first leaf. `None`: a page of the directory or of a list,
-    /// which a new root can write again.
-    node: Option<(Arc<Node>, u32, u64)>,
+    /// `None`: a page of the directory or of a list, which a new root can write again.
+    node: Option<Visit>,
 }
 
 /// The purpose of a read in flight.
@@ -121,8 +131,15 @@ impl Checking {
     }
 
     fn begin(&mut self, token: Token, image: Arc<Image>, accounts: Accounts, levels: u32) {
-        let roots = image.trees().iter().filter_map(|tree| tree.root.as_ref());
-        let nodes = roots.map(|root| (Arc::clone(root), levels, 0)).collect();
+        let roots = image.trees().iter().filter_map(|(lvol, tree)| {
+            Some(Visit {
+                node: Arc::clone(tree.root.as_ref()?),
+                levels,
+                first_leaf: 0,
+                lvol: *lvol,
+            })
+        });
+        let nodes = roots.collect();
         let lists = image.pairs().map(|pair| Target {
             place: pair.place,
             node: None,
@@ -249,8 +266,8 @@ impl Check {
     fn next_page(&mut self, store: &Store, nodes: &mut usize) -> Option<Target> {
         while self.pages.is_empty() {
             *nodes = nodes.checked_sub(1)?;
-            let (node, levels, first) = self.nodes.pop()?;
-            let Some(pages) = node.pages() else {
+            let visit = self.nodes.pop()?;
+            let Some(pages) = visit.node.pages() else {
                 continue;
             };
             if !self.visited.insert(pages.first.place.a) {
@@ -259,15 +276,20 @@ impl Check {
             let places = [Some(&pages.first), pages.rest.as_ref()];
             let targets = places.into_iter().flatten().map(|pair| Target {
                 place: pair.place,
-                node: Some((Arc::clone(&node), levels, first)),
+                node: Some(visit.clone()),
             });
             self.pages.extend(targets);
-            if let Node::Interior(interior) = &*node {
-                let span = store.state.shape().span(levels - 1);
+            if let Node::Interior(interior) = &*visit.node {
+                let levels = visit.levels - 1;
+                let span = store.state.shape().span(levels);
                 let children = interior.children.iter().enumerate();
                 self.nodes.extend(children.filter_map(|(at, child)| {
-                    let child = Arc::clone(child.as_ref()?);
-                    Some((child, levels - 1, first + at as u64 * span))
+                    Some(Visit {
+                        node: Arc::clone(child.as_ref()?),
+                        levels,
+                        first_leaf: visit.first_leaf + at as u64 * span,
+                        lvol: visit.lvol,
+                    })
                 }));
             }
         }
@@ -336,19 +358,32 @@ impl Check {
     fn rewrite(&mut self, store: &mut Store, target: &Target) {
         let (geometry, tag) = (&store.superblock.geometry, store.superblock.tag());
         let place = target.place;
-        let Some((node, levels, leaf)) = &target.node else {
+        let Some(visit) = &target.node else {
             self.has_lost_list = true;
             store.want_root();
             return self.report.find(Finding::ListLost { page: place.a });
         };
-        let mut pages = encode_again(geometry, tag, node, *levels, *leaf).into_iter();
+        let Visit {
+            node,
+            levels,
+            first_leaf,
+            lvol,
+        } = visit;
+        let mut pages = encode_again(geometry, tag, node, *levels, *first_leaf).into_iter();
         match pages.find(|page| checksum(&page[..]) == place.sum) {
             Some(page) => self.repair(store, &[place.a, place.b], &page),
             // A node whose child was lost at the import: the page had the place of the child.
-            None => self.report.find(Finding::NodeLost {
-                page: place.a,
-                leaf: *leaf,
-            }),
+            None => {
+                let shape = store.state.shape();
+                let leaf_bytes = geometry.unit_bytes() * shape.units_per_leaf as u64;
+                let at = Extent {
+                    lvol: *lvol,
+                    offset: first_leaf * leaf_bytes,
+                    bytes: shape.span(*levels) * leaf_bytes,
+                };
+                let page = place.a;
+                self.report.find(Finding::NodeLost { page, at });
+            }
         }
     }
 }

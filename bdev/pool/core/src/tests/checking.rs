@@ -7,8 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::content::value;
 use super::damage::image;
 use super::disk::{ALL_SECTORS, Crash};
-use super::rig::{self, Pending, Rig};
-use crate::check::{CheckReport, Finding};
+use super::rig::{self, Pending, Rig, identity};
+use crate::check::{CheckReport, Extent, Finding};
 use crate::geometry::PAGE;
 use crate::ids::{Place, VersionId};
 use crate::interface::{Answer, Refusal, Request};
@@ -120,6 +120,16 @@ fn place_of(rig: &Rig, version: VersionId, children: &[usize]) -> Place {
     node.unwrap().pages().expect("on the disk").first.place
 }
 
+/// So many leaves of a version.
+fn leaves(number: u64, first: u64, count: u64) -> Extent {
+    const LEAF: u64 = 64 << 10;
+    Extent {
+        lvol: identity(number).id,
+        offset: first * LEAF,
+        bytes: count * LEAF,
+    }
+}
+
 fn flip_both(rig: &mut Rig, place: Place) {
     flip(rig, place.a);
     flip(rig, place.b);
@@ -172,23 +182,32 @@ fn a_check_names_a_node_that_it_cannot_make_again() {
     let parent = place_of(&rig, snapshot, &[1]);
     flip_both(&mut rig, parent);
     let report = checked(&mut rig);
-    let (page, leaf) = (parent.a, 2);
-    let lost = Finding::Lost { leaf, leaves: 1 };
+    let page = parent.a;
+    let lost = Finding::Lost {
+        at: leaves(2, 2, 1),
+    };
     assert_eq!(report.repaired, 0);
     assert!(report.findings.contains(&lost), "{report:?}");
-    let node = Finding::NodeLost { page, leaf };
+    let at = leaves(2, 2, 2);
+    let node = Finding::NodeLost { page, at };
     assert!(report.findings.contains(&node), "{report:?}");
     assert_eq!(report.findings.len(), 2, "{report:?}");
 }
 
-/// A lost subtree is one finding. The versions above it share units with it: none of them is called
+/// A lost subtree is one finding, which names the snapshot that has it: the volume shares it. The versions above it share units with it: none of them is called
 /// stray or leaked.
 #[test]
 fn a_check_names_a_lost_subtree_once() {
-    let lost = |leaf, leaves| vec![Finding::Lost { leaf, leaves }];
-    assert_eq!(checked(&mut after_loss(false, &[1])).findings, lost(2, 2));
-    assert_eq!(checked(&mut after_loss(true, &[0])).findings, lost(0, 2));
-    assert_eq!(checked(&mut after_loss(true, &[])).findings, lost(0, 4));
+    let lost = |number, leaf, count| {
+        let at = leaves(number, leaf, count);
+        vec![Finding::Lost { at }]
+    };
+    assert_eq!(
+        checked(&mut after_loss(false, &[1])).findings,
+        lost(2, 2, 2)
+    );
+    assert_eq!(checked(&mut after_loss(true, &[0])).findings, lost(2, 0, 2));
+    assert_eq!(checked(&mut after_loss(true, &[])).findings, lost(2, 0, 4));
 }
 
 /// A repair counts once a flush has made it durable.
