@@ -97,6 +97,9 @@ struct Line {
     certificate: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
+    /// The account of a user of the page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    account: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -140,6 +143,7 @@ impl AuditRecord {
             gids: Vec::new(),
             certificate: None,
             address: None,
+            account: None,
             pid: None,
             program: caller.program.clone(),
             role: role.word(),
@@ -162,6 +166,10 @@ impl AuditRecord {
             }
             Identity::Certificate { subject, address } => {
                 line.certificate = Some(subject.to_string());
+                line.address = Some(address.to_string());
+            }
+            Identity::Account { name, address, .. } => {
+                line.account = Some(name.clone());
                 line.address = Some(address.to_string());
             }
         }
@@ -207,9 +215,10 @@ impl AuditRecord {
 impl Line {
     /// The client, for the limit of lines.
     fn who(&self) -> String {
-        match (&self.certificate, self.uid) {
-            (Some(subject), _) => subject.clone(),
-            (None, uid) => format!("uid:{}", uid.unwrap_or_default()),
+        match (&self.certificate, &self.account, self.uid) {
+            (Some(subject), ..) => subject.clone(),
+            (None, Some(account), _) => format!("account:{account}"),
+            (None, None, uid) => format!("uid:{}", uid.unwrap_or_default()),
         }
     }
 

@@ -62,7 +62,11 @@ fn line(call: &Value) -> String {
     };
     let who = match call["uid"].as_u64() {
         Some(uid) => format!("uid {uid:5}  {:12}", text("program")),
-        None => format!("{}  {}", text("certificate"), text("address")),
+        None => {
+            // A client over TLS has one of the two.
+            let name = [text("certificate"), text("account")].concat();
+            format!("{name}  {}", text("address"))
+        }
     };
     let left_out = match call["left_out"].as_u64() {
         Some(calls) => format!(" ({calls} more refused calls have no line)"),

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The user and groups of a client decide its role: the highest one that lists it. For a client
-//! over TLS the subject of its certificate decides. A list of methods replaces the row of a viewer
-//! or operator.
+//! over TLS the subject of its certificate decides, for a user of the page the account. A list of
+//! methods replaces the row of a viewer or operator.
 
 use std::fmt;
 use std::io::Result;
@@ -103,6 +103,19 @@ pub enum Identity {
         subject: Subject,
         address: SocketAddr,
     },
+    /// A password, for a user of the administration page with this account.
+    Account {
+        name: String,
+        role: Role,
+        address: SocketAddr,
+    },
+}
+
+impl Identity {
+    /// True for a process of this machine.
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::Local(_))
+    }
 }
 
 impl fmt::Display for Caller {
@@ -111,6 +124,9 @@ impl fmt::Display for Caller {
             Identity::Local(credentials) => credentials,
             Identity::Certificate { subject, address } => {
                 return write!(f, "certificate {subject} at {address}");
+            }
+            Identity::Account { name, address, .. } => {
+                return write!(f, "account {name} at {address}");
             }
         };
         write!(f, "user {}", credentials.uid)?;
@@ -305,6 +321,7 @@ impl Access {
                 let listed = listed.filter(|(wanted, _)| subject.has_all_of(wanted));
                 return listed.map(|(_, role)| *role).max();
             }
+            Identity::Account { role, .. } => return Some(*role),
         };
         if credentials.uid == self.own_uid {
             return Some(Role::Admin);
@@ -342,10 +359,12 @@ impl Access {
     /// The refusal of a client without a role.
     pub fn stranger(&self, caller: &Caller) -> RpcError {
         let cause = format!("{caller} has no role: it may not command this daemon");
-        let (table, line) = self.with_member(Role::Viewer, caller);
+        let Some((table, line)) = self.with_member(Role::Viewer, caller) else {
+            return RpcError::errno(Errno::EACCES, cause);
+        };
         let or = match &caller.identity {
             Identity::Local(_) => format!("call as user {}, or ", self.own_uid),
-            Identity::Certificate { .. } => String::new(),
+            Identity::Certificate { .. } | Identity::Account { .. } => String::new(),
         };
         RpcError::errno(Errno::EACCES, cause).remedy(format!(
             "{or}set {line} (or operator, or admin) in [{table}] of the configuration, and reload it"
@@ -360,20 +379,31 @@ impl Access {
             role.word()
         );
         let methods = self.methods(role);
-        let (table, line) = if methods.is_empty() {
+        let setting = if methods.is_empty() {
             self.with_member(class.role(), caller)
         } else {
             let line = list(role, methods.iter().map(String::as_str).chain([method]));
-            ("rpc.access.methods", line)
+            Some(("rpc.access.methods", line))
         };
-        RpcError::errno(Errno::EACCES, cause).remedy(format!(
-            "set {line} in [{table}] of the configuration, and reload it"
-        ))
+        let remedy = match (setting, &caller.identity) {
+            (Some((table, line)), _) => {
+                format!("set {line} in [{table}] of the configuration, and reload it")
+            }
+            (None, Identity::Account { name, .. }) => {
+                let role = class.role().word();
+                format!(
+                    "`nacre web account change {name} --role {role}` gives the account that role"
+                )
+            }
+            (None, _) => return RpcError::errno(Errno::EACCES, cause),
+        };
+        RpcError::errno(Errno::EACCES, cause).remedy(remedy)
     }
 
-    /// The line of the configuration that gives the role to the client, and its table.
-    fn with_member(&self, role: Role, caller: &Caller) -> (&'static str, String) {
-        match &caller.identity {
+    /// The table and line of the configuration that give the role to the client. `None`: no
+    /// setting does.
+    fn with_member(&self, role: Role, caller: &Caller) -> Option<(&'static str, String)> {
+        Some(match &caller.identity {
             Identity::Local(credentials) => {
                 let new = format!("uid:{}", credentials.uid);
                 let texts = self.members(role).texts.iter().map(String::as_str);
@@ -389,7 +419,8 @@ impl Access {
                     format!("roles = {{ \"{subject}\" = \"{}\" }}", role.word()),
                 )
             }
-        }
+            Identity::Account { .. } => return None,
+        })
     }
 
     fn members(&self, role: Role) -> &Members {
@@ -416,18 +447,35 @@ fn list<'a>(role: Role, texts: impl Iterator<Item = &'a str>) -> String {
 }
 
 tokio::task_local! {
-    static ROLE: Role;
+    static ACTOR: Actor;
+}
+
+/// The client whose call a task executes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Actor {
+    pub role: Role,
+    /// A process of this machine.
+    pub local: bool,
 }
 
 /// The role of the client whose call the current task executes. The daemon's own calls are an
 /// admin's.
 pub fn role() -> Role {
-    ROLE.try_with(|role| *role).unwrap_or(Role::Admin)
+    actor().role
 }
 
-/// Executes a client's call: [`role`] returns this role in it.
-pub async fn acting_as<T>(role: Role, work: impl Future<Output = T>) -> T {
-    ROLE.scope(role, work).await
+/// As [`role`], with its origin.
+pub fn actor() -> Actor {
+    let own = Actor {
+        role: Role::Admin,
+        local: true,
+    };
+    ACTOR.try_with(|actor| *actor).unwrap_or(own)
+}
+
+/// Executes a client's call: [`actor`] returns this client in it.
+pub async fn acting_as<T>(actor: Actor, work: impl Future<Output = T>) -> T {
+    ACTOR.scope(actor, work).await
 }
 
 /// Refuses a parameter that gives a method more than its class allows.
@@ -666,8 +714,12 @@ mod tests {
             .build()
             .unwrap();
         assert_eq!(require(Class::Admin, "reset"), Ok(()));
+        let viewer = Actor {
+            role: Role::Viewer,
+            local: false,
+        };
         let error = runtime
-            .block_on(acting_as(Role::Viewer, async {
+            .block_on(acting_as(viewer, async {
                 require(Class::Operate, "reset")
             }))
             .unwrap_err();

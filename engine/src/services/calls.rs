@@ -16,7 +16,7 @@ use super::lifecycle::Phase;
 use crate::audit::{AuditLog, AuditRecord};
 use crate::config::settings;
 use crate::doctor;
-use crate::rpc::access::{self, Access, Caller, Members, SocketAccess};
+use crate::rpc::access::{self, Access, Actor, Caller, Members, SocketAccess};
 use crate::rpc::error::STARTING;
 use crate::rpc::folder;
 use crate::rpc::method::MethodEntry;
@@ -44,6 +44,16 @@ pub struct CallCounts {
 pub struct Client {
     pub caller: Rc<Caller>,
     pub role: Role,
+}
+
+impl Client {
+    /// The client as a method sees it.
+    pub fn actor(&self) -> Actor {
+        Actor {
+            role: self.role,
+            local: self.caller.identity.is_local(),
+        }
+    }
 }
 
 impl Calls {

@@ -271,7 +271,7 @@ impl Engine {
                         calls::check_phase(engine.lifecycle.phase(), entry)?;
                     }
                     match origin {
-                        Origin::Client(client, _) => access::acting_as(client.role, work).await,
+                        Origin::Client(client, _) => access::acting_as(client.actor(), work).await,
                         _ => work.await,
                     }
                 }

@@ -82,7 +82,15 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
 
 /// Replaces a file atomically: after a power failure it has the old or the new contents.
 pub fn replace(path: &Path, contents: &[u8]) -> Result<()> {
-    let (new, mut file) = beside(path)?;
+    write_over(path, contents, beside(path)?)
+}
+
+/// As [`replace`]; only the daemon's user can read the file.
+pub fn replace_private(path: &Path, contents: &[u8]) -> Result<()> {
+    write_over(path, contents, create_beside(path, 0o600)?)
+}
+
+fn write_over(path: &Path, contents: &[u8], (new, mut file): (PathBuf, File)) -> Result<()> {
     let written = file
         .write_all(contents)
         .and_then(|()| file.sync_all())
@@ -96,12 +104,17 @@ pub fn replace(path: &Path, contents: &[u8]) -> Result<()> {
 /// Creates a new file with a unique hidden name in the folder of `path`. Returns its path and the
 /// file, open for writing.
 pub fn beside(path: &Path) -> Result<(PathBuf, File)> {
+    create_beside(path, 0o666)
+}
+
+fn create_beside(path: &Path, mode: u32) -> Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = format!(".{name}.{}.{}", std::process::id(), Uuid::new_v4());
     let path = path.with_file_name(name);
     let file = OpenOptions::new()
         .write(true)
         .create_new(true)
+        .mode(mode)
         .open(&path)?;
     Ok((path, file))
 }

@@ -228,7 +228,8 @@ impl Named<'_> {
         }
     }
 
-    fn chain(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    /// The certificates of the file, that of this end first.
+    pub fn chain(&self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let text = self.read(false)?;
         let all: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
         match all {

@@ -1,0 +1,3 @@
+&[
+    ("index.html", "text/html; charset=utf-8", include_bytes!("index.html.gz")),
+]

@@ -1,0 +1,277 @@
+//! The acts of the API: JSON in, JSON out. [`crate::pages`] has checked origin and session.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use nacre_engine_rpc::RpcError;
+use nacre_engine_rpc::access::{Caller, Identity};
+use nacre_engine_rpc::error::{
+    Errno, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, INVALID_STATE, METHOD_NOT_FOUND,
+    PARSE_ERROR,
+};
+use nacre_engine_rpc::secret::{SecretJson, SecretText};
+use nacre_engine_rpc::server::MAX_ANSWER_BYTES;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use serde_json::value::RawValue;
+use zeroize::Zeroizing;
+
+use crate::accounts::AccountError;
+use crate::logins::{LoginError, Logins, SignedIn};
+use crate::passwords::PasswordError;
+use crate::server::{Backend, Web};
+use crate::sessions::Token;
+
+/// The outcome of a POST.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// A session was opened: the answer has its cookie.
+    SignedIn(Token),
+    SignedOut,
+    Json(String),
+    Failed(StatusCode, String),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetUp {
+    code: SecretText,
+    name: String,
+    password: SecretText,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Login {
+    name: String,
+    password: SecretText,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NewPassword {
+    old: SecretText,
+    new: SecretText,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Call {
+    method: String,
+    #[serde(default)]
+    params: Option<Box<RawValue>>,
+}
+
+fn secret(text: &SecretText) -> Zeroizing<String> {
+    Zeroizing::new(text.reveal().to_owned())
+}
+
+/// The answer of `GET /api/session`.
+pub(crate) fn session<B: Backend>(web: &Web<B>, of: Option<&SignedIn>) -> String {
+    json!({
+        "setup": web.logins.wants_setup(),
+        "signed_in": of.is_some(),
+        "name": of.map(|of| &of.name),
+        "role": of.map(|of| of.role.word()),
+        "version": web.about.version,
+        "host": web.about.host,
+    })
+    .to_string()
+}
+
+pub(crate) async fn set_up(logins: &Logins, body: &[u8], address: SocketAddr) -> Reply {
+    let SetUp {
+        code,
+        name,
+        password,
+    } = match read(body) {
+        Ok(params) => params,
+        Err(refused) => return refused,
+    };
+    let opened = logins.set_up(code.reveal(), &name, secret(&password), address.ip());
+    signed_in(opened.await)
+}
+
+/// Opens a session. `old`: the session that the browser had, which ends.
+pub(crate) async fn login(
+    logins: &Logins,
+    body: &[u8],
+    address: SocketAddr,
+    old: Option<SignedIn>,
+) -> Reply {
+    let Login { name, password } = match read(body) {
+        Ok(params) => params,
+        Err(refused) => return refused,
+    };
+    let opened = logins.login(&name, secret(&password), address.ip()).await;
+    if let (Ok(_), Some(old)) = (&opened, old) {
+        logins.logout(old.id);
+    }
+    signed_in(opened)
+}
+
+pub(crate) fn logout(logins: &Logins, of: Option<&SignedIn>) -> Reply {
+    if let Some(of) = of {
+        logins.logout(of.id);
+    }
+    Reply::SignedOut
+}
+
+pub(crate) async fn password(
+    logins: &Logins,
+    body: &[u8],
+    address: SocketAddr,
+    of: SignedIn,
+) -> Reply {
+    let NewPassword { old, new } = match read(body) {
+        Ok(params) => params,
+        Err(refused) => return refused,
+    };
+    let changed = logins.change_own(&of.name, secret(&old), secret(&new), address.ip());
+    let changed = changed.await;
+    if changed.is_ok() {
+        tracing::info!(account = of.name, %address, "web: password changed");
+    }
+    signed_in(changed)
+}
+
+/// One call, with the same roles, deadline, errors and audit line as over the socket.
+pub(crate) async fn rpc<B: Backend>(
+    backend: Rc<B>,
+    body: &[u8],
+    address: SocketAddr,
+    of: SignedIn,
+) -> Reply {
+    let Call { method, params } = match read(body) {
+        Ok(call) => call,
+        Err(refused) => return refused,
+    };
+    // Methods without parameters take none, also no empty ones.
+    let params = params.map(SecretJson::from);
+    let params = params.filter(|params| !is_empty_object(params.get()));
+    let caller = Caller {
+        identity: Identity::Account {
+            name: of.name,
+            role: of.role,
+            address,
+        },
+        program: String::new(),
+    };
+    match backend.call(Rc::new(caller), method, params).await {
+        Ok(result) if result.get().len() > MAX_ANSWER_BYTES => {
+            let cause = format!("the answer has more than {MAX_ANSWER_BYTES} bytes");
+            failed(&RpcError::internal(cause).remedy("ask for less: name one object"))
+        }
+        Ok(result) => Reply::Json(format!("{{\"result\":{}}}", result.get())),
+        Err(refused) => failed(&refused),
+    }
+}
+
+fn is_empty_object(text: &str) -> bool {
+    let inner = text
+        .strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'));
+    inner.is_some_and(|inner| inner.trim().is_empty())
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Reply> {
+    serde_json::from_slice(body).map_err(|error| {
+        let refused = if error.is_data() {
+            RpcError::invalid_request(error.to_string())
+        } else {
+            RpcError::parse(error.to_string())
+        };
+        failed(&refused)
+    })
+}
+
+fn signed_in(opened: Result<Token, LoginError>) -> Reply {
+    match opened {
+        Ok(token) => Reply::SignedIn(token),
+        Err(error) => {
+            let cause = error.to_string();
+            match error {
+                LoginError::Wrong(delay) | LoginError::WrongCode(delay) => {
+                    Reply::Failed(StatusCode::UNAUTHORIZED, wrong(&cause, delay))
+                }
+                LoginError::Account(error) => failed(&error.into()),
+                LoginError::Random(_) => failed(&RpcError::internal(cause)),
+            }
+        }
+    }
+}
+
+fn wrong(cause: &str, delay: Duration) -> String {
+    let refused = RpcError::errno(Errno::EACCES, cause);
+    let wait_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+    json!({ "error": {
+        "code": refused.code,
+        "message": refused.message,
+        "data": { "cause": cause, "wait_ms": wait_ms },
+    } })
+    .to_string()
+}
+
+/// The error of a request without a session.
+pub(crate) fn signed_out() -> String {
+    let refused = RpcError::errno(Errno::EACCES, "nobody is signed in, or the session is over");
+    error_text(&refused.remedy("sign in"))
+}
+
+pub(crate) fn error_text(error: &RpcError) -> String {
+    json!({ "error": error }).to_string()
+}
+
+fn failed(error: &RpcError) -> Reply {
+    Reply::Failed(status(error.code), error_text(error))
+}
+
+/// The HTTP status of an error's code.
+fn status(code: i32) -> StatusCode {
+    let is = |errno: Errno| code == -(errno as i32);
+    match code {
+        PARSE_ERROR | INVALID_REQUEST | INVALID_PARAMS => StatusCode::BAD_REQUEST,
+        METHOD_NOT_FOUND => StatusCode::NOT_FOUND,
+        INTERNAL_ERROR => StatusCode::INTERNAL_SERVER_ERROR,
+        // EPERM, too: SPDK's code of a method in the wrong phase.
+        INVALID_STATE => StatusCode::CONFLICT,
+        _ if is(Errno::EACCES) => StatusCode::FORBIDDEN,
+        _ if is(Errno::ENOENT) || is(Errno::ENODEV) => StatusCode::NOT_FOUND,
+        _ if is(Errno::EEXIST) || is(Errno::EBUSY) || is(Errno::EALREADY) => StatusCode::CONFLICT,
+        _ if is(Errno::EAGAIN) => StatusCode::SERVICE_UNAVAILABLE,
+        _ if is(Errno::ETIMEDOUT) => StatusCode::GATEWAY_TIMEOUT,
+        _ => StatusCode::UNPROCESSABLE_ENTITY,
+    }
+}
+
+impl From<AccountError> for RpcError {
+    fn from(error: AccountError) -> Self {
+        let cause = error.to_string();
+        match error {
+            AccountError::Name(_) => Self::invalid_params(cause).field("name"),
+            AccountError::Exists(_) => Self::errno(Errno::EEXIST, cause)
+                .field("name")
+                .remedy("choose another name"),
+            AccountError::Unknown(_) => Self::errno(Errno::ENOENT, cause)
+                .field("name")
+                .remedy("`nacre web account list` shows the accounts"),
+            AccountError::LastAdmin(_) => Self::errno(Errno::EBUSY, cause)
+                .field("name")
+                .remedy("make another account with the role admin first"),
+            AccountError::Full => {
+                Self::errno(Errno::ENOSPC, cause).remedy("remove an account first")
+            }
+            AccountError::Nothing => Self::invalid_params(cause).remedy("give one of them"),
+            AccountError::SetUp => Self::errno(Errno::EEXIST, cause).remedy("sign in"),
+            AccountError::Password(PasswordError::Busy) => {
+                Self::errno(Errno::EAGAIN, cause).remedy("try again in a second")
+            }
+            AccountError::Password(PasswordError::Failed) => Self::internal(cause),
+            AccountError::Password(_) => Self::invalid_params(cause).field("password"),
+            AccountError::Store { source, .. } => Self::io(&cause, &source),
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The web server of the administration page.
+//!
+//! ```text
+//!   endpoint     the addresses of [web] listen                  parse
+//!   accounts     the file of accounts                           decide, perform
+//!   passwords    argon2id, on helper threads                    perform
+//!   sessions     tokens and their sessions                      decide
+//!   delays       delays after wrong passwords                   decide
+//!   setup_code   the code that makes the first account          decide
+//!   logins       the five above together                        decide
+//!   certificate  the certificate of the HTTPS listeners         perform
+//!   assets       the embedded files of the page                 parse
+//!   pages        requests and answers of HTTP                   parse
+//!   api          requests and answers in JSON                   parse
+//!   live         server-sent events                             decide
+//!   patient      the limit for clients that do not read         perform
+//!   server       listeners and connections                      perform
+//! ```
+//!
+//! The engine executes calls and gives live data: [`server::Backend`]. Everything runs on its
+//! management thread; only passwords are hashed elsewhere.
+
+#![forbid(unsafe_code)]
+
+pub mod accounts;
+mod api;
+pub mod assets;
+pub mod certificate;
+mod delays;
+pub mod endpoint;
+pub mod live;
+pub mod logins;
+mod pages;
+pub mod passwords;
+mod patient;
+pub mod server;
+pub mod sessions;
+mod setup_code;
+
+#[cfg(test)]
+mod server_tests;
+#[cfg(test)]
+mod testing;

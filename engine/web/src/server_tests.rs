@@ -1,0 +1,879 @@
+//! Goal: the server answers as WEB's rules say, to good and hostile clients. Method: requests as
+//! bytes over loopback, against a backend that echoes.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use nacre_engine_rpc::access::{Caller, Class, Identity};
+use nacre_engine_rpc::error::Errno;
+use nacre_engine_rpc::method::CallFuture;
+use nacre_engine_rpc::secret::SecretJson;
+use nacre_engine_rpc::server::Dispatch;
+use nacre_engine_rpc::{Role, RpcError};
+use nacre_reactor::VirtualClock;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::certificate::Certificate;
+use crate::live::{MAX_STREAMS, Source};
+use crate::logins::Logins;
+use crate::passwords::CHEAP;
+use crate::server::{About, Limits, Listener, MAX_CLIENTS, Web};
+use crate::testing::{PASSWORD, run, secret};
+
+/// Executes `echo` for everyone and `change` for admins; makes samples and events.
+struct Fake {
+    samples: Cell<u64>,
+    watched: Cell<bool>,
+    events: Cell<u64>,
+    phase: Cell<&'static str>,
+    /// Bytes of padding in each sample.
+    padding: Cell<usize>,
+    changed: RefCell<Vec<&'static str>>,
+}
+
+impl Dispatch for Fake {
+    fn admit(&self, _: &Caller) -> Result<(), RpcError> {
+        Ok(())
+    }
+
+    fn call(
+        self: Rc<Self>,
+        caller: Rc<Caller>,
+        method: String,
+        params: Option<SecretJson>,
+    ) -> CallFuture {
+        let Identity::Account { name, role, .. } = &caller.identity else {
+            panic!("{caller:?}");
+        };
+        let class = if method == "change" {
+            Class::Admin
+        } else {
+            Class::Read
+        };
+        let outcome = if *role < class.role() {
+            Err(RpcError::errno(Errno::EACCES, "the role").remedy("ask"))
+        } else {
+            let params = params.map(|params| params.get().to_owned());
+            Ok(json!({ "method": method, "name": name, "params": params }).to_string())
+        };
+        Box::pin(async move { Ok(RawValue::from_string(outcome?).unwrap()) })
+    }
+}
+
+impl Source for Fake {
+    fn phase(&self) -> &'static str {
+        self.phase.get()
+    }
+
+    fn watch(&self, watched: bool) {
+        self.watched.set(watched);
+    }
+
+    async fn metrics(&self) -> Option<Value> {
+        let sample = self.samples.get() + 1;
+        self.samples.set(sample);
+        Some(json!({ "sample": sample, "padding": "x".repeat(self.padding.get()) }))
+    }
+
+    fn next_event(&self) -> u64 {
+        self.events.get()
+    }
+
+    fn events(&self, from: u64, before: u64) -> Vec<(u64, String)> {
+        (from..before)
+            .map(|id| (id, json!({ "id": id }).to_string()))
+            .collect()
+    }
+
+    fn take_changed(&self) -> Vec<&'static str> {
+        self.changed.take()
+    }
+}
+
+struct Rig {
+    fake: Rc<Fake>,
+    web: Rc<Web<Fake>>,
+    clock: VirtualClock,
+    /// `127.0.0.1:PORT`, in clear.
+    host: String,
+    /// As `host`, for HTTPS.
+    secure: String,
+    certificate: Rc<RefCell<Option<Certificate>>>,
+}
+
+struct Got {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Got {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines
+            .find(|(key, _)| key.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
+    }
+
+    /// The session's cookie, as the browser sends it.
+    fn cookie(&self) -> String {
+        let cookie = self.header("set-cookie").expect("a cookie");
+        cookie.split(';').next().unwrap().to_owned()
+    }
+}
+
+impl Rig {
+    async fn new() -> Self {
+        Self::with(Limits {
+            tick: Duration::from_millis(5),
+            ..Limits::default()
+        })
+        .await
+    }
+
+    async fn with(limits: Limits) -> Self {
+        let fake = Rc::new(Fake {
+            samples: Cell::new(0),
+            watched: Cell::new(false),
+            events: Cell::new(0),
+            phase: Cell::new("running"),
+            padding: Cell::new(0),
+            changed: RefCell::default(),
+        });
+        let clock = VirtualClock::new();
+        let logins = Logins::open(None, CHEAP, clock.clock()).unwrap();
+        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let certificate = Certificate::own(None, &names, SystemTime::now()).unwrap();
+        let certificate = Rc::new(RefCell::new(Some(certificate)));
+        let about = About {
+            version: "1.2.3".into(),
+            host: "store1".into(),
+        };
+        let of = Rc::clone(&certificate);
+        let web = Web::new(Rc::clone(&fake), logins, of, about, limits);
+        let mut hosts = Vec::new();
+        for endpoint in ["http://127.0.0.1:0", "https://127.0.0.1:0"] {
+            let listener = Listener::bind(endpoint.parse().unwrap()).await.unwrap();
+            hosts.push(listener.endpoint().unwrap().address.to_string());
+            tokio::task::spawn_local(Rc::clone(&web).serve(listener));
+        }
+        let secure = hosts.pop().unwrap();
+        let host = hosts.pop().unwrap();
+        Self {
+            fake,
+            web,
+            clock,
+            host,
+            secure,
+            certificate,
+        }
+    }
+
+    /// With the accounts ann (admin) and bob (viewer).
+    async fn with_accounts() -> Self {
+        let rig = Self::new().await;
+        rig.add_accounts().await;
+        rig
+    }
+
+    async fn add_accounts(&self) {
+        let logins = &self.web.logins;
+        logins
+            .add("ann", Role::Admin, secret(PASSWORD))
+            .await
+            .unwrap();
+        logins
+            .add("bob", Role::Viewer, secret(PASSWORD))
+            .await
+            .unwrap();
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(&self.host).await.unwrap()
+    }
+
+    /// Sends these bytes; the answer up to its end.
+    async fn raw(&self, request: &str) -> Got {
+        exchange(self.connect().await, request).await
+    }
+
+    async fn get(&self, path: &str, headers: &str) -> Got {
+        let host = &self.host;
+        self.raw(&format!(
+            "GET {path} HTTP/1.1\r\nHost: {host}\r\n{headers}Connection: close\r\n\r\n"
+        ))
+        .await
+    }
+
+    async fn post(&self, path: &str, cookie: &str, body: &Value) -> Got {
+        let host = &self.host;
+        let headers = format!(
+            "Content-Type: application/json\r\nX-Nacre: 1\r\nOrigin: http://{host}\r\nCookie: a=b; {cookie}\r\n"
+        );
+        self.post_with(path, &headers, &body.to_string()).await
+    }
+
+    async fn post_with(&self, path: &str, headers: &str, body: &str) -> Got {
+        let (host, length) = (&self.host, body.len());
+        self.raw(&format!(
+            "POST {path} HTTP/1.1\r\nHost: {host}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        ))
+        .await
+    }
+
+    async fn login(&self, name: &str) -> String {
+        let body = json!({ "name": name, "password": PASSWORD });
+        let got = self.post("/api/login", "", &body).await;
+        assert_eq!(got.status, 200, "{}", got.body);
+        got.cookie()
+    }
+
+    /// Opens a stream of live data.
+    async fn stream(&self, cookie: &str, headers: &str) -> Stream {
+        let mut stream = self.connect().await;
+        let host = &self.host;
+        let request =
+            format!("GET /api/live HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n{headers}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        Stream {
+            stream,
+            text: String::new(),
+        }
+    }
+}
+
+async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> Got {
+    let _ = stream.write_all(request.as_bytes()).await;
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text).await;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+    Got {
+        status: status.unwrap_or(0),
+        head: head.to_owned(),
+        body: body.to_owned(),
+    }
+}
+
+struct Stream {
+    stream: TcpStream,
+    text: String,
+}
+
+impl Stream {
+    /// Reads until the text appears; false: the stream has ended.
+    async fn until(&mut self, wanted: &str) -> bool {
+        let mut chunk = vec![0; 65536];
+        while !self.text.contains(wanted) {
+            match self.stream.read(&mut chunk).await {
+                Ok(0) | Err(_) => return false,
+                Ok(n) => self.text.push_str(&String::from_utf8_lossy(&chunk[..n])),
+            }
+        }
+        true
+    }
+
+    async fn ends(&mut self) {
+        assert!(!self.until("\u{1}never\u{1}").await);
+    }
+}
+
+#[test]
+fn the_first_account_is_made_with_the_code() {
+    run(async {
+        let rig = Rig::new().await;
+        let session = rig.get("/api/session", "").await;
+        assert_eq!(
+            session.json(),
+            json!({ "setup": true, "signed_in": false, "name": null, "role": null,
+                "version": "1.2.3", "host": "store1" })
+        );
+        assert_eq!(session.header("cache-control"), Some("no-store"));
+        let body = |code: &str| json!({ "code": code, "name": "ann", "password": PASSWORD });
+        let wrong = rig.post("/api/setup", "", &body("AAAA-AAAA-AAAA")).await;
+        assert_eq!(
+            (wrong.status, &wrong.json()["error"]["data"]["wait_ms"]),
+            (401, &json!(0))
+        );
+        let code = rig.web.logins.setup_code().unwrap();
+        let short = json!({ "code": *code, "name": "ann", "password": "short" });
+        let short = rig.post("/api/setup", "", &short).await;
+        assert_eq!(short.status, 400);
+        assert_eq!(short.json()["error"]["data"]["field"], "password");
+        let made = rig
+            .post("/api/setup", "", &body(&code.to_lowercase()))
+            .await;
+        assert_eq!(made.status, 200, "{}", made.body);
+        assert_eq!(made.json()["role"], "admin");
+        let cookie = made.header("set-cookie").unwrap();
+        assert!(cookie.starts_with("nacre=") && cookie.ends_with("HttpOnly; SameSite=Strict"));
+        let cookie = format!("Cookie: {}\r\n", made.cookie());
+        let session = rig.get("/api/session", &cookie).await.json();
+        assert_eq!(
+            (&session["setup"], &session["name"]),
+            (&json!(false), &json!("ann"))
+        );
+        assert_eq!(rig.post("/api/setup", "", &body(&code)).await.status, 409);
+    });
+}
+
+#[test]
+fn calls_need_a_session_and_a_role() {
+    run(async {
+        let rig = Rig::with_accounts().await;
+        let call = |method: &str| json!({ "method": method, "params": { "a": 1 } });
+        assert_eq!(rig.post("/api/rpc", "", &call("echo")).await.status, 401);
+        let forged = format!("nacre={}", "0".repeat(64));
+        assert_eq!(
+            rig.post("/api/rpc", &forged, &call("echo")).await.status,
+            401
+        );
+        let (ann, bob) = (rig.login("ann").await, rig.login("bob").await);
+        let got = rig.post("/api/rpc", &ann, &call("change")).await;
+        assert_eq!(
+            (got.status, got.json()["result"].clone()),
+            (
+                200,
+                json!({ "method": "change", "name": "ann", "params": "{\"a\":1}" })
+            )
+        );
+        let refused = rig.post("/api/rpc", &bob, &call("change")).await;
+        assert_eq!(refused.status, 403);
+        let error = refused.json()["error"].clone();
+        assert_eq!(
+            (&error["code"], &error["data"]["remedy"]),
+            (&json!(-13), &json!("ask"))
+        );
+        for params in [json!({}), json!(null)] {
+            let got = rig
+                .post(
+                    "/api/rpc",
+                    &bob,
+                    &json!({ "method": "echo", "params": params }),
+                )
+                .await;
+            assert_eq!(got.json()["result"]["params"], json!(null));
+        }
+        // A session ends with a log-out, and its cookie is of no use after that.
+        let out = rig.post("/api/logout", &bob, &json!({})).await;
+        assert_eq!(
+            (out.status, out.json()["signed_in"].clone()),
+            (200, json!(false))
+        );
+        assert!(
+            out.header("set-cookie")
+                .unwrap()
+                .contains("nacre=; Path=/; Max-Age=0")
+        );
+        assert_eq!(rig.post("/api/rpc", &bob, &call("echo")).await.status, 401);
+        // A session ends by time.
+        rig.clock.advance(Duration::from_secs(31 * 60));
+        assert_eq!(rig.post("/api/rpc", &ann, &call("echo")).await.status, 401);
+        // Requests of the page itself do not prolong it.
+        let ann = rig.login("ann").await;
+        for _ in 0..3 {
+            rig.clock.advance(Duration::from_secs(11 * 60));
+            let headers = format!("X-Nacre: background\r\nCookie: {ann}\r\n");
+            rig.get("/api/session", &headers).await;
+        }
+        assert_eq!(rig.post("/api/rpc", &ann, &call("echo")).await.status, 401);
+    });
+}
+
+#[test]
+fn wrong_passwords_are_refused_and_wait() {
+    run(async {
+        let rig = Rig::with_accounts().await;
+        let try_with = async |name: &str, password: &str| {
+            let body = json!({ "name": name, "password": password });
+            rig.post("/api/login", "", &body).await
+        };
+        let mut waits = Vec::new();
+        for name in ["ann", "nobody"] {
+            for n in 0..6 {
+                let got = try_with(name, "wrong password").await;
+                assert!(got.status == 401 && got.header("set-cookie").is_none());
+                let error = got.json()["error"].clone();
+                assert_eq!(error["data"]["cause"], "wrong name or password");
+                let wait = error["data"]["wait_ms"].as_u64().unwrap();
+                assert_eq!(wait > 0, n >= 4, "{name} {n}");
+                waits.push(wait);
+            }
+        }
+        assert_eq!(waits[..6], waits[6..]);
+        assert_eq!(try_with("ann", PASSWORD).await.status, 401);
+        rig.clock.advance(Duration::from_secs(60));
+        let cookie = try_with("ann", PASSWORD).await.cookie();
+        let change = json!({ "old": PASSWORD, "new": "another password" });
+        let changed = rig.post("/api/password", &cookie, &change).await;
+        assert_eq!(changed.status, 200, "{}", changed.body);
+        assert_ne!(changed.cookie(), cookie);
+        let call = json!({ "method": "echo" });
+        assert_eq!(
+            rig.post("/api/rpc", &cookie, &call).await.status,
+            401,
+            "replayed"
+        );
+        assert_eq!(
+            rig.post("/api/rpc", &changed.cookie(), &call).await.status,
+            200
+        );
+        assert_eq!(try_with("ann", "another password").await.status, 200);
+    });
+}
+
+#[test]
+fn pages_of_other_origins_are_refused() {
+    run(async {
+        let rig = Rig::with_accounts().await;
+        let cookie = rig.login("ann").await;
+        let host = &rig.host;
+        let body = json!({ "method": "change" }).to_string();
+        let good = [
+            "Content-Type: application/json; charset=utf-8".to_owned(),
+            "X-Nacre: 1".to_owned(),
+            format!("Origin: http://{host}"),
+        ];
+        let send = async |lines: &[String]| {
+            let headers = format!("{}\r\nCookie: {cookie}\r\n", lines.join("\r\n"));
+            rig.post_with("/api/rpc", &headers, &body).await
+        };
+        assert_eq!(send(&good).await.status, 200);
+        for missing in 0..3 {
+            let mut lines = good.to_vec();
+            lines.remove(missing);
+            let got = send(&lines).await;
+            assert_eq!(
+                (got.status, got.json()["error"]["code"].clone()),
+                (403, json!(-13))
+            );
+        }
+        for (at, line) in [
+            (0, "Content-Type: text/plain".to_owned()),
+            (0, "Content-Type: application/jsonp".to_owned()),
+            (2, "Origin: null".to_owned()),
+            (2, "Origin: http://evil.example".to_owned()),
+            (2, format!("Origin: https://{host}")),
+            (2, format!("Origin: http://{host}0")),
+            (2, format!("Origin: http://{host}\r\nOrigin: http://{host}")),
+        ] {
+            let mut lines = good.to_vec();
+            lines[at] = line;
+            assert_eq!(send(&lines).await.status, 403, "{lines:?}");
+        }
+    });
+}
+
+#[test]
+fn files_are_served_by_name_only() {
+    run(async {
+        let rig = Rig::new().await;
+        let page = rig.get("/", "Accept-Encoding: gzip\r\n").await;
+        assert_eq!(page.status, 200);
+        assert_eq!(page.header("content-encoding"), Some("gzip"));
+        let policy = page.header("content-security-policy").unwrap();
+        assert!(
+            policy.starts_with("default-src 'none'; script-src 'self'"),
+            "{policy}"
+        );
+        assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(page.header("referrer-policy"), Some("no-referrer"));
+        assert_eq!(page.header("strict-transport-security"), None);
+        let etag = page.header("etag").unwrap();
+        let known = rig
+            .get("/", &format!("If-None-Match: \"x\", {etag}\r\n"))
+            .await;
+        assert_eq!(
+            (known.status, &*known.body, known.header("etag")),
+            (304, "", Some(etag))
+        );
+        let other = rig.get("/", "If-None-Match: \"x\"\r\n").await;
+        assert_eq!(other.status, 200);
+        let host = &rig.host;
+        let close = format!("Host: {host}\r\nConnection: close\r\n\r\n");
+        let head = rig.raw(&format!("HEAD / HTTP/1.1\r\n{close}")).await;
+        assert_eq!((head.status, &*head.body), (200, ""));
+        assert_eq!(head.header("content-length"), page.header("content-length"));
+        assert_eq!(rig.get("/", "Accept-Encoding: br\r\n").await.status, 406);
+        for path in [
+            "/../Cargo.toml",
+            "/assets/../../etc/passwd",
+            "/%2e%2e/etc/passwd",
+            "//etc/passwd",
+            "/index.html/..",
+            "/list.rs",
+            "/index.html.gz",
+        ] {
+            assert_eq!(rig.get(path, "").await.status, 404, "{path}");
+        }
+        assert_eq!(rig.get("/?a=b", "").await.status, 200);
+        assert_eq!(rig.get("/api/other", "").await.status, 404);
+        for (request, status, allow) in [
+            ("DELETE /", 405, Some("GET, HEAD")),
+            ("POST /api/session", 405, Some("GET, HEAD")),
+            ("GET /api/rpc", 405, Some("POST")),
+            ("POST /api/live", 405, Some("GET")),
+            ("GET http://other.example/", 200, None),
+        ] {
+            let got = rig.raw(&format!("{request} HTTP/1.1\r\n{close}")).await;
+            assert_eq!(
+                (got.status, got.header("allow")),
+                (status, allow),
+                "{request}"
+            );
+        }
+    });
+}
+
+#[test]
+fn hostile_requests_are_refused() {
+    run(async {
+        let rig = Rig::with_accounts().await;
+        let cookie = rig.login("ann").await;
+        let host = &rig.host;
+        let host = format!("Host: {host}\r\n");
+        let api = format!(
+            "{host}Content-Type: application/json\r\nX-Nacre: 1\r\nOrigin: http://{}\r\nCookie: {cookie}\r\n",
+            rig.host
+        );
+        let call = r#"{"method":"change"}"#;
+        let length = call.len();
+        let hidden = format!("GET /hidden HTTP/1.1\r\n{host}\r\n");
+        for (request, status) in [
+            ("GET / HTTP/1.1\r\n\r\n".to_owned(), 400),
+            (format!("GET / HTTP/1.1\r\n{host}{host}\r\n"), 400),
+            (
+                format!("GET / HTTP/1.1\r\n{host}X: {}\r\n\r\n", "a".repeat(20_000)),
+                431,
+            ),
+            (
+                format!("GET / HTTP/1.1\r\n{host}{}\r\n", "X: a\r\n".repeat(100)),
+                431,
+            ),
+            (format!("GET / HTTP/1.1\r\n{host} X: folded\r\n\r\n"), 400),
+            (format!("GET / HTTP/1.1\r\n{host}X : space\r\n\r\n"), 400),
+            (format!("GET / HTTP/9.9\r\n{host}\r\n"), 400),
+            ("\u{16}\u{3}\u{1}".repeat(10) + "\r\n\r\n", 400),
+            // Where does the body end? Each server must say the same.
+            (
+                format!(
+                    "POST /api/rpc HTTP/1.1\r\n{api}Transfer-Encoding: chunked\r\nContent-Length: {length}\r\n\r\n0\r\n\r\n{hidden}"
+                ),
+                411,
+            ),
+            (
+                format!(
+                    "POST /api/rpc HTTP/1.1\r\n{api}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n{hidden}"
+                ),
+                411,
+            ),
+            (
+                format!(
+                    "POST /api/rpc HTTP/1.1\r\n{api}Content-Length: {length}\r\nContent-Length: 0\r\n\r\n{call}"
+                ),
+                400,
+            ),
+            (
+                format!("POST /api/rpc HTTP/1.1\r\n{api}Content-Length: +{length}\r\n\r\n{call}"),
+                400,
+            ),
+            (format!("POST /api/rpc HTTP/1.1\r\n{api}\r\n"), 411),
+            (
+                format!("POST /api/rpc HTTP/1.1\r\n{api}Content-Length: 9999999\r\n\r\n"),
+                413,
+            ),
+            (
+                format!("POST /api/login HTTP/1.1\r\n{api}Content-Length: 9000\r\n\r\n"),
+                413,
+            ),
+        ] {
+            let got = rig.raw(&request).await;
+            let start = &request[..request.len().min(300)];
+            assert_eq!(got.status, status, "{start}: {}", got.head);
+            // One answer: what hides behind the request is not read as another one.
+            assert!(!got.body.contains("HTTP/1.1"), "{start}: {}", got.body);
+        }
+        for body in [
+            "",
+            "{",
+            "[]",
+            r#"{"method":1}"#,
+            r#"{"method":"a","more":1}"#,
+            "\u{0}",
+        ] {
+            let headers = api.replace(&host, "");
+            let got = rig.post_with("/api/rpc", &headers, body).await;
+            assert_eq!(got.status, 400, "{body}");
+            assert!(got.json()["error"]["code"].is_i64(), "{body}");
+        }
+        let deep = "[".repeat(100_000);
+        let got = rig
+            .post_with("/api/rpc", &api.replace(&host, ""), &deep)
+            .await;
+        assert_eq!(got.status, 400);
+    });
+}
+
+#[test]
+fn slow_and_idle_clients_are_dropped() {
+    run(async {
+        let limits = Limits {
+            head: Duration::from_millis(30),
+            body: Duration::from_millis(30),
+            ..Limits::default()
+        };
+        let rig = Rig::with(limits).await;
+        // Half a head is closed, half a body is answered.
+        let got = rig.raw("GET / HT").await;
+        assert!(matches!(got.status, 0 | 408), "{}", got.head);
+        let headers = format!(
+            "Host: {0}\r\nContent-Type: application/json\r\nX-Nacre: 1\r\nOrigin: http://{0}\r\n",
+            rig.host
+        );
+        let half = format!("POST /api/login HTTP/1.1\r\n{headers}Content-Length: 100\r\n\r\n{{");
+        assert_eq!(rig.raw(&half).await.status, 408);
+        // More clients than places: the newest is served.
+        let mut idle = Vec::new();
+        for _ in 0..MAX_CLIENTS + 5 {
+            idle.push(rig.connect().await);
+        }
+        assert_eq!(rig.get("/", "").await.status, 200);
+    });
+}
+
+#[test]
+fn live_data_comes_each_tick_and_resumes() {
+    run(async {
+        let rig = Rig::with_accounts().await;
+        assert_eq!(rig.get("/api/live", "").await.status, 401);
+        let cookie = rig.login("ann").await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(rig.fake.samples.get(), 0, "nothing is computed for no page");
+        rig.fake.events.set(7);
+        rig.fake.changed.replace(vec!["old"]);
+        let mut one = rig.stream(&cookie, "").await;
+        let mut two = rig.stream(&cookie, "Last-Event-ID: 4\r\n").await;
+        assert!(
+            one.until("event: metrics\ndata: {\"padding\":\"\",\"sample\":2}")
+                .await
+        );
+        assert!(one.text.contains("text/event-stream") && one.text.contains("retry: 2000"));
+        assert!(
+            one.text
+                .contains("event: snapshot\ndata: {\"phase\":\"running\",\"time_ms\":")
+        );
+        assert!(
+            !one.text.contains("event: event") && !one.text.contains("old"),
+            "{}",
+            one.text
+        );
+        assert!(two.until("event: metrics").await);
+        for id in [5, 6] {
+            let event = format!("event: event\nid: {id}\ndata: {{\"id\":{id}}}\n\n");
+            assert!(two.text.contains(&event), "{}", two.text);
+        }
+        assert!(!two.text.contains("id: 4"));
+        // New events come once, to both; so do changes and phases.
+        rig.fake.events.set(8);
+        rig.fake.changed.replace(vec!["bdevs", "volumes"]);
+        rig.fake.phase.set("draining");
+        for stream in [&mut one, &mut two] {
+            assert!(
+                stream
+                    .until("event: changed\ndata: {\"kinds\":[\"bdevs\",\"volumes\"]}")
+                    .await
+            );
+            assert!(stream.until("\"phase\":\"draining\"").await);
+            assert!(stream.until("\n:\n").await, "a heartbeat");
+            assert_eq!(stream.text.matches("id: 7\n").count(), 1);
+        }
+        // The id of an earlier daemon: all events are new.
+        let mut three = rig.stream(&cookie, "Last-Event-ID: 99\r\n").await;
+        assert!(three.until("id: 7\n").await && three.text.contains("id: 0\n"));
+        assert!(rig.fake.watched.get());
+        drop((one, two, three));
+        while rig.fake.watched.get() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let samples = rig.fake.samples.get();
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert_eq!(rig.fake.samples.get(), samples);
+    });
+}
+
+#[test]
+fn a_stream_ends_with_its_session_and_streams_are_bounded() {
+    run(async {
+        let rig = Rig::with_accounts().await;
+        let (ann, bob) = (rig.login("ann").await, rig.login("bob").await);
+        let mut open = Vec::new();
+        for _ in 1..MAX_STREAMS {
+            let mut stream = rig.stream(&ann, "").await;
+            assert!(stream.until("snapshot").await);
+            open.push(stream);
+        }
+        let mut of_bob = rig.stream(&bob, "").await;
+        assert!(of_bob.until("metrics").await);
+        let host = &rig.host;
+        let over = format!(
+            "GET /api/live HTTP/1.1\r\nHost: {host}\r\nCookie: {ann}\r\nConnection: close\r\n\r\n"
+        );
+        assert_eq!(rig.raw(&over).await.status, 503);
+        rig.web.logins.remove("bob").await.unwrap();
+        of_bob.ends().await;
+        // A stream alone keeps no session open.
+        assert!(open[0].until("metrics").await);
+        rig.clock.advance(Duration::from_secs(31 * 60));
+        for mut stream in open {
+            stream.ends().await;
+        }
+        assert_eq!(rig.web.live.streams(), 0);
+    });
+}
+
+/// Goal: a page that does not read delays no other page, and loses its connection. Method: large
+/// samples, one stream that never reads.
+#[test]
+fn a_slow_reader_is_dropped() {
+    run(async {
+        let rig = Rig::with(Limits {
+            tick: Duration::from_millis(2),
+            write: Duration::from_millis(50),
+            ..Limits::default()
+        })
+        .await;
+        rig.add_accounts().await;
+        let cookie = rig.login("ann").await;
+        rig.fake.padding.set(100_000);
+        let mut slow = rig.stream(&cookie, "").await;
+        let mut good = rig.stream(&cookie, "").await;
+        let begun = Instant::now();
+        while rig.web.live.streams() < 2 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        while rig.web.live.streams() > 1 {
+            let wanted = format!("\"sample\":{}", rig.fake.samples.get());
+            assert!(good.until(&wanted).await, "the good one is served");
+            good.text.clear();
+            assert!(begun.elapsed() < Duration::from_secs(20));
+        }
+        // The write limit closes the connection: bytes in the buffers come, then the end.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        slow.ends().await;
+        assert!(good.until("sample").await);
+    });
+}
+
+fn client(
+    certificates: RootCertStore,
+    versions: &[&'static rustls::SupportedProtocolVersion],
+) -> Arc<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_root_certificates(certificates)
+        .with_no_client_auth();
+    Arc::new(config)
+}
+
+#[test]
+fn https_with_the_own_certificate() {
+    run(async {
+        let folder = tempfile::tempdir().unwrap();
+        let rig = Rig::with_accounts().await;
+        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let own = Certificate::own(Some(folder.path()), &names, SystemTime::now()).unwrap();
+        rig.certificate.replace(Some(own));
+        let pem = folder.path().join("web-certificate.pem");
+        let mut roots = RootCertStore::empty();
+        use rustls::pki_types::pem::PemObject;
+        let trusted = rustls::pki_types::CertificateDer::from_pem_file(&pem).unwrap();
+        roots.add(trusted).unwrap();
+        let tls13 = client(roots, &[&rustls::version::TLS13]);
+        let connect = async || {
+            let connector = tokio_rustls::TlsConnector::from(Arc::clone(&tls13));
+            let stream = TcpStream::connect(&rig.secure).await.unwrap();
+            let name = ServerName::try_from("127.0.0.1").unwrap();
+            connector.connect(name, stream).await.unwrap()
+        };
+        let host = &rig.secure;
+        let body = json!({ "name": "ann", "password": PASSWORD }).to_string();
+        let request = |origin: &str| {
+            let length = body.len();
+            format!(
+                "POST /api/login HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\nX-Nacre: 1\r\n\
+                 Content-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            )
+        };
+        let insecure = exchange(connect().await, &request(&format!("http://{host}"))).await;
+        assert_eq!(insecure.status, 403);
+        let got = exchange(connect().await, &request(&format!("https://{host}"))).await;
+        assert_eq!(got.status, 200, "{}", got.body);
+        let cookie = got.header("set-cookie").unwrap();
+        assert!(cookie.starts_with("__Host-nacre="), "{cookie}");
+        assert!(
+            cookie.contains("; Secure") && cookie.contains("Path=/;"),
+            "{cookie}"
+        );
+        assert_eq!(
+            got.header("strict-transport-security"),
+            None,
+            "browsers could not go back"
+        );
+        // The cookie of HTTPS opens nothing in clear.
+        let session = rig
+            .get("/api/session", &format!("Cookie: {}\r\n", got.cookie()))
+            .await;
+        assert_eq!(session.json()["signed_in"], false);
+        // Plain HTTP on the port of HTTPS gets no answer.
+        let stream = TcpStream::connect(host).await.unwrap();
+        let plain = exchange(stream, &format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        assert_eq!(plain.status, 0);
+    });
+}
+
+/// Goal: TLS older than 1.3 is refused. Method: the hello of a client that offers TLS 1.1 or 1.2
+/// only, as bytes.
+#[test]
+fn old_tls_is_refused() {
+    run(async {
+        let rig = Rig::new().await;
+        for version in [1, 2, 3] {
+            let mut hello = vec![3, version];
+            hello.extend([7; 32]);
+            // No session; ECDHE with AES-GCM, and with CBC; no compression.
+            hello.extend([0, 0, 6, 0xc0, 0x2b, 0xc0, 0x09, 0x00, 0x2f, 1, 0]);
+            // Groups P-256; point formats; signatures of ECDSA with SHA-256.
+            let extensions = [
+                0, 10, 0, 4, 0, 2, 0, 23, 0, 11, 0, 2, 1, 0, 0, 13, 0, 4, 0, 2, 4, 3,
+            ];
+            hello.extend([0, u8::try_from(extensions.len()).unwrap()]);
+            hello.extend(extensions);
+            let length = u8::try_from(hello.len()).unwrap();
+            let record = [&[22, 3, 1, 0, length + 4, 1, 0, 0, length][..], &hello].concat();
+            let mut stream = TcpStream::connect(&rig.secure).await.unwrap();
+            stream.write_all(&record).await.unwrap();
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer).await;
+            // A fatal alert: protocol_version.
+            assert_eq!(
+                (answer[0], &answer[5..]),
+                (21, &[2, 70][..]),
+                "TLS 1.{version}"
+            );
+        }
+    });
+}

@@ -1,0 +1,75 @@
+//! The code that makes the first account: shown on the machine itself, typed into the page.
+
+use std::fmt;
+
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+/// 32 letters and digits of which no two look alike.
+const LETTERS: &[u8; 32] = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZ";
+/// 12 of 32 letters: 60 bits, more than anyone can try against the delays.
+const LENGTH: usize = 12;
+const GROUP: usize = 4;
+
+#[derive(Clone)]
+pub(crate) struct SetupCode(Zeroizing<String>);
+
+impl fmt::Debug for SetupCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SetupCode")
+    }
+}
+
+impl SetupCode {
+    pub(crate) fn random() -> Result<Self, getrandom::Error> {
+        let mut bytes = Zeroizing::new([0; LENGTH]);
+        getrandom::fill(&mut *bytes)?;
+        let letters = bytes
+            .iter()
+            .map(|byte| char::from(LETTERS[usize::from(byte % 32)]));
+        Ok(Self(Zeroizing::new(letters.collect())))
+    }
+
+    /// In groups, for people.
+    pub(crate) fn shown(&self) -> Zeroizing<String> {
+        let mut shown = Zeroizing::new(String::with_capacity(LENGTH + LENGTH / GROUP));
+        for (at, letter) in self.0.chars().enumerate() {
+            if at > 0 && at % GROUP == 0 {
+                shown.push('-');
+            }
+            shown.push(letter);
+        }
+        shown
+    }
+
+    /// True if the typed text is the code; case, spaces and hyphens do not matter.
+    pub(crate) fn is(&self, typed: &str) -> bool {
+        let typed: Zeroizing<String> = Zeroizing::new(
+            typed
+                .chars()
+                .filter(|letter| !matches!(letter, ' ' | '-'))
+                .map(|letter| letter.to_ascii_uppercase())
+                .collect(),
+        );
+        typed.as_bytes().ct_eq(self.0.as_bytes()).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_is_typed_as_people_type() {
+        let code = SetupCode::random().unwrap();
+        assert_eq!(format!("{code:?}"), "SetupCode");
+        let shown = code.shown();
+        assert_eq!(shown.len(), 14);
+        assert!(code.is(&shown) && code.is(&shown.to_lowercase()));
+        assert!(code.is(&shown.replace('-', " ")));
+        assert!(!code.is("") && !code.is(&shown[1..]) && !code.is(&format!("{}A", *shown)));
+        assert!(!code.is(&SetupCode::random().unwrap().shown()));
+        let letters: std::collections::BTreeSet<_> = LETTERS.iter().collect();
+        assert_eq!(letters.len(), 32);
+    }
+}
