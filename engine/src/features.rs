@@ -197,6 +197,11 @@ pub const FEATURES: &[Feature] = &[
         "Messages about events to webhooks and by mail: `nacre alert`.",
         Some(|engine| !engine.alerts.receivers().is_empty()),
     ),
+    experimental(
+        "web",
+        "The web server of the administration page: accounts, calls and live data.",
+        Some(|engine| !engine.calls.page.listen().is_empty()),
+    ),
     stable(
         "metrics",
         "Metrics for Prometheus with alerting rules, and events.",

@@ -42,6 +42,7 @@ mod test;
 mod tls;
 mod top;
 mod volume;
+mod web;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -101,6 +102,8 @@ enum Command {
     Events(events::EventsArgs),
     /// Receivers of alerts: webhooks and mail
     Alert(alert::AlertArgs),
+    /// The administration page and its accounts
+    Web(web::WebArgs),
     /// Show who changed something, or tried to
     Audit(audit::AuditArgs),
     /// Show the counters of a part of the daemon, or its sandbox
@@ -295,6 +298,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Top(args) => top::run(args),
         Command::Events(args) => events::run(args),
         Command::Alert(args) => alert::run(args),
+        Command::Web(args) => web::run(args),
         Command::Audit(args) => audit::run(args),
         Command::Info(args) => info::run(args),
         Command::Hugepages(args) => hugepages::run(args),

@@ -330,6 +330,41 @@ fn the_certificate_of_a_client_is_written() {
     );
 }
 
+/// Goal: a user of the page has the role of the account, which the line names, and no password is
+/// in any line.
+#[test]
+fn the_account_of_a_user_of_the_page_is_written() {
+    let rig = Rig::new();
+    let caller = |name: &str, role| Caller {
+        identity: Identity::Account {
+            name: name.into(),
+            role,
+            address: "192.0.2.7:9".parse().unwrap(),
+        },
+        program: String::new(),
+    };
+    let (admin, viewer) = (Role::Admin, Role::Viewer);
+    let add = json!({ "name": "cid", "role": "viewer", "password": "correct horse battery" });
+    let refused = rig.call(caller("ann", admin), "web_account_add", add.clone());
+    assert_eq!(refused.unwrap_err().code, -95, "there is no page");
+    let refused = rig.call(caller("bob", viewer), "web_account_add", add);
+    assert_eq!(refused.unwrap_err().code, -13);
+    let lines = rig.lines();
+    assert!(lines.iter().all(|line| !line.to_string().contains("horse")));
+    for (line, account) in lines.iter().zip(["ann", "ann", "bob"]) {
+        assert_eq!(
+            json!([
+                line["account"],
+                line["address"],
+                line["uid"],
+                line["params"]["password"]
+            ]),
+            json!([account, "192.0.2.7:9", null, "(secret)"])
+        );
+    }
+    assert_eq!(lines.len(), 3, "{lines:?}");
+}
+
 /// Goal: a viewer cannot fill the files with calls that it may not make.
 #[test]
 fn refused_calls_have_a_limited_number_of_short_lines() {

@@ -5,6 +5,7 @@
 
 mod alert;
 mod tls;
+mod web;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -209,6 +210,7 @@ impl Check<'_> {
         }
         self.access(&settings.rpc.access);
         self.tls(settings);
+        self.web(settings);
         for (at, name) in settings.security.capabilities.iter().enumerate() {
             if let Err(cause) = nacre_engine_sandbox::parse(name) {
                 self.refuse(&format!("security.capabilities[{at}]"), cause, "");

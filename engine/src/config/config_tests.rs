@@ -493,6 +493,14 @@ fn tls_needs_its_files_and_subjects() {
             "nacre.toml:2: rpc.tls.roles",
         ),
         (
+            "[web]\nlisten = \"http://10.0.0.1:80\"\n",
+            "nacre.toml:2: web.listen[0]: 10.0.0.1:80 is no loopback address",
+        ),
+        (
+            "[web]\nkey = \"/k\"\n",
+            "nacre.toml:2: web.key: the page needs both cert and key",
+        ),
+        (
             "[metrics.tls]\ncert = \"/c\"\n",
             "nacre.toml:2: metrics.tls.cert: TLS needs both",
         ),

@@ -27,6 +27,7 @@ pub mod settings;
 pub mod source;
 pub mod tls;
 pub mod volume_store;
+pub mod web;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -45,6 +45,8 @@ pub(super) fn make_absolute(
         ("metrics.tls.key", &mut metrics.key),
         ("metrics.tls.client_ca", &mut metrics.client_ca),
         ("metrics.tls.client_crl", &mut metrics.client_crl),
+        ("web.cert", &mut settings.web.cert),
+        ("web.key", &mut settings.web.key),
     ] {
         if let Some(path) = path {
             note(resolver.path(key, path));

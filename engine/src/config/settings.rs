@@ -28,6 +28,7 @@ pub use super::replication::Replication;
 pub use super::security::Security;
 pub use super::tls::{MetricsTls, RpcTls};
 pub use super::volume_store::VolumeStore;
+pub use super::web::WebSettings;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -45,6 +46,7 @@ pub struct Settings {
     pub rdma: Rdma,
     pub replication: Replication,
     pub qos: Qos,
+    pub web: WebSettings,
     /// Receivers of messages about events.
     pub alert: AlertSettings,
     /// Key files that hosts and controllers authenticate themselves with.

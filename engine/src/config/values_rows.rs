@@ -161,6 +161,21 @@ pub(super) const ROWS: &[Row] = &[
     ("metrics.tls.client_ca", &["\"/a\""], NO_PATH),
     ("metrics.tls.client_crl", &["\"/a\""], NO_PATH),
     (
+        "web.listen",
+        &["\"https://0.0.0.0:8443\"", "[]", "[\"http://[::1]:80\"]"],
+        &[
+            ("\"0.0.0.0:8443\"", "does not begin with https://"),
+            ("\"https://host:8443\"", "is not an IP address with a port"),
+            (
+                "\"http://0.0.0.0:80\"",
+                "passwords would cross the network in clear",
+            ),
+            ("true", "a list of addresses"),
+        ],
+    ),
+    ("web.cert", &["\"/a\""], NO_PATH),
+    ("web.key", &["\"/a\""], NO_PATH),
+    (
         "log.level",
         &["\"error\"", "\"debug\""],
         &[(

@@ -160,6 +160,8 @@ async fn run(
     if let Some(error) = refused.certificates.all().next() {
         return Err(error.into());
     }
+    let folder = state_dir(&engine.settings, options.personality);
+    crate::services::web::start(&engine, folder.as_deref()).await?;
     let following = reload::follow(Rc::clone(&engine), hangups, options.source.clone());
     tokio::task::spawn_local(following);
     engine.alerts.declare(&engine, &engine.settings.alert);

@@ -18,6 +18,7 @@ use crate::services::engine::Engine;
 use crate::services::http_token::{Token, TokenError};
 use crate::services::lifecycle::Phase;
 use crate::signals::Hangups;
+use nacre_engine_web::certificate::CertificateError;
 
 /// Reads the configuration as at start: the same file, environment and flags.
 #[derive(Clone)]
@@ -62,11 +63,16 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
         match source.load().await {
             Ok(loaded) => {
                 // The files may have other contents although their names are the same.
-                let refused = Files::read(&loaded.settings).await.apply(&engine);
+                let mut refused = Files::read(&loaded.settings).await.apply(&engine);
+                let reloaded = engine.calls.page.reload(&loaded.settings.web).await;
+                refused.page = reloaded.err();
                 if let Some(error) = &refused.token {
                     warn!("{error}; the token stays as it was");
                 }
                 apply(&engine, &mut effective, &loaded.settings, &refused).await;
+                if let Some(error) = &refused.page {
+                    warn!("{error}; the certificate of the page stays as it was");
+                }
                 for error in refused.certificates.all() {
                     warn!("{error}; the certificates of this listener stay as they were");
                 }
@@ -87,6 +93,8 @@ pub struct Files {
 pub struct RefusedFiles {
     pub token: Option<TokenError>,
     pub certificates: Refused,
+    /// The certificate of the administration page.
+    pub page: Option<CertificateError>,
 }
 
 impl Files {
@@ -122,6 +130,7 @@ impl Files {
         RefusedFiles {
             token,
             certificates: self.certificates.apply(engine),
+            page: None,
         }
     }
 }
@@ -202,6 +211,13 @@ async fn apply_one(
                 anyhow::bail!("{error}");
             }
             return Ok(true);
+        }
+        // Read at every reload; the addresses need a restart.
+        "web.cert" | "web.key" => {
+            if let Some(error) = &refused.page {
+                anyhow::bail!("{error}");
+            }
+            return Ok(!engine.settings.web.listen.is_empty());
         }
         // Read before. After a failure the old token counts, and the setting is not applied.
         "metrics.token_file" => {

@@ -20,6 +20,7 @@ pub mod sandbox;
 pub mod spdk;
 pub mod state;
 pub mod volume;
+pub mod web;
 
 use crate::rpc::Registry;
 use crate::services::engine::Engine;
@@ -45,6 +46,7 @@ pub fn all() -> Registry<Engine> {
     spdk::register(&mut registry);
     state::register(&mut registry);
     volume::register(&mut registry);
+    web::register(&mut registry);
     registry
 }
 

@@ -13,6 +13,7 @@ use tracing::warn;
 use super::engine::Engine;
 use super::keyring::store_key::StoreKeys;
 use super::lifecycle::Phase;
+use super::web::Page;
 use crate::audit::{AuditLog, AuditRecord};
 use crate::config::settings;
 use crate::doctor;
@@ -29,6 +30,8 @@ pub struct Calls {
     access: RefCell<Access>,
     socket_access: watch::Sender<SocketAccess>,
     pub audit: AuditLog,
+    /// The administration page, whose users are clients.
+    pub page: Page,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,6 +69,7 @@ impl Calls {
             rules: RefCell::new(rules.clone()),
             access: RefCell::new(access),
             audit,
+            page: Page::default(),
         }
     }
 

@@ -207,6 +207,13 @@ impl Engine {
         // The call may name deferred devices whose bases exist by now: create them first.
         deferred::settle(self).await;
         self.calls.count(outcome.is_err());
+        let changes = self
+            .registry
+            .find(method)
+            .is_some_and(|of| of.class.changes());
+        if changes && outcome.is_ok() {
+            self.calls.page.note(method);
+        }
         if let Err(error) = outcome {
             // A client may give a key where its name belongs.
             let error = redact::text(&error.to_string());

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   methods ─▶ Engine ─┬─ calls        clients, their roles and calls
+//!                      ├─ web          the administration page, part of calls
 //!                      ├─ alerts      receivers of messages about events
 //!                      ├─ volumes     replicated volumes: open, close, events
 //!                      ├─ pools       storage pools, kept by devices
@@ -44,3 +45,4 @@ pub mod sandbox;
 pub mod startup;
 pub mod subsystems;
 pub mod volumes;
+pub mod web;

@@ -88,8 +88,8 @@ impl Certificate {
         })
     }
 
-    /// The daemon's own certificate for these names, from its file unless that is too old or has
-    /// other names. `folder`: none: it ends with the daemon.
+    /// The daemon's own certificate for these names, from its file unless that is too old or lacks
+    /// a name. `folder`: none: it ends with the daemon.
     pub fn own(
         folder: Option<&Path>,
         names: &[String],
@@ -203,7 +203,7 @@ fn make(
     Ok(text)
 }
 
-/// The certificate of a file; none if it is missing, has other names, or has to be renewed.
+/// The certificate of a file; none if it is missing, lacks a name, or has to be renewed.
 fn read(
     path: &Path,
     names: &[String],
@@ -225,7 +225,8 @@ fn read(
         .ok_or("its first line is damaged")?;
     // A clock that was set back leaves a certificate that is not valid yet.
     let is_fresh = now < until - RENEWED && now + VALID + SKEW >= until;
-    if !is_fresh || of != names.join(",") {
+    let of: Vec<&str> = of.split(',').collect();
+    if !is_fresh || !names.iter().all(|name| of.contains(&name.as_str())) {
         return Ok(None);
     }
     Ok(Some(Certificate::of_text(&text, until)?))

@@ -77,6 +77,15 @@ impl Delays {
         of(account, FREE).max(of(self.addresses.get(&origin), FREE_ADDRESS))
     }
 
+    /// The try was not judged.
+    pub(crate) fn take_back(&mut self, name: &str, address: IpAddr) {
+        let origin = Origin::from(address);
+        let account = self.accounts.get_mut(&(name.to_owned(), origin));
+        for tries in account.into_iter().chain(self.addresses.get_mut(&origin)) {
+            tries.wrong = tries.wrong.saturating_sub(1);
+        }
+    }
+
     /// The password was right.
     pub(crate) fn succeed(&mut self, name: &str, address: IpAddr) {
         let origin = Origin::from(address);
@@ -135,6 +144,9 @@ mod tests {
             now += delay;
         }
         assert_eq!(delays.begin("ann", here, seconds(now)), Ok(()));
+        delays.take_back("ann", here);
+        let last = Err(Duration::from_secs(60));
+        assert_eq!(delays.begin("ann", here, seconds(now)), last);
         delays.succeed("ann", here);
         assert_eq!(delays.begin("ann", here, seconds(now)), Ok(()));
         // Time forgives.

@@ -38,6 +38,10 @@ pub mod sessions;
 mod setup_code;
 
 #[cfg(test)]
+mod live_tests;
+#[cfg(test)]
+mod rig;
+#[cfg(test)]
 mod server_tests;
 #[cfg(test)]
 mod testing;

@@ -147,7 +147,11 @@ impl Logins {
         } else {
             password
         };
-        let is_right = self.passwords.verify(tried, hash.clone()).await?;
+        let judged = self.passwords.verify(tried, hash.clone()).await;
+        if judged.is_err() {
+            self.delays.borrow_mut().take_back(counted, address);
+        }
+        let is_right = judged?;
         // The account may have changed meanwhile.
         let is_same = self.accounts.find(name).map(|account| account.hash) == hash;
         if !is_right || is_long || !is_same {

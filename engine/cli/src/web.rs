@@ -1,0 +1,253 @@
+//! `nacre web`: the administration page and its accounts. Passwords come from the terminal or from
+//! standard input, never from the command line, which other users can read.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::time::{Duration, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+use ratatui::crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers, read};
+use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+use super::subsystem::items;
+use super::{Connection, Failure, output};
+use nacre_engine::methods::web::{
+    AccountRole, AddAccount, ChangeAccount, GetStatus, ListAccounts, RemoveAccount,
+    RemoveAccountParams,
+};
+use nacre_engine_rpc::Method;
+use nacre_engine_rpc::method::NoParams;
+
+/// Longest password in bytes that is read.
+const MAX_BYTES: u64 = 1024;
+
+#[derive(Debug, Args)]
+#[command(mut_args = |arg| arg.global(true))]
+pub(crate) struct WebArgs {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    command: WebCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum WebCommand {
+    /// Show the page's addresses, the certificate's fingerprint and the set-up code
+    Status,
+    /// Accounts of the page
+    Account {
+        #[command(subcommand)]
+        command: AccountCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum AccountCommand {
+    /// List the accounts
+    #[command(visible_alias = "ls")]
+    List,
+    /// Make an account; its password is asked for, or read from standard input
+    #[command(after_help = "Example: nacre web account add ann --role admin")]
+    Add {
+        /// Name of the account
+        name: String,
+        /// What the account may do
+        #[arg(long, value_enum)]
+        role: AccountRole,
+    },
+    /// Change the role or the password of an account; its sessions end
+    #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
+    Change {
+        /// Name of the account
+        name: String,
+        /// What the account may do from now on
+        #[arg(long, value_enum, group = "what")]
+        role: Option<AccountRole>,
+        /// Ask for a new password, or read it from standard input
+        #[arg(long, group = "what")]
+        password: bool,
+    },
+    /// Remove an account; its sessions end
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// Name of the account
+        name: String,
+    },
+}
+
+pub(crate) fn run(args: WebArgs) -> Result<(), Failure> {
+    let connection = &args.connection;
+    match args.command {
+        WebCommand::Status => status(connection),
+        WebCommand::Account { command } => match command {
+            AccountCommand::List => list(connection),
+            AccountCommand::Add { name, role } => {
+                let password = new_password(&name)?;
+                let params = json!({ "name": name, "role": role, "password": &*password });
+                call(
+                    connection,
+                    AddAccount::NAME,
+                    params,
+                    &format!("added {name}"),
+                )
+            }
+            AccountCommand::Change {
+                name,
+                role,
+                password,
+            } => {
+                let mut params = json!({ "name": name });
+                if let Some(role) = role {
+                    params["role"] = json!(role);
+                }
+                if password {
+                    params["password"] = json!(&*new_password(&name)?);
+                }
+                call(
+                    connection,
+                    ChangeAccount::NAME,
+                    params,
+                    &format!("changed {name}"),
+                )
+            }
+            AccountCommand::Remove { name } => {
+                let done = format!("removed {name}");
+                let params = RemoveAccountParams { name };
+                let answer = connection.call_for_json::<RemoveAccount>(&params)?;
+                finish(connection, &answer, &done)
+            }
+        },
+    }
+}
+
+fn call(connection: &Connection, method: &str, params: Value, done: &str) -> Result<(), Failure> {
+    let answer = connection.call_by_name(method, params)?;
+    finish(connection, &answer, done)
+}
+
+fn finish(connection: &Connection, answer: &Value, done: &str) -> Result<(), Failure> {
+    if connection.json {
+        return output::json(answer);
+    }
+    output::line(done)
+}
+
+fn status(connection: &Connection) -> Result<(), Failure> {
+    let status = connection.call_for_json::<GetStatus>(&NoParams {})?;
+    if connection.json {
+        return output::json(&status);
+    }
+    let listen = items(&status["listen"]);
+    if listen.is_empty() {
+        return output::line("the page is off: set [web] listen in the configuration, and restart");
+    }
+    for address in listen.iter().filter_map(Value::as_str) {
+        output::line(&format!("address      {address}"))?;
+    }
+    if let Some(fingerprint) = status["fingerprint"].as_str() {
+        output::line(&format!("certificate  {fingerprint}"))?;
+    }
+    match status["setup_code"].as_str() {
+        Some(code) => output::line(&format!("set-up code  {code}")),
+        None if status["setup"] == true => {
+            output::line("set-up code  shown to an admin of the daemon's machine only")
+        }
+        None => Ok(()),
+    }
+}
+
+fn list(connection: &Connection) -> Result<(), Failure> {
+    let answer = connection.call_for_json::<ListAccounts>(&NoParams {})?;
+    if connection.json {
+        return output::json(&answer);
+    }
+    let rows = items(&answer).iter().map(|account| {
+        let created = account["created_ms"].as_u64().unwrap_or_default();
+        let created = UNIX_EPOCH + Duration::from_millis(created);
+        vec![
+            account["name"].as_str().unwrap_or_default().to_owned(),
+            account["role"].as_str().unwrap_or_default().to_owned(),
+            humantime::format_rfc3339_seconds(created).to_string(),
+        ]
+    });
+    output::table(&["NAME", "ROLE", "CREATED"], rows)
+}
+
+/// A new password: asked for twice at a terminal, else the first line of standard input.
+fn new_password(name: &str) -> Result<Zeroizing<String>, Failure> {
+    if !std::io::stdin().is_terminal() {
+        return first_line(std::io::stdin().lock());
+    }
+    let password = ask(&format!("new password of {name}: "))?;
+    let again = ask("the same again: ")?;
+    if *password != *again {
+        return Err(Failure::Usage("the two passwords differ".into()));
+    }
+    Ok(password)
+}
+
+fn first_line(input: impl BufRead) -> Result<Zeroizing<String>, Failure> {
+    let mut line = Zeroizing::new(String::new());
+    input.take(MAX_BYTES).read_line(&mut line)?;
+    let length = line.trim_end_matches(['\r', '\n']).len();
+    line.truncate(length);
+    if line.is_empty() {
+        let cause = "standard input has no password: its first line is empty";
+        return Err(Failure::Usage(cause.into()));
+    }
+    Ok(line)
+}
+
+/// Asks at the terminal without showing what is typed.
+fn ask(prompt: &str) -> Result<Zeroizing<String>, Failure> {
+    let mut terminal = std::io::stderr();
+    write!(terminal, "{prompt}")?;
+    terminal.flush()?;
+    enable_raw_mode()?;
+    let typed = typed();
+    disable_raw_mode()?;
+    writeln!(terminal)?;
+    typed
+}
+
+fn typed() -> Result<Zeroizing<String>, Failure> {
+    let mut typed = Zeroizing::new(String::with_capacity(MAX_BYTES as usize));
+    loop {
+        let Event::Key(key) = read()? else { continue };
+        if key.kind == KeyEventKind::Release {
+            continue;
+        }
+        match key.code {
+            KeyCode::Enter => return Ok(typed),
+            KeyCode::Backspace => drop(typed.pop()),
+            KeyCode::Char('c' | 'd') if key.modifiers.contains(KeyModifiers::CONTROL) => {
+                return Err(Failure::Usage("no password was given".into()));
+            }
+            KeyCode::Char(letter) if typed.len() < MAX_BYTES as usize - 4 => typed.push(letter),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_one_line() {
+        for (input, line) in [
+            ("abc\r\nmore", Some("abc")),
+            (" a b ", Some(" a b ")),
+            ("\n", None),
+            ("", None),
+        ] {
+            let read = first_line(input.as_bytes());
+            assert_eq!(
+                read.ok().map(|text| text.to_string()).as_deref(),
+                line,
+                "{input:?}"
+            );
+        }
+    }
+}
