@@ -9,6 +9,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use nacre_engine_web::certificate::CertificateError;
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
@@ -18,7 +19,6 @@ use crate::services::engine::Engine;
 use crate::services::http_token::{Token, TokenError};
 use crate::services::lifecycle::Phase;
 use crate::signals::Hangups;
-use nacre_engine_web::certificate::CertificateError;
 
 /// Reads the configuration as at start: the same file, environment and flags.
 #[derive(Clone)]
