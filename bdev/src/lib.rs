@@ -17,6 +17,7 @@ pub mod device;
 mod due_queue;
 pub mod fault;
 mod immediate;
+pub mod injection;
 pub mod io;
 pub mod layer;
 pub mod malloc;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use nacre_bdev::injection::{Injection, Injections};
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::async_event_request;
 use nacre_nvmf_wire::opcode::admin as opcode;
@@ -68,6 +69,7 @@ struct Inside {
     closed: Option<ControlError>,
     /// The queue accepts only commands that delete I/O queues.
     ending: bool,
+    injections: Injections,
 }
 
 /// The memory of the rings, and the current positions in them.
@@ -163,6 +165,7 @@ impl Admin {
                 unmatched: 0,
                 closed: Some(ControlError::Detached),
                 ending: false,
+                injections: Injections::default(),
             }),
             news: Notify::new(),
         }
@@ -185,6 +188,11 @@ impl Admin {
             tail: Tail::new(ENTRIES),
             head: Head::new(ENTRIES),
         });
+    }
+
+    /// Sets the rule of error injection for an opcode; `None` removes it.
+    pub(crate) fn inject(&self, opcode: u8, injection: Option<Injection>) {
+        self.state.lock().injections.set(opcode, injection);
     }
 
     /// Closes the queue: pending and later commands fail with `why`. The queue's memory stays
@@ -225,6 +233,18 @@ impl Admin {
                 maximum: DATA_MAX,
             });
         }
+        let withheld = self.state.lock().injections.withhold(opcode);
+        if let Some((sct, sc, delay)) = withheld {
+            core.after(delay.min(limit)).await;
+            return if delay > limit {
+                Err(ControlError::Timeout { opcode, limit })
+            } else {
+                Ok(AdminCompletion {
+                    status: StatusCode::new(sct, sc),
+                    dword0: 0,
+                })
+            };
+        }
         let deadline = core.now() + limit;
         let index = loop {
             if let Some(index) = self.send(&sqe, data, bytes)? {
@@ -248,10 +268,15 @@ impl Admin {
                 }
             }
         });
-        let answer = core
+        let mut answer = core
             .timeout(limit, answered)
             .await
             .unwrap_or(Err(ControlError::Timeout { opcode, limit }))?;
+        if answer.status.is_success()
+            && let Some((sct, sc)) = self.state.lock().injections.fail(opcode)
+        {
+            answer.status = StatusCode::new(sct, sc);
+        }
         if !into.is_empty() && answer.status.is_success() {
             let state = self.state.lock();
             if let Some(queue) = &state.queue {

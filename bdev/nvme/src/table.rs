@@ -6,8 +6,11 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use nacre_bdev::injection::Injection;
+
 use crate::link::{Report, Request};
 use crate::pair::Pair;
+use crate::pair::inject::inject;
 use crate::phase::QueueState;
 use crate::shared::{QueuePairError, Shared};
 
@@ -53,6 +56,16 @@ pub(crate) fn pair(controller: &Arc<Shared>) -> Result<Rc<RefCell<Pair>>, QueueP
         want: Request::Make,
     });
     Ok(pair)
+}
+
+/// Sets a rule of error injection in this core's queue pair of controller `id`, if there is one.
+pub(crate) fn inject_into(id: u64, opcode: u8, injection: Option<Injection>) {
+    HERE.with_borrow(|here| {
+        let mut mine = here.iter().filter(|entry| entry.id == id);
+        if let Some(pair) = mine.find_map(|entry| entry.pair.upgrade()) {
+            inject(&mut pair.borrow_mut(), opcode, injection);
+        }
+    });
 }
 
 /// Reports that a user of the queue pair has gone. After the last one, the controller deletes

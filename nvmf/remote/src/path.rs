@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use nacre_bdev::injection::Injection;
 use nacre_hugepages::Pool;
-use nacre_nvmf::host::LinkState;
+use nacre_nvmf::host::{InjectionQueues, LinkState};
 use nacre_reactor::{CoreHandle, Nanos};
 
 use crate::poller::ControllerPoller;
@@ -60,6 +61,11 @@ impl Path {
     /// from [`crate::State::Failed`].
     pub fn reset(&self) {
         self.0.ask_reset();
+    }
+
+    /// Sets the rule of error injection for an opcode, in the connected queues; `None` removes it.
+    pub fn inject(&self, queues: InjectionQueues, opcode: u8, injection: Option<Injection>) {
+        self.0.link.inject(queues, opcode, injection);
     }
 
     /// Requests a shutdown of the controller and returns. The state is [`crate::State::Closed`]

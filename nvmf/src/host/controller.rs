@@ -40,6 +40,7 @@ use self::events::Events;
 use self::keep_alive::KeepAlive;
 use self::scan::NamespaceScan;
 use self::user_commands::{UserCommand, UserCommands};
+use super::injection::InjectionQueues;
 use super::link::Link;
 use super::options::{Dial, HostError, HostOptions};
 use super::paths::Paths;
@@ -290,6 +291,7 @@ impl Controller {
         }
         let mut finished = Vec::new();
         let queue = self.queue.as_mut().expect("just made");
+        queue.take_injections(InjectionQueues::Admin, &self.link);
         *did += queue.poll(now, |f| finished.push(f));
         for one in finished {
             self.finished(one, now)?;

@@ -6,9 +6,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use nacre_bdev::injection::Injection;
 use nacre_nvmf_wire::log::ana::AnaState;
 use parking_lot::Mutex;
 
+use super::injection::{InjectionChanges, InjectionQueues};
 use super::namespace::NamespaceInfo;
 use crate::transport::TransportType;
 
@@ -23,7 +25,7 @@ pub struct Link {
     connected: AtomicUsize,
     /// The reason why an I/O queue cannot connect although there is an association.
     unreachable: Mutex<Option<String>>,
-    /// Incremented with each change of the namespaces or their ANA states.
+    /// Incremented with each change of the namespaces, their ANA states, or error injections.
     version: AtomicU64,
     /// An I/O queue has requested the end of the association.
     reset: AtomicBool,
@@ -34,6 +36,7 @@ pub struct Link {
     losses: AtomicU64,
     /// The same of all paths to a subsystem, which share this counter.
     all_losses: Arc<AtomicU64>,
+    injections: InjectionChanges,
     state: Mutex<LinkState>,
     waker: Mutex<Waker>,
 }
@@ -145,7 +148,8 @@ impl Link {
         self.generation.store(now | moving, Ordering::Release);
     }
 
-    /// Changes with every change of [`LinkState::namespaces`] or [`LinkState::ana`].
+    /// Changes with every change of [`LinkState::namespaces`] or [`LinkState::ana`], and of error
+    /// injections.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -177,10 +181,26 @@ impl Link {
     /// Makes the controller drop its association and connect again.
     pub fn request_reset(&self) {
         self.reset.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
         let waker = self.waker.lock();
         if let Some(wake) = &waker.0 {
             wake();
         }
+    }
+
+    /// Sets the rule of error injection for an opcode, in the connected queues; `None` removes it.
+    pub fn inject(&self, queues: InjectionQueues, opcode: u8, injection: Option<Injection>) {
+        self.injections.set(queues, opcode, injection);
+        // I/O queues look at changes of the version only.
+        self.version.fetch_add(1, Ordering::AcqRel);
+        self.wake();
+    }
+
+    pub(super) fn injections(&self) -> &InjectionChanges {
+        &self.injections
     }
 
     /// Sets the callback that wakes the core of the controller, so that requests to an idle

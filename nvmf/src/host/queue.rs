@@ -1,12 +1,18 @@
 //! One queue pair of the host: command identifiers, outstanding commands and their completions.
 //! [`super::Controller`] and [`super::IoQueue`] use it.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use nacre_bdev::injection::{Injection, Injections};
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::fabrics::AuthRequirements;
 use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_reactor::{Idle, Nanos};
 
 use super::authentication::{self, Proof, Transaction};
+use super::injection::{InjectionQueues, Injector, Placeholder};
+use super::link::Link;
 use super::options::{HostError, HostOptions};
 use crate::transport::{Closed, HostCommand, HostEvent, HostTransport};
 
@@ -38,6 +44,10 @@ pub struct CommandQueue {
     closed: Option<Closed>,
     /// Authentication transaction: `Some` from Connect until the queue is authenticated.
     transaction: Option<Box<Transaction>>,
+    /// The rules of error injection; `Some` once the transport is an [`Injector`].
+    injections: Option<Rc<RefCell<Injections>>>,
+    /// Number of changes of rules that were taken; `None`: before the first call.
+    injections_seen: Option<u64>,
 }
 
 /// The token of authentication commands. No other command uses it.
@@ -68,6 +78,33 @@ impl CommandQueue {
             ready: false,
             closed: None,
             transaction: None,
+            injections: None,
+            injections_seen: None,
+        }
+    }
+
+    /// Takes the rules of error injection that were changed since the first call.
+    #[inline]
+    pub(super) fn take_injections(&mut self, queues: InjectionQueues, link: &Link) {
+        let count = link.injections().count();
+        let seen = self.injections_seen.replace(count).unwrap_or(count);
+        if seen != count {
+            self.inject(link.injections().after(queues, seen));
+        }
+    }
+
+    fn inject(&mut self, rules: Vec<(u8, Option<Injection>)>) {
+        if rules.is_empty() {
+            return;
+        }
+        let injections = self.injections.get_or_insert_with(|| {
+            let injections = Rc::default();
+            let inner = std::mem::replace(&mut self.transport, Box::new(Placeholder));
+            self.transport = Box::new(Injector::new(inner, Rc::clone(&injections)));
+            injections
+        });
+        for (opcode, rule) in rules {
+            injections.borrow_mut().set(opcode, rule);
         }
     }
 

@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::conformance::Suite;
 use nacre_bdev::fault::{self, Action, Fault};
+use nacre_bdev::injection::Injection;
 use nacre_bdev::{Bdev, Op, Registry, Status};
+use nacre_nvmf::host::InjectionQueues;
 use nacre_nvmf::transport::{Address, TransportType};
 use nacre_nvmf_remote::{Path, Policy, Selector, State};
 use nacre_nvmf_wire::log::ana::AnaState;
+use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_tests::target::{SUBNQN, TestTarget, nqn};
 
 use super::lifecycle::disk;
@@ -450,6 +453,46 @@ fn paths_are_disabled_and_detached_under_io() {
     load.run(SHORT);
     let third = listen(&world.target, any());
     assert!(world.ios().len() == 1 && third != world.second);
+}
+
+/// Goal: error injection on one path under verified I/O. Path-related statuses, and commands that
+/// are not sent, move I/O to the other path without an error; I/O returns after the injection.
+/// Other statuses are errors of the I/O.
+#[test]
+fn injected_errors_on_a_path() {
+    let world = world(12);
+    let mut load = Load::new(world.attached.user(1));
+    let first = world.attached.attachment.path();
+    let set = |opcode, rule| first.inject(InjectionQueues::Io, opcode, rule);
+    let internal = Injection {
+        sct: 3,
+        sc: 0,
+        count: u32::MAX,
+        unsent: None,
+    };
+    for unsent in [None, Some(Duration::from_millis(1))] {
+        for opcode in [opcode::READ, opcode::WRITE] {
+            world.only_the_first_is_used(&mut load);
+            let before = world.ios();
+            set(opcode, Some(Injection { unsent, ..internal }));
+            load.run(SHORT);
+            let after = world.ios();
+            assert!(after[1] > before[1], "{before:?} {after:?}");
+            set(opcode, None);
+        }
+    }
+    world.only_the_first_is_used(&mut load);
+    let failing = Injection {
+        sct: 2,
+        sc: 0x81,
+        count: 1,
+        ..internal
+    };
+    set(opcode::READ, Some(failing));
+    let user = &mut load.user;
+    user.turn();
+    assert_eq!(user.read(0), Err(Status::ReadError));
+    assert!(user.read(0).is_ok(), "one error");
 }
 
 /// Goal: a path-related status without DNR is retried, a few times; one with DNR is not.

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use nacre_bdev::injection::Injection;
 use nacre_nvmf_wire::Sqe;
 use nacre_reactor::{CallError, CoreHandle, PollerId, ReactorHandle};
 use parking_lot::Mutex;
@@ -174,6 +175,17 @@ impl Controller {
             move |this, core| async move { this.commands(&core).pass_through(sqe, data).await },
         )
         .await
+    }
+
+    /// Sets the rule of error injection for an opcode of admin commands; `None` removes it.
+    pub fn inject_admin(&self, opcode: u8, injection: Option<Injection>) {
+        self.admin.inject(opcode, injection);
+    }
+
+    /// Sets the rule of error injection for an opcode of I/O on the calling core; `None` removes
+    /// the rule. Call this on each core that uses the controller.
+    pub fn inject_io(&self, opcode: u8, injection: Option<Injection>) {
+        crate::table::inject_into(self.shared.id(), opcode, injection);
     }
 
     /// Detaches the controller: its queues are deleted, and it is shut down and disabled. I/O in

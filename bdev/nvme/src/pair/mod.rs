@@ -19,6 +19,7 @@
 //! `recover.rs` handles a recreated queue and a removed drive; `place.rs` prepares the data
 //! pointer.
 
+pub(crate) mod inject;
 mod interrupts;
 mod lanes;
 mod place;
@@ -32,6 +33,7 @@ use nacre_bdev::{Completion, Done, Io, Op, Status};
 use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 
+use self::inject::Injector;
 use self::interrupts::Switch;
 use self::lanes::Lanes;
 pub(crate) use self::place::Placed;
@@ -63,6 +65,9 @@ pub(crate) struct Pair {
     /// The phase at the last check, and whether it is live.
     word: Word,
     live: bool,
+    /// I/O can take the usual path: the pair is live, and has no error injection.
+    usual: bool,
+    injector: Option<Box<Injector>>,
     tail: Tail,
     head: Head,
     slots: Box<[Slot]>,
@@ -104,6 +109,8 @@ impl Pair {
             controller,
             word: crate::phase::encode(crate::phase::QueueState::Waiting),
             live: false,
+            usual: false,
+            injector: None,
             tail: Tail::new(entries),
             head: Head::new(entries),
             slots: (0..slots).map(Slot::new).collect(),
@@ -135,6 +142,7 @@ impl Pair {
 
     /// Closes a lane. Its I/O in flight stays in its slots until the controller has completed it.
     pub(crate) fn close_lane(&mut self, at: usize) {
+        inject::drop_held(self, at);
         if !self.lanes.close(at) {
             return;
         }
@@ -149,28 +157,7 @@ impl Pair {
                 self.end(index, Status::Aborted);
             }
         }
-        self.let_finish();
-    }
-
-    /// Waits briefly for the commands of a closed lane, so that their buffers are usually free
-    /// afterwards. A slow controller completes them later.
-    fn let_finish(&mut self) {
-        let left = |pair: &Self| {
-            let mut slots = pair.slots.iter();
-            slots.any(|slot| slot.lane == NO_LANE && slot.io.is_some())
-        };
-        if !self.live || !left(self) {
-            return;
-        }
-        self.flush();
-        for _ in 0..PATIENCE {
-            let before = self.sent;
-            self.reap_unseen();
-            if self.sent != before && !left(self) {
-                return;
-            }
-            std::thread::yield_now();
-        }
+        let_finish(self);
     }
 
     pub(crate) fn has_lanes(&self) -> bool {
@@ -196,7 +183,7 @@ impl Pair {
             return Start::Full;
         }
         lane.inflight += 1;
-        if self.live
+        if self.usual
             && hungry == 0
             && let Some(simple) = place::simple(&lane.namespace, &self.grant, io)
             && let Some(index) = self.free.pop()
@@ -270,6 +257,7 @@ impl Pair {
                 return;
             };
             self.head.advance();
+            let answer = inject::replaced(self, answer);
             if !self.succeeded(answer, at, done) {
                 self.answered(answer, at, done);
             }
@@ -473,5 +461,26 @@ impl Pair {
     fn unknown_completion(&mut self, cid: u16) {
         count(&self.controller.counters.protocol_errors);
         self.report(Request::UnknownCompletion { cid });
+    }
+}
+
+/// Waits briefly for the commands of a closed lane, so that their buffers are usually free
+/// afterwards. A slow controller completes them later.
+fn let_finish(pair: &mut Pair) {
+    let left = |pair: &Pair| {
+        let mut slots = pair.slots.iter();
+        slots.any(|slot| slot.lane == NO_LANE && slot.io.is_some())
+    };
+    if !pair.live || !left(pair) {
+        return;
+    }
+    pair.flush();
+    for _ in 0..PATIENCE {
+        let before = pair.sent;
+        pair.reap_unseen();
+        if pair.sent != before && !left(pair) {
+            return;
+        }
+        std::thread::yield_now();
     }
 }

@@ -7,8 +7,8 @@ use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::commands::io::{CopyRange0, DsmRange};
 use zerocopy::IntoBytes;
 
-use super::Pair;
 use super::slot::{Half, NO_SLOT, Slot, Stage};
+use super::{Pair, inject};
 use crate::command::{self, CommandFields};
 use crate::data::{self, Part, Pointer};
 use crate::link::Grant;
@@ -56,6 +56,9 @@ impl Pair {
         if let Some(status) = admit(&lane.namespace, &io) {
             return Placed::Ended(io.complete(status));
         }
+        let Err(io) = inject::hold(self, at, io) else {
+            return Placed::Sent;
+        };
         let fused = io.op == Op::CompareAndWrite;
         if self.free.len() < 1 + usize::from(fused) {
             return Placed::Later(io);

@@ -7,7 +7,7 @@ use nacre_bdev::{Done, Op, Status, Token};
 use nacre_nvmf_wire::StatusCode;
 
 use super::slot::{Half, Slot, Stage};
-use super::{NO_LANE, Pair};
+use super::{NO_LANE, Pair, inject};
 use crate::command::{self, Verdict};
 use crate::link::{Request, count};
 use crate::phase::{self, QueueState};
@@ -34,6 +34,7 @@ impl Pair {
             }
         }
         self.word = word;
+        inject::set_usual(self);
     }
 
     /// Processes completions that the controller wrote before the change.
@@ -213,6 +214,7 @@ impl Pair {
             self.next_scan = self.next_scan.min(self.now + super::NUDGE);
             self.look_for_missed_doorbells();
         }
+        inject::end_held(self);
     }
 
     /// A software controller names the doorbell value from which it wants register writes, and then

@@ -7,6 +7,7 @@ use nacre_reactor::Nanos;
 
 use super::attempts::Attempts;
 use super::{CONNECT, IoQueue, Phase, TIMEOUT_CHECK};
+use crate::host::injection::InjectionQueues;
 use crate::host::options::HostError;
 use crate::host::step::connect;
 
@@ -57,6 +58,9 @@ impl IoQueue {
 
     fn live(&mut self, now: Nanos) {
         self.phase = Phase::Live;
+        if let Some(queue) = &mut self.queue {
+            queue.take_injections(InjectionQueues::Io, &self.link);
+        }
         self.attempts = Attempts::default();
         self.waits.away_since = None;
         self.waits.no_access_until = None;

@@ -6,6 +6,7 @@ use nacre_nvmf_wire::StatusCode;
 use nacre_reactor::Nanos;
 
 use super::{IoQueue, Phase};
+use crate::host::injection::InjectionQueues;
 
 /// Delay before a retry of I/O that failed with an ANA status, unless the target reports a change.
 pub(super) const ACCESS_RETRY: Duration = Duration::from_millis(200);
@@ -23,9 +24,12 @@ pub(super) struct Waits {
 }
 
 impl IoQueue {
-    /// Handles a change of the namespaces or of their ANA states.
+    /// Handles a change of the namespaces, of their ANA states, or of error injections.
     pub(super) fn namespaces_changed(&mut self, now: Nanos) {
         self.path.version = self.link.version();
+        if let Some(queue) = &mut self.queue {
+            queue.take_injections(InjectionQueues::Io, &self.link);
+        }
         // The namespace may be accessible again: try the next command.
         self.waits.no_access_until = None;
         self.path.gave_up = false;

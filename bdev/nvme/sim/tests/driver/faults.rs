@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nacre_bdev::injection::Injection;
 use nacre_bdev::{Flags, Op, Queue, Status};
 use nacre_bdev_nvme::Options;
 use nacre_bdev_nvme_sim::{Action, Config, Pace, Rule, Target};
@@ -72,6 +73,59 @@ fn retries() {
     assert!(!status.is_ok());
     assert_eq!(rig.drive.stats().io[usize::from(io::READ)], 3 + 4);
     rig.drive.heal();
+    rig.end(&controller, queue);
+}
+
+/// Goal: error injection fails the given number of commands of an opcode, after their execution or
+/// in place of it, and nothing of it stays.
+#[test]
+fn injected_errors() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let queue_ref = &mut *queue;
+    let fault = Injection {
+        sct: StatusCode::WRITE_FAULT.sct(),
+        sc: StatusCode::WRITE_FAULT.sc(),
+        count: 2,
+        unsent: None,
+    };
+    controller.inject_io(io::WRITE, Some(fault));
+    for (value, expected) in [
+        (1, Status::WriteError),
+        (2, Status::WriteError),
+        (3, Status::Ok),
+    ] {
+        let write = rig.write(0, 1, value);
+        assert_eq!(rig.status(queue_ref, write), expected);
+        assert_eq!(rig.values(queue_ref, 0, 1), [value], "it was executed");
+    }
+    let delay = Duration::from_millis(20);
+    let unsent = Injection {
+        count: 1,
+        unsent: Some(delay),
+        ..fault
+    };
+    controller.inject_io(io::WRITE, Some(unsent));
+    let (sent, begun) = (rig.drive.stats().io, rig.core.clock().now());
+    let write = rig.write(0, 1, 9);
+    assert_eq!(rig.status(queue_ref, write), Status::WriteError);
+    assert!(rig.core.clock().now().since(begun) >= delay);
+    assert_eq!(rig.drive.stats().io, sent);
+    assert_eq!(rig.values(queue_ref, 0, 1), [3]);
+    controller.inject_io(io::WRITE, None);
+    let write = rig.write(0, 1, 4);
+    assert_eq!(rig.status(queue_ref, write), Status::Ok);
+
+    // A queue that is closed does not wait for its commands.
+    let long = Injection {
+        unsent: Some(Duration::from_secs(3600)),
+        ..unsent
+    };
+    controller.inject_io(io::READ, Some(long));
+    let read = rig.read(0, 1);
+    rig.submit(queue_ref, read);
+    rig.turn(queue_ref);
+    assert_eq!(queue_ref.inflight(), 1);
     rig.end(&controller, queue);
 }
 

@@ -27,7 +27,7 @@ pub fn register(registry: &mut Registry<Engine>) {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum CommandType {
+pub(super) enum CommandType {
     Admin,
     Io,
 }

@@ -14,7 +14,7 @@ use nacre_nvmf_wire::zerocopy::{FromBytes, IntoBytes};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use serde_json::{Value, json};
 
-use super::drive_tests::{Chassis, PLACE, attach, drive, with_chassis};
+use super::drive_tests::{Chassis, PLACE, attach, drive, until, with_chassis};
 use crate::methods::testing::TestDaemon;
 use crate::rpc::RpcError;
 
@@ -108,6 +108,60 @@ fn commands_that_are_refused() {
         let opcode = usize::from(opcode);
         assert_eq!(after[opcode], before[opcode], "opcode {opcode:#x}");
     }
+}
+
+/// Goal: error injection fails commands of a drive and of a remote controller, with SPDK's answers.
+#[test]
+fn injected_errors() {
+    let (daemon, drive, _running) = attached();
+    let (add, remove) = (
+        "bdev_nvme_add_error_injection",
+        "bdev_nvme_remove_error_injection",
+    );
+    let rule = |name: &str, more: Value| {
+        let mut params = json!({ "name": name, "cmd_type": "admin", "opc": admin::IDENTIFY });
+        let all = params.as_object_mut().unwrap();
+        all.extend(more.as_object().unwrap().clone());
+        params
+    };
+    let identify = || {
+        let identify = Identify::new(cns::CONTROLLER).to_sqe(7, 0);
+        let reply = daemon.call("bdev_nvme_send_cmd", command(&identify, 4096));
+        StatusCode::from_field(completion(&reply).status_phase.get() >> 1)
+    };
+    let fault = json!({ "sct": 11, "sc": 33, "err_count": 2 });
+    assert_eq!(daemon.call(add, rule("Nvme0", fault)), json!(true));
+    // SPDK keeps three bits of the type.
+    let expected = StatusCode::new(3, 33);
+    assert_eq!([identify(), identify()], [expected; 2]);
+    assert!(identify().is_success());
+    let sent = drive.stats().admin[usize::from(admin::IDENTIFY)];
+    let unsent = json!({ "sct": 0, "sc": 6, "do_not_submit": true, "timeout_in_us": 1000 });
+    daemon.call(add, rule("Nvme0", unsent.clone()));
+    assert_eq!(identify(), StatusCode::new(0, 6));
+    assert_eq!(drive.stats().admin[usize::from(admin::IDENTIFY)], sent);
+    daemon.call(add, rule("Nvme0", unsent));
+    assert_eq!(daemon.call(remove, rule("Nvme0", json!({}))), json!(true));
+    assert!(identify().is_success());
+    for method in [add, remove] {
+        let nowhere = daemon.refused(method, rule("Nvme7", json!({})));
+        assert_eq!(nowhere.code, -19);
+        let wrong = daemon.refused(method, rule("Nvme0", json!({ "cmd_type": "both" })));
+        assert_eq!(wrong.code, -22);
+    }
+
+    let io = json!({ "cmd_type": "io", "opc": 2, "sct": 2, "sc": 0x81, "err_count": 100 });
+    let ram = json!({ "name": "ram", "block_size": 512, "num_blocks": 8192 });
+    daemon.call("bdev_malloc_create", ram);
+    let volume = json!({ "name": "v", "devices": ["Nvme0n1", "ram"], "force": true });
+    daemon.call("volume_create", volume);
+    daemon.call(add, rule("Nvme0", io));
+    daemon.call("volume_verify", json!({ "name": "v" }));
+    let errors = || {
+        let volume = daemon.call("volume_get", json!({ "name": "v" }));
+        volume["replicas"][0]["errors"].as_u64().unwrap()
+    };
+    until(&daemon, "read errors of the replica", || errors() > 0);
 }
 
 fn apply(daemon: &TestDaemon, file: &Path, bdev: &str) -> Result<Value, RpcError> {

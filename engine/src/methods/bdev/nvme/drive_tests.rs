@@ -104,7 +104,7 @@ fn controller(daemon: &TestDaemon) -> Value {
     all[0]["ctrlrs"][0].take()
 }
 
-fn until(daemon: &TestDaemon, what: &str, done: impl Fn() -> bool) {
+pub(super) fn until(daemon: &TestDaemon, what: &str, done: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !done() {
         assert!(Instant::now() < end, "timeout: {what}");

@@ -10,6 +10,7 @@ mod discovery;
 mod drive;
 pub mod health;
 mod hotplug;
+mod injection;
 pub mod list;
 mod options;
 pub mod paths;
@@ -50,6 +51,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     health::register(registry);
     commands::register(registry);
     hotplug::register(registry);
+    injection::register(registry);
     paths::register(registry);
     discovery::register(registry);
 }
