@@ -54,6 +54,10 @@ impl Lvol {
         self.shared.status.lock().id
     }
 
+    pub fn pool_name(&self) -> String {
+        self.shared.status.lock().name.clone()
+    }
+
     pub(crate) fn unit_blocks(&self) -> u64 {
         let geometry = self.shared.geometry.get();
         geometry.map_or(16, |geometry| u64::from(geometry.granules_per_unit))

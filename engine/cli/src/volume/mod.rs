@@ -18,6 +18,7 @@ use self::wait::WaitGoal;
 use nacre_engine::methods::bdev::nvme::paths::{GetPaths, GetPathsParams};
 use nacre_engine::methods::volume::create::{self, CreateParams, DeleteParams, RenameParams};
 use nacre_engine::methods::volume::list::{GetVolume, Records};
+use nacre_engine::methods::volume::on_pools::PoolReplica;
 use nacre_engine::methods::volume::operate::{
     self, GrowParams, SetParams, ThawParams, VerifyParams,
 };
@@ -60,7 +61,7 @@ enum VolumeCommand {
     },
     /// Create one, and print its name
     Create(CreateArgs),
-    /// Delete an unused volume; its data is lost
+    /// Delete an unused volume, with the lvols that it was created with; its data is lost
     #[command(visible_alias = "rm")]
     Delete {
         /// Name of the volume
@@ -123,7 +124,7 @@ enum VolumeCommand {
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// Enlarge a volume, after its devices have grown
+    /// Enlarge a volume, with the lvols that it was created with, or after its devices have grown
     Grow {
         /// Name of the volume
         name: String,
@@ -217,15 +218,21 @@ struct ReplaceArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example: nacre volume create vol0 disk0 disk1 disk2 --size 10GiB --min-in-sync 2"
-)]
+#[command(after_help = "Examples:
+  nacre volume create vol0 disk0 disk1 disk2 --size 10GiB --min-in-sync 2
+  nacre volume create vol1 --pool pool0 --pool pool1 --size 10GiB --thin")]
 struct CreateArgs {
     /// Name of the new volume
     name: String,
     /// Its replicas, one on each device
-    #[arg(required = true, num_args = 1..=5)]
+    #[arg(required_unless_present = "pool", num_args = 1..=5)]
     device: Vec<String>,
+    /// A replica on this pool (may be repeated), on an lvol that goes with the volume
+    #[arg(long, requires = "size")]
+    pool: Vec<String>,
+    /// Take space of the pools as it is written; unless given they keep room for the whole size
+    #[arg(long, requires = "pool")]
+    thin: bool,
     /// Such as 10GiB, whole MiB; unless given as large as the devices allow
     #[arg(long, value_parser = nacre_engine_values::size::whole_mebibytes)]
     size: Option<u64>,
@@ -292,9 +299,15 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
         VolumeCommand::List => show::list(connection),
         VolumeCommand::Show { name, watch } => show::run(connection, &name, watch),
         VolumeCommand::Create(args) => {
+            let on_pool = |pool| PoolReplica {
+                pool,
+                size: None,
+                thin: args.thin,
+            };
             let params = CreateParams {
                 name: args.name,
                 devices: args.device,
+                replicas: args.pool.into_iter().map(on_pool).collect(),
                 size_mb: args.size,
                 num_blocks: None,
                 uuid: args.uuid,

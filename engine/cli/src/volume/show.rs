@@ -132,7 +132,7 @@ fn print(volume: &Value) -> Result<(), Failure> {
         rows,
     )?;
     for replica in items(&volume["replicas"]) {
-        let device = output::cell(replica.get("device"));
+        let device = device(replica);
         if let Some(why) = replica["why"].as_str() {
             output::line(&format!("\n{device} is out: {why}"))?;
         }
@@ -141,6 +141,11 @@ fn print(volume: &Value) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// The device of a replica: the name of an lvol says more than its UUID.
+fn device(replica: &Value) -> String {
+    output::cell(replica.get("lvol").or_else(|| replica.get("device")))
 }
 
 fn replica(replica: &Value) -> Vec<String> {
@@ -157,7 +162,7 @@ fn replica(replica: &Value) -> Vec<String> {
     }
     vec![
         text("slot"),
-        text("device"),
+        device(replica),
         state,
         text("transport"),
         text("fencing"),

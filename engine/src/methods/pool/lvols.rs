@@ -1,23 +1,19 @@
 //! `lvol_*`: volumes and snapshots of pools.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_pool::{Command, Lvol, LvolInfo};
+use nacre_bdev_pool::{Command, LvolInfo};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 use uuid::Uuid;
 
 use super::super::bdev::refuse_nil;
-use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::devices::forget_uses_of;
 use crate::services::engine::Engine;
 use crate::services::pools::{self, OpenPool, check_name, find_lvol};
-use crate::store::Change;
 use crate::values::read;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -218,27 +214,9 @@ impl Method<Engine> for ResizeLvol {
     async fn apply(params: ResizeLvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
         engine.settled().await;
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
-        resize(&engine, &pool, &lvol, params.size).await?;
+        pools::resize(&engine, &pool, &lvol, params.size).await?;
         Ok(describe(&pool.name(), info(&pool, lvol.uuid()).await?))
     }
-}
-
-pub async fn resize(
-    engine: &Rc<Engine>,
-    pool: &OpenPool,
-    lvol: &Arc<Lvol>,
-    bytes: u64,
-) -> Result<(), RpcError> {
-    let bdevs = &engine.plane()?.bdevs;
-    bdevs.may_shrink(lvol.name(), bytes).or_refuse()?;
-    let lvol_id = lvol.uuid();
-    pool.run(Command::Resize {
-        lvol: lvol_id,
-        bytes,
-    })
-    .await?;
-    bdevs.notify_resize(lvol.name()).or_refuse()?;
-    Ok(())
 }
 
 pub struct SnapshotLvols;
@@ -480,23 +458,7 @@ impl Method<Engine> for DeleteLvol {
     async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
-        delete(&engine, &pool, lvol).await?;
+        pools::delete(&engine, &pool, lvol).await?;
         Ok(true)
     }
-}
-
-pub async fn delete(engine: &Rc<Engine>, pool: &OpenPool, lvol: Arc<Lvol>) -> Result<(), RpcError> {
-    let id = lvol.uuid();
-    let names = vec![
-        id.to_string(),
-        pools::alias(&pool.name(), &lvol.info().name),
-    ];
-    drop(lvol);
-    pools::withdraw(engine, &id.to_string()).await?;
-    if let Err(refused) = pool.run(Command::Delete { lvol: id }).await {
-        made(engine, pool, id).await?;
-        return Err(refused);
-    }
-    let edits = forget_uses_of(engine, &names);
-    engine.journal.commit(Change(edits)).await
 }

@@ -419,7 +419,7 @@ impl Method<Engine> for Resize {
         let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
         let refused = coded(INVALID_PARAMS);
         let bytes = bytes(params.size_in_mib).map_err(&refused)?;
-        let resized = lvols::resize(&engine, &pool, &lvol, bytes).await;
+        let resized = pools::resize(&engine, &pool, &lvol, bytes).await;
         resized.map_err(refused)?;
         Ok(true)
     }
@@ -474,7 +474,7 @@ impl Method<Engine> for Delete {
             let refused = RpcError::errno(Errno::EPERM, cause).field("name");
             return Err(coded(INTERNAL_ERROR)(refused));
         }
-        let deleted = lvols::delete(&engine, &pool, lvol).await;
+        let deleted = pools::delete(&engine, &pool, lvol).await;
         deleted.map_err(coded(INTERNAL_ERROR))?;
         Ok(true)
     }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::{Command, NewVolume};
-use nacre_bdev_replica::model::Settings;
+use nacre_bdev_replica::model::{MAX_REPLICAS, Settings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::super::bdev::refuse_nil;
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
+use super::on_pools::{self, PoolReplica};
 use super::{SettingsParams, blocks};
 use crate::bdev_modules;
 use crate::refusal::{OrRefuse, Refusal};
@@ -20,6 +21,7 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::volumes;
+use crate::services::volumes::lvols;
 use crate::store::{Change, Edit, Record};
 use crate::values::read;
 
@@ -35,7 +37,12 @@ pub struct CreateParams {
     pub name: String,
     /// One to five block devices, one per replica: by name, alias or UUID, or as the URI of a
     /// remote namespace (`auto://`, `tcp://`, `rdma://`, `rdma+tcp://`), which is attached.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
+    /// Replicas on pools, after those on devices: an lvol of the volume's name is made for each,
+    /// and volume_delete deletes it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<PoolReplica>,
     /// In MiB, or text such as "10GiB". Default: the largest size that fits the smallest device,
     /// less 1 MiB for the label and the dirty-region log.
     #[serde(default, deserialize_with = "read::some_mebibytes")]
@@ -55,7 +62,7 @@ pub struct CreateParams {
 impl Method<Engine> for Create {
     const NAME: &'static str = "volume_create";
     const ABOUT: &'static str =
-        "Makes a replicated volume on block devices, and a block device of its name.";
+        "Makes a replicated volume on block devices and pools, and a block device of its name.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = CreateParams;
@@ -71,8 +78,15 @@ impl Method<Engine> for Create {
         {
             return describe(&engine, &there);
         }
-        if params.devices.is_empty() {
-            return Err(RpcError::errno(Errno::EINVAL, "no device is named").field("devices"));
+        match params.devices.len() + params.replicas.len() {
+            0 => {
+                return Err(RpcError::errno(Errno::EINVAL, "no device is named").field("devices"));
+            }
+            1..=MAX_REPLICAS => {}
+            count => {
+                let cause = format!("a volume has 1 to {MAX_REPLICAS} replicas, not {count}");
+                return Err(RpcError::errno(Errno::EINVAL, cause).field("devices"));
+            }
         }
         let devices = FoundDevices::find(&engine, &params.devices, "devices").await?;
         let made = make(&engine, params, &devices.names).await;
@@ -89,26 +103,42 @@ async fn make(
     devices: &[String],
 ) -> Result<VolumeReply, RpcError> {
     let plane = engine.plane()?;
-    let layer = plane.bdevs.lookup(&devices[0]);
-    let block_size = layer.map_or(512, |layer| layer.geometry().block_size);
+    let block_size = match devices.first() {
+        Some(first) => plane
+            .bdevs
+            .lookup(first)
+            .map_or(512, |layer| layer.geometry().block_size),
+        None => nacre_bdev_pool::BLOCK,
+    };
     let blocks = blocks(params.num_blocks, params.size_mb, block_size)?;
     let bytes = blocks.map(|blocks| {
         blocks.checked_mul(u64::from(block_size)).ok_or_else(|| {
             RpcError::errno(Errno::EINVAL, "that is more than 64 bits of bytes").field("num_blocks")
         })
     });
+    let bytes = bytes.transpose()?;
+    let on_pools = on_pools::wanted(engine, &params.replicas, bytes)?;
     let mut settings = Settings::default();
     params.settings.merge(&mut settings);
-    let new = NewVolume {
-        name: params.name,
-        id: params.uuid,
-        bytes: bytes.transpose()?,
-        devices: devices.to_vec(),
-        settings,
-        force: params.force,
+    let id = params.uuid.unwrap_or_else(Uuid::new_v4);
+    let made = async {
+        let mut devices = devices.to_vec();
+        if !on_pools.is_empty() {
+            devices.extend(lvols::make(engine, id, &params.name, &on_pools).await?);
+        }
+        let new = NewVolume {
+            name: params.name,
+            id: Some(id),
+            bytes,
+            devices,
+            settings,
+            force: params.force,
+        };
+        volumes::create(engine, new).await
     };
-    let opened = volumes::create(engine, new).await?;
-    let id = opened.handle.status().id;
+    let made = made.await;
+    lvols::settle(engine, id).await;
+    made?;
     describe(engine, &engine.volumes.find(&id.to_string())?)
 }
 
@@ -155,7 +185,8 @@ pub struct DeleteParams {
 
 impl Method<Engine> for Delete {
     const NAME: &'static str = "volume_delete";
-    const ABOUT: &'static str = "Deletes a volume that is not in use. The devices of its replicas are free again; their data is given up.";
+    const ABOUT: &'static str = "Deletes a volume that is not in use. The devices of its replicas are free again; their data is given up. \
+         Lvols that volume_create made are deleted.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = DeleteParams;

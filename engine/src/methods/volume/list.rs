@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use nacre_bdev::{Bdev, Op};
+use nacre_bdev_pool::Lvol;
 use nacre_bdev_replica::handle::{
     Fencing, ReplicaStatus, ResyncStatus, VerifyStatus, VolumeStatus,
 };
@@ -14,10 +15,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{NameParams, SettingsParams};
+use crate::bdev_modules;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::pools::alias;
 use crate::services::volumes::words::{kind_word, replica_word, state_word};
 use crate::services::volumes::{Listed, OpenState, REMOTE_PRODUCT};
 
@@ -78,6 +81,11 @@ pub struct ReplicaReply {
     id: String,
     slot: u8,
     device: String,
+    /// The pool and the lvol (`pool/name`) that the device is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pool: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lvol: Option<String>,
     /// `in_sync`, `syncing` (resync target), `reconciling` (in sync except for regions being
     /// compared after an unclean stop), `out` (lacks the dirty regions), or `filling` (has no valid
     /// data above its watermark).
@@ -229,10 +237,18 @@ fn replica(plane: &Plane, volume: &VolumeStatus, replica: &ReplicaStatus) -> Rep
         let source = volume.replicas.iter().find(|m| m.id == id);
         source.map(|m| m.device.clone())
     };
+    let lvol = layer
+        .as_ref()
+        .and_then(|layer| bdev_modules::device::<Lvol>(layer.module()));
+    let pool = lvol.as_ref().map(|lvol| lvol.pool_name());
     ReplicaReply {
         id: replica.id.to_string(),
         slot: replica.slot,
         device: replica.device.clone(),
+        lvol: lvol
+            .zip(pool.as_ref())
+            .map(|(lvol, pool)| alias(pool, &lvol.info().name)),
+        pool,
         state: replica_word(replica),
         attached: replica.attached,
         offline: replica.offline,
@@ -300,6 +316,8 @@ fn of_record(
         id: m.id.to_string(),
         slot: m.slot,
         device: m.device.clone(),
+        pool: None,
+        lvol: None,
         state: match m.state {
             ReplicaState::InSync => "in_sync",
             ReplicaState::Out { .. } => "out",

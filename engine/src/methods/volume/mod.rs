@@ -7,6 +7,7 @@
 //!   operate     verify, grow, set, thaw, fail I/O
 //!   publish     subsystem and connections
 //!   devices     devices for replicas
+//!   on_pools    lvols for replicas
 //! ```
 //!
 //! The durable part of a volume is its record in the volume store, which the volume's control
@@ -24,6 +25,9 @@ mod frozen_tests;
 #[cfg(test)]
 mod half_tests;
 pub mod list;
+pub mod on_pools;
+#[cfg(test)]
+mod on_pools_tests;
 pub mod operate;
 pub mod publish;
 #[cfg(test)]
@@ -52,6 +56,7 @@ pub use settings::SettingsParams;
 
 pub fn register(registry: &mut Registry<Engine>) {
     create::register(registry);
+    on_pools::register(registry);
     list::register(registry);
     replicas::register(registry);
     operate::register(registry);

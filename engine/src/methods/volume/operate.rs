@@ -13,8 +13,8 @@ use crate::rpc::access;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
-use crate::services::volumes::paths;
 use crate::services::volumes::{OpenState, RESERVED};
+use crate::services::volumes::{lvols, paths};
 use crate::values::read;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -78,7 +78,8 @@ pub struct Grow;
 #[serde(deny_unknown_fields)]
 pub struct GrowParams {
     pub name: String,
-    /// The new size in MiB; default: the largest that fits the smallest device.
+    /// The new size in MiB; default: the largest that fits the smallest device. Lvols that
+    /// volume_create made grow to it.
     #[serde(default, deserialize_with = "read::some_mebibytes")]
     pub size_mb: Option<u64>,
     /// In blocks, instead of size_mb.
@@ -87,8 +88,7 @@ pub struct GrowParams {
 
 impl Method<Engine> for Grow {
     const NAME: &'static str = "volume_grow";
-    const ABOUT: &'static str =
-        "Makes a volume larger, when its devices are; hosts see the new size at once.";
+    const ABOUT: &'static str = "Makes a volume larger, and its own lvols; other devices must be larger already. Hosts see the new size at once.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = GrowParams;
@@ -121,7 +121,12 @@ impl Method<Engine> for Grow {
         if blocks == status.blocks {
             return unchanged(&engine, &params.name);
         }
-        run(&engine, &params.name, Command::Grow { blocks }).await
+        let former = lvols::grow(&engine, &status, blocks).await?;
+        let grown = run(&engine, &params.name, Command::Grow { blocks }).await;
+        if grown.is_err() {
+            lvols::shrink(&engine, former).await;
+        }
+        grown
     }
 }
 

@@ -9,6 +9,7 @@
 //! The contents of a pool are on its disk. The journal only has `pool/<uuid>`: the import.
 
 mod closing;
+mod lvols;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::registry::Usage;
-use nacre_bdev::{Bdev, Holder, Registry as BdevRegistry};
+use nacre_bdev::{Bdev, Holder};
 use nacre_bdev_pool::{
     Command, Create, Import, ImportReport, Lvol, LvolInfo, Outcome, PoolError, PoolHandle,
     PoolState, Refusal as Refused,
@@ -39,6 +40,9 @@ use crate::store::{Change, Edit, Record};
 
 use closing::close_one;
 pub use closing::{close, close_all, disk_gone, withdraw};
+pub use lvols::{
+    alias, check_alias, check_name, delete, find_lvol, register, register_new, resize, undo_growth,
+};
 
 /// The method that the journal has for a pool.
 pub const IMPORT: &str = "pool_import";
@@ -361,6 +365,7 @@ async fn import_one(
     let text = format!("pool \"{name}\" was imported from {disk}");
     let facts = serde_json::json!({ "id": id, "replayed": report.replayed, "lost": report.lost });
     engine.notes.report("pool_import", name, text, facts);
+    tokio::task::spawn_local(count_space(Rc::clone(engine), Rc::clone(&pool)));
     Ok(pool)
 }
 
@@ -410,15 +415,6 @@ pub async fn rename(
     });
     let renamed = pools.in_time(Late::Rename, renaming).await?;
     renamed.unwrap_or_else(|error| Err(RpcError::internal(error.to_string())))
-}
-
-/// Checks that no device has a new alias, before the pool gets the name in it.
-pub fn check_alias(bdevs: &BdevRegistry, field: &str, alias: &str) -> Result<(), RpcError> {
-    let Some(user) = bdevs.lookup(alias) else {
-        return Ok(());
-    };
-    let cause = format!("\"{alias}\" is already a name of bdev \"{}\"", user.name());
-    Err(RpcError::errno(Errno::EEXIST, cause).field(field))
 }
 
 /// Opens a pool on a reactor. A pool that opens late is closed again by `undo`.
@@ -518,6 +514,23 @@ async fn register_all(engine: &Rc<Engine>, pool: &OpenPool) -> Result<(), RpcErr
     pools.in_time(Late::Register, work).await?
 }
 
+/// Tells the devices how much space they use. The count takes long in a large pool.
+async fn count_space(engine: Rc<Engine>, pool: Rc<OpenPool>) {
+    // A pool that closes has no devices any more.
+    let Ok(lvols) = pool.lvols().await else {
+        return;
+    };
+    for counted in lvols {
+        if let Some(lvol) = devices::find::<Lvol>(&engine, &counted.id.to_string()) {
+            lvol.update(LvolInfo {
+                used_bytes: counted.used_bytes,
+                exclusive_bytes: counted.exclusive_bytes,
+                ..lvol.info()
+            });
+        }
+    }
+}
+
 /// The registered devices of a pool's volumes.
 fn lvols_of(plane: &Plane, id: Uuid) -> Vec<Arc<Lvol>> {
     let all = plane.bdevs.list();
@@ -525,57 +538,6 @@ fn lvols_of(plane: &Plane, id: Uuid) -> Vec<Arc<Lvol>> {
         .iter()
         .filter_map(|listed| bdev_modules::device::<Lvol>(listed.layer.module()));
     lvols.filter(|lvol| lvol.pool() == id).collect()
-}
-
-/// Registers the device of a volume under its UUID, with the alias `pool/name`. The caller has
-/// [`OpenPool::names`].
-pub async fn register(
-    engine: &Rc<Engine>,
-    pool: &OpenPool,
-    info: &LvolInfo,
-) -> Result<(), RpcError> {
-    let plane = engine.plane()?;
-    let lvol = pool.handle.lvol(info.id).await.or_refuse()?;
-    lvol.update(info.clone());
-    let layer = plane.bdevs.register(lvol as Arc<dyn Bdev>).or_refuse()?;
-    let alias = alias(&pool.name(), &info.name);
-    if let Err(error) = plane.bdevs.add_alias(layer.name(), &alias) {
-        warn!(alias, %error, "a volume has no alias");
-    }
-    Ok(())
-}
-
-pub fn alias(pool: &str, lvol: &str) -> String {
-    format!("{pool}/{lvol}")
-}
-
-/// Checks a name of a pool or volume.
-pub fn check_name(field: &str, name: &str) -> Result<(), RpcError> {
-    let why = if name.contains('/') {
-        "a name has no \"/\": it separates the pool from the volume"
-    } else if name.is_empty() || name.len() > 63 {
-        "a name has 1 to 63 bytes"
-    } else {
-        return nacre_bdev::registry::check_name(name)
-            .map_err(|error| error.refusal().field(field));
-    };
-    Err(RpcError::errno(Errno::EINVAL, why).field(field))
-}
-
-/// A volume or snapshot: by UUID, or as `pool/name`. With its pool.
-pub fn find_lvol(
-    engine: &Engine,
-    field: &str,
-    name: &str,
-) -> Result<(Rc<OpenPool>, Arc<Lvol>), RpcError> {
-    let lvol = devices::find::<Lvol>(engine, name).ok_or_else(|| {
-        let cause = format!("there is no volume or snapshot \"{name}\"");
-        RpcError::errno(Errno::ENODEV, cause)
-            .field(field)
-            .remedy("lvol_list lists them: name one by UUID, or as pool/name")
-    })?;
-    let pool = engine.devices.pools.of(lvol.pool())?;
-    Ok((pool, lvol))
 }
 
 /// A disk appeared: if it is a lost one, its pool is imported again.

@@ -460,7 +460,7 @@ pub async fn force_in_sync(
 }
 
 /// Deletes a volume that is not in use.
-pub async fn delete(
+pub(super) async fn delete(
     engine: &Rc<Engine>,
     name: &str,
     force: Option<String>,

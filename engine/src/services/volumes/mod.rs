@@ -18,6 +18,7 @@ mod events;
 mod frozen;
 mod holder;
 mod lifecycle;
+pub mod lvols;
 pub mod paths;
 pub mod published;
 mod replica_devices;
@@ -43,9 +44,8 @@ pub use self::etcd::OfStore;
 pub use self::etcd_report::store_for_doctor;
 pub use self::events::{check_other_copies, device_changed, poll_queues, recheck_device};
 pub use self::frozen::{fail_io, stop_opening, thaw};
-pub use self::lifecycle::{
-    begin, close_all, create, delete, end, force_in_sync, open_all, settled,
-};
+pub use self::lifecycle::{begin, close_all, create, end, force_in_sync, open_all, settled};
+pub use self::lvols::delete;
 pub use self::replica_devices::{REMOTE_PRODUCT, is_local};
 pub use paths::of_listener;
 

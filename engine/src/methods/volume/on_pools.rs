@@ -1,0 +1,102 @@
+//! Replicas on pools: `volume_create` makes their lvols, `volume_drop_lvols` deletes them.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::rpc::error::Errno;
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+use crate::services::volumes::lvols::{self, NewLvol, PoolLvol};
+use crate::values::read;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry.add::<DropLvols>();
+}
+
+/// A replica on a pool.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolReplica {
+    /// Name or UUID of the pool.
+    pub pool: String,
+    /// Room for data, in bytes, or text such as "10GiB". Default: the size of the volume.
+    #[serde(
+        default,
+        deserialize_with = "read::some_bytes",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<u64>")]
+    pub size: Option<u64>,
+    /// Take space as it is written. Default: the pool keeps room for the whole size.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub thin: bool,
+}
+
+/// The lvols to be made for replicas, for a volume of this size.
+pub(super) fn wanted(
+    engine: &Engine,
+    replicas: &[PoolReplica],
+    bytes: Option<u64>,
+) -> Result<Vec<NewLvol>, RpcError> {
+    let mut lvols: Vec<NewLvol> = Vec::new();
+    for (at, replica) in replicas.iter().enumerate() {
+        let field = |name: &str| format!("replicas[{at}].{name}");
+        let found = engine.devices.pools.find(&replica.pool);
+        let pool = found.map_err(|refused| refused.field(field("pool")))?;
+        if lvols.iter().any(|other| Rc::ptr_eq(&other.pool, &pool)) {
+            let cause = format!(
+                "\"{}\" is named twice: each replica has its own pool",
+                pool.name()
+            );
+            return Err(RpcError::errno(Errno::EINVAL, cause).field(field("pool")));
+        }
+        let Some(bytes) = replica.size.or(bytes).filter(|bytes| *bytes > 0) else {
+            let cause = "a replica on a pool needs a size";
+            return Err(RpcError::errno(Errno::EINVAL, cause)
+                .field(field("size"))
+                .remedy("give it, or size_mb"));
+        };
+        if bytes > pool.handle.status().max_lvol_bytes {
+            let cause = format!("{bytes} bytes are too many for one volume");
+            return Err(RpcError::errno(Errno::EINVAL, cause).field(field("size")));
+        }
+        lvols.push(NewLvol {
+            pool,
+            bytes,
+            is_thick: !replica.thin,
+        });
+    }
+    Ok(lvols)
+}
+
+struct DropLvols;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct DropParams {
+    /// UUID of the volume.
+    #[schemars(with = "String")]
+    volume: Uuid,
+    lvols: Vec<PoolLvol>,
+}
+
+impl Method<Engine> for DropLvols {
+    const NAME: &'static str = lvols::DROP;
+    const ABOUT: &'static str = "Deletes lvols that volume_create made for a volume, unless the volume exists; the daemon's own \
+         call, when a creation or deletion was interrupted.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = DropParams;
+    type Reply = bool;
+
+    async fn apply(params: DropParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        if !crate::journal::is_replaying() {
+            engine.settled().await;
+        }
+        lvols::drop_unused(&engine, params.volume, params.lvols).await?;
+        Ok(true)
+    }
+}

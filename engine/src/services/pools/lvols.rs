@@ -1,0 +1,132 @@
+//! Volumes and snapshots of open pools: their devices, sizes and deletion.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev::registry::Shrink;
+use nacre_bdev::{Bdev, Registry as BdevRegistry};
+use nacre_bdev_pool::{Command, Lvol, LvolInfo};
+use tracing::warn;
+use uuid::Uuid;
+
+use super::{OpenPool, withdraw};
+use crate::refusal::{OrRefuse, Refusal};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::devices;
+use crate::services::engine::Engine;
+use crate::store::Change;
+
+/// Registers the device of a volume under its UUID, with the alias `pool/name`. The caller has
+/// [`OpenPool::names`].
+pub async fn register(
+    engine: &Rc<Engine>,
+    pool: &OpenPool,
+    info: &LvolInfo,
+) -> Result<(), RpcError> {
+    let plane = engine.plane()?;
+    let lvol = pool.handle.lvol(info.id).await.or_refuse()?;
+    lvol.update(info.clone());
+    let layer = plane.bdevs.register(lvol as Arc<dyn Bdev>).or_refuse()?;
+    let alias = alias(&pool.name(), &info.name);
+    if let Err(error) = plane.bdevs.add_alias(layer.name(), &alias) {
+        warn!(alias, %error, "a volume has no alias");
+    }
+    Ok(())
+}
+
+pub fn alias(pool: &str, lvol: &str) -> String {
+    format!("{pool}/{lvol}")
+}
+
+/// Checks a name of a pool or volume.
+pub fn check_name(field: &str, name: &str) -> Result<(), RpcError> {
+    let why = if name.contains('/') {
+        "a name has no \"/\": it separates the pool from the volume"
+    } else if name.is_empty() || name.len() > 63 {
+        "a name has 1 to 63 bytes"
+    } else {
+        return nacre_bdev::registry::check_name(name)
+            .map_err(|error| error.refusal().field(field));
+    };
+    Err(RpcError::errno(Errno::EINVAL, why).field(field))
+}
+
+/// A volume or snapshot: by UUID, or as `pool/name`. With its pool.
+pub fn find_lvol(
+    engine: &Engine,
+    field: &str,
+    name: &str,
+) -> Result<(Rc<OpenPool>, Arc<Lvol>), RpcError> {
+    let lvol = devices::find::<Lvol>(engine, name).ok_or_else(|| {
+        let cause = format!("there is no volume or snapshot \"{name}\"");
+        RpcError::errno(Errno::ENODEV, cause)
+            .field(field)
+            .remedy("lvol_list lists them: name one by UUID, or as pool/name")
+    })?;
+    let pool = engine.devices.pools.of(lvol.pool())?;
+    Ok((pool, lvol))
+}
+
+/// Checks that no device has a new alias, before the pool gets the name in it.
+pub fn check_alias(bdevs: &BdevRegistry, field: &str, alias: &str) -> Result<(), RpcError> {
+    let Some(user) = bdevs.lookup(alias) else {
+        return Ok(());
+    };
+    let cause = format!("\"{alias}\" is already a name of bdev \"{}\"", user.name());
+    Err(RpcError::errno(Errno::EEXIST, cause).field(field))
+}
+
+/// Registers the device of a new volume or snapshot.
+pub async fn register_new(engine: &Rc<Engine>, pool: &OpenPool, id: Uuid) -> Result<(), RpcError> {
+    let _names = pool.names.lock().await;
+    let info = pool.handle.lvol(id).await.or_refuse()?.info();
+    register(engine, pool, &info).await
+}
+
+/// Changes the size of a volume.
+pub async fn resize(
+    engine: &Rc<Engine>,
+    pool: &OpenPool,
+    lvol: &Arc<Lvol>,
+    bytes: u64,
+) -> Result<(), RpcError> {
+    let bdevs = &engine.plane()?.bdevs;
+    bdevs.may_shrink(lvol.name(), bytes).or_refuse()?;
+    let lvol_id = lvol.uuid();
+    pool.run(Command::Resize {
+        lvol: lvol_id,
+        bytes,
+    })
+    .await?;
+    bdevs.notify_resize(lvol.name()).or_refuse()?;
+    Ok(())
+}
+
+/// Gives a volume its former size back, although something uses it: nothing is beyond that size.
+pub async fn undo_growth(
+    engine: &Rc<Engine>,
+    pool: &OpenPool,
+    lvol: &Arc<Lvol>,
+    bytes: u64,
+) -> Result<(), RpcError> {
+    let bdevs = &engine.plane()?.bdevs;
+    let id = lvol.uuid();
+    pool.run(Command::Resize { lvol: id, bytes }).await?;
+    let announced = bdevs.take_size(lvol.name(), Shrink::Forced);
+    announced.map(drop).or_refuse()
+}
+
+/// Deletes a volume or snapshot that is not in use.
+pub async fn delete(engine: &Rc<Engine>, pool: &OpenPool, lvol: Arc<Lvol>) -> Result<(), RpcError> {
+    let id = lvol.uuid();
+    let names = vec![id.to_string(), alias(&pool.name(), &lvol.info().name)];
+    drop(lvol);
+    withdraw(engine, &id.to_string()).await?;
+    if let Err(refused) = pool.run(Command::Delete { lvol: id }).await {
+        register_new(engine, pool, id).await?;
+        return Err(refused);
+    }
+    let edits = devices::forget_uses_of(engine, &names);
+    engine.journal.commit(Change(edits)).await
+}
