@@ -55,6 +55,11 @@ pub enum Command {
     List,
     /// Volumes and snapshots at once: the numbers of bytes in use are zero.
     Names,
+    /// Some places of an lvol, from one on, with units that its parent does not have.
+    Own {
+        lvol: Uuid,
+        from: u64,
+    },
     /// Takes the rest of a disk that has grown. A pool that has all of its disk is done.
     Grow,
     RenamePool {
@@ -79,6 +84,11 @@ pub enum Outcome {
     /// New versions, in the order of the command.
     Created(Vec<Uuid>),
     List(Vec<LvolInfo>),
+    /// Places in units. `next`: the place to go on with.
+    Places {
+        places: Vec<u64>,
+        next: Option<u64>,
+    },
     Checked(Box<CheckReport>),
 }
 

@@ -114,12 +114,10 @@ pub const URING_RESCAN: &str = "bdev_uring_rescan";
 pub const NOT_OFFERED: (&str, &[&str]) = (
     "Pools have one disk and no external snapshots; `lvol_inflate` and `lvol_restore` are the nearest.",
     &[
-        "bdev_lvol_check_shallow_copy",
         "bdev_lvol_clone_bdev",
         "bdev_lvol_decouple_parent",
         "bdev_lvol_set_parent",
         "bdev_lvol_set_read_only",
-        "bdev_lvol_start_shallow_copy",
     ],
 );
 

@@ -182,6 +182,10 @@ impl Keeper {
                     .collect();
                 answer.send(Outcome::List(list));
             }
+            Command::Own { lvol, from } => match own_places(pool, lvol, from) {
+                Ok(places) => answer.send(places),
+                Err(error) => answer.fail(error),
+            },
             Command::Close { .. } | Command::Destroy => {
                 self.commands.wipes = matches!(command, Command::Destroy);
                 self.commands.export = Some(answer);
@@ -364,6 +368,26 @@ impl Scan {
     }
 }
 
+/// The places from `from` on whose units the parent of the version does not have, of some leaves.
+fn own_places(pool: &Pool, lvol: Uuid, from: u64) -> Result<Outcome, PoolError> {
+    let (version, state) = (find(pool, lvol)?, pool.state());
+    let per_leaf = u64::from(state.geometry.units_per_leaf);
+    let (mut places, mut next) = (Vec::new(), from);
+    for _ in 0..LEAVES {
+        let Some(leaf) = state.first_mapped_leaf(version, next) else {
+            return Ok(Outcome::Places { places, next: None });
+        };
+        let (floor, first) = (state.floor(version, leaf), leaf * per_leaf);
+        places.extend((first.max(next)..first + per_leaf).filter(|place| {
+            let entry = pool.lookup(version, *place).unwrap_or_default();
+            entry.parts().any(|part| part.is_exclusive(floor))
+        }));
+        next = first + per_leaf;
+    }
+    let next = Some(next);
+    Ok(Outcome::Places { places, next })
+}
+
 /// The present size of the disk, which is no smaller than that of the pool.
 fn grown(pool: &Pool, shared: &Shared) -> Result<u64, PoolError> {
     let (found, expected) = (
@@ -430,7 +454,11 @@ fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request,
         },
         Command::RenamePool { name } => Request::RenamePool { name },
         Command::Check => Request::Check,
-        Command::List | Command::Names | Command::Close { .. } | Command::Destroy => {
+        Command::List
+        | Command::Names
+        | Command::Own { .. }
+        | Command::Close { .. }
+        | Command::Destroy => {
             return Err(PoolError::Closed);
         }
     })

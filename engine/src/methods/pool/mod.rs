@@ -4,6 +4,8 @@
 //! of the daemon imports it.
 
 #[cfg(test)]
+mod copy_tests;
+#[cfg(test)]
 mod late_tests;
 pub mod lvols;
 #[cfg(test)]

@@ -15,8 +15,8 @@
 //! | the pool refuses to delete an lvol | -32603 |
 //! | the pool refuses anything else, such as a taken name of a snapshot | -32602 |
 //!
-//! Not here: external snapshots, `bdev_lvol_set_parent`, `bdev_lvol_set_read_only`,
-//! `bdev_lvol_decouple_parent` and shallow copies.
+//! Not here: external snapshots, `bdev_lvol_set_parent`, `bdev_lvol_set_read_only` and
+//! `bdev_lvol_decouple_parent`.
 
 use std::rc::Rc;
 
@@ -51,6 +51,11 @@ pub fn register(registry: &mut Registry<Engine>) {
 
 /// Where SPDK refuses at once, the code is its errno.
 const EEXIST: i32 = -(Errno::EEXIST as i32);
+
+/// A refusal of the pool, under the code of invalid parameters.
+pub(super) fn coded_invalid(error: RpcError) -> RpcError {
+    coded(INVALID_PARAMS)(error)
+}
 
 /// A refusal of the pool, under another code.
 fn coded(code: i32) -> impl Fn(RpcError) -> RpcError {

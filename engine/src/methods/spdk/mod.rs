@@ -4,6 +4,7 @@
 pub mod accel;
 pub mod export;
 pub mod lvol;
+mod lvol_copy;
 pub mod notify;
 pub mod raid;
 pub mod scheduler;
@@ -16,6 +17,7 @@ use crate::services::engine::Engine;
 pub fn register(registry: &mut Registry<Engine>) {
     accel::register(registry);
     lvol::register(registry);
+    lvol_copy::register(registry);
     notify::register(registry);
     raid::register(registry);
     scheduler::register(registry);

@@ -9,6 +9,8 @@
 //! The contents of a pool are on its disk. The journal only has `pool/<uuid>`: the import.
 
 mod closing;
+pub mod copies;
+mod copy;
 mod lvols;
 
 use std::cell::{Cell, RefCell};
@@ -57,6 +59,7 @@ pub struct Pools {
     lost: RefCell<BTreeMap<String, Uuid>>,
     /// Serialises changes. Its owner waits for a disk no longer than `patience`.
     changing: Mutex<()>,
+    pub copies: copies::Copies,
     pub(crate) patience: Cell<Duration>,
 }
 
@@ -66,6 +69,7 @@ impl Default for Pools {
             open: RefCell::default(),
             lost: RefCell::default(),
             changing: Mutex::default(),
+            copies: copies::Copies::default(),
             patience: Cell::new(PATIENCE),
         }
     }
