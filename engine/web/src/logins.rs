@@ -1,5 +1,5 @@
-//! [`Logins`]: who may use the page. Accounts, sessions, delays and the set-up code, and the acts on
-//! them; the HTTP server and the RPC methods call it.
+//! [`Logins`]: the users of the page. Accounts, sessions, delays and the set-up code, and the acts
+//! on them; the HTTP server and the RPC methods call it.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
