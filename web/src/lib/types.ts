@@ -1,0 +1,228 @@
+/** Answers of the daemon's methods, as docs/reference/rpc.md has them; only fields that the page uses. */
+
+export type Role = 'viewer' | 'operator' | 'admin';
+
+export interface Resync {
+  kind: 'partial' | 'full' | 'reconcile';
+  source: string | null;
+  total_bytes: number;
+  left_bytes: number;
+  bytes_per_s: number;
+  left_s: number | null;
+}
+
+export interface Replica {
+  id: string;
+  slot: number;
+  device: string;
+  state: 'in_sync' | 'syncing' | 'reconciling' | 'out' | 'filling';
+  attached: boolean;
+  offline: boolean;
+  transport: string | null;
+  fencing: string | null;
+  read_latency_us: number | null;
+  write_latency_us: number | null;
+  why: string | null;
+  resync: Resync | null;
+  last_resync: { kind: string; bytes: number; seconds: number } | null;
+  reads: number;
+  writes: number;
+  errors: number;
+}
+
+export interface Volume {
+  name: string;
+  uuid: string;
+  bdev: string | null;
+  state: string;
+  why: string | null;
+  block_size: number;
+  num_blocks: number;
+  epoch: number;
+  region_size: number;
+  num_regions: number;
+  dirty_regions: number;
+  settings: Record<string, number | string>;
+  subsystems: string[];
+  replicas: Replica[];
+  verify: {
+    repair: boolean;
+    running: boolean;
+    total_bytes: number;
+    compared_bytes: number;
+    different_blocks: number;
+    repaired_blocks: number;
+  } | null;
+}
+
+export interface Bdev {
+  name: string;
+  aliases: string[];
+  uuid: string;
+  product_name: string;
+  block_size: number;
+  num_blocks: number;
+  claimed: boolean;
+  assigned_rate_limits: Record<string, number>;
+  driver_specific: Record<string, any>;
+}
+
+export interface Pool {
+  name: string;
+  uuid: string;
+  disk: string;
+  state: string;
+  total_bytes: number;
+  free_bytes: number;
+  reserved_bytes: number;
+  unit_bytes: number;
+  lvols: number;
+  lost_pages: number;
+  unsettled_records: number;
+}
+
+export interface Lvol {
+  alias: string;
+  name: string;
+  pool: string;
+  uuid: string;
+  parent: string | null;
+  snapshot: boolean;
+  thick: boolean;
+  size_bytes: number;
+  used_bytes: number;
+  exclusive_bytes: number;
+}
+
+export interface Address {
+  trtype: string;
+  adrfam: string;
+  traddr: string;
+  trsvcid: string;
+}
+
+export interface Subsystem {
+  nqn: string;
+  subtype: string;
+  serial_number?: string;
+  model_number?: string;
+  max_namespaces?: number;
+  allow_any_host: boolean;
+  hosts: { nqn: string; dhchap_key?: string; psk?: string }[];
+  listen_addresses: Address[];
+  namespaces?: { nsid: number; bdev_name: string; uuid: string; anagrpid?: number }[];
+}
+
+export interface SubsystemListener {
+  address: Address;
+  ana_states: { ana_group: number; ana_state: string }[];
+}
+
+export interface Listener {
+  listener: string | null;
+  iface: string | null;
+  address: Address;
+  wanted: string;
+  actual: string;
+  reason?: string;
+  evidence?: string;
+  remedy?: string;
+  rdma?: { device: string; port: number; software: boolean };
+  subsystems: string[];
+}
+
+export interface Listeners {
+  listeners: Listener[];
+  unmatched: string[];
+}
+
+export interface Controller {
+  cntlid: number;
+  hostnqn: string;
+  hostid: string;
+  num_io_qpairs: number;
+}
+
+export interface QueuePair {
+  cntlid: number;
+  hostnqn: string;
+  qid: number;
+  listen_address: Address;
+  peer_address: Address;
+}
+
+export interface NvmeController {
+  name: string;
+  ctrlrs: { state: string; trid: Partial<Address> & { trtype: string; traddr: string; subnqn?: string }; bdevs?: string[]; losses?: number }[];
+}
+
+export interface Health {
+  model_number: string;
+  serial_number: string;
+  firmware_revision: string;
+  temperature_celsius: number;
+  percentage_used: number;
+  available_spare_percentage: number;
+  available_spare_threshold_percentage: number;
+  media_errors: number;
+  power_on_hours: number;
+  unsafe_shutdowns: number;
+  warnings: string[];
+}
+
+export interface Event {
+  id: number;
+  time: string;
+  category: string;
+  severity: 'info' | 'warning' | 'error';
+  type: string;
+  ctx: string;
+  text: string;
+  facts?: Record<string, unknown>;
+  left_out?: number;
+}
+
+export interface Finding {
+  id: string;
+  subject?: string;
+  status: 'PASS' | 'SKIP' | 'WARN' | 'FAIL';
+  evidence: string;
+  remedy?: string;
+}
+
+export interface Report {
+  failed: number;
+  warnings: number;
+  passed: number;
+  skipped: number;
+  findings: Finding[];
+}
+
+export interface Alerts {
+  receivers: {
+    name: string;
+    kind: string;
+    target: string;
+    severity: string;
+    categories: string[];
+    except: string[];
+    pending: number;
+    delivered: number;
+    dropped: number;
+    last_delivery?: string;
+    failing_since?: string;
+    error?: string;
+  }[];
+  silences: { id: number; until: string; types: string[]; object?: string }[];
+}
+
+export interface Stored {
+  store: string | null;
+  objects: { key: string; method: string; state: string; kept_in: string; error?: string; attempts?: number; failed_for_s?: number }[];
+}
+
+export interface Account {
+  name: string;
+  role: Role;
+  created_ms: number;
+}

@@ -1,0 +1,16 @@
+/** The four lists that tell who uses which bdev. For the start of a component. */
+import { use } from './store.svelte';
+import type { Bdev, Pool, Subsystem, Volume } from './types';
+
+export function useWorld() {
+  const bdevs = use<Bdev[]>('bdev_get_bdevs');
+  const volumes = use<Volume[]>('volume_list', {}, 5);
+  const pools = use<Pool[]>('pool_list');
+  const subsystems = use<Subsystem[]>('nvmf_get_subsystems');
+  return {
+    bdevs,
+    get now() {
+      return { bdevs: bdevs.value ?? [], volumes: volumes.value ?? [], pools: pools.value ?? [], subsystems: subsystems.value ?? [] };
+    },
+  };
+}

@@ -1,0 +1,147 @@
+// A machine with some of everything, and with some trouble; shapes as docs/reference/rpc.md has them.
+const GIB = 1024 ** 3;
+const HOST = (n) => `nqn.2014-08.org.nvmexpress:uuid:1f4e8a52-63b1-4f2e-9d3a-0c5b7e9a1d${n}f`;
+const UUID = (n) => `5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0a${String(n).padStart(2, '0')}`;
+const LIMITS = { rw_ios_per_sec: 0, rw_mbytes_per_sec: 0, r_mbytes_per_sec: 0, w_mbytes_per_sec: 0 };
+let serial = 10;
+
+export function bdev(name, gib, product_name, driver_specific, more = {}) {
+  serial += 1;
+  return { name, aliases: [UUID(serial)], uuid: UUID(serial), product_name, block_size: 512, num_blocks: (gib * GIB) / 512, claimed: false, assigned_rate_limits: { ...LIMITS }, driver_specific, ...more };
+}
+export const file = (name, gib, filename, more) => bdev(name, gib, 'AIO disk', { aio: { filename }, nacre: { direct: true, write_cache: true, data_lost: false } }, more);
+const drive = (name, traddr, serial_number) =>
+  bdev(name, 1788.5, 'NVMe disk', { nvme: [{ pci_address: traddr, trid: { trtype: 'PCIe', traddr }, ctrlr_data: { model_number: 'SAMSUNG MZWLR1T9HBJR-00007', serial_number, firmware_revision: 'MPK93B5Q' } }], nacre: { controller: name.slice(0, -2) } }, { claimed: true });
+const remote = (name, traddr) =>
+  bdev(name, 500, 'NVMe disk', { nvme: [{ trid: { trtype: 'RDMA', adrfam: 'IPv4', traddr, trsvcid: '4420', subnqn: 'nqn.2025-01.io.nacre:far' } }] }, { claimed: true });
+
+export function replica(device, state = 'in_sync', more = {}) {
+  serial += 1;
+  return { id: UUID(serial), slot: 0, device, state, attached: true, offline: false, transport: 'local', fencing: 'label', read_latency_us: 84, write_latency_us: 31, why: null, resync: null, last_resync: null, reads: 18_234_112, writes: 7_402_911, errors: 0, ...more };
+}
+
+export function volume(name, gib, replicas, more = {}) {
+  serial += 1;
+  return {
+    name, uuid: UUID(serial), bdev: name, state: 'healthy', why: null, block_size: 512, num_blocks: (gib * GIB) / 512, epoch: 14, revision: 31, region_size: 1048576, num_regions: gib * 1024, dirty_regions: 0,
+    settings: { deadline_ms: 8000, description: '', frozen_hold_ms: 20000, min_in_sync: 1, read_errors: 16, read_policy: 'local-first', resync_bytes_per_s: 0, settle_ms: 500, transport_policy: 'inherit', verify_hours: 0, ...more.settings },
+    subsystems: [], replicas: replicas.map((r, slot) => ({ ...r, slot })), verify: null, queues: 4, reactor: 'reactor_1', counters: {}, ...Object.fromEntries(Object.entries(more).filter(([key]) => key !== 'settings')),
+  };
+}
+
+const at = (trtype, traddr, trsvcid = '4420') => ({ trtype, adrfam: 'IPv4', traddr, trsvcid });
+const NQN = (name) => `nqn.2025-01.io.nacre:${name}`;
+
+export function subsystem(name, bdevName, hosts, listen, more = {}) {
+  return { nqn: NQN(name), subtype: 'NVMe', serial_number: 'NACRE0001', model_number: 'Nacre NVMe-oF controller', max_namespaces: 32, allow_any_host: hosts.length === 0, hosts: hosts.map((nqn) => ({ nqn })), listen_addresses: listen, namespaces: [{ nsid: 1, bdev_name: bdevName, name: bdevName, uuid: UUID(77), anagrpid: 1 }], ...more };
+}
+
+const EVENTS = [
+  [2400, 'device', 'info', 'bdev_register', 'disk4', 'bdev register: disk4'],
+  [2300, 'target', 'info', 'nvmf_subsystem_add', NQN('archive'), 'subsystem nqn.2025-01.io.nacre:archive was created'],
+  [2100, 'volume', 'info', 'volume_verify_end', 'archive', 'volume "archive": the comparison ended, no block differs'],
+  [1500, 'target', 'warning', 'auth_failed', NQN('orders'), 'host nqn.2014-08.org.nvmexpress:uuid:0e…1c failed to authenticate itself: wrong key', 3],
+  [900, 'transport', 'warning', 'transport_downgraded', 'rdma://10.0.0.4:4420', 'listener rdma://10.0.0.4:4420 uses TCP: port_down'],
+  [640, 'replica', 'warning', 'replica_out', 'orders', 'volume "orders": replica farn1 is out of sync: the device did not answer within 8 s'],
+  [600, 'transport', 'warning', 'remote_lost', 'far', 'the connection to rdma://10.0.1.9:4420 ended: keep-alive timeout'],
+  [410, 'transport', 'info', 'remote_connected', 'far', 'controller far is connected over RDMA'],
+  [404, 'replica', 'info', 'replica_resync_start', 'orders', 'volume "orders": copying 61.4 GiB of missed regions to farn1 began'],
+  [120, 'device', 'warning', 'nvme_health_warning', 'Nvme1', 'drive Nvme1 reports: temperature above its threshold'],
+  [40, 'volume', 'error', 'volume_frozen', 'scratch', 'volume "scratch" is frozen: no replica is in sync'],
+];
+
+export function busy(now = Date.now()) {
+  serial = 10;
+  const lvol = (name, size, used, more = {}) => ({ alias: `fast/${name}`, name, pool: 'fast', uuid: UUID((serial += 1)), parent: null, snapshot: false, thick: false, size_bytes: size * GIB, used_bytes: used * GIB, exclusive_bytes: used * GIB, ...more });
+  const monday = lvol('web@monday', 400, 118.2, { snapshot: true, exclusive_bytes: 3.4 * GIB });
+  const lvols = [lvol('web', 400, 131.7, { parent: monday.uuid, exclusive_bytes: 13.5 * GIB }), monday, lvol('ci-cache', 1024, 402), lvol('mail', 200, 200, { thick: true })];
+  const volumes = [
+    volume('archive', 2048, [replica('disk0'), replica('disk1'), replica('disk2')], { subsystems: [NQN('archive')], settings: { description: 'backups of all sites', verify_hours: 168, min_in_sync: 2 }, verify: { repair: false, running: true, total_bytes: 2048 * GIB, compared_bytes: 1311 * GIB, different_blocks: 0, repaired_blocks: 0, examples: [] } }),
+    volume('orders', 500, [replica('Nvme0n1', 'in_sync', { read_latency_us: 71, write_latency_us: 19 }), replica('farn1', 'syncing', { transport: 'RDMA', fencing: 'reservation', read_latency_us: 96, write_latency_us: 44, errors: 2, why: 'the device did not answer within 8 s', resync: { kind: 'partial', source: 'Nvme0n1', total_bytes: 61.4 * GIB, left_bytes: 24.1 * GIB, bytes_per_s: 209715200, left_s: 123 } })], { state: 'degraded', why: '1 of 2 replicas are in sync', subsystems: [NQN('orders')], dirty_regions: 24678, settings: { description: 'orders of the shop', resync_bytes_per_s: 209715200 } }),
+    volume('scratch', 64, [replica('disk3', 'out', { attached: false, transport: null, fencing: null, read_latency_us: null, write_latency_us: null, why: '/srv/nacre/disk3.img: no such file', errors: 16 }), replica('disk4', 'out', { offline: true, why: 'taken out by the operator' })], { state: 'frozen', why: 'no replica is in sync', subsystems: [NQN('scratch')], dirty_regions: 311 }),
+    volume('vm-images', 750, [replica('Nvme1n1'), replica('disk5', 'in_sync', { last_resync: { kind: 'full', bytes: 750 * GIB, seconds: 3921.4 } })]),
+  ];
+  const bdevs = [
+    drive('Nvme0n1', '0000:5e:00.0', 'S4EWNX0M123456'), drive('Nvme1n1', '0000:5f:00.0', 'S4EWNX0M123457'), remote('farn1', '10.0.1.9'),
+    ...[0, 1, 2].map((n) => file(`disk${n}`, 2049, `/dev/disk/by-id/ata-ST2000NM0008_ZFL0A1B${n}`, { claimed: true })),
+    file('disk4', 65, '/srv/nacre/disk4.img', { claimed: true }), file('disk5', 751, '/dev/disk/by-id/scsi-35000c500a1b2c3d5', { claimed: true }), file('disk6', 3726, '/dev/disk/by-id/scsi-35000c500a1b2c3d6', { claimed: true }),
+    file('disk7', 3726, '/dev/disk/by-id/scsi-35000c500a1b2c3d7'), file('disk8', 3726, '/dev/disk/by-id/scsi-35000c500a1b2c3d8', { assigned_rate_limits: { ...LIMITS, rw_ios_per_sec: 5000 } }),
+    bdev('ram0', 1, 'Malloc disk', {}),
+    ...volumes.map((v) => bdev(v.name, v.num_blocks / 2097152, 'Replicated volume', { volume: {} }, { claimed: v.subsystems.length > 0 })),
+    ...lvols.map((l) => ({ ...bdev(l.uuid, l.size_bytes / GIB, 'Logical Volume', { lvol: { base_bdev: 'disk6', snapshot: l.snapshot } }), uuid: l.uuid, aliases: [l.uuid, l.alias] })),
+  ];
+  const rdma = at('RDMA', '10.0.0.4');
+  const tcp = at('TCP', '10.0.0.4');
+  return {
+    bdevs, volumes, lvols,
+    pools: [{ name: 'fast', uuid: UUID(90), disk: 'disk6', state: 'online', total_bytes: 3726 * GIB, free_bytes: 2874.6 * GIB, reserved_bytes: 200 * GIB, unit_bytes: 65536, lvols: 4, lost_pages: 0, unsettled_records: 0, replayed_records: 0, reactor: 'reactor_0' }],
+    subsystems: [
+      { nqn: 'nqn.2014-08.org.nvmexpress.discovery', subtype: 'Discovery', allow_any_host: true, hosts: [], listen_addresses: [at('TCP', '0.0.0.0', '8009')] },
+      subsystem('archive', 'archive', [HOST(2), HOST(3)], [tcp]),
+      subsystem('orders', 'orders', [HOST(4), HOST(5)], [rdma, tcp, at('RDMA', '10.0.1.4')], { hosts: [{ nqn: HOST(4), dhchap_key: 'shop1' }, { nqn: HOST(5) }] }),
+      subsystem('scratch', 'scratch', [], [tcp]),
+      { ...subsystem('web', lvols[0].uuid, [HOST(6)], [tcp]), nqn: 'nqn.2026-01.com.example:web' },
+    ],
+    listeners: {
+      listeners: [
+        { listener: 'name:eth0', iface: 'eth0', address: tcp, wanted: 'listen', actual: 'listening', subsystems: [NQN('archive'), NQN('orders'), NQN('scratch'), 'nqn.2026-01.com.example:web'] },
+        { listener: 'name:eth0', iface: 'eth0', address: rdma, wanted: 'prefer', actual: 'absent', reason: 'port_down', evidence: 'mlx5_0 port 1 is down (physical state Disabled)', remedy: 'check the cable and the switch port of eth0', subsystems: [NQN('orders')] },
+        { listener: 'name:eth1', iface: 'eth1', address: at('RDMA', '10.0.1.4'), wanted: 'require', actual: 'listening', rdma: { device: 'mlx5_1', port: 1, gid_index: 3, software: false }, subsystems: [NQN('orders')] },
+        { listener: null, iface: null, address: at('TCP', '0.0.0.0', '8009'), wanted: 'listen', actual: 'listening', subsystems: ['nqn.2014-08.org.nvmexpress.discovery'] },
+      ],
+      unmatched: ['subnet:192.0.2.0/24'],
+    },
+    ana: { [`${NQN('orders')} TCP`]: 'non_optimized' },
+    controllers: [
+      { name: 'Nvme0', ctrlrs: [{ state: 'enabled', trid: { trtype: 'PCIe', traddr: '0000:5e:00.0' }, bdevs: ['Nvme0n1'] }] },
+      { name: 'Nvme1', ctrlrs: [{ state: 'enabled', trid: { trtype: 'PCIe', traddr: '0000:5f:00.0' }, bdevs: ['Nvme1n1'] }] },
+      { name: 'far', ctrlrs: [{ state: 'enabled', trid: { trtype: 'RDMA', adrfam: 'IPv4', traddr: '10.0.1.9', trsvcid: '4420', subnqn: 'nqn.2025-01.io.nacre:far' }, bdevs: ['farn1'], losses: 1 }] },
+    ],
+    hosts: [[NQN('archive'), 1, HOST(2), tcp, '10.0.0.21', 8], [NQN('archive'), 2, HOST(3), tcp, '10.0.0.22', 8], [NQN('orders'), 1, HOST(4), tcp, '10.0.0.31', 4], [NQN('orders'), 2, HOST(4), at('RDMA', '10.0.1.4'), '10.0.1.31', 4], [NQN('orders'), 3, HOST(5), at('RDMA', '10.0.1.4'), '10.0.1.32', 4], [NQN('scratch'), 1, HOST(9), tcp, '10.0.0.40', 2]],
+    stored: {
+      store: '/var/lib/nacre/state.redb',
+      objects: [{ kept_in: 'store', key: 'bdev/disk0', method: 'bdev_aio_create', params: {}, state: 'live' }, { kept_in: 'config', key: 'bdev/disk3', method: 'bdev_aio_create', params: {}, state: 'failed', error: '/srv/nacre/disk3.img: no such file', attempts: 41, failed_for_s: 3600 }],
+    },
+    events: EVENTS.map(([ago, category, severity, type, ctx, text, left_out], id) => ({ id, time: new Date(now - ago * 1000).toISOString(), category, severity, type, ctx, text, ...(left_out ? { left_out } : {}) })),
+    alerts: {
+      receivers: [
+        { name: 'oncall', kind: 'webhook', target: 'https://hooks.example.com', severity: 'warning', categories: [], except: ['nvme_limits'], pending: 0, delivered: 112, dropped: 0, last_delivery: new Date(now - 40_000).toISOString() },
+        { name: 'storage-team', kind: 'mail', target: 'storage@example.com', severity: 'error', categories: ['volume', 'replica'], except: [], pending: 3, delivered: 9, dropped: 1, failing_since: new Date(now - 7_200_000).toISOString(), error: 'mail.example.com:587: connection refused' },
+      ],
+      silences: [{ id: 1, until: new Date(now + 3_600_000).toISOString(), types: ['replica_out'], object: 'scratch' }],
+    },
+    accounts: [{ name: 'admin', role: 'admin', created_ms: now - 90 * 86_400_000 }, { name: 'erin', role: 'operator', created_ms: now - 31 * 86_400_000 }, { name: 'wallboard', role: 'viewer', created_ms: now - 3 * 86_400_000 }],
+    devices: [
+      { name: 'mlx5_0', driver: 'mlx5_core', fw: '22.39.2048', software: false, bus: '0000:3b:00.0', ports: [{ num: 1, state: 'down', phys_state: 'disabled', link_layer: 'ethernet', rate: '100 Gb/sec (4X EDR)', mtu: 4096, netdev: 'eth0', gids: [{}, {}] }] },
+      { name: 'mlx5_1', driver: 'mlx5_core', fw: '22.39.2048', software: false, bus: '0000:3b:00.1', ports: [{ num: 1, state: 'active', phys_state: 'link_up', link_layer: 'ethernet', rate: '100 Gb/sec (4X EDR)', mtu: 4096, netdev: 'eth1', gids: [{}, {}, {}, {}] }] },
+    ],
+    report: {
+      failed: 1, warnings: 2, passed: 5, skipped: 1,
+      findings: [
+        { id: 'rdma.modules', status: 'PASS', evidence: 'ib_core, ib_uverbs and rdma_ucm are loaded' },
+        { id: 'rdma.driver', subject: 'mlx5_0', status: 'PASS', evidence: 'mlx5_core, firmware 22.39.2048' },
+        { id: 'rdma.gid.ip', subject: '10.0.0.4', status: 'FAIL', evidence: 'port 1 of mlx5_0 is down', remedy: 'check the cable and the switch port of eth0' },
+        { id: 'net.mtu', subject: 'eth1', status: 'WARN', evidence: 'MTU 1500: RDMA uses packets of 1024 bytes', remedy: 'set the MTU of eth1 and of its switch to 9000' },
+        { id: 'net.firewall', status: 'SKIP', evidence: "the packet filter's rules cannot be read (there is no nft here: install the package nftables)" },
+        { id: 'roce.pfc', subject: 'eth1', status: 'PASS', evidence: 'priority 3 is paused, as the switch announces' },
+        { id: 'mem.memlock', status: 'PASS', evidence: 'no limit on locked memory' },
+        { id: 'mem.hugepages', status: 'WARN', evidence: 'node 0: 12 of 512 pages of 2 MiB free; 134 MiB wanted', remedy: '`nacre hugepages reserve 2MiB 579`, or `sysctl vm.nr_hugepages=579`' },
+        { id: 'disk.io_uring', status: 'PASS', evidence: 'io_uring can be used (defer_taskrun+no_sqarray)' },
+      ],
+    },
+  };
+}
+
+export function healthy(now) {
+  const world = busy(now);
+  world.volumes = world.volumes.filter((v) => v.state === 'healthy');
+  world.listeners.listeners = world.listeners.listeners.filter((l) => l.actual === 'listening');
+  world.listeners.unmatched = [];
+  world.stored.objects = world.stored.objects.filter((o) => o.state === 'live');
+  return world;
+}
+
+export function empty() {
+  const world = busy();
+  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], devices: [] };
+}
