@@ -549,7 +549,7 @@ export const deleteVolume = (volume: Volume, then: () => void): Act => ({
 
 const LISTENER = (optional: boolean): Act['fields'] => [
   { key: 'trtype', label: 'Transport', kind: 'select', options: [['TCP', 'TCP'], ['RDMA', 'RDMA']] },
-  { key: 'traddr', label: 'Address', kind: 'text', optional, initial: /^[\d.]+$/.test(location.hostname) ? location.hostname : '', hint: optional ? 'An IP address of this machine. Every listener of the configuration file unless given.' : 'An IP address of this machine. 0.0.0.0 is every IPv4 address.' },
+  { key: 'traddr', label: 'Address', kind: 'text', optional, initial: /^[\d.]+$/.test(location.hostname) && !location.hostname.startsWith('127.') ? location.hostname : '', hint: optional ? 'An IP address of this machine. Every listener of the configuration file unless given.' : 'An IP address of this machine. 0.0.0.0 is every IPv4 address.' },
   { key: 'trsvcid', label: 'Port', kind: 'number', initial: '4420' },
 ];
 
