@@ -499,6 +499,10 @@ export const renameVolume = (volume: Volume, then: (name: string) => void): Act 
 
 export const setVolume = (volume: Volume): Act => {
   const now = volume.settings;
+  const shownSettings = (v: Values): Values => {
+    const c = changed(v);
+    return Object.keys(c).length > 0 ? c : now;
+  };
   const changed = (v: Values): Values =>
     Object.fromEntries(Object.entries({
       description: v.description !== now.description ? (v.description ?? '') : undefined,
@@ -520,7 +524,7 @@ export const setVolume = (volume: Volume): Act => {
       { key: 'verify_hours', label: 'Verify every', kind: 'number', unit: 'hours', initial: String(now.verify_hours), hint: '0: not by itself.' },
     ],
     command: (v) => {
-      const c = changed(v);
+      const c = shownSettings(v);
       const flags: [string, unknown][] = [['--description', c.description], ['--min-in-sync', c.min_in_sync], ['--resync-rate', c.resync_bytes_per_s === undefined ? undefined : sizeWord(c.resync_bytes_per_s)], ['--read-policy', c.read_policy], ['--transport-policy', c.transport_policy], ['--verify-hours', c.verify_hours]];
       return line('volume', 'set', volume.name, ...flags.flatMap(([flag, value]) => (value === undefined ? [] : [flag, String(value)])));
     },

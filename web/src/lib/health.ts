@@ -1,6 +1,6 @@
 /** What is wrong, worst first, in sentences. */
 import { plural } from './format';
-import type { Listeners, NvmeController, Pool, Stored, Volume } from './types';
+import type { Event, Listeners, NvmeController, Pool, Stored, Volume } from './types';
 import type { Tone } from './words';
 import { url, volumeWord } from './words';
 
@@ -18,6 +18,7 @@ export interface Facts {
   listeners?: Listeners;
   controllers?: NvmeController[];
   stored?: Stored;
+  events?: Event[];
 }
 
 export function problems(facts: Facts): Problem[] {
@@ -52,6 +53,13 @@ export function problems(facts: Facts): Problem[] {
     add(bad ? 2 : 5, bad ? 'bad' : 'warn', `Listener ${url(listener.address)} is absent${listener.reason ? `: ${listener.reason}` : ''}`, 'network');
   }
   for (const selector of facts.listeners?.unmatched ?? []) add(5, 'warn', `No interface matches listener ${selector}`, 'network');
+  // The SMART log of each drive is not read here: the daemon reads it, and tells of changes.
+  const warned = new Map<string, Event>();
+  for (const event of facts.events ?? []) {
+    if (event.type === 'nvme_health_warning') warned.set(event.ctx, event);
+    if (event.type === 'nvme_health_good' || event.type === 'nvme_removed') warned.delete(event.ctx);
+  }
+  for (const event of warned.values()) add(2, 'warn', event.text[0].toUpperCase() + event.text.slice(1), 'disks');
   const failed = (facts.stored?.objects ?? []).filter((object) => object.state !== 'live');
   if (failed.length > 0) {
     const names = failed.map((object) => object.key).slice(0, 3).join(', ');

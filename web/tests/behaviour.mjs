@@ -1,0 +1,372 @@
+// What the page does: first run, roles, sessions, restarts, dangerous acts, the keyboard, and the commands it shows.
+import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
+import { existsSync, readFileSync } from 'node:fs';
+import { launch, open, signIn, violations } from './browser.mjs';
+import { busy, empty } from './fixtures.mjs';
+import { Mock, PASSWORD } from './mock.mjs';
+import { SCREENS } from './pictures.mjs';
+
+const REFUSED = /Failed to load resource/;
+const HOST = 'nqn.2014-08.org.nvmexpress:uuid:1f4e8a52-63b1-4f2e-9d3a-0c5b7e9a1d2f';
+const button = (page, name, within = 'main') => page.locator(within).getByRole('button', { name, exact: true });
+const dialog = (page) => page.getByRole('dialog');
+const heading = (page, name) => page.getByRole('heading', { name, exact: true, level: 1 }).waitFor();
+
+export const CASES = {
+  async 'first run: from the set-up code to a connect line'({ browser }) {
+    const mock = await new Mock({ world: empty(), setup: true }).start();
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await page.goto(mock.url);
+    await page.getByLabel('Set-up code').fill('WRONG123');
+    await page.getByLabel('Password', { exact: true }).fill(PASSWORD);
+    await page.getByLabel('Password again').fill('other');
+    await page.getByRole('button', { name: 'Make the account' }).click();
+    await page.getByText('not the same').waitFor();
+    await page.getByLabel('Password again').fill(PASSWORD);
+    await page.getByRole('button', { name: 'Make the account' }).click();
+    await page.getByText('the set-up code is wrong').waitFor();
+    await page.getByLabel('Set-up code').fill('k7mq2xpa');
+    assert.deepEqual(await violations(page, 'claim'), []);
+    await page.getByRole('button', { name: 'Make the account' }).click();
+    await heading(page, 'First run');
+    for (const n of [0, 1]) {
+      await page.getByLabel('Name', { exact: true }).fill(`disk${n}`);
+      await page.getByLabel('Path', { exact: true }).fill(`/srv/nacre/disk${n}.img`);
+      await page.getByRole('textbox', { name: 'Size' }).fill('65 GiB');
+      await page.getByText(`nacre bdev create file disk${n} /srv/nacre/disk${n}.img --size 65GiB`, { exact: true }).waitFor();
+      await button(page, 'Create').click();
+      await page.getByRole('main').getByText(`Bdev disk${n} was created.`).waitFor();
+    }
+    await page.reload();
+    await heading(page, 'First run');
+    await button(page, 'Next').click();
+    await page.getByLabel('Name', { exact: true }).fill('vol0');
+    await page.getByLabel('disk0').check();
+    await page.getByLabel('disk1').check();
+    await page.getByText('nacre volume create vol0 disk0 disk1', { exact: true }).waitFor();
+    await button(page, 'Create').click();
+    await page.getByRole('heading', { name: '4. Hosts' }).waitFor();
+    await page.getByLabel('NQNs of hosts').fill(HOST);
+    await page.getByRole('textbox', { name: 'Address' }).fill('192.0.2.1');
+    await page.getByText(`nacre volume publish vol0 --host ${HOST} --listen tcp://192.0.2.1:4420`, { exact: true }).waitFor();
+    await button(page, 'Publish').click();
+    await page.getByText(`nvme connect -t tcp -a 192.0.2.1 -s 4420 -n nqn.2025-01.io.nacre:vol0 --hostnqn ${HOST}`, { exact: true }).waitFor();
+    assert.deepEqual(mock.calls.map(([method]) => method), ['bdev_aio_create', 'bdev_aio_create', 'volume_create', 'volume_publish']);
+    assert.deepEqual(mock.calls[2][1], { name: 'vol0', devices: ['disk0', 'disk1'] });
+    assert.deepEqual(await violations(page, 'connect'), []);
+    await page.getByRole('link', { name: 'Finish' }).click();
+    await page.getByText('the volume is healthy').waitFor();
+    return { mock, page };
+  },
+
+  async 'a wrong password is refused, and says how long to wait'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await page.goto(mock.url);
+    for (let n = 0; n < 3; n += 1) {
+      await page.getByLabel('Name', { exact: true }).fill('admin');
+      await page.getByLabel('Password', { exact: true }).fill('wrong');
+      await page.keyboard.press('Enter');
+      await page.getByText('The name or the password is wrong.').waitFor();
+      assert.equal(await page.getByLabel('Password', { exact: true }).inputValue(), '');
+    }
+    await page.getByText('The next attempt is possible in 4 s.').waitFor();
+    assert.deepEqual(await violations(page, 'wrong password'), []);
+    return { mock, page };
+  },
+
+  async 'a viewer sees no acting button, an operator those of the class operate'({ browser }) {
+    const passive = ['Copy', 'Sign out', 'Menu', 'Close', 'Run again', 'Download report', 'Download the configuration', 'Change password', 'Back', 'Skip', 'Next', 'Show older events'];
+    const acting = async (page) => {
+      const found = new Set();
+      for (const [, hash] of SCREENS.filter(([name]) => name !== 'setup')) {
+        await page.goto(`${page.mock.url}/${hash}`);
+        await page.waitForFunction(() => !/Loading…|Checking…/.test(document.querySelector('main')?.textContent ?? 'Loading…'));
+        for (const text of await page.locator('main button').allTextContents()) if (!passive.includes(text.trim())) found.add(text.trim());
+      }
+      return [...found].sort();
+    };
+    const result = {};
+    for (const role of ['viewer', 'operator']) {
+      const mock = await new Mock({ role }).start();
+      const page = await open(browser, mock);
+      page.mock = mock;
+      await signIn(page, mock);
+      result[role] = await acting(page);
+      assert.deepEqual(page.problems, []);
+      if (role === 'operator') {
+        assert.deepEqual(await page.evaluate(() => fetch('/api/rpc', { method: 'POST', headers: { 'Content-Type': 'application/json', 'X-Nacre': '1' }, body: '{"method":"rpc_get_methods","params":{}}' }).then((r) => r.status)), 200);
+      }
+      await page.context().close();
+      await mock.stop();
+    }
+    assert.deepEqual(result.viewer, []);
+    assert.deepEqual(result.operator, ['Bring online', 'Check', 'End', 'Fail the I/O', 'Limit I/O', 'Rescan', 'Resync now', 'Set ANA state', 'Silence', 'Stop verifying', 'Take offline', 'Test', 'Test all', 'Test failover', 'Thaw', 'Try again now', 'Try now', 'Verify']);
+  },
+
+  async 'a call that the role lost meanwhile is refused in the form'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await signIn(page, mock, '#/volumes/vm-images');
+    await button(page, 'Verify').click();
+    mock.role = 'viewer';
+    await button(page, 'Verify', 'dialog').click();
+    await page.getByText('Your role does not allow this.').waitFor();
+    return { mock, page };
+  },
+
+  async 'an expired session: sign-in over the page, nothing that was typed is lost'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await signIn(page, mock, '#/volumes');
+    await button(page, 'Create volume').click();
+    await page.getByLabel('Name', { exact: true }).fill('half-typed');
+    mock.expire();
+    await page.getByText('Your session has ended').waitFor();
+    assert.deepEqual(await violations(page, 'expired'), []);
+    await page.keyboard.press('Escape');
+    await page.getByText('Your session has ended').waitFor();
+    const again = page.getByRole('dialog', { name: 'Sign in again' });
+    await again.getByLabel('Password').fill(PASSWORD);
+    await again.getByRole('button', { name: 'Sign in' }).click();
+    await page.getByText('Your session has ended').waitFor({ state: 'detached' });
+    assert.equal(await page.getByLabel('Name', { exact: true }).inputValue(), 'half-typed');
+    assert.equal(await page.evaluate(() => location.hash), '#/volumes');
+    await page.getByLabel('disk7').check();
+    await button(page, 'Create', 'dialog').click();
+    await page.getByText('Volume half-typed was created.').waitFor();
+    return { mock, page };
+  },
+
+  async 'the daemon restarts under an open page: a banner, then everything is live again'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await signIn(page, mock, '#/volumes');
+    const kept = new Set(mock.sessions);
+    await mock.stop();
+    await page.getByText('No connection.').waitFor();
+    assert.deepEqual(await violations(page, 'banner'), []);
+    await page.getByRole('link', { name: 'orders', exact: true }).waitFor();
+    mock.world.volumes[0].name = 'renamed-meanwhile';
+    mock.sessions = kept;
+    mock.phase = 'starting';
+    await mock.start();
+    await page.getByText('The daemon is starting.').waitFor({ timeout: 20_000 });
+    await page.getByText('renamed-meanwhile').first().waitFor();
+    await page.getByText('No connection.').waitFor({ state: 'detached' });
+    return { mock, page };
+  },
+
+  async 'a page that opens before the daemon waits for it'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await page.route('**/api/session', (route) => route.abort());
+    await page.goto(mock.url);
+    await page.getByText('The daemon does not answer. Connecting again').waitFor();
+    await page.unroute('**/api/session');
+    await page.getByLabel('Name', { exact: true }).waitFor();
+    return { mock, page };
+  },
+
+  async 'a dangerous act names what is lost, and wants the name'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    await signIn(page, mock, '#/volumes/vm-images');
+    await button(page, 'Delete').click();
+    await page.getByText('all data of volume vm-images, 750 GiB, on 2 replicas').waitFor();
+    const go = button(page, 'Delete', 'dialog');
+    assert.equal(await go.isDisabled(), true);
+    await page.getByLabel('Type vm-images to confirm').fill('vm-image');
+    assert.equal(await go.isDisabled(), true);
+    await page.getByLabel('Type vm-images to confirm').fill('vm-images');
+    await go.click();
+    await heading(page, 'Volumes');
+    assert.deepEqual(mock.calls, [['volume_delete', { name: 'vm-images' }]]);
+    return { mock, page };
+  },
+
+  async 'what the daemon refuses without force shows the loss first'({ browser }) {
+    const mock = await new Mock().start();
+    mock.refuse.volume_offline_replica = (p) => (p.force ? null : { field: 'force', cause: 'that would remove the last good replica of "orders": type the volume\'s name to confirm', remedy: 'bring another replica in sync first' });
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await signIn(page, mock, '#/volumes/orders');
+    await page.getByRole('button', { name: 'Take offline Nvme0n1' }).click();
+    await button(page, 'Take offline', 'dialog').click();
+    await page.getByText('the last good copy of volume orders').waitFor();
+    await page.getByText('nacre volume offline orders Nvme0n1 --force orders', { exact: true }).waitFor();
+    await page.getByLabel('Type orders to confirm').fill('orders');
+    assert.deepEqual(await violations(page, 'forced'), []);
+    await button(page, 'Take offline', 'dialog').click();
+    await dialog(page).waitFor({ state: 'hidden' });
+    assert.equal(mock.calls.at(-1)[1].force, 'orders');
+    return { mock, page };
+  },
+
+  async 'a refused field is marked, with the cause and the remedy'({ browser }) {
+    const mock = await new Mock().start();
+    mock.refuse.bdev_aio_create = () => ({ field: 'filename', cause: '/srv/x.img: no such file (give a `size` to create it)' });
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await signIn(page, mock, '#/disks');
+    await button(page, 'Create file bdev').click();
+    await button(page, 'Create', 'dialog').click();
+    assert.equal(await page.getByText('This is required.').count(), 2);
+    await page.getByLabel('Name', { exact: true }).fill('x');
+    await page.getByLabel('Path', { exact: true }).fill('/srv/x.img');
+    await page.getByRole('textbox', { name: 'Size' }).fill('many');
+    await button(page, 'Create', 'dialog').click();
+    await page.getByText('Write a size with its unit').waitFor();
+    await page.getByRole('textbox', { name: 'Size' }).fill('');
+    await button(page, 'Create', 'dialog').click();
+    await page.getByText('no such file').first().waitFor();
+    assert.equal(await page.getByLabel('Path', { exact: true }).getAttribute('aria-invalid'), 'true');
+    assert.deepEqual(await violations(page, 'refused'), []);
+    return { mock, page };
+  },
+
+  async 'events arrive live, are filtered, and lead to their object'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    await signIn(page, mock, '#/events');
+    await page.getByText('volume "scratch" is frozen').waitFor();
+    mock.event({ category: 'volume', type: 'volume_thaw', ctx: 'scratch', text: 'volume "scratch" serves again' });
+    await page.getByText('serves again').waitFor();
+    await page.getByLabel('replica').check();
+    assert.equal(await page.locator('table.events tbody tr').count(), 2);
+    await page.getByText('nacre events --category replica --follow', { exact: true }).waitFor();
+    await page.locator('table.events').getByRole('link', { name: 'orders' }).first().click();
+    await heading(page, 'orders');
+    return { mock, page };
+  },
+
+  async 'the keyboard is enough, and the focus follows'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    await signIn(page, mock);
+    await page.keyboard.press('Tab');
+    const focused = () => page.evaluate(() => document.activeElement?.textContent?.trim());
+    for (let n = 0; n < 40 && (await focused()) !== 'Skip to the content'; n += 1) await page.keyboard.press('Tab');
+    await page.keyboard.press('Enter');
+    assert.equal(await focused(), 'Dashboard');
+    await page.getByRole('link', { name: 'Pools and lvols' }).focus();
+    await page.keyboard.press('Enter');
+    await heading(page, 'Pools and lvols');
+    await page.waitForFunction(() => document.activeElement?.tagName === 'H1');
+    await page.keyboard.press('Tab');
+    await page.keyboard.press('Enter');
+    await dialog(page).waitFor();
+    assert.equal(await page.evaluate(() => document.activeElement?.tagName), 'INPUT');
+    await page.keyboard.press('Escape');
+    await dialog(page).waitFor({ state: 'hidden' });
+    assert.equal(await focused(), 'Create pool');
+    return { mock, page };
+  },
+
+  async 'the theme is kept, and the menu works on a phone'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock, { width: 390, height: 844 });
+    await signIn(page, mock);
+    await page.getByRole('button', { name: 'Menu' }).click();
+    assert.deepEqual(await violations(page, 'menu'), []);
+    await page.getByLabel('Theme').selectOption('dark');
+    await page.reload();
+    assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), 'dark');
+    await page.getByRole('button', { name: 'Menu' }).click();
+    await page.getByRole('link', { name: 'Doctor' }).click();
+    await heading(page, 'Doctor');
+    return { mock, page };
+  },
+
+  async 'a copied command is the one that is shown'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    await page.context().grantPermissions(['clipboard-read', 'clipboard-write']);
+    await signIn(page, mock, `#/subsystems/${encodeURIComponent('nqn.2025-01.io.nacre:orders')}`);
+    await page.getByRole('button', { name: /^Copy: nvme connect -t rdma -a 10.0.0.4/ }).click();
+    await page.getByText('Copied').waitFor();
+    assert.equal(await page.evaluate(() => navigator.clipboard.readText()), 'nvme connect -t rdma -a 10.0.0.4 -s 4420 -n nqn.2025-01.io.nacre:orders');
+    return { mock, page };
+  },
+
+  async 'reports are saved without a request'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    await signIn(page, mock, '#/doctor');
+    await page.getByText('1 check failed').waitFor();
+    const [file] = await Promise.all([page.waitForEvent('download'), page.getByRole('button', { name: 'Download report' }).click()]);
+    assert.match(file.suggestedFilename(), /^nacre-doctor-store1-.*\.json$/);
+    assert.equal(JSON.parse(readFileSync(await file.path(), 'utf8')).failed, 1);
+    return { mock, page };
+  },
+
+  async 'every act opens, is accessible, and shows a command that the CLI takes'({ browser }) {
+    const mock = await new Mock({ world: busy() }).start();
+    const page = await open(browser, mock);
+    await signIn(page, mock);
+    const commands = new Map();
+    const problems = [];
+    const seen = new Set();
+    for (const [screen, hash] of SCREENS.filter(([name]) => name !== 'setup')) {
+      await page.goto(`${mock.url}/${hash}`);
+      await page.waitForFunction(() => !/Loading…|Checking…/.test(document.querySelector('main')?.textContent ?? 'Loading…'));
+      for (const one of await page.locator('main button').all()) {
+        const name = await one.evaluate((b) => b.getAttribute('aria-label') ?? b.textContent.trim());
+        const key = `${screen.split('-')[0]} ${await one.textContent()}`;
+        if (/^Copy|^Run again|^Download|^Change password|^Show older/.test(name) || seen.has(key) || (await one.isDisabled())) continue;
+        seen.add(key);
+        await one.click();
+        const box = page.locator('dialog[open]');
+        await box.waitFor();
+        for (const input of await box.locator('input[type=text], textarea').all()) {
+          const field = await input.getAttribute('data-field');
+          if (field && (await input.inputValue()) === '') await input.fill({ size: '10 GiB', hosts: HOST, host: HOST, nqn: 'nqn.2026-01.com.example:x', subnqn: 'nqn.2026-01.com.example:x', traddr: name === 'Attach drive' ? '0000:5e:00.0' : '192.0.2.9', filename: '/srv/x y.img', types: 'replica_out' }[field] ?? 'x1');
+        }
+        for (const choice of await box.locator('fieldset input[type=checkbox]').all()) await choice.check();
+        for (const text of await box.locator('.command code').allTextContents()) commands.set(text, key);
+        problems.push(...(await violations(page, key)));
+        await page.keyboard.press('Escape');
+        await box.waitFor({ state: 'hidden' });
+      }
+    }
+    assert.deepEqual(problems, []);
+    assert.ok(seen.size > 50, `${seen.size} acts`);
+    const binary = [process.env.NACRE, '../target/debug/nacre'].find((path) => path && existsSync(path));
+    if (!binary) {
+      console.log('      skipped: the commands are not checked; NACRE names no binary');
+      return { mock, page };
+    }
+    const wrong = [];
+    for (const [text, key] of commands) {
+      const [code, error] = await new Promise((done) => execFile('/bin/sh', ['-c', `exec ${text.replace(/^nacre/, binary)}`], { env: { NACRE_RPC_SOCKET: '/nonexistent/nacre.sock' }, timeout: 20_000 }, (failure, _out, err) => done([failure?.code ?? 0, err])));
+      // 3: the words are right, and no daemon runs.
+      if (code !== 3 && !(code === 0 && /doctor/.test(text))) wrong.push(`${key}: ${text}: exit code ${code}: ${error.split('\n')[0]}`);
+    }
+    console.log(`      ${commands.size} commands of ${seen.size} acts`);
+    assert.deepEqual(wrong, []);
+    return { mock, page };
+  },
+};
+
+export async function behaviour(only) {
+  const browser = await launch();
+  let failed = 0;
+  for (const [name, run] of Object.entries(CASES)) {
+    if (only && !name.includes(only)) continue;
+    const from = Date.now();
+    try {
+      const used = await run({ browser });
+      if (used) {
+        assert.deepEqual(used.page.problems, []);
+        assert.equal(used.mock.unknown, undefined);
+        await used.page.context().close();
+        await used.mock.stop();
+      }
+      console.log(`ok    ${name} (${((Date.now() - from) / 1000).toFixed(1)} s)`);
+    } catch (error) {
+      failed += 1;
+      console.log(`FAIL  ${name}\n      ${String(error.message ?? error).split('\n').slice(0, 30).join('\n      ')}`);
+    }
+  }
+  await browser.close();
+  return failed;
+}
