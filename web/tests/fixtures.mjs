@@ -138,6 +138,7 @@ export function healthy(now) {
   world.listeners.listeners = world.listeners.listeners.filter((l) => l.actual === 'listening');
   world.listeners.unmatched = [];
   world.stored.objects = world.stored.objects.filter((o) => o.state === 'live');
+  world.events = world.events.filter((e) => e.type !== 'nvme_health_warning');
   return world;
 }
 

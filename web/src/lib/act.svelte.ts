@@ -31,6 +31,8 @@ export interface Act {
   /** What happens, for those who have not done it before. */
   about?: string;
   label: string;
+  /** The account whose password is asked for, for password managers. */
+  user?: string;
   fields?: Field[];
   /** What is lost, and the name that confirms it. */
   danger?: { lost: string; name: string };

@@ -832,6 +832,7 @@ export const addAccount = (): Act => ({
 
 export const changeAccount = (account: Account): Act => ({
   title: `Change account ${account.name}`,
+  user: account.name,
   label: 'Change',
   fields: [
     { key: 'role', label: 'Role', kind: 'select', options: ROLES, initial: account.role },

@@ -9,6 +9,7 @@ export function useWorld() {
   const subsystems = use<Subsystem[]>('nvmf_get_subsystems');
   return {
     bdevs,
+    read: () => Promise.all([bdevs, volumes, pools, subsystems].map((one) => one.read())),
     get now() {
       return { bdevs: bdevs.value ?? [], volumes: volumes.value ?? [], pools: pools.value ?? [], subsystems: subsystems.value ?? [] };
     },
