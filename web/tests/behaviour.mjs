@@ -1,7 +1,9 @@
 // What the page does: first run, roles, sessions, restarts, dangerous acts, the keyboard, and the commands it shows.
 import assert from 'node:assert/strict';
-import { execFile } from 'node:child_process';
-import { existsSync, readFileSync } from 'node:fs';
+import { execFile, spawn } from 'node:child_process';
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { launch, open, signIn, violations } from './browser.mjs';
 import { busy, empty } from './fixtures.mjs';
 import { Mock, PASSWORD } from './mock.mjs';
@@ -13,7 +15,112 @@ const button = (page, name, within = 'main') => page.locator(within).getByRole('
 const dialog = (page) => page.getByRole('dialog');
 const heading = (page, name) => page.getByRole('heading', { name, exact: true, level: 1 }).waitFor();
 
+const binary = [process.env.NACRE, '../target/debug/nacre'].find((path) => path && existsSync(path));
+const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+const NO_BINARY = '      skipped: NACRE names no binary, and target/debug/nacre does not exist';
+
 export const CASES = {
+  async 'a real daemon: from nothing to a volume that nacre perf verifies, and every screen'({ browser }) {
+    if (!binary) return console.log(NO_BINARY);
+    const folder = mkdtempSync(join(tmpdir(), 'nacre-web-'));
+    const socket = join(folder, 'nacre.sock');
+    const daemon = spawn(binary, ['serve', '--cores', 'auto:1', '--interrupt-mode', '-r', socket, '--data-dir', join(folder, 'data'), '-s', '128', '--no-huge'], { stdio: 'ignore' });
+    const nacre = (...words) => new Promise((done) => execFile(binary, words, { env: { NACRE_RPC_SOCKET: socket }, timeout: 60_000 }, (failure, out, err) => done([failure?.code ?? 0, out + err])));
+    try {
+      for (let n = 0; n < 100 && !existsSync(socket); n += 1) await sleep(100);
+      const mock = await new Mock({ world: empty(), setup: true, socket }).start();
+      const page = await open(browser, mock, { allow: [REFUSED] });
+      await page.goto(mock.url);
+      await page.getByLabel('Set-up code').fill('K7MQ2XPA');
+      await page.getByLabel('Password', { exact: true }).fill(PASSWORD);
+      await page.getByLabel('Password again').fill(PASSWORD);
+      await page.getByRole('button', { name: 'Make the account' }).click();
+      await heading(page, 'First run');
+      for (const n of [0, 1]) {
+        await page.getByLabel('Name', { exact: true }).fill(`disk${n}`);
+        await page.getByLabel('Path', { exact: true }).fill(join(folder, `disk${n}.img`));
+        await page.getByRole('textbox', { name: 'Size' }).fill('64 MiB');
+        await button(page, 'Create').click();
+        await page.getByRole('main').getByText(`Bdev disk${n} was created.`).waitFor();
+      }
+      await button(page, 'Next').click();
+      await page.getByLabel('Name', { exact: true }).fill('vol0');
+      await page.getByLabel('disk0').check();
+      await page.getByLabel('disk1').check();
+      await button(page, 'Create').click();
+      await page.getByRole('heading', { name: '4. Hosts' }).waitFor();
+      await page.getByLabel('Allow any host').check();
+      await page.getByRole('textbox', { name: 'Address' }).fill('127.0.0.1');
+      await page.getByRole('textbox', { name: 'Port' }).fill('18420');
+      await button(page, 'Publish').click();
+      await page.getByText('nvme connect -t tcp -a 127.0.0.1 -s 18420 -n nqn.2025-01.io.nacre:vol0', { exact: true }).waitFor();
+      const [code, text] = await nacre('perf', 'tcp://127.0.0.1:18420/nqn.2025-01.io.nacre:vol0', '--rw', 'randrw', '--verify', '--seconds', '2');
+      assert.equal(code, 0, text);
+
+      await page.goto(`${mock.url}/#/disks`);
+      await button(page, 'Create RAM disk').click();
+      await page.getByLabel('Name', { exact: true }).fill('ram0');
+      await page.getByRole('textbox', { name: 'Size' }).fill('96 MiB');
+      await button(page, 'Create', 'dialog').click();
+      await page.getByText('RAM disk ram0 was created.').waitFor();
+      await page.goto(`${mock.url}/#/pools`);
+      await page.waitForFunction(() => document.querySelector('main')?.textContent.includes('There is no pool'));
+      await sleep(500);
+      await button(page, 'Create pool').click();
+      await page.getByLabel('Name', { exact: true }).fill('pool0');
+      await button(page, 'Create', 'dialog').click();
+      await page.getByText('Pool pool0 was created.').waitFor();
+      await page.getByRole('link', { name: 'pool0' }).click();
+      await button(page, 'Create lvol').click();
+      await page.getByLabel('Name', { exact: true }).fill('v1');
+      await page.getByRole('textbox', { name: 'Size' }).fill('1 GiB');
+      await button(page, 'Create', 'dialog').click();
+      await page.getByRole('button', { name: 'Snapshot of v1' }).click();
+      await button(page, 'Make snapshot', 'dialog').click();
+      await page.getByRole('button', { name: /^Clone v1@/ }).waitFor();
+      await button(page, 'Check').click();
+      await button(page, 'Check', 'dialog').click();
+      await page.getByText('Pool pool0 is in order').waitFor();
+      await page.keyboard.press('Escape');
+      await page.goto(`${mock.url}/#/volumes/vol0`);
+      await button(page, 'Settings').click();
+      await page.getByRole('textbox', { name: 'Description' }).fill('a test');
+      await button(page, 'Change', 'dialog').click();
+      await page.locator('dd').getByText('a test').waitFor();
+      await page.getByRole('button', { name: 'Take offline disk1' }).click();
+      await button(page, 'Take offline', 'dialog').click();
+      await page.getByText('The volume is degraded.').waitFor();
+      await page.getByRole('button', { name: 'Bring online disk1' }).click();
+      await button(page, 'Bring online', 'dialog').click();
+      await page.getByText('The volume is degraded.').waitFor({ state: 'detached' });
+      await button(page, 'Verify').click();
+      await button(page, 'Verify', 'dialog').click();
+      await page.getByText('No block differs').waitFor();
+      const screens = SCREENS.map(([, hash]) => hash.replace('disk8', 'disk0').replace('fast', 'pool0').replace(/orders|scratch|archive/, 'vol0'));
+      for (const hash of screens) {
+        await page.goto(`${mock.url}/${hash}`);
+        await page.waitForFunction(() => !/Loading…|Checking…/.test(document.querySelector('main')?.textContent ?? 'Loading…'), undefined, { timeout: 30_000 });
+        assert.equal(await page.getByText('This cannot be shown now').count(), 0, hash);
+        assert.equal(await page.getByText('any more.').count(), 0, hash);
+        assert.deepEqual(await violations(page, hash), []);
+      }
+      await page.goto(`${mock.url}/#/volumes/vol0`);
+      for (const name of ['Unpublish', 'Delete']) {
+        await button(page, name).click();
+        await page.getByLabel('Type vol0 to confirm').fill('vol0');
+        await button(page, name, 'dialog').click();
+        await dialog(page).waitFor({ state: 'hidden' });
+        await sleep(600);
+      }
+      await heading(page, 'Volumes');
+      await page.getByText('There is no volume').waitFor();
+      return { mock, page };
+    } finally {
+      daemon.kill();
+      rmSync(folder, { recursive: true, force: true });
+    }
+  },
+
   async 'first run: from the set-up code to a connect line'({ browser }) {
     const mock = await new Mock({ world: empty(), setup: true }).start();
     const page = await open(browser, mock, { allow: [REFUSED] });
@@ -224,6 +331,42 @@ export const CASES = {
     return { mock, page };
   },
 
+  async 'the own password: two that differ, a wrong one, and a right one'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock, { allow: [REFUSED] });
+    await signIn(page, mock, '#/settings');
+    const fill = async (old, fresh, again) => {
+      await page.getByLabel('Present password').fill(old);
+      await page.getByLabel('New password', { exact: true }).fill(fresh);
+      await page.getByLabel('New password again').fill(again);
+      await button(page, 'Change password').click();
+    };
+    await fill(PASSWORD, 'one long password', 'another long password');
+    await page.getByText('The two new passwords are not the same.').waitFor();
+    await fill('wrong', 'one long password', 'one long password');
+    await page.getByText('the present password is wrong').waitFor();
+    assert.equal(await page.getByText('Your session has ended').count(), 0);
+    await fill(PASSWORD, 'one long password', 'one long password');
+    await page.getByText('Your password was changed.').waitFor();
+    return { mock, page };
+  },
+
+  async 'only a person prolongs the session: refreshing calls say that they are none'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    const kinds = [];
+    page.on('request', (request) => request.url().endsWith('/api/rpc') && kinds.push([request.headers()['x-nacre'], request.postDataJSON().method]));
+    await signIn(page, mock, '#/volumes');
+    await page.getByText('vm-images').waitFor();
+    await page.waitForTimeout(1500);
+    kinds.length = 0;
+    mock.changed();
+    await page.waitForTimeout(1500);
+    assert.ok(kinds.length > 4, `${kinds.length} calls`);
+    assert.deepEqual([...new Set(kinds.map(([kind]) => kind))], ['background']);
+    return { mock, page };
+  },
+
   async 'events arrive live, are filtered, and lead to their object'({ browser }) {
     const mock = await new Mock().start();
     const page = await open(browser, mock);
@@ -330,9 +473,8 @@ export const CASES = {
     }
     assert.deepEqual(problems, []);
     assert.ok(seen.size > 50, `${seen.size} acts`);
-    const binary = [process.env.NACRE, '../target/debug/nacre'].find((path) => path && existsSync(path));
     if (!binary) {
-      console.log('      skipped: the commands are not checked; NACRE names no binary');
+      console.log(NO_BINARY);
       return { mock, page };
     }
     const wrong = [];

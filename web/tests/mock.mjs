@@ -19,8 +19,8 @@ const PARAMS = Object.fromEntries(reference.split(/^## /m).slice(1).map((part) =
 const allows = (role, method) => RANK[role] >= { read: 0, operate: 1, admin: 2, secret: 2 }[CLASS[method]];
 
 export class Mock {
-  constructor({ world = fixtures.busy(), role = 'admin', setup = false, phase = 'running' } = {}) {
-    Object.assign(this, { world, role, setup, phase, calls: [], sessions: new Set(), streams: new Set(), fails: 0, refuse: {} });
+  constructor({ world = fixtures.busy(), role = 'admin', setup = false, phase = 'running', socket = process.env.NACRE_RPC_SOCKET } = {}) {
+    Object.assign(this, { world, role, setup, phase, socket, calls: [], sessions: new Set(), streams: new Set(), fails: 0, refuse: {} });
     this.seed = 7;
   }
 
@@ -67,7 +67,7 @@ export class Mock {
     if (request.method === 'GET' && path === '/api/live') return signedIn ? this.stream(request, response) : this.refusal(response, 401, 'Not signed in');
     if (request.method === 'GET') return this.file(path === '/' ? 'index.html' : path.slice(1), response);
     const bodyText = await new Promise((done) => { let text = ''; request.on('data', (part) => (text += part)); request.on('end', () => done(text)); });
-    const right = request.headers['content-type'] === 'application/json' && request.headers['x-nacre'] === '1' && request.headers.origin === `http://${request.headers.host}`;
+    const right = request.headers['content-type'] === 'application/json' && /^(1|background)$/.test(request.headers['x-nacre']) && request.headers.origin === `http://${request.headers.host}`;
     if (!right) return this.refusal(response, 403, 'The request does not come from the page');
     const body = JSON.parse(bodyText);
     const enter = () => {
@@ -76,7 +76,7 @@ export class Mock {
       this.send(response, 200, { ...session(), signed_in: true, name: body.name, role: this.role }, { 'Set-Cookie': `nacre=${id}; HttpOnly; SameSite=Strict; Path=/` });
     };
     if (path === '/api/setup') {
-      if (body.code !== 'K7MQ2XPA') return this.refusal(response, 403, 'The set-up code is wrong', { field: 'code', cause: 'the set-up code is wrong', remedy: 'read it again on the console; a restart of the daemon makes a new one' });
+      if (body.code !== 'K7MQ2XPA') return this.refusal(response, 401, 'The set-up code is wrong', { field: 'code', cause: 'the set-up code is wrong', remedy: 'read it again on the console; a restart of the daemon makes a new one', wait_ms: 1000 });
       this.setup = false;
       return enter();
     }
@@ -87,7 +87,7 @@ export class Mock {
     }
     if (!signedIn) return this.refusal(response, 401, 'Not signed in');
     if (path === '/api/logout') { this.sessions.delete(cookie); return this.send(response, 200, {}); }
-    if (path === '/api/password') return body.old === PASSWORD ? this.send(response, 200, {}) : this.refusal(response, 403, 'Wrong password', { field: 'old', cause: 'the present password is wrong' });
+    if (path === '/api/password') return body.old === PASSWORD ? this.send(response, 200, {}) : this.refusal(response, 401, 'Wrong password', { field: 'old', cause: 'the present password is wrong' });
     if (path !== '/api/rpc') return this.refusal(response, 404, 'Not found');
     const { method, params } = body;
     if (!(method in CLASS)) return this.refusal(response, 404, 'Method not found', { cause: `there is no method "${method}"` });
@@ -96,7 +96,11 @@ export class Mock {
     if (extra) { this.unknown = `${method}: ${extra}`; return this.refusal(response, 400, 'Invalid parameters', { field: extra, cause: `"${extra}" is not known here` }); }
     if (CLASS[method] !== 'read') this.calls.push([method, params]);
     if (this.refuse[method]) { const data = this.refuse[method](params); if (data) return this.refusal(response, 409, 'Operation not permitted', data); }
-    if (process.env.NACRE_RPC_SOCKET && !(method in WEB)) return real(method, params).then((answer) => (answer.error ? this.send(response, 409, { error: answer.error }) : this.send(response, 200, { result: answer.result })));
+    if (this.socket && !(method in WEB) && method !== 'rpc_get_methods') {
+      const answer = await real(this.socket, method, params);
+      if (CLASS[method] !== 'read') this.changed();
+      return answer.error ? this.send(response, 409, { error: answer.error }) : this.send(response, 200, { result: answer.result });
+    }
     this.send(response, 200, { result: this.call(method, params) });
     if (CLASS[method] !== 'read') this.changed();
   }
@@ -224,10 +228,10 @@ export class Mock {
   }
 }
 
-function real(method, params) {
+function real(path, method, params) {
   return new Promise((done, fail) => {
     let text = '';
-    const socket = connect(process.env.NACRE_RPC_SOCKET, () => socket.write(JSON.stringify({ jsonrpc: '2.0', id: 1, method, params })));
+    const socket = connect(path, () => socket.write(JSON.stringify({ jsonrpc: '2.0', id: 1, method, ...(Object.keys(params).length > 0 ? { params } : {}) })));
     socket.on('data', (part) => {
       text += part;
       try { done(JSON.parse(text)); socket.end(); } catch { /* The answer goes on. */ }

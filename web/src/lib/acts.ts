@@ -819,9 +819,9 @@ export const addAccount = (): Act => ({
   title: 'Add an account',
   label: 'Add',
   fields: [
-    { key: 'name', label: 'Name', kind: 'text' },
+    { key: 'name', label: 'Name', kind: 'text', hint: 'Small letters, digits, dot, underscore and hyphen; a letter first.' },
     { key: 'role', label: 'Role', kind: 'select', options: ROLES },
-    { key: 'password', label: 'Password', kind: 'password' },
+    { key: 'password', label: 'Password', kind: 'password', hint: 'At least 12 characters.' },
   ],
   command: (v) => rpcLine('web_account_add', { name: or(v.name, 'NAME'), role: v.role, password: PASSWORD }),
   async run(v) {
@@ -836,7 +836,7 @@ export const changeAccount = (account: Account): Act => ({
   label: 'Change',
   fields: [
     { key: 'role', label: 'Role', kind: 'select', options: ROLES, initial: account.role },
-    { key: 'password', label: 'New password', kind: 'password', optional: true, hint: 'Unchanged unless given.' },
+    { key: 'password', label: 'New password', kind: 'password', optional: true, hint: 'At least 12 characters. Unchanged unless given.' },
   ],
   command: (v) => rpcLine('web_account_change', given({ name: account.name, role: v.role === account.role ? undefined : v.role, password: v.password ? PASSWORD : undefined })),
   async run(v) {

@@ -31,19 +31,23 @@ const UNREACHABLE = { message: 'The daemon does not answer. The page connects ag
 let onSignedOut = () => {};
 export const whenSignedOut = (act: () => void) => (onSignedOut = act);
 
-export async function post<T>(path: string, body: unknown = {}): Promise<T> {
+/** Calls that refresh what is shown do not prolong the session: only people do. */
+export type Caller = 'person' | 'background';
+
+export async function post<T>(path: string, body: unknown = {}, caller: Caller = 'person'): Promise<T> {
   let response: Response;
   try {
     response = await fetch(path, {
       method: 'POST',
-      headers: { 'Content-Type': 'application/json', 'X-Nacre': '1' },
+      headers: { 'Content-Type': 'application/json', 'X-Nacre': caller === 'person' ? '1' : 'background' },
       body: JSON.stringify(body),
       credentials: 'same-origin',
     });
   } catch {
     throw new Refusal(0, UNREACHABLE);
   }
-  return answer(response, path !== '/api/login');
+  // A wrong password or set-up code is answered with 401, too; it ends no session.
+  return answer(response, path === '/api/rpc');
 }
 
 export async function get<T>(path: string): Promise<T> {
@@ -65,6 +69,6 @@ async function answer<T>(response: Response, needsSession: boolean): Promise<T> 
   return body as T;
 }
 
-export async function rpc<T>(method: string, params: Record<string, unknown> = {}): Promise<T> {
-  return (await post<{ result: T }>('/api/rpc', { method, params })).result;
+export async function rpc<T>(method: string, params: Record<string, unknown> = {}, caller: Caller = 'person'): Promise<T> {
+  return (await post<{ result: T }>('/api/rpc', { method, params }, caller)).result;
 }

@@ -71,9 +71,9 @@ export function sizeWord(n: number): string {
 export const quoted = (word: string) =>
   /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`;
 
-/** A command line of words; empty ones are left out. */
+/** A command line of words, without those that are left out. */
 export const line = (...words: (string | false | null | undefined)[]) =>
-  ['nacre', ...words.filter((word): word is string => !!word).map(quoted)].join(' ');
+  ['nacre', ...words.filter((word): word is string => typeof word === 'string').map(quoted)].join(' ');
 
 /** The command for any method. */
 export const rpcLine = (method: string, params: Record<string, unknown>) =>

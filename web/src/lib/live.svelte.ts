@@ -23,8 +23,8 @@ interface Metrics {
 type Column = (number | null)[];
 
 class Live {
-  /** `lost` shows a banner: the stream ended, and attempts to reach the daemon go on. */
-  link = $state<'idle' | 'connecting' | 'open' | 'lost'>('idle');
+  /** `lost`: the daemon is away. `full`: it answers, but gives no stream. Attempts go on in both cases. */
+  link = $state<'idle' | 'connecting' | 'open' | 'lost' | 'full'>('idle');
   phase = $state('running');
   last = $state.raw<Metrics | null>(null);
   events = $state.raw<Event[]>([]);
@@ -56,12 +56,12 @@ class Live {
 
   start() {
     this.stop();
-    this.link = this.tries > 0 ? 'lost' : 'connecting';
+    if (this.tries === 0) this.link = 'connecting';
     const source = new EventSource('/api/live');
     this.source = source;
     source.addEventListener('snapshot', (message) => {
       this.phase = JSON.parse(message.data).phase;
-      const again = this.link === 'lost';
+      const again = this.link !== 'connecting' && this.link !== 'open';
       this.link = 'open';
       this.tries = 0;
       void this.readEvents();
@@ -91,18 +91,18 @@ class Live {
         this.link = 'lost';
         this.retry();
       } else if (answer.signed_in) {
+        if (this.tries > 2) this.link = 'full';
         this.start();
       } else {
         this.link = 'idle';
         session.expired = true;
       }
     }, wait);
-    if (this.tries > 1) this.link = 'lost';
   }
 
   private async readEvents() {
     try {
-      const answer = await rpc<{ events: Event[]; lost: number }>('events_get');
+      const answer = await rpc<{ events: Event[]; lost: number }>('events_get', {}, 'background');
       this.events = answer.events;
       this.lost = answer.lost;
     } catch {

@@ -78,7 +78,7 @@ class Session {
 
   private async learn() {
     try {
-      this.methods = new Set(await rpc<string[]>('rpc_get_methods', { current: true }));
+      this.methods = new Set(await rpc<string[]>('rpc_get_methods', { current: true }, 'background'));
     } catch {
       this.methods = new Set();
     }

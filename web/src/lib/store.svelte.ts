@@ -1,6 +1,6 @@
 /** Answers of methods of class read: kept between screens, read again on changes and at intervals. */
 import { onMount } from 'svelte';
-import { Refusal, rpc } from './api';
+import { Refusal, rpc, type Caller } from './api';
 import { live } from './live.svelte';
 import { session } from './session.svelte';
 
@@ -15,14 +15,14 @@ export class Resource<T> {
     readonly params: Record<string, unknown>,
   ) {}
 
-  async read(): Promise<void> {
+  async read(caller: Caller = 'person'): Promise<void> {
     if (this.busy) {
       this.again = true;
       return;
     }
     this.busy = true;
     try {
-      this.value = await rpc<T>(this.method, this.params);
+      this.value = await rpc<T>(this.method, this.params, caller);
       this.error = undefined;
     } catch (error) {
       const refusal = error as Refusal;
@@ -33,7 +33,7 @@ export class Resource<T> {
     }
     if (this.again) {
       this.again = false;
-      await this.read();
+      await this.read(caller);
     }
   }
 }
@@ -51,7 +51,7 @@ export function use<T>(method: string, params: Record<string, unknown> = {}, eve
   const resource = found;
   onMount(() => {
     const read = () => {
-      if (!session.expired && document.visibilityState === 'visible') void resource.read();
+      if (!session.expired && document.visibilityState === 'visible') void resource.read('background');
     };
     void resource.read();
     const stop = live.onChange(read);
