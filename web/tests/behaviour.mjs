@@ -167,6 +167,27 @@ export const CASES = {
     return { mock, page };
   },
 
+  async 'a resync is watched to its end'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    await signIn(page, mock, '#/volumes/orders');
+    const copied = async (percent) => {
+      await page.locator('.replicas').getByText(`${percent} %`).waitFor();
+    };
+    await copied(61);
+    const orders = mock.world.volumes.find((v) => v.name === 'orders');
+    const [, far] = orders.replicas;
+    far.resync = { ...far.resync, left_bytes: far.resync.total_bytes * 0.1, left_s: 31 };
+    mock.changed();
+    await copied(90);
+    Object.assign(far, { state: 'in_sync', why: null, resync: null, last_resync: { kind: 'partial', bytes: 61.4 * 2 ** 30, seconds: 314.2 } });
+    Object.assign(orders, { state: 'healthy', why: null, dirty_regions: 0 });
+    mock.event({ category: 'replica', type: 'replica_resync_end', ctx: 'orders', text: 'volume "orders": farn1 is in sync' });
+    await page.getByText('The volume is degraded.').waitFor({ state: 'detached' });
+    await page.getByText('Last resync: partial, 61.4 GiB in 5 min 14 s').waitFor();
+    return { mock, page };
+  },
+
   async 'a wrong password is refused, and says how long to wait'({ browser }) {
     const mock = await new Mock().start();
     const page = await open(browser, mock, { allow: [REFUSED] });

@@ -106,7 +106,7 @@ export class Mock {
   }
 
   file(name, response) {
-    const types = { html: 'text/html; charset=utf-8', js: 'text/javascript; charset=utf-8', css: 'text/css; charset=utf-8', svg: 'image/svg+xml' };
+    const types = { html: 'text/html; charset=utf-8', js: 'text/javascript; charset=utf-8', css: 'text/css; charset=utf-8', svg: 'image/svg+xml', txt: 'text/plain; charset=utf-8' };
     try {
       const bytes = readFileSync(new URL(`${name}.gz`, dist));
       response.writeHead(200, { 'Content-Type': types[name.split('.').at(-1)], 'Content-Encoding': 'gzip', 'Cache-Control': 'no-cache' });
