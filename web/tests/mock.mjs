@@ -19,6 +19,8 @@ const PARAMS = Object.fromEntries(reference.split(/^## /m).slice(1).map((part) =
 const allows = (role, method) => RANK[role] >= { read: 0, operate: 1, admin: 2, secret: 2 }[CLASS[method]];
 
 export class Mock {
+  static running = new Set();
+
   constructor({ world = fixtures.busy(), role = 'admin', setup = false, phase = 'running', socket = process.env.NACRE_RPC_SOCKET } = {}) {
     Object.assign(this, { world, role, setup, phase, socket, calls: [], sessions: new Set(), streams: new Set(), fails: 0, refuse: {} });
     this.seed = 7;
@@ -29,11 +31,13 @@ export class Mock {
     await new Promise((done) => this.server.listen(port || this.port || 0, '127.0.0.1', done));
     this.port = this.server.address().port;
     this.url = `http://127.0.0.1:${this.port}`;
+    Mock.running.add(this);
     this.timer = setInterval(() => this.tick(), 1000);
     return this;
   }
 
   async stop() {
+    Mock.running.delete(this);
     clearInterval(this.timer);
     for (const stream of this.streams) stream.destroy();
     this.streams.clear();

@@ -1,0 +1,144 @@
+/** Acts on bdevs, drives and remote controllers. */
+import type { Act, Values } from '../act.svelte';
+import { rpc } from '../api';
+import { bytes, line, sizeWord } from '../format';
+import type { Bdev } from '../types';
+import { shownName, size, url, type User } from '../words';
+import { given, sized, or } from './common';
+
+export const createFile = (): Act => ({
+  title: 'Create a file bdev',
+  about: 'A file or a block device of this machine becomes a bdev. A missing file is created if a size is given.',
+  label: 'Create',
+  fields: [
+    { key: 'name', label: 'Name', kind: 'text', hint: 'Such as disk0.' },
+    { key: 'filename', label: 'Path', kind: 'text', hint: 'Such as /dev/disk/by-id/… or /srv/nacre/disk0.img.' },
+    { key: 'size', label: 'Size', kind: 'size', optional: true, hint: 'Only for a file that does not exist yet, such as 100 GiB.' },
+  ],
+  command: (v) => line('bdev', 'create', 'file', or(v.name, 'NAME'), or(v.filename, 'PATH'), ...(v.size ? ['--size', sizeWord(v.size)] : [])),
+  async run(v) {
+    await rpc('bdev_aio_create', given({ name: v.name, filename: v.filename, block_size: 0, size: v.size }));
+    return `Bdev ${v.name} was created.`;
+  },
+});
+
+export const createRam = (): Act => ({
+  title: 'Create a RAM disk',
+  about: 'Its contents end with the daemon. Use it for tests.',
+  label: 'Create',
+  fields: [
+    { key: 'name', label: 'Name', kind: 'text' },
+    { key: 'size', label: 'Size', kind: 'size', initial: '64 MiB' },
+  ],
+  command: (v) => line('bdev', 'create', 'malloc', or(v.name, 'NAME'), '--size', sized(v.size) ?? 'SIZE'),
+  async run(v) {
+    await rpc('bdev_malloc_create', { name: v.name, block_size: 512, num_blocks: Math.floor(v.size / 512) });
+    return `RAM disk ${v.name} was created.`;
+  },
+});
+
+export const attachDrive = (): Act => ({
+  title: 'Attach an NVMe drive',
+  about: 'The drive must be given to userspace first: nacre nvme bind ADDRESS, on this machine. That command refuses a drive in use.',
+  label: 'Attach',
+  fields: [
+    { key: 'name', label: 'Name of the controller', kind: 'text', initial: 'Nvme0', hint: 'Its namespaces become bdevs named Nvme0n1, Nvme0n2 and so on.' },
+    { key: 'traddr', label: 'PCI address', kind: 'text', hint: 'Such as 0000:5e:00.0; nacre nvme list shows all.' },
+  ],
+  command: (v) => line('bdev', 'attach', `pcie://${or(v.traddr, 'BDF')}`, '--name', or(v.name, 'NAME')),
+  async run(v) {
+    const names = await rpc<string[]>('bdev_nvme_attach_controller', { name: v.name, trtype: 'PCIe', traddr: v.traddr });
+    return `Attached: ${names.join(', ')}.`;
+  },
+});
+
+export const attachRemote = (): Act => ({
+  title: 'Attach remote namespaces',
+  about: 'Connects to a subsystem of another target. Its namespaces become bdevs, for replicas on another machine.',
+  label: 'Attach',
+  fields: [
+    { key: 'name', label: 'Name of the controller', kind: 'text' },
+    { key: 'trtype', label: 'Transport', kind: 'select', options: [['AUTO', 'as the configuration says'], ['TCP', 'TCP'], ['RDMA', 'RDMA']] },
+    { key: 'traddr', label: 'Address', kind: 'text' },
+    { key: 'trsvcid', label: 'Port', kind: 'number', initial: '4420' },
+    { key: 'subnqn', label: 'NQN of the subsystem', kind: 'text' },
+  ],
+  command: (v) => line('bdev', 'attach', `${url({ trtype: or(v.trtype, 'auto'), traddr: or(v.traddr, 'ADDRESS'), trsvcid: String(v.trsvcid ?? 4420) })}/${or(v.subnqn, 'NQN')}`, '--name', or(v.name, 'NAME')),
+  async run(v) {
+    const params = { name: v.name, trtype: v.trtype, traddr: v.traddr, trsvcid: String(v.trsvcid), subnqn: v.subnqn };
+    const names = await rpc<string[]>('bdev_nvme_attach_controller', params);
+    return `Attached: ${names.join(', ')}.`;
+  },
+});
+
+export const detach = (name: string, bdevs: string[]): Act => ({
+  title: `Detach controller ${name}`,
+  label: 'Detach',
+  danger: { lost: `the ${bdevs.length === 1 ? 'bdev' : 'bdevs'} ${bdevs.join(', ') || 'of the controller'}, and all bdevs on top. The data stays on the device.`, name },
+  command: () => line('bdev', 'detach', name),
+  async run() {
+    await rpc('bdev_nvme_detach_controller', { name });
+    return `Controller ${name} was detached.`;
+  },
+});
+
+const DELETE: Record<string, string> = {
+  'AIO disk': 'bdev_aio_delete',
+  'URING bdev': 'bdev_uring_delete',
+  'Malloc disk': 'bdev_malloc_delete',
+  'Null disk': 'bdev_null_delete',
+};
+export const deleteMethod = (bdev: Bdev): string | undefined => DELETE[bdev.product_name];
+
+export const deleteBdev = (bdev: Bdev, used: User[]): Act => ({
+  title: `Delete bdev ${bdev.name}`,
+  label: 'Delete',
+  danger: {
+    lost: `${used.length > 0 ? `its use as ${used.map((user) => user.text).join(', ')}, and all bdevs on top` : 'the bdev, and all bdevs on top'}. ${bdev.product_name === 'Malloc disk' ? `All ${bytes(size(bdev))} of data in it are lost.` : 'The file stays.'}`,
+    name: bdev.name,
+  },
+  command: () => line('bdev', 'delete', bdev.name),
+  async run() {
+    await rpc(deleteMethod(bdev)!, { name: bdev.name });
+    return `Bdev ${bdev.name} was deleted.`;
+  },
+});
+
+export const rescan = (bdev: Bdev): Act => ({
+  title: `Rescan bdev ${bdev.name}`,
+  about: 'Takes over the present size of the file or block device, and notifies hosts.',
+  label: 'Rescan',
+  force: { lost: 'data past the new, smaller end, which connected hosts still use', name: bdev.name },
+  command: (v) => line('bdev', 'rescan', bdev.name, v.force && '--force'),
+  async run(v) {
+    const method = bdev.product_name === 'URING bdev' ? 'bdev_uring_rescan' : 'bdev_aio_rescan';
+    await rpc(method, given({ name: bdev.name, force: v.force ? true : undefined }));
+    return `Bdev ${bdev.name} has its present size.`;
+  },
+});
+
+export const limit = (bdev: Bdev): Act => {
+  const now = bdev.assigned_rate_limits;
+  const flags = (v: Values) => [
+    ['--iops', v.rw_ios_per_sec, ''],
+    ['--total', v.rw_mbytes_per_sec, 'MiB'],
+    ['--read', v.r_mbytes_per_sec, 'MiB'],
+    ['--write', v.w_mbytes_per_sec, 'MiB'],
+  ];
+  return {
+    title: `Limit the I/O of ${shownName(bdev)}`,
+    about: 'I/O above a limit waits. 0 ends a limit.',
+    label: 'Set limits',
+    fields: [
+      { key: 'rw_ios_per_sec', label: 'Reads and writes', kind: 'number', unit: 'IOPS', initial: String(now.rw_ios_per_sec ?? 0) },
+      { key: 'rw_mbytes_per_sec', label: 'Reads and writes together', kind: 'number', unit: 'MiB/s', initial: String(now.rw_mbytes_per_sec ?? 0) },
+      { key: 'r_mbytes_per_sec', label: 'Reads', kind: 'number', unit: 'MiB/s', initial: String(now.r_mbytes_per_sec ?? 0) },
+      { key: 'w_mbytes_per_sec', label: 'Writes', kind: 'number', unit: 'MiB/s', initial: String(now.w_mbytes_per_sec ?? 0) },
+    ],
+    command: (v) => line('bdev', 'limit', bdev.name, ...flags(v).flatMap(([flag, value, unit]) => (value === undefined ? [] : [flag, `${value}${value === 0 ? '' : unit}`]))),
+    async run(v) {
+      await rpc('bdev_set_qos_limit', { name: bdev.name, ...given(v) });
+      return `Limits of ${shownName(bdev)} were set.`;
+    },
+  };
+};

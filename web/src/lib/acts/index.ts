@@ -1,0 +1,7 @@
+/** Every act of the page: its form, its command, and its call. */
+export { connectLines, free, usersOf } from './common';
+export * from './bdev';
+export * from './pool';
+export * from './volume';
+export * from './subsystem';
+export * from './settings';
