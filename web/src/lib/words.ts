@@ -135,6 +135,8 @@ export function subject(event: { category: string; ctx: string; type: string }):
   if (!ctx) return null;
   if (category === 'volume' || category === 'replica') return ['volumes', ctx];
   if (category === 'target') return ctx.startsWith('nqn.') ? ['subsystems', ctx] : null;
+  // These name a controller, which the list of disks has.
+  if (type.startsWith('nvme_') || type.startsWith('remote_')) return ['disks'];
   if (category === 'device') return type.startsWith('pool_') ? ['pools', ctx] : ['disks', ctx];
   if (category === 'transport') return ['network'];
   return null;
