@@ -8,6 +8,7 @@
 //! bench     compares Nacre with a limit or a peer, in ratios
 //! deb       builds the Debian package
 //! image     builds the appliance's disk image
+//! web       builds the administration page
 //! vm        opens a shell, a command or single tests in the virtual machine
 //! simulate  simulates replicated volumes on failing disks, or a cluster, from a seed
 //! tidy      checks the repository's own rules
@@ -31,6 +32,7 @@ mod tally;
 mod test;
 mod tidy;
 mod vm;
+mod web;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -64,6 +66,8 @@ enum Command {
     Deb(deb::Options),
     /// Build the appliance's disk image.
     Image(image::Options),
+    /// Build the administration page from `web/` into the files that the daemon embeds.
+    Web(web::Options),
     /// Measure against a limit or a peer in the same run.
     Bench {
         #[command(subcommand)]
@@ -112,6 +116,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Ci => test::ci(&root),
         Command::Deb(options) => deb::run(&root, &options),
         Command::Image(options) => image::run(&root, &options),
+        Command::Web(options) => web::run(&root, &options),
         Command::Bench { what } => bench::run(&root, &what),
         Command::Simulate { arguments } => simulate(&root, &arguments),
         Command::Vm { command } => vm::run(&root, &command),

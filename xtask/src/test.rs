@@ -10,7 +10,7 @@ use clap::Args;
 use crate::process::{self, End};
 use crate::setup;
 use crate::tally::{CargoTest, Tally};
-use crate::{alerts, deploy, spdk, tidy, vm};
+use crate::{alerts, deploy, spdk, tidy, vm, web};
 
 const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
@@ -119,6 +119,9 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
         suite("mutations", &mut || mutations(root, filter));
         if alerts::matches(filter) {
             suite("alerts", &mut || alerts::run(root));
+        }
+        if web::matches(filter) {
+            suite("page", &mut || web::suite(root));
         }
         if deploy::matches(filter) {
             suite("deploy", &mut || {

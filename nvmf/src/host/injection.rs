@@ -31,13 +31,15 @@ pub enum InjectionQueues {
     Io,
 }
 
+/// The number of a change, and the rule after it.
+type Change = (u64, Option<Injection>);
+
 /// The last change of each rule of a controller. The queues take changes from here.
 #[derive(Debug, Default)]
 pub(super) struct InjectionChanges {
     /// Number of changes.
     count: AtomicU64,
-    /// The number of the change, and the rule.
-    last: Mutex<BTreeMap<(InjectionQueues, u8), (u64, Option<Injection>)>>,
+    last: Mutex<BTreeMap<(InjectionQueues, u8), Change>>,
 }
 
 impl InjectionChanges {
