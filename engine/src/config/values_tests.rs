@@ -80,8 +80,8 @@ fn context(key: &str) -> &'static [(&'static str, &'static str)] {
             ("endpoints", "[\"http://127.0.0.1:1\"]"),
             ("prefix", "\"a\""),
         ],
-        "metrics.tls.cert" => &[("key", "\"/a\"")],
-        "metrics.tls.key" => &[("cert", "\"/a\"")],
+        "metrics.tls.cert" | "web.cert" => &[("key", "\"/a\"")],
+        "metrics.tls.key" | "web.key" => &[("cert", "\"/a\"")],
         "metrics.tls.client_ca" => &[("cert", "\"/a\""), ("key", "\"/a\"")],
         "rpc.tls.client_crl" => &[("client_ca", "\"/a\"")],
         "metrics.tls.client_crl" => &[
