@@ -133,7 +133,11 @@ impl From<StatusResponse> for MemberStatus {
             size: bytes(answer.db_size),
             in_use: bytes(answer.db_size_in_use),
             quota: Some(bytes(answer.db_size_quota)).filter(|quota| *quota > 0),
-            errors: answer.errors,
+            errors: {
+                // `has_leader` says it.
+                let alarms = answer.errors.into_iter();
+                alarms.filter(|text| !text.contains("no leader")).collect()
+            },
             version: answer.version,
         }
     }

@@ -127,7 +127,11 @@ fn space(status: &MemberStatus) -> Finding {
     );
     if !status.errors.is_empty() {
         let evidence = format!("{}: {evidence}", status.errors.join("; "));
-        let remedy = "compact and defragment etcd (`etcdctl defrag`), then `etcdctl alarm disarm`";
+        let remedy = if status.errors.iter().any(|alarm| alarm.contains("NOSPACE")) {
+            "compact and defragment etcd (`etcdctl defrag`), then `etcdctl alarm disarm`"
+        } else {
+            "see `etcdctl alarm list`, and etcd's documentation of the alarm"
+        };
         Finding::fail(ID, evidence, remedy)
     } else if status.size > quota / 2 {
         let remedy = "compact and defragment etcd, or raise --quota-backend-bytes: a full etcd \
@@ -213,7 +217,7 @@ mod tests {
             (of(|s| s.loses_data = true), "store.version", Status::Fail),
             (of(|s| s.size = 3 << 29), "store.space", Status::Warn),
             (
-                of(|s| s.errors = vec!["etcdserver: no space".to_owned()]),
+                of(|s| s.errors = vec!["memberID:1 alarm:NOSPACE".to_owned()]),
                 "store.space",
                 Status::Fail,
             ),

@@ -196,12 +196,11 @@ pub(super) const ROWS: &[Row] = &[
     ("bdev.uuid", UUID, NO_UUID),
     (
         "store.endpoints",
-        &["[]", "[\"http://127.0.0.1:2379\"]"],
+        &["[\"http://127.0.0.1:2379\"]"],
         &[
             ("\"x\"", "\"x\" is not a list"),
             ("[\"127.0.0.1:2379\"]", "not a URL like"),
             ("[\"http://h:1/x\"]", "not a URL like"),
-            ("[\"https://h:1\"]", "https needs store.ca"),
             (
                 "[\"http://h\",\"http://h\",\"http://h\",\"http://h\",\"http://h\",\"http://h\"]",
                 "6 endpoints, and 5 are the most",

@@ -60,6 +60,8 @@ impl VolumeStore {
         !self.endpoints.is_empty()
     }
 
+    /// A key that another one needs is reported itself: if its value cannot be read, that is the only
+    /// report.
     fn problems(&self) -> Vec<Wrong> {
         let mut wrong: Vec<Wrong> = Vec::new();
         let mut refuse = |key, cause: &str, remedy| wrong.push((key, cause.to_owned(), remedy));
@@ -74,8 +76,9 @@ impl VolumeStore {
         ];
         if !self.is_etcd() {
             if let Some((key, _)) = is_set.iter().find(|(_, is_set)| *is_set) {
+                let cause = format!("it is empty, and store.{key} is of use with etcd only");
                 let remedy = "add endpoints = [\"https://HOST:2379\"] to [store]";
-                refuse(key, "without store.endpoints there is no etcd", remedy);
+                refuse("endpoints", &cause, remedy);
             }
             return wrong;
         }
@@ -87,7 +90,7 @@ impl VolumeStore {
         match self.prefix.as_deref() {
             None => {
                 let remedy = "add prefix = \"NAME\" to [store], another name for each daemon";
-                refuse("endpoints", "store.prefix is missing", remedy);
+                refuse("prefix", "it is missing, and etcd needs it", remedy);
             }
             Some(name) if Prefix::new(name).is_none() => {
                 let cause = format!(
@@ -108,7 +111,7 @@ impl VolumeStore {
                 if places.iter().any(|place| place.is_https) {
                     if self.ca.is_none() {
                         let remedy = "add ca = \"/…/ca.pem\" to [store]";
-                        refuse("endpoints", "https needs store.ca", remedy);
+                        refuse("ca", "it is missing, and https needs it", remedy);
                     }
                 } else if let Some((key, _)) = has_tls {
                     let remedy = "write https in endpoints, or leave it out";
@@ -123,21 +126,25 @@ impl VolumeStore {
                 }
             }
         }
-        for (one, other, is_half) in [
-            ("cert", "key", self.cert.is_some() != self.key.is_some()),
+        for (missing, is_missing, given, is_given) in [
+            ("cert", self.cert.is_none(), "key", self.key.is_some()),
+            ("key", self.key.is_none(), "cert", self.cert.is_some()),
             (
                 "user",
+                self.user.is_none(),
                 "password_file",
-                self.user.is_some() != self.password_file.is_some(),
+                self.password_file.is_some(),
+            ),
+            (
+                "password_file",
+                self.password_file.is_none(),
+                "user",
+                self.user.is_some(),
             ),
         ] {
-            if is_half {
-                let given = is_set
-                    .iter()
-                    .find(|(key, is_set)| *is_set && (*key == one || *key == other));
-                let given = given.map_or(one, |(key, _)| *key);
-                let cause = format!("{one} and {other} go together");
-                refuse(given, &cause, "add the other one to [store]");
+            if is_missing && is_given {
+                let cause = format!("it is missing, and store.{given} needs it");
+                refuse(missing, &cause, "add it to [store]");
             }
         }
         wrong
@@ -184,11 +191,11 @@ mod tests {
         for (keys, expected) in [
             (
                 "prefix = \"a\"".to_owned(),
-                "store.prefix: without store.endpoints",
+                "store.endpoints: it is empty, and store.prefix",
             ),
             (
                 "endpoints = [\"http://h:1\"]".to_owned(),
-                "store.endpoints: store.prefix is missing",
+                "store.prefix: it is missing",
             ),
             (
                 format!("{HTTP}ca = \"/a\""),
@@ -196,15 +203,19 @@ mod tests {
             ),
             (
                 format!("{HTTPS}cert = \"/a\""),
-                "store.cert: cert and key go together",
+                "store.key: it is missing, and store.cert",
             ),
             (
                 format!("{HTTPS}key = \"/a\""),
-                "store.key: cert and key go together",
+                "store.cert: it is missing, and store.key",
             ),
             (
                 format!("{HTTPS}user = \"u\""),
-                "store.user: user and password_file go together",
+                "store.password_file: it is missing, and store.user",
+            ),
+            (
+                "endpoints = [\"https://h:1\"]\nprefix = \"a\"".to_owned(),
+                "store.ca: it is missing, and https needs it",
             ),
             (
                 format!("{FAR}{login}"),

@@ -352,7 +352,10 @@ fn the_state_of_each_member() {
         assert_eq!(endpoints, members.endpoints().urls);
         for member in [&found[0], &found[2]] {
             let status = member.status.as_ref().expect("it answers");
-            assert!(!status.loses_data() && status.errors.is_empty());
+            assert!(
+                !status.loses_data() && status.errors.is_empty(),
+                "{status:?}"
+            );
             assert!(status.in_use > 0 && status.size >= status.in_use);
         }
         let why = found[1].status.as_ref().expect_err("it is dead");
