@@ -31,7 +31,7 @@ pub(crate) fn matches(filter: &[String]) -> bool {
 /// The suite `page` of `cargo xtask test`: the committed files are those that `web/` builds.
 pub(crate) fn suite(root: &Path) -> Result<Tally> {
     let mut tally = Tally::default();
-    if !node().is_some_and(|version| version >= NODE) {
+    if node().is_none_or(|version| version < NODE) {
         let (major, minor) = NODE;
         let why = format!("{NAME}: no Node.js {major}.{minor} or later");
         println!("SKIPPED: {why}");
