@@ -22,8 +22,8 @@ use zeroize::Zeroizing;
 use crate::accounts::AccountError;
 use crate::logins::{LoginError, Logins, SignedIn};
 use crate::passwords::PasswordError;
-use crate::server::{Backend, Web};
 use crate::sessions::Token;
+use crate::web::{Backend, Web};
 
 /// The outcome of a POST.
 #[derive(Debug)]
@@ -217,7 +217,10 @@ fn wrong(cause: &str, delay: Duration) -> String {
 
 /// The error of a request without a session.
 pub(crate) fn signed_out() -> String {
-    let refused = RpcError::errno(Errno::EACCES, "nobody is signed in, or the session is over");
+    let refused = RpcError::errno(
+        Errno::EACCES,
+        "the request has no session, or the session is over",
+    );
     error_text(&refused.remedy("sign in"))
 }
 

@@ -14,10 +14,11 @@
 //!   api          requests and answers in JSON                   parse
 //!   live         server-sent events                             decide
 //!   patient      the limit for clients that do not read         perform
+//!   web          what listeners and requests share              decide
 //!   server       listeners and connections                      perform
 //! ```
 //!
-//! The engine executes calls and gives live data: [`server::Backend`]. Everything runs on its
+//! The engine executes calls and gives live data: [`web::Backend`]. Everything runs on its
 //! management thread; only passwords are hashed elsewhere.
 
 #![forbid(unsafe_code)]
@@ -36,6 +37,7 @@ mod patient;
 pub mod server;
 pub mod sessions;
 mod setup_code;
+pub mod web;
 
 #[cfg(test)]
 mod live_tests;

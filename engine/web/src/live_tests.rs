@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::live::MAX_STREAMS;
 use crate::rig::Rig;
-use crate::server::Limits;
 use crate::testing::run;
+use crate::web::Limits;
 
 #[test]
 fn live_data_comes_each_tick_and_resumes() {

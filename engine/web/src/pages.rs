@@ -26,8 +26,8 @@ use zeroize::Zeroizing;
 use crate::api::{self, Reply};
 use crate::assets::{matches, takes_gzip};
 use crate::logins::SignedIn;
-use crate::server::{Answer, Backend, Client, Web};
 use crate::sessions::Token;
+use crate::web::{Answer, Backend, Client, Web};
 
 /// Largest body of any POST but a call.
 const MAX_SMALL_BYTES: usize = 8 * 1024;

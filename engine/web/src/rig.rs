@@ -20,8 +20,9 @@ use crate::certificate::Certificate;
 use crate::live::Source;
 use crate::logins::Logins;
 use crate::passwords::CHEAP;
-use crate::server::{About, Limits, Listener, Web};
+use crate::server::Listener;
 use crate::testing::{PASSWORD, secret};
+use crate::web::{About, Limits, Web};
 
 /// Executes `echo` for everyone and `change` for admins; makes samples and events.
 pub(crate) struct Fake {

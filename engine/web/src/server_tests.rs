@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 
 use crate::certificate::Certificate;
 use crate::rig::{Rig, exchange};
-use crate::server::{Limits, MAX_CLIENTS};
 use crate::testing::{PASSWORD, run};
+use crate::web::{Limits, MAX_CLIENTS};
 
 #[test]
 fn the_first_account_is_made_with_the_code() {

@@ -1,0 +1,162 @@
+//! [`Web`]: what all listeners and requests of the page share, and the body of an answer.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::fmt;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::{Body, Bytes, Frame, SizeHint};
+use nacre_engine_rpc::places::Places;
+use nacre_engine_rpc::server::Dispatch;
+use nacre_reactor::Repeats;
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::assets::Assets;
+use crate::certificate::Certificate;
+use crate::live::{Live, Source};
+use crate::logins::Logins;
+
+/// Most clients at a time, streams included: a browser has up to six connections.
+pub const MAX_CLIENTS: usize = 128;
+/// Most POST requests being answered at a time.
+const MAX_RUNNING: usize = 64;
+/// Shortest interval between equal log lines about clients.
+const LOG_INTERVAL: Duration = Duration::from_secs(600);
+
+/// The executor of calls and the source of live data.
+pub trait Backend: Dispatch + Source {}
+
+impl<B: Dispatch + Source> Backend for B {}
+
+/// Time limits; tests have shorter ones.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// For the head of a request, also after the last answer on a connection.
+    pub head: Duration,
+    /// For the body of a request.
+    pub body: Duration,
+    /// Without a byte that the client reads.
+    pub write: Duration,
+    /// Between samples of the live data.
+    pub tick: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            head: Duration::from_secs(10),
+            body: Duration::from_secs(10),
+            write: Duration::from_secs(20),
+            tick: Duration::from_secs(1),
+        }
+    }
+}
+
+/// The page's server; all listeners share it.
+pub struct Web<B> {
+    pub(crate) backend: Rc<B>,
+    pub(crate) logins: Rc<Logins>,
+    pub(crate) assets: Assets,
+    pub(crate) live: Rc<Live<B>>,
+    pub(crate) limits: Limits,
+    pub(crate) about: About,
+    pub(crate) running: Rc<Semaphore>,
+    pub(crate) certificate: Rc<RefCell<Option<Certificate>>>,
+    pub(crate) clients: Rc<Places>,
+    pub(crate) log_limit: RefCell<Repeats<&'static str>>,
+}
+
+impl<B> fmt::Debug for Web<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Web")
+    }
+}
+
+/// Facts for the page.
+#[derive(Debug, Clone)]
+pub struct About {
+    pub version: String,
+    pub host: String,
+}
+
+/// The other end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Client {
+    pub(crate) address: SocketAddr,
+    pub(crate) secure: bool,
+}
+
+impl<B: Backend> Web<B> {
+    /// `certificate`: for the HTTPS listeners; may be replaced at any time.
+    pub fn new(
+        backend: Rc<B>,
+        logins: Rc<Logins>,
+        certificate: Rc<RefCell<Option<Certificate>>>,
+        about: About,
+        limits: Limits,
+    ) -> Rc<Self> {
+        let live = Live::new(Rc::clone(&backend), Rc::clone(&logins), limits.tick);
+        Rc::new(Self {
+            backend,
+            logins,
+            assets: Assets::embedded(),
+            live,
+            limits,
+            about,
+            running: Rc::new(Semaphore::new(MAX_RUNNING)),
+            certificate,
+            clients: Places::new(MAX_CLIENTS),
+            log_limit: RefCell::new(Repeats::new(LOG_INTERVAL)),
+        })
+    }
+
+    /// True if browsers may insist on HTTPS from now on: the administrator's certificate is in use.
+    pub(crate) fn has_real_certificate(&self) -> bool {
+        let certificate = self.certificate.borrow();
+        certificate
+            .as_ref()
+            .is_some_and(|one| one.renew_at.is_none())
+    }
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Whole(Option<Bytes>),
+    Stream(mpsc::Receiver<Bytes>),
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match &mut *self {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Stream(receiver) => {
+                let next = receiver.poll_recv(context);
+                next.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Self::Stream(_) => SizeHint::default(),
+        }
+    }
+}
