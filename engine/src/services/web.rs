@@ -205,7 +205,7 @@ async fn renew(engine: Rc<Engine>) {
             .and_then(|of| of.renew_at);
         let settings = running.settings.borrow().clone();
         if renew_at.is_some_and(|at| at <= now)
-            && let Err(error) = page.reload(&settings)
+            && let Err(error) = page.reload(&settings).await
         {
             warn!("web: {error}; the certificate in use stays");
         }

@@ -162,11 +162,12 @@ fn a_reload_reads_the_certificate() {
     assert!(own.starts_with("SHA256:"), "{own}");
     let mut settings = daemon.engine.settings.web.clone();
     (settings.cert, settings.key) = (Some(cert.clone()), Some(key));
-    page.reload(&settings).unwrap();
+    daemon.run(page.reload(&settings)).unwrap();
     let given = page.fingerprint().unwrap();
     assert_ne!(given, own);
     std::fs::write(&cert, "damaged").unwrap();
-    let refused = page.reload(&settings).unwrap_err().to_string();
+    let refused = daemon.run(page.reload(&settings));
+    let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("[web] cert"), "{refused}");
     assert_eq!(page.fingerprint().unwrap(), given);
 }

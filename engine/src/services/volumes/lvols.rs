@@ -149,10 +149,10 @@ pub async fn begin_deletion(engine: &Engine, volume: &Listed) -> Result<(), RpcE
         })
     });
     let lvols: Vec<PoolLvol> = lvols.collect();
-    match lvols.is_empty() {
-        true => Ok(()),
-        false => note(engine, volume.id(), &lvols).await,
+    if lvols.is_empty() {
+        return Ok(());
     }
+    note(engine, volume.id(), &lvols).await
 }
 
 /// Deletes the noted lvols if the volume does not exist, and removes the note. What fails is tried
