@@ -119,7 +119,7 @@ pub struct MemberStatus {
     /// Size of its database, and the part that is in use, in bytes.
     pub size: u64,
     pub in_use: u64,
-    /// Largest size of the database; `None`: before etcd 3.6, members do not tell it.
+    /// Largest size of the database; `None`: before etcd 3.6, members do not report it.
     pub quota: Option<u64>,
     /// Alarms, such as `NOSPACE`.
     pub errors: Vec<String>,
@@ -361,7 +361,7 @@ impl Client {
             self.call(STATUS, &Empty {}, 0, Copies::Several).await;
         let found = match answer {
             Ok(answer) => answer.message.version,
-            // etcd may tell its version to administrators only.
+            // etcd may report its version to administrators only.
             Err(Error::Denied { .. }) if self.auth.has_credentials() => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -517,7 +517,7 @@ impl Client {
     }
 }
 
-/// What a URL says of its endpoint.
+/// An endpoint, as its URL names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub is_https: bool,

@@ -3,7 +3,7 @@
 use tonic::{Code, Status};
 use uuid::Uuid;
 
-use crate::owner::Node;
+use crate::node::Node;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {

@@ -14,7 +14,8 @@
 //! (etcd #15247), and no client can see in time that it did. [`NodeLeases`] writes keys instead,
 //! whose revisions every node watches.
 //!
-//! A prefix has one user: a daemon that owns it (`owner`), or the nodes of a cluster by their leases.
+//! A prefix has one user: a daemon that owns it (`owner`), or the nodes of a cluster by their
+//! leases.
 //!
 //! The messages are written by hand (`messages`), so that the build needs no `protoc`.
 
@@ -28,6 +29,7 @@ mod health;
 mod keep_unknown;
 mod keys;
 mod messages;
+mod node;
 mod node_leases;
 mod owner;
 mod store;
@@ -41,7 +43,8 @@ pub use compaction::Compaction;
 pub use error::Error;
 pub use health::Health;
 pub use keys::Prefix;
+pub use node::Node;
 pub use node_leases::{LeaseKey, NodeLeases, Outcome};
-pub use owner::{Before, Node, Owner};
+pub use owner::{Before, Owner};
 pub use store::EtcdStore;
 pub use watch::{Update, Watch};

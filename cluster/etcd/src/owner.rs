@@ -17,38 +17,12 @@ use uuid::Uuid;
 use crate::client::{Client, Copies, KeyValue, Txn};
 use crate::error::Error;
 use crate::keys::Prefix;
+use crate::node::Node;
 
 /// Version of the key's format.
 const FORMAT: u64 = 1;
 /// Attempts against other daemons that claim at the same time.
 const ATTEMPTS: usize = 8;
-
-/// A daemon, as others see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Node {
-    /// Stored in its data directory.
-    pub id: Uuid,
-    /// Derived from the machine's id; `None`: the machine has none.
-    pub machine: Option<Uuid>,
-    pub host: String,
-}
-
-impl Node {
-    /// True if both are one data directory on one machine.
-    pub fn is_same(&self, other: &Self) -> bool {
-        (self.id, self.machine) == (other.id, other.machine)
-    }
-}
-
-impl std::fmt::Display for Node {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "node {} on host \"{}\"", self.id, self.host)?;
-        match self.machine {
-            Some(machine) => write!(f, " (machine {machine})"),
-            None => f.write_str(" (a machine without an id)"),
-        }
-    }
-}
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Value {
@@ -87,7 +61,7 @@ impl Owner {
     }
 }
 
-/// What a daemon knows about the owner of its prefix before its claim.
+/// A daemon's knowledge of its prefix before its claim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Before {
     /// The daemon claimed the prefix before: it is refused if etcd has forgotten that, because its

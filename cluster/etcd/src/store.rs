@@ -30,7 +30,8 @@ use crate::error::Error;
 use crate::health::{self, Health};
 use crate::keep_unknown::keep_unknown;
 use crate::keys::Prefix;
-use crate::owner::{self, Before, Node};
+use crate::node::Node;
+use crate::owner::{self, Before};
 
 /// Most waiting calls; a control has one at a time.
 const WAITING: usize = 1024;

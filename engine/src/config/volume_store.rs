@@ -60,8 +60,8 @@ impl VolumeStore {
         !self.endpoints.is_empty()
     }
 
-    /// A key that another one needs is reported itself: if its value cannot be read, that is the only
-    /// report.
+    /// A key that another one needs is reported itself: if its value cannot be read, that is the
+    /// only report.
     fn problems(&self) -> Vec<Wrong> {
         let mut wrong: Vec<Wrong> = Vec::new();
         let mut refuse = |key, cause: &str, remedy| wrong.push((key, cause.to_owned(), remedy));

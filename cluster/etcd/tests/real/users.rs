@@ -11,7 +11,7 @@ use crate::members::{Members, program};
 use crate::owners::node;
 use crate::{client, next, prefix, runtime, settled};
 
-/// Calls etcd's JSON interface, for what the client has no method for.
+/// Calls etcd's JSON interface: the client has no methods of administration.
 fn admin(url: &str, path: &str, token: &str, body: &str) -> String {
     let host = url.strip_prefix("http://").expect("a URL");
     let mut stream = TcpStream::connect(host).expect("connected");

@@ -271,7 +271,6 @@ fn attributes(name: &str) -> DeviceAttributes {
         max_srq_wr: 256,
         max_srq_sge: 1,
         send_with_invalidate: true,
-        completes_early: false,
         on_demand_paging: None,
         software: true,
     }

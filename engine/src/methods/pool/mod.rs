@@ -162,7 +162,7 @@ impl Method<Engine> for ImportPool {
         if !crate::journal::is_replaying() {
             engine.settled().await;
         }
-        let wanted = pools::Wanted {
+        let wanted = pools::ImportRequest {
             id: params.uuid,
             new_name: params.new_name,
             force: params.force,

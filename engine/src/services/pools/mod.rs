@@ -260,7 +260,7 @@ pub async fn create(
 
 /// The pool that a caller imports.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct ImportRequest {
     /// `None`: any.
     pub id: Option<Uuid>,
     /// The name that it gets. Default: its own.
@@ -273,7 +273,7 @@ pub struct Wanted {
 pub async fn import(
     engine: &Rc<Engine>,
     disk: &str,
-    wanted: Wanted,
+    wanted: ImportRequest,
 ) -> Result<Rc<OpenPool>, RpcError> {
     let _one = engine.devices.pools.changing.lock().await;
     import_one(engine, disk, wanted).await
@@ -284,9 +284,9 @@ pub async fn import(
 async fn import_one(
     engine: &Rc<Engine>,
     disk: &str,
-    wanted: Wanted,
+    wanted: ImportRequest,
 ) -> Result<Rc<OpenPool>, RpcError> {
-    let Wanted {
+    let ImportRequest {
         id,
         new_name,
         force,
@@ -558,9 +558,9 @@ pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     // The journal has no record of a pool that was exported meanwhile.
     let lost = lost.filter(|id| engine.journal.find(&key(*id)).is_some());
     let Some(id) = lost else { return };
-    let wanted = Wanted {
+    let wanted = ImportRequest {
         id: Some(id),
-        ..Wanted::default()
+        ..ImportRequest::default()
     };
     if let Err(error) = import_one(engine, disk, wanted).await {
         warn!(disk, %error, "a disk is back, and its pool is not imported");

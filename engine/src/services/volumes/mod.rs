@@ -1,7 +1,7 @@
 //! Replicated volumes of the daemon: their store, the holder id, and the open volumes.
 //!
 //! ```text
-//!   begin   store (volumes.redb beside the state, etcd, or memory), holder id, one entry per record
+//!   begin   store (volumes.redb beside the state, etcd, or memory), holder id, an entry per record
 //!   open    a task per volume: opened on a reactor ▸ its bdev is registered ▸ waiting objects
 //!           are replayed; failures are retried, at once when a device appears
 //!   frozen  a volume that cannot be opened has a bdev on which I/O waits ([`frozen`])

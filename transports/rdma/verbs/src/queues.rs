@@ -290,7 +290,7 @@ impl Lane {
             None => None,
         };
         let (messages, bytes) = (config.messages, config.message_bytes);
-        let early = endpoint.queues.domain().attributes().completes_early;
+        let early = endpoint.queues.domain().attributes().completes_early();
         let send = SendRing::new(messages, bytes, config.key_slot, tag, caps, early)?;
         Ok(Self {
             number: endpoint.number(),

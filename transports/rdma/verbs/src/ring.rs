@@ -87,7 +87,8 @@ pub(crate) struct SendRing {
     done: u32,
     /// The number after that of the last signaled request.
     signaled: u32,
-    /// From [`DeviceAttributes::completes_early`](crate::DeviceAttributes::completes_early).
+    /// As [`DeviceAttributes::completes_early`](crate::DeviceAttributes::completes_early): each
+    /// request with data has a completion of its own, and waits for earlier READs.
     completes_early: bool,
     buffers: VecDeque<RequestBuffer>,
     /// Signaled requests in the order of their completions; at most as many as requests.
@@ -182,7 +183,7 @@ impl SendRing {
             sges,
             signaled,
             inline,
-            fence: false,
+            fence: self.completes_early && !matches!(op, SendOp::Read { .. }),
         });
         self.next = self.next.wrapping_add(1);
         if signaled {

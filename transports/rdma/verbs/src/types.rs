@@ -58,13 +58,19 @@ pub struct DeviceAttributes {
     pub max_srq_sge: u32,
     /// SEND_WITH_INVALIDATE and related operations (`IBV_DEVICE_MEM_MGT_EXTENSIONS`).
     pub send_with_invalidate: bool,
-    /// The device may read the data of an unsignaled request after the completion of a later one.
-    /// Its data must then not change until a completion of its own.
-    pub completes_early: bool,
     /// `None`: unknown, because the device's library or the kernel does not report it.
     pub on_demand_paging: Option<OnDemandPaging>,
     /// Emulated by the kernel (rxe, siw) or simulated: works, but slowly.
     pub software: bool,
+}
+
+impl DeviceAttributes {
+    /// True for soft-iWARP (siw), whose completions do not cover earlier requests: those of a SEND
+    /// or WRITE overtake an earlier READ, and the data of an unsignaled request is sent from its
+    /// pages after later completions.
+    pub fn completes_early(&self) -> bool {
+        self.software && self.wire == Wire::Iwarp
+    }
 }
 
 /// Memory that a device reads or writes without pinned pages. For information: memory is always

@@ -194,8 +194,8 @@ fn a_check_names_a_node_that_it_cannot_make_again() {
     assert_eq!(report.findings.len(), 2, "{report:?}");
 }
 
-/// A lost subtree is one finding, which names the snapshot that has it: the volume shares it. The versions above it share units with it: none of them is called
-/// stray or leaked.
+/// A lost subtree is one finding, which names the snapshot that has it: the volume shares it. The
+/// versions above it share units with it: none of them is called stray or leaked.
 #[test]
 fn a_check_names_a_lost_subtree_once() {
     let lost = |number, leaf, count| {

@@ -410,9 +410,6 @@ fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, 
             && !claims_to_invalidate(&sys)
             // siw refuses it with inline data, and its library passes another field as the key.
             && !is_siw,
-        // siw sends the data of an unsignaled request from the pages themselves: TCP has them until
-        // it has sent them.
-        completes_early: is_siw,
         on_demand_paging: on_demand_paging(context),
         software,
         name,

@@ -341,7 +341,6 @@ pub fn attributes(name: &str) -> DeviceAttributes {
         max_srq_wr: 32_767,
         max_srq_sge: 30,
         send_with_invalidate: true,
-        completes_early: false,
         on_demand_paging: None,
         software: true,
     }
