@@ -49,10 +49,10 @@ nvme disconnect -n "$NQN"
 wait_until 60 gone "$NQN"
 
 step "Nacre's own host"
-for size in "4k --depth 8 --ios 400" "64k --depth 4 --ios 200" "128k --depth 8 --ios 100"; do
+for size in "4k --depth 8 --ios 400" "64k --depth 4 --ios 200" "128k --depth 8 --ios 64"; do
     # shellcheck disable=SC2086
     "$NACRE" perf -n "$NQN" -t rdma -a "$ADDR" -s "$PORT" --connect-timeout 60s --cm-timeout 30s --keep-alive 120s \
-        --io-timeout 120s --range 2m --queues 2 --rw randrw --verify --json --size $size >"$WORK/perf.json"
+        --io-timeout 120s --range 8m --queues 2 --rw randrw --verify --json --size $size >"$WORK/perf.json"
     jq -c '{size, iops, paths, errors, verification}' "$WORK/perf.json"
     jq -e '.paths.transport == "rdma" and .errors == {} and .unfinished == 0 and .connections_lost == 0' "$WORK/perf.json"
     jq -e '.verification.blocks_wrong == 0 and .verification.blocks_checked > 0' "$WORK/perf.json"
