@@ -33,7 +33,11 @@ pub const FLAGS: [(&str, &[&str]); 17] = [
     ("store", &["nacre_engine::store", "nacre_engine::journal"]),
     (
         "volume",
-        &["nacre_bdev_replica", "nacre_engine::services::volumes"],
+        &[
+            "nacre_bdev_replica",
+            "nacre_cluster_etcd",
+            "nacre_engine::services::volumes",
+        ],
     ),
 ];
 

@@ -223,5 +223,12 @@ pub(super) const ROWS: &[Row] = &[
         &[("10", "10 is not from 500 to 60000")],
     ),
     ("store.compact", BOOL, NO_BOOL),
-    ("store.take_over", UUID, NO_UUID),
+    (
+        "store.take_over",
+        UUID,
+        &[
+            ("\"7\"", "\"7\" is not a UUID, such as"),
+            ("true", "true is not text in quotes"),
+        ],
+    ),
 ];

@@ -146,7 +146,7 @@ fn the_text_of_a_sealed_key_cannot_be_written() {
     const TEXT: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
     for (is_removed, expected) in [
         (true, "key web1 was created and then deleted"),
-        (false, "the daemon still has key web1"),
+        (false, "key web1 exists in the daemon, but its text is lost"),
     ] {
         let daemon = Fake::play(move |method, _| match method {
             "key_generate" => Ok(json!({ "name": "web1", "text": TEXT })),

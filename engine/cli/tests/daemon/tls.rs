@@ -135,7 +135,10 @@ fn another_machine_has_the_role_of_its_certificate() {
     assert_eq!(code, Some(0), "{text}");
     let (text, code) = list("foreign.crl");
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("--crl must have a list"), "{text}");
+    assert!(
+        text.contains("--crl needs a current revocation list"),
+        "{text}"
+    );
     let (text, code) = outcome(&place.remote(free_port(), "ops", &["bdev", "list"]));
     assert_eq!(code, Some(3), "{text}");
 

@@ -347,9 +347,13 @@ mod tests {
             (
                 "server",
                 Some("crl_foreign.pem"),
-                Some("--crl must have a list of each authority"),
+                Some("--crl needs a current revocation list of every authority"),
             ),
-            ("server", Some("crl_ended.pem"), Some("none that has ended")),
+            (
+                "server",
+                Some("crl_ended.pem"),
+                Some("--crl needs a current revocation list"),
+            ),
             ("server", Some("ca.pem"), Some("--crl")),
             ("server", Some("none.pem"), Some("No such file")),
         ] {
