@@ -182,11 +182,15 @@ fn a_volume_in_etcd_survives_kill_9() {
     // No state changes: I/O goes on without etcd.
     etcd.kill();
     load.run(300);
-    // A replica is lost: its volume waits, and loses nothing.
+    // A replica is lost: its volume waits, and loses nothing. The deletion of the device waits, too.
     load.run_during(|| {
-        daemon.call("bdev_uring_delete", json!({ "name": "b" }));
-        std::thread::sleep(Duration::from_secs(3));
-        etcd.run();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_secs(3));
+                etcd.run();
+            });
+            daemon.call("bdev_uring_delete", json!({ "name": "b" }));
+        });
         until(&mut daemon, "b is out", |v| {
             replica(v, "b")["state"] == "out"
         });
