@@ -150,7 +150,8 @@ fn a_volume_in_etcd_survives_kill_9() {
         return;
     };
     let mut rng = seed::announced(NAME);
-    let place = etcd.place("lab");
+    // So that the daemon notices in time that etcd is away.
+    let place = etcd.place("lab").with("NACRE_STORE_DEADLINE_MS", "1000");
     let (mut daemon, mut load) = loaded(&place, &mut rng);
     assert!(!place.path("data/volumes.redb").exists());
     load.run(300);
@@ -186,7 +187,7 @@ fn a_volume_in_etcd_survives_kill_9() {
     load.run_during(|| {
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                std::thread::sleep(Duration::from_secs(3));
+                std::thread::sleep(Duration::from_secs(6));
                 etcd.run();
             });
             daemon.call("bdev_uring_delete", json!({ "name": "b" }));
