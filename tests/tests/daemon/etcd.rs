@@ -183,7 +183,8 @@ fn a_volume_in_etcd_survives_kill_9() {
     // No state changes: I/O goes on without etcd.
     etcd.kill();
     load.run(300);
-    // A replica is lost: its volume waits, and loses nothing. The deletion of the device waits, too.
+    // A replica is lost: its volume waits, and loses nothing. The deletion of the device waits,
+    // too.
     load.run_during(|| {
         std::thread::scope(|scope| {
             scope.spawn(|| {
