@@ -33,7 +33,7 @@ impl Default for Compaction {
     }
 }
 
-/// Compacts for ever. `last` is the revision of the last own change.
+/// Compacts until the store is dropped. `last` is the revision of the last own change.
 pub(crate) async fn compact(client: Arc<Client>, how: Compaction, last: Arc<AtomicI64>) {
     // Revisions with the time when each was the last one, oldest first.
     let mut seen: VecDeque<(Instant, i64)> = VecDeque::new();

@@ -29,16 +29,17 @@ pub enum Health {
     },
 }
 
-/// Asks until nobody listens, or the prefix is taken. `claimed` is the revision of the owner key.
+/// Asks until the receiver is dropped, or another daemon owns the prefix. `claimed` is the revision
+/// of the owner key.
 pub(crate) async fn ask(
     client: Arc<Client>,
     prefix: Prefix,
     claimed: i64,
-    told: watch::Sender<Health>,
+    answers: watch::Sender<Health>,
 ) {
     loop {
         tokio::select! {
-            () = told.closed() => return,
+            () = answers.closed() => return,
             () = sleep(EVERY) => {}
         }
         let began = Instant::now();
@@ -58,7 +59,7 @@ pub(crate) async fn ask(
             },
         };
         let is_over = matches!(health, Health::Taken { .. });
-        told.send_replace(health);
+        answers.send_replace(health);
         if is_over {
             return;
         }

@@ -215,7 +215,7 @@ impl VolumeStore for EtcdStore {
         })
     }
 
-    /// The owner of the prefix is alone: whoever takes it over first ends the owner's changes.
+    /// The prefix has one owner. A takeover by another daemon ends the owner's changes.
     fn is_shared(&self) -> bool {
         self.records.claimed.load(Ordering::SeqCst) == 0
     }

@@ -199,7 +199,7 @@ fn first_line(input: impl BufRead) -> Result<Zeroizing<String>, Failure> {
     Ok(line)
 }
 
-/// Asks at the terminal without showing what is typed.
+/// Asks at the terminal, which does not show the answer.
 fn ask(prompt: &str) -> Result<Zeroizing<String>, Failure> {
     let mut terminal = std::io::stderr();
     write!(terminal, "{prompt}")?;

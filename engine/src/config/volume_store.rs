@@ -52,7 +52,7 @@ impl Default for VolumeStore {
 }
 
 const MAX_ENDPOINTS: usize = 5;
-/// A key, what is wrong with it, and the remedy.
+/// A key, the error in its value, and the remedy.
 type Wrong = (&'static str, String, &'static str);
 
 impl VolumeStore {

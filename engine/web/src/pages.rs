@@ -201,7 +201,7 @@ async fn post<B: Backend>(
     let turn = Turn(Rc::clone(&web.running));
     let address = client.address;
     let (backend, logins) = (Rc::clone(&web.backend), Rc::clone(&web.logins));
-    // A task of its own: what has begun is not left half done when the client goes.
+    // A task of its own: a call that has begun ends, although the client has gone.
     let answered = tokio::task::spawn_local(async move {
         let _turn = turn;
         match (&*path, signed_in) {

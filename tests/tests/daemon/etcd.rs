@@ -214,6 +214,7 @@ fn a_volume_in_etcd_survives_kill_9() {
     assert!(took < Duration::from_secs(30), "{took:?}");
     etcd.run();
     let mut daemon = place.start();
+    healthy(&mut daemon);
     let opened = events(&mut daemon, "volume_open");
     assert_eq!(opened[0]["facts"]["clean"], true, "{opened:?}");
     daemon.stop();

@@ -224,16 +224,19 @@ async fn delete(engine: &Engine, name: &str, product: &str) -> Result<bool, RpcE
     removed.map(|()| true)
 }
 
-/// Refuses to delete a device that holds the last good replica of a volume. A replica whose volume
-/// has another good one may go.
+/// Refuses to delete a device that has the last good replica of a volume, also while the device is
+/// not connected. A replica whose volume has another good one in use may go.
 fn refuse_last_copies(engine: &Engine, going: &[String]) -> Result<(), RpcError> {
     let last = |volume: &crate::services::volumes::Listed| {
         let status = volume.status()?;
-        let good = |m: &&ReplicaStatus| m.state == ReplicaState::InSync && m.attached;
-        let stays = |m: &ReplicaStatus| !going.contains(&m.device);
-        let device = status.replicas.iter().filter(good).map(|m| &m.device);
-        let device = device.into_iter().find(|device| going.contains(device))?;
-        (!status.replicas.iter().filter(good).any(stays)).then(|| (device.clone(), status.name))
+        let in_sync = status.replicas.iter();
+        let mut in_sync = in_sync.filter(|m| m.state == ReplicaState::InSync);
+        let stays = |m: &ReplicaStatus| m.attached && !going.contains(&m.device);
+        if in_sync.clone().any(stays) {
+            return None;
+        }
+        let device = in_sync.find(|m| going.contains(&m.device))?.device.clone();
+        Some((device, status.name))
     };
     match engine.volumes.list().iter().find_map(last) {
         None => Ok(()),

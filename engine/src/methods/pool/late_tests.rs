@@ -128,6 +128,15 @@ fn a_lost_disk_ends_an_export() {
     daemon.call("pool_export", export);
 }
 
+/// Makes "pool0" on a file.
+fn pool_on(daemon: &TestDaemon, name: &str, path: &std::path::Path, id: &str) {
+    file(path);
+    let aio = json!({ "name": name, "filename": path, "block_size": 4096 });
+    daemon.call("bdev_aio_create", aio);
+    let create = json!({ "name": "pool0", "disk": name, "uuid": id });
+    daemon.call("pool_create", create);
+}
+
 /// A pool with the name of an open one is refused, unless it gets another name. It is not touched
 /// before that.
 #[test]
@@ -137,11 +146,7 @@ fn an_import_keeps_names_unique() {
     let state = dir.path().join("state");
     let daemon = start(&state);
     for (name, path, id) in [("first", &first, OTHER), ("second", &second, POOL)] {
-        file(path);
-        let aio = json!({ "name": name, "filename": path, "block_size": 4096 });
-        daemon.call("bdev_aio_create", aio);
-        let create = json!({ "name": "pool0", "disk": name, "uuid": id });
-        daemon.call("pool_create", create);
+        pool_on(&daemon, name, path, id);
         let volume = json!({ "pool": "pool0", "name": name, "size": "1MiB" });
         daemon.call("lvol_create", volume);
         if name == "first" {
@@ -180,11 +185,7 @@ fn a_start_keeps_names_unique() {
     let state = dir.path().join("state");
     let daemon = start(&state);
     for (name, path, id) in [("first", &first, OTHER), ("second", &second, POOL)] {
-        file(path);
-        let aio = json!({ "name": name, "filename": path, "block_size": 4096 });
-        daemon.call("bdev_aio_create", aio);
-        let create = json!({ "name": "pool0", "disk": name, "uuid": id });
-        daemon.call("pool_create", create);
+        pool_on(&daemon, name, path, id);
         if name == "first" {
             daemon.call("pool_export", json!({ "pool": "pool0" }));
             let record = Record {

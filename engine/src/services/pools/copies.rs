@@ -59,7 +59,7 @@ impl Copies {
             return Err(RpcError::errno(Errno::EBUSY, cause)
                 .remedy("ask for them with bdev_lvol_check_shallow_copy"));
         }
-        // As in SPDK, what is wrong with the lvols is the outcome of the copy.
+        // As in SPDK, an error of the lvols is the outcome of the copy, not of the call.
         if !lvol.info().is_snapshot {
             let cause = "the lvol is not read-only";
             let refused = RpcError::errno(Errno::EPERM, cause).field("src_lvol_name");

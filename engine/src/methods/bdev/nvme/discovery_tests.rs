@@ -352,6 +352,39 @@ fn the_last_copy_stays() {
     assert!(!state.contains("found0n1"), "{state}");
 }
 
+/// Goal: the absence of a path from the log does not take the last copy of a volume either. The
+/// path is detached when the volume has another copy, or is gone.
+#[test]
+fn the_last_copy_stays_without_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let (far, address) = target();
+    let listener = another_subsystem(&far, "nqn.2025-01.io.nacre:another");
+    let daemon = start(folder.path());
+    daemon.call(START, service("found", address.port()));
+    // The services may list their subsystems in any order.
+    let device_of = |nqn: &str| {
+        let info = daemon.call(INFO, Value::Null);
+        let paths = info[0]["paths"].as_array().unwrap().clone();
+        let path = paths.iter().find(|path| path["trid"]["subnqn"] == nqn);
+        format!("{}n1", path.unwrap()["controller"].as_str().unwrap())
+    };
+    let (stays, kept) = (device_of(NQN), device_of("nqn.2025-01.io.nacre:another"));
+    let ram = json!({ "name": "ram", "block_size": 512, "num_blocks": 8192 });
+    daemon.call("bdev_malloc_create", ram);
+    let volume = json!({ "name": "v", "devices": [kept, "ram"], "force": true });
+    daemon.call("volume_create", volume);
+    daemon.call("bdev_malloc_delete", json!({ "name": "ram" }));
+    far.call("nvmf_subsystem_remove_listener", listener);
+    let refused = || daemon.call(INFO, Value::Null)[0]["refused"].clone();
+    wait(&daemon, "kept", || refused() != json!([]));
+    let why = refused()[0]["why"].to_string();
+    assert!(why.contains("last good replica of volume"), "{why}");
+    assert!(bdevs(&daemon).contains(&kept));
+    daemon.call("volume_delete", json!({ "name": "v", "force": "v" }));
+    wait(&daemon, "detached", || bdevs(&daemon) == [stays.clone()]);
+    assert_eq!(refused(), json!([]));
+}
+
 /// Goal: a service does not take over a controller that a call attached, and its end leaves the
 /// controller. Method: the service is told to use the name of the controller.
 #[test]

@@ -390,8 +390,8 @@ impl Service {
         });
     }
 
-    /// Detaches paths that the log lacks, but not the last copy of a volume that is connected.
-    /// Returns the paths that stay because of a volume.
+    /// Detaches paths that the log lacks, but never the last copy of a volume. Returns the paths
+    /// that stay because of a volume.
     async fn detach_missing(&self, gone: Vec<DiscoveredPath>) -> Vec<(SubsystemAddress, String)> {
         let (engine, discovery) = (&self.engine, &self.discovery);
         let Ok(plane) = engine.plane() else {
