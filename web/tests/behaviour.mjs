@@ -1,7 +1,7 @@
 // What the page does: first run, roles, sessions, restarts, dangerous acts, the keyboard, and the commands it shows.
 import assert from 'node:assert/strict';
 import { execFile, spawn } from 'node:child_process';
-import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { launch, open, signIn, violations } from './browser.mjs';
@@ -24,14 +24,19 @@ export const CASES = {
     if (!binary) return console.log(NO_BINARY);
     const folder = mkdtempSync(join(tmpdir(), 'nacre-web-'));
     const socket = join(folder, 'nacre.sock');
-    const daemon = spawn(binary, ['serve', '--cores', 'auto:1', '--interrupt-mode', '-r', socket, '--data-dir', join(folder, 'data'), '-s', '128', '--no-huge'], { stdio: 'ignore' });
+    const url = 'https://127.0.0.1:18443';
+    const config = join(folder, 'nacre.toml');
+    writeFileSync(config, `[reactor]\ncores = "auto:1"\n[memory]\nhugepages = "off"\n[web]\nlisten = ["${url}"]\n`);
+    const daemon = spawn(binary, ['serve', '--config', config, '-r', socket, '--data-dir', join(folder, 'data')], { stdio: 'ignore' });
     const nacre = (...words) => new Promise((done) => execFile(binary, words, { env: { NACRE_RPC_SOCKET: socket }, timeout: 60_000 }, (failure, out, err) => done([failure?.code ?? 0, out + err])));
     try {
       for (let n = 0; n < 100 && !existsSync(socket); n += 1) await sleep(100);
-      const mock = await new Mock({ world: empty(), setup: true, socket }).start();
+      const [failed, status] = await nacre('web', 'status', '--json');
+      assert.equal(failed, 0, status);
+      const mock = { url, stop: () => {} };
       const page = await open(browser, mock, { allow: [REFUSED] });
       await page.goto(mock.url);
-      await page.getByLabel('Set-up code').fill('K7MQ2XPA');
+      await page.getByLabel('Set-up code').fill(JSON.parse(status).setup_code);
       await page.getByLabel('Password', { exact: true }).fill(PASSWORD);
       await page.getByLabel('Password again').fill(PASSWORD);
       await page.getByRole('button', { name: 'Make the account' }).click();

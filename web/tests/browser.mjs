@@ -13,7 +13,7 @@ const ARGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run
 export const launch = () => chromium.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', headless: true, args: ARGS, downloadsPath: mkdtempSync(join(tmpdir(), 'nacre-web-')) });
 
 export async function open(browser, mock, { width = 1440, height = 900, scheme = 'light', allow = [] } = {}) {
-  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce', locale: 'en-GB', timezoneId: 'UTC' });
+  const context = await browser.newContext({ ignoreHTTPSErrors: true, viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce', locale: 'en-GB', timezoneId: 'UTC' });
   const page = await context.newPage();
   page.problems = [];
   page.allow = allow;

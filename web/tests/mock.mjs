@@ -1,8 +1,7 @@
 // A stand-in for the daemon's web server: the built page with the real policy, and answers from fixtures.
-// `node tests/mock.mjs [busy|healthy|empty] [port]` serves it for a look; with NACRE_RPC_SOCKET, methods go to a real daemon.
+// `node tests/mock.mjs [busy|healthy|empty] [port]` serves it for a look.
 import { readFileSync } from 'node:fs';
 import { createServer } from 'node:http';
-import { connect } from 'node:net';
 import { fileURLToPath } from 'node:url';
 import * as fixtures from './fixtures.mjs';
 
@@ -21,8 +20,8 @@ const allows = (role, method) => RANK[role] >= { read: 0, operate: 1, admin: 2, 
 export class Mock {
   static running = new Set();
 
-  constructor({ world = fixtures.busy(), role = 'admin', setup = false, phase = 'running', socket = process.env.NACRE_RPC_SOCKET } = {}) {
-    Object.assign(this, { world, role, setup, phase, socket, calls: [], sessions: new Set(), streams: new Set(), fails: 0, refuse: {} });
+  constructor({ world = fixtures.busy(), role = 'admin', setup = false, phase = 'running' } = {}) {
+    Object.assign(this, { world, role, setup, phase, calls: [], sessions: new Set(), streams: new Set(), fails: 0, refuse: {} });
     this.seed = 7;
   }
 
@@ -100,11 +99,6 @@ export class Mock {
     if (extra) { this.unknown = `${method}: ${extra}`; return this.refusal(response, 400, 'Invalid parameters', { field: extra, cause: `"${extra}" is not known here` }); }
     if (CLASS[method] !== 'read') this.calls.push([method, params]);
     if (this.refuse[method]) { const data = this.refuse[method](params); if (data) return this.refusal(response, 409, 'Operation not permitted', data); }
-    if (this.socket && !(method in WEB) && method !== 'rpc_get_methods') {
-      const answer = await real(this.socket, method, params);
-      if (CLASS[method] !== 'read') this.changed();
-      return answer.error ? this.send(response, 409, { error: answer.error }) : this.send(response, 200, { result: answer.result });
-    }
     this.send(response, 200, { result: this.call(method, params) });
     if (CLASS[method] !== 'read') this.changed();
   }
@@ -230,18 +224,6 @@ export class Mock {
     this.world.events = [...this.world.events, full];
     for (const stream of this.streams) stream.write(`id: ${full.id}\nevent: event\ndata: ${JSON.stringify(full)}\n\n`);
   }
-}
-
-function real(path, method, params) {
-  return new Promise((done, fail) => {
-    let text = '';
-    const socket = connect(path, () => socket.write(JSON.stringify({ jsonrpc: '2.0', id: 1, method, ...(Object.keys(params).length > 0 ? { params } : {}) })));
-    socket.on('data', (part) => {
-      text += part;
-      try { done(JSON.parse(text)); socket.end(); } catch { /* The answer goes on. */ }
-    });
-    socket.on('error', fail);
-  });
 }
 
 export { PASSWORD };
