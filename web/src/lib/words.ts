@@ -49,6 +49,7 @@ export const REASONS: Record<string, string> = {
   no_rdma_dev: 'No RDMA device is behind the interface.',
   port_down: 'The port of the RDMA device is down.',
   no_gid_for_ip: 'The port has no GID for the address.',
+  iwarp_port: 'iWARP uses the ports of TCP, and TCP has this one. Give each transport a listener with its own port.',
   unsupported_link: 'The device lacks a needed capability.',
   no_uverbs: 'The kernel modules, device nodes or libraries of RDMA are missing.',
   no_rdma_cm: 'The RDMA connection manager is missing.',

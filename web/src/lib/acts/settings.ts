@@ -75,7 +75,7 @@ export const changeAccount = (account: Account): Act => ({
     { key: 'role', label: 'Role', kind: 'select', options: ROLES, initial: account.role },
     { key: 'password', label: 'New password', kind: 'password', optional: true, hint: 'At least 12 characters. Unchanged unless given.' },
   ],
-  command: (v) => line('web', 'account', 'change', account.name, ...(v.role === account.role && v.password ? [] : ['--role', v.role]), v.password && '--password'),
+  command: (v) => line('web', 'account', 'change', account.name, ...(v.role === account.role && v.password ? [] : ['--role', v.role]), ...(v.password ? ['--password'] : [])),
   async run(v) {
     await rpc('web_account_change', given({ name: account.name, role: v.role === account.role ? undefined : v.role, password: v.password }));
     return `Account ${account.name} was changed.`;
