@@ -40,7 +40,16 @@ impl EventSet {
         })
     }
 
+    /// Another handle to the same set.
+    pub fn share(&self) -> std::io::Result<Self> {
+        Ok(Self {
+            epoll: self.epoll.try_clone()?,
+        })
+    }
+
     /// A descriptor leaves the set by [`EventSet::delete`], or when its last duplicate is closed.
+    ///
+    /// Linux refuses sets in sets that are more than five deep, the reactor's own included (ELOOP).
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> std::io::Result<()> {
         Ok(rx::add(
             &self.epoll,

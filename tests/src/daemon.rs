@@ -253,6 +253,8 @@ impl Daemon {
         self.signal(Signal::TERM);
         let (status, log) = self.ended();
         assert!(status.success(), "the daemon ended with {status}\n{log}");
+        // Without a watch, only timers wake a sleeping core.
+        assert!(!log.contains("cannot watch"), "{log}");
     }
 
     /// Waits until the process is gone.

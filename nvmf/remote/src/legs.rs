@@ -22,7 +22,7 @@ use nacre_bdev::{Busy, Completion, Done, Io, OpenError, Queue, Status, Token};
 use nacre_hugepages::Pool;
 use nacre_nvmf::host::{IoQueue, Returned, Standing};
 use nacre_nvmf_wire::log::ana::AnaState;
-use nacre_reactor::{EventSet, Idle, Interest, Nanos};
+use nacre_reactor::{EventSet, Idle, Nanos};
 
 use crate::namespace::Namespace;
 use crate::open::open_queue;
@@ -91,6 +91,7 @@ pub(crate) struct Legs {
     publish_at: Nanos,
     /// When to try again to open a leg; `None`: every path has one.
     retry_at: Option<Nanos>,
+    /// The connections of all queues.
     watch: EventSet,
 }
 
@@ -148,11 +149,7 @@ impl Legs {
     }
 
     fn open_leg(&self, path: &Arc<DevicePath>) -> Result<Leg, OpenError> {
-        let (queue, qid) = open_queue(&self.namespace, &path.shared, &self.pool)?;
-        if let Some(fd) = queue.wake_fd() {
-            let added = self.watch.add(fd, 0, Interest::READ);
-            added.map_err(|error| self.namespace.cannot_open(error))?;
-        }
+        let (queue, qid) = open_queue(&self.namespace, &path.shared, &self.pool, &self.watch)?;
         Ok(Leg {
             queue,
             _qid: qid,
@@ -278,9 +275,6 @@ impl Legs {
                 continue;
             }
             leg.counters.publish(&leg.queue.stats(), false);
-            if let Some(fd) = leg.queue.wake_fd() {
-                let _ = self.watch.delete(fd);
-            }
             self.legs.remove(at);
             self.chooser.removed(at);
             self.fast_io_fail = fast_io_fail(&self.legs);

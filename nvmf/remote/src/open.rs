@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nacre_bdev::OpenError;
 use nacre_hugepages::Pool;
 use nacre_nvmf::host::{IoQueue, NamespaceInfo};
-use nacre_reactor::Nanos;
+use nacre_reactor::{EventSet, Nanos};
 
 use crate::namespace::Namespace;
 use crate::qids::Qid;
@@ -21,11 +21,12 @@ pub struct NoQueue {
     pub granted: u16,
 }
 
-/// Opens this core's queue to the namespace on one path.
+/// Opens this core's queue to the namespace on one path. Its connections are put into `watch`.
 pub(crate) fn open_queue(
     namespace: &Namespace,
     shared: &Arc<Shared>,
     pool: &Pool,
+    watch: &EventSet,
 ) -> Result<(IoQueue, Qid), OpenError> {
     let granted = shared.status().io_queues;
     let none = || {
@@ -41,6 +42,8 @@ pub(crate) fn open_queue(
     let dial = shared.connector.dialer();
     // The queue's poller passes the time later.
     let queue = IoQueue::new(options, link, dial, pool.clone(), ids, Nanos::ZERO);
+    let queue = queue.map_err(|error| namespace.cannot_open(error))?;
+    let queue = queue.watched_by(watch);
     let queue = queue.map_err(|error| namespace.cannot_open(error))?;
     let queue = queue.expecting(NamespaceInfo {
         blocks: namespace.size.blocks(),

@@ -32,7 +32,7 @@ use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{Busy, Completion, Done, Io, Queue, Status, Token};
 use nacre_hugepages::Pool;
 use nacre_nvmf_wire::StatusCode;
-use nacre_reactor::{Idle, Nanos};
+use nacre_reactor::{EventSet, Idle, Nanos};
 use slab::Slab;
 
 use self::attempts::{Attempts, Failure, RECONNECT_DELAY};
@@ -175,6 +175,14 @@ impl IoQueue {
             stats: IoStats::default(),
             watch: Watch::new()?,
         })
+    }
+
+    /// Makes the queue put its connections into `set`, which [`Queue::wake_fd`] returns then.
+    /// For owners of several queues: sets in sets may be five deep only. Call this before the first
+    /// connection.
+    pub fn watched_by(mut self, set: &EventSet) -> std::io::Result<Self> {
+        self.watch.join(set.share()?);
+        Ok(self)
     }
 
     /// Makes the queue accept only this namespace, from its first connection on.

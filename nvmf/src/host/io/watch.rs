@@ -19,6 +19,11 @@ impl Watch {
         })
     }
 
+    /// Uses a set of the queue's owner from the next connection on.
+    pub(super) fn join(&mut self, set: EventSet) {
+        self.set = set;
+    }
+
     /// Watches a new connection. `None`: its transport has no descriptor.
     pub(super) fn start(&mut self, connection: Option<BorrowedFd<'_>>) {
         self.is_watching = false;
