@@ -20,7 +20,7 @@ use serde_path_to_error::Segment;
 use super::declared;
 use super::listener::Listener;
 use super::names::{RELATIVE_KEY, check_key_name, host_nqn};
-use super::settings::{Access, Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
+use super::settings::{Access, Bdev, BdevKind, DEFAULT_BLOCK, Memory, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
 use crate::bdev_modules::Entry;
 use crate::rpc::RpcError;
@@ -30,11 +30,14 @@ use crate::values::selector::Selector;
 use crate::values::size;
 use crate::values::time::parse_moment;
 
+/// DMA memory, in MiB.
+const MOST_MEMORY: u64 = 1 << 24;
+
 /// Allowed range of each number: key, minimum and maximum. Keys within lists of tables have no
 /// indexes.
 const RANGES: &[(&str, u64, u64)] = &[
     ("reactor.busy_poll_us", 0, 1_000_000),
-    ("memory.size_mb", 0, 1 << 24),
+    ("memory.size_mb", 0, MOST_MEMORY),
     ("rpc.max_clients", 1, 1024),
     ("rpc.deadline_s", 1, 3600),
     ("rpc.audit.max_size_mb", 1, 1024),
@@ -190,6 +193,19 @@ impl Check<'_> {
     fn general(&mut self, settings: &Settings) {
         if let Err(cause) = Cores::parse(&settings.reactor.cores) {
             self.refuse("reactor.cores", cause, Cores::FORMS);
+        }
+        let nodes = &settings.memory.numa_mb;
+        if nodes.len() > Memory::MAX_NODES {
+            let cause = format!("{} nodes; {} at most", nodes.len(), Memory::MAX_NODES);
+            self.refuse("memory.numa_mb", cause, "");
+        }
+        for (at, mb) in nodes
+            .iter()
+            .enumerate()
+            .filter(|(_, mb)| **mb > MOST_MEMORY)
+        {
+            let cause = format!("{mb} is not from 0 to {MOST_MEMORY}");
+            self.refuse(&format!("memory.numa_mb[{at}]"), cause, "");
         }
         for (key, cause) in settings.nvmf.invalid_sizes() {
             self.refuse_unless_refused(&format!("nvmf.{key}"), cause);

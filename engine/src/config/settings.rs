@@ -136,6 +136,13 @@ pub struct Memory {
     /// DMA memory of all reactors together, in MiB; 0: 64 for each.
     #[serde(deserialize_with = "read::mebibytes")]
     pub size_mb: u64,
+    /// DMA memory of the reactors on NUMA node 0, 1, …, in MiB; 0, and nodes beyond the list: their
+    /// share of `size_mb`. At most [`Memory::MAX_NODES`].
+    pub numa_mb: Vec<u64>,
+}
+
+impl Memory {
+    pub const MAX_NODES: usize = 64;
 }
 
 impl Default for Memory {
@@ -143,6 +150,7 @@ impl Default for Memory {
         Self {
             hugepages: Hugepages::Auto,
             size_mb: 0,
+            numa_mb: Vec::new(),
         }
     }
 }

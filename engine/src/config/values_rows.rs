@@ -115,6 +115,15 @@ pub(super) const ROWS: &[Row] = &[
             ("99999999", "99999999 is not from 0 to 16777216"),
         ],
     ),
+    (
+        "memory.numa_mb",
+        &["[]", "[0]", "[512]"],
+        &[
+            ("[\"1000k\"]", "is not a whole number"),
+            ("512", "512 is not a list"),
+            ("[99999999]", "99999999 is not from 0 to 16777216"),
+        ],
+    ),
     ("rpc.enabled", BOOL, NO_BOOL),
     (
         "rpc.socket",

@@ -37,13 +37,19 @@ pub fn check(loaded: &Loaded) -> Vec<Problem> {
     if let Err(error) = plane.and_then(|plane| crate::plane::arenas(&plane)) {
         let key = match error {
             crate::plane::PlaneError::Cores { .. } => "reactor.cores",
+            crate::plane::PlaneError::NoReactor { .. } => "memory.numa_mb",
             _ => "memory.size_mb",
         };
         refuse(key, error.to_string(), String::new());
     }
-    if let Some(cause) = beyond_memory(settings) {
-        let remedy = "choose less; the default suits most machines".into();
-        refuse("memory.size_mb", cause, remedy);
+    for (key, asked) in [
+        ("memory.size_mb", settings.memory.size_mb),
+        ("memory.numa_mb", settings.memory.numa_mb.iter().sum()),
+    ] {
+        if let Some(cause) = beyond_memory(asked) {
+            let remedy = "choose less; the default suits most machines".into();
+            refuse(key, cause, remedy);
+        }
     }
     files::check(settings, refuse);
     if let Some((cause, remedy)) = no_pages(settings) {
@@ -181,8 +187,7 @@ fn located(problem: Problem, loaded: &Loaded) -> Problem {
 }
 
 /// More memory than this machine has.
-fn beyond_memory(settings: &Settings) -> Option<String> {
-    let asked = settings.memory.size_mb;
+fn beyond_memory(asked: u64) -> Option<String> {
     let there = nacre_hugepages::machine_memory()? >> 20;
     (asked > there).then(|| format!("{asked} MiB are more than this machine has ({there} MiB)"))
 }

@@ -7,9 +7,12 @@
 //!                                                      listener
 //! ```
 
+use std::collections::BTreeSet;
+
 use nacre_hugepages::{ClassSpec, HugepagePolicy};
 use nacre_nvmf::subsystems::TargetConfig;
 use nacre_nvmf::transport::TlsPolicy;
+use nacre_reactor::numa_node;
 use nacre_transport_rdma::{RdmaConfig, bytes_per_core};
 use nacre_transport_tcp::TLS_BUFFER_BYTES;
 use serde::Serialize;
@@ -55,6 +58,8 @@ pub fn data_path(
     let listeners = listener_selectors(settings);
     let (cores, placement) = choose_cores(cores_text(settings, personality), &listeners)?;
     let reactors = cores.len().max(1) as u64;
+    let nodes: Vec<_> = cores.iter().map(|core| numa_node(*core)).collect();
+    let memory_of_node = of_nodes(&settings.memory.numa_mb, &nodes)?;
     let max_io_size = settings.nvmf.max_io_size as usize;
     Ok(PlaneConfig {
         cores,
@@ -75,11 +80,35 @@ pub fn data_path(
             0 => DEFAULT_MEMORY,
             mb => (mb << 20) / reactors,
         },
+        memory_of_node,
         max_io_size,
         classes: iobuf_classes(iobuf, max_io_size, reactors),
         rdma: wants_rdma(settings).then(|| settings.rdma_transport()),
         target: TargetConfig::default(),
     })
+}
+
+/// Bytes of each reactor on NUMA node 0, 1, … from the MiB of each node. `reactors` has the node of
+/// each reactor.
+fn of_nodes(numa_mb: &[u64], reactors: &[Option<u32>]) -> Result<Vec<u64>, PlaneError> {
+    let share = |(node, mb): (usize, &u64)| {
+        let here = |reactor: &&Option<u32>| reactor.is_some_and(|at| at as usize == node);
+        let count = reactors.iter().filter(here).count() as u64;
+        match (mb, count) {
+            (0, _) => Ok(0),
+            (_, 0) => {
+                let nodes: BTreeSet<u32> = reactors.iter().flatten().copied().collect();
+                let nodes: Vec<String> = nodes.iter().map(u32::to_string).collect();
+                let nodes = match nodes.is_empty() {
+                    true => "none".into(),
+                    false => nodes.join(", "),
+                };
+                Err(PlaneError::NoReactor { node, nodes })
+            }
+            (mb, count) => Ok((mb << 20) / count),
+        }
+    };
+    numa_mb.iter().enumerate().map(share).collect()
 }
 
 /// What selects the interfaces of the configured listeners. A listener on any address selects none.
@@ -205,7 +234,7 @@ mod tests {
 
     use super::*;
     use crate::methods::testing::TestDaemon;
-    use crate::plane::Plane;
+    use crate::plane::{Plane, arenas as arenas_of};
 
     /// Goal: the computed demand is what the daemon allocates. Method: compute it, and start a data
     /// plane with the same settings.
@@ -223,6 +252,53 @@ mod tests {
             let taken: u64 = plane.arenas.iter().map(|a| a.report().bytes).sum();
             assert_eq!(demand.bytes(), taken);
         }
+    }
+
+    /// Goal: the memory of a NUMA node is divided among its reactors, and one without reactors is
+    /// an error.
+    #[test]
+    fn nodes_have_memory_of_their_own() {
+        let of_nodes = |mb: &[u64], reactors: &[Option<u32>]| of_nodes(mb, reactors);
+        let two = [Some(0), Some(1), Some(1)];
+        let bytes = of_nodes(&[0, 100], &two).expect("bytes");
+        assert_eq!(bytes, [0, 50 << 20]);
+        assert_eq!(of_nodes(&[32], &two).expect("bytes"), [32 << 20]);
+        for (mb, reactors, nodes) in [
+            (
+                &[0, 0, 8][..],
+                &two[..],
+                "node 2 has no reactor; the nodes of the reactors: 0, 1",
+            ),
+            (
+                &[8],
+                &[None],
+                "node 0 has no reactor; the nodes of the reactors: none",
+            ),
+        ] {
+            let error = of_nodes(mb, reactors).expect_err("an error").to_string();
+            assert!(error.ends_with(nodes), "{error}");
+        }
+    }
+
+    /// Goal: the amount of a node counts for its reactors. Method: the arenas of the cores here,
+    /// with and without it.
+    #[test]
+    fn the_memory_of_a_node_replaces_its_share() {
+        let mut settings = Settings::default();
+        settings.reactor.cores = "auto:1".into();
+        let arenas = |settings: &Settings| {
+            let config = data_path(settings, &IobufOptions::default(), Personality::Nacre);
+            arenas_of(&config.expect("a configuration")).expect("arenas")
+        };
+        let share = arenas(&settings);
+        let Some(node) = share.keys().next().copied().flatten() else {
+            return assert_eq!(share.len(), 1, "cores without nodes");
+        };
+        settings.memory.numa_mb = vec![0; node as usize];
+        settings.memory.numa_mb.push(256);
+        let own = arenas(&settings);
+        let grown = own[&Some(node)] - share[&Some(node)];
+        assert!((180 << 20..200 << 20).contains(&grown), "{grown}");
     }
 
     #[test]

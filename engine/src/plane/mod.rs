@@ -56,6 +56,8 @@ pub struct PlaneConfig {
     pub hugepages: HugepagePolicy,
     /// DMA memory of each reactor, in bytes.
     pub memory_per_reactor: u64,
+    /// The same for the reactors on NUMA node 0, 1, …; 0: as above.
+    pub memory_of_node: Vec<u64>,
     /// Largest transfer of one command, in bytes.
     pub max_io_size: usize,
     /// Buffer classes of a reactor; `None`: computed from the two above.
@@ -74,7 +76,8 @@ pub enum PlaneError {
     Memory { reactor: String, source: ArenaError },
     #[error(
         "memory of reactor {reactor}: {bytes} bytes do not hold buffers of {max_io_size} bytes; \
-         set [memory] size_mb to {needed_mb} or more, or lower [nvmf] max_io_size"
+         give each reactor {needed_mb} MiB or more ([memory] size_mb for all reactors, numa_mb for \
+         those of a NUMA node), or lower [nvmf] max_io_size"
     )]
     TooSmall {
         reactor: String,
@@ -82,6 +85,8 @@ pub enum PlaneError {
         max_io_size: usize,
         needed_mb: u64,
     },
+    #[error("numa_mb: NUMA node {node} has no reactor; the nodes of the reactors: {nodes}")]
+    NoReactor { node: usize, nodes: String },
     #[error("memory of reactor {reactor}: {source}")]
     Carve { reactor: String, source: CarveError },
     #[error(transparent)]
@@ -157,7 +162,7 @@ impl Plane {
         for (index, core) in cores.iter().enumerate() {
             let node = core.and_then(numa_node);
             let name = core.map_or_else(|| "reactor".to_string(), |c| format!("reactor_{c}"));
-            let classes = plane_classes(&config, &name)?;
+            let classes = plane_classes(&config, node, &name)?;
             let arena = match arenas.entry(node) {
                 std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
                 std::collections::btree_map::Entry::Vacant(entry) => {
@@ -389,9 +394,10 @@ pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneE
     let mut arenas: BTreeMap<_, u64> = BTreeMap::new();
     for core in cores {
         let name = core.map_or_else(|| "reactor".to_string(), |c| format!("reactor_{c}"));
-        let classes = plane_classes(config, &name)?;
+        let node = core.and_then(numa_node);
+        let classes = plane_classes(config, node, &name)?;
         let bytes = Pool::bytes_for(&classes) + Pool::bytes_for(&[ADMIN_CLASS]);
-        *arenas.entry(core.and_then(numa_node)).or_default() += bytes as u64;
+        *arenas.entry(node).or_default() += bytes as u64;
     }
     for bytes in arenas.values_mut() {
         *bytes = bytes.next_multiple_of(TWO_MIB);
@@ -402,23 +408,29 @@ pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneE
 /// A quarter of the memory for 4 KiB buffers, an eighth for 16 KiB, the rest for large ones. If
 /// transfers can exceed 128 KiB, half of the rest is for 128 KiB buffers, the size that Linux hosts
 /// send most.
-fn plane_classes(config: &PlaneConfig, reactor: &str) -> Result<Vec<ClassSpec>, PlaneError> {
+fn plane_classes(
+    config: &PlaneConfig,
+    node: Option<u32>,
+    reactor: &str,
+) -> Result<Vec<ClassSpec>, PlaneError> {
     if let Some(classes) = &config.classes {
         return Ok(classes.clone());
     }
     const COMMON: u64 = 128 << 10;
-    let bytes = config.memory_per_reactor;
+    let of_node = node.and_then(|node| config.memory_of_node.get(node as usize));
+    let bytes = match of_node {
+        None | Some(0) => config.memory_per_reactor,
+        Some(bytes) => *bytes,
+    };
     let max = config.max_io_size.max(64 << 10) as u64;
     let large = bytes / 16 * 10;
     let of_max = if max > COMMON { large / 2 } else { large };
     if of_max < 4 * max {
-        // size_mb is that of all reactors together.
-        let reactors = config.cores.len().max(1) as u64;
         return Err(PlaneError::TooSmall {
             reactor: reactor.to_string(),
             bytes,
             max_io_size: max as usize,
-            needed_mb: (13 * max).div_ceil(1 << 20) * reactors,
+            needed_mb: (13 * max).div_ceil(1 << 20),
         });
     }
     let class = |size: u64, bytes: u64| ClassSpec {
