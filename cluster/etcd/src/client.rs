@@ -116,6 +116,7 @@ pub struct MemberStatus {
     pub version: String,
     /// False: the member has no majority, and executes nothing.
     pub has_leader: bool,
+    pub is_leader: bool,
     /// Size of its database, and the part that is in use, in bytes.
     pub size: u64,
     pub in_use: u64,
@@ -130,6 +131,8 @@ impl From<StatusResponse> for MemberStatus {
         let bytes = |size: i64| u64::try_from(size).unwrap_or(0);
         Self {
             has_leader: answer.leader != 0,
+            is_leader: answer.leader != 0
+                && answer.header.is_some_and(|h| h.member_id == answer.leader),
             size: bytes(answer.db_size),
             in_use: bytes(answer.db_size_in_use),
             quota: Some(bytes(answer.db_size_quota)).filter(|quota| *quota > 0),

@@ -58,9 +58,43 @@ impl Prefix {
 
     /// The node whose lease `key` is.
     pub fn node_of(&self, key: &[u8]) -> Option<NodeId> {
+        Self::id_after(&self.leases(), key).map(NodeId)
+    }
+
+    /// The cluster itself: its id, and the duration of its leases.
+    pub fn meta(&self) -> String {
+        format!("{}meta", self.0)
+    }
+
+    pub fn nodes(&self) -> String {
+        format!("{}node/", self.0)
+    }
+
+    pub fn node(&self, id: NodeId) -> String {
+        format!("{}node/{}", self.0, id.0)
+    }
+
+    pub fn publications(&self) -> String {
+        format!("{}pub/", self.0)
+    }
+
+    /// Requests of operators to the holder, one per volume.
+    pub fn operations(&self) -> String {
+        format!("{}op/", self.0)
+    }
+
+    pub fn operation(&self, volume: VolumeId) -> String {
+        format!("{}op/{}", self.0, volume.0)
+    }
+
+    pub fn logs(&self) -> String {
+        format!("{}log/", self.0)
+    }
+
+    /// The id after `prefix`, as in `vol/ID`.
+    pub fn id_after(prefix: &str, key: &[u8]) -> Option<Uuid> {
         let key = std::str::from_utf8(key).ok()?;
-        let id = key.strip_prefix(&self.leases())?;
-        Uuid::parse_str(id).ok().map(NodeId)
+        Uuid::parse_str(key.strip_prefix(prefix)?).ok()
     }
 
     /// A line of the log of decisions: sorted by time, and unique with the id.

@@ -29,6 +29,8 @@ pub struct LeaseKey {
     pub number: u64,
     /// The process that created it.
     pub process: Uuid,
+    /// That process's machine; `None`: the machine has no id.
+    pub machine: Option<Uuid>,
 }
 
 /// The outcome of a transaction.
@@ -48,6 +50,8 @@ struct Value {
     v: u64,
     n: u64,
     process: Uuid,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    machine: Option<Uuid>,
 }
 
 /// Executes transactions for one process of one node.
@@ -57,14 +61,26 @@ pub struct NodeLeases {
     prefix: Prefix,
     /// Unique for each start: a creation that was sent twice recognises its key.
     process: Uuid,
+    machine: Option<Uuid>,
 }
 
 impl NodeLeases {
     pub fn new(client: Arc<Client>, prefix: Prefix) -> Self {
+        Self::of_process(client, prefix, Uuid::new_v4(), None)
+    }
+
+    /// The leases of a process that has its id, unique for each start, from its parent.
+    pub fn of_process(
+        client: Arc<Client>,
+        prefix: Prefix,
+        process: Uuid,
+        machine: Option<Uuid>,
+    ) -> Self {
         Self {
             client,
             prefix,
-            process: Uuid::new_v4(),
+            process,
+            machine,
         }
     }
 
@@ -171,6 +187,7 @@ impl NodeLeases {
             v: FORMAT,
             n: number,
             process: self.process,
+            machine: self.machine,
         };
         let value = serde_json::to_vec(&value).expect("plain data");
         txn.put(&self.prefix.lease(node), value)
@@ -183,7 +200,7 @@ impl NodeLeases {
         })
     }
 
-    fn decode(&self, kv: &KeyValue) -> Result<LeaseKey, Error> {
+    pub fn decode(&self, kv: &KeyValue) -> Result<LeaseKey, Error> {
         let node = self.node_of(&kv.key)?;
         let value: Value = serde_json::from_slice(&kv.value).map_err(|error| Error::Damaged {
             key: self.prefix.lease(node),
@@ -195,6 +212,7 @@ impl NodeLeases {
             revision: Revision(kv.mod_revision as u64),
             number: value.n,
             process: value.process,
+            machine: value.machine,
         })
     }
 }

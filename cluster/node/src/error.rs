@@ -1,0 +1,129 @@
+//! Why a request of an operator, or the start of a node, failed: the key, etcd's words, the remedy.
+
+use std::time::Duration;
+
+use nacre_cluster_core::time::InvalidLease;
+use nacre_cluster_core::{NodeId, VolumeId};
+use uuid::Uuid;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("key \"{key}\": {said}. {}", remedy(said))]
+    Store {
+        key: String,
+        said: nacre_cluster_etcd::Error,
+    },
+    #[error("key \"{key}\" is absent: etcd has no cluster of this name. Create it with `init`")]
+    NoCluster { key: String },
+    #[error(
+        "key \"{key}\": the cluster exists already, with id {id}. Choose another name, or join it"
+    )]
+    ClusterExists { key: String, id: Uuid },
+    #[error(
+        "key \"{key}\": a daemon uses this prefix alone. Choose another name for the cluster, or \
+         remove `[store]` of that daemon and its key"
+    )]
+    Owned { key: String },
+    #[error(
+        "key \"{key}\" has the id {found}, and this node joined {expected}: etcd has another \
+         cluster, or has lost its data. Correct the endpoints, or restore a backup"
+    )]
+    OtherCluster {
+        key: String,
+        expected: Uuid,
+        found: Uuid,
+    },
+    #[error("key \"{key}\": {machine} renews the lease of this node's id ({node}). \
+             Give one of them a data directory of its own", node = node.0)]
+    InUse {
+        key: String,
+        node: NodeId,
+        /// The other machine, or the other process of this machine.
+        machine: String,
+    },
+    #[error("{0}")]
+    Lease(#[from] InvalidLease),
+    #[error("key \"{key}\" is absent: the cluster has no node {node}. `status` lists its nodes",
+            node = node.0)]
+    NoNode { key: String, node: NodeId },
+    #[error("key \"{key}\" is absent: node {node} has no lease, so nothing is left to fence",
+            node = node.0)]
+    NoLease { key: String, node: NodeId },
+    #[error("key \"{key}\": node {node} has a lease. Stop its daemon, or fence it first",
+            node = node.0)]
+    Lives { key: String, node: NodeId },
+    #[error("key \"{key}\": node {node} has a member of volume {volume}. Move the member first",
+            node = node.0, volume = volume.0)]
+    HasMember {
+        key: String,
+        node: NodeId,
+        volume: VolumeId,
+    },
+    #[error("key \"{key}\" is absent: the cluster has no volume {volume}", volume = volume.0)]
+    NoVolume { key: String, volume: VolumeId },
+    #[error("key \"{key}\": the volume was not moved: {why}. Correct the cause and try again")]
+    NotMoved { key: String, why: String },
+    #[error("key \"{key}\" changes all the time. Try again")]
+    Contended { key: String },
+    #[error("key \"{key}\": not done within {waited:?}. `status` shows the progress")]
+    Late { key: String, waited: Duration },
+    #[error("the thread of the cluster: {why}. Restart the daemon")]
+    Thread { why: String },
+}
+
+impl Error {
+    /// An error of the store at `key`.
+    pub(crate) fn at(key: &str) -> impl FnOnce(nacre_cluster_etcd::Error) -> Self {
+        let key = key.to_owned();
+        move |said| Self::Store { key, said }
+    }
+
+    /// True if the same call may succeed later without a change of its parameters.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Store { said, .. } => said.is_passing(),
+            Self::Contended { .. } | Self::Late { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+fn remedy(said: &nacre_cluster_etcd::Error) -> &'static str {
+    use nacre_cluster_etcd::Error as Said;
+    match said {
+        Said::Unanswered { .. } => "Check that etcd has a majority of its members and is reachable",
+        Said::Full => "Then clear the alarm with `etcdctl alarm disarm`",
+        Said::Denied { .. } => "Grant the user or certificate read and write access to this prefix",
+        Said::Damaged { .. } => "Restore a backup of etcd, or correct the key",
+        Said::Newer { .. } => "Upgrade this daemon",
+        Said::Endpoint { .. } | Said::Certificates { .. } => "Correct the configuration",
+        _ => "Try again",
+    }
+}
+
+/// A value in etcd that this program cannot read.
+pub(crate) fn damaged(key: &str, what: &impl ToString) -> Error {
+    Error::Store {
+        key: key.to_owned(),
+        said: nacre_cluster_etcd::Error::Damaged {
+            key: key.to_owned(),
+            what: what.to_string(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_has_the_key_the_words_of_etcd_and_the_remedy() {
+        let said = nacre_cluster_etcd::Error::Denied {
+            why: "permission denied".to_owned(),
+        };
+        let text = Error::at("/nacre/lab/meta")(said).to_string();
+        for part in ["/nacre/lab/meta", "permission denied", "Grant"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

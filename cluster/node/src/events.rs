@@ -1,0 +1,130 @@
+//! The last decisions of this node, in a ring.
+
+use std::collections::VecDeque;
+use std::time::{Duration, SystemTime};
+
+use nacre_cluster_core::{Incarnation, NodeId, VolumeId};
+use parking_lot::Mutex;
+
+/// Events that stay readable.
+pub const KEPT: usize = 1024;
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Decision {
+    /// This node has a lease.
+    NodeJoined {
+        incarnation: Incarnation,
+    },
+    /// The incarnation of this node is gone: another node fenced it.
+    NodeLost {
+        incarnation: Incarnation,
+    },
+    /// This node fenced another one, so long after the last renewal that it saw.
+    NodeFenced {
+        node: NodeId,
+        silent: Duration,
+    },
+    /// A node's lease is over, by a fence or an orderly end.
+    NodeGone {
+        node: NodeId,
+    },
+    NodeBack {
+        node: NodeId,
+    },
+    /// Another process renews the lease of this node's id: this node stays out.
+    NodeExcluded {
+        why: String,
+    },
+    VolumeTaken {
+        volume: VolumeId,
+        epoch: u64,
+        from: Option<NodeId>,
+        /// The time from the decision to take until hosts are served.
+        took: Duration,
+    },
+    VolumeHandedOver {
+        volume: VolumeId,
+        epoch: u64,
+        to: Option<NodeId>,
+    },
+    /// The hand-over ended without effect after 5 seconds.
+    VolumeKept {
+        volume: VolumeId,
+    },
+    VolumeFenced {
+        volume: VolumeId,
+        epoch: u64,
+    },
+    /// No in-sync member of the volume is reachable from here.
+    VolumeWithoutHolder {
+        volume: VolumeId,
+    },
+    StoreAway {
+        why: String,
+    },
+    StoreBack {
+        away: Duration,
+    },
+    /// A key that this program cannot read. It is ignored.
+    KeyIgnored {
+        key: String,
+        why: String,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    /// Counts from 1.
+    pub number: u64,
+    pub at: SystemTime,
+    pub what: Decision,
+}
+
+#[derive(Debug, Default)]
+pub struct Events(Mutex<Ring>);
+
+#[derive(Debug, Default)]
+struct Ring {
+    last: u64,
+    kept: VecDeque<Event>,
+}
+
+impl Events {
+    pub(crate) fn note(&self, what: Decision) {
+        tracing::info!(?what, "cluster");
+        let mut ring = self.0.lock();
+        ring.last += 1;
+        let number = ring.last;
+        if ring.kept.len() == KEPT {
+            ring.kept.pop_front();
+        }
+        ring.kept.push_back(Event {
+            number,
+            at: SystemTime::now(),
+            what,
+        });
+    }
+
+    /// The events after `number`, oldest first; 0: all that are kept.
+    pub fn after(&self, number: u64) -> Vec<Event> {
+        let ring = self.0.lock();
+        let later = ring.kept.iter().filter(|event| event.number > number);
+        later.cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_has_a_bound() {
+        let events = Events::default();
+        for _ in 0..KEPT + 10 {
+            events.note(Decision::StoreAway { why: String::new() });
+        }
+        let all = events.after(0);
+        assert_eq!((all.len(), all[0].number), (KEPT, 11));
+        assert_eq!(events.after(KEPT as u64 + 8).len(), 2);
+    }
+}

@@ -1,0 +1,131 @@
+//! The guardian: a process that waits for the end of the daemon, and then gives its lease back.
+//!
+//! Without it, other nodes wait until the lease has run out. The end of the process is the proof:
+//! its sockets are closed, and it answers nothing more. The guardian gives back only a lease that
+//! this very process created, so it cannot end that of a daemon that was started meanwhile.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_cluster_core::{Holder, Incarnation, NodeId, Transaction};
+use nacre_cluster_etcd::{Client, Endpoints, NodeLeases, Outcome, Prefix};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use crate::error::Error;
+
+/// Time limit of each request.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// Time between two requests that keep the connection to etcd open.
+const WARM: Duration = Duration::from_secs(5);
+/// Time for the return of the lease. Later, other nodes have fenced the node.
+const LIMIT: Duration = Duration::from_secs(30);
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// The process whose lease is given back.
+#[derive(Debug, Clone, Copy)]
+pub struct Ward {
+    pub node: NodeId,
+    /// As in [`crate::Me::process`].
+    pub process: Uuid,
+}
+
+/// What became of the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Returned {
+    Lease(Incarnation, Duration),
+    /// The daemon had given it back, or another node had fenced it.
+    Nothing,
+}
+
+/// A descriptor of the process. Open it before the process can end.
+pub fn watched(pid: u32) -> Result<OwnedFd, Error> {
+    let thread = |why: String| Error::Thread { why };
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| thread("no process has the id 0".to_owned()))?;
+    pidfd_open(pid, PidfdFlags::empty()).map_err(|error| thread(format!("{pid}: {error}")))
+}
+
+/// Waits for the end of the process, and gives its lease back. Blocks the thread.
+pub fn run(
+    process: OwnedFd,
+    ward: Ward,
+    endpoints: &Endpoints,
+    prefix: &Prefix,
+) -> Result<Returned, Error> {
+    let thread = |error: std::io::Error| Error::Thread {
+        why: error.to_string(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(thread)?;
+    let endpoints = Endpoints {
+        deadline: DEADLINE,
+        ..endpoints.clone()
+    };
+    runtime.block_on(async {
+        let key = prefix.lease(ward.node);
+        let client = Arc::new(Client::new(&endpoints).map_err(Error::at(&key))?);
+        let leases = NodeLeases::new(client, prefix.clone());
+        let mut ended = end_of(process).map_err(thread)?;
+        // Keeps a connection to etcd open. Without an answer, the daemon has the same trouble.
+        let warm = async {
+            loop {
+                let _ = leases.read(ward.node).await;
+                tokio::time::sleep(WARM).await;
+            }
+        };
+        tokio::select! {
+            _ = &mut ended => {}
+            () = warm => {}
+        }
+        give_back(&leases, ward).await.map_err(Error::at(&key))
+    })
+}
+
+/// The end of the process, as a thread waits for it.
+fn end_of(process: OwnedFd) -> std::io::Result<oneshot::Receiver<()>> {
+    let (sender, ended) = oneshot::channel();
+    let wait = move || {
+        let mut watched = [PollFd::new(&process, PollFlags::IN)];
+        while !matches!(poll(&mut watched, None), Ok(1..)) {}
+        // The receiver waits as long as this thread runs.
+        let _ = sender.send(());
+    };
+    let thread = std::thread::Builder::new().name("guardian".to_owned());
+    thread.spawn(wait)?;
+    Ok(ended)
+}
+
+async fn give_back(leases: &NodeLeases, ward: Ward) -> Result<Returned, nacre_cluster_etcd::Error> {
+    let began = Instant::now();
+    loop {
+        let is_late = began.elapsed() >= LIMIT;
+        let found = match leases.read(ward.node).await {
+            Ok(found) => found.filter(|key| key.process == ward.process),
+            Err(error) if error.is_passing() && !is_late => {
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let Some(key) = found else {
+            return Ok(Returned::Nothing);
+        };
+        let (node, incarnation) = (ward.node, key.incarnation);
+        let release = Transaction::release(Holder { node, incarnation });
+        let encode = |_: &_| unreachable!("not a commit");
+        match leases.execute(&release, encode).await {
+            Ok(Outcome::Made(_)) => return Ok(Returned::Lease(incarnation, began.elapsed())),
+            // The read may have been stale, or an earlier copy was made: look again.
+            Ok(Outcome::Refused { .. }) => {}
+            Err(error) if error.is_passing() && !is_late => {}
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}

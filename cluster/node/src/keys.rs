@@ -1,0 +1,265 @@
+//! The cluster's own key, and the nodes' descriptions. Unknown fields stay through a change.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nacre_cluster_core::{Incarnation, NodeId, Timing};
+use nacre_cluster_etcd::{Client, Copies, KeyValue, Prefix, Txn};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use crate::error::{Error, damaged};
+
+/// Version of these formats.
+pub(crate) const FORMAT: u64 = 1;
+/// Attempts against other changes of the same key.
+const ATTEMPTS: usize = 8;
+
+/// `meta`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cluster {
+    v: u64,
+    pub id: Uuid,
+    pub name: String,
+    pub lease_ms: u64,
+    #[serde(default)]
+    pub features: Vec<String>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+impl Cluster {
+    pub fn new(name: &str, lease: Duration) -> Result<Self, Error> {
+        Timing::new(lease)?;
+        Ok(Self {
+            v: FORMAT,
+            id: Uuid::new_v4(),
+            name: name.to_owned(),
+            lease_ms: lease.as_millis() as u64,
+            features: Vec::new(),
+            rest: Map::new(),
+        })
+    }
+
+    pub fn timing(&self) -> Result<Timing, Error> {
+        Ok(Timing::new(Duration::from_millis(self.lease_ms))?)
+    }
+
+    pub async fn read(client: &Client, prefix: &Prefix) -> Result<Self, Error> {
+        let key = prefix.meta();
+        let found = client.get(&key).await.map_err(Error::at(&key))?;
+        match found {
+            Some(kv) => decode(&kv),
+            None => Err(Error::NoCluster { key }),
+        }
+    }
+
+    /// Creates the cluster in etcd, once.
+    pub async fn init(&self, client: &Client, prefix: &Prefix) -> Result<(), Error> {
+        client
+            .check_version()
+            .await
+            .map_err(Error::at(&prefix.meta()))?;
+        let (key, owner) = (prefix.meta(), prefix.owner());
+        let txn = Txn::default()
+            .if_created(&key, 0)
+            .if_created(&owner, 0)
+            .put(&key, bytes(self))
+            .look(&key)
+            .look(&owner);
+        let answer = client.transact(txn, Copies::Several).await;
+        let answer = answer.map_err(Error::at(&key))?;
+        if answer.is_made {
+            return Ok(());
+        }
+        match answer.found.into_iter().next().flatten() {
+            Some(kv) => {
+                let found: Self = decode(&kv)?;
+                if found.id == self.id {
+                    // An earlier copy of the transaction was made.
+                    Ok(())
+                } else {
+                    Err(Error::ClusterExists { key, id: found.id })
+                }
+            }
+            None => Err(Error::Owned { key: owner }),
+        }
+    }
+}
+
+/// An address at which hosts, or other nodes, reach the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Portal {
+    pub trtype: String,
+    pub traddr: String,
+    pub trsvcid: String,
+}
+
+/// A node as its daemon describes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Description {
+    pub name: String,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub machine: Option<Uuid>,
+    #[serde(default)]
+    pub hostnqn: String,
+    #[serde(default)]
+    pub portals: Vec<Portal>,
+    #[serde(default)]
+    pub member_portals: Vec<Portal>,
+    #[serde(default)]
+    pub version: String,
+}
+
+/// `node/N`: the daemon writes the description, and operators the rest.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeKey {
+    v: u64,
+    #[serde(flatten)]
+    pub description: Description,
+    /// The node gets no new members, and takes a volume only if no other node can.
+    #[serde(default)]
+    pub cordon: bool,
+    /// Cordoned, and its volumes are handed over.
+    #[serde(default)]
+    pub drain: bool,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+impl NodeKey {
+    pub(crate) fn decode(kv: &KeyValue) -> Result<Self, Error> {
+        decode(kv)
+    }
+
+    pub(crate) fn is_avoided(&self) -> bool {
+        self.cordon || self.drain
+    }
+}
+
+/// Changes the description of a node while its incarnation stands. False: it is gone.
+pub(crate) async fn describe(
+    client: &Client,
+    prefix: &Prefix,
+    node: NodeId,
+    incarnation: Incarnation,
+    description: &Description,
+) -> Result<bool, Error> {
+    let key = prefix.node(node);
+    for _ in 0..ATTEMPTS {
+        let found = client.get(&key).await.map_err(Error::at(&key))?;
+        let mut value = found.as_ref().map(NodeKey::decode).transpose()?;
+        let value = value.get_or_insert_default();
+        value.v = FORMAT;
+        value.description = description.clone();
+        let revision = found.map_or(0, |kv| kv.mod_revision);
+        let lease = prefix.lease(node);
+        let txn = Txn::default()
+            .if_modified(&key, revision)
+            .if_created(&lease, incarnation.0 as i64)
+            .put(&key, bytes(value))
+            .look(&lease);
+        let answer = client.transact(txn, Copies::Several).await;
+        let answer = answer.map_err(Error::at(&key))?;
+        let lease = answer.found.into_iter().next().flatten();
+        if answer.is_made {
+            return Ok(true);
+        }
+        if lease.is_none_or(|kv| kv.create_revision as u64 != incarnation.0) {
+            return Ok(false);
+        }
+        // An operator changed it, or an earlier copy of the transaction was made.
+    }
+    Err(Error::Contended { key })
+}
+
+/// Changes a node's key for an operator.
+pub(crate) async fn change(
+    client: &Client,
+    prefix: &Prefix,
+    node: NodeId,
+    change: impl Fn(&mut NodeKey),
+) -> Result<(), Error> {
+    let key = prefix.node(node);
+    for _ in 0..ATTEMPTS {
+        let found = client.get(&key).await.map_err(Error::at(&key))?;
+        let Some(kv) = found else {
+            return Err(Error::NoNode { key, node });
+        };
+        let mut value = NodeKey::decode(&kv)?;
+        let before = value.clone();
+        change(&mut value);
+        if value == before {
+            return Ok(());
+        }
+        let txn = Txn::default()
+            .if_modified(&key, kv.mod_revision)
+            .put(&key, bytes(&value));
+        let answer = client.transact(txn, Copies::Several).await;
+        if answer.map_err(Error::at(&key))?.is_made {
+            return Ok(());
+        }
+    }
+    Err(Error::Contended { key })
+}
+
+pub(crate) fn bytes(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("plain data")
+}
+
+/// Refuses values of a later format.
+pub(crate) fn decode<T: for<'a> Deserialize<'a>>(kv: &KeyValue) -> Result<T, Error> {
+    let key = String::from_utf8_lossy(&kv.key).into_owned();
+    let value: Value = serde_json::from_slice(&kv.value).map_err(|e| damaged(&key, &e))?;
+    if let Some(found) = value["v"].as_u64().filter(|version| *version > FORMAT) {
+        let known = FORMAT;
+        let said = nacre_cluster_etcd::Error::Newer {
+            key: key.clone(),
+            found,
+            known,
+        };
+        return Err(Error::Store { key, said });
+    }
+    serde_json::from_value(value).map_err(|e| damaged(&key, &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn kv(value: &Value) -> KeyValue {
+        KeyValue {
+            key: b"/nacre/lab/node/x".to_vec(),
+            value: value.to_string().into_bytes(),
+            ..KeyValue::default()
+        }
+    }
+
+    #[test]
+    fn fields_of_operators_and_of_later_versions_stay() {
+        let stored = json!({ "v": 1, "name": "old", "cordon": true, "evict": true });
+        let mut key = NodeKey::decode(&kv(&stored)).expect("a node");
+        assert!(key.is_avoided());
+        key.description.name = "new".to_owned();
+        let value = serde_json::to_value(&key).expect("plain data");
+        assert_eq!(
+            (&value["name"], &value["evict"]),
+            (&json!("new"), &json!(true))
+        );
+    }
+
+    #[test]
+    fn a_later_format_is_refused() {
+        let refused = NodeKey::decode(&kv(&json!({ "v": 2, "name": "x" })));
+        let text = refused.expect_err("newer").to_string();
+        assert!(
+            text.contains("format 2") && text.contains("Upgrade"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,38 @@
+//! One node of a cluster: drives the machines of `nacre-cluster-core` over etcd, on a thread of its
+//! own.
+//!
+//! ```text
+//!   etcd ◀─ requests, watches ─▶ Driver ── Serving ──▶ engine: gates, lanes, hosts
+//!                                  │   ◀── Reports ───
+//!                                  └─▶ Word            read by lanes before answers leave
+//!   Operator ─▶ node/N, op/V       status, cordon, drain, fence, remove, move
+//!   guardian ─▶ lease/N            gives the lease of a dead process back
+//! ```
+//!
+//! The machines decide, etcd's transactions judge, and this crate only carries: a lost or late
+//! message costs time, never safety. The daemon does not use this crate yet.
+
+#![forbid(unsafe_code)]
+
+pub mod clock;
+mod driver;
+mod error;
+pub mod events;
+mod follow;
+pub mod guardian;
+mod keys;
+mod node;
+mod nodes;
+mod operations;
+mod operator;
+mod record;
+pub mod serving;
+mod upkeep;
+mod volumes;
+
+pub use driver::{Me, NodeState};
+pub use error::Error;
+pub use keys::{Cluster, Description, NodeKey, Portal};
+pub use node::Node;
+pub use operator::{LeaseStatus, NodeStatus, Operator, Status, VolumeCounts};
+pub use serving::{Link, Serving};

@@ -1,0 +1,149 @@
+//! A running node: the thread of its driver, and the parts that other threads use.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nacre_cluster_core::VolumeId;
+use nacre_cluster_core::lease::Word;
+use nacre_cluster_core::volume::State;
+use nacre_cluster_etcd::{Client, Endpoints, Prefix};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::driver::{Driver, Me, NodeState, Shared};
+use crate::error::Error;
+use crate::events::Events;
+use crate::operator::Operator;
+use crate::serving::{Link, Reports, Serving, WAITING};
+
+/// Time limit of each request. A renewal that is answered later extends nothing.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Dropped, the node leaves: it hands its volumes over, and gives its lease back.
+pub struct Node {
+    shared: Arc<Shared>,
+    state: watch::Receiver<NodeState>,
+    client: Arc<Client>,
+    prefix: Prefix,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Node {
+    /// Starts the thread. The caller holds the lock of the node's data directory. The node joins
+    /// when etcd answers: [`Node::state`] and [`Node::wait`] show it.
+    pub fn start(
+        endpoints: &Endpoints,
+        prefix: Prefix,
+        me: Me,
+        serving: impl FnOnce(Link) -> Box<dyn Serving>,
+    ) -> Result<Self, Error> {
+        let thread = |error: std::io::Error| Error::Thread {
+            why: error.to_string(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(thread)?;
+        let endpoints = Endpoints {
+            deadline: DEADLINE,
+            ..endpoints.clone()
+        };
+        let client = {
+            let _entered = runtime.enter();
+            let client = Client::new(&endpoints);
+            Arc::new(client.map_err(Error::at(&prefix.meta()))?)
+        };
+        let (sender, state) = watch::channel(NodeState::Joining { obstacle: None });
+        let shared = Arc::new(Shared {
+            word: Arc::default(),
+            events: Events::default(),
+            state: sender,
+            seen: parking_lot::Mutex::default(),
+            volumes: parking_lot::Mutex::default(),
+        });
+        let (reports, receiver) = mpsc::channel(WAITING);
+        let link = Link {
+            word: Arc::clone(&shared.word),
+            reports: Reports(reports),
+        };
+        let driver = Driver::new(
+            me,
+            Arc::clone(&client),
+            prefix.clone(),
+            Arc::clone(&shared),
+            serving(link),
+        );
+        let (end, ended) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("nacre-cluster".to_owned())
+            .spawn(move || {
+                runtime.block_on(driver.run(receiver, ended));
+                runtime.shutdown_timeout(Duration::ZERO);
+            })
+            .map_err(thread)?;
+        Ok(Self {
+            shared,
+            state,
+            client,
+            prefix,
+            end: Some(end),
+            thread: Some(thread),
+        })
+    }
+
+    pub fn state(&self) -> NodeState {
+        self.state.borrow().clone()
+    }
+
+    /// Changes of the state.
+    pub fn states(&self) -> watch::Receiver<NodeState> {
+        self.state.clone()
+    }
+
+    /// Waits until the node has joined or stays out, at most for `limit`.
+    pub fn wait(&self, limit: Duration) -> NodeState {
+        let end = Instant::now() + limit;
+        loop {
+            match self.state() {
+                NodeState::Joining { .. } if Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                state => return state,
+            }
+        }
+    }
+
+    pub fn word(&self) -> &Arc<Word> {
+        &self.shared.word
+    }
+
+    pub fn events(&self) -> &Events {
+        &self.shared.events
+    }
+
+    /// The volumes' states on this node, at the last turn.
+    pub fn volumes(&self) -> Vec<(VolumeId, State)> {
+        self.shared.volumes.lock().clone()
+    }
+
+    pub fn operator(&self) -> Operator {
+        let shared = Arc::clone(&self.shared);
+        Operator::of_node(Arc::clone(&self.client), self.prefix.clone(), shared)
+    }
+
+    /// Hands the volumes over, within 6 seconds, and gives the lease back.
+    pub fn leave(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.end = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}

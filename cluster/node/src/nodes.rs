@@ -1,0 +1,180 @@
+//! The other nodes: whose lease stands, and the fences of those that are silent.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nacre_cluster_core::observer::Role;
+use nacre_cluster_core::{
+    BootTime, Incarnation, Lease, NodeId, Observer, Timing, Transaction, ranks,
+};
+use nacre_cluster_etcd::LeaseKey;
+
+use crate::events::{Decision, Events};
+use crate::keys::NodeKey;
+
+/// The nodes of the cluster, as the watch has shown them.
+pub(crate) struct Nodes {
+    me: NodeId,
+    timing: Timing,
+    pub(crate) standing: BTreeMap<NodeId, Incarnation>,
+    pub(crate) described: BTreeMap<NodeId, NodeKey>,
+    pub(crate) avoided: Vec<NodeId>,
+    observers: BTreeMap<NodeId, Observer>,
+    /// The last renewal of each node that this one saw.
+    seen: BTreeMap<NodeId, BootTime>,
+    next_look: BootTime,
+    /// The first list of leases has arrived.
+    pub(crate) is_listed: bool,
+}
+
+/// The next step of observation.
+pub(crate) enum Step {
+    /// Read all leases, and call [`Nodes::looked`].
+    Look,
+    Fence(NodeId, Transaction, Duration),
+}
+
+impl Nodes {
+    pub(crate) fn new(me: NodeId, timing: Timing) -> Self {
+        Self {
+            me,
+            timing,
+            standing: BTreeMap::new(),
+            described: BTreeMap::new(),
+            avoided: Vec::new(),
+            observers: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            next_look: BootTime::default(),
+            is_listed: false,
+        }
+    }
+
+    /// The cluster's timing. Observations from before it was known are forgotten, and read again.
+    pub(crate) fn set_timing(&mut self, timing: Timing, now: BootTime) {
+        self.timing = timing;
+        self.observers.clear();
+        self.assign(now);
+    }
+
+    pub(crate) fn is_avoided(&self, node: NodeId) -> bool {
+        self.avoided.contains(&node)
+    }
+
+    /// A description was written or removed.
+    pub(crate) fn describe(&mut self, node: NodeId, key: Option<NodeKey>) {
+        match key {
+            Some(key) => self.described.insert(node, key),
+            None => self.described.remove(&node),
+        };
+        let avoided = self.described.iter().filter(|(_, key)| key.is_avoided());
+        self.avoided = avoided.map(|(node, _)| *node).collect();
+    }
+
+    /// The lease was written: created or renewed.
+    pub(crate) fn put(&mut self, key: &LeaseKey, now: BootTime, events: &Events) {
+        let of = key.node;
+        let known = self.standing.get(&of).copied();
+        if known.is_some_and(|known| known > key.incarnation) {
+            return;
+        }
+        self.seen.insert(of, now);
+        if known != Some(key.incarnation) {
+            self.standing.insert(of, key.incarnation);
+            self.observers.remove(&of);
+            self.assign(now);
+            if of != self.me && self.is_listed {
+                events.note(Decision::NodeBack { node: of });
+            }
+        }
+        // The cluster's rule: only observers count from the watch.
+        if self.is_observer(of)
+            && let Some(observer) = self.observers.get_mut(&of)
+        {
+            observer.saw(key.revision, now);
+        }
+    }
+
+    /// The lease was deleted at `revision`. True if an incarnation ended.
+    pub(crate) fn deleted(
+        &mut self,
+        of: NodeId,
+        revision: i64,
+        now: BootTime,
+        events: &Events,
+    ) -> bool {
+        let stood = self.standing.get(&of);
+        if stood.is_none_or(|known| known.0 as i64 > revision) {
+            return false;
+        }
+        self.standing.remove(&of);
+        self.observers.remove(&of);
+        self.seen.remove(&of);
+        self.assign(now);
+        if of != self.me {
+            events.note(Decision::NodeGone { node: of });
+        }
+        true
+    }
+
+    fn is_observer(&self, of: NodeId) -> bool {
+        let live: Vec<NodeId> = self.standing.keys().copied().collect();
+        ranks::observers(of, &live).contains(&self.me)
+    }
+
+    /// Gives each observer its role, after the set of live nodes has changed.
+    fn assign(&mut self, now: BootTime) {
+        let live: Vec<NodeId> = self.standing.keys().copied().collect();
+        for of in live.iter().filter(|of| **of != self.me) {
+            let rank = ranks::observers(*of, &live)
+                .iter()
+                .position(|node| *node == self.me);
+            let role = rank.map_or(Role::Other, |rank| Role::Observer(rank as u8));
+            let new = || Observer::new(*of, role, self.timing);
+            self.observers
+                .entry(*of)
+                .or_insert_with(new)
+                .set_role(role, now);
+        }
+    }
+
+    /// The leases as a read shows them: for observers that the watch does not serve.
+    pub(crate) fn looked(&mut self, keys: &[LeaseKey], now: BootTime) {
+        for key in keys {
+            if self.standing.get(&key.node) == Some(&key.incarnation)
+                && let Some(observer) = self.observers.get_mut(&key.node)
+            {
+                observer.saw(key.revision, now);
+            }
+        }
+    }
+
+    /// The steps that are due; `own` is this node's lease.
+    pub(crate) fn poll(&mut self, now: BootTime, own: &Lease) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if now >= self.next_look && self.observers.values().any(Observer::must_read) {
+            self.next_look = now + self.timing.lease() / 2;
+            steps.push(Step::Look);
+        }
+        for (of, observer) in &mut self.observers {
+            if let Some(fence) = observer.poll(now, own) {
+                let silent = self
+                    .seen
+                    .get(of)
+                    .map_or(Duration::ZERO, |at| now.since(*at));
+                steps.push(Step::Fence(*of, fence, silent));
+            }
+        }
+        steps
+    }
+
+    /// The time of the next fence.
+    pub(crate) fn due(&self, now: BootTime, own: &Lease) -> Option<BootTime> {
+        let dues = self.observers.values().filter_map(|o| o.due(now, own));
+        dues.min()
+    }
+
+    /// The last renewal of each node that this one saw.
+    pub(crate) fn seen(&self) -> &BTreeMap<NodeId, BootTime> {
+        &self.seen
+    }
+}

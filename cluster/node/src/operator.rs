@@ -1,0 +1,305 @@
+//! Acts of operators, on any node or none. Each is durable when it is answered.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_cluster_core::{Holder, Incarnation, NodeId, Transaction, VolumeId};
+use nacre_cluster_etcd::{
+    Client, Copies, KeyValue, LeaseKey, Member, NodeLeases, Outcome, Prefix, Txn,
+};
+use tokio::time::{Instant, sleep};
+
+use crate::clock;
+use crate::driver::Shared;
+use crate::error::{Error, damaged};
+use crate::events::Event;
+use crate::keys::{self, Cluster, NodeKey, bytes};
+use crate::operations::Operation;
+use crate::record;
+
+/// Time between two looks at the progress of a request.
+const LOOK: Duration = Duration::from_millis(100);
+/// Attempts against changes in between.
+const ATTEMPTS: usize = 8;
+
+#[derive(Debug, Clone)]
+pub struct Operator {
+    client: Arc<Client>,
+    prefix: Prefix,
+    /// `None`: this process is no node.
+    shared: Option<Arc<Shared>>,
+}
+
+/// One page about the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Status {
+    pub cluster: Cluster,
+    /// Members of etcd: leader, space, latency.
+    pub etcd: Vec<Member>,
+    pub nodes: Vec<NodeStatus>,
+    pub volumes: VolumeCounts,
+    /// Requests to holders that have not ended.
+    pub operations: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeStatus {
+    pub id: NodeId,
+    /// `None`: the node has a lease, and no description yet.
+    pub key: Option<NodeKey>,
+    pub lease: Option<LeaseStatus>,
+    /// Volumes that it holds.
+    pub held: usize,
+    /// Members of volumes that it has, and how many of them are in sync.
+    pub members: usize,
+    pub in_sync: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseStatus {
+    pub incarnation: Incarnation,
+    /// Renewals so far.
+    pub renewals: u64,
+    /// The time since the last renewal that this node saw; `None`: it saw none.
+    pub age: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VolumeCounts {
+    /// A node whose lease stands holds it, and all members are in sync.
+    pub healthy: usize,
+    /// Held, and a member is out.
+    pub degraded: usize,
+    /// No node holds it, or the holder's lease is over.
+    pub without_holder: usize,
+    /// The record cannot be read.
+    pub unreadable: usize,
+}
+
+impl Operator {
+    pub fn new(client: Arc<Client>, prefix: Prefix) -> Self {
+        Self {
+            client,
+            prefix,
+            shared: None,
+        }
+    }
+
+    pub(crate) fn of_node(client: Arc<Client>, prefix: Prefix, shared: Arc<Shared>) -> Self {
+        Self {
+            client,
+            prefix,
+            shared: Some(shared),
+        }
+    }
+
+    async fn list(&self, key: &str) -> Result<Vec<KeyValue>, Error> {
+        let page = self.client.list(key).await;
+        Ok(page.map_err(Error::at(key))?.keys)
+    }
+
+    fn leases(&self) -> NodeLeases {
+        NodeLeases::new(Arc::clone(&self.client), self.prefix.clone())
+    }
+
+    pub async fn status(&self) -> Result<Status, Error> {
+        let cluster = Cluster::read(&self.client, &self.prefix).await?;
+        let etcd = self.client.members().await;
+        let mut nodes: BTreeMap<NodeId, NodeStatus> = BTreeMap::new();
+        let new = |id| NodeStatus {
+            id,
+            key: None,
+            lease: None,
+            held: 0,
+            members: 0,
+            in_sync: 0,
+        };
+        let prefix = self.prefix.nodes();
+        for kv in self.list(&prefix).await? {
+            if let Some(id) = Prefix::id_after(&prefix, &kv.key).map(NodeId) {
+                let node = nodes.entry(id).or_insert_with(|| new(id));
+                node.key = Some(NodeKey::decode(&kv)?);
+            }
+        }
+        let (leases, key) = (self.leases(), self.prefix.leases());
+        let seen = self
+            .shared
+            .as_ref()
+            .map(|shared| shared.seen.lock().clone());
+        let seen = seen.unwrap_or_default();
+        let now = clock::now();
+        for kv in self.list(&key).await? {
+            let lease = leases.decode(&kv).map_err(Error::at(&key))?;
+            let node = nodes.entry(lease.node).or_insert_with(|| new(lease.node));
+            node.lease = Some(LeaseStatus {
+                incarnation: lease.incarnation,
+                renewals: lease.number,
+                age: seen.get(&lease.node).map(|at| now.since(*at)),
+            });
+        }
+        let mut volumes = VolumeCounts::default();
+        for kv in self.list(&self.prefix.volumes()).await? {
+            let Ok((_, record)) = record::decode(&kv.value) else {
+                volumes.unreadable += 1;
+                continue;
+            };
+            for member in &record.members {
+                if let Some(node) = nodes.get_mut(&member.node) {
+                    node.members += 1;
+                    node.in_sync += usize::from(record.is_in_sync(member.id));
+                }
+            }
+            let node = record.holder.and_then(|holder| {
+                let node = nodes.get_mut(&holder.node)?;
+                let stands = node.lease.map(|lease| lease.incarnation);
+                (stands == Some(holder.incarnation)).then_some(node)
+            });
+            match node {
+                None => volumes.without_holder += 1,
+                Some(node) => {
+                    node.held += 1;
+                    if record.in_sync().count() == record.members.len() {
+                        volumes.healthy += 1;
+                    } else {
+                        volumes.degraded += 1;
+                    }
+                }
+            }
+        }
+        Ok(Status {
+            cluster,
+            etcd,
+            nodes: nodes.into_values().collect(),
+            volumes,
+            operations: self.list(&self.prefix.operations()).await?.len(),
+        })
+    }
+
+    /// A cordoned node gets no new members, and takes a volume only if no other node can.
+    pub async fn set_cordon(&self, node: NodeId, cordon: bool) -> Result<(), Error> {
+        let change = |key: &mut NodeKey| key.cordon = cordon;
+        keys::change(&self.client, &self.prefix, node, change).await
+    }
+
+    /// A drained node hands its volumes over, and keeps its members.
+    pub async fn set_drain(&self, node: NodeId, drain: bool) -> Result<(), Error> {
+        let change = |key: &mut NodeKey| key.drain = drain;
+        keys::change(&self.client, &self.prefix, node, change).await
+    }
+
+    /// Waits until the node holds no volume.
+    pub async fn wait_drained(&self, node: NodeId, limit: Duration) -> Result<(), Error> {
+        let end = Instant::now() + limit;
+        while Instant::now() < end {
+            let status = self.status().await?;
+            let found = status.nodes.iter().find(|found| found.id == node);
+            if found.is_none_or(|found| found.held == 0) {
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+        let key = self.prefix.node(node);
+        Err(Error::Late { key, waited: limit })
+    }
+
+    /// Ends the lease of a node that is off, by the operator's word: nothing waits.
+    pub async fn fence_off(&self, node: NodeId) -> Result<Incarnation, Error> {
+        let key = self.prefix.lease(node);
+        let leases = self.leases();
+        for _ in 0..ATTEMPTS {
+            let found: Option<LeaseKey> = leases.read(node).await.map_err(Error::at(&key))?;
+            let Some(LeaseKey { incarnation, .. }) = found else {
+                return Err(Error::NoLease { key, node });
+            };
+            let release = Transaction::release(Holder { node, incarnation });
+            let encode = |_: &_| unreachable!("not a commit");
+            let outcome = leases.execute(&release, encode).await;
+            if let Outcome::Made(_) = outcome.map_err(Error::at(&key))? {
+                return Ok(incarnation);
+            }
+        }
+        Err(Error::Contended { key })
+    }
+
+    /// Removes a node that never returns. It must have no lease, and no members.
+    pub async fn remove(&self, node: NodeId) -> Result<(), Error> {
+        let (key, lease) = (self.prefix.node(node), self.prefix.lease(node));
+        for kv in self.list(&self.prefix.volumes()).await? {
+            let at = String::from_utf8_lossy(&kv.key).into_owned();
+            let decoded = record::decode(&kv.value);
+            let (_, record) = decoded.map_err(|why| damaged(&at, &why))?;
+            let volume = Prefix::id_after(&self.prefix.volumes(), &kv.key).map(VolumeId);
+            if let Some(volume) = volume
+                && record.members.iter().any(|member| member.node == node)
+            {
+                return Err(Error::HasMember {
+                    key: at,
+                    node,
+                    volume,
+                });
+            }
+        }
+        let txn = Txn::default()
+            .if_created(&lease, 0)
+            .delete(&key)
+            .look(&lease);
+        let found = self.client.get(&key).await.map_err(Error::at(&key))?;
+        if found.is_none() {
+            return Err(Error::NoNode { key, node });
+        }
+        let answer = self.client.transact(txn, Copies::Several).await;
+        if answer.map_err(Error::at(&key))?.is_made {
+            Ok(())
+        } else {
+            Err(Error::Lives { key: lease, node })
+        }
+    }
+
+    /// Asks the holder to hand the volume over, and waits until `to` holds it.
+    pub async fn move_volume(
+        &self,
+        volume: VolumeId,
+        to: NodeId,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let key = self.prefix.operation(volume);
+        let record_key = self.prefix.core_volume(volume);
+        let operation = Operation::hand_over(to);
+        let txn = Txn::default().put(&key, bytes(&operation));
+        let asked = self.client.transact(txn, Copies::Several).await;
+        asked.map_err(Error::at(&key))?;
+        let end = Instant::now() + limit;
+        while Instant::now() < end {
+            let found = self.client.get(&key).await.map_err(Error::at(&key))?;
+            if let Some(kv) = &found {
+                let why = Operation::decode(kv)?.why;
+                if let Some(why) = why {
+                    let txn = Txn::default().if_modified(&key, kv.mod_revision);
+                    let txn = txn.delete(&key);
+                    let deleted = self.client.transact(txn, Copies::Several).await;
+                    deleted.map_err(Error::at(&key))?;
+                    return Err(Error::NotMoved { key, why });
+                }
+            }
+            let stored = self.client.get(&record_key).await;
+            let Some(kv) = stored.map_err(Error::at(&record_key))? else {
+                let key = record_key;
+                return Err(Error::NoVolume { key, volume });
+            };
+            let decoded = record::decode(&kv.value);
+            let (_, record) = decoded.map_err(|why| damaged(&record_key, &why))?;
+            if found.is_none() && record.holder.is_some_and(|holder| holder.node == to) {
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+        Err(Error::Late { key, waited: limit })
+    }
+
+    /// The last decisions of this node, after the one with this number.
+    pub fn events_after(&self, number: u64) -> Vec<Event> {
+        let shared = self.shared.as_ref();
+        shared.map_or_else(Vec::new, |shared| shared.events.after(number))
+    }
+}

@@ -1,0 +1,150 @@
+//! A volume's record in etcd, as the machines see it.
+//!
+//! The JSON is that of `VolumeRecord`, with three more fields: `incarnation` (of the holder),
+//! `next`, and `node` of each member. A change keeps all other fields, and counts `revision` up.
+
+use nacre_cluster_core::ids::MAX_MEMBERS;
+use nacre_cluster_core::{Holder, Incarnation, Member, MemberId, MemberState, NodeId, Record};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+#[derive(Deserialize)]
+struct Fields {
+    epoch: u64,
+    serving: u64,
+    holder: Option<Uuid>,
+    #[serde(default)]
+    incarnation: Option<u64>,
+    #[serde(default)]
+    next: Option<Uuid>,
+    members: Vec<Element>,
+}
+
+#[derive(Deserialize)]
+struct Element {
+    id: Uuid,
+    node: Uuid,
+    state: Value,
+}
+
+/// The error has the reason.
+pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), String> {
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let fields = Fields::deserialize(&value).map_err(|error| error.to_string())?;
+    if fields.members.len() > MAX_MEMBERS {
+        return Err(format!("{} members", fields.members.len()));
+    }
+    let members = fields.members.iter().map(|element| Member {
+        id: MemberId(element.id),
+        node: NodeId(element.node),
+        state: if element.state["state"] == "in_sync" {
+            MemberState::InSync
+        } else {
+            MemberState::Out
+        },
+    });
+    let record = Record {
+        epoch: fields.epoch,
+        serving: fields.serving,
+        // A holder of a daemon outside of a cluster has no incarnation, and none of that number
+        // stands.
+        holder: fields.holder.map(|node| Holder {
+            node: NodeId(node),
+            incarnation: Incarnation(fields.incarnation.unwrap_or(0)),
+        }),
+        next: fields.next.map(NodeId),
+        members: members.collect(),
+    };
+    Ok((value, record))
+}
+
+/// The JSON of `record`, based on the value of the revision that the change compares.
+pub(crate) fn encode(base: &Value, record: &Record) -> Value {
+    let mut value = base.clone();
+    value["epoch"] = record.epoch.into();
+    value["serving"] = record.serving.into();
+    let holder = record.holder;
+    value["holder"] = json!(holder.map(|holder| holder.node.0));
+    value["incarnation"] = json!(holder.map(|holder| holder.incarnation.0));
+    value["next"] = json!(record.next.map(|node| node.0));
+    value["revision"] = (base["revision"].as_u64().unwrap_or(0) + 1).into();
+    // `op` names the call of `EtcdStore` that wrote the value: this is another one.
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("op");
+    }
+    let elements = value["members"].as_array_mut().into_iter().flatten();
+    for element in elements {
+        let id = element["id"].as_str().and_then(|id| id.parse().ok());
+        let member = record.members.iter().find(|member| Some(member.id.0) == id);
+        let was_in_sync = element["state"]["state"] == "in_sync";
+        match member.map(|member| member.state) {
+            Some(MemberState::InSync) if !was_in_sync => {
+                element["state"] = json!({ "state": "in_sync" });
+            }
+            // No label has this stamp: the member's label does not vouch for its data.
+            Some(MemberState::Out) if was_in_sync => {
+                let last_label = json!({ "epoch": 0, "revision": 0 });
+                element["state"] = json!({ "state": "out", "last_label": last_label });
+            }
+            _ => {}
+        }
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored() -> Value {
+        json!({
+            "v": 1, "op": "x", "name": "ant", "epoch": 3, "serving": 3, "revision": 9,
+            "holder": null, "new": { "later": true },
+            "members": [
+                { "id": Uuid::from_u128(1), "node": Uuid::from_u128(11), "slot": 0,
+                  "state": { "state": "in_sync" } },
+                { "id": Uuid::from_u128(2), "node": Uuid::from_u128(12), "slot": 1,
+                  "state": { "state": "filling", "watermark": 7 } },
+            ],
+        })
+    }
+
+    #[test]
+    fn a_change_keeps_fields_of_other_parts() {
+        let (base, mut record) = decode(stored().to_string().as_bytes()).expect("a record");
+        assert_eq!(record.in_sync().count(), 1);
+        assert_eq!(record.holder, None);
+        record.epoch = 4;
+        record.holder = Some(Holder {
+            node: NodeId(Uuid::from_u128(11)),
+            incarnation: Incarnation(77),
+        });
+        let value = encode(&base, &record);
+        assert_eq!(value["new"], stored()["new"]);
+        assert_eq!(value["revision"], 10);
+        assert_eq!(value["members"], stored()["members"]);
+        assert!(value.get("op").is_none());
+        let (_, again) = decode(value.to_string().as_bytes()).expect("a record");
+        assert_eq!(again, record);
+    }
+
+    #[test]
+    fn a_member_that_is_out_is_not_vouched_for() {
+        let (base, mut record) = decode(stored().to_string().as_bytes()).expect("a record");
+        record.set(MemberId(Uuid::from_u128(1)), MemberState::Out);
+        record.set(MemberId(Uuid::from_u128(2)), MemberState::InSync);
+        let value = encode(&base, &record);
+        assert_eq!(value["members"][0]["state"]["last_label"]["epoch"], 0);
+        assert_eq!(value["members"][1]["state"], json!({ "state": "in_sync" }));
+        assert_eq!(value["members"][1]["slot"], 1);
+    }
+
+    #[test]
+    fn damaged_records_have_a_reason() {
+        for (text, part) in [("{", "EOF"), ("{}", "epoch"), (r#"{"epoch":1}"#, "serving")] {
+            let why = decode(text.as_bytes()).expect_err("damaged");
+            assert!(why.contains(part), "{why}");
+        }
+    }
+}

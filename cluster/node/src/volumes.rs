@@ -1,0 +1,480 @@
+//! The volumes of a node: drives their machines, and performs the intents through [`Serving`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nacre_cluster_core::volume::{Intent, State, View};
+use nacre_cluster_core::{
+    BootTime, Lease, NodeId, Record, Revision, Transaction, Volume, VolumeId, ranks,
+};
+use serde_json::Value;
+
+use crate::events::{Decision, Events};
+use crate::nodes::Nodes;
+use crate::record::{decode, encode};
+use crate::serving::{Answer, Report, Role, Serving};
+
+/// Volumes that leave at once, when a node is drained.
+const LEAVING: usize = 8;
+/// Time from a hand-over without effect to the next one.
+const BACKOFF: Duration = Duration::from_secs(10);
+/// Intents of one call; a bound against a machine that never rests.
+const INTENTS: usize = 64;
+
+/// A change of a record to send, with the value that it writes.
+pub(crate) struct Commit {
+    pub(crate) volume: VolumeId,
+    pub(crate) number: u64,
+    pub(crate) transaction: Transaction,
+    pub(crate) value: Value,
+}
+
+struct Place {
+    machine: Volume,
+    /// The stored value, with its revision.
+    stored: (Revision, Value),
+    role: Option<Role>,
+    /// The state that the last events were about.
+    noted: State,
+    /// Incremented by each close: a late answer to an earlier one does not count.
+    closes: u64,
+    /// When the take began, and the former holder.
+    taking: Option<(BootTime, Option<NodeId>)>,
+    leaving_to: Option<NodeId>,
+    no_hand_over_before: BootTime,
+    /// False: nothing to do until a change arrives.
+    is_awake: bool,
+    is_without_holder: bool,
+}
+
+pub(crate) struct Volumes {
+    me: NodeId,
+    places: BTreeMap<VolumeId, Place>,
+    /// The nodes that show a volume, by its publication.
+    published: BTreeMap<VolumeId, Vec<NodeId>>,
+    serving: Box<dyn Serving>,
+    /// The node ends: it takes nothing more.
+    pub(crate) is_leaving: bool,
+}
+
+impl Volumes {
+    pub(crate) fn new(me: NodeId, serving: Box<dyn Serving>) -> Self {
+        Self {
+            me,
+            places: BTreeMap::new(),
+            published: BTreeMap::new(),
+            serving,
+            is_leaving: false,
+        }
+    }
+
+    /// The record as the store shows it. The error has the reason why it cannot be read.
+    pub(crate) fn saw(
+        &mut self,
+        id: VolumeId,
+        revision: Revision,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        let (value, record) = decode(bytes)?;
+        self.know(id, revision, value, record);
+        Ok(())
+    }
+
+    fn know(&mut self, id: VolumeId, revision: Revision, value: Value, record: Record) {
+        let me = self.me;
+        let place = self.places.entry(id).or_insert_with(|| Place {
+            machine: Volume::new(id, me),
+            stored: (Revision(0), Value::Null),
+            role: None,
+            noted: State::Standby,
+            closes: 0,
+            taking: None,
+            leaving_to: None,
+            no_hand_over_before: BootTime::default(),
+            is_awake: true,
+            is_without_holder: false,
+        });
+        place.is_awake = true;
+        if place.stored.0 < revision {
+            place.stored = (revision, value);
+        }
+        place.machine.saw(revision, record);
+    }
+
+    /// The record was deleted, or was absent at `revision`.
+    pub(crate) fn deleted(&mut self, id: VolumeId, revision: Revision) {
+        let known = self.places.get(&id).map(|place| place.stored.0);
+        if known.is_some_and(|known| known <= revision) {
+            self.places.remove(&id);
+            self.serving.drop_all(id);
+            self.serving.forget(id);
+        }
+    }
+
+    pub(crate) fn ids(&self) -> Vec<VolumeId> {
+        self.places.keys().copied().collect()
+    }
+
+    /// The nodes of the volume's publication; `None`: it has none.
+    pub(crate) fn publish(&mut self, id: VolumeId, nodes: Option<Vec<NodeId>>) {
+        match nodes {
+            Some(nodes) => self.published.insert(id, nodes),
+            None => self.published.remove(&id),
+        };
+        self.wake(id);
+    }
+
+    pub(crate) fn published(&self) -> Vec<VolumeId> {
+        self.published.keys().copied().collect()
+    }
+
+    pub(crate) fn wake(&mut self, id: VolumeId) {
+        if let Some(place) = self.places.get_mut(&id) {
+            place.is_awake = true;
+        }
+    }
+
+    pub(crate) fn wake_all(&mut self) {
+        for place in self.places.values_mut() {
+            place.is_awake = true;
+        }
+    }
+
+    pub(crate) fn committed(&mut self, id: VolumeId, number: u64, at: Revision, value: Value) {
+        if let Some(place) = self.places.get_mut(&id) {
+            place.is_awake = true;
+            if place.stored.0 < at {
+                place.stored = (at, value);
+            }
+            place.machine.committed(number, at);
+        }
+    }
+
+    /// A condition of the change did not hold; the answer shows the record.
+    pub(crate) fn refused(
+        &mut self,
+        id: VolumeId,
+        number: u64,
+        revision: Revision,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        let (value, record) = decode(bytes)?;
+        self.know(id, revision, value, record.clone());
+        if let Some(place) = self.places.get_mut(&id) {
+            place.machine.refused(number, revision, record);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unanswered(&mut self, id: VolumeId, number: u64) {
+        if let Some(place) = self.places.get_mut(&id) {
+            place.is_awake = true;
+            place.machine.unanswered(number);
+        }
+    }
+
+    pub(crate) fn report(&mut self, report: Report) {
+        let Some(place) = self.places.get_mut(&report.volume) else {
+            return;
+        };
+        let machine = &mut place.machine;
+        match report.answer {
+            Answer::Granted { member, key } => machine.granted(member, key),
+            Answer::Refused {
+                member,
+                key,
+                current,
+            } => {
+                if current.is_some_and(|current| current.epoch > key.epoch) {
+                    machine.gate_refused(key);
+                } else {
+                    machine.lost_gate(member);
+                }
+            }
+            Answer::LostGate { member } => {
+                // Asked again at the next turn of the clock, not at once.
+                machine.lost_gate(member);
+                return;
+            }
+            Answer::Merged { number } => machine.merged(number),
+            Answer::Drained { number } if number == place.closes => machine.drained(),
+            Answer::Drained { .. } => {}
+            Answer::PutOut { member } => machine.put_out(member),
+            Answer::Promote { member } => machine.promote(member),
+        }
+        place.is_awake = true;
+    }
+
+    /// The incarnation is gone: drops everything.
+    pub(crate) fn restart(&mut self, events: &Events) {
+        for (id, place) in &mut self.places {
+            let state = place.machine.state();
+            if state != State::Standby {
+                self.serving.drop_all(*id);
+            }
+            if !matches!(state, State::Standby | State::Fenced) {
+                let epoch = place.machine.record().map_or(0, |record| record.epoch);
+                events.note(Decision::VolumeFenced { volume: *id, epoch });
+            }
+            place.machine.restart();
+            place.taking = None;
+            place.leaving_to = None;
+            place.noted = State::Standby;
+            place.is_awake = true;
+            show(*id, place, BootTime::default(), self.serving.as_mut());
+        }
+    }
+
+    /// Polls the machines that may have work, or all of them at a turn of the clock.
+    pub(crate) fn poll(
+        &mut self,
+        now: BootTime,
+        lease: &Lease,
+        nodes: &Nodes,
+        events: &Events,
+        is_turn: bool,
+    ) -> Vec<Commit> {
+        let mut commits = Vec::new();
+        for (id, place) in &mut self.places {
+            let state = place.machine.state();
+            if !place.is_awake && !(is_turn && state != State::Standby) {
+                continue;
+            }
+            if self.is_leaving && state == State::Standby {
+                continue;
+            }
+            if place.role.is_none() {
+                // The engine can name the members that it reaches only once it knows them.
+                show(*id, place, now, self.serving.as_mut());
+            }
+            let candidates = candidates(*id, place.machine.record(), &self.published);
+            let reached = self.serving.reached(*id);
+            let view = View {
+                now,
+                lease,
+                standing: &nodes.standing,
+                reached: &reached,
+                candidates: &candidates,
+                cordoned: &nodes.avoided,
+            };
+            for _ in 0..INTENTS {
+                let Some(intent) = place.machine.poll(&view) else {
+                    break;
+                };
+                let commit = perform(*id, place, intent, now, self.serving.as_mut(), events);
+                commits.extend(commit);
+            }
+            note(*id, place, now, events);
+            show(*id, place, now, self.serving.as_mut());
+            // A standby sleeps while the holder's lease stands.
+            let holder = place.machine.record().and_then(|record| record.holder);
+            let is_held = holder.is_some_and(|holder| {
+                nodes.standing.get(&holder.node) == Some(&holder.incarnation)
+            });
+            place.is_awake = place.machine.state() == State::Standby && !is_held;
+        }
+        commits
+    }
+
+    /// Hands the volume over. False: this node cannot leave it now.
+    pub(crate) fn hand_over(&mut self, id: VolumeId, to: NodeId, now: BootTime) -> bool {
+        let Some(place) = self.places.get_mut(&id) else {
+            return false;
+        };
+        if now < place.no_hand_over_before || !place.machine.hand_over(to, now) {
+            return false;
+        }
+        place.leaving_to = Some(to);
+        place.no_hand_over_before = now + BACKOFF;
+        place.is_awake = true;
+        true
+    }
+
+    /// Hands over the volumes of a node that is drained or ends, some at a time, as far as other
+    /// nodes can take them.
+    pub(crate) fn drain(&mut self, now: BootTime, nodes: &Nodes) {
+        let leaving = self.in_state(State::Leaving).len();
+        let held = self.in_state(State::Holding);
+        let mut free = LEAVING.saturating_sub(leaving);
+        for id in held {
+            if free == 0 {
+                return;
+            }
+            if let Some(to) = self.successor(id, nodes)
+                && self.hand_over(id, to, now)
+            {
+                free -= 1;
+            }
+        }
+    }
+
+    /// The node that takes next, among those that live and are not avoided.
+    pub(crate) fn successor(&self, id: VolumeId, nodes: &Nodes) -> Option<NodeId> {
+        let record = self.places.get(&id)?.machine.record()?;
+        let mut order = candidates(id, Some(record), &self.published);
+        order.retain(|node| {
+            let lives = nodes.standing.contains_key(node);
+            *node != self.me && lives && !nodes.is_avoided(*node)
+        });
+        ranks::order(id, record, &mut order, &[]);
+        order.first().copied()
+    }
+
+    pub(crate) fn may_take(&self, id: VolumeId, node: NodeId) -> bool {
+        let record = self
+            .places
+            .get(&id)
+            .and_then(|place| place.machine.record());
+        candidates(id, record, &self.published).contains(&node)
+    }
+
+    pub(crate) fn state(&self, id: VolumeId) -> Option<State> {
+        self.places.get(&id).map(|place| place.machine.state())
+    }
+
+    pub(crate) fn holder(&self, id: VolumeId) -> Option<NodeId> {
+        let record = self.places.get(&id)?.machine.record()?;
+        record.holder.map(|holder| holder.node)
+    }
+
+    pub(crate) fn in_state(&self, state: State) -> Vec<VolumeId> {
+        let places = self.places.iter();
+        let found = places.filter(|(_, place)| place.machine.state() == state);
+        found.map(|(id, _)| *id).collect()
+    }
+
+    pub(crate) fn states(&self) -> Vec<(VolumeId, State)> {
+        let places = self.places.iter();
+        places
+            .map(|(id, place)| (*id, place.machine.state()))
+            .collect()
+    }
+
+    /// Ends all serving at once.
+    pub(crate) fn end(&mut self) {
+        for (id, place) in &self.places {
+            if place.machine.state() != State::Standby {
+                self.serving.drop_all(*id);
+            }
+        }
+    }
+}
+
+/// The nodes that may take: those of the publication, or those that have members.
+fn candidates(
+    id: VolumeId,
+    record: Option<&Record>,
+    published: &BTreeMap<VolumeId, Vec<NodeId>>,
+) -> Vec<NodeId> {
+    if let Some(nodes) = published.get(&id) {
+        return nodes.clone();
+    }
+    let members = record.into_iter().flat_map(|record| &record.members);
+    let mut nodes: Vec<NodeId> = members.map(|member| member.node).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes
+}
+
+fn perform(
+    id: VolumeId,
+    place: &mut Place,
+    intent: Intent,
+    now: BootTime,
+    serving: &mut dyn Serving,
+    events: &Events,
+) -> Option<Commit> {
+    match intent {
+        Intent::Commit {
+            number,
+            transaction,
+        } => {
+            let nacre_cluster_core::Effect::Commit { record, .. } = &transaction.effect else {
+                return None;
+            };
+            let value = encode(&place.stored.1, record);
+            return Some(Commit {
+                volume: id,
+                number,
+                transaction,
+                value,
+            });
+        }
+        Intent::Acquire { member, key } => serving.acquire(id, member, key),
+        Intent::Merge { number } => serving.merge(id, number),
+        Intent::Open => {
+            serving.open(id);
+            let epoch = place.machine.record().map_or(0, |record| record.epoch);
+            match place.taking.take() {
+                Some((began, from)) => events.note(Decision::VolumeTaken {
+                    volume: id,
+                    epoch,
+                    from,
+                    took: now.since(began),
+                }),
+                None => events.note(Decision::VolumeKept { volume: id }),
+            }
+        }
+        Intent::Close => {
+            place.closes += 1;
+            serving.close(id, place.closes);
+        }
+        Intent::Abort => serving.abort(id),
+        Intent::Drop => {
+            serving.drop_all(id);
+            let epoch = place.machine.record().map_or(0, |record| record.epoch);
+            events.note(Decision::VolumeFenced { volume: id, epoch });
+        }
+        Intent::NoHolder => {
+            if !place.is_without_holder {
+                events.note(Decision::VolumeWithoutHolder { volume: id });
+            }
+            place.is_without_holder = true;
+        }
+    }
+    None
+}
+
+/// Notes a change of state.
+fn note(id: VolumeId, place: &mut Place, now: BootTime, events: &Events) {
+    let state = place.machine.state();
+    let before = std::mem::replace(&mut place.noted, state);
+    let record = place.machine.record();
+    if record.is_some_and(|record| record.holder.is_some()) {
+        place.is_without_holder = false;
+    }
+    match (before, state) {
+        (State::Standby, State::Taking) => {
+            // The former holder is in the record that the take replaces.
+            let former = place.stored.1["holder"].as_str();
+            let former = former.and_then(|id| id.parse().ok()).map(NodeId);
+            place.taking = Some((now, former));
+        }
+        (State::Leaving, State::Standby) => {
+            let epoch = record.map_or(0, |record| record.epoch);
+            let to = place.leaving_to.take();
+            let volume = id;
+            events.note(Decision::VolumeHandedOver { volume, epoch, to });
+        }
+        (_, State::Standby | State::Fenced) => place.taking = None,
+        _ => {}
+    }
+}
+
+/// Reports a change of the role to the engine.
+fn show(id: VolumeId, place: &mut Place, now: BootTime, serving: &mut dyn Serving) {
+    let Some(record) = place.machine.record() else {
+        return;
+    };
+    let role = Role {
+        state: place.machine.state(),
+        ana: place.machine.ana(now),
+        key: place.machine.key(),
+        may_be_in_sync: place.machine.may_be_in_sync(),
+        record: record.clone(),
+    };
+    if place.role.as_ref() != Some(&role) {
+        serving.show(id, &role);
+        place.role = Some(role);
+    }
+}

@@ -1,0 +1,175 @@
+//! Acts of operators.
+
+use std::time::Duration;
+
+use nacre_cluster_core::NodeId;
+use nacre_cluster_etcd::{Copies, Txn};
+use nacre_cluster_node::{Cluster, Error, clock};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::prefix;
+use crate::{Lab, node, volume};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A drained node hands its volumes over without an error, and serves again only when it must.
+#[test]
+fn drain_and_undrain() {
+    let Some(lab) = Lab::start("drain_and_undrain", 1, 20, false) else {
+        return;
+    };
+    let id = lab.nodes[lab.busiest()].id;
+    let held = lab.holds(id);
+    let since = clock::now();
+    lab.runtime.block_on(async {
+        lab.operator.set_drain(id, true).await.expect("drained");
+        lab.operator.wait_drained(id, LIMIT).await.expect("empty");
+    });
+    println!(
+        "{} volumes drained in {:?}",
+        held.len(),
+        clock::now().since(since)
+    );
+    lab.settle();
+    for volume in &held {
+        let gap = lab.longest_gap(*volume, since);
+        println!("longest gap of a hand-over: {gap:?}");
+        assert!(gap < Duration::from_millis(500), "{gap:?}");
+    }
+    let status = lab.node_status(id);
+    assert!(status.key.expect("described").drain);
+    assert_eq!((status.held, status.members), (0, lab.volumes.len()));
+    let undrained = lab.runtime.block_on(lab.operator.set_drain(id, false));
+    undrained.expect("undrained");
+    let moved = lab.operator.move_volume(held[0], id, LIMIT);
+    lab.runtime.block_on(moved).expect("moved back");
+    lab.settle();
+    assert_eq!(lab.holder(held[0]), id);
+    lab.check();
+}
+
+/// A volume moves where an operator wants it, and refusals have a reason.
+#[test]
+fn moves() {
+    let Some(lab) = Lab::start("moves", 1, 1, false) else {
+        return;
+    };
+    let id = lab.volumes[0];
+    for _ in 0..3 {
+        let from = lab.holder(id);
+        let mut others = lab.ids().into_iter().filter(|other| *other != from);
+        let to = others.next().expect("another");
+        let since = clock::now();
+        let moved = lab.operator.move_volume(id, to, LIMIT);
+        lab.runtime.block_on(moved).expect("moved");
+        println!("moved in {:?}", clock::now().since(since));
+        lab.settle();
+        assert_eq!(lab.holder(id), to);
+    }
+    let refused = lab.operator.move_volume(id, node(9), LIMIT);
+    let refused = lab.runtime.block_on(refused).expect_err("no such node");
+    println!("{refused}");
+    assert!(matches!(refused, Error::NotMoved { .. }));
+    // The key that asked is gone, and fields of other versions are still there.
+    assert_eq!(lab.status().operations, 0);
+    let key = prefix().core_volume(id);
+    let stored = lab.runtime.block_on(lab.client.get(&key));
+    let stored = stored.expect("an answer").expect("a record");
+    let value: Value = serde_json::from_slice(&stored.value).expect("JSON");
+    assert_eq!(value["later"], "kept");
+    lab.check();
+}
+
+/// An operator's word ends a lease at once; a node without members can be removed.
+#[test]
+fn fence_and_remove() {
+    let Some(mut lab) = Lab::start("fence_and_remove", 1, 3, false) else {
+        return;
+    };
+    let victim = lab.busiest();
+    let (id, held) = (lab.nodes[victim].id, lab.holds(lab.nodes[victim].id));
+    let refused = lab.runtime.block_on(lab.operator.remove(id));
+    let refused = refused.expect_err("it has members");
+    println!("{refused}");
+    assert!(matches!(refused, Error::HasMember { .. }));
+    let since = clock::now();
+    lab.nodes[victim].kill();
+    let fenced = lab.runtime.block_on(lab.operator.fence_off(id));
+    fenced.expect("fenced");
+    let longest = lab.wait_taken(&held, id, since);
+    println!("killed and fenced by hand: {longest:?}");
+    assert!(longest < Duration::from_millis(500), "{longest:?}");
+    let again = lab.runtime.block_on(lab.operator.fence_off(id));
+    assert!(matches!(again, Err(Error::NoLease { .. })), "{again:?}");
+    lab.check();
+}
+
+/// A node without members: refused while it lives, removed when it is off.
+#[test]
+fn removal_and_status() {
+    let Some(mut lab) = Lab::start("removal_and_status", 3, 0, false) else {
+        return;
+    };
+    let status = lab.status();
+    println!("{status:#?}");
+    let leaders = status
+        .etcd
+        .iter()
+        .filter_map(|member| member.status.as_ref().ok());
+    assert_eq!(leaders.filter(|status| status.is_leader).count(), 1);
+    lab.wait("all nodes have described themselves", || {
+        lab.status().nodes.iter().all(|node| node.key.is_some())
+    });
+    let id: NodeId = lab.nodes[0].id;
+    let refused = lab.runtime.block_on(lab.operator.remove(id));
+    let refused = refused.expect_err("it lives");
+    println!("{refused}");
+    assert!(matches!(refused, Error::Lives { .. }));
+    let unknown = lab.runtime.block_on(lab.operator.set_cordon(node(9), true));
+    assert!(matches!(unknown, Err(Error::NoNode { .. })), "{unknown:?}");
+    let missing = lab.operator.move_volume(volume(9), id, LIMIT);
+    let missing = lab.runtime.block_on(missing);
+    assert!(
+        matches!(missing, Err(Error::NoVolume { .. })),
+        "{missing:?}"
+    );
+    lab.nodes[0].signal(Signal::TERM);
+    lab.nodes[0].kill();
+    lab.wait("its lease is over", || lab.node_status(id).lease.is_none());
+    let removed = lab.runtime.block_on(lab.operator.remove(id));
+    removed.expect("removed");
+    assert_eq!(lab.status().nodes.len(), 2);
+}
+
+/// A name is used once, and not beside a daemon that owns the prefix.
+#[test]
+fn a_cluster_is_created_once() {
+    let Some(lab) = Lab::without_nodes("a_cluster_is_created_once", 1) else {
+        return;
+    };
+    let new = || Cluster::new("lab", Duration::from_secs(2)).expect("valid");
+    assert!(matches!(
+        Cluster::new("lab", Duration::from_millis(10)),
+        Err(Error::Lease(_))
+    ));
+    lab.runtime.block_on(async {
+        let (client, prefix) = (&lab.client, prefix());
+        let absent = Cluster::read(client, &prefix).await;
+        assert!(matches!(absent, Err(Error::NoCluster { .. })), "{absent:?}");
+        let owner = Txn::default().put(&prefix.owner(), b"{}".to_vec());
+        client.transact(owner, Copies::One).await.expect("put");
+        let refused = new().init(client, &prefix).await;
+        assert!(matches!(refused, Err(Error::Owned { .. })), "{refused:?}");
+        let freed = Txn::default().delete(&prefix.owner());
+        client.transact(freed, Copies::One).await.expect("deleted");
+        let first = new();
+        first.init(client, &prefix).await.expect("created");
+        first.init(client, &prefix).await.expect("an own copy");
+        let second = new().init(client, &prefix).await;
+        assert!(
+            matches!(second, Err(Error::ClusterExists { .. })),
+            "{second:?}"
+        );
+    });
+}

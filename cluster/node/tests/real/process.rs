@@ -1,0 +1,226 @@
+//! A node and its guardian as processes: this test program, started again.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nacre_cluster_core::NodeId;
+use nacre_cluster_etcd::{Endpoints, Prefix};
+use nacre_cluster_node::guardian::{self, Ward};
+use nacre_cluster_node::{Description, Me, Node, NodeState};
+use rustix::process::{Pid, Signal, kill_process};
+use uuid::Uuid;
+
+use crate::fake::{Fake, live};
+
+const PREFIX: &str = "NACRE_TEST_NODE_";
+
+pub(crate) struct Process {
+    pub(crate) id: NodeId,
+    process: Uuid,
+    dir: PathBuf,
+    endpoints: Endpoints,
+    child: Child,
+    guardian: Option<Child>,
+}
+
+/// A node to start.
+#[derive(Clone, Copy)]
+pub(crate) struct Start {
+    pub(crate) node: u128,
+    pub(crate) machine: u128,
+    /// A copy of the data directory: the lock of the directory is another one.
+    pub(crate) is_copy: bool,
+    pub(crate) has_guardian: bool,
+}
+
+impl Start {
+    pub(crate) fn node(node: u128) -> Self {
+        Self {
+            node,
+            machine: node,
+            is_copy: false,
+            has_guardian: false,
+        }
+    }
+}
+
+fn again(test: &str, values: &[(&str, String)]) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command
+        .args([test, "--exact", "--ignored", "--nocapture"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null());
+    for (name, value) in values {
+        command.env(format!("{PREFIX}{name}"), value);
+    }
+    command.spawn().expect("it starts")
+}
+
+/// False: `--ignored` was meant for other tests.
+fn is_started() -> bool {
+    std::env::var_os(format!("{PREFIX}ID")).is_some()
+}
+
+fn value(name: &str) -> String {
+    std::env::var(format!("{PREFIX}{name}")).expect("started by a test")
+}
+
+impl Process {
+    pub(crate) fn start(dir: &Path, endpoints: &Endpoints, how: Start) -> Self {
+        let id = NodeId(Uuid::from_u128(how.node));
+        let process = Uuid::new_v4();
+        let text = |path: &Path| path.display().to_string();
+        let own = if how.is_copy {
+            let copy = dir.join("copy");
+            std::fs::create_dir_all(&copy).expect("a folder");
+            copy
+        } else {
+            dir.to_owned()
+        };
+        let mut values = vec![
+            ("ID", id.0.to_string()),
+            ("MACHINE", Uuid::from_u128(how.machine).to_string()),
+            ("PROCESS", process.to_string()),
+            ("DIR", text(&own)),
+            ("ETCD", endpoints.urls.join(",")),
+        ];
+        let child = again("process::node_process", &values);
+        values.push(("PID", child.id().to_string()));
+        let guardian = how
+            .has_guardian
+            .then(|| again("process::guardian_process", &values));
+        Self {
+            id,
+            process,
+            dir: own,
+            endpoints: endpoints.clone(),
+            child,
+            guardian,
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("a signal");
+    }
+
+    /// As `kill -9`. The process is no zombie afterwards.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Asks the node to leave, and waits for its end.
+    pub(crate) fn leave(&mut self) {
+        drop(self.child.stdin.take());
+        let ended = self.child.wait().expect("it ends");
+        assert!(ended.success(), "{ended}");
+    }
+
+    /// The state and the events that the process wrote last.
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(said_file(&self.dir, self.process)).unwrap_or_default()
+    }
+
+    pub(crate) fn restart(&mut self, how: Start) {
+        let dir = self.dir.clone();
+        let endpoints = self.endpoints.clone();
+        *self = Self::start(&dir, &endpoints, how);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if let Some(guardian) = &mut self.guardian {
+            let _ = guardian.kill();
+            let _ = guardian.wait();
+        }
+    }
+}
+
+fn said_file(dir: &Path, process: Uuid) -> PathBuf {
+    dir.join(format!("said-{process}"))
+}
+
+fn endpoints() -> Endpoints {
+    Endpoints {
+        urls: value("ETCD").split(',').map(str::to_owned).collect(),
+        tls: None,
+        credentials: None,
+        deadline: Duration::from_secs(2),
+    }
+}
+
+fn uuid(name: &str) -> Uuid {
+    value(name).parse().expect("an id")
+}
+
+pub(crate) fn prefix() -> Prefix {
+    Prefix::new("lab").expect("a name")
+}
+
+/// The node itself. It ends when its input does.
+#[test]
+#[ignore = "a process of other tests"]
+fn node_process() {
+    if !is_started() {
+        return;
+    }
+    let (id, process) = (NodeId(uuid("ID")), uuid("PROCESS"));
+    let dir = PathBuf::from(value("DIR"));
+    let _lock = live(&dir, id);
+    let me = Me {
+        id,
+        machine: Some(uuid("MACHINE")),
+        process,
+        cluster: None,
+        description: Description {
+            name: format!("node{}", id.0.as_u128()),
+            version: "test".to_owned(),
+            ..Description::default()
+        },
+    };
+    let place = dir.clone();
+    let node = Node::start(&endpoints(), prefix(), me, |link| {
+        Box::new(Fake::new(&place, id, link))
+    });
+    let node = node.expect("a thread");
+    let (sender, ended) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        drop(sender);
+    });
+    let say = |state: NodeState| {
+        let mut text = format!("{state:?}\n");
+        for event in node.events().after(0) {
+            text.push_str(&format!("{:?}\n", event.what));
+        }
+        let file = said_file(&dir, process);
+        let new = file.with_extension("new");
+        std::fs::write(&new, text).expect("a file");
+        std::fs::rename(new, file).expect("a file");
+    };
+    while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) =
+        ended.recv_timeout(Duration::from_millis(50))
+    {
+        say(node.state());
+    }
+    node.leave();
+}
+
+#[test]
+#[ignore = "a process of other tests"]
+fn guardian_process() {
+    if !is_started() {
+        return;
+    }
+    let pid = value("PID").parse().expect("a process id");
+    let watched = guardian::watched(pid).expect("a process");
+    let ward = Ward {
+        node: NodeId(uuid("ID")),
+        process: uuid("PROCESS"),
+    };
+    let returned = guardian::run(watched, ward, &endpoints(), &prefix());
+    eprintln!("guardian of {}: {returned:?}", ward.node.0);
+}
