@@ -11,7 +11,7 @@ pub enum Error {
     #[error("key \"{key}\": {said}. {}", remedy(said))]
     Store {
         key: String,
-        said: nacre_cluster_etcd::Error,
+        said: Box<nacre_cluster_etcd::Error>,
     },
     #[error("key \"{key}\" is absent: etcd has no cluster of this name. Create it with `init`")]
     NoCluster { key: String },
@@ -75,7 +75,10 @@ impl Error {
     /// An error of the store at `key`.
     pub(crate) fn at(key: &str) -> impl FnOnce(nacre_cluster_etcd::Error) -> Self {
         let key = key.to_owned();
-        move |said| Self::Store { key, said }
+        move |said| Self::Store {
+            key,
+            said: Box::new(said),
+        }
     }
 
     /// True if the same call may succeed later without a change of its parameters.
@@ -105,10 +108,10 @@ fn remedy(said: &nacre_cluster_etcd::Error) -> &'static str {
 pub(crate) fn damaged(key: &str, what: &impl ToString) -> Error {
     Error::Store {
         key: key.to_owned(),
-        said: nacre_cluster_etcd::Error::Damaged {
+        said: Box::new(nacre_cluster_etcd::Error::Damaged {
             key: key.to_owned(),
             what: what.to_string(),
-        },
+        }),
     }
 }
 

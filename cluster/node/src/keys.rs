@@ -221,7 +221,7 @@ pub(crate) fn decode<T: for<'a> Deserialize<'a>>(kv: &KeyValue) -> Result<T, Err
             found,
             known,
         };
-        return Err(Error::Store { key, said });
+        return Err(Error::at(&key)(said));
     }
     serde_json::from_value(value).map_err(|e| damaged(&key, &e))
 }

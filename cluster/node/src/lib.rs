@@ -30,6 +30,9 @@ pub mod serving;
 mod upkeep;
 mod volumes;
 
+#[cfg(test)]
+mod tests;
+
 pub use driver::{Me, NodeState};
 pub use error::Error;
 pub use keys::{Cluster, Description, NodeKey, Portal};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nacre_cluster_core::VolumeId;
 use nacre_cluster_core::lease::Word;
 use nacre_cluster_core::volume::State;
+use nacre_cluster_core::{BootTime, VolumeId};
 use nacre_cluster_etcd::{Client, Endpoints, Prefix};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -75,9 +75,11 @@ impl Node {
             serving(link),
         );
         let (end, ended) = oneshot::channel();
+        let ending = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("nacre-cluster".to_owned())
             .spawn(move || {
+                let _watch = OnPanic(ending);
                 runtime.block_on(driver.run(receiver, ended));
                 runtime.shutdown_timeout(Duration::ZERO);
             })
@@ -135,6 +137,20 @@ impl Node {
     /// Hands the volumes over, within 6 seconds, and gives the lease back.
     pub fn leave(self) {
         drop(self);
+    }
+}
+
+/// A thread that panics renews nothing: no answer may leave from then on.
+struct OnPanic(Arc<Shared>);
+
+impl Drop for OnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.word.set(BootTime::default());
+            let why = "it panicked".to_owned();
+            let why = Error::Thread { why };
+            self.0.state.send_replace(NodeState::Out { why });
+        }
     }
 }
 

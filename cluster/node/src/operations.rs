@@ -121,7 +121,7 @@ pub(crate) fn step(
             if !nodes.standing.contains_key(&to) {
                 return progress.failed("the node has no lease");
             }
-            if !volumes.may_take(id, to) {
+            if !volumes.is_shown_by(id, to) {
                 return progress.failed("the node does not show the volume");
             }
             if volumes.hand_over(id, to, now) {

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Calls come from the cluster's thread and must return at once. The engine answers later, from any
-//! thread.
+//! thread. Reports about one member keep their order: the end of a connection comes before the
+//! grant on the next one, and no report about an earlier connection comes after that.
 
 use std::sync::Arc;
 
@@ -91,9 +92,10 @@ pub enum Answer {
     PutOut {
         member: MemberId,
     },
-    /// The member has everything, and gets every write.
+    /// The member has everything, and gets every write of this key's holder.
     Promote {
         member: MemberId,
+        key: Key,
     },
 }
 

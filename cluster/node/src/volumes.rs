@@ -200,7 +200,11 @@ impl Volumes {
             Answer::Drained { number } if number == place.closes => machine.drained(),
             Answer::Drained { .. } => {}
             Answer::PutOut { member } => machine.put_out(member),
-            Answer::Promote { member } => machine.promote(member),
+            // A report about an earlier epoch says nothing of the writes since.
+            Answer::Promote { member, key } if machine.key() == Some(key) => {
+                machine.promote(member);
+            }
+            Answer::Promote { .. } => {}
         }
         place.is_awake = true;
     }
@@ -237,17 +241,21 @@ impl Volumes {
         let mut commits = Vec::new();
         for (id, place) in &mut self.places {
             let state = place.machine.state();
-            if !place.is_awake && !(is_turn && state != State::Standby) {
-                continue;
-            }
-            if self.is_leaving && state == State::Standby {
+            let is_due = place.is_awake || (is_turn && state != State::Standby);
+            let is_over = self.is_leaving && state == State::Standby;
+            if !is_due || is_over {
                 continue;
             }
             if place.role.is_none() {
                 // The engine can name the members that it reaches only once it knows them.
                 show(*id, place, now, self.serving.as_mut());
             }
-            let candidates = candidates(*id, place.machine.record(), &self.published);
+            // The rank of a node without a lease would only delay the others.
+            let shown = self.published.get(id).into_iter().flatten();
+            let candidates: Vec<NodeId> = shown
+                .filter(|node| nodes.standing.contains_key(node))
+                .copied()
+                .collect();
             let reached = self.serving.reached(*id);
             let view = View {
                 now,
@@ -285,7 +293,6 @@ impl Volumes {
             return false;
         }
         place.leaving_to = Some(to);
-        place.no_hand_over_before = now + BACKOFF;
         place.is_awake = true;
         true
     }
@@ -311,7 +318,7 @@ impl Volumes {
     /// The node that takes next, among those that live and are not avoided.
     pub(crate) fn successor(&self, id: VolumeId, nodes: &Nodes) -> Option<NodeId> {
         let record = self.places.get(&id)?.machine.record()?;
-        let mut order = candidates(id, Some(record), &self.published);
+        let mut order = self.published.get(&id)?.clone();
         order.retain(|node| {
             let lives = nodes.standing.contains_key(node);
             *node != self.me && lives && !nodes.is_avoided(*node)
@@ -320,12 +327,10 @@ impl Volumes {
         order.first().copied()
     }
 
-    pub(crate) fn may_take(&self, id: VolumeId, node: NodeId) -> bool {
-        let record = self
-            .places
-            .get(&id)
-            .and_then(|place| place.machine.record());
-        candidates(id, record, &self.published).contains(&node)
+    /// True if the volume's publication has the node.
+    pub(crate) fn is_shown_by(&self, id: VolumeId, node: NodeId) -> bool {
+        let nodes = self.published.get(&id);
+        nodes.is_some_and(|nodes| nodes.contains(&node))
     }
 
     pub(crate) fn state(&self, id: VolumeId) -> Option<State> {
@@ -358,22 +363,6 @@ impl Volumes {
             }
         }
     }
-}
-
-/// The nodes that may take: those of the publication, or those that have members.
-fn candidates(
-    id: VolumeId,
-    record: Option<&Record>,
-    published: &BTreeMap<VolumeId, Vec<NodeId>>,
-) -> Vec<NodeId> {
-    if let Some(nodes) = published.get(&id) {
-        return nodes.clone();
-    }
-    let members = record.into_iter().flat_map(|record| &record.members);
-    let mut nodes: Vec<NodeId> = members.map(|member| member.node).collect();
-    nodes.sort_unstable();
-    nodes.dedup();
-    nodes
 }
 
 fn perform(
@@ -412,7 +401,10 @@ fn perform(
                     from,
                     took: now.since(began),
                 }),
-                None => events.note(Decision::VolumeKept { volume: id }),
+                None => {
+                    place.no_hand_over_before = now + BACKOFF;
+                    events.note(Decision::VolumeKept { volume: id });
+                }
             }
         }
         Intent::Close => {

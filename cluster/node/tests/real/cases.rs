@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nacre_cluster_etcd::{Copies, Txn};
 use nacre_cluster_node::clock;
 use rustix::process::Signal;
 
@@ -132,11 +133,8 @@ fn etcd_is_away() {
     let Some(mut lab) = Lab::start("etcd_is_away", 1, 6, true) else {
         return;
     };
-    let before = lab.volumes.clone();
-    let before: Vec<Served> = before
-        .iter()
-        .map(|id| *lab.served(*id).last().expect("served"))
-        .collect();
+    let last = |id| *lab.served(id).last().expect("served");
+    let before: Vec<Served> = lab.volumes.iter().map(|id| last(*id)).collect();
     let since = clock::now();
     lab.etcd.kill(0);
     std::thread::sleep(3 * LEASE);
@@ -155,6 +153,43 @@ fn etcd_is_away() {
         let last = *lab.served(*id).last().expect("served");
         assert_eq!((last.node, last.epoch), (before.node, before.epoch));
     }
+    lab.check();
+}
+
+/// An etcd without space refuses renewals and fences alike: holders go on by assent.
+#[test]
+fn etcd_is_full() {
+    let quota = ["--quota-backend-bytes", "16777216"];
+    let Some(lab) = Lab::without_nodes("etcd_is_full", 1, &quota) else {
+        return;
+    };
+    let lab = lab.with_nodes(3, false);
+    let last = |id| *lab.served(id).last().expect("served");
+    let before: Vec<Served> = lab.volumes.iter().map(|id| last(*id)).collect();
+    let refused = lab.runtime.block_on(async {
+        for number in 0..100 {
+            let txn = Txn::default().put(&format!("/fill/{number}"), vec![7; 1 << 20]);
+            if let Err(error) = lab.client.transact(txn, Copies::One).await {
+                return Some(error);
+            }
+        }
+        None
+    });
+    assert_eq!(refused, Some(nacre_cluster_etcd::Error::Full));
+    let since = clock::now();
+    std::thread::sleep(3 * LEASE);
+    for (id, before) in lab.volumes.iter().zip(&before) {
+        let last = last(*id);
+        assert_eq!((last.node, last.epoch), (before.node, before.epoch));
+        let gap = lab.longest_gap(*id, since);
+        println!("longest gap with a full etcd: {gap:?}");
+        assert!(gap < Duration::from_millis(500), "{gap:?}");
+    }
+    let said = lab.nodes[0].said();
+    assert!(
+        said.contains("is_good: false") && said.contains("no space"),
+        "{said}"
+    );
     lab.check();
 }
 
@@ -243,7 +278,7 @@ fn a_node_leaves() {
 /// Nodes that start before etcd wait, and say why.
 #[test]
 fn a_start_without_etcd() {
-    let Some(mut lab) = Lab::without_nodes("a_start_without_etcd", 1) else {
+    let Some(mut lab) = Lab::without_nodes("a_start_without_etcd", 1, &[]) else {
         return;
     };
     lab.init();

@@ -200,7 +200,10 @@ impl Worker {
                 lane.granted.retain(|other| *other != member.id);
                 send(Answer::LostGate { member: member.id });
             } else if has_gate && member.state == MemberState::Out {
-                send(Answer::Promote { member: member.id });
+                let member = member.id;
+                if let Some(key) = role.key {
+                    send(Answer::Promote { member, key });
+                }
             }
         }
     }

@@ -16,7 +16,7 @@ use nacre_cluster_core::{BootTime, NodeId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, Txn};
 use nacre_cluster_node::{Cluster, NodeStatus, Operator, Status, clock};
 use parking_lot::{Mutex, MutexGuard};
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use fake::{Served, served};
@@ -53,7 +53,12 @@ static TURN: Mutex<()> = Mutex::new(());
 impl Lab {
     /// `None`, said aloud: there is no etcd.
     fn start(test: &str, members: usize, volumes: u128, has_guardian: bool) -> Option<Self> {
-        let mut lab = Self::without_nodes(test, members)?;
+        let lab = Self::without_nodes(test, members, &[])?;
+        Some(lab.with_nodes(volumes, has_guardian))
+    }
+
+    fn with_nodes(mut self, volumes: u128, has_guardian: bool) -> Self {
+        let lab = &mut self;
         lab.init();
         lab.create(volumes);
         for number in NODES {
@@ -63,13 +68,13 @@ impl Lab {
             });
         }
         lab.settle();
-        Some(lab)
+        self
     }
 
-    fn without_nodes(test: &str, members: usize) -> Option<Self> {
+    fn without_nodes(test: &str, members: usize, arguments: &[&str]) -> Option<Self> {
         let program = members::program(test)?;
         let turn = TURN.lock();
-        let mut etcd = Members::new(program, members);
+        let mut etcd = Members::new(program, members, arguments);
         etcd.run();
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_all().build();
@@ -113,7 +118,14 @@ impl Lab {
                 "members": NODES.map(member),
             });
             let key = prefix().core_volume(id);
-            let txn = Txn::default().put(&key, record.to_string().into_bytes());
+            let slots =
+                NODES.map(|node| (Uuid::from_u128(node).to_string(), Value::from(node as u8)));
+            let slots = serde_json::Map::<String, Value>::from_iter(slots);
+            let publication = json!({ "v": 1, "slots": slots }).to_string();
+            let [published, ..] = prefix().of_volume(id.0);
+            let txn = Txn::default()
+                .put(&key, record.to_string().into_bytes())
+                .put(&published, publication.into_bytes());
             let made = self.client.transact(txn, Copies::One);
             assert!(self.runtime.block_on(made).expect("an answer").is_made);
             self.volumes.push(id);

@@ -35,11 +35,12 @@ pub(crate) struct Members {
     /// Client port, peer port.
     ports: Vec<(u16, u16)>,
     processes: Vec<Option<Child>>,
+    arguments: Vec<String>,
 }
 
 impl Members {
     /// Members that [`Members::run`] starts.
-    pub(crate) fn new(program: PathBuf, count: usize) -> Self {
+    pub(crate) fn new(program: PathBuf, count: usize, arguments: &[&str]) -> Self {
         let bind = || TcpListener::bind("127.0.0.1:0").expect("a port");
         let listeners: Vec<_> = (0..count).map(|_| (bind(), bind())).collect();
         let port = |listener: &TcpListener| listener.local_addr().expect("an address").port();
@@ -48,6 +49,7 @@ impl Members {
             dir: tempfile::tempdir().expect("a folder"),
             ports: listeners.iter().map(|(a, b)| (port(a), port(b))).collect(),
             processes: (0..count).map(|_| None).collect(),
+            arguments: arguments.iter().map(|a| (*a).to_owned()).collect(),
         }
     }
 
@@ -73,6 +75,7 @@ impl Members {
                 .args(["--initial-cluster", &all.join(",")])
                 .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
                 .args(["--logger", "zap"])
+                .args(&self.arguments)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(log.expect("a log"))

@@ -121,6 +121,10 @@ fn removal_and_status() {
     lab.wait("all nodes have described themselves", || {
         lab.status().nodes.iter().all(|node| node.key.is_some())
     });
+    lab.wait("a node knows the age of each lease", || {
+        lab.nodes[0].said().matches("age: Some(").count() == 3
+    });
+    println!("{}", lab.nodes[0].said());
     let id: NodeId = lab.nodes[0].id;
     let refused = lab.runtime.block_on(lab.operator.remove(id));
     let refused = refused.expect_err("it lives");
@@ -145,7 +149,7 @@ fn removal_and_status() {
 /// A name is used once, and not beside a daemon that owns the prefix.
 #[test]
 fn a_cluster_is_created_once() {
-    let Some(lab) = Lab::without_nodes("a_cluster_is_created_once", 1) else {
+    let Some(lab) = Lab::without_nodes("a_cluster_is_created_once", 1, &[]) else {
         return;
     };
     let new = || Cluster::new("lab", Duration::from_secs(2)).expect("valid");

@@ -191,8 +191,18 @@ fn node_process() {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         drop(sender);
     });
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build().expect("a runtime");
+    let operator = node.operator();
     let say = |state: NodeState| {
         let mut text = format!("{state:?}\n");
+        if matches!(state, NodeState::In { is_good: true, .. }) {
+            let status = runtime.block_on(operator.status());
+            let nodes = status.map(|status| status.nodes).unwrap_or_default();
+            for node in nodes {
+                text.push_str(&format!("{:?} {:?}\n", node.id, node.lease));
+            }
+        }
         for event in node.events().after(0) {
             text.push_str(&format!("{:?}\n", event.what));
         }
@@ -202,7 +212,7 @@ fn node_process() {
         std::fs::rename(new, file).expect("a file");
     };
     while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) =
-        ended.recv_timeout(Duration::from_millis(50))
+        ended.recv_timeout(Duration::from_millis(200))
     {
         say(node.state());
     }

@@ -2,18 +2,20 @@
 //! `nacre-cluster-core` with answers of etcd, watch events and reports of the engine, and performs
 //! their decisions. Nothing in the loop waits: requests to etcd are tasks, the engine answers later.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod joining;
+mod news;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_cluster_core::join::{Found, InUse, JoinStep};
 use nacre_cluster_core::lease::Word;
 use nacre_cluster_core::volume::State;
 use nacre_cluster_core::{
     BootTime, Effect, Incarnation, Join, Lease, NodeId, Record, Revision, Timing, Transaction,
     VolumeId,
 };
-use nacre_cluster_etcd::{Client, Error as Said, KeyValue, LeaseKey, NodeLeases, Outcome, Prefix};
+use nacre_cluster_etcd::{Client, Error as Said, LeaseKey, NodeLeases, Outcome, Prefix};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -23,10 +25,10 @@ use uuid::Uuid;
 use crate::clock;
 use crate::error::Error;
 use crate::events::{Decision, Events};
-use crate::follow::{Change, Kind, follow};
-use crate::keys::{self, Description, NodeKey};
+use crate::follow::{Kind, follow};
+use crate::keys::{self, Description};
 use crate::nodes::{Nodes, Step};
-use crate::operations::{self, Operation, Progress};
+use crate::operations::{self, Progress};
 use crate::serving::{Report, Serving};
 use crate::upkeep;
 use crate::volumes::{Commit, Volumes};
@@ -131,8 +133,10 @@ pub(crate) struct Driver {
     operations: BTreeMap<VolumeId, Progress>,
     jobs: JoinSet<Done>,
     next_turn: BootTime,
-    /// Since when the store has been away.
+    /// Since when the lease has not been good.
     away: Option<BootTime>,
+    /// Why the last renewal failed.
+    last_failure: Option<Said>,
     /// Until when the node hands its volumes over, once it ends.
     leave_by: Option<BootTime>,
 }
@@ -167,6 +171,7 @@ impl Driver {
             jobs: JoinSet::new(),
             next_turn: BootTime::default(),
             away: None,
+            last_failure: None,
             leave_by: None,
         }
     }
@@ -270,35 +275,6 @@ impl Driver {
         }
     }
 
-    fn look_for_cluster(&mut self) {
-        let (client, prefix) = (Arc::clone(&self.client), self.prefix.clone());
-        self.jobs.spawn(async move {
-            let checked = client.check_version().await;
-            if let Err(said) = checked.map_err(Error::at(&prefix.meta())) {
-                return Done::Cluster(Err(said));
-            }
-            Done::Cluster(keys::Cluster::read(&client, &prefix).await)
-        });
-    }
-
-    fn join_step(&mut self, step: JoinStep) {
-        let (leases, node) = (Arc::clone(&self.leases), self.me.id);
-        match step {
-            JoinStep::Look => {
-                self.jobs
-                    .spawn(async move { Done::Found(leases.read(node).await) });
-            }
-            JoinStep::Create(create) => {
-                let answer = async move { leases.execute(&create, no_record).await };
-                self.jobs.spawn(async move { Done::Created(answer.await) });
-            }
-            JoinStep::Replace(replace) => {
-                let answer = async move { leases.execute(&replace, no_record).await };
-                self.jobs.spawn(async move { Done::Replaced(answer.await) });
-            }
-        }
-    }
-
     /// The work of a node with an incarnation.
     fn turn_in(&mut self, now: BootTime, is_turn: bool) {
         let Phase::In(lease) = &mut self.phase else {
@@ -321,7 +297,11 @@ impl Driver {
         match (self.away, is_good) {
             (None, false) => {
                 self.away = Some(now);
-                let why = "no renewal succeeds".to_owned();
+                let said = self.last_failure.take();
+                let why = said.map_or_else(
+                    || "the renewals came too late".to_owned(),
+                    |said| said.to_string(),
+                );
                 self.shared.events.note(Decision::StoreAway { why });
                 self.show_lease(of, false);
             }
@@ -493,7 +473,7 @@ impl Driver {
                         Ok(Outcome::Made(_)) => lease.renewed(of, number, now),
                         Ok(Outcome::Refused { .. }) => lease.end(of),
                         // The watch, or a later answer, shows whether it was made.
-                        Err(_) => {}
+                        Err(said) => self.last_failure = Some(said),
                     }
                     self.shared.word.set(lease.until());
                 }
@@ -515,142 +495,6 @@ impl Driver {
             Done::Committed(of, commit, answer) => self.committed(of, commit, answer),
             Done::Released | Done::Nothing => {}
         }
-    }
-
-    fn obstructed(&self, error: Error) {
-        let obstacle = Some(error);
-        self.shared
-            .state
-            .send_replace(NodeState::Joining { obstacle });
-    }
-
-    fn found_cluster(&mut self, answer: Result<keys::Cluster, Error>, now: BootTime) {
-        let Phase::Looking { .. } = self.phase else {
-            return;
-        };
-        let found = answer.and_then(|cluster| Ok((cluster.timing()?, cluster.id)));
-        match found {
-            Ok((_, found)) if self.me.cluster.is_some_and(|expected| expected != found) => {
-                let expected = self.me.cluster.unwrap_or_default();
-                let key = self.prefix.meta();
-                self.exclude(Error::OtherCluster {
-                    key,
-                    expected,
-                    found,
-                });
-            }
-            Ok((timing, id)) => {
-                self.timing = timing;
-                self.cluster = id;
-                self.nodes.set_timing(timing, now);
-                self.phase = Phase::Joining(Join::new(self.me.id, timing));
-            }
-            Err(error) if error.is_passing() => {
-                self.phase = Phase::Looking {
-                    not_before: now + AGAIN,
-                    is_asked: false,
-                };
-                self.obstructed(error);
-            }
-            Err(error) => self.exclude(error),
-        }
-    }
-
-    fn exclude(&mut self, why: Error) {
-        let text = why.to_string();
-        self.shared
-            .events
-            .note(Decision::NodeExcluded { why: text });
-        self.phase = Phase::Out;
-        self.shared.state.send_replace(NodeState::Out { why });
-    }
-
-    fn found_lease(&mut self, answer: Result<Option<LeaseKey>, Said>, now: BootTime) {
-        let key = self.prefix.lease(self.me.id);
-        let found = match answer {
-            Ok(found) => found,
-            Err(said) => {
-                self.obstructed(Error::at(&key)(said));
-                if let Phase::Joining(join) = &mut self.phase {
-                    join.again(now);
-                }
-                return;
-            }
-        };
-        let Phase::Joining(join) = &mut self.phase else {
-            return;
-        };
-        let is_ours = |key: &LeaseKey| {
-            // The lock of the data directory proves that an earlier process of this machine is
-            // dead. A process that lives beside this one has a copy of the directory.
-            let is_machine = self.me.machine.is_some() && key.machine == self.me.machine;
-            key.process == self.me.process || (self.has_earlier && is_machine)
-        };
-        let answer = found.as_ref().map(|key| Found {
-            revision: key.revision,
-            is_ours: is_ours(key),
-        });
-        if let Err(InUse) = join.found(answer, now) {
-            let machine = found.and_then(|key| key.machine);
-            let machine = match machine {
-                machine if machine == self.me.machine => {
-                    "another process with this machine's id".to_owned()
-                }
-                Some(machine) => format!("machine {machine}"),
-                None => "a machine without an id".to_owned(),
-            };
-            let node = self.me.id;
-            self.exclude(Error::InUse { key, node, machine });
-        }
-    }
-
-    fn created(&mut self, answer: Result<Outcome, Said>, now: BootTime) {
-        let key = self.prefix.lease(self.me.id);
-        let Phase::Joining(join) = &mut self.phase else {
-            return;
-        };
-        let incarnation = match answer {
-            Ok(Outcome::Made(at)) => Incarnation(at.0),
-            other => {
-                join.again(now);
-                if let Err(said) = other {
-                    self.obstructed(Error::at(&key)(said));
-                }
-                return;
-            }
-        };
-        let Some(lease) = join.created(incarnation, now) else {
-            return;
-        };
-        self.shared.word.set(lease.until());
-        self.phase = Phase::In(lease);
-        self.has_earlier = false;
-        self.volumes.restart(&self.shared.events);
-        self.shared
-            .events
-            .note(Decision::NodeJoined { incarnation });
-        self.show_lease(incarnation, true);
-        self.describe(incarnation);
-    }
-
-    /// Writes `node/N`, until it succeeds or the incarnation is gone.
-    fn describe(&mut self, incarnation: Incarnation) {
-        let (client, prefix) = (Arc::clone(&self.client), self.prefix.clone());
-        let (node, description) = (self.me.id, self.me.description.clone());
-        let shared = Arc::clone(&self.shared);
-        self.jobs.spawn(async move {
-            loop {
-                match keys::describe(&client, &prefix, node, incarnation, &description).await {
-                    Ok(_) => return Done::Nothing,
-                    Err(error) if error.is_passing() => sleep(AGAIN).await,
-                    Err(error) => {
-                        let (key, why) = (prefix.node(node), error.to_string());
-                        shared.events.note(Decision::KeyIgnored { key, why });
-                        return Done::Nothing;
-                    }
-                }
-            }
-        });
     }
 
     fn committed(&mut self, of: Incarnation, commit: Commit, answer: Result<Outcome, Said>) {
@@ -677,142 +521,6 @@ impl Driver {
                 }
             }
             Err(_) => self.volumes.unanswered(volume, number),
-        }
-    }
-
-    fn deleted_lease(&mut self, of: NodeId, revision: i64, now: BootTime) {
-        if self.nodes.deleted(of, revision, now, &self.shared.events) {
-            self.volumes.wake_all();
-        }
-        if let Phase::In(lease) = &mut self.phase
-            && of == self.me.id
-            && (lease.holder().incarnation.0 as i64) < revision
-        {
-            let of = lease.holder().incarnation;
-            lease.end(of);
-            self.shared.word.set(lease.until());
-        }
-    }
-
-    fn ignored(&self, key: &[u8], why: Option<String>) {
-        if let Some(why) = why {
-            let key = String::from_utf8_lossy(key).into_owned();
-            self.shared.events.note(Decision::KeyIgnored { key, why });
-        }
-    }
-
-    fn news(&mut self, kind: Kind, change: Change) {
-        match change {
-            Change::All { keys, revision } => {
-                let ids: BTreeSet<Uuid> = {
-                    let prefix = self.prefix_of(kind);
-                    let ids = keys.iter().map(|kv| Prefix::id_after(&prefix, &kv.key));
-                    ids.flatten().collect()
-                };
-                for kv in &keys {
-                    self.put(kind, kv);
-                }
-                for id in self.known(kind) {
-                    if !ids.contains(&id) {
-                        self.deleted(kind, id, revision);
-                    }
-                }
-                if kind == Kind::Leases {
-                    self.nodes.is_listed = true;
-                }
-            }
-            Change::Put(kv) => self.put(kind, &kv),
-            Change::Deleted { key, revision } => {
-                let id = Prefix::id_after(&self.prefix_of(kind), &key);
-                if let Some(id) = id {
-                    self.deleted(kind, id, revision);
-                }
-            }
-        }
-    }
-
-    fn prefix_of(&self, kind: Kind) -> String {
-        match kind {
-            Kind::Leases => self.prefix.leases(),
-            Kind::Nodes => self.prefix.nodes(),
-            Kind::Volumes => self.prefix.volumes(),
-            Kind::Publications => self.prefix.publications(),
-            Kind::Operations => self.prefix.operations(),
-        }
-    }
-
-    fn known(&self, kind: Kind) -> Vec<Uuid> {
-        let volumes = |ids: Vec<VolumeId>| ids.into_iter().map(|id| id.0).collect();
-        match kind {
-            Kind::Leases => self.nodes.standing.keys().map(|node| node.0).collect(),
-            Kind::Nodes => self.nodes.described.keys().map(|node| node.0).collect(),
-            Kind::Volumes => volumes(self.volumes.ids()),
-            Kind::Publications => volumes(self.volumes.published()),
-            Kind::Operations => volumes(self.operations.keys().copied().collect()),
-        }
-    }
-
-    fn put(&mut self, kind: Kind, kv: &KeyValue) {
-        let Some(id) = Prefix::id_after(&self.prefix_of(kind), &kv.key) else {
-            return self.ignored(&kv.key, Some("its name ends without an id".to_owned()));
-        };
-        let refused = match kind {
-            Kind::Leases => self.put_lease(kv).err(),
-            Kind::Nodes => match NodeKey::decode(kv) {
-                Ok(key) => {
-                    self.nodes.describe(NodeId(id), Some(key));
-                    self.volumes.wake_all();
-                    None
-                }
-                Err(error) => Some(error.to_string()),
-            },
-            Kind::Volumes => {
-                let revision = Revision(kv.mod_revision as u64);
-                self.volumes.saw(VolumeId(id), revision, &kv.value).err()
-            }
-            Kind::Publications => match operations::slots(kv) {
-                Ok(nodes) => {
-                    self.volumes.publish(VolumeId(id), Some(nodes));
-                    None
-                }
-                Err(error) => Some(error.to_string()),
-            },
-            Kind::Operations => match Operation::decode(kv) {
-                Ok(operation) => {
-                    let progress = Progress::new(operation, kv.mod_revision);
-                    self.operations.insert(VolumeId(id), progress);
-                    None
-                }
-                Err(error) => Some(error.to_string()),
-            },
-        };
-        self.ignored(&kv.key, refused);
-    }
-
-    fn put_lease(&mut self, kv: &KeyValue) -> Result<(), String> {
-        let key = self.leases.decode(kv).map_err(|error| error.to_string())?;
-        let now = clock::now();
-        self.nodes.put(&key, now, &self.shared.events);
-        if let Phase::In(lease) = &mut self.phase
-            && key.node == self.me.id
-        {
-            // A renewal whose answer is missing.
-            lease.renewed(key.incarnation, key.number, now);
-            self.shared.word.set(lease.until());
-        }
-        Ok(())
-    }
-
-    fn deleted(&mut self, kind: Kind, id: Uuid, revision: i64) {
-        match kind {
-            Kind::Leases => self.deleted_lease(NodeId(id), revision, clock::now()),
-            Kind::Nodes => self.nodes.describe(NodeId(id), None),
-            Kind::Volumes => {
-                let revision = Revision(revision as u64);
-                self.volumes.deleted(VolumeId(id), revision);
-            }
-            Kind::Publications => self.volumes.publish(VolumeId(id), None),
-            Kind::Operations => drop(self.operations.remove(&VolumeId(id))),
         }
     }
 

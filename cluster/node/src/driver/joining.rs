@@ -1,0 +1,180 @@
+//! The start of a node, and its return after a fence: the cluster's key, the lease, the description.
+
+use std::sync::Arc;
+
+use nacre_cluster_core::join::{Found, InUse, JoinStep};
+use nacre_cluster_core::{BootTime, Incarnation, Join};
+use nacre_cluster_etcd::{Error as Said, LeaseKey, Outcome};
+use tokio::time::sleep;
+
+use super::{AGAIN, Done, Driver, NodeState, Phase, no_record};
+use crate::error::Error;
+use crate::events::Decision;
+use crate::keys;
+
+impl Driver {
+    pub(super) fn look_for_cluster(&mut self) {
+        let (client, prefix) = (Arc::clone(&self.client), self.prefix.clone());
+        self.jobs.spawn(async move {
+            let checked = client.check_version().await;
+            if let Err(said) = checked.map_err(Error::at(&prefix.meta())) {
+                return Done::Cluster(Err(said));
+            }
+            Done::Cluster(keys::Cluster::read(&client, &prefix).await)
+        });
+    }
+
+    pub(super) fn join_step(&mut self, step: JoinStep) {
+        let (leases, node) = (Arc::clone(&self.leases), self.me.id);
+        match step {
+            JoinStep::Look => {
+                self.jobs
+                    .spawn(async move { Done::Found(leases.read(node).await) });
+            }
+            JoinStep::Create(create) => {
+                let answer = async move { leases.execute(&create, no_record).await };
+                self.jobs.spawn(async move { Done::Created(answer.await) });
+            }
+            JoinStep::Replace(replace) => {
+                let answer = async move { leases.execute(&replace, no_record).await };
+                self.jobs.spawn(async move { Done::Replaced(answer.await) });
+            }
+        }
+    }
+
+    pub(super) fn obstructed(&self, error: Error) {
+        let obstacle = Some(error);
+        self.shared
+            .state
+            .send_replace(NodeState::Joining { obstacle });
+    }
+
+    pub(super) fn found_cluster(&mut self, answer: Result<keys::Cluster, Error>, now: BootTime) {
+        let Phase::Looking { .. } = self.phase else {
+            return;
+        };
+        let found = answer.and_then(|cluster| Ok((cluster.timing()?, cluster.id)));
+        match found {
+            Ok((_, found)) if self.me.cluster.is_some_and(|expected| expected != found) => {
+                let expected = self.me.cluster.unwrap_or_default();
+                let key = self.prefix.meta();
+                self.exclude(Error::OtherCluster {
+                    key,
+                    expected,
+                    found,
+                });
+            }
+            Ok((timing, id)) => {
+                self.timing = timing;
+                self.cluster = id;
+                self.nodes.set_timing(timing, now);
+                self.phase = Phase::Joining(Join::new(self.me.id, timing));
+            }
+            Err(error) if error.is_passing() => {
+                self.phase = Phase::Looking {
+                    not_before: now + AGAIN,
+                    is_asked: false,
+                };
+                self.obstructed(error);
+            }
+            Err(error) => self.exclude(error),
+        }
+    }
+
+    fn exclude(&mut self, why: Error) {
+        let text = why.to_string();
+        self.shared
+            .events
+            .note(Decision::NodeExcluded { why: text });
+        self.phase = Phase::Out;
+        self.shared.state.send_replace(NodeState::Out { why });
+    }
+
+    pub(super) fn found_lease(&mut self, answer: Result<Option<LeaseKey>, Said>, now: BootTime) {
+        let key = self.prefix.lease(self.me.id);
+        let found = match answer {
+            Ok(found) => found,
+            Err(said) => {
+                self.obstructed(Error::at(&key)(said));
+                if let Phase::Joining(join) = &mut self.phase {
+                    join.again(now);
+                }
+                return;
+            }
+        };
+        let Phase::Joining(join) = &mut self.phase else {
+            return;
+        };
+        let is_ours = |key: &LeaseKey| {
+            // The lock of the data directory proves that an earlier process of this machine is
+            // dead. A process that lives beside this one has a copy of the directory.
+            let is_machine = self.me.machine.is_some() && key.machine == self.me.machine;
+            key.process == self.me.process || (self.has_earlier && is_machine)
+        };
+        let answer = found.as_ref().map(|key| Found {
+            revision: key.revision,
+            is_ours: is_ours(key),
+        });
+        if let Err(InUse) = join.found(answer, now) {
+            let machine = found.and_then(|key| key.machine);
+            let machine = match machine {
+                machine if machine == self.me.machine => {
+                    "another process with this machine's id".to_owned()
+                }
+                Some(machine) => format!("machine {machine}"),
+                None => "a machine without an id".to_owned(),
+            };
+            let node = self.me.id;
+            self.exclude(Error::InUse { key, node, machine });
+        }
+    }
+
+    pub(super) fn created(&mut self, answer: Result<Outcome, Said>, now: BootTime) {
+        let key = self.prefix.lease(self.me.id);
+        let Phase::Joining(join) = &mut self.phase else {
+            return;
+        };
+        let incarnation = match answer {
+            Ok(Outcome::Made(at)) => Incarnation(at.0),
+            other => {
+                join.again(now);
+                if let Err(said) = other {
+                    self.obstructed(Error::at(&key)(said));
+                }
+                return;
+            }
+        };
+        let Some(lease) = join.created(incarnation, now) else {
+            return;
+        };
+        self.shared.word.set(lease.until());
+        self.phase = Phase::In(lease);
+        self.has_earlier = false;
+        self.volumes.restart(&self.shared.events);
+        self.shared
+            .events
+            .note(Decision::NodeJoined { incarnation });
+        self.show_lease(incarnation, true);
+        self.describe(incarnation);
+    }
+
+    /// Writes `node/N`, until it succeeds or the incarnation is gone.
+    fn describe(&mut self, incarnation: Incarnation) {
+        let (client, prefix) = (Arc::clone(&self.client), self.prefix.clone());
+        let (node, description) = (self.me.id, self.me.description.clone());
+        let shared = Arc::clone(&self.shared);
+        self.jobs.spawn(async move {
+            loop {
+                match keys::describe(&client, &prefix, node, incarnation, &description).await {
+                    Ok(_) => return Done::Nothing,
+                    Err(error) if error.is_passing() => sleep(AGAIN).await,
+                    Err(error) => {
+                        let (key, why) = (prefix.node(node), error.to_string());
+                        shared.events.note(Decision::KeyIgnored { key, why });
+                        return Done::Nothing;
+                    }
+                }
+            }
+        });
+    }
+}

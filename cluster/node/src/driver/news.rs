@@ -1,0 +1,152 @@
+//! The changes of etcd's keys, as the watches show them.
+
+use std::collections::BTreeSet;
+
+use nacre_cluster_core::{BootTime, NodeId, Revision, VolumeId};
+use nacre_cluster_etcd::{KeyValue, Prefix};
+use uuid::Uuid;
+
+use super::{Driver, Phase};
+use crate::clock;
+use crate::events::Decision;
+use crate::follow::{Change, Kind};
+use crate::keys::NodeKey;
+use crate::operations::{self, Operation, Progress};
+
+impl Driver {
+    pub(super) fn deleted_lease(&mut self, of: NodeId, revision: i64, now: BootTime) {
+        if self.nodes.deleted(of, revision, now, &self.shared.events) {
+            self.volumes.wake_all();
+        }
+        if let Phase::In(lease) = &mut self.phase
+            && of == self.me.id
+            && (lease.holder().incarnation.0 as i64) < revision
+        {
+            let of = lease.holder().incarnation;
+            lease.end(of);
+            self.shared.word.set(lease.until());
+        }
+    }
+
+    pub(super) fn ignored(&self, key: &[u8], why: Option<String>) {
+        if let Some(why) = why {
+            let key = String::from_utf8_lossy(key).into_owned();
+            self.shared.events.note(Decision::KeyIgnored { key, why });
+        }
+    }
+
+    pub(super) fn news(&mut self, kind: Kind, change: Change) {
+        match change {
+            Change::All { keys, revision } => {
+                let ids: BTreeSet<Uuid> = {
+                    let prefix = self.prefix_of(kind);
+                    let ids = keys.iter().map(|kv| Prefix::id_after(&prefix, &kv.key));
+                    ids.flatten().collect()
+                };
+                for kv in &keys {
+                    self.put(kind, kv);
+                }
+                for id in self.known(kind) {
+                    if !ids.contains(&id) {
+                        self.deleted(kind, id, revision);
+                    }
+                }
+                if kind == Kind::Leases {
+                    self.nodes.is_listed = true;
+                }
+            }
+            Change::Put(kv) => self.put(kind, &kv),
+            Change::Deleted { key, revision } => {
+                let id = Prefix::id_after(&self.prefix_of(kind), &key);
+                if let Some(id) = id {
+                    self.deleted(kind, id, revision);
+                }
+            }
+        }
+    }
+
+    fn prefix_of(&self, kind: Kind) -> String {
+        match kind {
+            Kind::Leases => self.prefix.leases(),
+            Kind::Nodes => self.prefix.nodes(),
+            Kind::Volumes => self.prefix.volumes(),
+            Kind::Publications => self.prefix.publications(),
+            Kind::Operations => self.prefix.operations(),
+        }
+    }
+
+    fn known(&self, kind: Kind) -> Vec<Uuid> {
+        let volumes = |ids: Vec<VolumeId>| ids.into_iter().map(|id| id.0).collect();
+        match kind {
+            Kind::Leases => self.nodes.standing.keys().map(|node| node.0).collect(),
+            Kind::Nodes => self.nodes.described.keys().map(|node| node.0).collect(),
+            Kind::Volumes => volumes(self.volumes.ids()),
+            Kind::Publications => volumes(self.volumes.published()),
+            Kind::Operations => volumes(self.operations.keys().copied().collect()),
+        }
+    }
+
+    fn put(&mut self, kind: Kind, kv: &KeyValue) {
+        let Some(id) = Prefix::id_after(&self.prefix_of(kind), &kv.key) else {
+            return self.ignored(&kv.key, Some("its name ends without an id".to_owned()));
+        };
+        let refused = match kind {
+            Kind::Leases => self.put_lease(kv).err(),
+            Kind::Nodes => match NodeKey::decode(kv) {
+                Ok(key) => {
+                    self.nodes.describe(NodeId(id), Some(key));
+                    self.volumes.wake_all();
+                    None
+                }
+                Err(error) => Some(error.to_string()),
+            },
+            Kind::Volumes => {
+                let revision = Revision(kv.mod_revision as u64);
+                self.volumes.saw(VolumeId(id), revision, &kv.value).err()
+            }
+            Kind::Publications => match operations::slots(kv) {
+                Ok(nodes) => {
+                    self.volumes.publish(VolumeId(id), Some(nodes));
+                    None
+                }
+                Err(error) => Some(error.to_string()),
+            },
+            Kind::Operations => match Operation::decode(kv) {
+                Ok(operation) => {
+                    let progress = Progress::new(operation, kv.mod_revision);
+                    self.operations.insert(VolumeId(id), progress);
+                    None
+                }
+                Err(error) => Some(error.to_string()),
+            },
+        };
+        self.ignored(&kv.key, refused);
+    }
+
+    fn put_lease(&mut self, kv: &KeyValue) -> Result<(), String> {
+        let key = self.leases.decode(kv).map_err(|error| error.to_string())?;
+        let now = clock::now();
+        self.nodes.put(&key, now, &self.shared.events);
+        if let Phase::In(lease) = &mut self.phase
+            && key.node == self.me.id
+        {
+            // A renewal whose answer is missing.
+            lease.renewed(key.incarnation, key.number, now);
+            self.shared.word.set(lease.until());
+        }
+        Ok(())
+    }
+
+    fn deleted(&mut self, kind: Kind, id: Uuid, revision: i64) {
+        match kind {
+            Kind::Leases => self.deleted_lease(NodeId(id), revision, clock::now()),
+            Kind::Nodes => self.nodes.describe(NodeId(id), None),
+            Kind::Volumes => {
+                let revision = Revision(revision as u64);
+                self.volumes.deleted(VolumeId(id), revision);
+            }
+            Kind::Publications => self.volumes.publish(VolumeId(id), None),
+            Kind::Operations => drop(self.operations.remove(&VolumeId(id))),
+        }
+    }
+}

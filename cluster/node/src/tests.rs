@@ -1,0 +1,268 @@
+//! The parts of the driver between the machines and the engine, without etcd.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use nacre_cluster_core::gate::Key;
+use nacre_cluster_core::ids::MAX_MEMBERS;
+use nacre_cluster_core::volume::State;
+use nacre_cluster_core::{
+    BootTime, Holder, Incarnation, Lease, MemberId, NodeId, Revision, Timing, VolumeId,
+};
+use nacre_cluster_etcd::LeaseKey;
+use parking_lot::Mutex;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::events::Events;
+use crate::nodes::{Nodes, Step};
+use crate::serving::{Answer, Report, Role, Serving};
+use crate::volumes::{Commit, Volumes};
+
+const VOLUME: VolumeId = VolumeId(Uuid::from_u128(100));
+const MEMBER: MemberId = MemberId(Uuid::from_u128(200));
+const MS: Duration = Duration::from_millis(1);
+
+fn node(number: u128) -> NodeId {
+    NodeId(Uuid::from_u128(number))
+}
+
+fn at(ms: u32) -> BootTime {
+    BootTime(1_000_000_000_000) + MS * ms
+}
+
+fn lease(number: u128, incarnation: u64) -> Lease {
+    let holder = Holder {
+        node: node(number),
+        incarnation: Incarnation(incarnation),
+    };
+    Lease::new(holder, Timing::default(), at(0), at(0))
+}
+
+fn key(number: u128, incarnation: u64, revision: u64) -> LeaseKey {
+    LeaseKey {
+        node: node(number),
+        incarnation: Incarnation(incarnation),
+        revision: Revision(revision),
+        number: revision - incarnation,
+        process: Uuid::nil(),
+        machine: None,
+    }
+}
+
+/// Writes down the calls.
+#[derive(Default, Clone)]
+struct Engine(Arc<Mutex<Vec<String>>>);
+
+impl Engine {
+    fn note(&self, call: &str) {
+        self.0.lock().push(call.to_owned());
+    }
+
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+impl Serving for Engine {
+    fn reached(&mut self, _: VolumeId) -> ArrayVec<MemberId, MAX_MEMBERS> {
+        ArrayVec::from_iter([MEMBER])
+    }
+
+    fn acquire(&mut self, _: VolumeId, _: MemberId, key: Key) {
+        self.note(&format!("acquire {}", key.epoch));
+    }
+
+    fn merge(&mut self, _: VolumeId, number: u64) {
+        self.note(&format!("merge {number}"));
+    }
+
+    fn open(&mut self, _: VolumeId) {
+        self.note("open");
+    }
+
+    fn close(&mut self, _: VolumeId, number: u64) {
+        self.note(&format!("close {number}"));
+    }
+
+    fn abort(&mut self, _: VolumeId) {
+        self.note("abort");
+    }
+
+    fn drop_all(&mut self, _: VolumeId) {
+        self.note("drop");
+    }
+
+    fn show(&mut self, _: VolumeId, _: &Role) {}
+
+    fn forget(&mut self, _: VolumeId) {
+        self.note("forget");
+    }
+}
+
+/// A node with a lease, and a volume that it takes.
+struct Bench {
+    volumes: Volumes,
+    engine: Engine,
+    nodes: Nodes,
+    lease: Lease,
+    events: Events,
+    revision: u64,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let engine = Engine::default();
+        let events = Events::default();
+        let mut nodes = Nodes::new(node(1), Timing::default());
+        nodes.put(&key(1, 10, 10), at(0), &events);
+        nodes.put(&key(2, 11, 11), at(0), &events);
+        let mut volumes = Volumes::new(node(1), Box::new(engine.clone()));
+        let record = json!({
+            "epoch": 4, "serving": 4, "revision": 7, "holder": node(1).0, "incarnation": 3,
+            "members": [{ "id": MEMBER.0, "node": node(1).0, "state": { "state": "in_sync" } }],
+        });
+        let saw = volumes.saw(VOLUME, Revision(20), record.to_string().as_bytes());
+        assert_eq!(saw, Ok(()));
+        volumes.publish(VOLUME, Some(vec![node(1), node(2)]));
+        Self {
+            volumes,
+            engine,
+            nodes,
+            lease: lease(1, 10),
+            events,
+            revision: 20,
+        }
+    }
+
+    fn poll(&mut self, ms: u32) -> Vec<Commit> {
+        let now = at(ms);
+        self.volumes
+            .poll(now, &self.lease, &self.nodes, &self.events, true)
+    }
+
+    /// Makes the changes that the volume wants, until it wants none.
+    fn run(&mut self, ms: u32) {
+        loop {
+            let commits = self.poll(ms);
+            if commits.is_empty() {
+                return;
+            }
+            for commit in commits {
+                self.revision += 1;
+                let at = Revision(self.revision);
+                self.volumes
+                    .committed(commit.volume, commit.number, at, commit.value);
+            }
+        }
+    }
+
+    fn report(&mut self, answer: Answer) {
+        let volume = VOLUME;
+        self.volumes.report(Report { volume, answer });
+    }
+
+    fn holding() -> Self {
+        let mut bench = Self::new();
+        // The other node may have the first rank.
+        bench.run(0);
+        bench.run(200);
+        assert_eq!(bench.engine.calls(), ["acquire 5"]);
+        let holder = bench.lease.holder();
+        let key = Key { epoch: 5, holder };
+        bench.report(Answer::Granted {
+            member: MEMBER,
+            key,
+        });
+        bench.run(210);
+        let calls = bench.engine.calls();
+        let number = calls.last().and_then(|call| call.strip_prefix("merge "));
+        let number = number.expect("a merge").parse().expect("a number");
+        bench.report(Answer::Merged { number });
+        bench.run(220);
+        assert_eq!(bench.engine.calls(), ["open"]);
+        assert_eq!(bench.volumes.state(VOLUME), Some(State::Holding));
+        bench
+    }
+}
+
+/// The end of a first hand-over, reported late, does not end a second one.
+#[test]
+fn a_late_report_of_an_earlier_close() {
+    let mut bench = Bench::holding();
+    assert!(bench.volumes.hand_over(VOLUME, node(2), at(300)));
+    bench.run(300);
+    assert_eq!(bench.engine.calls(), ["close 1"]);
+    // Commands hang: aborted after 2 s, served again after 5 s.
+    bench.run(2400);
+    bench.run(5400);
+    assert_eq!(bench.engine.calls(), ["abort", "open"]);
+    assert!(
+        !bench.volumes.hand_over(VOLUME, node(2), at(5500)),
+        "not at once again"
+    );
+    assert!(bench.volumes.hand_over(VOLUME, node(2), at(16_000)));
+    bench.run(16_000);
+    bench.report(Answer::Drained { number: 1 });
+    bench.run(16_010);
+    assert_eq!(bench.volumes.state(VOLUME), Some(State::Leaving));
+    bench.report(Answer::Drained { number: 2 });
+    bench.run(16_020);
+    assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
+    assert_eq!(bench.volumes.holder(VOLUME), None);
+}
+
+/// Whatever the volume did is dropped with the incarnation, and it is taken in a later epoch.
+#[test]
+fn a_lost_incarnation() {
+    let mut bench = Bench::holding();
+    bench.volumes.restart(&bench.events);
+    assert_eq!(bench.engine.calls(), ["drop"]);
+    let events = bench.events.after(0);
+    assert_eq!(events.len(), 2, "taken and fenced: {events:?}");
+    bench.lease = lease(1, 50);
+    bench.nodes.put(&key(1, 50, 50), at(400), &bench.events);
+    bench.run(400);
+    bench.run(600);
+    assert_eq!(bench.engine.calls(), ["acquire 6"]);
+}
+
+/// A node that ends takes nothing any more.
+#[test]
+fn a_node_that_leaves_takes_nothing() {
+    let mut bench = Bench::new();
+    bench.volumes.is_leaving = true;
+    bench.run(0);
+    bench.run(2000);
+    assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
+}
+
+/// A silent node is fenced after a lease, and only the incarnation that the deletion is about ends.
+#[test]
+fn fences_and_old_news() {
+    let events = Events::default();
+    let mut nodes = Nodes::new(node(1), Timing::default());
+    let mut own = lease(1, 10);
+    nodes.put(&key(1, 10, 10), at(0), &events);
+    nodes.put(&key(2, 11, 11), at(0), &events);
+    nodes.put(&key(2, 11, 15), at(400), &events);
+    let fences = |nodes: &mut Nodes, own: &mut Lease, ms: u32| {
+        if let Some(nacre_cluster_core::Effect::Renew { number, .. }) =
+            own.poll(at(ms)).map(|renewal| renewal.effect)
+        {
+            own.renewed(Incarnation(10), number, at(ms));
+        }
+        let steps = nodes.poll(at(ms), own).into_iter();
+        let fences = steps.filter(|step| matches!(step, Step::Fence(..)));
+        fences.count()
+    };
+    for ms in (0..2400).step_by(100) {
+        assert_eq!(fences(&mut nodes, &mut own, ms), 0, "{ms}");
+    }
+    assert_eq!(fences(&mut nodes, &mut own, 2400), 1);
+    // The deletion of an earlier incarnation arrives late.
+    assert!(!nodes.deleted(node(2), 9, at(2500), &events));
+    assert!(nodes.deleted(node(2), 16, at(2500), &events));
+    assert!(!nodes.standing.contains_key(&node(2)));
+}
