@@ -5,20 +5,18 @@
 //! this very process created, so it cannot end that of a daemon that was started meanwhile.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_cluster_core::{Holder, Incarnation, NodeId, Transaction};
-use nacre_cluster_etcd::{Client, Endpoints, NodeLeases, Outcome, Prefix};
+use nacre_cluster_etcd::{Endpoints, NodeLeases, Outcome, Prefix};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use crate::connection::{connect, thread};
 use crate::error::Error;
 
-/// Time limit of each request.
-const DEADLINE: Duration = Duration::from_secs(2);
 /// Time between two requests that keep the connection to etcd open.
 const WARM: Duration = Duration::from_secs(5);
 /// Time for the return of the lease. Later, other nodes have fenced the node.
@@ -56,21 +54,10 @@ pub fn run(
     endpoints: &Endpoints,
     prefix: &Prefix,
 ) -> Result<Returned, Error> {
-    let thread = |error: std::io::Error| Error::Thread {
-        why: error.to_string(),
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(thread)?;
-    let endpoints = Endpoints {
-        deadline: DEADLINE,
-        ..endpoints.clone()
-    };
+    let key = prefix.lease(ward.node);
+    let (runtime, client) = connect(endpoints, &key)?;
+    let leases = NodeLeases::new(client, prefix.clone());
     runtime.block_on(async {
-        let key = prefix.lease(ward.node);
-        let client = Arc::new(Client::new(&endpoints).map_err(Error::at(&key))?);
-        let leases = NodeLeases::new(client, prefix.clone());
         let mut ended = end_of(process).map_err(thread)?;
         // Keeps a connection to etcd open. Without an answer, the daemon has the same trouble.
         let warm = async {

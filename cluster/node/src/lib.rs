@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+mod connection;
 mod driver;
 mod error;
 pub mod events;

@@ -10,14 +10,12 @@ use nacre_cluster_core::{BootTime, VolumeId};
 use nacre_cluster_etcd::{Client, Endpoints, Prefix};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::connection::{connect, thread};
 use crate::driver::{Driver, Me, NodeState, Shared};
 use crate::error::Error;
 use crate::events::Events;
 use crate::operator::Operator;
 use crate::serving::{Link, Reports, Serving, WAITING};
-
-/// Time limit of each request. A renewal that is answered later extends nothing.
-const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Dropped, the node leaves: it hands its volumes over, and gives its lease back.
 pub struct Node {
@@ -38,22 +36,7 @@ impl Node {
         me: Me,
         serving: impl FnOnce(Link) -> Box<dyn Serving>,
     ) -> Result<Self, Error> {
-        let thread = |error: std::io::Error| Error::Thread {
-            why: error.to_string(),
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(thread)?;
-        let endpoints = Endpoints {
-            deadline: DEADLINE,
-            ..endpoints.clone()
-        };
-        let client = {
-            let _entered = runtime.enter();
-            let client = Client::new(&endpoints);
-            Arc::new(client.map_err(Error::at(&prefix.meta()))?)
-        };
+        let (runtime, client) = connect(endpoints, &prefix.meta())?;
         let (sender, state) = watch::channel(NodeState::Joining { obstacle: None });
         let shared = Arc::new(Shared {
             word: Arc::default(),

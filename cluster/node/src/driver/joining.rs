@@ -1,4 +1,5 @@
-//! The start of a node, and its return after a fence: the cluster's key, the lease, the description.
+//! The start of a node, and its return after a fence: the cluster's key, the lease, the
+//! description.
 
 use std::sync::Arc;
 

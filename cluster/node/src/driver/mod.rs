@@ -1,6 +1,7 @@
 //! The driver of one node: a loop on the thread `nacre-cluster` that feeds the machines of
 //! `nacre-cluster-core` with answers of etcd, watch events and reports of the engine, and performs
-//! their decisions. Nothing in the loop waits: requests to etcd are tasks, the engine answers later.
+//! their decisions. Nothing in the loop waits: requests to etcd are tasks, and the engine answers
+//! later.
 
 mod joining;
 mod news;
