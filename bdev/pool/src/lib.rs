@@ -15,8 +15,7 @@
 //!
 //! # Limits of today
 //!
-//! Blocks of 4 KiB. One disk. A write that finds no free unit fails with
-//! [`nacre_bdev::Status::NoSpace`] at once. Lanes and keeper exchange messages under a lock that is
+//! Blocks of 4 KiB. One disk. Lanes and keeper exchange messages under a lock that is
 //! held for a few instructions.
 
 #![forbid(unsafe_code)]

@@ -63,10 +63,6 @@ impl Lvol {
         geometry.map_or(16, |geometry| u64::from(geometry.granules_per_unit))
     }
 
-    pub(crate) fn is_snapshot(&self) -> bool {
-        self.info.lock().is_snapshot
-    }
-
     fn base(&self) -> &dyn Bdev {
         &**self.shared.claim.layer()
     }
@@ -102,7 +98,7 @@ impl Bdev for Lvol {
             volatile_cache: self.base().limits().volatile_cache,
             unmap_zeroes: true,
             zeroes_deallocate: true,
-            read_only: self.is_snapshot(),
+            read_only: self.map.is_read_only(),
             ..Limits::unlimited(DEPTH)
         }
     }
@@ -120,7 +116,6 @@ impl Bdev for Lvol {
             device: &self.device,
             shared: Arc::clone(&self.shared),
             map: Arc::clone(&self.map),
-            is_snapshot: self.is_snapshot(),
             depth: DEPTH as usize,
         };
         Ok(Box::new(Lane::open(spec, pool)?))

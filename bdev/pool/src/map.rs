@@ -38,6 +38,7 @@ pub(crate) struct LvolMap {
     /// Generation up to which units are shared.
     floor: AtomicU64,
     gone: AtomicBool,
+    read_only: AtomicBool,
     chunks: ArcSwap<Vec<Arc<Chunk>>>,
 }
 
@@ -73,6 +74,7 @@ impl LvolMap {
             units: AtomicU64::new(0),
             floor: AtomicU64::new(u64::from(floor)),
             gone: AtomicBool::new(false),
+            read_only: AtomicBool::new(false),
             chunks: ArcSwap::default(),
         };
         map.set_units(units);
@@ -89,6 +91,11 @@ impl LvolMap {
 
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::SeqCst)
+    }
+
+    /// True when the version takes no writes.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only.load(Ordering::SeqCst)
     }
 
     pub(crate) fn get(&self, place: u64) -> Seen {
@@ -135,6 +142,10 @@ impl LvolMap {
 impl LvolMap {
     pub(crate) fn set_floor(&self, floor: u32) {
         self.floor.store(u64::from(floor), Ordering::SeqCst);
+    }
+
+    pub(crate) fn set_read_only(&self) {
+        self.read_only.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn set_gone(&self) {

@@ -47,6 +47,20 @@ pub enum Command {
     Inflate {
         lvol: Uuid,
     },
+    /// Copies what the volume shares with its parent; the grandparent becomes its parent.
+    Decouple {
+        lvol: Uuid,
+    },
+    /// Makes a thin volume a clone of a snapshot of its size, with what it owns on top. No queue of
+    /// the volume may be open.
+    SetParent {
+        lvol: Uuid,
+        snapshot: Uuid,
+    },
+    /// The volume takes no writes any more, and can be cloned.
+    ReadOnly {
+        lvol: Uuid,
+    },
     /// No queue of the version may be open.
     Delete {
         lvol: Uuid,
@@ -99,6 +113,8 @@ pub struct LvolInfo {
     pub name: String,
     pub bytes: u64,
     pub is_snapshot: bool,
+    /// A volume that takes no writes.
+    pub is_read_only: bool,
     pub is_thick: bool,
     /// The snapshot below it.
     pub parent: Option<Uuid>,
@@ -157,6 +173,12 @@ pub struct PoolStatus {
     pub free_bytes: u64,
     /// Free bytes that metadata and thick volumes keep.
     pub reserved_bytes: u64,
+    /// Writes that wait for space.
+    #[serde(skip)]
+    pub waiting_writes: u64,
+    /// The threshold that the use of the space has reached, in percent; 0: none.
+    #[serde(skip)]
+    pub full_percent: u8,
     /// Largest size of a volume.
     pub max_lvol_bytes: u64,
     /// Records that a recovery would verify.

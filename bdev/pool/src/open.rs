@@ -139,12 +139,16 @@ fn size_of(claim: &Claim) -> Result<u64, PoolError> {
     Ok(bytes)
 }
 
+/// Writes that wait for space in a full pool: a quarter of the requests that a pool takes.
+const FULL_WRITES: usize = 1024;
+
 /// Units of the smallest discard: 1 MiB, as units of new pools are aligned.
 const DISCARD_UNITS: u64 = 16;
 
 fn limits_of(claim: &Claim) -> Limits {
     let discards = claim.layer().supports(Op::Unmap) != Support::No;
     Limits {
+        full_writes: FULL_WRITES,
         has_volatile_cache: claim.layer().limits().volatile_cache,
         discard_units: if discards { DISCARD_UNITS } else { 0 },
         ..Limits::default()
@@ -161,6 +165,8 @@ fn shared(claim: Claim, id: Uuid, name: &str) -> Result<Arc<Shared>, PoolError> 
         total_bytes: 0,
         free_bytes: 0,
         reserved_bytes: 0,
+        waiting_writes: 0,
+        full_percent: 0,
         max_lvol_bytes: 0,
         unsettled_records: 0,
         versions: 0,

@@ -35,6 +35,7 @@ impl NewPool {
         self.geometry.check()?;
         let superblock = Superblock {
             features: 0,
+            required: 0,
             pool: self.pool,
             disk: self.disk,
             name: self.name,

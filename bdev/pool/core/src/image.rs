@@ -202,6 +202,7 @@ impl Encoder<'_> {
             is_snapshot: version.is_snapshot,
             is_thick: version.is_thick,
             is_hidden: version.is_hidden,
+            is_read_only: version.is_read_only,
             units: version.units,
             pass: version.pass,
             root,

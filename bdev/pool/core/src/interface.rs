@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::format::Page;
 use crate::format::record::Identity;
-use crate::ids::{IoId, Token, VersionId};
+use crate::ids::{Generation, IoId, Token, VersionId};
 use crate::report::CheckReport;
 use crate::space::Allocation;
 
@@ -17,6 +17,8 @@ pub struct Limits {
     pub log_window: usize,
     /// Metadata pages in flight.
     pub page_window: usize,
+    /// Writes that wait for space; more of them fail at once.
+    pub full_writes: usize,
     /// Records that a recovery would have to verify. More first writes wait.
     pub unsettled: usize,
     /// Changed nodes, after which a checkpoint begins.
@@ -36,6 +38,7 @@ impl Default for Limits {
             requests: 4096,
             log_window: 32,
             page_window: 32,
+            full_writes: 0,
             unsettled: 16_384,
             changed_nodes: 16_384,
             discard_units: 0,
@@ -87,6 +90,29 @@ pub enum Request {
     /// Copies all units that the volume shares, and separates it from its parent.
     Inflate {
         version: VersionId,
+    },
+    /// Copies the units that the volume shares with its nearest visible ancestor, and separates it
+    /// from that one: the ancestor's parent becomes its own.
+    Decouple {
+        version: VersionId,
+    },
+    /// Makes a thin volume a clone of a snapshot of its size, with the granules that it owns on top.
+    /// No host may use the volume.
+    SetParent {
+        version: VersionId,
+        source: VersionId,
+    },
+    /// The volume does not change any more, and can be cloned.
+    ReadOnly {
+        version: VersionId,
+    },
+    /// Copies granules of one place from `from` to a version that it is about to adopt: those of
+    /// units above a generation.
+    Copy {
+        version: VersionId,
+        from: VersionId,
+        above: Generation,
+        place: u64,
     },
     /// Copies the shared units of one place.
     Fill {
@@ -145,11 +171,20 @@ pub enum Refusal {
     UnknownVersion,
     #[error("the range lies outside of the volume or is too large for one request")]
     OutOfRange,
-    #[error("the version does not allow this: snapshots do not change, only snapshots are cloned")]
+    #[error(
+        "the version does not allow this: snapshots and read-only volumes do not change, and only \
+         they are cloned"
+    )]
     WrongKind,
+    #[error("the volume has no parent")]
+    NoParent,
+    #[error("the snapshot is the parent of the volume already")]
+    SameParent,
+    #[error("the volume and the snapshot have different sizes")]
+    OtherSize,
     #[error("another version has this id or name")]
     Exists,
-    #[error("a resize or an inflation of the volume is in progress; wait for its end")]
+    #[error("a resize or a copy of the volume or snapshot is in progress; wait for its end")]
     Changing,
     #[error("the pool is exported; import it")]
     Exported,
@@ -211,6 +246,10 @@ pub enum Intent {
         unit: u64,
         granules: u16,
     },
+    /// A write waits for space. The caller may end its wait with [`Pool::give_up`].
+    ///
+    /// [`Pool::give_up`]: crate::pool::Pool::give_up
+    Full { token: Token },
     /// Call [`Pool::grace_ended`] when every I/O on data that is in flight now has ended.
     ///
     /// [`Pool::grace_ended`]: crate::pool::Pool::grace_ended

@@ -42,6 +42,20 @@ pub(crate) enum Mutation {
     TwoPasses,
     /// Separates a volume from its parent although a crash may undo copies.
     DetachUnsettled,
+    /// Separates a volume from an ancestor without copying the ancestor's units.
+    DecoupleUncopied,
+    /// Separates a volume from all ancestors, with the copies for one.
+    DecoupleFromAll,
+    /// Separates a volume from an ancestor while a pass changes owners of units above it.
+    DecoupleDuringPass,
+    /// Exchanges a volume's contents although a crash may undo copies.
+    AdoptUnsettled,
+    /// Frees new contents that a volume is about to adopt.
+    FreePrepared,
+    /// Answers a read-only request while writes in place are in flight.
+    ReadOnlyWithoutGrace,
+    /// Uses a feature before the superblocks name it.
+    FeatureUnnamed,
     /// Begins to free a version before its deletion is durable.
     FreeBeforeHidden,
     /// Opens without making durable the log that it read.

@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!   volume      online ── HIDE ──▶ hidden ── PASS, STEP …, END ──▶ gone
+//!   prepared    hidden ── ADOPT ─▶ the volume, whose old contents are hidden
 //!   snapshot    online ── HIDE ──▶ hidden ── PASS, STEP …, END ──▶ gone (no child, or one)
 //!                                   ▲ └───── PASS, STEP …, END ──┐
 //!                                   └── several children ────────┘
@@ -14,12 +15,17 @@
 //! While a version is merged into its only child, the places before the pass's cursor belong to the
 //! child: its floor there is that of the merged version, whose own entries there are void.
 
+mod parents;
+
 use std::collections::BTreeMap;
 
 use crate::format::record::{Cut, Identity, PassKind, Record};
 use crate::geometry::Geometry;
 use crate::ids::{Generation, Lsn, MAX_GENERATION, MAX_VERSIONS, VersionId};
 use crate::map::{Entry, LostNode, MapError, Part, Shape, Tree};
+
+/// A hidden version that no pass may free yet.
+pub const PREPARED: Lsn = Lsn::MAX;
 
 #[derive(Debug, Clone)]
 pub struct Version {
@@ -31,13 +37,16 @@ pub struct Version {
     pub is_thick: bool,
     /// Deleted: no longer visible, but its units may still be in use.
     pub is_hidden: bool,
+    /// A volume that does not change any more.
+    pub is_read_only: bool,
     pub units: u64,
     /// The pass over it, and the first leaf that the pass has not visited.
     pub pass: Option<(PassKind, u64)>,
     pub tree: Tree,
     /// Places whose own unit is exclusive. Counted for thick volumes only.
     pub owned: u64,
-    /// The record that hid it; 0 once this process has opened the pool.
+    /// The record that hid it; 0 once this process has opened the pool, [`PREPARED`] while a volume
+    /// is about to adopt its contents.
     pub hidden_at: Lsn,
 }
 
@@ -218,6 +227,21 @@ impl State {
                 old,
             } => self.restore(lsn, *version, *source, *old),
             Record::Detach { version } => self.detach(*version),
+            Record::Decouple { version, ancestor } => self.decouple(*version, *ancestor),
+            Record::ReadOnly { version } => {
+                let version = self.version_mut(*version)?;
+                if version.is_snapshot || version.is_hidden {
+                    return Err(ApplyError::WrongKind);
+                }
+                version.is_read_only = true;
+                Ok(())
+            }
+            Record::Prepare {
+                version,
+                source,
+                new,
+            } => self.prepare(*version, *source, *new),
+            Record::Adopt { version, new } => self.adopt(lsn, *version, *new),
             Record::Cancel { .. } => Ok(()),
             Record::Clear { version, leaf } => {
                 let shape = self.shape();
@@ -332,6 +356,7 @@ impl State {
             is_snapshot: false,
             is_thick,
             is_hidden: false,
+            is_read_only: false,
             units,
             pass: None,
             tree: Tree::default(),
@@ -344,7 +369,7 @@ impl State {
     fn cut(&mut self, cut: &Cut) -> Result<(), ApplyError> {
         let volume = self.versions.get(&cut.volume);
         let volume = volume.ok_or(ApplyError::UnknownVersion)?;
-        if volume.is_snapshot || volume.is_hidden {
+        if volume.is_fixed() || volume.is_hidden {
             return Err(ApplyError::WrongKind);
         }
         let snapshot = Version {
@@ -372,7 +397,7 @@ impl State {
     ) -> Result<(), ApplyError> {
         let version = self.versions.get(&source);
         let version = version.ok_or(ApplyError::UnknownVersion)?;
-        if !version.is_snapshot || version.is_hidden {
+        if !version.is_fixed() || version.is_hidden {
             return Err(ApplyError::WrongKind);
         }
         let clone = Version {
@@ -381,6 +406,8 @@ impl State {
             generation: self.next_generation,
             is_snapshot: false,
             is_thick,
+            is_read_only: false,
+            owned: 0,
             ..version.clone()
         };
         self.take_generation()?;
@@ -397,7 +424,7 @@ impl State {
         let snapshot = self.versions.get(&source);
         let snapshot = snapshot.ok_or(ApplyError::UnknownVersion)?;
         let volume = self.versions.get(&id).ok_or(ApplyError::UnknownVersion)?;
-        if volume.is_snapshot || volume.is_hidden || !snapshot.is_snapshot || snapshot.is_hidden {
+        if volume.is_fixed() || volume.is_hidden || !snapshot.is_snapshot || snapshot.is_hidden {
             return Err(ApplyError::WrongKind);
         }
         let restored = Version {
@@ -428,15 +455,43 @@ impl State {
             let parent = self.versions.get(parent);
             parent.is_some_and(|parent| parent.pass.is_some())
         };
-        if version.is_snapshot || version.parent.as_ref().is_some_and(is_passed) {
+        if version.is_fixed() || version.parent.as_ref().is_some_and(is_passed) {
             return Err(ApplyError::WrongKind);
         }
         self.version_mut(id)?.parent = None;
         Ok(())
     }
 
-    /// The first place from `from` on with a part that the version shares.
-    pub fn next_shared(&self, id: VersionId, from: u64) -> Result<Option<u64>, LostNode> {
+    /// The first place from `from` on with a part above a generation.
+    pub fn next_above(
+        &self,
+        id: VersionId,
+        from: u64,
+        above: Generation,
+    ) -> Result<Option<u64>, LostNode> {
+        self.next_part(id, from, |part, _, _| part.is_exclusive(above))
+    }
+
+    /// The first place from `from` on with a part that the version shares; with `ancestor`: that it
+    /// has from there or from a version between.
+    pub fn next_shared(
+        &self,
+        id: VersionId,
+        from: u64,
+        ancestor: Option<VersionId>,
+    ) -> Result<Option<u64>, LostNode> {
+        self.next_part(id, from, |part, floor, leaf| {
+            let above = ancestor.map_or(0, |ancestor| self.floor(ancestor, leaf));
+            !part.is_exclusive(floor) && part.generation > above
+        })
+    }
+
+    fn next_part(
+        &self,
+        id: VersionId,
+        from: u64,
+        matches: impl Fn(&Part, Generation, u64) -> bool,
+    ) -> Result<Option<u64>, LostNode> {
         let (shape, tree) = (self.shape(), &self.versions[&id].tree);
         let per_leaf = shape.units_per_leaf as u64;
         let mut next = tree.next_difference(None, shape, self.leaf_of(from));
@@ -444,7 +499,7 @@ impl State {
             let floor = self.floor(id, leaf);
             for place in from.max(leaf * per_leaf)..(leaf + 1) * per_leaf {
                 let entry = tree.entry(shape, place)?;
-                if entry.parts().any(|part| !part.is_exclusive(floor)) {
+                if entry.parts().any(|part| matches(&part, floor, leaf)) {
                     return Ok(Some(place));
                 }
             }
@@ -478,7 +533,7 @@ impl State {
             return Err(ApplyError::OutOfRange);
         }
         let version = self.version_mut(id)?;
-        if version.is_snapshot {
+        if version.is_fixed() {
             return Err(ApplyError::WrongKind);
         }
         version.units = units;
@@ -571,8 +626,13 @@ impl State {
 }
 
 impl Version {
+    /// Its contents do not change.
+    pub fn is_fixed(&self) -> bool {
+        self.is_snapshot || self.is_read_only
+    }
+
     fn guaranteed(&self) -> u64 {
-        if self.is_thick && !self.is_hidden {
+        if self.is_thick && !self.is_hidden && !self.is_read_only {
             self.units.saturating_sub(self.owned)
         } else {
             0

@@ -142,6 +142,7 @@ fn info(pool: &Pool, version: VersionId) -> Option<LvolInfo> {
         name: of.identity.name.clone(),
         bytes: of.units * state.geometry.unit_bytes(),
         is_snapshot: of.is_snapshot,
+        is_read_only: of.is_read_only,
         is_thick: of.is_thick,
         parent: parent.map(|parent| parent.identity.id),
         used_bytes: 0,
@@ -287,7 +288,11 @@ impl Keeper {
             let units = pool.state().versions[&version].units;
             let map = self.maps.entry(version).or_insert_with(|| {
                 let floor = floor_of(pool, version);
-                Arc::new(LvolMap::new(version, serial, units, floor))
+                let map = LvolMap::new(version, serial, units, floor);
+                if pool.state().versions[&version].is_fixed() {
+                    map.set_read_only();
+                }
+                Arc::new(map)
             });
             Ok((info, Arc::clone(map)))
         });
@@ -444,6 +449,16 @@ fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request,
             source: find(pool, snapshot)?,
         },
         Command::Inflate { lvol } => Request::Inflate {
+            version: find(pool, lvol)?,
+        },
+        Command::Decouple { lvol } => Request::Decouple {
+            version: find(pool, lvol)?,
+        },
+        Command::SetParent { lvol, snapshot } => Request::SetParent {
+            version: find(pool, lvol)?,
+            source: find(pool, snapshot)?,
+        },
+        Command::ReadOnly { lvol } => Request::ReadOnly {
             version: find(pool, lvol)?,
         },
         Command::Delete { lvol } => Request::Delete {

@@ -53,6 +53,9 @@ impl Keeper {
                     };
                     map.set_floor(floor_of(pool, version));
                     map.set_units(of.units);
+                    if of.is_fixed() {
+                        map.set_read_only();
+                    }
                     if matches!(change, Change::Contents(_)) {
                         for place in map.loaded() {
                             fill(pool, map, place, lsn);

@@ -14,6 +14,7 @@
 mod commands;
 mod disk;
 mod fills;
+mod full;
 mod maps;
 mod opening;
 
@@ -39,12 +40,26 @@ use commands::{Commands, Farewell};
 pub(crate) use disk::Disk;
 use disk::{Ended, Tag};
 use fills::Fills;
+use full::Full;
 pub(crate) use opening::{OpenAnswer, Opening};
 
 /// Everything answered is settled this long after it changed.
 const SETTLE: Duration = Duration::from_secs(1);
 /// A checkpoint follows a change after this time.
 const CHECKPOINT: Duration = Duration::from_secs(5);
+/// A write to a full pool waits so long: less than the deadline of a replicated volume's I/O, 8 s.
+pub(crate) const FULL_WAIT: Duration = if cfg!(test) {
+    Duration::from_secs(2)
+} else {
+    Duration::from_secs(5)
+};
+/// Once the pool is full for so long, writes that wait in vain fail for good. Linux without multipath
+/// repeats a command five times, and then reports an I/O error instead of ENOSPC.
+const FULL_PATIENCE: Duration = if cfg!(test) {
+    Duration::from_secs(1)
+} else {
+    Duration::from_secs(20)
+};
 /// Hidden versions are visited again in this interval.
 const RECLAIM: Duration = Duration::from_secs(30);
 /// The status of a busy pool is this old at most: it counts all versions.
@@ -62,6 +77,7 @@ pub(crate) struct Keeper {
     stage: Stage,
     commands: Commands,
     fills: Fills,
+    full: Full,
     lanes: Lanes,
     maps: HashMap<VersionId, Arc<LvolMap>>,
     next_serial: u64,
@@ -131,6 +147,7 @@ impl Keeper {
             stage: Stage::Opening(Box::new(opening)),
             commands: Commands::default(),
             fills: Fills::default(),
+            full: Full::default(),
             lanes: Lanes::default(),
             maps: HashMap::new(),
             next_serial: 1,
@@ -369,6 +386,7 @@ impl Keeper {
                 unit,
                 granules,
             } => self.order_read(token, unit, granules),
+            Intent::Full { token } => self.full.begin(token),
             Intent::AwaitGrace { epoch } => {
                 let before = self.shared.epoch.fetch_add(1, Ordering::SeqCst);
                 self.grace.awaited = Some((epoch, before));
@@ -421,6 +439,7 @@ impl Keeper {
         if lane == 0 {
             return self.command_answered(token, result);
         }
+        let result = self.full.ended(token, result);
         // A pool that is held answers while the lane still writes.
         if let Some(LaneRequest::Writes { epoch } | LaneRequest::Reads { epoch }) =
             self.lanes.requests.remove(&token)
@@ -553,6 +572,14 @@ impl Keeper {
         status.total_bytes = units * unit;
         status.free_bytes = free * unit;
         status.reserved_bytes = kept.min(free) * unit;
+        status.waiting_writes = pool.full_writes() as u64;
+        let usable = units.saturating_sub(kept);
+        let used = units.saturating_sub(free);
+        let level = full::level(status.full_percent, used, usable.max(1));
+        if level != status.full_percent {
+            full::report(&status.name, status.full_percent, level);
+            status.full_percent = level;
+        }
         let settled = self.shared.settled.load(Ordering::SeqCst);
         status.unsettled_records = self.times.last_lsn.saturating_sub(settled);
         let versions = &pool.state().versions;
@@ -611,6 +638,7 @@ impl Poller for Keeper {
             self.advance_opening();
         }
         self.look_at_time(now);
+        self.look_at_full(now);
         self.look_at_grace();
         self.pump();
         count += self.advance_scans();
@@ -640,11 +668,12 @@ impl Poller for Keeper {
             self.times.checkpoint,
             self.times.reclaim,
             self.times.status,
+            self.full.next(),
             self.grace.awaited.map(|_| now + GRACE_LOOK),
         ];
         let idle = times.into_iter().flatten();
         let idle = idle.fold(self.disk.arm(now), |idle, at| idle.and(Idle::Until(at)));
-        if self.commands.has_scan() || !self.backlog.is_empty() {
+        if self.commands.has_scan() || !self.backlog.is_empty() || self.full.has_new() {
             return Idle::Busy;
         }
         idle

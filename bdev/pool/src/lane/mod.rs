@@ -43,7 +43,6 @@ pub(crate) struct Lane {
     port: Arc<LanePort>,
     map: Arc<LvolMap>,
     geometry: Geometry,
-    is_snapshot: bool,
     /// The base may lose writes before a flush.
     is_volatile: bool,
     base: LayerQueue,
@@ -129,7 +128,6 @@ pub(crate) struct LaneSpec<'a> {
     pub device: &'a str,
     pub shared: Arc<Shared>,
     pub map: Arc<LvolMap>,
-    pub is_snapshot: bool,
     /// Most I/Os of the lane.
     pub depth: usize,
 }
@@ -155,7 +153,6 @@ impl Lane {
             device,
             shared,
             map,
-            is_snapshot,
             depth,
         } = spec;
         let failed = |what: &str, source| OpenError {
@@ -180,7 +177,6 @@ impl Lane {
         }
         Ok(Self {
             map,
-            is_snapshot,
             is_volatile: nacre_bdev::Bdev::limits(&**shared.claim.layer()).volatile_cache,
             base_block: nacre_bdev::Bdev::geometry(&**shared.claim.layer()).block_size,
             memory: memory.clone(),
@@ -224,7 +220,7 @@ impl Lane {
             Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {
                 if end.is_none_or(|end| end > self.blocks()) {
                     Some(Status::OutOfRange)
-                } else if self.is_snapshot && io.op.is_write() {
+                } else if self.map.is_read_only() && io.op.is_write() {
                     Some(Status::WriteProtected)
                 } else if io.blocks == 0 {
                     Some(Status::Ok)
@@ -431,14 +427,19 @@ impl Lane {
 
 fn status_of(refusal: Refusal, op: Op) -> Status {
     match refusal {
-        Refusal::NoSpace { .. } => Status::NoSpace,
+        Refusal::NoSpace { returning: true } => Status::Retry,
+        Refusal::NoSpace { returning: false } => Status::NoSpace,
         Refusal::OutOfRange => Status::OutOfRange,
         Refusal::UnknownVersion | Refusal::Exported => Status::Gone,
         Refusal::WrongKind => Status::WriteProtected,
         Refusal::Medium | Refusal::Damaged => Status::medium_error(op),
-        Refusal::Held | Refusal::Exists | Refusal::Changing | Refusal::TooMany => {
-            Status::DeviceError
-        }
+        Refusal::Held
+        | Refusal::Exists
+        | Refusal::Changing
+        | Refusal::TooMany
+        | Refusal::NoParent
+        | Refusal::SameParent
+        | Refusal::OtherSize => Status::DeviceError,
     }
 }
 

@@ -66,6 +66,8 @@ impl Lane {
         let is_valid = entry.own.granules & set == set;
         // A recovery compares unsettled granules with the checksums of their record.
         let is_settled = lsn <= self.shared.settled.load(Ordering::SeqCst);
+        // The epoch is entered: a volume that is read-only from now on waits for this write.
+        let is_valid = is_valid && !self.map.is_read_only();
         let may_write = is_valid && is_settled && entry.own.is_exclusive(self.map.floor());
         may_write.then_some(entry.own.unit)
     }

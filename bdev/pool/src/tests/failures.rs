@@ -48,6 +48,40 @@ fn a_full_pool_takes_trims_and_then_writes() {
     rig::check(&pool);
 }
 
+/// Goal: a write to a full pool waits, and goes on when a trim returns space. Method: the write is
+/// on a queue of another thread.
+#[test]
+fn a_trim_wakes_a_write_to_a_full_pool() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let volume = rig::volume(&pool, 1, 1024);
+    let mut host = Host::on(&pool, volume);
+    let mut written = 0;
+    while host.write(written * 16, 16, 1).is_ok() {
+        written += 1;
+    }
+    // One unit comes back, and is taken: the pool is full again, with new patience.
+    assert_eq!(host.unmap(0, 16), Status::Ok);
+    while !host.write(0, 16, 2).is_ok() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let status = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| Host::on(&pool, volume).write(written * 16, 16, 3));
+        while pool.status().waiting_writes == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(pool.status().full_percent, 95);
+        // Reads and writes in place go on meanwhile.
+        assert_eq!(host.write(16, 16, 4), Status::Ok);
+        assert_eq!(host.read(0, 1).1[0], 2);
+        assert_eq!(host.unmap(32, 16), Status::Ok);
+        waiting.join().unwrap()
+    });
+    assert_eq!(status, Status::Ok);
+    assert_eq!(host.read(written * 16, 1).1[0], 3);
+    rig::check(&pool);
+}
+
 /// A thick volume has its space, whatever others take.
 #[test]
 fn a_thick_volume_keeps_its_room() {

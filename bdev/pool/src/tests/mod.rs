@@ -3,4 +3,5 @@
 mod conformance;
 mod failures;
 mod model;
+mod parents;
 mod rig;

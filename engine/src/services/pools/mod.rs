@@ -584,8 +584,11 @@ impl Refusal for PoolError {
             Self::Refused(refused) => {
                 let errno = match refused {
                     Refused::UnknownVersion => Errno::ENODEV,
-                    Refused::OutOfRange | Refused::WrongKind => Errno::EINVAL,
-                    Refused::Exists => Errno::EEXIST,
+                    Refused::OutOfRange
+                    | Refused::WrongKind
+                    | Refused::NoParent
+                    | Refused::OtherSize => Errno::EINVAL,
+                    Refused::Exists | Refused::SameParent => Errno::EEXIST,
                     Refused::Changing => Errno::EBUSY,
                     Refused::Exported => Errno::ENODEV,
                     Refused::NoSpace { .. } | Refused::TooMany => Errno::ENOSPC,

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0..16 | id |
 //! | 16..24 | version (slot), parent (`u32::MAX`: none) |
-//! | 24..32 | generation, flags: 1 snapshot, 2 thick, 4 hidden |
+//! | 24..32 | generation, flags: 1 snapshot, 2 thick, 4 hidden, 8 read-only |
 //! | 32..40 | size in units |
 //! | 40..48 | kind of the pass over it: 0 none, 1 free, 2 merge, 3 reclaim |
 //! | 48..56 | first leaf that the pass has not visited |
@@ -38,6 +38,7 @@ pub struct VersionEntry {
     pub is_snapshot: bool,
     pub is_thick: bool,
     pub is_hidden: bool,
+    pub is_read_only: bool,
     pub units: u64,
     pub pass: Option<(PassKind, u64)>,
     /// No root: the map is empty.
@@ -58,7 +59,8 @@ pub fn encode(versions: &[VersionEntry], stamp: Stamp, page: &mut Page) {
         w.u32(
             u32::from(version.is_snapshot)
                 | u32::from(version.is_thick) << 1
-                | u32::from(version.is_hidden) << 2,
+                | u32::from(version.is_hidden) << 2
+                | u32::from(version.is_read_only) << 3,
         );
         w.u64(version.units);
         let (kind, cursor) = version.pass.map_or((0, 0), |(kind, at)| (kind as u64, at));
@@ -131,7 +133,7 @@ fn version(
     if generation == 0 || generation > MAX_GENERATION {
         return Err("generation");
     }
-    if flags > 7 {
+    if flags > 15 {
         return Err("flags");
     }
     if units > geometry.max_volume_units() {
@@ -164,6 +166,7 @@ fn version(
         is_snapshot: flags & 1 != 0,
         is_thick: flags & 2 != 0,
         is_hidden: flags & 4 != 0,
+        is_read_only: flags & 8 != 0,
         units,
         pass,
         root,

@@ -25,6 +25,12 @@
 //! | 13 | RENAME | 0 | name |
 //! | 14 | RESTORE | snapshot | slot for the old contents, which are hidden (u64) |
 //! | 15 | DETACH | 0 | – (the volume shares nothing with its parent) |
+//! | 16 | DECOUPLE | ancestor | – (the volume shares nothing with it; its parent is the next one) |
+//! | 17 | READONLY | 0 | – (the volume does not change any more) |
+//! | 18 | PREPARE | snapshot | slot for new contents, a hidden clone of the snapshot (u64) |
+//! | 19 | ADOPT | slot of the new contents | – (the slot gets the old ones, hidden) |
+//!
+//! DECOUPLE needs the feature `decouple`, READONLY `read-only`, PREPARE and ADOPT `set-parent`.
 
 use uuid::Uuid;
 
@@ -106,6 +112,25 @@ pub enum Record {
     Detach {
         version: VersionId,
     },
+    /// The parent of `ancestor` becomes the parent of the volume.
+    Decouple {
+        version: VersionId,
+        ancestor: VersionId,
+    },
+    ReadOnly {
+        version: VersionId,
+    },
+    /// `new` gets the contents of `source`, hidden, for the volume to adopt.
+    Prepare {
+        version: VersionId,
+        source: VersionId,
+        new: VersionId,
+    },
+    /// The volume and `new` exchange their contents.
+    Adopt {
+        version: VersionId,
+        new: VersionId,
+    },
 }
 
 /// The names of a version.
@@ -139,7 +164,7 @@ impl Record {
     pub fn encoded_len(&self) -> usize {
         let body = match self {
             Self::Map { checksums, .. } => 8 + 4 * checksums.len(),
-            Self::Unmap { .. } | Self::Restore { .. } => 8,
+            Self::Unmap { .. } | Self::Restore { .. } | Self::Prepare { .. } => 8,
             Self::Rename { name, .. } => 1 + name.len(),
             Self::Create { identity, .. } | Self::Clone { identity, .. } => {
                 identity.encoded_len() + 8
@@ -172,6 +197,7 @@ impl Record {
             }
             Self::Unmap { granules, .. } => w.u64(*granules),
             Self::Restore { old, .. } => w.u64(u64::from(old.0)),
+            Self::Prepare { new, .. } => w.u64(u64::from(new.0)),
             Self::Rename { name, .. } => w.text(name),
             Self::Create {
                 identity, thick, ..
@@ -217,6 +243,12 @@ impl Record {
                 version, source, ..
             } => (14, *version, u64::from(source.0)),
             Self::Detach { version } => (15, *version, 0),
+            Self::Decouple { version, ancestor } => (16, *version, u64::from(ancestor.0)),
+            Self::ReadOnly { version } => (17, *version, 0),
+            Self::Prepare {
+                version, source, ..
+            } => (18, *version, u64::from(source.0)),
+            Self::Adopt { version, new } => (19, *version, u64::from(new.0)),
         }
     }
 
@@ -331,6 +363,20 @@ fn body(kind: u8, version: VersionId, number: u64, r: &mut Reader) -> Option<Rec
             old: VersionId(u32::try_from(r.u64()?).ok()?),
         },
         15 if number == 0 => Record::Detach { version },
+        16 => Record::Decouple {
+            version,
+            ancestor: VersionId(u32::try_from(number).ok()?),
+        },
+        17 if number == 0 => Record::ReadOnly { version },
+        18 => Record::Prepare {
+            version,
+            source: VersionId(u32::try_from(number).ok()?),
+            new: VersionId(u32::try_from(r.u64()?).ok()?),
+        },
+        19 => Record::Adopt {
+            version,
+            new: VersionId(u32::try_from(number).ok()?),
+        },
         _ => return None,
     })
 }

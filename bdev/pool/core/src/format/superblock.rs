@@ -3,7 +3,7 @@
 //! | bytes | |
 //! |---|---|
 //! | 0..16 | `NACREPOL`, version, zero |
-//! | 16..40 | features: a reader may ignore, must not write, must refuse |
+//! | 16..40 | features: a reader may ignore, must not write, must refuse if it does not know them |
 //! | 40..72 | id of the pool, id of the disk |
 //! | 72..88 | sequence, number of imports |
 //! | 88..96 | state: 1 open, 2 exported; zero |
@@ -18,8 +18,10 @@
 //! | 264..272 | units of the reserve |
 //! | 272..528 | name: length, text |
 //! | 528..3088 | disks: id, first unit, units, state (1 in), zero: 40 bytes each |
-//! | 3088..4088 | zero |
+//! | 3088..4088 | name of each feature of the second and third word, in order: length, text |
 //! | 4088..4096 | CRC-64/NVME of all preceding bytes |
+
+use std::fmt::Write as _;
 
 use uuid::Uuid;
 
@@ -33,6 +35,22 @@ const SUM: usize = PAGE - 8;
 const NAME: usize = 272;
 const DISKS: usize = 528;
 const DISKS_END: usize = DISKS + 40 * 64;
+/// A use of the format that older versions do not know. Its bit is set before its first use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Feature {
+    /// READONLY records, and the flag in the directory.
+    ReadOnly = 1,
+    /// DECOUPLE records.
+    Decouple = 2,
+    /// PREPARE and ADOPT records.
+    SetParent = 4,
+}
+
+/// The names of all features, in the order of their bits.
+const FEATURES: [&str; 3] = ["read-only", "decouple", "set-parent"];
+const KNOWN: u64 = (1 << FEATURES.len()) - 1;
+
 /// Longest name of a pool, a volume or a snapshot, in bytes.
 pub const MAX_NAME: usize = 255;
 
@@ -47,6 +65,8 @@ pub enum PoolState {
 pub struct Superblock {
     /// Features that a reader without them may ignore.
     pub features: u64,
+    /// Bits of [`Feature`]: versions that do not know one refuse the pool.
+    pub required: u64,
     pub pool: Uuid,
     pub disk: Uuid,
     pub name: String,
@@ -86,7 +106,7 @@ impl Superblock {
         w.u32(0);
         w.u64(self.features);
         w.u64(0);
-        w.u64(0);
+        w.u64(self.required);
         w.uuid(self.pool);
         w.uuid(self.disk);
         w.u64(self.sequence);
@@ -116,7 +136,54 @@ impl Superblock {
         w.u64(0);
         w.u64(g.units());
         w.u64(1);
+        w.skip_to(DISKS_END);
+        for name in names_of(self.required) {
+            w.text(name);
+        }
         seal(page);
+    }
+
+    /// The names of the features that this version does not know, and the sequence, of a superblock
+    /// whose checksum is right.
+    pub fn unknown(page: &Page) -> Option<(u64, String)> {
+        if page[..8] != *MAGIC || checksum(&page[..SUM]).to_le_bytes() != page[SUM..] {
+            return None;
+        }
+        let mut r = Reader::new(page);
+        r.slice(8)?;
+        let version = r.u32()?;
+        r.slice(12)?;
+        let (writers, readers) = (r.u64()?, r.u64()?);
+        r.slice(32)?;
+        let sequence = r.u64()?;
+        if version != VERSION {
+            return Some((sequence, format!("format {version}")));
+        }
+        let words = [(writers, 0), (readers, KNOWN)];
+        if words.iter().all(|(word, known)| word & !known == 0) {
+            return None;
+        }
+        let mut r = Reader::new(page);
+        r.slice(DISKS_END)?;
+        let mut unknown = String::new();
+        for (word, known) in words {
+            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                let is_printable = |name: &&str| {
+                    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic())
+                };
+                let name = r.text().filter(is_printable);
+                if known >> bit & 1 == 1 {
+                    continue;
+                }
+                let comma = if unknown.is_empty() { "" } else { ", " };
+                // Writing to a string does not fail.
+                let _ = match name {
+                    Some(name) => write!(unknown, "{comma}{name}"),
+                    None => write!(unknown, "{comma}number {bit}"),
+                };
+            }
+        }
+        Some((sequence, unknown))
     }
 
     pub fn decode(page: &Page) -> Result<Self, FormatError> {
@@ -141,8 +208,12 @@ fn parse(page: &Page) -> Result<Superblock, &'static str> {
     }
     let zero = r.u32();
     let features = r.u64().ok_or(SHORT)?;
-    // This version knows no feature that a reader may not ignore.
-    if (zero, r.u64(), r.u64()) != (Some(0), Some(0), Some(0)) {
+    // This version knows no feature that only a writer must know.
+    if (zero, r.u64()) != (Some(0), Some(0)) {
+        return Err("feature");
+    }
+    let required = r.u64().ok_or(SHORT)?;
+    if required & !KNOWN != 0 {
         return Err("feature");
     }
     let (pool, disk) = (r.uuid().ok_or(SHORT)?, r.uuid().ok_or(SHORT)?);
@@ -201,11 +272,15 @@ fn parse(page: &Page) -> Result<Superblock, &'static str> {
     {
         return Err("table of disks");
     }
+    if names_of(required).any(|name| r.text() != Some(name)) {
+        return Err("name of a feature");
+    }
     if !r.is_zero_until(SUM) {
         return Err("reserved area");
     }
     Ok(Superblock {
         features,
+        required,
         pool,
         disk,
         name,
@@ -225,8 +300,14 @@ fn parse(page: &Page) -> Result<Superblock, &'static str> {
     })
 }
 
+/// The names of known features.
+fn names_of(features: u64) -> impl Iterator<Item = &'static str> {
+    let known = FEATURES.iter().enumerate();
+    known.filter_map(move |(bit, name)| (features >> bit & 1 == 1).then_some(*name))
+}
+
 /// Writes the checksum into a finished superblock.
-pub(super) fn seal(page: &mut Page) {
+pub(crate) fn seal(page: &mut Page) {
     let sum = checksum(&page[..SUM]);
     page[SUM..].copy_from_slice(&sum.to_le_bytes());
 }

@@ -26,6 +26,7 @@ fn geometry() -> Geometry {
 fn superblock() -> Superblock {
     Superblock {
         features: 5,
+        required: 5,
         pool: Uuid::from_bytes([0x11; 16]),
         disk: Uuid::from_bytes([0x22; 16]),
         name: "gold".to_owned(),
@@ -63,6 +64,7 @@ fn a_superblock_as_bytes() {
             (0, b"NACREPOL"),
             (8, &[1]),
             (16, &[5]),
+            (32, &[5]),
             (40, &[0x11; 16]),
             (56, &[0x22; 16]),
             (72, &[7]),
@@ -93,6 +95,7 @@ fn a_superblock_as_bytes() {
             (528, &[0x22; 16]),
             (552, &units),
             (560, &[1]),
+            (3088, b"\x09read-only\x0aset-parent"),
         ],
     );
     // "123456789" has the checksum that every table of CRC-64/NVME gives.
@@ -112,7 +115,9 @@ fn superblocks_that_are_none() {
     let cases: &[(usize, &[u8], &str)] = &[
         (8, &[2], "version"),
         (24, &[1], "feature"),
-        (32, &[1], "feature"),
+        (32, &[8], "feature"),
+        (32, &[7], "name of a feature"),
+        (3088, &[0], "name of a feature"),
         (40, &[0; 16], "id"),
         (88, &[3], "state"),
         (112, &[0; 8], "disk size"),
@@ -326,7 +331,22 @@ fn records() -> impl Strategy<Value = Record> {
                 old,
             }
         }),
-        version.prop_map(|version| Record::Detach { version }),
+        version
+            .clone()
+            .prop_map(|version| Record::Detach { version }),
+        (version.clone(), version.clone())
+            .prop_map(|(version, ancestor)| Record::Decouple { version, ancestor }),
+        version
+            .clone()
+            .prop_map(|version| Record::ReadOnly { version }),
+        (version.clone(), version.clone(), version.clone()).prop_map(|(version, source, new)| {
+            Record::Prepare {
+                version,
+                source,
+                new,
+            }
+        }),
+        (version.clone(), version).prop_map(|(version, new)| Record::Adopt { version, new }),
     ]
 }
 

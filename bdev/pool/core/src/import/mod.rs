@@ -62,6 +62,11 @@ pub enum ImportError {
         "the pool is open by {holder}; export it there, or force the import if that one is gone"
     )]
     Foreign { holder: Uuid },
+    #[error(
+        "the pool uses features that this version does not know ({names}); import it with a newer \
+         version"
+    )]
+    Features { names: String },
     #[error("the disk failed a flush")]
     Flush,
     #[error(
@@ -160,6 +165,8 @@ pub struct Import {
     out: VecDeque<ImportIntent>,
     /// Superblocks that were found, with their offsets.
     superblocks: Vec<(u64, Superblock)>,
+    /// Sequence and features of the newest superblock of a newer version.
+    newer: Option<(u64, String)>,
     /// The end of the disk before it grew was looked at.
     has_old_end: bool,
     /// Superblocks to try, the best first.
@@ -190,6 +197,7 @@ impl Import {
             queue: VecDeque::new(),
             out: VecDeque::new(),
             superblocks: Vec::new(),
+            newer: None,
             has_old_end: false,
             candidates: VecDeque::new(),
             superblock: None,
@@ -237,6 +245,8 @@ impl Import {
                 let page = result.ok().and_then(|bytes| bytes.first_chunk());
                 let found = page.and_then(|page| Superblock::decode(page).ok());
                 self.superblocks.extend(found.map(|found| (offset, found)));
+                let newer = page.and_then(Superblock::unknown);
+                self.newer = self.newer.take().max(newer);
             }
             ReadFor::Log { pages } => self.log_read(pages, result),
             ReadFor::Verify { record, checksum } => self.verified(record, checksum, result),
@@ -325,6 +335,13 @@ impl Import {
         let mut found: Vec<Superblock> = found.cloned().collect();
         found.sort_by_key(|superblock| std::cmp::Reverse(superblock.sequence));
         found.dedup_by_key(|superblock| superblock.sequence);
+        let newest = found.first().map(|best| best.sequence);
+        if let Some((sequence, names)) = &self.newer
+            && newest.is_none_or(|newest| newest < *sequence)
+        {
+            let names = names.clone();
+            return self.fail(ImportError::Features { names });
+        }
         let Some(best) = found.first() else {
             return self.fail(ImportError::NoSuperblock);
         };

@@ -263,6 +263,7 @@ fn version(entry: &VersionEntry, tree: Tree) -> Version {
         is_snapshot: entry.is_snapshot,
         is_thick: entry.is_thick,
         is_hidden: entry.is_hidden,
+        is_read_only: entry.is_read_only,
         units: entry.units,
         pass: entry.pass,
         tree,
@@ -271,7 +272,7 @@ fn version(entry: &VersionEntry, tree: Tree) -> Version {
     }
 }
 
-/// Parents exist, are snapshots or hidden, and are older than their children.
+/// Parents exist, do not change, and are older than their children.
 fn check_directory(state: &State) -> Result<(), ImportError> {
     for version in state.versions.values() {
         let is_sound = match version.parent {
@@ -279,7 +280,7 @@ fn check_directory(state: &State) -> Result<(), ImportError> {
             Some(parent) => state
                 .versions
                 .get(&parent)
-                .is_some_and(|parent| parent.is_snapshot && parent.generation < version.generation),
+                .is_some_and(|parent| parent.is_fixed() && parent.generation < version.generation),
         };
         let is_sound = is_sound
             && version.generation < state.next_generation

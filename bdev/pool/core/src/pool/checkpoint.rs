@@ -217,6 +217,7 @@ impl Checkpoint {
             directory: image.index,
             page_map: image.page_map,
             next_generation: store.state.next_generation,
+            required: store.superblock.required | store.next_root.features,
             ..store.superblock.clone()
         };
         store.state.changed_nodes = 0;
@@ -293,7 +294,8 @@ impl Checkpoint {
         let Stage::Writing(writing) = stage else {
             unreachable!("a root was written");
         };
-        store.superblock = writing.superblock;
+        let before = std::mem::replace(&mut store.superblock, writing.superblock);
+        store.advance_features(&before);
         store.advance_growth();
         store.advance_naming();
         let is_first = !store.has_root;

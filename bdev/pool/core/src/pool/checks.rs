@@ -55,7 +55,7 @@ impl Store {
 
     pub(super) fn check_write(&self, write: &Write) -> Result<(), Refusal> {
         let version = self.visible(write.version)?;
-        if version.is_snapshot {
+        if version.is_fixed() {
             return Err(Refusal::WrongKind);
         }
         let whole = self.superblock.geometry.whole();
@@ -88,7 +88,7 @@ impl Store {
     ) -> Result<std::ops::Range<u64>, Refusal> {
         let per_unit = u64::from(self.superblock.geometry.granules_per_unit);
         let version = self.visible(id)?;
-        if version.is_snapshot {
+        if version.is_fixed() {
             return Err(Refusal::WrongKind);
         }
         let end = first.checked_add(granules);

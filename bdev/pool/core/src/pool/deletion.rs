@@ -14,6 +14,7 @@ use super::writes::Writes;
 use crate::format::record::{PassKind, Record};
 use crate::ids::VersionId;
 use crate::mutation::Mutation;
+use crate::state::PREPARED;
 
 #[derive(Debug)]
 pub(super) struct Deletion {
@@ -76,9 +77,15 @@ impl Deletion {
             .state
             .versions
             .iter()
-            .filter(|(_, version)| version.is_hidden);
+            .filter(|(_, version)| version.is_hidden)
+            .filter(|(_, version)| {
+                version.hidden_at != PREPARED || Mutation::FreePrepared.is_active()
+            });
         let settled = store.settle.settled();
-        let durable = |hidden_at| hidden_at <= settled || Mutation::FreeBeforeHidden.is_active();
+        let durable = |hidden_at| {
+            let broken = [Mutation::FreeBeforeHidden, Mutation::FreePrepared];
+            hidden_at <= settled || broken.iter().any(|rule| rule.is_active())
+        };
         let mut is_waiting = false;
         let mut found = None;
         for (id, version) in hidden {

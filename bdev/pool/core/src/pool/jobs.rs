@@ -4,6 +4,8 @@
 //! |---|---|---|
 //! | shrink | an unmap of each leaf with data beyond the new size | the resize, as a request |
 //! | inflate | a fill of each place that shares a unit | DETACH, once the fills are settled |
+//! | decouple | the same, with the units of one ancestor | DECOUPLE, once the fills are settled |
+//! | set parent | a copy of each place that the volume owns | ADOPT, once the copies are settled |
 //!
 //! A crash ends a job where it is; the caller asks again. A volume has one job at a time.
 
@@ -13,7 +15,7 @@ use super::deletion::Deletion;
 use super::durable::{Durable, Until};
 use super::store::Store;
 use crate::format::record::Record;
-use crate::ids::{Lsn, Token, VersionId};
+use crate::ids::{Generation, Lsn, Token, VersionId};
 use crate::interface::{Answer, Refusal, Request};
 use crate::mutation::Mutation;
 
@@ -51,6 +53,32 @@ pub(super) enum Work {
     Inflate {
         next: u64,
     },
+    Decouple {
+        ancestor: VersionId,
+        /// The ancestor's parent when the search for units of the ancestor began.
+        base: Option<VersionId>,
+        next: u64,
+    },
+    /// `new`: the contents to adopt, since the record `prepared`. They get the units above a
+    /// generation.
+    SetParent {
+        source: VersionId,
+        new: VersionId,
+        above: Generation,
+        prepared: Lsn,
+        next: u64,
+    },
+}
+
+impl Work {
+    /// The version above that the work depends on.
+    fn other(&self) -> Option<VersionId> {
+        match self {
+            Self::Shrink { .. } | Self::Inflate { .. } => None,
+            Self::Decouple { ancestor, .. } => Some(*ancestor),
+            Self::SetParent { source, .. } => Some(*source),
+        }
+    }
 }
 
 /// The parts of a pool that jobs work with.
@@ -74,12 +102,14 @@ impl Jobs {
     }
 
     pub(super) fn is_on(&self, version: VersionId) -> bool {
-        self.jobs.iter().any(|job| job.version == version)
+        let mut jobs = self.jobs.iter();
+        jobs.any(|job| job.version == version || job.work.other() == Some(version))
     }
 
-    pub(super) fn is_inflating(&self, version: VersionId) -> bool {
+    /// True when a job copies units for a volume.
+    pub(super) fn copies_for(&self, version: VersionId) -> bool {
         let mut jobs = self.jobs.iter().filter(|job| job.version == version);
-        jobs.any(|job| matches!(job.work, Work::Inflate { .. }))
+        jobs.any(|job| !matches!(job.work, Work::Shrink { .. }))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -116,6 +146,9 @@ impl Jobs {
             if self.jobs[at].in_flight > 0 {
                 return false;
             }
+            if let Work::SetParent { new, prepared, .. } = self.jobs[at].work {
+                give_up(token, new, prepared, ground);
+            }
             ground.store.answer(token, Err(refusal));
             return true;
         }
@@ -123,31 +156,51 @@ impl Jobs {
             let state = &ground.store.state;
             let in_flight = self.jobs[at].in_flight;
             let step = match &mut self.jobs[at].work {
-                Work::Shrink { .. } if in_flight > 0 => None,
-                Work::Shrink { units } => state.first_mapped_leaf(version, *units).map(|leaf| {
-                    let geometry = &state.geometry;
-                    let per_leaf = u64::from(geometry.units_per_leaf);
-                    let per_unit = u64::from(geometry.granules_per_unit);
-                    let end = ((leaf + 1) * per_leaf).min(state.versions[&version].units);
-                    let first = (leaf * per_leaf).max(*units);
-                    Request::Unmap {
-                        version,
-                        first: first * per_unit,
-                        granules: (end - first) * per_unit,
-                    }
-                }),
-                Work::Inflate { next } => match state.next_shared(version, *next) {
-                    Ok(Some(place)) => {
-                        *next = place + 1;
-                        Some(Request::Fill { version, place })
-                    }
-                    Ok(None) => None,
-                    Err(_) => {
-                        self.jobs[at].refused = Some(Refusal::Damaged);
-                        ground.store.has_news = true;
-                        return false;
-                    }
-                },
+                Work::Shrink { .. } if in_flight > 0 => Ok(None),
+                Work::Shrink { units } => {
+                    Ok(state.first_mapped_leaf(version, *units).map(|leaf| {
+                        let geometry = &state.geometry;
+                        let per_leaf = u64::from(geometry.units_per_leaf);
+                        let per_unit = u64::from(geometry.granules_per_unit);
+                        let end = ((leaf + 1) * per_leaf).min(state.versions[&version].units);
+                        let first = (leaf * per_leaf).max(*units);
+                        Request::Unmap {
+                            version,
+                            first: first * per_unit,
+                            granules: (end - first) * per_unit,
+                        }
+                    }))
+                }
+                Work::Inflate { next } => {
+                    let found = state.next_shared(version, *next, None);
+                    found
+                        .map(|found| next_of(next, found, |place| Request::Fill { version, place }))
+                }
+                Work::Decouple { .. } if Mutation::DecoupleUncopied.is_active() => Ok(None),
+                Work::Decouple { ancestor, next, .. } => {
+                    let found = state.next_shared(version, *next, Some(*ancestor));
+                    found
+                        .map(|found| next_of(next, found, |place| Request::Fill { version, place }))
+                }
+                Work::SetParent {
+                    new, above, next, ..
+                } => {
+                    let (from, version, above) = (version, *new, *above);
+                    let found = state.next_above(from, *next, above);
+                    found.map(|found| {
+                        next_of(next, found, |place| Request::Copy {
+                            version,
+                            from,
+                            above,
+                            place,
+                        })
+                    })
+                }
+            };
+            let Ok(step) = step else {
+                self.jobs[at].refused = Some(Refusal::Damaged);
+                ground.store.has_news = true;
+                return false;
             };
             let Some(step) = step else { break };
             self.next_step += 1;
@@ -169,20 +222,105 @@ impl Jobs {
                 ground.store.has_news = true;
                 true
             }
-            // A crash must not undo a fill that DETACH depends on.
-            Work::Inflate { .. } => {
+            // A crash must not undo a copy that the end depends on.
+            Work::Inflate { .. } | Work::Decouple { .. } | Work::SetParent { .. } => {
                 let last = *job
                     .last
                     .get_or_insert_with(|| ground.store.log.next_lsn() - 1);
                 let may_be_lost = ground.store.settle.settled() < last;
-                if may_be_lost && !Mutation::DetachUnsettled.is_active() {
+                let unsettled = match job.work {
+                    Work::SetParent { .. } => Mutation::AdoptUnsettled,
+                    _ => Mutation::DetachUnsettled,
+                };
+                if may_be_lost && !unsettled.is_active() {
                     ground.store.settle.want(last);
                     return false;
                 }
-                detach(token, version, ground)
+                match &mut job.work {
+                    Work::Decouple {
+                        ancestor,
+                        base,
+                        next,
+                    } => {
+                        if has_moved(*ancestor, base, ground) {
+                            *next = 0;
+                            job.last = None;
+                            return false;
+                        }
+                        decouple(token, version, *ancestor, ground)
+                    }
+                    Work::SetParent { new, .. } => adopt(token, version, *new, ground),
+                    _ => detach(token, version, ground),
+                }
             }
         }
     }
+}
+
+/// The request for a place that was found; the search goes on behind it.
+fn next_of(
+    next: &mut u64,
+    found: Option<u64>,
+    request: impl FnOnce(u64) -> Request,
+) -> Option<Request> {
+    let place = found?;
+    *next = place + 1;
+    Some(request(place))
+}
+
+/// True when the ancestor got another parent since the search for its units began: it owns the
+/// units of the former one now.
+fn has_moved(ancestor: VersionId, base: &mut Option<VersionId>, ground: &mut Ground) -> bool {
+    let versions = &ground.store.state.versions;
+    let now = versions.get(&ancestor).and_then(|of| of.parent);
+    let has_moved = *base != now && !Mutation::DecoupleDuringPass.is_active();
+    *base = now;
+    ground.store.has_news |= has_moved;
+    has_moved
+}
+
+/// Ends a separation from one ancestor. Returns false if that has to wait.
+fn decouple(token: Token, version: VersionId, ancestor: VersionId, ground: &mut Ground) -> bool {
+    let state = &ground.store.state;
+    let path = state.path_beyond(version, ancestor).unwrap_or_default();
+    if state.is_passed(&path) && !Mutation::DecoupleDuringPass.is_active() {
+        return false;
+    }
+    end(token, Record::Decouple { version, ancestor }, ground)
+}
+
+/// Exchanges the contents of a volume. Returns false if that has to wait.
+fn adopt(token: Token, version: VersionId, new: VersionId, ground: &mut Ground) -> bool {
+    let has_ended = end(token, Record::Adopt { version, new }, ground);
+    if has_ended {
+        ground.durable.thaw(token);
+    }
+    has_ended
+}
+
+/// Lets the deletion free the contents that no volume adopts.
+fn give_up(token: Token, new: VersionId, prepared: Lsn, ground: &mut Ground) {
+    if let Some(version) = ground.store.state.versions.get_mut(&new) {
+        version.hidden_at = prepared;
+    }
+    ground.durable.thaw(token);
+    ground.deletion.look();
+}
+
+/// Appends the last record of a job. Returns false if the log does not take it now.
+fn end(token: Token, record: Record, ground: &mut Ground) -> bool {
+    let store = &mut *ground.store;
+    if !store.log_takes(&record) {
+        return false;
+    }
+    let lsn = store.append(&record);
+    store.apply(lsn, &record);
+    store.settle.want(lsn);
+    ground
+        .durable
+        .wait(token, lsn, Until::Settled, Answer::Done);
+    ground.deletion.look();
+    true
 }
 
 /// Ends an inflation. Returns false if that has to wait.
@@ -195,15 +333,8 @@ fn detach(token: Token, version: VersionId, ground: &mut Ground) -> bool {
     };
     let record = Record::Detach { version };
     let is_passed = store.state.versions[&parent].pass.is_some();
-    if is_passed || !store.log_takes(&record) {
+    if is_passed {
         return false;
     }
-    let lsn = store.append(&record);
-    store.apply(lsn, &record);
-    store.settle.want(lsn);
-    ground
-        .durable
-        .wait(token, lsn, Until::Settled, Answer::Done);
-    ground.deletion.look();
-    true
+    end(token, record, ground)
 }

@@ -20,6 +20,9 @@
 //! | `checking` | checks of all metadata while the pool serves |
 //! | `growth` | the rest of a disk that became larger |
 //! | `naming` | a new name of the pool |
+//! | `features` | the features that the superblocks name |
+//! | `parents` | other parents of volumes, and their end of change |
+//! | `full` | writes that wait for space |
 //! | `jobs` | requests of many steps |
 //! | `follow` | changes of the map, for copies of it |
 //! | `deletion` | passes over hidden versions |
@@ -31,10 +34,13 @@ mod checks;
 mod deletion;
 mod discards;
 mod durable;
+mod features;
 mod follow;
+mod full;
 mod growth;
 mod jobs;
 mod naming;
+mod parents;
 mod requests;
 mod store;
 mod writes;
@@ -60,6 +66,7 @@ use checkpoint::Checkpoint;
 use deletion::Deletion;
 use discards::Discards;
 use durable::Durable;
+use full::Full;
 use jobs::{Ground, Jobs};
 use store::{NextRoot, Store};
 use writes::Writes;
@@ -80,6 +87,7 @@ pub struct Pool {
     deletion: Deletion,
     discards: Discards,
     jobs: Jobs,
+    full: Full,
     /// Requests that wait for room, a record in flight, or a settled record.
     waiting: VecDeque<(Token, Request)>,
 }
@@ -165,6 +173,7 @@ impl Pool {
             held: false,
             has_news: true,
             has_root: false,
+            named_features: 0,
             wants_checkpoint: true,
             has_changes: true,
             changes: None,
@@ -184,6 +193,7 @@ impl Pool {
             deletion: Deletion::default(),
             discards: Discards::default(),
             jobs: Jobs::default(),
+            full: Full::default(),
             waiting: VecDeque::new(),
         };
         pool.turn();
@@ -351,6 +361,7 @@ impl Pool {
             deletion: &mut self.deletion,
             waiting: &mut self.waiting,
         });
+        self.wake_full();
         self.retry_waiting();
         if !self.checkpoint.is_draining() && self.store.exporting.is_none() {
             self.deletion.advance(&mut self.store, &self.writes);
@@ -371,6 +382,7 @@ impl Pool {
     fn refuse_all(&mut self) {
         let waiting = std::mem::take(&mut self.waiting).into_iter();
         let mut tokens: Vec<Token> = waiting.map(|(token, _)| token).collect();
+        tokens.extend(self.full.drain());
         tokens.extend(self.writes.drain());
         tokens.extend(self.durable.drain());
         tokens.extend(self.jobs.drain());
@@ -395,9 +407,9 @@ impl Pool {
                 return;
             };
             match self.attempt(token, &request) {
-                Attempt::Begun => {}
+                Attempt::Begun => self.full.begun(token),
                 Attempt::Wait => self.waiting.push_back((token, request)),
-                Attempt::Refused(refusal) => self.store.answer(token, Err(refusal)),
+                Attempt::Refused(refusal) => self.refuse(token, request, refusal),
             }
         }
     }

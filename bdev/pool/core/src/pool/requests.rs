@@ -42,6 +42,17 @@ impl Pool {
             Request::Rename { version, name } => self.attempt_rename(token, *version, name),
             Request::Restore { version, source } => self.attempt_restore(token, *version, *source),
             Request::Inflate { version } => self.attempt_inflate(token, *version),
+            Request::Decouple { version } => self.attempt_decouple(token, *version),
+            Request::SetParent { version, source } => {
+                self.attempt_set_parent(token, *version, *source)
+            }
+            Request::ReadOnly { version } => self.attempt_read_only(token, *version),
+            Request::Copy {
+                version,
+                from,
+                above,
+                place,
+            } => self.attempt_copy(token, (*version, *from), *above, *place),
             Request::Fill { version, place } => self.attempt_fill(token, *version, *place),
             Request::Grow { disk_bytes } => self.store.attempt_grow(token, *disk_bytes),
             Request::RenamePool { name } => self.store.attempt_name(token, name),
@@ -54,7 +65,13 @@ impl Pool {
     }
 
     /// Appends and applies a record that was checked, if the log takes it.
-    fn change(&mut self, token: Token, record: &Record, until: Until, answer: Answer) -> Attempt {
+    pub(super) fn change(
+        &mut self,
+        token: Token,
+        record: &Record,
+        until: Until,
+        answer: Answer,
+    ) -> Attempt {
         if !self.store.log_takes(record) {
             return Attempt::Wait;
         }
@@ -132,10 +149,10 @@ impl Pool {
         let (mut taken, mut shared) = (Vec::new(), 0);
         for (volume, identity) in wanted {
             let version = self.store.visible(*volume)?;
-            if self.jobs.is_inflating(*volume) {
+            if self.jobs.copies_for(*volume) {
                 return Err(Refusal::Changing);
             }
-            if version.is_snapshot || cuts.iter().any(|cut| cut.volume == *volume) {
+            if version.is_fixed() || cuts.iter().any(|cut| cut.volume == *volume) {
                 return Err(Refusal::WrongKind);
             }
             // A thick volume needs its size once more.
@@ -180,8 +197,12 @@ impl Pool {
     ) -> Result<Attempt, Refusal> {
         self.store.check_identities([identity])?;
         let of = self.store.visible(source)?;
-        if !of.is_snapshot || self.durable.is_creating(source) {
+        if !of.is_fixed() || self.durable.is_creating(source) {
             return Err(Refusal::WrongKind);
+        }
+        // Writes from before a volume became read-only may be in flight.
+        if self.durable.is_cut(source) && of.is_read_only {
+            return Ok(Attempt::Wait);
         }
         self.check_guarantee(if thick { of.units } else { 0 })?;
         let version = self.store.state.free_slot(&[]).ok_or(Refusal::TooMany)?;
@@ -201,7 +222,7 @@ impl Pool {
         units: u64,
     ) -> Result<Attempt, Refusal> {
         let version = self.store.visible(id)?;
-        if version.is_snapshot {
+        if version.is_fixed() {
             return Err(Refusal::WrongKind);
         }
         if units > self.store.superblock.geometry.max_volume_units() {
@@ -266,7 +287,7 @@ impl Pool {
     ) -> Result<Attempt, Refusal> {
         let version = self.store.visible(id)?;
         let snapshot = self.store.visible(source)?;
-        if version.is_snapshot || !snapshot.is_snapshot || self.durable.is_creating(source) {
+        if version.is_fixed() || !snapshot.is_snapshot || self.durable.is_creating(source) {
             return Err(Refusal::WrongKind);
         }
         if self.jobs.is_on(id) {
@@ -294,7 +315,7 @@ impl Pool {
     }
 
     fn attempt_inflate(&mut self, token: Token, id: VersionId) -> Result<Attempt, Refusal> {
-        if self.store.visible(id)?.is_snapshot {
+        if self.store.visible(id)?.is_fixed() {
             return Err(Refusal::WrongKind);
         }
         if self.jobs.is_on(id) || self.durable.is_frozen(id) {

@@ -27,6 +27,8 @@ pub(super) struct NextRoot {
     pub growth: Option<Growth>,
     /// The pool's new name, until a root has it.
     pub naming: Option<(Token, String)>,
+    /// Features that the pool is about to use.
+    pub features: u64,
 }
 
 impl NextRoot {
@@ -66,6 +68,8 @@ pub(super) struct Store {
     pub has_news: bool,
     /// A root of this import is on the disk.
     pub has_root: bool,
+    /// Features that the last two roots name: a recovery finds no root without them.
+    pub named_features: u64,
     pub wants_checkpoint: bool,
     /// Something changed since the last image.
     pub has_changes: bool,
@@ -154,12 +158,17 @@ impl Store {
                 let children = self.state.children(*version).into_iter();
                 changes.extend(children.map(Change::Version));
             }
-            Record::Restore { version, .. } => changes.push(Change::Contents(*version)),
+            Record::Restore { version, .. } | Record::Adopt { version, .. } => {
+                changes.push(Change::Contents(*version))
+            }
             Record::Resize { version, .. }
+            | Record::Decouple { version, .. }
+            | Record::ReadOnly { version }
             | Record::Detach { version }
             | Record::Hide { version } => changes.push(Change::Version(*version)),
             Record::Create { .. }
             | Record::Clone { .. }
+            | Record::Prepare { .. }
             | Record::Pass { .. }
             | Record::Step { .. }
             | Record::Rename { .. }

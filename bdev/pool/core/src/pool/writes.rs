@@ -12,7 +12,7 @@ use super::store::Store;
 use super::{Attempt, Pool, Purpose};
 use crate::format::record::Record;
 use crate::geometry::granules_of;
-use crate::ids::{Lsn, Token, VersionId};
+use crate::ids::{Generation, Lsn, Token, VersionId};
 use crate::interface::{Answer, Intent, IoFailed, Refusal, Write};
 use crate::map::Part;
 use crate::mutation::Mutation;
@@ -322,7 +322,7 @@ impl Pool {
         place: u64,
     ) -> Result<Attempt, Refusal> {
         let known = self.store.visible(version)?;
-        if known.is_snapshot {
+        if known.is_fixed() {
             return Err(Refusal::WrongKind);
         }
         if place >= known.units {
@@ -377,6 +377,60 @@ impl Pool {
             is_switch,
             reads: reads.collect(),
             copy,
+            sums: Vec::new(),
+        };
+        self.writes.read(&mut self.store, token, source);
+        Ok(Attempt::Begun)
+    }
+
+    /// Copies granules of `from` at a place to a new unit of a prepared version, with those that
+    /// would be in a third unit.
+    pub(super) fn attempt_copy(
+        &mut self,
+        token: Token,
+        (version, from): (VersionId, VersionId),
+        above: Generation,
+        place: u64,
+    ) -> Result<Attempt, Refusal> {
+        let state = &self.store.state;
+        let leaf = state.leaf_of(place);
+        let known = |id| state.versions.get(&id).ok_or(Refusal::UnknownVersion);
+        if place >= known(version)?.units.min(known(from)?.units) {
+            return Err(Refusal::OutOfRange);
+        }
+        let entry = |id| state.entry(id, place).map_err(|_| Refusal::Damaged);
+        let (own, below) = (entry(from)?, entry(version)?);
+        if !self.may_record(version, leaf) || !self.store.log_takes(&largest_record()) {
+            return Ok(Attempt::Wait);
+        }
+        let owned: Vec<Part> = own
+            .parts()
+            .filter(|part| part.is_exclusive(above))
+            .collect();
+        let covered = owned.iter().fold(0, |set, part| set | part.granules);
+        let third = below.to_copy(covered);
+        let write = Write {
+            version,
+            place,
+            granules: 0,
+            checksums: Vec::new(),
+            fua: false,
+        };
+        let unit = self.allocate_unit(&write)?;
+        self.writes.occupy(version, place, u16::MAX, true);
+        let mut reads: Vec<(u64, u16)> = owned
+            .iter()
+            .map(|part| (part.unit, part.granules))
+            .collect();
+        if third != 0 {
+            reads.push((below.second.unit, third));
+        }
+        let source = Source {
+            write,
+            unit,
+            is_switch: true,
+            reads,
+            copy: covered | third,
             sums: Vec::new(),
         };
         self.writes.read(&mut self.store, token, source);

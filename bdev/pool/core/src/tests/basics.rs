@@ -113,6 +113,71 @@ fn deleting_discards_space() {
     assert_eq!(rig.pool.check(), []);
 }
 
+/// Goal: writes to a full pool wait, up to a bound, for space that a trim or a deletion returns.
+#[test]
+fn space_that_returns_wakes_waiting_writes() {
+    let mut rig = Rig::create(40, 30, true);
+    let volume = rig.created(1, 16, false);
+    let waits = |pending: &Pending| matches!(pending, Pending::Full { .. });
+    let write = |rig: &mut Rig, place: u64, number| {
+        let at = value(1, place * 4, number);
+        let token = rig.write(volume, place, &[(0, at)], false);
+        rig.finish_but(waits);
+        token
+    };
+    let mut place = 0;
+    let first = loop {
+        let token = write(&mut rig, place, 1);
+        place += 1;
+        if rig.pool.full_writes() == 1 {
+            break token;
+        }
+        rig.take_answer(token).unwrap();
+    };
+    assert!(place < 10);
+    // Granules of mapped places need no unit. More writes than the bound fail at once.
+    let others = [0, 1].map(|more| write(&mut rig, place + more, 1));
+    let one_more = write(&mut rig, place + 2, 1);
+    let full = Err(Refusal::NoSpace { returning: false });
+    assert_eq!(rig.take_answer(one_more), full);
+    let in_place = write(&mut rig, 0, 2);
+    assert_eq!(rig.take_answer(in_place), Ok(Answer::Done));
+    let run = |rig: &mut Rig, request| {
+        let token = rig.submit(request);
+        rig.finish_but(waits);
+        rig.take_answer(token)
+    };
+    let unmap = |place: u64| Request::Unmap {
+        version: volume,
+        first: place * 4,
+        granules: 4,
+    };
+    assert_eq!(run(&mut rig, unmap(2)), Ok(Answer::Done));
+    assert_eq!(rig.take_answer(first), Ok(Answer::Done), "the oldest first");
+    assert_eq!(rig.pool.full_writes(), 2);
+    // A snapshot keeps the units; its removal returns them.
+    let cut = Request::Snapshot(vec![(volume, identity(2))]);
+    let snapshot = match run(&mut rig, cut) {
+        Ok(Answer::Snapshots(snapshots)) => snapshots[0],
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(run(&mut rig, unmap(3)), Ok(Answer::Done));
+    assert_eq!(rig.pool.full_writes(), 2, "the snapshot has it");
+    let delete = Request::Delete { version: snapshot };
+    assert_eq!(run(&mut rig, delete), Ok(Answer::Done));
+    assert_eq!(rig.take_answer(others[0]), Ok(Answer::Done));
+    // The last one waits until the caller gives up.
+    let at = rig
+        .pending
+        .iter()
+        .position(|pending| *pending == Pending::Full { token: others[1] });
+    rig.end(at.unwrap());
+    rig.finish();
+    assert_eq!(rig.take_answer(others[1]), full);
+    assert_eq!(rig.pool.full_writes(), 0);
+    assert_eq!(rig.pool.check(), []);
+}
+
 /// A full pool refuses new units, and takes trims.
 #[test]
 fn a_full_pool_takes_trims() {

@@ -26,9 +26,12 @@ enum Op {
     Restore,
     Inflate,
     Grow,
+    Decouple,
+    SetParent,
+    ReadOnly,
 }
 
-const OPS: [Op; 13] = [
+const OPS: [Op; 16] = [
     Op::Write,
     Op::Overwrite,
     Op::Partial,
@@ -42,6 +45,9 @@ const OPS: [Op; 13] = [
     Op::Restore,
     Op::Inflate,
     Op::Grow,
+    Op::Decouple,
+    Op::SetParent,
+    Op::ReadOnly,
 ];
 
 const UNITS: u64 = 6;
@@ -62,6 +68,8 @@ struct Run {
     next: u64,
     volume: VersionId,
     snapshot: Option<(u64, VersionId)>,
+    /// The first state with a read-only volume.
+    read_only: Option<usize>,
     sequence: Vec<Op>,
     random: Random,
     crashes: u64,
@@ -84,6 +92,7 @@ impl Run {
             next: 10,
             volume,
             snapshot: Some((2, snapshot)),
+            read_only: None,
             sequence: sequence.to_vec(),
             random: Random::new(seed),
             crashes: 0,
@@ -103,6 +112,18 @@ impl Run {
 
     /// Submits an operation, and adds the state after it.
     fn begin(&mut self, op: Op) -> Option<Token> {
+        let changes_nothing = [
+            Op::Snapshot,
+            Op::Clone,
+            Op::Delete,
+            Op::Flush,
+            Op::Checkpoint,
+            Op::Grow,
+        ];
+        let may_begin = op != Op::Snapshot && changes_nothing.contains(&op);
+        if self.read_only.is_some() && !may_begin {
+            return None;
+        }
         let mut state = self.states.last().unwrap().clone();
         self.next += 1;
         let next = self.next;
@@ -166,6 +187,37 @@ impl Run {
                     version: volume,
                     source,
                 })
+            }
+            Op::Decouple => {
+                self.rig.pool.state().versions[&volume].parent?;
+                self.rig.submit(Request::Decouple { version: volume })
+            }
+            Op::SetParent => {
+                let (number, source) = self.snapshot?;
+                let known = self.rig.pool.state();
+                let of = |id| &known.versions[&id];
+                if of(volume).parent == Some(source) || of(volume).units != of(source).units {
+                    return None;
+                }
+                let mut contents = state.iter().find(|(of, _)| *of == number)?.1;
+                for (at, value) in contents.iter_mut().enumerate() {
+                    let (place, bit) = (at as u64 / 4, at % 4);
+                    let entry = self.rig.pool.lookup(volume, place).unwrap();
+                    let above = known.own_above(volume);
+                    let mut owned = entry.parts().filter(|part| part.is_exclusive(above));
+                    if owned.any(|part| part.granules >> bit & 1 == 1) {
+                        *value = state[0].1[at];
+                    }
+                }
+                state[0].1 = contents;
+                self.rig.submit(Request::SetParent {
+                    version: volume,
+                    source,
+                })
+            }
+            Op::ReadOnly => {
+                self.read_only = Some(self.states.len());
+                self.rig.submit(Request::ReadOnly { version: volume })
             }
             Op::Inflate => self.rig.submit(Request::Inflate { version: volume }),
             Op::Grow => {
@@ -264,6 +316,8 @@ impl Run {
         let (rig, _) = rig::import(disk)
             .unwrap_or_else(|error| panic!("{:?} {crash:?}: {error}", self.sequence));
         assert_eq!(rig.pool.check(), [], "{:?} {crash:?}", self.sequence);
+        let is_read_only = rig.pool.state().versions[&self.volume].is_read_only;
+        assert!(is_read_only || self.read_only.is_none_or(|from| oldest < from));
         let found = self.contents(&rig);
         let possible = &self.states[oldest..];
         // Each granule of a version has the value of a possible state. A snapshot that is not

@@ -7,6 +7,8 @@ mod damage;
 mod disk;
 mod enumeration;
 mod model;
+mod op;
+mod parents;
 pub(crate) mod rig;
 mod seeds;
 mod world;

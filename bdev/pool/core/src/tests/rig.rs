@@ -42,6 +42,7 @@ pub(crate) fn limits(is_volatile: bool) -> Limits {
         requests: 32,
         log_window: 4,
         page_window: 4,
+        full_writes: 3,
         unsettled: 12,
         changed_nodes: 40,
         discard_units: 1,
@@ -100,6 +101,10 @@ pub(crate) enum Pending {
     Discard {
         io: IoId,
         writes: Vec<WriteId>,
+    },
+    /// The caller's patience with a write that waits for space.
+    Full {
+        token: Token,
     },
     /// A grace period, and the I/O that it waits for.
     Grace {
@@ -236,6 +241,7 @@ impl Rig {
                     unit,
                     granules,
                 },
+                Intent::Full { token } => Pending::Full { token },
                 Intent::AwaitGrace { epoch } => self.begin_grace(epoch),
                 Intent::Answer { token, result } => {
                     self.values.remove(&token);
@@ -366,6 +372,7 @@ impl Rig {
                 self.sources.entry(token).or_default().extend(read);
                 self.pool.source_read(token, outcome.map(|()| sums));
             }
+            Pending::Full { token } => self.pool.give_up(token),
             Pending::Grace { epoch, .. } => self.pool.grace_ended(epoch),
             Pending::Read { block, tag, .. } => {
                 let value = match block {

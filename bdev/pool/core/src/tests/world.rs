@@ -10,6 +10,7 @@ use nacre_random::Random;
 use super::content::{Value, value};
 use super::disk::{ALL_SECTORS, Crash, Disk};
 use super::model::{History, Kind, Model, Number};
+use super::op::Op;
 use super::rig::{self, Pending, Rig, identity};
 use crate::ids::{Token, VersionId};
 use crate::interface::{Answer, Refusal, Request};
@@ -28,45 +29,14 @@ pub(super) struct Report {
     pub deletions: u64,
     pub restores: u64,
     pub inflations: u64,
+    pub decouplings: u64,
+    pub adoptions: u64,
+    pub read_only: u64,
     pub crashes: u64,
     pub dropped: u64,
     pub refused: u64,
     pub discarded: u64,
     pub checks: u64,
-}
-
-#[derive(Debug)]
-enum Op {
-    Write {
-        number: Number,
-        granules: Vec<u64>,
-        fua: bool,
-    },
-    Unmap {
-        number: Number,
-        granules: Vec<u64>,
-    },
-    Flush {
-        since: u64,
-    },
-    Create {
-        number: Number,
-    },
-    Snapshot {
-        cuts: Vec<(Number, Number)>,
-    },
-    Clone {
-        number: Number,
-    },
-    Delete {
-        number: Number,
-    },
-    Restore {
-        number: Number,
-    },
-    Inflate,
-    Check,
-    Other,
 }
 
 pub(super) struct World {
@@ -250,9 +220,14 @@ impl World {
                 let request = Request::Delete { version };
                 (self.rig.submit(request), Op::Delete { number })
             }
-            (97..99, Some((_, version))) => {
-                (self.rig.submit(Request::Inflate { version }), Op::Inflate)
+            (97, Some((number, version))) if self.random.one_in(2) => {
+                let inflate = Request::Inflate { version };
+                (self.rig.submit(inflate), Op::Inflate { number })
             }
+            (97..99, Some((number, version))) => match self.change_of_parent(number, version) {
+                Some(begun) => begun,
+                None => return,
+            },
             (56..60, Some(volume)) => match self.restore(volume) {
                 Some(begun) => begun,
                 None => return,
@@ -360,6 +335,55 @@ impl World {
         Some((token, Op::Restore { number }))
     }
 
+    /// A request that gives a volume another parent, or ends its changes.
+    fn change_of_parent(&mut self, number: Number, version: VersionId) -> Option<(Token, Op)> {
+        match self.random.below(8) {
+            0..4 => {
+                let decouple = Request::Decouple { version };
+                Some((self.rig.submit(decouple), Op::Decouple { number }))
+            }
+            4 => {
+                let read_only = Request::ReadOnly { version };
+                Some((self.rig.submit(read_only), Op::ReadOnly { number }))
+            }
+            _ => self.set_parent(number, version),
+        }
+    }
+
+    /// Gives a volume that no other request is about another snapshot of its family as parent.
+    fn set_parent(&mut self, number: Number, version: VersionId) -> Option<(Token, Op)> {
+        let volume = &self.model.versions[&number];
+        let family = volume.family;
+        let is_quiet = !volume.granules.iter().any(History::in_flight);
+        if !is_quiet || self.ops.values().any(|op| op.is_about(number)) {
+            return None;
+        }
+        let (snapshot, source) = self.pick(|kind| kind == Kind::Snapshot)?;
+        let snapshot = self.model.versions[&snapshot].clone();
+        if snapshot.family != family {
+            return None;
+        }
+        let is_deletion = |op: &Op| matches!(op, Op::Delete { .. });
+        if self.ops.values().any(is_deletion) {
+            return None;
+        }
+        let above = self.rig.pool.state().own_above(version);
+        for (granule, history) in snapshot.granules.iter().enumerate() {
+            let (place, bit) = (granule as u64 / 4, granule % 4);
+            let entry = self.rig.pool.lookup(version, place).ok()?;
+            let owned = entry.parts().filter(|part| part.is_exclusive(above));
+            let is_owned = owned.fold(0, |set, part| set | part.granules) >> bit & 1 == 1;
+            let value = if is_owned {
+                self.model.versions[&number].granules[granule].last()
+            } else {
+                history.last()
+            };
+            self.model.begin_write(number, granule as u64, value);
+        }
+        let token = self.rig.submit(Request::SetParent { version, source });
+        Some((token, Op::SetParent { number }))
+    }
+
     fn snapshot(&mut self, volume: (Number, VersionId)) -> (Token, Op) {
         let mut volumes = vec![volume];
         if let Some(other) = self.pick(|kind| kind == Kind::Volume)
@@ -451,6 +475,25 @@ impl World {
                     self.model.end_write(number, granule, done, done);
                 }
             }
+            Op::SetParent { number } => {
+                self.report.adoptions += u64::from(done);
+                for granule in 0..GRANULES {
+                    self.model.end_write(number, granule, done, done);
+                }
+            }
+            Op::ReadOnly { number } => {
+                self.report.read_only += u64::from(done);
+                if done && self.model.versions.contains_key(&number) {
+                    let values = self.contents(number)?;
+                    for (granule, value) in values.iter().enumerate() {
+                        self.model
+                            .check(number, granule as u64, Some(*value), false)?;
+                    }
+                    // A snapshot takes no writes: what was found stays.
+                    self.model.settle_on(number, &values);
+                    self.model.versions.get_mut(&number).unwrap().kind = Kind::Snapshot;
+                }
+            }
             Op::Check => match result {
                 Ok(Answer::Checked(report)) => {
                     self.report.checks += 1;
@@ -460,7 +503,8 @@ impl World {
                 }
                 other => return Err(format!("a check: {other:?}")),
             },
-            Op::Inflate => self.report.inflations += u64::from(done),
+            Op::Inflate { .. } => self.report.inflations += u64::from(done),
+            Op::Decouple { .. } => self.report.decouplings += u64::from(done),
             Op::Other => {}
         }
         Ok(())

@@ -1,0 +1,68 @@
+//! A request in flight, as the checker of its answer needs it.
+
+use super::model::Number;
+
+#[derive(Debug)]
+pub(super) enum Op {
+    Write {
+        number: Number,
+        granules: Vec<u64>,
+        fua: bool,
+    },
+    Unmap {
+        number: Number,
+        granules: Vec<u64>,
+    },
+    Flush {
+        since: u64,
+    },
+    Create {
+        number: Number,
+    },
+    Snapshot {
+        cuts: Vec<(Number, Number)>,
+    },
+    Clone {
+        number: Number,
+    },
+    Delete {
+        number: Number,
+    },
+    Restore {
+        number: Number,
+    },
+    Inflate {
+        number: Number,
+    },
+    Decouple {
+        number: Number,
+    },
+    SetParent {
+        number: Number,
+    },
+    ReadOnly {
+        number: Number,
+    },
+    Check,
+    Other,
+}
+
+impl Op {
+    /// True when it changes this version, or cuts it.
+    pub(super) fn is_about(&self, of: Number) -> bool {
+        match self {
+            Self::Write { number, .. }
+            | Self::Unmap { number, .. }
+            | Self::Create { number }
+            | Self::Clone { number }
+            | Self::Delete { number }
+            | Self::Restore { number }
+            | Self::Inflate { number }
+            | Self::Decouple { number }
+            | Self::SetParent { number }
+            | Self::ReadOnly { number } => *number == of,
+            Self::Snapshot { cuts } => cuts.iter().any(|(volume, _)| *volume == of),
+            Self::Flush { .. } | Self::Check | Self::Other => false,
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Full pools: how long writes wait for space, and the thresholds before that.
+//!
+//! A write waits [`FULL_WAIT`]. Then the host is told to send it again, or, once the pool is full
+//! for [`FULL_PATIENCE`] and no space is coming back, that there is no space.
+
+use std::collections::HashMap;
+
+use nacre_bdev_pool_core::ids::Token;
+use nacre_bdev_pool_core::interface::{Answer, Refusal};
+use nacre_reactor::Nanos;
+
+use super::{FULL_PATIENCE, FULL_WAIT, Keeper, Stage};
+
+/// Shares of the usable space that are reported, in percent.
+const THRESHOLDS: [u8; 3] = [80, 90, 95];
+/// A threshold is left when the share is so many percent below it.
+const HYSTERESIS: u64 = 1;
+
+#[derive(Default)]
+pub(super) struct Full {
+    /// Writes that wait, each with the end of its wait.
+    waits: HashMap<Token, Nanos>,
+    /// Writes that began to wait since the last look at the time.
+    new: Vec<Token>,
+    /// A write first met the full pool at this time.
+    since: Option<Nanos>,
+    /// The pool is full for long: writes fail for good.
+    is_final: bool,
+}
+
+impl Full {
+    pub(super) fn begin(&mut self, token: Token) {
+        self.new.push(token);
+    }
+
+    /// The outcome of a request, as its lane gets it.
+    pub(super) fn ended(
+        &mut self,
+        token: Token,
+        result: Result<Answer, Refusal>,
+    ) -> Result<Answer, Refusal> {
+        self.new.retain(|new| *new != token);
+        self.waits.remove(&token);
+        match result {
+            Err(Refusal::NoSpace { returning }) => Err(Refusal::NoSpace {
+                returning: returning || !self.is_final,
+            }),
+            result => result,
+        }
+    }
+
+    /// True when the end of a wait is not known yet.
+    pub(super) fn has_new(&self) -> bool {
+        !self.new.is_empty()
+    }
+
+    /// When the first wait ends.
+    pub(super) fn next(&self) -> Option<Nanos> {
+        self.waits.values().min().copied()
+    }
+}
+
+impl Keeper {
+    pub(super) fn look_at_full(&mut self, now: Nanos) {
+        let Stage::Open(pool) = &mut self.stage else {
+            return;
+        };
+        let full = &mut self.full;
+        if !full.new.is_empty() {
+            let since = *full.since.get_or_insert(now);
+            // A wait in vain for the whole time before makes further waits pointless.
+            let until = if now < since + FULL_PATIENCE {
+                now + FULL_WAIT
+            } else {
+                now
+            };
+            full.waits
+                .extend(full.new.drain(..).map(|token| (token, until)));
+        }
+        let Some(since) = full.since else {
+            return;
+        };
+        full.is_final = now >= since + FULL_PATIENCE;
+        let due = full.waits.iter().filter(|(_, until)| **until <= now);
+        let due: Vec<Token> = due.map(|(token, _)| *token).collect();
+        for token in due {
+            full.waits.remove(&token);
+            pool.give_up(token);
+        }
+        let (free, kept) = pool.free_units();
+        if full.waits.is_empty() && free > kept {
+            full.since = None;
+            full.is_final = false;
+        }
+    }
+}
+
+/// The highest threshold that the use has reached. One that it had stays until the use is clearly
+/// below it.
+pub(super) fn level(before: u8, used: u64, usable: u64) -> u8 {
+    let has_reached = |threshold: &u8| {
+        let slack = if *threshold <= before { HYSTERESIS } else { 0 };
+        let share = u128::from(u64::from(*threshold) - slack);
+        u128::from(used) * 100 >= u128::from(usable) * share
+    };
+    let reached = THRESHOLDS.into_iter().filter(has_reached);
+    reached.max().unwrap_or(0)
+}
+
+/// Logs that the use of a pool passed a threshold.
+pub(super) fn report(pool: &str, before: u8, now: u8) {
+    if now > before {
+        tracing::warn!(
+            pool,
+            percent = now,
+            "the pool is nearly full: writes to new space will wait and then fail; trim, delete \
+             snapshots, or add space"
+        );
+    } else {
+        tracing::info!(pool, percent = now, "the pool has more free space again");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::level;
+
+    /// A threshold is reported once while the use wavers around it.
+    #[test]
+    fn thresholds_have_hysteresis() {
+        let mut at = 0;
+        let uses = [79, 80, 79, 80, 78, 91, 89, 88, 96, 94, 93, 10];
+        let levels = uses.map(|used| {
+            at = level(at, used, 100);
+            at
+        });
+        assert_eq!(levels, [0, 80, 80, 80, 0, 90, 90, 80, 95, 95, 90, 0]);
+        assert_eq!(level(0, 5, 1), 95, "more is used than usable");
+    }
+}
