@@ -10,7 +10,7 @@
 //! image     builds the appliance's disk image
 //! web       builds the administration page
 //! vm        opens a shell, a command or single tests in the virtual machine
-//! simulate  simulates replicated volumes on failing disks, or a cluster, from a seed
+//! simulate  simulates replicated volumes on failing disks, a cluster, or a pool, from a seed
 //! tidy      checks the repository's own rules
 //! ```
 //!
@@ -24,6 +24,7 @@ mod bench;
 mod deb;
 mod deploy;
 mod image;
+mod pool;
 mod process;
 mod run;
 mod setup;
@@ -74,11 +75,13 @@ enum Command {
         what: bench::Benchmark,
     },
     /// Simulate replicated volumes on failing disks, or (first argument `cluster`) nodes that fail
-    /// over, in virtual time; each run comes from a seed and is checked.
+    /// over, or (`pool`) a pool whose disk loses power, in virtual time; each run comes from a seed
+    /// and is checked.
     #[command(disable_help_flag = true)]
     Simulate {
         /// [cluster] [--seed N] [--runs N | --minutes M] [--ios N] [--trace]; without any: 100 runs
-        /// from seed 1.
+        /// from seed 1. pool [--seed N] [--runs N]; without any: 20,000 runs from seed 1, and every
+        /// short history with a crash at each point.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -133,6 +136,9 @@ fn dispatch(command: Command) -> Result<ExitCode> {
 
 /// Runs the simulator until it ends or is interrupted.
 fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
+    if arguments.first().is_some_and(|what| what == "pool") {
+        return pool::simulate(root, &arguments[1..]);
+    }
     let is_cluster = arguments.first().is_some_and(|what| what == "cluster");
     let (package, program) = if is_cluster {
         ("nacre-cluster-core-sim", "simulate-cluster")
