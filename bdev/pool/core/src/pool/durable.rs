@@ -4,7 +4,7 @@
 //! |---|---|
 //! | unmap, clear | its record is logged |
 //! | create, clone, resize, delete | its record is settled |
-//! | snapshot | record logged, writes in place from before the cut ended, then a flush |
+//! | snapshot, read-only | record logged, writes in place from before ended, then a flush |
 
 use std::collections::HashMap;
 

@@ -124,7 +124,14 @@ impl Pool {
             return Err(Refusal::WrongKind);
         }
         if version.is_read_only {
-            self.store.answer(token, Ok(Answer::Done));
+            // Writes from before the first such request may be in flight, and its record too.
+            if self.durable.is_cut(id) {
+                return Ok(Attempt::Wait);
+            }
+            let last = self.store.log.next_lsn() - 1;
+            let epoch = self.store.grace.ended();
+            self.answer_when(token, last, Until::Cut { epoch }, Answer::Done);
+            self.store.has_news = true;
             return Ok(Attempt::Begun);
         }
         if self.jobs.is_on(id) {

@@ -116,7 +116,7 @@ fn deleting_discards_space() {
 /// Goal: writes to a full pool wait, up to a bound, for space that a trim or a deletion returns.
 #[test]
 fn space_that_returns_wakes_waiting_writes() {
-    let mut rig = Rig::create(40, 30, true);
+    let mut rig = Rig::create(40, 22, true);
     let volume = rig.created(1, 16, false);
     let waits = |pending: &Pending| matches!(pending, Pending::Full { .. });
     let write = |rig: &mut Rig, place: u64, number| {
@@ -125,16 +125,29 @@ fn space_that_returns_wakes_waiting_writes() {
         rig.finish_but(waits);
         token
     };
-    let mut place = 0;
-    let first = loop {
-        let token = write(&mut rig, place, 1);
+    let fill = |rig: &mut Rig, mut place: u64| loop {
+        let token = write(rig, place, 1);
         place += 1;
         if rig.pool.full_writes() == 1 {
-            break token;
+            return (token, place);
         }
         rig.take_answer(token).unwrap();
     };
-    assert!(place < 10);
+    let run = |rig: &mut Rig, request| {
+        let token = rig.submit(request);
+        rig.finish_but(waits);
+        rig.take_answer(token)
+    };
+    let unmap = |rig: &mut Rig, place: u64| {
+        let unmap = Request::Unmap {
+            version: volume,
+            first: place * 4,
+            granules: 4,
+        };
+        assert_eq!(run(rig, unmap), Ok(Answer::Done));
+    };
+    let (first, place) = fill(&mut rig, 0);
+    assert!((10..13).contains(&place), "{place}");
     // Granules of mapped places need no unit. More writes than the bound fail at once.
     let others = [0, 1].map(|more| write(&mut rig, place + more, 1));
     let one_more = write(&mut rig, place + 2, 1);
@@ -142,38 +155,29 @@ fn space_that_returns_wakes_waiting_writes() {
     assert_eq!(rig.take_answer(one_more), full);
     let in_place = write(&mut rig, 0, 2);
     assert_eq!(rig.take_answer(in_place), Ok(Answer::Done));
-    let run = |rig: &mut Rig, request| {
-        let token = rig.submit(request);
-        rig.finish_but(waits);
-        rig.take_answer(token)
-    };
-    let unmap = |place: u64| Request::Unmap {
-        version: volume,
-        first: place * 4,
-        granules: 4,
-    };
-    assert_eq!(run(&mut rig, unmap(2)), Ok(Answer::Done));
+    unmap(&mut rig, 1);
     assert_eq!(rig.take_answer(first), Ok(Answer::Done), "the oldest first");
     assert_eq!(rig.pool.full_writes(), 2);
-    // A snapshot keeps the units; its removal returns them.
+    // A snapshot keeps the units, and its metadata takes some. Its removal returns all of them.
     let cut = Request::Snapshot(vec![(volume, identity(2))]);
     let snapshot = match run(&mut rig, cut) {
         Ok(Answer::Snapshots(snapshots)) => snapshots[0],
         other => panic!("{other:?}"),
     };
-    assert_eq!(run(&mut rig, unmap(3)), Ok(Answer::Done));
-    assert_eq!(rig.pool.full_writes(), 2, "the snapshot has it");
+    (2..11).for_each(|place| unmap(&mut rig, place));
+    assert_eq!(rig.pool.full_writes(), 2, "the snapshot has them");
     let delete = Request::Delete { version: snapshot };
     assert_eq!(run(&mut rig, delete), Ok(Answer::Done));
-    assert_eq!(rig.take_answer(others[0]), Ok(Answer::Done));
-    // The last one waits until the caller gives up.
-    let at = rig
-        .pending
-        .iter()
-        .position(|pending| *pending == Pending::Full { token: others[1] });
+    for token in others {
+        assert_eq!(rig.take_answer(token), Ok(Answer::Done));
+    }
+    // A write whose caller gives up fails.
+    let (last, _) = fill(&mut rig, 1);
+    let waiting = Pending::Full { token: last };
+    let at = rig.pending.iter().position(|pending| *pending == waiting);
     rig.end(at.unwrap());
     rig.finish();
-    assert_eq!(rig.take_answer(others[1]), full);
+    assert_eq!(rig.take_answer(last), full);
     assert_eq!(rig.pool.full_writes(), 0);
     assert_eq!(rig.pool.check(), []);
 }

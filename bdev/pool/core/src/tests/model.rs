@@ -152,6 +152,25 @@ impl Model {
         version.granules = values.iter().map(|value| History::of(*value)).collect();
     }
 
+    /// The values of a version that takes no more writes are durable, and writes in flight will not
+    /// change them. Older values stay known: the answer of a snapshot may come later.
+    pub(super) fn fix(&mut self, number: Number, values: &[Value]) {
+        let now = self.tick();
+        let version = self.versions.get_mut(&number).unwrap();
+        for (history, value) in version.granules.iter_mut().zip(values) {
+            let is_it = |written: &Written| written.value == *value;
+            let Some(last) = history.all.iter().rposition(is_it) else {
+                continue;
+            };
+            let written = &mut history.all[last];
+            if written.answered == 0 {
+                written.answered = now;
+            }
+            history.all.truncate(last + 1);
+            history.durable = last;
+        }
+    }
+
     /// Checks a read of a granule. `after_power_loss`: flushed data only is sure.
     pub(super) fn check(
         &self,

@@ -1,6 +1,7 @@
 //! A request in flight, as the checker of its answer needs it.
 
 use super::model::Number;
+use crate::ids::{Generation, VersionId};
 
 #[derive(Debug)]
 pub(super) enum Op {
@@ -39,6 +40,10 @@ pub(super) enum Op {
     },
     SetParent {
         number: Number,
+        /// The parent that the volume had: its deletion would make its units the volume's own.
+        parent: Option<VersionId>,
+        /// The generation of the contents that the volume had.
+        generation: Generation,
     },
     ReadOnly {
         number: Number,
@@ -59,7 +64,7 @@ impl Op {
             | Self::Restore { number }
             | Self::Inflate { number }
             | Self::Decouple { number }
-            | Self::SetParent { number }
+            | Self::SetParent { number, .. }
             | Self::ReadOnly { number } => *number == of,
             Self::Snapshot { cuts } => cuts.iter().any(|(volume, _)| *volume == of),
             Self::Flush { .. } | Self::Check | Self::Other => false,

@@ -423,6 +423,7 @@ impl Rig {
         self.take_answer(token)
     }
 
+    #[track_caller]
     pub(crate) fn take_answer(&mut self, token: Token) -> Result<Answer, Refusal> {
         let at = self.answers.iter().position(|(of, _)| *of == token);
         self.answers.remove(at.expect("an answer")).1

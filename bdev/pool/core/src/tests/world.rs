@@ -9,7 +9,7 @@ use nacre_random::Random;
 
 use super::content::{Value, value};
 use super::disk::{ALL_SECTORS, Crash, Disk};
-use super::model::{History, Kind, Model, Number};
+use super::model::{History, Kind, Model, ModelVersion, Number};
 use super::op::Op;
 use super::rig::{self, Pending, Rig, identity};
 use crate::ids::{Token, VersionId};
@@ -50,6 +50,8 @@ pub(super) struct World {
     pub report: Report,
     fails_data: bool,
     slow: Option<Slow>,
+    /// Many requests of this run change parents.
+    prefers_parents: bool,
 }
 
 /// I/O that stays in flight while units are freed, or shared, and written again.
@@ -80,6 +82,7 @@ pub(super) fn run(seed: u64, steps: u64) -> Result<Report, String> {
         report: Report::default(),
         fails_data,
         slow,
+        prefers_parents: seed.is_multiple_of(3),
     };
     for _ in 0..steps {
         world.step()?;
@@ -91,7 +94,9 @@ pub(super) fn run(seed: u64, steps: u64) -> Result<Report, String> {
 impl World {
     fn step(&mut self) -> Result<(), String> {
         match self.random.below(1000) {
-            0..8 => self.crash()?,
+            _ if self.is_adopting() && self.random.one_in(24) => self.crash()?,
+            0..2 => self.crash()?,
+            2..8 if !self.prefers_parents => self.crash()?,
             8..14 => self.rig.pool.checkpoint(),
             14..24 => self.rig.pool.settle(),
             24..26 => self.rig.pool.reclaim(),
@@ -101,6 +106,20 @@ impl World {
         }
         self.rig.pump();
         self.take_answers()
+    }
+
+    /// True when a volume has another parent, and the answer is due.
+    fn is_adopting(&self) -> bool {
+        let versions = &self.rig.pool.state().versions;
+        self.ops.values().any(|op| match op {
+            Op::SetParent {
+                number, generation, ..
+            } => {
+                let id = self.rig.find(*number);
+                id.is_some_and(|id| versions[&id].generation != *generation)
+            }
+            _ => false,
+        })
     }
 
     /// Ends an I/O, more often a young one than an old one.
@@ -163,8 +182,12 @@ impl World {
 
     /// A version that is created and not being deleted.
     fn pick(&mut self, kind: impl Fn(Kind) -> bool) -> Option<(Number, VersionId)> {
+        self.pick_among(|version| kind(version.kind))
+    }
+
+    fn pick_among(&mut self, fits: impl Fn(&ModelVersion) -> bool) -> Option<(Number, VersionId)> {
         let versions = self.model.versions.iter();
-        let versions = versions.filter(|(_, v)| v.is_created && !v.is_deleting && kind(v.kind));
+        let versions = versions.filter(|(_, v)| v.is_created && !v.is_deleting && fits(v));
         let numbers: Vec<Number> = versions.map(|(number, _)| *number).collect();
         if numbers.is_empty() {
             return None;
@@ -181,7 +204,12 @@ impl World {
     fn submit(&mut self) {
         let versions = self.model.versions.len();
         let volume = self.pick(|kind| kind == Kind::Volume);
-        let (token, op) = match (self.random.below(100), volume) {
+        let roll = if self.prefers_parents && self.random.one_in(4) {
+            98
+        } else {
+            self.random.below(100)
+        };
+        let (token, op) = match (roll, volume) {
             (0..55, Some(volume)) => match self.write(volume) {
                 Some(begun) => begun,
                 None => return,
@@ -216,6 +244,10 @@ impl World {
                 let Some((number, version)) = self.pick(|_| true) else {
                     return;
                 };
+                let is_parent = |op: &Op| matches!(op, Op::SetParent { parent, .. } if *parent == Some(version));
+                if self.ops.values().any(is_parent) {
+                    return;
+                }
                 self.model.versions.get_mut(&number).unwrap().is_deleting = true;
                 let request = Request::Delete { version };
                 (self.rig.submit(request), Op::Delete { number })
@@ -337,12 +369,12 @@ impl World {
 
     /// A request that gives a volume another parent, or ends its changes.
     fn change_of_parent(&mut self, number: Number, version: VersionId) -> Option<(Token, Op)> {
-        match self.random.below(8) {
-            0..4 => {
+        match self.random.below(16) {
+            0..5 => {
                 let decouple = Request::Decouple { version };
                 Some((self.rig.submit(decouple), Op::Decouple { number }))
             }
-            4 => {
+            5 => {
                 let read_only = Request::ReadOnly { version };
                 Some((self.rig.submit(read_only), Op::ReadOnly { number }))
             }
@@ -358,13 +390,12 @@ impl World {
         if !is_quiet || self.ops.values().any(|op| op.is_about(number)) {
             return None;
         }
-        let (snapshot, source) = self.pick(|kind| kind == Kind::Snapshot)?;
+        let fits = |of: &ModelVersion| of.kind == Kind::Snapshot && of.family == family;
+        let (snapshot, source) = self.pick_among(fits)?;
         let snapshot = self.model.versions[&snapshot].clone();
-        if snapshot.family != family {
-            return None;
-        }
-        let is_deletion = |op: &Op| matches!(op, Op::Delete { .. });
-        if self.ops.values().any(is_deletion) {
+        let parent = self.rig.pool.state().visible_parent(version);
+        let mut deleting = self.model.versions.iter().filter(|(_, v)| v.is_deleting);
+        if deleting.any(|(number, _)| self.rig.find(*number) == parent) {
             return None;
         }
         let above = self.rig.pool.state().own_above(version);
@@ -381,7 +412,12 @@ impl World {
             self.model.begin_write(number, granule as u64, value);
         }
         let token = self.rig.submit(Request::SetParent { version, source });
-        Some((token, Op::SetParent { number }))
+        let op = Op::SetParent {
+            number,
+            parent,
+            generation: self.rig.pool.state().versions[&version].generation,
+        };
+        Some((token, op))
     }
 
     fn snapshot(&mut self, volume: (Number, VersionId)) -> (Token, Op) {
@@ -475,7 +511,7 @@ impl World {
                     self.model.end_write(number, granule, done, done);
                 }
             }
-            Op::SetParent { number } => {
+            Op::SetParent { number, .. } => {
                 self.report.adoptions += u64::from(done);
                 for granule in 0..GRANULES {
                     self.model.end_write(number, granule, done, done);
@@ -483,14 +519,14 @@ impl World {
             }
             Op::ReadOnly { number } => {
                 self.report.read_only += u64::from(done);
-                if done && self.model.versions.contains_key(&number) {
+                // A deletion that began meanwhile may have hidden it.
+                if done && self.rig.find(number).is_some() {
                     let values = self.contents(number)?;
                     for (granule, value) in values.iter().enumerate() {
                         self.model
                             .check(number, granule as u64, Some(*value), false)?;
                     }
-                    // A snapshot takes no writes: what was found stays.
-                    self.model.settle_on(number, &values);
+                    self.model.fix(number, &values);
                     self.model.versions.get_mut(&number).unwrap().kind = Kind::Snapshot;
                 }
             }
