@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
+use crate::bits::Bits;
 use crate::format::record::PassKind;
 use crate::ids::VersionId;
 use crate::map::{Entry, LostNode, Node, Shape};
@@ -24,11 +25,13 @@ const WORDS: usize = 1 << 12;
 #[derive(Debug)]
 pub(crate) struct Accounts {
     state: State,
-    used: Box<[u64]>,
-    owned: Box<[u64]>,
+    used: Bits,
+    owned: Bits,
     orphans: HashSet<u64>,
-    /// Units that are used for something else than a map.
-    others: HashMap<u64, Finding>,
+    /// Units that are used, and that no map refers to.
+    pending: HashSet<u64>,
+    /// Units of metadata.
+    zones: Bits,
     /// Versions to count, the last one first.
     versions: Vec<VersionId>,
     /// The next leaf of that version, and the places that it owns in the leaves before.
@@ -58,15 +61,12 @@ impl Accounts {
         zones: &Zones,
         pending: impl Iterator<Item = u64>,
     ) -> Self {
-        let pending = pending.map(|unit| (unit, Finding::UsedInLimbo { unit, at: None }));
-        let zones = zones.units();
-        let zones = zones.map(|unit| (unit, Finding::UsedTwice { unit, at: None }));
-        let used: Box<[u64]> = space.used().into();
         Self {
-            owned: vec![0; used.len()].into_boxed_slice(),
+            owned: Bits::new(space.units()),
             orphans: HashSet::new(),
-            used,
-            others: pending.chain(zones).collect(),
+            used: space.used().clone(),
+            pending: pending.collect(),
+            zones: zones.bits().clone(),
             versions: state.versions.keys().copied().collect(),
             state: state.clone(),
             next: 0,
@@ -221,12 +221,11 @@ impl Accounts {
     }
 
     fn own(&mut self, unit: u64, at: Extent, report: &mut CheckReport) {
-        let (word, bit) = ((unit / 64) as usize, 1 << (unit % 64));
-        if self.owned[word] & bit != 0 || self.orphans.contains(&unit) {
+        if self.owned.has(unit) || self.orphans.contains(&unit) {
             let at = Some(at);
             report.find(Finding::UsedTwice { unit, at });
         }
-        self.owned[word] |= bit;
+        self.owned.add(unit);
         self.compare_use(unit, at, report);
     }
 
@@ -235,7 +234,7 @@ impl Accounts {
         if !self.orphans.insert(unit) {
             return;
         }
-        if self.owned[(unit / 64) as usize] >> (unit % 64) & 1 == 1 {
+        if self.owned.has(unit) {
             let at = Some(at);
             report.find(Finding::UsedTwice { unit, at });
         }
@@ -244,12 +243,14 @@ impl Accounts {
 
     fn compare_use(&self, unit: u64, at: Extent, report: &mut CheckReport) {
         report.units += 1;
-        if self.used[(unit / 64) as usize] >> (unit % 64) & 1 == 0 {
-            let at = Some(at);
+        let at = Some(at);
+        if !self.used.has(unit) {
             report.find(Finding::UsedAndFree { unit, at });
         }
-        if let Some(finding) = self.others.get(&unit) {
-            report.find(finding.clone().at(at));
+        if self.zones.has(unit) {
+            report.find(Finding::UsedTwice { unit, at });
+        } else if self.pending.contains(&unit) {
+            report.find(Finding::UsedInLimbo { unit, at });
         }
     }
 
@@ -268,19 +269,20 @@ impl Accounts {
 
     /// Finds used units without an owner, [`WORDS`] at a time. Returns true at the end.
     fn compare(&mut self, report: &mut CheckReport) -> bool {
-        let end = self.used.len().min(self.word + WORDS);
+        let end = self.used.words().min(self.word + WORDS);
         for word in self.word..end {
-            let mut left = self.used[word] & !self.owned[word];
+            let known = self.owned.word(word) | self.zones.word(word);
+            let mut left = self.used.word(word) & !known;
             while left != 0 {
                 let unit = word as u64 * 64 + u64::from(left.trailing_zeros());
                 left &= left - 1;
-                if !self.others.contains_key(&unit) && !self.orphans.contains(&unit) {
+                if !self.pending.contains(&unit) && !self.orphans.contains(&unit) {
                     report.find(Finding::Leaked { unit });
                 }
             }
         }
         self.word = end;
-        end == self.used.len()
+        end == self.used.words()
     }
 }
 
@@ -455,10 +457,11 @@ mod tests {
     #[test]
     fn a_step_has_a_bound() {
         let mut accounts = Rig::create(64, 16, true).pool.accounts();
-        for bits in [&mut accounts.used, &mut accounts.owned] {
-            *bits = vec![0; 2 * WORDS + 1].into_boxed_slice();
+        let units = (2 * WORDS as u64 + 1) * 64;
+        for bits in [&mut accounts.used, &mut accounts.owned, &mut accounts.zones] {
+            *bits = Bits::new(units);
         }
-        *accounts.used.last_mut().unwrap() = 2;
+        accounts.used.add(units - 63);
         let mut report = CheckReport::default();
         let steps = (1..).find(|_| accounts.advance(4, &mut report));
         assert_eq!(steps, Some(3));
@@ -507,8 +510,12 @@ mod tests {
         assert_eq!((sound.findings, sound.units), (vec![], 8));
         for unit in 0..64 {
             let mut accounts = rig.pool.accounts();
-            accounts.used[0] ^= 1 << unit;
-            let is_mapped = !accounts.others.contains_key(&unit);
+            if accounts.used.has(unit) {
+                accounts.used.remove(unit);
+            } else {
+                accounts.used.add(unit);
+            }
+            let is_mapped = !accounts.pending.contains(&unit) && !accounts.zones.has(unit);
             let finding = match rig.pool.space().is_used(unit) {
                 false => Finding::Leaked { unit },
                 true if is_mapped => {

@@ -46,6 +46,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bits;
 pub mod check;
 pub mod create;
 pub mod format;

@@ -55,19 +55,6 @@ pub enum Finding {
     Owned { lvol: Uuid, counted: u64, kept: u64 },
 }
 
-impl Finding {
-    /// The same fault of a unit, with the place that uses the unit.
-    pub(crate) fn at(mut self, extent: Extent) -> Self {
-        if let Self::UsedTwice { at, .. }
-        | Self::UsedAndFree { at, .. }
-        | Self::UsedInLimbo { at, .. } = &mut self
-        {
-            *at = Some(extent);
-        }
-        self
-    }
-}
-
 /// A report names so many findings, and counts the others.
 const MOST_FINDINGS: usize = 64;
 

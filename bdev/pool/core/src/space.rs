@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use crate::bits::Bits;
 use crate::ids::Lsn;
 use crate::mutation::Mutation;
 
@@ -25,7 +26,7 @@ pub enum Allocation {
 #[derive(Debug)]
 pub struct Space {
     /// One bit per unit: in use, or in limbo.
-    used: Box<[u64]>,
+    used: Bits,
     units: u64,
     free: u64,
     /// Where the search for a free unit begins.
@@ -49,7 +50,7 @@ struct Limbo {
 impl Space {
     pub fn new(units: u64, allocation: Allocation) -> Self {
         Self {
-            used: vec![0; units.div_ceil(64) as usize].into_boxed_slice(),
+            used: Bits::new(units),
             units,
             free: units,
             next: 0,
@@ -70,9 +71,7 @@ impl Space {
 
     /// Adds free units, so that there are `units`.
     pub fn grow(&mut self, units: u64) {
-        let mut used = std::mem::take(&mut self.used).into_vec();
-        used.resize(units.div_ceil(64) as usize, 0);
-        self.used = used.into_boxed_slice();
+        self.used.grow(units);
         self.free += units - self.units;
         self.units = units;
         let mut freed = std::mem::take(&mut self.freed_blocks).into_vec();
@@ -94,12 +93,12 @@ impl Space {
     }
 
     /// One bit per unit: in use, or in limbo.
-    pub fn used(&self) -> &[u64] {
+    pub(crate) fn used(&self) -> &Bits {
         &self.used
     }
 
     pub fn is_used(&self, unit: u64) -> bool {
-        self.used[(unit / 64) as usize] >> (unit % 64) & 1 == 1
+        self.used.has(unit)
     }
 
     /// Marks a unit as used. Returns false if it is already.
@@ -107,7 +106,7 @@ impl Space {
         if self.is_used(unit) {
             return false;
         }
-        self.used[(unit / 64) as usize] |= 1 << (unit % 64);
+        self.used.add(unit);
         self.free -= 1;
         true
     }
@@ -137,11 +136,11 @@ impl Space {
 
     /// The first free unit from `next` on, around the end.
     fn search(&self) -> Option<u64> {
-        let words = self.used.len() as u64;
+        let words = self.used.words() as u64;
         let start = self.next % self.units;
         (0..=words).find_map(|step| {
             let word = (start / 64 + step) % words;
-            let mut free = !self.used[word as usize];
+            let mut free = !self.used.word(word as usize);
             if step == 0 {
                 free &= u64::MAX << (start % 64);
             }
@@ -158,7 +157,7 @@ impl Space {
 
     fn give_back_quietly(&mut self, unit: u64) {
         debug_assert!(self.is_used(unit), "unit {unit} is free already");
-        self.used[(unit / 64) as usize] &= !(1 << (unit % 64));
+        self.used.remove(unit);
         self.free += 1;
         if self.allocation == Allocation::LastFreed {
             self.freed.push(unit);

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::bits::Bits;
 use crate::format::chain::Zone;
 use crate::geometry::{Geometry, granules_of};
 use crate::space::Space;
@@ -15,6 +16,8 @@ pub(crate) struct Zones {
     whole: u16,
     /// Units, and their granules in use.
     zones: BTreeMap<u64, u16>,
+    /// The units of all zones: a check takes a copy.
+    units: Bits,
     /// Zones with a free granule.
     partial: BTreeSet<u64>,
 }
@@ -25,6 +28,7 @@ impl Zones {
             granules_per_unit: u64::from(geometry.granules_per_unit),
             whole: geometry.whole(),
             zones: BTreeMap::new(),
+            units: Bits::new(geometry.units()),
             partial: BTreeSet::new(),
         }
     }
@@ -34,7 +38,25 @@ impl Zones {
         if zone.used != self.whole {
             self.partial.insert(zone.unit);
         }
-        self.zones.insert(zone.unit, zone.used).is_none()
+        self.add(zone.unit, zone.used)
+    }
+
+    fn add(&mut self, unit: u64, used: u16) -> bool {
+        self.units.grow_to(unit + 1);
+        self.units.add(unit);
+        self.zones.insert(unit, used).is_none()
+    }
+
+    fn remove(&mut self, unit: u64) {
+        if self.zones.remove(&unit).is_some() {
+            self.units.remove(unit);
+        }
+        self.partial.remove(&unit);
+    }
+
+    /// One bit per unit: a zone.
+    pub(crate) fn bits(&self) -> &Bits {
+        &self.units
     }
 
     pub(crate) fn units(&self) -> impl Iterator<Item = u64> {
@@ -76,7 +98,7 @@ impl Zones {
         if self.partial.len() < 2
             && let Some(unit) = space.allocate(None)
         {
-            self.zones.insert(unit, 0);
+            self.add(unit, 0);
             self.partial.insert(unit);
         }
         let first = *self.partial.first()?;
@@ -109,16 +131,14 @@ impl Zones {
         *used &= !(1 << granule);
         self.partial.insert(unit);
         if *used == 0 {
-            self.zones.remove(&unit);
-            self.partial.remove(&unit);
+            self.remove(unit);
             space.give_back(unit);
         }
     }
 
     /// Removes a zone: its unit holds something else by now.
     pub(crate) fn forget(&mut self, unit: u64) {
-        self.zones.remove(&unit);
-        self.partial.remove(&unit);
+        self.remove(unit);
     }
 
     /// The unit of a page.
