@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nacre_bdev::Bdev;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
 
 use crate::lvol::Lvol;
@@ -25,6 +25,12 @@ impl PoolHandle {
 
     pub fn status(&self) -> PoolStatus {
         self.shared.status.lock().clone()
+    }
+
+    /// Is notified when the use of the space passes a threshold, when writes begin or cease to wait
+    /// for space, and when the pool closes. For one task.
+    pub fn news(&self) -> Arc<Notify> {
+        Arc::clone(&self.shared.news)
     }
 
     /// The name of the base device.

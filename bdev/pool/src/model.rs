@@ -67,6 +67,10 @@ pub enum Command {
     },
     /// Volumes and snapshots, with their space.
     List,
+    /// One volume or snapshot, with its space.
+    Count {
+        lvol: Uuid,
+    },
     /// Volumes and snapshots at once: the numbers of bytes in use are zero.
     Names,
     /// Some places of an lvol, from one on, with units that its parent does not have.

@@ -14,6 +14,7 @@ use nacre_bdev_pool_core::interface::{Refusal, Write};
 use nacre_reactor::doorbell::Doorbell;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
+use tokio::sync::Notify;
 
 use crate::BLOCK;
 use crate::grace::Counts;
@@ -198,6 +199,7 @@ pub(crate) struct Shared {
     pub lanes: Mutex<Vec<Arc<LanePort>>>,
     next_lane: AtomicU64,
     pub status: Mutex<PoolStatus>,
+    pub news: Arc<Notify>,
     /// Number of updates of the status.
     #[cfg(test)]
     pub statuses: AtomicU64,
@@ -214,6 +216,7 @@ impl Shared {
             lanes: Mutex::default(),
             next_lane: AtomicU64::new(1),
             status: Mutex::new(status),
+            news: Arc::default(),
             #[cfg(test)]
             statuses: AtomicU64::new(0),
         })

@@ -7,9 +7,10 @@ use super::pool::{named, number};
 use super::subsystem::{done, items};
 use super::{Connection, Failure, output};
 use nacre_engine::methods::pool::lvols::{
-    CloneParams, CloneSnapshot, CreateLvol, CreateLvolParams, DeleteLvol, InflateLvol, ListLvols,
-    ListLvolsParams, LvolParams, NewSnapshot, RenameLvol, RenameLvolParams, ResizeLvol,
-    ResizeLvolParams, RestoreLvol, RestoreParams, SnapshotLvols, SnapshotParams,
+    CloneParams, CloneSnapshot, CreateLvol, CreateLvolParams, DecoupleLvol, DeleteLvol,
+    InflateLvol, ListLvols, ListLvolsParams, LvolParams, NewSnapshot, RenameLvol, RenameLvolParams,
+    ResizeLvol, ResizeLvolParams, RestoreLvol, RestoreParams, SetParent, SetParentParams,
+    SetReadOnly, SnapshotLvols, SnapshotParams,
 };
 use nacre_engine_rpc::client::to_json;
 
@@ -90,6 +91,23 @@ enum LvolCommand {
         /// The volume
         lvol: String,
     },
+    /// Copy the data that a volume shares with its parent only; the parent's parent stays
+    Decouple {
+        /// The volume
+        lvol: String,
+    },
+    /// Put an unused thin volume on another snapshot; the space that only it has stays on top
+    SetParent {
+        /// The volume
+        lvol: String,
+        /// The snapshot, of the same size
+        snapshot: String,
+    },
+    /// End all writes to a volume, for good
+    SetReadOnly {
+        /// The volume
+        lvol: String,
+    },
     /// Delete an unused volume or snapshot
     #[command(visible_alias = "rm")]
     Delete {
@@ -143,6 +161,15 @@ pub(crate) fn run(args: LvolArgs) -> Result<(), Failure> {
         LvolCommand::Inflate { lvol } => {
             connection.call_for_json::<InflateLvol>(&LvolParams { lvol })?
         }
+        LvolCommand::Decouple { lvol } => {
+            connection.call_for_json::<DecoupleLvol>(&LvolParams { lvol })?
+        }
+        LvolCommand::SetParent { lvol, snapshot } => {
+            connection.call_for_json::<SetParent>(&SetParentParams { lvol, snapshot })?
+        }
+        LvolCommand::SetReadOnly { lvol } => {
+            connection.call_for_json::<SetReadOnly>(&LvolParams { lvol })?
+        }
         LvolCommand::Delete { lvol } => {
             let params = LvolParams { lvol };
             connection.call_for_json::<DeleteLvol>(&params)?;
@@ -191,10 +218,15 @@ fn list(connection: &Connection, pool: Option<String>) -> Result<(), Failure> {
         output::cell(of.and_then(|of| of.get("name")))
     };
     let rows = all.iter().map(|lvol| {
-        let kind = match (&lvol["snapshot"], &lvol["thick"]) {
-            (Value::Bool(true), _) => "snapshot",
-            (_, Value::Bool(true)) => "thick",
-            _ => "thin",
+        let is = |word: &str| lvol[word] == true;
+        let kind = if is("snapshot") {
+            "snapshot"
+        } else if is("read_only") {
+            "read-only"
+        } else if is("thick") {
+            "thick"
+        } else {
+            "thin"
         };
         vec![
             output::cell(lvol.get("alias")),

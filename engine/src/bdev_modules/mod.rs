@@ -112,13 +112,8 @@ pub const URING_RESCAN: &str = "bdev_uring_rescan";
 
 /// The create and delete methods of SPDK's modules that are missing here, and why.
 pub const NOT_OFFERED: (&str, &[&str]) = (
-    "Pools have one disk and no external snapshots; `lvol_inflate` and `lvol_restore` are the nearest.",
-    &[
-        "bdev_lvol_clone_bdev",
-        "bdev_lvol_decouple_parent",
-        "bdev_lvol_set_parent",
-        "bdev_lvol_set_read_only",
-    ],
+    "Pools have no external snapshots; copy the device into a volume.",
+    &["bdev_lvol_clone_bdev"],
 );
 
 /// A module, with its types erased.

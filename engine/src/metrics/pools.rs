@@ -48,13 +48,22 @@ family!(
     "Log records that an import would compare with the data.",
     ["pool"]
 );
+family!(
+    WAITING,
+    "nacre_pool_waiting_writes",
+    Gauge,
+    "Writes that wait for space in the full pool.",
+    ["pool"]
+);
 
 #[derive(Debug)]
 pub struct PoolMetrics;
 
 impl MetricsSource for PoolMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 6] = [&STATE, &BYTES, &FREE, &RESERVED, &LVOLS, &UNSETTLED];
+        static ALL: [&Desc; 7] = [
+            &STATE, &BYTES, &FREE, &RESERVED, &LVOLS, &UNSETTLED, &WAITING,
+        ];
         &ALL
     }
 
@@ -71,6 +80,7 @@ impl MetricsSource for PoolMetrics {
             into.value(&RESERVED, &[name], status.reserved_bytes);
             into.value(&LVOLS, &[name], status.versions);
             into.value(&UNSETTLED, &[name], status.unsettled_records);
+            into.value(&WAITING, &[name], status.waiting_writes);
         }
     }
 }

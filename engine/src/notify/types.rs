@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 64] = [
+pub const TYPES: [(&str, Category, Severity, &str); 67] = [
     (
         "bdev_register",
         C::Device,
@@ -42,6 +42,24 @@ pub const TYPES: [(&str, Category, Severity, &str); 64] = [
         C::Device,
         S::Error,
         "The disk of a storage pool went away, and its volumes with it.",
+    ),
+    (
+        "pool_space_low",
+        C::Device,
+        S::Warning,
+        "80, 90 or 95 % of the space of a storage pool are in use.",
+    ),
+    (
+        "pool_space_back",
+        C::Device,
+        S::Info,
+        "A storage pool has more free space again.",
+    ),
+    (
+        "pool_full",
+        C::Device,
+        S::Error,
+        "A storage pool is full: writes to new space wait, and then fail.",
     ),
     (
         "nvme_live",

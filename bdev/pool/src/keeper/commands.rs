@@ -175,7 +175,16 @@ impl Keeper {
             KeeperCommand::Public(command) => command,
         };
         match command {
-            Command::List => self.begin_scan(answer),
+            Command::List => {
+                let versions = pool.state().versions.iter();
+                let visible = versions.filter(|(_, version)| !version.is_hidden);
+                let all = visible.map(|(id, _)| *id).collect();
+                self.begin_scan(answer, all);
+            }
+            Command::Count { lvol } => match find(pool, lvol) {
+                Ok(version) => self.begin_scan(answer, VecDeque::from([version])),
+                Err(error) => answer.fail(error),
+            },
             Command::Names => {
                 let versions = pool.state().versions.keys();
                 let list = versions
@@ -301,15 +310,10 @@ impl Keeper {
         let _ = answer.send(outcome);
     }
 
-    fn begin_scan(&mut self, answer: Answer) {
-        let Stage::Open(pool) = &self.stage else {
-            return answer.closed();
-        };
-        let versions = pool.state().versions.iter();
-        let visible = versions.filter(|(_, version)| !version.is_hidden);
+    fn begin_scan(&mut self, answer: Answer, left: VecDeque<VersionId>) {
         self.commands.scans.push_back(Scan {
             answer,
-            left: visible.map(|(id, _)| *id).collect(),
+            left,
             next_place: 0,
             present: None,
             done: Vec::new(),
@@ -470,6 +474,7 @@ fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request,
         Command::RenamePool { name } => Request::RenamePool { name },
         Command::Check => Request::Check,
         Command::List
+        | Command::Count { .. }
         | Command::Names
         | Command::Own { .. }
         | Command::Close { .. }

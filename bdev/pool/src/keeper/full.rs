@@ -7,9 +7,11 @@ use std::collections::HashMap;
 
 use nacre_bdev_pool_core::ids::Token;
 use nacre_bdev_pool_core::interface::{Answer, Refusal};
+use nacre_bdev_pool_core::pool::Pool;
 use nacre_reactor::Nanos;
 
 use super::{FULL_PATIENCE, FULL_WAIT, Keeper, Stage};
+use crate::model::PoolStatus;
 
 /// Shares of the usable space that are reported, in percent.
 const THRESHOLDS: [u8; 3] = [80, 90, 95];
@@ -97,7 +99,7 @@ impl Keeper {
 
 /// The highest threshold that the use has reached. One that it had stays until the use is clearly
 /// below it.
-pub(super) fn level(before: u8, used: u64, usable: u64) -> u8 {
+fn level(before: u8, used: u64, usable: u64) -> u8 {
     let has_reached = |threshold: &u8| {
         let slack = if *threshold <= before { HYSTERESIS } else { 0 };
         let share = u128::from(u64::from(*threshold) - slack);
@@ -107,8 +109,25 @@ pub(super) fn level(before: u8, used: u64, usable: u64) -> u8 {
     reached.max().unwrap_or(0)
 }
 
+/// Notes the use of the space in the state of the pool. Returns true when it passed a threshold, or
+/// writes began or ceased to wait.
+pub(super) fn note_use(status: &mut PoolStatus, pool: &Pool) -> bool {
+    let (superblock, (free, kept)) = (pool.superblock(), pool.free_units());
+    let units = superblock.geometry.units();
+    // The space that thick volumes may still take is no longer to be had: it counts as used.
+    let usable = units.saturating_sub(superblock.reserve_units);
+    let used = usable.saturating_sub(free.saturating_sub(kept));
+    let (before, waited) = (status.full_percent, status.waiting_writes > 0);
+    status.full_percent = level(before, used, usable.max(1));
+    status.waiting_writes = pool.full_writes() as u64;
+    if status.full_percent != before {
+        report(&status.name, before, status.full_percent);
+    }
+    status.full_percent != before || waited != (status.waiting_writes > 0)
+}
+
 /// Logs that the use of a pool passed a threshold.
-pub(super) fn report(pool: &str, before: u8, now: u8) {
+fn report(pool: &str, before: u8, now: u8) {
     if now > before {
         tracing::warn!(
             pool,

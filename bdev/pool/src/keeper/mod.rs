@@ -572,13 +572,8 @@ impl Keeper {
         status.total_bytes = units * unit;
         status.free_bytes = free * unit;
         status.reserved_bytes = kept.min(free) * unit;
-        status.waiting_writes = pool.full_writes() as u64;
-        let usable = units.saturating_sub(kept);
-        let used = units.saturating_sub(free);
-        let level = full::level(status.full_percent, used, usable.max(1));
-        if level != status.full_percent {
-            full::report(&status.name, status.full_percent, level);
-            status.full_percent = level;
+        if full::note_use(&mut status, pool) {
+            self.shared.news.notify_one();
         }
         let settled = self.shared.settled.load(Ordering::SeqCst);
         status.unsettled_records = self.times.last_lsn.saturating_sub(settled);
@@ -599,6 +594,7 @@ impl Keeper {
         }
         self.stage = Stage::Closed;
         self.shared.status.lock().state = PoolState::Closed;
+        self.shared.news.notify_one();
         for map in self.maps.values() {
             map.set_gone();
         }

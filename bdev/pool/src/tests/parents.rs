@@ -4,7 +4,7 @@ use nacre_bdev::{Bdev, Status};
 use uuid::Uuid;
 
 use super::rig::{self, Home, Host, block_on, run};
-use crate::{Command, PoolError, Refusal};
+use crate::{Command, Outcome, PoolError, Refusal};
 
 fn parent(pool: &crate::PoolHandle, of: Uuid) -> Option<Uuid> {
     let mut list = rig::list(pool).into_iter();
@@ -36,6 +36,17 @@ fn a_volume_is_decoupled_in_use() {
     let refused = run(&pool, Command::Decouple { lvol }).unwrap_err();
     assert_eq!(refused, PoolError::Refused(Refusal::NoParent));
     assert_eq!(host.read(0, 1).1[0], 1);
+    // The count of one version is that of the list.
+    for expected in rig::list(&pool) {
+        let lvol = expected.id;
+        let Ok(Outcome::List(counted)) = run(&pool, Command::Count { lvol }) else {
+            panic!("a count");
+        };
+        assert_eq!(counted, [expected]);
+    }
+    let lvol = newest;
+    let unknown = run(&pool, Command::Count { lvol }).unwrap_err();
+    assert_eq!(unknown, PoolError::Unknown { id: newest });
     rig::check(&pool);
 }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_pool::{Command, LvolInfo};
+use nacre_bdev_pool::{Command, Lvol, LvolInfo};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -26,6 +26,9 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<CloneSnapshot>()
         .add::<RestoreLvol>()
         .add::<InflateLvol>()
+        .add::<DecoupleLvol>()
+        .add::<SetParent>()
+        .add::<SetReadOnly>()
         .add::<RenameLvol>()
         .add::<DeleteLvol>();
 }
@@ -48,6 +51,8 @@ pub struct LvolReply {
     pub pool: String,
     pub size_bytes: u64,
     pub snapshot: bool,
+    /// A volume that takes no writes any more.
+    pub read_only: bool,
     /// The pool keeps room for the whole size.
     pub thick: bool,
     /// The snapshot that it shares space with.
@@ -66,6 +71,7 @@ pub fn describe(pool: &str, info: LvolInfo) -> LvolReply {
         pool: pool.to_owned(),
         size_bytes: info.bytes,
         snapshot: info.is_snapshot,
+        read_only: info.is_read_only,
         thick: info.is_thick,
         parent: info.parent,
         used_bytes: info.used_bytes,
@@ -73,17 +79,10 @@ pub fn describe(pool: &str, info: LvolInfo) -> LvolReply {
     }
 }
 
-/// The present state of a volume.
-pub async fn info(pool: &OpenPool, id: Uuid) -> Result<LvolInfo, RpcError> {
-    let all = pool.lvols().await?;
-    let found = all.into_iter().find(|lvol| lvol.id == id);
-    found.ok_or_else(|| RpcError::errno(Errno::ENODEV, format!("{id} was deleted meanwhile")))
-}
-
 /// Registers a new volume or snapshot, and describes it.
 pub async fn made(engine: &Rc<Engine>, pool: &OpenPool, id: Uuid) -> Result<LvolReply, RpcError> {
     let _names = pool.names.lock().await;
-    let info = info(pool, id).await?;
+    let info = pool.lvol(id).await?;
     pools::register(engine, pool, &info).await?;
     Ok(describe(&pool.name(), info))
 }
@@ -168,6 +167,7 @@ impl Method<Engine> for ListLvols {
         for pool in pools {
             let name = pool.name();
             let lvols = pool.lvols().await?;
+            pools::take_counts(&engine, &lvols);
             all.extend(lvols.into_iter().map(|info| describe(&name, info)));
         }
         Ok(all)
@@ -186,7 +186,7 @@ impl Method<Engine> for GetLvol {
 
     async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
-        Ok(describe(&pool.name(), info(&pool, lvol.uuid()).await?))
+        Ok(describe(&pool.name(), pool.lvol(lvol.uuid()).await?))
     }
 }
 
@@ -215,7 +215,7 @@ impl Method<Engine> for ResizeLvol {
         engine.settled().await;
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
         pools::resize(&engine, &pool, &lvol, params.size).await?;
-        Ok(describe(&pool.name(), info(&pool, lvol.uuid()).await?))
+        Ok(describe(&pool.name(), pool.lvol(lvol.uuid()).await?))
     }
 }
 
@@ -382,9 +382,86 @@ impl Method<Engine> for InflateLvol {
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
         let id = lvol.uuid();
         pool.run(Command::Inflate { lvol: id }).await?;
-        let info = info(&pool, id).await?;
-        lvol.update(info.clone());
-        Ok(describe(&pool.name(), info))
+        refresh(&pool, &lvol).await
+    }
+}
+
+/// Takes over the present state of a volume, and describes it.
+pub async fn refresh(pool: &OpenPool, lvol: &Lvol) -> Result<LvolReply, RpcError> {
+    let info = pool.lvol(lvol.uuid()).await?;
+    lvol.update(info.clone());
+    Ok(describe(&pool.name(), info))
+}
+
+pub struct DecoupleLvol;
+
+impl Method<Engine> for DecoupleLvol {
+    const NAME: &'static str = "lvol_decouple";
+    const ABOUT: &'static str = "Copies the data that a volume shares with its parent. The parent's own parent becomes its parent.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = LvolParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
+        let id = lvol.uuid();
+        pool.run(Command::Decouple { lvol: id }).await?;
+        refresh(&pool, &lvol).await
+    }
+}
+
+pub struct SetParent;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetParentParams {
+    /// A thin volume that is not in use: UUID, or `pool/name`.
+    pub lvol: String,
+    /// The new parent, a snapshot of the volume's size: UUID, or `pool/name`.
+    pub snapshot: String,
+}
+
+impl Method<Engine> for SetParent {
+    const NAME: &'static str = "lvol_set_parent";
+    const ABOUT: &'static str = "Makes a thin volume that is not in use a clone of a snapshot. Space that only the volume has keeps \
+         its contents; the rest shows the snapshot.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = SetParentParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: SetParentParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
+        let (of, snapshot) = find_lvol(&engine, "snapshot", &params.snapshot)?;
+        if !Rc::ptr_eq(&pool, &of) {
+            let cause = "the snapshot is in another pool";
+            return Err(RpcError::errno(Errno::EINVAL, cause).field("snapshot"));
+        }
+        let id = lvol.uuid();
+        pools::set_parent(&engine, &pool, lvol, snapshot.uuid()).await?;
+        Ok(describe(&pool.name(), pool.lvol(id).await?))
+    }
+}
+
+pub struct SetReadOnly;
+
+impl Method<Engine> for SetReadOnly {
+    const NAME: &'static str = "lvol_set_read_only";
+    const ABOUT: &'static str = "Ends all writes to a volume, for good. Clones of it can be made.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = LvolParams;
+    type Reply = LvolReply;
+
+    async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
+        let id = lvol.uuid();
+        pool.run(Command::ReadOnly { lvol: id }).await?;
+        refresh(&pool, &lvol).await
     }
 }
 
@@ -439,7 +516,7 @@ pub async fn rename(
     {
         warn!(alias = new, %error, "a volume has no alias");
     }
-    let info = info(&pool, id).await?;
+    let info = pool.lvol(id).await?;
     lvol.update(info.clone());
     Ok(describe(&name, info))
 }

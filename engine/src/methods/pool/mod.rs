@@ -9,6 +9,8 @@ mod copy_tests;
 mod late_tests;
 pub mod lvols;
 #[cfg(test)]
+mod parents_tests;
+#[cfg(test)]
 mod tests;
 
 use std::rc::Rc;
@@ -203,7 +205,7 @@ impl Method<Engine> for DeletePool {
     async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
         let pool = engine.devices.pools.find(&params.pool)?;
-        let count = pool.lvols().await?.len();
+        let count = pool.list_names().await?.len();
         if count > 0 {
             let cause = format!("the pool has {count} volumes and snapshots");
             return Err(RpcError::errno(Errno::EBUSY, cause)

@@ -15,8 +15,7 @@
 //! | the pool refuses to delete an lvol | -32603 |
 //! | the pool refuses anything else, such as a taken name of a snapshot | -32602 |
 //!
-//! Not here: external snapshots, `bdev_lvol_set_parent`, `bdev_lvol_set_read_only` and
-//! `bdev_lvol_decouple_parent`.
+//! `bdev_lvol_set_parent` needs a volume that is not in use. Not here: external snapshots.
 
 use std::rc::Rc;
 
@@ -45,6 +44,9 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<Rename>()
         .add::<Resize>()
         .add::<Inflate>()
+        .add::<DecoupleParent>()
+        .add::<SetParent>()
+        .add::<SetReadOnly>()
         .add::<Delete>()
         .add::<GetLvols>();
 }
@@ -457,6 +459,85 @@ impl Method<Engine> for Inflate {
     }
 }
 
+struct DecoupleParent;
+
+impl Method<Engine> for DecoupleParent {
+    const NAME: &'static str = "bdev_lvol_decouple_parent";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Copies the data that an lvol shares with its snapshot. The snapshot's own parent becomes its \
+         parent.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
+        let decoupled = pool.run(Command::Decouple { lvol: lvol.uuid() }).await;
+        decoupled.map_err(coded(INVALID_PARAMS))?;
+        lvols::refresh(&pool, &lvol).await?;
+        Ok(true)
+    }
+}
+
+struct SetParent;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetParentParams {
+    /// UUID, or `lvs/lvol`.
+    lvol_name: String,
+    /// The snapshot: UUID, or `lvs/lvol`.
+    parent_name: String,
+}
+
+impl Method<Engine> for SetParent {
+    const NAME: &'static str = "bdev_lvol_set_parent";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Makes a thin lvol that is not in use a clone of a snapshot, with the clusters that it owns on top.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = SetParentParams;
+    type Reply = bool;
+
+    async fn apply(params: SetParentParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "lvol_name", &params.lvol_name)?;
+        let (of, parent) = find_lvol(&engine, "parent_name", &params.parent_name)?;
+        let refused = coded(INVALID_PARAMS);
+        if !Rc::ptr_eq(&pool, &of) {
+            let cause = "the snapshot is in another lvstore";
+            let other = RpcError::errno(Errno::EINVAL, cause).field("parent_name");
+            return Err(refused(other));
+        }
+        let changed = pools::set_parent(&engine, &pool, lvol, parent.uuid()).await;
+        changed.map_err(refused)?;
+        Ok(true)
+    }
+}
+
+struct SetReadOnly;
+
+impl Method<Engine> for SetReadOnly {
+    const NAME: &'static str = "bdev_lvol_set_read_only";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
+    const ABOUT: &'static str = "Ends all writes to an lvol, for good. Clones of it can be made.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
+        let ended = pool.run(Command::ReadOnly { lvol: lvol.uuid() }).await;
+        ended.map_err(coded(INVALID_PARAMS))?;
+        lvols::refresh(&pool, &lvol).await?;
+        Ok(true)
+    }
+}
+
 struct Delete;
 
 impl Method<Engine> for Delete {
@@ -471,7 +552,7 @@ impl Method<Engine> for Delete {
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
         let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
-        let all = pool.lvols().await?;
+        let all = pool.list_names().await?;
         let clones = all.iter().filter(|other| other.parent == Some(lvol.uuid()));
         let count = clones.count();
         if count > 1 {
@@ -546,7 +627,9 @@ impl Method<Engine> for GetLvols {
                     uuid: status.id.to_string(),
                 },
             };
-            all.extend(pool.lvols().await?.into_iter().map(reply));
+            let lvols = pool.lvols().await?;
+            pools::take_counts(&engine, &lvols);
+            all.extend(lvols.into_iter().map(reply));
         }
         Ok(all)
     }

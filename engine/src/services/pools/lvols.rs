@@ -117,6 +117,23 @@ pub async fn undo_growth(
     announced.map(drop).or_refuse()
 }
 
+/// Makes a volume that is not in use a clone of a snapshot; what it owns stays over that.
+pub async fn set_parent(
+    engine: &Rc<Engine>,
+    pool: &OpenPool,
+    lvol: Arc<Lvol>,
+    snapshot: Uuid,
+) -> Result<(), RpcError> {
+    let id = lvol.uuid();
+    drop(lvol);
+    withdraw(engine, &id.to_string()).await?;
+    let lvol = id;
+    let changed = pool.run(Command::SetParent { lvol, snapshot }).await;
+    // Changed or not, the volume is a device again.
+    register_new(engine, pool, id).await?;
+    changed.map(drop)
+}
+
 /// Deletes a volume or snapshot that is not in use.
 pub async fn delete(engine: &Rc<Engine>, pool: &OpenPool, lvol: Arc<Lvol>) -> Result<(), RpcError> {
     let id = lvol.uuid();

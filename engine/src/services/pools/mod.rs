@@ -12,6 +12,7 @@ mod closing;
 pub mod copies;
 mod copy;
 mod lvols;
+mod space;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -36,15 +37,16 @@ use crate::plane::{Plane, pool_here};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::devices;
 use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
 use closing::close_one;
 pub use closing::{close, close_all, disk_gone, withdraw};
 pub use lvols::{
-    alias, check_alias, check_name, delete, find_lvol, register, register_new, resize, undo_growth,
+    alias, check_alias, check_name, delete, find_lvol, register, register_new, resize, set_parent,
+    undo_growth,
 };
+pub use space::take_counts;
 
 /// The method that the journal has for a pool.
 pub const IMPORT: &str = "pool_import";
@@ -205,6 +207,24 @@ impl OpenPool {
         }
     }
 
+    /// The present state of a volume.
+    pub async fn lvol(&self, id: Uuid) -> Result<LvolInfo, RpcError> {
+        let counted = self.run(Command::Count { lvol: id }).await?;
+        let found = match counted {
+            Outcome::List(list) => list.into_iter().next(),
+            _ => None,
+        };
+        found.ok_or_else(|| RpcError::errno(Errno::ENODEV, format!("{id} was deleted meanwhile")))
+    }
+
+    /// Volumes and snapshots, without their space.
+    pub async fn list_names(&self) -> Result<Vec<LvolInfo>, RpcError> {
+        match self.run(Command::Names).await? {
+            Outcome::List(list) => Ok(list),
+            _ => Ok(Vec::new()),
+        }
+    }
+
     pub async fn run(&self, command: Command) -> Result<Outcome, RpcError> {
         self.handle.run(command).await.or_refuse()
     }
@@ -255,6 +275,7 @@ pub async fn create(
     let text = format!("pool \"{}\" was created on {disk}", pool.name());
     let facts = serde_json::json!({ "id": pool.handle.id() });
     engine.notes.report("pool_create", pool.name(), text, facts);
+    space::watch(engine, &pool);
     Ok(pool)
 }
 
@@ -369,7 +390,8 @@ async fn import_one(
     let text = format!("pool \"{name}\" was imported from {disk}");
     let facts = serde_json::json!({ "id": id, "replayed": report.replayed, "lost": report.lost });
     engine.notes.report("pool_import", name, text, facts);
-    tokio::task::spawn_local(count_space(Rc::clone(engine), Rc::clone(&pool)));
+    space::watch(engine, &pool);
+    tokio::task::spawn_local(space::count(Rc::clone(engine), Rc::clone(&pool)));
     Ok(pool)
 }
 
@@ -506,33 +528,13 @@ fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
 async fn register_all(engine: &Rc<Engine>, pool: &OpenPool) -> Result<(), RpcError> {
     let work = async {
         let _names = pool.names.lock().await;
-        let Outcome::List(lvols) = pool.run(Command::Names).await? else {
-            return Ok(());
-        };
-        for info in lvols {
+        for info in pool.list_names().await? {
             register(engine, pool, &info).await?;
         }
         Ok(())
     };
     let pools = &engine.devices.pools;
     pools.in_time(Late::Register, work).await?
-}
-
-/// Tells the devices how much space they use. The count takes long in a large pool.
-async fn count_space(engine: Rc<Engine>, pool: Rc<OpenPool>) {
-    // A pool that closes has no devices any more.
-    let Ok(lvols) = pool.lvols().await else {
-        return;
-    };
-    for counted in lvols {
-        if let Some(lvol) = devices::find::<Lvol>(&engine, &counted.id.to_string()) {
-            lvol.update(LvolInfo {
-                used_bytes: counted.used_bytes,
-                exclusive_bytes: counted.exclusive_bytes,
-                ..lvol.info()
-            });
-        }
-    }
 }
 
 /// The registered devices of a pool's volumes.

@@ -1,0 +1,70 @@
+//! The space of open pools: events about it, and the bytes that their volumes use.
+
+use std::rc::Rc;
+
+use nacre_bdev_pool::{Lvol, LvolInfo};
+
+use super::OpenPool;
+use crate::services::devices;
+use crate::services::engine::Engine;
+
+/// Reports the thresholds that the use of a pool passes, and that writes wait for space.
+pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {
+    let news = pool.handle.news();
+    let (engine, pool) = (Rc::downgrade(engine), Rc::downgrade(pool));
+    tokio::task::spawn_local(async move {
+        let (mut percent, mut waits) = (0, false);
+        loop {
+            news.notified().await;
+            // Between two notices the task keeps neither the engine nor the pool.
+            let (Some(engine), Some(pool)) = (engine.upgrade(), pool.upgrade()) else {
+                return;
+            };
+            if pool.is_closed() {
+                return;
+            }
+            let status = pool.handle.status();
+            let (now, name) = (status.full_percent, status.name);
+            let facts = serde_json::json!({ "id": status.id, "percent": now });
+            if now != percent {
+                let (kind, text) = if now > percent {
+                    let text = format!("pool \"{name}\" uses {now} % of its space");
+                    ("pool_space_low", text)
+                } else {
+                    let text = format!("pool \"{name}\" uses less than {percent} % of its space");
+                    ("pool_space_back", text)
+                };
+                engine.notes.report(kind, name.clone(), text, facts.clone());
+            }
+            if status.waiting_writes > 0 && !waits {
+                let text = format!("pool \"{name}\" is full: writes wait for space");
+                let about = (name, String::new());
+                engine
+                    .notes
+                    .report_repeating("pool_full", about, text, facts);
+            }
+            (percent, waits) = (now, status.waiting_writes > 0);
+        }
+    });
+}
+
+/// Tells the devices how much space they use. The count takes long in a large pool.
+pub(super) async fn count(engine: Rc<Engine>, pool: Rc<OpenPool>) {
+    // A pool that closes has no devices any more.
+    if let Ok(lvols) = pool.lvols().await {
+        take_counts(&engine, &lvols);
+    }
+}
+
+/// Notes the space in use with the devices, which describe it.
+pub fn take_counts(engine: &Engine, lvols: &[LvolInfo]) {
+    for counted in lvols {
+        if let Some(lvol) = devices::find::<Lvol>(engine, &counted.id.to_string()) {
+            lvol.update(LvolInfo {
+                used_bytes: counted.used_bytes,
+                exclusive_bytes: counted.exclusive_bytes,
+                ..lvol.info()
+            });
+        }
+    }
+}
