@@ -1,0 +1,453 @@
+//! Export and restore of the appliance's state: configuration and state folder in one file.
+//!
+//! ```text
+//!   MANIFEST.json    format, host, version, and each file: path, mode, size, SHA-256
+//!   files/PATH       the files, in the order of the manifest
+//! ```
+//!
+//! An export may be made while the daemon runs: every file is read twice, and an export whose files
+//! changed meanwhile begins again. It holds the state's secrets as the state does: keys and the
+//! private key of the certificate, sealed keys without their store key, hashes of passwords.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use nacre_engine_values::files;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde::{Deserialize, Serialize};
+
+use crate::digest::{self, Sha256};
+use crate::place::Places;
+use crate::status::{self, StatusError};
+use crate::version::Version;
+
+const FORMAT: u32 = 1;
+const MANIFEST: &str = "MANIFEST.json";
+const MOST_MANIFEST: u64 = 4 * 1024 * 1024;
+const MOST_FILES: usize = 10_000;
+/// Larger files are disk images of volumes, which an export leaves out.
+const MOST_BYTES: u64 = 32 * 1024 * 1024;
+const MOST_TOTAL: u64 = 1024 * 1024 * 1024;
+const MOST_DEPTH: usize = 8;
+/// Attempts of an export while the daemon writes.
+const ATTEMPTS: usize = 5;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Manifest {
+    format: u32,
+    host: String,
+    version: String,
+    files: Vec<Listed>,
+    /// Files that the export leaves out. A restore keeps them as they are on the machine.
+    left_out: Vec<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Listed {
+    path: String,
+    mode: u32,
+    size: u64,
+    sha256: Sha256,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Exported {
+    pub files: usize,
+    pub bytes: u64,
+    pub left_out: Vec<String>,
+}
+
+/// An export that was checked.
+#[derive(Debug, Serialize)]
+pub struct Restored {
+    pub host: String,
+    pub version: Version,
+    pub files: usize,
+    /// Files of the machine that are not part of an export, and stay.
+    pub kept: Vec<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    #[error(transparent)]
+    Status(#[from] StatusError),
+    #[error("{path}: {source}", path = path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{path}: exists already; name another file", path = path.display())]
+    Exists { path: PathBuf },
+    #[error("{path}: too much for an export: {limit}", path = path.display())]
+    TooMuch { path: PathBuf, limit: String },
+    #[error("{path}: changed during each of {ATTEMPTS} attempts; stop the daemon (`systemctl stop nacre`), and export again", path = path.display())]
+    Changing { path: PathBuf },
+    #[error("the export: {0}; it is damaged, or no export")]
+    Damaged(String),
+    #[error("the export is of version {version}, and {running} runs; update first, or --force")]
+    Newer { version: Version, running: Version },
+}
+
+impl BackupError {
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::Io { path, source }
+    }
+}
+
+/// Writes the state to a new file, which only its owner can read.
+pub fn export(places: &Places, target: &Path) -> Result<Exported, BackupError> {
+    let image = status::image(places)?;
+    let state = places.state();
+    let failed = || BackupError::at(target);
+    if target.exists() {
+        return Err(BackupError::Exists {
+            path: target.to_owned(),
+        });
+    }
+    let (partial, mut file) = files::beside(target).map_err(failed())?;
+    let written = (|| {
+        file.set_permissions(fs::Permissions::from_mode(0o600))
+            .map_err(failed())?;
+        let mut changed = state.clone();
+        for _ in 0..ATTEMPTS {
+            let manifest = list(&state, &image.version, status::host_name(places))?;
+            file.set_len(0).map_err(failed())?;
+            file.rewind().map_err(failed())?;
+            match write(&state, &manifest, &mut file, target)? {
+                None => {
+                    file.sync_all().map_err(failed())?;
+                    fs::rename(&partial, target).map_err(failed())?;
+                    files::sync_folder(target).map_err(failed())?;
+                    return Ok(Exported {
+                        files: manifest.files.len(),
+                        bytes: manifest.files.iter().map(|file| file.size).sum(),
+                        left_out: manifest.left_out,
+                    });
+                }
+                Some(path) => changed = path,
+            }
+        }
+        Err(BackupError::Changing { path: changed })
+    })();
+    if written.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+/// Lists the state with digests.
+fn list(state: &Path, version: &Version, host: String) -> Result<Manifest, BackupError> {
+    let (found, left_out) = walk(state)?;
+    let mut listed = Vec::new();
+    let mut total = 0;
+    for path in found {
+        let full = state.join(&path);
+        let file = match File::open(&full) {
+            Ok(file) => file,
+            // A temporary file of the daemon that is gone.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => return Err(BackupError::Io { path: full, source }),
+        };
+        let mode = file
+            .metadata()
+            .map_err(BackupError::at(&full))?
+            .permissions()
+            .mode()
+            & 0o777;
+        let (size, sha256) =
+            digest::copy(file.take(MOST_BYTES), &mut io::sink()).map_err(BackupError::at(&full))?;
+        total += size;
+        if total > MOST_TOTAL {
+            return Err(BackupError::TooMuch {
+                path: state.to_owned(),
+                limit: format!("more than {MOST_TOTAL} bytes"),
+            });
+        }
+        listed.push(Listed {
+            path,
+            mode,
+            size,
+            sha256,
+        });
+    }
+    Ok(Manifest {
+        format: FORMAT,
+        host,
+        version: version.to_string(),
+        files: listed,
+        left_out,
+    })
+}
+
+/// Paths of the state's files below its folder: those of an export, and those that it leaves out.
+fn walk(state: &Path) -> Result<(Vec<String>, Vec<String>), BackupError> {
+    let (mut found, mut left_out) = (Vec::new(), Vec::new());
+    let mut folders = vec![PathBuf::new()];
+    while let Some(folder) = folders.pop() {
+        let full = state.join(&folder);
+        for entry in fs::read_dir(&full).map_err(BackupError::at(&full))? {
+            let entry = entry.map_err(BackupError::at(&full))?;
+            let path = folder.join(entry.file_name());
+            let is_update = path.starts_with("updates") || is_temporary(&path);
+            let kind = entry.file_type().map_err(BackupError::at(&full))?;
+            if is_update {
+                continue;
+            }
+            if kind.is_dir() && path.components().count() < MOST_DEPTH {
+                folders.push(path);
+                continue;
+            }
+            let size = entry.metadata().map(|facts| facts.len());
+            let name = path.to_str().map(str::to_owned);
+            match name {
+                Some(name)
+                    if kind.is_file()
+                        && fits(&name)
+                        && size.is_ok_and(|size| size < MOST_BYTES) =>
+                {
+                    found.push(name);
+                }
+                _ => left_out.push(path.to_string_lossy().into_owned()),
+            }
+            if found.len() + left_out.len() > MOST_FILES {
+                return Err(BackupError::TooMuch {
+                    path: state.to_owned(),
+                    limit: format!("more than {MOST_FILES} files"),
+                });
+            }
+        }
+    }
+    found.sort();
+    left_out.sort();
+    Ok((found, left_out))
+}
+
+/// Hidden files in the state's folder are unfinished: new versions of files, and of updates.
+fn is_temporary(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().starts_with('.')
+}
+
+fn entry_name(path: &str) -> String {
+    format!("files/{path}")
+}
+
+/// The archive has room for this path.
+fn fits(path: &str) -> bool {
+    tar::Header::new_ustar().set_path(entry_name(path)).is_ok()
+}
+
+/// Writes the archive. Returns a file that is not as the manifest says.
+fn write(
+    state: &Path,
+    manifest: &Manifest,
+    to: &mut File,
+    target: &Path,
+) -> Result<Option<PathBuf>, BackupError> {
+    let failed = || BackupError::at(target);
+    let text = serde_json::to_vec(manifest).expect("a manifest serialises");
+    let mut builder = tar::Builder::new(to);
+    let header = |path: &str, size: u64| {
+        let mut header = tar::Header::new_ustar();
+        header.set_path(path)?;
+        header.set_size(size);
+        header.set_mode(0o600);
+        header.set_cksum();
+        Ok(header)
+    };
+    let first = header(MANIFEST, text.len() as u64).map_err(failed())?;
+    builder.append(&first, &text[..]).map_err(failed())?;
+    for listed in &manifest.files {
+        let full = state.join(&listed.path);
+        let mut bytes = Vec::new();
+        let read = File::open(&full).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes));
+        let is_listed = read.is_ok() && Sha256::of(&bytes) == listed.sha256;
+        if !is_listed {
+            return Ok(Some(full));
+        }
+        let header = header(&entry_name(&listed.path), listed.size).map_err(failed())?;
+        builder.append(&header, &bytes[..]).map_err(failed())?;
+    }
+    builder.finish().map_err(failed())?;
+    // Files of one moment: none changed since the first was read.
+    for listed in &manifest.files {
+        let full = state.join(&listed.path);
+        let digest = File::open(&full).and_then(|file| digest::copy(file, &mut io::sink()));
+        if !digest.is_ok_and(|(_, digest)| digest == listed.sha256) {
+            return Ok(Some(full));
+        }
+    }
+    Ok(None)
+}
+
+/// An export, unpacked and checked beside the state. Dropped, it is removed.
+#[derive(Debug)]
+pub struct Checked {
+    staging: tempfile::TempDir,
+    restored: Restored,
+}
+
+/// Checks a whole export and unpacks it beside the state, which does not change.
+pub fn check(places: &Places, source: &Path, force: bool) -> Result<Checked, BackupError> {
+    let image = status::image(places)?;
+    let state = places.state();
+    let file = File::open(source).map_err(BackupError::at(source))?;
+    let damaged = |error: io::Error| BackupError::Damaged(error.to_string());
+    let mut archive = tar::Archive::new(file);
+    let mut entries = archive.entries().map_err(damaged)?.raw(true);
+    let mut next = |wanted: &str, most: u64| {
+        let entry = entries
+            .next()
+            .ok_or_else(|| BackupError::Damaged(format!("{wanted} is missing")))?;
+        let entry = entry.map_err(damaged)?;
+        let is_wanted = *entry.path_bytes() == *wanted.as_bytes()
+            && entry.header().entry_type() == tar::EntryType::Regular
+            && entry.header().size().is_ok_and(|size| size <= most);
+        if is_wanted {
+            Ok(entry)
+        } else {
+            Err(BackupError::Damaged(format!("{wanted} is missing")))
+        }
+    };
+    let mut text = Vec::new();
+    next(MANIFEST, MOST_MANIFEST)?
+        .read_to_end(&mut text)
+        .map_err(damaged)?;
+    let manifest: Manifest = serde_json::from_slice(&text)
+        .map_err(|error| BackupError::Damaged(format!("{MANIFEST}: {error}")))?;
+    let version = check_manifest(&manifest).map_err(BackupError::Damaged)?;
+    if version > image.version && !force {
+        return Err(BackupError::Newer {
+            version,
+            running: image.version,
+        });
+    }
+    let parent = state.parent().unwrap_or_else(|| Path::new("/")).to_owned();
+    let staging = tempfile::Builder::new()
+        .prefix(".nacre-restore-")
+        .tempdir_in(&parent)
+        .map_err(BackupError::at(&parent))?;
+    for listed in &manifest.files {
+        let entry = next(&entry_name(&listed.path), MOST_BYTES)?;
+        let path = staging.path().join(&listed.path);
+        let failed = || BackupError::at(&path);
+        let folder = path.parent().unwrap_or_else(|| staging.path());
+        fs::create_dir_all(folder).map_err(failed())?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(listed.mode)
+            .open(&path)
+            .map_err(failed())?;
+        let (size, sha256) = digest::copy(entry, &mut file).map_err(failed())?;
+        if (size, sha256) != (listed.size, listed.sha256) {
+            return Err(BackupError::Damaged(format!(
+                "{} is not as listed",
+                listed.path
+            )));
+        }
+        file.flush()
+            .and_then(|()| file.sync_all())
+            .map_err(failed())?;
+    }
+    Ok(Checked {
+        staging,
+        restored: Restored {
+            host: manifest.host,
+            version,
+            files: manifest.files.len(),
+            kept: Vec::new(),
+        },
+    })
+}
+
+fn check_manifest(manifest: &Manifest) -> Result<Version, String> {
+    if manifest.format != FORMAT {
+        return Err(format!("format {} instead of {FORMAT}", manifest.format));
+    }
+    if manifest.files.len() > MOST_FILES {
+        return Err(format!("more than {MOST_FILES} files"));
+    }
+    let total = manifest
+        .files
+        .iter()
+        .try_fold(0_u64, |sum, file| sum.checked_add(file.size));
+    if total.is_none_or(|total| total > MOST_TOTAL) {
+        return Err(format!("more than {MOST_TOTAL} bytes"));
+    }
+    // Sorted names are unique: no file is written twice.
+    if !manifest.files.is_sorted_by(|a, b| a.path < b.path) {
+        return Err("its list of files is not sorted".into());
+    }
+    for file in &manifest.files {
+        let path = Path::new(&file.path);
+        let is_plain = path
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)));
+        let depth = path.components().count();
+        let is_same = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
+        if !is_plain || !is_same || !(1..=MOST_DEPTH).contains(&depth) || is_temporary(path) {
+            return Err(format!("{:?} is no path of a file of the state", file.path));
+        }
+        if file.mode & !0o777 != 0 || file.mode & 0o600 != 0o600 {
+            return Err(format!("{}: mode {:o}", file.path, file.mode));
+        }
+    }
+    manifest.version.parse().map_err(|error| format!("{error}"))
+}
+
+impl Checked {
+    /// Exchanges the state for the export's, at once; the former state stays beside it. The daemon
+    /// must not run.
+    pub fn apply(mut self, places: &Places) -> Result<Restored, BackupError> {
+        let (state, former) = (places.state(), places.former_state());
+        fs::create_dir_all(&state).map_err(BackupError::at(&state))?;
+        let mode = fs::metadata(&state)
+            .map_err(BackupError::at(&state))?
+            .permissions();
+        let staging = self.staging.path().to_owned();
+        fs::set_permissions(&staging, mode).map_err(BackupError::at(&staging))?;
+        // Disk images have both names for a moment, and stay where they are.
+        let (_, large) = walk(&state)?;
+        for name in large {
+            let (from, to) = (state.join(&name), staging.join(&name));
+            if !from.symlink_metadata().is_ok_and(|facts| facts.is_file()) || to.exists() {
+                continue;
+            }
+            let linked = fs::create_dir_all(to.parent().unwrap_or(&staging))
+                .and_then(|()| fs::hard_link(&from, &to));
+            linked.map_err(BackupError::at(&from))?;
+            self.restored.kept.push(name);
+        }
+        match fs::remove_dir_all(&former) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(BackupError::Io {
+                    path: former,
+                    source: error,
+                });
+            }
+            _ => {}
+        }
+        // Files and folders of any depth, before the names change.
+        File::open(&staging)
+            .and_then(|folder| Ok(rustix::fs::syncfs(folder)?))
+            .map_err(BackupError::at(&staging))?;
+        renameat_with(CWD, &staging, CWD, &state, RenameFlags::EXCHANGE)
+            .map_err(|error| BackupError::at(&state)(error.into()))?;
+        let old = self.staging.keep();
+        for name in &self.restored.kept {
+            // The restored folder has the other name of it.
+            let _ = fs::remove_file(old.join(name));
+        }
+        fs::rename(&old, &former).map_err(BackupError::at(&former))?;
+        files::sync_folder(&state).map_err(BackupError::at(&state))?;
+        Ok(self.restored)
+    }
+
+    pub fn files(&self) -> usize {
+        self.restored.files
+    }
+}
+
+#[cfg(test)]
+mod tests;

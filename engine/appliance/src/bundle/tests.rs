@@ -1,0 +1,372 @@
+use std::process::Command;
+
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
+
+use super::*;
+
+/// The name and contents of an entry.
+type NamedBytes = (String, Vec<u8>);
+
+/// A signer and the folder of its public key.
+pub(crate) struct Signer {
+    pair: Ed25519KeyPair,
+    folder: tempfile::TempDir,
+}
+
+impl Signer {
+    pub(crate) fn new(seed: u8) -> Self {
+        let pair = Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let mut der = b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00".to_vec();
+        der.extend(pair.public_key().as_ref());
+        fs::write(folder.path().join("maker.pem"), pem(&der)).unwrap();
+        fs::write(folder.path().join("README"), "no key").unwrap();
+        Self { pair, folder }
+    }
+
+    /// Puts the public key in a folder of keys.
+    pub(crate) fn put(&self, keys: &Path) {
+        fs::create_dir_all(keys).unwrap();
+        fs::copy(self.folder.path().join("maker.pem"), keys.join("maker.pem")).unwrap();
+    }
+
+    pub(crate) fn keys(&self) -> Keys {
+        Keys::read(self.folder.path()).unwrap()
+    }
+}
+
+fn pem(der: &[u8]) -> String {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in der.chunks(3) {
+        let mut bytes = [0; 4];
+        bytes[1..=chunk.len()].copy_from_slice(chunk);
+        let word = u32::from_be_bytes(bytes);
+        for at in 0..4 {
+            let digit = DIGITS[(word >> (18 - 6 * at)) as usize & 63];
+            text.push(if at <= chunk.len() {
+                digit as char
+            } else {
+                '='
+            });
+        }
+    }
+    format!("-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n")
+}
+
+const UUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
+
+/// The entries of a bundle, for tests that change them.
+pub(crate) fn entries(signer: &Signer, version: &str) -> Vec<NamedBytes> {
+    let release =
+        format!("IMAGE_ID=nacre\nIMAGE_VERSION={version}\nARCHITECTURE=x86-64\nBUILT=x\n");
+    let files = vec![
+        ("RELEASE".to_owned(), release.into_bytes()),
+        (
+            format!("nacre_{version}_{UUID}.root.raw.gz"),
+            vec![1; 300_000],
+        ),
+        (
+            format!("nacre_{version}_{UUID}.verity.raw.gz"),
+            vec![2; 3000],
+        ),
+        (format!("nacre_{version}.efi"), vec![3; 70_000]),
+    ];
+    signed(signer, files)
+}
+
+fn signed(signer: &Signer, files: Vec<NamedBytes>) -> Vec<NamedBytes> {
+    let sums: String = files
+        .iter()
+        .map(|(name, bytes)| format!("{}  {name}\n", Sha256::of(bytes)))
+        .collect();
+    let signature = signer.pair.sign(sums.as_bytes()).as_ref().to_vec();
+    let mut entries = vec![
+        ("SHA256SUMS".to_owned(), sums.into_bytes()),
+        ("SHA256SUMS.sig".to_owned(), signature),
+    ];
+    entries.extend(files);
+    entries
+}
+
+pub(crate) fn archive(entries: &[NamedBytes]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, bytes) in entries {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        // Names that the builder itself would refuse are among the tests.
+        header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_cksum();
+        builder.append(&header, &bytes[..]).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn wanted() -> Wanted {
+    Wanted {
+        image: "nacre".into(),
+        architecture: "x86-64".into(),
+        running: "0.1.0".parse().unwrap(),
+        allow_older: false,
+    }
+}
+
+/// A folder with an earlier update in it.
+fn updates() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let updates = folder.path().join("updates");
+    fs::create_dir(&updates).unwrap();
+    fs::write(updates.join("before"), "x").unwrap();
+    (folder, updates)
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_signed_bundle_replaces_the_folder_of_updates() {
+    let signer = Signer::new(1);
+    let bundle = archive(&entries(&signer, "0.2.0"));
+    let (folder, updates) = updates();
+    // An attempt that a power failure ended.
+    fs::create_dir(folder.path().join(".update-old")).unwrap();
+    let unpacked = unpack(&bundle[..], &signer.keys(), &wanted(), &updates).unwrap();
+    assert_eq!(unpacked.version, "0.2.0".parse().unwrap());
+    assert_eq!((unpacked.key.as_str(), unpacked.bytes), ("maker", 373_000));
+    let expected = [
+        "nacre_0.2.0.efi".to_owned(),
+        format!("nacre_0.2.0_{UUID}.root.raw.gz"),
+        format!("nacre_0.2.0_{UUID}.verity.raw.gz"),
+    ];
+    assert_eq!(names(&updates), expected);
+    assert_eq!(names(folder.path()), ["updates"]);
+    let again = folder.path().join("elsewhere/updates");
+    unpack(&bundle[..], &signer.keys(), &wanted(), &again).unwrap();
+    assert_eq!(names(&again), expected);
+}
+
+/// Goal: each bundle that is not exactly as its owner made it leaves the folder as it was. Method:
+/// one change per bundle, of the entries or of the finished archive.
+#[test]
+fn every_other_bundle_is_refused_and_changes_nothing() {
+    let signer = Signer::new(1);
+    let stranger = Signer::new(2);
+    let good = entries(&signer, "0.2.0");
+    let refused = |bundle: &[u8], wanted: &Wanted, part: &str| {
+        let (folder, updates) = updates();
+        let error = unpack(bundle, &signer.keys(), wanted, &updates).unwrap_err();
+        assert!(error.to_string().contains(part), "{part}: {error}");
+        assert_eq!(names(&updates), ["before"], "{part}");
+        assert_eq!(names(folder.path()), ["updates"], "{part}");
+    };
+    let changed = |change: &dyn Fn(&mut Vec<NamedBytes>), part: &str| {
+        let mut entries = good.clone();
+        change(&mut entries);
+        refused(&archive(&entries), &wanted(), part);
+    };
+    refused(
+        &archive(&entries(&stranger, "0.2.0")),
+        &wanted(),
+        "none of the keys",
+    );
+    changed(&|e| e[0].1[0] ^= 1, "none of the keys");
+    changed(&|e| e[1].1[5] ^= 1, "none of the keys");
+    changed(&|e| e[1].1.truncate(63), "none of the keys");
+    changed(&|e| e[1].1.push(0), "at most 64");
+    changed(&|e| e[2].1[0] ^= 1, "RELEASE: its SHA-256");
+    for at in 3..6 {
+        changed(&|e| *e[at].1.last_mut().unwrap() ^= 1, "its SHA-256");
+    }
+    changed(&|e| e.swap(0, 1), "instead of SHA256SUMS");
+    changed(&|e| drop(e.remove(1)), "instead of SHA256SUMS.sig");
+    changed(&|e| drop(e.remove(2)), "instead of RELEASE");
+    changed(&|e| drop(e.pop()), "the end instead of");
+    changed(&|e| e[4] = e[3].clone(), "root.raw.gz instead of");
+    changed(&|e| e[0].1 = vec![b'x'; 5000], "at most 4096");
+    for name in [
+        "../x",
+        "/etc/x",
+        "a/b",
+        "nacre_0.2.0.efi/",
+        "nacre_0.2.0.EFI",
+        ".",
+        "x",
+    ] {
+        changed(
+            &|e| e[3].0 = name.to_owned(),
+            "instead of a file of a version",
+        );
+    }
+    // Signed, and still wrong.
+    let resigned = |change: &dyn Fn(&mut Vec<NamedBytes>), part: &str| {
+        let mut files = good[2..].to_vec();
+        change(&mut files);
+        refused(&archive(&signed(&signer, files)), &wanted(), part);
+    };
+    resigned(
+        &|f| f[3].0 = "nacre_0.3.0.efi".into(),
+        "not of version 0.2.0",
+    );
+    resigned(&|f| f[3].0 = "other".into(), "no place in a bundle");
+    resigned(&|f| drop(f.pop()), "0 files for the part Kernel");
+    resigned(&|f| f[2] = f[1].clone(), "twice");
+    resigned(
+        &|f| f[0].1 = b"IMAGE_ID=nacre\n".to_vec(),
+        "IMAGE_VERSION is missing",
+    );
+    let release = |text: &str| {
+        signed(&signer, {
+            let mut files = good[2..].to_vec();
+            files[0].1 = text.as_bytes().to_vec();
+            files
+        })
+    };
+    refused(
+        &archive(&release(
+            "IMAGE_ID=other\nIMAGE_VERSION=0.2.0\nARCHITECTURE=x86-64\n",
+        )),
+        &wanted(),
+        "IMAGE_ID is \"other\"",
+    );
+    refused(
+        &archive(&release(
+            "IMAGE_ID=nacre\nIMAGE_VERSION=0.2.0\nARCHITECTURE=arm64\n",
+        )),
+        &wanted(),
+        "ARCHITECTURE is \"arm64\"",
+    );
+    // Cut and damaged archives.
+    let whole = archive(&good);
+    for length in [0, 100, 512, 700, 2000, 5000, 200_000, whole.len() - 70_000] {
+        refused(&whole[..length], &wanted(), "");
+    }
+    let mut damaged = whole.clone();
+    damaged[148] ^= 1;
+    refused(&damaged, &wanted(), "");
+}
+
+#[test]
+fn an_entry_is_a_plain_file() {
+    let signer = Signer::new(1);
+    let whole = archive(&entries(&signer, "0.2.0"));
+    for kind in [b'1', b'2', b'3', b'5', b'L', b'x', b'g', b'S', b'9'] {
+        let mut bundle = whole.clone();
+        let mut header = tar::Header::from_byte_slice(&bundle[..512]).clone();
+        header.as_mut_bytes()[156] = kind;
+        header.set_cksum();
+        bundle[..512].copy_from_slice(header.as_bytes());
+        let (_folder, updates) = updates();
+        let error = unpack(&bundle[..], &signer.keys(), &wanted(), &updates).unwrap_err();
+        assert!(
+            error.to_string().contains("which is no file"),
+            "{kind}: {error}"
+        );
+    }
+}
+
+#[test]
+fn older_versions_need_a_flag() {
+    let signer = Signer::new(1);
+    let (_folder, updates) = updates();
+    let unpack = |version: &str, running: &str, allow_older| {
+        let wanted = Wanted {
+            running: running.parse().unwrap(),
+            allow_older,
+            ..wanted()
+        };
+        unpack(
+            &archive(&entries(&signer, version))[..],
+            &signer.keys(),
+            &wanted,
+            &updates,
+        )
+    };
+    assert!(matches!(
+        unpack("0.9.0", "0.10.0", false),
+        Err(BundleError::Older { .. })
+    ));
+    assert!(matches!(
+        unpack("0.9.0", "0.9.0", true),
+        Err(BundleError::Runs { .. })
+    ));
+    unpack("0.9.0", "0.10.0", true).unwrap();
+}
+
+#[test]
+fn a_folder_of_keys_is_read_whole_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = || Keys::read(folder.path());
+    assert!(matches!(read(), Err(KeyError::None { .. })));
+    let missing = Keys::read(&folder.path().join("missing"));
+    assert!(matches!(missing, Err(KeyError::None { .. })));
+    let good = fs::read(Signer::new(1).folder.path().join("maker.pem")).unwrap();
+    for at in 0..17 {
+        fs::write(folder.path().join(format!("{at:02}.pem")), &good).unwrap();
+        assert_eq!(read().is_ok(), at < 16);
+    }
+    fs::remove_file(folder.path().join("16.pem")).unwrap();
+    for bad in [
+        "",
+        "no key",
+        &pem(&[0; 44]),
+        &pem(b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00abc"),
+    ] {
+        fs::write(folder.path().join("00.pem"), bad).unwrap();
+        assert!(matches!(read(), Err(KeyError::Format { .. })), "{bad}");
+    }
+}
+
+/// Goal: the build's own tools make bundles that are accepted. Method: `deploy/image/bundle.sh` on
+/// small files, with a key of openssl(1).
+#[test]
+fn the_script_of_the_image_makes_such_bundles() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/image/bundle.sh");
+    for tool in [
+        ["openssl", "version"],
+        ["tar", "--version"],
+        ["gzip", "--version"],
+    ] {
+        if Command::new(tool[0]).arg(tool[1]).output().is_err() {
+            eprintln!(
+                "SKIPPED: the_script_of_the_image_makes_such_bundles: no {}",
+                tool[0]
+            );
+            return;
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("keys")).unwrap();
+    for name in ["root", "verity", "kernel"] {
+        fs::write(at(name), name.repeat(10_000)).unwrap();
+    }
+    let run = |command: &mut Command| {
+        let output = command.current_dir(folder.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    run(Command::new("openssl").args(["genpkey", "-algorithm", "ed25519", "-out", "key.pem"]));
+    run(Command::new("openssl").args([
+        "pkey",
+        "-in",
+        "key.pem",
+        "-pubout",
+        "-out",
+        "keys/own.pem",
+    ]));
+    run(Command::new("bash")
+        .arg(&script)
+        .args(["0.2.0", "x86-64", "key.pem", "out.tar"])
+        .args(["root", UUID, "verity", UUID, "kernel"]));
+    let bundle = File::open(at("out.tar")).unwrap();
+    let keys = Keys::read(&at("keys")).unwrap();
+    let unpacked = unpack(bundle, &keys, &wanted(), &at("updates")).unwrap();
+    assert_eq!(unpacked.key, "own");
+    assert_eq!(names(&at("updates")).len(), 3);
+}

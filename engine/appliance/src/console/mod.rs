@@ -1,0 +1,70 @@
+//! The screen of the appliance's own terminals: `nacre console`.
+//!
+//! ```text
+//!   daemon, machine ─▶ Facts ─▶ App ─▶ view      keys ─▶ App ─▶ Action ─▶ the caller performs it
+//! ```
+//!
+//! The screen works without the daemon. An action that cannot be undone asks first, the factory
+//! reset by the machine's name.
+
+mod app;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use serde_json::Value;
+
+pub use self::app::App;
+pub use self::view::draw;
+use crate::network::{Interface, Settings};
+
+/// State of the machine and its daemon, for the screen.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    pub host: String,
+    pub version: String,
+    /// Interfaces with their addresses, one line each.
+    pub addresses: Vec<String>,
+    /// Interfaces whose settings can be changed.
+    pub interfaces: Vec<String>,
+    pub daemon: Daemon,
+    /// The interface with settings that wait for their confirmation.
+    pub pending: Option<String>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub enum Daemon {
+    /// Not asked yet.
+    #[default]
+    Unknown,
+    /// The daemon does not answer, with the cause.
+    Away(String),
+    Up(Box<Answers>),
+}
+
+/// Answers of the daemon.
+#[derive(Debug, Clone, Default)]
+pub struct Answers {
+    /// Of `volume_list`; none: the call was refused.
+    pub volumes: Option<Value>,
+    /// Of `web_get_status`; none: the call was refused.
+    pub web: Option<Value>,
+    /// Listeners with their state, one line each.
+    pub listeners: Vec<String>,
+}
+
+/// An order of the person at the screen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    Restart,
+    PowerOff,
+    FactoryReset {
+        typed: String,
+    },
+    SetNetwork {
+        interface: Interface,
+        settings: Settings,
+    },
+    ConfirmNetwork,
+    RevertNetwork,
+}

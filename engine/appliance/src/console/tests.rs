@@ -1,0 +1,263 @@
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use serde_json::json;
+
+use super::*;
+use crate::network::Addressing;
+
+fn facts() -> Facts {
+    let fingerprint: Vec<String> = (0..32).map(|at| format!("{at:02X}")).collect();
+    Facts {
+        host: "storage1".into(),
+        version: "0.2.0".into(),
+        addresses: vec!["enp0s2 10.0.2.15/24".into(), "enp0s2 fd00::2/64".into()],
+        interfaces: vec!["enp0s2".into(), "enp0s3".into()],
+        daemon: Daemon::Up(Box::new(Answers {
+            volumes: Some(
+                json!([{ "name": "a", "state": "healthy" }, { "name": "b", "state": "degraded" }]),
+            ),
+            web: Some(json!({
+                "listen": ["https://0.0.0.0:8443"], "fingerprint": fingerprint.join(":"), "setup": true,
+                "setup_code": "ABCD2345",
+            })),
+            listeners: (0..6)
+                .map(|at| format!("tcp://0.0.0.0:{} listening", 4420 + at))
+                .collect(),
+        })),
+        pending: None,
+    }
+}
+
+fn screen(app: &App, width: u16, height: u16) -> String {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| draw(frame, app)).unwrap();
+    let buffer = terminal.backend().buffer().clone();
+    let line = |y| -> String { (0..width).map(|x| buffer[(x, y)].symbol()).collect() };
+    let lines: Vec<String> = (0..height).map(|y| line(y).trim_end().to_owned()).collect();
+    lines.join("\n")
+}
+
+fn app(facts: Facts) -> App {
+    let mut app = App::default();
+    app.on_facts(facts);
+    app
+}
+
+fn press(app: &mut App, code: KeyCode) -> Option<Action> {
+    app.on_key(KeyEvent::new(code, KeyModifiers::NONE))
+}
+
+fn type_text(app: &mut App, text: &str) {
+    for letter in text.chars() {
+        assert_eq!(press(app, KeyCode::Char(letter)), None);
+    }
+}
+
+#[test]
+fn the_overview() {
+    insta::assert_snapshot!(screen(&app(facts()), 80, 24), @r#"
+    Nacre 0.2.0 on storage1
+
+      service       active
+      volumes       b degraded
+      listeners     tcp://0.0.0.0:4420 listening
+                    tcp://0.0.0.0:4421 listening
+                    tcp://0.0.0.0:4422 listening
+                    tcp://0.0.0.0:4423 listening
+                    and 2 more
+      addresses     enp0s2 10.0.2.15/24
+                    enp0s2 fd00::2/64
+      page          https://10.0.2.15:8443
+      certificate   00:01:02:03:04:05:06:07:08:09:0A:0B:0C:0D:0E:0F:
+                    10:11:12:13:14:15:16:17:18:19:1A:1B:1C:1D:1E:1F
+      set-up code   ABCD2345
+
+
+
+
+
+
+
+
+    n network  r restart  p power off  f factory reset
+    "#);
+}
+
+#[test]
+fn the_screen_without_a_daemon() {
+    let away = Facts {
+        daemon: Daemon::Away("no daemon at /run/nacre/nacre.sock".into()),
+        addresses: Vec::new(),
+        pending: Some("enp0s2".into()),
+        ..facts()
+    };
+    insta::assert_snapshot!(screen(&app(away), 80, 14), @r#"
+    Nacre 0.2.0 on storage1
+
+      service       does not answer: no daemon at /run/nacre/nacre.sock
+      addresses     none: is a cable connected, and does DHCP answer?
+
+      network       new settings of enp0s2 end within 60 s unless kept
+
+
+
+
+
+
+
+    k keep the new network  u undo it  r restart  p power off
+    "#);
+}
+
+#[test]
+fn a_small_or_absent_screen_is_no_panic() {
+    for (width, height) in [(0, 0), (1, 1), (10, 3), (80, 4), (300, 100)] {
+        let mut app = app(facts());
+        screen(&app, width, height);
+        for key in "nrpf".chars() {
+            press(&mut app, KeyCode::Char(key));
+            screen(&app, width, height);
+            press(&mut app, KeyCode::Esc);
+        }
+    }
+}
+
+#[test]
+fn the_form_of_the_network() {
+    let mut app = app(facts());
+    press(&mut app, KeyCode::Char('n'));
+    press(&mut app, KeyCode::Char('3'));
+    press(&mut app, KeyCode::Char('0'));
+    insta::assert_snapshot!(screen(&app, 80, 8), @r#"
+    Nacre 0.2.0 on storage1
+
+      1  enp0s2
+      2  enp0s3
+
+
+
+    1-9 choose  Esc back
+    "#);
+    press(&mut app, KeyCode::Char('2'));
+    for text in ["192.0.2.7/24", "192.0.3.1", "192.0.2.2,192.0.2.3"] {
+        type_text(&mut app, text);
+        press(&mut app, KeyCode::Enter);
+    }
+    assert_eq!(press(&mut app, KeyCode::Enter), None);
+    insta::assert_snapshot!(screen(&app, 80, 16), @r#"
+    Nacre 0.2.0 on storage1
+
+      Network settings of enp0s3
+
+    > address       192.0.2.7/24_
+                    (address/prefix, several with commas; empty: DHCP)
+      gateway       192.0.3.1
+                    (one per family)
+      dns           192.0.2.2,192.0.2.3
+                    (up to three servers)
+      mtu
+                    (empty: as the interface has it)
+
+    gateway: 192.0.3.1 is in the network of no address; check the prefix
+
+    Enter next, at the end apply  Tab up down move  Esc back
+    "#);
+    press(&mut app, KeyCode::Down);
+    for _ in "3.1".chars() {
+        press(&mut app, KeyCode::Backspace);
+    }
+    type_text(&mut app, "2.1");
+    press(&mut app, KeyCode::Tab);
+    press(&mut app, KeyCode::Tab);
+    let Some(Action::SetNetwork {
+        interface,
+        settings,
+    }) = press(&mut app, KeyCode::Enter)
+    else {
+        panic!("{}", screen(&app, 80, 16));
+    };
+    assert_eq!(interface.name(), "enp0s3");
+    assert!(
+        settings
+            .file(&interface)
+            .contains("Gateway=192.0.2.1\nDNS=192.0.2.2\nDNS=192.0.2.3\n")
+    );
+}
+
+#[test]
+fn an_empty_form_is_dhcp() {
+    let mut app = app(facts());
+    press(&mut app, KeyCode::Char('n'));
+    press(&mut app, KeyCode::Char('1'));
+    press(&mut app, KeyCode::Up);
+    let Some(Action::SetNetwork { settings, .. }) = press(&mut app, KeyCode::Enter) else {
+        panic!("{}", screen(&app, 80, 16));
+    };
+    assert_eq!(settings.addressing, Addressing::Dhcp);
+}
+
+/// Goal: one key never ends the machine, and while an action runs no other starts.
+#[test]
+fn dangerous_keys_ask_first() {
+    let mut app = app(facts());
+    for (key, action) in [('r', Action::Restart), ('p', Action::PowerOff)] {
+        assert_eq!(press(&mut app, KeyCode::Char(key)), None);
+        assert_eq!(press(&mut app, KeyCode::Enter), None);
+        assert_eq!(press(&mut app, KeyCode::Char('y')), None);
+        press(&mut app, KeyCode::Char(key));
+        assert_eq!(press(&mut app, KeyCode::Char('y')), Some(action));
+        press(&mut app, KeyCode::Char(key));
+        assert_eq!(press(&mut app, KeyCode::Char('y')), None);
+        app.on_done("refused".into());
+        assert!(screen(&app, 80, 24).contains("refused"));
+    }
+    press(&mut app, KeyCode::Char('f'));
+    type_text(&mut app, "storagf");
+    press(&mut app, KeyCode::Backspace);
+    type_text(&mut app, "e1");
+    insta::assert_snapshot!(screen(&app, 80, 12), @r#"
+    Nacre 0.2.0 on storage1
+
+      A factory reset erases configuration, accounts, keys, the record of volumes,
+      logs and network settings. Data on other drives stays. The machine restarts.
+
+      Type the name of this machine, storage1, to go on:
+
+      > storage1_
+
+
+
+    Enter erase  Esc leave all as it is
+    "#);
+    let typed = "storage1".to_owned();
+    assert_eq!(
+        press(&mut app, KeyCode::Enter),
+        Some(Action::FactoryReset { typed })
+    );
+    app.on_done(String::new());
+    press(&mut app, KeyCode::Char('f'));
+    type_text(&mut app, &"x".repeat(500));
+    let Some(Action::FactoryReset { typed }) = press(&mut app, KeyCode::Enter) else {
+        panic!("the reset page ends with Enter");
+    };
+    assert_eq!(typed.len(), 64);
+}
+
+#[test]
+fn a_pending_change_is_kept_or_undone() {
+    let pending = Facts {
+        pending: Some("enp0s2".into()),
+        ..facts()
+    };
+    for (key, action) in [('k', Action::ConfirmNetwork), ('u', Action::RevertNetwork)] {
+        assert_eq!(press(&mut app(facts()), KeyCode::Char(key)), None);
+        assert_eq!(
+            press(&mut app(pending.clone()), KeyCode::Char(key)),
+            Some(action)
+        );
+    }
+    let mut app = app(pending);
+    press(&mut app, KeyCode::Char('n'));
+    assert!(screen(&app, 80, 24).contains("k keep"));
+}

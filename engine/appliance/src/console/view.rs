@@ -1,0 +1,225 @@
+//! Draws the screen. Plain letters only: a serial terminal may know no others.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::Paragraph;
+use serde_json::Value;
+
+use super::app::{App, FIELDS, Form, Page, Question};
+use super::{Answers, Daemon, Facts};
+use crate::network::TIME_TO_CONFIRM_S;
+
+/// Most lines of one kind: the screen of a serial terminal has 24.
+const MOST_LINES: usize = 4;
+const LABEL: usize = 14;
+
+pub fn draw(frame: &mut Frame<'_>, app: &App) {
+    let [title, body, message, keys] = Layout::vertical([
+        Constraint::Length(2),
+        Constraint::Min(0),
+        Constraint::Length(2),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    let facts = &app.facts;
+    let name = format!("Nacre {} on {}", facts.version, facts.host);
+    // Every letter has the style, blanks too: the title is one piece on a serial line.
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    frame.render_widget(Paragraph::new(Span::styled(name, bold)), title);
+    let lines = match &app.page {
+        Page::Overview => overview(facts),
+        Page::Ask(question) => ask(*question, facts),
+        Page::Reset(typed) => reset(typed, facts),
+        Page::Interfaces(names) => interfaces(names),
+        Page::Network(form) => network(form),
+    };
+    frame.render_widget(Paragraph::new(Text::from(lines)), body);
+    let wrapped = Paragraph::new(app.message.as_str());
+    let wrapped = wrapped.wrap(ratatui::widgets::Wrap { trim: true });
+    frame.render_widget(wrapped, message);
+    let keys_text = match &app.page {
+        Page::Overview if facts.pending.is_some() => {
+            "k keep the new network  u undo it  r restart  p power off"
+        }
+        Page::Overview => "n network  r restart  p power off  f factory reset",
+        Page::Ask(_) => "y yes  Esc no",
+        Page::Reset(_) => "Enter erase  Esc leave all as it is",
+        Page::Interfaces(_) => "1-9 choose  Esc back",
+        Page::Network(_) => "Enter next, at the end apply  Tab up down move  Esc back",
+    };
+    frame.render_widget(Paragraph::new(Span::styled(keys_text, bold)), keys);
+}
+
+fn row(label: &str, text: impl Into<String>) -> Line<'static> {
+    Line::from(format!("  {label:LABEL$}{}", text.into()))
+}
+
+/// Rows with one label; a row that says how many are missing.
+fn rows(lines: &mut Vec<Line<'static>>, label: &str, texts: &[String]) {
+    for (at, text) in texts.iter().take(MOST_LINES).enumerate() {
+        lines.push(row(if at == 0 { label } else { "" }, text.clone()));
+    }
+    if texts.len() > MOST_LINES {
+        lines.push(row("", format!("and {} more", texts.len() - MOST_LINES)));
+    }
+}
+
+fn overview(facts: &Facts) -> Vec<Line<'static>> {
+    let mut lines = Vec::new();
+    match &facts.daemon {
+        Daemon::Unknown => lines.push(row("service", "starting")),
+        Daemon::Away(cause) => lines.push(row("service", format!("does not answer: {cause}"))),
+        Daemon::Up(answers) => {
+            lines.push(row("service", "active"));
+            rows(&mut lines, "volumes", &volumes(answers));
+            rows(&mut lines, "listeners", &answers.listeners);
+        }
+    }
+    if facts.addresses.is_empty() {
+        lines.push(row(
+            "addresses",
+            "none: is a cable connected, and does DHCP answer?",
+        ));
+    }
+    rows(&mut lines, "addresses", &facts.addresses);
+    if let Daemon::Up(answers) = &facts.daemon {
+        page(&mut lines, answers, facts);
+    }
+    if let Some(interface) = &facts.pending {
+        lines.push(Line::default());
+        lines.push(row(
+            "network",
+            format!("new settings of {interface} end within {TIME_TO_CONFIRM_S} s unless kept"),
+        ));
+    }
+    lines
+}
+
+/// The volumes with trouble, or one line for all.
+fn volumes(answers: &Answers) -> Vec<String> {
+    let Some(volumes) = &answers.volumes else {
+        return vec!["unknown: the daemon refused to list them".into()];
+    };
+    let volumes = volumes.as_array().map_or(&[][..], Vec::as_slice);
+    let text = |volume: &Value, field: &str| volume[field].as_str().unwrap_or("?").to_owned();
+    let troubled: Vec<String> = volumes
+        .iter()
+        .filter(|volume| volume["state"] != "healthy")
+        .map(|volume| format!("{} {}", text(volume, "name"), text(volume, "state")))
+        .collect();
+    match (troubled.is_empty(), volumes.len()) {
+        (false, _) => troubled,
+        (true, 0) => vec!["none".into()],
+        (true, 1) => vec!["1, healthy".into()],
+        (true, count) => vec![format!("{count}, all healthy")],
+    }
+}
+
+/// The administration page: its URL, with addresses of the machine in place of all addresses.
+fn page(lines: &mut Vec<Line<'static>>, answers: &Answers, facts: &Facts) {
+    let Some(web) = &answers.web else {
+        return;
+    };
+    let listen = web["listen"].as_array().map_or(&[][..], Vec::as_slice);
+    let urls = listen.iter().filter_map(Value::as_str);
+    let urls: Vec<String> = urls.flat_map(|url| reachable(url, facts)).collect();
+    if urls.is_empty() {
+        lines.push(row("page", "off: set [web] listen in the configuration"));
+        return;
+    }
+    rows(lines, "page", &urls);
+    if let Some(fingerprint) = web["fingerprint"].as_str() {
+        // Its 95 letters need two lines.
+        let middle = fingerprint.len().min(48);
+        let (first, second) = fingerprint
+            .split_at_checked(middle)
+            .unwrap_or((fingerprint, ""));
+        lines.push(row("certificate", first.to_owned()));
+        if !second.is_empty() {
+            lines.push(row("", second.to_owned()));
+        }
+    }
+    if let Some(code) = web["setup_code"].as_str() {
+        lines.push(row("set-up code", code.to_owned()));
+    }
+}
+
+fn reachable(url: &str, facts: &Facts) -> Vec<String> {
+    for any in ["://0.0.0.0:", "://[::]:"] {
+        if let Some((scheme, port)) = url.split_once(any) {
+            let addresses = facts.addresses.iter().filter_map(|line| {
+                let address = line.split_whitespace().nth(1)?.split('/').next()?;
+                // A browser wants an IPv4 address, or brackets.
+                (!address.contains(':')).then_some(address)
+            });
+            let urls: Vec<String> = addresses
+                .map(|address| format!("{scheme}://{address}:{port}"))
+                .collect();
+            return if urls.is_empty() {
+                vec![url.to_owned()]
+            } else {
+                urls
+            };
+        }
+    }
+    vec![url.to_owned()]
+}
+
+fn ask(question: Question, facts: &Facts) -> Vec<Line<'static>> {
+    let act = match question {
+        Question::Restart => "Restart",
+        Question::PowerOff => "Power off",
+    };
+    vec![
+        Line::from(format!("  {act} {}?", facts.host)),
+        Line::default(),
+        Line::from("  Hosts lose the volumes that only this node serves."),
+    ]
+}
+
+fn reset(typed: &str, facts: &Facts) -> Vec<Line<'static>> {
+    vec![
+        Line::from(
+            "  A factory reset erases configuration, accounts, keys, the record of volumes,",
+        ),
+        Line::from(
+            "  logs and network settings. Data on other drives stays. The machine restarts.",
+        ),
+        Line::default(),
+        Line::from(format!(
+            "  Type the name of this machine, {}, to go on:",
+            facts.host
+        )),
+        Line::default(),
+        Line::from(format!("  > {typed}_")),
+    ]
+}
+
+fn interfaces(names: &[String]) -> Vec<Line<'static>> {
+    if names.is_empty() {
+        return vec![Line::from("  This machine has no network interface.")];
+    }
+    let numbered = names.iter().enumerate();
+    numbered
+        .map(|(at, name)| Line::from(format!("  {}  {name}", at + 1)))
+        .collect()
+}
+
+fn network(form: &Form) -> Vec<Line<'static>> {
+    let mut lines = vec![
+        Line::from(format!("  Network settings of {}", form.interface)),
+        Line::default(),
+    ];
+    for (at, (field, hint)) in FIELDS.iter().enumerate() {
+        let cursor = if at == form.at { "> " } else { "  " };
+        let end = if at == form.at { "_" } else { "" };
+        lines.push(Line::from(format!(
+            "{cursor}{field:LABEL$}{}{end}",
+            form.values[at]
+        )));
+        lines.push(Line::from(format!("  {:LABEL$}({hint})", "")));
+    }
+    lines
+}

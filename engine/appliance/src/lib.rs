@@ -1,0 +1,35 @@
+//! The appliance: updates, rollback, backup, reset, network and console of a machine that runs
+//! Nacre from its image.
+//!
+//! ```text
+//!   bundle     a signed archive -> files of a version, or a typed refusal    parse
+//!   slots      names of boot entries and partitions -> slots; rollback       decide, perform
+//!   guard      volumes of the daemon -> reasons to wait                      decide
+//!   update     bundle, then systemd-sysupdate                                perform
+//!   backup     state folder <-> one file; checked before anything changes   parse, perform
+//!   reset      asks the next boot to erase the state                        perform
+//!   network    settings of an interface, undone unless confirmed             decide, perform
+//!   console    the screen of the machine's own terminals: facts, keys -> actions
+//!   place      paths below one root, so that tests have a machine of their own
+//!   run        programs with a deadline
+//! ```
+//!
+//! The crate does not call the daemon: its callers pass in the daemon's answers. It changes no
+//! partition itself: systemd-sysupdate and systemd-repart do.
+
+#![forbid(unsafe_code)]
+
+pub mod backup;
+pub mod bundle;
+pub mod console;
+pub mod digest;
+pub mod guard;
+pub mod lock;
+pub mod network;
+pub mod place;
+pub mod reset;
+pub mod run;
+pub mod slots;
+pub mod status;
+pub mod update;
+pub mod version;

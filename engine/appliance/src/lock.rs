@@ -1,0 +1,76 @@
+//! One change of the appliance at a time: a lock that ends with the process.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::place::Places;
+
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "closing it releases the lock")] File);
+
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    #[error(
+        "another `nacre appliance` command is changing this machine; try again when it has ended"
+    )]
+    Taken,
+    #[error("{path}: {source}", path = path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+impl Lock {
+    /// The lock for updates, rollback, restore and reset.
+    pub fn of_system(places: &Places) -> Result<Self, LockError> {
+        Self::take(places, "lock", FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// The lock of the network's files. Its owners hold it for a moment only.
+    pub fn of_network(places: &Places) -> Result<Self, LockError> {
+        Self::take(places, "network.lock", FlockOperation::LockExclusive)
+    }
+
+    fn take(places: &Places, name: &str, how: FlockOperation) -> Result<Self, LockError> {
+        let path = places.notes().join(name);
+        let failed = |source| LockError::Io {
+            path: path.clone(),
+            source,
+        };
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(places.notes())
+            .map_err(failed)?;
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        match flock(&file, how) {
+            Ok(()) => Ok(Self(file)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(LockError::Taken),
+            Err(error) => Err(failed(error.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_owner_at_a_time() {
+        let root = tempfile::tempdir().unwrap();
+        let places = Places::below(root.path());
+        let lock = Lock::of_system(&places).unwrap();
+        assert!(matches!(Lock::of_system(&places), Err(LockError::Taken)));
+        drop(Lock::of_network(&places).unwrap());
+        drop(lock);
+        Lock::of_system(&places).unwrap();
+    }
+}

@@ -1,0 +1,417 @@
+//! Changes of the network with a way back: a change that is not confirmed within a minute is undone.
+//!
+//! ```text
+//!   set      note of the former file -> timer of systemd -> new file -> networkd
+//!   confirm  removes the note, stops the timer
+//!   revert   former file -> networkd -> removes the note      (the timer, or the next boot)
+//! ```
+//!
+//! The note is on the disk before the file changes. So the way back survives the end of the
+//! caller, of the terminal, and of the machine: a boot with a note reverts before networkd starts.
+
+mod settings;
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use nacre_engine_values::files;
+use serde::{Deserialize, Serialize};
+
+pub use self::settings::{Addressing, HostAddress, Interface, Settings};
+use crate::lock::{Lock, LockError};
+use crate::place::{Places, small_text};
+use crate::run::{Run, RunError};
+
+/// Time to confirm a change.
+pub const TIME_TO_CONFIRM_S: u32 = 60;
+
+const NOTE: &str = "network-pending.json";
+const UNIT: &str = "nacre-network-revert";
+
+/// A change that waits for its confirmation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pending {
+    pub interface: String,
+    /// The former contents of the interface's file; none: there was no file.
+    former: Option<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    #[error("{0}")]
+    Settings(String),
+    #[error("interface: this machine has no {name}; it has {present}")]
+    NoInterface { name: String, present: String },
+    #[error(
+        "the change of {interface} is not confirmed yet; `nacre appliance network confirm`, or `revert`, ends it"
+    )]
+    Pending { interface: String },
+    #[error(
+        "no change waits for a confirmation: it was confirmed, or undone after {TIME_TO_CONFIRM_S} s"
+    )]
+    NonePending,
+    #[error("{path}: not a note of this program: {cause}; compare {networks} by hand, then remove the note", path = path.display(), networks = networks.display())]
+    Note {
+        path: PathBuf,
+        cause: String,
+        networks: PathBuf,
+    },
+    #[error("{path}: {source}", path = path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error("nothing was changed: {0}")]
+    Timer(#[source] RunError),
+    #[error("the former settings are back: {0}")]
+    Refused(#[source] RunError),
+    #[error("the former file is back, but networkd does not know yet: {0}")]
+    Reload(#[source] RunError),
+}
+
+/// Puts settings in force. They are undone after [`TIME_TO_CONFIRM_S`] unless confirmed.
+/// `program` is this program's path, for the timer.
+pub fn set(
+    places: &Places,
+    run: &impl Run,
+    program: &str,
+    interface: &Interface,
+    settings: &Settings,
+) -> Result<(), NetworkError> {
+    settings.check().map_err(NetworkError::Settings)?;
+    let present = interfaces(places)?;
+    if !present.iter().any(|name| name == interface.name()) {
+        return Err(NetworkError::NoInterface {
+            name: interface.name().to_owned(),
+            present: present.join(", "),
+        });
+    }
+    let _lock = Lock::of_network(places)?;
+    if let Some(Pending { interface, .. }) = pending(places)? {
+        return Err(NetworkError::Pending { interface });
+    }
+    let path = file(places, interface.name());
+    let former = match fs::read_to_string(&path) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(source) => return Err(NetworkError::Io { path, source }),
+    };
+    write_note(
+        places,
+        &Pending {
+            interface: interface.name().to_owned(),
+            former,
+        },
+    )?;
+    // A timer that is left over from an earlier change would end this one early.
+    let _ = run.run("systemctl", &["stop", &format!("{UNIT}.timer")]);
+    let timer = run.run(
+        "systemd-run",
+        &[
+            &format!("--unit={UNIT}"),
+            &format!("--on-active={TIME_TO_CONFIRM_S}s"),
+            "--timer-property=AccuracySec=1s",
+            "--collect",
+            "--quiet",
+            program,
+            "appliance",
+            "network",
+            "revert",
+        ],
+    );
+    if let Err(error) = timer {
+        remove_note(places)?;
+        return Err(NetworkError::Timer(error));
+    }
+    let text = settings.file(interface);
+    let written = fs::create_dir_all(places.networks())
+        .and_then(|()| files::replace(&path, text.as_bytes()))
+        .map_err(|source| NetworkError::Io { path, source });
+    let reloaded =
+        written.and_then(|()| reload(run, interface.name()).map_err(NetworkError::Refused));
+    if let Err(error) = reloaded {
+        take_back(places, run, true)?;
+        return Err(error);
+    }
+    Ok(())
+}
+
+/// Keeps the pending change; returns its interface.
+pub fn confirm(places: &Places, run: &impl Run) -> Result<String, NetworkError> {
+    let _lock = Lock::of_network(places)?;
+    let pending = pending(places)?.ok_or(NetworkError::NonePending)?;
+    remove_note(places)?;
+    // A timer that fires all the same finds no note.
+    let _ = run.run("systemctl", &["stop", &format!("{UNIT}.timer")]);
+    Ok(pending.interface)
+}
+
+/// Undoes the pending change; returns its interface. Without networkd running, only the files.
+pub fn revert(
+    places: &Places,
+    run: &impl Run,
+    has_networkd: bool,
+) -> Result<Option<String>, NetworkError> {
+    let _lock = Lock::of_network(places)?;
+    take_back(places, run, has_networkd)
+}
+
+fn take_back(
+    places: &Places,
+    run: &impl Run,
+    has_networkd: bool,
+) -> Result<Option<String>, NetworkError> {
+    let Some(Pending { interface, former }) = pending(places)? else {
+        return Ok(None);
+    };
+    let path = file(places, &interface);
+    let restored = match &former {
+        Some(text) => files::replace(&path, text.as_bytes()),
+        None => match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => files::sync_folder(&path),
+        },
+    };
+    restored.map_err(|source| NetworkError::Io { path, source })?;
+    let reloaded = if has_networkd {
+        reload(run, &interface)
+    } else {
+        Ok(())
+    };
+    remove_note(places)?;
+    reloaded.map_err(NetworkError::Reload)?;
+    Ok(Some(interface))
+}
+
+/// The change that waits for its confirmation.
+pub fn pending(places: &Places) -> Result<Option<Pending>, NetworkError> {
+    let path = places.notes().join(NOTE);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(NetworkError::Io { path, source }),
+    };
+    let bad = |cause: String| NetworkError::Note {
+        path: path.clone(),
+        cause,
+        networks: places.networks(),
+    };
+    let pending: Pending = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
+    // The name becomes a path.
+    pending.interface.parse::<Interface>().map_err(bad)?;
+    Ok(Some(pending))
+}
+
+/// Ethernet and other interfaces of the machine, without loopback.
+pub fn interfaces(places: &Places) -> Result<Vec<String>, NetworkError> {
+    let path = places.interfaces();
+    let names = crate::slots::names(&path).map_err(|source| NetworkError::Io { path, source })?;
+    Ok(names.into_iter().filter(|name| name != "lo").collect())
+}
+
+/// The settings' file of an interface, as text.
+pub fn show(places: &Places, interface: &str) -> Option<String> {
+    small_text(&file(places, interface))
+}
+
+fn file(places: &Places, interface: &str) -> PathBuf {
+    places.networks().join(format!("10-{interface}.network"))
+}
+
+fn reload(run: &impl Run, interface: &str) -> Result<(), RunError> {
+    run.run("networkctl", &["reload"])?;
+    run.run("networkctl", &["reconfigure", interface])?;
+    Ok(())
+}
+
+fn write_note(places: &Places, pending: &Pending) -> Result<(), NetworkError> {
+    let path = places.notes().join(NOTE);
+    let text = serde_json::to_vec(pending).expect("text serialises");
+    files::replace_private(&path, &text).map_err(|source| NetworkError::Io { path, source })
+}
+
+fn remove_note(places: &Places) -> Result<(), NetworkError> {
+    let path = places.notes().join(NOTE);
+    fs::remove_file(&path)
+        .and_then(|()| files::sync_folder(&path))
+        .map_err(|source| NetworkError::Io { path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::testing::Recorder;
+
+    struct Machine {
+        _root: tempfile::TempDir,
+        places: Places,
+        run: Recorder,
+        interface: Interface,
+    }
+
+    impl Machine {
+        fn new(failing: Option<&'static str>) -> Self {
+            let root = tempfile::tempdir().unwrap();
+            let places = Places::below(root.path());
+            for name in ["eth0", "lo"] {
+                fs::create_dir_all(places.interfaces().join(name)).unwrap();
+            }
+            Self {
+                places,
+                run: Recorder {
+                    failing,
+                    ..Recorder::default()
+                },
+                interface: "eth0".parse().unwrap(),
+                _root: root,
+            }
+        }
+
+        fn set(&self, address: &str) -> Result<(), NetworkError> {
+            let settings = Settings {
+                addressing: Addressing::Static {
+                    addresses: vec![address.parse().unwrap()],
+                    gateways: Vec::new(),
+                },
+                dns: Vec::new(),
+                mtu: None,
+            };
+            set(
+                &self.places,
+                &self.run,
+                "/usr/bin/nacre",
+                &self.interface,
+                &settings,
+            )
+        }
+
+        fn file(&self) -> Option<String> {
+            show(&self.places, "eth0")
+        }
+    }
+
+    #[test]
+    fn a_confirmed_change_stays() {
+        let machine = Machine::new(None);
+        machine.set("192.0.2.7/24").unwrap();
+        assert_eq!(
+            machine.run.taken(),
+            [
+                "systemctl stop nacre-network-revert.timer",
+                "systemd-run --unit=nacre-network-revert --on-active=60s --timer-property=AccuracySec=1s --collect \
+                 --quiet /usr/bin/nacre appliance network revert",
+                "networkctl reload",
+                "networkctl reconfigure eth0",
+            ]
+        );
+        assert!(machine.file().unwrap().contains("Address=192.0.2.7/24"));
+        assert!(matches!(
+            machine.set("192.0.2.8/24"),
+            Err(NetworkError::Pending { .. })
+        ));
+        assert_eq!(confirm(&machine.places, &machine.run).unwrap(), "eth0");
+        assert!(matches!(
+            confirm(&machine.places, &machine.run),
+            Err(NetworkError::NonePending)
+        ));
+        // The timer that fires all the same.
+        assert_eq!(revert(&machine.places, &machine.run, true).unwrap(), None);
+        assert!(machine.file().unwrap().contains("Address=192.0.2.7/24"));
+        machine.set("192.0.2.8/24").unwrap();
+    }
+
+    #[test]
+    fn a_change_without_confirmation_is_undone() {
+        let machine = Machine::new(None);
+        machine.set("192.0.2.7/24").unwrap();
+        // A boot: networkd does not run yet.
+        machine.run.taken();
+        assert_eq!(
+            revert(&machine.places, &machine.run, false)
+                .unwrap()
+                .as_deref(),
+            Some("eth0")
+        );
+        assert_eq!((machine.file(), machine.run.taken()), (None, Vec::new()));
+        assert!(matches!(
+            confirm(&machine.places, &machine.run),
+            Err(NetworkError::NonePending)
+        ));
+
+        machine.set("192.0.2.7/24").unwrap();
+        confirm(&machine.places, &machine.run).unwrap();
+        let former = machine.file();
+        machine.set("192.0.2.8/24").unwrap();
+        machine.run.taken();
+        assert_eq!(
+            revert(&machine.places, &machine.run, true)
+                .unwrap()
+                .as_deref(),
+            Some("eth0")
+        );
+        assert_eq!(machine.file(), former);
+        assert_eq!(
+            machine.run.taken(),
+            ["networkctl reload", "networkctl reconfigure eth0"]
+        );
+    }
+
+    /// Goal: without a way back there is no change, and a change that networkd refuses is undone at
+    /// once.
+    #[test]
+    fn a_failure_leaves_the_former_settings() {
+        for (failing, commands) in [("systemd-run", 2), ("networkctl reload", 4)] {
+            let machine = Machine::new(Some(failing));
+            let error = machine.set("192.0.2.7/24").unwrap_err();
+            assert_eq!(machine.file(), None, "{error}");
+            assert_eq!(machine.run.taken().len(), commands, "{error}");
+            let waits = pending(&machine.places).unwrap();
+            assert_eq!(waits, None, "{error}");
+        }
+        let machine = Machine::new(None);
+        let settings = Settings {
+            addressing: Addressing::Dhcp,
+            dns: Vec::new(),
+            mtu: Some(1),
+        };
+        let other = "eth1".parse().unwrap();
+        let attempt = |interface: &Interface, settings: &Settings| {
+            set(&machine.places, &machine.run, "nacre", interface, settings)
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(attempt(&machine.interface, &settings).contains("mtu"));
+        let settings = Settings {
+            mtu: None,
+            ..settings
+        };
+        assert_eq!(
+            attempt(&other, &settings),
+            "interface: this machine has no eth1; it has eth0"
+        );
+        assert!(machine.run.taken().is_empty());
+    }
+
+    #[test]
+    fn a_note_that_cannot_be_read_is_an_error() {
+        let machine = Machine::new(None);
+        drop(Lock::of_network(&machine.places).unwrap());
+        for text in [
+            "",
+            "{}",
+            r#"{"interface":"../x","former":null}"#,
+            r#"{"interface":"lo","former":""}"#,
+        ] {
+            fs::write(machine.places.notes().join(NOTE), text).unwrap();
+            assert!(
+                matches!(machine.set("192.0.2.7/24"), Err(NetworkError::Note { .. })),
+                "{text}"
+            );
+            assert!(matches!(
+                revert(&machine.places, &machine.run, false),
+                Err(NetworkError::Note { .. })
+            ));
+        }
+    }
+}

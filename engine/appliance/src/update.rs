@@ -1,0 +1,122 @@
+//! Installs an update bundle in the slot that does not run.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::bundle::{self, BundleError, KeyError, Keys, Unpacked, Wanted};
+use crate::lock::{Lock, LockError};
+use crate::place::Places;
+use crate::run::{Run, RunError};
+use crate::status::{self, StatusError};
+
+/// Writes the slot and its boot entry, as the transfer files of the image say.
+pub const SYSUPDATE: &str = "/usr/lib/systemd/systemd-sysupdate";
+
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError {
+    #[error(transparent)]
+    Status(#[from] StatusError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    #[error("{path}: {source}", path = path.display())]
+    Open { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    #[error("the other slot: {0}")]
+    Install(#[source] RunError),
+}
+
+/// Checks the bundle, unpacks it, and has systemd-sysupdate write the other slot. The next restart
+/// boots the new version.
+pub fn update(
+    places: &Places,
+    run: &impl Run,
+    file: &Path,
+    allow_older: bool,
+) -> Result<Unpacked, UpdateError> {
+    let image = status::image(places)?;
+    let _lock = Lock::of_system(places)?;
+    let keys = Keys::read(&places.keys())?;
+    let bundle = File::open(file).map_err(|source| UpdateError::Open {
+        path: file.to_owned(),
+        source,
+    })?;
+    let wanted = Wanted {
+        image: image.id,
+        architecture: status::architecture().to_owned(),
+        running: image.version,
+        allow_older,
+    };
+    let updates = places.updates();
+    let unpacked = bundle::unpack(bundle, &keys, &wanted, &updates)?;
+    let version = unpacked.version.to_string();
+    let installed = run.run(SYSUPDATE, &["--verify=no", "update", &version]);
+    // The slot has it now, or the next attempt unpacks it again.
+    let discarded = bundle::discard(&updates);
+    installed.map_err(UpdateError::Install)?;
+    discarded.map_err(|source| UpdateError::Open {
+        path: updates,
+        source,
+    })?;
+    Ok(unpacked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bundle::tests::{Signer, archive, entries};
+    use crate::run::testing::Recorder;
+    use std::fs;
+
+    /// Goal: systemd-sysupdate is called for a good bundle only, and no attempt leaves files.
+    #[test]
+    fn an_update_installs_the_version_of_its_bundle() {
+        let signer = Signer::new(1);
+        let root = tempfile::tempdir().unwrap();
+        let places = Places::below(root.path());
+        fs::create_dir_all(places.os_release().parent().unwrap()).unwrap();
+        fs::write(places.os_release(), "IMAGE_ID=nacre\nIMAGE_VERSION=0.1.0\n").unwrap();
+        let file = root.path().join("bundle");
+        let mut parts = entries(&signer, "0.2.0");
+        let run = Recorder::default();
+        let attempt = |run: &Recorder, allow_older| update(&places, run, &file, allow_older);
+
+        fs::write(&file, archive(&parts)).unwrap();
+        assert!(matches!(attempt(&run, false), Err(UpdateError::Keys(_))));
+        signer.put(&places.keys());
+        if status::architecture() != "x86-64" {
+            eprintln!("SKIPPED: an_update_installs_the_version_of_its_bundle: made for x86-64");
+            return;
+        }
+        assert_eq!(attempt(&run, false).unwrap().version.to_string(), "0.2.0");
+        assert_eq!(
+            run.taken(),
+            [format!("{SYSUPDATE} --verify=no update 0.2.0")]
+        );
+        assert!(!places.updates().exists());
+
+        let lock = Lock::of_system(&places).unwrap();
+        assert!(matches!(attempt(&run, false), Err(UpdateError::Lock(_))));
+        drop(lock);
+
+        let failing = Recorder {
+            failing: Some("sysupdate"),
+            ..Recorder::default()
+        };
+        assert!(matches!(
+            attempt(&failing, false),
+            Err(UpdateError::Install(_))
+        ));
+        assert!(!places.updates().exists());
+
+        parts[3].1[7] ^= 1;
+        fs::write(&file, archive(&parts)).unwrap();
+        assert!(matches!(attempt(&run, true), Err(UpdateError::Bundle(_))));
+        fs::remove_file(&file).unwrap();
+        assert!(matches!(attempt(&run, true), Err(UpdateError::Open { .. })));
+        assert!(run.taken().is_empty());
+    }
+}
