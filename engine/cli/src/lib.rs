@@ -6,12 +6,14 @@
 
 mod address;
 mod alert;
+mod appliance;
 mod audit;
 mod bdev;
 mod bench;
 mod completions;
 mod config;
 mod connect;
+mod console;
 mod discover;
 mod doctor;
 mod events;
@@ -139,6 +141,10 @@ enum Command {
     Test(test::TestArgs),
     /// Compare TCP, RDMA and devices without a transport: throughput, latency, processor time
     Bench(Box<bench::BenchArgs>),
+    /// Updates, backup, reset and network of a machine that runs Nacre from its image
+    Appliance(appliance::ApplianceArgs),
+    /// The screen of the appliance's own terminals: state, network, restart, reset
+    Console(console::ConsoleArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -316,6 +322,8 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Perf(args) => perf::run(*args),
         Command::Test(args) => test::run(args),
         Command::Bench(args) => bench::run(*args),
+        Command::Appliance(args) => appliance::run(args),
+        Command::Console(args) => console::run(args),
         Command::Completions(args) => completions::run(args),
     }
 }

@@ -17,6 +17,7 @@ use serde_json::Value;
 pub use self::app::App;
 pub use self::view::draw;
 use crate::network::{Interface, Settings};
+use crate::slots::Slot;
 
 /// State of the machine and its daemon, for the screen.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +29,8 @@ pub struct Facts {
     /// Interfaces whose settings can be changed.
     pub interfaces: Vec<String>,
     pub daemon: Daemon,
+    /// The other slot, if its version matters to the next start.
+    pub other_slot: Option<Slot>,
     /// The interface with settings that wait for their confirmation.
     pub pending: Option<String>,
 }

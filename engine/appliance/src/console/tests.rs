@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::network::Addressing;
+use crate::slots::SlotState;
 
 fn facts() -> Facts {
     let fingerprint: Vec<String> = (0..32).map(|at| format!("{at:02X}")).collect();
@@ -25,6 +26,7 @@ fn facts() -> Facts {
                 .map(|at| format!("tcp://0.0.0.0:{} listening", 4420 + at))
                 .collect(),
         })),
+        other_slot: None,
         pending: None,
     }
 }
@@ -89,6 +91,13 @@ fn the_screen_without_a_daemon() {
     let away = Facts {
         daemon: Daemon::Away("no daemon at /run/nacre/nacre.sock".into()),
         addresses: Vec::new(),
+        other_slot: Some(Slot {
+            version: "0.3.0".parse().unwrap(),
+            state: SlotState::Failed,
+            entry: None,
+            tries: None,
+            complete: true,
+        }),
         pending: Some("enp0s2".into()),
         ..facts()
     };
@@ -97,9 +106,9 @@ fn the_screen_without_a_daemon() {
 
       service       does not answer: no daemon at /run/nacre/nacre.sock
       addresses     none: is a cable connected, and does DHCP answer?
+      update        version 0.3.0 has no tries left; this version runs instead
 
       network       new settings of enp0s2 end within 60 s unless kept
-
 
 
 

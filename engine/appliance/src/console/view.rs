@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::app::{App, FIELDS, Form, Page, Question};
 use super::{Answers, Daemon, Facts};
 use crate::network::TIME_TO_CONFIRM_S;
+use crate::slots::SlotState;
 
 /// Most lines of one kind: the screen of a serial terminal has 24.
 const MOST_LINES: usize = 4;
@@ -86,6 +87,14 @@ fn overview(facts: &Facts) -> Vec<Line<'static>> {
     rows(&mut lines, "addresses", &facts.addresses);
     if let Daemon::Up(answers) = &facts.daemon {
         page(&mut lines, answers, facts);
+    }
+    if let Some(slot) = &facts.other_slot {
+        let text = match slot.state {
+            SlotState::Untried => "starts at the next restart",
+            SlotState::Failed => "has no tries left; this version runs instead",
+            SlotState::Running | SlotState::Good | SlotState::Incomplete => "is on the disk",
+        };
+        lines.push(row("update", format!("version {} {text}", slot.version)));
     }
     if let Some(interface) = &facts.pending {
         lines.push(Line::default());

@@ -1,4 +1,4 @@
-//! Changes of the network with a way back: a change that is not confirmed within a minute is undone.
+//! Changes of the network with a way back: an unconfirmed change is undone after a minute.
 //!
 //! ```text
 //!   set      note of the former file -> timer of systemd -> new file -> networkd

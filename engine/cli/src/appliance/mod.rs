@@ -1,0 +1,290 @@
+//! `nacre appliance`: updates, rollback, backup, reset and network of a machine that runs Nacre
+//! from its image. Runs on the appliance itself, as root.
+
+pub(crate) mod network;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use nacre_engine_appliance::guard::{self, Obstacle};
+use nacre_engine_appliance::lock::Lock;
+use nacre_engine_appliance::place::Places;
+use nacre_engine_appliance::run::{Programs, Run};
+use nacre_engine_appliance::slots::{self, Tries};
+use nacre_engine_appliance::status::{self, Status};
+use nacre_engine_appliance::{backup, reset, update};
+use serde_json::json;
+
+use super::{Connection, Failure, output};
+use nacre_engine::methods::volume::list::List;
+use nacre_engine_rpc::method::NoParams;
+
+#[derive(Debug, Args)]
+pub(crate) struct ApplianceArgs {
+    #[command(subcommand)]
+    command: ApplianceCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ApplianceCommand {
+    /// Show the version of each slot, its tries, and the free space for state
+    Status {
+        /// Print JSON for programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Install a signed update bundle in the slot that does not run
+    #[command(
+        after_help = "The next restart boots the new version; after three boots without success the former one returns.\n\
+                      Refused while a volume is resynced, or while others of its replicas are not in sync and this\n\
+                      node has the last ones that are.\n\n\
+                      Example: nacre appliance update nacre_0.2.0.tar"
+    )]
+    Update {
+        #[command(flatten)]
+        connection: Connection,
+        /// The bundle: nacre_VERSION.tar
+        file: PathBuf,
+        /// Install a version older than the one that runs
+        #[arg(long)]
+        allow_older: bool,
+        /// Update also while volumes depend on this node, or the daemon does not answer
+        #[arg(long)]
+        force: bool,
+    },
+    /// Boot the other version from the next restart on
+    Rollback {
+        /// Also if the other version failed in all its tries
+        #[arg(long)]
+        force: bool,
+    },
+    /// Write configuration and state to a new file
+    #[command(
+        after_help = "The file holds the keys and certificates of the state as they are there: keep it as safe as the\n\
+                      machine. Files of 32 MiB and more, such as disk images, and update bundles are left out."
+    )]
+    Export {
+        /// The new file
+        file: PathBuf,
+    },
+    /// Replace configuration and state by those of an export
+    #[command(
+        after_help = "The whole export is checked before anything changes. The daemon stops for a moment. The former\n\
+                      state stays in /var/lib/nacre.before-restore until the next restore."
+    )]
+    Restore {
+        /// The export
+        file: PathBuf,
+        /// Also an export of a newer version
+        #[arg(long)]
+        force: bool,
+    },
+    /// Erase configuration and state at the next start, and restart now
+    FactoryReset {
+        /// The name of this machine, as a confirmation
+        host: String,
+    },
+    /// Network settings, undone after a minute unless confirmed
+    Network {
+        #[command(subcommand)]
+        command: network::NetworkCommand,
+    },
+}
+
+/// Longest time for a command of systemd, and for writing a slot.
+const PATIENCE: Duration = Duration::from_secs(90);
+const WRITE_PATIENCE: Duration = Duration::from_secs(1800);
+
+pub(crate) fn run(args: ApplianceArgs) -> Result<(), Failure> {
+    let places = Places::system();
+    let programs = Programs::new(PATIENCE);
+    match args.command {
+        ApplianceCommand::Status { json } => show(&places, json),
+        ApplianceCommand::Update {
+            connection,
+            file,
+            allow_older,
+            force,
+        } => {
+            if !force {
+                check_volumes(&connection)?;
+            }
+            install(&places, &connection, &file, allow_older)
+        }
+        ApplianceCommand::Rollback { force } => roll_back(&places, force),
+        ApplianceCommand::Export { file } => export(&places, &file),
+        ApplianceCommand::Restore { file, force } => restore(&places, &programs, &file, force),
+        ApplianceCommand::FactoryReset { host } => factory_reset(&places, &programs, &host),
+        ApplianceCommand::Network { command } => network::run(command, &places, &programs),
+    }
+}
+
+fn show(places: &Places, json: bool) -> Result<(), Failure> {
+    let status = status::status(places).map_err(anyhow::Error::from)?;
+    if json {
+        return output::json(&json!(status));
+    }
+    output::line(&format!(
+        "{} {} on {}",
+        status.image, status.version, status.host
+    ))?;
+    output::table(
+        &["version", "state", "tries left", "failed", "boot entry"],
+        rows(&status),
+    )?;
+    if status.slots.len() < 2 {
+        output::line("the other slot is empty")?;
+    }
+    if let Some(entry) = pinned(&status) {
+        output::line(&entry)?;
+    }
+    output::line(&format!(
+        "free for state: {}",
+        output::bytes(status.free_bytes)
+    ))?;
+    match network::pending_line(places)? {
+        Some(line) => output::line(&line),
+        None => Ok(()),
+    }
+}
+
+fn rows(status: &Status) -> impl Iterator<Item = Vec<String>> {
+    status.slots.iter().map(|slot| {
+        let number = |part: fn(Tries) -> u32| slot.tries.map(|tries| part(tries).to_string());
+        vec![
+            slot.version.to_string(),
+            slot.state.text().to_owned(),
+            number(|tries| tries.left).unwrap_or_default(),
+            number(|tries| tries.failed).unwrap_or_default(),
+            slot.entry.clone().unwrap_or_default(),
+        ]
+    })
+}
+
+/// The boot menu's key `d` fixes an entry, whatever the tries say.
+fn pinned(status: &Status) -> Option<String> {
+    let entry = status.pinned_entry.as_ref()?;
+    Some(format!(
+        "warning: the boot menu always starts {entry}; `bootctl set-default ''` ends that"
+    ))
+}
+
+fn check_volumes(connection: &Connection) -> Result<(), Failure> {
+    let volumes = connection.call_for_json::<List>(&NoParams {})?;
+    let obstacles = guard::obstacles(volumes).map_err(anyhow::Error::from)?;
+    refuse(&obstacles)
+}
+
+fn refuse(obstacles: &[Obstacle]) -> Result<(), Failure> {
+    if obstacles.is_empty() {
+        return Ok(());
+    }
+    let causes: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
+    Err(Failure::Failed(anyhow::anyhow!(
+        "{}; wait until they are in sync, or --force",
+        causes.join("; ")
+    )))
+}
+
+fn install(
+    places: &Places,
+    connection: &Connection,
+    file: &Path,
+    allow_older: bool,
+) -> Result<(), Failure> {
+    let programs = Programs::new(WRITE_PATIENCE);
+    let done = update::update(places, &programs, file, allow_older).map_err(anyhow::Error::from)?;
+    if connection.json {
+        let version = done.version.to_string();
+        return output::json(&json!({ "version": version, "key": done.key, "bytes": done.bytes }));
+    }
+    output::line(&format!(
+        "version {} is installed, signed by the key \"{}\"; a restart boots it (`systemctl reboot`)",
+        done.version, done.key
+    ))?;
+    let status = status::status(places).map_err(anyhow::Error::from)?;
+    match pinned(&status) {
+        Some(warning) => output::line(&warning),
+        None => Ok(()),
+    }
+}
+
+fn roll_back(places: &Places, force: bool) -> Result<(), Failure> {
+    let running = status::image(places).map_err(anyhow::Error::from)?.version;
+    let _lock = Lock::of_system(places).map_err(anyhow::Error::from)?;
+    let version = slots::roll_back(places, &running, force).map_err(anyhow::Error::from)?;
+    output::line(&format!(
+        "version {version} starts at the next restart (`systemctl reboot`); {running} runs until then"
+    ))
+}
+
+fn export(places: &Places, file: &Path) -> Result<(), Failure> {
+    let _lock = Lock::of_system(places).map_err(anyhow::Error::from)?;
+    let done = backup::export(places, file).map_err(anyhow::Error::from)?;
+    output::line(&format!(
+        "{}: {}, {}",
+        file.display(),
+        output::count(done.files as u64, "file"),
+        output::bytes(done.bytes)
+    ))?;
+    for name in done.left_out {
+        output::line(&format!("left out: {name}"))?;
+    }
+    Ok(())
+}
+
+fn restore(places: &Places, programs: &impl Run, file: &Path, force: bool) -> Result<(), Failure> {
+    let _lock = Lock::of_system(places).map_err(anyhow::Error::from)?;
+    let checked = backup::check(places, file, force).map_err(anyhow::Error::from)?;
+    programs
+        .run("systemctl", &["stop", "nacre.service"])
+        .context("nothing was changed")?;
+    let applied = checked.apply(places);
+    // With the former state too, if the exchange failed.
+    let started = programs.run("systemctl", &["start", "nacre.service"]);
+    let done = applied.map_err(anyhow::Error::from)?;
+    for name in &done.kept {
+        output::line(&format!("kept as it was: {name}"))?;
+    }
+    output::line(&format!(
+        "{} of {} (version {}) restored; the former state is in {}",
+        output::count(done.files as u64, "file"),
+        done.host,
+        done.version,
+        places.former_state().display()
+    ))?;
+    started.context("the restored state is in place, but the daemon did not start")?;
+    Ok(())
+}
+
+fn factory_reset(places: &Places, programs: &impl Run, host: &str) -> Result<(), Failure> {
+    reset::request(places, host).map_err(anyhow::Error::from)?;
+    output::line("the next start erases configuration and state; restarting")?;
+    programs
+        .run("systemctl", &["reboot"])
+        .context("the reset is requested, and happens at the next start")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_update_waits_for_volumes_by_name() {
+        assert!(refuse(&[]).is_ok());
+        let obstacles = [
+            Obstacle::Resync {
+                volume: "a".into(),
+                device: "left".into(),
+            },
+            Obstacle::LastInSync { volume: "b".into() },
+        ];
+        let text = refuse(&obstacles).unwrap_err().to_string();
+        for part in ["volume a", "left", "volume b", "--force"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

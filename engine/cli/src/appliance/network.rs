@@ -1,0 +1,182 @@
+//! `nacre appliance network`: settings of interfaces, undone after a minute unless confirmed.
+
+use std::net::IpAddr;
+
+use clap::{Args, Subcommand};
+use nacre_engine_appliance::network::{
+    self, Addressing, HostAddress, Interface, Settings, TIME_TO_CONFIRM_S,
+};
+use nacre_engine_appliance::place::Places;
+use nacre_engine_appliance::run::Programs;
+
+use crate::{Failure, output};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NetworkCommand {
+    /// Show the interfaces and their settings
+    Show,
+    /// Put settings in force, for a minute unless confirmed
+    #[command(
+        after_help = "Without `nacre appliance network confirm` the former settings return after 60 s, or at the next start.\n\n\
+                      Example: nacre appliance network set enp1s0 --address 192.0.2.7/24 --gateway 192.0.2.1"
+    )]
+    Set(SetArgs),
+    /// Keep the new settings
+    Confirm,
+    /// Undo the new settings now
+    Revert {
+        /// Change files only: at a boot, before the network starts
+        #[arg(long)]
+        at_boot: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("how").required(true))]
+pub(crate) struct SetArgs {
+    /// The interface
+    interface: Interface,
+    /// Take addresses, routes and name servers from the network
+    #[arg(long, group = "how")]
+    dhcp: bool,
+    /// An address with its prefix; several times for several addresses
+    #[arg(long, value_name = "ADDRESS/PREFIX", group = "how")]
+    address: Vec<HostAddress>,
+    /// The default gateway, one for IPv4 and one for IPv6
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "dhcp")]
+    gateway: Vec<IpAddr>,
+    /// A name server, up to three
+    #[arg(long, value_name = "ADDRESS")]
+    dns: Vec<IpAddr>,
+    /// Largest packet in bytes, such as 9000
+    #[arg(long, value_name = "BYTES")]
+    mtu: Option<u32>,
+}
+
+pub(crate) fn run(
+    command: NetworkCommand,
+    places: &Places,
+    programs: &Programs,
+) -> Result<(), Failure> {
+    match command {
+        NetworkCommand::Show => show(places),
+        NetworkCommand::Set(args) => {
+            let settings = Settings {
+                addressing: if args.dhcp {
+                    Addressing::Dhcp
+                } else {
+                    Addressing::Static {
+                        addresses: args.address,
+                        gateways: args.gateway,
+                    }
+                },
+                dns: args.dns,
+                mtu: args.mtu,
+            };
+            settings.check().map_err(Failure::Usage)?;
+            let program = program()?;
+            network::set(places, programs, &program, &args.interface, &settings)
+                .map_err(anyhow::Error::from)?;
+            output::line(&format!(
+                "the new settings are in force for {TIME_TO_CONFIRM_S} s; `nacre appliance network confirm` keeps them"
+            ))
+        }
+        NetworkCommand::Confirm => {
+            let interface = network::confirm(places, programs).map_err(anyhow::Error::from)?;
+            output::line(&format!("the new settings of {interface} stay"))
+        }
+        NetworkCommand::Revert { at_boot } => {
+            let reverted = network::revert(places, programs, !at_boot);
+            match reverted.map_err(anyhow::Error::from)? {
+                Some(interface) => {
+                    output::line(&format!("the former settings of {interface} are back"))
+                }
+                None => output::line("no change waits for a confirmation"),
+            }
+        }
+    }
+}
+
+/// This program's path, for the timer that undoes a change.
+pub(crate) fn program() -> Result<String, Failure> {
+    let path = std::env::current_exe()?;
+    match path.to_str() {
+        Some(path) => Ok(path.to_owned()),
+        None => Err(Failure::Usage(format!(
+            "{}: the path is not UTF-8",
+            path.display()
+        ))),
+    }
+}
+
+/// A line about a change that waits for its confirmation.
+pub(crate) fn pending_line(places: &Places) -> Result<Option<String>, Failure> {
+    let pending = network::pending(places).map_err(anyhow::Error::from)?;
+    Ok(pending.map(|pending| {
+        format!(
+            "network: new settings of {} wait for `nacre appliance network confirm`",
+            pending.interface
+        )
+    }))
+}
+
+fn show(places: &Places) -> Result<(), Failure> {
+    let addresses = if_addrs::get_if_addrs()?;
+    for name in network::interfaces(places).map_err(anyhow::Error::from)? {
+        let own: Vec<String> = addresses
+            .iter()
+            .filter(|address| address.name == name)
+            .map(|address| address.ip().to_string())
+            .collect();
+        let own = if own.is_empty() {
+            "no address".into()
+        } else {
+            own.join(", ")
+        };
+        output::line(&format!("{name}: {own}"))?;
+        let text = network::show(places, &name);
+        let lines = text.as_deref().unwrap_or_default().lines();
+        for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            output::line(&format!("    {line}"))?;
+        }
+    }
+    match pending_line(places)? {
+        Some(line) => output::line(&line),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{FromArgMatches, Subcommand};
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<NetworkCommand, clap::Error> {
+        let command = NetworkCommand::augment_subcommands(clap::Command::new("network"));
+        let words = std::iter::once("network").chain(line.split(' '));
+        NetworkCommand::from_arg_matches(&command.try_get_matches_from(words)?)
+    }
+
+    #[test]
+    fn settings_on_the_command_line() {
+        for good in [
+            "set eth0 --dhcp",
+            "set eth0 --dhcp --dns 192.0.2.1 --mtu 9000",
+            "set eth0 --address 192.0.2.7/24 --address 2001:db8::7/64 --gateway 192.0.2.1",
+            "revert --at-boot",
+        ] {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "set eth0",
+            "set eth0 --dhcp --address 192.0.2.7/24",
+            "set eth0 --dhcp --gateway 192.0.2.1",
+            "set eth0 --gateway 192.0.2.1",
+            "set eth0 --address 192.0.2.7",
+            "set ../x --dhcp",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}
