@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # Builds the appliance's disk image. `cargo xtask image` calls this as root, in a mount namespace of its own:
 #
-#     CACHE=DIR OUT=DIR VERSION=0.1.0 SOURCE_DATE_EPOCH=SECONDS unshare --mount deploy/image/build.sh nacre.deb
+#     CACHE=DIR OUT=DIR VERSION=0.1.0 SOURCE_DATE_EPOCH=SECONDS [KEY=PRIVATE.pem] \
+#         unshare --mount deploy/image/build.sh nacre.deb [PUBLIC.pem …]
+#
+# KEY signs the update bundle. The image accepts bundles of KEY and of the further public keys. Without KEY, a test key
+# of the cache signs: its public key has the name test-only, which `nacre appliance update` prints.
 #
 # CACHE keeps two trees of Debian 13: the tools, which Debian 12 lacks, and the base of the root file system. Steps that
 # need the tools run in the first by chroot. OUT receives:
 #
 #     nacre_VERSION.raw        the disk: boot partition, root file system, its verity data
+#     nacre_VERSION.tar        the update bundle, which takes a running appliance to this version
 #     nacre_VERSION.efi        kernel, initrd and command line with the root's hash, as in the boot partition
 #     nacre_VERSION.files      every file of the root: mode, owner, size, SHA-256, path
 #     nacre_VERSION.packages   Debian's packages in it, with versions
@@ -15,6 +20,8 @@ shopt -s inherit_errexit
 
 HERE=$(cd "$(dirname "$0")" && pwd)
 DEB=$(realpath "$1")
+shift
+[[ $VERSION =~ ^[0-9]+(\.[0-9]+){1,3}$ ]] || { echo "version $VERSION: two to four numbers with dots" >&2; exit 2; }
 SUITE=trixie
 MIRROR=${NACRE_IMAGE_MIRROR:-http://deb.debian.org/debian}
 export SOURCE_DATE_EPOCH LC_ALL=C TZ=UTC
@@ -38,6 +45,14 @@ tree() {
     echo "$dir"
 }
 
+if [ -n "${KEY:-}" ]; then
+    KEY_NAME=$(basename "$KEY" .pem)
+else
+    KEY=$CACHE/test-only-private.pem
+    KEY_NAME=test-only
+    [ -e "$KEY" ] || (umask 077 && openssl genpkey -algorithm ed25519 -out "$KEY")
+fi
+
 TOOLS=$(tree tools apt)
 BASE=$(tree packages minbase)
 WORK=$OUT/work
@@ -55,6 +70,12 @@ cp "$DEB" "$WORK/root/nacre.deb"
 in_root dpkg --install /nacre.deb
 rm "$WORK/root/nacre.deb"
 cp -rT "$HERE/root" "$WORK/root"
+mkdir -p "$WORK/root/usr/lib/nacre/keys"
+openssl pkey -in "$KEY" -pubout -out "$WORK/root/usr/lib/nacre/keys/$KEY_NAME.pem"
+for public in "$@"; do
+    openssl pkey -pubin -in "$public" -pubout -out "$WORK/root/usr/lib/nacre/keys/$(basename "$public")"
+done
+chmod 0644 "$WORK/root/usr/lib/nacre/keys"/*
 sed -i '/^IMAGE_/d' "$WORK/root/usr/lib/os-release"
 printf 'IMAGE_ID=nacre\nIMAGE_VERSION=%s\n' "$VERSION" >>"$WORK/root/usr/lib/os-release"
 echo nacre >"$WORK/root/etc/hostname"
@@ -123,6 +144,29 @@ cp "$TOOLS/usr/lib/systemd/boot/efi/systemd-bootx64.efi" "$WORK/esp/EFI/systemd/
 printf 'timeout 3\neditor no\n' >"$WORK/esp/loader/loader.conf"
 find "$WORK/esp" -exec touch --date="@$SOURCE_DATE_EPOCH" {} +
 repart --empty=allow --copy-source=/build/esp >"$WORK/partitions.esp"
+
+step "the update bundle"
+# partition LABEL FILE: copies a partition's contents, and prints its identifier.
+partition() {
+    local offset size identifier
+    read -r offset size identifier < <(python3 -c '
+import json, sys
+for partition in json.load(open(sys.argv[1])):
+    if partition["label"] == sys.argv[2]:
+        print(partition["offset"], partition["raw_size"], partition["uuid"])' "$WORK/partitions" "$1")
+    dd if="$WORK/out/disk.raw" of="$2" bs=1M iflag=skip_bytes,count_bytes conv=sparse status=none \
+        skip="$offset" count="$size"
+    echo "$identifier"
+}
+ROOT_ID=$(partition "nacre_$VERSION" "$WORK/root.raw")
+VERITY_ID=$(partition "nacre_${VERSION}_verity" "$WORK/verity.raw")
+case $(uname -m) in
+x86_64) ARCHITECTURE=x86-64 ;;
+aarch64) ARCHITECTURE=arm64 ;;
+*) ARCHITECTURE=$(uname -m) ;;
+esac
+"$HERE/bundle.sh" "$VERSION" "$ARCHITECTURE" "$KEY" "$OUT/nacre_$VERSION.tar" "$WORK/root.raw" "$ROOT_ID" \
+    "$WORK/verity.raw" "$VERITY_ID" "$WORK/esp/EFI/Linux/nacre_$VERSION+3-0.efi"
 
 mv "$WORK/out/disk.raw" "$OUT/nacre_$VERSION.raw"
 cp "$WORK/esp/EFI/Linux/nacre_$VERSION+3-0.efi" "$OUT/nacre_$VERSION.efi"

@@ -191,7 +191,8 @@ fn containers(root: &Path, nacre: &Path) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Goal: two builds of the appliance's image are equal; the image has no secret, boots, serves.
+/// Goal: two builds of the appliance's image are equal; the image has no secret, boots, serves, and
+/// takes an update.
 /// Method: `tests/deploy/image.sh`.
 fn appliance(root: &Path, nacre: &Path) -> Result<Tally> {
     let mut tally = Tally::default();
@@ -206,16 +207,18 @@ fn appliance(root: &Path, nacre: &Path) -> Result<Tally> {
         return Ok(tally);
     }
     let scratch = vm::scratch(root, "image")?;
-    let build = |folder: &str| {
+    let build = |folder: &str, version: Option<String>| {
         let options = image::Options {
             nacre: Some(nacre.to_owned()),
-            version: None,
+            version,
             out: Some(scratch.join(folder)),
+            key: None,
+            trust: Vec::new(),
         };
         image::build(root, &options)
     };
-    let disk = build("one")?;
-    let again = build("two")?;
+    let disk = build("one", None)?;
+    let again = build("two", None)?;
     let files = |disk: &Path| std::fs::read_to_string(disk.with_extension("files"));
     tally.check(
         "deploy-image: files of two builds differ",
@@ -228,8 +231,10 @@ fn appliance(root: &Path, nacre: &Path) -> Result<Tally> {
     }
     tally.check("deploy-image: disks of two builds differ", same.is_ok());
     remove(&scratch.join("two"))?;
+    let newer = format!("{}.1", deb::workspace_version(root)?);
+    let bundle = build("newer", Some(newer))?.with_extension("tar");
     let list = disk.with_extension("files");
-    let arguments = [disk, list, nacre.to_owned(), scratch.clone()];
+    let arguments = [disk, list, nacre.to_owned(), scratch.clone(), bundle];
     tally.add(script(root, IMAGE, "image.sh", &["--net"], &arguments)?);
     remove(&scratch)?;
     Ok(tally)

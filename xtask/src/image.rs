@@ -14,7 +14,11 @@ use crate::{deb, process, vm};
 /// The base trees alone take minutes on a slow mirror.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-const NEEDS: &[Need] = &[need("mmdebstrap", "mmdebstrap")];
+const NEEDS: &[Need] = &[
+    need("mmdebstrap", "mmdebstrap"),
+    need("openssl", "openssl"),
+    need("python3", "python3"),
+];
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -27,6 +31,12 @@ pub(crate) struct Options {
     /// The folder for the image [default: `image` in the target folder].
     #[arg(long)]
     pub out: Option<PathBuf>,
+    /// Private Ed25519 key (PEM) that signs the update bundle [default: a test key].
+    #[arg(long)]
+    pub key: Option<PathBuf>,
+    /// A further public key in PEM whose bundles the image accepts; several times for several keys.
+    #[arg(long)]
+    pub trust: Vec<PathBuf>,
 }
 
 pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
@@ -67,10 +77,15 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<PathBuf> {
         .arg("--mount")
         .arg(root.join("deploy/image/build.sh"))
         .arg(&package)
+        .args(&options.trust)
         .env("CACHE", &cache)
         .env("OUT", &out)
         .env("VERSION", &version)
         .env("SOURCE_DATE_EPOCH", deb::commit_time(root)?);
+    match &options.key {
+        Some(key) => command.env("KEY", key),
+        None => command.env_remove("KEY"),
+    };
     let end = process::stream(&mut command, LIMIT, |_| {})?;
     if !end.success() {
         bail!("deploy/image/build.sh: {end}");
