@@ -339,6 +339,20 @@ fn a_standby_takes_after_the_fence_and_serves_with_the_members_it_gated() {
     assert_eq!(rig.volume.state(), State::Fenced);
 }
 
+/// The pause after an attempt without a member ends with the holder that it concerned.
+#[test]
+fn a_pause_ends_with_the_next_holder() {
+    let mut rig = Rig::new(1);
+    rig.volume.saw(Revision(1), record(None));
+    rig.reached.clear();
+    assert_eq!(rig.poll(ms(9000)), None, "no member is reached");
+    rig.volume.saw(Revision(2), record(Some(holder(0))));
+    assert_eq!(rig.poll(ms(9100)), None, "the holder stands");
+    rig.standing.remove(&node(0));
+    rig.reached = vec![member(1)];
+    rig.commit(ms(9200), 3);
+}
+
 #[test]
 fn an_answer_to_an_earlier_change_is_not_that_of_a_later_one() {
     let mut rig = Rig::new(1);

@@ -453,9 +453,10 @@ impl Volume {
         }
         let is_held = record.holder.is_some_and(|holder| view.stands(holder));
         if is_held && !Mutation::TakeWithoutFence.is_active() {
+            // A pause after an earlier attempt concerned the holder before this one.
             self.step = Step::Standby {
                 alone: None,
-                not_before,
+                not_before: BootTime::default(),
             };
             return None;
         }

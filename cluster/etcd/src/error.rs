@@ -44,6 +44,8 @@ pub enum Error {
         "{prefix} has no owner in etcd, although this daemon owned it: this is another etcd, or it has lost its data"
     )]
     Forgotten { prefix: String },
+    #[error("{prefix} has a cluster in etcd: choose another prefix in [store]")]
+    OfCluster { prefix: String },
     #[error(
         "key \"{key}\" of etcd has format {found}, and this program knows {known}: start the newer program"
     )]

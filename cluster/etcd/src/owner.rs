@@ -78,7 +78,7 @@ pub(crate) async fn claim(
     node: &Node,
     before: Before,
 ) -> Result<Claim, Error> {
-    let (key, claim) = (prefix.owner(), Uuid::new_v4());
+    let (key, meta, claim) = (prefix.owner(), prefix.meta(), Uuid::new_v4());
     let value = Value {
         v: FORMAT,
         node: node.clone(),
@@ -104,14 +104,21 @@ pub(crate) async fn claim(
         let last = found.as_ref().map_or(0, |kv| kv.mod_revision);
         let txn = Txn::default()
             .if_modified(&key, last)
+            .if_created(&meta, 0)
             .put(&key, value.clone())
-            .look(&key);
+            .look(&key)
+            .look(&meta);
         let answer = client.transact(txn, Copies::Several).await?;
         if answer.is_made {
             let revision = answer.revision;
             return Ok(Claim { revision });
         }
-        found = answer.found.into_iter().next().flatten();
+        let mut looked = answer.found.into_iter();
+        found = looked.next().flatten();
+        if looked.next().flatten().is_some() {
+            let prefix = prefix.to_string();
+            return Err(Error::OfCluster { prefix });
+        }
     }
     Err(Error::Damaged {
         key,

@@ -197,6 +197,28 @@ fn an_etcd_that_lost_its_data() {
     }
 }
 
+/// A prefix with a cluster is not for one daemon.
+#[test]
+fn a_cluster_is_no_store() {
+    let Some(program) = program("a_cluster_is_no_store") else {
+        return;
+    };
+    let members = Members::start(program, 1, &[]);
+    let key = prefix("lab").meta();
+    let runtime = runtime();
+    runtime.block_on(async {
+        let put = Txn::default().put(&key, b"{}".to_vec());
+        let client = client(&members.endpoints());
+        client.transact(put, Copies::One).await.expect("it is put");
+    });
+    let store = EtcdStore::open(&members.endpoints(), prefix("lab"), None).expect("it opens");
+    let refused = runtime.block_on(store.claim(&node(1, 1), Before::default()));
+    let Err(error @ Error::OfCluster { .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(error.to_string().contains("choose another prefix"));
+}
+
 /// Old revisions go, recent ones stay.
 #[test]
 fn own_changes_lead_to_a_compaction() {
