@@ -71,7 +71,7 @@ fn a_trim_wakes_a_write_to_a_full_pool() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         assert_eq!(pool.status().full_percent, 95);
-        super::rig::block_on(pool.news().notified());
+        rig::block_on(pool.news().notified());
         // Reads and writes in place go on meanwhile.
         assert_eq!(host.write(16, 16, 4), Status::Ok);
         assert_eq!(host.read(0, 1).1[0], 2);
