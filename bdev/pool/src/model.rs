@@ -47,11 +47,11 @@ pub enum Command {
     Inflate {
         lvol: Uuid,
     },
-    /// Copies what the volume shares with its parent; the grandparent becomes its parent.
+    /// Copies the units that the volume shares with its parent; the grandparent becomes its parent.
     Decouple {
         lvol: Uuid,
     },
-    /// Makes a thin volume a clone of a snapshot of its size, with what it owns on top. No queue of
+    /// Makes a thin volume a clone of a snapshot of its size, with its own units on top. No queue of
     /// the volume may be open.
     SetParent {
         lvol: Uuid,

@@ -96,7 +96,7 @@ pub enum Request {
     Decouple {
         version: VersionId,
     },
-    /// Makes a thin volume a clone of a snapshot of its size, with the granules that it owns on top.
+    /// Makes a thin volume a clone of a snapshot of its size, with its own granules on top.
     /// No host may use the volume.
     SetParent {
         version: VersionId,

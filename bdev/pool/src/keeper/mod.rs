@@ -53,8 +53,8 @@ pub(crate) const FULL_WAIT: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(5)
 };
-/// Once the pool is full for so long, writes that wait in vain fail for good. Linux without multipath
-/// repeats a command five times, and then reports an I/O error instead of ENOSPC.
+/// Once the pool is full for so long, writes that wait in vain fail for good. Linux without
+/// multipath repeats a command five times, and then reports an I/O error instead of ENOSPC.
 const FULL_PATIENCE: Duration = if cfg!(test) {
     Duration::from_secs(1)
 } else {

@@ -50,7 +50,7 @@ fn a_volume_is_decoupled_in_use() {
     rig::check(&pool);
 }
 
-/// What a volume owns lies over its new parent, for the queue that is open already, too.
+/// A volume's own units lie over its new parent, for the queue that is open already, too.
 #[test]
 fn a_volume_shows_its_new_parent() {
     let home = Home::with_disk(64);

@@ -11,7 +11,7 @@ impl Store {
     /// True when records of a feature may be appended. If not, two roots will name it.
     pub(super) fn may_use(&mut self, feature: Feature) -> bool {
         let bit = feature as u64;
-        if self.named_features & bit != 0 || Mutation::FeatureUnnamed.is_active() {
+        if self.next_root.named & bit != 0 || Mutation::FeatureUnnamed.is_active() {
             return true;
         }
         if self.next_root.features & bit == 0 {
@@ -23,8 +23,8 @@ impl Store {
 
     /// A root is durable: notes the features that it and the root before name.
     pub(super) fn advance_features(&mut self, before: &Superblock) {
-        self.named_features = before.required & self.superblock.required;
-        self.next_root.features &= !self.named_features;
+        self.next_root.named = before.required & self.superblock.required;
+        self.next_root.features &= !self.next_root.named;
         if self.next_root.features != 0 {
             self.want_root();
         }

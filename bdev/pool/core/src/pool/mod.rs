@@ -173,7 +173,6 @@ impl Pool {
             held: false,
             has_news: true,
             has_root: false,
-            named_features: 0,
             wants_checkpoint: true,
             has_changes: true,
             changes: None,

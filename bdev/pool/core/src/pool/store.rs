@@ -29,6 +29,8 @@ pub(super) struct NextRoot {
     pub naming: Option<(Token, String)>,
     /// Features that the pool is about to use.
     pub features: u64,
+    /// Features that the last two roots name: a recovery finds no root without them.
+    pub named: u64,
 }
 
 impl NextRoot {
@@ -68,8 +70,6 @@ pub(super) struct Store {
     pub has_news: bool,
     /// A root of this import is on the disk.
     pub has_root: bool,
-    /// Features that the last two roots name: a recovery finds no root without them.
-    pub named_features: u64,
     pub wants_checkpoint: bool,
     /// Something changed since the last image.
     pub has_changes: bool,
