@@ -51,8 +51,8 @@ pub enum Command {
     Decouple {
         lvol: Uuid,
     },
-    /// Makes a thin volume a clone of a snapshot of its size, with its own units on top. No queue of
-    /// the volume may be open.
+    /// Makes a thin volume a clone of a snapshot of its size, with its own units on top. No queue
+    /// of the volume may be open.
     SetParent {
         lvol: Uuid,
         snapshot: Uuid,
