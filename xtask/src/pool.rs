@@ -46,7 +46,7 @@ impl Seeds {
     }
 }
 
-pub fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
+pub(crate) fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
     let seeds = Seeds::parse(arguments)?;
     let mut cargo = setup::cargo();
     cargo

@@ -206,7 +206,7 @@ fn a_volume_in_etcd_survives_kill_9() {
     load.drain();
     load.check_all("after all");
     verify_bytes(&mut daemon, SIZE - MIB);
-    // An orderly end does not wait for etcd. The end is not in the record: the volume is reconciled.
+    // An orderly end does not wait for etcd. The record lacks it, so the volume is reconciled.
     etcd.kill();
     let began = Instant::now();
     daemon.stop();

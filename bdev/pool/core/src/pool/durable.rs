@@ -106,14 +106,6 @@ impl Durable {
 }
 
 impl Pool {
-    /// Answers the request later.
-    pub(super) fn answer_when(&mut self, token: Token, lsn: Lsn, until: Until, answer: Answer) {
-        if until == Until::Settled {
-            self.store.settle.want(lsn);
-        }
-        self.durable.wait(token, lsn, until, answer);
-    }
-
     pub(super) fn answer_durable(&mut self) {
         let (logged, settled) = (self.store.log.complete(), self.store.settle.settled());
         let ended = self.store.grace.ended();

@@ -335,8 +335,7 @@ impl Pool {
 
     /// Free units, and those that thick volumes and the reserve keep.
     pub fn free_units(&self) -> (u64, u64) {
-        let kept = self.store.superblock.reserve_units + self.store.state.guaranteed();
-        (self.store.space.free(), kept)
+        self.store.free_units()
     }
 
     /// One round: answers and records that became possible, then log pages, then upkeep.

@@ -6,16 +6,17 @@
 //! | set parent | PREPARE, then a copy of each place that the volume owns | ADOPT |
 //! | read-only | records in flight end, as for a snapshot | READONLY |
 
+use super::Attempt;
 use super::durable::Until;
 use super::jobs::Work;
-use super::{Attempt, Pool};
+use super::requests::Changes;
 use crate::format::record::Record;
 use crate::format::superblock::Feature;
 use crate::ids::{Token, VersionId};
 use crate::interface::{Answer, Refusal};
 use crate::mutation::Mutation;
 
-impl Pool {
+impl Changes<'_> {
     pub(super) fn attempt_decouple(
         &mut self,
         token: Token,
@@ -130,7 +131,8 @@ impl Pool {
             }
             let last = self.store.log.next_lsn() - 1;
             let epoch = self.store.grace.ended();
-            self.answer_when(token, last, Until::Cut { epoch }, Answer::Done);
+            self.durable
+                .wait(token, last, Until::Cut { epoch }, Answer::Done);
             self.store.has_news = true;
             return Ok(Attempt::Begun);
         }

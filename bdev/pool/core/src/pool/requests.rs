@@ -1,13 +1,29 @@
 //! Requests other than writes: their checks and their records.
 
-use super::durable::Until;
-use super::jobs::Work;
+use super::deletion::Deletion;
+use super::discards::Discards;
+use super::durable::{Durable, Until};
+use super::jobs::{Jobs, Work};
+use super::store::Store;
+use super::writes::Writes;
 use super::{Attempt, Pool, Purpose};
 use crate::format::record::{Cut, Identity, MAX_SNAPSHOTS, Record};
 use crate::ids::{Token, VersionId};
 use crate::interface::{Answer, Refusal, Request};
 
 impl Pool {
+    /// The parts that requests about versions change.
+    pub(super) fn changes(&mut self) -> Changes<'_> {
+        Changes {
+            store: &mut self.store,
+            writes: &self.writes,
+            durable: &mut self.durable,
+            deletion: &mut self.deletion,
+            discards: &self.discards,
+            jobs: &mut self.jobs,
+        }
+    }
+
     pub(super) fn attempt(&mut self, token: Token, request: &Request) -> Attempt {
         if !self.store.has_root {
             return Attempt::Wait;
@@ -26,27 +42,39 @@ impl Pool {
                 version,
                 first,
                 granules,
-            } => self.attempt_unmap(token, *version, *first, *granules),
+            } => self
+                .changes()
+                .attempt_unmap(token, *version, *first, *granules),
             Request::Create {
                 identity,
                 units,
                 thick,
-            } => self.attempt_create(token, identity, *units, *thick),
-            Request::Snapshot(cuts) => self.attempt_snapshot(token, cuts),
+            } => self
+                .changes()
+                .attempt_create(token, identity, *units, *thick),
+            Request::Snapshot(cuts) => self.changes().attempt_snapshot(token, cuts),
             Request::Clone {
                 source,
                 identity,
                 thick,
-            } => self.attempt_clone(token, *source, identity, *thick),
-            Request::Resize { version, units } => self.attempt_resize(token, *version, *units),
-            Request::Rename { version, name } => self.attempt_rename(token, *version, name),
-            Request::Restore { version, source } => self.attempt_restore(token, *version, *source),
-            Request::Inflate { version } => self.attempt_inflate(token, *version),
-            Request::Decouple { version } => self.attempt_decouple(token, *version),
-            Request::SetParent { version, source } => {
-                self.attempt_set_parent(token, *version, *source)
+            } => self
+                .changes()
+                .attempt_clone(token, *source, identity, *thick),
+            Request::Resize { version, units } => {
+                self.changes().attempt_resize(token, *version, *units)
             }
-            Request::ReadOnly { version } => self.attempt_read_only(token, *version),
+            Request::Rename { version, name } => {
+                self.changes().attempt_rename(token, *version, name)
+            }
+            Request::Restore { version, source } => {
+                self.changes().attempt_restore(token, *version, *source)
+            }
+            Request::Inflate { version } => self.changes().attempt_inflate(token, *version),
+            Request::Decouple { version } => self.changes().attempt_decouple(token, *version),
+            Request::SetParent { version, source } => {
+                self.changes().attempt_set_parent(token, *version, *source)
+            }
+            Request::ReadOnly { version } => self.changes().attempt_read_only(token, *version),
             Request::Copy {
                 version,
                 from,
@@ -58,12 +86,39 @@ impl Pool {
             Request::RenamePool { name } => self.store.attempt_name(token, name),
             Request::Check => return self.attempt_check(token),
             Request::Export => Ok(self.attempt_export(token)),
-            Request::Delete { version } => self.attempt_delete(token, *version),
-            Request::Clear { version, place } => self.attempt_clear(token, *version, *place),
+            Request::Delete { version } => self.changes().attempt_delete(token, *version),
+            Request::Clear { version, place } => {
+                self.changes().attempt_clear(token, *version, *place)
+            }
         };
         outcome.unwrap_or_else(Attempt::Refused)
     }
 
+    /// Closes the pool when nothing else is in it. A check ends without a report.
+    fn attempt_export(&mut self, token: Token) -> Attempt {
+        self.checking.stop();
+        let is_quiet = self.writes.is_idle() && self.durable.is_empty() && self.jobs.is_empty();
+        let has_root = self.store.next_root.is_empty();
+        if !is_quiet || !has_root || !self.checking.is_idle() {
+            return Attempt::Wait;
+        }
+        self.store.exporting = Some(token);
+        self.store.want_root();
+        Attempt::Begun
+    }
+}
+
+/// The parts of a pool that requests about versions change.
+pub(super) struct Changes<'a> {
+    pub store: &'a mut Store,
+    pub writes: &'a Writes,
+    pub durable: &'a mut Durable,
+    pub deletion: &'a mut Deletion,
+    pub discards: &'a Discards,
+    pub jobs: &'a mut Jobs,
+}
+
+impl Changes<'_> {
     /// Appends and applies a record that was checked, if the log takes it.
     pub(super) fn change(
         &mut self,
@@ -77,7 +132,10 @@ impl Pool {
         }
         let lsn = self.store.append(record);
         self.store.apply(lsn, record);
-        self.answer_when(token, lsn, until, answer);
+        if until == Until::Settled {
+            self.store.settle.want(lsn);
+        }
+        self.durable.wait(token, lsn, until, answer);
         Attempt::Begun
     }
 
@@ -326,19 +384,6 @@ impl Pool {
         Ok(Attempt::Begun)
     }
 
-    /// Closes the pool when nothing else is in it. A check ends without a report.
-    fn attempt_export(&mut self, token: Token) -> Attempt {
-        self.checking.stop();
-        let is_quiet = self.writes.is_idle() && self.durable.is_empty() && self.jobs.is_empty();
-        let has_root = self.store.next_root.is_empty();
-        if !is_quiet || !has_root || !self.checking.is_idle() {
-            return Attempt::Wait;
-        }
-        self.store.exporting = Some(token);
-        self.store.want_root();
-        Attempt::Begun
-    }
-
     fn attempt_clear(
         &mut self,
         token: Token,
@@ -364,7 +409,7 @@ impl Pool {
 
     /// Checks that the pool can promise so many units more.
     fn check_guarantee(&mut self, units: u64) -> Result<(), Refusal> {
-        let (free, kept) = self.free_units();
+        let (free, kept) = self.store.free_units();
         if units > 0 && free < kept + units {
             self.store.settle.want(self.store.log.next_lsn() - 1);
             return Err(Refusal::NoSpace {

@@ -78,6 +78,12 @@ pub(super) struct Store {
 }
 
 impl Store {
+    /// Free units, and those that thick volumes and the reserve keep.
+    pub(super) fn free_units(&self) -> (u64, u64) {
+        let kept = self.superblock.reserve_units + self.state.guaranteed();
+        (self.space.free(), kept)
+    }
+
     pub(super) fn answer(&mut self, token: Token, result: Result<Answer, Refusal>) {
         if token >= OWN_TOKENS {
             self.has_news = true;

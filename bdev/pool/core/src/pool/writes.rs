@@ -576,7 +576,7 @@ impl Pool {
         unit.ok_or_else(|| {
             self.store.settle.want(self.store.log.next_lsn() - 1);
             Refusal::NoSpace {
-                returning: self.is_space_returning(),
+                returning: self.changes().is_space_returning(),
             }
         })
     }
