@@ -70,7 +70,8 @@ PYTHON
     until_true 120 eval '! kill -0 $MACHINE'
 }
 load() { "$NACRE" perf "$VOLUME" --rw "$1" "${@:2}"; }
-console_says() { grep -aE "$2" "$1"; }
+# The screen is drawn anew every 15 s, and before that in pieces.
+console_says() { until_true 60 grep -aqE "$2" "$1"; }
 
 check "no host key, no random seed, no private key" none_matches '^/etc/ssh/ssh_host_|/random-seed$|/credential\.secret$|_(rsa|ed25519)$|\.key$|^/root/\.|^/etc/ssl/private/'
 check "no logs, no caches" none_matches '^/var/(log|cache|tmp)/.|^/var/lib/apt/lists/.'

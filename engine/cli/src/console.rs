@@ -20,6 +20,8 @@ use nacre_engine_appliance::slots::{Slot, SlotState};
 use nacre_engine_appliance::{network, reset, slots, status};
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{self, Event};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{Clear, ClearType, size};
 use ratatui::layout::Rect;
 use ratatui::{Terminal, TerminalOptions, Viewport};
 use serde_json::Value;
@@ -45,7 +47,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Longest time for a program of systemd.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The kernel and systemd write on the same terminal: draw everything again.
-const REDRAW: Duration = Duration::from_secs(60);
+const REDRAW: Duration = Duration::from_secs(15);
 /// Longest time until a key or an update is shown.
 const TICK: Duration = Duration::from_millis(100);
 /// A serial line does not know its size.
@@ -69,46 +71,48 @@ pub(crate) fn run(args: ConsoleArgs) -> Result<(), Failure> {
     let (orders, ordered) = sync_channel(1);
     let (updates, updated) = sync_channel(4);
     std::thread::spawn(move || work(&connection, &ordered, &updates));
-    let mut terminal = ratatui::try_init()?;
-    if ratatui::crossterm::terminal::size().is_ok_and(|(width, height)| width == 0 || height == 0) {
-        let options = TerminalOptions {
-            viewport: Viewport::Fixed(SERIAL),
-        };
-        terminal = Terminal::with_options(CrosstermBackend::new(io::stdout()), options)?;
-    }
-    let outcome = show(&mut terminal, &orders, &updated);
+    drop(ratatui::try_init()?);
+    let outcome = show(&orders, &updated);
     ratatui::restore();
     outcome
 }
 
 /// Draws until the worker ends, which it does not.
-fn show(
-    terminal: &mut Terminal<CrosstermBackend<Stdout>>,
-    orders: &SyncSender<Action>,
-    updated: &Receiver<Update>,
-) -> Result<(), Failure> {
+fn show(orders: &SyncSender<Action>, updated: &Receiver<Update>) -> Result<(), Failure> {
     let mut app = App::default();
-    let mut cleared = Instant::now();
+    let mut terminal = cleared()?;
+    let mut cleared_at = Instant::now();
+    let mut stale = true;
     loop {
-        if cleared.elapsed() > REDRAW {
-            terminal.clear()?;
-            cleared = Instant::now();
+        if cleared_at.elapsed() > REDRAW {
+            terminal = cleared()?;
+            cleared_at = Instant::now();
+            stale = true;
         }
-        terminal.draw(|frame| draw(frame, &app))?;
+        // An unchanged screen still costs escape sequences, on a slow line.
+        if std::mem::take(&mut stale) {
+            terminal.draw(|frame| draw(frame, &app))?;
+        }
         if event::poll(TICK)? {
             match event::read()? {
                 Event::Key(key) => {
+                    stale = true;
                     if let Some(action) = app.on_key(key) {
                         // The worker takes one order at a time, and the screen gives one.
                         orders.try_send(action).map_err(anyhow::Error::from)?;
                     }
                 }
-                Event::Resize(..) => terminal.clear()?,
+                Event::Resize(..) => {
+                    terminal = cleared()?;
+                    stale = true;
+                }
                 _ => {}
             }
         }
         loop {
-            match updated.try_recv() {
+            let update = updated.try_recv();
+            stale |= update.is_ok();
+            match update {
                 Ok(Update::Facts(facts)) => app.on_facts(*facts),
                 Ok(Update::Done(message)) => app.on_done(message),
                 Err(TryRecvError::Empty) => break,
@@ -120,6 +124,21 @@ fn show(
             }
         }
     }
+}
+
+/// A terminal on an empty screen. ratatui's own clearing asks the terminal for its cursor, and a
+/// serial line without a terminal does not answer. The kernel's terminal has no second screen, so
+/// messages of the boot are still there.
+fn cleared() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
+    execute!(io::stdout(), Clear(ClearType::All))?;
+    let area = match size() {
+        Ok((width, height)) if width > 0 && height > 0 => Rect::new(0, 0, width, height),
+        _ => SERIAL,
+    };
+    let options = TerminalOptions {
+        viewport: Viewport::Fixed(area),
+    };
+    Terminal::with_options(CrosstermBackend::new(io::stdout()), options)
 }
 
 fn work(connection: &Connection, ordered: &Receiver<Action>, updates: &SyncSender<Update>) {

@@ -19,7 +19,7 @@ fn facts() -> Facts {
                 json!([{ "name": "a", "state": "healthy" }, { "name": "b", "state": "degraded" }]),
             ),
             web: Some(json!({
-                "listen": ["https://0.0.0.0:8443"], "fingerprint": fingerprint.join(":"), "setup": true,
+                "listen": ["https://0.0.0.0:8443"], "fingerprint": format!("SHA256:{}", fingerprint.join(":")), "setup": true,
                 "setup_code": "ABCD2345",
             })),
             listeners: (0..6)
@@ -71,7 +71,7 @@ fn the_overview() {
       addresses     enp0s2 10.0.2.15/24
                     enp0s2 fd00::2/64
       page          https://10.0.2.15:8443
-      certificate   00:01:02:03:04:05:06:07:08:09:0A:0B:0C:0D:0E:0F:
+      certificate   SHA256:00:01:02:03:04:05:06:07:08:09:0A:0B:0C:0D:0E:0F:
                     10:11:12:13:14:15:16:17:18:19:1A:1B:1C:1D:1E:1F
       set-up code   ABCD2345
 

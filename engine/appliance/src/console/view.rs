@@ -140,11 +140,12 @@ fn page(lines: &mut Vec<Line<'static>>, answers: &Answers, facts: &Facts) {
     }
     rows(lines, "page", &urls);
     if let Some(fingerprint) = web["fingerprint"].as_str() {
-        // Its 95 letters need two lines.
-        let middle = fingerprint.len().min(48);
-        let (first, second) = fingerprint
-            .split_at_checked(middle)
-            .unwrap_or((fingerprint, ""));
+        // Two lines, each with whole bytes.
+        let bytes = fingerprint.strip_prefix("SHA256:").unwrap_or(fingerprint);
+        let half = (fingerprint.len() - bytes.len() / 2).saturating_sub(1);
+        let colon = fingerprint.get(half..).and_then(|rest| rest.find(':'));
+        let middle = colon.map_or(fingerprint.len(), |colon| half + colon + 1);
+        let (first, second) = fingerprint.split_at(middle);
         lines.push(row("certificate", first.to_owned()));
         if !second.is_empty() {
             lines.push(row("", second.to_owned()));
