@@ -99,9 +99,10 @@ fn of_nodes(numa_mb: &[u64], reactors: &[Option<u32>]) -> Result<Vec<u64>, Plane
             (_, 0) => {
                 let nodes: BTreeSet<u32> = reactors.iter().flatten().copied().collect();
                 let nodes: Vec<String> = nodes.iter().map(u32::to_string).collect();
-                let nodes = match nodes.is_empty() {
-                    true => "none".into(),
-                    false => nodes.join(", "),
+                let nodes = if nodes.is_empty() {
+                    "none".into()
+                } else {
+                    nodes.join(", ")
                 };
                 Err(PlaneError::NoReactor { node, nodes })
             }
