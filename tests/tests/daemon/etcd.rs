@@ -1,14 +1,11 @@
 //! Volumes whose store is a real etcd: Debian's, or `NACRE_TEST_ETCD` names it. Without it, these
 //! tests are skipped aloud.
 
-use std::io::Write;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nacre_cluster_etcd_members::{Members, program};
 use nacre_random::Random;
-use nacre_tests::daemon::{Daemon, Place, free_address};
+use nacre_tests::daemon::{Daemon, Place};
 use nacre_tests::seed;
 use serde_json::json;
 
@@ -20,82 +17,16 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 48 * MIB;
 const REPLICAS: [&str; 3] = ["a", "b", "c"];
 
-/// One member on loopback, with its data in a temporary folder.
-struct Etcd {
-    program: PathBuf,
-    dir: tempfile::TempDir,
-    client: SocketAddr,
-    peer: SocketAddr,
-    process: Option<Child>,
+/// One member of etcd. `None`, said aloud: there is no etcd.
+fn etcd(test: &str) -> Option<Members> {
+    Some(Members::start(program(test)?, 1, &[]))
 }
 
-impl Etcd {
-    /// `None`, said aloud: there is no etcd.
-    fn start(test: &str) -> Option<Self> {
-        let named = std::env::var_os("NACRE_TEST_ETCD").map(PathBuf::from);
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut places = std::env::split_paths(&path).map(|dir| dir.join("etcd"));
-        let Some(program) = named.or_else(|| places.find(|place| place.is_file())) else {
-            // The harness captures only the print macros.
-            let text = "no etcd (apt-get install etcd-server, or name one in NACRE_TEST_ETCD)";
-            let _ = writeln!(std::io::stderr().lock(), "SKIPPED: {test}: {text}");
-            return None;
-        };
-        let mut etcd = Self {
-            program,
-            dir: tempfile::tempdir().expect("a folder"),
-            client: free_address("127.0.0.1"),
-            peer: free_address("127.0.0.1"),
-            process: None,
-        };
-        etcd.run();
-        Some(etcd)
-    }
-
-    /// Starts the member, with the data that it has.
-    fn run(&mut self) {
-        let (client, peer) = (self.url(), format!("http://{}", self.peer));
-        let log = std::fs::File::create(self.dir.path().join("log")).expect("a log");
-        let child = Command::new(&self.program)
-            .args(["--name", "m", "--data-dir"])
-            .arg(self.dir.path().join("m"))
-            .args(["--listen-client-urls", &client])
-            .args(["--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer])
-            .args(["--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("m={peer}")])
-            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn();
-        self.process = Some(child.expect("etcd starts"));
-    }
-
-    fn url(&self) -> String {
-        format!("http://{}", self.client)
-    }
-
-    /// As `kill -9`.
-    fn kill(&mut self) {
-        if let Some(mut child) = self.process.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-
-    fn place(&self, prefix: &str) -> Place {
-        Place::new()
-            .on_cores(2)
-            .with("NACRE_STORE_ENDPOINTS", self.url())
-            .with("NACRE_STORE_PREFIX", prefix)
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        self.kill();
-    }
+fn stored(etcd: &Members, prefix: &str) -> Place {
+    Place::new()
+        .on_cores(2)
+        .with("NACRE_STORE_ENDPOINTS", &etcd.endpoints().urls[0])
+        .with("NACRE_STORE_PREFIX", prefix)
 }
 
 /// Makes volume "v" on three files.
@@ -146,12 +77,12 @@ fn refused(place: &Place) -> String {
 #[test]
 fn a_volume_in_etcd_survives_kill_9() {
     const NAME: &str = "a_volume_in_etcd_survives_kill_9";
-    let Some(mut etcd) = Etcd::start(NAME) else {
+    let Some(mut etcd) = etcd(NAME) else {
         return;
     };
     let mut rng = seed::announced(NAME);
     // So that the daemon notices in time that etcd is away.
-    let place = etcd.place("lab").with("NACRE_STORE_DEADLINE_MS", "1000");
+    let place = stored(&etcd, "lab").with("NACRE_STORE_DEADLINE_MS", "1000");
     let (mut daemon, mut load) = loaded(&place, &mut rng);
     assert!(!place.path("data/volumes.redb").exists());
     load.run(300);
@@ -162,13 +93,13 @@ fn a_volume_in_etcd_survives_kill_9() {
             if !etcd_is_away {
                 return place.start();
             }
-            etcd.kill();
+            etcd.kill(0);
             let starting = place.spawn();
             until_logged(&starting, "the start waits for the volume store");
             // A signal ends a start that waits.
             starting.stop();
             let starting = place.spawn();
-            etcd.run();
+            etcd.run_all();
             let mut daemon = starting;
             let mut client = daemon.connect();
             let ready = client.call_by_name("framework_wait_init", serde_json::Value::Null);
@@ -181,7 +112,7 @@ fn a_volume_in_etcd_survives_kill_9() {
     }
 
     // No state changes: I/O goes on without etcd.
-    etcd.kill();
+    etcd.kill(0);
     load.run(300);
     // A replica is lost: its volume waits, and loses nothing. The deletion of the device waits,
     // too.
@@ -189,7 +120,7 @@ fn a_volume_in_etcd_survives_kill_9() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_secs(6));
-                etcd.run();
+                etcd.run_all();
             });
             daemon.call("bdev_uring_delete", json!({ "name": "b" }));
         });
@@ -207,12 +138,12 @@ fn a_volume_in_etcd_survives_kill_9() {
     load.check_all("after all");
     verify_bytes(&mut daemon, SIZE - MIB);
     // An orderly end does not wait for etcd. The record lacks it, so the volume is reconciled.
-    etcd.kill();
+    etcd.kill(0);
     let began = Instant::now();
     daemon.stop();
     let took = began.elapsed();
     assert!(took < Duration::from_secs(30), "{took:?}");
-    etcd.run();
+    etcd.run_all();
     let mut daemon = place.start();
     healthy(&mut daemon);
     let opened = events(&mut daemon, "volume_open");
@@ -229,13 +160,13 @@ fn a_volume_in_etcd_survives_kill_9() {
 /// the same prefix while the first one runs; then with the claim that the refusal names.
 #[test]
 fn a_prefix_in_use_is_refused() {
-    let Some(etcd) = Etcd::start("a_prefix_in_use_is_refused") else {
+    let Some(etcd) = etcd("a_prefix_in_use_is_refused") else {
         return;
     };
-    let place = etcd.place("lab");
+    let place = stored(&etcd, "lab");
     let mut daemon = place.start();
     create(&mut daemon);
-    let second = etcd.place("lab");
+    let second = stored(&etcd, "lab");
     let said = refused(&second);
     assert!(said.contains("belongs to another daemon"), "{said}");
     let (_, claim) = said.split_once("take_over = \"").expect("a remedy");
@@ -256,14 +187,14 @@ fn a_prefix_in_use_is_refused() {
 /// appears, changes its prefix, and disappears; etcd is replaced by an empty one.
 #[test]
 fn volumes_move_to_etcd() {
-    let Some(mut etcd) = Etcd::start("volumes_move_to_etcd") else {
+    let Some(mut etcd) = etcd("volumes_move_to_etcd") else {
         return;
     };
     let place = Place::new().on_cores(2);
     let mut daemon = place.start();
     create(&mut daemon);
     daemon.stop();
-    let url = etcd.url();
+    let url = etcd.endpoints().urls.remove(0);
     let configured = |prefix: &str, place: Place| {
         place
             .with("NACRE_STORE_ENDPOINTS", &url)
@@ -286,9 +217,9 @@ fn volumes_move_to_etcd() {
     let said = refused(&place);
     assert!(said.contains("has no [store]"), "{said}");
     let place = configured("lab", place);
-    etcd.kill();
-    std::fs::remove_dir_all(etcd.dir.path().join("m")).expect("removed");
-    etcd.run();
+    etcd.kill(0);
+    std::fs::remove_dir_all(etcd.dir().join("m0")).expect("removed");
+    etcd.run_all();
     let said = refused(&place);
     assert!(said.contains("has lost its data"), "{said}");
 }

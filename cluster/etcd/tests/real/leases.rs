@@ -11,8 +11,8 @@ use nacre_cluster_core::{
 use nacre_cluster_etcd::{NodeLeases, Outcome};
 use uuid::Uuid;
 
-use crate::members::{Members, program};
 use crate::{client, prefix, runtime};
+use nacre_cluster_etcd_members::{Members, program};
 
 fn node(number: u128) -> NodeId {
     NodeId(Uuid::from_u128(number))

@@ -2,7 +2,6 @@
 //! starts members of Debian's etcd on loopback; without the program, the tests are skipped aloud.
 
 mod leases;
-mod members;
 mod owners;
 mod users;
 mod watches;
@@ -15,8 +14,7 @@ use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::store::suite::{Subject, block_on, record, run};
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
 use nacre_cluster_etcd::{Before, Client, Copies, Endpoints, Error, EtcdStore, Node, Prefix, Txn};
-
-use members::{DEADLINE, Members, program};
+use nacre_cluster_etcd_members::{DEADLINE, Members, program};
 
 fn prefix(name: &str) -> Prefix {
     Prefix::new(name).expect("a valid name")

@@ -9,8 +9,8 @@ use nacre_cluster_etcd::{
 };
 use uuid::Uuid;
 
-use crate::members::{DEADLINE, Members, program};
 use crate::{client, next, prefix, runtime, settled};
+use nacre_cluster_etcd_members::{DEADLINE, Members, program};
 
 pub(crate) fn node(id: u128, machine: u128) -> Node {
     Node {

@@ -7,9 +7,9 @@ use nacre_bdev_replica::store::suite::{block_on, record};
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
 use nacre_cluster_etcd::{Before, Credentials, Endpoints, Error, EtcdStore, Update, Watch};
 
-use crate::members::{Members, program};
 use crate::owners::node;
 use crate::{client, next, prefix, runtime, settled};
+use nacre_cluster_etcd_members::{Members, program};
 
 /// Calls etcd's JSON interface: the client has no methods of administration.
 fn admin(url: &str, path: &str, token: &str, body: &str) -> String {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use nacre_cluster_etcd::{Client, Copies, Txn, Update, Watch};
 use tokio::time::timeout;
 
-use crate::members::{DEADLINE, Members, program};
 use crate::{client, runtime};
+use nacre_cluster_etcd_members::{DEADLINE, Members, program};
 
 /// Writes a value of its own. It compares, so several copies of it write once.
 async fn put(client: &Client, key: &str, value: &str) -> i64 {

@@ -146,7 +146,7 @@ fn etcd_is_away() {
         assert!(gap < Duration::from_millis(500), "{gap:?}");
         assert!(lab.is_served_now(*id));
     }
-    lab.etcd.run();
+    lab.etcd.run_all();
     std::thread::sleep(2 * LEASE);
     lab.settle();
     for (id, before) in lab.volumes.iter().zip(&before) {
@@ -291,7 +291,7 @@ fn a_start_without_etcd() {
         let waits = |said: String| said.starts_with("Joining") && said.contains("Unanswered");
         lab.nodes.iter().all(|process| waits(process.said()))
     });
-    lab.etcd.run();
+    lab.etcd.run_all();
     lab.settle();
     lab.check();
 }

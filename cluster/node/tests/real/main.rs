@@ -4,7 +4,6 @@
 
 mod cases;
 mod fake;
-mod members;
 mod operators;
 mod process;
 
@@ -14,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use nacre_cluster_core::{BootTime, NodeId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, Txn};
+use nacre_cluster_etcd_members::{Members, program};
 use nacre_cluster_node::{Cluster, NodeStatus, Operator, Status, clock};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use fake::{Served, served};
-use members::Members;
 use process::{Process, Start, prefix};
 
 /// Longest wait of a test for a state.
@@ -72,10 +71,9 @@ impl Lab {
     }
 
     fn without_nodes(test: &str, members: usize, arguments: &[&str]) -> Option<Self> {
-        let program = members::program(test)?;
+        let program = program(test)?;
         let turn = TURN.lock();
-        let mut etcd = Members::new(program, members, arguments);
-        etcd.run();
+        let etcd = Members::start(program, members, arguments);
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_all().build();
         let runtime = runtime.expect("a runtime");

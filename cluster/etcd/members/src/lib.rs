@@ -1,4 +1,7 @@
-//! Members of an etcd cluster: processes on loopback, with their data in a temporary folder.
+//! Members of a real etcd cluster for tests: processes on loopback, with their data in a temporary
+//! folder. They panic where a test has to end.
+
+#![forbid(unsafe_code)]
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -11,10 +14,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Time limit of a request in these tests.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(8);
+pub const DEADLINE: Duration = Duration::from_secs(8);
 
 /// The program: `NACRE_TEST_ETCD` names it, or it is installed. `None`, said aloud: there is none.
-pub(crate) fn program(test: &str) -> Option<PathBuf> {
+pub fn program(test: &str) -> Option<PathBuf> {
     let named = std::env::var_os("NACRE_TEST_ETCD").map(PathBuf::from);
     let found = named.or_else(|| find("etcd"));
     if found.is_none() {
@@ -37,7 +40,7 @@ fn skip(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr().lock(), "SKIPPED: {test}: {why}");
 }
 
-pub(crate) struct Members {
+pub struct Members {
     program: PathBuf,
     dir: TempDir,
     /// Client port, peer port.
@@ -49,7 +52,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    pub(crate) fn start(program: PathBuf, count: usize, arguments: &[&str]) -> Self {
+    pub fn start(program: PathBuf, count: usize, arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         Self::start_in(dir, program, count, arguments, None)
     }
@@ -70,12 +73,12 @@ impl Members {
             scheme: if tls.is_some() { "https" } else { "http" },
             tls,
         };
-        (0..count).for_each(|index| members.run(index));
+        members.run_all();
         members
     }
 
     /// One member that demands certificates; `None`, said aloud: `openssl` is missing.
-    pub(crate) fn start_with_tls(test: &str, program: PathBuf) -> Option<(Self, Certificates)> {
+    pub fn start_with_tls(test: &str, program: PathBuf) -> Option<(Self, Certificates)> {
         let dir = tempfile::tempdir().expect("a folder");
         let Some(certificates) = Certificates::make(dir.path()) else {
             skip(test, "openssl is not installed (apt-get install openssl)");
@@ -97,8 +100,17 @@ impl Members {
         Some((members, certificates))
     }
 
+    /// Starts all members that do not run, with the data that they have.
+    pub fn run_all(&mut self) {
+        for index in 0..self.processes.len() {
+            if self.processes[index].is_none() {
+                self.run(index);
+            }
+        }
+    }
+
     /// Starts the member, with the data that it has.
-    pub(crate) fn run(&mut self, index: usize) {
+    pub fn run(&mut self, index: usize) {
         let peer = |index: usize| format!("http://127.0.0.1:{}", self.ports[index].1);
         let client = format!("{}://127.0.0.1:{}", self.scheme, self.ports[index].0);
         let all: Vec<String> = (0..self.ports.len())
@@ -124,7 +136,7 @@ impl Members {
         self.processes[index] = Some(child);
     }
 
-    pub(crate) fn endpoints(&self) -> Endpoints {
+    pub fn endpoints(&self) -> Endpoints {
         let url = |(client, _): &(u16, u16)| format!("{}://127.0.0.1:{client}", self.scheme);
         Endpoints {
             urls: self.ports.iter().map(url).collect(),
@@ -134,8 +146,13 @@ impl Members {
         }
     }
 
+    /// The folder with the members' data: `m0` and so on.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     /// As `kill -9`.
-    pub(crate) fn kill(&mut self, index: usize) {
+    pub fn kill(&mut self, index: usize) {
         if let Some(mut child) = self.processes[index].take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -143,11 +160,11 @@ impl Members {
     }
 
     /// The member is alive and silent, as behind a cut cable.
-    pub(crate) fn stop(&self, index: usize) {
+    pub fn stop(&self, index: usize) {
         self.signal(index, Signal::STOP);
     }
 
-    pub(crate) fn go_on(&self, index: usize) {
+    pub fn go_on(&self, index: usize) {
         self.signal(index, Signal::CONT);
     }
 
@@ -174,7 +191,7 @@ fn free_ports(count: usize) -> Vec<(u16, u16)> {
 }
 
 /// Two authorities, a certificate of the server, and one of a client by each authority.
-pub(crate) struct Certificates {
+pub struct Certificates {
     ca: Vec<u8>,
     other_ca: Vec<u8>,
     client: (Vec<u8>, Vec<u8>),
@@ -263,7 +280,7 @@ impl Certificates {
     }
 
     /// The certificates of a client: `client`, `other` (of another authority), or none.
-    pub(crate) fn tls(&self, identity: &str) -> Tls {
+    pub fn tls(&self, identity: &str) -> Tls {
         let identity = match identity {
             "client" => Some(self.client.clone()),
             "other" => Some(self.other.clone()),
@@ -274,7 +291,7 @@ impl Certificates {
     }
 
     /// A client that trusts another authority.
-    pub(crate) fn tls_of_other_ca(&self) -> Tls {
+    pub fn tls_of_other_ca(&self) -> Tls {
         Tls {
             ca: self.other_ca.clone(),
             identity: Some(self.client.clone()),
