@@ -378,12 +378,20 @@ impl Method<Engine> for InflateLvol {
     type Reply = LvolReply;
 
     async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
-        engine.settled().await;
-        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
-        let id = lvol.uuid();
-        pool.run(Command::Inflate { lvol: id }).await?;
-        refresh(&pool, &lvol).await
+        changed(&engine, &params.lvol, |lvol| Command::Inflate { lvol }).await
     }
+}
+
+/// Runs a command about a volume, and describes the volume as it is afterwards.
+async fn changed(
+    engine: &Rc<Engine>,
+    lvol: &str,
+    command: impl FnOnce(Uuid) -> Command,
+) -> Result<LvolReply, RpcError> {
+    engine.settled().await;
+    let (pool, lvol) = find_lvol(engine, "lvol", lvol)?;
+    pool.run(command(lvol.uuid())).await?;
+    refresh(&pool, &lvol).await
 }
 
 /// Takes over the present state of a volume, and describes it.
@@ -404,11 +412,7 @@ impl Method<Engine> for DecoupleLvol {
     type Reply = LvolReply;
 
     async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
-        engine.settled().await;
-        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
-        let id = lvol.uuid();
-        pool.run(Command::Decouple { lvol: id }).await?;
-        refresh(&pool, &lvol).await
+        changed(&engine, &params.lvol, |lvol| Command::Decouple { lvol }).await
     }
 }
 
@@ -457,11 +461,7 @@ impl Method<Engine> for SetReadOnly {
     type Reply = LvolReply;
 
     async fn apply(params: LvolParams, engine: Rc<Engine>) -> Result<LvolReply, RpcError> {
-        engine.settled().await;
-        let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
-        let id = lvol.uuid();
-        pool.run(Command::ReadOnly { lvol: id }).await?;
-        refresh(&pool, &lvol).await
+        changed(&engine, &params.lvol, |lvol| Command::ReadOnly { lvol }).await
     }
 }
 

@@ -451,12 +451,22 @@ impl Method<Engine> for Inflate {
     type Reply = bool;
 
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
-        let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
-        let inflated = pool.run(Command::Inflate { lvol: lvol.uuid() }).await;
-        inflated.map_err(coded(INVALID_PARAMS))?;
-        Ok(true)
+        change(&engine, &params.name, |lvol| Command::Inflate { lvol }).await
     }
+}
+
+/// Runs a command about an lvol, with SPDK's code for its errors.
+async fn change(
+    engine: &Rc<Engine>,
+    name: &str,
+    command: impl FnOnce(Uuid) -> Command,
+) -> Result<bool, RpcError> {
+    engine.settled().await;
+    let (pool, lvol) = find_lvol(engine, "name", name)?;
+    let changed = pool.run(command(lvol.uuid())).await;
+    changed.map_err(coded(INVALID_PARAMS))?;
+    lvols::refresh(&pool, &lvol).await?;
+    Ok(true)
 }
 
 struct DecoupleParent;
@@ -472,12 +482,7 @@ impl Method<Engine> for DecoupleParent {
     type Reply = bool;
 
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
-        let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
-        let decoupled = pool.run(Command::Decouple { lvol: lvol.uuid() }).await;
-        decoupled.map_err(coded(INVALID_PARAMS))?;
-        lvols::refresh(&pool, &lvol).await?;
-        Ok(true)
+        change(&engine, &params.name, |lvol| Command::Decouple { lvol }).await
     }
 }
 
@@ -529,12 +534,7 @@ impl Method<Engine> for SetReadOnly {
     type Reply = bool;
 
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        engine.settled().await;
-        let (pool, lvol) = find_lvol(&engine, "name", &params.name)?;
-        let ended = pool.run(Command::ReadOnly { lvol: lvol.uuid() }).await;
-        ended.map_err(coded(INVALID_PARAMS))?;
-        lvols::refresh(&pool, &lvol).await?;
-        Ok(true)
+        change(&engine, &params.name, |lvol| Command::ReadOnly { lvol }).await
     }
 }
 

@@ -357,13 +357,7 @@ impl Pool {
             self.store.settle.want(self.store.log.next_lsn() - 1);
             return Ok(Attempt::Wait);
         }
-        let write = Write {
-            version,
-            place,
-            granules: 0,
-            checksums: Vec::new(),
-            fua: false,
-        };
+        let write = copy_of(version, place);
         let unit = if is_switch {
             self.allocate_unit(&write)?
         } else {
@@ -409,13 +403,7 @@ impl Pool {
             .collect();
         let covered = owned.iter().fold(0, |set, part| set | part.granules);
         let third = below.to_copy(covered);
-        let write = Write {
-            version,
-            place,
-            granules: 0,
-            checksums: Vec::new(),
-            fua: false,
-        };
+        let write = copy_of(version, place);
         let unit = self.allocate_unit(&write)?;
         self.writes.occupy(version, place, u16::MAX, true);
         let mut reads: Vec<(u64, u16)> = owned
@@ -579,6 +567,17 @@ impl Pool {
                 returning: self.changes().is_space_returning(),
             }
         })
+    }
+}
+
+/// A write without data of a request: it copies a place.
+fn copy_of(version: VersionId, place: u64) -> Write {
+    Write {
+        version,
+        place,
+        granules: 0,
+        checksums: Vec::new(),
+        fua: false,
     }
 }
 
