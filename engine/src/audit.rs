@@ -21,6 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use nacre_engine_web::acts::Act;
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -113,7 +114,7 @@ struct Line {
     result: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Refused>,
-    /// Refused calls of the same client without lines of their own.
+    /// Refused calls, or acts on the page, of the same client without lines of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_out: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,23 +139,13 @@ impl AuditRecord {
         let params = redact::params(&Value::from((entry.params_schema)()), params);
         let named = OBJECTS.iter().find_map(|name| params.get(name)?.as_str());
         let mut line = Line {
-            time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
-            uid: None,
-            gids: Vec::new(),
-            certificate: None,
-            address: None,
-            account: None,
-            pid: None,
             program: caller.program.clone(),
             role: role.word(),
             class: entry.class.word(),
             method: entry.name,
             object: named.map(str::to_owned),
             params,
-            result: "started",
-            error: None,
-            left_out: None,
-            duration_ms: None,
+            ..Line::now()
         };
         match &caller.identity {
             Identity::Local(of) => {
@@ -201,18 +192,46 @@ impl AuditRecord {
         line.result = "done";
         if let Err(error) = outcome {
             line.result = "refused";
-            let facts = error.data.as_ref();
-            line.error = Some(Refused {
-                code: error.code,
-                message: redact::text(&error.message),
-                cause: facts.map(|facts| redact::text(&facts.cause)),
-            });
+            line.error = Some(Refused::of(error));
         }
         line
     }
 }
 
+impl Refused {
+    fn of(error: &RpcError) -> Self {
+        let facts = error.data.as_ref();
+        Self {
+            code: error.code,
+            message: redact::text(&error.message),
+            cause: facts.map(|facts| redact::text(&facts.cause)),
+        }
+    }
+}
+
 impl Line {
+    fn now() -> Self {
+        Self {
+            time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            uid: None,
+            gids: Vec::new(),
+            certificate: None,
+            address: None,
+            account: None,
+            pid: None,
+            program: String::new(),
+            role: "",
+            class: "",
+            method: "",
+            object: None,
+            params: Value::Null,
+            result: "started",
+            error: None,
+            left_out: None,
+            duration_ms: None,
+        }
+    }
+
     /// The client, for the limit of lines.
     fn who(&self) -> String {
         match (&self.certificate, &self.account, self.uid) {
@@ -310,6 +329,33 @@ impl AuditLog {
         if has_not_run || (is_lost && !runs_on) {
             self.end(record, outcome).await;
         }
+    }
+
+    /// Writes an act on the page. The number of lines is limited by account, and by address where an
+    /// act was refused: many sign-ins do not fill the file.
+    pub async fn act(&self, act: Act) {
+        let mut line = Line {
+            account: act.account,
+            address: Some(act.address.to_string()),
+            role: act.role.map_or("none", Role::word),
+            class: "page",
+            method: act.name,
+            result: "done",
+            ..Line::now()
+        };
+        let client = match &act.outcome {
+            Ok(()) => format!("page:{}", line.account.as_deref().unwrap_or_default()),
+            Err(error) => {
+                line.result = "refused";
+                line.error = Some(Refused::of(error));
+                format!("page:{}", act.address.ip())
+            }
+        };
+        let admitted = self.refusals.borrow_mut().admit(&client, Instant::now());
+        let Some(left_out) = admitted else { return };
+        line.left_out = Some(left_out).filter(|left_out| *left_out > 0);
+        // A failure was reported.
+        let _ = self.write(&line, false).await;
     }
 
     async fn write(&self, line: &Line, sync: bool) -> std::io::Result<()> {

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use nacre_engine_web::acts::Act;
 use serde_json::{Value, json};
 
 use super::AuditLog;
@@ -14,6 +15,7 @@ use crate::methods::testing::TestDaemon;
 use crate::rpc::Role;
 use crate::rpc::RpcError;
 use crate::rpc::access::{Caller, Credentials, Identity};
+use crate::rpc::error::Errno;
 
 struct Rig {
     daemon: TestDaemon,
@@ -363,6 +365,62 @@ fn the_account_of_a_user_of_the_page_is_written() {
         );
     }
     assert_eq!(lines.len(), 3, "{lines:?}");
+}
+
+/// Goal: acts on the page have lines, whose number is limited by account, and by address where they
+/// were refused.
+#[test]
+fn acts_on_the_page_are_written() {
+    let rig = Rig::new();
+    let act = |account: Option<&str>, outcome| {
+        let act = Act {
+            name: Act::SIGN_IN,
+            account: account.map(str::to_owned),
+            role: account.map(|_| Role::Viewer),
+            address: "192.0.2.7:9".parse().unwrap(),
+            outcome,
+        };
+        let audit = &rig.daemon.engine.calls.audit;
+        rig.daemon.run(audit.act(act));
+    };
+    let wrong = || Err(RpcError::errno(Errno::EACCES, "wrong name or password"));
+    act(None, wrong());
+    act(Some("bob"), Ok(()));
+    let lines = rig.lines();
+    let facts = |line: &Value| {
+        let of = |key: &str| line[key].as_str().unwrap_or("-").to_owned();
+        ["method", "class", "account", "address", "role", "result"].map(of)
+    };
+    assert_eq!(
+        [facts(&lines[0]), facts(&lines[1])],
+        [
+            [
+                "page_sign_in",
+                "page",
+                "-",
+                "192.0.2.7:9",
+                "none",
+                "refused"
+            ],
+            [
+                "page_sign_in",
+                "page",
+                "bob",
+                "192.0.2.7:9",
+                "viewer",
+                "done"
+            ],
+        ]
+    );
+    assert_eq!(lines[0]["error"]["cause"], "wrong name or password");
+    for _ in 0..super::refusals::BURST {
+        act(Some("ann"), wrong());
+        act(Some("bob"), Ok(()));
+    }
+    act(Some("cid"), Ok(()));
+    let lines = rig.lines();
+    assert_eq!(lines.len(), 2 * super::refusals::BURST as usize + 1);
+    assert_eq!(lines.last().unwrap()["account"], "cid");
 }
 
 /// Goal: a viewer cannot fill the files with calls that it may not make.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
+use nacre_engine_web::acts::{Act, Trail};
 use nacre_engine_web::certificate::{Certificate, CertificateError};
 use nacre_engine_web::endpoint::Endpoint;
 use nacre_engine_web::live::Source;
@@ -338,6 +339,12 @@ impl Sums {
             "write_p99_us": write.percentile(0.99),
             "latency_us": latency,
         })
+    }
+}
+
+impl Trail for Engine {
+    async fn note(&self, act: Act) {
+        self.calls.audit.act(act).await;
     }
 }
 

@@ -20,6 +20,7 @@ use serde_json::value::RawValue;
 use zeroize::Zeroizing;
 
 use crate::accounts::AccountError;
+use crate::acts::Act;
 use crate::logins::{LoginError, Logins, SignedIn};
 use crate::passwords::PasswordError;
 use crate::sessions::Token;
@@ -82,60 +83,99 @@ pub(crate) fn session<B: Backend>(web: &Web<B>, of: Option<&SignedIn>) -> String
     .to_string()
 }
 
-pub(crate) async fn set_up(logins: &Logins, body: &[u8], address: SocketAddr) -> Reply {
-    let SetUp {
-        code,
-        name,
-        password,
-    } = match read(body) {
-        Ok(params) => params,
-        Err(refused) => return refused,
-    };
-    let opened = logins.set_up(code.reveal(), &name, secret(&password), address.ip());
-    signed_in(opened.await)
+/// The way in, for a client.
+pub(crate) struct Door<B> {
+    pub(crate) backend: Rc<B>,
+    pub(crate) logins: Rc<Logins>,
+    pub(crate) address: SocketAddr,
 }
 
-/// Opens a session. `old`: the session that the browser had, which ends.
-pub(crate) async fn login(
-    logins: &Logins,
-    body: &[u8],
-    address: SocketAddr,
-    old: Option<SignedIn>,
-) -> Reply {
-    let Login { name, password } = match read(body) {
-        Ok(params) => params,
-        Err(refused) => return refused,
-    };
-    let opened = logins.login(&name, secret(&password), address.ip()).await;
-    if let (Ok(_), Some(old)) = (&opened, old) {
-        logins.logout(old.id);
+impl<B: Backend> Door<B> {
+    pub(crate) async fn set_up(&self, body: &[u8]) -> Reply {
+        let SetUp {
+            code,
+            name,
+            password,
+        } = match read(body) {
+            Ok(params) => params,
+            Err(refused) => return refused,
+        };
+        let ip = self.address.ip();
+        let opened = self
+            .logins
+            .set_up(code.reveal(), &name, secret(&password), ip);
+        let opened = opened.await;
+        self.signed_in(Act::SET_UP, &name, opened).await
     }
-    signed_in(opened)
-}
 
-pub(crate) fn logout(logins: &Logins, of: Option<&SignedIn>) -> Reply {
-    if let Some(of) = of {
-        logins.logout(of.id);
+    /// Opens a session. `old`: the session that the browser had, which ends.
+    pub(crate) async fn login(&self, body: &[u8], old: Option<SignedIn>) -> Reply {
+        let Login { name, password } = match read(body) {
+            Ok(params) => params,
+            Err(refused) => return refused,
+        };
+        let opened = self
+            .logins
+            .login(&name, secret(&password), self.address.ip());
+        let opened = opened.await;
+        if let (Ok(_), Some(old)) = (&opened, old) {
+            self.logins.logout(old.id);
+        }
+        self.signed_in(Act::SIGN_IN, &name, opened).await
     }
-    Reply::SignedOut
-}
 
-pub(crate) async fn password(
-    logins: &Logins,
-    body: &[u8],
-    address: SocketAddr,
-    of: SignedIn,
-) -> Reply {
-    let NewPassword { old, new } = match read(body) {
-        Ok(params) => params,
-        Err(refused) => return refused,
-    };
-    let changed = logins.change_own(&of.name, secret(&old), secret(&new), address.ip());
-    let changed = changed.await;
-    if changed.is_ok() {
-        tracing::info!(account = of.name, %address, "web: password changed");
+    pub(crate) async fn logout(&self, of: Option<SignedIn>) -> Reply {
+        if let Some(of) = of {
+            self.logins.logout(of.id);
+            self.note(Act::SIGN_OUT, &of.name, Ok(())).await;
+        }
+        Reply::SignedOut
     }
-    signed_in(changed)
+
+    pub(crate) async fn password(&self, body: &[u8], of: SignedIn) -> Reply {
+        let NewPassword { old, new } = match read(body) {
+            Ok(params) => params,
+            Err(refused) => return refused,
+        };
+        let ip = self.address.ip();
+        let changed = self
+            .logins
+            .change_own(&of.name, secret(&old), secret(&new), ip);
+        let changed = changed.await;
+        self.signed_in(Act::PASSWORD, &of.name, changed).await
+    }
+
+    async fn signed_in(
+        &self,
+        act: &'static str,
+        name: &str,
+        opened: Result<Token, LoginError>,
+    ) -> Reply {
+        let (delay, refused) = match opened {
+            Ok(token) => {
+                self.note(act, name, Ok(())).await;
+                return Reply::SignedIn(token);
+            }
+            Err(error) => refused(error),
+        };
+        self.note(act, name, Err(refused.clone())).await;
+        match delay {
+            Some(delay) => Reply::Failed(StatusCode::UNAUTHORIZED, wrong(&refused, delay)),
+            None => failed(&refused),
+        }
+    }
+
+    async fn note(&self, act: &'static str, name: &str, outcome: Result<(), RpcError>) {
+        let role = self.logins.role(name);
+        let act = Act {
+            name: act,
+            account: role.map(|_| name.to_owned()),
+            role,
+            address: self.address,
+            outcome,
+        };
+        self.backend.note(act).await;
+    }
 }
 
 /// One call, with the same roles, deadline, errors and audit line as over the socket.
@@ -188,25 +228,21 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Reply> {
     })
 }
 
-fn signed_in(opened: Result<Token, LoginError>) -> Reply {
-    match opened {
-        Ok(token) => Reply::SignedIn(token),
-        Err(error) => {
-            let cause = error.to_string();
-            match error {
-                LoginError::Wrong(delay) | LoginError::WrongCode(delay) => {
-                    Reply::Failed(StatusCode::UNAUTHORIZED, wrong(&cause, delay))
-                }
-                LoginError::Account(error) => failed(&error.into()),
-                LoginError::Random(_) => failed(&RpcError::internal(cause)),
-            }
+/// The error that the client gets, with the time until its next try.
+fn refused(error: LoginError) -> (Option<Duration>, RpcError) {
+    let cause = error.to_string();
+    match error {
+        LoginError::Wrong(delay) | LoginError::WrongCode(delay) => {
+            (Some(delay), RpcError::errno(Errno::EACCES, cause))
         }
+        LoginError::Account(error) => (None, error.into()),
+        LoginError::Random(_) => (None, RpcError::internal(cause)),
     }
 }
 
-fn wrong(cause: &str, delay: Duration) -> String {
-    let refused = RpcError::errno(Errno::EACCES, cause);
+fn wrong(refused: &RpcError, delay: Duration) -> String {
     let wait_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+    let cause = refused.data.as_ref().map(|facts| &facts.cause);
     json!({ "error": {
         "code": refused.code,
         "message": refused.message,

@@ -9,6 +9,7 @@
 //!   setup_code   the code that makes the first account          decide
 //!   logins       the five above together                        decide
 //!   certificate  the certificate of the HTTPS listeners         perform
+//!   acts         what users do besides calls, for the audit log  decide
 //!   assets       the embedded files of the page                 parse
 //!   pages        requests and answers of HTTP                   parse
 //!   api          requests and answers in JSON                   parse
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accounts;
+pub mod acts;
 mod api;
 pub mod assets;
 pub mod certificate;

@@ -91,6 +91,11 @@ impl Logins {
         self.accounts.list()
     }
 
+    /// The role of an account, if there is one of this name.
+    pub fn role(&self, name: &str) -> Option<Role> {
+        self.accounts.find(name).map(|account| account.role)
+    }
+
     /// True while the set-up code is wanted.
     pub fn wants_setup(&self) -> bool {
         self.accounts.is_empty()

@@ -200,16 +200,20 @@ async fn post<B: Backend>(
     turn.forget();
     let turn = Turn(Rc::clone(&web.running));
     let address = client.address;
-    let (backend, logins) = (Rc::clone(&web.backend), Rc::clone(&web.logins));
+    let door = api::Door {
+        backend: Rc::clone(&web.backend),
+        logins: Rc::clone(&web.logins),
+        address,
+    };
     // A task of its own: a call that has begun ends, although the client has gone.
     let answered = tokio::task::spawn_local(async move {
         let _turn = turn;
         match (&*path, signed_in) {
-            ("/api/setup", _) => api::set_up(&logins, &body, address).await,
-            ("/api/login", old) => api::login(&logins, &body, address, old).await,
-            ("/api/logout", of) => api::logout(&logins, of.as_ref()),
-            ("/api/password", Some(of)) => api::password(&logins, &body, address, of).await,
-            (_, Some(of)) => api::rpc(backend, &body, address, of).await,
+            ("/api/setup", _) => door.set_up(&body).await,
+            ("/api/login", old) => door.login(&body, old).await,
+            ("/api/logout", of) => door.logout(of).await,
+            ("/api/password", Some(of)) => door.password(&body, of).await,
+            (_, Some(of)) => api::rpc(door.backend, &body, address, of).await,
             (_, None) => Reply::Failed(StatusCode::UNAUTHORIZED, api::signed_out()),
         }
     });

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::acts::{Act, Trail};
 use crate::certificate::Certificate;
 use crate::live::Source;
 use crate::logins::Logins;
@@ -33,6 +34,7 @@ pub(crate) struct Fake {
     /// Bytes of padding in each sample.
     pub(crate) padding: Cell<usize>,
     pub(crate) changed: RefCell<Vec<&'static str>>,
+    pub(crate) acts: RefCell<Vec<Act>>,
 }
 
 impl Dispatch for Fake {
@@ -61,6 +63,12 @@ impl Dispatch for Fake {
             Ok(json!({ "method": method, "name": name, "params": params }).to_string())
         };
         Box::pin(async move { Ok(RawValue::from_string(outcome?).unwrap()) })
+    }
+}
+
+impl Trail for Fake {
+    async fn note(&self, act: Act) {
+        self.acts.borrow_mut().push(act);
     }
 }
 
@@ -146,6 +154,7 @@ impl Rig {
             events: Cell::new(0),
             phase: Cell::new("running"),
             padding: Cell::new(0),
+            acts: RefCell::default(),
             changed: RefCell::default(),
         });
         let clock = VirtualClock::new();

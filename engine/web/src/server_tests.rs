@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use nacre_engine_rpc::Role;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::json;
@@ -51,6 +52,47 @@ fn the_first_account_is_made_with_the_code() {
             (&json!(false), &json!("ann"))
         );
         assert_eq!(rig.post("/api/setup", "", &body(&code)).await.status, 409);
+    });
+}
+
+/// Goal: each act that is no call is noted, refused ones too. A name without an account is left out.
+#[test]
+fn acts_are_noted() {
+    run(async {
+        let rig = Rig::with_accounts().await;
+        rig.fake.acts.take();
+        let bob = rig.login("bob").await;
+        let login = |name: &str, password: &str| json!({ "name": name, "password": password });
+        rig.post("/api/login", "", &login("ann", "wrong")).await;
+        rig.post("/api/login", "", &login("my password", "x")).await;
+        let new = json!({ "old": PASSWORD, "new": "another fine password" });
+        let changed = rig.post("/api/password", &bob, &new).await;
+        let bob = changed.cookie();
+        rig.post("/api/logout", &bob, &json!({})).await;
+        rig.post("/api/logout", &bob, &json!({})).await;
+        let setup = json!({ "code": "AAAA-AAAA-AAAA", "name": "eve", "password": PASSWORD });
+        rig.post("/api/setup", "", &setup).await;
+        let acts = rig.fake.acts.take();
+        let facts = acts.iter().map(|act| {
+            (
+                act.name,
+                act.account.as_deref(),
+                act.role,
+                act.outcome.is_ok(),
+            )
+        });
+        let (admin, viewer) = (Some(Role::Admin), Some(Role::Viewer));
+        assert_eq!(
+            facts.collect::<Vec<_>>(),
+            [
+                ("page_sign_in", Some("bob"), viewer, true),
+                ("page_sign_in", Some("ann"), admin, false),
+                ("page_sign_in", None, None, false),
+                ("page_password", Some("bob"), viewer, true),
+                ("page_sign_out", Some("bob"), viewer, true),
+                ("page_set_up", None, None, false),
+            ]
+        );
     });
 }
 

@@ -15,6 +15,7 @@ use nacre_engine_rpc::server::Dispatch;
 use nacre_reactor::Repeats;
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::acts::Trail;
 use crate::assets::Assets;
 use crate::certificate::Certificate;
 use crate::live::{Live, Source};
@@ -27,10 +28,10 @@ const MAX_RUNNING: usize = 64;
 /// Shortest interval between equal log lines about clients.
 const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The executor of calls and the source of live data.
-pub trait Backend: Dispatch + Source {}
+/// The executor of calls, the source of live data, and the record of acts.
+pub trait Backend: Dispatch + Source + Trail {}
 
-impl<B: Dispatch + Source> Backend for B {}
+impl<B: Dispatch + Source + Trail> Backend for B {}
 
 /// Time limits; tests have shorter ones.
 #[derive(Debug, Clone, Copy)]
