@@ -29,7 +29,7 @@ use nacre_hugepages::{Buf, Lent, Pool};
 use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::sqe::{SglDescriptor, Sqe};
 use nacre_nvmf_wire::status::StatusCode;
-use nacre_reactor::{Idle, Nanos};
+use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -647,4 +647,21 @@ pub trait HostTransport {
     fn arm(&mut self, now: Nanos) -> Idle;
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Puts what wakes a sleeping core into the queue's set, before the first poll. A transport with
+    /// a set of its own uses this one instead: Linux limits the depth of sets in sets.
+    fn watch_in(&mut self, set: &EventSet) -> std::io::Result<()> {
+        match self.wake_fd() {
+            Some(fd) => set.add(fd, 0, Interest::READ),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes everything out of that set.
+    fn leave(&mut self, set: &EventSet) {
+        if let Some(fd) = self.wake_fd() {
+            // The transport may have closed it, which took it out of the set.
+            let _ = set.delete(fd);
+        }
+    }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use nacre_bdev::injection::{Injection, Injections};
 use nacre_nvmf_wire::{Cqe, Fuse, StatusCode};
-use nacre_reactor::{Idle, Nanos};
+use nacre_reactor::{EventSet, Idle, Nanos};
 use parking_lot::Mutex;
 
 use crate::transport::{HostCommand, HostEvent, HostTransport};
@@ -188,6 +188,14 @@ impl HostTransport for Injector {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wake_fd()
+    }
+
+    fn watch_in(&mut self, set: &EventSet) -> std::io::Result<()> {
+        self.inner.watch_in(set)
+    }
+
+    fn leave(&mut self, set: &EventSet) {
+        self.inner.leave(set);
     }
 }
 

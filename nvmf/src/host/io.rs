@@ -342,7 +342,7 @@ impl IoQueue {
                 queue
                     .transport()
                     .set_in_capsule_bytes(link.in_capsule_bytes);
-                self.watch.start(queue.transport().wake_fd());
+                self.watch.start(queue.transport());
                 self.queue = Some(queue);
                 self.link.enter();
                 self.phase = Phase::Dialling { since: now };
@@ -413,7 +413,7 @@ impl IoQueue {
         let Some(mut queue) = self.queue.take() else {
             return;
         };
-        self.watch.stop(queue.transport().wake_fd());
+        self.watch.stop(queue.transport());
         queue.transport().close();
         while let Some(command) = queue.transport().reclaim() {
             let token = queue.token_of(command.sqe.cid());
@@ -679,7 +679,7 @@ impl Queue for IoQueue {
 impl Drop for IoQueue {
     fn drop(&mut self) {
         if let Some(mut queue) = self.queue.take() {
-            self.watch.stop(queue.transport().wake_fd());
+            self.watch.stop(queue.transport());
             self.link.leave();
         }
     }

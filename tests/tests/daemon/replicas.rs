@@ -35,9 +35,13 @@ struct DiskExporter {
 
 impl DiskExporter {
     fn start(place: Place, ip: &str, name: &str) -> Self {
+        Self::start_with(place, ip, name, SIZE)
+    }
+
+    fn start_with(place: Place, ip: &str, name: &str, bytes: u64) -> Self {
         let mut daemon = place.start();
         let nqn = format!("nqn.2025-01.io.nacre:{name}");
-        daemon.create_file("disk", BLOCK as u32, SIZE);
+        daemon.create_file("disk", BLOCK as u32, bytes);
         daemon.create_subsystem(&nqn);
         daemon.add_namespace(&nqn, "disk");
         let address = daemon.listen(&nqn, &format!("{ip}:0"));
@@ -197,6 +201,32 @@ fn a_returning_keeper_gets_only_missed_regions() {
     load.check_all("after its return");
     verify_bytes(&mut holder, SIZE - MIB);
     holder.stop();
+}
+
+/// Goal: the deepest stack of devices wakes a sleeping core. Method: a volume on a pool on a remote
+/// device, under verified load; the log has no refused watch (`Daemon::stop` looks).
+#[test]
+fn a_volume_on_a_pool_on_a_remote_device() {
+    let mut rng = seed::announced("a_volume_on_a_pool_on_a_remote_device");
+    let ip = "127.0.0.1";
+    let mut keeper = DiskExporter::start_with(Place::new().on_cores(1), ip, "keeper", 256 * MIB);
+    let place = Place::new().on_cores(1);
+    let mut daemon = place.start();
+    keeper.attach_to(&mut daemon);
+    let pool = json!({ "name": "p", "disk": keeper.device() });
+    daemon.call("pool_create", pool);
+    let lvol = json!({ "pool": "p", "name": "a", "size": SIZE });
+    daemon.call("lvol_create", lvol);
+    daemon.call("volume_create", json!({ "name": "v", "devices": ["p/a"] }));
+    healthy(&mut daemon);
+    let address = publish(&mut daemon);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(200);
+    load.drain();
+    load.check_all("after all");
+    drop(load);
+    daemon.stop();
+    keeper.daemon.take().expect("it runs").stop();
 }
 
 /// Goal: a network without traffic is handled like a dead keeper: hosts notice nothing, and the

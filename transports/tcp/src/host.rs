@@ -274,6 +274,8 @@ impl TcpHost {
                 Err(errno) => break Err(Closed::Broken(socket::describe(errno))),
             }
         };
+        // Its helper thread may hold the descriptor for a moment longer.
+        let _ = self.epoll.delete(handshake.descriptor());
         self.state = match ended {
             Ok(outcome) => {
                 self.sealed = Some(Box::new(Sealed::new(outcome, false)));
@@ -504,6 +506,19 @@ impl HostTransport for TcpHost {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.epoll.as_fd())
+    }
+
+    fn watch_in(&mut self, set: &EventSet) -> std::io::Result<()> {
+        debug_assert!(self.watched.is_none(), "not polled yet");
+        self.epoll = set.share()?;
+        Ok(())
+    }
+
+    fn leave(&mut self, set: &EventSet) {
+        let _ = set.delete(&self.socket);
+        if let State::Handshaking { handshake, .. } = &self.state {
+            let _ = set.delete(handshake.descriptor());
+        }
     }
 }
 

@@ -469,6 +469,20 @@ impl HostTransport for RdmaHost {
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.wakes.as_fd())
     }
+
+    fn watch_in(&mut self, set: &EventSet) -> std::io::Result<()> {
+        set.add(&self.link.wake, 0, Interest::READ)?;
+        self.wakes = set.share()?;
+        Ok(())
+    }
+
+    fn leave(&mut self, set: &EventSet) {
+        // The manager's thread may hold it for longer.
+        let _ = set.delete(&self.link.wake);
+        if let Some((lane, _)) = &self.lane {
+            let _ = set.delete(lane.queues().cq().fd());
+        }
+    }
 }
 
 impl Drop for RdmaHost {

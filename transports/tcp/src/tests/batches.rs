@@ -231,3 +231,28 @@ fn a_sleeping_host_is_woken() {
         assert_eq!(pair.poll(0), usize::from(DEPTH));
     }
 }
+
+/// Goal: a connection adds no set to those of its owners, of which Linux allows five. Method: five
+/// sets in each other; the connection wakes the outermost, and no longer after it left.
+#[test]
+fn a_host_uses_the_set_of_its_owner() {
+    let mut pair = Pair::connected(1);
+    let sets: Vec<EventSet> = (0..5).map(|_| EventSet::new().unwrap()).collect();
+    for (inner, outer) in sets.iter().zip(&sets[1..]) {
+        outer.add(inner, 0, Interest::READ).unwrap();
+    }
+    let is_woken = |patience| {
+        let mut list = Events::with_capacity(1);
+        sets[4].wait(&mut list, patience).unwrap() == 1
+    };
+    pair.hosts[0].watch_in(&sets[0]).unwrap();
+    pair.submit(0);
+    assert_eq!(pair.poll(0), 0);
+    let now = pair.clock.now();
+    assert_ne!(pair.hosts[0].arm(now), Idle::Busy);
+    assert!(!is_woken(Duration::ZERO));
+    pair.answered(0);
+    assert!(is_woken(Duration::from_secs(30)));
+    pair.hosts[0].leave(&sets[0]);
+    assert!(!is_woken(Duration::ZERO));
+}
