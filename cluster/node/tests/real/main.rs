@@ -135,8 +135,7 @@ impl Lab {
         self.nodes.push(process);
     }
 
-    /// Waits until all volumes are served, with all members. A second more: a node that lost the
-    /// race for a volume does not take that volume for as long, and nodes that start race.
+    /// Waits until all volumes are served, with all members.
     fn settle(&self) {
         self.wait("all volumes are healthy", || {
             let status = self.status();
@@ -145,7 +144,6 @@ impl Lab {
                 && leases.count() == self.nodes.len()
                 && self.volumes.iter().all(|id| self.is_served_now(*id))
         });
-        std::thread::sleep(Duration::from_millis(1200));
     }
 
     fn is_served_now(&self, id: VolumeId) -> bool {
