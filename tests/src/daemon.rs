@@ -6,12 +6,13 @@
 //! id.
 
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
+use nacre_cluster_etcd_members::free_port;
 use nacre_engine_rpc::client::{Client, ClientError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -421,11 +422,10 @@ impl Drop for Daemon {
     }
 }
 
-/// A free address on `ip`, chosen by the kernel.
+/// A free address on `ip`.
 pub fn free_address(ip: &str) -> SocketAddr {
     let ip = ip.parse().expect("an IP address");
-    let probe = TcpListener::bind(SocketAddr::new(ip, 0)).expect("a free port");
-    probe.local_addr().expect("it is bound")
+    SocketAddr::new(ip, free_port(ip))
 }
 
 /// The program under test, from the same build as the calling test. Cargo does not know this

@@ -105,9 +105,16 @@ impl Versions {
     }
 
     /// Compares with the pool, and learns how calls without an answer ended.
-    fn compare(&mut self, client: &mut Client) {
-        let list = client.call_by_name("lvol_list", json!({ "pool": "pool0" }));
-        let list = list.unwrap();
+    fn compare(&mut self, daemon: &Daemon, client: &mut Client) {
+        // The kernel may hold the disk of the killed process for a while: the pool opens later then.
+        let end = Instant::now() + Duration::from_secs(60);
+        let list = loop {
+            match client.call_by_name("lvol_list", json!({ "pool": "pool0" })) {
+                Ok(list) => break list,
+                Err(error) => assert!(Instant::now() < end, "{error}\n{}", daemon.log()),
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
         let names = list.as_array().unwrap().iter();
         let names: BTreeSet<String> = names
             .map(|lvol| lvol["name"].as_str().unwrap().to_owned())
@@ -224,15 +231,15 @@ fn kills(seed: u64) {
         (daemon, client) = place.serve(&[]).ready();
         // A new daemon counts from 0.
         before = 0;
-        versions.compare(&mut client);
+        versions.compare(&daemon, &mut client);
     }
     good("the load", &load.wait_with_output().unwrap());
     assert!(kills > 0 && changes > 0, "{kills} kills, {changes} changes");
 
     // Once more, without a load: then everything is read.
     drop(daemon);
-    let (_daemon, mut client) = place.serve(&[]).ready();
-    versions.compare(&mut client);
+    let (daemon, mut client) = place.serve(&[]).ready();
+    versions.compare(&daemon, &mut client);
     host.run(NQN, &["--verify-only"]);
     for name in versions.snapshots.iter().chain(&versions.clones) {
         let namespace = json!({ "bdev_name": format!("pool0/{name}"), "nsid": 1 });

@@ -171,9 +171,13 @@ fn other_calls_come_between_batches() {
         referrals: Vec::new(),
     });
     daemon.run(async {
+        // The call waits for the lock behind the first batch.
+        let held = engine.changing().await;
         let other = async {
-            tokio::task::yield_now().await;
-            drop(engine.changing().await);
+            let mut changing = std::pin::pin!(engine.changing());
+            assert!(futures_util::poll!(&mut changing).is_pending());
+            drop(held);
+            drop(changing.await);
             discovery.is_complete.get()
         };
         let (next, was_complete) =
