@@ -209,7 +209,8 @@ fn a_cluster_is_no_store() {
     runtime.block_on(async {
         let put = Txn::default().put(&key, b"{}".to_vec());
         let client = client(&members.endpoints());
-        client.transact(put, Copies::One).await.expect("it is put");
+        let answer = client.transact(put, Copies::Several).await;
+        answer.expect("it is put");
     });
     let store = EtcdStore::open(&members.endpoints(), prefix("lab"), None).expect("it opens");
     let refused = runtime.block_on(store.claim(&node(1, 1), Before::default()));
