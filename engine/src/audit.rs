@@ -331,8 +331,8 @@ impl AuditLog {
         }
     }
 
-    /// Writes an act on the page. The number of lines is limited by account, and by address where an
-    /// act was refused: many sign-ins do not fill the file.
+    /// Writes an act on the page. The number of lines is limited by account, and by address where
+    /// an act was refused: many sign-ins do not fill the file.
     pub async fn act(&self, act: Act) {
         let mut line = Line {
             account: act.account,

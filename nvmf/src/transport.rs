@@ -648,8 +648,8 @@ pub trait HostTransport {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Puts what wakes a sleeping core into the queue's set, before the first poll. A transport with
-    /// a set of its own uses this one instead: Linux limits the depth of sets in sets.
+    /// Puts what wakes a sleeping core into the queue's set, before the first poll. A transport
+    /// with a set of its own uses this one instead: Linux limits the depth of sets in sets.
     fn watch_in(&mut self, set: &EventSet) -> std::io::Result<()> {
         match self.wake_fd() {
             Some(fd) => set.add(fd, 0, Interest::READ),

@@ -42,13 +42,12 @@ pub(crate) const VM: &[Need] = &[
     need("libkeyutils.so.1", "libkeyutils1"),
 ];
 
-/// Optional packages: the headers that a test compares structs with, and programs that other tests
+/// Optional packages: the headers that a test compares structs with, and a program that other tests
 /// connect with. Without them these tests are skipped.
 pub(crate) const OPTIONAL: &[Need] = &[
     need("openssl", "openssl"),
     need("libibverbs.so", "libibverbs-dev"),
     need("librdmacm.so", "librdmacm-dev"),
-    need("chromium", "chromium"),
 ];
 
 const APT_LIMIT: Duration = Duration::from_secs(600);

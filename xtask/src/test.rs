@@ -121,7 +121,7 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
             suite("alerts", &mut || alerts::run(root));
         }
         if web::matches(filter) {
-            suite("page", &mut || web::suite(root, nacre.as_deref()));
+            suite("page", &mut || web::suite(root));
         }
         if deploy::matches(filter) {
             suite("deploy", &mut || {

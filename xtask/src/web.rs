@@ -6,16 +6,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::process;
 use crate::setup::{self, need};
 use crate::tally::Tally;
 
 const NAME: &str = "page";
-const BEHAVIOUR_LIMIT: Duration = Duration::from_secs(600);
 /// The oldest Node.js that the builder runs on.
 const NODE: (u32, u32) = (20, 19);
 
@@ -31,9 +28,8 @@ pub(crate) fn matches(filter: &[String]) -> bool {
     filter.is_empty() || filter.iter().any(|part| NAME.contains(part.as_str()))
 }
 
-/// The suite `page` of `cargo xtask test`: the committed files are those that `web/` builds, and the
-/// page does what its tests expect, with a stand-in and with the daemon `nacre`.
-pub(crate) fn suite(root: &Path, nacre: Option<&Path>) -> Result<Tally> {
+/// The suite `page` of `cargo xtask test`: the committed files are those that `web/` builds.
+pub(crate) fn suite(root: &Path) -> Result<Tally> {
     let mut tally = Tally::default();
     if node().is_none_or(|version| version < NODE) {
         let (major, minor) = NODE;
@@ -45,36 +41,6 @@ pub(crate) fn suite(root: &Path, nacre: Option<&Path>) -> Result<Tally> {
     let code = run(root, &Options { check: true })?;
     let what = "page: engine/web/dist is not what web/ builds";
     tally.check(what, code == ExitCode::SUCCESS);
-    tally.add(behaviour(root, nacre)?);
-    Ok(tally)
-}
-
-/// The cases of `web/tests` in Chromium, without pictures.
-fn behaviour(root: &Path, nacre: Option<&Path>) -> Result<Tally> {
-    let mut tally = Tally::default();
-    let Some(chromium) = process::find("chromium") else {
-        let why = format!("{NAME}: no chromium (apt-get install chromium)");
-        println!("SKIPPED: {why}");
-        tally.skip(why);
-        return Ok(tally);
-    };
-    let mut npm = Command::new("npm");
-    npm.current_dir(root.join("web"))
-        .args(["test", "--silent", "--", "--short"])
-        .env("CHROMIUM", chromium);
-    if let Some(nacre) = nacre {
-        npm.env("NACRE", nacre);
-    }
-    let end = process::stream(&mut npm, BEHAVIOUR_LIMIT, |line| {
-        if line.starts_with("ok ") {
-            tally.pass();
-        } else if let Some(case) = line.strip_prefix("FAIL ") {
-            tally.fail(format!("{NAME}: {}", case.trim()));
-        }
-    })?;
-    if !end.success() && tally.failed == 0 {
-        tally.fail(format!("{NAME}: the tests in the browser: {end}"));
-    }
     Ok(tally)
 }
 

@@ -1,5 +1,5 @@
-//! Acts of users on the page that are no calls: set-up, sign-in, sign-out, the own password. Each is
-//! for the audit log, as a call is.
+//! Acts of users on the page that are no calls: set-up, sign-in, sign-out, the own password. Each
+//! is for the audit log, as a call is.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,8 @@ use nacre_engine_rpc::{Role, RpcError};
 pub struct Act {
     /// The name in the audit log, beside those of RPC methods.
     pub name: &'static str,
-    /// The account, if there is one of this name. Another name may be a password in the wrong field.
+    /// The account, if there is one of this name. Another name may be a password in the wrong
+    /// field.
     pub account: Option<String>,
     pub role: Option<Role>,
     pub address: SocketAddr,

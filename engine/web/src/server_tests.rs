@@ -55,7 +55,8 @@ fn the_first_account_is_made_with_the_code() {
     });
 }
 
-/// Goal: each act that is no call is noted, refused ones too. A name without an account is left out.
+/// Goal: each act that is no call is noted, refused ones too. A name without an account is left
+/// out.
 #[test]
 fn acts_are_noted() {
     run(async {

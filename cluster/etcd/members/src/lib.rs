@@ -198,8 +198,8 @@ fn listener() -> TcpListener {
         .expect("a port")
 }
 
-/// A port of `ip` that no process listens on. Ports from 32768 on are those of outgoing connections,
-/// which could take it before the process that needs it.
+/// A port of `ip` that no process listens on. Ports from 32768 on are those of outgoing
+/// connections, which could take it before the process that needs it.
 pub fn free_port(ip: IpAddr) -> u16 {
     static RANDOM: OnceLock<Mutex<Random>> = OnceLock::new();
     let random = RANDOM.get_or_init(|| {

@@ -106,7 +106,7 @@ impl Versions {
 
     /// Compares with the pool, and learns how calls without an answer ended.
     fn compare(&mut self, daemon: &Daemon, client: &mut Client) {
-        // The kernel may hold the disk of the killed process for a while: the pool opens later then.
+        // The kernel may hold the disk of the killed process: the pool opens later then.
         let end = Instant::now() + Duration::from_secs(60);
         let list = loop {
             match client.call_by_name("lvol_list", json!({ "pool": "pool0" })) {
