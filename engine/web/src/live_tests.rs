@@ -103,28 +103,30 @@ fn a_stream_ends_with_its_session_and_streams_are_bounded() {
 fn a_slow_reader_is_dropped() {
     run(async {
         let rig = Rig::with(Limits {
-            tick: Duration::from_millis(2),
-            write: Duration::from_millis(50),
+            // Slow enough that a test on a busy machine reads as fast as samples come.
+            tick: Duration::from_millis(20),
+            write: Duration::from_millis(200),
             ..Limits::default()
         })
         .await;
         rig.add_accounts().await;
         let cookie = rig.login("ann").await;
-        rig.fake.padding.set(100_000);
         let mut slow = rig.stream(&cookie, "").await;
         let mut good = rig.stream(&cookie, "").await;
         let begun = Instant::now();
         while rig.web.live.streams() < 2 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+        // Only now: else the slow one may be gone before the good one is there.
+        rig.fake.padding.set(100_000);
         while rig.web.live.streams() > 1 {
-            let wanted = format!("\"sample\":{}", rig.fake.samples.get());
-            assert!(good.until(&wanted).await, "the good one is served");
+            // Not a certain sample: one read can bring several.
             good.text.clear();
+            assert!(good.until("event: metrics").await, "the good one is served");
             assert!(begun.elapsed() < Duration::from_secs(20));
         }
         // The write limit closes the connection: bytes in the buffers come, then the end.
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(400)).await;
         slow.ends().await;
         assert!(good.until("sample").await);
     });
