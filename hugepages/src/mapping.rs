@@ -308,9 +308,17 @@ mod tests {
     #[test]
     fn children_and_dumps_exclude_mappings() {
         let mapping = Mapping::new(PageKind::Plain, base_page_size(), None).unwrap();
-        let start = format!("{:x}-", mapping.base().as_ptr().addr());
+        let address = mapping.base().as_ptr().addr();
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut lines = smaps.lines().skip_while(|l| !l.starts_with(&start));
+        // The kernel shows neighbours with the same flags as one mapping.
+        let mut lines = smaps.lines().skip_while(|line| {
+            let range = line
+                .split(' ')
+                .next()
+                .and_then(|range| range.split_once('-'));
+            let range = range.map(|(from, to)| [from, to].map(|at| usize::from_str_radix(at, 16)));
+            !matches!(range, Some([Ok(from), Ok(to)]) if (from..to).contains(&address))
+        });
         let flags = lines
             .find_map(|l| l.strip_prefix("VmFlags:"))
             .expect("the mapping has flags");

@@ -314,8 +314,10 @@ fn concurrent_access_from_several_cores() {
                 );
             }
         });
-        writers.into_iter().for_each(|w| w.join().unwrap());
+        // The third thread ends also if a writer panicked.
+        let ended: Vec<_> = writers.into_iter().map(|w| w.join()).collect();
         stop.store(true, Ordering::Relaxed);
+        ended.into_iter().for_each(|result| result.unwrap());
     });
 }
 
