@@ -76,6 +76,8 @@ impl fmt::Display for Tally {
 pub(crate) struct CargoTest {
     tally: Tally,
     binary: String,
+    /// Tests of this binary that libtest reported as slow and that have not ended.
+    slow: Vec<String>,
 }
 
 impl CargoTest {
@@ -85,7 +87,8 @@ impl CargoTest {
             .strip_prefix("Running ")
             .or_else(|| trimmed.strip_prefix("Doc-tests "))
         {
-            self.binary = binary.split(" (").next().unwrap_or(binary).to_owned();
+            self.binary = named(binary);
+            self.slow.clear();
         } else if let Some(rest) = trimmed.strip_prefix("test result: ") {
             self.tally.passed += count(rest, " passed");
             self.tally.failed += count(rest, " failed");
@@ -95,24 +98,36 @@ impl CargoTest {
                 self.tally
                     .skip(format!("{}: {ignored} ignored test(s)", self.binary));
             }
-        } else if let Some(name) = trimmed
+        } else if let Some((name, end)) = trimmed
             .strip_prefix("test ")
-            .and_then(|rest| rest.strip_suffix(" ... FAILED"))
+            .and_then(|rest| rest.split_once(" ... "))
+            .filter(|(_, end)| !end.starts_with("SKIPPED: "))
         {
-            self.tally.failures.push(format!("{}: {name}", self.binary));
+            self.slow.retain(|slow| slow != name);
+            if end == "FAILED" {
+                self.tally.failures.push(format!("{}: {name}", self.binary));
+            }
+        } else if let Some((name, _)) = trimmed
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" has been running for over "))
+        {
+            self.slow.push(name.to_owned());
         } else if let Some(at) = trimmed.find("SKIPPED: ") {
             // The harness may already have written `test name ... ` on this line.
             self.tally.skip(&trimmed[at + "SKIPPED: ".len()..]);
         }
     }
 
-    /// The totals. A failed run without a failed test counts as one failure: it did not build, it
-    /// crashed, or it exceeded its time limit.
+    /// The totals. A run that was killed counts as one more failure, which names the tests that were
+    /// running. So does a failed run without a failed test: it did not build, or it crashed.
     pub(crate) fn finish(mut self, suite: &str, end: End) -> Tally {
         self.tally.passed = self.tally.passed.saturating_sub(self.explicit_skips());
-        if !end.success() && self.tally.failed == 0 {
-            self.tally
-                .fail(format!("{suite}: {end}, last in {}", self.place()));
+        if matches!(end, End::TimedOut(_)) || !end.success() && self.tally.failed == 0 {
+            let mut what = format!("{suite}: {end}, last in {}", self.place());
+            if !self.slow.is_empty() {
+                what.push_str(&format!("; still running: {}", self.slow.join(", ")));
+            }
+            self.tally.fail(what);
         } else if end.success() && self.tally.passed == 0 && self.tally.skipped.is_empty() {
             self.tally
                 .fail(format!("{suite}: succeeded without running a single test"));
@@ -135,6 +150,19 @@ impl CargoTest {
         } else {
             &self.binary
         }
+    }
+}
+
+/// The name of a test binary: `unittests src/lib.rs of nacre_bdev` for `unittests src/lib.rs
+/// (target/debug/deps/nacre_bdev-0123456789abcdef)`.
+fn named(binary: &str) -> String {
+    let Some((source, file)) = binary.split_once(" (") else {
+        return binary.to_owned();
+    };
+    let file = file.trim_end_matches(')').rsplit('/').next();
+    match file.and_then(|file| file.rsplit_once('-')) {
+        Some((name, _)) if source.starts_with("unittests") => format!("{source} of {name}"),
+        _ => source.to_owned(),
     }
 }
 
@@ -226,7 +254,10 @@ mod tests {
             test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s\n";
         let tally = parse(text, exit(101));
         assert_eq!(tally.to_string(), "13 passed, 1 failed");
-        assert_eq!(tally.failures, ["unittests src/lib.rs: queue::tests::b"]);
+        assert_eq!(
+            tally.failures,
+            ["unittests src/lib.rs of nacre_bdev: queue::tests::b"]
+        );
     }
 
     #[test]
@@ -247,6 +278,26 @@ mod tests {
         assert_eq!(
             tally.failures,
             ["unit tests: killed after its limit of 9 s, last in tests/hang.rs"]
+        );
+    }
+
+    /// Goal: a test that fails does not hide another one that never ends.
+    #[test]
+    fn a_test_that_never_ends_is_named() {
+        let text = "     Running unittests src/lib.rs (target/debug/deps/nacre_bdev-1)\n\
+            test a has been running for over 60 seconds\n\
+            test b has been running for over 60 seconds\n\
+            test a ... ok\n\
+            test c ... FAILED\n\
+            test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s\n\
+                Running unittests src/lib.rs (target/debug/deps/nacre_nvmf-1)\n\
+            test d has been running for over 60 seconds\n";
+        let tally = parse(text, End::TimedOut(Duration::from_secs(9)));
+        assert_eq!(tally.failed, 2);
+        assert_eq!(
+            tally.failures[1],
+            "unit tests: killed after its limit of 9 s, last in unittests src/lib.rs of nacre_nvmf; \
+             still running: d"
         );
     }
 

@@ -16,7 +16,7 @@ const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
 /// The program in Debian's package etcd-server.
 const ETCD: &str = "usr/bin/etcd";
-const UNIT_LIMIT: Duration = Duration::from_secs(2400);
+const UNIT_LIMIT: Duration = Duration::from_secs(1500);
 const MODEL_LIMIT: Duration = Duration::from_secs(900);
 const MUTATION_LIMIT: Duration = Duration::from_secs(600);
 
