@@ -6,18 +6,24 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, Timespec, Timestamps,
     UTIME_OMIT,
 };
 use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use uuid::Uuid;
 
 use crate::error::CreateError;
 use crate::identity::{self, Identity, sys_dir};
 use crate::{Config, RingOptions};
+
+/// Longest wait for a file in use.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The same if its user has ended.
+const PATIENCE_WITH_ENDED: Duration = Duration::from_secs(30);
 
 /// The alignment that direct I/O requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -267,6 +273,7 @@ fn open_file(
         patiently(
             || options.open(path),
             |e| is_block && e.raw_os_error() == Some(libc::EBUSY),
+            || fs::metadata(path).is_ok_and(|meta| is_left_over(meta.rdev())),
         )
     };
     let access = if config.readonly {
@@ -279,7 +286,8 @@ fn open_file(
             let rdev = fs::metadata(path).map_or(0, |m| m.rdev());
             CreateError::InUse {
                 path: path.to_owned(),
-                by: block_user(rdev),
+                by: block_user(rdev)
+                    .unwrap_or_else(|| "a partition in use or another process".to_owned()),
                 remedy: "; unmount or release it first",
             }
         }
@@ -309,7 +317,8 @@ fn lock(config: &Config, file: &File, path: &Path, meta: &Metadata) -> Result<()
         FlockOperation::NonBlockingLockExclusive
     };
     let wouldblock = |e: &Errno| *e == Errno::WOULDBLOCK;
-    match patiently(|| rustix::fs::flock(file, how), wouldblock) {
+    let has_ended = || lock_pid(meta.dev(), meta.ino()).is_some_and(has_ended);
+    match patiently(|| rustix::fs::flock(file, how), wouldblock, has_ended) {
         Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => {
             let by =
@@ -328,24 +337,65 @@ fn lock(config: &Config, file: &File, path: &Path, meta: &Metadata) -> Result<()
     }
 }
 
-/// Retries `attempt` for a second while it fails with "in use". The kernel may still complete the
-/// I/O of a killed process, or destroy its ring, and has its files open until then.
+/// Retries `attempt` for a second while it fails with "in use", and longer while its user has
+/// ended: the kernel completes the I/O of a killed process and destroys its ring, and has its files
+/// open until then. A slow disk delays that.
 fn patiently<T, E>(
     attempt: impl Fn() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,
+    has_ended: impl Fn() -> bool,
 ) -> Result<T, E> {
-    for _ in 0..20 {
-        match attempt() {
-            Err(e) if in_use(&e) => std::thread::sleep(Duration::from_millis(50)),
+    let began = Instant::now();
+    loop {
+        let error = match attempt() {
+            Err(error) if in_use(&error) => error,
             other => return other,
+        };
+        let waited = began.elapsed();
+        if waited >= PATIENCE_WITH_ENDED || (waited >= PATIENCE && !has_ended()) {
+            return Err(error);
         }
+        std::thread::sleep(Duration::from_millis(50));
     }
-    attempt()
 }
 
-/// The holder of a flock on the inode, from /proc/locks (`1: FLOCK  ADVISORY  WRITE 712 fe:00:1234
-/// 0 EOF`).
-fn lock_holder(dev: u64, ino: u64) -> Option<String> {
+/// True if no process has the id, or only its parent has not taken note of its end.
+fn has_ended(pid: u32) -> bool {
+    // 0: a process of another namespace.
+    let Some(id) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    if test_kill_process(id) == Err(Errno::SRCH) {
+        return true;
+    }
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // `712 (name) S …`; a name may have parentheses.
+    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+    state.is_some_and(|state| state.starts_with(['Z', 'X']))
+}
+
+/// True if a block device in use has no mount, no device on top, and no process that has it open.
+fn is_left_over(rdev: u64) -> bool {
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return false;
+    };
+    let is_user = |link: &Path| {
+        // Other files may be on a server that does not answer.
+        let device = fs::read_link(link).is_ok_and(|path| path.starts_with("/dev"));
+        device && fs::metadata(link).is_ok_and(|meta| meta.rdev() == rdev)
+    };
+    let has_it_open = |process: PathBuf| match fs::read_dir(process.join("fd")) {
+        Ok(files) => files.flatten().any(|file| is_user(&file.path())),
+        // What another user's process has open is not known.
+        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+    };
+    let mut processes = processes.flatten().map(|process| process.path());
+    block_user(rdev).is_none() && !processes.any(has_it_open)
+}
+
+/// The process with a flock on the inode, from /proc/locks (`1: FLOCK  ADVISORY  WRITE 712
+/// fe:00:1234 0 EOF`).
+fn lock_pid(dev: u64, ino: u64) -> Option<u32> {
     let device = format!(
         "{:02x}:{:02x}:{ino}",
         rustix::fs::major(dev),
@@ -361,7 +411,11 @@ fn lock_holder(dev: u64, ino: u64) -> Option<String> {
         .lines()
         .map(fields)
         .find(|f| f.len() > 5 && f[5] == device)?;
-    let pid: u32 = held[4].parse().ok()?;
+    held[4].parse().ok()
+}
+
+fn lock_holder(dev: u64, ino: u64) -> Option<String> {
+    let pid = lock_pid(dev, ino)?;
     if pid == std::process::id() {
         return Some("this process (another bdev on the same file?)".to_owned());
     }
@@ -369,18 +423,21 @@ fn lock_holder(dev: u64, ino: u64) -> Option<String> {
     Some(format!("process {pid} ({})", name.trim()))
 }
 
-/// The user of a block device: its mount point, or the device stacked on it.
-fn block_user(rdev: u64) -> String {
+/// The known user of a block device: its mount point, swap, or the device stacked on it.
+fn block_user(rdev: u64) -> Option<String> {
     let number = format!("{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for line in mounts.lines() {
         let mut fields = line.split(' ');
         if fields.nth(2) == Some(&number) {
-            return format!(
-                "the file system mounted on {}",
-                fields.nth(1).unwrap_or("?")
-            );
+            let on = fields.nth(1).unwrap_or("?");
+            return Some(format!("the file system mounted on {on}"));
         }
+    }
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let mut swaps = swaps.lines().filter_map(|line| line.split(' ').next());
+    if swaps.any(|path| fs::metadata(path).is_ok_and(|meta| meta.rdev() == rdev)) {
+        return Some("swap".to_owned());
     }
     let holders = fs::read_dir(format!("/sys/dev/block/{number}/holders"));
     let mut names = holders
@@ -388,10 +445,11 @@ fn block_user(rdev: u64) -> String {
         .flatten()
         .flatten()
         .map(|e| e.file_name());
-    match names.next() {
-        Some(name) => format!("the device {} on top of it", name.to_string_lossy()),
-        None => "a mount, swap, partition in use or another process".to_owned(),
-    }
+    let name = names.next()?;
+    Some(format!(
+        "the device {} on top of it",
+        name.to_string_lossy()
+    ))
 }
 
 /// The alignment of direct I/O, or the reason why direct I/O is not possible.

@@ -304,6 +304,31 @@ fn another_process_is_named() {
     );
 }
 
+/// Goal: the lock of a process that has ended is waited for: the kernel completes its I/O. Method:
+/// flock(1) locks an open file and ends; the file stays open for longer than other locks are waited
+/// for.
+#[test]
+fn the_lock_of_an_ended_process_is_waited_for() {
+    let temp = Temp::new(MIB);
+    let file = File::open(&temp.path).expect("opened");
+    let standard_input = file.try_clone().expect("a duplicate");
+    let ended = Command::new("flock")
+        .args(["-n", "0"])
+        .stdin(standard_input)
+        .status();
+    let Ok(ended) = ended else {
+        eprintln!("SKIPPED: no flock(1)");
+        return;
+    };
+    assert!(ended.success());
+    let kernel = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(2));
+        drop(file);
+    });
+    create(temp.config()).expect("free in the end");
+    kernel.join().expect("it ends");
+}
+
 /// Goal: a mounted disk is never opened, and the error says where it is mounted. Read-only, so
 /// that nothing could happen if it were.
 #[test]
