@@ -5,7 +5,7 @@
 //! unit of the place, and everything after that. Nothing that was flushed depends on such a record,
 //! because a record that depends on another is only written after the other has ended.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::log::ReadLog;
 use super::nodes::Nodes;
@@ -294,15 +294,15 @@ fn check_directory(state: &State) -> Result<(), ImportError> {
 
 /// Units of records that a second import would verify again: if this one is interrupted, that one
 /// must come to the same result. So they stay as they are until the root is durable, even those
-/// that a later record freed.
-fn unsettled_units(log: &ReadLog) -> HashSet<u64> {
+/// that a later record freed. In order: the pool frees them in that order.
+fn unsettled_units(log: &ReadLog) -> BTreeSet<u64> {
     let records = log.records.iter().filter(|(lsn, _)| *lsn > log.settled);
     let units = records.filter_map(|(_, record)| match record {
         Record::Map { unit, .. } => Some(*unit),
         _ => None,
     });
     if Mutation::ReuseVerified.is_active() {
-        HashSet::new()
+        BTreeSet::new()
     } else {
         units.collect()
     }
@@ -312,7 +312,7 @@ fn unsettled_units(log: &ReadLog) -> HashSet<u64> {
 /// this root, and hold data now.
 fn forget_reused_zones(
     state: &State,
-    unsettled: &HashSet<u64>,
+    unsettled: &BTreeSet<u64>,
     zones: &mut Zones,
     old_pages: &mut Vec<u64>,
 ) -> Result<(), ImportError> {
@@ -324,8 +324,8 @@ fn forget_reused_zones(
     let forgets = Mutation::ReuseUnsettledZones.is_active();
     let is_reused = |unit: &u64| uses.contains_key(unit) || (unsettled.contains(unit) && !forgets);
     let reused = zones.units().filter(is_reused);
-    let reused: HashSet<u64> = reused.collect();
-    if let Some(unit) = reused.intersection(&ours).next() {
+    let reused: BTreeSet<u64> = reused.collect();
+    if let Some(unit) = reused.iter().find(|unit| ours.contains(unit)) {
         return Err(ImportError::UnitUsedTwice { unit: *unit });
     }
     old_pages.retain(|page| !reused.contains(&zones.unit_of(*page)));

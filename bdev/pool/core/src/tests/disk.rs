@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use crate::format::data_checksum;
 use crate::geometry::PAGE;
 
 pub(super) const SECTOR: usize = 512;
@@ -22,6 +23,8 @@ pub(crate) struct Disk {
     cache: Vec<Cached>,
     next_write: WriteId,
     pub is_volatile: bool,
+    /// A checksum of all writes so far, in their order.
+    pub history: u64,
     /// Unreadable until they are written.
     pub bad: HashSet<usize>,
 }
@@ -52,6 +55,7 @@ impl Disk {
             cache: Vec::new(),
             next_write: 0,
             is_volatile,
+            history: 0,
             bad: HashSet::new(),
         }
     }
@@ -74,6 +78,8 @@ impl Disk {
 
     pub(crate) fn begin_write(&mut self, block: usize, data: Block, can_tear: bool) -> WriteId {
         self.next_write += 1;
+        let write = u64::from(data_checksum(&data[..])) << 32 | block as u64;
+        self.history = (self.history.rotate_left(7) ^ write).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.cache.push(Cached {
             id: self.next_write,
             block,

@@ -21,7 +21,7 @@ const VOLUME_UNITS: u64 = 6;
 const GRANULES: u64 = VOLUME_UNITS * 4;
 
 /// Events that the checker has seen, so that a run without events does not pass for a good one.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Report {
     pub writes: u64,
     pub snapshots: u64,
@@ -37,6 +37,8 @@ pub(super) struct Report {
     pub refused: u64,
     pub discarded: u64,
     pub checks: u64,
+    /// A checksum of all writes to the disk, in their order.
+    pub history: u64,
 }
 
 pub(super) struct World {
@@ -88,6 +90,7 @@ pub(super) fn run(seed: u64, steps: u64) -> Result<Report, String> {
         world.step()?;
     }
     world.end()?;
+    world.report.history = world.rig.disk.history;
     Ok(world.report)
 }
 
