@@ -308,11 +308,11 @@ impl Changes<'_> {
 
     fn attempt_delete(&mut self, token: Token, id: VersionId) -> Result<Attempt, Refusal> {
         self.store.visible(id)?;
-        if self.durable.is_creating(id) || self.durable.is_frozen(id) {
-            return Err(Refusal::WrongKind);
-        }
         if self.jobs.is_on(id) {
             return Err(Refusal::Changing);
+        }
+        if self.durable.is_creating(id) || self.durable.is_frozen(id) {
+            return Err(Refusal::WrongKind);
         }
         if self.writes.is_busy(id) {
             return Ok(Attempt::Wait);

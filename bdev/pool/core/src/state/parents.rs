@@ -100,7 +100,9 @@ impl State {
         if old.is_fixed() || old.is_hidden || old.is_thick || prepared.pass.is_some() {
             return Err(ApplyError::WrongKind);
         }
+        // A request may have renamed the volume meanwhile.
         let adopted = Version {
+            identity: old.identity.clone(),
             is_hidden: false,
             hidden_at: 0,
             ..prepared

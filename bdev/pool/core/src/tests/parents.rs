@@ -2,10 +2,10 @@
 
 use super::content::value;
 use super::disk::{ALL_SECTORS, Crash, Disk};
-use super::rig::{self, Rig, identity};
+use super::rig::{self, Pending, Rig, identity};
 use crate::format::superblock::{Feature, Superblock};
 use crate::geometry::PAGE;
-use crate::ids::VersionId;
+use crate::ids::{Token, VersionId};
 use crate::import::ImportError;
 use crate::interface::{Answer, Refusal, Request};
 use crate::mutation::Mutation;
@@ -172,6 +172,177 @@ fn a_full_pool_refuses_a_new_parent() {
         granules: 4,
     };
     assert_eq!(rig.run(unmap), Ok(Answer::Done), "it is not frozen");
+}
+
+fn is_copy(pending: &Pending) -> bool {
+    matches!(pending, Pending::Source { .. })
+}
+
+/// Submits a request, and ends all I/O but the reads of copies.
+fn begin(rig: &mut Rig, request: Request) -> Token {
+    let token = rig.submit(request);
+    rig.finish_but(is_copy);
+    token
+}
+
+/// A request that copies, on a pool of its own, and the snapshot that it depends on.
+fn jobs() -> [(Rig, VersionId, VersionId, Request); 2] {
+    let write = |rig: &mut Rig, version| {
+        for place in 0..4 {
+            rig.wrote(version, place, &[(2, value(1, place * 4 + 2, 7))]);
+        }
+        rig.run(Request::Flush).unwrap();
+    };
+    let (mut first, [version, ..]) = chain();
+    write(&mut first, version);
+    let newest = first.snapshot(version, 5);
+    let decouple = Request::Decouple { version };
+    let (mut second, [_, source, _]) = chain();
+    let other = second.created(9, 16, false);
+    write(&mut second, other);
+    let set_parent = Request::SetParent {
+        version: other,
+        source,
+    };
+    [
+        (first, version, newest, decouple),
+        (second, other, source, set_parent),
+    ]
+}
+
+/// Goal: between copies the snapshot stays, and a new name of the volume does as well. Method: the
+/// reads of the copies end last.
+#[test]
+fn other_requests_between_copies() {
+    for (mut rig, version, snapshot, job) in jobs() {
+        let running = begin(&mut rig, job.clone());
+        assert!(rig.pending.iter().any(is_copy));
+        for of in [snapshot, version] {
+            let delete = begin(&mut rig, Request::Delete { version: of });
+            let refused = rig.take_answer(delete);
+            assert_eq!(refused, Err(Refusal::Changing), "{job:?}");
+        }
+        let name = "renamed".to_owned();
+        let rename = begin(&mut rig, Request::Rename { version, name });
+        assert_eq!(rig.take_answer(rename), Ok(Answer::Done));
+        rig.finish();
+        assert_eq!(rig.take_answer(running), Ok(Answer::Done));
+        let name = |rig: &Rig| rig.pool.state().versions[&version].identity.name.clone();
+        assert_eq!(name(&rig), "renamed", "{job:?}");
+        let (rig, _) = rig::import(rig.crashed(Crash::Power, |_| 0)).unwrap();
+        assert_eq!(name(&rig), "renamed", "{job:?}");
+        assert_eq!(rig.pool.check(), []);
+    }
+}
+
+fn is_as_before(rig: &mut Rig, version: VersionId, before: &[u64], parent: Option<VersionId>) {
+    rig.pool.settle();
+    rig.finish();
+    let versions = &rig.pool.state().versions;
+    assert!(versions.values().all(|version| !version.is_hidden));
+    assert_eq!(versions[&version].parent, parent);
+    assert_eq!(contents(rig, version), before);
+    assert_eq!(rig.pool.check(), []);
+}
+
+/// Goal: a pool that becomes full between two copies leaves the volume as it was, and a trim makes
+/// the request possible. Method: one unit more is free in each run, until all copies find one.
+#[test]
+fn a_pool_that_becomes_full_between_copies() {
+    for kind in 0..2 {
+        let mut refusals = 0;
+        for left in 0.. {
+            let (mut rig, version, _, job) = jobs().into_iter().nth(kind).unwrap();
+            let fillers = [20, 21, 22, 23].map(|number| rig.created(number, 16, false));
+            let (before, parent) = (
+                contents(&rig, version),
+                rig.pool.state().versions[&version].parent,
+            );
+            let mut places = fillers
+                .iter()
+                .flat_map(|of| (0..16).map(|place| (*of, place)));
+            loop {
+                let (free, kept) = rig.pool.free_units();
+                if free <= kept + left {
+                    break;
+                }
+                let (filler, place) = places.next().expect("the pool is small");
+                rig.wrote(filler, place, &[(0, value(1, place * 4, 8))]);
+            }
+            let outcome = rig.run(job.clone());
+            if outcome == Ok(Answer::Done) {
+                break;
+            }
+            assert!(
+                matches!(outcome, Err(Refusal::NoSpace { .. })),
+                "{job:?} {outcome:?}"
+            );
+            refusals += 1;
+            is_as_before(&mut rig, version, &before, parent);
+            let unmap = |first| Request::Unmap {
+                version: fillers[0],
+                first,
+                granules: 16,
+            };
+            for first in [0, 16] {
+                assert_eq!(rig.run(unmap(first)), Ok(Answer::Done));
+            }
+            rig.pool.settle();
+            rig.finish();
+            assert_eq!(rig.run(job), Ok(Answer::Done));
+            assert_eq!(rig.pool.check(), []);
+        }
+        assert!(refusals > 1, "no copy came before the refusal");
+    }
+}
+
+/// Goal: a disk that fails an I/O leaves the old parent and contents, or the new ones. Method: each
+/// I/O of a request fails in a run of its own. A pool that is held is imported.
+#[test]
+fn a_disk_that_fails_between_copies() {
+    for kind in 0..2 {
+        let [mut medium, mut held] = [0, 0];
+        for failing in 0.. {
+            let (mut rig, version, _, job) = jobs().into_iter().nth(kind).unwrap();
+            let parent = |rig: &Rig| rig.pool.state().versions[&version].parent;
+            let old = (parent(&rig), contents(&rig, version));
+            let token = rig.submit(job.clone());
+            rig.pump();
+            let mut at = 0;
+            while let Some(first) = rig.ready().into_iter().next() {
+                rig.end_with(first, at == failing);
+                at += 1;
+                if rig.pool.is_held() {
+                    break;
+                }
+            }
+            let outcome = rig.take_answer(token);
+            if rig.pool.is_held() {
+                held += 1;
+                // A later I/O of the pool may fail as well.
+                assert!([Ok(Answer::Done), Err(Refusal::Held)].contains(&outcome));
+                (rig, _) = rig::import(rig.crashed(Crash::Power, |_| 0)).unwrap();
+                rig.finish();
+            } else if outcome.is_err() {
+                medium += 1;
+                assert_eq!(outcome, Err(Refusal::Medium));
+                is_as_before(&mut rig, version, &old.1, old.0);
+            }
+            assert_eq!(rig.pool.check(), [], "{job:?} {failing}");
+            if (parent(&rig), contents(&rig, version)) == old {
+                assert_ne!(outcome, Ok(Answer::Done));
+                assert_eq!(rig.run(job), Ok(Answer::Done));
+            }
+            let (mut sound, _, _, job) = jobs().into_iter().nth(kind).unwrap();
+            sound.run(job).unwrap();
+            assert_eq!(contents(&rig, version), contents(&sound, version));
+            assert_eq!(parent(&rig), parent(&sound));
+            if at <= failing {
+                break;
+            }
+        }
+        assert!(medium > 2 && held > 2, "{medium} {held}");
+    }
 }
 
 /// A read-only volume refuses every change, serves clones, and stays so after an import.
