@@ -3,6 +3,7 @@
 use super::content::value;
 use super::disk::{ALL_SECTORS, Crash};
 use super::rig::{self, HOLDER, Pending, Rig, identity};
+use crate::ids::{Token, VersionId};
 use crate::import::{Holder, ImportError};
 use crate::interface::{Answer, Refusal, Request};
 use crate::mutation::Mutation;
@@ -113,26 +114,98 @@ fn deleting_discards_space() {
     assert_eq!(rig.pool.check(), []);
 }
 
-/// Goal: writes to a full pool wait, up to a bound, for space that a trim or a deletion returns.
-#[test]
-fn space_that_returns_wakes_waiting_writes() {
-    let mut rig = Rig::create(40, 22, true);
-    let volume = rig.created(1, 16, false);
-    let waits = |pending: &Pending| matches!(pending, Pending::Full { .. });
-    let write = |rig: &mut Rig, place: u64, number| {
-        let at = value(1, place * 4, number);
-        let token = rig.write(volume, place, &[(0, at)], false);
-        rig.finish_but(waits);
-        token
-    };
-    let fill = |rig: &mut Rig, mut place: u64| loop {
-        let token = write(rig, place, 1);
+fn waits(pending: &Pending) -> bool {
+    matches!(pending, Pending::Full { .. })
+}
+
+/// Writes a granule of a place, and ends all I/O but the waits for space.
+fn write(rig: &mut Rig, volume: VersionId, place: u64, number: u64) -> Token {
+    let at = value(1, place * 4, number);
+    let token = rig.write(volume, place, &[(0, at)], false);
+    rig.finish_but(waits);
+    token
+}
+
+/// Writes places until a write waits. Returns its token, and the place after it.
+fn fill(rig: &mut Rig, volume: VersionId, mut place: u64) -> (Token, u64) {
+    loop {
+        let token = write(rig, volume, place, 1);
         place += 1;
         if rig.pool.full_writes() == 1 {
             return (token, place);
         }
         rig.take_answer(token).unwrap();
+    }
+}
+
+/// Goal: a waiting write gets its answer when its pool is exported or held, and when its volume is
+/// deleted. A crash loses it alone.
+#[test]
+fn a_waiting_write_ends_with_its_pool_or_volume() {
+    let full = || {
+        let mut rig = Rig::create(40, 22, true);
+        let volume = rig.created(1, 16, false);
+        let (token, place) = fill(&mut rig, volume, 0);
+        (rig, volume, token, place - 1)
     };
+    let (mut rig, _, waiting, _) = full();
+    let export = rig.submit(Request::Export);
+    rig.finish_but(waits);
+    assert_eq!(rig.take_answer(export), Ok(Answer::Done));
+    assert_eq!(rig.take_answer(waiting), Err(Refusal::Exported));
+    assert_eq!(rig.pool.full_writes(), 0);
+
+    let (mut rig, version, waiting, _) = full();
+    let delete = rig.submit(Request::Delete { version });
+    rig.finish_but(waits);
+    assert_eq!(rig.take_answer(delete), Ok(Answer::Done));
+    assert_eq!(rig.take_answer(waiting), Err(Refusal::UnknownVersion));
+    assert_eq!(rig.pool.full_writes(), 0);
+    assert_eq!(rig.pool.check(), []);
+
+    let (mut rig, volume, waiting, place) = full();
+    let disk = rig.crashed(Crash::Power, |_| 0);
+    rig.submit(Request::Rename {
+        version: volume,
+        name: "renamed".to_owned(),
+    });
+    rig.pump();
+    let is_write = |pending: &Pending| matches!(pending, Pending::Write { .. });
+    let at = rig.pending.iter().position(is_write);
+    rig.end_with(at.unwrap(), true);
+    assert!(rig.pool.is_held());
+    assert_eq!(rig.take_answer(waiting), Err(Refusal::Held));
+    assert_eq!(rig.pool.full_writes(), 0);
+
+    let (mut rig, _) = rig::import(disk).unwrap();
+    rig.finish();
+    assert_eq!(rig.read(volume, place * 4), Ok(Some(0)));
+    assert_eq!(rig.pool.check(), []);
+    let waiting = write(&mut rig, volume, place, 2);
+    assert_eq!(rig.pool.full_writes(), 1, "it is full as before");
+    // Metadata may take some of these units.
+    for first in [0, 16] {
+        rig.submit(Request::Unmap {
+            version: volume,
+            first,
+            granules: 16,
+        });
+    }
+    rig.finish_but(waits);
+    assert_eq!(rig.take_answer(waiting), Ok(Answer::Done));
+    assert_eq!(
+        rig.read(volume, place * 4),
+        Ok(Some(value(1, place * 4, 2)))
+    );
+}
+
+/// Goal: writes to a full pool wait, up to a bound, for space that a trim or a deletion returns.
+#[test]
+fn space_that_returns_wakes_waiting_writes() {
+    let mut rig = Rig::create(40, 22, true);
+    let volume = rig.created(1, 16, false);
+    let write = |rig: &mut Rig, place, number| write(rig, volume, place, number);
+    let fill = |rig: &mut Rig, place: u64| fill(rig, volume, place);
     let run = |rig: &mut Rig, request| {
         let token = rig.submit(request);
         rig.finish_but(waits);

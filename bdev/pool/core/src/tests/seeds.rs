@@ -42,6 +42,8 @@ fn many_seeds() {
         sum.snapshots += report.snapshots;
         sum.clones += report.clones;
         sum.deletions += report.deletions;
+        sum.refused += report.refused;
+        sum.full += report.full;
         sum.restores += report.restores;
         sum.inflations += report.inflations;
         sum.decouplings += report.decouplings;
@@ -51,6 +53,7 @@ fn many_seeds() {
         sum.dropped += report.dropped;
         sum.discarded += report.discarded;
         sum.checks += report.checks;
+        sum.history ^= report.history;
     }
     println!("{sum:?}");
     let enough = [
@@ -65,6 +68,8 @@ fn many_seeds() {
         sum.read_only,
         sum.crashes,
         sum.dropped,
+        sum.refused,
+        sum.full,
         sum.discarded,
         sum.checks,
     ];

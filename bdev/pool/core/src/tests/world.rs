@@ -35,6 +35,8 @@ pub(super) struct Report {
     pub crashes: u64,
     pub dropped: u64,
     pub refused: u64,
+    /// Steps while writes waited for space.
+    pub full: u64,
     pub discarded: u64,
     pub checks: u64,
     /// A checksum of all writes to the disk, in their order.
@@ -108,6 +110,7 @@ impl World {
             _ => self.end_one()?,
         }
         self.rig.pump();
+        self.report.full += u64::from(self.rig.pool.full_writes() > 0);
         self.take_answers()
     }
 
