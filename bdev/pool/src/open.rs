@@ -140,7 +140,7 @@ fn size_of(claim: &Claim) -> Result<u64, PoolError> {
 }
 
 /// Writes that wait for space in a full pool: a quarter of the requests that a pool takes.
-const FULL_WRITES: usize = 1024;
+pub(crate) const FULL_WRITES: usize = if cfg!(test) { 8 } else { 1024 };
 
 /// Units of the smallest discard: 1 MiB, as units of new pools are aligned.
 const DISCARD_UNITS: u64 = 16;

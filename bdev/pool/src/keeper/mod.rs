@@ -49,14 +49,14 @@ const SETTLE: Duration = Duration::from_secs(1);
 const CHECKPOINT: Duration = Duration::from_secs(5);
 /// A write to a full pool waits so long: less than the deadline of a replicated volume's I/O, 8 s.
 pub(crate) const FULL_WAIT: Duration = if cfg!(test) {
-    Duration::from_secs(2)
+    Duration::from_millis(1500)
 } else {
     Duration::from_secs(5)
 };
 /// Once the pool is full for so long, writes that wait in vain fail for good. Linux without
 /// multipath repeats a command five times, and then reports an I/O error instead of ENOSPC.
-const FULL_PATIENCE: Duration = if cfg!(test) {
-    Duration::from_secs(1)
+pub(crate) const FULL_PATIENCE: Duration = if cfg!(test) {
+    Duration::from_millis(2200)
 } else {
     Duration::from_secs(20)
 };

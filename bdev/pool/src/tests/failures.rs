@@ -1,4 +1,4 @@
-//! Full pools, wrong disks, other holders, and a base that goes.
+//! Wrong disks, other holders, a base that goes, and commands that take long.
 
 use std::sync::Arc;
 
@@ -10,108 +10,6 @@ use uuid::Uuid;
 
 use super::rig::{self, HOLDER, Home, Host, POOL, run};
 use crate::{Command, PoolError, PoolState, Refusal};
-
-/// Writes to new space fail, trims make room, and written blocks stay.
-#[test]
-fn a_full_pool_takes_trims_and_then_writes() {
-    let home = Home::with_disk(64);
-    let pool = home.create();
-    let volume = rig::volume(&pool, 1, 1024);
-    let mut host = Host::on(&pool, volume);
-    let mut written = 0;
-    let full = loop {
-        match host.write(written * 16, 16, 1 + written as u8 % 200) {
-            Status::Ok => written += 1,
-            status => break status,
-        }
-    };
-    assert_eq!(full, Status::NoSpace);
-    assert!(
-        written > 400,
-        "{written} units of 64 KiB on a disk of 64 MiB"
-    );
-    // Written space stays writable and readable.
-    assert_eq!(host.write(0, 16, 250), Status::Ok);
-    assert_eq!(host.read(16, 1).1[0], 2);
-    assert_eq!(host.unmap(32, 160), Status::Ok);
-    let mut status = Status::NoSpace;
-    for _ in 0..200 {
-        status = host.write(written * 16, 16, 9);
-        if status.is_ok() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    assert_eq!(status, Status::Ok);
-    assert_eq!(host.read(32, 1).1[0], 0);
-    assert_eq!(host.read(written * 16, 1).1[0], 9);
-    rig::check(&pool);
-}
-
-/// Goal: a write to a full pool waits, and goes on when a trim returns space. Method: the write is
-/// on a queue of another thread.
-#[test]
-fn a_trim_wakes_a_write_to_a_full_pool() {
-    let home = Home::with_disk(64);
-    let pool = home.create();
-    let volume = rig::volume(&pool, 1, 1024);
-    let mut host = Host::on(&pool, volume);
-    let mut written = 0;
-    while host.write(written * 16, 16, 1).is_ok() {
-        written += 1;
-    }
-    // One unit comes back, and is taken: the pool is full again, with new patience.
-    assert_eq!(host.unmap(0, 16), Status::Ok);
-    while !host.write(0, 16, 2).is_ok() {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    let status = std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| Host::on(&pool, volume).write(written * 16, 16, 3));
-        while pool.status().waiting_writes == 0 {
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        assert_eq!(pool.status().full_percent, 95);
-        rig::block_on(pool.news().notified());
-        // Reads and writes in place go on meanwhile.
-        assert_eq!(host.write(16, 16, 4), Status::Ok);
-        assert_eq!(host.read(0, 1).1[0], 2);
-        assert_eq!(host.unmap(32, 16), Status::Ok);
-        waiting.join().unwrap()
-    });
-    assert_eq!(status, Status::Ok);
-    assert_eq!(host.read(written * 16, 1).1[0], 3);
-    rig::check(&pool);
-}
-
-/// A thick volume has its space, whatever others take.
-#[test]
-fn a_thick_volume_keeps_its_room() {
-    let home = Home::with_disk(64);
-    let pool = home.create();
-    let thin = rig::volume(&pool, 1, 1024);
-    let thick = Uuid::from_u128(2);
-    let create = |bytes, id| Command::Create {
-        id,
-        name: format!("thick {bytes}"),
-        bytes,
-        thick: true,
-    };
-    run(&pool, create(16 << 20, thick)).unwrap();
-    let refused = run(&pool, create(60 << 20, Uuid::from_u128(3))).unwrap_err();
-    assert!(matches!(
-        refused,
-        PoolError::Refused(Refusal::NoSpace { .. })
-    ));
-    let mut host = Host::on(&pool, thin);
-    let mut lba = 0;
-    while host.write(lba, 16, 1).is_ok() {
-        lba += 16;
-    }
-    let mut host = Host::on(&pool, thick);
-    for lba in (0..4096).step_by(16) {
-        assert_eq!(host.write(lba, 16, 3), Status::Ok);
-    }
-}
 
 #[test]
 fn a_disk_without_the_pool_is_refused() {
@@ -164,10 +62,7 @@ fn a_closing_pool_ends_its_check() {
 /// The status counts all versions: a busy pool does that a few times a second, not every turn.
 #[test]
 fn a_busy_pool_counts_seldom() {
-    let home = Home::with_disk(64);
-    let pool = home.create();
-    let volume = rig::volume(&pool, 1, 32);
-    let mut host = Host::on(&pool, volume);
+    let (_home, pool, _, mut host) = rig::start(64, 32);
     let count = || {
         pool.shared
             .statuses
@@ -231,10 +126,7 @@ fn a_disk_with_data_is_overwritten_by_force_only() {
 /// unmapped bytes.
 #[test]
 fn a_deleted_volume_is_discarded() {
-    let home = Home::with_disk(64);
-    let pool = home.create();
-    let volume = rig::volume(&pool, 1, 8);
-    let mut host = Host::on(&pool, volume);
+    let (home, pool, volume, mut host) = rig::start(64, 8);
     for unit in 0..128 {
         assert_eq!(host.write(unit * 16, 16, 1), Status::Ok);
     }
@@ -255,10 +147,7 @@ fn a_deleted_volume_is_discarded() {
 /// The disk goes under I/O: nothing hangs, and the pool is held.
 #[test]
 fn a_base_that_goes_ends_all_io() {
-    let home = Home::with_disk(64);
-    let pool = home.create();
-    let volume = rig::volume(&pool, 1, 8);
-    let mut host = Host::on(&pool, volume);
+    let (home, pool, volume, mut host) = rig::start(64, 8);
     assert_eq!(host.write(0, 16, 1), Status::Ok);
     home.registry.remove("disk", Removal::Hot).unwrap();
     assert!(!host.write(64, 16, 1).is_ok());
@@ -280,10 +169,7 @@ fn a_base_that_goes_ends_all_io() {
 /// A deleted volume answers no I/O any more, and its number may belong to another one.
 #[test]
 fn a_queue_of_a_deleted_volume_reaches_no_other() {
-    let home = Home::with_disk(64);
-    let pool = home.create();
-    let first = rig::volume(&pool, 1, 8);
-    let mut host = Host::on(&pool, first);
+    let (_home, pool, first, mut host) = rig::start(64, 8);
     assert_eq!(host.write(0, 16, 1), Status::Ok);
     run(&pool, Command::Delete { lvol: first }).unwrap();
     let second = rig::volume(&pool, 2, 8);
@@ -317,7 +203,7 @@ fn a_volume_is_resized_renamed_and_restored() {
         assert_eq!(reader.read(1024, 1).1[0], 2);
         assert_eq!(reader.read(0, 1).1[0], 1);
         let write = Io::new(1, Op::WriteZeroes, 0, 1);
-        assert_eq!(reader.run(write).0, Status::WriteProtected);
+        assert_eq!(reader.run(write).status, Status::WriteProtected);
     }
     let name = "renamed".to_owned();
     run(&pool, Command::Rename { lvol: volume, name }).unwrap();

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod failures;
+mod full;
 mod model;
 mod parents;
 mod rig;

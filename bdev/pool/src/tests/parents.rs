@@ -14,10 +14,7 @@ fn parent(pool: &crate::PoolHandle, of: Uuid) -> Option<Uuid> {
 /// A volume is separated from its parent while a queue to it is open, and from the next one.
 #[test]
 fn a_volume_is_decoupled_in_use() {
-    let home = Home::with_disk(64);
-    let pool = home.create();
-    let lvol = rig::volume(&pool, 1, 8);
-    let mut host = Host::on(&pool, lvol);
+    let (_home, pool, lvol, mut host) = rig::start(64, 8);
     assert_eq!(host.write(0, 16, 1), Status::Ok);
     let oldest = rig::snapshot(&pool, lvol, 2);
     assert_eq!(host.write(16, 16, 2), Status::Ok);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use nacre_bdev::malloc;
 use nacre_bdev::registry::Usage;
-use nacre_bdev::{Bdev, Done, Holder, Io, Layer, Op, Queue, Registry, Status};
+use nacre_bdev::{Bdev, Completion, Done, Holder, Io, Layer, Op, Queue, Registry, Status, Token};
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_reactor::{Nanos, ReactorConfig, ReactorHandle};
 use uuid::Uuid;
@@ -183,11 +183,23 @@ pub(super) fn check(pool: &PoolHandle) {
     }
 }
 
+/// A pool on a RAM disk, with a thin volume of these sizes in MiB, and a queue to it.
+pub(super) fn start(disk: u64, volume: u64) -> (Home, PoolHandle, Uuid, Host) {
+    let home = Home::with_disk(disk);
+    let pool = home.create();
+    let lvol = self::volume(&pool, 1, volume);
+    let host = Host::on(&pool, lvol);
+    (home, pool, lvol, host)
+}
+
 /// A queue to a volume, through a layer.
 pub(super) struct Host {
     queue: Box<dyn Queue>,
     pub memory: Pool,
     done: Done,
+    /// I/Os that have ended, and whose outcome the test has not taken.
+    ended: Vec<Completion>,
+    next: Token,
     began: Instant,
 }
 
@@ -199,42 +211,86 @@ impl Host {
             queue: Layer::new(lvol as Arc<dyn Bdev>).open(&memory).unwrap(),
             memory,
             done: Done::with_capacity(16),
+            ended: Vec::new(),
+            next: 1,
             began: Instant::now(),
         }
     }
 
-    pub(super) fn run(&mut self, io: Io) -> (Status, Vec<u8>) {
-        self.queue.submit(io).map_err(|(busy, _)| busy).unwrap();
+    fn begin(&mut self, io: Io) -> Token {
+        self.next += 1;
+        let token = self.next;
+        let submitted = self.queue.submit(Io { token, ..io });
+        submitted.map_err(|(busy, _)| busy).unwrap();
+        token
+    }
+
+    fn take(&mut self, token: Token) -> Option<Completion> {
+        let now = Nanos(1) + self.began.elapsed();
+        self.queue.poll(now, &mut self.done);
+        self.ended.extend(self.done.drain());
+        let at = self.ended.iter().position(|ended| ended.token == token)?;
+        Some(self.ended.swap_remove(at))
+    }
+
+    pub(super) fn run(&mut self, io: Io) -> Completion {
+        let token = self.begin(io);
+        self.wait(token)
+    }
+
+    /// The status of an I/O that has ended.
+    pub(super) fn ended(&mut self, token: Token) -> Option<Status> {
+        self.take(token).map(|ended| ended.status)
+    }
+
+    fn wait(&mut self, token: Token) -> Completion {
+        let began = Instant::now();
         loop {
-            let now = Nanos(1) + self.began.elapsed();
-            if self.queue.poll(now, &mut self.done) > 0 {
-                let ended = self.done.drain().next().unwrap();
-                let bytes = ended.data.iter().flat_map(|buf| buf.to_vec()).collect();
-                return (ended.status, bytes);
+            if let Some(ended) = self.take(token) {
+                return ended;
             }
-            assert!(self.began.elapsed().as_secs() < 120, "an I/O does not end");
+            assert!(began.elapsed().as_secs() < 120, "an I/O does not end");
             std::thread::yield_now();
         }
     }
 
-    /// Writes blocks of one byte.
+    /// The status of an I/O, when it has ended.
+    pub(super) fn end(&mut self, token: Token) -> Status {
+        self.wait(token).status
+    }
+
+    /// Writes blocks of one byte, again while the status asks for that, as hosts do.
     pub(super) fn write(&mut self, lba: u64, blocks: u32, byte: u8) -> Status {
+        let began = Instant::now();
+        loop {
+            assert!(began.elapsed().as_secs() < 120, "a write has no outcome");
+            let token = self.begin_write(lba, blocks, byte);
+            let status = self.end(token);
+            if status != Status::Retry {
+                return status;
+            }
+        }
+    }
+
+    pub(super) fn begin_write(&mut self, lba: u64, blocks: u32, byte: u8) -> Token {
         let mut buf = self.memory.acquire((blocks * BLOCK) as usize).unwrap();
         buf.bytes_mut().unwrap().fill(byte);
-        self.run(Io::new(1, Op::Write, lba, blocks).with(buf)).0
+        self.begin(Io::new(1, Op::Write, lba, blocks).with(buf))
     }
 
     pub(super) fn read(&mut self, lba: u64, blocks: u32) -> (Status, Vec<u8>) {
         let mut buf = self.memory.acquire((blocks * BLOCK) as usize).unwrap();
         buf.bytes_mut().unwrap().fill(0xEE);
-        self.run(Io::new(1, Op::Read, lba, blocks).with(buf))
+        let ended = self.run(Io::new(1, Op::Read, lba, blocks).with(buf));
+        let bytes = ended.data.iter().flat_map(|buf| buf.to_vec()).collect();
+        (ended.status, bytes)
     }
 
     pub(super) fn unmap(&mut self, lba: u64, blocks: u32) -> Status {
-        self.run(Io::new(1, Op::Unmap, lba, blocks)).0
+        self.run(Io::new(1, Op::Unmap, lba, blocks)).status
     }
 
     pub(super) fn flush(&mut self) -> Status {
-        self.run(Io::new(1, Op::Flush, 0, 0)).0
+        self.run(Io::new(1, Op::Flush, 0, 0)).status
     }
 }
