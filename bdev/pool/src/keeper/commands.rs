@@ -132,11 +132,8 @@ fn find(pool: &Pool, id: Uuid) -> Result<VersionId, PoolError> {
 fn info(pool: &Pool, version: VersionId) -> Option<LvolInfo> {
     let state = pool.state();
     let of = state.versions.get(&version).filter(|v| !v.is_hidden)?;
-    // A deleted parent is the storage of its children only.
-    let mut parent = of.parent.and_then(|parent| state.versions.get(&parent));
-    while let Some(hidden) = parent.filter(|parent| parent.is_hidden) {
-        parent = hidden.parent.and_then(|next| state.versions.get(&next));
-    }
+    let parent = state.visible_parent(version);
+    let parent = parent.and_then(|parent| state.versions.get(&parent));
     Some(LvolInfo {
         id: of.identity.id,
         name: of.identity.name.clone(),
@@ -320,21 +317,21 @@ impl Keeper {
         });
     }
 
-    /// Goes on with the first scan. Returns the work that was done.
+    /// Goes on with the first scan, and puts it behind the others: a count of one version does not
+    /// wait for a list of all. Returns the amount of work.
     pub(super) fn advance_scans(&mut self) -> u32 {
         let Stage::Open(pool) = &self.stage else {
             return 0;
         };
-        let mut count = 0;
-        if let Some(scan) = self.commands.scans.front_mut() {
-            count += 1;
-            if scan.advance(pool)
-                && let Some(scan) = self.commands.scans.pop_front()
-            {
-                scan.answer.send(Outcome::List(scan.done));
-            }
+        let Some(mut scan) = self.commands.scans.pop_front() else {
+            return 0;
+        };
+        if scan.advance(pool) {
+            scan.answer.send(Outcome::List(scan.done));
+        } else {
+            self.commands.scans.push_back(scan);
         }
-        count
+        1
     }
 }
 

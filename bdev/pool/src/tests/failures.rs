@@ -59,6 +59,38 @@ fn a_closing_pool_ends_its_check() {
     rig::check(&pool);
 }
 
+/// Goal: the count of one volume does not wait for lists of all. Method: the answers of twenty lists
+/// of many leaves, and of a count that is sent last, in their order.
+#[test]
+fn a_count_goes_on_beside_lists() {
+    let home = Home::with_disk(64);
+    let pool = home.create();
+    let large = rig::volume(&pool, 1, 8192);
+    let lvol = rig::volume(&pool, 2, 8);
+    let mut host = Host::on(&pool, large);
+    for leaf in 0..512 {
+        assert_eq!(host.write(leaf * 4096, 1, 1), Status::Ok);
+    }
+    let answered = rig::block_on(async {
+        let mut commands = tokio::task::JoinSet::new();
+        let lists = std::iter::repeat_n(Command::List, 20);
+        for command in lists.chain([Command::Count { lvol }]) {
+            let pool = pool.clone();
+            commands.spawn(async move {
+                let is_count = matches!(command, Command::Count { .. });
+                pool.run(command).await.map(|_| is_count).unwrap()
+            });
+        }
+        let mut answered = Vec::new();
+        while let Some(is_count) = commands.join_next().await {
+            answered.push(is_count.unwrap());
+        }
+        answered
+    });
+    let place = answered.iter().position(|is_count| *is_count);
+    assert!(place < Some(19), "{place:?}");
+}
+
 /// The status counts all versions: a busy pool does that a few times a second, not every turn.
 #[test]
 fn a_busy_pool_counts_seldom() {
