@@ -59,8 +59,8 @@ fn a_closing_pool_ends_its_check() {
     rig::check(&pool);
 }
 
-/// Goal: the count of one volume does not wait for lists of all. Method: the answers of twenty lists
-/// of many leaves, and of a count that is sent last, in their order.
+/// Goal: the count of one volume does not wait for lists of all. Method: the answers of twenty
+/// lists of many leaves, and of a count that is sent last, in their order.
 #[test]
 fn a_count_goes_on_beside_lists() {
     let home = Home::with_disk(64);

@@ -241,7 +241,7 @@ fn a_check_has_few_io_in_flight() {
     let mut copies = HashSet::new();
     for page in pages {
         let block = rig.geometry().page_offset(page) as usize / PAGE;
-        if copies.insert(rig.disk.read(block)) {
+        if copies.insert(rig.disk.read(block).copied()) {
             flip(&mut rig, page);
         }
     }

@@ -6,6 +6,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use nacre_random::mix;
+
 use crate::format::data_checksum;
 use crate::geometry::PAGE;
 
@@ -16,9 +18,23 @@ pub(super) const ALL_SECTORS: u8 = 0xff;
 pub(super) type Block = Arc<[u8; PAGE]>;
 pub(super) type WriteId = u64;
 
+/// A block, and its checksum: so that comparing disks is cheap.
+#[derive(Debug, Clone)]
+struct Stored {
+    data: Block,
+    sum: u32,
+}
+
+impl Stored {
+    fn new(data: Block) -> Self {
+        let sum = data_checksum(&data[..]);
+        Self { data, sum }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Disk {
-    durable: Vec<Option<Block>>,
+    durable: Vec<Option<Stored>>,
     /// In the order of submission.
     cache: Vec<Cached>,
     next_write: WriteId,
@@ -33,7 +49,7 @@ pub(crate) struct Disk {
 struct Cached {
     id: WriteId,
     block: usize,
-    data: Block,
+    stored: Stored,
     is_complete: bool,
     /// A crash may leave some of its sectors.
     can_tear: bool,
@@ -65,25 +81,42 @@ impl Disk {
     }
 
     /// The contents of a block. `None`: it is unreadable.
-    pub(crate) fn read(&self, block: usize) -> Option<[u8; PAGE]> {
+    pub(crate) fn read(&self, block: usize) -> Option<&[u8; PAGE]> {
         if self.bad.contains(&block) {
             return None;
         }
         let cached = self.cache.iter().rev();
         let mut cached = cached.filter(|write| write.block == block && write.is_complete);
-        let data = cached.next().map(|write| &write.data);
-        let data = data.or(self.durable[block].as_ref());
-        Some(data.map_or([0; PAGE], |data| **data))
+        let stored = cached.next().map(|write| &write.stored);
+        let stored = stored.or(self.durable[block].as_ref());
+        Some(stored.map_or(&[0; PAGE], |stored| &*stored.data))
+    }
+
+    /// A checksum of all contents, and of the writes that a crash may lose.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut sum = 0;
+        let mut add = |of: u64| sum = mix(sum ^ of);
+        for (block, stored) in self.durable.iter().enumerate() {
+            if let Some(stored) = stored {
+                add(u64::from(stored.sum) << 32 | block as u64);
+            }
+        }
+        for write in &self.cache {
+            add(u64::MAX << 1 | u64::from(write.is_complete));
+            add(u64::from(write.stored.sum) << 32 | write.block as u64);
+        }
+        sum
     }
 
     pub(crate) fn begin_write(&mut self, block: usize, data: Block, can_tear: bool) -> WriteId {
         self.next_write += 1;
-        let write = u64::from(data_checksum(&data[..])) << 32 | block as u64;
+        let stored = Stored::new(data);
+        let write = u64::from(stored.sum) << 32 | block as u64;
         self.history = (self.history.rotate_left(7) ^ write).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.cache.push(Cached {
             id: self.next_write,
             block,
-            data,
+            stored,
             is_complete: false,
             can_tear,
         });
@@ -109,7 +142,7 @@ impl Disk {
             self.cache.push(write);
         } else {
             let write = self.cache.remove(at);
-            self.durable[write.block] = Some(write.data);
+            self.durable[write.block] = Some(write.stored);
         }
     }
 
@@ -122,7 +155,7 @@ impl Disk {
     pub(crate) fn flush(&mut self, complete: &HashSet<WriteId>) {
         for write in std::mem::take(&mut self.cache) {
             if complete.contains(&write.id) {
-                self.durable[write.block] = Some(write.data)
+                self.durable[write.block] = Some(write.stored)
             } else {
                 self.cache.push(write)
             }
@@ -165,19 +198,19 @@ impl Disk {
                 .iter()
                 .rev()
                 .find(|other: &&Cached| other.block == block);
-            let old = old.map(|other| Arc::clone(&other.data));
-            let old = old.or_else(|| disk.durable[block].clone());
-            write.data = mixed(old, &write.data, sectors);
+            let old = old.map(|other| &other.stored);
+            let old = old.or(disk.durable[block].as_ref());
+            write.stored = mixed(old, &write.stored, sectors);
             write.is_complete = true;
             cache.push(write);
         }
         match crash {
             Crash::Power => cache
                 .into_iter()
-                .for_each(|write| disk.durable[write.block] = Some(write.data)),
+                .for_each(|write| disk.durable[write.block] = Some(write.stored)),
             Crash::Daemon if !disk.is_volatile => cache
                 .into_iter()
-                .for_each(|write| disk.durable[write.block] = Some(write.data)),
+                .for_each(|write| disk.durable[write.block] = Some(write.stored)),
             Crash::Daemon => disk.cache = cache,
         }
         disk
@@ -186,9 +219,10 @@ impl Disk {
     /// Puts bytes on the medium.
     pub(crate) fn corrupt(&mut self, block: usize, change: impl FnOnce(&mut [u8; PAGE])) {
         assert!(self.cache.is_empty(), "the cache would hide it");
-        let mut data = self.durable[block].as_deref().copied().unwrap_or([0; PAGE]);
+        let old = self.durable[block].as_ref();
+        let mut data = old.map_or([0; PAGE], |old| *old.data);
         change(&mut data);
-        self.durable[block] = Some(Arc::new(data));
+        self.durable[block] = Some(Stored::new(Arc::new(data)));
     }
 
     /// The disk is replaced by a smaller one.
@@ -207,14 +241,14 @@ impl Cached {
     }
 }
 
-fn mixed(old: Option<Block>, new: &Block, sectors: u8) -> Block {
+fn mixed(old: Option<&Stored>, new: &Stored, sectors: u8) -> Stored {
     if sectors == ALL_SECTORS {
-        return Arc::clone(new);
+        return new.clone();
     }
-    let mut data = old.map_or([0; PAGE], |old| *old);
+    let mut data = old.map_or([0; PAGE], |old| *old.data);
     for sector in (0..PAGE / SECTOR).filter(|sector| sectors >> sector & 1 == 1) {
         let range = sector * SECTOR..(sector + 1) * SECTOR;
-        data[range.clone()].copy_from_slice(&new[range]);
+        data[range.clone()].copy_from_slice(&new.data[range]);
     }
-    Arc::new(data)
+    Stored::new(Arc::new(data))
 }

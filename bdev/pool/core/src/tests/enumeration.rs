@@ -1,7 +1,10 @@
 //! Goal: short histories survive a crash at every point. Method: every sequence of operations up to
 //! a length, on a fresh pool; before each I/O ends, a crash that keeps none, all, each one, all but
 //! each one, or a random part of the writes that can be lost, torn ones included; then an import,
-//! and another after a crash of that.
+//! and another after a crash of that. Longer sequences for changes of parents and read-only volumes,
+//! and writes during copies.
+
+use std::collections::HashSet;
 
 use nacre_random::Random;
 
@@ -63,6 +66,8 @@ type Contents = Vec<(u64, [Value; GRANULES])>;
 struct Run {
     rig: Rig,
     states: Vec<Contents>,
+    /// The volume's parent that users see in each state, from a run without crashes.
+    parents: Vec<Option<VersionId>>,
     durable: usize,
     answered: usize,
     next: u64,
@@ -73,6 +78,8 @@ struct Run {
     sequence: Vec<Op>,
     random: Random,
     crashes: u64,
+    /// Disks that were imported, with the oldest state and the durable one.
+    seen: HashSet<(u64, usize, usize)>,
 }
 
 impl Run {
@@ -87,6 +94,7 @@ impl Run {
         Self {
             rig,
             states: vec![vec![(1, first), (2, first)]],
+            parents: Vec::new(),
             durable: 0,
             answered: 0,
             next: 10,
@@ -96,18 +104,68 @@ impl Run {
             sequence: sequence.to_vec(),
             random: Random::new(seed),
             crashes: 0,
+            seen: HashSet::new(),
         }
     }
 
-    fn run(mut self) -> u64 {
+    fn run(sequence: &[Op], seed: u64) -> u64 {
+        let mut run = Self::new(sequence, seed);
+        run.parents = Self::new(sequence, seed).parents_of(sequence);
         // Crashes during the operations before the last are those of shorter sequences.
-        let last = self.sequence.len() - 1;
-        for (at, op) in self.sequence.clone().into_iter().enumerate() {
-            if let Some(token) = self.begin(op) {
-                self.run_to_its_end(token, op, at == last);
+        let (last, before) = sequence.split_last().unwrap();
+        run.run_before(before);
+        if let Some(token) = run.begin(*last) {
+            run.run_to_its_end(&[(token, *last)], true);
+        }
+        run.crashes
+    }
+
+    fn run_before(&mut self, sequence: &[Op]) {
+        for op in sequence {
+            if let Some(token) = self.begin(*op) {
+                self.run_to_its_end(&[(token, *op)], false);
             }
         }
-        self.crashes
+    }
+
+    fn parent(&self, rig: &Rig) -> Option<VersionId> {
+        rig.pool.state().visible_parent(self.volume)
+    }
+
+    /// Runs a sequence without crashes. Returns the volume's parent in each state.
+    fn parents_of(mut self, sequence: &[Op]) -> Vec<Option<VersionId>> {
+        let mut parents = vec![self.parent(&self.rig)];
+        for op in sequence {
+            if let Some(token) = self.begin(*op) {
+                self.run_to_its_end(&[(token, *op)], false);
+                parents.push(self.parent(&self.rig));
+            }
+        }
+        parents
+    }
+
+    /// Runs a sequence, then an operation that changes no contents, and after some I/Os of that a
+    /// write. Returns false if the operation ended before the write.
+    fn run_with_a_write(before: &[Op], (op, write): (Op, Op), ios: usize) -> bool {
+        let sequence = [before, &[op, write]].concat();
+        let mut run = Self::new(&sequence, ios as u64);
+        run.parents = Self::new(&sequence, 0).parents_of(&sequence);
+        run.run_before(before);
+        let first = run.begin(op).expect("a parent");
+        run.rig.pump();
+        for _ in 0..ios {
+            let Some(at) = run.rig.ready().into_iter().next() else {
+                return false;
+            };
+            run.rig.end(at);
+        }
+        if run.rig.answers.iter().any(|(of, _)| *of == first) {
+            return false;
+        }
+        let second = run.begin(write).unwrap();
+        run.run_to_its_end(&[(first, op), (second, write)], true);
+        assert!(run.crashes > 0);
+        true
     }
 
     /// Submits an operation, and adds the state after it.
@@ -233,8 +291,9 @@ impl Run {
         Some(token)
     }
 
-    fn run_to_its_end(&mut self, token: Token, op: Op, crashes: bool) {
-        let is_durable = !matches!(op, Op::Write | Op::Overwrite | Op::Partial | Op::Unmap);
+    /// Ends operations, the last of which made the last states.
+    fn run_to_its_end(&mut self, operations: &[(Token, Op)], crashes: bool) {
+        let first_state = self.states.len() - operations.len();
         self.rig.pump();
         loop {
             if crashes {
@@ -244,11 +303,13 @@ impl Run {
                 break;
             };
             self.rig.end(at);
-            if self.rig.answers.iter().any(|(of, _)| *of == token) {
-                self.rig.take_answer(token).unwrap();
-                self.answered = self.states.len() - 1;
-                if is_durable {
-                    self.durable = self.answered;
+            for (state, (token, op)) in (first_state..).zip(operations) {
+                if self.rig.answers.iter().any(|(of, _)| of == token) {
+                    self.rig.take_answer(*token).unwrap();
+                    self.answered = self.answered.max(state);
+                    if !matches!(op, Op::Write | Op::Overwrite | Op::Partial | Op::Unmap) {
+                        self.durable = state;
+                    }
                 }
             }
         }
@@ -287,8 +348,15 @@ impl Run {
         }
     }
 
-    /// Imports, and crashes every fourth import once.
+    /// Imports, and crashes every fourth import once. A disk that several crashes leave is imported
+    /// once for each state that it may show.
     fn check(&mut self, disk: Disk, oldest: usize, crash: Crash) {
+        if !self
+            .seen
+            .insert((disk.fingerprint(), oldest, self.states.len()))
+        {
+            return;
+        }
         self.crashes += 1;
         let mut rig = self.imported(disk, oldest, crash);
         if !self.crashes.is_multiple_of(4) {
@@ -318,6 +386,14 @@ impl Run {
         assert_eq!(rig.pool.check(), [], "{:?} {crash:?}", self.sequence);
         let is_read_only = rig.pool.state().versions[&self.volume].is_read_only;
         assert!(is_read_only || self.read_only.is_none_or(|from| oldest < from));
+        // A change of the parent is durable when it is answered.
+        let parent = self.parent(&rig);
+        assert!(
+            self.parents[self.durable..self.states.len()].contains(&parent),
+            "{:?} {crash:?}: {parent:?} is none of {:?}",
+            self.sequence,
+            self.parents
+        );
         let found = self.contents(&rig);
         let possible = &self.states[oldest..];
         // Each granule of a version has the value of a possible state. A snapshot that is not
@@ -379,7 +455,54 @@ fn every_short_history() {
     }
     let mut crashes = 0;
     for (seed, sequence) in sequences.iter().enumerate() {
-        crashes += Run::new(sequence, seed as u64).run();
+        crashes += Run::run(sequence, seed as u64);
     }
     assert!(crashes > 50 * sequences.len() as u64, "only {crashes}");
+}
+
+/// Changes of parents and read-only volumes after, and before, operations that give them something
+/// to copy: snapshots in between, units of the volume's own, trimmed ones, deleted snapshots.
+#[test]
+fn longer_histories_of_parents() {
+    let changes = [Op::Decouple, Op::SetParent, Op::ReadOnly];
+    let begins = [Op::Snapshot, Op::Decouple];
+    let writes = [Op::Write, Op::Partial, Op::Unmap];
+    let others = [Op::Checkpoint, Op::Delete, Op::Clone];
+    let mut sequences = Vec::new();
+    for (first, change) in begins
+        .into_iter()
+        .flat_map(|first| changes.map(|op| (first, op)))
+    {
+        for other in writes.into_iter().chain(others) {
+            sequences.push(vec![first, other, change]);
+            sequences.push(vec![first, change, other]);
+        }
+        for write in writes {
+            sequences.push(vec![first, write, Op::Checkpoint, change]);
+            sequences.push(vec![first, write, change, Op::SetParent]);
+        }
+    }
+    let mut crashed = [0; OPS.len()];
+    for (seed, sequence) in sequences.iter().enumerate() {
+        let last = *sequence.last().unwrap();
+        crashed[last as usize] += u64::from(Run::run(sequence, seed as u64) > 0);
+    }
+    for change in changes {
+        assert!(crashed[change as usize] >= 8, "{change:?}: {crashed:?}");
+    }
+}
+
+/// Goal: a write during the copies of a volume is neither lost nor copied over. Method: the write
+/// comes after each number of I/Os.
+#[test]
+fn writes_during_copies() {
+    for op in [Op::Decouple, Op::Inflate] {
+        for write in [Op::Overwrite, Op::Partial, Op::Unmap] {
+            let mut ios = 0;
+            while Run::run_with_a_write(&[Op::Write, Op::Snapshot], (op, write), ios) {
+                ios += 1;
+            }
+            assert!(ios > 2, "{op:?} {write:?}: {ios}");
+        }
+    }
 }

@@ -340,7 +340,7 @@ impl Rig {
             }
             Pending::Page { io, block } => {
                 let page = self.disk.read(block);
-                let page = page.as_ref().map(|page| &page[..]);
+                let page = page.map(|page| &page[..]);
                 self.pool.page_read(io, page.ok_or(IoFailed));
             }
             Pending::Discard { io, writes } => {
@@ -364,7 +364,7 @@ impl Rig {
                 let read = granules_of(granules).map(|granule| {
                     let block = geometry.granule_offset(unit, granule) as usize / PAGE;
                     let data = self.disk.read(block).unwrap();
-                    (granule, Arc::new(data))
+                    (granule, Arc::new(*data))
                 });
                 let read: HashMap<u32, Block> = read.collect();
                 let sums = granules_of(granules).map(|granule| data_checksum(&read[&granule][..]));
@@ -377,7 +377,7 @@ impl Rig {
             Pending::Read { block, tag, .. } => {
                 let value = match block {
                     None => Some(0),
-                    Some(block) => content::read(&self.disk.read(block).unwrap()),
+                    Some(block) => content::read(self.disk.read(block).unwrap()),
                 };
                 return Some((tag, value));
             }
@@ -472,7 +472,7 @@ impl Rig {
     pub(crate) fn read(&self, version: VersionId, granule: u64) -> Result<Option<Value>, Refusal> {
         Ok(match self.block_of(version, granule)? {
             None => Some(0),
-            Some(block) => content::read(&self.disk.read(block).unwrap()),
+            Some(block) => content::read(self.disk.read(block).unwrap()),
         })
     }
 
@@ -512,8 +512,9 @@ pub(crate) fn import_by(disk: Disk, holder: Holder) -> Result<(Rig, ImportReport
                 ImportIntent::Read { io, offset, len } => {
                     let first = offset as usize / PAGE;
                     let blocks = (first..first + len / PAGE).map(|block| disk.read(block));
-                    let data: Option<Vec<[u8; PAGE]>> = blocks.collect();
-                    let data = data.map(|blocks| blocks.concat());
+                    let blocks: Option<Vec<&[u8; PAGE]>> = blocks.collect();
+                    let data = blocks
+                        .map(|blocks| blocks.into_iter().flatten().copied().collect::<Vec<u8>>());
                     import.read(io, data.as_deref().ok_or(IoFailed));
                 }
                 ImportIntent::Flush { io } => {
