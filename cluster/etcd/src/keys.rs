@@ -1,5 +1,7 @@
 //! The keys of a cluster.
 
+use std::fmt::Display;
+
 use nacre_cluster_core::{NodeId, VolumeId};
 use uuid::Uuid;
 
@@ -27,12 +29,26 @@ impl Prefix {
         format!("{}owner", self.0)
     }
 
+    /// The cluster itself: its id, and the duration of its leases.
+    pub fn meta(&self) -> String {
+        format!("{}meta", self.0)
+    }
+
+    /// The prefix of all keys of a kind.
+    fn all(&self, kind: &str) -> String {
+        format!("{}{kind}/", self.0)
+    }
+
+    fn one(&self, kind: &str, id: impl Display) -> String {
+        format!("{}{kind}/{id}", self.0)
+    }
+
     pub fn volumes(&self) -> String {
-        format!("{}vol/", self.0)
+        self.all("vol")
     }
 
     pub fn volume(&self, id: Uuid) -> String {
-        format!("{}vol/{id}", self.0)
+        self.one("vol", id)
     }
 
     pub fn core_volume(&self, id: VolumeId) -> String {
@@ -40,20 +56,41 @@ impl Prefix {
     }
 
     pub fn name(&self, name: &str) -> String {
-        format!("{}name/{name}", self.0)
+        self.one("name", name)
     }
 
     /// The keys that belong to one volume and go with it.
-    pub fn of_volume(&self, id: Uuid) -> [String; 3] {
-        ["pub", "resv", "paths"].map(|kind| format!("{}{kind}/{id}", self.0))
+    pub fn of_volume(&self, id: Uuid) -> [String; 4] {
+        ["pub", "resv", "paths", "op"].map(|kind| self.one(kind, id))
+    }
+
+    pub fn publications(&self) -> String {
+        self.all("pub")
+    }
+
+    /// Requests of operators to the holder, one per volume.
+    pub fn operations(&self) -> String {
+        self.all("op")
+    }
+
+    pub fn operation(&self, volume: VolumeId) -> String {
+        self.one("op", volume.0)
+    }
+
+    pub fn nodes(&self) -> String {
+        self.all("node")
+    }
+
+    pub fn node(&self, id: NodeId) -> String {
+        self.one("node", id.0)
     }
 
     pub fn leases(&self) -> String {
-        format!("{}lease/", self.0)
+        self.all("lease")
     }
 
     pub fn lease(&self, node: NodeId) -> String {
-        format!("{}lease/{}", self.0, node.0)
+        self.one("lease", node.0)
     }
 
     /// The node whose lease `key` is.
@@ -61,34 +98,13 @@ impl Prefix {
         Self::id_after(&self.leases(), key).map(NodeId)
     }
 
-    /// The cluster itself: its id, and the duration of its leases.
-    pub fn meta(&self) -> String {
-        format!("{}meta", self.0)
-    }
-
-    pub fn nodes(&self) -> String {
-        format!("{}node/", self.0)
-    }
-
-    pub fn node(&self, id: NodeId) -> String {
-        format!("{}node/{}", self.0, id.0)
-    }
-
-    pub fn publications(&self) -> String {
-        format!("{}pub/", self.0)
-    }
-
-    /// Requests of operators to the holder, one per volume.
-    pub fn operations(&self) -> String {
-        format!("{}op/", self.0)
-    }
-
-    pub fn operation(&self, volume: VolumeId) -> String {
-        format!("{}op/{}", self.0, volume.0)
-    }
-
     pub fn logs(&self) -> String {
-        format!("{}log/", self.0)
+        self.all("log")
+    }
+
+    /// A line of the log of decisions: sorted by time, and unique with the id.
+    pub fn log(&self, unix_ms: u128, id: Uuid) -> String {
+        self.one("log", format_args!("{unix_ms:015}-{id}"))
     }
 
     /// The id after `prefix`, as in `vol/ID`.
@@ -96,14 +112,9 @@ impl Prefix {
         let key = std::str::from_utf8(key).ok()?;
         Uuid::parse_str(key.strip_prefix(prefix)?).ok()
     }
-
-    /// A line of the log of decisions: sorted by time, and unique with the id.
-    pub fn log(&self, unix_ms: u128, id: Uuid) -> String {
-        format!("{}log/{unix_ms:015}-{id}", self.0)
-    }
 }
 
-impl std::fmt::Display for Prefix {
+impl Display for Prefix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
@@ -136,6 +147,14 @@ mod tests {
         let node = NodeId(Uuid::from_u128(7));
         assert_eq!(prefix.node_of(prefix.lease(node).as_bytes()), Some(node));
         assert_eq!(prefix.node_of(b"/nacre/other/lease/7"), None);
+        let id = Uuid::from_u128(8);
+        assert!(prefix.volume(id).starts_with(&prefix.volumes()));
+        // A request to a volume's holder goes with the volume.
+        let operation = prefix.operation(VolumeId(id));
+        assert!(operation.starts_with(&prefix.operations()));
+        assert!(prefix.of_volume(id).contains(&operation));
+        let log = "/nacre/lab/log/000000000000009-00000000-0000-0000-0000-000000000008";
+        assert_eq!(prefix.log(9, id), log);
         assert_eq!(range_end(b"/a/"), b"/a0");
         assert_eq!(range_end(&[b'a', 0xff]), b"b");
         assert_eq!(range_end(&[0xff]), [0]);

@@ -20,7 +20,7 @@ use crate::record;
 
 /// Time between two looks at the progress of a request.
 const LOOK: Duration = Duration::from_millis(100);
-/// Attempts against changes in between.
+/// Attempts, if the key changes between the read and the transaction.
 const ATTEMPTS: usize = 8;
 
 #[derive(Debug, Clone)]
@@ -203,7 +203,7 @@ impl Operator {
         Err(Error::Late { key, waited: limit })
     }
 
-    /// Ends the lease of a node that is off, by the operator's word: nothing waits.
+    /// Ends the lease of a node at once. The operator vouches that the node is off.
     pub async fn fence_off(&self, node: NodeId) -> Result<Incarnation, Error> {
         let key = self.prefix.lease(node);
         let leases = self.leases();
@@ -222,7 +222,7 @@ impl Operator {
         Err(Error::Contended { key })
     }
 
-    /// Removes a node that never returns. It must have no lease, and no members.
+    /// Removes a node that never returns. The node must have no lease, and no members.
     pub async fn remove(&self, node: NodeId) -> Result<(), Error> {
         let (key, lease) = (self.prefix.node(node), self.prefix.lease(node));
         for kv in self.list(&self.prefix.volumes()).await? {
@@ -266,9 +266,14 @@ impl Operator {
         let key = self.prefix.operation(volume);
         let record_key = self.prefix.core_volume(volume);
         let operation = Operation::hand_over(to);
-        let txn = Txn::default().put(&key, bytes(&operation));
+        let txn = Txn::default()
+            .if_not_created(&record_key, 0)
+            .put(&key, bytes(&operation));
         let asked = self.client.transact(txn, Copies::Several).await;
-        asked.map_err(Error::at(&key))?;
+        if !asked.map_err(Error::at(&key))?.is_made {
+            let key = record_key;
+            return Err(Error::NoVolume { key, volume });
+        }
         let end = Instant::now() + limit;
         while Instant::now() < end {
             let found = self.client.get(&key).await.map_err(Error::at(&key))?;
