@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use nacre_cluster_core::{Holder, Incarnation, NodeId, Transaction};
 use nacre_cluster_etcd::{Endpoints, NodeLeases, Outcome, Prefix};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::sync::oneshot;
 use uuid::Uuid;
@@ -31,11 +32,11 @@ pub struct Ward {
     pub process: Uuid,
 }
 
-/// What became of the lease.
+/// The outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Returned {
     Lease(Incarnation, Duration),
-    /// The daemon had given it back, or another node had fenced it.
+    /// The daemon had given the lease back, or another node had fenced it.
     Nothing,
 }
 
@@ -59,33 +60,48 @@ pub fn run(
     let leases = NodeLeases::new(client, prefix.clone());
     runtime.block_on(async {
         let mut ended = end_of(process).map_err(thread)?;
-        // Keeps a connection to etcd open. Without an answer, the daemon has the same trouble.
+        // Keeps a connection to etcd open. A failed request needs no action: the next one follows.
         let warm = async {
             loop {
                 let _ = leases.read(ward.node).await;
                 tokio::time::sleep(WARM).await;
             }
         };
-        tokio::select! {
-            _ = &mut ended => {}
-            () = warm => {}
-        }
+        let ended = tokio::select! {
+            ended = &mut ended => ended,
+            () = warm => unreachable!("it never ends"),
+        };
+        // Without proof of the end, the process may still answer hosts.
+        ended
+            .unwrap_or_else(|_| Err(std::io::Error::other("it panicked")))
+            .map_err(thread)?;
         give_back(&leases, ward).await.map_err(Error::at(&key))
     })
 }
 
-/// The end of the process, as a thread waits for it.
-fn end_of(process: OwnedFd) -> std::io::Result<oneshot::Receiver<()>> {
+/// A thread waits for the end of the process, and reports it. An error proves no end.
+fn end_of(process: OwnedFd) -> std::io::Result<oneshot::Receiver<std::io::Result<()>>> {
     let (sender, ended) = oneshot::channel();
     let wait = move || {
-        let mut watched = [PollFd::new(&process, PollFlags::IN)];
-        while !matches!(poll(&mut watched, None), Ok(1..)) {}
         // The receiver waits as long as this thread runs.
-        let _ = sender.send(());
+        let _ = sender.send(wait_for(&process));
     };
     let thread = std::thread::Builder::new().name("guardian".to_owned());
     thread.spawn(wait)?;
     Ok(ended)
+}
+
+/// Blocks until the process has ended.
+fn wait_for(process: &OwnedFd) -> std::io::Result<()> {
+    loop {
+        let mut watched = [PollFd::new(process, PollFlags::IN)];
+        match poll(&mut watched, None) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) if watched[0].revents().contains(PollFlags::IN) => return Ok(()),
+            Ok(_) => return Err(std::io::Error::other("the descriptor is no process")),
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 async fn give_back(leases: &NodeLeases, ward: Ward) -> Result<Returned, nacre_cluster_etcd::Error> {
@@ -114,5 +130,27 @@ async fn give_back(leases: &NodeLeases, ward: Ward) -> Result<Returned, nacre_cl
             Err(error) => return Err(error),
         }
         tokio::time::sleep(AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// Only a process that has ended is the proof: not a descriptor without an end, nor an error.
+    #[test]
+    fn the_end_of_a_process() {
+        let mut cat = Command::new("cat");
+        let mut child = cat.stdin(Stdio::piped()).spawn().expect("it starts");
+        let process = watched(child.id()).expect("it runs");
+        drop(child.stdin.take());
+        wait_for(&process).expect("it ended");
+        child.wait().expect("it ended");
+        // The reading end of a pipe without a writer: `poll` returns, and nothing is readable.
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(writer);
+        assert!(wait_for(&OwnedFd::from(reader)).is_err());
     }
 }
