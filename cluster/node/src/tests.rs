@@ -53,7 +53,7 @@ fn key(number: u128, incarnation: u64, revision: u64) -> LeaseKey {
 
 /// Writes down the calls.
 #[derive(Default, Clone)]
-struct Engine(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Engine(Arc<Mutex<Vec<String>>>);
 
 impl Engine {
     fn note(&self, call: &str) {
@@ -136,16 +136,16 @@ impl Bench {
         }
     }
 
-    fn poll(&mut self, ms: u32) -> Vec<Commit> {
+    fn poll(&mut self, ms: u32, is_turn: bool) -> Vec<Commit> {
         let now = at(ms);
         self.volumes
-            .poll(now, &self.lease, &self.nodes, &self.events, true)
+            .poll(now, &self.lease, &self.nodes, &self.events, is_turn)
     }
 
     /// Makes the changes that the volume wants, until it wants none.
     fn run(&mut self, ms: u32) {
         loop {
-            let commits = self.poll(ms);
+            let commits = self.poll(ms, true);
             if commits.is_empty() {
                 return;
             }
@@ -213,7 +213,31 @@ fn a_late_report_of_an_earlier_close() {
     assert_eq!(bench.volumes.holder(VOLUME), None);
 }
 
-/// Whatever the volume did is dropped with the incarnation, and it is taken in a later epoch.
+/// A gate that refuses without a later epoch is asked again at a turn of the clock, not at once:
+/// otherwise node and gate exchange messages without a pause.
+#[test]
+fn a_gate_that_refuses() {
+    let mut bench = Bench::new();
+    bench.run(0);
+    bench.run(200);
+    assert_eq!(bench.engine.calls(), ["acquire 5"]);
+    let holder = bench.lease.holder();
+    let key = Key { epoch: 5, holder };
+    for current in [None, Some(key)] {
+        bench.report(Answer::Refused {
+            member: MEMBER,
+            key,
+            current,
+        });
+        let between = bench.poll(210, false);
+        assert!(between.is_empty());
+        assert!(bench.engine.calls().is_empty(), "between two turns");
+        bench.run(250);
+        assert_eq!(bench.engine.calls(), ["acquire 5"]);
+    }
+}
+
+/// All work for the volume ends with the incarnation, and the node takes it in a later epoch.
 #[test]
 fn a_lost_incarnation() {
     let mut bench = Bench::holding();

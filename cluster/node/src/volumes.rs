@@ -34,11 +34,11 @@ struct Place {
     /// The stored value, with its revision.
     stored: (Revision, Value),
     role: Option<Role>,
-    /// The state that the last events were about.
+    /// The state at the last event.
     noted: State,
     /// Incremented by each close: a late answer to an earlier one does not count.
     closes: u64,
-    /// When the take began, and the former holder.
+    /// The start of the take, and the former holder.
     taking: Option<(BootTime, Option<NodeId>)>,
     leaving_to: Option<NodeId>,
     no_hand_over_before: BootTime,
@@ -185,17 +185,13 @@ impl Volumes {
                 key,
                 current,
             } => {
-                if current.is_some_and(|current| current.epoch > key.epoch) {
-                    machine.gate_refused(key);
-                } else {
-                    machine.lost_gate(member);
+                if current.is_none_or(|current| current.epoch <= key.epoch) {
+                    return machine.lost_gate(member);
                 }
+                machine.gate_refused(key);
             }
-            Answer::LostGate { member } => {
-                // Asked again at the next turn of the clock, not at once.
-                machine.lost_gate(member);
-                return;
-            }
+            // The machine asks again at the next turn of the clock, not at once.
+            Answer::LostGate { member } => return machine.lost_gate(member),
             Answer::Merged { number } => machine.merged(number),
             Answer::Drained { number } if number == place.closes => machine.drained(),
             Answer::Drained { .. } => {}
@@ -315,7 +311,7 @@ impl Volumes {
         }
     }
 
-    /// The node that takes next, among those that live and are not avoided.
+    /// The next node to take the volume, among live nodes without a cordon or drain.
     pub(crate) fn successor(&self, id: VolumeId, nodes: &Nodes) -> Option<NodeId> {
         let record = self.places.get(&id)?.machine.record()?;
         let mut order = self.published.get(&id)?.clone();
