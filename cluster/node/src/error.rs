@@ -1,4 +1,4 @@
-//! Why a request of an operator, or the start of a node, failed: the key, etcd's words, the remedy.
+//! Errors of operators' requests and of a node's start: the key, etcd's words, the remedy.
 
 use std::time::Duration;
 
@@ -33,6 +33,11 @@ pub enum Error {
         expected: Uuid,
         found: Uuid,
     },
+    #[error(
+        "key \"{key}\" is absent, and this node joined the cluster {expected}: etcd has lost its \
+         data, or is another etcd. Correct the endpoints, or restore a backup"
+    )]
+    LostCluster { key: String, expected: Uuid },
     #[error("key \"{key}\": {machine} renews the lease of this node's id ({node}). \
              Give one of them a data directory of its own", node = node.0)]
     InUse {
@@ -85,7 +90,7 @@ impl Error {
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Store { said, .. } => said.is_passing(),
-            Self::Contended { .. } | Self::Late { .. } => true,
+            Self::Contended { .. } | Self::Late { .. } | Self::LostCluster { .. } => true,
             _ => false,
         }
     }

@@ -19,9 +19,10 @@ pub enum Decision {
     NodeLost {
         incarnation: Incarnation,
     },
-    /// This node fenced another one, so long after the last renewal that it saw.
+    /// This node fenced another one.
     NodeFenced {
         node: NodeId,
+        /// The time since the last renewal that this node saw.
         silent: Duration,
     },
     /// A node's lease is over, by a fence or an orderly end.
@@ -65,7 +66,7 @@ pub enum Decision {
     StoreBack {
         away: Duration,
     },
-    /// A key that this program cannot read. It is ignored.
+    /// This program cannot read the key, and ignores it.
     KeyIgnored {
         key: String,
         why: String,
@@ -105,7 +106,7 @@ impl Events {
         });
     }
 
-    /// The events after `number`, oldest first; 0: all that are kept.
+    /// The events after `number`, oldest first; 0: all events of the ring.
     pub fn after(&self, number: u64) -> Vec<Event> {
         let ring = self.0.lock();
         let later = ring.kept.iter().filter(|event| event.number > number);

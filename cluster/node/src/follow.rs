@@ -1,5 +1,5 @@
 //! Follows all keys of a prefix: a list, then the changes from that revision on. Each prefix has a
-//! task of its own, because a watch that is opening must not be cancelled.
+//! task of its own: a loop over several watches would cancel one that is opening.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,11 +42,7 @@ pub(crate) async fn follow(
     news: mpsc::Sender<(Kind, Change)>,
 ) {
     loop {
-        let page = tokio::select! {
-            () = news.closed() => return,
-            page = client.list(&prefix) => page,
-        };
-        let page = match page {
+        let page = match client.list(&prefix).await {
             Ok(page) => page,
             Err(error) => {
                 debug!(prefix, %error, "not listed");
@@ -65,11 +61,7 @@ pub(crate) async fn follow(
             return;
         }
         loop {
-            let update = tokio::select! {
-                () = news.closed() => return,
-                update = watch.next() => update,
-            };
-            let change = match update {
+            let change = match watch.next().await {
                 Update::Put(kv) => Change::Put(kv),
                 Update::Deleted { key, revision } => Change::Deleted { key, revision },
                 // Changes are lost: list again.

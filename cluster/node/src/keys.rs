@@ -140,7 +140,7 @@ impl NodeKey {
     }
 }
 
-/// Changes the description of a node while its incarnation stands. False: it is gone.
+/// Changes the description of a node while its incarnation stands. False: the incarnation is gone.
 pub(crate) async fn describe(
     client: &Client,
     prefix: &Prefix,

@@ -17,7 +17,7 @@ use crate::events::Events;
 use crate::operator::Operator;
 use crate::serving::{Link, Reports, Serving, WAITING};
 
-/// Dropped, the node leaves: it hands its volumes over, and gives its lease back.
+/// A node that is dropped leaves: it hands its volumes over, and gives its lease back.
 pub struct Node {
     shared: Arc<Shared>,
     state: watch::Receiver<NodeState>,
@@ -123,7 +123,7 @@ impl Node {
     }
 }
 
-/// A thread that panics renews nothing: no answer may leave from then on.
+/// After a panic, nothing renews the lease: from then on, answers leave by assent only.
 struct OnPanic(Arc<Shared>);
 
 impl Drop for OnPanic {
@@ -141,7 +141,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // A panic was reported where it happened.
+            // The panic hook has reported a panic.
             let _ = thread.join();
         }
     }

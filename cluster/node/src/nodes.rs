@@ -1,4 +1,4 @@
-//! The other nodes: whose lease stands, and the fences of those that are silent.
+//! The other nodes: their leases, and the fences of silent nodes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl Nodes {
         }
     }
 
-    /// The cluster's timing. Observations from before it was known are forgotten, and read again.
+    /// Sets the cluster's timing. Nodes are observed anew: earlier observations had another one.
     pub(crate) fn set_timing(&mut self, timing: Timing, now: BootTime) {
         self.timing = timing;
         self.observers.clear();

@@ -51,7 +51,7 @@ impl Operation {
     }
 }
 
-/// An operation, as far as this node has come with it.
+/// An operation, and this node's progress with it.
 pub(crate) struct Progress {
     operation: Operation,
     revision: i64,

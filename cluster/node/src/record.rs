@@ -47,8 +47,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), String> {
     let record = Record {
         epoch: fields.epoch,
         serving: fields.serving,
-        // A holder of a daemon outside of a cluster has no incarnation, and none of that number
-        // stands.
+        // A daemon outside of a cluster has no incarnation. No lease has the incarnation 0.
         holder: fields.holder.map(|node| Holder {
             node: NodeId(node),
             incarnation: Incarnation(fields.incarnation.unwrap_or(0)),
@@ -69,7 +68,7 @@ pub(crate) fn encode(base: &Value, record: &Record) -> Value {
     value["incarnation"] = json!(holder.map(|holder| holder.incarnation.0));
     value["next"] = json!(record.next.map(|node| node.0));
     value["revision"] = (base["revision"].as_u64().unwrap_or(0) + 1).into();
-    // `op` names the call of `EtcdStore` that wrote the value: this is another one.
+    // `op` names the call of `EtcdStore` that wrote the value. This change is no such call.
     if let Some(fields) = value.as_object_mut() {
         fields.remove("op");
     }

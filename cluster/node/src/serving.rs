@@ -92,7 +92,7 @@ pub enum Answer {
     PutOut {
         member: MemberId,
     },
-    /// The member has everything, and gets every write of this key's holder.
+    /// The member has all data, and gets every write of this key's holder.
     Promote {
         member: MemberId,
         key: Key,

@@ -54,20 +54,22 @@ impl Driver {
         let Phase::Looking { .. } = self.phase else {
             return;
         };
+        let answer = answer.map_err(|error| match (error, self.me.cluster) {
+            (Error::NoCluster { key }, Some(expected)) => Error::LostCluster { key, expected },
+            (error, _) => error,
+        });
         let found = answer.and_then(|cluster| Ok((cluster.timing()?, cluster.id)));
         match found {
-            Ok((_, found)) if self.me.cluster.is_some_and(|expected| expected != found) => {
-                let expected = self.me.cluster.unwrap_or_default();
-                let key = self.prefix.meta();
-                self.exclude(Error::OtherCluster {
-                    key,
-                    expected,
-                    found,
-                });
-            }
-            Ok((timing, id)) => {
-                self.timing = timing;
-                self.cluster = id;
+            Ok((timing, found)) => {
+                let expected = *self.me.cluster.get_or_insert(found);
+                if expected != found {
+                    let key = self.prefix.meta();
+                    return self.exclude(Error::OtherCluster {
+                        key,
+                        expected,
+                        found,
+                    });
+                }
                 self.nodes.set_timing(timing, now);
                 self.phase = Phase::Joining(Join::new(self.me.id, timing));
             }

@@ -7,6 +7,7 @@ mod joining;
 mod news;
 
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ pub struct Me {
     pub machine: Option<Uuid>,
     /// Unique for each start. The guardian knows it, and so which lease to give back.
     pub process: Uuid,
-    /// The id of the cluster that this node joined before.
+    /// The id of the cluster that this node joined before. `None`: it has joined none.
     pub cluster: Option<Uuid>,
     pub description: Description,
 }
@@ -62,17 +63,18 @@ pub struct Me {
 /// The state of this node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum NodeState {
-    /// It has no lease yet, or lost its incarnation: the last obstacle, if there is one.
+    /// The node has no lease yet, or lost its incarnation.
     Joining {
+        /// The last error, if there is one.
         obstacle: Option<Error>,
     },
-    /// It has a lease. Without a good one it serves by assent, and takes nothing.
+    /// The node has a lease. Without a good one it serves by assent, and takes nothing.
     In {
         cluster: Uuid,
         incarnation: Incarnation,
         is_good: bool,
     },
-    /// It stays out, until an operator acts and the daemon starts again.
+    /// The node stays out until an operator acts and the daemon starts again.
     Out {
         why: Error,
     },
@@ -106,7 +108,7 @@ enum Done {
 }
 
 enum Phase {
-    /// The cluster's key is not known yet.
+    /// The node reads the cluster's key.
     Looking {
         not_before: BootTime,
         is_asked: bool,
@@ -125,20 +127,18 @@ pub(crate) struct Driver {
     leases: Arc<NodeLeases>,
     shared: Arc<Shared>,
     phase: Phase,
-    cluster: Uuid,
-    timing: Timing,
-    /// A lease of this machine is that of an earlier process. False once it was replaced.
+    /// True: a lease of this machine belongs to an earlier process. False after its replacement.
     has_earlier: bool,
     nodes: Nodes,
     volumes: Volumes,
     operations: BTreeMap<VolumeId, Progress>,
     jobs: JoinSet<Done>,
     next_turn: BootTime,
-    /// Since when the lease has not been good.
+    /// The start of the time without a good lease. `None`: the lease is good.
     away: Option<BootTime>,
-    /// Why the last renewal failed.
+    /// The error of the last renewal that failed.
     last_failure: Option<Said>,
-    /// Until when the node hands its volumes over, once it ends.
+    /// Deadline of the last hand-overs, once the node ends.
     leave_by: Option<BootTime>,
 }
 
@@ -152,9 +152,8 @@ impl Driver {
     ) -> Self {
         let leases =
             NodeLeases::of_process(Arc::clone(&client), prefix.clone(), me.process, me.machine);
-        let timing = Timing::default();
         Self {
-            nodes: Nodes::new(me.id, timing),
+            nodes: Nodes::new(me.id, Timing::default()),
             volumes: Volumes::new(me.id, serving),
             me,
             client,
@@ -165,8 +164,6 @@ impl Driver {
                 not_before: BootTime::default(),
                 is_asked: false,
             },
-            cluster: Uuid::nil(),
-            timing,
             has_earlier: true,
             operations: BTreeMap::new(),
             jobs: JoinSet::new(),
@@ -192,15 +189,17 @@ impl Driver {
             (Kind::Operations, self.prefix.operations()),
         ];
         for (kind, prefix) in followed {
-            tokio::spawn(follow(
-                Arc::clone(&self.client),
-                kind,
-                prefix,
-                sender.clone(),
-            ));
+            let (client, sender) = (Arc::clone(&self.client), sender.clone());
+            self.jobs.spawn(async move {
+                follow(client, kind, prefix, sender).await;
+                Done::Nothing
+            });
         }
-        let client = Arc::clone(&self.client);
-        tokio::spawn(upkeep::compact(client, self.prefix.clone(), self.me.id));
+        let compact = upkeep::compact(Arc::clone(&self.client), self.prefix.clone(), self.me.id);
+        self.jobs.spawn(async move {
+            compact.await;
+            Done::Nothing
+        });
         loop {
             self.turn(clock::now());
             if matches!(self.phase, Phase::Releasing) && self.jobs.is_empty() {
@@ -209,11 +208,12 @@ impl Driver {
             let wait = self.wake(clock::now());
             let is_ending = self.leave_by.is_some();
             tokio::select! {
-                Some(done) = self.jobs.join_next() => {
-                    if let Ok(done) = done {
-                        self.done(done, clock::now());
-                    }
-                }
+                Some(done) = self.jobs.join_next() => match done {
+                    Ok(done) => self.done(done, clock::now()),
+                    // Without the task, a step would wait for its answer for ever.
+                    Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+                    Err(_) => {}
+                },
                 Some((kind, change)) = news.recv() => {
                     self.news(kind, change);
                     for _ in 1..ROUND {
@@ -314,10 +314,16 @@ impl Driver {
             }
             _ => {}
         }
-        // Who holds what is known only once the leases have been listed.
-        if !self.nodes.is_listed {
-            return;
+        if self.nodes.is_listed {
+            self.turn_listed(now, is_turn);
         }
+        if self.leave_by.is_some() {
+            self.end(now);
+        }
+    }
+
+    /// The work that needs the list of leases: fences, hand-overs and takes.
+    fn turn_listed(&mut self, now: BootTime, is_turn: bool) {
         let Phase::In(lease) = &self.phase else {
             return;
         };
@@ -349,18 +355,15 @@ impl Driver {
         let Phase::In(lease) = &self.phase else {
             return;
         };
-        let events = &self.shared.events;
+        let (of, events) = (lease.holder().incarnation, &self.shared.events);
         for commit in self.volumes.poll(now, lease, &self.nodes, events, is_turn) {
             self.commit(of, commit);
-        }
-        if self.leave_by.is_some() {
-            self.end(now);
         }
     }
 
     fn show_lease(&self, incarnation: Incarnation, is_good: bool) {
         self.shared.state.send_replace(NodeState::In {
-            cluster: self.cluster,
+            cluster: self.me.cluster.unwrap_or_default(),
             incarnation,
             is_good,
         });
@@ -424,7 +427,7 @@ impl Driver {
         self.shared.word.set(BootTime::default());
         self.volumes.end();
         self.phase = Phase::Releasing;
-        // The store refuses those that come after the release.
+        // The store refuses changes that arrive after the release.
         self.jobs.abort_all();
         let leases = Arc::clone(&self.leases);
         self.jobs.spawn(async move {
@@ -443,7 +446,11 @@ impl Driver {
         self.shared.events.note(Decision::NodeLost { incarnation });
         self.volumes.restart(&self.shared.events);
         self.away = None;
-        self.phase = Phase::Joining(Join::new(self.me.id, self.timing));
+        // Not `Joining`: etcd may have lost its data, or have another cluster by now.
+        self.phase = Phase::Looking {
+            not_before: now,
+            is_asked: false,
+        };
         let obstacle = None;
         self.shared
             .state
@@ -473,7 +480,7 @@ impl Driver {
                     match answer {
                         Ok(Outcome::Made(_)) => lease.renewed(of, number, now),
                         Ok(Outcome::Refused { .. }) => lease.end(of),
-                        // The watch, or a later answer, shows whether it was made.
+                        // The watch, or a later answer, shows whether the renewal was made.
                         Err(said) => self.last_failure = Some(said),
                     }
                     self.shared.word.set(lease.until());
@@ -536,4 +543,83 @@ impl Driver {
 
 fn no_record(_: &Record) -> Vec<u8> {
     unreachable!("not a commit")
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_cluster_core::Holder;
+    use nacre_cluster_etcd::Endpoints;
+
+    use super::*;
+    use crate::tests::Engine;
+
+    /// A node that has a lease, and whose etcd is gone.
+    fn driver() -> Driver {
+        let id = NodeId(Uuid::from_u128(1));
+        let endpoints = Endpoints {
+            urls: vec!["http://127.0.0.1:1".to_owned()],
+            tls: None,
+            credentials: None,
+            deadline: Duration::from_millis(200),
+        };
+        let (state, _) = watch::channel(NodeState::Left);
+        let shared = Shared {
+            word: Arc::default(),
+            events: Events::default(),
+            state,
+            seen: Mutex::default(),
+            volumes: Mutex::default(),
+        };
+        let me = Me {
+            id,
+            machine: None,
+            process: Uuid::nil(),
+            cluster: None,
+            description: Description::default(),
+        };
+        let client = Arc::new(Client::new(&endpoints).expect("endpoints"));
+        let prefix = Prefix::new("lab").expect("a name");
+        let engine = Box::new(Engine::default());
+        let mut driver = Driver::new(me, client, prefix, Arc::new(shared), engine);
+        let (incarnation, now) = (Incarnation(1), clock::now());
+        let node = id;
+        let holder = Holder { node, incarnation };
+        driver.phase = Phase::In(Lease::new(holder, Timing::default(), now, now));
+        driver
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().build();
+        runtime.expect("a runtime").block_on(future)
+    }
+
+    /// etcd is gone before the first list of leases: the node ends all the same.
+    #[test]
+    fn a_node_ends_without_a_list_of_leases() {
+        block_on(async {
+            let driver = driver();
+            let shared = Arc::clone(&driver.shared);
+            let ((_reports, receiver), (end, ended)) =
+                (mpsc::channel(1), tokio::sync::oneshot::channel());
+            drop(end);
+            let left = tokio::time::timeout(LEAVE, driver.run(receiver, ended));
+            left.await.expect("it ends");
+            assert_eq!(*shared.state.borrow(), NodeState::Left);
+        });
+    }
+
+    /// A task that panics ends the thread: no step waits for its answer.
+    #[test]
+    #[should_panic(expected = "a bug")]
+    fn a_panic_of_a_task_is_one_of_the_driver() {
+        block_on(async {
+            let mut driver = driver();
+            driver.jobs.spawn(async { panic!("a bug") });
+            let ((_reports, receiver), (_end, ended)) =
+                (mpsc::channel(1), tokio::sync::oneshot::channel());
+            let run = tokio::time::timeout(LEAVE, driver.run(receiver, ended));
+            let _ = run.await;
+        });
+    }
 }
