@@ -1,18 +1,12 @@
 //! Failures of nodes and of etcd.
 
-use std::time::Duration;
-
 use nacre_cluster_etcd::{Copies, Txn};
 use nacre_cluster_node::clock;
 use rustix::process::Signal;
 
-use crate::fake::Served;
+use crate::machine::Span;
 use crate::process::{Start, prefix};
-use crate::{Lab, node};
-
-const LEASE: Duration = Duration::from_secs(2);
-/// A busy machine may take so long for what takes milliseconds: less than a lease.
-pub(crate) const BUSY: Duration = Duration::from_millis(1200);
+use crate::{BAR, LEASE, Lab, NODES, node};
 
 /// The guardian gives the lease of a killed process back: no node waits for its end.
 #[test]
@@ -21,20 +15,14 @@ fn a_killed_holder_with_a_guardian() {
         return;
     };
     for _ in 0..3 {
-        let victim = lab.busiest();
-        let (id, held) = (lab.nodes[victim].id, lab.holds(lab.nodes[victim].id));
-        assert!(!held.is_empty());
-        let since = clock::now();
-        lab.nodes[victim].kill();
-        let longest = lab.wait_taken(&held, id, since);
-        println!("killed with a guardian: {longest:?}");
-        assert!(longest < BUSY, "{longest:?}");
-        let how = Start {
-            has_guardian: true,
-            ..Start::node(id.0.as_u128())
-        };
-        lab.nodes[victim].restart(how);
-        lab.settle();
+        lab.measure("killed with a guardian", BAR, |lab| {
+            let victim = lab.victim();
+            let since = clock::now();
+            lab.nodes[victim.index].kill();
+            let taken = lab.wait_taken(&victim, since);
+            lab.restart(&victim);
+            taken
+        });
     }
     lab.check();
 }
@@ -45,16 +33,15 @@ fn a_killed_holder_without_a_guardian() {
     let Some(mut lab) = Lab::start("a_killed_holder_without_a_guardian", 3, 6, false) else {
         return;
     };
-    let victim = lab.busiest();
-    let (id, held) = (lab.nodes[victim].id, lab.holds(lab.nodes[victim].id));
-    let since = clock::now();
-    lab.nodes[victim].kill();
-    let longest = lab.wait_taken(&held, id, since);
-    println!("killed without a guardian: {longest:?}");
-    assert!(longest < LEASE + BUSY, "{longest:?}");
-    // A process that starts on the same data directory takes part at once.
-    lab.nodes[victim].restart(Start::node(id.0.as_u128()));
-    lab.settle();
+    lab.measure("killed without a guardian", LEASE + BAR, |lab| {
+        let victim = lab.victim();
+        let since = clock::now();
+        lab.nodes[victim.index].kill();
+        let taken = lab.wait_taken(&victim, since);
+        // A process that starts on the same data directory takes part at once.
+        lab.restart(&victim);
+        taken
+    });
     lab.check();
 }
 
@@ -64,23 +51,17 @@ fn a_restart_finds_its_own_lease() {
     let Some(mut lab) = Lab::start("a_restart_finds_its_own_lease", 1, 3, false) else {
         return;
     };
-    let victim = lab.busiest();
-    let (id, held) = (lab.nodes[victim].id, lab.holds(lab.nodes[victim].id));
-    let old = lab.node_status(id).lease.expect("a lease").incarnation;
-    let since = clock::now();
-    lab.nodes[victim].kill();
-    lab.nodes[victim].restart(Start::node(id.0.as_u128()));
-    lab.wait("a new incarnation", || {
-        let lease = lab.node_status(id).lease;
-        lease.is_some_and(|lease| lease.incarnation > old)
+    lab.measure("its own lease replaced after the kill", LEASE, |lab| {
+        let victim = lab.victim();
+        let old = lab.incarnation(victim.id);
+        let from = clock::now();
+        lab.nodes[victim.index].kill();
+        lab.nodes[victim.index].restart();
+        lab.wait_joined_again(victim.id, old);
+        let to = clock::now();
+        lab.settle();
+        Span { from, to }
     });
-    let took = clock::now().since(since);
-    println!("its own lease replaced {took:?} after the kill");
-    assert!(took < LEASE, "{took:?}");
-    for volume in held {
-        lab.wait("served again", || lab.is_served_now(volume));
-    }
-    lab.settle();
     lab.check();
 }
 
@@ -88,42 +69,38 @@ fn a_restart_finds_its_own_lease() {
 /// goes on. Meanwhile the history was compacted, so that its watches have lost changes.
 #[test]
 fn a_stopped_holder_goes_on() {
-    let Some(lab) = Lab::start("a_stopped_holder_goes_on", 1, 6, true) else {
+    let Some(mut lab) = Lab::start("a_stopped_holder_goes_on", 1, 6, true) else {
         return;
     };
     for _ in 0..2 {
-        let victim = lab.busiest();
-        let (id, held) = (lab.nodes[victim].id, lab.holds(lab.nodes[victim].id));
-        let old = lab.node_status(id).lease.expect("a lease").incarnation;
-        let since = clock::now();
-        lab.nodes[victim].signal(Signal::STOP);
-        let longest = lab.wait_taken(&held, id, since);
-        println!("stopped: {longest:?}");
-        assert!(longest < LEASE + BUSY, "{longest:?}");
-        lab.runtime.block_on(async {
-            let page = lab.client.list(&prefix().leases()).await.expect("a list");
-            let compacted = lab.client.compact(page.revision).await;
-            compacted.expect("compacted");
+        lab.measure("stopped", LEASE + BAR, |lab| {
+            let victim = lab.victim();
+            let old = lab.incarnation(victim.id);
+            let since = clock::now();
+            lab.nodes[victim.index].signal(Signal::STOP);
+            let taken = lab.wait_taken(&victim, since);
+            lab.runtime.block_on(async {
+                let page = lab.client.list(&prefix().leases()).await.expect("a list");
+                let compacted = lab.client.compact(page.revision).await;
+                compacted.expect("compacted");
+            });
+            let went_on = clock::now();
+            lab.nodes[victim.index].signal(Signal::CONT);
+            lab.wait_joined_again(victim.id, old);
+            println!(
+                "joined again {:?} after it went on",
+                clock::now().since(went_on)
+            );
+            lab.settle();
+            for volume in victim.held {
+                let taken = lab.taken(volume, victim.id, since).expect("taken");
+                // The victim may hold the volume again, but in a later epoch.
+                let served = lab.served(volume).into_iter();
+                let mut late = served.filter(|s| s.at > went_on && s.node == victim.id);
+                assert!(late.all(|s| s.epoch > taken.epoch));
+            }
+            taken
         });
-        let went_on = clock::now();
-        lab.nodes[victim].signal(Signal::CONT);
-        lab.wait("a new incarnation", || {
-            let lease = lab.node_status(id).lease;
-            lease.is_some_and(|lease| lease.incarnation > old)
-        });
-        println!(
-            "joined again {:?} after it went on",
-            clock::now().since(went_on)
-        );
-        lab.settle();
-        for volume in held {
-            let late = |s: &&Served| s.at > went_on && s.node == id;
-            let served = lab.served(volume);
-            let taken = served.iter().find(|s| s.at > since && s.node != id);
-            let epoch = taken.expect("taken").epoch;
-            // It may hold the volume again, but in a later epoch.
-            assert!(served.iter().filter(late).all(|s| s.epoch > epoch));
-        }
         lab.check();
     }
 }
@@ -135,26 +112,38 @@ fn etcd_is_away() {
     let Some(mut lab) = Lab::start("etcd_is_away", 1, 6, true) else {
         return;
     };
-    let last = |id| *lab.served(id).last().expect("served");
-    let before: Vec<Served> = lab.volumes.iter().map(|id| last(*id)).collect();
-    let since = clock::now();
+    lab.measure("longest gap without etcd", BAR, |lab| {
+        let before = lab.last_answers();
+        let since = clock::now();
+        lab.etcd.kill(0);
+        std::thread::sleep(3 * LEASE);
+        lab.check_no_take(&before);
+        let gap = lab.longest_gap(&lab.volumes, since);
+        lab.etcd.run_all();
+        std::thread::sleep(2 * LEASE);
+        lab.settle();
+        lab.check_no_take(&before);
+        gap
+    });
+    lab.check();
+}
+
+/// An etcd that lost its data is another one: nodes end their service, and write nothing to it.
+#[test]
+fn etcd_loses_its_data() {
+    let Some(mut lab) = Lab::start("etcd_loses_its_data", 1, 3, false) else {
+        return;
+    };
     lab.etcd.kill(0);
-    std::thread::sleep(3 * LEASE);
-    for (id, before) in lab.volumes.iter().zip(&before) {
-        let last = *lab.served(*id).last().expect("served");
-        assert_eq!((last.node, last.epoch), (before.node, before.epoch));
-        let gap = lab.longest_gap(*id, since);
-        println!("longest gap without etcd: {gap:?}");
-        assert!(gap < LEASE, "{gap:?}");
-        assert!(lab.is_served_now(*id));
-    }
+    let lost = std::fs::remove_dir_all(lab.etcd.dir().join("m0"));
+    lost.expect("removed");
     lab.etcd.run_all();
-    std::thread::sleep(2 * LEASE);
-    lab.settle();
-    for (id, before) in lab.volumes.iter().zip(&before) {
-        let last = *lab.served(*id).last().expect("served");
-        assert_eq!((last.node, last.epoch), (before.node, before.epoch));
-    }
+    lab.wait("the nodes miss their cluster", || {
+        let misses = |said: String| said.starts_with("Joining") && said.contains("LostCluster");
+        lab.nodes.iter().all(|process| misses(process.said()))
+    });
+    let leases = lab.runtime.block_on(lab.client.list(&prefix().leases()));
+    assert_eq!(leases.expect("a list").keys, []);
     lab.check();
 }
 
@@ -165,9 +154,8 @@ fn etcd_is_full() {
     let Some(lab) = Lab::without_nodes("etcd_is_full", 1, &quota) else {
         return;
     };
-    let lab = lab.with_nodes(3, false);
-    let last = |id| *lab.served(id).last().expect("served");
-    let before: Vec<Served> = lab.volumes.iter().map(|id| last(*id)).collect();
+    let mut lab = lab.with_nodes(3, false);
+    let before = lab.last_answers();
     let refused = lab.runtime.block_on(async {
         for number in 0..100 {
             let txn = Txn::default().put(&format!("/fill/{number}"), vec![7; 1 << 20]);
@@ -178,15 +166,12 @@ fn etcd_is_full() {
         None
     });
     assert_eq!(refused, Some(nacre_cluster_etcd::Error::Full));
-    let since = clock::now();
-    std::thread::sleep(3 * LEASE);
-    for (id, before) in lab.volumes.iter().zip(&before) {
-        let last = last(*id);
-        assert_eq!((last.node, last.epoch), (before.node, before.epoch));
-        let gap = lab.longest_gap(*id, since);
-        println!("longest gap with a full etcd: {gap:?}");
-        assert!(gap < LEASE, "{gap:?}");
-    }
+    lab.measure("longest gap with a full etcd", BAR, |lab| {
+        let since = clock::now();
+        std::thread::sleep(3 * LEASE);
+        lab.check_no_take(&before);
+        lab.longest_gap(&lab.volumes, since)
+    });
     let said = lab.nodes[0].said();
     assert!(
         said.contains("is_good: false") && said.contains("no space"),
@@ -201,22 +186,22 @@ fn a_member_of_etcd_dies() {
     let Some(mut lab) = Lab::start("a_member_of_etcd_dies", 3, 3, false) else {
         return;
     };
-    let since = clock::now();
-    let status = lab.status();
-    let leader = status.etcd.iter().position(|member| {
-        let status = member.status.as_ref();
-        status.is_ok_and(|status| status.is_leader)
+    lab.measure("longest gap without the leader", BAR, |lab| {
+        let before = lab.last_answers();
+        let since = clock::now();
+        let status = lab.status();
+        let leader = status.etcd.iter().position(|member| {
+            let status = member.status.as_ref();
+            status.is_ok_and(|status| status.is_leader)
+        });
+        lab.etcd.kill(leader.expect("a leader"));
+        std::thread::sleep(2 * LEASE);
+        lab.settle();
+        let gap = lab.longest_gap(&lab.volumes, since);
+        lab.check_no_take(&before);
+        lab.etcd.run_all();
+        gap
     });
-    lab.etcd.kill(leader.expect("a leader"));
-    std::thread::sleep(2 * LEASE);
-    lab.settle();
-    for id in &lab.volumes {
-        let gap = lab.longest_gap(*id, since);
-        println!("longest gap without the leader: {gap:?}");
-        assert!(gap < LEASE, "{gap:?}");
-        let epochs: Vec<u64> = lab.served(*id).iter().map(|s| s.epoch).collect();
-        assert_eq!(epochs.first(), epochs.last(), "no take");
-    }
     lab.check();
 }
 
@@ -226,33 +211,24 @@ fn two_nodes_with_one_id() {
     let Some(mut lab) = Lab::start("two_nodes_with_one_id", 1, 3, false) else {
         return;
     };
-    lab.run(Start {
-        machine: 99,
-        is_copy: true,
-        ..Start::node(1)
-    });
-    let copy = lab.nodes.len() - 1;
-    lab.wait("the copy stays out", || {
-        let said = lab.nodes[copy].said();
-        said.starts_with("Out") && said.contains("InUse")
-    });
-    println!("{}", lab.nodes[copy].said());
-    assert!(lab.node_status(node(1)).lease.is_some());
-    lab.nodes.pop();
-    lab.settle();
-    // A clone takes the lease for that of an earlier process, and fences the first one. That one
-    // joins again, and the clone sees that it renews.
-    lab.run(Start {
-        is_copy: true,
-        ..Start::node(1)
-    });
-    lab.wait("the clone stays out", || {
-        let said = lab.nodes[copy].said();
-        said.starts_with("Out") && said.contains("InUse")
-    });
-    println!("{}", lab.nodes[copy].said());
-    lab.nodes.pop();
-    lab.settle();
+    let copy = lab.nodes.len();
+    // A clone with the same machine's id takes the lease for that of an earlier process, and
+    // fences the first process. The first process joins again, and the clone sees its renewals.
+    for machine in [99, 1] {
+        lab.run(Start {
+            machine,
+            is_copy: true,
+            ..Start::node(1)
+        });
+        lab.wait("the copy stays out", || {
+            let said = lab.nodes[copy].said();
+            said.starts_with("Out") && said.contains("InUse")
+        });
+        println!("{}", lab.nodes[copy].said());
+        lab.nodes.pop();
+        lab.settle();
+        assert!(lab.incarnation(node(1)).is_some());
+    }
     lab.check();
 }
 
@@ -262,18 +238,17 @@ fn a_node_leaves() {
     let Some(mut lab) = Lab::start("a_node_leaves", 1, 6, true) else {
         return;
     };
-    let victim = lab.busiest();
-    let (id, held) = (lab.nodes[victim].id, lab.holds(lab.nodes[victim].id));
-    let since = clock::now();
-    lab.nodes[victim].leave();
-    println!("left after {:?}", clock::now().since(since));
-    assert_eq!(lab.node_status(id).lease, None, "the lease is given back");
-    lab.wait_taken(&held, id, since);
-    for volume in &held {
-        let gap = lab.longest_gap(*volume, since);
-        println!("longest gap of a hand-over: {gap:?}");
-        assert!(gap < BUSY, "{gap:?}");
-    }
+    lab.measure("longest gap of a hand-over", BAR, |lab| {
+        let victim = lab.victim();
+        let since = clock::now();
+        lab.nodes[victim.index].leave();
+        println!("left after {:?}", clock::now().since(since));
+        assert_eq!(lab.incarnation(victim.id), None, "the lease is given back");
+        lab.wait_taken(&victim, since);
+        let gap = lab.longest_gap(&victim.held, since);
+        lab.restart(&victim);
+        gap
+    });
     lab.check();
 }
 
@@ -286,7 +261,7 @@ fn a_start_without_etcd() {
     lab.init();
     lab.create(3);
     lab.etcd.kill(0);
-    for number in crate::NODES {
+    for number in NODES {
         lab.run(Start::node(number));
     }
     lab.wait("they say why they wait", || {

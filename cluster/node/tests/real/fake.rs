@@ -1,10 +1,10 @@
-//! A stand-in for the engine. Gates are files with locks, a member is reached while its node's
+//! A stand-in for the engine. Gates are files, a member is reached while its node's
 //! process lives, and one thread answers a read of each open volume every 2 ms. It writes the time
 //! of each answer, with the volume and its epoch, to a file.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -234,18 +234,10 @@ impl Worker {
     }
 }
 
-fn gate_file(dir: &Path, member: MemberId) -> File {
-    let mut options = OpenOptions::new();
-    options.create(true).truncate(false).read(true).write(true);
-    let file = options.open(dir.join(format!("gate-{}", member.0)));
-    let file = file.expect("a gate");
-    flock(&file, FlockOperation::LockExclusive).expect("a lock");
-    file
-}
-
-fn read(file: &mut File) -> Option<Key> {
-    let mut text = String::new();
-    file.read_to_string(&mut text).expect("text");
+/// The key at the member's gate. A reader needs no lock, because each write replaces the file: a
+/// process that is stopped with a lock would stop all readers.
+fn gate(dir: &Path, member: MemberId) -> Option<Key> {
+    let text = std::fs::read_to_string(dir.join(format!("gate-{}", member.0))).ok()?;
     let mut parts = text.split_whitespace();
     let epoch = parts.next()?.parse().ok()?;
     let node = NodeId(Uuid::parse_str(parts.next()?).ok()?);
@@ -254,21 +246,19 @@ fn read(file: &mut File) -> Option<Key> {
     Some(Key { epoch, holder })
 }
 
-fn gate(dir: &Path, member: MemberId) -> Option<Key> {
-    read(&mut gate_file(dir, member))
-}
-
 fn acquire(dir: &Path, member: MemberId, key: Key) -> Result<(), Key> {
-    let mut file = gate_file(dir, member);
-    if let Some(current) = read(&mut file)
+    let path = dir.join(format!("gate-{}", member.0));
+    let lock = File::create(path.with_extension("lock")).expect("a lock");
+    flock(&lock, FlockOperation::LockExclusive).expect("a lock");
+    if let Some(current) = gate(dir, member)
         && (current.epoch > key.epoch || current.epoch == key.epoch && current.holder != key.holder)
     {
         return Err(current);
     }
-    file.rewind().expect("a file");
-    file.set_len(0).expect("a file");
     let Holder { node, incarnation } = key.holder;
-    writeln!(file, "{} {} {}", key.epoch, node.0, incarnation.0).expect("a line");
+    let new = path.with_extension("new");
+    std::fs::write(&new, format!("{} {} {}", key.epoch, node.0, incarnation.0)).expect("a file");
+    std::fs::rename(new, path).expect("a file");
     Ok(())
 }
 

@@ -4,14 +4,16 @@
 
 mod cases;
 mod fake;
+mod machine;
 mod operators;
 mod process;
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_cluster_core::{BootTime, NodeId, VolumeId};
+use nacre_cluster_core::{BootTime, Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, Txn};
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_cluster_node::{Cluster, NodeStatus, Operator, Status, clock};
@@ -20,11 +22,15 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use fake::{Served, served};
+use machine::{Machine, ROUNDS, Span, Verdict, verdict};
 use process::{Process, Start, prefix};
 
 /// Longest wait of a test for a state.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NODES: [u128; 3] = [1, 2, 3];
+/// Longest time without an answer, and from a fence to the answer of the next holder.
+const BAR: Duration = Duration::from_millis(500);
+const LEASE: Duration = Duration::from_secs(2);
 
 fn node(number: u128) -> NodeId {
     NodeId(Uuid::from_u128(number))
@@ -34,8 +40,17 @@ fn volume(number: u128) -> VolumeId {
     VolumeId(Uuid::from_u128(100 + number))
 }
 
+/// The node that a test kills, stops or drains, and the volumes that it holds before.
+struct Victim {
+    /// Its place in `Lab::nodes`.
+    index: usize,
+    id: NodeId,
+    held: Vec<VolumeId>,
+}
+
 /// A cluster of etcd members and nodes.
 struct Lab {
+    machine: Machine,
     nodes: Vec<Process>,
     etcd: Members,
     dir: tempfile::TempDir,
@@ -81,11 +96,13 @@ impl Lab {
             let _entered = runtime.enter();
             Arc::new(Client::new(&etcd.endpoints()).expect("endpoints"))
         };
+        let dir = tempfile::tempdir().expect("a folder");
         Some(Self {
+            machine: Machine::observe(dir.path()),
             nodes: Vec::new(),
             operator: Operator::new(Arc::clone(&client), prefix()),
             etcd,
-            dir: tempfile::tempdir().expect("a folder"),
+            dir,
             client,
             runtime,
             volumes: Vec::new(),
@@ -94,7 +111,7 @@ impl Lab {
     }
 
     fn init(&self) {
-        let cluster = Cluster::new("lab", Duration::from_secs(2)).expect("valid");
+        let cluster = Cluster::new("lab", LEASE).expect("valid");
         let made = self.runtime.block_on(cluster.init(&self.client, &prefix()));
         made.expect("a new cluster");
     }
@@ -199,41 +216,102 @@ impl Lab {
             .collect()
     }
 
-    /// The node that holds most volumes, as an index of `nodes`.
-    fn busiest(&self) -> usize {
+    /// The node that holds most volumes.
+    fn victim(&self) -> Victim {
         let held = |index: &usize| self.holds(self.nodes[*index].id).len();
-        (0..self.nodes.len()).max_by_key(held).expect("nodes")
+        let index = (0..self.nodes.len()).max_by_key(held).expect("nodes");
+        let id = self.nodes[index].id;
+        let held = self.holds(id);
+        assert!(!held.is_empty());
+        Victim { index, id, held }
     }
 
-    /// The time from `since` to the first answer of another node than `not`.
-    fn taken_after(&self, id: VolumeId, not: NodeId, since: BootTime) -> Option<Duration> {
-        let served = self.served(id);
-        let first = served.iter().find(|s| s.at > since && s.node != not);
-        first.map(|first| first.at.since(since))
+    /// Starts the victim again, on its data directory.
+    fn restart(&mut self, victim: &Victim) {
+        self.nodes[victim.index].restart();
+        self.settle();
     }
 
-    /// Waits until other nodes than `not` serve these volumes; returns the longest time.
-    fn wait_taken(&self, volumes: &[VolumeId], not: NodeId, since: BootTime) -> Duration {
-        self.wait("other nodes serve", || {
-            let taken = |id: &VolumeId| self.taken_after(*id, not, since).is_some();
-            volumes.iter().all(taken)
+    fn incarnation(&self, id: NodeId) -> Option<Incarnation> {
+        self.node_status(id).lease.map(|lease| lease.incarnation)
+    }
+
+    fn wait_joined_again(&self, id: NodeId, old: Option<Incarnation>) {
+        assert!(old.is_some());
+        self.wait("a new incarnation", || self.incarnation(id) > old);
+    }
+
+    /// The first answer of another node than the victim, after `since`.
+    fn taken(&self, id: VolumeId, victim: NodeId, since: BootTime) -> Option<Served> {
+        let served = self.served(id).into_iter();
+        let mut others = served.filter(|s| s.at > since && s.node != victim);
+        others.next()
+    }
+
+    /// Waits until other nodes serve the victim's volumes; returns the time until the last one is.
+    fn wait_taken(&self, victim: &Victim, since: BootTime) -> Span {
+        let taken = || {
+            let held = victim.held.iter();
+            let first = held.map(|id| Some(self.taken(*id, victim.id, since)?.at));
+            first.collect::<Option<Vec<BootTime>>>()
+        };
+        self.wait("other nodes serve", || taken().is_some());
+        let taken = taken().into_iter().flatten();
+        Span {
+            from: since,
+            to: taken.max().expect("volumes"),
+        }
+    }
+
+    /// The longest time without an answer for one of the volumes, from `since` until now.
+    fn longest_gap(&self, volumes: &[VolumeId], since: BootTime) -> Span {
+        let now = clock::now();
+        let gaps = volumes.iter().map(|id| {
+            let served = self.served(*id).into_iter().map(|s| s.at);
+            let served = served.filter(|at| (since..now).contains(at));
+            let times = [since].into_iter().chain(served).chain([now]);
+            let times: Vec<BootTime> = times.collect();
+            let spans = times.windows(2).map(|pair| Span {
+                from: pair[0],
+                to: pair[1],
+            });
+            spans.max_by_key(|span| span.length()).expect("a span")
         });
-        let times = volumes.iter().map(|id| self.taken_after(*id, not, since));
-        let times: Vec<Duration> = times.map(|time| time.expect("taken")).collect();
-        println!("{} volumes taken after {times:?}", volumes.len());
-        times.into_iter().max().expect("volumes")
+        gaps.max_by_key(|span| span.length()).expect("volumes")
     }
 
-    /// Longest time without an answer for the volume, since `since`.
-    fn longest_gap(&self, id: VolumeId, since: BootTime) -> Duration {
-        let served = self.served(id);
-        let times: Vec<BootTime> = served
-            .iter()
-            .map(|s| s.at)
-            .filter(|at| *at >= since)
-            .collect();
-        let gaps = times.windows(2).map(|pair| pair[1].since(pair[0]));
-        gaps.max().unwrap_or_default()
+    /// Holds the time of `round`, less the machine's longest stall, to the bar. A late round with a
+    /// long stall is repeated, except the last one.
+    fn measure(&mut self, what: &str, bar: Duration, mut round: impl FnMut(&mut Self) -> Span) {
+        for number in 1..=ROUNDS {
+            let span = round(self);
+            let stall = self.machine.longest_stall(span);
+            let length = span.length();
+            let found = format!("{what}: {length:?}, bar {bar:?}, stall of the machine {stall:?}");
+            println!("{found}");
+            match verdict(length, bar, stall) {
+                Verdict::Met => return,
+                Verdict::Void if number < ROUNDS => {
+                    // The harness captures only the print macros.
+                    let _ = writeln!(std::io::stderr().lock(), "REPEATED: {found}");
+                }
+                Verdict::Void | Verdict::Missed => panic!("{found}, round {number}"),
+            }
+        }
+    }
+
+    /// The last answer for each volume.
+    fn last_answers(&self) -> Vec<Served> {
+        let last = |id: &VolumeId| *self.served(*id).last().expect("served");
+        self.volumes.iter().map(last).collect()
+    }
+
+    /// No volume has another holder or epoch than `before`.
+    fn check_no_take(&self, before: &[Served]) {
+        let holders = |answers: &[Served]| -> Vec<(NodeId, u64)> {
+            answers.iter().map(|s| (s.node, s.epoch)).collect()
+        };
+        assert_eq!(holders(&self.last_answers()), holders(before));
     }
 
     /// The property: the answers of two epochs never interleave, and an epoch has one node.

@@ -17,7 +17,10 @@ const PREFIX: &str = "NACRE_TEST_NODE_";
 
 pub(crate) struct Process {
     pub(crate) id: NodeId,
+    how: Start,
     process: Uuid,
+    /// The folder of the test.
+    lab: PathBuf,
     dir: PathBuf,
     endpoints: Endpoints,
     child: Child,
@@ -92,7 +95,9 @@ impl Process {
             .then(|| again("process::guardian_process", &values));
         Self {
             id,
+            how,
             process,
+            lab: dir.to_owned(),
             dir: own,
             endpoints: endpoints.clone(),
             child,
@@ -122,10 +127,11 @@ impl Process {
         std::fs::read_to_string(said_file(&self.dir, self.process)).unwrap_or_default()
     }
 
-    pub(crate) fn restart(&mut self, how: Start) {
-        let dir = self.dir.clone();
+    /// Starts the node again after its end, on the same data directory.
+    pub(crate) fn restart(&mut self) {
+        let lab = self.lab.clone();
         let endpoints = self.endpoints.clone();
-        *self = Self::start(&dir, &endpoints, how);
+        *self = Self::start(&lab, &endpoints, self.how);
     }
 }
 
