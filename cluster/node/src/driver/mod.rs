@@ -195,9 +195,9 @@ impl Driver {
                 Done::Nothing
             });
         }
-        let compact = upkeep::compact(Arc::clone(&self.client), self.prefix.clone(), self.me.id);
+        let upkeep = upkeep::run(Arc::clone(&self.client), self.prefix.clone(), self.me.id);
         self.jobs.spawn(async move {
-            compact.await;
+            upkeep.await;
             Done::Nothing
         });
         loop {
@@ -497,7 +497,6 @@ impl Driver {
                         .events
                         .note(Decision::NodeFenced { node, silent });
                     self.deleted_lease(node, at.0 as i64, now);
-                    self.prune_log();
                 }
             }
             Done::Committed(of, commit, answer) => self.committed(of, commit, answer),
@@ -530,14 +529,6 @@ impl Driver {
             }
             Err(_) => self.volumes.unanswered(volume, number),
         }
-    }
-
-    fn prune_log(&mut self) {
-        let (client, prefix) = (Arc::clone(&self.client), self.prefix.clone());
-        self.jobs.spawn(async move {
-            upkeep::prune_log(&client, &prefix).await;
-            Done::Nothing
-        });
     }
 }
 
