@@ -3,8 +3,8 @@
 
 #![forbid(unsafe_code)]
 
-use std::io::Write;
-use std::net::{IpAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -196,6 +196,28 @@ fn listener() -> TcpListener {
     std::iter::repeat_with(|| free_port(IpAddr::from([127, 0, 0, 1])))
         .find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
         .expect("a port")
+}
+
+/// Calls etcd's JSON interface: the client has no methods of administration.
+pub fn administer(url: &str, path: &str, token: &str, body: &str) -> String {
+    let host = url.strip_prefix("http://").expect("a URL");
+    let mut stream = TcpStream::connect(host).expect("connected");
+    let token = match token {
+        "" => String::new(),
+        token => format!("Authorization: {token}\r\n"),
+    };
+    write!(
+        stream,
+        "POST /v3/{path} HTTP/1.1\r\nHost: {host}\r\n{token}\
+         Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let is_good = answer.starts_with("HTTP/1.1 200");
+    assert!(is_good, "{path}: {answer}");
+    answer
 }
 
 /// A port of `ip` that no process listens on. Ports from 32768 on are those of outgoing

@@ -1,36 +1,15 @@
 //! Users and passwords.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
 use nacre_bdev_replica::store::suite::{block_on, record};
 use nacre_bdev_replica::store::{StoreError, VolumeStore};
 use nacre_cluster_etcd::{Before, Credentials, Endpoints, Error, EtcdStore, Update, Watch};
 
 use crate::owners::node;
 use crate::{client, next, prefix, runtime, settled};
-use nacre_cluster_etcd_members::{Members, program};
+use nacre_cluster_etcd_members::{Members, administer, program};
 
-/// Calls etcd's JSON interface: the client has no methods of administration.
 fn admin(url: &str, path: &str, token: &str, body: &str) -> String {
-    let host = url.strip_prefix("http://").expect("a URL");
-    let mut stream = TcpStream::connect(host).expect("connected");
-    let token = match token {
-        "" => String::new(),
-        token => format!("Authorization: {token}\r\n"),
-    };
-    write!(
-        stream,
-        "POST /v3/auth/{path} HTTP/1.1\r\nHost: {host}\r\n{token}\
-         Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    let is_good = answer.starts_with("HTTP/1.1 200");
-    assert!(is_good, "{path}: {answer}");
-    answer
+    administer(url, &format!("auth/{path}"), token, body)
 }
 
 /// A user for the keys of `/nacre/lab/` only.

@@ -1,6 +1,7 @@
 //! Failures of nodes and of etcd.
 
-use nacre_cluster_etcd::{Copies, Txn};
+use nacre_cluster_etcd::{Copies, KeyValue, Txn};
+use nacre_cluster_etcd_members::administer;
 use nacre_cluster_node::clock;
 use rustix::process::Signal;
 
@@ -147,7 +148,8 @@ fn etcd_loses_its_data() {
     lab.check();
 }
 
-/// An etcd without space refuses renewals and fences alike: holders go on by assent.
+/// An etcd without space refuses renewals and fences alike: holders go on by assent. Once an
+/// operator has made space, leases are good again, and no volume has moved.
 #[test]
 fn etcd_is_full() {
     let quota = ["--quota-backend-bytes", "16777216"];
@@ -177,6 +179,28 @@ fn etcd_is_full() {
         said.contains("is_good: false") && said.contains("no space"),
         "{said}"
     );
+    lab.runtime.block_on(async {
+        let page = lab.client.list("/fill/").await.expect("a list");
+        let delete = |txn: Txn, kv: &KeyValue| txn.delete(&String::from_utf8_lossy(&kv.key));
+        let txn = page.keys.iter().fold(Txn::default(), delete);
+        let deleted = lab.client.transact(txn, Copies::One).await;
+        let compacted = lab.client.compact(deleted.expect("deleted").revision).await;
+        compacted.expect("compacted");
+    });
+    let url = &lab.etcd.endpoints().urls[0];
+    administer(url, "maintenance/defragment", "", "{}");
+    let alarms = administer(url, "maintenance/alarm", "", r#"{"action":"GET"}"#);
+    let (_, member) = alarms.split_once(r#""memberID":""#).expect("an alarm");
+    let (member, _) = member.split_once('"').expect("its end");
+    let disarm = format!(r#"{{"action":"DEACTIVATE","memberID":"{member}","alarm":"NOSPACE"}}"#);
+    administer(url, "maintenance/alarm", "", &disarm);
+    lab.wait("the leases are good again", || {
+        let is_good = |said: String| said.contains("is_good: true");
+        lab.nodes.iter().all(|process| is_good(process.said()))
+    });
+    std::thread::sleep(2 * LEASE);
+    lab.settle();
+    lab.check_no_take(&before);
     lab.check();
 }
 
