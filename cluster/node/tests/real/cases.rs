@@ -1,12 +1,12 @@
 //! Failures of nodes and of etcd.
 
-use nacre_cluster_etcd::{Copies, KeyValue, Txn};
+use nacre_cluster_etcd::{Copies, Endpoints, KeyValue, Txn};
 use nacre_cluster_etcd_members::administer;
 use nacre_cluster_node::clock;
 use rustix::process::Signal;
 
 use crate::machine::Span;
-use crate::process::{Start, prefix};
+use crate::process::{Process, Start, prefix};
 use crate::{BAR, LEASE, Lab, NODES, node};
 
 /// The guardian gives the lease of a killed process back: no node waits for its end.
@@ -294,5 +294,44 @@ fn a_start_without_etcd() {
     });
     lab.etcd.run_all();
     lab.settle();
+    lab.check();
+}
+
+/// Nodes and guardians with certificates take over, and return after a restart of etcd. A node with
+/// a certificate of another authority stays out, and says why.
+#[test]
+fn certificates() {
+    let Some((lab, certificates)) = Lab::with_tls("certificates") else {
+        return;
+    };
+    let mut lab = lab.with_nodes(3, true);
+    lab.measure("killed with a guardian and TLS", BAR, |lab| {
+        let victim = lab.victim();
+        let since = clock::now();
+        lab.nodes[victim.index].kill();
+        let taken = lab.wait_taken(&victim, since);
+        lab.restart(&victim);
+        taken
+    });
+    let before = lab.last_answers();
+    let endpoints = Endpoints {
+        tls: Some(certificates.tls("other")),
+        ..lab.etcd.endpoints()
+    };
+    let stranger = Process::start(lab.dir(), &endpoints, Start::node(4));
+    lab.wait("the stranger says why it waits", || {
+        let said = stranger.said().to_lowercase();
+        said.starts_with("joining") && said.contains("certificate")
+    });
+    let stored = lab
+        .runtime
+        .block_on(lab.client.get(&prefix().lease(node(4))));
+    assert_eq!(stored, Ok(None));
+    drop(stranger);
+    lab.etcd.kill(0);
+    std::thread::sleep(LEASE);
+    lab.etcd.run_all();
+    lab.settle();
+    lab.check_no_take(&before);
     lab.check();
 }

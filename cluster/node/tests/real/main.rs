@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use nacre_cluster_core::{BootTime, Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::{Client, Copies, Txn};
-use nacre_cluster_etcd_members::{Members, program};
+use nacre_cluster_etcd_members::{Certificates, Members, program};
 use nacre_cluster_node::{Cluster, NodeStatus, Operator, Status, clock};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
@@ -88,7 +88,18 @@ impl Lab {
     fn without_nodes(test: &str, members: usize, arguments: &[&str]) -> Option<Self> {
         let program = program(test)?;
         let turn = TURN.lock();
-        let etcd = Members::start(program, members, arguments);
+        Some(Self::on(Members::start(program, members, arguments), turn))
+    }
+
+    /// An etcd that demands certificates.
+    fn with_tls(test: &str) -> Option<(Self, Certificates)> {
+        let program = program(test)?;
+        let turn = TURN.lock();
+        let (etcd, certificates) = Members::start_with_tls(test, program)?;
+        Some((Self::on(etcd, turn), certificates))
+    }
+
+    fn on(etcd: Members, turn: MutexGuard<'static, ()>) -> Self {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_all().build();
         let runtime = runtime.expect("a runtime");
@@ -97,7 +108,7 @@ impl Lab {
             Arc::new(Client::new(&etcd.endpoints()).expect("endpoints"))
         };
         let dir = tempfile::tempdir().expect("a folder");
-        Some(Self {
+        Self {
             machine: Machine::observe(dir.path()),
             nodes: Vec::new(),
             operator: Operator::new(Arc::clone(&client), prefix()),
@@ -107,7 +118,7 @@ impl Lab {
             runtime,
             volumes: Vec::new(),
             _turn: turn,
-        })
+        }
     }
 
     fn init(&self) {

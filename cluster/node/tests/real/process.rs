@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nacre_cluster_core::NodeId;
-use nacre_cluster_etcd::{Endpoints, Prefix};
+use nacre_cluster_etcd::{Endpoints, Prefix, Tls};
 use nacre_cluster_node::guardian::{self, Ward};
 use nacre_cluster_node::{Description, Me, Node, NodeState};
 use rustix::process::{Pid, Signal, kill_process};
@@ -66,7 +66,11 @@ fn is_started() -> bool {
 }
 
 fn value(name: &str) -> String {
-    std::env::var(format!("{PREFIX}{name}")).expect("started by a test")
+    optional(name).expect("started by a test")
+}
+
+fn optional(name: &str) -> Option<String> {
+    std::env::var(format!("{PREFIX}{name}")).ok()
 }
 
 impl Process {
@@ -88,6 +92,13 @@ impl Process {
             ("DIR", text(&own)),
             ("ETCD", endpoints.urls.join(",")),
         ];
+        if let Some(Tls { ca, identity }) = &endpoints.tls {
+            let pem = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("PEM");
+            values.push(("CA", pem(ca)));
+            if let Some((certificate, key)) = identity {
+                values.extend([("CERTIFICATE", pem(certificate)), ("KEY", pem(key))]);
+            }
+        }
         let child = again("process::node_process", &values);
         values.push(("PID", child.id().to_string()));
         let guardian = how
@@ -150,9 +161,13 @@ fn said_file(dir: &Path, process: Uuid) -> PathBuf {
 }
 
 fn endpoints() -> Endpoints {
+    let pem = |name: &str| Some(optional(name)?.into_bytes());
     Endpoints {
         urls: value("ETCD").split(',').map(str::to_owned).collect(),
-        tls: None,
+        tls: pem("CA").map(|ca| Tls {
+            ca,
+            identity: pem("CERTIFICATE").zip(pem("KEY")),
+        }),
         credentials: None,
         deadline: Duration::from_secs(2),
     }
