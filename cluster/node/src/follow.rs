@@ -73,3 +73,73 @@ pub(crate) async fn follow(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+
+    use nacre_cluster_etcd::{Copies, Txn};
+    use nacre_cluster_etcd_members::{Members, program};
+
+    use super::*;
+
+    async fn change(client: &Client, txn: Txn) -> i64 {
+        let answer = client.transact(txn, Copies::Several).await;
+        answer.expect("an answer").revision
+    }
+
+    /// Goal: a node that lost changes to a compaction learns of deletions too. Method: the follower
+    /// does not run while etcd restarts, changes keys and compacts its history.
+    #[test]
+    fn a_compaction_under_a_follower() {
+        let Some(program) = program("a_compaction_under_a_follower") else {
+            return;
+        };
+        let mut members = Members::start(program, 1, &[]);
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let client = Arc::new(Client::new(&members.endpoints()).expect("endpoints"));
+            let value = |text: &str| text.as_bytes().to_vec();
+            let both = Txn::default()
+                .put("/f/a", value("1"))
+                .put("/f/b", value("1"));
+            change(&client, both).await;
+            let (sender, mut receiver) = mpsc::channel(8);
+            let follower = follow(Arc::clone(&client), Kind::Nodes, "/f/".to_owned(), sender);
+            let mut follower: Pin<Box<dyn Future<Output = ()>>> = Box::pin(follower);
+            let mut next = async || {
+                tokio::select! {
+                    () = &mut follower => unreachable!("the receiver lives"),
+                    news = receiver.recv() => news.expect("the follower lives").1,
+                }
+            };
+            let keys = |change: Change| match change {
+                Change::All { keys, revision } => {
+                    let keys = keys.into_iter().map(|kv| (kv.key, kv.value));
+                    (keys.collect::<Vec<_>>(), revision)
+                }
+                other => panic!("no list: {other:?}"),
+            };
+            assert_eq!(keys(next().await).0.len(), 2);
+            change(&client, Txn::default().put("/f/a", value("2"))).await;
+            let Change::Put(kv) = next().await else {
+                panic!("not the change");
+            };
+            assert_eq!(kv.value, b"2");
+
+            members.kill(0);
+            members.run(0);
+            change(&client, Txn::default().delete("/f/b")).await;
+            let last = change(&client, Txn::default().put("/f/a", value("3"))).await;
+            client.compact(last).await.expect("compacted");
+            let only = vec![(value("/f/a"), value("3"))];
+            assert_eq!(keys(next().await), (only, last));
+            let revision = change(&client, Txn::default().delete("/f/a")).await;
+            let Change::Deleted { key, revision: at } = next().await else {
+                panic!("not the deletion");
+            };
+            assert_eq!((key, at), (value("/f/a"), revision));
+        });
+    }
+}
