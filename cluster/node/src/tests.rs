@@ -262,7 +262,7 @@ fn a_node_that_leaves_takes_nothing() {
     assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
 }
 
-/// A silent node is fenced after a lease, and only the incarnation that the deletion is about ends.
+/// A silent node is fenced after a lease. A late deletion does not end a later incarnation.
 #[test]
 fn fences_and_old_news() {
     let events = Events::default();

@@ -14,7 +14,7 @@ use crate::nodes::Nodes;
 use crate::record::{decode, encode};
 use crate::serving::{Answer, Report, Role, Serving};
 
-/// Volumes that leave at once, when a node is drained.
+/// Hand-overs at one time, when a node is drained or ends.
 const LEAVING: usize = 8;
 /// Time from a hand-over without effect to the next one.
 const BACKOFF: Duration = Duration::from_secs(10);
@@ -243,7 +243,7 @@ impl Volumes {
                 continue;
             }
             if place.role.is_none() {
-                // The engine can name the members that it reaches only once it knows them.
+                // The engine learns the members here. Before, it cannot say which of them it reaches.
                 show(*id, place, now, self.serving.as_mut());
             }
             // The rank of a node without a lease would only delay the others.

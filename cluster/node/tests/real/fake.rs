@@ -36,7 +36,7 @@ struct Lane {
     close: Option<u64>,
 }
 
-/// The lock that a node's process has while it lives.
+/// The lock of a node's process, for its lifetime.
 pub(crate) fn live(dir: &Path, node: NodeId) -> File {
     let file = alive_file(dir, node);
     flock(&file, FlockOperation::LockExclusive).expect("one process per data directory");

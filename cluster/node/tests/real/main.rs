@@ -58,7 +58,7 @@ struct Lab {
     operator: Operator,
     runtime: tokio::runtime::Runtime,
     volumes: Vec<VolumeId>,
-    /// Each test measures times: one at a time has the machine.
+    /// Tests run one at a time, because each of them measures times.
     _turn: MutexGuard<'static, ()>,
 }
 

@@ -13,7 +13,8 @@ use crate::{BAR, LEASE, Lab, node, volume};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A drained node hands its volumes over without an error, and serves again only when it must.
+/// A drained node hands its volumes over without an error, and takes one back when an operator
+/// moves it there.
 #[test]
 fn drain_and_undrain() {
     let Some(mut lab) = Lab::start("drain_and_undrain", 1, 20, false) else {
@@ -70,7 +71,7 @@ fn moves() {
     let refused = lab.runtime.block_on(refused).expect_err("no such node");
     println!("{refused}");
     assert!(matches!(refused, Error::NotMoved { .. }));
-    // The key that asked is gone, and fields of other versions are still there.
+    // The request's key is gone, and the record keeps unknown fields.
     assert_eq!(lab.status().operations, 0);
     let key = prefix().core_volume(id);
     let stored = lab.runtime.block_on(lab.client.get(&key));
@@ -80,7 +81,7 @@ fn moves() {
     lab.check();
 }
 
-/// An operator's word ends a lease at once; a node without members can be removed.
+/// An operator's fence ends a lease at once. A node with members cannot be removed.
 #[test]
 fn fence_and_remove() {
     let Some(mut lab) = Lab::start("fence_and_remove", 1, 3, false) else {
