@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,10 @@ impl Run for Programs {
         let output = child.stdout.take().map(reader);
         let errors = child.stderr.take().map(reader);
         let end = Instant::now() + self.patience;
+        let late = || RunError::Late {
+            program: program.to_owned(),
+            patience: self.patience,
+        };
         let status = loop {
             match child.try_wait().map_err(failed)? {
                 Some(status) => break status,
@@ -68,19 +73,18 @@ impl Run for Programs {
                     // A program that ended meanwhile cannot be killed.
                     let _ = child.kill();
                     let _ = child.wait();
-                    return Err(RunError::Late {
-                        program: program.to_owned(),
-                        patience: self.patience,
-                    });
+                    return Err(late());
                 }
                 None => thread::sleep(POLL),
             }
         };
-        let text = |reader: Option<thread::JoinHandle<String>>| {
-            reader.and_then(|thread| thread.join().ok())
+        // A program's own child may keep the pipe open.
+        let text = |reader: Option<Receiver<String>>| {
+            let rest = end.saturating_duration_since(Instant::now());
+            reader.and_then(|reader| reader.recv_timeout(rest).ok())
         };
         if status.success() {
-            return Ok(text(output).unwrap_or_default());
+            return text(output).ok_or_else(late);
         }
         let text = text(errors).unwrap_or_default();
         let lines: Vec<&str> = text.trim().lines().collect();
@@ -92,14 +96,16 @@ impl Run for Programs {
     }
 }
 
-fn reader(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
+fn reader(mut pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = sync_channel(1);
     thread::spawn(move || {
         let mut bytes = Vec::new();
         // An output that cannot be read is empty; the exit status decides.
         let _ = pipe.by_ref().take(MOST_OUTPUT).read_to_end(&mut bytes);
         let _ = std::io::copy(&mut pipe, &mut std::io::sink());
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    receiver
 }
 
 #[cfg(test)]
@@ -108,7 +114,7 @@ pub(crate) mod testing {
     use std::cell::RefCell;
     use std::os::unix::process::ExitStatusExt;
 
-    /// Records each command line; fails those that contain a given text.
+    /// Records each command line; fails each that contains a given text.
     #[derive(Default)]
     pub(crate) struct Recorder {
         pub lines: RefCell<Vec<String>>,
@@ -153,6 +159,9 @@ mod tests {
         assert!(matches!(error, Err(RunError::Start { .. })));
         let programs = Programs::new(Duration::from_millis(100));
         let error = programs.run("sleep", &["60"]);
+        assert!(matches!(error, Err(RunError::Late { .. })));
+        // The shell ends, and its child keeps the output.
+        let error = programs.run("sh", &["-c", "sleep 60 &"]);
         assert!(matches!(error, Err(RunError::Late { .. })));
         let programs = Programs::new(Duration::from_secs(20));
         let output = programs.run("sh", &["-c", "head -c 300000 /dev/zero"]);
