@@ -13,17 +13,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use nacre_engine_appliance::console::{Action, Answers, App, Daemon, Facts, draw};
+use nacre_engine_appliance::console::{self, Action, Answers, App, Daemon, Facts, draw};
 use nacre_engine_appliance::place::Places;
 use nacre_engine_appliance::run::{Programs, Run};
 use nacre_engine_appliance::slots::{Slot, SlotState};
 use nacre_engine_appliance::{network, reset, slots, status};
+use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{self, Event};
-use ratatui::crossterm::execute;
-use ratatui::crossterm::terminal::{Clear, ClearType, size};
+use ratatui::crossterm::terminal::size;
 use ratatui::layout::Rect;
-use ratatui::{Terminal, TerminalOptions, Viewport};
 use serde_json::Value;
 
 use super::subsystem::items;
@@ -126,19 +125,13 @@ fn show(orders: &SyncSender<Action>, updated: &Receiver<Update>) -> Result<(), F
     }
 }
 
-/// A terminal on an empty screen. ratatui's own clearing asks the terminal for its cursor, and a
-/// serial line without a terminal does not answer. The kernel's terminal has no second screen, so
-/// messages of the boot are still there.
+/// This program's terminal with an empty screen.
 fn cleared() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
-    execute!(io::stdout(), Clear(ClearType::All))?;
     let area = match size() {
         Ok((width, height)) if width > 0 && height > 0 => Rect::new(0, 0, width, height),
         _ => SERIAL,
     };
-    let options = TerminalOptions {
-        viewport: Viewport::Fixed(area),
-    };
-    Terminal::with_options(CrosstermBackend::new(io::stdout()), options)
+    console::cleared(CrosstermBackend::new(io::stdout()), area)
 }
 
 fn work(connection: &Connection, ordered: &Receiver<Action>, updates: &SyncSender<Update>) {

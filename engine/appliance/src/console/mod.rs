@@ -15,7 +15,7 @@ mod view;
 use serde_json::Value;
 
 pub use self::app::App;
-pub use self::view::draw;
+pub use self::view::{cleared, draw};
 use crate::network::{Interface, Settings};
 use crate::slots::Slot;
 

@@ -1,7 +1,10 @@
 use ratatui::Terminal;
-use ratatui::backend::TestBackend;
+use ratatui::backend::{Backend, ClearType, TestBackend, WindowSize};
+use ratatui::buffer::Cell;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::layout::{Position, Rect, Size};
 use serde_json::json;
+use std::io;
 
 use super::*;
 use crate::network::Addressing;
@@ -269,4 +272,93 @@ fn a_pending_change_is_kept_or_undone() {
     let mut app = app(pending);
     press(&mut app, KeyCode::Char('n'));
     assert!(screen(&app, 80, 24).contains("k keep"));
+}
+
+/// A serial line without a terminal: it takes everything and answers nothing.
+struct SerialLine<'a> {
+    screen: &'a mut TestBackend,
+    cells: &'a mut usize,
+}
+
+fn well<T>(outcome: Result<T, std::convert::Infallible>) -> io::Result<T> {
+    outcome.map_err(|never| match never {})
+}
+
+impl Backend for SerialLine<'_> {
+    type Error = io::Error;
+
+    fn draw<'c, I: Iterator<Item = (u16, u16, &'c Cell)>>(&mut self, content: I) -> io::Result<()> {
+        let cells: Vec<_> = content.collect();
+        *self.cells += cells.len();
+        well(self.screen.draw(cells.into_iter()))
+    }
+
+    fn hide_cursor(&mut self) -> io::Result<()> {
+        well(self.screen.hide_cursor())
+    }
+
+    fn show_cursor(&mut self) -> io::Result<()> {
+        well(self.screen.show_cursor())
+    }
+
+    fn get_cursor_position(&mut self) -> io::Result<Position> {
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
+    fn set_cursor_position<P: Into<Position>>(&mut self, position: P) -> io::Result<()> {
+        well(self.screen.set_cursor_position(position))
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        well(self.screen.clear())
+    }
+
+    fn clear_region(&mut self, region: ClearType) -> io::Result<()> {
+        well(self.screen.clear_region(region))
+    }
+
+    fn size(&self) -> io::Result<Size> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn window_size(&mut self) -> io::Result<WindowSize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Goal: the screen works on a serial line without a terminal, and covers messages of the kernel.
+/// Method: a terminal that fails each question, with other letters on it.
+#[test]
+fn the_screen_needs_no_answer_of_its_terminal() {
+    const AREA: Rect = Rect::new(0, 0, 80, 24);
+    let app = app(facts());
+    let expected = screen(&app, AREA.width, AREA.height);
+    let mut backend = TestBackend::with_lines(["kernel: a message"; AREA.height as usize]);
+    backend.resize(AREA.width, AREA.height);
+    // The second time over the screen of the first one.
+    for _ in 0..2 {
+        let mut cells = 0;
+        let line = SerialLine {
+            screen: &mut backend,
+            cells: &mut cells,
+        };
+        let mut terminal = cleared(line, AREA).unwrap();
+        terminal.draw(|frame| draw(frame, &app)).unwrap();
+        let whole = *terminal.backend().cells;
+        // An unchanged screen costs no letter of a slow line.
+        terminal.draw(|frame| draw(frame, &app)).unwrap();
+        assert_eq!(*terminal.backend().cells, whole);
+        drop(terminal);
+        assert!(cells > 100);
+        let buffer = backend.buffer();
+        let text = |y| -> String { (0..AREA.width).map(|x| buffer[(x, y)].symbol()).collect() };
+        let lines: Vec<String> = (0..AREA.height)
+            .map(|y| text(y).trim_end().to_owned())
+            .collect();
+        assert_eq!(lines.join("\n"), expected);
+    }
 }

@@ -1,10 +1,11 @@
 //! Draws the screen. Plain letters only: a serial terminal may know no others.
 
-use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout};
+use ratatui::backend::{Backend, ClearType};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::Paragraph;
+use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 use serde_json::Value;
 
 use super::app::{App, FIELDS, Form, Page, Question};
@@ -15,6 +16,17 @@ use crate::slots::SlotState;
 /// Most lines of one kind: the screen of a serial terminal has 24.
 const MOST_LINES: usize = 4;
 const LABEL: usize = 14;
+
+/// A terminal on an empty screen. ratatui's own clearing asks the terminal for its cursor, and a
+/// serial line without a terminal does not answer. The kernel's terminal has no second screen, so
+/// messages of the boot are still there.
+pub fn cleared<B: Backend>(mut backend: B, area: Rect) -> Result<Terminal<B>, B::Error> {
+    backend.clear_region(ClearType::All)?;
+    let options = TerminalOptions {
+        viewport: Viewport::Fixed(area),
+    };
+    Terminal::with_options(backend, options)
+}
 
 pub fn draw(frame: &mut Frame<'_>, app: &App) {
     let [title, body, message, keys] = Layout::vertical([
