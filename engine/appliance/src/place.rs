@@ -1,5 +1,7 @@
 //! Paths of the appliance below one root: `/`, or a folder in tests.
 
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone)]
@@ -83,11 +85,39 @@ impl Places {
     }
 }
 
+/// Most bytes of a small text file.
+const MOST_TEXT: u64 = 64 * 1024;
+
 /// The contents of a small text file, trimmed; none if it is absent, large or not text.
 pub(crate) fn small_text(path: &Path) -> Option<String> {
-    const MOST: u64 = 64 * 1024;
     let mut text = String::new();
-    let file = std::fs::File::open(path).ok()?;
-    let length = std::io::Read::read_to_string(&mut std::io::Read::take(file, MOST), &mut text);
-    length.ok().map(|_| text.trim().to_owned())
+    let file = File::open(path).ok()?;
+    let length = file.take(MOST_TEXT + 1).read_to_string(&mut text).ok()?;
+    (length as u64 <= MOST_TEXT).then(|| text.trim().to_owned())
+}
+
+/// Removes folders whose names begin with `prefix`: attempts that a power failure ended.
+pub(crate) fn remove_abandoned(parent: &Path, prefix: &str) -> io::Result<()> {
+    for entry in fs::read_dir(parent)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_file_is_no_small_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text");
+        for (length, is_small) in [(MOST_TEXT, true), (MOST_TEXT + 1, false)] {
+            fs::write(&path, "x".repeat(length as usize)).unwrap();
+            assert_eq!(small_text(&path).is_some(), is_small);
+        }
+    }
 }

@@ -96,6 +96,39 @@ pub fn free_bytes(folder: &Path) -> io::Result<u64> {
     Ok(facts.f_bavail.saturating_mul(facts.f_frsize))
 }
 
+/// Space that stays free beside unpacked files, for the daemon's state.
+const RESERVE: u64 = 64 * 1024 * 1024;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SpaceError {
+    #[error("{path}: {free} bytes are free, {needed} are needed", path = path.display())]
+    NoSpace {
+        path: PathBuf,
+        free: u64,
+        needed: u64,
+    },
+    #[error("{path}: {source}", path = path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+/// Checks that a folder's file system has room for these bytes and the daemon.
+pub(crate) fn check_space(folder: &Path, bytes: u64) -> Result<(), SpaceError> {
+    let path = || folder.to_owned();
+    let free = free_bytes(folder).map_err(|source| SpaceError::Io {
+        path: path(),
+        source,
+    })?;
+    let needed = bytes.saturating_add(RESERVE);
+    if free >= needed {
+        return Ok(());
+    }
+    Err(SpaceError::NoSpace {
+        path: path(),
+        free,
+        needed,
+    })
+}
+
 /// The machine's architecture, as systemd names it.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
@@ -109,6 +142,20 @@ pub fn architecture() -> &'static str {
 mod tests {
     use super::*;
     use std::fs;
+
+    #[test]
+    fn space_is_counted_with_a_reserve() {
+        let folder = tempfile::tempdir().unwrap();
+        let free = free_bytes(folder.path()).unwrap();
+        assert!(check_space(folder.path(), 0).is_ok());
+        for bytes in [free, u64::MAX] {
+            let refused = check_space(folder.path(), bytes);
+            assert!(
+                matches!(refused, Err(SpaceError::NoSpace { .. })),
+                "{bytes}"
+            );
+        }
+    }
 
     #[test]
     fn the_state_of_a_disk() {

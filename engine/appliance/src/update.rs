@@ -8,6 +8,7 @@ use crate::bundle::{self, BundleError, KeyError, Keys, Unpacked, Wanted};
 use crate::lock::{Lock, LockError};
 use crate::place::Places;
 use crate::run::{Run, RunError};
+use crate::slots;
 use crate::status::{self, StatusError};
 
 /// Writes the slot and its boot entry, as the transfer files of the image say.
@@ -39,6 +40,10 @@ pub fn update(
 ) -> Result<Unpacked, UpdateError> {
     let image = status::image(places)?;
     let _lock = Lock::of_system(places)?;
+    let slots = slots::slots(places, &image.version).map_err(|source| UpdateError::Open {
+        path: places.entries(),
+        source,
+    })?;
     let keys = Keys::read(&places.keys())?;
     let bundle = File::open(file).map_err(|source| UpdateError::Open {
         path: file.to_owned(),
@@ -49,8 +54,14 @@ pub fn update(
         architecture: status::architecture().to_owned(),
         running: image.version,
         allow_older,
+        slots,
     };
     let updates = places.updates();
+    // A power failure during an update leaves its files, in the space that this one needs.
+    bundle::discard(&updates).map_err(|source| UpdateError::Open {
+        path: updates.clone(),
+        source,
+    })?;
     let unpacked = bundle::unpack(bundle, &keys, &wanted, &updates)?;
     let version = unpacked.version.to_string();
     let installed = run.run(SYSUPDATE, &["--verify=no", "update", &version]);
@@ -67,6 +78,7 @@ pub fn update(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bundle::BundleError::Installed;
     use crate::bundle::tests::{Signer, archive, entries};
     use crate::run::testing::Recorder;
     use std::fs;
@@ -114,9 +126,45 @@ mod tests {
 
         parts[3].1[7] ^= 1;
         fs::write(&file, archive(&parts)).unwrap();
+        // A power failure ended the update before this one.
+        fs::create_dir_all(places.updates()).unwrap();
         assert!(matches!(attempt(&run, true), Err(UpdateError::Bundle(_))));
+        assert!(!places.updates().exists());
         fs::remove_file(&file).unwrap();
         assert!(matches!(attempt(&run, true), Err(UpdateError::Open { .. })));
         assert!(run.taken().is_empty());
+    }
+
+    /// Goal: a version that failed is not reported as installed: systemd-sysupdate would skip it.
+    /// A slot that a power failure left incomplete takes the version again.
+    #[test]
+    fn a_version_of_the_other_slot_is_not_installed_again() {
+        if status::architecture() != "x86-64" {
+            eprintln!(
+                "SKIPPED: a_version_of_the_other_slot_is_not_installed_again: made for x86-64"
+            );
+            return;
+        }
+        let signer = Signer::new(1);
+        for (entry, versions, is_refused) in [
+            ("nacre_0.2.0+0-3.efi", &["0.1.0", "0.2.0"][..], true),
+            ("nacre_0.2.0+3-0.efi", &["0.1.0", "0.2.0"], true),
+            ("other.efi", &["0.1.0", "0.2.0"], false),
+            ("nacre_0.2.0+0-3.efi", &["0.1.0"], false),
+        ] {
+            let (root, places) = slots::tests::disk(&["nacre_0.1.0.efi", entry], versions);
+            fs::create_dir_all(places.os_release().parent().unwrap()).unwrap();
+            fs::write(places.os_release(), "IMAGE_ID=nacre\nIMAGE_VERSION=0.1.0\n").unwrap();
+            signer.put(&places.keys());
+            let file = root.path().join("bundle");
+            fs::write(&file, archive(&entries(&signer, "0.2.0"))).unwrap();
+            let run = Recorder::default();
+            match update(&places, &run, &file, false) {
+                Ok(_) => assert!(!is_refused, "{entry}"),
+                Err(UpdateError::Bundle(Installed { .. })) => assert!(is_refused, "{entry}"),
+                Err(error) => panic!("{entry}: {error}"),
+            }
+            assert_eq!(run.taken().is_empty(), is_refused, "{entry}");
+        }
     }
 }

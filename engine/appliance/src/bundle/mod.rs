@@ -28,6 +28,9 @@ pub use self::keys::{KeyError, Keys};
 pub use self::release::{Part, Release};
 use self::release::{RELEASE, SIGNATURE, SUMS, parse_sums};
 use crate::digest::{self, Sha256};
+use crate::place::remove_abandoned;
+use crate::slots::{Slot, SlotState};
+use crate::status::{self, SpaceError};
 use crate::version::Version;
 
 /// The machine that a bundle is for.
@@ -39,6 +42,8 @@ pub struct Wanted {
     /// The version that runs.
     pub running: Version,
     pub allow_older: bool,
+    /// The versions on the disk.
+    pub slots: Vec<Slot>,
 }
 
 /// A bundle whose files are in the folder of updates.
@@ -79,21 +84,19 @@ pub enum BundleError {
     #[error("version {version} runs already")]
     Runs { version: Version },
     #[error(
+        "version {version} is in the other slot already ({state}); `nacre appliance rollback` boots it, with --force after failed tries",
+        state = state.text()
+    )]
+    Installed { version: Version, state: SlotState },
+    #[error(
         "version {version} is older than {running}, which runs; --allow-older installs it all the same"
     )]
     Older { version: Version, running: Version },
-    #[error("{path}: {free} bytes are free, {needed} are needed", path = path.display())]
-    NoSpace {
-        path: PathBuf,
-        free: u64,
-        needed: u64,
-    },
+    #[error(transparent)]
+    Space(#[from] SpaceError),
     #[error("{path}: {source}", path = path.display())]
     Write { path: PathBuf, source: io::Error },
 }
-
-/// Space that stays free beside an unpacked bundle, for the daemon's state.
-const RESERVE: u64 = 64 * 1024 * 1024;
 
 /// Checks a bundle and makes its files the contents of `updates`. An error leaves `updates` as it
 /// was.
@@ -170,6 +173,13 @@ fn check_release(release: &Release, wanted: &Wanted) -> Result<(), BundleError> 
     let running = wanted.running.clone();
     if version == running {
         return Err(BundleError::Runs { version });
+    }
+    // systemd-sysupdate leaves such a version as it is, without new tries.
+    let slot = wanted.slots.iter().find(|slot| slot.version == version);
+    if let Some(state) = slot.map(|slot| slot.state)
+        && state != SlotState::Incomplete
+    {
+        return Err(BundleError::Installed { version, state });
     }
     if version < running && !wanted.allow_older {
         return Err(BundleError::Older { version, running });
@@ -277,7 +287,7 @@ impl Staging {
         let parent = updates.parent().unwrap_or_else(|| Path::new("/"));
         let create = || {
             fs::create_dir_all(parent)?;
-            remove_abandoned(parent)?;
+            remove_abandoned(parent, STAGING)?;
             tempfile::Builder::new().prefix(STAGING).tempdir_in(parent)
         };
         create().map(Self).map_err(|source| failed(parent, source))
@@ -289,15 +299,7 @@ impl Staging {
         sum: (String, Sha256),
     ) -> Result<u64, BundleError> {
         let folder = self.0.path();
-        let free = crate::status::free_bytes(folder).map_err(|source| failed(folder, source))?;
-        let needed = entry.size + RESERVE;
-        if free < needed {
-            return Err(BundleError::NoSpace {
-                path: folder.to_owned(),
-                free,
-                needed,
-            });
-        }
+        status::check_space(folder, entry.size)?;
         let path = folder.join(&entry.name);
         let failed = |source| failed(&path, source);
         let mut file = File::create_new(&path).map_err(failed)?;
@@ -326,17 +328,6 @@ impl Staging {
 }
 
 const STAGING: &str = ".update-";
-
-/// Removes folders of attempts that a power failure ended.
-fn remove_abandoned(parent: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(parent)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(STAGING) {
-            fs::remove_dir_all(entry.path())?;
-        }
-    }
-    Ok(())
-}
 
 fn failed(path: &Path, source: io::Error) -> BundleError {
     BundleError::Write {

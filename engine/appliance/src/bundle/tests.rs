@@ -109,6 +109,7 @@ fn wanted() -> Wanted {
         architecture: "x86-64".into(),
         running: "0.1.0".parse().unwrap(),
         allow_older: false,
+        slots: Vec::new(),
     }
 }
 
