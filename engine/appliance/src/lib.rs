@@ -12,6 +12,7 @@
 //!   console    the screen of the machine's own terminals: facts, keys -> actions
 //!   place      paths below one root, so that tests have a machine of their own
 //!   run        programs with a deadline
+//!   timer      one command of systemd that runs unless this program stops it
 //! ```
 //!
 //! The crate does not call the daemon: its callers pass in the daemon's answers. It changes no
@@ -31,5 +32,6 @@ pub mod reset;
 pub mod run;
 pub mod slots;
 pub mod status;
+mod timer;
 pub mod update;
 pub mod version;

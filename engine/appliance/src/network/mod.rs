@@ -13,7 +13,8 @@ mod settings;
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use nacre_engine_values::files;
 use serde::{Deserialize, Serialize};
@@ -22,12 +23,16 @@ pub use self::settings::{Addressing, HostAddress, Interface, Settings};
 use crate::lock::{Lock, LockError};
 use crate::place::{Places, small_text};
 use crate::run::{Run, RunError};
+use crate::timer::Timer;
 
 /// Time to confirm a change.
 pub const TIME_TO_CONFIRM_S: u32 = 60;
 
 const NOTE: &str = "network-pending.json";
-const UNIT: &str = "nacre-network-revert";
+const REVERT: Timer = Timer {
+    unit: "nacre-network-revert",
+    seconds: TIME_TO_CONFIRM_S,
+};
 
 /// A change that waits for its confirmation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,29 +108,14 @@ pub fn set(
             former,
         },
     )?;
-    // A timer that is left over from an earlier change would end this one early.
-    let _ = run.run("systemctl", &["stop", &format!("{UNIT}.timer")]);
-    let timer = run.run(
-        "systemd-run",
-        &[
-            &format!("--unit={UNIT}"),
-            &format!("--on-active={TIME_TO_CONFIRM_S}s"),
-            "--timer-property=AccuracySec=1s",
-            "--collect",
-            "--quiet",
-            program,
-            "appliance",
-            "network",
-            "revert",
-        ],
-    );
+    let timer = REVERT.start(run, &[program, "appliance", "network", "revert"]);
     if let Err(error) = timer {
         remove_note(places)?;
         return Err(NetworkError::Timer(error));
     }
     let text = settings.file(interface);
     let written = fs::create_dir_all(places.networks())
-        .and_then(|()| files::replace(&path, text.as_bytes()))
+        .and_then(|()| replace(&path, &text))
         .map_err(|source| NetworkError::Io { path, source });
     let reloaded =
         written.and_then(|()| reload(run, interface.name()).map_err(NetworkError::Refused));
@@ -141,8 +131,7 @@ pub fn confirm(places: &Places, run: &impl Run) -> Result<String, NetworkError> 
     let _lock = Lock::of_network(places)?;
     let pending = pending(places)?.ok_or(NetworkError::NonePending)?;
     remove_note(places)?;
-    // A timer that fires all the same finds no note.
-    let _ = run.run("systemctl", &["stop", &format!("{UNIT}.timer")]);
+    REVERT.stop(run);
     Ok(pending.interface)
 }
 
@@ -166,7 +155,7 @@ fn take_back(
     };
     let path = file(places, &interface);
     let restored = match &former {
-        Some(text) => files::replace(&path, text.as_bytes()),
+        Some(text) => replace(&path, text),
         None => match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
@@ -217,6 +206,12 @@ pub fn show(places: &Places, interface: &str) -> Option<String> {
 
 fn file(places: &Places, interface: &str) -> PathBuf {
     places.networks().join(format!("10-{interface}.network"))
+}
+
+/// Replaces a file that networkd, another user, reads: its mode does not follow the caller's umask.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    files::replace(path, text.as_bytes())?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
 }
 
 fn reload(run: &impl Run, interface: &str) -> Result<(), RunError> {
@@ -391,6 +386,20 @@ mod tests {
             "interface: this machine has no eth1; it has eth0"
         );
         assert!(machine.run.taken().is_empty());
+    }
+
+    /// Goal: networkd can read its files after a command of a careful shell. Method: a umask that
+    /// leaves no right to others, for one call.
+    #[test]
+    fn networkd_can_read_the_file() {
+        let machine = Machine::new(None);
+        drop(Lock::of_network(&machine.places).unwrap());
+        let umask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+        let set = machine.set("192.0.2.7/24");
+        rustix::process::umask(umask);
+        set.unwrap();
+        let facts = fs::metadata(file(&machine.places, "eth0")).unwrap();
+        assert_eq!(facts.permissions().mode() & 0o777, 0o644);
     }
 
     #[test]
