@@ -9,9 +9,10 @@
 //! changed meanwhile begins again. It holds the state's secrets as the state does: keys and the
 //! private key of the certificate, sealed keys without their store key, hashes of passwords.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use nacre_engine_values::files;
@@ -19,8 +20,11 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::{self, Sha256};
-use crate::place::Places;
-use crate::status::{self, StatusError};
+use crate::lock::{Lock, LockError};
+use crate::place::{Places, remove_abandoned};
+use crate::run::{Run, RunError};
+use crate::status::{self, SpaceError, StatusError};
+use crate::timer::Timer;
 use crate::version::Version;
 
 const FORMAT: u32 = 1;
@@ -33,6 +37,16 @@ const MOST_TOTAL: u64 = 1024 * 1024 * 1024;
 const MOST_DEPTH: usize = 8;
 /// Attempts of an export while the daemon writes.
 const ATTEMPTS: usize = 5;
+/// Start of the name of an export that is unpacked. A power failure may leave its folder behind.
+const STAGING: &str = ".nacre-restore-";
+/// Unpacked update bundles, which no export has: see [`Places::updates`].
+const UPDATES: &str = "updates";
+const SERVICE: &str = "nacre.service";
+/// Starts the daemon if the command dies while the daemon is stopped: Ctrl-C, a lost terminal.
+const START: Timer = Timer {
+    unit: "nacre-restore",
+    seconds: 120,
+};
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Manifest {
@@ -83,6 +97,14 @@ pub enum BackupError {
     Changing { path: PathBuf },
     #[error("the export: {0}; it is damaged, or no export")]
     Damaged(String),
+    #[error(transparent)]
+    Space(#[from] SpaceError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error("nothing was changed: {0}")]
+    Unchanged(#[source] RunError),
+    #[error("the restored state is in place, but the daemon did not start (`journalctl -u nacre`): {source}; the former state is in {former}", former = former.display())]
+    NotStarted { former: PathBuf, source: RunError },
     #[error("the export is of version {version}, and {running} runs; update first, or --force")]
     Newer { version: Version, running: Version },
 }
@@ -104,35 +126,37 @@ pub fn export(places: &Places, target: &Path) -> Result<Exported, BackupError> {
             path: target.to_owned(),
         });
     }
-    let (partial, mut file) = files::beside(target).map_err(failed())?;
-    let written = (|| {
-        file.set_permissions(fs::Permissions::from_mode(0o600))
-            .map_err(failed())?;
-        let mut changed = state.clone();
-        for _ in 0..ATTEMPTS {
-            let manifest = list(&state, &image.version, status::host_name(places))?;
-            file.set_len(0).map_err(failed())?;
-            file.rewind().map_err(failed())?;
-            match write(&state, &manifest, &mut file, target)? {
-                None => {
-                    file.sync_all().map_err(failed())?;
-                    fs::rename(&partial, target).map_err(failed())?;
-                    files::sync_folder(target).map_err(failed())?;
-                    return Ok(Exported {
-                        files: manifest.files.len(),
-                        bytes: manifest.files.iter().map(|file| file.size).sum(),
-                        left_out: manifest.left_out,
-                    });
-                }
-                Some(path) => changed = path,
-            }
+    let folder = target.parent().filter(|p| !p.as_os_str().is_empty());
+    // Private from its first moment, and removed unless it gets its name.
+    let mut file = tempfile::Builder::new()
+        .prefix(".nacre-export-")
+        .tempfile_in(folder.unwrap_or_else(|| Path::new(".")))
+        .map_err(failed())?;
+    let mut changed = state.clone();
+    for _ in 0..ATTEMPTS {
+        let manifest = list(&state, &image.version, status::host_name(places))?;
+        file.as_file().set_len(0).map_err(failed())?;
+        file.rewind().map_err(failed())?;
+        if let Some(path) = write(&state, &manifest, file.as_file_mut(), target)? {
+            changed = path;
+            continue;
         }
-        Err(BackupError::Changing { path: changed })
-    })();
-    if written.is_err() {
-        let _ = fs::remove_file(&partial);
+        file.as_file().sync_all().map_err(failed())?;
+        file.persist_noclobber(target)
+            .map_err(|error| match error.error.kind() {
+                io::ErrorKind::AlreadyExists => BackupError::Exists {
+                    path: target.to_owned(),
+                },
+                _ => failed()(error.error),
+            })?;
+        files::sync_folder(target).map_err(failed())?;
+        return Ok(Exported {
+            files: manifest.files.len(),
+            bytes: manifest.files.iter().map(|file| file.size).sum(),
+            left_out: manifest.left_out,
+        });
     }
-    written
+    Err(BackupError::Changing { path: changed })
 }
 
 /// Lists the state with digests.
@@ -179,7 +203,7 @@ fn list(state: &Path, version: &Version, host: String) -> Result<Manifest, Backu
     })
 }
 
-/// Paths of the state's files below its folder: those of an export, and those that it leaves out.
+/// Paths of the state's files below its folder: files of an export, and files that it leaves out.
 fn walk(state: &Path) -> Result<(Vec<String>, Vec<String>), BackupError> {
     let (mut found, mut left_out) = (Vec::new(), Vec::new());
     let mut folders = vec![PathBuf::new()];
@@ -188,7 +212,7 @@ fn walk(state: &Path) -> Result<(Vec<String>, Vec<String>), BackupError> {
         for entry in fs::read_dir(&full).map_err(BackupError::at(&full))? {
             let entry = entry.map_err(BackupError::at(&full))?;
             let path = folder.join(entry.file_name());
-            let is_update = path.starts_with("updates") || is_temporary(&path);
+            let is_update = path.starts_with(UPDATES) || is_temporary(&path);
             let kind = entry.file_type().map_err(BackupError::at(&full))?;
             if is_update {
                 continue;
@@ -280,29 +304,61 @@ fn write(
     Ok(None)
 }
 
+/// Replaces the state by that of an export. The daemon stops for a moment.
+pub fn restore(
+    places: &Places,
+    run: &impl Run,
+    source: &Path,
+    force: bool,
+) -> Result<Restored, BackupError> {
+    let _lock = Lock::of_system(places)?;
+    let checked = check(places, source, force)?;
+    START
+        .start(run, &["systemctl", "start", SERVICE])
+        .map_err(BackupError::Unchanged)?;
+    let applied = match run.run("systemctl", &["stop", SERVICE]) {
+        Ok(_) => checked.apply(places),
+        Err(error) => Err(BackupError::Unchanged(error)),
+    };
+    // After every failure too. Not `start`: a daemon that runs by now has the former state.
+    let started = run.run("systemctl", &["restart", SERVICE]);
+    if started.is_ok() {
+        START.stop(run);
+    }
+    let restored = applied?;
+    started.map_err(|source| BackupError::NotStarted {
+        former: places.former_state(),
+        source,
+    })?;
+    Ok(restored)
+}
+
 /// An export, unpacked and checked beside the state. Dropped, it is removed.
 #[derive(Debug)]
-pub struct Checked {
+struct Checked {
     staging: tempfile::TempDir,
     restored: Restored,
 }
 
 /// Checks a whole export and unpacks it beside the state, which does not change.
-pub fn check(places: &Places, source: &Path, force: bool) -> Result<Checked, BackupError> {
+fn check(places: &Places, source: &Path, force: bool) -> Result<Checked, BackupError> {
     let image = status::image(places)?;
     let state = places.state();
     let file = File::open(source).map_err(BackupError::at(source))?;
     let damaged = |error: io::Error| BackupError::Damaged(error.to_string());
     let mut archive = tar::Archive::new(file);
     let mut entries = archive.entries().map_err(damaged)?.raw(true);
-    let mut next = |wanted: &str, most: u64| {
+    let mut next = |wanted: &str, sizes: RangeInclusive<u64>| {
         let entry = entries
             .next()
             .ok_or_else(|| BackupError::Damaged(format!("{wanted} is missing")))?;
         let entry = entry.map_err(damaged)?;
         let is_wanted = *entry.path_bytes() == *wanted.as_bytes()
             && entry.header().entry_type() == tar::EntryType::Regular
-            && entry.header().size().is_ok_and(|size| size <= most);
+            && entry
+                .header()
+                .size()
+                .is_ok_and(|size| sizes.contains(&size));
         if is_wanted {
             Ok(entry)
         } else {
@@ -310,12 +366,12 @@ pub fn check(places: &Places, source: &Path, force: bool) -> Result<Checked, Bac
         }
     };
     let mut text = Vec::new();
-    next(MANIFEST, MOST_MANIFEST)?
+    next(MANIFEST, 0..=MOST_MANIFEST)?
         .read_to_end(&mut text)
         .map_err(damaged)?;
     let manifest: Manifest = serde_json::from_slice(&text)
         .map_err(|error| BackupError::Damaged(format!("{MANIFEST}: {error}")))?;
-    let version = check_manifest(&manifest).map_err(BackupError::Damaged)?;
+    let (version, total) = check_manifest(&manifest).map_err(BackupError::Damaged)?;
     if version > image.version && !force {
         return Err(BackupError::Newer {
             version,
@@ -323,16 +379,18 @@ pub fn check(places: &Places, source: &Path, force: bool) -> Result<Checked, Bac
         });
     }
     let parent = state.parent().unwrap_or_else(|| Path::new("/")).to_owned();
+    remove_abandoned(&parent, STAGING).map_err(BackupError::at(&parent))?;
+    status::check_space(&parent, total)?;
     let staging = tempfile::Builder::new()
-        .prefix(".nacre-restore-")
+        .prefix(STAGING)
         .tempdir_in(&parent)
         .map_err(BackupError::at(&parent))?;
     for listed in &manifest.files {
-        let entry = next(&entry_name(&listed.path), MOST_BYTES)?;
+        let entry = next(&entry_name(&listed.path), listed.size..=listed.size)?;
         let path = staging.path().join(&listed.path);
         let failed = || BackupError::at(&path);
         let folder = path.parent().unwrap_or_else(|| staging.path());
-        fs::create_dir_all(folder).map_err(failed())?;
+        create_private(folder).map_err(failed())?;
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -361,7 +419,13 @@ pub fn check(places: &Places, source: &Path, force: bool) -> Result<Checked, Bac
     })
 }
 
-fn check_manifest(manifest: &Manifest) -> Result<Version, String> {
+/// Folders of the state are the daemon's alone, as the state is.
+fn create_private(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+/// The version of an export and the bytes of its files.
+fn check_manifest(manifest: &Manifest) -> Result<(Version, u64), String> {
     if manifest.format != FORMAT {
         return Err(format!("format {} instead of {FORMAT}", manifest.format));
     }
@@ -372,9 +436,9 @@ fn check_manifest(manifest: &Manifest) -> Result<Version, String> {
         .files
         .iter()
         .try_fold(0_u64, |sum, file| sum.checked_add(file.size));
-    if total.is_none_or(|total| total > MOST_TOTAL) {
-        return Err(format!("more than {MOST_TOTAL} bytes"));
-    }
+    let total = total
+        .filter(|total| *total <= MOST_TOTAL)
+        .ok_or_else(|| format!("more than {MOST_TOTAL} bytes"))?;
     // Sorted names are unique: no file is written twice.
     if !manifest.files.is_sorted_by(|a, b| a.path < b.path) {
         return Err("its list of files is not sorted".into());
@@ -386,20 +450,26 @@ fn check_manifest(manifest: &Manifest) -> Result<Version, String> {
             .all(|part| matches!(part, Component::Normal(_)));
         let depth = path.components().count();
         let is_same = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
-        if !is_plain || !is_same || !(1..=MOST_DEPTH).contains(&depth) || is_temporary(path) {
+        let is_state = !path.starts_with(UPDATES) && !is_temporary(path);
+        if !is_plain || !is_same || !(1..=MOST_DEPTH).contains(&depth) || !is_state {
             return Err(format!("{:?} is no path of a file of the state", file.path));
+        }
+        if file.size > MOST_BYTES {
+            return Err(format!("{}: {} bytes", file.path, file.size));
         }
         if file.mode & !0o777 != 0 || file.mode & 0o600 != 0o600 {
             return Err(format!("{}: mode {:o}", file.path, file.mode));
         }
     }
-    manifest.version.parse().map_err(|error| format!("{error}"))
+    let version = manifest.version.parse();
+    Ok((version.map_err(|error| format!("{error}"))?, total))
 }
 
 impl Checked {
     /// Exchanges the state for the export's, at once; the former state stays beside it. The daemon
-    /// must not run.
-    pub fn apply(mut self, places: &Places) -> Result<Restored, BackupError> {
+    /// must not run. The export has the name of the former state before the exchange: a power
+    /// failure leaves no state under a name that the next restore removes unasked.
+    fn apply(mut self, places: &Places) -> Result<Restored, BackupError> {
         let (state, former) = (places.state(), places.former_state());
         fs::create_dir_all(&state).map_err(BackupError::at(&state))?;
         let mode = fs::metadata(&state)
@@ -414,7 +484,7 @@ impl Checked {
             if !from.symlink_metadata().is_ok_and(|facts| facts.is_file()) || to.exists() {
                 continue;
             }
-            let linked = fs::create_dir_all(to.parent().unwrap_or(&staging))
+            let linked = create_private(to.parent().unwrap_or(&staging))
                 .and_then(|()| fs::hard_link(&from, &to));
             linked.map_err(BackupError::at(&from))?;
             self.restored.kept.push(name);
@@ -432,20 +502,18 @@ impl Checked {
         File::open(&staging)
             .and_then(|folder| Ok(rustix::fs::syncfs(folder)?))
             .map_err(BackupError::at(&staging))?;
-        renameat_with(CWD, &staging, CWD, &state, RenameFlags::EXCHANGE)
-            .map_err(|error| BackupError::at(&state)(error.into()))?;
-        let old = self.staging.keep();
+        fs::rename(&staging, &former).map_err(BackupError::at(&staging))?;
+        if let Err(error) = renameat_with(CWD, &former, CWD, &state, RenameFlags::EXCHANGE) {
+            // The next restore removes the export as well.
+            let _ = fs::remove_dir_all(&former);
+            return Err(BackupError::at(&state)(error.into()));
+        }
         for name in &self.restored.kept {
             // The restored folder has the other name of it.
-            let _ = fs::remove_file(old.join(name));
+            let _ = fs::remove_file(former.join(name));
         }
-        fs::rename(&old, &former).map_err(BackupError::at(&former))?;
         files::sync_folder(&state).map_err(BackupError::at(&state))?;
         Ok(self.restored)
-    }
-
-    pub fn files(&self) -> usize {
-        self.restored.files
     }
 }
 

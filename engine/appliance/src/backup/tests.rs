@@ -1,4 +1,5 @@
 use super::*;
+use crate::run::testing::Recorder;
 
 struct Machine {
     root: tempfile::TempDir,
@@ -167,6 +168,7 @@ fn every_other_file_is_refused_and_changes_nothing() {
         "b/c",
         "a/b/c/d/e/f/g/h/i",
         ".a",
+        "updates/x",
     ] {
         refused(&with(&|m| m["files"][0]["path"] = path.into()), path);
     }
@@ -208,5 +210,99 @@ fn bounds_of_an_export() {
     assert_eq!(
         exported.left_out,
         ["d/".repeat(MOST_DEPTH).trim_end_matches('/')]
+    );
+}
+
+const TIMER: &str = "systemd-run --unit=nacre-restore --on-active=120s --timer-property=AccuracySec=1s \
+                     --collect --quiet systemctl start nacre.service";
+
+/// Goal: the daemon runs again after each outcome of a restore, with the state that the answer
+/// names. Method: one command of systemd fails in each attempt.
+#[test]
+fn a_restore_starts_the_daemon_again() {
+    let machine = Machine::new("0.1.0", &[("a", "saved")]);
+    let file = machine.at("export");
+    export(&machine.places, &file).unwrap();
+    let attempt = |failing: Option<&'static str>| {
+        machine.put(&machine.places.state().join("a"), "now");
+        let run = Recorder {
+            failing,
+            ..Recorder::default()
+        };
+        let outcome = restore(&machine.places, &run, &file, false);
+        (outcome, run.taken(), machine.text("a").unwrap())
+    };
+    let unset = "systemctl stop nacre-restore.timer";
+    let (stop, restart) = (
+        "systemctl stop nacre.service",
+        "systemctl restart nacre.service",
+    );
+
+    let (outcome, lines, text) = attempt(None);
+    assert_eq!(outcome.unwrap().files, 1);
+    assert_eq!(
+        (lines, text.as_str()),
+        (
+            [unset, TIMER, stop, restart, unset]
+                .map(str::to_owned)
+                .to_vec(),
+            "saved",
+        )
+    );
+    let (outcome, lines, text) = attempt(Some("systemd-run"));
+    assert!(matches!(outcome, Err(BackupError::Unchanged(_))));
+    assert_eq!((lines.len(), text.as_str()), (2, "now"));
+    let (outcome, lines, text) = attempt(Some("stop nacre.service"));
+    assert!(matches!(outcome, Err(BackupError::Unchanged(_))));
+    assert_eq!((lines[3].as_str(), text.as_str()), (restart, "now"));
+    // The timer stays, for one more start.
+    let (outcome, lines, text) = attempt(Some("restart"));
+    assert!(matches!(outcome, Err(BackupError::NotStarted { .. })));
+    assert_eq!((lines.len(), text.as_str()), (4, "saved"));
+    let _lock = Lock::of_system(&machine.places).unwrap();
+    let (outcome, lines, _) = attempt(None);
+    assert!(matches!(outcome, Err(BackupError::Lock(_))));
+    assert!(lines.is_empty());
+}
+
+/// Goal: what a power failure leaves does not outlive the next restore, and is not restored.
+#[test]
+fn a_restore_removes_the_rest_of_an_earlier_one() {
+    let machine = Machine::new("0.1.0", &[("a/b", "saved")]);
+    let file = machine.at("export");
+    export(&machine.places, &file).unwrap();
+    let beside = machine.places.state().with_file_name(".nacre-restore-cut");
+    machine.put(&beside.join("key"), "secret");
+    // Between the two renames: the export has the name of the former state already.
+    machine.put(&machine.places.former_state().join("a/b"), "saved");
+    machine.put(&machine.places.state().join("a/b"), "now");
+    restore(&machine.places, &Recorder::default(), &file, false).unwrap();
+    assert_eq!(
+        machine.beside_state(),
+        ["nacre", "nacre-appliance", "nacre.before-restore"]
+    );
+    let former = fs::read_to_string(machine.places.former_state().join("a/b"));
+    assert_eq!(former.unwrap(), "now");
+    let folder = fs::metadata(machine.places.state().join("a")).unwrap();
+    assert_eq!(folder.permissions().mode() & 0o777, 0o700);
+}
+
+/// Goal: an entry larger than its line in the manifest is refused before it is unpacked.
+#[test]
+fn an_entry_has_the_size_of_the_manifest() {
+    let machine = Machine::new("0.1.0", &[("a", "")]);
+    let file = machine.at("export");
+    export(&machine.places, &file).unwrap();
+    let mut bytes = fs::read(&file).unwrap();
+    let at = bytes.windows(8).position(|w| w == b"files/a\0").unwrap();
+    let mut header = tar::Header::from_byte_slice(&bytes[at..at + 512]).clone();
+    header.set_size(MOST_BYTES);
+    header.set_cksum();
+    bytes[at..at + 512].copy_from_slice(header.as_bytes());
+    fs::write(&file, bytes).unwrap();
+    let error = check(&machine.places, &file, false).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the export: files/a is missing; it is damaged, or no export"
     );
 }

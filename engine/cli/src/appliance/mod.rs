@@ -72,7 +72,8 @@ enum ApplianceCommand {
     /// Replace configuration and state by those of an export
     #[command(
         after_help = "The whole export is checked before anything changes. The daemon stops for a moment. The former\n\
-                      state stays in /var/lib/nacre.before-restore until the next restore."
+                      state stays in /var/lib/nacre.before-restore until the next restore. A nacre.toml of the boot\n\
+                      partition replaces the restored one at the next boot."
     )]
     Restore {
         /// The export
@@ -236,15 +237,7 @@ fn export(places: &Places, file: &Path) -> Result<(), Failure> {
 }
 
 fn restore(places: &Places, programs: &impl Run, file: &Path, force: bool) -> Result<(), Failure> {
-    let _lock = Lock::of_system(places).map_err(anyhow::Error::from)?;
-    let checked = backup::check(places, file, force).map_err(anyhow::Error::from)?;
-    programs
-        .run("systemctl", &["stop", "nacre.service"])
-        .context("nothing was changed")?;
-    let applied = checked.apply(places);
-    // With the former state too, if the exchange failed.
-    let started = programs.run("systemctl", &["start", "nacre.service"]);
-    let done = applied.map_err(anyhow::Error::from)?;
+    let done = backup::restore(places, programs, file, force).map_err(anyhow::Error::from)?;
     for name in &done.kept {
         output::line(&format!("kept as it was: {name}"))?;
     }
@@ -254,9 +247,7 @@ fn restore(places: &Places, programs: &impl Run, file: &Path, force: bool) -> Re
         done.host,
         done.version,
         places.former_state().display()
-    ))?;
-    started.context("the restored state is in place, but the daemon did not start")?;
-    Ok(())
+    ))
 }
 
 fn factory_reset(places: &Places, programs: &impl Run, host: &str) -> Result<(), Failure> {
