@@ -371,3 +371,34 @@ fn the_script_of_the_image_makes_such_bundles() {
     assert_eq!(unpacked.key, "own");
     assert_eq!(names(&at("updates")).len(), 3);
 }
+
+/// Goal: a bundle of the boot partition is kept while the update may succeed later. Method: the
+/// image's script, with a `nacre` that ends with each exit code.
+#[test]
+fn a_delayed_bundle_stays_on_the_boot_partition() {
+    let script = "../../deploy/image/root/usr/lib/nacre/appliance";
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
+    let text = fs::read_to_string(script).unwrap();
+    for (code, is_good, left) in [
+        (0, true, &[][..]),
+        (1, true, &["nacre_0.2.0.tar.refused"][..]),
+        (3, false, &["nacre_0.2.0.tar"]),
+        (75, false, &["nacre_0.2.0.tar"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("nacre_0.2.0.tar"), "").unwrap();
+        let from = format!("FROM={}", folder.path().display());
+        let own = text.replace(
+            "FROM=/boot/nacre",
+            &format!("{from}\nnacre() {{ return {code}; }}"),
+        );
+        let mut run = Command::new("sh");
+        let run = run.args(["-c", &own, "appliance", "update"]);
+        let status = run.status().unwrap();
+        assert_eq!(
+            (status.success(), names(folder.path())),
+            (is_good, left.iter().map(|n| (*n).to_owned()).collect()),
+            "{code}"
+        );
+    }
+}

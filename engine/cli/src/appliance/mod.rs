@@ -40,6 +40,7 @@ enum ApplianceCommand {
         after_help = "The next restart boots the new version; after three boots without success the former one returns.\n\
                       Refused while a volume is resynced, or while others of its replicas are not in sync and this\n\
                       node has the last ones that are.\n\n\
+                      Exit code 75: refused because of a volume; the same command may succeed later.\n\n\
                       Example: nacre appliance update nacre_0.2.0.tar"
     )]
     Update {
@@ -94,6 +95,8 @@ enum ApplianceCommand {
     },
 }
 
+/// Exit code of an update that a later attempt may install: EX_TEMPFAIL of sysexits(3).
+const NOT_NOW: u8 = 75;
 /// Longest time for a command of systemd, and for writing a slot.
 const PATIENCE: Duration = Duration::from_secs(90);
 const WRITE_PATIENCE: Duration = Duration::from_secs(1800);
@@ -183,10 +186,13 @@ fn refuse(obstacles: &[Obstacle]) -> Result<(), Failure> {
         return Ok(());
     }
     let causes: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
-    Err(Failure::Failed(anyhow::anyhow!(
-        "{}; wait until they are in sync, or --force",
-        causes.join("; ")
-    )))
+    Err(Failure::Exit {
+        code: NOT_NOW,
+        error: anyhow::anyhow!(
+            "{}; wait until they are in sync, or --force",
+            causes.join("; ")
+        ),
+    })
 }
 
 fn install(
@@ -273,7 +279,9 @@ mod tests {
             },
             Obstacle::LastInSync { volume: "b".into() },
         ];
-        let text = refuse(&obstacles).unwrap_err().to_string();
+        let refused = refuse(&obstacles).unwrap_err();
+        assert!(matches!(refused, Failure::Exit { code: NOT_NOW, .. }));
+        let text = refused.to_string();
         for part in ["volume a", "left", "volume b", "--force"] {
             assert!(text.contains(part), "{text}");
         }
