@@ -10,7 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::place::Places;
 
 #[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "closing it releases the lock")] File);
+pub struct Lock(File);
 
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
@@ -59,6 +59,14 @@ impl Lock {
     }
 }
 
+impl Drop for Lock {
+    /// A child of another thread has the descriptor until its exec, and closing ours would leave
+    /// the lock with it. An unlock counts for every copy. Its only error is a bad descriptor.
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,5 +80,19 @@ mod tests {
         drop(Lock::of_network(&places).unwrap());
         drop(lock);
         Lock::of_system(&places).unwrap();
+    }
+
+    /// Goal: a child that is between fork and exec does not keep the lock. Method: a copy of the
+    /// descriptor outlives the lock.
+    #[test]
+    fn a_copy_of_the_descriptor_keeps_no_lock() {
+        let root = tempfile::tempdir().unwrap();
+        let places = Places::below(root.path());
+        let lock = Lock::of_system(&places).unwrap();
+        let copy = lock.0.try_clone().unwrap();
+        assert!(matches!(Lock::of_system(&places), Err(LockError::Taken)));
+        drop(lock);
+        Lock::of_system(&places).unwrap();
+        drop(copy);
     }
 }
