@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use nacre_engine_appliance::bundle::BundleError;
 use nacre_engine_appliance::guard::{self, Obstacle};
-use nacre_engine_appliance::lock::Lock;
+use nacre_engine_appliance::lock::{Lock, LockError};
 use nacre_engine_appliance::place::Places;
 use nacre_engine_appliance::run::{Programs, Run};
 use nacre_engine_appliance::slots::{self, Tries};
 use nacre_engine_appliance::status::{self, Status};
+use nacre_engine_appliance::update::UpdateError;
+use nacre_engine_appliance::version::Version;
 use nacre_engine_appliance::{backup, reset, update};
 use serde_json::json;
 
@@ -40,7 +43,7 @@ enum ApplianceCommand {
         after_help = "The next restart boots the new version; after three boots without success the former one returns.\n\
                       Refused while a volume is resynced, or while others of its replicas are not in sync and this\n\
                       node has the last ones that are.\n\n\
-                      Exit code 75: refused because of a volume; the same command may succeed later.\n\n\
+                      Exit code 75: refused because of a volume or another command; the update may succeed later.\n\n\
                       Example: nacre appliance update nacre_0.2.0.tar"
     )]
     Update {
@@ -202,7 +205,14 @@ fn install(
     allow_older: bool,
 ) -> Result<(), Failure> {
     let programs = Programs::new(WRITE_PATIENCE);
-    let done = update::update(places, &programs, file, allow_older).map_err(anyhow::Error::from)?;
+    let done = match update::update(places, &programs, file, allow_older) {
+        Ok(done) => done,
+        // Also after a power failure between an update and the removal of its bundle.
+        Err(UpdateError::Bundle(BundleError::Runs { version })) => {
+            return runs(connection, &version);
+        }
+        Err(error) => return Err(failure(error)),
+    };
     if connection.json {
         let version = done.version.to_string();
         return output::json(&json!({ "version": version, "key": done.key, "bytes": done.bytes }));
@@ -211,10 +221,30 @@ fn install(
         "version {} is installed, signed by the key \"{}\"; a restart boots it (`systemctl reboot`)",
         done.version, done.key
     ))?;
-    let status = status::status(places).map_err(anyhow::Error::from)?;
-    match pinned(&status) {
+    // The update is done, whatever the disk answers now.
+    match status::status(places).ok().as_ref().and_then(pinned) {
         Some(warning) => output::line(&warning),
         None => Ok(()),
+    }
+}
+
+fn runs(connection: &Connection, version: &Version) -> Result<(), Failure> {
+    if connection.json {
+        let version = version.to_string();
+        return output::json(&json!({ "version": version, "key": null, "bytes": 0 }));
+    }
+    output::line(&format!(
+        "version {version} runs already: nothing to install"
+    ))
+}
+
+fn failure(error: UpdateError) -> Failure {
+    match error {
+        UpdateError::Lock(LockError::Taken) => Failure::Exit {
+            code: NOT_NOW,
+            error: error.into(),
+        },
+        error => Failure::Failed(error.into()),
     }
 }
 
@@ -268,6 +298,17 @@ fn factory_reset(places: &Places, programs: &impl Run, host: &str) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_update_during_another_command_may_succeed_later() {
+        let taken = failure(UpdateError::Lock(LockError::Taken));
+        assert!(matches!(taken, Failure::Exit { code: NOT_NOW, .. }));
+        let missing = failure(UpdateError::Open {
+            path: "x".into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        });
+        assert!(matches!(missing, Failure::Failed(_)));
+    }
 
     #[test]
     fn an_update_waits_for_volumes_by_name() {
