@@ -96,12 +96,22 @@ pub(crate) fn small_text(path: &Path) -> Option<String> {
     (length as u64 <= MOST_TEXT).then(|| text.trim().to_owned())
 }
 
-/// Removes folders whose names begin with `prefix`: attempts that a power failure ended.
+/// Text of a file from outside for a terminal, which would obey its control characters.
+pub(crate) fn printable(text: &str) -> String {
+    text.replace(char::is_control, "?")
+}
+
+/// Removes files and folders whose names begin with `prefix`: attempts that a power failure ended.
 pub(crate) fn remove_abandoned(parent: &Path, prefix: &str) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(prefix) {
+        if !entry.file_name().to_string_lossy().starts_with(prefix) {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
             fs::remove_dir_all(entry.path())?;
+        } else {
+            fs::remove_file(entry.path())?;
         }
     }
     Ok(())

@@ -28,7 +28,7 @@ pub use self::keys::{KeyError, Keys};
 pub use self::release::{Part, Release};
 use self::release::{RELEASE, SIGNATURE, SUMS, parse_sums};
 use crate::digest::{self, Sha256};
-use crate::place::remove_abandoned;
+use crate::place::{printable, remove_abandoned};
 use crate::slots::{Slot, SlotState};
 use crate::status::{self, SpaceError};
 use crate::version::Version;
@@ -108,7 +108,7 @@ pub fn unpack(
 ) -> Result<Unpacked, BundleError> {
     let mut archive = tar::Archive::new(bundle);
     // Raw: no extensions for long names and sparse files, which would read without a bound.
-    let mut entries = archive.entries().map_err(BundleError::Read)?.raw(true);
+    let mut entries = archive.entries().map_err(unreadable)?.raw(true);
     let sums_text = next(&mut entries, Some(Part::Sums))?.text()?;
     let signature = next(&mut entries, Some(Part::Signature))?.text()?;
     let key = keys
@@ -230,7 +230,7 @@ fn next<'a, R: Read>(
         found: found.to_owned(),
     };
     let data = match entries.next() {
-        Some(entry) => entry.map_err(BundleError::Read)?,
+        Some(entry) => entry.map_err(unreadable)?,
         None => return Err(refuse("the end")),
     };
     let name = String::from_utf8_lossy(&data.path_bytes()).into_owned();
@@ -245,7 +245,7 @@ fn next<'a, R: Read>(
         Some((part, _)) if is_wanted(part) => part,
         _ => return Err(refuse(&format!("{name:?}"))),
     };
-    let size = data.header().size().map_err(BundleError::Read)?;
+    let size = data.header().size().map_err(unreadable)?;
     let most = part.most_bytes();
     if size > most {
         return Err(BundleError::TooLarge {
@@ -261,12 +261,15 @@ impl<R: Read> Entry<'_, R> {
     /// The whole contents of a small file.
     fn text(mut self) -> Result<Vec<u8>, BundleError> {
         let mut text = Vec::with_capacity(self.size as usize);
-        self.data
-            .read_to_end(&mut text)
-            .map_err(BundleError::Read)?;
+        self.data.read_to_end(&mut text).map_err(unreadable)?;
         whole(&self.name, self.size, text.len() as u64)?;
         Ok(text)
     }
+}
+
+/// The archive's errors quote names of an archive that nothing has signed.
+fn unreadable(error: io::Error) -> BundleError {
+    BundleError::Read(io::Error::new(error.kind(), printable(&error.to_string())))
 }
 
 fn whole(name: &str, size: u64, read: u64) -> Result<(), BundleError> {

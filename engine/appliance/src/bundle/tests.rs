@@ -272,6 +272,86 @@ fn an_entry_is_a_plain_file() {
     }
 }
 
+/// A stream without an end. A reader that follows it further than a bundle's parser may is wrong.
+struct Endless<'a> {
+    start: &'a [u8],
+    fill: u8,
+    left: usize,
+}
+
+impl Read for Endless<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if !self.start.is_empty() {
+            return self.start.read(to);
+        }
+        self.left = self.left.checked_sub(to.len()).expect("a bound of bytes");
+        to.fill(self.fill);
+        Ok(to.len())
+    }
+}
+
+/// Goal: sizes and streams of an attacker use neither memory nor disk. Method: each header of a
+/// bundle with sizes above the part's limit, before bytes that never end.
+#[test]
+fn sizes_are_checked_before_bytes_are_read() {
+    let signer = Signer::new(1);
+    let whole = archive(&entries(&signer, "0.2.0"));
+    let attempt = |start: &[u8], fill| {
+        let (folder, updates) = updates();
+        let stream = Endless {
+            start,
+            fill,
+            left: 4096,
+        };
+        let outcome = unpack(stream, &signer.keys(), &wanted(), &updates);
+        assert_eq!(names(folder.path()), ["updates"]);
+        outcome.map_err(|error| {
+            assert_eq!(names(&updates), ["before"]);
+            error.to_string()
+        })
+    };
+    let refused = |start: &[u8], fill, part: &str| {
+        let text = attempt(start, fill).unwrap_err();
+        assert!(text.contains(part), "{part}: {text}");
+        assert!(!text.contains(char::is_control), "{text:?}");
+    };
+    refused(&[], 0, "the end instead of SHA256SUMS");
+    refused(&[], b'x', "the bundle: ");
+    // What stands behind the last file is not read.
+    attempt(&whole[..whole.len() - 1024], b'x').unwrap();
+
+    let mut at = 0;
+    for (name, bytes) in entries(&signer, "0.2.0") {
+        let most = Part::of_name(&name).unwrap().0.most_bytes();
+        let with = |change: &dyn Fn(&mut tar::Header)| {
+            let mut header = tar::Header::from_byte_slice(&whole[at..at + 512]).clone();
+            change(&mut header);
+            header.set_cksum();
+            [&whole[..at], header.as_bytes()].concat()
+        };
+        for size in [most + 1, 8 << 30, 1 << 60] {
+            let start = with(&|header| header.set_size(size));
+            refused(&start, 0, &format!("{name}: {size} bytes; at most {most}"));
+        }
+        refused(&with(&|header| header.set_size(u64::MAX)), 0, "");
+        for kind in *b"1234567LKxgSVMDN" {
+            let start = with(&|header| header.as_mut_bytes()[156] = kind);
+            refused(&start, 0, "which is no file");
+        }
+        for other in ["/etc/passwd", "../../etc/passwd", "\x1b[2J", ""] {
+            let start = with(&|header| {
+                header.as_mut_bytes()[..100].fill(0);
+                header.as_mut_bytes()[..other.len()].copy_from_slice(other.as_bytes());
+            });
+            refused(&start, 0, "instead of");
+        }
+        // A size that is no number, in the words of the archive's reader.
+        let start = with(&|header| header.as_mut_bytes()[124..129].copy_from_slice(b"\x1b[2Jz"));
+        refused(&start, 0, "the bundle: ");
+        at += 512 + bytes.len().next_multiple_of(512);
+    }
+}
+
 #[test]
 fn older_versions_need_a_flag() {
     let signer = Signer::new(1);
