@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::{self, Sha256};
 use crate::lock::{Lock, LockError};
-use crate::place::{Places, remove_abandoned};
+use crate::place::{Places, create_folder, remove_abandoned};
 use crate::run::{Run, RunError};
 use crate::status::{self, SpaceError, StatusError};
 use crate::timer::Timer;
@@ -471,7 +471,7 @@ impl Checked {
     /// failure leaves no state under a name that the next restore removes unasked.
     fn apply(mut self, places: &Places) -> Result<Restored, BackupError> {
         let (state, former) = (places.state(), places.former_state());
-        fs::create_dir_all(&state).map_err(BackupError::at(&state))?;
+        create_folder(&state, 0o700).map_err(BackupError::at(&state))?;
         let mode = fs::metadata(&state)
             .map_err(BackupError::at(&state))?
             .permissions();

@@ -1,13 +1,13 @@
 //! One change of the appliance at a time: a lock that ends with the process.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::place::Places;
+use crate::place::{Places, create_folder};
 
 #[derive(Debug)]
 pub struct Lock(File);
@@ -39,11 +39,7 @@ impl Lock {
             path: path.clone(),
             source,
         };
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(places.notes())
-            .map_err(failed)?;
+        create_folder(&places.notes(), 0o700).map_err(failed)?;
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)

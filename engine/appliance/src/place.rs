@@ -1,8 +1,11 @@
 //! Paths of the appliance below one root: `/`, or a folder in tests.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+
+use nacre_engine_values::files;
 
 #[derive(Debug, Clone)]
 pub struct Places {
@@ -117,6 +120,22 @@ pub(crate) fn remove_abandoned(parent: &Path, prefix: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Creates a folder and its parents, and keeps them through a power failure. A synced file in a
+/// folder without a name on the disk would be lost with it.
+pub(crate) fn create_folder(folder: &Path, mode: u32) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = folder.parent() {
+        create_folder(parent, mode)?;
+    }
+    match DirBuilder::new().mode(mode).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+        other => other?,
+    }
+    files::sync_folder(folder)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +147,34 @@ mod tests {
         for (length, is_small) in [(MOST_TEXT, true), (MOST_TEXT + 1, false)] {
             fs::write(&path, "x".repeat(length as usize)).unwrap();
             assert_eq!(small_text(&path).is_some(), is_small);
+        }
+    }
+
+    #[test]
+    fn only_abandoned_names_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        create_folder(&at(".new-a/b/c"), 0o700).unwrap();
+        create_folder(&at("kept"), 0o700).unwrap();
+        fs::write(at(".new-file"), "secret").unwrap();
+        std::os::unix::fs::symlink(at("kept"), at(".new-link")).unwrap();
+        remove_abandoned(folder.path(), ".new-").unwrap();
+        assert_eq!(crate::slots::names(folder.path()).unwrap(), ["kept"]);
+    }
+
+    #[test]
+    fn a_folder_is_created_once() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("a/b");
+        for _ in 0..2 {
+            create_folder(&folder, 0o700).unwrap();
+        }
+        fs::write(root.path().join("file"), "").unwrap();
+        for bad in ["file", "file/x"] {
+            assert!(
+                create_folder(&root.path().join(bad), 0o700).is_err(),
+                "{bad}"
+            );
         }
     }
 }

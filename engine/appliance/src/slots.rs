@@ -361,6 +361,13 @@ pub(crate) mod tests {
             rolled(&["nacre_0.1.0+2-1.efi", "nacre_0.2.0+2-1.efi"], false),
             (Ok("0.1.0".into()), after.clone())
         );
+        // Power failures between the two renames, and behind both.
+        for left in ["nacre_0.2.0.efi", "nacre_0.2.0+0-1.efi"] {
+            assert_eq!(
+                rolled(&["nacre_0.1.0+3-0.efi", left], false),
+                (Ok("0.1.0".into()), after.clone())
+            );
+        }
         let (refused, names) = rolled(&["nacre_0.1.0+0-3.efi", "nacre_0.2.0.efi"], false);
         assert!(refused.unwrap_err().contains("--force"));
         assert_eq!(names, ["nacre_0.1.0+0-3.efi", "nacre_0.2.0.efi"]);

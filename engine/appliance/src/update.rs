@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::bundle::BundleError::Installed;
     use crate::bundle::tests::{Signer, archive, entries};
-    use crate::run::testing::Recorder;
+    use crate::run::testing::{Cuts, Recorder};
     use std::fs;
 
     /// Goal: systemd-sysupdate is called for a good bundle only, and no attempt leaves files.
@@ -133,6 +133,52 @@ mod tests {
         fs::remove_file(&file).unwrap();
         assert!(matches!(attempt(&run, true), Err(UpdateError::Open { .. })));
         assert!(run.taken().is_empty());
+    }
+
+    /// Goal: a power failure before or while the slot is written changes no boot entry, and the next
+    /// attempt installs the version. Method: the disk at the call of systemd-sysupdate, and with the
+    /// partitions that it may leave.
+    #[test]
+    fn an_update_begins_again_after_a_power_failure() {
+        if status::architecture() != "x86-64" {
+            eprintln!("SKIPPED: an_update_begins_again_after_a_power_failure: made for x86-64");
+            return;
+        }
+        let signer = Signer::new(1);
+        let (root, places) = slots::tests::disk(&["nacre_0.1.0.efi"], &["0.1.0"]);
+        fs::create_dir_all(places.os_release().parent().unwrap()).unwrap();
+        fs::write(places.os_release(), "IMAGE_ID=nacre\nIMAGE_VERSION=0.1.0\n").unwrap();
+        signer.put(&places.keys());
+        let bundle = archive(&entries(&signer, "0.2.0"));
+        fs::write(root.path().join("bundle"), &bundle).unwrap();
+        for labels in [
+            &[][..],
+            &["nacre_0.2.0"],
+            &["nacre_0.2.0", "nacre_0.2.0_verity"],
+        ] {
+            let cuts = Cuts::of(root.path());
+            update(&places, &cuts, &root.path().join("bundle"), false).unwrap();
+            let [(line, disk)] = &cuts.taken()[..] else {
+                panic!("one command");
+            };
+            assert!(line.ends_with("update 0.2.0"), "{line}");
+            let left = Places::below(disk.path());
+            let names = slots::names(&left.entries()).unwrap();
+            assert_eq!(names, ["nacre_0.1.0.efi"]);
+            assert_eq!(slots::names(&left.updates()).unwrap().len(), 3);
+            fs::create_dir_all(left.state().join(".update-cut")).unwrap();
+            for label in labels {
+                fs::write(left.labels().join(label), "").unwrap();
+            }
+            update(
+                &left,
+                &Recorder::default(),
+                &disk.path().join("bundle"),
+                false,
+            )
+            .unwrap();
+            assert!(slots::names(&left.state()).unwrap().is_empty());
+        }
     }
 
     /// Goal: a version that failed is not reported as installed: systemd-sysupdate would skip it.

@@ -452,6 +452,67 @@ fn the_script_of_the_image_makes_such_bundles() {
     assert_eq!(names(&at("updates")).len(), 3);
 }
 
+/// Goal: a power failure during a boot leaves a whole configuration, and a boot removes what an
+/// update or a restore left. Method: the image's script, with commands that note themselves, and
+/// with one that fails as a full disk does.
+#[test]
+fn a_boot_takes_the_configuration_at_once() {
+    let script = "../../deploy/image/root/usr/lib/nacre/appliance";
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
+    let text = fs::read_to_string(script).unwrap();
+    for (failing, wanted, commands) in [
+        ("none", "new", &["install", "sync", "mv", "sync"][..]),
+        ("install", "old", &["install"]),
+        ("sync", "old", &["install", "sync"]),
+        ("mv", "old", &["install", "sync", "mv"]),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        for (path, contents) in [
+            ("from/nacre.toml", "new"),
+            ("var/nacre/nacre.toml", "old"),
+            ("var/nacre/.nacre.toml", "cut"),
+            ("var/nacre/updates/x", "x"),
+            ("var/nacre/.update-x/x", "x"),
+            ("var/.nacre-restore-x/key", "secret"),
+        ] {
+            fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+            fs::write(at(path), contents).unwrap();
+        }
+        let own = text
+            .replace("/run/systemd", at("run").to_str().unwrap())
+            .replace(
+                "FROM=/boot/nacre",
+                &format!("FROM={}", at("from").display()),
+            )
+            .replace(
+                "STATE=/var/lib/nacre",
+                &format!("STATE={}", at("var/nacre").display()),
+            )
+            .replace(
+                "\nset -u\n",
+                &format!(
+                    "\nset -u\nnacre() {{ :; }}\nstty() {{ false; }}\n\
+                     note() {{ echo \"$1\" >>{}; [ $1 != {failing} ] && command \"$@\"; }}\n\
+                     install() {{ note install \"$@\"; }}\n\
+                     sync() {{ note sync \"$@\"; }}\nmv() {{ note mv \"$@\"; }}\n",
+                    at("commands").display()
+                ),
+            );
+        let mut run = Command::new("sh");
+        let status = run.args(["-c", &own, "appliance", "import"]).status();
+        assert!(status.unwrap().code().is_some(), "{failing}");
+        let now = fs::read_to_string(at("var/nacre/nacre.toml")).unwrap();
+        assert_eq!(now, wanted, "{failing}");
+        let noted = fs::read_to_string(at("commands")).unwrap();
+        assert_eq!(noted.lines().collect::<Vec<_>>(), commands, "{failing}");
+        assert_eq!(names(&at("var")), ["nacre"], "{failing}");
+        let visible = names(&at("var/nacre"));
+        let visible: Vec<_> = visible.iter().filter(|n| !n.starts_with('.')).collect();
+        assert_eq!(visible, ["nacre.toml"], "{failing}");
+    }
+}
+
 /// Goal: a bundle of the boot partition is kept while the update may succeed later. Method: the
 /// image's script, with a `nacre` that ends with each exit code.
 #[test]

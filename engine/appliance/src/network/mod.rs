@@ -12,7 +12,7 @@
 mod settings;
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::settings::{Addressing, HostAddress, Interface, Settings};
 use crate::lock::{Lock, LockError};
-use crate::place::{Places, small_text};
+use crate::place::{Places, create_folder, small_text};
 use crate::run::{Run, RunError};
 use crate::timer::Timer;
 
@@ -114,7 +114,7 @@ pub fn set(
         return Err(NetworkError::Timer(error));
     }
     let text = settings.file(interface);
-    let written = fs::create_dir_all(places.networks())
+    let written = create_folder(&places.networks(), 0o755)
         .and_then(|()| replace(&path, &text))
         .map_err(|source| NetworkError::Io { path, source });
     let reloaded =
@@ -156,10 +156,11 @@ fn take_back(
     let path = file(places, &interface);
     let restored = match &former {
         Some(text) => replace(&path, text),
+        // Without a file, too: the attempt before may have ended between removal and sync.
         None => match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => files::sync_folder(&path),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ if places.networks().is_dir() => files::sync_folder(&path),
+            _ => Ok(()),
         },
     };
     restored.map_err(|source| NetworkError::Io { path, source })?;
@@ -209,9 +210,18 @@ fn file(places: &Places, interface: &str) -> PathBuf {
 }
 
 /// Replaces a file that networkd, another user, reads: its mode does not follow the caller's umask.
+/// The file has its mode before its name: after a power failure, a confirmed one can be read.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
-    files::replace(path, text.as_bytes())?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
+    let (new, mut file) = files::beside(path)?;
+    let replaced = file
+        .set_permissions(fs::Permissions::from_mode(0o644))
+        .and_then(|()| file.write_all(text.as_bytes()))
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&new, path));
+    if replaced.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    replaced.and_then(|()| files::sync_folder(path))
 }
 
 fn reload(run: &impl Run, interface: &str) -> Result<(), RunError> {
@@ -236,10 +246,10 @@ fn remove_note(places: &Places) -> Result<(), NetworkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::testing::Recorder;
+    use crate::run::testing::{Cuts, Recorder};
 
     struct Machine {
-        _root: tempfile::TempDir,
+        root: tempfile::TempDir,
         places: Places,
         run: Recorder,
         interface: Interface,
@@ -259,11 +269,15 @@ mod tests {
                     ..Recorder::default()
                 },
                 interface: "eth0".parse().unwrap(),
-                _root: root,
+                root,
             }
         }
 
         fn set(&self, address: &str) -> Result<(), NetworkError> {
+            self.set_by(&self.run, address)
+        }
+
+        fn set_by(&self, run: &impl Run, address: &str) -> Result<(), NetworkError> {
             let settings = Settings {
                 addressing: Addressing::Static {
                     addresses: vec![address.parse().unwrap()],
@@ -274,7 +288,7 @@ mod tests {
             };
             set(
                 &self.places,
-                &self.run,
+                run,
                 "/usr/bin/nacre",
                 &self.interface,
                 &settings,
@@ -350,6 +364,54 @@ mod tests {
             machine.run.taken(),
             ["networkctl reload", "networkctl reconfigure eth0"]
         );
+    }
+
+    /// Goal: a boot after a power failure has the former settings until the change is confirmed, and
+    /// the new ones afterwards. Method: the disk at each command of systemd, and at each step between.
+    #[test]
+    fn a_power_failure_leaves_old_or_new_settings() {
+        let boot = |places: &Places, wanted: &Option<String>, label: &str| {
+            revert(places, &Recorder::default(), false).unwrap();
+            assert_eq!(&show(places, "eth0"), wanted, "{label}");
+            assert_eq!(pending(places).unwrap(), None, "{label}");
+        };
+        for has_former in [false, true] {
+            let machine = Machine::new(None);
+            if has_former {
+                machine.set("192.0.2.6/24").unwrap();
+                confirm(&machine.places, &machine.run).unwrap();
+            }
+            let path = file(&machine.places, "eth0");
+            let former = fs::read_to_string(&path).ok();
+            let trimmed = machine.file();
+            let cuts = Cuts::of(machine.root.path());
+            machine.set_by(&cuts, "192.0.2.7/24").unwrap();
+            let new = machine.file();
+            assert_ne!(new, trimmed);
+            for (line, disk) in cuts.taken() {
+                boot(&Places::below(disk.path()), &trimmed, &line);
+            }
+            confirm(&machine.places, &cuts).unwrap();
+            for (line, disk) in cuts.taken() {
+                boot(&Places::below(disk.path()), &new, &line);
+            }
+            // A revert that ended before and after it changed the file.
+            for is_back in [false, true] {
+                let note = Pending {
+                    interface: "eth0".into(),
+                    former: former.clone(),
+                };
+                write_note(&machine.places, &note).unwrap();
+                match &former {
+                    Some(text) if is_back => replace(&path, text).unwrap(),
+                    _ if is_back => drop(fs::remove_file(&path)),
+                    _ => replace(&path, "new").unwrap(),
+                }
+                boot(&machine.places, &trimmed, "revert");
+                let names = crate::slots::names(&machine.places.networks()).unwrap();
+                assert_eq!(names.len(), usize::from(has_former), "{names:?}");
+            }
+        }
     }
 
     /// Goal: without a way back there is no change, and a change that networkd refuses is undone at
