@@ -7,8 +7,10 @@
 //!
 //! An export may be made while the daemon runs: every file is read twice, and an export whose files
 //! changed meanwhile begins again. It holds the state's secrets as the state does: keys and the
-//! private key of the certificate, sealed keys without their store key, hashes of passwords.
+//! private key of the certificate, hashes of passwords, sealed keys, and the file of the store key
+//! if the daemon has no credential for it.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::ops::RangeInclusive;
@@ -16,12 +18,12 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use nacre_engine_values::files;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::{self, Sha256};
 use crate::lock::{Lock, LockError};
-use crate::place::{Places, create_folder, remove_abandoned};
+use crate::place::{Places, create_folder, printable, remove_abandoned};
 use crate::run::{Run, RunError};
 use crate::status::{self, SpaceError, StatusError};
 use crate::timer::Timer;
@@ -39,6 +41,12 @@ const MOST_DEPTH: usize = 8;
 const ATTEMPTS: usize = 5;
 /// Start of the name of an export that is unpacked. A power failure may leave its folder behind.
 const STAGING: &str = ".nacre-restore-";
+/// Start of the name of an export that is not finished.
+const UNFINISHED: &str = ".nacre-export-";
+/// Bytes of a folder, and unit of a file's bytes, on the file system of the state.
+const BLOCK: u64 = 4096;
+/// Most bytes of a host's name, by POSIX.
+const MOST_HOST: usize = 255;
 /// Unpacked update bundles, which no export has: see [`Places::updates`].
 const UPDATES: &str = "updates";
 const SERVICE: &str = "nacre.service";
@@ -116,7 +124,8 @@ impl BackupError {
     }
 }
 
-/// Writes the state to a new file, which only its owner can read.
+/// Writes the state to a new file, which only its owner can read. The caller has the lock of the
+/// system: there is no other export.
 pub fn export(places: &Places, target: &Path) -> Result<Exported, BackupError> {
     let image = status::image(places)?;
     let state = places.state();
@@ -127,11 +136,9 @@ pub fn export(places: &Places, target: &Path) -> Result<Exported, BackupError> {
         });
     }
     let folder = target.parent().filter(|p| !p.as_os_str().is_empty());
-    // Private from its first moment, and removed unless it gets its name.
-    let mut file = tempfile::Builder::new()
-        .prefix(".nacre-export-")
-        .tempfile_in(folder.unwrap_or_else(|| Path::new(".")))
-        .map_err(failed())?;
+    let folder = folder.unwrap_or_else(|| Path::new("."));
+    remove_abandoned(folder, UNFINISHED).map_err(failed())?;
+    let mut file = unfinished(folder).map_err(failed())?;
     let mut changed = state.clone();
     for _ in 0..ATTEMPTS {
         let manifest = list(&state, &image.version, status::host_name(places))?;
@@ -159,6 +166,27 @@ pub fn export(places: &Places, target: &Path) -> Result<Exported, BackupError> {
     Err(BackupError::Changing { path: changed })
 }
 
+/// A new file, private from its first moment, and removed unless it gets its name.
+fn unfinished(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    tempfile::Builder::new()
+        .prefix(UNFINISHED)
+        .permissions(fs::Permissions::from_mode(0o600))
+        .tempfile_in(folder)
+}
+
+/// Opens a file of the state. A link or a pipe that took its name meanwhile is an error.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(io::Error::other("no file any more"))
+}
+
 /// Lists the state with digests.
 fn list(state: &Path, version: &Version, host: String) -> Result<Manifest, BackupError> {
     let (found, left_out) = walk(state)?;
@@ -166,7 +194,7 @@ fn list(state: &Path, version: &Version, host: String) -> Result<Manifest, Backu
     let mut total = 0;
     for path in found {
         let full = state.join(&path);
-        let file = match File::open(&full) {
+        let file = match open(&full) {
             Ok(file) => file,
             // A temporary file of the daemon that is gone.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -284,7 +312,7 @@ fn write(
     for listed in &manifest.files {
         let full = state.join(&listed.path);
         let mut bytes = Vec::new();
-        let read = File::open(&full).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes));
+        let read = open(&full).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes));
         let is_listed = read.is_ok() && Sha256::of(&bytes) == listed.sha256;
         if !is_listed {
             return Ok(Some(full));
@@ -296,7 +324,7 @@ fn write(
     // Files of one moment: none changed since the first was read.
     for listed in &manifest.files {
         let full = state.join(&listed.path);
-        let digest = File::open(&full).and_then(|file| digest::copy(file, &mut io::sink()));
+        let digest = open(&full).and_then(|file| digest::copy(file, &mut io::sink()));
         if !digest.is_ok_and(|(_, digest)| digest == listed.sha256) {
             return Ok(Some(full));
         }
@@ -345,7 +373,7 @@ fn check(places: &Places, source: &Path, force: bool) -> Result<Checked, BackupE
     let image = status::image(places)?;
     let state = places.state();
     let file = File::open(source).map_err(BackupError::at(source))?;
-    let damaged = |error: io::Error| BackupError::Damaged(error.to_string());
+    let damaged = |error: io::Error| BackupError::Damaged(printable(&error.to_string()));
     let mut archive = tar::Archive::new(file);
     let mut entries = archive.entries().map_err(damaged)?.raw(true);
     let mut next = |wanted: &str, sizes: RangeInclusive<u64>| {
@@ -370,8 +398,8 @@ fn check(places: &Places, source: &Path, force: bool) -> Result<Checked, BackupE
         .read_to_end(&mut text)
         .map_err(damaged)?;
     let manifest: Manifest = serde_json::from_slice(&text)
-        .map_err(|error| BackupError::Damaged(format!("{MANIFEST}: {error}")))?;
-    let (version, total) = check_manifest(&manifest).map_err(BackupError::Damaged)?;
+        .map_err(|error| BackupError::Damaged(printable(&format!("{MANIFEST}: {error}"))))?;
+    let (version, needed) = check_manifest(&manifest).map_err(BackupError::Damaged)?;
     if version > image.version && !force {
         return Err(BackupError::Newer {
             version,
@@ -380,7 +408,7 @@ fn check(places: &Places, source: &Path, force: bool) -> Result<Checked, BackupE
     }
     let parent = state.parent().unwrap_or_else(|| Path::new("/")).to_owned();
     remove_abandoned(&parent, STAGING).map_err(BackupError::at(&parent))?;
-    status::check_space(&parent, total)?;
+    status::check_space(&parent, needed)?;
     let staging = tempfile::Builder::new()
         .prefix(STAGING)
         .tempdir_in(&parent)
@@ -424,7 +452,7 @@ fn create_private(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// The version of an export and the bytes of its files.
+/// The version of an export, and the bytes that its files and folders need on the disk.
 fn check_manifest(manifest: &Manifest) -> Result<(Version, u64), String> {
     if manifest.format != FORMAT {
         return Err(format!("format {} instead of {FORMAT}", manifest.format));
@@ -439,12 +467,18 @@ fn check_manifest(manifest: &Manifest) -> Result<(Version, u64), String> {
     let total = total
         .filter(|total| *total <= MOST_TOTAL)
         .ok_or_else(|| format!("more than {MOST_TOTAL} bytes"))?;
+    // The text goes to a terminal.
+    if manifest.host.len() > MOST_HOST || manifest.host.chars().any(char::is_control) {
+        return Err("no name of a host".into());
+    }
     // Sorted names are unique: no file is written twice.
     if !manifest.files.is_sorted_by(|a, b| a.path < b.path) {
         return Err("its list of files is not sorted".into());
     }
+    let mut folders = BTreeSet::new();
     for file in &manifest.files {
         let path = Path::new(&file.path);
+        folders.extend(path.ancestors().skip(1).take(MOST_DEPTH));
         let is_plain = path
             .components()
             .all(|part| matches!(part, Component::Normal(_)));
@@ -455,14 +489,21 @@ fn check_manifest(manifest: &Manifest) -> Result<(Version, u64), String> {
             return Err(format!("{:?} is no path of a file of the state", file.path));
         }
         if file.size > MOST_BYTES {
-            return Err(format!("{}: {} bytes", file.path, file.size));
+            return Err(format!("{:?}: {} bytes", file.path, file.size));
         }
         if file.mode & !0o777 != 0 || file.mode & 0o600 != 0o600 {
-            return Err(format!("{}: mode {:o}", file.path, file.mode));
+            return Err(format!("{:?}: mode {:o}", file.path, file.mode));
         }
     }
+    let mut paths = manifest.files.iter().map(|file| file.path.as_str());
+    if let Some(path) = paths.find(|path| folders.contains(Path::new(path))) {
+        return Err(format!("{path:?} is a file and a folder"));
+    }
+    // Small files and folders take a block each: a count of bytes alone is far too low for many.
+    let blocks = (manifest.files.len() + folders.len()) as u64;
     let version = manifest.version.parse();
-    Ok((version.map_err(|error| format!("{error}"))?, total))
+    let version = version.map_err(|error| printable(&format!("{error}")))?;
+    Ok((version, total + blocks * BLOCK))
 }
 
 impl Checked {
@@ -517,5 +558,7 @@ impl Checked {
     }
 }
 
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod tests;
