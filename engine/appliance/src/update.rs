@@ -65,13 +65,9 @@ pub fn update(
     let unpacked = bundle::unpack(bundle, &keys, &wanted, &updates)?;
     let version = unpacked.version.to_string();
     let installed = run.run(SYSUPDATE, &["--verify=no", "update", &version]);
-    // The slot has it now, or the next attempt unpacks it again.
-    let discarded = bundle::discard(&updates);
+    // The slot has it now, or the next attempt unpacks it again. The next boot removes what stays.
+    let _ = bundle::discard(&updates);
     installed.map_err(UpdateError::Install)?;
-    discarded.map_err(|source| UpdateError::Open {
-        path: updates,
-        source,
-    })?;
     Ok(unpacked)
 }
 
