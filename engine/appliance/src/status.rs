@@ -113,17 +113,19 @@ pub enum SpaceError {
 
 /// Checks that a folder's file system has room for these bytes and the daemon.
 pub(crate) fn check_space(folder: &Path, bytes: u64) -> Result<(), SpaceError> {
-    let path = || folder.to_owned();
     let free = free_bytes(folder).map_err(|source| SpaceError::Io {
-        path: path(),
+        path: folder.to_owned(),
         source,
     })?;
-    let needed = bytes.saturating_add(RESERVE);
+    check_free(folder, free, bytes.saturating_add(RESERVE))
+}
+
+pub(crate) fn check_free(folder: &Path, free: u64, needed: u64) -> Result<(), SpaceError> {
     if free >= needed {
         return Ok(());
     }
     Err(SpaceError::NoSpace {
-        path: path(),
+        path: folder.to_owned(),
         free,
         needed,
     })

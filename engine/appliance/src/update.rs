@@ -1,6 +1,6 @@
 //! Installs an update bundle in the slot that does not run.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,9 @@ use crate::bundle::{self, BundleError, KeyError, Keys, Unpacked, Wanted};
 use crate::lock::{Lock, LockError};
 use crate::place::Places;
 use crate::run::{Run, RunError};
-use crate::slots;
-use crate::status::{self, StatusError};
+use crate::slots::{self, BootEntry};
+use crate::status::{self, SpaceError, StatusError};
+use crate::version::Version;
 
 /// Writes the slot and its boot entry, as the transfer files of the image say.
 pub const SYSUPDATE: &str = "/usr/lib/systemd/systemd-sysupdate";
@@ -26,6 +27,8 @@ pub enum UpdateError {
     Open { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Bundle(#[from] BundleError),
+    #[error("the boot partition is too full: {0}; remove other files, such as refused bundles")]
+    BootPartition(#[source] SpaceError),
     #[error("the other slot: {0}")]
     Install(#[source] RunError),
 }
@@ -52,7 +55,7 @@ pub fn update(
     let wanted = Wanted {
         image: image.id,
         architecture: status::architecture().to_owned(),
-        running: image.version,
+        running: image.version.clone(),
         allow_older,
         slots,
     };
@@ -64,11 +67,38 @@ pub fn update(
     })?;
     let unpacked = bundle::unpack(bundle, &keys, &wanted, &updates)?;
     let version = unpacked.version.to_string();
-    let installed = run.run(SYSUPDATE, &["--verify=no", "update", &version]);
+    let installed = check_entries(places, &image.version, &unpacked).and_then(|()| {
+        let written = run.run(SYSUPDATE, &["--verify=no", "update", &version]);
+        written.map_err(UpdateError::Install)
+    });
     // The slot has it now, or the next attempt unpacks it again. The next boot removes what stays.
     let _ = bundle::discard(&updates);
-    installed.map_err(UpdateError::Install)?;
+    installed?;
     Ok(unpacked)
+}
+
+/// Checks that the boot partition has room for the new entry. systemd-sysupdate finds out last,
+/// when the former version of the slot is gone.
+fn check_entries(places: &Places, running: &Version, new: &Unpacked) -> Result<(), UpdateError> {
+    let folder = places.entries();
+    let sizes = || {
+        // The entries of the slot that is written go first.
+        let mut free = status::free_bytes(&folder)?;
+        for name in slots::names(&folder)? {
+            if BootEntry::parse(&name).is_some_and(|entry| entry.version != *running) {
+                free = free.saturating_add(fs::metadata(folder.join(name))?.len());
+            }
+        }
+        let kernel = places.updates().join(format!("nacre_{}.efi", new.version));
+        Ok((free, fs::metadata(kernel)?.len()))
+    };
+    let checked = sizes()
+        .map_err(|source| SpaceError::Io {
+            path: folder.clone(),
+            source,
+        })
+        .and_then(|(free, needed)| status::check_free(&folder, free, needed));
+    checked.map_err(UpdateError::BootPartition)
 }
 
 #[cfg(test)]
@@ -77,7 +107,6 @@ mod tests {
     use crate::bundle::BundleError::Installed;
     use crate::bundle::tests::{Signer, archive, entries};
     use crate::run::testing::{Cuts, Recorder};
-    use std::fs;
 
     /// Goal: systemd-sysupdate is called for a good bundle only, and no attempt leaves files.
     #[test]
@@ -87,6 +116,7 @@ mod tests {
         let places = Places::below(root.path());
         fs::create_dir_all(places.os_release().parent().unwrap()).unwrap();
         fs::write(places.os_release(), "IMAGE_ID=nacre\nIMAGE_VERSION=0.1.0\n").unwrap();
+        fs::create_dir_all(places.entries()).unwrap();
         let file = root.path().join("bundle");
         let mut parts = entries(&signer, "0.2.0");
         let run = Recorder::default();
@@ -131,9 +161,37 @@ mod tests {
         assert!(run.taken().is_empty());
     }
 
-    /// Goal: a power failure before or while the slot is written changes no boot entry, and the next
-    /// attempt installs the version. Method: the disk at the call of systemd-sysupdate, and with the
-    /// partitions that it may leave.
+    /// Goal: an entry without room in the boot partition is refused before the other slot changes.
+    /// Method: a kernel of 512 GiB without disk space; an entry of 1 TiB of one slot or the other.
+    #[test]
+    fn an_entry_needs_room_in_the_boot_partition() {
+        for (large, is_refused) in [("nacre_0.1.0.efi", true), ("nacre_0.0.9+0-3.efi", false)] {
+            let entries = ["nacre_0.1.0.efi", "nacre_0.0.9+0-3.efi"];
+            let (_root, places) = slots::tests::disk(&entries, &["0.1.0", "0.0.9"]);
+            fs::create_dir_all(places.updates()).unwrap();
+            for (path, size) in [
+                (places.entries().join(large), 1 << 40),
+                (places.updates().join("nacre_0.2.0.efi"), 1 << 39),
+            ] {
+                File::create(path).unwrap().set_len(size).unwrap();
+            }
+            let new = Unpacked {
+                version: "0.2.0".parse().unwrap(),
+                key: "maker".into(),
+                bytes: 0,
+            };
+            let checked = check_entries(&places, &"0.1.0".parse().unwrap(), &new);
+            let refused = matches!(
+                checked,
+                Err(UpdateError::BootPartition(SpaceError::NoSpace { .. }))
+            );
+            assert_eq!((checked.is_err(), refused), (is_refused, is_refused));
+        }
+    }
+
+    /// Goal: a power failure before or while the slot is written changes no boot entry, and the
+    /// next attempt installs the version. Method: the disk at the call of systemd-sysupdate, and
+    /// with the partitions that it may leave.
     #[test]
     fn an_update_begins_again_after_a_power_failure() {
         if status::architecture() != "x86-64" {

@@ -266,8 +266,8 @@ fn a_restore_starts_the_daemon_again() {
     assert!(lines.is_empty());
 }
 
-/// Goal: a boot after a power failure has the state before the restore or the whole restored one, and
-/// the next restore works. Method: the disk at each command, and at each step of the exchange.
+/// Goal: a boot after a power failure has the state before the restore or the whole restored one,
+/// and the next restore works. Method: the disk at each command, and at each step of the exchange.
 #[test]
 fn a_power_failure_leaves_the_old_or_the_new_state() {
     let machine = Machine::new("0.1.0", &[("a", "saved"), ("b/c", "saved")]);

@@ -366,8 +366,8 @@ mod tests {
         );
     }
 
-    /// Goal: a boot after a power failure has the former settings until the change is confirmed, and
-    /// the new ones afterwards. Method: the disk at each command of systemd, and at each step between.
+    /// Goal: a boot after a power failure has the former settings until the change is confirmed,
+    /// and the new ones afterwards. Method: the disk at each command, and at each step of a revert.
     #[test]
     fn a_power_failure_leaves_old_or_new_settings() {
         let boot = |places: &Places, wanted: &Option<String>, label: &str| {
