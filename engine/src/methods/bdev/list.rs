@@ -15,6 +15,7 @@ use crate::methods::spdk::raid;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::pools;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetBdevs>();
@@ -114,7 +115,10 @@ impl Method<Engine> for GetBdevs {
         // The RPC deadline ends the call anyway.
         let patience = Duration::from_millis(params.timeout).min(engine.deadline());
         match tokio::time::timeout(patience, appears).await {
-            Ok(listed) => Ok(vec![describe(&engine, &listed)]),
+            Ok(listed) => {
+                pools::recount(&engine, &name).await;
+                Ok(vec![describe(&engine, &listed)])
+            }
             Err(_) if params.timeout == 0 => Err(no_device(&name)),
             // Scripts recognise the timeout by this code.
             Err(_) => {

@@ -29,21 +29,47 @@ fn copied(daemon: &TestDaemon, from: &str, to: &str) -> Value {
     last.into_inner()
 }
 
-#[test]
-fn a_shallow_copy_has_what_changed() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("disk");
+/// A pool with the volume "a", on which nothing is written yet.
+fn with_lvol(dir: &std::path::Path) -> TestDaemon {
+    let path = dir.join("disk");
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(128 << 20).unwrap();
-    let daemon = start(&dir.path().join("state"));
+    let daemon = start(&dir.join("state"));
     disk(&daemon, &path);
     daemon.call("pool_create", json!({ "name": "lvs", "disk": "disk" }));
     let lvol = json!({ "pool": "lvs", "name": "a", "size": "8MiB" });
     daemon.call("lvol_create", lvol);
-    daemon.call(
-        "volume_create",
-        json!({ "name": "v", "devices": ["lvs/a"] }),
-    );
+    daemon
+}
+
+/// Writes the label of a volume.
+fn write(daemon: &TestDaemon) {
+    let volume = json!({ "name": "v", "devices": ["lvs/a"] });
+    daemon.call("volume_create", volume);
+}
+
+/// The device of a volume shows the space that it uses now.
+#[test]
+fn a_device_shows_its_present_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_lvol(dir.path());
+    let clusters = || {
+        let device = daemon.call("bdev_get_bdevs", json!({ "name": "lvs/a" }));
+        device[0]["driver_specific"]["lvol"]["num_allocated_clusters"].clone()
+    };
+    assert_eq!(clusters(), 0);
+    write(&daemon);
+    let shown = clusters().as_u64().unwrap();
+    let used = daemon.call("lvol_get", json!({ "lvol": "lvs/a" }))["used_bytes"].clone();
+    assert!(shown > 0);
+    assert_eq!(used, shown * UNIT as u64);
+}
+
+#[test]
+fn a_shallow_copy_has_what_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = with_lvol(dir.path());
+    write(&daemon);
     for name in ["s1", "s2"] {
         let cut = json!({ "snapshots": [{ "lvol": "lvs/a", "name": name }] });
         daemon.call("lvol_snapshot", cut);

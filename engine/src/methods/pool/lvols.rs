@@ -348,10 +348,7 @@ impl Method<Engine> for RestoreLvol {
         engine.settled().await;
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
         let (of, snapshot) = find_lvol(&engine, "snapshot", &params.snapshot)?;
-        if !Rc::ptr_eq(&pool, &of) {
-            let cause = "the snapshot is in another pool";
-            return Err(RpcError::errno(Errno::EINVAL, cause).field("snapshot"));
-        }
+        pools::check_same_pool("snapshot", &pool, &of)?;
         let id = lvol.uuid();
         drop(lvol);
         pools::withdraw(&engine, &id.to_string()).await?;
@@ -440,10 +437,7 @@ impl Method<Engine> for SetParent {
         engine.settled().await;
         let (pool, lvol) = find_lvol(&engine, "lvol", &params.lvol)?;
         let (of, snapshot) = find_lvol(&engine, "snapshot", &params.snapshot)?;
-        if !Rc::ptr_eq(&pool, &of) {
-            let cause = "the snapshot is in another pool";
-            return Err(RpcError::errno(Errno::EINVAL, cause).field("snapshot"));
-        }
+        pools::check_same_pool("snapshot", &pool, &of)?;
         let id = lvol.uuid();
         pools::set_parent(&engine, &pool, lvol, snapshot.uuid()).await?;
         Ok(describe(&pool.name(), pool.lvol(id).await?))

@@ -511,11 +511,7 @@ impl Method<Engine> for SetParent {
         let (pool, lvol) = find_lvol(&engine, "lvol_name", &params.lvol_name)?;
         let (of, parent) = find_lvol(&engine, "parent_name", &params.parent_name)?;
         let refused = coded(INVALID_PARAMS);
-        if !Rc::ptr_eq(&pool, &of) {
-            let cause = "the snapshot is in another lvstore";
-            let other = RpcError::errno(Errno::EINVAL, cause).field("parent_name");
-            return Err(refused(other));
-        }
+        pools::check_same_pool("parent_name", &pool, &of).map_err(&refused)?;
         let changed = pools::set_parent(&engine, &pool, lvol, parent.uuid()).await;
         changed.map_err(refused)?;
         Ok(true)

@@ -68,6 +68,19 @@ pub fn find_lvol(
     Ok((pool, lvol))
 }
 
+/// Checks that a snapshot is in the pool of the volume that gets its contents.
+pub fn check_same_pool(
+    field: &str,
+    pool: &Rc<OpenPool>,
+    of_snapshot: &Rc<OpenPool>,
+) -> Result<(), RpcError> {
+    if Rc::ptr_eq(pool, of_snapshot) {
+        return Ok(());
+    }
+    let cause = "the snapshot is in another pool";
+    Err(RpcError::errno(Errno::EINVAL, cause).field(field))
+}
+
 /// Checks that no device has a new alias, before the pool gets the name in it.
 pub fn check_alias(bdevs: &BdevRegistry, field: &str, alias: &str) -> Result<(), RpcError> {
     let Some(user) = bdevs.lookup(alias) else {

@@ -43,10 +43,10 @@ use crate::store::{Change, Edit, Record};
 use closing::close_one;
 pub use closing::{close, close_all, disk_gone, withdraw};
 pub use lvols::{
-    alias, check_alias, check_name, delete, find_lvol, register, register_new, resize, set_parent,
-    undo_growth,
+    alias, check_alias, check_name, check_same_pool, delete, find_lvol, register, register_new,
+    resize, set_parent, undo_growth,
 };
-pub use space::take_counts;
+pub use space::{recount, take_counts};
 
 /// The method that the journal has for a pool.
 pub const IMPORT: &str = "pool_import";

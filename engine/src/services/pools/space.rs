@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use nacre_bdev::Bdev;
 use nacre_bdev_pool::{Lvol, LvolInfo};
 
 use super::OpenPool;
@@ -53,6 +54,19 @@ pub(super) async fn count(engine: Rc<Engine>, pool: Rc<OpenPool>) {
     // A pool that closes has no devices any more.
     if let Ok(lvols) = pool.lvols().await {
         take_counts(&engine, &lvols);
+    }
+}
+
+/// Counts the space of one volume again, if the device is one.
+pub async fn recount(engine: &Engine, device: &str) {
+    let Some(lvol) = devices::find::<Lvol>(engine, device) else {
+        return;
+    };
+    // A device that goes meanwhile keeps its last count.
+    if let Ok(pool) = engine.devices.pools.of(lvol.pool())
+        && let Ok(counted) = pool.lvol(lvol.uuid()).await
+    {
+        take_counts(engine, &[counted]);
     }
 }
 
