@@ -132,7 +132,7 @@ fn a_settled_page_far_before_the_mark() {
     rig.pool.settle();
     rig.pump();
     // The page with the mark is also the one that makes a checkpoint due.
-    while !LogPage::decode(&rig.disk.read(mark).unwrap()).is_ok_and(|page| page.head.settled > 0) {
+    while !LogPage::decode(rig.disk.read(mark).unwrap()).is_ok_and(|page| page.head.settled > 0) {
         let ready = rig.ready();
         rig.end(ready[0]);
     }
@@ -166,7 +166,7 @@ fn roots(disk: &Disk, rig: &Rig) -> Vec<(u64, Vec<usize>)> {
     let mut found: std::collections::BTreeMap<u64, Vec<usize>> = Default::default();
     for block in blocks {
         let page = disk.read(block).unwrap();
-        if let Ok(root) = Superblock::decode(&page) {
+        if let Ok(root) = Superblock::decode(page) {
             found.entry(root.sequence).or_default().push(block);
         }
     }
@@ -267,7 +267,7 @@ fn a_root_of_which_one_copy_is_left() {
             assert_eq!(report.healed, u64::from(is_newest));
             if is_newest {
                 again.finish();
-                let copy = Superblock::decode(&again.disk.read(block).unwrap());
+                let copy = Superblock::decode(again.disk.read(block).unwrap());
                 assert_eq!(copy.map(|root| root.sequence), Ok(sequence));
             }
         }

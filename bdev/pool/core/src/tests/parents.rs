@@ -399,7 +399,7 @@ fn superblocks(rig: &Rig, disk: &Disk) -> Vec<Superblock> {
     let pages = offsets.map(|offset| disk.read(offset as usize / PAGE));
     let pages = pages.into_iter().flatten();
     pages
-        .filter_map(|page| Superblock::decode(&page).ok())
+        .filter_map(|page| Superblock::decode(page).ok())
         .collect()
 }
 
