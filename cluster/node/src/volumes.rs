@@ -243,7 +243,7 @@ impl Volumes {
                 continue;
             }
             if place.role.is_none() {
-                // The engine learns the members here. Before, it cannot say which of them it reaches.
+                // The engine learns the members here. Before, it cannot say which it reaches.
                 show(*id, place, now, self.serving.as_mut());
             }
             // The rank of a node without a lease would only delay the others.

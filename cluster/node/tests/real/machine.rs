@@ -1,20 +1,22 @@
-//! The machine's own stalls: they are subtracted from the time of a node.
+//! The stalls of the machine, and those of etcd: they are subtracted from the time of a node.
 //!
 //! Two threads of the test process do what nodes and etcd do. One sleeps, the other writes and
 //! syncs a file beside theirs. A stall is the excess of either. A round with a long stall is
-//! repeated. A node that loads the machine so much that it stalls is late in every round, and fails.
+//! repeated. A node that makes the machine stall is late in every round, and fails.
 
 use std::collections::VecDeque;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
 use nacre_cluster_core::BootTime;
 use nacre_cluster_node::clock;
 use parking_lot::Mutex;
+
+use crate::PATIENCE;
 
 const SLEEP: Duration = Duration::from_millis(5);
 /// Pause between two syncs: they must not load the disk.
@@ -64,11 +66,28 @@ pub(crate) fn verdict(length: Duration, bar: Duration, stall: Duration) -> Verdi
     }
 }
 
+/// The longest time that a request took inside etcd, by the warnings in its log. etcd warns from
+/// 100 ms on.
+pub(crate) fn longest_took(log: &str) -> Duration {
+    let requests = log.lines().filter(|line| line.contains("took too long"));
+    let times = requests.filter_map(|line| {
+        let (_, took) = line.split_once(r#""took":""#)?;
+        let (took, _) = took.split_once('"')?;
+        let (number, unit) = match took.strip_suffix("ms") {
+            Some(number) => (number, 1000.0),
+            None => (took.strip_suffix('s')?, 1.0),
+        };
+        Some(Duration::from_secs_f64(number.parse::<f64>().ok()? / unit))
+    });
+    times.max().unwrap_or_default()
+}
+
 /// Records stalls until it is dropped.
 pub(crate) struct Machine {
     stalls: Arc<Mutex<VecDeque<Span>>>,
     is_over: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    /// Each thread, with its number of acts.
+    threads: Vec<(Arc<AtomicU64>, JoinHandle<()>)>,
 }
 
 impl Machine {
@@ -92,7 +111,9 @@ impl Machine {
     /// Calls `act`, which takes `usual` on an idle machine, again and again.
     fn repeat(&mut self, usual: Duration, mut act: impl FnMut() + Send + 'static) {
         let (stalls, is_over) = (Arc::clone(&self.stalls), Arc::clone(&self.is_over));
-        self.threads.push(spawn(move || {
+        let acts = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&acts);
+        let thread = spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
                 let began = clock::now();
                 act();
@@ -107,17 +128,29 @@ impl Machine {
                     }
                     stalls.push_back(stall);
                 }
+                counter.fetch_add(1, Ordering::Release);
                 if usual.is_zero() {
                     sleep(SYNC);
                 }
             }
-        }));
+        });
+        self.threads.push((acts, thread));
     }
 
     /// The longest stall during `span`.
     pub(crate) fn longest_stall(&self, span: Span) -> Duration {
-        // A stall that lasts is recorded at its end.
-        sleep(2 * SYNC);
+        // A stall that lasts is recorded at its end, and the act of this moment may be one.
+        for (acts, _) in &self.threads {
+            let before = acts.load(Ordering::Acquire);
+            let began = clock::now();
+            while acts.load(Ordering::Acquire) == before {
+                assert!(
+                    clock::now().since(began) < PATIENCE,
+                    "the machine stands still"
+                );
+                sleep(SLEEP);
+            }
+        }
         let stalls = self.stalls.lock();
         let lengths = stalls.iter().map(|stall| stall.shared(span));
         lengths.max().unwrap_or_default()
@@ -127,7 +160,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
+        for (_, thread) in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
@@ -154,4 +187,24 @@ fn stalls_are_subtracted() {
     assert_eq!(machine.longest_stall(span(1100, 3500)), ms(300));
     assert_eq!(machine.longest_stall(span(1400, 3500)), ms(90));
     assert_eq!(machine.longest_stall(span(1400, 2900)), ms(0));
+}
+
+#[test]
+fn warnings_of_etcd() {
+    let line = |took: &str| {
+        format!(r#"{{"level":"warn","msg":"apply request took too long","took":"{took}"}}"#)
+    };
+    let log = [
+        line("117.5ms"),
+        line("1.25s"),
+        line("nonsense"),
+        String::new(),
+    ]
+    .join("\n");
+    assert_eq!(longest_took(&log), Duration::from_millis(1250));
+    assert_eq!(
+        longest_took(&line("604.5ms")),
+        Duration::from_micros(604_500)
+    );
+    assert_eq!(longest_took("nothing"), Duration::ZERO);
 }

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use fake::{Served, served};
-use machine::{Machine, ROUNDS, Span, Verdict, verdict};
+use machine::{Machine, ROUNDS, Span, Verdict, longest_took, verdict};
 use process::{Process, Start, prefix};
 
 /// Longest wait of a test for a state.
@@ -293,12 +293,35 @@ impl Lab {
 
     /// Holds the time of `round`, less the machine's longest stall, to the bar. A late round with a
     /// long stall is repeated, except the last one.
-    fn measure(&mut self, what: &str, bar: Duration, mut round: impl FnMut(&mut Self) -> Span) {
+    fn measure(&mut self, what: &str, bar: Duration, round: impl FnMut(&mut Self) -> Span) {
+        self.hold(what, bar, round, |_| Duration::ZERO);
+    }
+
+    /// As [`Lab::measure`], for a time that depends on answers of etcd: its stalls count, too.
+    fn measure_with_etcd(
+        &mut self,
+        what: &str,
+        bar: Duration,
+        round: impl FnMut(&mut Self) -> Span,
+    ) {
+        self.hold(what, bar, round, longest_took);
+    }
+
+    fn hold(
+        &mut self,
+        what: &str,
+        bar: Duration,
+        mut round: impl FnMut(&mut Self) -> Span,
+        stall_of_etcd: impl Fn(&str) -> Duration,
+    ) {
         for number in 1..=ROUNDS {
+            let before = self.log_of_etcd().len();
             let span = round(self);
-            let stall = self.machine.longest_stall(span);
+            let log = self.log_of_etcd();
+            let log = log.get(before..).unwrap_or_default();
+            let stall = self.machine.longest_stall(span).max(stall_of_etcd(log));
             let length = span.length();
-            let found = format!("{what}: {length:?}, bar {bar:?}, stall of the machine {stall:?}");
+            let found = format!("{what}: {length:?}, bar {bar:?}, stall {stall:?}");
             println!("{found}");
             match verdict(length, bar, stall) {
                 Verdict::Met => return,
@@ -306,9 +329,17 @@ impl Lab {
                     // The harness captures only the print macros.
                     let _ = writeln!(std::io::stderr().lock(), "REPEATED: {found}");
                 }
-                Verdict::Void | Verdict::Missed => panic!("{found}, round {number}"),
+                Verdict::Void | Verdict::Missed => {
+                    let said: Vec<String> = self.nodes.iter().map(Process::said).collect();
+                    panic!("{found}, round {number}\n{}", said.join("\n"));
+                }
             }
         }
+    }
+
+    /// The log of etcd's first member.
+    fn log_of_etcd(&self) -> String {
+        std::fs::read_to_string(self.etcd.dir().join("m0.log")).unwrap_or_default()
     }
 
     /// The last answer for each volume.

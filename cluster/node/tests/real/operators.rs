@@ -20,7 +20,7 @@ fn drain_and_undrain() {
     let Some(mut lab) = Lab::start("drain_and_undrain", 1, 20, false) else {
         return;
     };
-    lab.measure("longest gap of a hand-over", BAR, |lab| {
+    lab.measure_with_etcd("longest gap of a hand-over", BAR, |lab| {
         let victim = lab.victim();
         let (id, count) = (victim.id, victim.held.len());
         let since = clock::now();
@@ -54,7 +54,7 @@ fn moves() {
     };
     let id = lab.volumes[0];
     for _ in 0..3 {
-        lab.measure("moved", BAR, |lab| {
+        lab.measure_with_etcd("moved", BAR, |lab| {
             let victim = lab.victim();
             let mut others = lab.ids().into_iter().filter(|other| *other != victim.id);
             let to = others.next().expect("another");
@@ -91,7 +91,7 @@ fn fence_and_remove() {
     let refused = refused.expect_err("it has members");
     println!("{refused}");
     assert!(matches!(refused, Error::HasMember { .. }));
-    lab.measure("killed and fenced by hand", BAR, |lab| {
+    lab.measure_with_etcd("killed and fenced by hand", BAR, |lab| {
         let victim = lab.victim();
         let since = clock::now();
         lab.nodes[victim.index].kill();
