@@ -118,8 +118,8 @@ impl CargoTest {
         }
     }
 
-    /// The totals. A run that was killed counts as one more failure, which names the tests that were
-    /// running. So does a failed run without a failed test: it did not build, or it crashed.
+    /// The totals. A run that was killed counts as one more failure, which names the tests that
+    /// were running. So does a failed run without a failed test: it did not build, or it crashed.
     pub(crate) fn finish(mut self, suite: &str, end: End) -> Tally {
         self.tally.passed = self.tally.passed.saturating_sub(self.explicit_skips());
         if matches!(end, End::TimedOut(_)) || !end.success() && self.tally.failed == 0 {

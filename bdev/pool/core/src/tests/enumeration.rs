@@ -1,8 +1,8 @@
 //! Goal: short histories survive a crash at every point. Method: every sequence of operations up to
 //! a length, on a fresh pool; before each I/O ends, a crash that keeps none, all, each one, all but
 //! each one, or a random part of the writes that can be lost, torn ones included; then an import,
-//! and another after a crash of that. Longer sequences for changes of parents and read-only volumes,
-//! and writes during copies.
+//! and another after a crash of that. Longer sequences for changes of parents and read-only
+//! volumes, and writes during copies.
 
 use std::collections::HashSet;
 

@@ -92,7 +92,8 @@ fn a_seed_determines_its_run() {
 const MOST: u64 = 2000;
 
 /// Goal: the checker finds a broken rule. Method: seeds from one on that finds it; with
-/// `NACRE_TEST_AT_LENGTH`, from the first one. After a change of the core, another seed may find it.
+/// `NACRE_TEST_AT_LENGTH`, from the first one. After a change of the core, another seed may find
+/// it.
 fn is_found(mutation: Mutation, finder: u64) {
     let first = match std::env::var_os("NACRE_TEST_AT_LENGTH") {
         Some(_) => 1,
