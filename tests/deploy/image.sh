@@ -43,7 +43,9 @@ configure() {
     mcopy -i "$SCRATCH/disk.raw$BOOT" -s "$SCRATCH/nacre" ::/
 }
 
-power_on() {
+power_on() { # power_on CONSOLE [QEMU-OPTION...]
+    local console=$1
+    shift
     local acceleration=tcg,thread=multi cpu=max,-erms,-smap,-la57
     if [ -w /dev/kvm ] && grep -qE '\b(vmx|svm)\b' /proc/cpuinfo; then
         acceleration=kvm cpu=host
@@ -54,7 +56,7 @@ power_on() {
         -drive file="$SCRATCH/disk.raw",format=raw,if=none,id=disk,cache=unsafe -device nvme,serial=SYSTEM,drive=disk \
         -netdev user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:4420-:4420 \
         -device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci \
-        -serial "file:$1" -monitor "unix:$SCRATCH/monitor,server,nowait" >"$SCRATCH/qemu" 2>&1 &
+        -serial "file:$console" -monitor "unix:$SCRATCH/monitor,server,nowait" "$@" >"$SCRATCH/qemu" 2>&1 &
     MACHINE=$!
 }
 # The console shows the listener once the daemon serves.
@@ -142,5 +144,16 @@ check "it stops for good" powers_off
 on_boot_partition EFI/Linux >"$SCRATCH/entries"
 check "the new version counts as good" grep -q "nacre_$next_version.efi" "$SCRATCH/entries"
 cat "$SCRATCH/entries"
+
+# Without its boot partition the system does not start: it must not wait for a person.
+label() { sfdisk --quiet --part-label "$SCRATCH/disk.raw" 1 "$1"; }
+check "the boot partition loses its label" label other
+power_on "$SCRATCH/console.5" -action reboot=shutdown
+check "a system that does not start says so" until_true $((LIMIT + 300)) grep -aq "the system did not start" "$SCRATCH/console.5"
+check "it starts again by itself" until_true 180 eval '! kill -0 $MACHINE'
+check "the boot partition has its label again" label nacre-esp
+power_on "$SCRATCH/console.6"
+check "it serves again" serves "$SCRATCH/console.6"
+check "it stops after that" powers_off
 rm -f "$SCRATCH/disk.raw"
 finish

@@ -27,7 +27,7 @@ const SOURCES: &[&str] = &[
     ".dockerignore",
 ];
 
-const LIMIT: Duration = Duration::from_secs(1200);
+const LIMIT: Duration = Duration::from_secs(2400);
 const GIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The tests of this suite.
@@ -50,6 +50,7 @@ const NETWORK_OF_PODMAN: &[&str] = &["netavark", "aardvark-dns"];
 const IMAGE_NEEDS: &[Need] = &[
     need("qemu-system-x86_64", "qemu-system-x86"),
     need("mcopy", "mtools"),
+    need("sfdisk", "fdisk"),
     need("ip", "iproute2"),
 ];
 const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
