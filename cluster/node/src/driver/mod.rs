@@ -210,7 +210,7 @@ impl Driver {
             tokio::select! {
                 Some(done) = self.jobs.join_next() => match done {
                     Ok(done) => self.done(done, clock::now()),
-                    // Without the task, a step would wait for its answer for ever.
+                    // A step would never get the answer of this task.
                     Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
                     Err(_) => {}
                 },

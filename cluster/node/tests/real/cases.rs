@@ -16,14 +16,7 @@ fn a_killed_holder_with_a_guardian() {
         return;
     };
     for _ in 0..3 {
-        lab.measure_with_etcd("killed with a guardian", BAR, |lab| {
-            let victim = lab.victim();
-            let since = clock::now();
-            lab.nodes[victim.index].kill();
-            let taken = lab.wait_taken(&victim, since);
-            lab.restart(&victim);
-            taken
-        });
+        lab.measure_with_etcd("killed with a guardian", BAR, Lab::fail_over);
     }
     lab.check();
 }
@@ -34,15 +27,7 @@ fn a_killed_holder_without_a_guardian() {
     let Some(mut lab) = Lab::start("a_killed_holder_without_a_guardian", 3, 6, false) else {
         return;
     };
-    lab.measure_with_etcd("killed without a guardian", LEASE + BAR, |lab| {
-        let victim = lab.victim();
-        let since = clock::now();
-        lab.nodes[victim.index].kill();
-        let taken = lab.wait_taken(&victim, since);
-        // A process that starts on the same data directory takes part at once.
-        lab.restart(&victim);
-        taken
-    });
+    lab.measure_with_etcd("killed without a guardian", LEASE + BAR, Lab::fail_over);
     lab.check();
 }
 
@@ -304,14 +289,7 @@ fn certificates() {
         return;
     };
     let mut lab = lab.with_nodes(3, true);
-    lab.measure_with_etcd("killed with a guardian and TLS", BAR, |lab| {
-        let victim = lab.victim();
-        let since = clock::now();
-        lab.nodes[victim.index].kill();
-        let taken = lab.wait_taken(&victim, since);
-        lab.restart(&victim);
-        taken
-    });
+    lab.measure_with_etcd("killed with a guardian and TLS", BAR, Lab::fail_over);
     let endpoints = Endpoints {
         tls: Some(certificates.tls("other")),
         ..lab.etcd.endpoints()

@@ -274,6 +274,17 @@ impl Lab {
         }
     }
 
+    /// Kills the node with most volumes, and starts it again once others serve them: a process that
+    /// starts on the same data directory takes part at once. Returns the time of the takes.
+    fn fail_over(&mut self) -> Span {
+        let victim = self.victim();
+        let since = clock::now();
+        self.nodes[victim.index].kill();
+        let taken = self.wait_taken(&victim, since);
+        self.restart(&victim);
+        taken
+    }
+
     /// The longest time without an answer for one of the volumes, from `since` until now.
     fn longest_gap(&self, volumes: &[VolumeId], since: BootTime) -> Span {
         let now = clock::now();
