@@ -27,7 +27,7 @@ const SOURCES: &[&str] = &[
     ".dockerignore",
 ];
 
-const LIMIT: Duration = Duration::from_secs(2400);
+const LIMIT: Duration = Duration::from_secs(1200);
 const GIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The tests of this suite.

@@ -105,7 +105,7 @@ fn a_slow_reader_is_dropped() {
         let rig = Rig::with(Limits {
             // Slow enough that a test on a busy machine reads as fast as samples come.
             tick: Duration::from_millis(20),
-            write: Duration::from_millis(200),
+            write: Duration::from_millis(50),
             ..Limits::default()
         })
         .await;
@@ -126,7 +126,7 @@ fn a_slow_reader_is_dropped() {
             assert!(begun.elapsed() < Duration::from_secs(20));
         }
         // The write limit closes the connection: bytes in the buffers come, then the end.
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
         slow.ends().await;
         assert!(good.until("sample").await);
     });
