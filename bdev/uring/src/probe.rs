@@ -386,7 +386,7 @@ fn is_left_over(rdev: u64) -> bool {
     };
     let has_it_open = |process: PathBuf| match fs::read_dir(process.join("fd")) {
         Ok(files) => files.flatten().any(|file| is_user(&file.path())),
-        // What another user's process has open is not known.
+        // The files of another user's process are not known.
         Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
     };
     let mut processes = processes.flatten().map(|process| process.path());

@@ -71,7 +71,7 @@ pub fn update(
         let written = run.run(SYSUPDATE, &["--verify=no", "update", &version]);
         written.map_err(UpdateError::Install)
     });
-    // The slot has it now, or the next attempt unpacks it again. The next boot removes what stays.
+    // The slot has it now, or the next attempt unpacks it again. The next boot removes leftovers.
     let _ = bundle::discard(&updates);
     installed?;
     Ok(unpacked)

@@ -321,7 +321,7 @@ fn a_power_failure_leaves_the_old_or_the_new_state() {
     assert!(is_new);
 }
 
-/// Goal: what a power failure leaves does not outlive the next restore, and is not restored.
+/// Goal: leftovers of a power failure end with the next restore, and are not restored.
 #[test]
 fn a_restore_removes_the_rest_of_an_earlier_one() {
     let machine = Machine::new("0.1.0", &[("a/b", "saved")]);

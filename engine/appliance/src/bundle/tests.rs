@@ -317,7 +317,7 @@ fn sizes_are_checked_before_bytes_are_read() {
     };
     refused(&[], 0, "the end instead of SHA256SUMS");
     refused(&[], b'x', "the bundle: ");
-    // What stands behind the last file is not read.
+    // Bytes after the last file are not read.
     attempt(&whole[..whole.len() - 1024], b'x').unwrap();
 
     let mut at = 0;
@@ -452,8 +452,8 @@ fn the_script_of_the_image_makes_such_bundles() {
     assert_eq!(names(&at("updates")).len(), 3);
 }
 
-/// Goal: a power failure during a boot leaves a whole configuration, and a boot removes what an
-/// update or a restore left. Method: the image's script, with commands that note themselves, and
+/// Goal: a power failure during a boot leaves a whole configuration, and a boot removes leftovers
+/// of an update or a restore. Method: the image's script, with commands that note themselves, and
 /// with one that fails as a full disk does.
 #[test]
 fn a_boot_takes_the_configuration_at_once() {
