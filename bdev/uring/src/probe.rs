@@ -22,8 +22,8 @@ use crate::{Config, RingOptions};
 
 /// Longest wait for a file in use.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The same if its user has ended.
-const PATIENCE_WITH_ENDED: Duration = Duration::from_secs(30);
+/// The same if its user has ended. Shorter than the patience of a call, whose error names no user.
+const PATIENCE_WITH_ENDED: Duration = Duration::from_secs(12);
 
 /// The alignment that direct I/O requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
