@@ -25,6 +25,29 @@ pub struct Slots {
 }
 
 impl Slots {
+    /// The slots as they were stored. `None`: two nodes have one slot, or a slot is out of range.
+    pub fn of_assigned(assigned: impl Iterator<Item = (NodeId, u8)>, next: u8) -> Option<Self> {
+        let mut slots = Self::default();
+        for (node, slot) in assigned {
+            let is_free = slots.assigned.iter().all(|(_, used)| *used != slot);
+            if usize::from(slot) >= MAX_SLOTS || !is_free || slots.of(node).is_some() {
+                return None;
+            }
+            slots.assigned.push((node, slot));
+        }
+        slots.next = next % MAX_SLOTS as u8;
+        Some(slots)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (NodeId, u8)> {
+        self.assigned.iter().copied()
+    }
+
+    /// The slot after the last one assigned.
+    pub fn next(&self) -> u8 {
+        self.next
+    }
+
     /// The node's slot, assigned now if it has none; `None` if all slots are in use.
     pub fn assign(&mut self, node: NodeId) -> Option<u8> {
         if let Some(slot) = self.of(node) {

@@ -114,6 +114,11 @@ pub struct Description {
     pub version: String,
 }
 
+/// The NQN of the subsystem that has all members of a node.
+pub fn node_nqn(node: NodeId) -> String {
+    format!("nqn.2025-01.io.nacre:node:{}", node.0)
+}
+
 /// `node/N`: the daemon writes the description, and operators the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeKey {

@@ -40,6 +40,7 @@ impl Node {
         let (sender, state) = watch::channel(NodeState::Joining { obstacle: None });
         let shared = Arc::new(Shared {
             word: Arc::default(),
+            incarnation: Arc::default(),
             events: Events::default(),
             state: sender,
             seen: parking_lot::Mutex::default(),
@@ -48,6 +49,7 @@ impl Node {
         let (reports, receiver) = mpsc::channel(WAITING);
         let link = Link {
             word: Arc::clone(&shared.word),
+            incarnation: Arc::clone(&shared.incarnation),
             reports: Reports(reports),
         };
         let driver = Driver::new(

@@ -152,13 +152,3 @@ pub(crate) async fn finish(client: &Client, prefix: &Prefix, id: VolumeId, finis
         }
     }
 }
-
-/// The nodes of a publication.
-pub(crate) fn slots(kv: &KeyValue) -> Result<Vec<NodeId>, Error> {
-    #[derive(Deserialize)]
-    struct Publication {
-        slots: std::collections::BTreeMap<Uuid, u8>,
-    }
-    let found: Publication = decode(kv)?;
-    Ok(found.slots.into_keys().map(NodeId).collect())
-}

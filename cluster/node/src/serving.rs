@@ -1,50 +1,49 @@
-//! The engine's side of a node: it serves volumes, and reaches their members.
+//! The engine's side of a node: it opens and closes volumes, and shows them to hosts.
 //!
 //! ```text
-//!   driver ── Serving: acquire, merge, open, close, … ──▶ engine
-//!   driver ◀── Reports: granted, merged, drained, … ────── engine
+//!   driver ── Serving: take, close, drop, show, … ──▶ engine
+//!   driver ◀── Reports: opened, not opened, drained ── engine
 //! ```
 //!
 //! Calls come from the cluster's thread and must return at once. The engine answers later, from any
-//! thread. Reports about one member keep their order: the end of a connection comes before the
-//! grant on the next one, and no report about an earlier connection comes after that.
+//! thread. Each answer has the number of its call, so that a late one does not count.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 
 use arrayvec::ArrayVec;
-use nacre_cluster_core::assent::Members;
-use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::ids::MAX_MEMBERS;
 use nacre_cluster_core::lease::Word;
 use nacre_cluster_core::volume::{Ana, State};
-use nacre_cluster_core::{MemberId, Record, VolumeId};
+use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, Record, VolumeId};
+use serde_json::Value;
 use tokio::sync::mpsc;
+
+use crate::export::Export;
+use crate::keys::NodeKey;
+use crate::publication::Publication;
 
 /// Reports that may wait for the cluster's thread.
 pub(crate) const WAITING: usize = 16_384;
 
 pub trait Serving: Send {
-    /// The members of the volume that this node can reach now. A member that has just failed is
-    /// not among them until its connection is there again.
+    /// The members of the volume that this node can reach now.
     fn reached(&mut self, volume: VolumeId) -> ArrayVec<MemberId, MAX_MEMBERS>;
 
-    /// Acquires the member's gate: answered by [`Answer::Granted`], [`Answer::Refused`] or
-    /// [`Answer::LostGate`].
-    fn acquire(&mut self, volume: VolumeId, member: MemberId, key: Key);
+    /// Opens the volume: answered by [`Answer::Opened`] or [`Answer::NotOpened`]. After a close
+    /// that has not ended, the volume opens again once it has.
+    fn take(&mut self, volume: VolumeId, number: u64);
 
-    /// Makes the in-sync members equal: answered by [`Answer::Merged`].
-    fn merge(&mut self, volume: VolumeId, number: u64);
-
-    /// Opens the lanes to hosts.
-    fn open(&mut self, volume: VolumeId);
-
-    /// Refuses new commands: answered by [`Answer::Drained`] when none is in flight.
+    /// Refuses new commands, ends those in flight and closes the volume: answered by
+    /// [`Answer::Drained`].
     fn close(&mut self, volume: VolumeId, number: u64);
 
-    /// Aborts the commands in flight.
+    /// Aborts the commands in flight of a volume that closes.
     fn abort(&mut self, volume: VolumeId);
 
-    /// Drops all answers and commands, and ends the hosts' connections: another node may serve.
+    /// Drops all answers and commands, ends the hosts' connections, and closes without a change of
+    /// the record: another node may serve.
     fn drop_all(&mut self, volume: VolumeId);
 
     /// The volume's role on this node has changed.
@@ -52,51 +51,42 @@ pub trait Serving: Send {
 
     /// The volume was deleted.
     fn forget(&mut self, volume: VolumeId);
+
+    /// The publication of a volume was written; `None`: deleted. The volume's record may arrive
+    /// later.
+    fn publish(&mut self, volume: VolumeId, publication: Option<&Publication>);
+
+    /// The described nodes, all of them, and the nodes whose leases stand.
+    fn nodes(
+        &mut self,
+        nodes: &BTreeMap<NodeId, NodeKey>,
+        standing: &BTreeMap<NodeId, Incarnation>,
+    );
+
+    /// The exports of this node, all of them.
+    fn exports(&mut self, exports: &BTreeMap<MemberId, Export>);
 }
 
-/// A volume on this node, as hosts and lanes see it.
+/// A volume on this node, as hosts see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Role {
     pub state: State,
     pub ana: Ana,
-    /// The key of this node at the members' gates, while it is the holder.
-    pub key: Option<Key>,
-    /// The members that each write waits for, and that assent needs. `None`: no answer may leave.
-    pub may_be_in_sync: Option<Members>,
+    /// The holder in the record. Its lease may be over.
+    pub holder: Option<Holder>,
     pub record: Record,
+    /// The record's JSON in etcd.
+    pub value: Arc<Value>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    Granted {
-        member: MemberId,
-        key: Key,
-    },
-    /// The gate has another key: `current`.
-    Refused {
-        member: MemberId,
-        key: Key,
-        current: Option<Key>,
-    },
-    /// The gate was asked without success, or its connection ended.
-    LostGate {
-        member: MemberId,
-    },
-    Merged {
-        number: u64,
-    },
-    Drained {
-        number: u64,
-    },
-    /// The member does not answer in time, or answers with errors.
-    PutOut {
-        member: MemberId,
-    },
-    /// The member has all data, and gets every write of this key's holder.
-    Promote {
-        member: MemberId,
-        key: Key,
-    },
+    /// The volume of [`Serving::take`] is open to hosts.
+    Opened { number: u64 },
+    /// The volume of [`Serving::take`] was not opened, or closed later by itself.
+    NotOpened { number: u64 },
+    /// The volume of [`Serving::close`] is closed, and no command is in flight.
+    Drained { number: u64 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,5 +114,7 @@ impl Reports {
 pub struct Link {
     /// Read by each lane before answers leave, with a clock read after the data was collected.
     pub word: Arc<Word>,
+    /// The incarnation of this node, for `EtcdStore::of_node`; 0: it has none.
+    pub incarnation: Arc<AtomicI64>,
     pub reports: Reports,
 }

@@ -1,10 +1,10 @@
 //! The parts of the driver between the machines and the engine, without etcd.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::ids::MAX_MEMBERS;
 use nacre_cluster_core::volume::State;
 use nacre_cluster_core::{
@@ -16,7 +16,10 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::events::Events;
+use crate::export::Export;
+use crate::keys::NodeKey;
 use crate::nodes::{Nodes, Step};
+use crate::publication::Publication;
 use crate::serving::{Answer, Report, Role, Serving};
 use crate::volumes::{Commit, Volumes};
 
@@ -70,16 +73,8 @@ impl Serving for Engine {
         ArrayVec::from_iter([MEMBER])
     }
 
-    fn acquire(&mut self, _: VolumeId, _: MemberId, key: Key) {
-        self.note(&format!("acquire {}", key.epoch));
-    }
-
-    fn merge(&mut self, _: VolumeId, number: u64) {
-        self.note(&format!("merge {number}"));
-    }
-
-    fn open(&mut self, _: VolumeId) {
-        self.note("open");
+    fn take(&mut self, _: VolumeId, number: u64) {
+        self.note(&format!("take {number}"));
     }
 
     fn close(&mut self, _: VolumeId, number: u64) {
@@ -99,6 +94,12 @@ impl Serving for Engine {
     fn forget(&mut self, _: VolumeId) {
         self.note("forget");
     }
+
+    fn publish(&mut self, _: VolumeId, _: Option<&Publication>) {}
+
+    fn nodes(&mut self, _: &BTreeMap<NodeId, NodeKey>, _: &BTreeMap<NodeId, Incarnation>) {}
+
+    fn exports(&mut self, _: &BTreeMap<MemberId, Export>) {}
 }
 
 /// A node with a lease, and a volume that it takes.
@@ -125,7 +126,11 @@ impl Bench {
         });
         let saw = volumes.saw(VOLUME, Revision(20), record.to_string().as_bytes());
         assert_eq!(saw, Ok(()));
-        volumes.publish(VOLUME, Some(vec![node(1), node(2)]));
+        let mut publication = Publication::new(VOLUME);
+        for number in [1, 2] {
+            publication.slots.assign(node(number));
+        }
+        volumes.publish(VOLUME, Some(&publication));
         Self {
             volumes,
             engine,
@@ -158,6 +163,16 @@ impl Bench {
         }
     }
 
+    /// The number of the one call that the engine got since.
+    fn asked(&mut self, what: &str) -> u64 {
+        let calls = self.engine.calls();
+        let [call] = &calls[..] else {
+            panic!("{calls:?}");
+        };
+        let number = call.strip_prefix(what).expect(what).trim();
+        number.parse().expect("a number")
+    }
+
     fn report(&mut self, answer: Answer) {
         let volume = VOLUME;
         self.volumes.report(Report { volume, answer });
@@ -168,20 +183,9 @@ impl Bench {
         // The other node may have the first rank.
         bench.run(0);
         bench.run(200);
-        assert_eq!(bench.engine.calls(), ["acquire 5"]);
-        let holder = bench.lease.holder();
-        let key = Key { epoch: 5, holder };
-        bench.report(Answer::Granted {
-            member: MEMBER,
-            key,
-        });
-        bench.run(210);
-        let calls = bench.engine.calls();
-        let number = calls.last().and_then(|call| call.strip_prefix("merge "));
-        let number = number.expect("a merge").parse().expect("a number");
-        bench.report(Answer::Merged { number });
+        let number = bench.asked("take");
+        bench.report(Answer::Opened { number });
         bench.run(220);
-        assert_eq!(bench.engine.calls(), ["open"]);
         assert_eq!(bench.volumes.state(VOLUME), Some(State::Holding));
         bench
     }
@@ -197,7 +201,7 @@ fn a_late_report_of_an_earlier_close() {
     // Commands hang: aborted after 2 s, served again after 5 s.
     bench.run(2400);
     bench.run(5400);
-    assert_eq!(bench.engine.calls(), ["abort", "open"]);
+    assert_eq!(bench.engine.calls(), ["abort"]);
     assert!(
         !bench.volumes.hand_over(VOLUME, node(2), at(5500)),
         "not at once again"
@@ -213,30 +217,6 @@ fn a_late_report_of_an_earlier_close() {
     assert_eq!(bench.volumes.holder(VOLUME), None);
 }
 
-/// A gate that refuses without a later epoch is asked again at a turn of the clock, not at once:
-/// otherwise node and gate exchange messages without a pause.
-#[test]
-fn a_gate_that_refuses() {
-    let mut bench = Bench::new();
-    bench.run(0);
-    bench.run(200);
-    assert_eq!(bench.engine.calls(), ["acquire 5"]);
-    let holder = bench.lease.holder();
-    let key = Key { epoch: 5, holder };
-    for current in [None, Some(key)] {
-        bench.report(Answer::Refused {
-            member: MEMBER,
-            key,
-            current,
-        });
-        let between = bench.poll(210, false);
-        assert!(between.is_empty());
-        assert!(bench.engine.calls().is_empty(), "between two turns");
-        bench.run(250);
-        assert_eq!(bench.engine.calls(), ["acquire 5"]);
-    }
-}
-
 /// All work for the volume ends with the incarnation, and the node takes it in a later epoch.
 #[test]
 fn a_lost_incarnation() {
@@ -249,7 +229,7 @@ fn a_lost_incarnation() {
     bench.nodes.put(&key(1, 50, 50), at(400), &bench.events);
     bench.run(400);
     bench.run(600);
-    assert_eq!(bench.engine.calls(), ["acquire 6"]);
+    bench.asked("take");
 }
 
 /// A node that ends takes nothing any more.

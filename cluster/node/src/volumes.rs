@@ -1,6 +1,7 @@
 //! The volumes of a node: drives their machines, and performs the intents through [`Serving`].
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_cluster_core::volume::{Intent, State, View};
@@ -11,6 +12,7 @@ use serde_json::Value;
 
 use crate::events::{Decision, Events};
 use crate::nodes::Nodes;
+use crate::publication::Publication;
 use crate::record::{decode, encode};
 use crate::serving::{Answer, Report, Role, Serving};
 
@@ -32,7 +34,7 @@ pub(crate) struct Commit {
 struct Place {
     machine: Volume,
     /// The stored value, with its revision.
-    stored: (Revision, Value),
+    stored: (Revision, Arc<Value>),
     role: Option<Role>,
     /// The state at the last event.
     noted: State,
@@ -84,7 +86,7 @@ impl Volumes {
         let me = self.me;
         let place = self.places.entry(id).or_insert_with(|| Place {
             machine: Volume::new(id, me),
-            stored: (Revision(0), Value::Null),
+            stored: (Revision(0), Arc::default()),
             role: None,
             noted: State::Standby,
             closes: 0,
@@ -96,7 +98,7 @@ impl Volumes {
         });
         place.is_awake = true;
         if place.stored.0 < revision {
-            place.stored = (revision, value);
+            place.stored = (revision, Arc::new(value));
         }
         place.machine.saw(revision, record);
     }
@@ -115,17 +117,22 @@ impl Volumes {
         self.places.keys().copied().collect()
     }
 
-    /// The nodes of the volume's publication; `None`: it has none.
-    pub(crate) fn publish(&mut self, id: VolumeId, nodes: Option<Vec<NodeId>>) {
-        match nodes {
-            Some(nodes) => self.published.insert(id, nodes),
+    /// The volume's publication; `None`: it has none.
+    pub(crate) fn publish(&mut self, id: VolumeId, publication: Option<&Publication>) {
+        match publication {
+            Some(publication) => self.published.insert(id, publication.nodes()),
             None => self.published.remove(&id),
         };
+        self.serving.publish(id, publication);
         self.wake(id);
     }
 
     pub(crate) fn published(&self) -> Vec<VolumeId> {
         self.published.keys().copied().collect()
+    }
+
+    pub(crate) fn serving(&mut self) -> &mut dyn Serving {
+        self.serving.as_mut()
     }
 
     pub(crate) fn wake(&mut self, id: VolumeId) {
@@ -144,7 +151,7 @@ impl Volumes {
         if let Some(place) = self.places.get_mut(&id) {
             place.is_awake = true;
             if place.stored.0 < at {
-                place.stored = (at, value);
+                place.stored = (at, Arc::new(value));
             }
             place.machine.committed(number, at);
         }
@@ -179,28 +186,10 @@ impl Volumes {
         };
         let machine = &mut place.machine;
         match report.answer {
-            Answer::Granted { member, key } => machine.granted(member, key),
-            Answer::Refused {
-                member,
-                key,
-                current,
-            } => {
-                if current.is_none_or(|current| current.epoch <= key.epoch) {
-                    return machine.lost_gate(member);
-                }
-                machine.gate_refused(key);
-            }
-            // The machine asks again at the next turn of the clock, not at once.
-            Answer::LostGate { member } => return machine.lost_gate(member),
-            Answer::Merged { number } => machine.merged(number),
+            Answer::Opened { number } => machine.merged(number),
+            Answer::NotOpened { .. } => {}
             Answer::Drained { number } if number == place.closes => machine.drained(),
             Answer::Drained { .. } => {}
-            Answer::PutOut { member } => machine.put_out(member),
-            // A report about an earlier epoch says nothing of the writes since.
-            Answer::Promote { member, key } if machine.key() == Some(key) => {
-                machine.promote(member);
-            }
-            Answer::Promote { .. } => {}
         }
         place.is_awake = true;
     }
@@ -385,10 +374,9 @@ fn perform(
                 value,
             });
         }
-        Intent::Acquire { member, key } => serving.acquire(id, member, key),
-        Intent::Merge { number } => serving.merge(id, number),
+        Intent::Acquire { member, key } => place.machine.granted(member, key),
+        Intent::Merge { number } => serving.take(id, number),
         Intent::Open => {
-            serving.open(id);
             let epoch = place.machine.record().map_or(0, |record| record.epoch);
             match place.taking.take() {
                 Some((began, from)) => events.note(Decision::VolumeTaken {
@@ -457,9 +445,9 @@ fn show(id: VolumeId, place: &mut Place, now: BootTime, serving: &mut dyn Servin
     let role = Role {
         state: place.machine.state(),
         ana: place.machine.ana(now),
-        key: place.machine.key(),
-        may_be_in_sync: place.machine.may_be_in_sync(),
+        holder: record.holder,
         record: record.clone(),
+        value: Arc::clone(&place.stored.1),
     };
     if place.role.as_ref() != Some(&role) {
         serving.show(id, &role);

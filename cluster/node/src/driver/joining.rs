@@ -2,6 +2,7 @@
 //! description.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nacre_cluster_core::join::{Found, InUse, JoinStep};
 use nacre_cluster_core::{BootTime, Incarnation, Join};
@@ -154,6 +155,9 @@ impl Driver {
         self.phase = Phase::In(lease);
         self.has_earlier = false;
         self.volumes.restart(&self.shared.events);
+        // Volumes of an earlier incarnation were dropped.
+        let revision = incarnation.0 as i64;
+        self.shared.incarnation.store(revision, Ordering::SeqCst);
         self.shared
             .events
             .note(Decision::NodeJoined { incarnation });

@@ -9,6 +9,7 @@ mod news;
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use nacre_cluster_core::lease::Word;
@@ -85,6 +86,8 @@ pub enum NodeState {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) word: Arc<Word>,
+    /// The incarnation of this node; 0: it has none.
+    pub(crate) incarnation: Arc<AtomicI64>,
     pub(crate) events: Events,
     pub(crate) state: watch::Sender<NodeState>,
     /// The last renewal of each node that this one saw.
@@ -425,6 +428,7 @@ impl Driver {
         let release = Transaction::release(lease.holder());
         // From here on no answer leaves.
         self.shared.word.set(BootTime::default());
+        self.shared.incarnation.store(0, Ordering::SeqCst);
         self.volumes.end();
         self.phase = Phase::Releasing;
         // The store refuses changes that arrive after the release.
@@ -442,6 +446,7 @@ impl Driver {
             return;
         };
         self.shared.word.set(BootTime::default());
+        self.shared.incarnation.store(0, Ordering::SeqCst);
         let incarnation = lease.holder().incarnation;
         self.shared.events.note(Decision::NodeLost { incarnation });
         self.volumes.restart(&self.shared.events);
@@ -556,6 +561,7 @@ mod tests {
         let (state, _) = watch::channel(NodeState::Left);
         let shared = Shared {
             word: Arc::default(),
+            incarnation: Arc::default(),
             events: Events::default(),
             state,
             seen: Mutex::default(),

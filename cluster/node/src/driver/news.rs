@@ -11,7 +11,8 @@ use crate::clock;
 use crate::events::Decision;
 use crate::follow::{Change, Kind};
 use crate::keys::NodeKey;
-use crate::operations::{self, Operation, Progress};
+use crate::operations::{Operation, Progress};
+use crate::publication::Publication;
 
 impl Driver {
     pub(super) fn deleted_lease(&mut self, of: NodeId, revision: i64, now: BootTime) {
@@ -104,9 +105,9 @@ impl Driver {
                 let revision = Revision(kv.mod_revision as u64);
                 self.volumes.saw(VolumeId(id), revision, &kv.value).err()
             }
-            Kind::Publications => match operations::slots(kv) {
-                Ok(nodes) => {
-                    self.volumes.publish(VolumeId(id), Some(nodes));
+            Kind::Publications => match Publication::decode(kv) {
+                Ok(publication) => {
+                    self.volumes.publish(VolumeId(id), Some(&publication));
                     None
                 }
                 Err(error) => Some(error.to_string()),

@@ -7,19 +7,18 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::volume::State;
-use nacre_cluster_core::{BootTime, Holder, Incarnation, MemberId, MemberState, NodeId, VolumeId};
+use nacre_cluster_core::{BootTime, Holder, Incarnation, Member, MemberId, NodeId, VolumeId};
 use nacre_cluster_node::serving::{Answer, Reports, Role};
-use nacre_cluster_node::{Link, Serving, clock};
+use nacre_cluster_node::{Export, Link, NodeKey, Publication, Serving, clock};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
 const TICK: Duration = Duration::from_millis(2);
-const PROMOTE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Fake {
     dir: PathBuf,
@@ -31,8 +30,7 @@ struct Lane {
     role: Option<Role>,
     is_open: bool,
     granted: Vec<MemberId>,
-    asked: Vec<(MemberId, Key)>,
-    merge: Option<u64>,
+    take: Option<u64>,
     close: Option<u64>,
 }
 
@@ -67,7 +65,6 @@ impl Fake {
                 .append(true)
                 .open(log)
                 .expect("a log"),
-            promoted: Instant::now(),
         };
         std::thread::spawn(move || {
             loop {
@@ -100,16 +97,8 @@ impl Serving for Fake {
             .collect()
     }
 
-    fn acquire(&mut self, volume: VolumeId, member: MemberId, key: Key) {
-        self.lane(volume, |lane| lane.asked.push((member, key)));
-    }
-
-    fn merge(&mut self, volume: VolumeId, number: u64) {
-        self.lane(volume, |lane| lane.merge = Some(number));
-    }
-
-    fn open(&mut self, volume: VolumeId) {
-        self.lane(volume, |lane| lane.is_open = true);
+    fn take(&mut self, volume: VolumeId, number: u64) {
+        self.lane(volume, |lane| lane.take = Some(number));
     }
 
     fn close(&mut self, volume: VolumeId, number: u64) {
@@ -138,6 +127,12 @@ impl Serving for Fake {
     fn forget(&mut self, volume: VolumeId) {
         self.lanes.lock().remove(&volume);
     }
+
+    fn publish(&mut self, _: VolumeId, _: Option<&Publication>) {}
+
+    fn nodes(&mut self, _: &BTreeMap<NodeId, NodeKey>, _: &BTreeMap<NodeId, Incarnation>) {}
+
+    fn exports(&mut self, _: &BTreeMap<MemberId, Export>) {}
 }
 
 struct Worker {
@@ -145,73 +140,41 @@ struct Worker {
     link: Link,
     lanes: Arc<Mutex<BTreeMap<VolumeId, Lane>>>,
     log: File,
-    promoted: Instant,
 }
 
 impl Worker {
     fn turn(&mut self) {
         let lanes = Arc::clone(&self.lanes);
-        let is_time = self.promoted.elapsed() >= PROMOTE;
         for (id, lane) in lanes.lock().iter_mut() {
-            self.report(*id, lane, is_time);
+            self.report(*id, lane);
             if lane.is_open {
                 self.answer(*id, lane);
             }
         }
-        if is_time {
-            self.promoted = Instant::now();
-        }
     }
 
-    fn report(&self, id: VolumeId, lane: &mut Lane, is_time: bool) {
+    fn report(&self, id: VolumeId, lane: &mut Lane) {
         let send = |answer| {
             let reports: &Reports = &self.link.reports;
             reports.send(id, answer).expect("room for a report");
         };
-        for (member, key) in std::mem::take(&mut lane.asked) {
-            match acquire(&self.dir, member, key) {
-                Ok(()) => {
-                    lane.granted.push(member);
-                    send(Answer::Granted { member, key });
-                }
-                Err(current) => {
-                    let current = Some(current);
-                    send(Answer::Refused {
-                        member,
-                        key,
-                        current,
-                    });
-                }
-            }
-        }
-        if let Some(number) = lane.merge.take() {
-            send(Answer::Merged { number });
+        if let (Some(key), Some(number)) = (lane.role.as_ref().and_then(key), lane.take) {
+            lane.take = None;
+            let members = lane.role.iter().flat_map(|role| &role.record.members);
+            let granted = members.filter(|member| acquire(&self.dir, member.id, key).is_ok());
+            lane.granted = granted.map(|member| member.id).collect();
+            lane.is_open = true;
+            send(Answer::Opened { number });
         }
         if let Some(number) = lane.close.take() {
             send(Answer::Drained { number });
-        }
-        let Some(role) = &lane.role else { return };
-        if !is_time || role.state != State::Holding {
-            return;
-        }
-        for member in &role.record.members {
-            let has_gate = lane.granted.contains(&member.id);
-            if has_gate && !is_alive(&self.dir, member.node) {
-                lane.granted.retain(|other| *other != member.id);
-                send(Answer::LostGate { member: member.id });
-            } else if has_gate && member.state == MemberState::Out {
-                let member = member.id;
-                if let Some(key) = role.key {
-                    send(Answer::Promote { member, key });
-                }
-            }
         }
     }
 
     /// Reads from a member, and answers if the lease is good after that, or by assent.
     fn answer(&mut self, id: VolumeId, lane: &Lane) {
         let Some(role) = &lane.role else { return };
-        let Some(key) = role.key else { return };
+        let Some(key) = key(role) else { return };
         let collected = clock::now();
         let source = lane.granted.iter().find(|id| role.record.is_in_sync(**id));
         if source.is_none_or(|member| gate(&self.dir, *member) != Some(key)) {
@@ -221,17 +184,22 @@ impl Worker {
         let at = if self.link.word.is_good(now) {
             now
         } else {
-            let Some(members) = &role.may_be_in_sync else {
-                return;
-            };
-            let says_yes = |member: &MemberId| gate(&self.dir, *member) == Some(key);
-            if members.is_empty() || !members.iter().all(says_yes) {
+            let says_yes = |member: &Member| gate(&self.dir, member.id) == Some(key);
+            if !role.record.in_sync().all(says_yes) {
                 return;
             }
             collected
         };
         writeln!(self.log, "{} {} {}", id.0, key.epoch, at.0).expect("a line");
     }
+}
+
+fn key(role: &Role) -> Option<Key> {
+    let epoch = role.record.epoch;
+    let is_ours = matches!(role.state, State::Taking | State::Holding | State::Leaving);
+    role.holder
+        .filter(|_| is_ours)
+        .map(|holder| Key { epoch, holder })
 }
 
 /// The key at the member's gate. A reader needs no lock, because each write replaces the file: a

@@ -147,7 +147,7 @@ impl Lab {
             let slots =
                 NODES.map(|node| (Uuid::from_u128(node).to_string(), Value::from(node as u8)));
             let slots = serde_json::Map::<String, Value>::from_iter(slots);
-            let publication = json!({ "v": 1, "slots": slots }).to_string();
+            let publication = json!({ "v": 1, "nqn": "nqn.test", "slots": slots }).to_string();
             let [published, ..] = prefix().of_volume(id.0);
             let txn = Txn::default()
                 .put(&key, record.to_string().into_bytes())

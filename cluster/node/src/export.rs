@@ -1,0 +1,74 @@
+//! `member/N/R`: a block device of node N that is member R of a volume. An operator wants it, and
+//! node N reports its state. Unknown fields stay through a change.
+
+use nacre_cluster_core::VolumeId;
+use nacre_cluster_etcd::KeyValue;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use crate::error::Error;
+use crate::keys::{FORMAT, decode};
+
+/// `member/N/R`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Export {
+    v: u64,
+    volume: Uuid,
+    /// The block device's name on node N.
+    pub device: String,
+    /// Size of the device; 0: node N has not reported it yet.
+    #[serde(default)]
+    pub bytes: u64,
+    #[serde(default)]
+    pub block_size: u32,
+    pub want: Want,
+    pub is: Is,
+    /// The reason of [`Is::Failed`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// What the operator wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Want {
+    There,
+    /// Node N ends the export, then deletes the key.
+    Gone,
+}
+
+/// The state that node N reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Is {
+    Making,
+    There,
+    Failed,
+}
+
+impl Export {
+    pub(crate) fn new(volume: VolumeId, device: &str) -> Self {
+        Self {
+            v: FORMAT,
+            volume: volume.0,
+            device: device.to_owned(),
+            bytes: 0,
+            block_size: 0,
+            want: Want::There,
+            is: Is::Making,
+            why: None,
+            rest: Map::new(),
+        }
+    }
+
+    pub fn volume(&self) -> VolumeId {
+        VolumeId(self.volume)
+    }
+
+    pub(crate) fn decode(kv: &KeyValue) -> Result<Self, Error> {
+        decode(kv)
+    }
+}
