@@ -62,6 +62,9 @@ pub struct ReplicaRecord {
     pub slot: u8,
     /// The block device's name.
     pub device: String,
+    /// The node that has the device. `None`: this machine, or a device of no node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<Uuid>,
     pub state: ReplicaState,
     /// The replica to remove as soon as this one is in sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]

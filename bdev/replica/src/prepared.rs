@@ -135,7 +135,9 @@ fn is_elsewhere(why: &VolumeError) -> bool {
         why,
         VolumeError::Fenced { .. }
             | VolumeError::Newer { .. }
-            | VolumeError::Store(StoreError::NotFound { .. } | StoreError::Owned { .. })
+            | VolumeError::Store(
+                StoreError::NotFound { .. } | StoreError::Owned { .. } | StoreError::Fenced { .. }
+            )
     )
 }
 

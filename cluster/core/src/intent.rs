@@ -1,7 +1,5 @@
 //! What a volume's machine tells its node and its hosts.
 
-use crate::gate::Key;
-use crate::ids::MemberId;
 use crate::transaction::Transaction;
 
 /// What the node does next.
@@ -13,19 +11,16 @@ pub enum Intent {
         number: u64,
         transaction: Transaction,
     },
-    /// Acquire the member's gate, and call [`crate::Volume::granted`] or
-    /// [`crate::Volume::gate_refused`].
-    Acquire { member: MemberId, key: Key },
-    /// Make the in-sync members equal where the log of any of them is dirty, then call
-    /// [`crate::Volume::merged`] with the number.
-    Merge { number: u64 },
-    /// Open the lanes to hosts.
-    Open,
-    /// Refuse new commands, and call [`crate::Volume::drained`] when none is in flight.
-    Close,
+    /// Open the volume, and call [`crate::Volume::opened`] or [`crate::Volume::not_opened`] with the
+    /// number. A close that has not ended comes first.
+    Take { number: u64 },
+    /// Refuse new commands, close the volume when none is in flight, and call
+    /// [`crate::Volume::drained`] with the number.
+    Close { number: u64 },
     /// Abort the commands in flight.
     Abort,
-    /// Drop all answers and commands, and end the hosts' connections: another node may serve. A
+    /// Close the volume without a change of the record: another node may serve. Drop all answers
+    /// and commands, and end the hosts' connections. A
     /// command that waits in a socket must not be executed if this node serves again later.
     Drop,
     /// Report that no node can take the volume, as far as this node knows.

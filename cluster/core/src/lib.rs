@@ -1,12 +1,12 @@
-//! Decides which node of a cluster serves a volume: leases, fences, takes, gates, and the states
-//! of a volume on a node. Pure state machines: no I/O, no thread, and every time is an argument.
+//! Decides which node of a cluster serves a volume: leases, fences, takes, and the states of a
+//! volume on a node. Pure state machines: no I/O, no thread, and every time is an argument.
 //!
 //! ```text
 //!              Join ──▶ Lease ──▶ Word          read where answers leave
 //!   store        │        │ good since, until
 //!   answers ─────┤     Observer ──▶ fence       of each other node
 //!   and watch    │        │ leases that stand
-//!              Volume ◀───┘ ──▶ take, gates, commits, open, close
+//!              Volume ◀───┘ ──▶ take, open, close, hand over
 //!                │
 //!   members    Gate (one per member, on its node)     Assent (answers without a lease)
 //! ```
@@ -35,7 +35,6 @@ pub mod record;
 pub mod slots;
 pub mod time;
 pub mod transaction;
-mod ungated;
 pub mod volume;
 
 #[cfg(test)]
@@ -49,5 +48,5 @@ pub use lease::Lease;
 pub use observer::Observer;
 pub use record::{Holder, Member, MemberState, Record};
 pub use time::{BootTime, Timing};
-pub use transaction::{Condition, Effect, Transaction};
+pub use transaction::{Condition, Effect, End, Transaction};
 pub use volume::Volume;

@@ -36,7 +36,7 @@ pub enum Mutation {
     GateBeforeEnd,
     /// A gate forgets its key when its node restarts.
     GateForgets,
-    /// A holder leaves with I/O in flight.
+    /// A holder leaves with I/O in flight: its control does not close the volume.
     LeaveWithoutDrain,
     /// The lowest free slot is assigned, even if it was free only a moment ago.
     SlotAtOnce,

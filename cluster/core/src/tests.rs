@@ -198,6 +198,11 @@ fn a_slot_rests_until_all_others_were_assigned() {
     slots.remove(node(0));
     let later = (2..MAX_SLOTS as u128).map(|n| slots.assign(node(n)));
     assert!(later.eq((2..MAX_SLOTS as u8).map(Some)));
+    let stored = Slots::of_assigned(slots.iter(), slots.next());
+    assert_eq!(stored, Some(slots.clone()));
+    let twice = [(node(7), 3), (node(8), 3)];
+    assert_eq!(Slots::of_assigned(twice.into_iter(), 0), None);
+    assert_eq!(Slots::of_assigned([(node(7), 16)].into_iter(), 0), None);
     assert_eq!(slots.assign(node(99)), Some(0));
     assert_eq!(slots.assign(node(100)), None);
     assert_eq!(controller_ids(0), 1..=4094);
@@ -238,6 +243,13 @@ impl Rig {
         }
     }
 
+    /// Node 1, which sees a volume without a holder.
+    fn alone() -> Self {
+        let mut rig = Self::new(1);
+        rig.volume.saw(Revision(1), record(None));
+        rig
+    }
+
     fn poll(&mut self, now: BootTime) -> Option<Intent> {
         let view = View {
             now,
@@ -250,47 +262,62 @@ impl Rig {
         self.volume.poll(&view)
     }
 
-    /// The number of the merge that starts.
-    fn merge(&mut self, now: BootTime) -> u64 {
+    /// The number of the opening that starts.
+    fn take(&mut self, now: BootTime) -> u64 {
         match self.poll(now) {
-            Some(Intent::Merge { number }) => number,
+            Some(Intent::Take { number }) => number,
             other => panic!("{other:?}"),
         }
     }
 
-    /// Takes the volume, with a gate of every member, up to the merge.
-    fn serve(&mut self, now: BootTime) {
+    /// Claims the volume at revision 2, and opens it.
+    fn hold(&mut self, now: BootTime) -> u64 {
         self.commit(now, 2);
-        for number in 0..2 {
-            assert!(matches!(self.poll(now), Some(Intent::Acquire { .. })));
-            let key = self.volume.key().unwrap();
-            self.volume.granted(member(number), key);
-        }
-        self.commit(now, 3);
+        let number = self.take(now);
+        self.volume.opened(number);
+        assert_eq!(self.poll(now), None);
+        assert_eq!(self.volume.state(), State::Holding);
+        number
     }
 
-    /// Serves the volume.
-    fn hold(&mut self, now: BootTime) {
-        self.serve(now);
-        let number = self.merge(now);
-        self.volume.merged(number);
-        assert_eq!(self.poll(now), Some(Intent::Open));
+    /// Starts a hand-over to node 0; returns the number of the close.
+    fn leave(&mut self, now: BootTime) -> u64 {
+        assert!(self.volume.hand_over(node(0), now));
+        assert_eq!(self.volume.state(), State::Leaving);
+        match self.poll(now) {
+            Some(Intent::Close { number }) => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The next change of the record, with its number.
+    fn change(&mut self, now: BootTime) -> (u64, Record) {
+        match self.poll(now) {
+            Some(Intent::Commit {
+                number,
+                transaction,
+            }) => match transaction.effect {
+                Effect::Commit { record, .. } => (number, *record),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
     }
 
     /// The next change of the record, as the store makes it.
     fn commit(&mut self, now: BootTime, at: u64) -> Record {
-        let Some(Intent::Commit {
-            number,
-            transaction,
-        }) = self.poll(now)
-        else {
-            panic!("no commit");
-        };
-        let Effect::Commit { record, .. } = transaction.effect else {
-            panic!("{transaction:?}");
-        };
+        let (number, record) = self.change(now);
         self.volume.committed(number, Revision(at));
-        *record
+        record
+    }
+
+    /// The record after a change by this node's control: a later epoch, and a member is out.
+    fn controlled(&self) -> Record {
+        let mut record = self.volume.record().expect("seen").clone();
+        record.epoch += 1;
+        record.serving = record.epoch;
+        record.set(member(0), MemberState::Out);
+        record
     }
 }
 
@@ -310,40 +337,39 @@ fn record(of: Option<Holder>) -> Record {
 }
 
 #[test]
-fn a_standby_takes_after_the_fence_and_serves_with_the_members_it_gated() {
+fn a_standby_takes_after_the_fence_and_holds_when_the_control_has_opened() {
     let mut rig = Rig::new(1);
     rig.volume.saw(Revision(1), record(Some(holder(0))));
     assert_eq!(rig.poll(ms(9000)), None, "the holder stands");
     rig.standing.remove(&node(0));
-    rig.reached = vec![member(1)];
-    let taken = rig.commit(ms(9100), 2);
-    assert_eq!((taken.epoch, taken.holder), (5, Some(holder(1))));
-    let asked = Intent::Acquire {
-        member: member(1),
-        key: rig.volume.key().unwrap(),
+    let Some(Intent::Commit {
+        number,
+        transaction,
+    }) = rig.poll(ms(9100))
+    else {
+        panic!("no claim");
     };
-    assert_eq!(rig.poll(ms(9110)), Some(asked));
-    rig.volume.granted(member(1), rig.volume.key().unwrap());
-    // The other member's node has no lease: nothing waits for it.
-    let served = rig.commit(ms(9120), 3);
-    assert_eq!(served.serving, 5);
-    assert!(!served.is_in_sync(member(0)) && served.is_in_sync(member(1)));
-    let number = rig.merge(ms(9130));
+    let ended = Condition::Ended(holder(0).node, holder(0).incarnation);
+    assert!(transaction.conditions.contains(&ended), "{transaction:?}");
+    assert_eq!(rig.volume.state(), State::Taking);
+    assert_eq!(rig.volume.ana(ms(9100)), Ana::Inaccessible);
+    rig.volume.committed(number, Revision(2));
+    let claimed = rig.volume.record().expect("seen");
+    assert_eq!((claimed.epoch, claimed.holder), (5, Some(holder(1))));
+    let number = rig.take(ms(9110));
+    assert_eq!(rig.poll(ms(9120)), None, "one request");
     assert_eq!(rig.volume.ana(ms(9130)), Ana::Change);
-    rig.volume.merged(number);
-    assert_eq!(rig.poll(ms(9140)), Some(Intent::Open));
+    assert_eq!(rig.volume.ana(ms(17_100)), Ana::Inaccessible, "in time");
+    rig.volume.opened(number);
+    assert_eq!(rig.volume.state(), State::Holding);
     assert_eq!(rig.volume.ana(ms(9140)), Ana::Optimized);
-    // The record of another holder fences.
-    rig.volume.saw(Revision(9), record(Some(holder(0))));
-    assert_eq!(rig.poll(ms(9150)), Some(Intent::Drop));
-    assert_eq!(rig.volume.state(), State::Fenced);
+    assert_eq!(rig.poll(ms(9140)), None);
 }
 
 /// The pause after an attempt without a member ends with the holder that it concerned.
 #[test]
 fn a_pause_ends_with_the_next_holder() {
-    let mut rig = Rig::new(1);
-    rig.volume.saw(Revision(1), record(None));
+    let mut rig = Rig::alone();
     rig.reached.clear();
     assert_eq!(rig.poll(ms(9000)), None, "no member is reached");
     rig.volume.saw(Revision(2), record(Some(holder(0))));
@@ -353,200 +379,247 @@ fn a_pause_ends_with_the_next_holder() {
     rig.commit(ms(9200), 3);
 }
 
+/// The control swaps epochs and members while it opens, serves and closes.
 #[test]
-fn an_answer_to_an_earlier_change_is_not_that_of_a_later_one() {
-    let mut rig = Rig::new(1);
-    rig.volume.saw(Revision(1), record(None));
-    let Some(Intent::Commit {
-        number: first,
-        transaction,
-    }) = rig.poll(ms(100))
-    else {
-        panic!("no take");
-    };
-    let Effect::Commit { record: taken, .. } = transaction.effect else {
-        panic!("no record");
-    };
-    // The watch is faster than the answer.
-    rig.volume.saw(Revision(2), (*taken).clone());
-    for number in 0..2 {
-        assert!(matches!(rig.poll(ms(110)), Some(Intent::Acquire { .. })));
-        rig.volume
-            .granted(member(number), rig.volume.key().unwrap());
+fn changes_of_the_own_control_are_news() {
+    let mut rig = Rig::alone();
+    rig.commit(ms(1000), 2);
+    let number = rig.take(ms(1000));
+    for (at, state) in [(3, State::Taking), (4, State::Holding), (5, State::Leaving)] {
+        rig.volume.saw(Revision(at), rig.controlled());
+        assert_eq!(rig.poll(ms(1010)), None);
+        assert_eq!(rig.volume.state(), state);
+        match state {
+            State::Taking => rig.volume.opened(number),
+            State::Holding => drop(rig.leave(ms(1010))),
+            _ => {}
+        }
     }
-    assert!(matches!(rig.poll(ms(120)), Some(Intent::Commit { .. })));
-    rig.volume.refused(first, Revision(2), *taken);
-    assert_eq!(rig.volume.state(), State::Taking);
+    let known = rig.volume.record().expect("seen");
+    assert_eq!((known.epoch, known.is_in_sync(member(0))), (8, false));
+}
+
+/// In each step, another holder or another incarnation in the record ends the service.
+#[test]
+fn another_holder_fences() {
+    let later = Holder {
+        incarnation: Incarnation(999),
+        ..holder(1)
+    };
+    for other in [Some(holder(0)), Some(later), None] {
+        for step in 0..4 {
+            let mut rig = Rig::alone();
+            rig.commit(ms(1000), 2);
+            if step > 0 {
+                let number = rig.take(ms(1000));
+                if step > 1 {
+                    rig.volume.opened(number);
+                }
+                if step > 2 {
+                    rig.leave(ms(1000));
+                }
+            }
+            rig.volume.saw(Revision(9), record(other));
+            assert_eq!(rig.volume.state(), State::Fenced, "{step}");
+            assert_eq!(rig.volume.ana(ms(1010)), Ana::Inaccessible);
+            assert_eq!(rig.poll(ms(1010)), Some(Intent::Drop), "{step}");
+            assert_eq!(rig.poll(ms(1010)), None);
+            assert_eq!(rig.volume.state(), State::Standby);
+            assert_eq!(rig.poll(ms(2009)), None, "a pause");
+        }
+    }
+}
+
+/// In each step, the end of the incarnation ends the service until the node has a new one.
+#[test]
+fn the_end_of_the_incarnation_fences() {
+    for step in 0..5 {
+        let mut rig = Rig::alone();
+        let (claim, claimed) = rig.change(ms(1000));
+        if step > 0 {
+            rig.volume.committed(claim, Revision(2));
+        }
+        if step > 1 {
+            let number = rig.take(ms(1000));
+            rig.volume.opened(number);
+        }
+        if step > 2 {
+            let close = rig.leave(ms(1000));
+            if step > 3 {
+                rig.volume.drained(close);
+                rig.change(ms(1000));
+            }
+        }
+        rig.lease.end(Incarnation(101));
+        assert_eq!(rig.poll(ms(1010)), Some(Intent::Drop), "{step}");
+        assert_eq!(rig.poll(ms(9000)), None);
+        assert_eq!(rig.volume.state(), State::Fenced);
+        // The claim's answer is late.
+        rig.volume.committed(claim, Revision(2));
+        rig.volume.saw(Revision(3), claimed);
+        assert_eq!(rig.volume.state(), State::Fenced);
+        rig.volume.restart();
+        assert_eq!(rig.volume.state(), State::Standby);
+    }
 }
 
 #[test]
-fn a_promotion_without_an_answer_may_be_in_the_store() {
-    let mut rig = Rig::new(1);
-    let mut outdated = record(None);
-    outdated.set(member(0), MemberState::Out);
-    rig.volume.saw(Revision(1), outdated);
-    rig.commit(ms(1000), 2);
-    for (number, now) in [(1, 1001), (0, 1003)] {
-        let Some(Intent::Acquire { member: asked, key }) = rig.poll(ms(now)) else {
-            panic!("no question");
-        };
-        assert_eq!(asked, member(number));
-        rig.volume.granted(asked, key);
-        if number == 1 {
-            rig.commit(ms(now + 1), 3);
-            let number = rig.merge(ms(now + 1));
-            rig.volume.merged(number);
-            assert_eq!(rig.poll(ms(now + 1)), Some(Intent::Open));
+fn answers_with_old_numbers_do_not_count() {
+    let mut rig = Rig::alone();
+    let first = rig.hold(ms(1000));
+    let close = rig.leave(ms(2000));
+    rig.volume.opened(first);
+    rig.volume.not_opened(first);
+    assert_eq!(rig.volume.state(), State::Leaving, "the close has begun");
+    rig.volume.drained(close + 1);
+    assert_eq!(rig.poll(ms(2010)), None);
+    assert_eq!(rig.poll(ms(4000)), Some(Intent::Abort));
+    assert_eq!(rig.poll(ms(4010)), None, "once");
+    // After 5 s the control opens the volume again.
+    let second = rig.take(ms(7000));
+    assert_eq!(rig.volume.state(), State::Taking);
+    assert_eq!(rig.volume.ana(ms(7000)), Ana::Change);
+    assert_eq!(
+        rig.volume.ana(ms(10_000)),
+        Ana::Inaccessible,
+        "8 s after the close"
+    );
+    rig.volume.drained(close);
+    rig.volume.opened(first);
+    rig.volume.not_opened(first);
+    assert_eq!(
+        (rig.poll(ms(7010)), rig.volume.state()),
+        (None, State::Taking)
+    );
+    rig.volume.opened(second);
+    assert_eq!(rig.volume.state(), State::Holding);
+    rig.volume.not_opened(first);
+    assert_eq!(rig.volume.state(), State::Holding);
+    // The first close, reported again, does not end a second one.
+    rig.leave(ms(8000));
+    rig.volume.drained(close);
+    assert_eq!(rig.poll(ms(8010)), None);
+}
+
+/// Also after the volume closed by itself.
+#[test]
+fn a_volume_that_does_not_open_is_left_to_others() {
+    for closes_later in [false, true] {
+        let mut rig = Rig::alone();
+        rig.commit(ms(1000), 2);
+        let number = rig.take(ms(1000));
+        if closes_later {
+            rig.volume.opened(number);
         }
+        rig.volume.not_opened(number);
+        let released = rig.commit(ms(1100), 3);
+        assert_eq!((released.holder, released.next), (None, None));
+        assert_eq!(rig.volume.state(), State::Standby);
+        assert_eq!(rig.poll(ms(2099)), None, "another node's turn");
+        rig.volume.opened(number);
+        let (_, again) = rig.change(ms(2100));
+        assert_eq!((again.epoch, again.holder), (6, Some(holder(1))));
     }
-    rig.volume.promote(member(0));
-    let both = [member(1), member(0)];
-    assert_eq!(
-        rig.volume.may_be_in_sync().unwrap().as_slice(),
-        both,
-        "wanted"
-    );
-    let Some(Intent::Commit { number, .. }) = rig.poll(ms(1010)) else {
-        panic!("no promotion");
-    };
-    assert_eq!(
-        rig.volume.may_be_in_sync().unwrap().as_slice(),
-        both,
-        "sent"
-    );
-    rig.volume.unanswered(number);
-    assert!(
-        matches!(rig.poll(ms(1020)), Some(Intent::Commit { .. })),
-        "again"
-    );
-    // A hand-over waits for the end of the change, and then for the lanes.
-    assert!(!rig.volume.hand_over(node(0), ms(1030)));
-    rig.volume.committed(number, Revision(4));
-    assert!(rig.volume.hand_over(node(0), ms(1040)));
-    assert_eq!(rig.poll(ms(1040)), Some(Intent::Close));
-    assert_eq!(rig.poll(ms(1041)), None);
-    rig.volume.drained();
-    let released = rig.commit(ms(1050), 5);
+}
+
+#[test]
+fn a_hand_over_names_the_next_holder() {
+    let mut rig = Rig::alone();
+    rig.hold(ms(1000));
+    assert!(!rig.volume.hand_over(node(1), ms(2000)), "to itself");
+    let close = rig.leave(ms(2000));
+    assert!(!rig.volume.hand_over(node(0), ms(2000)), "twice");
+    rig.volume.drained(close);
+    let released = rig.commit(ms(2010), 3);
     assert_eq!((released.holder, released.next), (None, Some(node(0))));
     assert_eq!(rig.volume.state(), State::Standby);
 }
 
-/// A member that loses its session while its promotion waits may lack a write.
+/// The control's last change and the release meet at the store.
 #[test]
-fn a_lost_gate_ends_a_promotion_that_waits() {
-    let mut rig = Rig::new(1);
-    rig.volume.saw(Revision(1), record(None));
+fn a_release_is_made_from_the_last_change_of_the_control() {
+    let mut rig = Rig::alone();
     rig.hold(ms(1000));
-    rig.volume.put_out(member(0));
-    rig.commit(ms(1010), 4);
-    let key = rig.volume.key().unwrap();
-    assert!(matches!(rig.poll(ms(1020)), Some(Intent::Acquire { .. })));
-    rig.volume.granted(member(0), key);
-    rig.volume.promote(member(0));
-    rig.volume.lost_gate(member(0));
-    assert_eq!(rig.volume.may_be_in_sync().unwrap().as_slice(), [member(1)]);
-    assert!(matches!(rig.poll(ms(1030)), Some(Intent::Acquire { .. })));
-    rig.volume.granted(member(0), key);
-    assert_eq!(rig.poll(ms(1040)), None, "no promotion");
-}
-
-#[test]
-fn a_merge_counts_with_its_number_and_all_gates() {
-    let mut rig = Rig::new(1);
-    rig.volume.saw(Revision(1), record(None));
-    rig.serve(ms(1000));
-    let first = rig.merge(ms(1000));
-    rig.volume.lost_gate(member(0));
-    let served = rig.commit(ms(1010), 4);
-    assert!(!served.is_in_sync(member(0)));
-    let second = rig.merge(ms(1020));
-    rig.volume.merged(first);
-    assert_eq!(rig.volume.state(), State::Taking, "a late answer");
-    rig.volume.merged(second);
-    assert_eq!(rig.volume.state(), State::Holding);
-}
-
-/// The gate is lost while the change that makes the epoch a served one is under way.
-#[test]
-fn no_merge_starts_without_all_gates() {
-    let mut rig = Rig::new(1);
-    rig.volume.saw(Revision(1), record(None));
-    rig.commit(ms(1000), 2);
-    for number in 0..2 {
-        assert!(matches!(rig.poll(ms(1000)), Some(Intent::Acquire { .. })));
-        let key = rig.volume.key().unwrap();
-        rig.volume.granted(member(number), key);
-    }
-    let Some(Intent::Commit { number, .. }) = rig.poll(ms(1000)) else {
-        panic!("no commit");
-    };
-    rig.volume.lost_gate(member(0));
+    let close = rig.leave(ms(2000));
+    rig.volume.drained(close);
+    let (number, _) = rig.change(ms(2010));
+    // The watch, or the answer, shows the control's change first.
+    let changed = rig.controlled();
+    rig.volume.saw(Revision(3), changed.clone());
+    assert_eq!(rig.poll(ms(2020)), None, "the answer is missing");
+    rig.volume.refused(number, Revision(3), changed.clone());
+    let (second, released) = rig.change(ms(2030));
+    assert_eq!(
+        (released.epoch, released.next),
+        (changed.epoch, Some(node(0)))
+    );
+    assert!(!released.is_in_sync(member(0)));
+    // An answer to the first one is not that of the second one.
+    rig.volume.refused(number, Revision(3), changed);
     rig.volume.committed(number, Revision(3));
-    let served = rig.commit(ms(1010), 4);
-    assert!(!served.is_in_sync(member(0)));
-    rig.merge(ms(1020));
+    assert_eq!(rig.volume.state(), State::Leaving);
+    rig.volume.unanswered(second);
+    let (again, _) = rig.change(ms(3000));
+    assert_eq!(again, second);
+    // It was made, and the next holder was faster than its answer.
+    rig.volume.saw(Revision(5), record(Some(holder(0))));
+    assert_eq!(rig.poll(ms(3010)), None, "nothing to drop");
+    assert_eq!(rig.volume.state(), State::Standby);
+    rig.volume.committed(second, Revision(4));
+    assert_eq!(rig.volume.record(), Some(&record(Some(holder(0)))));
 }
 
-/// The gate with a later key may be found by a lane, and the management core may stall before it
-/// drops the lanes. A write that the promoted member lacks must not be acknowledged then.
 #[test]
-fn no_member_suffices_for_an_answer_of_a_fenced_holder() {
+fn a_claim_without_an_answer_is_sent_again() {
+    let mut rig = Rig::alone();
+    let (number, claimed) = rig.change(ms(1000));
+    assert_eq!(rig.poll(ms(1010)), None);
+    rig.volume.unanswered(number);
+    assert_eq!(rig.change(ms(2000)), (number, claimed.clone()));
+    // The first copy was made: the second is refused, and its answer shows the claim.
+    rig.volume.refused(number, Revision(2), claimed);
+    rig.take(ms(2010));
+}
+
+/// The watch is faster than the answer, or the answer shows another node's claim.
+#[test]
+fn a_claim_is_won_or_lost() {
+    let mut rig = Rig::alone();
+    let (number, claimed) = rig.change(ms(1000));
+    rig.volume.saw(Revision(2), claimed.clone());
+    let opening = rig.take(ms(1010));
+    rig.volume.refused(number, Revision(2), claimed);
+    assert_eq!(rig.volume.state(), State::Taking);
+    rig.volume.opened(opening);
+    assert_eq!(rig.volume.state(), State::Holding);
+
+    let mut rig = Rig::alone();
+    let (number, _) = rig.change(ms(1000));
+    rig.volume.saw(Revision(2), record(Some(holder(0))));
+    assert_eq!(
+        rig.volume.state(),
+        State::Taking,
+        "its own answer is missing"
+    );
+    rig.volume
+        .refused(number, Revision(2), record(Some(holder(0))));
+    assert_eq!(rig.volume.state(), State::Standby);
+
+    // Made, and lost again before its answer.
+    let mut rig = Rig::alone();
+    let (number, _) = rig.change(ms(1000));
+    rig.volume.saw(Revision(3), record(Some(holder(0))));
+    rig.volume.committed(number, Revision(2));
+    assert_eq!(rig.poll(ms(1010)), Some(Intent::Drop));
+    assert_eq!(rig.volume.record(), Some(&record(Some(holder(0)))));
+}
+
+/// A copy of a take arrives after the machine gave it up.
+#[test]
+fn a_late_claim_opens_the_volume() {
     let mut rig = Rig::new(1);
-    rig.volume.saw(Revision(1), record(None));
-    rig.hold(ms(1000));
-    rig.volume.put_out(member(0));
-    rig.commit(ms(1010), 4);
-    let key = rig.volume.key().unwrap();
-    assert!(matches!(rig.poll(ms(1020)), Some(Intent::Acquire { .. })));
-    rig.volume.granted(member(0), key);
-    rig.volume.promote(member(0));
-    let promotion = rig.poll(ms(1030));
-    assert!(matches!(promotion, Some(Intent::Commit { .. })));
-    rig.volume.gate_refused(key);
-    assert_eq!(rig.volume.state(), State::Fenced);
-    assert_eq!(rig.volume.may_be_in_sync(), None);
-    assert_eq!(rig.poll(ms(1040)), Some(Intent::Drop));
-    assert_eq!(rig.volume.may_be_in_sync(), None);
-}
-
-/// A member whose session ended owes no answer, and its gate cannot be asked: its node is down.
-#[test]
-fn a_member_without_a_gate_leaves_in_time() {
-    for (lives, patience) in [(true, 2000), (false, 500)] {
-        let mut rig = Rig::new(1);
-        rig.volume.saw(Revision(1), record(None));
-        rig.hold(ms(1000));
-        rig.volume.lost_gate(member(0));
-        rig.reached = vec![member(1)];
-        if !lives {
-            rig.standing.remove(&node(0));
-        }
-        assert_eq!(rig.poll(ms(1100)), None);
-        assert_eq!(rig.poll(ms(1099 + patience)), None);
-        let changed = rig.commit(ms(1100 + patience), 4);
-        assert!(!changed.is_in_sync(member(0)));
-        // The last member stays.
-        rig.volume.lost_gate(member(1));
-        rig.reached = Vec::new();
-        assert_eq!(rig.poll(ms(5000)), None);
-        assert_eq!(rig.poll(ms(9000)), None);
-    }
-}
-
-/// Hosts are not left without a path while the store is away.
-#[test]
-fn a_hand_over_ends_in_time_although_a_change_is_unanswered() {
-    let mut rig = Rig::new(1);
-    rig.volume.saw(Revision(1), record(None));
-    rig.hold(ms(1000));
-    assert!(rig.volume.hand_over(node(0), ms(2000)));
-    assert_eq!(rig.poll(ms(2000)), Some(Intent::Close));
-    rig.volume.put_out(member(0));
-    let sent = rig.poll(ms(2010));
-    assert!(matches!(sent, Some(Intent::Commit { .. })), "{sent:?}");
-    assert_eq!(rig.poll(ms(3990)), None);
-    assert_eq!(rig.poll(ms(4000)), Some(Intent::Abort));
-    assert_eq!(rig.poll(ms(6990)), None);
-    assert_eq!(rig.poll(ms(7000)), Some(Intent::Open));
+    rig.volume.saw(Revision(2), record(Some(holder(1))));
+    let number = rig.take(ms(1000));
+    rig.volume.opened(number);
     assert_eq!(rig.volume.state(), State::Holding);
 }

@@ -25,6 +25,17 @@ pub enum Condition {
     VolumeUnchanged(VolumeId, Revision),
 }
 
+/// The reason for the end of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The node was silent, or an operator says that it is off.
+    Fence,
+    /// The node's next process has another lease.
+    Replace,
+    /// The node gives its lease back, or the guardian of its dead process does.
+    Release,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Creates the node's lease key.
@@ -33,7 +44,7 @@ pub enum Effect {
     Renew { node: NodeId, number: u64 },
     /// Deletes the node's lease key, and appends to the log of decisions. The log entry is a write,
     /// so a store without space refuses a fence as it refuses renewals.
-    Fence { node: NodeId },
+    Fence { node: NodeId, why: End },
     /// Writes the volume's record.
     Commit {
         volume: VolumeId,
@@ -63,7 +74,8 @@ impl Transaction {
 
     /// Ends an incarnation whose lease ran out without a renewal after `revision`.
     pub fn fence(me: Holder, node: NodeId, revision: Revision) -> Self {
-        let mut fence = Self::by(me, Effect::Fence { node });
+        let why = End::Fence;
+        let mut fence = Self::by(me, Effect::Fence { node, why });
         if !Mutation::FenceWithoutRevision.is_active() {
             fence.compare(Condition::LeaseUnchanged(node, revision));
         }
@@ -75,16 +87,28 @@ impl Transaction {
     pub fn replace(node: NodeId, revision: Revision) -> Self {
         Self {
             conditions: ArrayVec::from_iter([Condition::LeaseUnchanged(node, revision)]),
-            effect: Effect::Fence { node },
+            effect: Effect::Fence {
+                node,
+                why: End::Replace,
+            },
         }
     }
 
-    /// Ends an incarnation whose process is dead: from its guardian, or by the operator's word.
-    pub fn release(dead: Holder) -> Self {
-        let node = dead.node;
+    /// Gives back the lease of a node that ends, or of a dead process.
+    pub fn release(ended: Holder) -> Self {
+        Self::end(ended, End::Release)
+    }
+
+    /// Ends an incarnation by an operator's word.
+    pub fn fence_off(off: Holder) -> Self {
+        Self::end(off, End::Fence)
+    }
+
+    fn end(of: Holder, why: End) -> Self {
+        let node = of.node;
         Self {
-            conditions: ArrayVec::from_iter([Condition::Stands(node, dead.incarnation)]),
-            effect: Effect::Fence { node },
+            conditions: ArrayVec::from_iter([Condition::Stands(node, of.incarnation)]),
+            effect: Effect::Fence { node, why },
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use nacre_cluster_core::{NodeId, VolumeId};
+use nacre_cluster_core::{MemberId, NodeId, VolumeId};
 use uuid::Uuid;
 
 /// The keys of one cluster start with `/nacre/NAME/`.
@@ -85,6 +85,32 @@ impl Prefix {
         self.one("node", id.0)
     }
 
+    /// The exports of a node: its members of volumes.
+    pub fn members(&self, node: NodeId) -> String {
+        format!("{}{}/", self.all("member"), node.0)
+    }
+
+    /// The exports of all nodes.
+    pub fn all_members(&self) -> String {
+        self.all("member")
+    }
+
+    pub fn member(&self, node: NodeId, member: MemberId) -> String {
+        format!("{}{}", self.members(node), member.0)
+    }
+
+    /// The node and the member of an export's key.
+    pub fn member_of(&self, key: &[u8]) -> Option<(NodeId, MemberId)> {
+        let key = std::str::from_utf8(key).ok()?;
+        let (node, member) = key.strip_prefix(&self.all_members())?.split_once('/')?;
+        let id = |text| Uuid::parse_str(text).ok();
+        Some((NodeId(id(node)?), MemberId(id(member)?)))
+    }
+
+    pub fn publication(&self, volume: VolumeId) -> String {
+        self.one("pub", volume.0)
+    }
+
     pub fn leases(&self) -> String {
         self.all("lease")
     }
@@ -153,6 +179,17 @@ mod tests {
         let operation = prefix.operation(VolumeId(id));
         assert!(operation.starts_with(&prefix.operations()));
         assert!(prefix.of_volume(id).contains(&operation));
+        assert!(
+            prefix
+                .of_volume(id)
+                .contains(&prefix.publication(VolumeId(id)))
+        );
+        let (member, other) = (MemberId(id), NodeId(id));
+        let export = prefix.member(node, member);
+        assert!(export.starts_with(&prefix.members(node)));
+        assert!(!export.starts_with(&prefix.members(other)));
+        assert_eq!(prefix.member_of(export.as_bytes()), Some((node, member)));
+        assert_eq!(prefix.member_of(b"/nacre/lab/member/7"), None);
         let log = "/nacre/lab/log/000000000000009-00000000-0000-0000-0000-000000000008";
         assert_eq!(prefix.log(9, id), log);
         assert_eq!(range_end(b"/a/"), b"/a0");

@@ -15,7 +15,7 @@
 //! whose revisions every node watches.
 //!
 //! A prefix has one user: a daemon that owns it (`owner`), or the nodes of a cluster by their
-//! leases.
+//! leases (`lessee`).
 //!
 //! The messages are written by hand (`messages`), so that the build needs no `protoc`.
 
@@ -28,11 +28,13 @@ mod error;
 mod health;
 mod keep_unknown;
 mod keys;
+mod lessee;
 mod messages;
 mod node;
 mod node_leases;
 mod owner;
 mod store;
+mod stored;
 mod watch;
 
 pub use auth::Credentials;

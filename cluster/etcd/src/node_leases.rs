@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nacre_cluster_core::{Condition, Effect, Incarnation, NodeId, Record, Revision, Transaction};
+use nacre_cluster_core::{
+    Condition, Effect, End, Incarnation, NodeId, Record, Revision, Transaction,
+};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -138,10 +140,15 @@ impl NodeLeases {
                 txn = self.put(txn, *node, *number);
                 None
             }
-            Effect::Fence { node } => {
+            Effect::Fence { node, why } => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH);
                 let now = now.unwrap_or_default().as_millis();
-                let line = serde_json::json!({ "v": FORMAT, "what": "fence", "node": node.0 });
+                let what = match why {
+                    End::Fence => "fence",
+                    End::Replace => "replace",
+                    End::Release => "release",
+                };
+                let line = serde_json::json!({ "v": FORMAT, "what": what, "node": node.0 });
                 // A write beside the deletion: without space, etcd refuses both.
                 let log = self.prefix.log(now, Uuid::new_v4());
                 let line = line.to_string().into_bytes();
@@ -173,6 +180,8 @@ impl NodeLeases {
         let lease = |node: &NodeId| self.prefix.lease(*node);
         match condition {
             Condition::Stands(node, is) => txn.if_created(&lease(node), is.0 as i64),
+            // A holder of a time before the cluster: no lease has this incarnation.
+            Condition::Ended(_, Incarnation(0)) => txn,
             Condition::Ended(node, was) => txn.if_not_created(&lease(node), was.0 as i64),
             Condition::NoLease(node) => txn.if_created(&lease(node), 0),
             Condition::LeaseUnchanged(node, at) => txn.if_modified(&lease(node), at.0 as i64),

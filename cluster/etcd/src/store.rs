@@ -18,6 +18,7 @@ use nacre_bdev_replica::model::{Stamp, VolumeRecord};
 use nacre_bdev_replica::store::{
     StoreError, StoreFuture, VolumeStore, assert_grows, compare, reply,
 };
+use nacre_cluster_core::NodeId;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -28,17 +29,16 @@ use crate::client::{Client, Copies, Endpoints, KeyValue, Txn, TxnAnswer};
 use crate::compaction::{Compaction, compact};
 use crate::error::Error;
 use crate::health::{self, Health};
-use crate::keep_unknown::keep_unknown;
 use crate::keys::Prefix;
+use crate::lessee::{Lessee, holder};
 use crate::node::Node;
 use crate::owner::{self, Before};
+use crate::stored::{Stored, bytes, decode, encode};
 
 /// Most waiting calls; a control has one at a time.
 const WAITING: usize = 1024;
 /// Most calls under way at once.
 const RUNNING: usize = 64;
-/// Version of the records' format. A later one is refused.
-const FORMAT: u64 = 1;
 /// Revisions remembered, at most one per volume.
 const REMEMBERED: usize = 16_384;
 /// Time for the calls that were accepted, when the store is dropped.
@@ -69,6 +69,32 @@ impl EtcdStore {
         prefix: Prefix,
         compaction: Option<Compaction>,
     ) -> Result<Self, Error> {
+        let claimed = AtomicI64::new(0);
+        Self::of(endpoints, prefix, compaction, User::Daemon { claimed })
+    }
+
+    /// The store of a node of a cluster: each change compares the node's incarnation, so that etcd
+    /// refuses what a fenced node still sends. `incarnation`: the present one; 0: none.
+    ///
+    /// A record also has fields of the cluster. The holder's control writes `holder`: this node. Its
+    /// last change, without a holder, is stored as `closed`: the holder stays until the node
+    /// releases the volume, and names the next one in the same change.
+    pub fn of_node(
+        endpoints: &Endpoints,
+        prefix: Prefix,
+        node: NodeId,
+        incarnation: Arc<AtomicI64>,
+    ) -> Result<Self, Error> {
+        let user = User::Node(Lessee { node, incarnation });
+        Self::of(endpoints, prefix, None, user)
+    }
+
+    fn of(
+        endpoints: &Endpoints,
+        prefix: Prefix,
+        compaction: Option<Compaction>,
+        user: User,
+    ) -> Result<Self, Error> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -83,7 +109,7 @@ impl EtcdStore {
             client: Arc::clone(&client),
             prefix,
             known: Mutex::default(),
-            claimed: AtomicI64::new(0),
+            user,
             last: Arc::default(),
         });
         let served = Arc::clone(&records);
@@ -124,8 +150,12 @@ impl EtcdStore {
         self.client.check_version().await?;
         let took = began.elapsed();
         let prefix = &self.records.prefix;
+        let User::Daemon { claimed } = &self.records.user else {
+            let prefix = prefix.to_string();
+            return Err(Error::OfCluster { prefix });
+        };
         let claim = owner::claim(&self.client, prefix, node, before).await?;
-        self.records.claimed.store(claim.revision, Ordering::SeqCst);
+        claimed.store(claim.revision, Ordering::SeqCst);
         let (told, health) = watch::channel(Health::Answers(took));
         let asking = health::ask(
             Arc::clone(&self.client),
@@ -215,9 +245,13 @@ impl VolumeStore for EtcdStore {
         })
     }
 
-    /// The prefix has one owner. A takeover by another daemon ends the owner's changes.
+    /// False if the prefix has one owner: a takeover by another daemon ends the owner's changes.
+    /// False for a node of a cluster: its lease is checked before answers leave.
     fn is_shared(&self) -> bool {
-        self.records.claimed.load(Ordering::SeqCst) == 0
+        match &self.records.user {
+            User::Daemon { claimed } => claimed.load(Ordering::SeqCst) == 0,
+            User::Node(_) => false,
+        }
     }
 }
 
@@ -254,12 +288,15 @@ async fn serve(mut calls: mpsc::Receiver<Call>, records: Arc<Records>) {
     let _ = tokio::time::timeout(LAST_CALLS, all).await;
 }
 
-/// A record as it is stored.
-#[derive(Debug, Clone)]
-struct Stored {
-    record: VolumeRecord,
-    value: Value,
-    revision: i64,
+/// The user of the prefix.
+enum User {
+    /// One daemon alone.
+    Daemon {
+        /// Revision of the owner key; 0: the prefix has no owner.
+        claimed: AtomicI64,
+    },
+    /// A node of a cluster.
+    Node(Lessee),
 }
 
 struct Records {
@@ -267,8 +304,7 @@ struct Records {
     prefix: Prefix,
     /// The last known state of each record, to save the read before a change.
     known: Mutex<HashMap<Uuid, Stored>>,
-    /// Revision of the owner key; 0: the prefix has no owner.
-    claimed: AtomicI64,
+    user: User,
     /// Revision of the last change.
     last: Arc<AtomicI64>,
 }
@@ -314,11 +350,22 @@ impl Records {
         self.known.lock()
     }
 
-    /// Executes a transaction, if this daemon still owns the prefix.
+    /// Executes a transaction, if this daemon still owns the prefix, or this node has its lease.
     async fn transact(&self, txn: Txn, copies: Copies) -> Result<TxnAnswer, StoreError> {
-        let claimed = self.claimed.load(Ordering::SeqCst);
         let owner = self.prefix.owner();
         // A cluster's nodes and an owner exclude each other: without a claim there is no owner.
+        let (txn, claimed, incarnation) = match &self.user {
+            User::Daemon { claimed } => (txn, claimed.load(Ordering::SeqCst), 0),
+            User::Node(lessee) => {
+                let incarnation = lessee.incarnation()?;
+                let lease = self.prefix.lease(lessee.node);
+                (
+                    txn.if_created(&lease, incarnation).look(&lease),
+                    0,
+                    incarnation,
+                )
+            }
+        };
         let txn = txn.if_modified(&owner, claimed).look(&owner);
         let mut answer = self.client.transact(txn, copies).await?;
         if answer.is_made {
@@ -326,15 +373,63 @@ impl Records {
             return Ok(answer);
         }
         let found = answer.found.pop().flatten();
-        if found.as_ref().map_or(0, |kv| kv.mod_revision) == claimed {
-            return Ok(answer);
+        if found.as_ref().map_or(0, |kv| kv.mod_revision) != claimed {
+            return Err(match found.as_ref().map(owner::decode).transpose()? {
+                Some(owner) => owner.refuses(&self.prefix).into(),
+                None => StoreError::Damaged {
+                    what: format!("key \"{owner}\" of etcd, which has its owner, was deleted"),
+                },
+            });
         }
-        Err(match found.as_ref().map(owner::decode).transpose()? {
-            Some(owner) => owner.refuses(&self.prefix).into(),
-            None => StoreError::Damaged {
-                what: format!("key \"{owner}\" of etcd, which has its owner, was deleted"),
-            },
-        })
+        if let User::Node(lessee) = &self.user {
+            let lease = answer.found.pop().flatten();
+            if lease.map_or(0, |kv| kv.create_revision) != incarnation {
+                return Err(lessee.is_fenced(incarnation));
+            }
+        }
+        Ok(answer)
+    }
+
+    fn encode(&self, record: &VolumeRecord, op: Uuid, stored: Option<&Stored>) -> Value {
+        let mut value = encode(record, op, stored);
+        if let User::Node(lessee) = &self.user {
+            lessee.complete(record, stored.map(|stored| &stored.value), &mut value);
+        }
+        value
+    }
+
+    /// A condition of each change of a record: no other node holds the volume.
+    fn unless_held(&self, txn: Txn, stored: &Stored) -> Txn {
+        match self.other_holder(stored) {
+            Some((lease, incarnation)) => txn.if_not_created(&lease, incarnation).look(&lease),
+            None => txn,
+        }
+    }
+
+    /// The lease of another holder, and its incarnation.
+    fn other_holder(&self, stored: &Stored) -> Option<(String, i64)> {
+        let User::Node(lessee) = &self.user else {
+            return None;
+        };
+        let (node, incarnation) = holder(&stored.value)?;
+        (node != lessee.node && incarnation != 0).then(|| (self.prefix.lease(node), incarnation))
+    }
+
+    /// The error, if the change was refused because another node holds the volume.
+    fn held(&self, stored: &Stored, answer: &TxnAnswer) -> Result<(), StoreError> {
+        let Some((lease, incarnation)) = self.other_holder(stored) else {
+            return Ok(());
+        };
+        let mut found = answer.found.iter().flatten();
+        match found.find(|kv| kv.key == lease.as_bytes()) {
+            Some(kv) if kv.create_revision == incarnation => Err(StoreError::Fenced {
+                why: format!(
+                    "another node holds volume \"{}\": {lease}",
+                    stored.record.name
+                ),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Sent once: a late copy could create the record again after its deletion. The reads find an
@@ -346,7 +441,7 @@ impl Records {
         if self.client.get(&name).await?.is_some() {
             return Err(StoreError::Exists { name: record.name });
         }
-        let value = encode(&record, op, None);
+        let value = self.encode(&record, op, None);
         let txn = Txn::default()
             .if_created(&key, 0)
             .if_created(&name, 0)
@@ -378,7 +473,7 @@ impl Records {
         let key = self.prefix.volume(id);
         let new_name = self.prefix.name(&next.name);
         let change = |stored: &Stored| {
-            let value = encode(&next, op, Some(stored));
+            let value = self.encode(&next, op, Some(stored));
             let mut txn = Txn::default().put(&key, bytes(&value)).look(&key);
             if stored.record.name != next.name {
                 txn = txn
@@ -443,6 +538,7 @@ impl Records {
             compare(&stored.record, expected)?;
             let (txn, value) = change(&stored);
             let txn = txn.if_modified(&key, stored.revision);
+            let txn = self.unless_held(txn, &stored);
             let answer = self.transact(txn, Copies::Several).await?;
             if answer.is_made {
                 return Ok((Some(answer), value));
@@ -458,53 +554,13 @@ impl Records {
                 return Ok((None, value));
             }
             if now.revision == stored.revision {
+                self.held(&stored, &answer)?;
                 // The record is as expected: another condition did not hold.
                 return Ok((Some(answer), value));
             }
             stored = now;
         }
     }
-}
-
-fn bytes(value: &Value) -> Vec<u8> {
-    value.to_string().into_bytes()
-}
-
-fn plain(record: &VolumeRecord) -> Value {
-    serde_json::to_value(record).expect("a record is plain data")
-}
-
-fn encode(record: &VolumeRecord, op: Uuid, stored: Option<&Stored>) -> Value {
-    let mut value = plain(record);
-    if let Some(stored) = stored {
-        keep_unknown(&stored.value, &plain(&stored.record), &mut value);
-    }
-    value["v"] = FORMAT.into();
-    value["op"] = op.to_string().into();
-    value
-}
-
-fn decode(kv: &KeyValue) -> Result<Stored, StoreError> {
-    let key = String::from_utf8_lossy(&kv.key).into_owned();
-    let damaged = |what: String| Error::Damaged {
-        key: key.clone(),
-        what,
-    };
-    let value: Value =
-        serde_json::from_slice(&kv.value).map_err(|error| damaged(error.to_string()))?;
-    if let Some(found) = value["v"].as_u64().filter(|version| *version > FORMAT) {
-        return Err(StoreError::Newer { path: key, found });
-    }
-    let record: VolumeRecord =
-        serde_json::from_value(value.clone()).map_err(|error| damaged(error.to_string()))?;
-    if !key.ends_with(&record.id.to_string()) {
-        return Err(damaged(format!("it has the record of volume {}", record.id)).into());
-    }
-    Ok(Stored {
-        record,
-        value,
-        revision: kv.mod_revision,
-    })
 }
 
 impl From<Error> for StoreError {

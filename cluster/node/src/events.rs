@@ -48,6 +48,11 @@ pub enum Decision {
         epoch: u64,
         to: Option<NodeId>,
     },
+    /// The engine did not open the volume, or closed it by itself: another node takes its turn.
+    VolumeNotOpened {
+        volume: VolumeId,
+        epoch: u64,
+    },
     /// The hand-over ended without effect after 5 seconds.
     VolumeKept {
         volume: VolumeId,

@@ -18,6 +18,7 @@ pub(crate) enum Kind {
     Volumes,
     Publications,
     Operations,
+    Exports,
 }
 
 #[derive(Debug)]

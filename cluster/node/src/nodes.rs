@@ -25,6 +25,8 @@ pub(crate) struct Nodes {
     next_look: BootTime,
     /// The first list of leases has arrived.
     pub(crate) is_listed: bool,
+    /// The engine does not know the present nodes yet.
+    has_news: bool,
 }
 
 /// The next step of observation.
@@ -46,6 +48,7 @@ impl Nodes {
             seen: BTreeMap::new(),
             next_look: BootTime::default(),
             is_listed: false,
+            has_news: false,
         }
     }
 
@@ -60,12 +63,18 @@ impl Nodes {
         self.avoided.contains(&node)
     }
 
+    /// True if descriptions or leases have changed since the last call.
+    pub(crate) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
+    }
+
     /// A description was written or removed.
     pub(crate) fn describe(&mut self, node: NodeId, key: Option<NodeKey>) {
         match key {
             Some(key) => self.described.insert(node, key),
             None => self.described.remove(&node),
         };
+        self.has_news = true;
         let avoided = self.described.iter().filter(|(_, key)| key.is_avoided());
         self.avoided = avoided.map(|(node, _)| *node).collect();
     }
@@ -80,6 +89,7 @@ impl Nodes {
         self.seen.insert(of, now);
         if known != Some(key.incarnation) {
             self.standing.insert(of, key.incarnation);
+            self.has_news = true;
             self.observers.remove(&of);
             self.assign(now);
             if of != self.me && self.is_listed {
@@ -107,6 +117,7 @@ impl Nodes {
             return false;
         }
         self.standing.remove(&of);
+        self.has_news = true;
         self.observers.remove(&of);
         self.seen.remove(&of);
         self.assign(now);

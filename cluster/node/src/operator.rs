@@ -212,9 +212,9 @@ impl Operator {
             let Some(LeaseKey { incarnation, .. }) = found else {
                 return Err(Error::NoLease { key, node });
             };
-            let release = Transaction::release(Holder { node, incarnation });
+            let fence = Transaction::fence_off(Holder { node, incarnation });
             let encode = |_: &_| unreachable!("not a commit");
-            let outcome = leases.execute(&release, encode).await;
+            let outcome = leases.execute(&fence, encode).await;
             if let Outcome::Made(_) = outcome.map_err(Error::at(&key))? {
                 return Ok(incarnation);
             }

@@ -1,7 +1,8 @@
 //! A volume's record in etcd, as the machines see it.
 //!
 //! The JSON is that of `VolumeRecord`, with three more fields: `incarnation` (of the holder),
-//! `next`, and `node` of each member. A change keeps all other fields, and counts `revision` up.
+//! `next`, and `node` of each member. A change keeps all other fields, and counts `revision` up. It
+//! ends `closed`, by which `EtcdStore` notes the last change of the holder's control.
 
 use nacre_cluster_core::ids::MAX_MEMBERS;
 use nacre_cluster_core::{Holder, Incarnation, Member, MemberId, MemberState, NodeId, Record};
@@ -24,7 +25,8 @@ struct Fields {
 #[derive(Deserialize)]
 struct Element {
     id: Uuid,
-    node: Uuid,
+    #[serde(default)]
+    node: Option<Uuid>,
     state: Value,
 }
 
@@ -37,7 +39,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), String> {
     }
     let members = fields.members.iter().map(|element| Member {
         id: MemberId(element.id),
-        node: NodeId(element.node),
+        // A device of no node.
+        node: NodeId(element.node.unwrap_or_default()),
         state: if element.state["state"] == "in_sync" {
             MemberState::InSync
         } else {
@@ -71,6 +74,7 @@ pub(crate) fn encode(base: &Value, record: &Record) -> Value {
     // `op` names the call of `EtcdStore` that wrote the value. This change is no such call.
     if let Some(fields) = value.as_object_mut() {
         fields.remove("op");
+        fields.remove("closed");
     }
     let elements = value["members"].as_array_mut().into_iter().flatten();
     for element in elements {
@@ -99,7 +103,7 @@ mod tests {
     fn stored() -> Value {
         json!({
             "v": 1, "op": "x", "name": "ant", "epoch": 3, "serving": 3, "revision": 9,
-            "holder": null, "new": { "later": true },
+            "holder": null, "closed": true, "new": { "later": true },
             "members": [
                 { "id": Uuid::from_u128(1), "node": Uuid::from_u128(11), "slot": 0,
                   "state": { "state": "in_sync" } },
@@ -123,7 +127,7 @@ mod tests {
         assert_eq!(value["new"], stored()["new"]);
         assert_eq!(value["revision"], 10);
         assert_eq!(value["members"], stored()["members"]);
-        assert!(value.get("op").is_none());
+        assert!(value.get("op").is_none() && value.get("closed").is_none());
         let (_, again) = decode(value.to_string().as_bytes()).expect("a record");
         assert_eq!(again, record);
     }

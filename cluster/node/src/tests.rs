@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::events::Events;
+use crate::events::{Decision, Event, Events};
 use crate::export::Export;
 use crate::keys::NodeKey;
 use crate::nodes::{Nodes, Step};
@@ -197,24 +197,52 @@ fn a_late_report_of_an_earlier_close() {
     let mut bench = Bench::holding();
     assert!(bench.volumes.hand_over(VOLUME, node(2), at(300)));
     bench.run(300);
-    assert_eq!(bench.engine.calls(), ["close 1"]);
-    // Commands hang: aborted after 2 s, served again after 5 s.
+    let first = bench.asked("close");
+    // Commands hang: aborted after 2 s, opened again after 5 s.
     bench.run(2400);
-    bench.run(5400);
     assert_eq!(bench.engine.calls(), ["abort"]);
+    bench.run(5400);
+    let number = bench.asked("take");
+    bench.report(Answer::Drained { number: first });
+    bench.report(Answer::Opened { number });
+    bench.run(5410);
+    assert_eq!(bench.volumes.state(VOLUME), Some(State::Holding));
     assert!(
         !bench.volumes.hand_over(VOLUME, node(2), at(5500)),
         "not at once again"
     );
     assert!(bench.volumes.hand_over(VOLUME, node(2), at(16_000)));
     bench.run(16_000);
-    bench.report(Answer::Drained { number: 1 });
+    let number = bench.asked("close");
+    bench.report(Answer::Drained { number: first });
     bench.run(16_010);
     assert_eq!(bench.volumes.state(VOLUME), Some(State::Leaving));
-    bench.report(Answer::Drained { number: 2 });
+    bench.report(Answer::Drained { number });
     bench.run(16_020);
     assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
     assert_eq!(bench.volumes.holder(VOLUME), None);
+}
+
+/// Another node takes its turn. The event is noted once, however often the engine fails.
+#[test]
+fn a_volume_that_does_not_open() {
+    let mut bench = Bench::new();
+    bench.run(0);
+    for ms in [200, 1400] {
+        bench.run(ms);
+        let number = bench.asked("take");
+        bench.report(Answer::NotOpened { number });
+        bench.run(ms + 10);
+        assert_eq!(bench.volumes.state(VOLUME), Some(State::Standby));
+        assert_eq!(bench.volumes.holder(VOLUME), None);
+        bench.run(ms + 400);
+        assert!(bench.engine.calls().is_empty(), "a pause");
+    }
+    let events = bench.events.after(0);
+    let [Event { what, .. }] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert!(matches!(what, Decision::VolumeNotOpened { .. }), "{what:?}");
 }
 
 /// All work for the volume ends with the incarnation, and the node takes it in a later epoch.

@@ -38,8 +38,6 @@ struct Place {
     role: Option<Role>,
     /// The state at the last event.
     noted: State,
-    /// Incremented by each close: a late answer to an earlier one does not count.
-    closes: u64,
     /// The start of the take, and the former holder.
     taking: Option<(BootTime, Option<NodeId>)>,
     leaving_to: Option<NodeId>,
@@ -47,6 +45,8 @@ struct Place {
     /// False: nothing to do until a change arrives.
     is_awake: bool,
     is_without_holder: bool,
+    /// The last attempt to open it failed.
+    does_not_open: bool,
 }
 
 pub(crate) struct Volumes {
@@ -89,12 +89,12 @@ impl Volumes {
             stored: (Revision(0), Arc::default()),
             role: None,
             noted: State::Standby,
-            closes: 0,
             taking: None,
             leaving_to: None,
             no_hand_over_before: BootTime::default(),
             is_awake: true,
             is_without_holder: false,
+            does_not_open: false,
         });
         place.is_awake = true;
         if place.stored.0 < revision {
@@ -186,10 +186,9 @@ impl Volumes {
         };
         let machine = &mut place.machine;
         match report.answer {
-            Answer::Opened { number } => machine.merged(number),
-            Answer::NotOpened { .. } => {}
-            Answer::Drained { number } if number == place.closes => machine.drained(),
-            Answer::Drained { .. } => {}
+            Answer::Opened { number } => machine.opened(number),
+            Answer::NotOpened { number } => machine.not_opened(number),
+            Answer::Drained { number } => machine.drained(number),
         }
         place.is_awake = true;
     }
@@ -374,27 +373,12 @@ fn perform(
                 value,
             });
         }
-        Intent::Acquire { member, key } => place.machine.granted(member, key),
-        Intent::Merge { number } => serving.take(id, number),
-        Intent::Open => {
-            let epoch = place.machine.record().map_or(0, |record| record.epoch);
-            match place.taking.take() {
-                Some((began, from)) => events.note(Decision::VolumeTaken {
-                    volume: id,
-                    epoch,
-                    from,
-                    took: now.since(began),
-                }),
-                None => {
-                    place.no_hand_over_before = now + BACKOFF;
-                    events.note(Decision::VolumeKept { volume: id });
-                }
-            }
+        Intent::Take { number } => {
+            // The engine learns of the claim here.
+            show(id, place, now, serving);
+            serving.take(id, number);
         }
-        Intent::Close => {
-            place.closes += 1;
-            serving.close(id, place.closes);
-        }
+        Intent::Close { number } => serving.close(id, number),
         Intent::Abort => serving.abort(id),
         Intent::Drop => {
             serving.drop_all(id);
@@ -419,6 +403,10 @@ fn note(id: VolumeId, place: &mut Place, now: BootTime, events: &Events) {
     if record.is_some_and(|record| record.holder.is_some()) {
         place.is_without_holder = false;
     }
+    let epoch = record.map_or(0, |record| record.epoch);
+    if state == State::Holding {
+        place.does_not_open = false;
+    }
     match (before, state) {
         (State::Standby, State::Taking) => {
             // The former holder is in the record that the take replaces.
@@ -426,11 +414,38 @@ fn note(id: VolumeId, place: &mut Place, now: BootTime, events: &Events) {
             let former = former.and_then(|id| id.parse().ok()).map(NodeId);
             place.taking = Some((now, former));
         }
+        // The close took too long.
+        (State::Leaving, State::Taking) => place.leaving_to = None,
+        (before, State::Holding) if before != State::Holding => match place.taking.take() {
+            Some((began, from)) => events.note(Decision::VolumeTaken {
+                volume: id,
+                epoch,
+                from,
+                took: now.since(began),
+            }),
+            None => {
+                place.leaving_to = None;
+                place.no_hand_over_before = now + BACKOFF;
+                events.note(Decision::VolumeKept { volume: id });
+            }
+        },
+        // An opening in vain, or a volume that closed by itself, is no hand-over.
+        (_, State::Leaving) if place.leaving_to.is_none() => {
+            if !place.does_not_open {
+                events.note(Decision::VolumeNotOpened { volume: id, epoch });
+            }
+            place.does_not_open = true;
+            place.taking = None;
+        }
         (State::Leaving, State::Standby) => {
-            let epoch = record.map_or(0, |record| record.epoch);
             let to = place.leaving_to.take();
-            let volume = id;
-            events.note(Decision::VolumeHandedOver { volume, epoch, to });
+            if to.is_some() {
+                events.note(Decision::VolumeHandedOver {
+                    volume: id,
+                    epoch,
+                    to,
+                });
+            }
         }
         (_, State::Standby | State::Fenced) => place.taking = None,
         _ => {}

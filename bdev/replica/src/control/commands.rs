@@ -143,6 +143,7 @@ impl Control {
             id,
             slot: slot as u8,
             device: name.to_owned(),
+            node: None,
             state: ReplicaState::Filling {
                 watermark: 0,
                 last_label: Stamp::default(),

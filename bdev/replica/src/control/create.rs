@@ -420,6 +420,7 @@ pub async fn create(
         id: Uuid::new_v4(),
         slot: slot as u8,
         device: device.clone(),
+        node: None,
         state: state(slot),
         offline: false,
         cut: false,

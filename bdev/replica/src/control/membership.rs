@@ -122,7 +122,9 @@ impl Membership {
                         return Ok(true);
                     }
                     // It stays refused, whatever earlier attempts did.
-                    Err(error @ StoreError::Owned { .. }) => return Err(self.fenced_by(error)),
+                    Err(error @ (StoreError::Owned { .. } | StoreError::Fenced { .. })) => {
+                        return Err(self.fenced_by(error));
+                    }
                     Err(error @ StoreError::Unavailable { .. }) => {
                         (unsure, open) = (true, true);
                         silent = Some(error);

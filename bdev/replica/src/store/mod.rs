@@ -49,6 +49,9 @@ pub enum StoreError {
         owner: String,
         claim: Uuid,
     },
+    /// This node's lease is over, or another node holds the volume: this holder is fenced.
+    #[error("the volume store refuses this node: {why}")]
+    Fenced { why: String },
     #[error(
         "the volume store {path} is of version {found}, newer than this program: start the newer one"
     )]

@@ -48,6 +48,7 @@ pub fn record(name: &str) -> VolumeRecord {
         id: Uuid::from_bytes([0xb0 + slot; 16]),
         slot,
         device: format!("{name}-{slot}"),
+        node: None,
         state,
         cut: false,
         replaces: None,

@@ -15,7 +15,7 @@ impl World {
         if let Target::Merge(number) = target
             && Mutation::SkipMerge.is_active()
         {
-            return self.nodes[node].volume.merged(number);
+            return self.merged(node, number);
         }
         let is_full = matches!(target, Target::Member(_));
         if self.nodes[node].copy.is_some() {
@@ -23,12 +23,12 @@ impl World {
             return self.end_copy(node);
         }
         let place = &self.nodes[node];
-        let Some(record) = place.volume.record() else {
+        let Some(record) = place.control.record() else {
             return;
         };
         let sources: Vec<usize> = record
             .in_sync()
-            .filter(|member| place.volume.has_gate(member.id))
+            .filter(|member| place.control.has_gate(member.id))
             .map(|member| member_index(member.id))
             .collect();
         let mut missing = BTreeMap::new();
@@ -59,7 +59,7 @@ impl World {
             IoResult::Refused(current) => {
                 self.end_copy(node);
                 self.gate_said_no(node, member, current);
-                self.nodes[node].volume.put_out(member_id(member));
+                self.nodes[node].control.put_out(member_id(member));
                 return;
             }
             IoResult::All(blocks, dirty) => {
@@ -77,11 +77,11 @@ impl World {
             let target = copy.target;
             self.end_copy(node);
             match target {
-                Target::Merge(number) => self.nodes[node].volume.merged(number),
+                Target::Merge(number) => self.merged(node, number),
                 Target::Member(member) => {
                     self.report.promotions += 1;
                     self.nodes[node].filled.insert(member);
-                    self.nodes[node].volume.promote(member_id(member));
+                    self.nodes[node].control.promote(member_id(member));
                     self.plan_promotion(node);
                 }
             }
@@ -96,7 +96,7 @@ impl World {
         let targets: Vec<usize> = match copy.target {
             Target::Member(target) => vec![target],
             Target::Merge(_) => {
-                let record = place.volume.record();
+                let record = place.control.record();
                 let members = record.into_iter().flat_map(|record| record.in_sync());
                 members.map(|member| member_index(member.id)).collect()
             }
@@ -110,6 +110,18 @@ impl World {
         if let Some(copy) = &mut self.nodes[node].copy {
             copy.missing = missing;
         }
+    }
+
+    /// The members are equal: the volume opens to hosts.
+    fn merged(&mut self, node: usize, number: u64) {
+        if !self.nodes[node].control.merged(number) {
+            return;
+        }
+        self.report.takes += 1;
+        self.note(|| format!("node {node} serves"));
+        self.open_lanes(node);
+        let place = &mut self.nodes[node];
+        place.volume.opened(place.control.opening());
     }
 
     /// Ends the copy. Its I/O under way must not land later, so the sessions end with it.

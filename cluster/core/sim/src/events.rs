@@ -46,13 +46,18 @@ pub(crate) enum Message {
         session: u64,
         current: Option<Key>,
     },
-    Drained,
+    /// No command is in flight, for the close with this number.
+    Drained {
+        number: u64,
+    },
     IoDone {
         id: u64,
         result: IoResult,
     },
     LaneTurn,
-    Close,
+    Close {
+        number: u64,
+    },
     Command(Command),
     /// Hands the collected answers on. The clock is that of the turn in which they were collected.
     Hand {

@@ -10,7 +10,8 @@ use crate::client::Command;
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
     pub open: bool,
-    pub closing: bool,
+    /// The number of the close, until the volume is open again.
+    pub closing: Option<u64>,
     /// Commands that wait for their block, or for the end of a copy.
     pub waiting: VecDeque<Command>,
     pub running: BTreeMap<u64, Running>,

@@ -5,6 +5,7 @@
 //!   World ── seed ──▶ troubles and their times
 //!     ├ Node (3..5)    three cores that stall separately: management, lanes, gates; a clock that
 //!     │   │            runs up to 2.4 % too fast or too slow; kill -9, with a guardian or without
+//!     │   ├ Control    a stand-in for the daemon's control of an open volume
 //!     │   ├ Lane       a model of the data path: locks, reads, writes, held answers
 //!     │   └ Member     a model of a replica behind its shipped gate
 //!     ├ Store          revisions, conditions, a watch; slow, unsure, away, full, stale reads
@@ -22,6 +23,7 @@
 
 mod checker;
 mod client;
+mod control;
 mod copying;
 mod events;
 mod gates;
@@ -38,6 +40,7 @@ mod serving;
 mod store;
 mod store_side;
 mod trouble;
+mod ungated;
 mod world;
 
 #[cfg(feature = "mutations")]

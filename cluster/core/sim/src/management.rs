@@ -11,6 +11,7 @@ use nacre_cluster_core::{
     BootTime, Effect, Incarnation, Join, Lease, MemberId, NodeId, Volume, ranks,
 };
 
+use crate::control::{self, Act, Control};
 use crate::events::{Core, Event, Message};
 use crate::lane::Lane;
 use crate::names::{
@@ -44,6 +45,7 @@ impl World {
         place.observers.clear();
         place.standing.clear();
         place.volume = Volume::new(VOLUME, node_id(node));
+        place.control = Control::new(0);
         place.lane = Lane::default();
         place.filled.clear();
         place.copy = None;
@@ -83,7 +85,7 @@ impl World {
                 let place = &mut self.nodes[node];
                 if place.sessions[member] == session {
                     place.asked_gates.remove(&member);
-                    place.volume.granted(member_id(member), key);
+                    place.control.granted(member_id(member), key);
                 }
             }
             Message::GateRefused {
@@ -94,12 +96,12 @@ impl World {
             } => {
                 let place = &mut self.nodes[node];
                 if current.is_some_and(|current| current.epoch > key.epoch) {
-                    place.volume.gate_refused(key);
+                    place.control.gate_refused(key);
                 } else if place.sessions[member] == session {
                     self.lose_session(node, member);
                 }
             }
-            Message::Drained => self.nodes[node].volume.drained(),
+            Message::Drained { number } => self.nodes[node].control.lanes_are_idle(number),
             Message::IoDone { id, result } => self.copied(node, id, result),
             _ => unreachable!("not a message of management"),
         }
@@ -134,6 +136,9 @@ impl World {
         }
         self.observe(node, now);
         self.poll_volume(node, now);
+        self.poll_control(node, now);
+        // The control may have answered.
+        self.poll_volume(node, now);
         self.upkeep(node);
         let place = &mut self.nodes[node];
         let until = place
@@ -148,12 +153,10 @@ impl World {
 
     /// The incarnation is gone: the node gets another one.
     fn rejoin(&mut self, node: usize) {
-        self.drop_lanes(node);
+        self.drop_volume(node);
         let place = &mut self.nodes[node];
         place.lease = None;
         place.volume.restart();
-        place.copy = None;
-        place.filled.clear();
         place.join = Some(Join::new(node_id(node), self.timing));
         self.note(|| format!("node {node} was fenced"));
     }
@@ -194,10 +197,7 @@ impl World {
     }
 
     fn poll_volume(&mut self, node: usize, now: BootTime) {
-        let reached: Vec<MemberId> = (0..self.members.len())
-            .filter(|member| self.reaches(node, self.members[*member].node))
-            .map(member_id)
-            .collect();
+        let reached = self.reached(node);
         let candidates: Vec<NodeId> = (0..self.nodes.len()).map(node_id).collect();
         for _ in 0..64 {
             let place = &mut self.nodes[node];
@@ -232,7 +232,59 @@ impl World {
                 let purpose = Purpose::Commit(of, number);
                 self.ask(node, purpose, Ask::Transaction(transaction));
             }
-            Intent::Acquire { member, key } => {
+            Intent::Take { number } => {
+                let place = &mut self.nodes[node];
+                let seen = place.volume.seen().cloned();
+                if let (Some(own), Some(seen)) = (place.holder(), seen) {
+                    place.filled.clear();
+                    place.control.open(number, own, seen);
+                }
+            }
+            Intent::Close { number } => {
+                self.nodes[node].control.close(number);
+                self.send(MICRO, node, Core::Lanes, Message::Close { number });
+            }
+            Intent::Drop => self.drop_volume(node),
+            Intent::Abort | Intent::NoHolder => {}
+        }
+    }
+
+    fn drop_volume(&mut self, node: usize) {
+        self.drop_lanes(node);
+        let place = &mut self.nodes[node];
+        place.control.drop_all();
+        place.copy = None;
+        place.filled.clear();
+    }
+
+    fn poll_control(&mut self, node: usize, now: BootTime) {
+        let reached = self.reached(node);
+        for _ in 0..64 {
+            let place = &mut self.nodes[node];
+            let view = control::View {
+                now,
+                standing: &place.standing,
+                reached: &reached,
+            };
+            let Some(act) = place.control.poll(&view) else {
+                return;
+            };
+            self.act(node, act);
+        }
+    }
+
+    fn act(&mut self, node: usize, act: Act) {
+        match act {
+            Act::Commit {
+                number,
+                transaction,
+            } => {
+                let holder = self.nodes[node].holder();
+                let of = holder.map_or(Incarnation(0), |holder| holder.incarnation);
+                let purpose = Purpose::Change(of, number);
+                self.ask(node, purpose, Ask::Transaction(transaction));
+            }
+            Act::Acquire { member, key } => {
                 let member = member_index(member);
                 let (life, to) = (self.nodes[node].life, self.members[member].node);
                 let session = self.nodes[node].sessions[member];
@@ -246,16 +298,24 @@ impl World {
                 };
                 self.transmit(node, to, self.nodes[to].life, Core::Gates, message);
             }
-            Intent::Merge { number } => self.start_copy(node, Target::Merge(number)),
-            Intent::Open => {
-                self.report.takes += 1;
-                self.note(|| format!("node {node} serves"));
-                self.open_lanes(node);
+            Act::Merge { number } => self.start_copy(node, Target::Merge(number)),
+            Act::Drained { number } => self.nodes[node].volume.drained(number),
+            Act::Ended { opening, close } => {
+                self.drop_volume(node);
+                let volume = &mut self.nodes[node].volume;
+                volume.not_opened(opening);
+                if let Some(close) = close {
+                    volume.drained(close);
+                }
             }
-            Intent::Close => self.send(MICRO, node, Core::Lanes, Message::Close),
-            Intent::Drop => self.drop_lanes(node),
-            Intent::Abort | Intent::NoHolder => {}
         }
+    }
+
+    fn reached(&self, node: usize) -> Vec<MemberId> {
+        (0..self.members.len())
+            .filter(|member| self.reaches(node, self.members[*member].node))
+            .map(member_id)
+            .collect()
     }
 
     fn reaches(&self, from: usize, to: usize) -> bool {
@@ -273,7 +333,7 @@ impl World {
             let patience = if stands { PATIENCE } else { OWED };
             if self.now - since >= patience || !self.nodes[of].up {
                 self.lose_session(node, member);
-                self.nodes[node].volume.put_out(member_id(member));
+                self.nodes[node].control.put_out(member_id(member));
             }
         }
         let place = &mut self.nodes[node];
@@ -283,21 +343,21 @@ impl World {
             let late: BTreeSet<usize> = copy.missing.values().copied().collect();
             self.end_copy(node);
             for member in late {
-                self.nodes[node].volume.put_out(member_id(member));
+                self.nodes[node].control.put_out(member_id(member));
             }
             return;
         }
-        if place.copy.is_some() || place.volume.state() != State::Holding || !place.lane.open {
+        let control = &place.control;
+        if place.copy.is_some() || !control.is_open() || !place.lane.open {
             return;
         }
-        let volume = &place.volume;
-        let Some(record) = volume.record() else {
+        let Some(record) = control.record() else {
             return;
         };
         let outdated = record.members.iter().find(|member| {
             !record.is_in_sync(member.id)
-                && volume.has_gate(member.id)
-                && !volume.is_changing(member.id)
+                && control.has_gate(member.id)
+                && !control.is_changing(member.id)
                 && !place.filled.contains(&member_index(member.id))
         });
         if let Some(member) = outdated {
@@ -317,18 +377,18 @@ impl World {
         place.sessions[member] += 1;
         place.asked_gates.remove(&member);
         place.filled.remove(&member);
-        place.volume.lost_gate(member_id(member));
+        place.control.lost_gate(member_id(member));
         self.forget_member(node, member);
     }
 
     /// A gate has another key, or none.
     pub(crate) fn gate_said_no(&mut self, node: usize, member: usize, current: Option<Key>) {
         let place = &mut self.nodes[node];
-        let Some(own) = place.volume.key() else {
+        let Some(own) = place.control.key() else {
             return;
         };
         if current.is_some_and(|current| current.epoch > own.epoch) {
-            place.volume.gate_refused(own);
+            place.control.gate_refused(own);
         } else {
             self.lose_session(node, member);
         }
@@ -364,6 +424,7 @@ impl World {
                     }
                 }
                 Purpose::Commit(_, number) => place.volume.unanswered(number),
+                Purpose::Change(_, number) => place.control.unanswered(number),
                 Purpose::Renew(..) | Purpose::Fence(_) | Purpose::Observe(_) => {}
             }
         }

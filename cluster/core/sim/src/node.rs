@@ -10,6 +10,7 @@ use nacre_cluster_core::{
 };
 use nacre_random::Random;
 
+use crate::control::Control;
 use crate::lane::Lane;
 use crate::names::{BLOCKS, SECOND, VOLUME, node_id};
 use crate::requests::{Purpose, Requests};
@@ -84,6 +85,7 @@ pub(crate) struct SimNode {
     pub next_look: BootTime,
     pub standing: BTreeMap<NodeId, Incarnation>,
     pub volume: Volume,
+    pub control: Control,
     pub lane: Lane,
     /// The connection to each member.
     pub sessions: [u64; 8],
@@ -116,6 +118,7 @@ impl SimNode {
             next_look: BootTime::default(),
             standing: BTreeMap::new(),
             volume: Volume::new(VOLUME, node_id(0)),
+            control: Control::new(0),
             lane: Lane::default(),
             sessions: [0; 8],
             filled: BTreeSet::new(),
@@ -192,6 +195,18 @@ impl SimNode {
                     lease.end(of);
                 }
                 self.volume.refused(number, found.0, found.1);
+            }
+            (Purpose::Change(_, number), Answer::Transaction(Outcome::Made(at))) => {
+                self.control.committed(number, at, now);
+            }
+            (
+                Purpose::Change(of, number),
+                Answer::Transaction(Outcome::Refused { is_gone, found }),
+            ) => {
+                if let Some(lease) = self.lease.as_mut().filter(|_| is_gone) {
+                    lease.end(of);
+                }
+                self.control.refused(number, found.0, found.1, now);
             }
             (Purpose::Observe(of), Answer::Read(Some(key))) => {
                 if let Some(observer) = self.observers.get_mut(&node_id(of)) {

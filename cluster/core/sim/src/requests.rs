@@ -21,7 +21,10 @@ pub(crate) enum Purpose {
     Renew(Incarnation, u64),
     Fence(usize),
     Observe(usize),
+    /// A change of the record by the volume's machine.
     Commit(Incarnation, u64),
+    /// A change of the record by the control of the open volume.
+    Change(Incarnation, u64),
 }
 
 impl Purpose {

@@ -7,7 +7,6 @@ use nacre_cluster_core::BootTime;
 use nacre_cluster_core::assent::Members;
 use nacre_cluster_core::gate::Key;
 use nacre_cluster_core::mutation::Mutation;
-use nacre_cluster_core::volume::State;
 
 use crate::client::Command;
 use crate::events::{Core, Event, Message};
@@ -37,14 +36,15 @@ impl World {
                 self.send(TURN, node, Core::Lanes, Message::LaneTurn);
                 self.lane_turn(node);
             }
-            Message::Close => {
-                // A lane that was stalled may see this after the node serves again.
-                if self.nodes[node].volume.state() != State::Leaving {
+            Message::Close { number } => {
+                let place = &mut self.nodes[node];
+                // A lane that was stalled may see this after the volume was dropped.
+                if place.control.closing() != Some(number) {
                     return;
                 }
-                let lane = &mut self.nodes[node].lane;
+                let lane = &mut place.lane;
                 lane.open = false;
-                lane.closing = true;
+                lane.closing = Some(number);
                 for command in std::mem::take(&mut lane.waiting) {
                     self.answer(command, None);
                 }
@@ -58,7 +58,7 @@ impl World {
     pub(crate) fn open_lanes(&mut self, node: usize) {
         let lane = &mut self.nodes[node].lane;
         lane.open = true;
-        lane.closing = false;
+        lane.closing = None;
     }
 
     /// Drops all commands and answers, and ends the hosts' connections: a command that waits in a
@@ -120,7 +120,7 @@ impl World {
             return;
         };
         let required: Vec<usize> = place
-            .volume
+            .control
             .may_be_in_sync()
             .unwrap_or_default()
             .iter()
@@ -146,11 +146,11 @@ impl World {
             }
             None => {
                 let any = place.lane.outstanding.values().any(|o| o.operation == id);
-                let record = place.volume.record();
+                let record = place.control.record();
                 let members: Vec<usize> = record
                     .into_iter()
                     .flat_map(|record| record.in_sync())
-                    .filter(|member| place.volume.has_gate(member.id))
+                    .filter(|member| place.control.has_gate(member.id))
                     .map(|member| member_index(member.id))
                     .collect();
                 if !any && !members.is_empty() {
@@ -163,7 +163,7 @@ impl World {
             if matches!(io, Io::Read { .. }) && self.lively && self.random.one_in(60) {
                 self.stall_at_read(node, client);
             }
-            if self.nodes[node].volume.has_gate(member_id(member)) {
+            if self.nodes[node].control.has_gate(member_id(member)) {
                 let io_id = self.send_io(node, Core::Lanes, member, io);
                 let sent = self.now;
                 let outstanding = Outstanding {
@@ -189,7 +189,7 @@ impl World {
     pub(crate) fn send_io(&mut self, node: usize, core: Core, member: usize, io: Io) -> u64 {
         let id = self.new_id();
         let place = &self.nodes[node];
-        let Some(key) = place.volume.key() else {
+        let Some(key) = place.control.key() else {
             return id;
         };
         let (session, life) = (place.sessions[member], place.life);
@@ -221,7 +221,7 @@ impl World {
             }
             IoResult::Done(value) => {
                 let place = &mut self.nodes[node];
-                let in_sync = place.volume.record();
+                let in_sync = place.control.record();
                 let in_sync = in_sync.is_some_and(|r| r.is_in_sync(member_id(member)));
                 if let Some(found) = place.lane.running.get_mut(&operation) {
                     if found.command.write.is_some() {
@@ -280,7 +280,7 @@ impl World {
             return false;
         };
         let has = |member: &_| operation.done.contains(&member_index(*member));
-        let members = place.volume.may_be_in_sync();
+        let members = place.control.may_be_in_sync();
         operation.command.write.is_some() && members.is_some_and(|m| m.iter().all(has))
     }
 
@@ -297,8 +297,11 @@ impl World {
 
     fn report_drained(&mut self, node: usize) {
         let lane = &self.nodes[node].lane;
-        if lane.closing && lane.is_idle() {
-            self.send(MICRO, node, Core::Management, Message::Drained);
+        if let Some(number) = lane.closing
+            && lane.is_idle()
+        {
+            let drained = Message::Drained { number };
+            self.send(MICRO, node, Core::Management, drained);
         }
     }
 
@@ -313,10 +316,10 @@ impl World {
         if place.word.is_good(place.clock(self.now)) {
             return self.release_held(node, u64::MAX);
         }
-        if !matches!(place.volume.state(), State::Holding | State::Leaving) {
+        if !place.control.is_open() {
             return;
         }
-        let Some(members) = place.volume.may_be_in_sync() else {
+        let Some(members) = place.control.may_be_in_sync() else {
             return;
         };
         let lane = &mut self.nodes[node].lane;
@@ -345,11 +348,11 @@ impl World {
 
     fn assented(&mut self, node: usize, round: u64, member: usize, key: Option<Key>) {
         let place = &mut self.nodes[node];
-        let own = place.volume.key();
+        let own = place.control.key();
         if own.is_none() || key != own {
             return self.gate_said_no(node, member, key);
         }
-        let members = place.volume.may_be_in_sync();
+        let members = place.control.may_be_in_sync();
         let of = place.lane.round.as_ref().map(|(_, of)| of.clone());
         if of.is_none() || of != members {
             return;

@@ -85,7 +85,7 @@ impl Store {
         let is_refused = !transaction.conditions.iter().all(|c| self.holds(c));
         // A write of an absent lease key creates it: nothing but the conditions prevents that.
         let is_void = match &transaction.effect {
-            Effect::Fence { node } => !self.leases.contains_key(node),
+            Effect::Fence { node, .. } => !self.leases.contains_key(node),
             _ => false,
         };
         if is_refused || is_void {
@@ -101,7 +101,7 @@ impl Store {
         match transaction.effect {
             Effect::Create { node } => self.put_lease(node, at, 0),
             Effect::Renew { node, number } => self.put_lease(node, at, number),
-            Effect::Fence { node } => {
+            Effect::Fence { node, .. } => {
                 if let Some(key) = self.leases.remove(&node) {
                     self.former.insert(node, Some(key));
                     let incarnation = key.created;

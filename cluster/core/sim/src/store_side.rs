@@ -69,7 +69,7 @@ impl StoreSide<'_> {
             (Effect::Create { .. }, Some(node)) => {
                 self.0.remember_created(node, Incarnation(at.0));
             }
-            (Effect::Fence { node: fenced }, Some(node)) if *fenced != node_id(node) => {
+            (Effect::Fence { node: fenced, .. }, Some(node)) if *fenced != node_id(node) => {
                 self.0.report.fences += 1;
                 self.check_fence(sent);
             }

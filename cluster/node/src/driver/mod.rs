@@ -15,8 +15,8 @@ use std::time::Duration;
 use nacre_cluster_core::lease::Word;
 use nacre_cluster_core::volume::State;
 use nacre_cluster_core::{
-    BootTime, Effect, Incarnation, Join, Lease, NodeId, Record, Revision, Timing, Transaction,
-    VolumeId,
+    BootTime, Effect, Incarnation, Join, Lease, MemberId, NodeId, Record, Revision, Timing,
+    Transaction, VolumeId,
 };
 use nacre_cluster_etcd::{Client, Error as Said, LeaseKey, NodeLeases, Outcome, Prefix};
 use parking_lot::Mutex;
@@ -28,6 +28,7 @@ use uuid::Uuid;
 use crate::clock;
 use crate::error::Error;
 use crate::events::{Decision, Events};
+use crate::export::Export;
 use crate::follow::{Kind, follow};
 use crate::keys::{self, Description};
 use crate::nodes::{Nodes, Step};
@@ -135,6 +136,10 @@ pub(crate) struct Driver {
     nodes: Nodes,
     volumes: Volumes,
     operations: BTreeMap<VolumeId, Progress>,
+    /// The exports of this node.
+    exports: BTreeMap<MemberId, Export>,
+    /// The engine does not know the present exports yet.
+    has_new_exports: bool,
     jobs: JoinSet<Done>,
     next_turn: BootTime,
     /// The start of the time without a good lease. `None`: the lease is good.
@@ -169,6 +174,8 @@ impl Driver {
             },
             has_earlier: true,
             operations: BTreeMap::new(),
+            exports: BTreeMap::new(),
+            has_new_exports: false,
             jobs: JoinSet::new(),
             next_turn: BootTime::default(),
             away: None,
@@ -190,6 +197,7 @@ impl Driver {
             (Kind::Volumes, self.prefix.volumes()),
             (Kind::Publications, self.prefix.publications()),
             (Kind::Operations, self.prefix.operations()),
+            (Kind::Exports, self.prefix.members(self.me.id)),
         ];
         for (kind, prefix) in followed {
             let (client, sender) = (Arc::clone(&self.client), sender.clone());
@@ -255,6 +263,7 @@ impl Driver {
             *self.shared.seen.lock() = self.nodes.seen().clone();
             *self.shared.volumes.lock() = self.volumes.states();
         }
+        self.show_news();
         match &mut self.phase {
             Phase::Looking { .. } | Phase::Joining(_) | Phase::Out if self.leave_by.is_some() => {
                 self.jobs.abort_all();
@@ -276,6 +285,17 @@ impl Driver {
             }
             Phase::In(_) => self.turn_in(now, is_turn),
             Phase::Releasing | Phase::Out => {}
+        }
+    }
+
+    /// Shows the engine the changes of nodes and exports.
+    fn show_news(&mut self) {
+        let serving = self.volumes.serving();
+        if self.nodes.take_news() {
+            serving.nodes(&self.nodes.described, &self.nodes.standing);
+        }
+        if std::mem::take(&mut self.has_new_exports) {
+            serving.exports(&self.exports);
         }
     }
 

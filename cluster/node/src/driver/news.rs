@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use nacre_cluster_core::{BootTime, NodeId, Revision, VolumeId};
+use nacre_cluster_core::{BootTime, MemberId, NodeId, Revision, VolumeId};
 use nacre_cluster_etcd::{KeyValue, Prefix};
 use uuid::Uuid;
 
 use super::{Driver, Phase};
 use crate::clock;
 use crate::events::Decision;
+use crate::export::Export;
 use crate::follow::{Change, Kind};
 use crate::keys::NodeKey;
 use crate::operations::{Operation, Progress};
@@ -52,8 +53,11 @@ impl Driver {
                         self.deleted(kind, id, revision);
                     }
                 }
-                if kind == Kind::Leases {
-                    self.nodes.is_listed = true;
+                match kind {
+                    Kind::Leases => self.nodes.is_listed = true,
+                    // The engine learns that there is none.
+                    Kind::Exports => self.has_new_exports = true,
+                    _ => {}
                 }
             }
             Change::Put(kv) => self.put(kind, &kv),
@@ -73,6 +77,7 @@ impl Driver {
             Kind::Volumes => self.prefix.volumes(),
             Kind::Publications => self.prefix.publications(),
             Kind::Operations => self.prefix.operations(),
+            Kind::Exports => self.prefix.members(self.me.id),
         }
     }
 
@@ -84,6 +89,7 @@ impl Driver {
             Kind::Volumes => volumes(self.volumes.ids()),
             Kind::Publications => volumes(self.volumes.published()),
             Kind::Operations => volumes(self.operations.keys().copied().collect()),
+            Kind::Exports => self.exports.keys().map(|member| member.0).collect(),
         }
     }
 
@@ -108,6 +114,14 @@ impl Driver {
             Kind::Publications => match Publication::decode(kv) {
                 Ok(publication) => {
                     self.volumes.publish(VolumeId(id), Some(&publication));
+                    None
+                }
+                Err(error) => Some(error.to_string()),
+            },
+            Kind::Exports => match Export::decode(kv) {
+                Ok(export) => {
+                    self.exports.insert(MemberId(id), export);
+                    self.has_new_exports = true;
                     None
                 }
                 Err(error) => Some(error.to_string()),
@@ -148,6 +162,10 @@ impl Driver {
             }
             Kind::Publications => self.volumes.publish(VolumeId(id), None),
             Kind::Operations => drop(self.operations.remove(&VolumeId(id))),
+            Kind::Exports => {
+                self.exports.remove(&MemberId(id));
+                self.has_new_exports = true;
+            }
         }
     }
 }

@@ -1,37 +1,65 @@
-//! A stand-in for the engine. Gates are files, a member is reached while its node's
-//! process lives, and one thread answers a read of each open volume every 2 ms. It writes the time
-//! of each answer, with the volume and its epoch, to a file.
+//! A stand-in for the engine. It opens a volume as the daemon's control does: by changes of the
+//! record through [`EtcdStore`], and by the members' gates, which are files. A member is reached
+//! while its node's process lives. One thread answers a read of each open volume every 2 ms, and
+//! writes the time of each answer, with the volume and its epoch, to a file.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use nacre_bdev_replica::model::{ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
+use nacre_bdev_replica::store::suite::block_on;
+use nacre_bdev_replica::store::{StoreError, VolumeStore};
 use nacre_cluster_core::gate::Key;
-use nacre_cluster_core::volume::State;
-use nacre_cluster_core::{BootTime, Holder, Incarnation, Member, MemberId, NodeId, VolumeId};
-use nacre_cluster_node::serving::{Answer, Reports, Role};
+use nacre_cluster_core::{BootTime, Holder, Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_etcd::{Endpoints, EtcdStore};
+use nacre_cluster_node::serving::{Answer, Role};
 use nacre_cluster_node::{Export, Link, NodeKey, Publication, Serving, clock};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
-const TICK: Duration = Duration::from_millis(2);
+use crate::process::prefix;
 
-pub(crate) struct Fake {
+const TICK: Duration = Duration::from_millis(2);
+/// Interval between two looks at the members of open volumes.
+const LOOK: Duration = Duration::from_millis(100);
+const AGAIN: Duration = Duration::from_millis(20);
+
+#[derive(Clone)]
+pub(crate) struct Fake(Arc<Shared>);
+
+struct Shared {
     dir: PathBuf,
-    lanes: Arc<Mutex<BTreeMap<VolumeId, Lane>>>,
+    me: NodeId,
+    link: Link,
+    store: EtcdStore,
+    lanes: Mutex<BTreeMap<VolumeId, Lane>>,
 }
 
 #[derive(Default)]
 struct Lane {
     role: Option<Role>,
-    is_open: bool,
-    granted: Vec<MemberId>,
-    take: Option<u64>,
-    close: Option<u64>,
+    /// Incremented by each drop: what began before is over.
+    generation: u64,
+    open: Option<Open>,
+    /// Held by the one act that changes the record.
+    turn: Arc<Mutex<()>>,
+}
+
+/// The state of an open volume.
+#[derive(Clone)]
+struct Open {
+    number: u64,
+    key: Key,
+    record: VolumeRecord,
+    /// A promotion whose answer is missing.
+    promoted: Option<Uuid>,
+    is_closing: bool,
 }
 
 /// The lock of a node's process, for its lifetime.
@@ -53,34 +81,224 @@ fn is_alive(dir: &Path, node: NodeId) -> bool {
 }
 
 impl Fake {
-    pub(crate) fn new(dir: &Path, me: NodeId, link: Link) -> Self {
-        let lanes: Arc<Mutex<BTreeMap<VolumeId, Lane>>> = Arc::default();
-        let log = dir.join(format!("answers-{}", me.0));
-        let mut worker = Worker {
+    pub(crate) fn new(dir: &Path, me: NodeId, link: Link, endpoints: &Endpoints) -> Self {
+        let incarnation = Arc::clone(&link.incarnation);
+        let store = EtcdStore::of_node(endpoints, prefix(), me, incarnation);
+        let fake = Self(Arc::new(Shared {
             dir: dir.to_owned(),
+            me,
             link,
-            lanes: Arc::clone(&lanes),
-            log: File::options()
-                .create(true)
-                .append(true)
-                .open(log)
-                .expect("a log"),
-        };
+            store: store.expect("a store"),
+            lanes: Mutex::default(),
+        }));
+        let log = dir.join(format!("answers-{}", me.0));
+        let log = File::options().create(true).append(true).open(log);
+        let mut log = log.expect("a log");
+        let of_lanes = fake.clone();
         std::thread::spawn(move || {
             loop {
-                worker.turn();
+                for (id, lane) in of_lanes.0.lanes.lock().iter() {
+                    of_lanes.answer(*id, lane, &mut log);
+                }
                 std::thread::sleep(TICK);
             }
         });
-        Self {
-            dir: dir.to_owned(),
-            lanes,
+        let of_members = fake.clone();
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(LOOK);
+                let ids: Vec<VolumeId> = of_members.0.lanes.lock().keys().copied().collect();
+                ids.into_iter().for_each(|id| of_members.look(id));
+            }
+        });
+        fake
+    }
+
+    fn lane<T>(&self, volume: VolumeId, change: impl FnOnce(&mut Lane) -> T) -> T {
+        change(self.0.lanes.lock().entry(volume).or_default())
+    }
+
+    fn send(&self, volume: VolumeId, answer: Answer) {
+        let sent = self.0.link.reports.send(volume, answer);
+        sent.expect("room for a report");
+    }
+
+    /// Runs an act after the earlier ones of this volume.
+    fn act(&self, volume: VolumeId, act: impl FnOnce(&Self, u64) + Send + 'static) {
+        let (turn, generation) =
+            self.lane(volume, |lane| (Arc::clone(&lane.turn), lane.generation));
+        let fake = self.clone();
+        std::thread::spawn(move || {
+            let _turn = turn.lock();
+            act(&fake, generation);
+        });
+    }
+
+    fn is_over(&self, volume: VolumeId, generation: u64) -> bool {
+        self.lane(volume, |lane| lane.generation != generation)
+    }
+
+    /// Changes the record. `None`: this node is no longer the holder.
+    fn commit(
+        &self,
+        generation: u64,
+        before: &VolumeRecord,
+        change: impl FnOnce(&mut VolumeRecord),
+    ) -> Option<VolumeRecord> {
+        let mut next = before.clone();
+        next.revision += 1;
+        next.holder = Some(self.0.me.0);
+        change(&mut next);
+        while !self.is_over(VolumeId(before.id), generation) {
+            match block_on(self.0.store.swap(before.version(), next.clone())) {
+                Ok(()) => return Some(next),
+                Err(StoreError::Unavailable { .. }) => {}
+                Err(_) => return None,
+            }
+            match block_on(self.0.store.load(before.id)) {
+                Ok(found) if found == next => return Some(next),
+                Ok(found) if found.version() != before.version() => return None,
+                _ => std::thread::sleep(AGAIN),
+            }
+        }
+        None
+    }
+
+    fn open(&self, volume: VolumeId, generation: u64, number: u64) -> Option<Open> {
+        let before = loop {
+            if self.is_over(volume, generation) {
+                return None;
+            }
+            match block_on(self.0.store.load(volume.0)) {
+                Ok(record) => break record,
+                Err(_) => std::thread::sleep(AGAIN),
+            }
+        };
+        let record = self.commit(generation, &before, |record| record.epoch += 1)?;
+        let incarnation = self.0.link.incarnation.load(Ordering::SeqCst);
+        let key = Key {
+            epoch: record.epoch,
+            holder: Holder {
+                node: self.0.me,
+                incarnation: Incarnation(incarnation as u64),
+            },
+        };
+        let mut gated = Vec::new();
+        for replica in record.in_sync().filter(|replica| self.reaches(replica)) {
+            acquire(&self.0.dir, MemberId(replica.id), key).ok()?;
+            gated.push(replica.id);
+        }
+        if gated.is_empty() {
+            return None;
+        }
+        let record = self.commit(generation, &record, |record| {
+            record.serving = record.epoch;
+            for replica in &mut record.replicas {
+                if !gated.contains(&replica.id) {
+                    put_out(replica);
+                }
+            }
+        })?;
+        Some(Open {
+            number,
+            key,
+            record,
+            promoted: None,
+            is_closing: false,
+        })
+    }
+
+    fn reaches(&self, replica: &ReplicaRecord) -> bool {
+        let node = replica.node.expect("of a node");
+        is_alive(&self.0.dir, NodeId(node))
+    }
+
+    /// Puts members out whose nodes are down, and members in that are back.
+    fn look(&self, volume: VolumeId) {
+        let turn = self.lane(volume, |lane| Arc::clone(&lane.turn));
+        let Some(_turn) = turn.try_lock() else { return };
+        let (open, generation) = self.lane(volume, |lane| (lane.open.clone(), lane.generation));
+        let Some(open) = open.filter(|open| !open.is_closing) else {
+            return;
+        };
+        for replica in &open.record.replicas {
+            let is_in_sync = replica.state == ReplicaState::InSync;
+            if self.reaches(replica) == is_in_sync {
+                continue;
+            }
+            if !is_in_sync {
+                if acquire(&self.0.dir, MemberId(replica.id), open.key).is_err() {
+                    return;
+                }
+                self.change(volume, generation, |open| open.promoted = Some(replica.id));
+            }
+            let changed = self.commit(generation, &open.record, |record| {
+                let slot = usize::from(replica.slot);
+                let replica = record.replica_mut(slot).expect("it is there");
+                match is_in_sync {
+                    true => put_out(replica),
+                    false => replica.state = ReplicaState::InSync,
+                }
+            });
+            match changed {
+                Some(record) => self.change(volume, generation, |open| {
+                    open.record = record;
+                    open.promoted = None;
+                }),
+                None => self.fenced(volume, generation),
+            }
+            return;
         }
     }
 
-    fn lane(&mut self, volume: VolumeId, change: impl FnOnce(&mut Lane)) {
-        change(self.lanes.lock().entry(volume).or_default());
+    fn change(&self, volume: VolumeId, generation: u64, change: impl FnOnce(&mut Open)) {
+        self.lane(volume, |lane| {
+            if lane.generation == generation
+                && let Some(open) = &mut lane.open
+            {
+                change(open);
+            }
+        });
     }
+
+    /// The volume closes by itself.
+    fn fenced(&self, volume: VolumeId, generation: u64) {
+        let open = self.lane(volume, |lane| {
+            lane.open.take_if(|_| lane.generation == generation)
+        });
+        if let Some(Open { number, .. }) = open {
+            self.send(volume, Answer::NotOpened { number });
+        }
+    }
+
+    /// Reads from a member, and answers if the lease is good after that, or by assent.
+    fn answer(&self, id: VolumeId, lane: &Lane, log: &mut File) {
+        let Some(open) = lane.open.as_ref().filter(|open| !open.is_closing) else {
+            return;
+        };
+        let has_key = |id: Uuid| gate(&self.0.dir, MemberId(id)) == Some(open.key);
+        let collected = clock::now();
+        let mut members = open.record.in_sync().map(|replica| replica.id);
+        if !members.any(has_key) {
+            return;
+        }
+        let now = clock::now();
+        let at = if self.0.link.word.is_good(now) {
+            now
+        } else {
+            let members = open.record.in_sync().map(|replica| replica.id);
+            if !members.chain(open.promoted).all(has_key) {
+                return;
+            }
+            collected
+        };
+        writeln!(log, "{} {} {}", id.0, open.key.epoch, at.0).expect("a line");
+    }
+}
+
+fn put_out(replica: &mut ReplicaRecord) {
+    let last_label = Stamp::default();
+    replica.state = ReplicaState::Out { last_label };
 }
 
 impl Serving for Fake {
@@ -88,23 +306,40 @@ impl Serving for Fake {
         &mut self,
         volume: VolumeId,
     ) -> arrayvec::ArrayVec<MemberId, { nacre_cluster_core::ids::MAX_MEMBERS }> {
-        let lanes = self.lanes.lock();
+        let lanes = self.0.lanes.lock();
         let role = lanes.get(&volume).and_then(|lane| lane.role.as_ref());
         let members = role.into_iter().flat_map(|role| &role.record.members);
         members
-            .filter(|member| is_alive(&self.dir, member.node))
+            .filter(|member| is_alive(&self.0.dir, member.node))
             .map(|member| member.id)
             .collect()
     }
 
     fn take(&mut self, volume: VolumeId, number: u64) {
-        self.lane(volume, |lane| lane.take = Some(number));
+        self.act(volume, move |fake, generation| {
+            let opened = fake.open(volume, generation, number);
+            let answer = fake.lane(volume, |lane| {
+                lane.open = opened.filter(|_| lane.generation == generation);
+                match lane.open {
+                    Some(_) => Answer::Opened { number },
+                    None => Answer::NotOpened { number },
+                }
+            });
+            fake.send(volume, answer);
+        });
     }
 
     fn close(&mut self, volume: VolumeId, number: u64) {
-        self.lane(volume, |lane| {
-            lane.is_open = false;
-            lane.close = Some(number);
+        let generation = self.lane(volume, |lane| lane.generation);
+        self.change(volume, generation, |open| open.is_closing = true);
+        self.act(volume, move |fake, generation| {
+            if let Some(open) = fake.lane(volume, |lane| lane.open.clone()) {
+                fake.commit(generation, &open.record, |record| record.holder = None);
+            }
+            if !fake.is_over(volume, generation) {
+                fake.lane(volume, |lane| lane.open = None);
+                fake.send(volume, Answer::Drained { number });
+            }
         });
     }
 
@@ -112,94 +347,40 @@ impl Serving for Fake {
 
     fn drop_all(&mut self, volume: VolumeId) {
         self.lane(volume, |lane| {
-            let role = lane.role.take();
-            *lane = Lane {
-                role,
-                ..Lane::default()
-            };
+            lane.generation += 1;
+            lane.open = None;
         });
     }
 
     fn show(&mut self, volume: VolumeId, role: &Role) {
+        assert_eq!(role.value["later"], "kept");
         self.lane(volume, |lane| lane.role = Some(role.clone()));
     }
 
     fn forget(&mut self, volume: VolumeId) {
-        self.lanes.lock().remove(&volume);
+        self.0.lanes.lock().remove(&volume);
     }
 
-    fn publish(&mut self, _: VolumeId, _: Option<&Publication>) {}
+    fn publish(&mut self, _: VolumeId, publication: Option<&Publication>) {
+        assert_eq!(
+            publication.map(|publication| publication.nodes().len()),
+            Some(3)
+        );
+    }
 
     fn nodes(&mut self, _: &BTreeMap<NodeId, NodeKey>, _: &BTreeMap<NodeId, Incarnation>) {}
 
-    fn exports(&mut self, _: &BTreeMap<MemberId, Export>) {}
-}
-
-struct Worker {
-    dir: PathBuf,
-    link: Link,
-    lanes: Arc<Mutex<BTreeMap<VolumeId, Lane>>>,
-    log: File,
-}
-
-impl Worker {
-    fn turn(&mut self) {
-        let lanes = Arc::clone(&self.lanes);
-        for (id, lane) in lanes.lock().iter_mut() {
-            self.report(*id, lane);
-            if lane.is_open {
-                self.answer(*id, lane);
-            }
-        }
+    fn exports(&mut self, exports: &BTreeMap<MemberId, Export>) {
+        // Shown in the file of the node's state.
+        let file = self.0.dir.join(format!("exports-{}", self.0.me.0));
+        let lines = exports.iter().map(|(member, export)| {
+            format!(
+                "{} {} {:?} {:?}\n",
+                member.0, export.device, export.want, export.is
+            )
+        });
+        std::fs::write(file, lines.collect::<String>()).expect("a file");
     }
-
-    fn report(&self, id: VolumeId, lane: &mut Lane) {
-        let send = |answer| {
-            let reports: &Reports = &self.link.reports;
-            reports.send(id, answer).expect("room for a report");
-        };
-        if let (Some(key), Some(number)) = (lane.role.as_ref().and_then(key), lane.take) {
-            lane.take = None;
-            let members = lane.role.iter().flat_map(|role| &role.record.members);
-            let granted = members.filter(|member| acquire(&self.dir, member.id, key).is_ok());
-            lane.granted = granted.map(|member| member.id).collect();
-            lane.is_open = true;
-            send(Answer::Opened { number });
-        }
-        if let Some(number) = lane.close.take() {
-            send(Answer::Drained { number });
-        }
-    }
-
-    /// Reads from a member, and answers if the lease is good after that, or by assent.
-    fn answer(&mut self, id: VolumeId, lane: &Lane) {
-        let Some(role) = &lane.role else { return };
-        let Some(key) = key(role) else { return };
-        let collected = clock::now();
-        let source = lane.granted.iter().find(|id| role.record.is_in_sync(**id));
-        if source.is_none_or(|member| gate(&self.dir, *member) != Some(key)) {
-            return;
-        }
-        let now = clock::now();
-        let at = if self.link.word.is_good(now) {
-            now
-        } else {
-            let says_yes = |member: &Member| gate(&self.dir, member.id) == Some(key);
-            if !role.record.in_sync().all(says_yes) {
-                return;
-            }
-            collected
-        };
-        writeln!(self.log, "{} {} {}", id.0, key.epoch, at.0).expect("a line");
-    }
-}
-
-fn key(role: &Role) -> Option<Key> {
-    let epoch = role.record.epoch;
-    let is_ours = matches!(role.state, State::Taking | State::Holding | State::Leaving);
-    role.holder
-        .filter(|_| is_ours)
-        .map(|holder| Key { epoch, holder })
 }
 
 /// The key at the member's gate. A reader needs no lock, because each write replaces the file: a

@@ -140,7 +140,7 @@ impl Lab {
             };
             let record = json!({
                 "v": 1, "id": id.0, "name": format!("v{number}"), "epoch": 0, "serving": 0,
-                "revision": 0, "holder": null, "later": "kept",
+                "block_size": 4096, "blocks": 1024, "region_shift": 22, "revision": 0, "holder": null, "later": "kept",
                 "members": NODES.map(member),
             });
             let key = prefix().core_volume(id);

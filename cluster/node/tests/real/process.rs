@@ -202,8 +202,9 @@ fn node_process() {
         },
     };
     let place = dir.clone();
-    let node = Node::start(&endpoints(), prefix(), me, |link| {
-        Box::new(Fake::new(&place, id, link))
+    let endpoints = endpoints();
+    let node = Node::start(&endpoints, prefix(), me, |link| {
+        Box::new(Fake::new(&place, id, link, &endpoints))
     });
     let node = node.expect("a thread");
     let (sender, ended) = std::sync::mpsc::channel::<()>();

@@ -354,6 +354,8 @@ impl Refusal for VolumeError {
                 .remedy("see whether etcd answers, or the disk of the data directory is full or read-only; it is tried again"),
             Self::Store(StoreError::Owned { .. }) => of(Errno::EPERM)
                 .remedy("use the volume at the daemon that has taken the store"),
+            Self::Store(StoreError::Fenced { .. }) => of(Errno::EPERM)
+                .remedy("use the volume at the node that holds it"),
             Self::Store(_) | Self::Io { .. } => of(Errno::EIO),
             Self::Device(_) => of(Errno::ENODEV)
                 .field("device")

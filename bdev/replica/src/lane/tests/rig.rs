@@ -243,6 +243,7 @@ pub(crate) fn record(blocks: u64, replicas: usize) -> VolumeRecord {
                 id: Uuid::from_u128(100 + slot as u128),
                 slot: slot as u8,
                 device: format!("{slot}"),
+                node: None,
                 state: ReplicaState::InSync,
                 cut: false,
                 replaces: None,

@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-
-use crate::ids::{Incarnation, MAX_MEMBERS, MemberId, NodeId};
-use crate::record::Record;
-use crate::time::BootTime;
+use nacre_cluster_core::ids::MAX_MEMBERS;
+use nacre_cluster_core::{BootTime, Incarnation, MemberId, NodeId, Record};
 
 /// The wait for a member whose node lives.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -51,9 +49,5 @@ impl Ungated {
             }
         }
         late
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
     }
 }

@@ -1,0 +1,504 @@
+//! A stand-in for the daemon's control of an open volume. It does what `bdev/replica` does on the
+//! holder: a change of the record with the next epoch, the members' gates, the merge, and each
+//! change of the members' states.
+//!
+//! ```text
+//!   Closed ─ open ▶ Swap ─ epoch + 1 ▶ Gates ▶ Serve ─ commit ▶ Merge ▶ Open ─ drained ▶ Closed
+//!                     └── another holder ──┴─ no member ─▶ Failed, reported as not opened
+//! ```
+//!
+//! It learns of the record only by the answers to its own changes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use nacre_cluster_core::assent::Members;
+use nacre_cluster_core::gate::Key;
+use nacre_cluster_core::ids::MAX_MEMBERS;
+use nacre_cluster_core::mutation::Mutation;
+use nacre_cluster_core::{
+    BootTime, Holder, Incarnation, Member, MemberId, MemberState, NodeId, Record, Revision,
+    Transaction,
+};
+
+use crate::names::VOLUME;
+use crate::ungated::Ungated;
+
+/// How long an opening waits for the gates of members whose nodes live.
+const GATE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The node's view of the cluster, at the time of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub now: BootTime,
+    pub standing: &'a BTreeMap<NodeId, Incarnation>,
+    pub reached: &'a [MemberId],
+}
+
+/// What the node does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Act {
+    Commit {
+        number: u64,
+        transaction: Transaction,
+    },
+    Acquire {
+        member: MemberId,
+        key: Key,
+    },
+    Merge {
+        number: u64,
+    },
+    /// The close with this number has ended.
+    Drained {
+        number: u64,
+    },
+    /// Drop the lanes: the opening failed, or ended by itself, and so did a close.
+    Ended {
+        opening: u64,
+        close: Option<u64>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Closed,
+    /// The record gets the next epoch.
+    Swap,
+    /// The members' gates are being acquired.
+    Gates {
+        from: BootTime,
+    },
+    /// The members without a granted gate leave the record, and the epoch becomes a served one.
+    Serve,
+    Merge {
+        /// The number of the merge; `None` before it starts.
+        number: Option<u64>,
+    },
+    Open,
+    /// Another holder has the volume, or no member is reached.
+    Failed,
+}
+
+#[derive(Debug)]
+struct Pending {
+    number: u64,
+    transaction: Transaction,
+    record: Record,
+    send: bool,
+}
+
+/// A close that has not ended.
+#[derive(Debug, Clone, Copy)]
+struct Close {
+    number: u64,
+    are_lanes_idle: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Control {
+    step: Step,
+    /// The number of the opening.
+    opening: u64,
+    /// This node in its incarnation.
+    own: Option<Holder>,
+    record: Option<(Revision, Record)>,
+    pending: Option<Pending>,
+    last_number: u64,
+    /// Members whose gates have this holder's key.
+    granted: ArrayVec<MemberId, MAX_MEMBERS>,
+    asked: ArrayVec<MemberId, MAX_MEMBERS>,
+    ungated: Ungated,
+    /// Changes of members that are wanted.
+    wanted: ArrayVec<(MemberId, MemberState), MAX_MEMBERS>,
+    close: Option<Close>,
+    /// The next opening, after the close.
+    next: Option<u64>,
+}
+
+impl Control {
+    /// `last_number`: changes are numbered from there, over the whole life of the node.
+    pub(crate) fn new(last_number: u64) -> Self {
+        Self {
+            step: Step::Closed,
+            opening: 0,
+            own: None,
+            record: None,
+            pending: None,
+            last_number,
+            granted: ArrayVec::new(),
+            asked: ArrayVec::new(),
+            ungated: Ungated::default(),
+            wanted: ArrayVec::new(),
+            close: None,
+            next: None,
+        }
+    }
+
+    /// Ends at once, without a change of the record. A change in flight may still be made.
+    pub(crate) fn drop_all(&mut self) {
+        *self = Self::new(self.last_number);
+    }
+
+    /// Opens the volume from the record as the node has seen it, after a close that has not ended.
+    pub(crate) fn open(&mut self, number: u64, own: Holder, seen: (Revision, Record)) {
+        if self.close.is_some() {
+            self.next = Some(number);
+            return;
+        }
+        *self = Self::new(self.last_number);
+        self.opening = number;
+        self.own = Some(own);
+        self.record = Some(seen);
+        self.step = Step::Swap;
+    }
+
+    pub(crate) fn close(&mut self, number: u64) {
+        let are_lanes_idle = false;
+        self.close = Some(Close {
+            number,
+            are_lanes_idle,
+        });
+    }
+
+    /// The number of the close that has not ended.
+    pub(crate) fn closing(&self) -> Option<u64> {
+        self.close.map(|close| close.number)
+    }
+
+    /// No command is in flight.
+    pub(crate) fn lanes_are_idle(&mut self, number: u64) {
+        if let Some(close) = self.close.as_mut().filter(|close| close.number == number) {
+            close.are_lanes_idle = true;
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.step == Step::Open
+    }
+
+    pub(crate) fn record(&self) -> Option<&Record> {
+        self.record.as_ref().map(|(_, record)| record)
+    }
+
+    /// The key of this holder at the members' gates.
+    pub(crate) fn key(&self) -> Option<Key> {
+        let record = self.record()?;
+        let holder = record.holder.filter(|holder| Some(*holder) == self.own)?;
+        if matches!(self.step, Step::Closed | Step::Swap) {
+            return None;
+        }
+        let epoch = record.epoch;
+        Some(Key { epoch, holder })
+    }
+
+    pub(crate) fn has_gate(&self, member: MemberId) -> bool {
+        self.granted.contains(&member)
+    }
+
+    /// The members that may be in sync in the store: those of the record, of a change whose answer
+    /// is missing, and of a promotion that waits to be sent. Each write waits for all of them, and
+    /// assent needs all of them. `None` once the control has failed: no answer may leave, although
+    /// its lanes may go on until they are dropped.
+    pub(crate) fn may_be_in_sync(&self) -> Option<Members> {
+        let is_over = matches!(self.step, Step::Closed | Step::Failed);
+        if is_over && !Mutation::FencedForgets.is_active() {
+            return None;
+        }
+        let mut found = Members::new();
+        let by_record = Mutation::AssentByRecord.is_active();
+        let pending = self.pending.as_ref().map(|pending| &pending.record);
+        let pending = pending.filter(|_| !by_record);
+        let is_wanted = |member: &&Member| {
+            !by_record && self.wanted.contains(&(member.id, MemberState::InSync))
+        };
+        let members = self.record().into_iter().flat_map(|record| &record.members);
+        let promoted = members.filter(is_wanted);
+        let records = self.record().into_iter().chain(pending);
+        for member in records.flat_map(Record::in_sync).chain(promoted) {
+            if !found.contains(&member.id) {
+                found.push(member.id);
+            }
+        }
+        Some(found)
+    }
+
+    /// The store made the change.
+    pub(crate) fn committed(&mut self, number: u64, revision: Revision, now: BootTime) {
+        let Some(pending) = self.pending.take_if(|p| p.number == number) else {
+            return;
+        };
+        self.record = Some((revision, pending.record));
+        match self.step {
+            Step::Swap => self.step = Step::Gates { from: now },
+            Step::Serve => self.step = Step::Merge { number: None },
+            _ => {}
+        }
+    }
+
+    /// A condition did not hold; the answer shows the record. A change found as our own was made.
+    pub(crate) fn refused(
+        &mut self,
+        number: u64,
+        revision: Revision,
+        record: Record,
+        now: BootTime,
+    ) {
+        let Some(pending) = self.pending.as_ref().filter(|p| p.number == number) else {
+            return;
+        };
+        if pending.record == record {
+            return self.committed(number, revision, now);
+        }
+        self.pending = None;
+        // Before the epoch is this control's own, the node may have seen an old record.
+        if self.step == Step::Swap && record.holder == self.own {
+            self.record = Some((revision, record));
+        } else {
+            self.failed();
+        }
+    }
+
+    /// The outcome is unknown: the change is sent again.
+    pub(crate) fn unanswered(&mut self, number: u64) {
+        if let Some(pending) = self.pending.as_mut().filter(|p| p.number == number) {
+            pending.send = true;
+        }
+    }
+
+    /// The member's gate was granted to this holder's key.
+    pub(crate) fn granted(&mut self, member: MemberId, key: Key) {
+        let is_known = self.granted.contains(&member);
+        if self.key() == Some(key) && !is_known && !self.granted.is_full() {
+            self.granted.push(member);
+        }
+    }
+
+    /// The member's gate has a later key than `key`.
+    pub(crate) fn gate_refused(&mut self, key: Key) {
+        if self.key() == Some(key) {
+            self.failed();
+        }
+    }
+
+    /// The member's gate was asked without success, or its session ended: it is asked again. The
+    /// member may lack writes from here on, so a promotion that waits to be sent is forgotten.
+    pub(crate) fn lost_gate(&mut self, member: MemberId) {
+        self.granted.retain(|other| *other != member);
+        self.asked.retain(|other| *other != member);
+        let promotion = (member, MemberState::InSync);
+        self.wanted.retain(|wanted| *wanted != promotion);
+        if let Step::Merge { .. } = self.step {
+            self.step = Step::Serve;
+        }
+    }
+
+    fn failed(&mut self) {
+        self.pending = None;
+        self.step = Step::Failed;
+    }
+
+    /// The merge with this number made the members equal.
+    pub(crate) fn merged(&mut self, number: u64) -> bool {
+        let is_due = self.step
+            == Step::Merge {
+                number: Some(number),
+            }
+            && self.has_all_gates();
+        if is_due {
+            self.step = Step::Open;
+        }
+        is_due
+    }
+
+    /// The number of the opening.
+    pub(crate) fn opening(&self) -> u64 {
+        self.opening
+    }
+
+    /// True if the gate of every in-sync member has this holder's key.
+    fn has_all_gates(&self) -> bool {
+        let mut in_sync = self.record().into_iter().flat_map(Record::in_sync);
+        in_sync.all(|member| self.has_gate(member.id))
+    }
+
+    /// A member does not answer, or answers with errors: it leaves the record. A write is
+    /// acknowledged without it only when [`Control::may_be_in_sync`] no longer has it.
+    pub(crate) fn put_out(&mut self, member: MemberId) {
+        self.lost_gate(member);
+        if self.step == Step::Open {
+            self.want(member, MemberState::Out);
+        }
+    }
+
+    /// The member has everything, and gets every write: it becomes in sync.
+    pub(crate) fn promote(&mut self, member: MemberId) {
+        if self.step == Step::Open && self.close.is_none() && self.has_gate(member) {
+            self.want(member, MemberState::InSync);
+        }
+    }
+
+    /// True while a change of the member is wanted or in flight.
+    pub(crate) fn is_changing(&self, member: MemberId) -> bool {
+        self.wanted.iter().any(|(of, _)| *of == member) || self.pending.is_some()
+    }
+
+    fn want(&mut self, member: MemberId, state: MemberState) {
+        self.wanted.retain(|(of, _)| *of != member);
+        if !self.wanted.is_full() {
+            self.wanted.push((member, state));
+        }
+    }
+
+    /// The next act; call it until it returns `None`.
+    pub(crate) fn poll(&mut self, view: &View) -> Option<Act> {
+        if let Some(pending) = &mut self.pending {
+            let (number, transaction) = (pending.number, pending.transaction.clone());
+            let act = Act::Commit {
+                number,
+                transaction,
+            };
+            return std::mem::take(&mut pending.send).then_some(act);
+        }
+        match self.step {
+            Step::Closed => None,
+            Step::Swap => self.swap(),
+            Step::Gates { from } => self.poll_gates(view, from),
+            Step::Serve => self.serve(view),
+            Step::Merge { .. } if !self.has_all_gates() => self.serve(view),
+            Step::Merge { number: Some(_) } => None,
+            Step::Merge { number: None } => {
+                self.last_number += 1;
+                let number = self.last_number;
+                self.step = Step::Merge {
+                    number: Some(number),
+                };
+                Some(Act::Merge { number })
+            }
+            Step::Open => self.poll_open(view),
+            Step::Failed => {
+                let opening = self.next.unwrap_or(self.opening);
+                let close = self.closing();
+                self.drop_all();
+                Some(Act::Ended { opening, close })
+            }
+        }
+    }
+
+    /// The first change: from then on, the store refuses the changes of earlier controls.
+    fn swap(&mut self) -> Option<Act> {
+        let mut record = self.record()?.clone();
+        if record.holder != self.own {
+            self.failed();
+            return None;
+        }
+        record.epoch += 1;
+        self.submit(record)
+    }
+
+    fn submit(&mut self, record: Record) -> Option<Act> {
+        let (me, revision) = (self.own?, self.record.as_ref()?.0);
+        let transaction = Transaction::commit(me, VOLUME, revision, record.clone());
+        self.last_number += 1;
+        let number = self.last_number;
+        self.pending = Some(Pending {
+            number,
+            transaction: transaction.clone(),
+            record,
+            send: false,
+        });
+        Some(Act::Commit {
+            number,
+            transaction,
+        })
+    }
+
+    fn poll_gates(&mut self, view: &View, from: BootTime) -> Option<Act> {
+        let record = self.record()?;
+        let missing: ArrayVec<_, MAX_MEMBERS> = record
+            .in_sync()
+            .filter(|member| !self.granted.contains(&member.id))
+            .map(|member| (member.id, view.standing.contains_key(&member.node)))
+            .collect();
+        if let Some(act) = self.acquire(view, missing.iter().map(|(id, _)| *id)) {
+            return Some(act);
+        }
+        let is_over = view.now.since(from) >= GATE_PATIENCE;
+        let is_awaited = missing.iter().any(|(_, lives)| *lives);
+        if !missing.is_empty() && is_awaited && !is_over {
+            return None;
+        }
+        if self.granted.is_empty() {
+            // Another node may reach a member that this one does not.
+            if is_over {
+                self.failed();
+            }
+            return None;
+        }
+        self.step = Step::Serve;
+        self.serve(view)
+    }
+
+    /// Asks for the first gate that was not asked for yet.
+    fn acquire(&mut self, view: &View, mut members: impl Iterator<Item = MemberId>) -> Option<Act> {
+        let key = self.key()?;
+        let member = members.find(|id| view.reached.contains(id) && !self.asked.contains(id))?;
+        self.asked.try_push(member).ok()?;
+        Some(Act::Acquire { member, key })
+    }
+
+    fn serve(&mut self, view: &View) -> Option<Act> {
+        self.step = Step::Serve;
+        let mut record = self.record()?.clone();
+        let has_source = record.in_sync().any(|m| self.granted.contains(&m.id));
+        if !has_source {
+            self.step = Step::Gates { from: view.now };
+            return None;
+        }
+        for member in &mut record.members {
+            if !self.granted.contains(&member.id) {
+                member.state = MemberState::Out;
+            }
+        }
+        record.serving = record.epoch;
+        if Some(&record) == self.record() {
+            self.step = Step::Merge { number: None };
+            return None;
+        }
+        self.submit(record)
+    }
+
+    fn poll_open(&mut self, view: &View) -> Option<Act> {
+        let mut record = self.record()?.clone();
+        let late = self
+            .ungated
+            .late(&record, &self.granted, view.now, view.standing);
+        for member in late {
+            self.want(member, MemberState::Out);
+        }
+        // The last in-sync member stays: without it no data is left to serve.
+        for (id, state) in std::mem::take(&mut self.wanted) {
+            let is_last = record.in_sync().all(|member| member.id == id);
+            if state == MemberState::InSync || !is_last {
+                record.set(id, state);
+            }
+        }
+        if Some(&record) != self.record() {
+            return self.submit(record);
+        }
+        if let Some(close) = self.close.filter(|close| close.are_lanes_idle) {
+            let (next, own, known) = (self.next.take(), self.own, self.record.take());
+            self.drop_all();
+            if let (Some(next), Some(own), Some(known)) = (next, own, known) {
+                self.open(next, own, known);
+            }
+            let number = close.number;
+            return Some(Act::Drained { number });
+        }
+        let all: ArrayVec<_, MAX_MEMBERS> = record.members.iter().map(|m| m.id).collect();
+        let missing = all.into_iter().filter(|id| !self.granted.contains(id));
+        let missing: ArrayVec<_, MAX_MEMBERS> = missing.collect();
+        self.acquire(view, missing.into_iter())
+    }
+}
