@@ -34,7 +34,9 @@ const COPIES: usize = 3;
 const NOTES: usize = 6;
 /// Pause after all endpoints failed at once.
 const PAUSE: Duration = Duration::from_millis(100);
-const CONNECT: Duration = Duration::from_secs(2);
+/// Attempts to connect within the deadline of a request. A member that starts accepts connections,
+/// and answers later: a long attempt would outlast the lease of a node.
+const ATTEMPTS: u32 = 5;
 /// etcd's default limit of a request (`--max-request-bytes`).
 const MAX_REQUEST: usize = 1536 * 1024;
 /// Largest accepted answer. Pages of [`PAGE`] records stay far below.
@@ -247,7 +249,7 @@ impl Client {
         }
         let mut channels = Vec::new();
         for url in &endpoints.urls {
-            channels.push((url.clone(), channel(url, endpoints.tls.as_ref())?));
+            channels.push((url.clone(), channel(url, endpoints)?));
         }
         Ok(Self {
             channels,
@@ -552,7 +554,8 @@ impl Place {
     }
 }
 
-fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, Error> {
+fn channel(url: &str, endpoints: &Endpoints) -> Result<Channel, Error> {
+    let (tls, connect) = (endpoints.tls.as_ref(), endpoints.deadline / ATTEMPTS);
     let refused = |why: &str| Error::Endpoint {
         endpoint: url.to_owned(),
         why: why.to_owned(),
@@ -574,7 +577,7 @@ fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, Error> {
             }
             let mut config = ClientTlsConfig::new()
                 .ca_certificate(Certificate::from_pem(&tls.ca))
-                .timeout(CONNECT);
+                .timeout(connect);
             if let Some((certificate, key)) = &tls.identity {
                 config = config.identity(Identity::from_pem(certificate, key));
             }
@@ -585,7 +588,7 @@ fn channel(url: &str, tls: Option<&Tls>) -> Result<Channel, Error> {
         }
     };
     Ok(endpoint
-        .connect_timeout(CONNECT)
+        .connect_timeout(connect)
         .tcp_nodelay(true)
         .tcp_keepalive(Some(Duration::from_secs(5)))
         .connect_lazy())

@@ -68,6 +68,15 @@ pub enum Error {
     NoVolume { key: String, volume: VolumeId },
     #[error("key \"{key}\": the volume was not moved: {why}. Correct the cause and try again")]
     NotMoved { key: String, why: String },
+    #[error("{field}: {why}")]
+    Invalid { field: &'static str, why: String },
+    #[error(
+        "key \"{key}\": device \"{device}\" is exported under this id. End that export first, or \
+         choose another id"
+    )]
+    ExportExists { key: String, device: String },
+    #[error("key \"{key}\" is absent: the node has no such export. Create it first")]
+    NoExport { key: String },
     #[error("key \"{key}\" changes all the time. Try again")]
     Contended { key: String },
     #[error("key \"{key}\": not done within {waited:?}. `status` shows the progress")]

@@ -9,6 +9,10 @@ use uuid::Uuid;
 
 use crate::error::Error;
 use crate::keys::{FORMAT, decode};
+use crate::publishing::ExportState;
+
+/// Most bytes of a device's name.
+pub const MAX_DEVICE: usize = 255;
 
 /// `member/N/R`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +66,13 @@ impl Export {
             why: None,
             rest: Map::new(),
         }
+    }
+
+    pub(crate) fn report(&mut self, state: &ExportState) {
+        self.is = state.is;
+        self.bytes = state.bytes;
+        self.block_size = state.block_size;
+        self.why = state.why.clone();
     }
 
     pub fn volume(&self) -> VolumeId {

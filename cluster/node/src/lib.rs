@@ -2,10 +2,10 @@
 //! own.
 //!
 //! ```text
-//!   etcd ◀─ requests, watches ─▶ Driver ── Serving ──▶ engine: gates, lanes, hosts
+//!   etcd ◀─ requests, watches ─▶ Driver ── Serving ──▶ engine: volumes, hosts
 //!                                  │   ◀── Reports ───
 //!                                  └─▶ Word            read by lanes before answers leave
-//!   Operator ─▶ node/N, op/V       status, cordon, drain, fence, remove, move
+//!   Operator ─▶ node/N, op/V, …    status, cordon, drain, fence, remove, move, publish, export
 //!   guardian ─▶ lease/N            gives the lease of a dead process back
 //! ```
 //!
@@ -28,6 +28,7 @@ mod nodes;
 mod operations;
 mod operator;
 pub mod publication;
+mod publishing;
 mod record;
 pub mod serving;
 mod upkeep;
@@ -41,6 +42,9 @@ pub use error::Error;
 pub use export::Export;
 pub use keys::{Cluster, Description, NodeKey, Portal, node_nqn};
 pub use node::Node;
-pub use operator::{LeaseStatus, NodeStatus, Operator, Status, VolumeCounts};
+pub use operator::{
+    LeaseStatus, NodeStatus, Operator, Status, VolumeCounts, VolumeState, VolumeStatus,
+};
 pub use publication::{Publication, volume_nqn};
+pub use publishing::{ExportState, PublishRequest};
 pub use serving::{Answer, Link, Role, Serving};

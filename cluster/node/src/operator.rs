@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_cluster_core::{Holder, Incarnation, NodeId, Transaction, VolumeId};
+use nacre_cluster_core::{Holder, Incarnation, NodeId, Record, Transaction, VolumeId};
 use nacre_cluster_etcd::{
     Client, Copies, KeyValue, LeaseKey, Member, NodeLeases, Outcome, Prefix, Txn,
 };
@@ -21,12 +21,12 @@ use crate::record;
 /// Time between two looks at the progress of a request.
 const LOOK: Duration = Duration::from_millis(100);
 /// Attempts, if the key changes between the read and the transaction.
-const ATTEMPTS: usize = 8;
+pub(crate) const ATTEMPTS: usize = 8;
 
 #[derive(Debug, Clone)]
 pub struct Operator {
-    client: Arc<Client>,
-    prefix: Prefix,
+    pub(crate) client: Arc<Client>,
+    pub(crate) prefix: Prefix,
     /// `None`: this process is no node.
     shared: Option<Arc<Shared>>,
 }
@@ -77,6 +77,42 @@ pub struct VolumeCounts {
     pub unreadable: usize,
 }
 
+/// A volume of the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VolumeStatus {
+    pub id: VolumeId,
+    /// Empty if the record cannot be read.
+    pub name: String,
+    /// The holder in the record. Its lease may be over.
+    pub holder: Option<Holder>,
+    pub state: VolumeState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VolumeState {
+    /// A node whose lease stands holds it, and all members are in sync.
+    Healthy,
+    /// Held, and a member is out.
+    Degraded,
+    WithoutHolder,
+    /// The record cannot be read.
+    Unreadable,
+}
+
+impl VolumeState {
+    /// `stands`: the incarnation of the holder's node.
+    fn of(record: &Record, stands: Option<Incarnation>) -> Self {
+        let is_held = record
+            .holder
+            .is_some_and(|holder| stands == Some(holder.incarnation));
+        match record.in_sync().count() == record.members.len() {
+            _ if !is_held => Self::WithoutHolder,
+            true => Self::Healthy,
+            false => Self::Degraded,
+        }
+    }
+}
+
 impl Operator {
     pub fn new(client: Arc<Client>, prefix: Prefix) -> Self {
         Self {
@@ -94,7 +130,7 @@ impl Operator {
         }
     }
 
-    async fn list(&self, key: &str) -> Result<Vec<KeyValue>, Error> {
+    pub(crate) async fn list(&self, key: &str) -> Result<Vec<KeyValue>, Error> {
         let page = self.client.list(key).await;
         Ok(page.map_err(Error::at(key))?.keys)
     }
@@ -150,21 +186,19 @@ impl Operator {
                     node.in_sync += usize::from(record.is_in_sync(member.id));
                 }
             }
-            let node = record.holder.and_then(|holder| {
-                let node = nodes.get_mut(&holder.node)?;
-                let stands = node.lease.map(|lease| lease.incarnation);
-                (stands == Some(holder.incarnation)).then_some(node)
-            });
-            match node {
-                None => volumes.without_holder += 1,
-                Some(node) => {
-                    node.held += 1;
-                    if record.in_sync().count() == record.members.len() {
-                        volumes.healthy += 1;
-                    } else {
-                        volumes.degraded += 1;
-                    }
+            let node = record.holder.and_then(|holder| nodes.get_mut(&holder.node));
+            let stands = node.as_ref().and_then(|node| Some(node.lease?.incarnation));
+            let state = VolumeState::of(&record, stands);
+            match state {
+                VolumeState::Healthy => volumes.healthy += 1,
+                VolumeState::Degraded => volumes.degraded += 1,
+                VolumeState::WithoutHolder | VolumeState::Unreadable => {
+                    volumes.without_holder += 1;
+                    continue;
                 }
+            }
+            if let Some(node) = node {
+                node.held += 1;
             }
         }
         Ok(Status {
@@ -174,6 +208,38 @@ impl Operator {
             volumes,
             operations: self.list(&self.prefix.operations()).await?.len(),
         })
+    }
+
+    /// All volumes, in order of their creation.
+    pub async fn volumes(&self) -> Result<Vec<VolumeStatus>, Error> {
+        let leases = self.list(&self.prefix.leases()).await?;
+        let stands = |holder: Holder| {
+            let of = |kv: &&KeyValue| self.prefix.node_of(&kv.key) == Some(holder.node);
+            let lease = leases.iter().find(of);
+            lease.map(|kv| Incarnation(kv.create_revision as u64))
+        };
+        let prefix = self.prefix.volumes();
+        let mut keys = self.list(&prefix).await?;
+        keys.sort_by_key(|kv| kv.create_revision);
+        let status = |kv: &KeyValue| {
+            let id = VolumeId(Prefix::id_after(&prefix, &kv.key)?);
+            let unreadable = VolumeStatus {
+                id,
+                name: String::new(),
+                holder: None,
+                state: VolumeState::Unreadable,
+            };
+            Some(match record::decode(&kv.value) {
+                Ok((value, record)) => VolumeStatus {
+                    name: value["name"].as_str().unwrap_or_default().to_owned(),
+                    holder: record.holder,
+                    state: VolumeState::of(&record, record.holder.and_then(stands)),
+                    ..unreadable
+                },
+                Err(_) => unreadable,
+            })
+        };
+        Ok(keys.iter().filter_map(status).collect())
     }
 
     /// A cordoned node gets no new members, and takes a volume only if no other node can.

@@ -68,6 +68,20 @@ impl Publication {
         }
     }
 
+    /// Shows the volume on these nodes, at most as many as there are slots. Nodes that showed it
+    /// keep their slots.
+    pub(crate) fn show_on(&mut self, nodes: &[NodeId]) {
+        for node in self.nodes() {
+            if !nodes.contains(&node) {
+                self.slots.remove(node);
+            }
+        }
+        for node in nodes {
+            self.slots.assign(*node);
+        }
+        self.order = nodes.to_vec();
+    }
+
     /// The nodes that show the volume.
     pub fn nodes(&self) -> Vec<NodeId> {
         self.slots.iter().map(|(node, _)| node).collect()
@@ -115,5 +129,58 @@ impl Publication {
             rest: self.rest.clone(),
         };
         crate::keys::bytes(&stored)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(number: u128) -> NodeId {
+        NodeId(Uuid::from_u128(number))
+    }
+
+    fn kv(value: &Value) -> KeyValue {
+        KeyValue {
+            key: b"/nacre/lab/pub/x".to_vec(),
+            value: value.to_string().into_bytes(),
+            ..KeyValue::default()
+        }
+    }
+
+    #[test]
+    fn slots_and_unknown_fields_stay() {
+        let stored = json!({
+            "v": 1, "nqn": "nqn.x", "slots": { (Uuid::from_u128(1).to_string()): 4 },
+            "next_slot": 5, "later": [1],
+        });
+        let mut publication = Publication::decode(&kv(&stored)).expect("a publication");
+        publication.show_on(&[node(2), node(1)]);
+        assert_eq!(publication.slots.of(node(1)), Some(4));
+        assert_eq!(publication.slots.of(node(2)), Some(5));
+        publication.show_on(&[node(3)]);
+        assert_eq!(
+            (publication.nodes(), publication.slots.of(node(3))),
+            (vec![node(3)], Some(6))
+        );
+        let value: Value = serde_json::from_slice(&publication.encode()).expect("JSON");
+        assert_eq!(
+            (&value["later"], &value["next_slot"]),
+            (&json!([1]), &json!(7))
+        );
+        assert_eq!(Publication::decode(&kv(&value)), Ok(publication));
+    }
+
+    #[test]
+    fn damaged_publications_have_a_reason() {
+        let ids = [1, 2].map(|number| Uuid::from_u128(number).to_string());
+        let twice = json!({ "v": 1, "nqn": "n", "slots": { (&ids[0]): 3, (&ids[1]): 3 } });
+        let newer = json!({ "v": 2, "nqn": "n", "slots": {} });
+        for (stored, part) in [(twice, "slots"), (newer, "format 2"), (json!({}), "nqn")] {
+            let error = Publication::decode(&kv(&stored)).expect_err(part);
+            assert!(error.to_string().contains(part), "{error}");
+        }
     }
 }

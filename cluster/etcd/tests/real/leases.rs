@@ -8,7 +8,7 @@ use nacre_cluster_core::observer::Role;
 use nacre_cluster_core::{
     BootTime, Effect, Incarnation, Join, Lease, NodeId, Observer, Record, Timing, Transaction,
 };
-use nacre_cluster_etcd::{NodeLeases, Outcome};
+use nacre_cluster_etcd::{KeyValue, NodeLeases, Outcome};
 use uuid::Uuid;
 
 use crate::{client, prefix, runtime};
@@ -160,5 +160,13 @@ fn a_lease_runs_out() {
         let release = Transaction::release(third.holder());
         let made = first.execute(&release, no_record).await;
         assert!(matches!(made, Ok(Outcome::Made(_))), "{made:?}");
+        let log = client.list(&prefix("lab").logs()).await;
+        let log = log.expect("a list").keys;
+        let what = |kv: &KeyValue| -> serde_json::Value {
+            serde_json::from_slice(&kv.value).expect("JSON")
+        };
+        let mut ends: Vec<String> = log.iter().map(|kv| what(kv)["what"].to_string()).collect();
+        ends.sort();
+        assert_eq!(ends, ["\"fence\"", "\"release\"", "\"replace\""]);
     });
 }

@@ -2,6 +2,7 @@
 //! starts members of Debian's etcd on loopback; without the program, the tests are skipped aloud.
 
 mod leases;
+mod nodes;
 mod owners;
 mod users;
 mod watches;

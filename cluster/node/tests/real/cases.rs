@@ -304,9 +304,14 @@ fn certificates() {
         .block_on(lab.client.get(&prefix().lease(node(4))));
     assert_eq!(stored, Ok(None));
     drop(stranger);
+    // A restart moves no volume.
+    lab.settle();
+    let before = lab.last_answers();
     lab.etcd.kill(0);
     std::thread::sleep(LEASE);
     lab.etcd.run_all();
+    std::thread::sleep(2 * LEASE);
     lab.settle();
+    lab.check_no_take(&before);
     lab.check();
 }

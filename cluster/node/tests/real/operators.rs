@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use nacre_cluster_core::NodeId;
+use nacre_cluster_core::{Incarnation, MemberId, NodeId};
 use nacre_cluster_etcd::{Copies, Txn};
-use nacre_cluster_node::{Cluster, Error, clock};
+use nacre_cluster_node::export::Is;
+use nacre_cluster_node::{Cluster, Error, ExportState, PublishRequest, VolumeState, clock};
 use rustix::process::Signal;
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::process::prefix;
 use crate::{BAR, LEASE, Lab, node, volume};
@@ -146,6 +148,138 @@ fn removal_and_status() {
     let removed = lab.runtime.block_on(lab.operator.remove(id));
     removed.expect("removed");
     assert_eq!(lab.status().nodes.len(), 2);
+}
+
+/// Goal: publications and exports are what operators and nodes wrote last, within their bounds.
+/// Method: the operator's acts on a cluster of three nodes, one of which writes its exports to a
+/// file.
+#[test]
+fn publications_and_exports() {
+    let Some(lab) = Lab::start("publications_and_exports", 1, 2, false) else {
+        return;
+    };
+    let (id, first) = (lab.volumes[0], node(1));
+    let request = PublishRequest {
+        nodes: lab.ids(),
+        hosts: vec!["nqn.2025-01.io.nacre:host".to_owned()],
+        any_host: false,
+    };
+    let invalid = [
+        PublishRequest::default(),
+        PublishRequest {
+            nodes: vec![first, first],
+            ..request.clone()
+        },
+        PublishRequest {
+            hosts: vec!["a host".to_owned()],
+            ..request.clone()
+        },
+    ];
+    let described = || lab.status().nodes.iter().all(|node| node.key.is_some());
+    lab.wait("all nodes have described themselves", described);
+    let operator = lab.operator.clone();
+    lab.runtime.block_on(async {
+        for request in invalid {
+            let refused = operator.publish(id, &request).await;
+            assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+        }
+        let missing = operator.publish(volume(9), &request).await;
+        assert!(
+            matches!(missing, Err(Error::NoVolume { .. })),
+            "{missing:?}"
+        );
+        let mut unknown = request.clone();
+        unknown.nodes.push(node(9));
+        let unknown = operator.publish(id, &unknown).await;
+        assert!(matches!(unknown, Err(Error::NoNode { .. })), "{unknown:?}");
+        let published = operator.publish(id, &request).await.expect("published");
+        // The slots are those that the test's own publication had.
+        assert_eq!(published.slots.of(first), Some(1));
+        assert_eq!(
+            (&published.order, &published.hosts),
+            (&request.nodes, &request.hosts)
+        );
+        let all = operator.publications().await.expect("publications");
+        assert_eq!((all.len(), all.get(&id)), (2, Some(&published)));
+
+        let member = MemberId(Uuid::from_u128(77));
+        let export = operator.export(first, member, id, "disk0").await;
+        let export = export.expect("wanted");
+        assert_eq!(
+            operator.export(first, member, id, "disk0").await,
+            Ok(export.clone())
+        );
+        let other = operator.export(first, member, id, "disk1").await;
+        assert!(
+            matches!(other, Err(Error::ExportExists { .. })),
+            "{other:?}"
+        );
+        let exports = operator.exports(Some(id)).await;
+        assert_eq!(exports, Ok(vec![(first, member, export)]));
+        assert_eq!(operator.exports(Some(volume(9))).await, Ok(Vec::new()));
+    });
+    let member = MemberId(Uuid::from_u128(77));
+    let shown = |lab: &Lab| {
+        let file = lab.dir().join(format!("exports-{}", first.0));
+        std::fs::read_to_string(file).unwrap_or_default()
+    };
+    lab.wait("its node sees the export", || {
+        shown(&lab).contains("disk0 There Making")
+    });
+    let incarnation = lab.incarnation(first).expect("a lease");
+    lab.runtime.block_on(async {
+        let state = ExportState {
+            is: Is::There,
+            bytes: 1 << 30,
+            block_size: 4096,
+            why: None,
+        };
+        let old = Incarnation(incarnation.0 - 1);
+        let refused = operator
+            .set_export_state(first, old, member, Some(&state))
+            .await;
+        assert!(matches!(refused, Err(Error::NoLease { .. })), "{refused:?}");
+        let set = operator.set_export_state(first, incarnation, member, Some(&state));
+        set.await.expect("set");
+        let exports = operator.exports(None).await.expect("exports");
+        assert_eq!((exports[0].2.is, exports[0].2.bytes), (Is::There, 1 << 30));
+        let early = operator
+            .set_export_state(first, incarnation, member, None)
+            .await;
+        assert!(
+            matches!(early, Err(Error::ExportExists { .. })),
+            "still wanted: {early:?}"
+        );
+        assert_eq!(operator.unexport(first, member).await, Ok(true));
+    });
+    lab.wait("its node sees the end", || {
+        shown(&lab).contains("disk0 Gone There")
+    });
+    lab.runtime.block_on(async {
+        let ended = operator.set_export_state(first, incarnation, member, None);
+        ended.await.expect("ended");
+        assert_eq!(operator.unexport(first, member).await, Ok(false));
+        let late = ExportState {
+            is: Is::Failed,
+            bytes: 0,
+            block_size: 0,
+            why: Some("gone".to_owned()),
+        };
+        let late = operator
+            .set_export_state(first, incarnation, member, Some(&late))
+            .await;
+        assert!(matches!(late, Err(Error::NoExport { .. })), "{late:?}");
+        let volumes = operator.volumes().await.expect("volumes");
+        assert_eq!(volumes.len(), 2);
+        assert!(
+            volumes
+                .iter()
+                .all(|volume| volume.state == VolumeState::Healthy)
+        );
+        assert_eq!((&*volumes[0].name, volumes[0].id), ("v0", id));
+    });
+    lab.wait("its node has no export", || shown(&lab).is_empty());
+    lab.check();
 }
 
 /// A name is used once, and not beside a daemon that owns the prefix.

@@ -1,0 +1,261 @@
+//! Publications and exports, as operators change them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nacre_cluster_core::slots::MAX_SLOTS;
+use nacre_cluster_core::{Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_etcd::{Copies, KeyValue, Prefix, Txn, TxnAnswer};
+
+use crate::error::Error;
+use crate::export::{Export, Is, MAX_DEVICE, Want};
+use crate::keys::bytes;
+use crate::operator::{ATTEMPTS, Operator};
+use crate::publication::{MAX_HOSTS, MAX_NQN, Publication};
+
+/// The nodes that show a volume, in order of preference, and the hosts that may use it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PublishRequest {
+    pub nodes: Vec<NodeId>,
+    pub hosts: Vec<String>,
+    pub any_host: bool,
+}
+
+/// The state of an export, as its node reports it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportState {
+    pub is: Is,
+    pub bytes: u64,
+    pub block_size: u32,
+    /// The reason of [`Is::Failed`].
+    pub why: Option<String>,
+}
+
+impl PublishRequest {
+    fn check(&self) -> Result<(), Error> {
+        let invalid = |field, why: String| Err(Error::Invalid { field, why });
+        if !(1..=MAX_SLOTS).contains(&self.nodes.len()) {
+            return invalid("nodes", format!("name 1 to {MAX_SLOTS} nodes"));
+        }
+        let distinct: BTreeSet<NodeId> = self.nodes.iter().copied().collect();
+        if distinct.len() < self.nodes.len() {
+            return invalid("nodes", "name each node once".to_owned());
+        }
+        if self.hosts.len() > MAX_HOSTS {
+            return invalid("hosts", format!("name at most {MAX_HOSTS} hosts"));
+        }
+        let is_nqn = |host: &&String| host.starts_with("nqn.") && host.len() <= MAX_NQN;
+        match self.hosts.iter().find(|host| !is_nqn(host)) {
+            Some(host) => invalid("hosts", format!("\"{host}\" is not an NQN")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Operator {
+    async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
+        self.client.get(key).await.map_err(Error::at(key))
+    }
+
+    async fn transact(&self, key: &str, txn: Txn) -> Result<TxnAnswer, Error> {
+        let answer = self.client.transact(txn, Copies::Several).await;
+        answer.map_err(Error::at(key))
+    }
+
+    async fn must_be_described(&self, node: NodeId) -> Result<(), Error> {
+        let key = self.prefix.node(node);
+        match self.get(&key).await? {
+            Some(_) => Ok(()),
+            None => Err(Error::NoNode { key, node }),
+        }
+    }
+
+    /// Shows the volume on these nodes and to these hosts. A node that showed it before keeps its
+    /// slot. Its holder should be among the nodes: no other node takes it while the holder lives.
+    pub async fn publish(
+        &self,
+        volume: VolumeId,
+        request: &PublishRequest,
+    ) -> Result<Publication, Error> {
+        request.check()?;
+        for node in &request.nodes {
+            self.must_be_described(*node).await?;
+        }
+        let (key, record) = (
+            self.prefix.publication(volume),
+            self.prefix.core_volume(volume),
+        );
+        for _ in 0..ATTEMPTS {
+            let found = self.get(&key).await?;
+            let before = found.as_ref().map(Publication::decode).transpose()?;
+            let mut next = before.clone().unwrap_or_else(|| Publication::new(volume));
+            next.show_on(&request.nodes);
+            next.hosts = request.hosts.clone();
+            next.any_host = request.any_host;
+            if before.as_ref() == Some(&next) {
+                return Ok(next);
+            }
+            let txn = Txn::default()
+                .if_modified(&key, found.map_or(0, |kv| kv.mod_revision))
+                .if_not_created(&record, 0)
+                .put(&key, next.encode())
+                .look(&record);
+            let answer = self.transact(&key, txn).await?;
+            if answer.is_made {
+                return Ok(next);
+            }
+            if answer.found.into_iter().next().flatten().is_none() {
+                let key = record;
+                return Err(Error::NoVolume { key, volume });
+            }
+        }
+        Err(Error::Contended { key })
+    }
+
+    /// Shows the volume no more. False: it was not published.
+    pub async fn unpublish(&self, volume: VolumeId) -> Result<bool, Error> {
+        let key = self.prefix.publication(volume);
+        let is_published = self.get(&key).await?.is_some();
+        if is_published {
+            self.transact(&key, Txn::default().delete(&key)).await?;
+        }
+        Ok(is_published)
+    }
+
+    pub async fn publications(&self) -> Result<BTreeMap<VolumeId, Publication>, Error> {
+        let prefix = self.prefix.publications();
+        let keys = self.list(&prefix).await?;
+        let found = keys.iter().filter_map(|kv| {
+            let volume = VolumeId(Prefix::id_after(&prefix, &kv.key)?);
+            Some(Publication::decode(kv).map(|publication| (volume, publication)))
+        });
+        found.collect()
+    }
+
+    /// Wants `device` of the node as this member of the volume. The node answers by
+    /// [`Export::is`].
+    pub async fn export(
+        &self,
+        node: NodeId,
+        member: MemberId,
+        volume: VolumeId,
+        device: &str,
+    ) -> Result<Export, Error> {
+        if !(1..=MAX_DEVICE).contains(&device.len()) {
+            let why = format!("name a device with 1 to {MAX_DEVICE} bytes");
+            return Err(Error::Invalid {
+                field: "device",
+                why,
+            });
+        }
+        self.must_be_described(node).await?;
+        let key = self.prefix.member(node, member);
+        let export = Export::new(volume, device);
+        let txn = Txn::default()
+            .if_created(&key, 0)
+            .put(&key, bytes(&export))
+            .look(&key);
+        let answer = self.transact(&key, txn).await?;
+        if answer.is_made {
+            return Ok(export);
+        }
+        match answer.found.into_iter().next().flatten() {
+            Some(kv) => {
+                let found = Export::decode(&kv)?;
+                let is_same = (found.volume(), &*found.device) == (volume, device);
+                if is_same && found.want == Want::There {
+                    return Ok(found);
+                }
+                let device = found.device;
+                Err(Error::ExportExists { key, device })
+            }
+            None => Err(Error::Contended { key }),
+        }
+    }
+
+    /// Wants the export to end: the node deletes its key then. False: there is none.
+    pub async fn unexport(&self, node: NodeId, member: MemberId) -> Result<bool, Error> {
+        let key = self.prefix.member(node, member);
+        for _ in 0..ATTEMPTS {
+            let Some(kv) = self.get(&key).await? else {
+                return Ok(false);
+            };
+            let mut export = Export::decode(&kv)?;
+            export.want = Want::Gone;
+            let txn = Txn::default()
+                .if_modified(&key, kv.mod_revision)
+                .put(&key, bytes(&export));
+            if self.transact(&key, txn).await?.is_made {
+                return Ok(true);
+            }
+        }
+        Err(Error::Contended { key })
+    }
+
+    /// The exports of a volume, or of all volumes.
+    pub async fn exports(
+        &self,
+        volume: Option<VolumeId>,
+    ) -> Result<Vec<(NodeId, MemberId, Export)>, Error> {
+        let mut exports = Vec::new();
+        for kv in self.list(&self.prefix.all_members()).await? {
+            let Some((node, member)) = self.prefix.member_of(&kv.key) else {
+                continue;
+            };
+            let export = Export::decode(&kv)?;
+            if volume.is_none_or(|volume| export.volume() == volume) {
+                exports.push((node, member, export));
+            }
+        }
+        Ok(exports)
+    }
+
+    /// Writes the state of an export, by its node in this incarnation. `None`: the export that an
+    /// operator does not want any more has ended, and its key is deleted.
+    pub async fn set_export_state(
+        &self,
+        node: NodeId,
+        incarnation: Incarnation,
+        member: MemberId,
+        state: Option<&ExportState>,
+    ) -> Result<(), Error> {
+        let (key, lease) = (self.prefix.member(node, member), self.prefix.lease(node));
+        for _ in 0..ATTEMPTS {
+            let Some(kv) = self.get(&key).await? else {
+                return match state {
+                    Some(_) => Err(Error::NoExport { key }),
+                    None => Ok(()),
+                };
+            };
+            let mut export = Export::decode(&kv)?;
+            let txn = Txn::default()
+                .if_modified(&key, kv.mod_revision)
+                .if_created(&lease, incarnation.0 as i64)
+                .look(&lease);
+            let txn = match state {
+                Some(state) => {
+                    let before = export.clone();
+                    export.report(state);
+                    if export == before {
+                        return Ok(());
+                    }
+                    txn.put(&key, bytes(&export))
+                }
+                None if export.want == Want::There => {
+                    let device = export.device;
+                    return Err(Error::ExportExists { key, device });
+                }
+                None => txn.delete(&key),
+            };
+            let answer = self.transact(&key, txn).await?;
+            if answer.is_made {
+                return Ok(());
+            }
+            let stands = answer.found.into_iter().next().flatten();
+            if stands.is_none_or(|kv| kv.create_revision as u64 != incarnation.0) {
+                let key = lease;
+                return Err(Error::NoLease { key, node });
+            }
+        }
+        Err(Error::Contended { key })
+    }
+}
