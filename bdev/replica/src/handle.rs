@@ -22,6 +22,13 @@ pub(crate) const COMMANDS: usize = 64;
 pub trait Devices: Send + Sync + 'static {
     /// Claims the device `name` for one replica of `volume`, until the claim is dropped.
     fn claim(&self, name: &str, volume: &str) -> Result<ReplicaDevice, NoDevice>;
+
+    /// False if the device is known not to answer: the lease of its node is over. Such a replica is
+    /// not waited for, neither when a volume is opened nor when it owes an answer. Asked often: the
+    /// call must be quick and not block.
+    fn is_awaited(&self, _name: &str) -> bool {
+        true
+    }
 }
 
 /// The device of a replica.

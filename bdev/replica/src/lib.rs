@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod answers;
 pub mod control;
 pub mod format;
 pub mod handle;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use nacre_bdev::Layer;
 
+use crate::answers::AnswerLease;
 use crate::model::{MAX_REPLICAS, ReadPolicy, Settings};
 
 /// How hosts' I/O is handled now.
@@ -57,6 +58,8 @@ pub struct View {
     pub min_in_sync: usize,
     pub deadline: Duration,
     pub frozen_hold: Duration,
+    /// The lease that the answers of this view need.
+    pub lease: Option<Arc<dyn AnswerLease>>,
 }
 
 impl View {
@@ -70,6 +73,7 @@ impl View {
             min_in_sync: usize::from(settings.min_in_sync.max(1)),
             deadline: Duration::from_millis(settings.deadline_ms),
             frozen_hold: Duration::from_millis(settings.frozen_hold_ms),
+            lease: None,
         }
     }
 

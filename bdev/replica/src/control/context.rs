@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::failures::describe;
 use super::state::State;
+use crate::answers::AnswerLease;
 use crate::handle::{Observer, VolumeError, VolumeEvent, VolumeEventKind, VolumeStatus};
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Shared};
@@ -24,6 +25,8 @@ pub(super) struct Context {
     pub state: RefCell<State>,
     pub status: Arc<Mutex<VolumeStatus>>,
     pub observer: Arc<dyn Observer>,
+    /// See [`crate::answers`].
+    pub lease: Option<Arc<dyn AnswerLease>>,
     pub signals: Signals,
     pub tasks: RefCell<Vec<LocalTask<()>>>,
 }
@@ -132,7 +135,8 @@ impl Context {
 
     /// Publishes the view and the status of the present state.
     pub(super) fn publish(&self) {
-        let view = self.state.borrow().view();
+        let mut view = self.state.borrow().view();
+        view.lease.clone_from(&self.lease);
         self.shared.publish(view);
         self.signals.watch.notify_one();
         self.refresh_status();

@@ -25,6 +25,7 @@ use super::log::LogWriter;
 use super::media::{Media, Reserve};
 use super::membership::Membership;
 use super::state::{Live, Resync, State};
+use crate::answers::Holder;
 use crate::format::Label;
 use crate::handle::{
     COMMANDS, Devices, Observer, ResyncKind, VolumeError, VolumeEventKind, VolumeHandle,
@@ -82,7 +83,7 @@ pub async fn open(
     devices: Arc<dyn Devices>,
     observer: Arc<dyn Observer>,
     id: Uuid,
-    holder: Uuid,
+    holder: impl Into<Holder>,
 ) -> Result<VolumeHandle, VolumeError> {
     let prepared = Prepared::new(&store.load(id).await?);
     open_prepared(core, pool, store, devices, observer, holder, &prepared).await
@@ -97,7 +98,7 @@ pub async fn open_prepared(
     store: Arc<dyn VolumeStore>,
     devices: Arc<dyn Devices>,
     observer: Arc<dyn Observer>,
-    holder: Uuid,
+    holder: impl Into<Holder>,
     prepared: &Prepared,
 ) -> Result<VolumeHandle, VolumeError> {
     let opening = Opening {
@@ -106,7 +107,7 @@ pub async fn open_prepared(
         store,
         devices,
         observer,
-        holder,
+        holder: holder.into(),
     };
     let opened = opening.run(prepared).await;
     opened.inspect_err(|why| prepared.not_opened(why))
@@ -119,7 +120,7 @@ struct Opening<'a> {
     store: Arc<dyn VolumeStore>,
     devices: Arc<dyn Devices>,
     observer: Arc<dyn Observer>,
-    holder: Uuid,
+    holder: Holder,
 }
 
 impl Opening<'_> {
@@ -163,6 +164,7 @@ impl Opening<'_> {
             state: RefCell::new(State::new(record)),
             shared,
             observer: Arc::clone(&self.observer),
+            lease: self.holder.lease.clone(),
             signals: Signals::default(),
             tasks: RefCell::default(),
         });
@@ -174,7 +176,7 @@ impl Opening<'_> {
             poller: Cell::new(Some(poller)),
             devices: Arc::clone(&self.devices),
         });
-        let control = Control::new(context, media, Arc::clone(&self.store), self.holder);
+        let control = Control::new(context, media, Arc::clone(&self.store), self.holder.id);
         let begun = control.opener().begin(promised).await;
         let Ok(Some(volume)) = begun else {
             control.replicas.let_others_in_everywhere().await;
