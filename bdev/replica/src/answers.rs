@@ -6,8 +6,11 @@
 //! lease was good at any time after the answer was collected from the replicas.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use uuid::Uuid;
+
+use crate::mutation::Mutation;
 
 /// The lease of a holder's node, bound to one incarnation of that node.
 ///
@@ -36,5 +39,58 @@ impl From<Uuid> for Holder {
     /// A holder without a lease.
     fn from(id: Uuid) -> Self {
         Self { id, lease: None }
+    }
+}
+
+/// The rounds of assent: the control asks all replicas that may be in sync whether this holder
+/// still holds them. A later holder takes one of them before its first answer. So an answer that
+/// was collected before a round began is right once the round is confirmed.
+#[derive(Default)]
+pub struct Assent {
+    /// The last round that began, and the last that was confirmed.
+    begun: AtomicU64,
+    confirmed: AtomicU64,
+    /// Lanes with held answers.
+    holding: AtomicUsize,
+}
+
+impl Assent {
+    /// The last round that began. It may say nothing about answers collected before this call:
+    /// they need a later one.
+    pub fn begun(&self) -> u64 {
+        // The answers are collected before this load.
+        fence(Ordering::SeqCst);
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Begins a round. The control calls this before it asks the first replica.
+    pub fn begin(&self) -> u64 {
+        let round = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        fence(Ordering::SeqCst);
+        round
+    }
+
+    pub fn confirm(&self, round: u64) {
+        self.confirmed.fetch_max(round, Ordering::SeqCst);
+    }
+
+    /// True when a round that began after `begun` is confirmed: see [`Assent::begun`].
+    pub fn covers(&self, begun: u64) -> bool {
+        let confirmed = self.confirmed.load(Ordering::SeqCst);
+        confirmed > begun || (Mutation::AssentLate.is_active() && confirmed == begun)
+    }
+
+    /// A lane begins, or ends, to hold answers.
+    pub(crate) fn hold(&self, holds: bool) {
+        if holds {
+            self.holding.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.holding.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// True while a lane holds answers.
+    pub fn is_holding(&self) -> bool {
+        self.holding.load(Ordering::SeqCst) != 0
     }
 }

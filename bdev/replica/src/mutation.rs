@@ -22,6 +22,14 @@ pub enum Mutation {
     ResyncBackwards,
     /// Trusts replicas whose devices have, or had, fewer blocks than the volume needs.
     IgnoreSize,
+    /// Answers leave whatever the lease of the holder's node.
+    AnswerUnchecked,
+    /// The lease is checked before the answers are collected.
+    CheckEarly,
+    /// One replica assents for all.
+    AssentOfOne,
+    /// Assent covers answers that were collected after its round began.
+    AssentLate,
 }
 
 #[cfg(feature = "mutations")]
@@ -35,13 +43,17 @@ mod switch {
     }
 
     impl Mutation {
-        pub const ALL: [Mutation; 6] = [
+        pub const ALL: [Mutation; 10] = [
             Mutation::AcknowledgeEarly,
             Mutation::SkipLog,
             Mutation::ReadStale,
             Mutation::ForgetFence,
             Mutation::ResyncBackwards,
             Mutation::IgnoreSize,
+            Mutation::AnswerUnchecked,
+            Mutation::CheckEarly,
+            Mutation::AssentOfOne,
+            Mutation::AssentLate,
         ];
 
         /// Activates a fault from here on, on this thread.

@@ -10,13 +10,30 @@
 //! costs as much as the rest of a read. The control, which waits for empty slots, waits at most one
 //! turn longer.
 
-use nacre_bdev::{Io, Status};
+use nacre_bdev::{Io, Op, Status};
 use nacre_hugepages::Lent;
 
 use super::Lane;
 use super::request::slots;
 
 impl Lane {
+    /// Executes the I/O, without a check of the holder's lease.
+    #[inline]
+    pub(super) fn at_once_unchecked(
+        &mut self,
+        io: &mut Io,
+        lent: &mut Option<Lent>,
+    ) -> Option<Status> {
+        if !self.replicas.allow_direct() || self.shared.check(io).is_some() {
+            return None;
+        }
+        match io.op {
+            Op::Read => self.read_at_once(io, lent),
+            Op::Write => self.write_at_once(io),
+            _ => None,
+        }
+    }
+
     #[inline]
     pub(super) fn read_at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         let slot = self.replicas.read_at_once(io, lent)?;

@@ -83,6 +83,16 @@ impl Completions {
         }
     }
 
+    /// Counts an I/O as open again whose completion may not leave yet.
+    pub(super) fn reopen(&mut self) {
+        self.open += 1;
+    }
+
+    /// Counts an I/O of [`Completions::reopen`] as completed.
+    pub(super) fn close_held(&mut self) {
+        self.open -= 1;
+    }
+
     /// Adds a completion, which the next poll returns.
     pub(super) fn push(&mut self, completion: Completion) {
         self.ready.push_back(completion);
@@ -183,6 +193,7 @@ impl Drop for Lane {
                 pending.abandon();
             }
         }
+        self.answers.close();
         self.replicas.clear_loads();
         self.state.gone.store(true, Ordering::SeqCst);
         self.shared.remove_lane(&self.state);

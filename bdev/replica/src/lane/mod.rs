@@ -20,6 +20,7 @@
 //! | [`Requests`] | the requests, and the reasons of failed children |
 //! | [`Admission`] | the locks that writes hold, and the requests that cannot start yet |
 //! | [`Completions`] | the number of open requests, their latency, and completions to be returned |
+//! | [`Answers`] | the holder's lease, and the successes that wait for it |
 //! | [`Schedule`] | the times of periodic work |
 //! | [`Counters`] | statistics |
 //!
@@ -34,6 +35,7 @@
 //! only when the view changed, a replica failed, or a region must become dirty.
 
 mod admission;
+mod answers;
 mod at_once;
 mod children;
 mod completion;
@@ -59,6 +61,7 @@ use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use self::admission::Admission;
+use self::answers::Answers;
 use self::completion::Completions;
 use self::counters::Counters;
 use self::replicas::Replicas;
@@ -66,6 +69,7 @@ use self::request::{GENERATIONS, Slots, Stage, bit, slots, split_token};
 use self::requests::Requests;
 use self::schedule::Schedule;
 use crate::model::MAX_REPLICAS;
+use crate::mutation::Mutation;
 use crate::shared::{LaneState, Shared};
 
 /// Most I/Os in flight on one lane.
@@ -80,6 +84,7 @@ pub struct Lane {
     requests: Requests,
     admission: Admission,
     completions: Completions,
+    answers: Answers,
     counters: Counters,
     block_size: u32,
     shared: Arc<Shared>,
@@ -124,6 +129,7 @@ impl Lane {
             requests: Requests::with_capacity(DEPTH),
             admission: Admission::with_capacity(DEPTH, state.owner, Arc::clone(&shared)),
             completions: Completions::with_capacity(DEPTH),
+            answers: Answers::new(Arc::clone(&shared)),
             counters: Counters::default(),
             pool: pool.clone(),
             generation: 0,
@@ -145,6 +151,7 @@ impl Lane {
     fn adopt(&mut self) {
         self.requests.settle();
         self.replicas.adopt(&mut self.requests);
+        self.adopt_lease();
         self.review = Review::Due;
         self.schedule.adopt(&self.replicas.view, self.now);
     }
@@ -300,14 +307,10 @@ impl Queue for Lane {
 
     #[inline]
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        if !self.replicas.allow_direct() || self.shared.check(io).is_some() {
-            return None;
+        if self.answers.need_lease() {
+            return self.at_once_by_lease(io, lent);
         }
-        match io.op {
-            Op::Read => self.read_at_once(io, lent),
-            Op::Write => self.write_at_once(io),
-            _ => None,
-        }
+        self.at_once_unchecked(io, lent)
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
@@ -340,6 +343,12 @@ impl Queue for Lane {
             self.collect_all(0, done);
         }
         self.completions.hand_over(done);
+        if self.answers.need_lease() {
+            self.check_answers(done, before);
+        }
+        if Mutation::CheckEarly.is_active() {
+            self.answers.check_early();
+        }
         if self.counters.has_news() {
             self.publish_counts();
         }
@@ -350,7 +359,7 @@ impl Queue for Lane {
         self.requests.settle();
         match self.requests.with_token(token) {
             Some(index) => self.abort_request(index),
-            None => false,
+            None => self.abort_held(token),
         }
     }
 
@@ -376,6 +385,7 @@ impl Queue for Lane {
             idle = Idle::Busy;
         }
         idle.and(self.next_moment())
+            .and(self.answers.next_moment(self.now))
     }
 
     fn disarm(&mut self) {

@@ -1,6 +1,7 @@
 //! Tests of the data path: single steps, with the test in place of the control and of the devices;
 //! and lanes on real devices with faults and delays, compared with a model.
 
+mod answers;
 mod at_once;
 mod failures;
 mod reads;

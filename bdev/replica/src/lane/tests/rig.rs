@@ -33,7 +33,7 @@ pub(crate) const FIRST: u64 = RESERVED / BLOCK as u64;
 #[derive(Default)]
 pub(crate) struct ScriptedIos {
     pub has: Vec<(u64, Io)>,
-    answers: Vec<(u64, Completion)>,
+    pub answers: Vec<(u64, Completion)>,
     pub busy: bool,
     /// The device executes aborts.
     pub aborts: bool,
