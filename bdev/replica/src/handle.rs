@@ -225,6 +225,11 @@ pub enum VolumeError {
         "device \"{device}\" is reserved by another host: let that host release it, or clear the reservation at the target"
     )]
     Reserved { device: String },
+    /// Volumes of a cluster need reservations, against a former holder that goes on.
+    #[error(
+        "device \"{device}\" does not support reservations, which each replica of a volume in a cluster needs: enable them at its target, or use another device"
+    )]
+    NoReservations { device: String },
     #[error("volume \"{name}\" is closed")]
     Closed { name: String },
     #[error("{what} is already running")]

@@ -96,6 +96,10 @@ impl Attacher {
             return Ok(());
         };
         let (device, disk) = self.media.claim_of_any_size(&record, &replica.device)?;
+        if let Err(error) = self.context.must_reserve(&device) {
+            self.media.disks.forget(&disk);
+            return Err(error);
+        }
         let former = self.left_under_way(slot, &disk.name);
         let outcome = match former {
             0 => {

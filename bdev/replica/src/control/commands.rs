@@ -122,6 +122,7 @@ impl Control {
         })?;
         let (device, disk) = self.media.claim(&record, name).await?;
         self.media.disks.forget(&disk);
+        self.context.must_reserve(&device)?;
         if self.media.disks.left_under_way(&disk.name) > 0 {
             // A late label write would leave two labels.
             return Err(VolumeError::Running {

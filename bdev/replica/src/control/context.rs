@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_bdev::Bdev;
 use nacre_reactor::{CoreHandle, LocalTask};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -14,7 +15,9 @@ use uuid::Uuid;
 use super::failures::describe;
 use super::state::State;
 use crate::answers::AnswerLease;
-use crate::handle::{Observer, VolumeError, VolumeEvent, VolumeEventKind, VolumeStatus};
+use crate::handle::{
+    Observer, ReplicaDevice, VolumeError, VolumeEvent, VolumeEventKind, VolumeStatus,
+};
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Shared};
 
@@ -46,6 +49,7 @@ pub(super) struct Signals {
     pub urgent: Notify,
     pub verify: Notify,
     pub watch: Notify,
+    pub assent: Notify,
     pub fence: Notify,
 }
 
@@ -121,6 +125,17 @@ impl Context {
                 why,
             }),
         }
+    }
+
+    /// With a lease, each replica must be able to refuse a former holder, and to assent for this
+    /// one. A device that cannot would get the writes of a holder that was stopped and goes on.
+    pub(super) fn must_reserve(&self, device: &ReplicaDevice) -> Result<(), VolumeError> {
+        if self.lease.is_none() || device.layer.reserves() {
+            return Ok(());
+        }
+        Err(VolumeError::NoReservations {
+            device: device.layer.name().to_owned(),
+        })
     }
 
     pub(super) fn emit(&self, what: VolumeEventKind) {

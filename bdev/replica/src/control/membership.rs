@@ -81,11 +81,17 @@ impl Membership {
         let mut next = before.clone();
         change(&mut next);
         next.revision = before.revision + 1;
+        let in_sync = next.in_sync().map(|replica| replica.id);
+        self.context.state.borrow_mut().attempted.extend(in_sync);
         if !self.swap(&before, &next, overtaken).await? {
             return Ok(false);
         }
         decided();
-        self.context.state.borrow_mut().record = next;
+        {
+            let mut state = self.context.state.borrow_mut();
+            state.record = next;
+            state.attempted.clear();
+        }
         self.stamp(clean).await;
         Ok(true)
     }

@@ -4,7 +4,8 @@
 //! ```text
 //!   lanes ── news ──▶ listen ─┬─ wanted regions ──▶ LogWriter  page on the media, then dirty
 //!                             ├─ failures ────────▶ FailureHandler  out of sync, then a view
-//!                             └─ repairs ─────────▶ ReadRepair
+//!                             ├─ repairs ─────────▶ ReadRepair
+//!                             └─ held answers ────▶ AssentKeeper  the replicas confirm the holder
 //!   time ──▶ LogWriter clears idle regions         ▶ FailureHandler finds losses of devices
 //!        ──▶ Attacher attaches absent replicas     ▶ Resyncer copies missing data, promotes
 //!        ──▶ LabelPoll, Lease find other holders   ▶ Verify compares the replicas
@@ -26,6 +27,7 @@
 //! [`Membership::turn`]. The log's pages are written under [`LogWriter::turn`], one writer at a
 //! time, so that an older page never overwrites a newer one.
 
+mod assent;
 mod attach;
 mod chunk;
 mod clean;
@@ -65,6 +67,7 @@ use uuid::Uuid;
 pub use self::create::{create, delete, force_in_sync};
 pub use self::open::{open, open_prepared};
 
+use self::assent::AssentKeeper;
 use self::attach::Attacher;
 use self::chunk::Copier;
 use self::context::Context;
@@ -97,6 +100,7 @@ pub(crate) struct Control {
     resync: Rc<Resyncer>,
     verify: Rc<Verify>,
     lease: Rc<Lease>,
+    assent: Rc<AssentKeeper>,
 }
 
 impl Control {
@@ -109,6 +113,10 @@ impl Control {
         let lease = Rc::new(Lease {
             context: Rc::clone(&context),
             store: Arc::clone(&store),
+        });
+        let assent = Rc::new(AssentKeeper {
+            context: Rc::clone(&context),
+            holder,
         });
         let replicas = Rc::new(Membership {
             context: Rc::clone(&context),
@@ -173,6 +181,7 @@ impl Control {
             resync,
             verify,
             lease,
+            assent,
         })
     }
 
@@ -203,7 +212,9 @@ impl Control {
         self.context.spawn(Rc::clone(&self.attacher).take_back());
         self.context.spawn(Rc::clone(&self.resync).copy_regions());
         self.context.spawn(Rc::clone(&self.verify).verify_in_time());
-        if self.replicas.store.is_shared() {
+        if self.context.lease.is_some() {
+            self.context.spawn(Rc::clone(&self.assent).keep_assent());
+        } else if self.replicas.store.is_shared() {
             self.context.spawn(Rc::clone(&self.lease).keep_lease());
         }
     }
@@ -231,6 +242,9 @@ impl Control {
             self.context.signals.news.notified().await;
             let (news, counts) = self.context.shared.take_news();
             let mut state = self.context.state.borrow_mut();
+            if self.context.shared.assent.is_holding() {
+                self.context.signals.assent.notify_one();
+            }
             if !news.wanted.is_empty() {
                 state.wanted.extend(news.wanted);
                 self.context.signals.log.notify_one();

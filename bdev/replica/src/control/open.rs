@@ -317,7 +317,8 @@ impl Opener {
 
     /// Waits until the previous holder, if it still runs, has detected the new one.
     async fn take_over(&self, epoch: u64, live: &[(usize, Rc<Live>)]) -> Result<(), VolumeError> {
-        if self.replicas.store.is_shared() {
+        // With leases, the former holder's is over before the volume is opened.
+        if self.replicas.store.is_shared() && self.context.lease.is_none() {
             self.context.core.after(TAKE_OVER).await;
             return Ok(());
         }
@@ -403,6 +404,7 @@ impl Opener {
             // A replica that cannot be checked for lack of memory may be the best, or the only one:
             // decide nothing without it.
             let mut short = None;
+            let mut unreserved = None;
             for replica in record.in_sync().filter(|m| !m.offline) {
                 let slot = usize::from(replica.slot);
                 if all.is_settled(slot) {
@@ -428,6 +430,11 @@ impl Opener {
                     }
                     Err(error @ VolumeError::Newer { .. }) => return Err(error),
                     Err(error @ VolumeError::Short { .. }) => short = Some(error),
+                    // A configuration that is refused now, and not at the first failure. A target
+                    // that restarts may support reservations soon.
+                    Err(error @ VolumeError::NoReservations { .. }) => {
+                        (unreserved, missing) = (Some(error), true);
+                    }
                     Err(error) => {
                         why = error.to_string();
                         missing = true;
@@ -440,7 +447,7 @@ impl Opener {
                 GRACE
             };
             let over = self.context.core.now().since(start) >= patience;
-            match short {
+            match short.or_else(|| unreserved.filter(|_| over)) {
                 Some(error) if over => return Err(error),
                 None if over || !missing => break,
                 _ => {}
@@ -511,6 +518,10 @@ impl Opener {
         replica: &ReplicaRecord,
     ) -> Result<DeviceCheck, VolumeError> {
         let (device, disk) = self.media.claim_of_any_size(record, &replica.device)?;
+        if let Err(error) = self.context.must_reserve(&device) {
+            self.media.disks.forget(&disk);
+            return Err(error);
+        }
         let losses = device.layer.losses();
         let checked = Checked::before(&device.layer);
         let read = self.media.read_label(&disk).await;

@@ -1,7 +1,7 @@
 //! The control's state, and the views for lanes and operators derived from it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -23,6 +23,9 @@ use crate::view::{Mode, ReplicaView, Role, View};
 pub(super) struct State {
     /// The volume's record in the store.
     pub record: VolumeRecord,
+    /// The replicas that are in sync after a change that was attempted since the last successful
+    /// one. The store may have that change, or may get it until the next successful one.
+    pub attempted: BTreeSet<Uuid>,
     /// Attached replicas, by slot.
     pub live: [Option<Rc<Live>>; MAX_REPLICAS],
     /// Detached replicas that are still in sync in the store: lanes keep them until the store
@@ -120,6 +123,7 @@ impl State {
     pub(super) fn new(record: VolumeRecord) -> Self {
         Self {
             record,
+            attempted: BTreeSet::new(),
             live: Default::default(),
             leaving: Default::default(),
             former: Default::default(),

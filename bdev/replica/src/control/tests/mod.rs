@@ -1,6 +1,7 @@
 //! Tests of an open volume on RAM disks with faults, in virtual time: control, lanes and store as
 //! in the daemon, on one thread.
 
+mod assent;
 mod believed;
 mod commands;
 mod crash;

@@ -15,11 +15,13 @@ use uuid::Uuid;
 
 use super::cuttable::Cuttable;
 use super::shared_device::{Reservations, SharedDevice};
+use crate::answers::Holder;
 use crate::control;
 use crate::handle::{
     Command, Devices, NewVolume, NoDevice, Observer, ReplicaDevice, VolumeError, VolumeEvent,
     VolumeEventKind, VolumeHandle, VolumeState, VolumeStatus,
 };
+use crate::lane::tests::rig::TestLease;
 use crate::model::{ReplicaState, Settings, Stamp, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::store::{MemoryStore, VolumeStore};
@@ -237,6 +239,7 @@ pub(super) struct World {
     pub ended: BTreeMap<u64, Completion>,
     pub id: Uuid,
     pub holder: Uuid,
+    pub lease: Option<Arc<TestLease>>,
 }
 
 impl World {
@@ -284,6 +287,7 @@ impl World {
             ended: BTreeMap::new(),
             id: Uuid::nil(),
             holder: Uuid::from_u128(1),
+            lease: None,
         }
     }
 
@@ -317,6 +321,7 @@ impl World {
             ended: BTreeMap::new(),
             id: self.id,
             holder: Uuid::from_u128(host.into()),
+            lease: None,
         };
         let copied = rival.store.create(self.record());
         rival.core.block_on(copied).unwrap();
@@ -367,12 +372,19 @@ impl World {
         Ok(())
     }
 
+    fn as_holder(&self) -> Holder {
+        Holder {
+            id: self.holder,
+            lease: self.lease.clone().map(|lease| lease as _),
+        }
+    }
+
     pub(super) fn begin_open(&self) -> LocalTask<Result<VolumeHandle, VolumeError>> {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
         let observer = Arc::clone(&self.recorded) as Arc<dyn Observer>;
-        let (pool, id, holder) = (self.pool.clone(), self.id, self.holder);
+        let (pool, id, holder) = (self.pool.clone(), self.id, self.as_holder());
         let spawner = core.clone();
         spawner.spawn_local(async move {
             control::open(&core, pool, store, devices, observer, id, holder).await
@@ -393,7 +405,7 @@ impl World {
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
         let observer = Arc::clone(&self.recorded) as Arc<dyn Observer>;
-        let (pool, holder, prepared) = (self.pool.clone(), self.holder, prepared.clone());
+        let (pool, holder, prepared) = (self.pool.clone(), self.as_holder(), prepared.clone());
         let opening = core.clone().spawn_local(async move {
             control::open_prepared(&core, pool, store, devices, observer, holder, &prepared).await
         });

@@ -27,6 +27,8 @@ pub(super) struct Reservations {
     pub stubborn: bool,
     /// Opening a queue fails for lack of memory.
     pub short: bool,
+    /// The device supports no reservations.
+    pub unsupported: bool,
     /// Number of losses of its cache.
     pub losses: u64,
 }
@@ -158,7 +160,7 @@ impl Bdev for SharedDevice {
     }
 
     fn reserves(&self) -> bool {
-        true
+        !self.reservations.lock().unsupported
     }
 
     fn losses(&self) -> u64 {

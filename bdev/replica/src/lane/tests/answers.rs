@@ -6,42 +6,10 @@ use std::time::Duration;
 
 use nacre_bdev::{Op, Queue, Status};
 use nacre_reactor::Idle;
-use parking_lot::Mutex;
 
-use super::rig::{HOLD, Rig, rig, tray};
-use crate::answers::AnswerLease;
+use super::rig::{HOLD, Rig, TestLease, rig, tray};
 use crate::lane::DEPTH;
 use crate::view::Mode;
-
-/// A lease whose answer the test decides.
-struct TestLease {
-    good: Mutex<Box<dyn Fn() -> bool + Send>>,
-    asked: AtomicUsize,
-}
-
-impl TestLease {
-    fn new() -> Arc<Self> {
-        Arc::new(Self {
-            good: Mutex::new(Box::new(|| true)),
-            asked: AtomicUsize::new(0),
-        })
-    }
-
-    fn set(&self, good: bool) {
-        *self.good.lock() = Box::new(move || good);
-    }
-
-    fn asked(&self) -> usize {
-        self.asked.swap(0, Ordering::Relaxed)
-    }
-}
-
-impl AnswerLease for TestLease {
-    fn is_good(&self) -> bool {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        (self.good.lock())()
-    }
-}
 
 fn leased(replicas: usize) -> (Rig, Arc<TestLease>) {
     let mut r = rig(replicas).all_dirty();

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::{
@@ -13,8 +13,10 @@ use nacre_bdev::{
 };
 use nacre_hugepages::{Buf, ClassSpec, Lent, Pool};
 use nacre_reactor::Nanos;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::answers::AnswerLease;
 use crate::lane::Lane;
 use crate::model::{RESERVED, ReplicaRecord, ReplicaState, Settings, VolumeRecord};
 use crate::shared::{LaneMessages, Shared};
@@ -278,6 +280,37 @@ pub(crate) fn replica(device: &Arc<Layer>, role: Role) -> ReplicaView {
         local: true,
         losses: device.losses(),
         judged: 0,
+    }
+}
+
+/// A lease whose answer the test decides.
+pub(crate) struct TestLease {
+    pub good: Mutex<Box<dyn Fn() -> bool + Send>>,
+    asked: AtomicUsize,
+}
+
+impl TestLease {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            good: Mutex::new(Box::new(|| true)),
+            asked: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn set(&self, good: bool) {
+        *self.good.lock() = Box::new(move || good);
+    }
+
+    /// Number of checks since the last call.
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl AnswerLease for TestLease {
+    fn is_good(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        (self.good.lock())()
     }
 }
 
