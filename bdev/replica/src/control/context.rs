@@ -49,6 +49,7 @@ pub(super) struct Signals {
     pub urgent: Notify,
     pub verify: Notify,
     pub watch: Notify,
+    pub attached: Notify,
     pub assent: Notify,
     pub fence: Notify,
 }
@@ -154,6 +155,7 @@ impl Context {
         view.lease.clone_from(&self.lease);
         self.shared.publish(view);
         self.signals.watch.notify_one();
+        self.signals.attached.notify_one();
         self.refresh_status();
     }
 

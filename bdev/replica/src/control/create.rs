@@ -84,7 +84,7 @@ impl OfflineDisks {
     }
 
     pub(super) fn open(&self, name: &str, device: &ReplicaDevice) -> Result<Rc<Disk>, VolumeError> {
-        let open = self.disks.open(&device.layer, &self.pool);
+        let open = self.disks.open(name, &device.layer, &self.pool);
         open.map_err(|error| unopened(name, &error))
     }
 

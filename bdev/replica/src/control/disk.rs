@@ -23,6 +23,8 @@ use tokio::sync::oneshot;
 const DEPTH: usize = 64;
 
 pub(crate) struct Disk {
+    /// The name by which it was claimed.
+    pub device: String,
     pub name: String,
     pub block_size: u32,
     queue: RefCell<Box<dyn Queue>>,
@@ -30,6 +32,8 @@ pub(crate) struct Disk {
     /// I/Os that the device has not accepted yet, in order.
     waiting: RefCell<VecDeque<Io>>,
     forgotten: Cell<bool>,
+    /// I/Os that the device completed.
+    completed: Cell<u64>,
 }
 
 /// The queue of a closed disk.
@@ -59,24 +63,32 @@ struct Call {
     waker: Option<Waker>,
     /// The caller no longer waits.
     abandoned: bool,
+    /// The caller gets `Gone`, whatever the device does.
+    given_up: bool,
 }
 
 impl Disk {
-    fn open(layer: &Arc<Layer>, pool: &Pool) -> Result<Self, OpenError> {
+    fn open(device: &str, layer: &Arc<Layer>, pool: &Pool) -> Result<Self, OpenError> {
         let queue = layer.open_queue(pool)?;
         Ok(Self {
+            device: device.to_owned(),
             name: layer.name().to_owned(),
             block_size: layer.geometry().block_size,
             queue: RefCell::new(Box::new(queue)),
             calls: RefCell::default(),
             waiting: RefCell::default(),
             forgotten: Cell::new(false),
+            completed: Cell::new(0),
         })
     }
 
     /// I/Os that have not completed, or whose result was not read.
     pub(super) fn under_way(&self) -> usize {
         self.calls.borrow().len()
+    }
+
+    pub(super) fn completed(&self) -> u64 {
+        self.completed.get()
     }
 
     /// Executes one I/O. The disk assigns its token.
@@ -118,6 +130,25 @@ impl Disk {
         }
     }
 
+    /// Ends all I/Os in flight for their callers. They keep their slots until the device completes
+    /// them.
+    pub(super) fn give_up(&self) {
+        for (key, call) in self.calls.borrow_mut().iter_mut() {
+            if call.abandoned || call.outcome.is_some() {
+                continue;
+            }
+            call.given_up = true;
+            if let Some(waker) = call.waker.take() {
+                waker.wake();
+            }
+            tracing::debug!(
+                device = self.name,
+                key,
+                "an I/O of a dead device is given up"
+            );
+        }
+    }
+
     fn submit(&self) {
         let mut waiting = self.waiting.borrow_mut();
         let mut queue = self.queue.borrow_mut();
@@ -132,6 +163,7 @@ impl Disk {
     fn poll(&self, now: Nanos, done: &mut Done) -> usize {
         self.submit();
         let count = self.queue.borrow_mut().poll(now, done);
+        self.completed.set(self.completed.get() + count as u64);
         let mut calls = self.calls.borrow_mut();
         for ended in done.drain() {
             let key = ended.token as usize;
@@ -173,6 +205,7 @@ impl Future for Running<'_> {
                 call.outcome = Some((outcome.0, Extents::new()));
                 Poll::Ready(outcome)
             }
+            None if call.given_up => Poll::Ready((Status::Gone, Extents::new())),
             None => {
                 call.waker = Some(context.waker().clone());
                 Poll::Pending
@@ -216,8 +249,13 @@ impl Disks {
         }))
     }
 
-    pub(super) fn open(&self, layer: &Arc<Layer>, pool: &Pool) -> Result<Rc<Disk>, OpenError> {
-        let disk = Rc::new(Disk::open(layer, pool)?);
+    pub(super) fn open(
+        &self,
+        device: &str,
+        layer: &Arc<Layer>,
+        pool: &Pool,
+    ) -> Result<Rc<Disk>, OpenError> {
+        let disk = Rc::new(Disk::open(device, layer, pool)?);
         if let Some(fd) = disk.queue.borrow().wake_fd() {
             let added = self.sleepers.add(fd, 0, Interest::READ);
             added.map_err(|source| OpenError {

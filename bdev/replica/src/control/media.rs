@@ -35,6 +35,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Delay before a task is retried that lacked a buffer.
 pub(super) const SHORTAGE_OVER: Duration = Duration::from_secs(1);
+/// How long a device that is not awaited any more may owe an answer.
+pub(super) const UNAWAITED: Duration = Duration::from_millis(500);
 /// Number of reserved blocks: a label and a page for each of five replicas, and the same number for
 /// those that a hanging device has not returned.
 const KEPT: usize = 20;
@@ -145,7 +147,7 @@ impl Media {
             );
             return Err(refuse(why).into());
         }
-        let disk = self.disks.open(&device.layer, &self.pool);
+        let disk = self.disks.open(name, &device.layer, &self.pool);
         let disk = disk.map_err(|error| unopened(name, &error))?;
         Ok((device, disk))
     }
@@ -179,7 +181,17 @@ impl Media {
         (ends && !Mutation::IgnoreSize.is_active()).then(|| Cut::unreadable(record))
     }
 
-    /// Executes one I/O at a byte offset of a device, within the volume's deadline.
+    /// How long to wait for an I/O of the control: the volume's deadline, or less if the device is
+    /// known not to answer.
+    fn patience(&self, disk: &Disk) -> Duration {
+        let deadline = self.context.deadline();
+        match self.devices.is_awaited(&disk.device) {
+            true => deadline,
+            false => deadline.min(UNAWAITED),
+        }
+    }
+
+    /// Executes one I/O at a byte offset of a device, within [`Media::patience`].
     pub(super) async fn io(
         &self,
         disk: &Disk,
@@ -208,7 +220,7 @@ impl Media {
             let ended = self
                 .context
                 .core
-                .timeout(self.context.deadline(), disk.run(fresh))
+                .timeout(self.patience(disk), disk.run(fresh))
                 .await;
             match ended {
                 Err(_) => return Err(Failure::Deadline),

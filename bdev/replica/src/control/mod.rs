@@ -53,6 +53,7 @@ mod salvage;
 mod state;
 #[cfg(test)]
 mod tests;
+mod unawaited;
 mod verify;
 
 use std::cell::Cell;
@@ -80,6 +81,7 @@ use self::membership::Membership;
 use self::open::Opener;
 use self::read_repair::ReadRepair;
 use self::resync::Resyncer;
+use self::unawaited::Unawaited;
 use self::verify::Verify;
 use crate::shared::REPAIRS;
 use crate::store::VolumeStore;
@@ -195,6 +197,13 @@ impl Control {
         }
     }
 
+    fn unawaited(&self) -> Unawaited {
+        Unawaited {
+            context: Rc::clone(&self.context),
+            media: Rc::clone(&self.media),
+        }
+    }
+
     fn start(self: &Rc<Self>) {
         let bell = Arc::clone(&self.context.signals.news);
         self.context
@@ -207,6 +216,7 @@ impl Control {
         self.context.spawn(Rc::clone(&self.repair).repair_reads());
         self.context.spawn(Rc::clone(&self.log).clean_log());
         self.context.spawn(Rc::clone(&self.failures).watch_losses());
+        self.context.spawn(self.unawaited().find_silent());
         self.context
             .spawn(Rc::clone(&self.label_poll).stay_holder());
         self.context.spawn(Rc::clone(&self.attacher).take_back());

@@ -437,7 +437,7 @@ impl Opener {
                     }
                     Err(error) => {
                         why = error.to_string();
-                        missing = true;
+                        missing |= self.media.devices.is_awaited(&replica.device);
                     }
                 }
             }

@@ -15,3 +15,4 @@ mod replicas;
 mod rig;
 mod shared_device;
 mod short;
+mod unawaited;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::fault::{self, FaultDevice};
@@ -45,6 +46,9 @@ pub(super) struct TestDisks {
     away: Mutex<BTreeSet<String>>,
     claimed: Arc<Mutex<BTreeSet<String>>>,
     pub cuttable: Mutex<BTreeMap<String, Arc<Cuttable>>>,
+    /// The disks are on other machines.
+    pub remote: AtomicBool,
+    unawaited: Mutex<BTreeSet<String>>,
 }
 
 struct Claimed {
@@ -149,16 +153,29 @@ impl Devices for TestDisks {
         }
         Ok(ReplicaDevice {
             layer: self.seen(name),
-            local: true,
+            local: !self.remote.load(Ordering::Relaxed),
             claim: Box::new(Claimed {
                 name: name.into(),
                 claimed: Arc::clone(&self.claimed),
             }),
         })
     }
+
+    fn is_awaited(&self, name: &str) -> bool {
+        !self.unawaited.lock().contains(name)
+    }
 }
 
 impl TestDisks {
+    pub(super) fn await_device(&self, name: &str, awaited: bool) {
+        let mut unawaited = self.unawaited.lock();
+        if awaited {
+            unawaited.remove(name)
+        } else {
+            unawaited.insert(name.into())
+        };
+    }
+
     fn seen(&self, name: &str) -> Arc<Layer> {
         let Some(host) = self.host else {
             return self.layer(name);
@@ -270,6 +287,8 @@ impl World {
             away: Mutex::default(),
             claimed: Arc::default(),
             cuttable: Mutex::default(),
+            remote: AtomicBool::default(),
+            unawaited: Mutex::default(),
         });
         (0..disks).for_each(|at| shelf.add(&format!("d{at}"), DISK_BLOCKS));
         let clock = VirtualClock::new();
@@ -302,6 +321,8 @@ impl World {
             away: Mutex::default(),
             claimed: Arc::default(),
             cuttable: Mutex::default(),
+            remote: AtomicBool::default(),
+            unawaited: Mutex::default(),
         });
         let mut rival = Self {
             shelf,
