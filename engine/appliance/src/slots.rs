@@ -163,8 +163,10 @@ pub enum RollbackError {
 
 /// Makes the version that does not run the one that the next start boots; returns it.
 ///
-/// The other version gets new tries. The running one is marked as out of tries, which makes it the
-/// last choice of the boot menu: it comes back by itself if the other one fails all of its tries.
+/// The other version gets new tries. The boot menu has the newer of two versions first, and those
+/// without tries last. So a running version that is newer is marked as out of tries: the last
+/// choice. An older one keeps its entry: with the mark it would not come back, since the newer one
+/// stays before it when neither has tries.
 pub fn roll_back(
     places: &Places,
     running: &Version,
@@ -192,8 +194,10 @@ pub fn roll_back(
         });
     }
     // The other version first: with a power failure between the two, both can boot.
-    for chosen in [&version, running] {
+    let newer = (*running > version).then_some(running);
+    for chosen in [Some(&version), newer].into_iter().flatten() {
         let tries = if chosen == running {
+            // Not a count of the boot menu: its last try has failed all of them.
             Tries { left: 0, failed: 1 }
         } else {
             Tries {
@@ -209,8 +213,11 @@ pub fn roll_back(
             .name();
             let target = folder.join(name);
             fs::rename(path, &target).map_err(failed(path))?;
+            // FAT has no journal, and gives a new name no contents until the file is written.
+            fs::File::open(&target)
+                .and_then(|file| file.sync_all())
+                .map_err(failed(&target))?;
         }
-        // The file system of the boot partition has no journal.
         fs::File::open(&folder)
             .and_then(|folder| folder.sync_all())
             .map_err(failed(&folder))?;
@@ -218,13 +225,33 @@ pub fn roll_back(
     Ok(version)
 }
 
+/// The entries that can start: not those that a power failure left without contents.
 fn entries(folder: &Path) -> io::Result<Vec<(BootEntry, PathBuf)>> {
-    let names = names(folder)?;
-    let parsed = names.into_iter().filter_map(|name| {
-        let entry = BootEntry::parse(&name)?;
-        Some((entry, folder.join(name)))
-    });
-    Ok(parsed.collect())
+    let mut entries = Vec::new();
+    for name in names(folder)? {
+        let path = folder.join(&name);
+        if let Some(entry) = BootEntry::parse(&name)
+            && !is_empty(&path)?
+        {
+            entries.push((entry, path));
+        }
+    }
+    Ok(entries)
+}
+
+fn is_empty(path: &Path) -> io::Result<bool> {
+    Ok(fs::metadata(path)?.len() == 0)
+}
+
+/// Removes entries without contents: their versions would count as installed.
+pub(crate) fn remove_empty(folder: &Path) -> io::Result<()> {
+    for name in names(folder)? {
+        let path = folder.join(&name);
+        if BootEntry::parse(&name).is_some() && is_empty(&path)? {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
 }
 
 /// The names in a folder; a missing folder has none.
@@ -375,6 +402,23 @@ pub(crate) mod tests {
             rolled(&["nacre_0.1.0+0-3.efi", "nacre_0.2.0.efi"], true),
             (Ok("0.1.0".into()), after)
         );
+        // To a newer version: this one starts again when the newer one has used its tries.
+        let (_root, places) = disk(
+            &["nacre_0.1.0.efi", "nacre_0.2.0+0-3.efi"],
+            &["0.1.0", "0.2.0"],
+        );
+        roll_back(&places, &version("0.1.0"), true).unwrap();
+        assert_eq!(
+            super::names(&places.entries()).unwrap(),
+            ["nacre_0.1.0.efi", "nacre_0.2.0+3-0.efi"]
+        );
+        // A power failure left an entry without contents.
+        let (_root, places) = disk(&["nacre_0.2.0.efi"], &["0.1.0", "0.2.0"]);
+        fs::write(places.entries().join("nacre_0.1.0+3-0.efi"), "").unwrap();
+        assert!(matches!(
+            roll_back(&places, &version("0.2.0"), true),
+            Err(RollbackError::Incomplete { .. })
+        ));
         let (refused, names) = rolled(&["nacre_0.2.0.efi"], true);
         assert!(refused.unwrap_err().contains("missing"));
         assert_eq!(names, ["nacre_0.2.0.efi"]);

@@ -8,7 +8,7 @@ use crate::bundle::{self, BundleError, KeyError, Keys, Unpacked, Wanted};
 use crate::lock::{Lock, LockError};
 use crate::place::Places;
 use crate::run::{Run, RunError};
-use crate::slots::{self, BootEntry};
+use crate::slots::{self, BootEntry, RollbackError};
 use crate::status::{self, SpaceError, StatusError};
 use crate::version::Version;
 
@@ -31,6 +31,8 @@ pub enum UpdateError {
     BootPartition(#[source] SpaceError),
     #[error("the other slot: {0}")]
     Install(#[source] RunError),
+    #[error("the older version is installed, but does not start next: {0}")]
+    Older(#[from] RollbackError),
 }
 
 /// Checks the bundle, unpacks it, and has systemd-sysupdate write the other slot. The next restart
@@ -43,10 +45,12 @@ pub fn update(
 ) -> Result<Unpacked, UpdateError> {
     let image = status::image(places)?;
     let _lock = Lock::of_system(places)?;
-    let slots = slots::slots(places, &image.version).map_err(|source| UpdateError::Open {
-        path: places.entries(),
-        source,
-    })?;
+    let slots = slots::remove_empty(&places.entries())
+        .and_then(|()| slots::slots(places, &image.version))
+        .map_err(|source| UpdateError::Open {
+            path: places.entries(),
+            source,
+        })?;
     let keys = Keys::read(&places.keys())?;
     let bundle = File::open(file).map_err(|source| UpdateError::Open {
         path: file.to_owned(),
@@ -74,6 +78,10 @@ pub fn update(
     // The slot has it now, or the next attempt unpacks it again. The next boot removes leftovers.
     let _ = bundle::discard(&updates);
     installed?;
+    // The boot menu has the newer version first.
+    if unpacked.version < image.version {
+        slots::roll_back(places, &image.version, false)?;
+    }
     Ok(unpacked)
 }
 
@@ -235,6 +243,44 @@ mod tests {
         }
     }
 
+    /// Goal: an older version starts next, too. Method: a systemd-sysupdate that writes the slot.
+    #[test]
+    fn an_older_version_comes_first_in_the_boot_menu() {
+        struct Writes<'a>(&'a Places, &'a str);
+        impl Run for Writes<'_> {
+            fn run(&self, _: &str, _: &[&str]) -> Result<String, RunError> {
+                let Self(places, version) = self;
+                for label in ["", "_verity"] {
+                    let label = format!("nacre_{version}{label}");
+                    fs::write(places.labels().join(label), "").unwrap();
+                }
+                let entry = format!("nacre_{version}+3-0.efi");
+                fs::write(places.entries().join(entry), "kernel").unwrap();
+                Ok(String::new())
+            }
+        }
+        if status::architecture() != "x86-64" {
+            eprintln!("SKIPPED: an_older_version_comes_first_in_the_boot_menu: made for x86-64");
+            return;
+        }
+        let signer = Signer::new(1);
+        for (new, mark) in [("0.0.9", "+0-1"), ("0.2.0", "")] {
+            let (root, places) = slots::tests::disk(&["nacre_0.1.0.efi"], &["0.1.0"]);
+            fs::create_dir_all(places.os_release().parent().unwrap()).unwrap();
+            fs::write(places.os_release(), "IMAGE_ID=nacre\nIMAGE_VERSION=0.1.0\n").unwrap();
+            signer.put(&places.keys());
+            let file = root.path().join("bundle");
+            fs::write(&file, archive(&entries(&signer, new))).unwrap();
+            update(&places, &Writes(&places, new), &file, true).unwrap();
+            let mut expected = [
+                format!("nacre_{new}+3-0.efi"),
+                format!("nacre_0.1.0{mark}.efi"),
+            ];
+            expected.sort();
+            assert_eq!(slots::names(&places.entries()).unwrap(), expected);
+        }
+    }
+
     /// Goal: a version that failed is not reported as installed: systemd-sysupdate would skip it.
     /// A slot that a power failure left incomplete takes the version again.
     #[test]
@@ -251,8 +297,13 @@ mod tests {
             ("nacre_0.2.0+3-0.efi", &["0.1.0", "0.2.0"], true),
             ("other.efi", &["0.1.0", "0.2.0"], false),
             ("nacre_0.2.0+0-3.efi", &["0.1.0"], false),
+            ("empty", &["0.1.0", "0.2.0"], false),
         ] {
             let (root, places) = slots::tests::disk(&["nacre_0.1.0.efi", entry], versions);
+            let empty = places.entries().join("nacre_0.2.0+3-0.efi");
+            if entry == "empty" {
+                fs::write(&empty, "").unwrap();
+            }
             fs::create_dir_all(places.os_release().parent().unwrap()).unwrap();
             fs::write(places.os_release(), "IMAGE_ID=nacre\nIMAGE_VERSION=0.1.0\n").unwrap();
             signer.put(&places.keys());
@@ -265,6 +316,7 @@ mod tests {
                 Err(error) => panic!("{entry}: {error}"),
             }
             assert_eq!(run.taken().is_empty(), is_refused, "{entry}");
+            assert!(entry != "empty" || !empty.exists());
         }
     }
 }
