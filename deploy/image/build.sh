@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Builds the appliance's disk image. `cargo xtask image` calls this as root, in a mount namespace of its own:
 #
-#     CACHE=DIR OUT=DIR VERSION=0.1.0 SOURCE_DATE_EPOCH=SECONDS [KEY=PRIVATE.pem] \
+#     CACHE=DIR OUT=DIR VERSION=0.1.0 SOURCE_DATE_EPOCH=SECONDS [KEY=PRIVATE.pem] [ADD=FOLDER] \
 #         unshare --mount deploy/image/build.sh nacre.deb [PUBLIC.pem …]
 #
 # KEY signs the update bundle. The image accepts bundles of KEY and of the further public keys. Without KEY, a test key
-# of the cache signs: its public key has the name test-only, which `nacre appliance update` prints.
+# of the cache signs: its public key has the name test-only, which `nacre appliance update` prints. ADD holds files that
+# are copied over the root file system.
 #
 # CACHE keeps two trees of Debian 13: the tools, which Debian 12 lacks, and the base of the root file system. Steps that
 # need the tools run in the first by chroot. OUT receives:
@@ -70,6 +71,7 @@ cp "$DEB" "$WORK/root/nacre.deb"
 in_root dpkg --install /nacre.deb
 rm "$WORK/root/nacre.deb"
 cp -rT "$HERE/root" "$WORK/root"
+[ -z "${ADD:-}" ] || cp -rT "$ADD" "$WORK/root"
 mkdir -p "$WORK/root/usr/lib/nacre/keys"
 openssl pkey -in "$KEY" -pubout -out "$WORK/root/usr/lib/nacre/keys/$KEY_NAME.pem"
 for public in "$@"; do
@@ -90,11 +92,12 @@ done
 step "the initrd"
 KERNEL=$(basename "$WORK/root"/lib/modules/*)
 cp -rT "$HERE/initrd" "$WORK/root/initrd-files"
+install -D "$HERE/root/usr/lib/nacre/restart" "$WORK/root/initrd-files/usr/lib/nacre/restart"
 in_root dracut --quiet --force --no-hostonly --reproducible --zstd --kver "$KERNEL" \
     --add "systemd systemd-initrd systemd-veritysetup systemd-repart dm" \
     --omit "network network-manager nfs iscsi lvm mdraid dmraid multipath crypt plymouth i18n" \
-    --install "mkfs.ext4 mke2fs fsck.ext4 /etc/mke2fs.conf" --include /initrd-files / \
-    --filesystems "erofs ext4 overlay vfat" --add-drivers "dm_verity erofs overlay nvme virtio_blk virtio_scsi ahci sd_mod usb_storage uas" \
+    --install "mkfs.ext4 mke2fs fsck.ext4 /etc/mke2fs.conf sed head tail tr sleep" --include /initrd-files / \
+    --filesystems "erofs ext4 overlay vfat" --add-drivers "dm_verity erofs overlay efivarfs nvme virtio_blk virtio_scsi ahci sd_mod usb_storage uas" \
     /new-initrd
 rm -rf "$WORK/root/initrd-files"
 mv "$WORK/root/new-initrd" "$WORK/initrd"

@@ -37,6 +37,9 @@ pub(crate) struct Options {
     /// A further public key in PEM whose bundles the image accepts; several times for several keys.
     #[arg(long)]
     pub trust: Vec<PathBuf>,
+    /// A folder whose files are copied over the root file system: what your site needs besides.
+    #[arg(long)]
+    pub add: Option<PathBuf>,
 }
 
 pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
@@ -82,10 +85,12 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<PathBuf> {
         .env("OUT", &out)
         .env("VERSION", &version)
         .env("SOURCE_DATE_EPOCH", deb::commit_time(root)?);
-    match &options.key {
-        Some(key) => command.env("KEY", key),
-        None => command.env_remove("KEY"),
-    };
+    for (variable, path) in [("KEY", &options.key), ("ADD", &options.add)] {
+        match path {
+            Some(path) => command.env(variable, path),
+            None => command.env_remove(variable),
+        };
+    }
     let end = process::stream(&mut command, LIMIT, |_| {})?;
     if !end.success() {
         bail!("deploy/image/build.sh: {end}");

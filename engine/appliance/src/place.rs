@@ -46,6 +46,12 @@ impl Places {
         self.at("var/lib/nacre-appliance")
     }
 
+    /// Lines for the screen: why the daemon of this boot did not get ready. The image's script
+    /// `restart` writes them.
+    pub fn trouble(&self) -> PathBuf {
+        self.at("run/nacre-trouble")
+    }
+
     /// Public keys of bundles.
     pub fn keys(&self) -> PathBuf {
         self.at("usr/lib/nacre/keys")

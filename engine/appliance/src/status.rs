@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::place::{Places, small_text};
+use crate::place::{Places, printable, small_text};
 use crate::slots::{Slot, slots};
 use crate::version::Version;
 
@@ -76,6 +76,12 @@ pub fn status(places: &Places) -> Result<Status, StatusError> {
 
 pub fn host_name(places: &Places) -> String {
     small_text(&places.host_name()).unwrap_or_default()
+}
+
+/// The cause of a boot whose daemon did not get ready, and what follows from it, line by line.
+pub fn trouble(places: &Places) -> Vec<String> {
+    let text = small_text(&places.trouble()).unwrap_or_default();
+    text.lines().map(printable).collect()
 }
 
 pub fn pinned_entry(places: &Places) -> Option<String> {
@@ -185,5 +191,9 @@ mod tests {
         variable.extend("a.efi\0".encode_utf16().flat_map(u16::to_le_bytes));
         fs::write(places.efi_variable("LoaderEntryDefault", LOADER), variable).unwrap();
         assert_eq!(pinned_entry(&places).as_deref(), Some("a.efi"));
+        assert!(trouble(&places).is_empty());
+        fs::create_dir_all(places.trouble().parent().unwrap()).unwrap();
+        fs::write(places.trouble(), "a \x1b[2J\nb\n").unwrap();
+        assert_eq!(trouble(&places), ["a ?[2J", "b"]);
     }
 }

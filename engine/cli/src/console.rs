@@ -230,6 +230,7 @@ fn facts(places: &Places, connection: &Connection) -> Facts {
         interfaces: network::interfaces(places).unwrap_or_default(),
         daemon: daemon(connection),
         other_slot,
+        trouble: status::trouble(places),
         pending: network::pending(places)
             .ok()
             .flatten()

@@ -31,6 +31,8 @@ pub struct Facts {
     pub daemon: Daemon,
     /// The other slot, if its version matters to the next start.
     pub other_slot: Option<Slot>,
+    /// Why the daemon did not get ready, and what follows from it.
+    pub trouble: Vec<String>,
     /// The interface with settings that wait for their confirmation.
     pub pending: Option<String>,
 }

@@ -30,6 +30,7 @@ fn facts() -> Facts {
                 .collect(),
         })),
         other_slot: None,
+        trouble: Vec::new(),
         pending: None,
     }
 }
@@ -101,6 +102,7 @@ fn the_screen_without_a_daemon() {
             tries: None,
             complete: true,
         }),
+        trouble: vec!["stay: this version was good before; no restart".into()],
         pending: Some("enp0s2".into()),
         ..facts()
     };
@@ -108,11 +110,11 @@ fn the_screen_without_a_daemon() {
     Nacre 0.2.0 on storage1
 
       service       does not answer: no daemon at /run/nacre/nacre.sock
+      trouble       stay: this version was good before; no restart
       addresses     none: is a cable connected, and does DHCP answer?
       update        version 0.3.0 has no tries left; this version runs instead
 
       network       new settings of enp0s2 end within 60 s unless kept
-
 
 
 

@@ -83,7 +83,10 @@ fn overview(facts: &Facts) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     match &facts.daemon {
         Daemon::Unknown => lines.push(row("service", "starting")),
-        Daemon::Away(cause) => lines.push(row("service", format!("does not answer: {cause}"))),
+        Daemon::Away(cause) => {
+            lines.push(row("service", format!("does not answer: {cause}")));
+            rows(&mut lines, "trouble", &facts.trouble);
+        }
         Daemon::Up(answers) => {
             lines.push(row("service", "active"));
             rows(&mut lines, "volumes", &volumes(answers));

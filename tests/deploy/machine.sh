@@ -1,0 +1,80 @@
+# Shared by tests of the appliance's image: an emulated machine with the disk $SCRATCH/disk.raw.
+# shellcheck shell=bash
+
+# Of the boot partition: the first one, behind the partition table.
+BOOT=@@1048576
+# An emulated machine with other work beside it; with KVM it takes seconds.
+LIMIT=420
+
+# power_on CONSOLE [QEMU-OPTION...]: the first serial port is the appliance's screen, the second one the test's shell.
+power_on() {
+    CONSOLE=$1
+    SEEN=0
+    shift
+    local acceleration=tcg,thread=multi cpu=max,-erms,-smap,-la57
+    if [ -w /dev/kvm ] && grep -qE '\b(vmx|svm)\b' /proc/cpuinfo; then
+        acceleration=kvm cpu=host
+    fi
+    : >"$CONSOLE"
+    qemu-system-x86_64 -machine q35 -accel "$acceleration" -cpu "$cpu" -smp 2 -m 2G -nodefaults -display none \
+        -drive if=pflash,format=raw,readonly=on,file=/usr/share/OVMF/OVMF_CODE_4M.fd \
+        -drive if=pflash,format=raw,file="$SCRATCH/firmware" \
+        -drive file="$SCRATCH/disk.raw",format=raw,if=none,id=disk,cache=unsafe,file.locking=off \
+        -device nvme,serial=SYSTEM,drive=disk \
+        -netdev user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:4420-:4420 \
+        -device virtio-net-pci,netdev=net,romfile= -device virtio-rng-pci \
+        -chardev "socket,id=screen,path=$SCRATCH/screen,server=on,wait=off,logfile=$CONSOLE" -serial chardev:screen \
+        -chardev "socket,id=shell,path=$SCRATCH/shell,server=on,wait=off" -serial chardev:shell \
+        -monitor "unix:$SCRATCH/monitor,server,nowait" "$@" >"$SCRATCH/qemu" 2>&1 &
+    MACHINE=$!
+}
+
+# From here on `says` looks only at what the console says later, at the next boot of the same machine for example.
+look_from_here() { SEEN=$(stat -c %s "$CONSOLE"); }
+said() { tail -c "+$((SEEN + 1))" "$CONSOLE"; }
+said_once() { said | grep -aqE "$1"; }
+says() { until_true "$1" said_once "$2"; } # says SECONDS PATTERN
+# The console shows the listener once the daemon serves.
+serves() { says "${1:-$LIMIT}" 'tcp://0\.0\.0\.0:4420'; }
+runs_version() { says 90 "Nacre $1 on nacre"; }
+
+powers_off() {
+    python3 "$HERE/guest.py" type "$SCRATCH/monitor" 'system_powerdown\n'
+    until_true 120 is_off
+}
+is_off() { ! kill -0 "$MACHINE"; }
+# The guest's memory is lost, and with it each write that it had not sent to the disk.
+power_fails() {
+    kill -9 "$MACHINE"
+    wait "$MACHINE"
+    true
+}
+
+keys() { python3 "$HERE/guest.py" type "$SCRATCH/screen" "$1"; }
+# Runs a command line in the guest; the exit code is its own.
+guest() { python3 "$HERE/guest.py" run "$SCRATCH/shell" "$@"; }
+guest_says() { # guest_says PATTERN COMMAND…
+    guest "${@:2}" >"$SCRATCH/said" 2>&1
+    cat "$SCRATCH/said"
+    grep -qE "$1" "$SCRATCH/said"
+}
+
+load() { "$NACRE" perf "$VOLUME" --rw "$1" "${@:2}"; }
+answers() { load randread --seconds 1; }
+answers_not() { ! answers; }
+
+on_boot_partition() { mdir -b -i "$SCRATCH/disk.raw$BOOT" "::/$1"; }
+# partition LABEL: the offset and size of a partition in bytes.
+partition() {
+    sfdisk --dump "$SCRATCH/disk.raw" 2>/dev/null |
+        sed -nE "s/.*start= *([0-9]+), size= *([0-9]+),.*name=\"$1\".*/\1 \2/p" |
+        while read -r start size; do echo "$((start * 512)) $((size * 512))"; done | head -n 1
+}
+has_partition() { [ -n "$(partition "$1")" ]; }
+# In the partition for state, of a machine that is off.
+in_state() {
+    local offset
+    read -r offset _ <<<"$(partition nacre-state)"
+    debugfs -w -R "$1" "$SCRATCH/disk.raw?offset=$offset" 2>&1
+}
+state_has() { in_state "stat $1" | grep -q '^Inode:'; }
