@@ -194,7 +194,7 @@ check "the screen restarts the machine" keys 'ry'
 check "the daemon of the bad version is not ready" says "$LIMIT" "the daemon of version $(pattern "$BAD_VERSION") is not ready"
 check "the former version serves again, without a person" serves $((LIMIT * 4))
 echo "restart to serving of the former version: $((SECONDS - START)) s"
-said | grep -a '^nacre: ' | tr -d '\r' | sed 's/^/  | /'
+said | grep -a 'restart\[.*nacre: ' | sed 's/^/  | /'
 check "the console shows the former version again" runs_version "$(pattern "$VERSION")"
 check "its namespace answers after the bad version" answers
 check "it stops after the bad version" powers_off
@@ -216,7 +216,7 @@ starts() { said | grep -ac 'BdsDxe: starting'; }
 check "the screen says what is wrong" says 60 "the daemon of version $(pattern "$VERSION") is not ready"
 sleep 45
 check "the machine is still up" eval '[ "$(starts)" = 1 ]'
-said | grep -a '^nacre: ' | tr -d '\r' | sed 's/^/  | /'
+said | grep -a 'restart\[.*nacre: ' | sed 's/^/  | /'
 
 # The screen works without the daemon.
 look_from_here

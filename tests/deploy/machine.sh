@@ -31,7 +31,8 @@ power_on() {
 
 # From here on `says` looks only at what the console says later, at the next boot of the same machine for example.
 look_from_here() { SEEN=$(stat -c %s "$CONSOLE"); }
-said() { tail -c "+$((SEEN + 1))" "$CONSOLE"; }
+# The screen moves its cursor over blanks instead of writing them.
+said() { tail -c "+$((SEEN + 1))" "$CONSOLE" | tr -d '\r' | sed -E 's/\x1b\[[0-9;?]*[a-zA-Z]/ /g' | tr -s ' '; }
 said_once() { said | grep -aqE "$1"; }
 says() { until_true "$1" said_once "$2"; } # says SECONDS PATTERN
 # The console shows the listener once the daemon serves.
