@@ -77,6 +77,7 @@ all_decisions() {
     done
 }
 check "restarts of a version that does not start well end" all_decisions
+check "restarts of a daemon that is never ready end" unshare --mount "$HERE/restart.sh"
 
 cp --sparse=always "$IMAGE" "$SCRATCH/disk.raw"
 truncate -s 6G "$SCRATCH/disk.raw"
