@@ -78,6 +78,11 @@ pub enum Command {
         lvol: Uuid,
         from: u64,
     },
+    /// Some places of an lvol, from one on, that have data.
+    Mapped {
+        lvol: Uuid,
+        from: u64,
+    },
     /// Takes the rest of a disk that has grown. A pool that has all of its disk is done.
     Grow,
     RenamePool {

@@ -193,6 +193,10 @@ impl Keeper {
                 Ok(places) => answer.send(places),
                 Err(error) => answer.fail(error),
             },
+            Command::Mapped { lvol, from } => match mapped_places(pool, lvol, from) {
+                Ok(places) => answer.send(places),
+                Err(error) => answer.fail(error),
+            },
             Command::Close { .. } | Command::Destroy => {
                 self.commands.wipes = matches!(command, Command::Destroy);
                 self.commands.export = Some(answer);
@@ -378,16 +382,43 @@ impl Scan {
 fn own_places(pool: &Pool, lvol: Uuid, from: u64) -> Result<Outcome, PoolError> {
     let (version, state) = (find(pool, lvol)?, pool.state());
     let per_leaf = u64::from(state.geometry.units_per_leaf);
+    some_places(pool, version, from, |place| {
+        let floor = state.floor(version, place / per_leaf);
+        let entry = pool.lookup(version, place).unwrap_or_default();
+        entry.parts().any(|part| part.is_exclusive(floor))
+    })
+}
+
+fn mapped_places(pool: &Pool, lvol: Uuid, from: u64) -> Result<Outcome, PoolError> {
+    let version = find(pool, lvol)?;
+    some_places(pool, version, from, |place| {
+        match pool.lookup(version, place) {
+            Ok(entry) => !entry.is_empty(),
+            // Beyond the end.
+            Err(Refusal::OutOfRange) => false,
+            // A read reports the damage.
+            Err(_) => true,
+        }
+    })
+}
+
+/// The wanted places in some leaves from a place on.
+fn some_places(
+    pool: &Pool,
+    version: VersionId,
+    from: u64,
+    mut is_wanted: impl FnMut(u64) -> bool,
+) -> Result<Outcome, PoolError> {
+    let state = pool.state();
+    let per_leaf = u64::from(state.geometry.units_per_leaf);
     let (mut places, mut next) = (Vec::new(), from);
     for _ in 0..LEAVES {
         let Some(leaf) = state.first_mapped_leaf(version, next) else {
             return Ok(Outcome::Places { places, next: None });
         };
-        let (floor, first) = (state.floor(version, leaf), leaf * per_leaf);
-        places.extend((first.max(next)..first + per_leaf).filter(|place| {
-            let entry = pool.lookup(version, *place).unwrap_or_default();
-            entry.parts().any(|part| part.is_exclusive(floor))
-        }));
+        let first = leaf * per_leaf;
+        let all = first.max(next)..first + per_leaf;
+        places.extend(all.filter(|place| is_wanted(*place)));
         next = first + per_leaf;
     }
     let next = Some(next);
@@ -474,6 +505,7 @@ fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request,
         | Command::Count { .. }
         | Command::Names
         | Command::Own { .. }
+        | Command::Mapped { .. }
         | Command::Close { .. }
         | Command::Destroy => {
             return Err(PoolError::Closed);
