@@ -122,6 +122,11 @@ pub const FEATURES: &[Feature] = &[
         "Storage pools with thin volumes, snapshots and clones, on one disk each.",
         Some(|engine| !engine.devices.pools.list().is_empty()),
     ),
+    experimental(
+        "backup",
+        "Backups of snapshots of pools to directories and S3-compatible object stores.",
+        Some(|engine| !engine.devices.backups.list().is_empty()),
+    ),
     stable(
         "reservations",
         "Reservations of namespaces, which survive a restart.",

@@ -496,6 +496,7 @@ pub fn offer(engine: &Engine, options: &NvmfOptions) -> Offer {
 pub async fn fini(engine: &Rc<Engine>) {
     let Ok(plane) = engine.plane() else { return };
     crate::services::volumes::stop_opening(engine);
+    engine.devices.backups.stop().await;
     if !plane.disconnect_hosts(HOST_PATIENCE).await {
         warn!("hosts were still connected when the reactors ended");
     }

@@ -2,6 +2,7 @@
 
 pub mod alerts;
 pub mod audit;
+pub mod backup;
 pub mod bdev;
 pub mod doctor;
 pub mod events;
@@ -30,6 +31,7 @@ pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
     alerts::register(&mut registry);
     audit::register(&mut registry);
+    backup::register(&mut registry);
     bdev::register(&mut registry);
     doctor::register(&mut registry);
     events::register(&mut registry);

@@ -9,6 +9,7 @@
 //! compile.
 
 pub mod alerts;
+pub mod backup;
 pub mod devices;
 pub mod drives;
 pub mod http;
@@ -128,6 +129,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(volumes::VolumeMetrics),
         Box::new(volume_store::VolumeStoreMetrics),
         Box::new(pools::PoolMetrics),
+        Box::new(backup::BackupMetrics),
         Box::new(nvmf::NvmfMetrics),
         Box::new(rdma::RdmaMetrics),
         Box::new(nic::NicMetrics),

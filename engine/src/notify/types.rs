@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 67] = [
+pub const TYPES: [(&str, Category, Severity, &str); 72] = [
     (
         "bdev_register",
         C::Device,
@@ -60,6 +60,36 @@ pub const TYPES: [(&str, Category, Severity, &str); 67] = [
         C::Device,
         S::Error,
         "A storage pool is full: writes to new space wait, and then fail.",
+    ),
+    (
+        "backup_created",
+        C::Device,
+        S::Info,
+        "A backup of a snapshot is complete.",
+    ),
+    (
+        "backup_restored",
+        C::Device,
+        S::Info,
+        "A backup was restored into a new volume.",
+    ),
+    (
+        "backup_deleted",
+        C::Device,
+        S::Info,
+        "A backup was deleted, with the data that no other backup has.",
+    ),
+    (
+        "backup_damaged",
+        C::Device,
+        S::Error,
+        "Data of a backup is damaged or missing in its store.",
+    ),
+    (
+        "backup_failed",
+        C::Device,
+        S::Error,
+        "A backup was not created, verified, restored or deleted.",
     ),
     (
         "nvme_live",

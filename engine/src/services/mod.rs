@@ -6,6 +6,7 @@
 //!                      ├─ alerts      receivers of messages about events
 //!                      ├─ volumes     replicated volumes: open, close, events
 //!                      ├─ pools       storage pools, kept by devices
+//!                      ├─ backup       backups of snapshots of pools, kept by devices
 //!                      ├─ devices     requested histograms and samples, device events
 //!                      ├─ drives      NVMe drives of this machine
 //!                      ├─ remotes     namespaces of other machines
@@ -22,6 +23,7 @@
 //! it by name, through the engine.
 
 pub mod alerts;
+pub mod backup;
 pub mod calls;
 pub mod certificates;
 pub mod concat;

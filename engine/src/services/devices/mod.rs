@@ -17,6 +17,7 @@ use sampling::Samplers;
 use tokio::sync::{Notify, mpsc};
 
 use crate::bdev_modules;
+use crate::services::backup::Backups;
 use crate::services::engine::Engine;
 use crate::services::pools::{self, Pools};
 use crate::services::subsystems;
@@ -44,6 +45,7 @@ pub struct Devices {
     pub histograms: RefCell<BTreeMap<String, HistogramRequest>>,
     pub samplers: Samplers,
     pub pools: Pools,
+    pub backups: Backups,
     /// Notified whenever a device is added, removed or changed.
     pub changed: Notify,
     subscription: Cell<Option<Subscription>>,

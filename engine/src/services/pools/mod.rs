@@ -517,7 +517,7 @@ fn lasting_name(engine: &Engine, plane: &Plane, disk: &str) -> String {
 }
 
 /// The reactor with the fewest keepers; among equals the least busy one.
-fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
+pub fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     let pools = engine.devices.pools.list();
     let keepers = |name: &str| pools.iter().filter(|pool| pool.reactor == name).count();
     let load = |reactor: &&ReactorHandle| (keepers(reactor.name()), reactor.stats().busy_ns);

@@ -1,0 +1,91 @@
+//! Removes backups, and objects that no backup names.
+
+use std::time::{Duration, SystemTime};
+
+use uuid::Uuid;
+
+use crate::store::ObjectName;
+use crate::{Failure, Progress, Store};
+
+/// A mark that is older is of a daemon that ended.
+const STALE: Duration = Duration::from_secs(24 * 3600);
+
+/// What a removal did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Removed {
+    pub objects: u64,
+    pub bytes: u64,
+    /// Another daemon backs up the volume: a later removal removes the objects.
+    pub deferred: bool,
+}
+
+/// Deletes a backup: its manifest, then the objects that no other backup of the volume names.
+pub async fn remove(
+    store: &Store,
+    volume: Uuid,
+    backup: Uuid,
+    holder: Uuid,
+    progress: &Progress,
+) -> Result<Removed, Failure> {
+    if progress.is_cancelled() {
+        return Err(Failure::Cancelled);
+    }
+    let ids = store.manifests(volume).await?;
+    if !ids.contains(&backup) {
+        return Err(Failure::Unknown(backup));
+    }
+    store.delete(&store.manifest_path(volume, backup)).await?;
+    tokio::select! {
+        swept = sweep_with(store, volume, holder, progress) => swept,
+        // A later removal removes the rest.
+        () = progress.cancelled() => Err(Failure::Cancelled),
+    }
+}
+
+pub(crate) async fn sweep(store: &Store, volume: Uuid, holder: Uuid) -> Result<Removed, Failure> {
+    sweep_with(store, volume, holder, &Progress::default()).await
+}
+
+/// Removes objects that no manifest names. The order of the lists matters: see the crate.
+async fn sweep_with(
+    store: &Store,
+    volume: Uuid,
+    holder: Uuid,
+    progress: &Progress,
+) -> Result<Removed, Failure> {
+    let mut unnamed = store.objects(volume).await?;
+    let marks = store.marks(volume).await?;
+    let now = SystemTime::now();
+    let is_stale = |written: SystemTime| now.duration_since(written).is_ok_and(|age| age > STALE);
+    let is_live = |mark: &&crate::store::Mark| mark.holder != holder && !is_stale(mark.written);
+    if marks.iter().any(|mark| is_live(&mark)) {
+        return Ok(Removed {
+            deferred: true,
+            ..Removed::default()
+        });
+    }
+    for backup in store.manifests(volume).await? {
+        let Some(manifest) = store.manifest(volume, backup).await? else {
+            continue;
+        };
+        for entry in &manifest.objects {
+            unnamed.remove(&entry.name);
+        }
+    }
+    progress.set_total(unnamed.len() as u64);
+    let mut removed = Removed::default();
+    for (name, bytes) in unnamed {
+        remove_object(store, volume, name).await?;
+        progress.add(1, 0);
+        removed.objects += 1;
+        removed.bytes += bytes;
+    }
+    for mark in marks {
+        store.unmark(volume, mark.holder, mark.backup).await?;
+    }
+    Ok(removed)
+}
+
+async fn remove_object(store: &Store, volume: Uuid, name: ObjectName) -> Result<(), Failure> {
+    store.delete(&store.object_path(volume, name)).await
+}

@@ -1,0 +1,151 @@
+//! Reads backups: verifies all of one, or writes it to a device.
+
+use futures_util::stream::{StreamExt, TryStreamExt};
+use uuid::Uuid;
+
+use crate::manifest::{Entry, Header, Manifest};
+use crate::object::{self, OBJECT_BYTES};
+use crate::{Damage, Failure, Progress, Store};
+
+/// Objects that are read at once. Each has up to 8 MiB in memory.
+const READS: usize = 4;
+/// Most damaged objects that a verification names.
+const MOST_NAMED: usize = 100;
+/// A pool takes space in units of so many bytes.
+const UNIT: usize = 64 << 10;
+
+/// A device that reads as zeroes.
+#[allow(async_fn_in_trait)]
+pub trait Target {
+    /// Writes data that is not all zero.
+    async fn write(&mut self, offset: u64, data: Vec<u8>) -> Result<(), String>;
+
+    /// Makes all of it durable.
+    async fn flush(&mut self) -> Result<(), String>;
+}
+
+/// The result of a verification.
+#[derive(Debug)]
+pub struct Verified {
+    pub header: Header,
+    /// Damaged objects, with the cause.
+    pub damaged: Vec<Failure>,
+    /// Further ones, which are not named.
+    pub more_damaged: u64,
+}
+
+async fn load(store: &Store, volume: Uuid, backup: Uuid) -> Result<Manifest, Failure> {
+    let manifest = store.manifest(volume, backup).await?;
+    manifest.ok_or(Failure::Unknown(backup))
+}
+
+async fn read(store: &Store, header: &Header, entry: Entry) -> Result<Vec<u8>, Failure> {
+    let path = store.object_path(header.volume.id, entry.name);
+    let expected = u64::from(entry.stored);
+    let object = store.get(&path, entry.stored as usize, false).await?;
+    let damaged = |cause| Failure::damaged(&path, cause);
+    let object = object.ok_or_else(|| damaged(Damage::Missing))?;
+    if object.len() as u64 != expected {
+        return Err(damaged(Damage::Size {
+            found: object.len() as u64,
+            expected,
+        }));
+    }
+    let bytes = header.bytes_of(entry.name.index);
+    object::decode(&object, bytes, entry.digest).map_err(damaged)
+}
+
+/// Reads all of a backup, and compares all checksums.
+pub async fn verify(
+    store: &Store,
+    volume: Uuid,
+    backup: Uuid,
+    progress: &Progress,
+) -> Result<Verified, Failure> {
+    let work = async {
+        let manifest = load(store, volume, backup).await?;
+        let header = manifest.header;
+        progress.set_total(header.objects);
+        let (mut damaged, mut more_damaged) = (Vec::new(), 0);
+        let reads = manifest.objects.into_iter().map(|entry| {
+            let header = &header;
+            async move { (entry.stored, read(store, header, entry).await.map(drop)) }
+        });
+        let mut reads = futures_util::stream::iter(reads).buffered(READS);
+        while let Some((stored, result)) = reads.next().await {
+            progress.add(1, stored.into());
+            match result {
+                Ok(()) => {}
+                Err(failure @ Failure::Damaged { .. }) if damaged.len() < MOST_NAMED => {
+                    damaged.push(failure);
+                }
+                Err(Failure::Damaged { .. }) => more_damaged += 1,
+                // A store that does not answer says nothing about the backup.
+                Err(failure) => return Err(failure),
+            }
+        }
+        drop(reads);
+        Ok(Verified {
+            header,
+            damaged,
+            more_damaged,
+        })
+    };
+    tokio::select! {
+        verified = work => verified,
+        () = progress.cancelled() => Err(Failure::Cancelled),
+    }
+}
+
+/// Writes a backup to a device of its size. Parts that are zero are not written.
+pub async fn restore(
+    store: &Store,
+    volume: Uuid,
+    backup: Uuid,
+    target: &mut impl Target,
+    progress: &Progress,
+) -> Result<Header, Failure> {
+    let work = async {
+        let manifest = load(store, volume, backup).await?;
+        let header = manifest.header;
+        progress.set_total(header.objects);
+        let reads = manifest.objects.into_iter().map(|entry| {
+            let header = &header;
+            async move {
+                let data = read(store, header, entry).await?;
+                Ok::<_, Failure>((entry, data))
+            }
+        });
+        let mut reads = futures_util::stream::iter(reads).buffered(READS);
+        while let Some((entry, data)) = reads.try_next().await? {
+            let first = u64::from(entry.name.index) * OBJECT_BYTES as u64;
+            for (from, to) in used_parts(&data) {
+                let part = data[from..to].to_vec();
+                let written = target.write(first + from as u64, part).await;
+                written.map_err(Failure::Target)?;
+            }
+            progress.add(1, entry.stored.into());
+        }
+        drop(reads);
+        target.flush().await.map_err(Failure::Target)?;
+        Ok(header)
+    };
+    tokio::select! {
+        restored = work => restored,
+        () = progress.cancelled() => Err(Failure::Cancelled),
+    }
+}
+
+/// Runs of units that are not zero.
+fn used_parts(data: &[u8]) -> Vec<(usize, usize)> {
+    let mut parts: Vec<(usize, usize)> = Vec::new();
+    for (at, unit) in data.chunks(UNIT).enumerate() {
+        let (from, to) = (at * UNIT, at * UNIT + unit.len());
+        match parts.last_mut() {
+            _ if object::is_zero(unit) => {}
+            Some(last) if last.1 == from => last.1 = to,
+            _ => parts.push((from, to)),
+        }
+    }
+    parts
+}
