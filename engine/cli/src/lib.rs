@@ -8,6 +8,7 @@ mod address;
 mod alert;
 mod appliance;
 mod audit;
+mod backup;
 mod bdev;
 mod bench;
 mod completions;
@@ -90,6 +91,8 @@ enum Command {
     Pool(pool::PoolArgs),
     /// Volumes, snapshots and clones of pools
     Lvol(lvol::LvolArgs),
+    /// Backups of snapshots of pools
+    Backup(backup::BackupArgs),
     /// Subsystems that hosts connect to
     Subsystem(subsystem::SubsystemArgs),
     /// Listeners: addresses of subsystems
@@ -297,6 +300,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Volume(args) => volume::run(args),
         Command::Pool(args) => pool::run(args),
         Command::Lvol(args) => lvol::run(args),
+        Command::Backup(args) => backup::run(args),
         Command::Subsystem(args) => subsystem::run(args),
         Command::Listener(args) => listener::run(args),
         Command::Host(args) => host::run(args),
