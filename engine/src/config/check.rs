@@ -135,6 +135,7 @@ pub(super) fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>
     check.ranges(settings);
     check.general(settings);
     check.volume_store(settings);
+    check.cluster(settings);
     check.keys(settings);
     check.remotes(&settings.remote);
     check.devices(&settings.bdev);

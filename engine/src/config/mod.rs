@@ -11,6 +11,7 @@
 
 pub mod alert;
 mod check;
+pub mod cluster;
 pub mod declared;
 mod hints;
 pub mod listener;

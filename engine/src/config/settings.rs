@@ -21,6 +21,7 @@ use super::listener::AnaSetting;
 use crate::bdev_modules::{Entry, MODULES};
 use crate::values::read;
 
+pub use super::cluster::ClusterSettings;
 pub use super::listener::{Listener, RdmaSetting};
 pub use super::rdma::Rdma;
 pub use super::remote::RemoteTarget;
@@ -42,6 +43,8 @@ pub struct Settings {
     pub data: Data,
     /// The records of volumes.
     pub store: VolumeStore,
+    /// The cluster that this daemon is a node of.
+    pub cluster: ClusterSettings,
     pub nvmf: Nvmf,
     pub rdma: Rdma,
     pub replication: Replication,

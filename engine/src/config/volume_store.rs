@@ -62,7 +62,7 @@ impl VolumeStore {
 
     /// A key that another one needs is reported itself: if its value cannot be read, that is the
     /// only report.
-    fn problems(&self) -> Vec<Wrong> {
+    fn problems(&self, is_node: bool) -> Vec<Wrong> {
         let mut wrong: Vec<Wrong> = Vec::new();
         let mut refuse = |key, cause: &str, remedy| wrong.push((key, cause.to_owned(), remedy));
         let is_set = [
@@ -88,6 +88,8 @@ impl VolumeStore {
             refuse("endpoints", &cause, "name the members that are nearest");
         }
         match self.prefix.as_deref() {
+            // The name of the cluster is the prefix.
+            None if is_node => {}
             None => {
                 let remedy = "add prefix = \"NAME\" to [store], another name for each daemon";
                 refuse("prefix", "it is missing, and etcd needs it", remedy);
@@ -158,7 +160,7 @@ fn is_loopback(host: &str) -> bool {
 
 impl Check<'_> {
     pub(super) fn volume_store(&mut self, settings: &Settings) {
-        for (key, cause, remedy) in settings.store.problems() {
+        for (key, cause, remedy) in settings.store.problems(settings.cluster.is_node()) {
             self.refuse_unless_refused_with(&format!("store.{key}"), cause, remedy);
         }
         if settings.store.is_etcd() && settings.data.dir == "none" {

@@ -401,7 +401,11 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         replay_waiting(engine).await;
     }
     crate::services::deferred::settle(engine).await;
-    crate::services::volumes::open_all(engine);
+    if engine.settings.cluster.is_node() {
+        crate::services::cluster::start(engine).await?;
+    } else {
+        crate::services::volumes::open_all(engine);
+    }
     if !*engine.lifecycle.more_to_come.borrow() {
         release(engine);
     }
@@ -495,6 +499,7 @@ pub fn offer(engine: &Engine, options: &NvmfOptions) -> Offer {
 /// Takes down the objects that [`init`] created.
 pub async fn fini(engine: &Rc<Engine>) {
     let Ok(plane) = engine.plane() else { return };
+    crate::services::cluster::leave(engine).await;
     crate::services::volumes::stop_opening(engine);
     engine.devices.backups.stop().await;
     if !plane.disconnect_hosts(HOST_PATIENCE).await {

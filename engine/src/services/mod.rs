@@ -5,6 +5,7 @@
 //!                      ├─ web          the administration page, part of calls
 //!                      ├─ alerts      receivers of messages about events
 //!                      ├─ volumes     replicated volumes: open, close, events
+//!                      ├─ cluster     this node of a cluster, part of volumes
 //!                      ├─ pools       storage pools, kept by devices
 //!                      ├─ backup       backups of snapshots of pools, kept by devices
 //!                      ├─ devices     requested histograms and samples, device events
@@ -26,6 +27,7 @@ pub mod alerts;
 pub mod backup;
 pub mod calls;
 pub mod certificates;
+pub mod cluster;
 pub mod concat;
 pub mod declared;
 pub mod deferred;

@@ -52,6 +52,8 @@ pub enum Teardown {
     NotAuthenticated,
     /// The host was given a PSK, and its connections do not use TLS.
     MustEncrypt,
+    /// Another node of the cluster may serve the namespaces now.
+    Elsewhere,
 }
 
 impl Teardown {
@@ -64,6 +66,7 @@ impl Teardown {
             Self::SubsystemDeleted => "the subsystem was deleted",
             Self::ListenerRemoved => "the listener was removed",
             Self::TargetStopping => "the target stops",
+            Self::Elsewhere => "another node of the cluster may serve its volume",
             Self::NotAuthenticated => "the host did not authenticate itself",
             Self::MustEncrypt => "the host must use TLS now",
         }

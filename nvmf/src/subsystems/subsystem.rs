@@ -612,6 +612,13 @@ impl Subsystem {
         }
     }
 
+    /// Ends the connections of all hosts. They may connect again at once.
+    pub fn disconnect_hosts(&self) {
+        for association in self.state().controllers.values() {
+            association.tear_down(Teardown::Elsewhere);
+        }
+    }
+
     /// Sends a reservation notification to the controllers of a host with access to the namespace.
     pub(crate) fn notify_reservation(&self, host: &HostId, nsid: u32, notice: Notice) {
         for association in self.state().controllers.values() {

@@ -272,6 +272,10 @@ struct PublishArgs {
     /// Report no ANA states: hosts use the path that they connected first
     #[arg(long, conflicts_with = "ana")]
     no_ana: bool,
+    /// In a cluster: show it on this node (may be repeated); unless given on the nodes with its
+    /// replicas, then on others, at most 16
+    #[arg(long, value_name = "NODE")]
+    node: Vec<String>,
 }
 
 /// `rdma=optimized`.
@@ -558,6 +562,7 @@ fn make_available(connection: &Connection, args: PublishArgs) -> Result<(), Fail
         listeners: args.listen.iter().map(listener).collect(),
         ana_reporting: !args.no_ana,
         ana,
+        nodes: args.node,
         adopt: false,
     })?;
     if connection.json {

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::super::bdev::refuse_nil;
 use super::devices::FoundDevices;
+use super::in_cluster;
 use super::list::{VolumeReply, describe};
 use super::on_pools::{self, PoolReplica};
 use super::{SettingsParams, blocks};
@@ -19,6 +20,7 @@ use crate::bdev_modules;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::cluster;
 use crate::services::engine::Engine;
 use crate::services::volumes;
 use crate::services::volumes::lvols;
@@ -36,7 +38,8 @@ pub struct Create;
 pub struct CreateParams {
     pub name: String,
     /// One to five block devices, one per replica: by name, alias or UUID, or as the URI of a
-    /// remote namespace (`auto://`, `tcp://`, `rdma://`, `rdma+tcp://`), which is attached.
+    /// remote namespace (`auto://`, `tcp://`, `rdma://`, `rdma+tcp://`), which is attached. In a
+    /// cluster: `NODE:DEVICE`, a device of a node, by the node's name or id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
     /// Replicas on pools, after those on devices: an lvol of the volume's name is made for each,
@@ -88,6 +91,9 @@ impl Method<Engine> for Create {
                 return Err(RpcError::errno(Errno::EINVAL, cause).field("devices"));
             }
         }
+        if engine.volumes.cluster.node().is_some() {
+            return in_cluster::create(&engine, params).await;
+        }
         let devices = FoundDevices::find(&engine, &params.devices, "devices").await?;
         let made = make(&engine, params, &devices.names).await;
         if made.is_err() {
@@ -95,6 +101,15 @@ impl Method<Engine> for Create {
         }
         made
     }
+}
+
+pub(super) fn bytes_of(blocks: Option<u64>, block_size: u32) -> Result<Option<u64>, RpcError> {
+    let bytes = blocks.map(|blocks| {
+        blocks.checked_mul(u64::from(block_size)).ok_or_else(|| {
+            RpcError::errno(Errno::EINVAL, "that is more than 64 bits of bytes").field("num_blocks")
+        })
+    });
+    bytes.transpose()
 }
 
 async fn make(
@@ -111,12 +126,7 @@ async fn make(
         None => nacre_bdev_pool::BLOCK,
     };
     let blocks = blocks(params.num_blocks, params.size_mb, block_size)?;
-    let bytes = blocks.map(|blocks| {
-        blocks.checked_mul(u64::from(block_size)).ok_or_else(|| {
-            RpcError::errno(Errno::EINVAL, "that is more than 64 bits of bytes").field("num_blocks")
-        })
-    });
-    let bytes = bytes.transpose()?;
+    let bytes = bytes_of(blocks, block_size)?;
     let on_pools = on_pools::wanted(engine, &params.replicas, bytes)?;
     let mut settings = Settings::default();
     params.settings.merge(&mut settings);
@@ -143,6 +153,10 @@ async fn make(
 }
 
 pub(super) fn config(engine: &Engine) -> Vec<Value> {
+    // The volumes of a cluster are in etcd.
+    if engine.volumes.cluster.node().is_some() {
+        return Vec::new();
+    }
     let call = |listed: volumes::Listed| {
         let record = &listed.record;
         let (settings, replicas, blocks) = match listed.status() {
@@ -194,7 +208,12 @@ impl Method<Engine> for Delete {
 
     async fn apply(params: DeleteParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
-        volumes::delete(&engine, &params.name, params.force).await?;
+        if engine.volumes.cluster.node().is_some() {
+            let id = engine.volumes.find(&params.name)?.id();
+            cluster::delete(&engine, id, params.force).await?;
+        } else {
+            volumes::delete(&engine, &params.name, params.force).await?;
+        }
         Ok(true)
     }
 }

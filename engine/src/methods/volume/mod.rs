@@ -24,6 +24,7 @@ mod devices;
 mod frozen_tests;
 #[cfg(test)]
 mod half_tests;
+mod in_cluster;
 pub mod list;
 pub mod on_pools;
 #[cfg(test)]

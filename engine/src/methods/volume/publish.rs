@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tracing::warn;
 use uuid::Uuid;
 
-use super::{NameParams, call};
+use super::{NameParams, call, in_cluster};
 use crate::journal::EntryState;
 use crate::methods::nvmf;
 use crate::refusal::OrRefuse;
@@ -91,6 +91,10 @@ pub struct PublishParams {
     /// for others `optimized` over RDMA and `non_optimized` over TCP.
     /// nvmf_subsystem_listener_set_ana_state changes a single state.
     pub ana: Option<AnaByTransport>,
+    /// In a cluster: the nodes that show the volume, by name or id; one of them holds it. Default:
+    /// the nodes with its replicas, then others, at most 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
     /// The subsystem exists and has the volume as a namespace: only mark it as publishing the
     /// volume. Saved configurations use this after the calls that create the subsystem.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -99,11 +103,11 @@ pub struct PublishParams {
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct PublishReply {
-    nqn: String,
-    nsid: u32,
-    uuid: String,
-    /// Addresses on which it is served now.
-    listen_addresses: Vec<Value>,
+    pub(super) nqn: String,
+    pub(super) nsid: u32,
+    pub(super) uuid: String,
+    /// Addresses on which it is served now. In a cluster: those of this node.
+    pub(super) listen_addresses: Vec<Value>,
 }
 
 impl Method<Engine> for Publish {
@@ -117,6 +121,15 @@ impl Method<Engine> for Publish {
     async fn apply(params: PublishParams, engine: Rc<Engine>) -> Result<PublishReply, RpcError> {
         engine.settled().await;
         let id = engine.volumes.find(&params.name)?.id();
+        if engine.volumes.cluster.node().is_some() {
+            return in_cluster::publish(&engine, id, &params).await;
+        }
+        if !params.nodes.is_empty() {
+            let cause = "this daemon is in no cluster, and nodes names some";
+            return Err(RpcError::errno(Errno::EINVAL, cause)
+                .field("nodes")
+                .remedy("leave it out"));
+        }
         // Serialised per volume: two simultaneous calls would both find it unpublished.
         let altering = engine.volumes.altering(id);
         let _one = altering.lock().await;
@@ -330,6 +343,10 @@ impl Method<Engine> for Unpublish {
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
         let id = engine.volumes.find(&params.name)?.id();
+        if engine.volumes.cluster.node().is_some() {
+            crate::services::cluster::unpublish(&engine, id).await?;
+            return Ok(true);
+        }
         let altering = engine.volumes.altering(id);
         let _one = altering.lock().await;
         let listed = engine.volumes.find(&id.to_string())?;

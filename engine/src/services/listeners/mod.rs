@@ -246,6 +246,7 @@ impl Listeners {
         }
         let mut wanted = self.wanted(engine, &plan, &by_rpc);
         wanted.extend(self.wanted_of_volumes(&plan, &published));
+        wanted.extend(self.wanted_of_cluster(&plan, engine.volumes.cluster.subsystems()));
         let gone: Vec<ListenerKey> = {
             let served = self.served.borrow();
             let stale = served
@@ -300,6 +301,7 @@ impl Listeners {
                 }
             }
         }
+        crate::services::cluster::show_states(engine);
         self.update_statuses(engine, plan);
     }
 
@@ -350,6 +352,26 @@ impl Listeners {
                     params["withheld_reason"] = "transport_policy".into();
                 }
                 wanted.insert(key(&volume.nqn, path), params);
+            }
+        }
+        wanted
+    }
+
+    /// As [`Listeners::wanted`], for the subsystems of a node of a cluster: every listener. Those of
+    /// volumes are inaccessible until the cluster sets their states.
+    fn wanted_of_cluster(
+        &self,
+        plan: &ListenerPlan,
+        subsystems: Vec<(String, bool)>,
+    ) -> BTreeMap<ListenerKey, Value> {
+        let declared = self.declared.borrow();
+        let mut wanted = BTreeMap::new();
+        for (nqn, is_volume) in subsystems {
+            for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
+                let listener = declared.iter().find(|l| l.name == path.listener);
+                let ana = is_volume.then(|| AnaWord::Inaccessible.word());
+                let params = call(&nqn, ana, path, listener);
+                wanted.insert(key(&nqn, path), params);
             }
         }
         wanted

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::{
     Command, Observer, ReplicaStatus, ResyncKind, VolumeError, VolumeEvent, VolumeEventKind,
 };
@@ -105,10 +106,21 @@ pub fn poll_queues(plane: &crate::plane::Plane) {
 /// it, and volumes waiting for a device retry.
 pub fn device_changed(engine: &Rc<Engine>, device: &str) {
     engine.volumes.again.notify_waiters();
-    let Some(opened) = engine.volumes.with_replica(device) else {
+    // The replicas of a cluster's volumes are named by the UUIDs of their namespaces.
+    let layer = engine
+        .plane()
+        .ok()
+        .and_then(|plane| plane.bdevs.lookup(device));
+    let uuid = layer.map(|layer| layer.uuid().to_string());
+    let names = [Some(device.to_owned()), uuid];
+    let found = names.into_iter().flatten().find_map(|name| {
+        let opened = engine.volumes.with_replica(&name)?;
+        Some((opened, name))
+    });
+    let Some((opened, device)) = found else {
         return;
     };
-    let (engine, device) = (Rc::clone(engine), device.to_owned());
+    let engine = Rc::clone(engine);
     tokio::task::spawn_local(async move {
         let changed = Command::DevicesChanged { device };
         if let Err(error) = opened.handle.run(changed).await {

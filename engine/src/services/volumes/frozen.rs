@@ -89,12 +89,15 @@ fn register(engine: &Engine, id: Uuid) -> bool {
         return false;
     }
     entry.shown = Some(bdev);
-    let news = !std::mem::replace(&mut entry.reported_frozen, true);
+    let news = !entry.is_standby && !std::mem::replace(&mut entry.reported_frozen, true);
     let name = entry.record.name.clone();
     let status = prepared.status(&entry.record, entry.refused.as_ref());
+    let is_standby = entry.is_standby;
     drop(entries);
     let why = status.why.unwrap_or_default();
-    info!(volume = name, why, "shown to hosts before it is open");
+    if !is_standby {
+        info!(volume = name, why, "shown to hosts before it is open");
+    }
     if news {
         let (kind, text) = match status.state {
             VolumeState::Fenced => ("volume_fenced", format!("another holder has it: {why}")),

@@ -10,7 +10,7 @@ use crate::values::identity_file;
 const FILE: &str = "holder";
 
 /// The id stored in `dir`; generated if there is none. Blocks.
-pub(super) fn id(dir: &Path) -> std::io::Result<Uuid> {
+pub(in crate::services) fn id(dir: &Path) -> std::io::Result<Uuid> {
     let path = dir.join(FILE);
     match std::fs::read_to_string(&path) {
         Ok(text) => Uuid::parse_str(text.trim()).map_err(|error| {

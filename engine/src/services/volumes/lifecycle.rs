@@ -44,6 +44,10 @@ pub async fn begin(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let volumes = &engine.volumes;
     let given = volumes.store.take();
     let settings = &engine.settings.store;
+    if engine.settings.cluster.is_node() {
+        // The node gives the store and the records.
+        return begin_events(engine);
+    }
     let (store, holder, records): (Arc<dyn VolumeStore>, Uuid, _) =
         match (given, engine.journal.store_path()) {
             (None, Some(dir)) if settings.is_etcd() => {
@@ -77,8 +81,12 @@ pub async fn begin(engine: &Rc<Engine>) -> anyhow::Result<()> {
     *volumes.entries.borrow_mut() = entries.collect();
     volumes.store.replace(Some(store));
     volumes.holder.set(holder);
+    begin_events(engine)
+}
+
+fn begin_events(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let (sender, receiver) = events::EventSender::new();
-    volumes.observer.replace(Some(Arc::new(sender)));
+    engine.volumes.observer.replace(Some(Arc::new(sender)));
     tokio::task::spawn_local(events::follow(Rc::clone(engine), receiver));
     Ok(())
 }
@@ -179,7 +187,10 @@ async fn tried(engine: &Rc<Engine>, id: Uuid) {
 }
 
 /// Tries to open a volume. `None`: it is open already, or must not be opened.
-async fn try_open(engine: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcError>> {
+pub(super) async fn try_open(
+    engine: &Rc<Engine>,
+    id: Uuid,
+) -> Option<Result<Rc<Opened>, RpcError>> {
     let volumes = &engine.volumes;
     let lock = volumes
         .entries
@@ -246,10 +257,7 @@ async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeEr
         engine.volumes.store.borrow().clone().ok_or_else(gone)?,
         engine.volumes.observer.borrow().clone().ok_or_else(gone)?,
     );
-    let (holder, replicas) = (
-        engine.volumes.holder.get(),
-        VolumeDevices(plane.bdevs.clone()),
-    );
+    let (holder, replicas) = (engine.volumes.opener(), VolumeDevices::of(engine, &plane));
     let reactor = least_loaded(engine, &plane).ok_or_else(gone)?;
     let name = reactor.name().to_owned();
     let prepared = engine.volumes.prepared(id).ok_or_else(gone)?;
@@ -341,12 +349,13 @@ pub(super) async fn replay_waiting(engine: &Rc<Engine>) {
     *done = upto;
 }
 
-/// Creates a volume and opens it.
-pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcError> {
-    let volumes = &engine.volumes;
-    let _one = volumes.changing.lock().await;
+/// Creates a volume's record, and the labels of its replicas.
+pub(in crate::services) async fn create_record(
+    engine: &Engine,
+    new: NewVolume,
+) -> Result<VolumeRecord, RpcError> {
     let plane = engine.plane()?;
-    let store = volumes.store()?;
+    let store = engine.volumes.store()?;
     if plane.bdevs.lookup(&new.name).is_some() {
         return Err(RpcError::errno(
             Errno::EEXIST,
@@ -356,17 +365,22 @@ pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, R
     }
     let reactor = least_loaded(engine, &plane)
         .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
-    let (on_store, replicas) = (Arc::clone(&store), VolumeDevices(plane.bdevs.clone()));
+    let (on_store, replicas) = (Arc::clone(&store), VolumeDevices::of(engine, &plane));
     let id = on_reactor(reactor, move |core, pool| async move {
         control::create(&core, pool, on_store, Arc::new(replicas), new).await
     })
     .await
     .or_refuse()?;
-    let record = store
-        .load(id)
-        .await
-        .map_err(VolumeError::from)
-        .or_refuse()?;
+    let record = store.load(id).await.map_err(VolumeError::from);
+    record.or_refuse()
+}
+
+/// Creates a volume and opens it.
+pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcError> {
+    let volumes = &engine.volumes;
+    let _one = volumes.changing.lock().await;
+    let record = create_record(engine, new).await?;
+    let id = record.id;
     let name = record.name.clone();
     volumes.entries.borrow_mut().insert(id, Entry::new(record));
     match try_open(engine, id).await {
@@ -391,14 +405,14 @@ pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, R
     }
 }
 
-fn stopping() -> RpcError {
+pub(super) fn stopping() -> RpcError {
     RpcError::errno(Errno::EAGAIN, "the daemon is stopping")
 }
 
 /// Removes the record from the store, and the labels from the replicas.
 async fn delete_record_and_labels(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     let plane = engine.plane()?;
-    let (store, replicas) = (engine.volumes.store()?, VolumeDevices(plane.bdevs.clone()));
+    let (store, replicas) = (engine.volumes.store()?, VolumeDevices::of(engine, &plane));
     let reactor = least_loaded(engine, &plane)
         .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
     let wiped = on_reactor(reactor, move |core, pool| async move {
@@ -441,7 +455,7 @@ pub async fn force_in_sync(
             prepared.set_failing(false);
         }
         let seen = listed.record.version();
-        let (store, replicas) = (engine.volumes.store()?, VolumeDevices(plane.bdevs.clone()));
+        let (store, replicas) = (engine.volumes.store()?, VolumeDevices::of(engine, &plane));
         let reactor = least_loaded(engine, &plane)
             .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
         on_reactor(reactor, move |core, pool| async move {
@@ -460,7 +474,7 @@ pub async fn force_in_sync(
 }
 
 /// Deletes a volume that is not in use.
-pub(super) async fn delete(
+pub(in crate::services) async fn delete(
     engine: &Rc<Engine>,
     name: &str,
     force: Option<String>,
@@ -557,7 +571,7 @@ pub(super) async fn delete(
 }
 
 /// Waits for the queues of a volume whose bdev is being removed, then closes the volume.
-async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcError> {
+pub(super) async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcError> {
     let late = |what: &str| RpcError::errno(Errno::ETIMEDOUT, what.to_owned());
     if let Some(ticket) = ticket
         && tokio::time::timeout(PATIENCE, ticket).await.is_err()

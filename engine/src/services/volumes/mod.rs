@@ -12,12 +12,13 @@
 //! The durable state of a volume is in the volume store. The journal only has the objects that use
 //! its bdev.
 
-mod etcd;
+pub(super) mod etcd;
 mod etcd_report;
 mod events;
 mod frozen;
-mod holder;
-mod lifecycle;
+pub(super) mod holder;
+pub(super) mod in_cluster;
+pub(super) mod lifecycle;
 pub mod lvols;
 pub mod paths;
 pub mod published;
@@ -39,6 +40,7 @@ use uuid::Uuid;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::services::cluster::Cluster;
 
 pub use self::etcd::OfStore;
 pub use self::etcd_report::store_for_doctor;
@@ -57,6 +59,8 @@ pub struct Volumes {
     store: RefCell<Option<Arc<dyn VolumeStore>>>,
     /// `None`: the store is a file, or in memory.
     of_store: RefCell<Option<OfStore>>,
+    /// The cluster that this daemon is a node of.
+    pub cluster: Cluster,
     holder: Cell<Uuid>,
     observer: RefCell<Option<Arc<events::EventSender>>>,
     /// Serialises creations and deletions.
@@ -93,6 +97,8 @@ struct Entry {
     reported_frozen: bool,
     /// It is being deleted.
     going: bool,
+    /// Another node of the cluster may serve it, so that the placeholder is no failure.
+    is_standby: bool,
     /// Why it could not be opened.
     refused: Option<VolumeError>,
     attempts: u32,
@@ -264,6 +270,13 @@ impl Volumes {
         self.store.replace(Some(store));
     }
 
+    /// This daemon as the holder of volumes that it opens now.
+    fn opener(&self) -> nacre_bdev_replica::answers::Holder {
+        self.cluster
+            .holder()
+            .unwrap_or_else(|| self.holder.get().into())
+    }
+
     /// Id of this daemon among the daemons that share the store.
     pub fn holder(&self) -> Uuid {
         self.holder.get()
@@ -305,6 +318,7 @@ impl Entry {
             shown: None,
             reported_frozen: false,
             going: false,
+            is_standby: false,
             refused: None,
             attempts: 0,
         }
@@ -389,6 +403,9 @@ impl Refusal for VolumeError {
                 .remedy("enlarge the device, then volume_thaw with `force` and this replica"),
             Self::Fenced { .. } => of(Errno::EPERM)
                 .remedy("another holder has the volume: use it there"),
+            Self::NoReservations { .. } => of(Errno::ENOTSUP)
+                .field("device")
+                .remedy("use devices of targets that support reservations"),
             Self::Reserved { .. } => of(Errno::EPERM)
                 .field("device")
                 .remedy("nvmf_ns_get_reservation at its target, or nvme resv-report, says which host"),

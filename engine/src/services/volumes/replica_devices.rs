@@ -6,17 +6,34 @@ use nacre_bdev::registry::{Holder, Registry, RegistryError, Usage};
 use nacre_bdev::{Bdev, Layer};
 use nacre_bdev_replica::handle::{Devices, NoDevice, ReplicaDevice};
 
+use crate::plane::Plane;
+use crate::services::cluster::Away;
+use crate::services::engine::Engine;
+
 /// `product_name` of remote namespaces, as in SPDK.
 pub const REMOTE_PRODUCT: &str = "NVMe disk";
 
-pub(super) struct VolumeDevices(pub Registry);
+pub(super) struct VolumeDevices {
+    registry: Registry,
+    /// The devices of nodes that are away; `None`: there is no cluster.
+    away: Option<Away>,
+}
+
+impl VolumeDevices {
+    pub(super) fn of(engine: &Engine, plane: &Plane) -> Self {
+        Self {
+            registry: plane.bdevs.clone(),
+            away: engine.volumes.cluster.away(),
+        }
+    }
+}
 
 impl Devices for VolumeDevices {
     fn claim(&self, name: &str, volume: &str) -> Result<ReplicaDevice, NoDevice> {
         // A user claim instead of a stacked device: removing a replica's device must not remove the
         // volume.
         let holder = Holder::User(holder(volume));
-        let claim = self.0.claim(name, holder, Usage::Exclusive);
+        let claim = self.registry.claim(name, holder, Usage::Exclusive);
         let claim = claim.map_err(|error| NoDevice {
             name: name.to_owned(),
             why: match error {
@@ -26,10 +43,14 @@ impl Devices for VolumeDevices {
         })?;
         let layer = Arc::clone(claim.layer());
         Ok(ReplicaDevice {
-            local: is_local(&self.0, &layer),
+            local: is_local(&self.registry, &layer),
             layer,
             claim: Box::new(claim),
         })
+    }
+
+    fn is_awaited(&self, name: &str) -> bool {
+        self.away.as_ref().is_none_or(|away| !away.is_away(name))
     }
 }
 

@@ -1,0 +1,249 @@
+//! Volumes of the cluster: created on devices of its nodes, published on nodes, and deleted.
+//!
+//! ```text
+//!   create    member/N/R of each replica ▸ the nodes export the devices ▸ labels and record
+//!   publish   pub/V ▸ the nodes show the volume, and one of them takes it
+//!   delete    not published, no holder ▸ record and labels ▸ the exports end
+//! ```
+//!
+//! A creation that fails ends the exports again. If this daemon dies in between, the exports stay
+//! without a volume, and a creation of the same devices is refused until they are removed.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_bdev_replica::handle::NewVolume;
+use nacre_bdev_replica::model::Settings;
+use nacre_cluster_core::{MemberId, NodeId, VolumeId};
+use nacre_cluster_node::export::{Is, Want};
+use nacre_cluster_node::{Publication, PublishRequest};
+use serde_json::json;
+use tracing::warn;
+use uuid::Uuid;
+
+use super::Running;
+use crate::refusal::OrRefuse;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+use crate::services::volumes::lifecycle;
+
+/// Time for all nodes to export the devices, and for this node to reach them.
+const EXPORTED: Duration = Duration::from_secs(20);
+/// Time for the nodes to end the exports.
+const ENDED: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A replica to create: a device of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewReplica {
+    /// Id or name of the node.
+    pub node: String,
+    pub device: String,
+}
+
+impl Running {
+    /// The node with this id or name.
+    fn find(&self, name: &str) -> Result<NodeId, RpcError> {
+        let nodes = self.inbox.nodes();
+        let id = Uuid::parse_str(name).ok().map(NodeId);
+        if let Some(id) = id.filter(|id| nodes.contains_key(id)) {
+            return Ok(id);
+        }
+        let is_it = |(id, key): (&NodeId, &nacre_cluster_node::NodeKey)| {
+            (key.description.name == name).then_some(*id)
+        };
+        let mut found = nodes.iter().filter_map(is_it);
+        let refuse = |cause: String| {
+            let names: Vec<&str> = nodes.values().map(|key| &*key.description.name).collect();
+            let remedy = format!("the nodes are {}", names.join(", "));
+            RpcError::errno(Errno::ENODEV, cause).remedy(remedy)
+        };
+        match (found.next(), found.next()) {
+            (Some(id), None) => Ok(id),
+            (Some(_), Some(_)) => Err(refuse(format!("several nodes have the name \"{name}\""))
+                .remedy("use the node's id; cluster_get_nodes lists them")),
+            _ => Err(refuse(format!("the cluster has no node \"{name}\""))),
+        }
+    }
+}
+
+/// Creates a volume. It is not published, and no node holds it.
+pub async fn create(
+    engine: &Rc<Engine>,
+    name: String,
+    id: Uuid,
+    bytes: Option<u64>,
+    replicas: Vec<NewReplica>,
+    settings: Settings,
+    force: bool,
+) -> Result<(), RpcError> {
+    let running = engine.volumes.cluster.member()?;
+    let volume = VolumeId(id);
+    let mut members = Vec::new();
+    for (at, replica) in replicas.iter().enumerate() {
+        let node = running.find(&replica.node);
+        let node = node.map_err(|error| error.field(format!("devices[{at}]")))?;
+        members.push((MemberId(Uuid::new_v4()), node, replica.device.clone()));
+    }
+    let devices: Vec<String> = members.iter().map(|(id, ..)| id.0.to_string()).collect();
+    let made = async {
+        for (member, node, device) in &members {
+            running.store.note(member.0.to_string(), *node);
+            let exported = running.operator.export(*node, *member, volume, device);
+            exported.await.or_refuse()?;
+        }
+        exported(engine, &running, volume, &devices).await?;
+        let new = NewVolume {
+            name,
+            id: Some(id),
+            bytes,
+            devices: devices.clone(),
+            settings,
+            force,
+        };
+        lifecycle::create_record(engine, new).await.map(drop)
+    };
+    let made = made.await;
+    for device in &devices {
+        running.store.forget(device);
+    }
+    if made.is_err() {
+        for (member, node, _) in &members {
+            if let Err(error) = running.operator.unexport(*node, *member).await {
+                warn!(%error, "the export of a volume that was not made stays");
+            }
+        }
+    }
+    made
+}
+
+/// Waits until the nodes export the devices, and this node has them.
+async fn exported(
+    engine: &Engine,
+    running: &Running,
+    volume: VolumeId,
+    devices: &[String],
+) -> Result<(), RpcError> {
+    let end = tokio::time::Instant::now() + EXPORTED;
+    loop {
+        let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
+        let failed = exports
+            .iter()
+            .find(|(_, _, export)| export.is == Is::Failed);
+        if let Some((_, _, export)) = failed {
+            let why = export.why.as_deref().unwrap_or("no reason");
+            let cause = format!("device \"{}\" cannot be a replica: {why}", export.device);
+            return Err(RpcError::errno(Errno::ENODEV, cause).field("devices"));
+        }
+        let plane = engine.plane()?;
+        let missing = devices
+            .iter()
+            .find(|device| plane.bdevs.lookup(device).is_none());
+        let waiting = exports.iter().find(|(_, _, export)| export.is != Is::There);
+        if missing.is_none() && waiting.is_none() && exports.len() >= devices.len() {
+            return Ok(());
+        }
+        if tokio::time::Instant::now() >= end {
+            let cause = match waiting {
+                Some((node, _, export)) => format!(
+                    "node {} has not exported \"{}\" within {EXPORTED:?}",
+                    node.0, export.device
+                ),
+                None => format!("the exported devices are not reached within {EXPORTED:?}"),
+            };
+            return Err(RpcError::errno(Errno::ETIMEDOUT, cause)
+                .field("devices")
+                .remedy("see whether the nodes run and reach each other"));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Publishes the volume on these nodes; none named: on all nodes, at most 16.
+pub async fn publish(
+    engine: &Rc<Engine>,
+    id: Uuid,
+    hosts: Vec<String>,
+    any_host: bool,
+    nodes: &[String],
+) -> Result<Publication, RpcError> {
+    let running = engine.volumes.cluster.member()?;
+    let nodes = if nodes.is_empty() {
+        nodes_for(engine, &running, id)
+    } else {
+        let nodes = nodes.iter().enumerate().map(|(at, node)| {
+            let found = running.find(node);
+            found.map_err(|error| error.field(format!("nodes[{at}]")))
+        });
+        nodes.collect::<Result<_, _>>()?
+    };
+    let request = PublishRequest {
+        hosts,
+        any_host,
+        nodes,
+    };
+    running
+        .operator
+        .publish(VolumeId(id), &request)
+        .await
+        .or_refuse()
+}
+
+/// The nodes with replicas first, then others.
+fn nodes_for(engine: &Engine, running: &Running, id: Uuid) -> Vec<NodeId> {
+    let listed = engine.volumes.find(&id.to_string()).ok();
+    let replicas = listed.into_iter().flat_map(|listed| listed.record.replicas);
+    let mut nodes: Vec<NodeId> = replicas.filter_map(|one| one.node.map(NodeId)).collect();
+    nodes.dedup();
+    for node in running.inbox.nodes().into_keys() {
+        if nodes.len() < nacre_cluster_core::slots::MAX_SLOTS && !nodes.contains(&node) {
+            nodes.push(node);
+        }
+    }
+    nodes
+}
+
+pub async fn unpublish(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    let running = engine.volumes.cluster.member()?;
+    if running.operator.unpublish(VolumeId(id)).await.or_refuse()? {
+        return Ok(());
+    }
+    let cause = format!("volume \"{id}\" is not published");
+    Err(RpcError::errno(Errno::ENOENT, cause).field("name"))
+}
+
+/// Deletes a volume that is not published, and ends the exports of its devices.
+pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Result<(), RpcError> {
+    let running = engine.volumes.cluster.member()?;
+    let volume = VolumeId(id);
+    let name = engine.volumes.find(&id.to_string())?.name();
+    let publications = running.operator.publications().await.or_refuse()?;
+    if publications.contains_key(&volume) {
+        let cause = format!("volume \"{name}\" is published");
+        return Err(RpcError::errno(Errno::EBUSY, cause)
+            .field("name")
+            .remedy("unpublish it first: volume_unpublish"));
+    }
+    lifecycle::delete(engine, &id.to_string(), force).await?;
+    let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
+    for (node, member, _) in exports {
+        running.operator.unexport(node, member).await.or_refuse()?;
+    }
+    let end = tokio::time::Instant::now() + ENDED;
+    while tokio::time::Instant::now() < end {
+        let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
+        if exports
+            .iter()
+            .all(|(_, _, export)| export.want != Want::Gone)
+        {
+            break;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    let text = format!("volume \"{name}\" was deleted from the cluster");
+    engine
+        .notes
+        .report("volume_delete", name, text, json!({ "id": id }));
+    Ok(())
+}

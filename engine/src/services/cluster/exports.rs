@@ -1,0 +1,196 @@
+//! The devices of this node that are replicas of volumes: namespaces of the node's own subsystem,
+//! which only the nodes of the cluster may use.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_cluster_core::{MemberId, NodeId};
+use nacre_cluster_node::export::{Is, Want};
+use nacre_cluster_node::{Export, ExportState, Node, NodeState, node_nqn};
+use nacre_nvmf_wire::Nqn;
+use serde_json::json;
+use tracing::{debug, info, warn};
+
+use super::Running;
+use crate::rpc::RpcError;
+use crate::services::engine::Engine;
+use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
+
+/// Namespaces of the node's subsystem, so replicas of one node.
+const MAX_EXPORTS: u32 = 1024;
+
+pub(super) struct Exports {
+    nqn: String,
+    is_made: std::cell::Cell<bool>,
+    /// The hosts that may connect.
+    hosts: RefCell<BTreeSet<String>>,
+    /// The last state that was sent of each export; `None`: it has ended.
+    sent: RefCell<BTreeMap<MemberId, Option<ExportState>>>,
+}
+
+impl Exports {
+    pub(super) fn new(me: NodeId) -> Self {
+        Self {
+            nqn: node_nqn(me),
+            is_made: Default::default(),
+            hosts: RefCell::default(),
+            sent: RefCell::default(),
+        }
+    }
+
+    /// The NQN of the node's subsystem, once it exists.
+    pub(super) fn nqn(&self) -> Option<String> {
+        self.is_made.get().then(|| self.nqn.clone())
+    }
+
+    /// Makes the subsystem, its hosts and its namespaces as they are wanted.
+    pub(super) async fn make(&self, engine: &Rc<Engine>, running: &Rc<Running>) {
+        if let Err(error) = self.make_subsystem(engine).await {
+            warn!(%error, "the devices of this node's replicas are not exported; it is tried again");
+            return;
+        }
+        self.admit(engine, running).await;
+        let exports = running.inbox.exports();
+        self.sent
+            .borrow_mut()
+            .retain(|id, _| exports.contains_key(id));
+        for (id, export) in exports {
+            let state = match export.want {
+                Want::There => self.add(engine, id, &export).await,
+                Want::Gone => self.remove(engine, id).await,
+            };
+            Self::send(running, id, &export, state);
+        }
+    }
+
+    async fn make_subsystem(&self, engine: &Rc<Engine>) -> Result<(), RpcError> {
+        if self.is_made.get() {
+            return Ok(());
+        }
+        let create = json!({ "nqn": self.nqn, "max_namespaces": MAX_EXPORTS });
+        engine.declared_call(CREATE_SUBSYSTEM, &create).await?;
+        self.is_made.set(true);
+        engine.listeners.look_again(engine).await;
+        Ok(())
+    }
+
+    /// Admits the described nodes, and no other host.
+    async fn admit(&self, engine: &Rc<Engine>, running: &Running) {
+        let nodes = running.inbox.nodes();
+        let wanted: BTreeSet<String> = nodes
+            .keys()
+            .map(|node| super::peers::host_nqn(*node))
+            .collect();
+        let known = self.hosts.borrow().clone();
+        let changes = [
+            ("nvmf_subsystem_remove_host", known.difference(&wanted)),
+            ("nvmf_subsystem_add_host", wanted.difference(&known)),
+        ];
+        for (method, hosts) in changes {
+            for host in hosts {
+                let params = json!({ "nqn": self.nqn, "host": host });
+                match engine.declared_call(method, &params).await {
+                    Ok(_) if wanted.contains(host) => {
+                        self.hosts.borrow_mut().insert(host.clone());
+                    }
+                    Ok(_) => {
+                        self.hosts.borrow_mut().remove(host);
+                    }
+                    Err(error) => warn!(host, %error, "a node is not admitted as it should be"),
+                }
+            }
+        }
+    }
+
+    fn nsid(&self, engine: &Engine, id: MemberId) -> Option<u32> {
+        let nqn = Nqn::new(&self.nqn).ok()?;
+        let subsystem = engine.plane().ok()?.target.subsystem(&nqn).ok()?;
+        subsystem.namespace_with(id.0)
+    }
+
+    async fn add(&self, engine: &Rc<Engine>, id: MemberId, export: &Export) -> Option<ExportState> {
+        let Ok(plane) = engine.plane() else {
+            return state(Is::Making, None);
+        };
+        let device = &export.device;
+        if self.nsid(engine, id).is_none() {
+            let namespace = json!({ "bdev_name": device, "uuid": id.0 });
+            let params = json!({ "nqn": self.nqn, "namespace": namespace });
+            if let Err(error) = engine.declared_call(ADD_NAMESPACE, &params).await {
+                return state(Is::Failed, Some(error.to_string()));
+            }
+            info!(device, volume = %export.volume().0, "a device is exported to the cluster");
+        }
+        match plane.bdevs.lookup(device) {
+            Some(layer) => {
+                let geometry = layer.geometry();
+                let block_size = u64::from(geometry.block_size);
+                Some(ExportState {
+                    is: Is::There,
+                    bytes: geometry.blocks.saturating_mul(block_size),
+                    block_size: geometry.block_size,
+                    why: None,
+                })
+            }
+            None => state(Is::Failed, Some(format!("there is no device \"{device}\""))),
+        }
+    }
+
+    async fn remove(&self, engine: &Rc<Engine>, id: MemberId) -> Option<ExportState> {
+        let Some(nsid) = self.nsid(engine, id) else {
+            return None;
+        };
+        let params = json!({ "nqn": self.nqn, "nsid": nsid });
+        match engine
+            .declared_call("nvmf_subsystem_remove_ns", &params)
+            .await
+        {
+            Ok(_) => None,
+            Err(error) => state(Is::Failed, Some(error.to_string())),
+        }
+    }
+
+    /// Reports the state to etcd, unless it is there. Nothing waits for the answer of etcd.
+    fn send(running: &Rc<Running>, id: MemberId, export: &Export, state: Option<ExportState>) {
+        let this = &running.exports;
+        let is_in_etcd = state.as_ref().is_some_and(|state| {
+            (export.is, &export.why) == (state.is, &state.why)
+                && (export.bytes, export.block_size) == (state.bytes, state.block_size)
+        });
+        if is_in_etcd || this.sent.borrow().get(&id) == Some(&state) {
+            return;
+        }
+        let node = running.node.borrow().as_ref().map(Node::state);
+        let Some(NodeState::In { incarnation, .. }) = node else {
+            return;
+        };
+        if let Some(why) = state.as_ref().and_then(|state| state.why.as_ref()) {
+            let device = &export.device;
+            warn!(
+                device,
+                why, "a replica's device is not exported; it is tried again"
+            );
+        }
+        this.sent.borrow_mut().insert(id, state.clone());
+        let running = Rc::clone(running);
+        tokio::task::spawn_local(async move {
+            let (operator, me) = (&running.operator, running.me);
+            let sent = operator.set_export_state(me, incarnation, id, state.as_ref());
+            if let Err(error) = sent.await {
+                debug!(%error, "the state of an export is not in etcd; it is sent again");
+                running.exports.sent.borrow_mut().remove(&id);
+            }
+        });
+    }
+}
+
+fn state(is: Is, why: Option<String>) -> Option<ExportState> {
+    Some(ExportState {
+        is,
+        bytes: 0,
+        block_size: 0,
+        why,
+    })
+}

@@ -1,0 +1,353 @@
+//! This daemon as a node of a cluster, `[cluster]`.
+//!
+//! ```text
+//!   nacre-cluster (thread) ── Inbox: what is wanted ──▶ follow ─┬─ exports   devices of replicas
+//!         ▲                                                     ├─ peers     the other nodes
+//!         │                                                     └─ volumes   a task per volume
+//!         └───────────── Reports: opened, not opened, drained ──────────────────┘
+//! ```
+//!
+//! Every node exports the devices of its replicas by NVMe-oF, and reaches all replicas that way,
+//! its own ones too: the reservation of the exported namespace is the gate that no former holder
+//! passes. The device of a replica has the same name on all nodes, the UUID of its namespace.
+
+mod create;
+mod exports;
+mod inbox;
+mod lease;
+mod peers;
+mod store;
+mod volumes;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use nacre_bdev_replica::answers::Holder;
+use nacre_bdev_replica::store::VolumeStore;
+use nacre_cluster_core::{NodeId, VolumeId};
+use nacre_cluster_etcd::{EtcdStore, Prefix};
+use nacre_cluster_node::{Description, Link, Me, Node, NodeState, Operator, Portal};
+use nacre_nvmf::address::IpTransport;
+use tokio::sync::Notify;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use self::exports::Exports;
+use self::inbox::{Inbox, Sender};
+use self::lease::OfIncarnation;
+use self::peers::Peers;
+use self::store::NodesOfReplicas;
+use super::volumes::{etcd, holder};
+use crate::refusal::Refusal;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+use crate::values::host_identity;
+
+pub use self::create::{NewReplica, create, delete, publish, unpublish};
+pub(super) use self::volumes::Shown;
+
+/// Time for the hand-over of all volumes when the daemon ends; the node itself takes 6 s.
+const LEAVE: Duration = Duration::from_secs(8);
+/// Longest time between two looks at devices and listeners, which change without news.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Empty in a daemon without `[cluster]`.
+#[derive(Default)]
+pub struct Cluster {
+    running: RefCell<Option<Rc<Running>>>,
+}
+
+/// The node, from the start of its thread.
+pub(super) struct Running {
+    me: NodeId,
+    node: RefCell<Option<Node>>,
+    operator: Operator,
+    inbox: Arc<Inbox>,
+    store: Arc<NodesOfReplicas>,
+    link: Link,
+    /// Wakes the task of each volume.
+    tasks: RefCell<BTreeMap<VolumeId, Rc<Notify>>>,
+    /// The volumes that hosts see here.
+    shown: RefCell<BTreeMap<VolumeId, Shown>>,
+    exports: Exports,
+    peers: Peers,
+    is_ending: Cell<bool>,
+}
+
+impl Cluster {
+    fn running(&self) -> Option<Rc<Running>> {
+        self.running.borrow().clone()
+    }
+
+    fn member(&self) -> Result<Rc<Running>, RpcError> {
+        self.running().ok_or_else(|| {
+            RpcError::errno(Errno::ENOTSUP, "this daemon is in no cluster")
+                .remedy("name one with [cluster] in the configuration, and start again")
+        })
+    }
+
+    /// The state of this node; `None`: the daemon is in no cluster.
+    pub fn state(&self) -> Option<NodeState> {
+        let running = self.running()?;
+        let node = running.node.borrow();
+        Some(node.as_ref().map_or(NodeState::Left, Node::state))
+    }
+
+    /// The id of this node; `None`: the daemon is in no cluster.
+    pub fn node(&self) -> Option<NodeId> {
+        Some(self.running()?.me)
+    }
+
+    /// Reads and changes the cluster for operators.
+    pub fn operator(&self) -> Result<Operator, RpcError> {
+        Ok(self.member()?.operator.clone())
+    }
+
+    /// The holder that opens volumes; `None`: the daemon is in no cluster.
+    pub(super) fn holder(&self) -> Option<Holder> {
+        let running = self.running()?;
+        Some(Holder {
+            id: running.me.0,
+            lease: Some(Arc::new(OfIncarnation::now(&running.link))),
+        })
+    }
+
+    /// The devices that are not waited for, because the leases of their nodes are over.
+    pub(super) fn away(&self) -> Option<Away> {
+        Some(Away(Arc::clone(&self.running()?.inbox)))
+    }
+
+    /// The subsystems to serve on all listeners of the configuration file, each with whether it is
+    /// a volume's. Listeners of volumes are inaccessible until [`show_states`].
+    pub(super) fn subsystems(&self) -> Vec<(String, bool)> {
+        let Some(running) = self.running() else {
+            return Vec::new();
+        };
+        let shown = running.shown.borrow();
+        let ready = shown.values().filter(|shown| shown.is_ready());
+        let volumes = ready.map(|shown| (shown.nqn.clone(), true));
+        let own = running.exports.nqn().map(|nqn| (nqn, false));
+        own.into_iter().chain(volumes).collect()
+    }
+}
+
+/// See [`Cluster::away`].
+#[derive(Clone)]
+pub(super) struct Away(Arc<Inbox>);
+
+impl Away {
+    pub(super) fn is_away(&self, device: &str) -> bool {
+        self.0.is_away(device)
+    }
+}
+
+/// Sets the ANA states of the volumes' listeners.
+pub(super) fn show_states(engine: &Engine) {
+    if let Some(running) = engine.volumes.cluster.running() {
+        for shown in running.shown.borrow().values() {
+            shown.show_state(engine);
+        }
+    }
+}
+
+/// Starts the node. It joins when etcd answers; until then this daemon serves no volume.
+pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
+    let settings = &engine.settings;
+    let dir = engine.journal.store_path().context(
+        "[cluster] needs a data directory, which has the node's id: name one with --data-dir",
+    )?;
+    let name = settings.cluster.name.as_deref().unwrap_or_default();
+    let prefix = Prefix::new(name).context("cluster.name is invalid")?;
+    let me = NodeId({
+        let dir = dir.to_owned();
+        tokio::task::spawn_blocking(move || holder::id(&dir)).await??
+    });
+    let endpoints = {
+        let store = settings.store.clone();
+        tokio::task::spawn_blocking(move || etcd::endpoints(&store)).await??
+    };
+    let description = describe(engine, me);
+    let description = Me {
+        id: me,
+        machine: host_identity::machine(),
+        process: Uuid::new_v4(),
+        cluster: None,
+        description,
+    };
+    let inbox = Arc::new(Inbox::default());
+    let mut link = None;
+    let node = Node::start(&endpoints, prefix.clone(), description, |given| {
+        link = Some(given);
+        Box::new(Sender(Arc::clone(&inbox)))
+    })?;
+    let link = link.context("the node gave no link")?;
+    let store = {
+        let (prefix, incarnation) = (prefix.clone(), Arc::clone(&link.incarnation));
+        // Here, because a failure drops a runtime, which may block.
+        let open = move || EtcdStore::of_node(&endpoints, prefix, me, incarnation);
+        tokio::task::spawn_blocking(open).await??
+    };
+    let store = Arc::new(NodesOfReplicas::new(Arc::new(store)));
+    engine
+        .volumes
+        .join(Arc::clone(&store) as Arc<dyn VolumeStore>, me.0);
+    let running = Rc::new(Running {
+        me,
+        operator: node.operator(),
+        node: RefCell::new(Some(node)),
+        inbox,
+        store,
+        link,
+        tasks: RefCell::default(),
+        shown: RefCell::default(),
+        exports: Exports::new(me),
+        peers: Peers::default(),
+        is_ending: Cell::new(false),
+    });
+    engine
+        .volumes
+        .cluster
+        .running
+        .replace(Some(Rc::clone(&running)));
+    info!(cluster = name, node = %me.0, "a node of a cluster");
+    tokio::task::spawn_local(follow(Rc::clone(engine), running));
+    Ok(())
+}
+
+fn describe(engine: &Engine, me: NodeId) -> Description {
+    let settings = &engine.settings.cluster;
+    let machine = || {
+        let host = rustix::system::uname();
+        host.nodename().to_string_lossy().into_owned()
+    };
+    let portal = |status: super::listeners::PathStatus| Portal {
+        trtype: status.path.transport.trtype().to_owned(),
+        traddr: status.path.ip.ip.to_string(),
+        trsvcid: status.path.port.to_string(),
+    };
+    let statuses = engine.listeners.statuses(engine);
+    let usable = statuses.into_iter().filter(|status| {
+        status.path.verdict.is_ok() && !status.path.withheld && !is_link_local(status.path.ip.ip)
+    });
+    let mut portals: Vec<Portal> = usable.map(portal).collect();
+    // RDMA first: the other nodes attach the first path at once.
+    portals.sort_by_key(|portal| portal.trtype != IpTransport::Rdma.trtype());
+    portals.dedup();
+    Description {
+        name: settings.node.clone().unwrap_or_else(machine),
+        labels: settings.labels.clone(),
+        machine: host_identity::machine(),
+        hostnqn: peers::host_nqn(me),
+        member_portals: portals.clone(),
+        portals,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..Description::default()
+    }
+}
+
+/// Other machines cannot use the zone of such an address.
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+/// Follows what is wanted, until the daemon ends.
+async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
+    let mut joined_looks = 0;
+    loop {
+        let news = tokio::time::timeout(LOOK, running.inbox.news()).await;
+        if running.is_ending.get() || engine.plane().is_err() {
+            return;
+        }
+        let (changed, others) = match news {
+            Ok(news) => (news.volumes, news.others),
+            // Devices and listeners may have changed.
+            Err(_) => {
+                let state = engine.volumes.cluster.state();
+                joined_looks += u32::from(matches!(state, Some(NodeState::In { .. })));
+                // The lists of etcd have arrived before the first look that changes nothing.
+                if joined_looks == 1 {
+                    engine.volumes.are_shown();
+                }
+                let all = running.inbox.wishes().into_iter().map(|(id, _)| id);
+                (all.collect::<BTreeSet<VolumeId>>(), true)
+            }
+        };
+        if others {
+            running.peers.attach(&engine, &running).await;
+            running.exports.make(&engine, &running).await;
+            running.note_away(&engine);
+        }
+        for id in changed {
+            let task = running.tasks.borrow().get(&id).cloned();
+            match task {
+                Some(changed) => changed.notify_one(),
+                None if running.inbox.wish(id).is_some() => {
+                    let changed = Rc::new(Notify::new());
+                    let of = Rc::clone(&changed);
+                    running.tasks.borrow_mut().insert(id, of);
+                    let (engine, running) = (Rc::clone(&engine), Rc::clone(&running));
+                    tokio::task::spawn_local(volumes::follow(engine, running, id, changed));
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+impl Running {
+    /// Notes the devices of replicas on nodes whose leases are over.
+    fn note_away(&self, engine: &Engine) {
+        let mut away = BTreeSet::new();
+        for listed in engine.volumes.list() {
+            for replica in &listed.record.replicas {
+                if replica
+                    .node
+                    .is_some_and(|node| !self.inbox.stands(NodeId(node)))
+                {
+                    away.insert(replica.device.clone());
+                }
+            }
+        }
+        self.inbox.set_away(away);
+    }
+}
+
+/// Hands all volumes over and gives the lease back, before hosts are disconnected.
+pub async fn leave(engine: &Engine) {
+    let Some(running) = engine.volumes.cluster.running() else {
+        return;
+    };
+    let Some(node) = running.node.borrow_mut().take() else {
+        return;
+    };
+    // The node waits for answers of this thread.
+    let left = tokio::task::spawn_blocking(move || node.leave());
+    if tokio::time::timeout(LEAVE, left).await.is_err() {
+        warn!("the node has not left the cluster within {LEAVE:?}");
+    }
+    running.is_ending.set(true);
+}
+
+impl Refusal for nacre_cluster_node::Error {
+    fn refusal(self) -> RpcError {
+        use nacre_cluster_node::Error;
+        let errno = match &self {
+            Error::NoCluster { .. }
+            | Error::NoNode { .. }
+            | Error::NoVolume { .. }
+            | Error::NoLease { .. } => Errno::ENODEV,
+            Error::ClusterExists { .. } => Errno::EEXIST,
+            Error::HasMember { .. } | Error::Lives { .. } | Error::Owned { .. } => Errno::EPERM,
+            Error::Contended { .. } => Errno::EBUSY,
+            Error::Late { .. } => Errno::ETIMEDOUT,
+            _ => Errno::EAGAIN,
+        };
+        RpcError::errno(errno, self.to_string())
+    }
+}

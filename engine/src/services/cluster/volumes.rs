@@ -1,0 +1,378 @@
+//! The volumes of the cluster on this node: a task per volume opens it, closes it, and shows it to
+//! hosts.
+//!
+//! ```text
+//!   wish ─▶ record    the entry of `volumes`; a volume that is not open here has a placeholder
+//!        ─▶ drop      hosts are disconnected, the volume is closed
+//!        ─▶ take      opened by its control ▸ Opened, or NotOpened
+//!        ─▶ close     closed by its control ▸ Drained
+//!        ─▶ show      subsystem, namespace, hosts, ANA state
+//! ```
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use nacre_bdev_replica::handle::VolumeState;
+use nacre_bdev_replica::model::VolumeRecord;
+use nacre_cluster_core::slots::controller_ids;
+use nacre_cluster_core::volume::Ana;
+use nacre_cluster_core::{MemberId, VolumeId};
+use nacre_cluster_node::serving::Full;
+use nacre_cluster_node::{Answer, Publication, Role};
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
+use serde_json::json;
+use tokio::sync::Notify;
+use tracing::{debug, info, warn};
+
+use super::Running;
+use super::inbox::{Action, Wish};
+use crate::rpc::RpcError;
+use crate::services::engine::Engine;
+use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
+use crate::services::volumes::in_cluster;
+
+/// Time between two looks at an open volume, which may close by itself.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The subsystem of a volume on this node.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::services) struct Shown {
+    pub nqn: String,
+    slot: u8,
+    has_namespace: bool,
+    hosts: Vec<String>,
+    any_host: bool,
+    ana: Ana,
+}
+
+impl Shown {
+    /// False: hosts would find a subsystem without a namespace.
+    pub(super) fn is_ready(&self) -> bool {
+        self.has_namespace
+    }
+
+    /// Sets the ANA state of all listeners.
+    pub(super) fn show_state(&self, engine: &Engine) {
+        let state = match self.ana {
+            Ana::Optimized => AnaState::Optimized,
+            Ana::Change => AnaState::Change,
+            Ana::Inaccessible => AnaState::Inaccessible,
+        };
+        let (Ok(nqn), Ok(plane)) = (Nqn::new(&self.nqn), engine.plane()) else {
+            return;
+        };
+        let Ok(subsystem) = plane.target.subsystem(&nqn) else {
+            return;
+        };
+        for listener in subsystem.listeners() {
+            if let Err(error) = subsystem.set_ana_state(listener.id, None, state) {
+                debug!(%error, "a listener went before its state was set");
+            }
+        }
+    }
+}
+
+/// The parts of the wish that are done.
+#[derive(Default)]
+struct Done {
+    action: Action,
+    drops: u64,
+    /// The number of the take that opened the volume, while it is open.
+    open: Option<u64>,
+    /// The record that the entry has.
+    revision: Option<(u64, u64)>,
+}
+
+/// Does what is wanted of the volume, until it is deleted or the daemon ends.
+pub(super) async fn follow(
+    engine: Rc<Engine>,
+    running: Rc<Running>,
+    id: VolumeId,
+    changed: Rc<Notify>,
+) {
+    let mut done = Done::default();
+    loop {
+        if engine.plane().is_err() {
+            return;
+        }
+        let Some(wish) = running.inbox.wish(id) else {
+            withdraw(&engine, &running, id).await;
+            in_cluster::forget(&engine, id.0).await;
+            running.tasks.borrow_mut().remove(&id);
+            return;
+        };
+        step(&engine, &running, id, &wish, &mut done).await;
+        if done.open.is_some() {
+            let _ = tokio::time::timeout(LOOK, changed.notified()).await;
+        } else {
+            changed.notified().await;
+        }
+    }
+}
+
+async fn step(
+    engine: &Rc<Engine>,
+    running: &Rc<Running>,
+    id: VolumeId,
+    wish: &Wish,
+    done: &mut Done,
+) {
+    if let Some(role) = &wish.role {
+        know(engine, id, role, done).await;
+        note_reached(engine, running, id, role);
+    }
+    if wish.drops > done.drops {
+        set_ana(engine, running, id, Ana::Inaccessible);
+        drop_open(engine, running, id).await;
+        info!(volume = %id.0, "dropped: this node holds it no longer");
+        done.drops = wish.drops;
+        done.open = None;
+    }
+    // Before a close, so that hosts move first.
+    show(engine, running, id, wish).await;
+    if done.action != wish.action {
+        match wish.action {
+            Action::None => {}
+            Action::Take { number } => {
+                let answer = match in_cluster::open(engine, id.0).await {
+                    Ok(()) => {
+                        done.open = Some(number);
+                        Answer::Opened { number }
+                    }
+                    Err(error) => {
+                        debug!(volume = %id.0, %error, "not taken");
+                        Answer::NotOpened { number }
+                    }
+                };
+                report(running, id, answer).await;
+            }
+            Action::Close { number } => match in_cluster::close(engine, id.0).await {
+                Ok(()) => {
+                    done.open = None;
+                    report(running, id, Answer::Drained { number }).await;
+                }
+                Err(error) => warn!(volume = %id.0, %error, "not closed to be handed over"),
+            },
+        }
+        done.action = wish.action;
+        show(engine, running, id, wish).await;
+    }
+    let is_here = slot_of(running, wish).is_some();
+    if let Some(number) = done.open
+        && !is_here
+    {
+        // The node releases the volume.
+        match in_cluster::close(engine, id.0).await {
+            Ok(()) => info!(volume = %id.0, "not published here any more: closed"),
+            Err(error) => warn!(volume = %id.0, %error, "not closed in order"),
+        }
+        done.open = None;
+        report(running, id, Answer::NotOpened { number }).await;
+    } else if let Some(number) = done.open
+        && is_over(engine, id)
+    {
+        drop_open(engine, running, id).await;
+        done.open = None;
+        report(running, id, Answer::NotOpened { number }).await;
+    }
+}
+
+async fn drop_open(engine: &Rc<Engine>, running: &Running, id: VolumeId) {
+    let nqn = running
+        .shown
+        .borrow()
+        .get(&id)
+        .map(|shown| shown.nqn.clone());
+    in_cluster::drop_open(engine, id.0, nqn.as_deref()).await;
+}
+
+/// This node's slot of the volume's publication.
+fn slot_of(running: &Running, wish: &Wish) -> Option<u8> {
+    wish.publication.as_ref()?.slots.of(running.me)
+}
+
+/// True if the volume's control has ended, or was fenced.
+fn is_over(engine: &Engine, id: VolumeId) -> bool {
+    let listed = engine.volumes.find(&id.0.to_string());
+    let state = listed
+        .ok()
+        .and_then(|listed| listed.status())
+        .map(|status| status.state);
+    state.is_none_or(|state| matches!(state, VolumeState::Fenced | VolumeState::Closed))
+}
+
+/// Reports until the cluster's thread takes it.
+async fn report(running: &Running, id: VolumeId, answer: Answer) {
+    while let Err(Full) = running.link.reports.send(id, answer) {
+        if running.is_ending.get() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Gives the volume's entry the stored record.
+async fn know(engine: &Rc<Engine>, id: VolumeId, role: &Role, done: &mut Done) {
+    let record: VolumeRecord = match serde_json::from_value((*role.value).clone()) {
+        Ok(record) => record,
+        Err(error) => return warn!(volume = %id.0, %error, "its record cannot be read"),
+    };
+    let version = (record.epoch, record.revision);
+    if done.revision == Some(version) {
+        return;
+    }
+    done.revision = Some(version);
+    in_cluster::know(engine, record).await;
+}
+
+/// Notes the members that this node reaches: their devices exist, and their nodes are connected.
+fn note_reached(engine: &Engine, running: &Running, id: VolumeId, role: &Role) {
+    let Ok(plane) = engine.plane() else { return };
+    let mut reached = ArrayVec::new();
+    let Ok(listed) = engine.volumes.find(&id.0.to_string()) else {
+        return;
+    };
+    for member in &role.record.members {
+        let replica = listed
+            .record
+            .replicas
+            .iter()
+            .find(|one| one.id == member.id.0);
+        let is_there = replica.is_some_and(|one| plane.bdevs.lookup(&one.device).is_some());
+        if is_there && running.peers.is_connected(engine, member.node) {
+            let _ = reached.try_push(MemberId(member.id.0));
+        }
+    }
+    running.inbox.set_reached(id, reached);
+}
+
+fn set_ana(engine: &Engine, running: &Running, id: VolumeId, ana: Ana) {
+    let mut shown = running.shown.borrow_mut();
+    if let Some(shown) = shown.get_mut(&id)
+        && shown.ana != ana
+    {
+        shown.ana = ana;
+        shown.show_state(engine);
+    }
+}
+
+/// Shows the volume to hosts as its publication and its role say.
+async fn show(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId, wish: &Wish) {
+    let here = wish.publication.as_ref().zip(slot_of(running, wish));
+    let Some((publication, slot)) = here else {
+        return withdraw(engine, running, id).await;
+    };
+    let known = running.shown.borrow().get(&id).cloned();
+    if known
+        .as_ref()
+        .is_some_and(|shown| (&shown.nqn, shown.slot) != (&publication.nqn, slot))
+    {
+        withdraw(engine, running, id).await;
+    }
+    if let Err(error) = furnish(engine, running, id, publication, slot).await {
+        debug!(volume = %id.0, %error, "not shown to hosts yet");
+    }
+    if let Some(role) = &wish.role {
+        // Optimized only once the volume is open here.
+        let is_open = engine.volumes.opened(&id.0.to_string()).is_ok();
+        let ana = if role.ana == Ana::Optimized && !is_open {
+            Ana::Change
+        } else {
+            role.ana
+        };
+        set_ana(engine, running, id, ana);
+    }
+}
+
+async fn furnish(
+    engine: &Rc<Engine>,
+    running: &Rc<Running>,
+    id: VolumeId,
+    publication: &Publication,
+    slot: u8,
+) -> Result<(), RpcError> {
+    let nqn = &publication.nqn;
+    if !running.shown.borrow().contains_key(&id) {
+        let ids = controller_ids(slot);
+        let create = json!({
+            "nqn": nqn,
+            "ana_reporting": true,
+            "min_cntlid": ids.start(),
+            "max_cntlid": ids.end(),
+        });
+        engine.declared_call(CREATE_SUBSYSTEM, &create).await?;
+        let shown = Shown {
+            nqn: nqn.clone(),
+            slot,
+            has_namespace: false,
+            hosts: Vec::new(),
+            any_host: false,
+            ana: Ana::Inaccessible,
+        };
+        running.shown.borrow_mut().insert(id, shown);
+    }
+    let change = |change: &dyn Fn(&mut Shown)| {
+        if let Some(shown) = running.shown.borrow_mut().get_mut(&id) {
+            change(shown);
+        }
+    };
+    let shown = running.shown.borrow().get(&id).cloned();
+    let Some(shown) = shown else { return Ok(()) };
+    if !shown.has_namespace {
+        // Without a device, hosts would find an empty subsystem.
+        let bdev = engine.volumes.device(&id.0.to_string())?.0;
+        let namespace = json!({ "nsid": 1, "bdev_name": bdev, "uuid": id.0 });
+        let params = json!({ "nqn": nqn, "namespace": namespace });
+        engine.declared_call(ADD_NAMESPACE, &params).await?;
+        change(&|shown| shown.has_namespace = true);
+    }
+    if shown.any_host != publication.any_host {
+        let params = json!({ "nqn": nqn, "allow_any_host": publication.any_host });
+        engine
+            .declared_call("nvmf_subsystem_allow_any_host", &params)
+            .await?;
+        change(&|shown| shown.any_host = publication.any_host);
+    }
+    let gone = shown
+        .hosts
+        .iter()
+        .filter(|host| !publication.hosts.contains(host));
+    for host in gone {
+        let params = json!({ "nqn": nqn, "host": host });
+        engine
+            .declared_call("nvmf_subsystem_remove_host", &params)
+            .await?;
+        change(&|shown| shown.hosts.retain(|one| one != host));
+    }
+    let new = publication
+        .hosts
+        .iter()
+        .filter(|host| !shown.hosts.contains(host));
+    for host in new {
+        let params = json!({ "nqn": nqn, "host": host });
+        engine
+            .declared_call("nvmf_subsystem_add_host", &params)
+            .await?;
+        change(&|shown| shown.hosts.push(host.clone()));
+    }
+    if !shown.has_namespace {
+        // Listeners last: hosts can connect as soon as one exists.
+        engine.listeners.look_again(engine).await;
+        super::show_states(engine);
+    }
+    Ok(())
+}
+
+/// Takes the volume away from hosts on this node.
+async fn withdraw(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId) {
+    let Some(shown) = running.shown.borrow_mut().remove(&id) else {
+        return;
+    };
+    let delete = json!({ "nqn": shown.nqn });
+    if let Err(error) = engine.declared_call("nvmf_delete_subsystem", &delete).await {
+        warn!(volume = %id.0, %error, "it is still shown to hosts");
+    }
+    engine.listeners.look_again(engine).await;
+}

@@ -1,0 +1,136 @@
+//! Volumes of a cluster: [`crate::services::cluster`] says when this node opens and closes them.
+//! While a volume is not open here, hosts see its placeholder, and its listeners are inaccessible.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev::registry::Removal;
+use nacre_bdev_replica::model::VolumeRecord;
+use nacre_bdev_replica::store::VolumeStore;
+use tracing::warn;
+use uuid::Uuid;
+
+use super::lifecycle::{replay_waiting, shut, stopping, try_open};
+use super::{Entry, Volumes, events, frozen};
+use crate::rpc::RpcError;
+use crate::services::engine::Engine;
+use crate::services::subsystems::bdev_gone;
+
+impl Volumes {
+    /// The store of the cluster, and the id of this node.
+    pub(in crate::services) fn join(&self, store: Arc<dyn VolumeStore>, node: Uuid) {
+        self.store.replace(Some(store));
+        self.holder.set(node);
+        self.untried.borrow_mut().insert(Uuid::nil());
+    }
+
+    /// The volumes that this node shows have their subsystems: hosts may connect. A host that
+    /// connects earlier would be refused for good.
+    pub(in crate::services) fn are_shown(&self) {
+        self.untried.borrow_mut().clear();
+        self.tried.notify_waiters();
+    }
+}
+
+/// Gives the volume the stored record. An open volume is the record's author.
+pub(in crate::services) async fn know(engine: &Rc<Engine>, record: VolumeRecord) {
+    let id = record.id;
+    let is_other = {
+        let mut entries = engine.volumes.entries.borrow_mut();
+        let entry = entries
+            .entry(id)
+            .or_insert_with(|| Entry::new(record.clone()));
+        let shape = |record: &VolumeRecord| (record.blocks, record.limits, record.name.clone());
+        let is_other = entry.open.is_none() && shape(&entry.record) != shape(&record);
+        entry.record = record;
+        entry.is_standby = entry.open.is_none();
+        is_other
+    };
+    let Ok(plane) = engine.plane() else { return };
+    if is_other && let Err(error) = frozen::withdraw(engine, &plane, id, Removal::Hot).await {
+        warn!(volume = %id, %error, "its placeholder is still in use");
+    }
+    frozen::show(engine, id).await;
+}
+
+/// Opens the volume, of which this node is the holder.
+pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    let outcome = try_open(engine, id).await;
+    match outcome {
+        Some(Ok(_)) => {
+            replay_waiting(engine).await;
+            Ok(())
+        }
+        Some(Err(refused)) => {
+            frozen::show(engine, id).await;
+            Err(refused)
+        }
+        None if engine.volumes.opened(&id.to_string()).is_ok() => Ok(()),
+        None => Err(stopping()),
+    }
+}
+
+/// Closes the volume in order, so that another node can open it without a copy.
+pub(in crate::services) async fn close(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    let lock = {
+        let entries = engine.volumes.entries.borrow();
+        entries.get(&id).map(|entry| Rc::clone(&entry.lock))
+    };
+    let Some(lock) = lock else { return Ok(()) };
+    let closed = {
+        let _one = lock.lock().await;
+        let opened = {
+            let entries = engine.volumes.entries.borrow();
+            entries.get(&id).and_then(|entry| entry.open.clone())
+        };
+        let Some(opened) = opened else { return Ok(()) };
+        let plane = engine.plane()?;
+        let ticket = plane.bdevs.remove(&opened.bdev, Removal::Hot).ok();
+        // Now, not when the event is handled: the placeholder gets the name.
+        bdev_gone(engine, &plane, &opened.bdev);
+        events::poll_queues(&plane);
+        let closed = shut(&opened, ticket).await;
+        if let Some(entry) = engine.volumes.entries.borrow_mut().get_mut(&id) {
+            entry.open = None;
+            entry.prepared = None;
+            entry.is_standby = true;
+        }
+        closed
+    };
+    frozen::show(engine, id).await;
+    closed
+}
+
+/// Closes the volume, which another node may hold by now: hosts are disconnected first. A command
+/// that waits in a socket must not be executed if this node opens the volume again.
+pub(in crate::services) async fn drop_open(engine: &Rc<Engine>, id: Uuid, nqn: Option<&str>) {
+    disconnect(engine, nqn);
+    if let Err(error) = close(engine, id).await {
+        warn!(volume = %id, %error, "dropped, and its control has not ended in order");
+    }
+}
+
+fn disconnect(engine: &Engine, nqn: Option<&str>) {
+    let (Some(nqn), Ok(plane)) = (
+        nqn.and_then(|nqn| nacre_nvmf_wire::Nqn::new(nqn).ok()),
+        engine.plane(),
+    ) else {
+        return;
+    };
+    if let Ok(subsystem) = plane.target.subsystem(&nqn) {
+        subsystem.disconnect_hosts();
+    }
+}
+
+/// The volume was deleted.
+pub(in crate::services) async fn forget(engine: &Rc<Engine>, id: Uuid) {
+    if let Err(error) = close(engine, id).await {
+        warn!(volume = %id, %error, "deleted, and not closed in order");
+    }
+    let Ok(plane) = engine.plane() else { return };
+    engine.volumes.set_going(id, true);
+    if let Err(error) = frozen::withdraw(engine, &plane, id, Removal::Hot).await {
+        warn!(volume = %id, %error, "its placeholder is still in use");
+    }
+    engine.volumes.entries.borrow_mut().remove(&id);
+}
