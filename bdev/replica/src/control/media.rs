@@ -185,9 +185,10 @@ impl Media {
     /// known not to answer.
     fn patience(&self, disk: &Disk) -> Duration {
         let deadline = self.context.deadline();
-        match self.devices.is_awaited(&disk.device) {
-            true => deadline,
-            false => deadline.min(UNAWAITED),
+        if self.devices.is_awaited(&disk.device) {
+            deadline
+        } else {
+            deadline.min(UNAWAITED)
         }
     }
 
