@@ -127,6 +127,11 @@ pub const FEATURES: &[Feature] = &[
         "Backups of snapshots of pools to directories and S3-compatible object stores.",
         Some(|engine| !engine.devices.backups.list().is_empty()),
     ),
+    experimental(
+        "clusters",
+        "Daemons as nodes of a cluster, with etcd: `[cluster]` and `nacre cluster`.",
+        Some(|engine| engine.volumes.cluster.state().is_some()),
+    ),
     stable(
         "reservations",
         "Reservations of namespaces, which survive a restart.",

@@ -11,6 +11,7 @@ mod audit;
 mod backup;
 mod bdev;
 mod bench;
+mod cluster;
 mod completions;
 mod config;
 mod connect;
@@ -89,6 +90,8 @@ enum Command {
     Volume(volume::VolumeArgs),
     /// Storage pools
     Pool(pool::PoolArgs),
+    /// The cluster that this daemon is a node of
+    Cluster(cluster::ClusterArgs),
     /// Volumes, snapshots and clones of pools
     Lvol(lvol::LvolArgs),
     /// Backups of snapshots of pools
@@ -299,6 +302,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Bdev(args) => bdev::run(args),
         Command::Volume(args) => volume::run(args),
         Command::Pool(args) => pool::run(args),
+        Command::Cluster(args) => cluster::run(args),
         Command::Lvol(args) => lvol::run(args),
         Command::Backup(args) => backup::run(args),
         Command::Subsystem(args) => subsystem::run(args),

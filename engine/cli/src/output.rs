@@ -93,10 +93,12 @@ pub fn refusal(error: &ClientError) -> String {
 }
 
 /// The command of each method that remedies name.
-const COMMANDS: [(&str, &str); 12] = [
+const COMMANDS: [(&str, &str); 14] = [
     ("bdev_accept", "bdev accept"),
     ("bdev_get_bdevs", "bdev list"),
     ("bdev_nvme_attach_controller", "bdev attach"),
+    ("cluster_get_nodes", "cluster nodes"),
+    ("cluster_get_status", "cluster status"),
     ("nvmf_delete_subsystem", "subsystem delete"),
     ("nvmf_get_subsystems", "subsystem list"),
     ("nvmf_subsystem_add_host", "host allow"),

@@ -82,3 +82,73 @@ impl Check<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::load_text;
+
+    const STORE: &str = "[store]\nendpoints = [\"http://[::1]:2379\"]\n";
+
+    fn said(text: &str) -> String {
+        match load_text(Some(("/n.toml", text)), [], &[]) {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// Goal: keys that do not go together are refused with the key, the cause and the remedy.
+    #[test]
+    fn keys_that_do_not_go_together() {
+        let lab = "[cluster]\nname = \"lab\"\n";
+        let long = "x".repeat(64);
+        let many: Vec<String> = (0..17).map(|n| format!("k{n} = \"v\"")).collect();
+        for (text, expected) in [
+            (
+                lab.to_owned(),
+                "store.endpoints: it is empty, and a cluster",
+            ),
+            (
+                format!("[cluster]\nnode = \"ant\"\n{STORE}prefix = \"a\""),
+                "cluster.name: it is missing, and cluster.node needs it",
+            ),
+            (
+                format!("[cluster]\nlabels = {{ zone = \"a\" }}\n{STORE}prefix = \"a\""),
+                "cluster.name: it is missing, and cluster.labels needs it",
+            ),
+            (
+                format!("{lab}{STORE}prefix = \"a\""),
+                "store.prefix: it is for a daemon that uses etcd alone",
+            ),
+            (
+                format!("{lab}{STORE}take_over = \"6f1c1f0a-3c5b-4f0e-9d5e-0f5d7b1c2a34\""),
+                "store.take_over: it is for a daemon that uses etcd alone",
+            ),
+            (
+                format!("{lab}labels = {{ zone = \"{long}\" }}\n{STORE}"),
+                "cluster.labels: at most 16 labels",
+            ),
+            (
+                format!("{lab}labels = {{ {} }}\n{STORE}", many.join(", ")),
+                "cluster.labels: at most 16 labels",
+            ),
+            (
+                format!("{lab}{STORE}[data]\ndir = \"none\""),
+                "store.endpoints: data.dir = \"none\" keeps no identity",
+            ),
+        ] {
+            let said = said(&text);
+            assert!(said.contains(expected), "{text}: {said}");
+            assert_eq!(said.lines().count(), 1, "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_node_needs_no_prefix() {
+        let labels = "labels = { zone = \"a\", rack = \"7\" }";
+        let text = format!("[cluster]\nname = \"lab\"\nnode = \"ant\"\n{labels}\n{STORE}");
+        let loaded = load_text(Some(("/n.toml", &text)), [], &[]).expect("good");
+        let cluster = loaded.settings.cluster;
+        assert!(cluster.is_node());
+        assert_eq!(cluster.labels.get("zone").map(String::as_str), Some("a"));
+    }
+}

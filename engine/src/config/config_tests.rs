@@ -260,7 +260,7 @@ fn keys_of_other_programs_get_a_hint() {
                 [memory]\npin_memory = true\n[reactor]\nsocket = \"/x\"\n";
     let got = problems(text);
     for (at, expected) in [
-        ":1: unknown key \"cluster\"; leave it out: there is no cluster protocol",
+        ":2: unknown key \"cluster.enabled\"; leave it out: name in [cluster]",
         ":4: unknown key \"rdma.rdma_enabled\"; use rdma = \"off\", \"prefer\" or \"require\"",
         ":5: unknown key \"rdma.use_rdma_write\"; leave it out",
         ":7: unknown key \"memory.pin_memory\"; leave it out: DMA memory is always locked",
@@ -369,17 +369,24 @@ fn the_sample_is_complete_and_equals_the_defaults() {
     let loaded = load_text(Some(("nacre.sample.toml", SAMPLE)), [], &[]).unwrap();
     assert_eq!(loaded.settings, Settings::default());
 
-    // With its examples uncommented, the sample is still valid and names every key.
-    let full: String = SAMPLE
-        .lines()
-        .map(|l| l.strip_prefix("#: ").unwrap_or(l).to_owned() + "\n")
-        .collect();
-    let loaded = load_text(Some(("full", &full)), [], &[]).unwrap();
-    let set_keys: std::collections::BTreeSet<String> = loaded
-        .origins
-        .keys()
-        .map(|k| k.replace("[0]", ""))
-        .collect();
+    // With its examples uncommented, the sample is still valid and names every key. A node of a
+    // cluster has no prefix of its own, so that two daemons have all keys together.
+    let full = |is_node: bool| {
+        let of_the_other: &[&str] = match is_node {
+            true => &["#: prefix = ", "#: take_over = "],
+            false => &["#: name = \"lab\"", "#: node = ", "#: labels = "],
+        };
+        let is_left = |line: &&str| !of_the_other.iter().any(|key| line.starts_with(key));
+        let lines = SAMPLE.lines().filter(is_left);
+        let uncommented = lines.map(|l| l.strip_prefix("#: ").unwrap_or(l).to_owned() + "\n");
+        let text: String = uncommented.collect();
+        load_text(Some(("full", &text)), [], &[]).unwrap()
+    };
+    let (alone, node) = (full(false), full(true));
+    assert!(node.settings.cluster.is_node() && !node.settings.cluster.labels.is_empty());
+    let origins = alone.origins.keys().chain(node.origins.keys());
+    let set_keys: std::collections::BTreeSet<String> =
+        origins.map(|k| k.replace("[0]", "")).collect();
     let mut missing = Vec::new();
     fn walk(
         path: &str,

@@ -35,8 +35,28 @@ pub(super) fn of_variable(name: &str) -> Option<&'static str> {
 /// Hints for whole tables.
 const SECTIONS: &[(&str, &str)] = &[
     (
-        "cluster",
-        "leave it out: there is no cluster protocol; [[remote]] attaches namespaces of other machines, which are connected as [replication] says",
+        "cluster.enabled",
+        "leave it out: name in [cluster] makes this daemon a node",
+    ),
+    (
+        "cluster.endpoints",
+        "use endpoints in [store]: it has the access to etcd",
+    ),
+    (
+        "cluster.etcd",
+        "use endpoints in [store]: it has the access to etcd",
+    ),
+    (
+        "cluster.prefix",
+        "leave it out: the prefix in etcd is /nacre/ and the name of the cluster",
+    ),
+    (
+        "cluster.lease",
+        "leave it out: `nacre cluster init --lease` sets it for all nodes",
+    ),
+    (
+        "cluster.lease_ms",
+        "leave it out: `nacre cluster init --lease` sets it for all nodes",
     ),
     (
         "io_engine",
@@ -74,7 +94,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ),
     (
         "pool",
-        "there are no pools: use [[bdev]], and `nacre volume create` for replicas",
+        "pools are made by command, and kept on their disk: `nacre pool create`",
     ),
 ];
 
@@ -213,7 +233,8 @@ mod tests {
     #[test]
     fn keys_of_other_programs_have_hints() {
         for (full, expected) in [
-            ("cluster", "[replication]"),
+            ("cluster.enabled", "makes this daemon a node"),
+            ("cluster.etcd", "endpoints in [store]"),
             ("rdma.rdma_enabled", "[[nvmf.listener]]"),
             ("nvmf.listener.rdma-enabled", "[[nvmf.listener]]"),
             ("memory.pin_memory", "always locked"),

@@ -61,7 +61,7 @@ impl Layer {
 
 /// True for tables whose keys the user chooses.
 pub fn has_any_key(path: &str) -> bool {
-    path == "rpc.tls.roles"
+    matches!(path, "rpc.tls.roles" | "cluster.labels")
 }
 
 struct Reader<'a> {

@@ -195,6 +195,24 @@ pub(super) const ROWS: &[Row] = &[
     ("bdev.read_only", BOOL, NO_BOOL),
     ("bdev.uuid", UUID, NO_UUID),
     (
+        "cluster.name",
+        &["\"lab\"", "\"a.b_c-1\""],
+        &[
+            ("\"a/b\"", "\"a/b\" is not 1 to 64 letters"),
+            ("\"\"", "is not 1 to 64 letters"),
+            NO_TEXT,
+        ],
+    ),
+    (
+        "cluster.node",
+        &["\"ant\""],
+        &[
+            ("\"\"", "is not 1 to 63 bytes"),
+            ("\"a\\tb\"", "without control characters"),
+            NO_TEXT,
+        ],
+    ),
+    (
         "store.endpoints",
         &["[\"http://127.0.0.1:2379\"]"],
         &[

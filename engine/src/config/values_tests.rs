@@ -62,6 +62,8 @@ fn context(key: &str) -> &'static [(&'static str, &'static str)] {
             ("key", "\"/a\""),
             ("client_ca", "\"/a\""),
         ],
+        "cluster.name" => &[("node", "\"a\"")],
+        "cluster.node" => &[("name", "\"a\"")],
         "store.endpoints" => &[("prefix", "\"a\"")],
         "store.user" | "store.password_file" => &[
             ("endpoints", "[\"http://127.0.0.1:1\"]"),
@@ -120,6 +122,9 @@ fn file(key: &str, value: &str) -> (String, usize, String) {
         (format!("[[{list}]]"), leaf, format!("{list}[0].{leaf}"))
     } else {
         let (table, leaf) = key.rsplit_once('.').unwrap();
+        if table == "cluster" {
+            text += "[store]\nendpoints = [\"http://127.0.0.1:1\"]\n";
+        }
         (format!("[{table}]"), leaf, key.to_owned())
     };
     text += &table;

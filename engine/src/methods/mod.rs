@@ -4,6 +4,7 @@ pub mod alerts;
 pub mod audit;
 pub mod backup;
 pub mod bdev;
+pub mod cluster;
 pub mod doctor;
 pub mod events;
 pub mod examples;
@@ -33,6 +34,7 @@ pub fn all() -> Registry<Engine> {
     audit::register(&mut registry);
     backup::register(&mut registry);
     bdev::register(&mut registry);
+    cluster::register(&mut registry);
     doctor::register(&mut registry);
     events::register(&mut registry);
     framework::register(&mut registry);

@@ -2,6 +2,7 @@
 //! Against the real daemon (`real.rs`): that the scripted one answers like it.
 
 mod bdev;
+mod cluster;
 mod fake;
 mod general;
 mod paths;

@@ -303,7 +303,7 @@ pub(super) fn this_node(id: Uuid) -> Node {
 }
 
 /// Reads the files that `[store]` names. Blocks.
-pub(in crate::services) fn endpoints(settings: &Settings) -> anyhow::Result<Endpoints> {
+pub fn endpoints(settings: &Settings) -> anyhow::Result<Endpoints> {
     let public = |key: &str, path: &Option<PathBuf>| {
         let Some(path) = path else {
             return Ok(None);

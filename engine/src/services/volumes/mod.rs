@@ -42,7 +42,7 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::cluster::Cluster;
 
-pub use self::etcd::OfStore;
+pub use self::etcd::{OfStore, endpoints};
 pub use self::etcd_report::store_for_doctor;
 pub use self::events::{check_other_copies, device_changed, poll_queues, recheck_device};
 pub use self::frozen::{fail_io, stop_opening, thaw};

@@ -1,0 +1,251 @@
+//! `nacre cluster`: creates a cluster, shows it, and acts on its nodes.
+
+mod init;
+mod show;
+
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::subsystem::done;
+use super::{Connection, Failure, output};
+use nacre_engine::methods::cluster::nodes::{
+    Drain, DrainParams, Fence, FenceParams, RemoveNode, RemoveNodeParams, SetCordon,
+    SetCordonParams,
+};
+use nacre_engine::methods::cluster::volumes::{MoveVolume, MoveVolumeParams};
+
+/// Longest part of a wait that one call does.
+const PART: Duration = Duration::from_secs(5);
+/// Time that a call may take beside its wait.
+const CALL: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Args)]
+#[command(after_help = "docs/operate/cluster.md explains clusters.")]
+pub(crate) struct ClusterArgs {
+    #[command(subcommand)]
+    command: ClusterCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ClusterCommand {
+    /// Create a cluster in etcd, and print the configuration of its nodes; needs no daemon
+    Init(Box<init::InitArgs>),
+    /// Show the cluster on one page: etcd, nodes, volumes
+    Status(StatusArgs),
+    /// List the nodes
+    Nodes(ListArgs),
+    /// Show the last decisions of this node, and follow new ones
+    Events(EventsArgs),
+    /// Give a node no new replicas; it takes a volume only if no other node can
+    Cordon(NodeArgs),
+    /// End a cordon
+    Uncordon(NodeArgs),
+    /// Let other nodes take the volumes of a node; its replicas stay
+    Drain(DrainArgs),
+    /// End a drain
+    Undrain(NodeArgs),
+    /// End the lease of a node that is off, so that others take its volumes at once
+    Fence(FenceArgs),
+    /// Remove a node that never returns
+    #[command(visible_alias = "rm")]
+    Remove(NodeArgs),
+    /// Let another node serve a volume; hosts see no error
+    Move(MoveArgs),
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Debug, Args)]
+struct StatusArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// Show it again every second
+    #[arg(short, long)]
+    watch: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The last 1024 events since the start of the daemon are kept. Each node has \
+                        its own ones."
+)]
+struct EventsArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// Continue with new events
+    #[arg(short, long)]
+    follow: bool,
+    /// Only events after the one of this number
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    after: u64,
+}
+
+#[derive(Debug, Args)]
+struct NodeArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// Name or id of the node
+    node: String,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A drain stays until `nacre cluster undrain`, also over a restart of the \
+                        node. Exit code 1: volumes are left after the time of --wait."
+)]
+struct DrainArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// Name or id of the node
+    node: String,
+    /// Wait until the node serves no volume; 10 minutes at most unless given
+    #[arg(
+        long,
+        value_name = "TIME",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "10m",
+        value_parser = nacre_engine_values::time::parse
+    )]
+    wait: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Nodes fence a silent node by themselves after its lease: this command only \
+                        saves that time. A node that still runs could answer reads with former \
+                        data."
+)]
+struct FenceArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// Name or id of the node
+    node: String,
+    /// The node is off: you vouch for it
+    #[arg(long, required = true)]
+    off: bool,
+}
+
+#[derive(Debug, Args)]
+struct MoveArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// Name or id of the volume
+    volume: String,
+    /// Name or id of the node that shall serve it
+    #[arg(long, value_name = "NODE")]
+    to: String,
+    /// How long to wait for the end of the move
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = nacre_engine_values::time::parse)]
+    wait: Duration,
+}
+
+pub(crate) fn run(args: ClusterArgs) -> Result<(), Failure> {
+    match args.command {
+        ClusterCommand::Init(args) => init::run(&args),
+        ClusterCommand::Status(args) => show::status(&args.connection, args.watch),
+        ClusterCommand::Nodes(args) => show::nodes(&args.connection),
+        ClusterCommand::Events(args) => show::events(&args.connection, args.after, args.follow),
+        ClusterCommand::Cordon(args) => cordon(args, true),
+        ClusterCommand::Uncordon(args) => cordon(args, false),
+        ClusterCommand::Drain(args) => drain(args),
+        ClusterCommand::Undrain(NodeArgs { connection, node }) => {
+            let drain = false;
+            let wait_s = 0;
+            let params = DrainParams {
+                node,
+                drain,
+                wait_s,
+            };
+            let answer = connection.call_for_json::<Drain>(&params)?;
+            done(&connection, answer)
+        }
+        ClusterCommand::Fence(args) => {
+            let FenceArgs {
+                connection,
+                node,
+                off,
+            } = args;
+            let answer = connection.call_for_json::<Fence>(&FenceParams { node, off })?;
+            done(&connection, answer)
+        }
+        ClusterCommand::Remove(NodeArgs { connection, node }) => {
+            let what = json!({ "node": node });
+            connection.call_for_json::<RemoveNode>(&RemoveNodeParams { node })?;
+            done(&connection, what)
+        }
+        ClusterCommand::Move(args) => {
+            let params = MoveVolumeParams {
+                volume: args.volume,
+                node: args.to,
+                wait_s: seconds(args.wait),
+            };
+            let connection = args.connection.patient(args.wait + CALL);
+            let answer = connection.call_for_json::<MoveVolume>(&params)?;
+            done(&connection, answer)
+        }
+    }
+}
+
+/// A part of a second counts.
+fn seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+fn cordon(args: NodeArgs, cordon: bool) -> Result<(), Failure> {
+    let NodeArgs { connection, node } = args;
+    let what = json!({ "node": node, "cordon": cordon });
+    connection.call_for_json::<SetCordon>(&SetCordonParams { node, cordon })?;
+    done(&connection, what)
+}
+
+fn drain(args: DrainArgs) -> Result<(), Failure> {
+    let wait = args.wait.unwrap_or_default();
+    let connection = args.connection.patient(CALL);
+    let (end, mut client) = (Instant::now() + wait, connection.open()?);
+    let mut shown = None;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let params = DrainParams {
+            node: args.node.clone(),
+            drain: true,
+            // The first call answers at once: its reply shows the number of volumes.
+            wait_s: shown.map_or(0, |_| seconds(left.min(PART))),
+        };
+        let answer: Value = client.call_for_json::<Drain, _>(&params)?;
+        let held = answer["held"].as_u64().unwrap_or(0);
+        if held == 0 || left.is_zero() || args.wait.is_none() {
+            return if connection.json {
+                output::json(&answer)
+            } else {
+                ended(&args.node, held, args.wait.is_some())
+            };
+        }
+        if !connection.json && shown != Some(held) {
+            eprintln!("{} to hand over", output::count(held, "volume"));
+        }
+        shown = Some(held);
+    }
+}
+
+/// The end of a drain in words. Volumes that are left after a wait are a failure.
+fn ended(node: &str, held: u64, has_waited: bool) -> Result<(), Failure> {
+    match (held, has_waited) {
+        (0, _) => output::line(&format!("{node} serves no volume")),
+        (_, false) => output::line(&format!(
+            "{} to hand over: `nacre cluster nodes` shows the progress",
+            output::count(held, "volume")
+        )),
+        (_, true) => Err(Failure::Failed(anyhow::anyhow!(
+            "{node} still serves {}: no other node can take them now. `nacre cluster status` shows \
+             the nodes; the drain goes on",
+            output::count(held, "volume")
+        ))),
+    }
+}

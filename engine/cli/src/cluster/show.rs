@@ -1,0 +1,284 @@
+//! Prints the cluster: status, nodes, events.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::super::subsystem::items;
+use super::super::{Connection, Failure, output};
+use nacre_engine::methods::cluster::events::{GetEvents, GetEventsParams};
+use nacre_engine::methods::cluster::status::{GetNodes, GetStatus};
+use nacre_engine_rpc::NoParams;
+
+/// Interval of `--watch` and `--follow`.
+const AGAIN: Duration = Duration::from_secs(1);
+
+pub(super) fn status(connection: &Connection, watch: bool) -> Result<(), Failure> {
+    let mut client = connection.open()?;
+    loop {
+        let status = client.call_for_json::<GetStatus, _>(&NoParams {})?;
+        if connection.json {
+            output::json(&status)?;
+        } else {
+            if watch && std::io::stdout().is_terminal() {
+                // Home, and nothing below: the screen does not flicker.
+                output::line("\x1b[H\x1b[J")?;
+            }
+            page(&status)?;
+        }
+        if !watch {
+            return match status["problem"].as_str() {
+                None => Ok(()),
+                Some(_) => Err(Failure::Failed(anyhow::anyhow!(
+                    "etcd does not show the cluster"
+                ))),
+            };
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn page(status: &Value) -> Result<(), Failure> {
+    if let Some(line) = cluster_line(&status["cluster"]) {
+        output::line(&line)?;
+    }
+    output::line(&this_line(&status["this_node"]))?;
+    if let Some(problem) = status["problem"].as_str() {
+        return output::line(&format!("problem    {problem}"));
+    }
+    let volumes = &status["volumes"];
+    output::line(&format!("volumes    {}", volumes_line(volumes)))?;
+    if let Some(running) = status["operations"].as_u64().filter(|count| *count > 0) {
+        output::line(&format!("moves      {running} in progress"))?;
+    }
+    output::line("")?;
+    etcd_table(&status["etcd"])?;
+    output::line("")?;
+    node_table(&status["nodes"])
+}
+
+fn cluster_line(cluster: &Value) -> Option<String> {
+    let lease = Duration::from_millis(cluster["lease_ms"].as_u64()?);
+    Some(format!(
+        "cluster    {}, id {}, lease {}",
+        output::cell(cluster.get("name")),
+        output::cell(cluster.get("id")),
+        humantime::format_duration(lease)
+    ))
+}
+
+fn this_line(this: &Value) -> String {
+    let state = output::cell(this.get("state"));
+    let more = match (this["why"].as_str(), this["incarnation"].as_u64()) {
+        (Some(why), _) => format!(": {why}"),
+        (None, Some(_)) if this["lease_is_good"] == true => ", its lease is good".to_owned(),
+        (None, Some(_)) => ", and cannot renew its lease now".to_owned(),
+        (None, None) => String::new(),
+    };
+    format!("this node  {state}{more}")
+}
+
+fn volumes_line(volumes: &Value) -> String {
+    let number = |key: &str| volumes[key].as_u64().unwrap_or(0);
+    let mut text = format!(
+        "{} healthy, {} degraded, {} without a holder",
+        number("healthy"),
+        number("degraded"),
+        number("without_holder")
+    );
+    match number("unreadable") {
+        0 => {}
+        count => text += &format!(", {count} unreadable"),
+    }
+    text
+}
+
+fn etcd_table(members: &Value) -> Result<(), Failure> {
+    let rows = items(members).iter().map(|member| {
+        let size = |key: &str| member[key].as_u64().map(output::bytes).unwrap_or_default();
+        let latency = member["latency_us"].as_u64().unwrap_or(0);
+        vec![
+            output::cell(member.get("endpoint")),
+            member_state(member),
+            output::cell(member.get("version")),
+            format!("{}.{} ms", latency / 1000, latency % 1000 / 100),
+            size("in_use_bytes"),
+            size("size_bytes"),
+            size("quota_bytes"),
+        ]
+    });
+    let titles = [
+        "etcd", "state", "version", "latency", "in use", "size", "quota",
+    ];
+    output::table(&titles, rows)
+}
+
+fn member_state(member: &Value) -> String {
+    let alarms = items(&member["alarms"]);
+    if let Some(error) = member["error"].as_str() {
+        return format!("silent: {error}");
+    }
+    if !alarms.is_empty() {
+        return format!("alarm: {}", output::cell(member.get("alarms")));
+    }
+    match (&member["is_leader"], &member["has_leader"]) {
+        (Value::Bool(true), _) => "leader",
+        (_, Value::Bool(true)) => "follower",
+        _ => "without a leader",
+    }
+    .to_owned()
+}
+
+pub(super) fn nodes(connection: &Connection) -> Result<(), Failure> {
+    let nodes = connection.call_for_json::<GetNodes>(&NoParams {})?;
+    if connection.json {
+        return output::json(&nodes);
+    }
+    node_table(&nodes)
+}
+
+fn node_table(nodes: &Value) -> Result<(), Failure> {
+    let titles = [
+        "node", "lease", "age", "held", "replicas", "in sync", "acts", "version", "id",
+    ];
+    output::table(&titles, items(nodes).iter().map(node_row))
+}
+
+fn node_row(node: &Value) -> Vec<String> {
+    let text = |key: &str| output::cell(node.get(key));
+    let name = match node["this_node"] == true {
+        true => format!("{} (this)", text("name")),
+        false => text("name"),
+    };
+    let acts = ["cordon", "drain"].into_iter();
+    let acts: Vec<&str> = acts.filter(|key| node[*key] == true).collect();
+    let age = node["lease_age_ms"].as_u64();
+    vec![
+        name.trim_start().to_owned(),
+        text("lease"),
+        age.map(|ms| format!("{ms} ms")).unwrap_or_default(),
+        text("held"),
+        text("replicas"),
+        text("in_sync"),
+        acts.join(","),
+        text("version"),
+        text("id"),
+    ]
+}
+
+pub(super) fn events(connection: &Connection, after: u64, follow: bool) -> Result<(), Failure> {
+    let mut client = connection.open()?;
+    // Names are for people: without them the text has ids.
+    let nodes = match connection.json {
+        true => Value::Null,
+        false => client
+            .call_for_json::<GetNodes, _>(&NoParams {})
+            .unwrap_or_default(),
+    };
+    let mut after = after;
+    loop {
+        let answer = client.call_for_json::<GetEvents, _>(&GetEventsParams { after })?;
+        if connection.json && !follow {
+            return output::json(&answer["events"]);
+        }
+        for event in items(&answer["events"]) {
+            let line = match connection.json {
+                true => event.to_string(),
+                false => event_line(event, items(&nodes)),
+            };
+            output::line(&line)?;
+        }
+        if !follow {
+            return Ok(());
+        }
+        after = answer["last"].as_u64().unwrap_or(0);
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn event_line(event: &Value, nodes: &[Value]) -> String {
+    let mut text = output::cell(event.get("text"));
+    for node in nodes {
+        if let (Some(id), Some(name)) = (node["id"].as_str(), node["name"].as_str()) {
+            text = text.replace(id, name);
+        }
+    }
+    format!(
+        "{:>5}  {}  {:21}  {text}",
+        event["number"],
+        output::cell(event.get("time")),
+        output::cell(event.get("event"))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn members_of_etcd_have_one_state() {
+        let member = |error: Option<&str>, is_leader, has_leader, alarms: &[&str]| {
+            let answer = json!({
+                "error": error, "is_leader": is_leader, "has_leader": has_leader, "alarms": alarms,
+            });
+            member_state(&answer)
+        };
+        assert_eq!(
+            member(Some("refused"), false, false, &[]),
+            "silent: refused"
+        );
+        assert_eq!(member(None, true, true, &["NOSPACE"]), "alarm: NOSPACE");
+        assert_eq!(member(None, true, true, &[]), "leader");
+        assert_eq!(member(None, false, true, &[]), "follower");
+        assert_eq!(member(None, false, false, &[]), "without a leader");
+    }
+
+    #[test]
+    fn rows_of_nodes() {
+        let row = node_row(&json!({
+            "id": "7", "name": "ant", "this_node": true, "lease": "good", "lease_age_ms": 120,
+            "cordon": true, "drain": true, "held": 2, "replicas": 3, "in_sync": 3,
+            "version": "0.1.0",
+        }));
+        let expected = "ant (this)|good|120 ms|2|3|3|cordon,drain|0.1.0|7";
+        assert_eq!(row.join("|"), expected);
+        let row = node_row(&json!({
+            "id": "8", "name": null, "lease": "none", "lease_age_ms": null, "held": 0,
+            "replicas": 1, "in_sync": 0,
+        }));
+        assert_eq!(row.join("|"), "|none||0|1|0|||8");
+    }
+
+    #[test]
+    fn the_line_of_this_node() {
+        let line = |this: Value| this_line(&this);
+        assert_eq!(
+            line(json!({ "state": "joined", "incarnation": 7, "lease_is_good": true })),
+            "this node  joined, its lease is good"
+        );
+        assert_eq!(
+            line(json!({ "state": "joined", "incarnation": 7, "lease_is_good": false })),
+            "this node  joined, and cannot renew its lease now"
+        );
+        assert_eq!(
+            line(json!({ "state": "out", "why": "etcd has lost its data" })),
+            "this node  out: etcd has lost its data"
+        );
+    }
+
+    #[test]
+    fn events_name_nodes() {
+        let event = json!({
+            "number": 12, "time": "2026-01-01T00:00:00Z", "event": "node_gone",
+            "text": "the lease of node 77 is over",
+        });
+        let nodes = [json!({ "id": "77", "name": "bee" })];
+        assert_eq!(
+            event_line(&event, &nodes),
+            "   12  2026-01-01T00:00:00Z  node_gone              the lease of node bee is over"
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! `cluster_*`, a Nacre extension: the cluster that this daemon is a node of.
+//!
+//! All calls work on any node, and changes are durable when they are answered. Each call has a time
+//! limit of its own, because etcd may be silent.
+
+pub mod events;
+pub mod init;
+pub mod nodes;
+#[cfg(test)]
+mod real_tests;
+pub mod status;
+#[cfg(test)]
+mod tests;
+pub mod volumes;
+
+use std::time::Duration;
+
+use nacre_cluster_core::NodeId;
+use nacre_cluster_node::{Error, NodeStatus, Operator, Status};
+use tokio::runtime::Builder;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use crate::refusal::OrRefuse;
+use crate::rpc::error::Errno;
+use crate::rpc::{Registry, RpcError};
+use crate::services::engine::Engine;
+
+/// Time limit of a call, beside the time that its caller wants to wait.
+pub const LIMIT: Duration = Duration::from_secs(5);
+/// Longest time that a caller may want to wait.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
+/// Most names in a refusal.
+const NAMED: usize = 16;
+
+pub fn register(registry: &mut Registry<Engine>) {
+    status::register(registry);
+    nodes::register(registry);
+    volumes::register(registry);
+    events::register(registry);
+}
+
+fn silent() -> RpcError {
+    let cause = format!("etcd has not answered within {} s", LIMIT.as_secs());
+    RpcError::errno(Errno::ETIMEDOUT, cause).remedy(
+        "check that etcd has a majority of its members and is reachable. A change may have been \
+         made all the same: cluster_get_status shows it",
+    )
+}
+
+/// Waits for an answer of etcd, at most for `limit`.
+async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, RpcError> {
+    match timeout(limit, work).await {
+        Ok(answer) => answer.or_refuse(),
+        Err(_) => Err(silent()),
+    }
+}
+
+/// Reads on another thread: the records of many volumes take time to decode.
+async fn read<T, W>(work: impl FnOnce() -> W + Send + 'static) -> Result<T, RpcError>
+where
+    T: Send + 'static,
+    W: Future<Output = Result<T, Error>>,
+{
+    let run = || {
+        let runtime = Builder::new_current_thread().enable_time().build()?;
+        std::io::Result::Ok(runtime.block_on(async { within(LIMIT, work()).await }))
+    };
+    let ended = tokio::task::spawn_blocking(run).await;
+    let ended = ended.map_err(|error| RpcError::internal(error.to_string()))?;
+    ended.map_err(|error| RpcError::io("a thread for etcd", &error))?
+}
+
+async fn read_status(operator: &Operator) -> Result<Status, RpcError> {
+    let operator = operator.clone();
+    read(move || async move { operator.status().await }).await
+}
+
+fn refuse_long_wait(wait_s: u64) -> Result<Duration, RpcError> {
+    let wait = Duration::from_secs(wait_s);
+    if wait > LONGEST_WAIT {
+        let most = LONGEST_WAIT.as_secs();
+        let cause = format!("{wait_s} s is more than {most} s");
+        return Err(RpcError::invalid_params(cause).field("wait_s"));
+    }
+    Ok(wait)
+}
+
+fn name_of(node: &NodeStatus) -> Option<&str> {
+    let key = node.key.as_ref()?;
+    Some(key.description.name.as_str())
+}
+
+/// The node with this id or name. An id needs no answer of etcd.
+async fn node(operator: &Operator, text: &str) -> Result<NodeId, RpcError> {
+    if let Ok(id) = text.parse::<Uuid>() {
+        return Ok(NodeId(id));
+    }
+    let status = read_status(operator).await?;
+    let nodes = status.nodes.iter();
+    let known: Vec<(NodeId, &str)> = nodes
+        .map(|node| (node.id, name_of(node).unwrap_or_default()))
+        .collect();
+    named(text, &known).map_err(|error| error.field("node"))
+}
+
+/// The node of this name among `known`. The refusal has the candidates.
+fn named(name: &str, known: &[(NodeId, &str)]) -> Result<NodeId, RpcError> {
+    let found: Vec<_> = known.iter().filter(|(_, of)| *of == name).collect();
+    match found.as_slice() {
+        [(id, _)] => Ok(*id),
+        [] => {
+            let cause = format!("the cluster has no node \"{name}\"");
+            let error = RpcError::errno(Errno::ENODEV, cause);
+            Err(if known.is_empty() {
+                error.remedy("cluster_get_nodes lists the nodes")
+            } else {
+                error.remedy(format!("its nodes are {}", list(known.iter())))
+            })
+        }
+        several => {
+            let cause = format!("{} nodes have the name \"{name}\"", several.len());
+            let ids = list(several.iter().copied());
+            let error = RpcError::errno(Errno::EINVAL, cause);
+            Err(error.remedy(format!("give the id of one of them: {ids}")))
+        }
+    }
+}
+
+fn list<'a>(nodes: impl ExactSizeIterator<Item = &'a (NodeId, &'a str)>) -> String {
+    let more = nodes.len().saturating_sub(NAMED);
+    let mut texts: Vec<String> = nodes
+        .take(NAMED)
+        .map(|(id, name)| format!("\"{name}\" ({})", id.0))
+        .collect();
+    if more > 0 {
+        texts.push(format!("and {more} more"));
+    }
+    texts.join(", ")
+}

@@ -1,0 +1,170 @@
+//! Goal: an operator's acts reach etcd and the nodes, and a silent etcd delays no call beyond its
+//! limit. Method: a real etcd, and nodes that serve no volumes. Without etcd, the test is skipped
+//! aloud.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use nacre_cluster_core::{Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_etcd::Prefix;
+use nacre_cluster_etcd_members::{Members, program};
+use nacre_cluster_node::{
+    Description, Export, Me, Node, NodeKey, NodeState, Publication, Role, Serving,
+};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::init::init;
+use super::nodes::{DrainParams, drain};
+use super::status::ClusterStatus;
+use super::{LIMIT, node, read_status, within};
+use crate::config::settings::VolumeStore;
+
+const ANT: Uuid = Uuid::from_u128(1);
+const BEE: Uuid = Uuid::from_u128(2);
+
+/// A node without devices.
+struct Nothing;
+
+impl Serving for Nothing {
+    fn reached(&mut self, _: VolumeId) -> arrayvec::ArrayVec<MemberId, 5> {
+        arrayvec::ArrayVec::new()
+    }
+    fn take(&mut self, _: VolumeId, _: u64) {}
+    fn close(&mut self, _: VolumeId, _: u64) {}
+    fn abort(&mut self, _: VolumeId) {}
+    fn drop_all(&mut self, _: VolumeId) {}
+    fn show(&mut self, _: VolumeId, _: &Role) {}
+    fn forget(&mut self, _: VolumeId) {}
+    fn publish(&mut self, _: VolumeId, _: Option<&Publication>) {}
+    fn nodes(&mut self, _: &BTreeMap<NodeId, NodeKey>, _: &BTreeMap<NodeId, Incarnation>) {}
+    fn exports(&mut self, _: &BTreeMap<MemberId, Export>) {}
+}
+
+fn start(etcd: &Members, id: Uuid, name: &str) -> Node {
+    let me = Me {
+        id: NodeId(id),
+        machine: Some(Uuid::from_u128(77)),
+        process: Uuid::new_v4(),
+        cluster: None,
+        description: Description {
+            name: name.to_owned(),
+            version: "0.1.0".to_owned(),
+            ..Description::default()
+        },
+    };
+    let prefix = Prefix::new("lab").expect("a name");
+    let node = Node::start(&etcd.endpoints(), prefix, me, |_| Box::new(Nothing)).expect("a thread");
+    let state = node.wait(Duration::from_secs(20));
+    assert!(matches!(state, NodeState::In { .. }), "{state:?}");
+    node
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().expect("a runtime");
+    runtime.block_on(work)
+}
+
+fn page(of: &Node) -> Value {
+    let read = run(read_status(&of.operator()));
+    serde_json::to_value(ClusterStatus::of(read, Some(of.state()))).expect("plain data")
+}
+
+/// The page, once `is_met` holds.
+fn until(of: &Node, what: &str, is_met: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let page = page(of);
+        if is_met(&page) {
+            return page;
+        }
+        assert!(Instant::now() < end, "never {what}: {page:#}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn acts_of_operators_on_a_real_etcd() {
+    let Some(program) = program("acts_of_operators_on_a_real_etcd") else {
+        return;
+    };
+    let etcd = Members::start(program, 1, &[]);
+    let store = VolumeStore {
+        endpoints: etcd.endpoints().urls.clone(),
+        ..VolumeStore::default()
+    };
+    let lease = Duration::from_secs(2);
+    let created = init(&store, "lab", lease).expect("a new cluster");
+    let again = init(&store, "lab", lease)
+        .expect_err("it is there")
+        .to_string();
+    assert!(again.contains(&created.id.to_string()), "{again}");
+
+    let (ant, bee) = (start(&etcd, ANT, "ant"), start(&etcd, BEE, "bee"));
+    let shown = until(&ant, "two described nodes", |page| {
+        page["nodes"][0]["name"] == "ant" && page["nodes"][1]["name"] == "bee"
+    });
+    assert_eq!(shown["cluster"]["id"], created.id.to_string());
+    assert_eq!(shown["this_node"]["state"], "joined");
+    assert_eq!(shown["etcd"][0]["is_leader"], true);
+    assert_eq!(shown["nodes"][0]["this_node"], true);
+    assert_eq!(shown["nodes"][1]["this_node"], false);
+    assert_eq!(shown["nodes"][1]["lease"], "good");
+    assert_eq!(shown["volumes"]["healthy"], 0);
+
+    std::fs::write("/tmp/ec-status.json", shown.to_string()).unwrap(); // TEMP
+    let operator = ant.operator();
+    let found = run(node(&operator, "bee")).expect("a node");
+    assert_eq!(found, NodeId(BEE));
+    let unknown = run(node(&operator, "cow"))
+        .expect_err("no node")
+        .to_string();
+    assert!(unknown.contains("\"ant\""), "{unknown}");
+    run(within(LIMIT, operator.set_cordon(found, true))).expect("a cordon");
+    let params = DrainParams {
+        node: "bee".to_owned(),
+        drain: true,
+        wait_s: 5,
+    };
+    let drained = run(drain(&operator, &params, LIMIT)).expect("nothing to hand over");
+    let drained = serde_json::to_value(drained).expect("plain data");
+    assert_eq!(drained, json!({ "node": BEE, "drain": true, "held": 0 }));
+    let shown = page(&ant);
+    let of_bee = &shown["nodes"][1];
+    assert_eq!(
+        (&of_bee["cordon"], &of_bee["drain"]),
+        (&json!(true), &json!(true))
+    );
+
+    std::fs::write("/tmp/ec-drained.json", shown.to_string()).unwrap(); // TEMP
+    let lives = run(within(LIMIT, operator.remove(found))).expect_err("it has a lease");
+    assert!(lives.to_string().contains("has a lease"), "{lives}");
+    drop(bee);
+    until(&ant, "no lease of bee", |page| {
+        page["nodes"][1]["lease"] == "none"
+    });
+    let off = run(within(LIMIT, operator.fence_off(found))).expect_err("nothing to fence");
+    assert!(off.to_string().contains("no lease"), "{off}");
+    run(within(LIMIT, operator.remove(found))).expect("removed");
+    assert_eq!(page(&ant)["nodes"].as_array().map(Vec::len), Some(1));
+
+    std::fs::write("/tmp/ec-events.json", { // TEMP
+        let all: Vec<super::events::ClusterEvent> = ant.operator().events_after(0).into_iter().map(Into::into).collect(); // TEMP
+        serde_json::to_string(&all).unwrap() // TEMP
+    }) // TEMP
+    .unwrap(); // TEMP
+    // Silent: connections stay, and nothing is answered.
+    etcd.stop(0);
+    let begun = Instant::now();
+    let shown = page(&ant);
+    assert!(
+        begun.elapsed() < LIMIT + Duration::from_secs(2),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert!(shown["problem"].is_string(), "{shown:#}");
+    std::fs::write("/tmp/ec-silent.json", shown.to_string()).unwrap(); // TEMP
+    assert_eq!(shown["this_node"]["state"], "joined");
+    etcd.go_on(0);
+}

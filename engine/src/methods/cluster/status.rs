@@ -1,0 +1,397 @@
+//! `cluster_get_status`, `cluster_get_nodes`: the cluster on one page.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_cluster_core::Incarnation;
+use nacre_cluster_etcd::Member;
+use nacre_cluster_node::{Cluster, NodeState, NodeStatus, Status, VolumeCounts};
+use schemars::JsonSchema;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::{name_of, read_status};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<GetStatus>().add::<GetNodes>();
+}
+
+/// The cluster, as this node sees it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ClusterStatus {
+    this_node: ThisNode,
+    /// Why etcd does not show the cluster. The other fields are empty then.
+    problem: Option<String>,
+    cluster: Option<ClusterIdentity>,
+    /// The members of etcd that `[store]` names.
+    etcd: Vec<EtcdMember>,
+    nodes: Vec<ClusterNode>,
+    volumes: Option<ClusterVolumes>,
+    /// Moves of volumes that have not ended.
+    operations: Option<usize>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ThisNode {
+    state: ThisState,
+    /// The node renews its lease in time. If false, it serves its volumes only as long as all
+    /// their replicas confirm it, and takes none.
+    lease_is_good: bool,
+    /// The number of its lease.
+    incarnation: Option<u64>,
+    /// Why the node is not in the cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ThisState {
+    /// The node has no lease yet, or lost it.
+    Joining,
+    Joined,
+    /// The node stays out until an operator acts and the daemon starts again.
+    Out,
+    Left,
+}
+
+impl From<NodeState> for ThisNode {
+    fn from(state: NodeState) -> Self {
+        let out = |state, why: Option<nacre_cluster_node::Error>| Self {
+            state,
+            lease_is_good: false,
+            incarnation: None,
+            why: why.map(|why| why.to_string()),
+        };
+        match state {
+            NodeState::Joining { obstacle } => out(ThisState::Joining, obstacle),
+            NodeState::In {
+                incarnation,
+                is_good,
+                ..
+            } => Self {
+                state: ThisState::Joined,
+                lease_is_good: is_good,
+                incarnation: Some(incarnation.0),
+                why: None,
+            },
+            NodeState::Out { why } => out(ThisState::Out, Some(why)),
+            NodeState::Left => out(ThisState::Left, None),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ClusterIdentity {
+    name: String,
+    #[schemars(with = "String")]
+    id: Uuid,
+    /// A node that renews its lease no longer than this ago is not fenced.
+    lease_ms: u64,
+}
+
+impl From<Cluster> for ClusterIdentity {
+    fn from(cluster: Cluster) -> Self {
+        Self {
+            name: cluster.name,
+            id: cluster.id,
+            lease_ms: cluster.lease_ms,
+        }
+    }
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EtcdMember {
+    endpoint: String,
+    latency_us: u64,
+    /// Why the member does not answer. The fields below are empty then.
+    error: Option<String>,
+    version: Option<String>,
+    is_leader: bool,
+    /// False: the member has no majority.
+    has_leader: bool,
+    /// Size of the database, and the part of it that is in use.
+    size_bytes: Option<u64>,
+    in_use_bytes: Option<u64>,
+    /// Largest size of the database. Members before etcd 3.6 do not report it.
+    quota_bytes: Option<u64>,
+    /// For example `NOSPACE`.
+    alarms: Vec<String>,
+}
+
+impl From<Member> for EtcdMember {
+    fn from(member: Member) -> Self {
+        let (status, error) = match member.status {
+            Ok(status) => (Some(status), None),
+            Err(error) => (None, Some(error)),
+        };
+        let of = status.as_ref();
+        Self {
+            endpoint: member.endpoint,
+            latency_us: micros(member.took),
+            error,
+            is_leader: of.is_some_and(|status| status.is_leader),
+            has_leader: of.is_some_and(|status| status.has_leader),
+            size_bytes: of.map(|status| status.size),
+            in_use_bytes: of.map(|status| status.in_use),
+            quota_bytes: of.and_then(|status| status.quota),
+            version: of.map(|status| status.version.clone()),
+            alarms: status.map_or_else(Vec::new, |status| status.errors),
+        }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseState {
+    Good,
+    /// The node has not renewed its lease for longer than its duration, and is fenced soon.
+    Late,
+    /// The node has no lease.
+    None,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ClusterNode {
+    #[schemars(with = "String")]
+    id: Uuid,
+    /// `None`: the node has not written its description yet.
+    name: Option<String>,
+    this_node: bool,
+    lease: LeaseState,
+    incarnation: Option<u64>,
+    /// Time since the last renewal that this node saw.
+    lease_age_ms: Option<u64>,
+    /// The node gets no new replicas, and takes a volume only if no other node can.
+    cordon: bool,
+    /// Other nodes take the volumes of the node.
+    drain: bool,
+    /// Volumes that the node serves.
+    held: usize,
+    /// Replicas of volumes on the node, and those of them that are in sync.
+    replicas: usize,
+    in_sync: usize,
+    version: Option<String>,
+    labels: BTreeMap<String, String>,
+}
+
+impl ClusterNode {
+    fn of(node: &NodeStatus, lease: Duration, me: Option<Incarnation>) -> Self {
+        let stands = node.lease.map(|lease| lease.incarnation);
+        let age = node.lease.and_then(|lease| lease.age);
+        let key = node.key.as_ref();
+        Self {
+            id: node.id.0,
+            name: name_of(node).map(str::to_owned),
+            this_node: me.is_some() && stands == me,
+            lease: match (stands, age) {
+                (None, _) => LeaseState::None,
+                (_, Some(age)) if age > lease => LeaseState::Late,
+                _ => LeaseState::Good,
+            },
+            incarnation: stands.map(|incarnation| incarnation.0),
+            lease_age_ms: age.map(|age| micros(age) / 1000),
+            cordon: key.is_some_and(|key| key.cordon),
+            drain: key.is_some_and(|key| key.drain),
+            held: node.held,
+            replicas: node.members,
+            in_sync: node.in_sync,
+            version: key.map(|key| key.description.version.clone()),
+            labels: key.map_or_else(BTreeMap::new, |key| key.description.labels.clone()),
+        }
+    }
+
+    fn all(status: &Status, me: Option<&NodeState>) -> Vec<Self> {
+        let me = match me {
+            Some(NodeState::In { incarnation, .. }) => Some(*incarnation),
+            _ => None,
+        };
+        let lease = Duration::from_millis(status.cluster.lease_ms);
+        let nodes = status.nodes.iter();
+        nodes.map(|node| Self::of(node, lease, me)).collect()
+    }
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ClusterVolumes {
+    /// A node serves the volume, and all replicas are in sync.
+    healthy: usize,
+    /// A node serves the volume, and a replica is not in sync.
+    degraded: usize,
+    /// No node serves the volume.
+    without_holder: usize,
+    /// The record of the volume is damaged, or of a later version.
+    unreadable: usize,
+}
+
+impl From<VolumeCounts> for ClusterVolumes {
+    fn from(counts: VolumeCounts) -> Self {
+        Self {
+            healthy: counts.healthy,
+            degraded: counts.degraded,
+            without_holder: counts.without_holder,
+            unreadable: counts.unreadable,
+        }
+    }
+}
+
+pub struct GetStatus;
+
+impl Method<Engine> for GetStatus {
+    const NAME: &'static str = "cluster_get_status";
+    const ABOUT: &'static str = "Returns the cluster on one page: this node, the members of etcd, \
+         all nodes with their leases, and the number of volumes in each state. It works also while \
+         etcd is silent.";
+    const CLASS: Class = Class::Read;
+    const ORDER: Order = Order::Free;
+    type Params = NoParams;
+    type Reply = ClusterStatus;
+
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<ClusterStatus, RpcError> {
+        let cluster = &engine.volumes.cluster;
+        let operator = cluster.operator()?;
+        let read = read_status(&operator).await;
+        Ok(ClusterStatus::of(read, cluster.state()))
+    }
+}
+
+impl ClusterStatus {
+    pub(super) fn of(read: Result<Status, RpcError>, state: Option<NodeState>) -> Self {
+        let this_node = state.clone().unwrap_or(NodeState::Left).into();
+        match read {
+            Err(error) => Self {
+                this_node,
+                problem: Some(match error.data {
+                    Some(facts) => facts.to_string(),
+                    None => error.message,
+                }),
+                cluster: None,
+                etcd: Vec::new(),
+                nodes: Vec::new(),
+                volumes: None,
+                operations: None,
+            },
+            Ok(status) => Self {
+                this_node,
+                problem: None,
+                nodes: ClusterNode::all(&status, state.as_ref()),
+                cluster: Some(status.cluster.into()),
+                etcd: status.etcd.into_iter().map(Into::into).collect(),
+                volumes: Some(status.volumes.into()),
+                operations: Some(status.operations),
+            },
+        }
+    }
+}
+
+pub struct GetNodes;
+
+impl Method<Engine> for GetNodes {
+    const NAME: &'static str = "cluster_get_nodes";
+    const ABOUT: &'static str =
+        "Lists the nodes of the cluster with their leases, volumes and replicas.";
+    const CLASS: Class = Class::Read;
+    const ORDER: Order = Order::Free;
+    type Params = NoParams;
+    type Reply = Vec<ClusterNode>;
+
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<ClusterNode>, RpcError> {
+        let cluster = &engine.volumes.cluster;
+        let status = read_status(&cluster.operator()?).await?;
+        Ok(ClusterNode::all(&status, cluster.state().as_ref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_cluster_core::NodeId;
+    use nacre_cluster_etcd::MemberStatus;
+    use nacre_cluster_node::{Error, LeaseStatus};
+
+    use super::*;
+
+    fn node(lease: Option<LeaseStatus>) -> NodeStatus {
+        NodeStatus {
+            id: NodeId(Uuid::from_u128(7)),
+            key: None,
+            lease,
+            held: 2,
+            members: 3,
+            in_sync: 1,
+        }
+    }
+
+    fn lease(age_ms: Option<u64>) -> LeaseStatus {
+        LeaseStatus {
+            incarnation: Incarnation(40),
+            renewals: 9,
+            age: age_ms.map(Duration::from_millis),
+        }
+    }
+
+    /// A lease that this node has not seen renewed yet is not called late.
+    #[test]
+    fn the_state_of_a_lease_follows_its_age() {
+        let cases = [
+            (None, LeaseState::None),
+            (Some(lease(None)), LeaseState::Good),
+            (Some(lease(Some(2000))), LeaseState::Good),
+            (Some(lease(Some(2001))), LeaseState::Late),
+        ];
+        for (found, expected) in cases {
+            let shown = ClusterNode::of(&node(found), Duration::from_secs(2), None);
+            assert_eq!(shown.lease, expected, "{found:?}");
+            assert!(!shown.this_node, "no incarnation is not this one");
+        }
+    }
+
+    #[test]
+    fn this_node_is_the_one_with_its_incarnation() {
+        for (mine, expected) in [(40, true), (41, false)] {
+            let found = node(Some(lease(None)));
+            let me = Some(Incarnation(mine));
+            let shown = ClusterNode::of(&found, Duration::from_secs(2), me);
+            assert_eq!(shown.this_node, expected, "{mine}");
+        }
+    }
+
+    #[test]
+    fn a_silent_member_has_its_reason() {
+        let member = |status| Member {
+            endpoint: "http://h:1".to_owned(),
+            took: Duration::from_micros(700),
+            status,
+        };
+        let silent = EtcdMember::from(member(Err("refused".to_owned())));
+        assert_eq!(silent.error.as_deref(), Some("refused"));
+        assert!(!silent.has_leader && silent.size_bytes.is_none());
+        let leader = EtcdMember::from(member(Ok(MemberStatus {
+            version: "3.5.28".to_owned(),
+            has_leader: true,
+            is_leader: true,
+            size: 2,
+            in_use: 1,
+            quota: None,
+            errors: vec!["NOSPACE".to_owned()],
+        })));
+        assert!(leader.is_leader && leader.error.is_none());
+        assert_eq!((leader.size_bytes, leader.latency_us), (Some(2), 700));
+        assert_eq!(leader.alarms, ["NOSPACE"]);
+    }
+
+    #[test]
+    fn a_node_that_stays_out_says_why() {
+        let key = "/nacre/lab/meta".to_owned();
+        let why = Error::NoCluster { key };
+        let this = ThisNode::from(NodeState::Out { why });
+        assert_eq!(this.state, ThisState::Out);
+        assert!(this.why.is_some_and(|why| why.contains("no cluster")));
+    }
+}
