@@ -372,9 +372,10 @@ fn the_sample_is_complete_and_equals_the_defaults() {
     // With its examples uncommented, the sample is still valid and names every key. A node of a
     // cluster has no prefix of its own, so that two daemons have all keys together.
     let full = |is_node: bool| {
-        let of_the_other: &[&str] = match is_node {
-            true => &["#: prefix = ", "#: take_over = "],
-            false => &["#: name = \"lab\"", "#: node = ", "#: labels = "],
+        let of_the_other: &[&str] = if is_node {
+            &["#: prefix = ", "#: take_over = "]
+        } else {
+            &["#: name = \"lab\"", "#: node = ", "#: labels = "]
         };
         let is_left = |line: &&str| !of_the_other.iter().any(|key| line.starts_with(key));
         let lines = SAMPLE.lines().filter(is_left);

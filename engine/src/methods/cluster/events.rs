@@ -106,6 +106,10 @@ fn words(what: &Decision) -> (&'static str, String) {
             let text = format!("handed volume {} over{to}", volume.0);
             ("volume_handed_over", text)
         }
+        Decision::VolumeNotOpened { volume, .. } => (
+            "volume_not_opened",
+            format!("could not open volume {}: another node may try", volume.0),
+        ),
         Decision::VolumeKept { volume } => (
             "volume_kept",
             format!(
@@ -157,7 +161,9 @@ fn facts(what: &Decision) -> Facts {
         Decision::VolumeHandedOver { volume, epoch, to } => {
             (to.map(|node| node.0), Some(volume.0), Some(*epoch), None)
         }
-        Decision::VolumeFenced { volume, epoch } => (None, Some(volume.0), Some(*epoch), None),
+        Decision::VolumeFenced { volume, epoch } | Decision::VolumeNotOpened { volume, epoch } => {
+            (None, Some(volume.0), Some(*epoch), None)
+        }
         Decision::VolumeKept { volume } | Decision::VolumeWithoutHolder { volume } => {
             (None, Some(volume.0), None, None)
         }

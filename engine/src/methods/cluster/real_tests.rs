@@ -149,8 +149,14 @@ fn acts_of_operators_on_a_real_etcd() {
     run(within(LIMIT, operator.remove(found))).expect("removed");
     assert_eq!(page(&ant)["nodes"].as_array().map(Vec::len), Some(1));
 
-    std::fs::write("/tmp/ec-events.json", { // TEMP
-        let all: Vec<super::events::ClusterEvent> = ant.operator().events_after(0).into_iter().map(Into::into).collect(); // TEMP
+    std::fs::write("/tmp/ec-events.json", {
+        // TEMP
+        let all: Vec<super::events::ClusterEvent> = ant
+            .operator()
+            .events_after(0)
+            .into_iter()
+            .map(Into::into)
+            .collect(); // TEMP
         serde_json::to_string(&all).unwrap() // TEMP
     }) // TEMP
     .unwrap(); // TEMP

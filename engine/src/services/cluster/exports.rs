@@ -139,9 +139,7 @@ impl Exports {
     }
 
     async fn remove(&self, engine: &Rc<Engine>, id: MemberId) -> Option<ExportState> {
-        let Some(nsid) = self.nsid(engine, id) else {
-            return None;
-        };
+        let nsid = self.nsid(engine, id)?;
         let params = json!({ "nqn": self.nqn, "nsid": nsid });
         match engine
             .declared_call("nvmf_subsystem_remove_ns", &params)

@@ -247,7 +247,6 @@ fn describe(engine: &Engine, me: NodeId) -> Description {
         member_portals: portals.clone(),
         portals,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        ..Description::default()
     }
 }
 
@@ -336,16 +335,16 @@ pub async fn leave(engine: &Engine) {
 
 impl Refusal for nacre_cluster_node::Error {
     fn refusal(self) -> RpcError {
-        use nacre_cluster_node::Error;
         let errno = match &self {
-            Error::NoCluster { .. }
-            | Error::NoNode { .. }
-            | Error::NoVolume { .. }
-            | Error::NoLease { .. } => Errno::ENODEV,
-            Error::ClusterExists { .. } => Errno::EEXIST,
-            Error::HasMember { .. } | Error::Lives { .. } | Error::Owned { .. } => Errno::EPERM,
-            Error::Contended { .. } => Errno::EBUSY,
-            Error::Late { .. } => Errno::ETIMEDOUT,
+            Self::NoCluster { .. }
+            | Self::NoNode { .. }
+            | Self::NoVolume { .. }
+            | Self::NoLease { .. } => Errno::ENODEV,
+            Self::ClusterExists { .. } => Errno::EEXIST,
+            Self::HasMember { .. } | Self::Lives { .. } | Self::Owned { .. } => Errno::EPERM,
+            Self::Invalid { .. } => Errno::EINVAL,
+            Self::Contended { .. } => Errno::EBUSY,
+            Self::Late { .. } => Errno::ETIMEDOUT,
             _ => Errno::EAGAIN,
         };
         RpcError::errno(errno, self.to_string())
