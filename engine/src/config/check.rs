@@ -171,7 +171,7 @@ impl Check<'_> {
     }
 
     /// True if the key, or a key within it, has a problem.
-    pub(super) fn is_refused(&self, key: &str) -> bool {
+    fn is_refused(&self, key: &str) -> bool {
         self.problems.iter().any(|p| {
             let within = p.key.strip_prefix(key);
             within.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))

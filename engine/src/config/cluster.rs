@@ -138,7 +138,8 @@ mod tests {
         ] {
             let said = said(&text);
             assert!(said.contains(expected), "{text}: {said}");
-            assert_eq!(said.lines().count(), 1, "{text}: {said}");
+            // A line before them.
+            assert_eq!(said.lines().count(), 2, "{text}: {said}");
         }
     }
 

@@ -200,7 +200,6 @@ pub(super) const ROWS: &[Row] = &[
         &[
             ("\"a/b\"", "\"a/b\" is not 1 to 64 letters"),
             ("\"\"", "is not 1 to 64 letters"),
-            NO_TEXT,
         ],
     ),
     (

@@ -160,9 +160,7 @@ fn is_loopback(host: &str) -> bool {
 
 impl Check<'_> {
     pub(super) fn volume_store(&mut self, settings: &Settings) {
-        // A name that cannot be read is the only report about it.
-        let is_node = settings.cluster.is_node() || self.is_refused("cluster.name");
-        for (key, cause, remedy) in settings.store.problems(is_node) {
+        for (key, cause, remedy) in settings.store.problems(settings.cluster.is_node()) {
             self.refuse_unless_refused_with(&format!("store.{key}"), cause, remedy);
         }
         if settings.store.is_etcd() && settings.data.dir == "none" {

@@ -235,9 +235,10 @@ impl Fake {
             let changed = self.commit(generation, &open.record, |record| {
                 let slot = usize::from(replica.slot);
                 let replica = record.replica_mut(slot).expect("it is there");
-                match is_in_sync {
-                    true => put_out(replica),
-                    false => replica.state = ReplicaState::InSync,
+                if is_in_sync {
+                    put_out(replica);
+                } else {
+                    replica.state = ReplicaState::InSync;
                 }
             });
             match changed {

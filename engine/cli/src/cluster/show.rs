@@ -147,9 +147,10 @@ fn node_table(nodes: &Value) -> Result<(), Failure> {
 
 fn node_row(node: &Value) -> Vec<String> {
     let text = |key: &str| output::cell(node.get(key));
-    let name = match node["this_node"] == true {
-        true => format!("{} (this)", text("name")),
-        false => text("name"),
+    let name = if node["this_node"] == true {
+        format!("{} (this)", text("name"))
+    } else {
+        text("name")
     };
     let acts = ["cordon", "drain"].into_iter();
     let acts: Vec<&str> = acts.filter(|key| node[*key] == true).collect();
@@ -170,11 +171,11 @@ fn node_row(node: &Value) -> Vec<String> {
 pub(super) fn events(connection: &Connection, after: u64, follow: bool) -> Result<(), Failure> {
     let mut client = connection.open()?;
     // Names are for people: without them the text has ids.
-    let nodes = match connection.json {
-        true => Value::Null,
-        false => client
-            .call_for_json::<GetNodes, _>(&NoParams {})
-            .unwrap_or_default(),
+    let nodes = if connection.json {
+        Value::Null
+    } else {
+        let nodes = client.call_for_json::<GetNodes, _>(&NoParams {});
+        nodes.unwrap_or_default()
     };
     let mut after = after;
     loop {
@@ -183,9 +184,10 @@ pub(super) fn events(connection: &Connection, after: u64, follow: bool) -> Resul
             return output::json(&answer["events"]);
         }
         for event in items(&answer["events"]) {
-            let line = match connection.json {
-                true => event.to_string(),
-                false => event_line(event, items(&nodes)),
+            let line = if connection.json {
+                event.to_string()
+            } else {
+                event_line(event, items(&nodes))
             };
             output::line(&line)?;
         }
@@ -206,7 +208,7 @@ fn event_line(event: &Value, nodes: &[Value]) -> String {
     }
     format!(
         "{:>5}  {}  {:21}  {text}",
-        event["number"],
+        event["number"].as_u64().unwrap_or(0),
         output::cell(event.get("time")),
         output::cell(event.get("event"))
     )

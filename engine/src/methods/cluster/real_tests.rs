@@ -113,7 +113,6 @@ fn acts_of_operators_on_a_real_etcd() {
     assert_eq!(shown["nodes"][1]["lease"], "good");
     assert_eq!(shown["volumes"]["healthy"], 0);
 
-    std::fs::write("/tmp/ec-status.json", shown.to_string()).unwrap(); // TEMP
     let operator = ant.operator();
     let found = run(node(&operator, "bee")).expect("a node");
     assert_eq!(found, NodeId(BEE));
@@ -137,7 +136,6 @@ fn acts_of_operators_on_a_real_etcd() {
         (&json!(true), &json!(true))
     );
 
-    std::fs::write("/tmp/ec-drained.json", shown.to_string()).unwrap(); // TEMP
     let lives = run(within(LIMIT, operator.remove(found))).expect_err("it has a lease");
     assert!(lives.to_string().contains("has a lease"), "{lives}");
     drop(bee);
@@ -149,17 +147,6 @@ fn acts_of_operators_on_a_real_etcd() {
     run(within(LIMIT, operator.remove(found))).expect("removed");
     assert_eq!(page(&ant)["nodes"].as_array().map(Vec::len), Some(1));
 
-    std::fs::write("/tmp/ec-events.json", {
-        // TEMP
-        let all: Vec<super::events::ClusterEvent> = ant
-            .operator()
-            .events_after(0)
-            .into_iter()
-            .map(Into::into)
-            .collect(); // TEMP
-        serde_json::to_string(&all).unwrap() // TEMP
-    }) // TEMP
-    .unwrap(); // TEMP
     // Silent: connections stay, and nothing is answered.
     etcd.stop(0);
     let begun = Instant::now();
@@ -170,7 +157,6 @@ fn acts_of_operators_on_a_real_etcd() {
         begun.elapsed()
     );
     assert!(shown["problem"].is_string(), "{shown:#}");
-    std::fs::write("/tmp/ec-silent.json", shown.to_string()).unwrap(); // TEMP
     assert_eq!(shown["this_node"]["state"], "joined");
     etcd.go_on(0);
 }
