@@ -11,8 +11,8 @@ pub enum Intent {
         number: u64,
         transaction: Transaction,
     },
-    /// Open the volume, and call [`crate::Volume::opened`] or [`crate::Volume::not_opened`] with the
-    /// number. A close that has not ended comes first.
+    /// Open the volume, and call [`crate::Volume::opened`] or [`crate::Volume::not_opened`] with
+    /// the number. A close that has not ended comes first.
     Take { number: u64 },
     /// Refuse new commands, close the volume when none is in flight, and call
     /// [`crate::Volume::drained`] with the number.

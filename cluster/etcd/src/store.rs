@@ -76,8 +76,8 @@ impl EtcdStore {
     /// The store of a node of a cluster: each change compares the node's incarnation, so that etcd
     /// refuses what a fenced node still sends. `incarnation`: the present one; 0: none.
     ///
-    /// A record also has fields of the cluster. The holder's control writes `holder`: this node. Its
-    /// last change, without a holder, is stored as `closed`: the holder stays until the node
+    /// A record also has fields of the cluster. The holder's control writes `holder`: this node.
+    /// Its last change, without a holder, is stored as `closed`: the holder stays until the node
     /// releases the volume, and names the next one in the same change.
     pub fn of_node(
         endpoints: &Endpoints,

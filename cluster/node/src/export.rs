@@ -9,7 +9,6 @@ use uuid::Uuid;
 
 use crate::error::Error;
 use crate::keys::{FORMAT, decode};
-use crate::publishing::ExportState;
 
 /// Most bytes of a device's name.
 pub const MAX_DEVICE: usize = 255;
@@ -51,6 +50,16 @@ pub enum Is {
     Making,
     There,
     Failed,
+}
+
+/// The state of an export, as its node reports it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportState {
+    pub is: Is,
+    pub bytes: u64,
+    pub block_size: u32,
+    /// The reason of [`Is::Failed`].
+    pub why: Option<String>,
 }
 
 impl Export {

@@ -39,12 +39,12 @@ mod tests;
 
 pub use driver::{Me, NodeState};
 pub use error::Error;
-pub use export::Export;
+pub use export::{Export, ExportState};
 pub use keys::{Cluster, Description, NodeKey, Portal, node_nqn};
 pub use node::Node;
 pub use operator::{
     LeaseStatus, NodeStatus, Operator, Status, VolumeCounts, VolumeState, VolumeStatus,
 };
 pub use publication::{Publication, volume_nqn};
-pub use publishing::{ExportState, PublishRequest};
+pub use publishing::PublishRequest;
 pub use serving::{Answer, Link, Role, Serving};

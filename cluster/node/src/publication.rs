@@ -1,5 +1,5 @@
-//! `pub/V`: the nodes that show a volume, and the hosts that may use it. Unknown fields stay through
-//! a change.
+//! `pub/V`: the nodes that show a volume, and the hosts that may use it. Unknown fields stay
+//! through a change.
 
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use nacre_cluster_core::{Incarnation, MemberId, NodeId, VolumeId};
 use nacre_cluster_etcd::{Copies, KeyValue, Prefix, Txn, TxnAnswer};
 
 use crate::error::Error;
-use crate::export::{Export, Is, MAX_DEVICE, Want};
+use crate::export::{Export, ExportState, MAX_DEVICE, Want};
 use crate::keys::bytes;
 use crate::operator::{ATTEMPTS, Operator};
 use crate::publication::{MAX_HOSTS, MAX_NQN, Publication};
@@ -18,16 +18,6 @@ pub struct PublishRequest {
     pub nodes: Vec<NodeId>,
     pub hosts: Vec<String>,
     pub any_host: bool,
-}
-
-/// The state of an export, as its node reports it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExportState {
-    pub is: Is,
-    pub bytes: u64,
-    pub block_size: u32,
-    /// The reason of [`Is::Failed`].
-    pub why: Option<String>,
 }
 
 impl PublishRequest {

@@ -7,9 +7,9 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::manifest::{Entry, Facts, LATEST, MOST_OBJECTS, Manifest};
+use crate::object::ObjectName;
 use crate::object::{self, Digest};
 use crate::remove::sweep;
-use crate::store::ObjectName;
 use crate::{Failure, Header, Progress, Store, Volume};
 
 /// Objects that are written at once. Each has up to 4 MiB in memory.
@@ -17,7 +17,7 @@ const WRITES: usize = 4;
 /// After this time the mark is written again: sweeps ignore marks of a day.
 const REMARK: Duration = Duration::from_secs(3600);
 
-/// How long a failed creation removes what it wrote.
+/// Time for a failed creation to remove its objects.
 const UNDO: Duration = Duration::from_secs(20);
 
 /// A new backup.
@@ -98,7 +98,8 @@ pub async fn create(
         let cause = crate::Damage::Malformed(error.to_string());
         Failure::damaged("the new manifest", cause)
     })?;
-    // After an error, the manifest can be in the store or not: both are right, so nothing is undone.
+    // After an error, the manifest can be in the store or not: both are right, so nothing is
+    // undone.
     store.put(&store.manifest_path(volume, id), text).await?;
     let _ = store.unmark(volume, holder, id).await;
     let header = manifest.header;

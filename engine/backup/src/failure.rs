@@ -41,7 +41,7 @@ pub enum Failure {
     Cancelled,
 }
 
-/// What is wrong with an object or a manifest.
+/// The damage of an object or a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
     #[error("it is missing")]

@@ -26,9 +26,9 @@
 //!
 //! # Limits
 //!
-//! Everything in the store is hostile: sizes, counts and names are bounded, and digests are compared
-//! before data is used. Manifests are not signed: whoever can write the store can change backups.
-//! Data is not encrypted. A backup has at most 2^20 objects (4 TiB of data).
+//! Everything in the store is hostile: sizes, counts and names are bounded, and digests are
+//! compared before data is used. Manifests are not signed: whoever can write the store can change
+//! backups. Data is not encrypted. A backup has at most 2^20 objects (4 TiB of data).
 #![forbid(unsafe_code)]
 
 mod create;

@@ -1,16 +1,15 @@
 //! The manifest of a backup: two lines of JSON.
 //!
-//! The first line describes the backup, and is enough for a list. The second line names the objects:
-//! `[index, source, bytes, digest]`, where `source` is the number of a backup in `sources`. The first
-//! line has the SHA-256 of both.
+//! The first line describes the backup, and is enough for a list. The second line names the
+//! objects: `[index, source, bytes, digest]`, where `source` is the number of a backup in
+//! `sources`. The first line has the SHA-256 of both.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::Damage;
-use crate::object::{Digest, HEADER, LARGEST, OBJECT_BYTES};
-use crate::store::ObjectName;
+use crate::object::{Digest, HEADER, LARGEST, OBJECT_BYTES, ObjectName};
 
 const FORMAT: &str = "nacre-backup";
 const VERSION: u32 = 1;
@@ -85,7 +84,7 @@ struct List {
     objects: Vec<(u32, u32, u32, String)>,
 }
 
-/// What a caller knows of a backup before its objects.
+/// The facts of a backup that its creator knows before its objects.
 pub(crate) struct Facts {
     pub(crate) id: Uuid,
     pub(crate) created: u64,

@@ -10,6 +10,14 @@
 //! Numbers are little-endian. The manifest has the SHA-256 of the data.
 
 use crate::Damage;
+use uuid::Uuid;
+
+/// The name of an object: its index, and the backup that wrote it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ObjectName {
+    pub(crate) source: Uuid,
+    pub(crate) index: u32,
+}
 
 /// Bytes of a volume that an object has. The last one can be smaller.
 pub const OBJECT_BYTES: usize = 4 << 20;

@@ -4,13 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use uuid::Uuid;
 
-use crate::store::ObjectName;
+use crate::object::ObjectName;
 use crate::{Failure, Progress, Store};
 
 /// A mark that is older is of a daemon that ended.
 const STALE: Duration = Duration::from_secs(24 * 3600);
 
-/// What a removal did.
+/// The result of a removal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Removed {
     pub objects: u64,

@@ -1,4 +1,4 @@
-//! Bounded operations on a store, and the names of what is in it.
+//! Bounded operations on a store, and the names of its contents.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
 use crate::manifest::{self, Header, LONGEST_HEADER, LONGEST_MANIFEST, Manifest};
+use crate::object::ObjectName;
 use crate::{Damage, Failure};
 
 /// The directory of everything of ours below the prefix.
@@ -46,13 +47,6 @@ pub struct BadBackup {
     pub id: Uuid,
     pub volume: Uuid,
     pub cause: Failure,
-}
-
-/// The name of an object: its index, and the backup that wrote it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ObjectName {
-    pub(crate) source: Uuid,
-    pub(crate) index: u32,
 }
 
 /// A mark of an unfinished backup.
@@ -224,7 +218,7 @@ impl Store {
         Ok(marks)
     }
 
-    /// Visits what is below a directory, with the parts of its name.
+    /// Visits the objects below a directory, with the parts of their names.
     async fn each(
         &self,
         directory: &Path,
@@ -330,7 +324,7 @@ impl Store {
         if !only_start && found.meta.size > most as u64 {
             return Err(large());
         }
-        // The size is what the server says; the data may be more.
+        // The server says the size; the data may be more.
         let mut stream = found.into_stream();
         let read = async {
             let mut bytes = Vec::new();

@@ -1,9 +1,9 @@
 //! Finds replicas that owe an answer and whose device is known not to answer
 //! ([`crate::handle::Devices::is_awaited`]): such a replica is out at once, not after the deadline.
 //!
-//! A replica owes an answer while a lane or the control has I/O in flight to it and nothing completes.
-//! That is looked at in short intervals. So time in which this process did not run counts as one of
-//! them, and not against the replica.
+//! A replica owes an answer while a lane or the control has I/O in flight to it and nothing
+//! completes. That is looked at in short intervals. So time in which this process did not run
+//! counts as one of them, and not against the replica.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;

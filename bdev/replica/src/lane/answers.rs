@@ -35,8 +35,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 pub(super) struct Answers {
     lease: Option<Arc<dyn AnswerLease>>,
-    /// Successes that may not leave yet, oldest first. The lane counts them as open, so there are at
-    /// most [`super::DEPTH`].
+    /// Successes that may not leave yet, oldest first. The lane counts them as open, so there are
+    /// at most [`super::DEPTH`].
     held: VecDeque<Held>,
     /// The lease was not good at the last check.
     lapsed: bool,
@@ -65,8 +65,8 @@ impl Answers {
         self.lease.is_some()
     }
 
-    /// Adopts the lease of a view. Returns true if the held answers must not leave any more, because
-    /// their lease was another one.
+    /// Adopts the lease of a view. Returns true if the held answers must not leave any more,
+    /// because their lease was another one.
     fn adopt(&mut self, lease: Option<&Arc<dyn AnswerLease>>) -> bool {
         let address = |lease: &Arc<dyn AnswerLease>| Arc::as_ptr(lease).cast::<()>();
         if self.lease.as_ref().map(address) == lease.map(address) {
@@ -140,107 +140,105 @@ impl Answers {
     }
 }
 
-impl Lane {
-    /// Adopts the lease of the present view.
-    pub(super) fn adopt_lease(&mut self) {
-        if self.answers.adopt(self.replicas.view.lease.as_ref()) {
-            while let Some(completion) = self.answers.pop() {
-                self.end_held(completion, Status::Gone);
-            }
+/// Adopts the lease of the present view.
+pub(super) fn adopt_lease(lane: &mut Lane) {
+    if lane.answers.adopt(lane.replicas.view.lease.as_ref()) {
+        while let Some(completion) = lane.answers.pop() {
+            end_held(lane, completion, Status::Gone);
         }
     }
+}
 
-    /// Checks the answers in `done` from index `from` on, and those that are held. The caller has
-    /// collected everything that this poll collects.
-    pub(super) fn check_answers(&mut self, done: &mut Done, from: usize) {
-        let collected = done.len() > from;
-        if !collected && self.answers.held.is_empty() {
+/// Checks the answers in `done` from index `from` on, and those that are held. The caller has
+/// collected everything that this poll collects.
+pub(super) fn check_answers(lane: &mut Lane, done: &mut Done, from: usize) {
+    let collected = done.len() > from;
+    if !collected && lane.answers.held.is_empty() {
+        return;
+    }
+    let good = lane.answers.is_lease_good();
+    if !good && collected {
+        hold_answers(lane, done, from);
+    }
+    if !lane.answers.held.is_empty() {
+        release_answers(lane, good, done);
+    }
+}
+
+#[cold]
+fn hold_answers(lane: &mut Lane, done: &mut Done, from: usize) {
+    let begun = lane.shared.assent.begun();
+    let mut at = from;
+    while let Some(completion) = done.get_mut(at) {
+        if completion.status.is_ok() {
+            let completion = done.swap_remove(at);
+            lane.completions.reopen();
+            lane.answers.hold(completion, begun, lane.now);
+        } else {
+            at += 1;
+        }
+    }
+}
+
+/// Hands over the held answers that may leave, and ends those that waited too long.
+#[cold]
+fn release_answers(lane: &mut Lane, good: bool, done: &mut Done) {
+    let view = &lane.replicas.view;
+    let (answers, hold) = (lane.replicas.sync.answers, view.frozen_hold);
+    let refused = matches!(view.mode, Mode::Closed | Mode::FailIo);
+    while done.has_room()
+        && let Some(first) = lane.answers.held.front()
+    {
+        let leaves = answers && !refused && (good || lane.shared.assent.covers(first.begun));
+        if !leaves && !refused && lane.now.since(first.since) < hold {
             return;
         }
-        let good = self.answers.is_lease_good();
-        if !good && collected {
-            self.hold_answers(done, from);
-        }
-        if !self.answers.held.is_empty() {
-            self.release_answers(good, done);
-        }
-    }
-
-    #[cold]
-    fn hold_answers(&mut self, done: &mut Done, from: usize) {
-        let begun = self.shared.assent.begun();
-        let mut at = from;
-        while let Some(completion) = done.get_mut(at) {
-            if completion.status.is_ok() {
-                let completion = done.swap_remove(at);
-                self.completions.reopen();
-                self.answers.hold(completion, begun, self.now);
-            } else {
-                at += 1;
-            }
-        }
-    }
-
-    /// Hands over the held answers that may leave, and ends those that waited too long.
-    #[cold]
-    fn release_answers(&mut self, good: bool, done: &mut Done) {
-        let view = &self.replicas.view;
-        let (answers, hold) = (self.replicas.sync.answers, view.frozen_hold);
-        let refused = matches!(view.mode, Mode::Closed | Mode::FailIo);
-        while done.has_room()
-            && let Some(first) = self.answers.held.front()
-        {
-            let leaves = answers && !refused && (good || self.shared.assent.covers(first.begun));
-            if !leaves && !refused && self.now.since(first.since) < hold {
-                return;
-            }
-            let Some(completion) = self.answers.pop() else {
-                return;
-            };
-            if leaves {
-                self.completions.close_held();
-                done.push(completion);
-            } else {
-                self.end_held(completion, Status::Gone);
-                self.counters.frozen_answer();
-            }
-        }
-    }
-
-    /// Ends a held answer with an error, which the next poll returns.
-    fn end_held(&mut self, mut completion: Completion, status: Status) {
-        completion.status = status;
-        completion.lent = None;
-        self.completions.close_held();
-        self.completions.push(completion);
-    }
-
-    /// Aborts an I/O whose answer is held. Returns false if there is none with this token.
-    #[cold]
-    pub(super) fn abort_held(&mut self, token: Token) -> bool {
-        let Some(completion) = self.answers.remove(token) else {
-            return false;
+        let Some(completion) = lane.answers.pop() else {
+            return;
         };
-        self.end_held(completion, Status::Aborted);
-        true
+        if leaves {
+            lane.completions.close_held();
+            done.push(completion);
+        } else {
+            end_held(lane, completion, Status::Gone);
+            lane.counters.frozen_answer();
+        }
     }
+}
 
-    /// The synchronous path of a volume with a lease: checked after each I/O. Without a good lease
-    /// the I/O is submitted normally, so that its answer can be held.
-    #[inline(never)]
-    pub(super) fn at_once_by_lease(
-        &mut self,
-        io: &mut Io,
-        lent: &mut Option<Lent>,
-    ) -> Option<Status> {
-        if self.answers.lapsed {
-            return None;
-        }
-        let status = self.at_once_unchecked(io, lent)?;
-        if !self.answers.is_lease_good() {
-            *lent = None;
-            return None;
-        }
-        Some(status)
+/// Ends a held answer with an error, which the next poll returns.
+fn end_held(lane: &mut Lane, mut completion: Completion, status: Status) {
+    completion.status = status;
+    completion.lent = None;
+    lane.completions.close_held();
+    lane.completions.push(completion);
+}
+
+/// Aborts an I/O whose answer is held. Returns false if there is none with this token.
+#[cold]
+pub(super) fn abort_held(lane: &mut Lane, token: Token) -> bool {
+    let Some(completion) = lane.answers.remove(token) else {
+        return false;
+    };
+    end_held(lane, completion, Status::Aborted);
+    true
+}
+
+/// The synchronous path of a volume with a lease: checked after each I/O. Without a good lease
+/// the I/O is submitted normally, so that its answer can be held.
+#[inline(never)]
+pub(super) fn at_once_by_lease(
+    lane: &mut Lane,
+    io: &mut Io,
+    lent: &mut Option<Lent>,
+) -> Option<Status> {
+    if lane.answers.lapsed {
+        return None;
     }
+    let status = super::at_once::at_once_unchecked(lane, io, lent)?;
+    if !lane.answers.is_lease_good() {
+        *lent = None;
+        return None;
+    }
+    Some(status)
 }

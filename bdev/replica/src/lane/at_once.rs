@@ -16,45 +16,47 @@ use nacre_hugepages::Lent;
 use super::Lane;
 use super::request::slots;
 
-impl Lane {
-    /// Executes the I/O, without a check of the holder's lease.
-    #[inline]
-    pub(super) fn at_once_unchecked(
-        &mut self,
-        io: &mut Io,
-        lent: &mut Option<Lent>,
-    ) -> Option<Status> {
-        if !self.replicas.allow_direct() || self.shared.check(io).is_some() {
-            return None;
-        }
-        match io.op {
-            Op::Read => self.read_at_once(io, lent),
-            Op::Write => self.write_at_once(io),
-            _ => None,
-        }
+/// Executes the I/O, without a check of the holder's lease.
+#[inline]
+pub(super) fn at_once_unchecked(
+    lane: &mut Lane,
+    io: &mut Io,
+    lent: &mut Option<Lent>,
+) -> Option<Status> {
+    if !lane.replicas.allow_direct() || lane.shared.check(io).is_some() {
+        return None;
     }
+    match io.op {
+        Op::Read => read_at_once(lane, io, lent),
+        Op::Write => write_at_once(lane, io),
+        _ => None,
+    }
+}
 
-    #[inline]
-    pub(super) fn read_at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        let slot = self.replicas.read_at_once(io, lent)?;
-        self.counters.read(slot);
-        Some(Status::Ok)
-    }
+#[inline]
+pub(super) fn read_at_once(
+    lane: &mut Lane,
+    io: &mut Io,
+    lent: &mut Option<Lent>,
+) -> Option<Status> {
+    let slot = lane.replicas.read_at_once(io, lent)?;
+    lane.counters.read(slot);
+    Some(Status::Ok)
+}
 
-    #[inline]
-    pub(super) fn write_at_once(&mut self, io: &mut Io) -> Option<Status> {
-        // Not while earlier requests wait, nor while a resync runs, whose state decides which
-        // replicas get a write.
-        let sync = &self.replicas.sync;
-        let plain = sync.enough && sync.syncing == 0;
-        if !plain || !self.admission.enter(io.lba, u64::from(io.blocks)) {
-            return None;
-        }
-        let written = self.replicas.write_at_once(io);
-        self.admission.leave(io.lba, u64::from(io.blocks));
-        for slot in slots(written?) {
-            self.counters.write(slot);
-        }
-        Some(Status::Ok)
+#[inline]
+pub(super) fn write_at_once(lane: &mut Lane, io: &mut Io) -> Option<Status> {
+    // Not while earlier requests wait, nor while a resync runs, whose state decides which
+    // replicas get a write.
+    let sync = &lane.replicas.sync;
+    let plain = sync.enough && sync.syncing == 0;
+    if !plain || !lane.admission.enter(io.lba, u64::from(io.blocks)) {
+        return None;
     }
+    let written = lane.replicas.write_at_once(io);
+    lane.admission.leave(io.lba, u64::from(io.blocks));
+    for slot in slots(written?) {
+        lane.counters.write(slot);
+    }
+    Some(Status::Ok)
 }

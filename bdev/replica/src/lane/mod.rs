@@ -151,7 +151,7 @@ impl Lane {
     fn adopt(&mut self) {
         self.requests.settle();
         self.replicas.adopt(&mut self.requests);
-        self.adopt_lease();
+        answers::adopt_lease(self);
         self.review = Review::Due;
         self.schedule.adopt(&self.replicas.view, self.now);
     }
@@ -308,9 +308,9 @@ impl Queue for Lane {
     #[inline]
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if self.answers.need_lease() {
-            return self.at_once_by_lease(io, lent);
+            return answers::at_once_by_lease(self, io, lent);
         }
-        self.at_once_unchecked(io, lent)
+        at_once::at_once_unchecked(self, io, lent)
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
@@ -344,7 +344,7 @@ impl Queue for Lane {
         }
         self.completions.hand_over(done);
         if self.answers.need_lease() {
-            self.check_answers(done, before);
+            answers::check_answers(self, done, before);
         }
         if Mutation::CheckEarly.is_active() {
             self.answers.check_early();
@@ -359,7 +359,7 @@ impl Queue for Lane {
         self.requests.settle();
         match self.requests.with_token(token) {
             Some(index) => self.abort_request(index),
-            None => self.abort_held(token),
+            None => answers::abort_held(self, token),
         }
     }
 

@@ -12,6 +12,7 @@ use nacre_cluster_core::{
 };
 
 use crate::control::{self, Act, Control};
+use crate::copying;
 use crate::events::{Core, Event, Message};
 use crate::lane::Lane;
 use crate::names::{
@@ -102,7 +103,7 @@ impl World {
                 }
             }
             Message::Drained { number } => self.nodes[node].control.lanes_are_idle(number),
-            Message::IoDone { id, result } => self.copied(node, id, result),
+            Message::IoDone { id, result } => copying::copied(self, node, id, result),
             _ => unreachable!("not a message of management"),
         }
         self.turn(node);
@@ -298,7 +299,7 @@ impl World {
                 };
                 self.transmit(node, to, self.nodes[to].life, Core::Gates, message);
             }
-            Act::Merge { number } => self.start_copy(node, Target::Merge(number)),
+            Act::Merge { number } => copying::start_copy(self, node, Target::Merge(number)),
             Act::Drained { number } => self.nodes[node].volume.drained(number),
             Act::Ended { opening, close } => {
                 self.drop_volume(node);
@@ -341,7 +342,7 @@ impl World {
             && self.now - copy.began >= COPY
         {
             let late: BTreeSet<usize> = copy.missing.values().copied().collect();
-            self.end_copy(node);
+            copying::end_copy(self, node);
             for member in late {
                 self.nodes[node].control.put_out(member_id(member));
             }
@@ -364,7 +365,7 @@ impl World {
             let member = member_index(member.id);
             place.lane.frozen = true;
             if place.lane.is_idle() {
-                self.start_copy(node, Target::Member(member));
+                copying::start_copy(self, node, Target::Member(member));
             }
         } else {
             place.lane.frozen = false;

@@ -66,7 +66,8 @@ fn copy_of(inner: &InMemory) -> Arc<InMemory> {
     Arc::new(inner.fork())
 }
 
-/// A backup that fails at any operation does not exist or is complete. The earlier one is as it was.
+/// A backup that fails at any operation does not exist or is complete. The earlier one is as it
+/// was.
 #[test]
 fn a_backup_that_fails_anywhere_harms_nothing() {
     super::runtime().block_on(async {

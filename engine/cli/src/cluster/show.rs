@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
-use nacre_engine::methods::cluster::events::{GetEvents, GetEventsParams};
-use nacre_engine::methods::cluster::status::{GetNodes, GetStatus};
+use nacre_engine::methods::cluster::events::{GetClusterEvents, GetClusterEventsParams};
+use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes};
 use nacre_engine_rpc::NoParams;
 
 /// Interval of `--watch` and `--follow`.
@@ -17,7 +17,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(super) fn status(connection: &Connection, watch: bool) -> Result<(), Failure> {
     let mut client = connection.open()?;
     loop {
-        let status = client.call_for_json::<GetStatus, _>(&NoParams {})?;
+        let status = client.call_for_json::<GetClusterStatus, _>(&NoParams {})?;
         if connection.json {
             output::json(&status)?;
         } else {
@@ -179,7 +179,8 @@ pub(super) fn events(connection: &Connection, after: u64, follow: bool) -> Resul
     };
     let mut after = after;
     loop {
-        let answer = client.call_for_json::<GetEvents, _>(&GetEventsParams { after })?;
+        let answer =
+            client.call_for_json::<GetClusterEvents, _>(&GetClusterEventsParams { after })?;
         if connection.json && !follow {
             return output::json(&answer["events"]);
         }

@@ -16,7 +16,7 @@ use super::bdev::refuse_nil;
 use crate::refusal::Refusal;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
-use crate::services::backup::{self, Ended, Job, JobState, Operation, Place, RestoreRequest};
+use crate::services::backup::{self, BackupPlace, Ended, Job, JobState, Operation, RestoreRequest};
 use crate::services::engine::Engine;
 use crate::services::pools::find_lvol;
 
@@ -43,7 +43,8 @@ pub struct BackupStore {
     /// Default: us-east-1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// A file in the format of `~/.aws/credentials` that only the daemon's user can read. S3 needs it.
+    /// A file in the format of `~/.aws/credentials` that only the daemon's user can read. S3 needs
+    /// it.
     #[schemars(with = "Option<String>")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_file: Option<PathBuf>,
@@ -54,7 +55,7 @@ pub struct BackupStore {
 }
 
 impl BackupStore {
-    fn place(self) -> Result<Place, RpcError> {
+    fn place(self) -> Result<BackupPlace, RpcError> {
         let parsed = Location::parse(&self.location);
         let location = parsed.map_err(|failure| failure.refusal().field("store.location"))?;
         let is_s3 = matches!(location, Location::S3 { .. });
@@ -87,7 +88,7 @@ impl BackupStore {
                 return Err(RpcError::errno(Errno::EINVAL, cause).field(field));
             }
         }
-        Ok(Place {
+        Ok(BackupPlace {
             location,
             text: self.location,
             endpoint: self.endpoint,
@@ -219,8 +220,8 @@ pub struct CreateBackupParams {
     /// UUID, or `pool/name`.
     pub snapshot: String,
     pub store: BackupStore,
-    /// The volume to which the backup belongs: UUID, or `pool/name`. Default: the one that grew from
-    /// the snapshot.
+    /// The volume to which the backup belongs: UUID, or `pool/name`. Default: the one that grew
+    /// from the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
     /// Write all data. Default: share what the newest backup of the volume has.

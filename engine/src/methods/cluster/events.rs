@@ -13,7 +13,7 @@ use crate::services::engine::Engine;
 use crate::values::time::moment;
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<GetEvents>();
+    registry.add::<GetClusterEvents>();
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -176,11 +176,11 @@ fn facts(what: &Decision) -> Facts {
     }
 }
 
-pub struct GetEvents;
+pub struct GetClusterEvents;
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct GetEventsParams {
+pub struct GetClusterEventsParams {
     /// Only events after the one of this number. Default: all that are kept, at most 1,024.
     #[serde(default)]
     pub after: u64,
@@ -188,16 +188,19 @@ pub struct GetEventsParams {
 
 const _: () = assert!(KEPT == 1024, "the documentation of `after` has the number");
 
-impl Method<Engine> for GetEvents {
+impl Method<Engine> for GetClusterEvents {
     const NAME: &'static str = "cluster_get_events";
     const ABOUT: &'static str = "Returns the last decisions of this node about nodes and volumes \
          of the cluster, oldest first. Each node has its own ones.";
     const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
-    type Params = GetEventsParams;
+    type Params = GetClusterEventsParams;
     type Reply = ClusterEvents;
 
-    async fn apply(params: GetEventsParams, engine: Rc<Engine>) -> Result<ClusterEvents, RpcError> {
+    async fn apply(
+        params: GetClusterEventsParams,
+        engine: Rc<Engine>,
+    ) -> Result<ClusterEvents, RpcError> {
         let operator = engine.volumes.cluster.operator()?;
         let all = operator.events_after(0);
         let last = all.last().map_or(0, |event| event.number);

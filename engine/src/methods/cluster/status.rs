@@ -16,7 +16,7 @@ use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<GetStatus>().add::<GetNodes>();
+    registry.add::<GetClusterStatus>().add::<GetNodes>();
 }
 
 /// The cluster, as this node sees it.
@@ -242,9 +242,9 @@ impl From<VolumeCounts> for ClusterVolumes {
     }
 }
 
-pub struct GetStatus;
+pub struct GetClusterStatus;
 
-impl Method<Engine> for GetStatus {
+impl Method<Engine> for GetClusterStatus {
     const NAME: &'static str = "cluster_get_status";
     const ABOUT: &'static str = "Returns the cluster on one page: this node, the members of etcd, \
          all nodes with their leases, and the number of volumes in each state. It works also while \

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::facts;
-use super::work::{Place, Shared};
+use super::work::{BackupPlace, Shared};
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -168,7 +168,7 @@ impl Backups {
     pub(super) fn add(
         &self,
         operation: Operation,
-        place: &Place,
+        place: &BackupPlace,
         backup: Uuid,
         subject: String,
     ) -> Result<Rc<Job>, RpcError> {

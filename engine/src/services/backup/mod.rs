@@ -32,7 +32,7 @@ use crate::services::pools::{OpenPool, alias, least_loaded};
 
 pub use jobs::{Backups, Ended, Job, JobState, Operation};
 pub use restore::{RestoreRequest, restore};
-pub use work::Place;
+pub use work::BackupPlace;
 
 impl Refusal for Failure {
     fn refusal(self) -> RpcError {
@@ -60,7 +60,7 @@ impl Refusal for Failure {
 }
 
 /// Lists the backups of a place.
-pub async fn list(place: Place, volume: Option<Uuid>) -> Result<Listed, RpcError> {
+pub async fn list(place: BackupPlace, volume: Option<Uuid>) -> Result<Listed, RpcError> {
     let listed = work::on_thread("backup-list".into(), place, move |store| async move {
         store.list(volume).await
     });
@@ -70,7 +70,7 @@ pub async fn list(place: Place, volume: Option<Uuid>) -> Result<Listed, RpcError
 /// Begins a backup of a snapshot.
 pub async fn create(
     engine: &Rc<Engine>,
-    place: Place,
+    place: BackupPlace,
     (pool, snapshot): (Rc<OpenPool>, Rc<LvolInfo>),
     volume: &LvolInfo,
     full: bool,
@@ -124,7 +124,7 @@ pub async fn create(
 }
 
 /// Begins to verify a backup.
-pub fn verify(engine: &Rc<Engine>, place: Place, backup: Uuid) -> Result<Rc<Job>, RpcError> {
+pub fn verify(engine: &Rc<Engine>, place: BackupPlace, backup: Uuid) -> Result<Rc<Job>, RpcError> {
     let backups = &engine.devices.backups;
     let job = backups.add(Operation::Verify, &place, backup, String::new())?;
     let (engine, ended) = (Rc::clone(engine), Rc::clone(&job));
@@ -141,7 +141,7 @@ pub fn verify(engine: &Rc<Engine>, place: Place, backup: Uuid) -> Result<Rc<Job>
 }
 
 /// Begins to delete a backup.
-pub fn delete(engine: &Rc<Engine>, place: Place, backup: Uuid) -> Result<Rc<Job>, RpcError> {
+pub fn delete(engine: &Rc<Engine>, place: BackupPlace, backup: Uuid) -> Result<Rc<Job>, RpcError> {
     let backups = &engine.devices.backups;
     let job = backups.add(Operation::Delete, &place, backup, String::new())?;
     let (engine, ended) = (Rc::clone(engine), Rc::clone(&job));

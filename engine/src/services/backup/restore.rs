@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::device::Device;
 use super::jobs::{self, Ended, Job, Operation};
-use super::work::{self, Place};
+use super::work::{self, BackupPlace};
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
 use crate::services::pools::{
@@ -20,7 +20,7 @@ use crate::services::pools::{
 
 /// A volume to be made from a backup.
 pub struct RestoreRequest {
-    pub place: Place,
+    pub place: BackupPlace,
     pub backup: Uuid,
     pub pool: Rc<OpenPool>,
     pub name: String,

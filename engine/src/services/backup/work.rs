@@ -21,7 +21,7 @@ const LONGEST_CA: usize = 1 << 20;
 
 /// A place for backups, with the files that give access.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct BackupPlace {
     pub location: Location,
     /// The location as its text.
     pub text: String,
@@ -31,7 +31,7 @@ pub struct Place {
     pub ca: Option<PathBuf>,
 }
 
-impl Place {
+impl BackupPlace {
     /// Reads the files, then opens the store. Blocks.
     fn open(&self) -> Result<Store, Failure> {
         let options = S3Options {
@@ -63,7 +63,7 @@ fn authorities(path: &Path) -> Result<Vec<u8>, Failure> {
 /// Runs work with an open store on a new thread. The work goes on if the caller does not wait.
 pub(super) async fn on_thread<T, Work>(
     name: String,
-    place: Place,
+    place: BackupPlace,
     work: impl FnOnce(Store) -> Work + Send + 'static,
 ) -> Result<T, Failure>
 where

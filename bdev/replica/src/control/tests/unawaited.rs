@@ -1,4 +1,5 @@
-//! Tests of replicas whose devices are known not to answer, because the lease of their node is over.
+//! Tests of replicas whose devices are known not to answer, because the lease of their node is
+//! over.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
