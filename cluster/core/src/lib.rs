@@ -17,8 +17,7 @@
 //! gates, and on clocks whose rates differ by less than 2.5 %. It does not rest on reads of the
 //! store, on the arrival of watch events, or on wall clocks.
 //!
-//! `cluster/core/sim` runs the machines on several simulated nodes. The daemon does not use this
-//! crate yet.
+//! `cluster/core/sim` runs the machines on several simulated nodes.
 
 #![forbid(unsafe_code)]
 

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The machines decide, etcd's transactions judge, and this crate only carries: a lost or late
-//! message costs time, never safety. The daemon does not use this crate yet.
+//! message costs time, never safety.
 
 #![forbid(unsafe_code)]
 
