@@ -178,7 +178,11 @@ mod tests {
         let ids = [1, 2].map(|number| Uuid::from_u128(number).to_string());
         let twice = json!({ "v": 1, "nqn": "n", "slots": { (&ids[0]): 3, (&ids[1]): 3 } });
         let newer = json!({ "v": 2, "nqn": "n", "slots": {} });
-        for (stored, part) in [(twice, "slots"), (newer, "format 2"), (json!({}), "nqn")] {
+        for (stored, part) in [
+            (twice, "slots"),
+            (newer, "format 2"),
+            (json!({ "v": 1 }), "nqn"),
+        ] {
             let error = Publication::decode(&kv(&stored)).expect_err(part);
             assert!(error.to_string().contains(part), "{error}");
         }

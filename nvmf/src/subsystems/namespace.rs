@@ -136,6 +136,8 @@ pub struct View {
     namespaces: Vec<Option<Seen>>,
     /// The ANA state of a namespace does not allow commands.
     blocked: bool,
+    /// Why the ANA state of the listener allows no commands, whatever the namespace.
+    no_access: Option<StatusCode>,
 }
 
 struct Seen {
@@ -144,7 +146,11 @@ struct Seen {
 }
 
 impl View {
-    pub(crate) fn new(visible: impl Iterator<Item = (Arc<Namespace>, AnaState)>) -> Self {
+    /// `listener`: the ANA state of its groups without a state of their own.
+    pub(crate) fn new(
+        visible: impl Iterator<Item = (Arc<Namespace>, AnaState)>,
+        listener: AnaState,
+    ) -> Self {
         let mut namespaces = Vec::new();
         let mut blocked = false;
         for (namespace, access) in visible {
@@ -158,7 +164,16 @@ impl View {
         Self {
             namespaces,
             blocked,
+            no_access: ana::refusal(listener),
         }
+    }
+
+    /// The status for a command to a namespace that the controller does not have. Where the
+    /// listener allows no commands, the namespace may be on its way to another target: the host
+    /// should use another path, and not give up.
+    pub(crate) fn absent(&self) -> StatusCode {
+        let unknown = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+        self.no_access.unwrap_or(unknown)
     }
 
     fn seen(&self, nsid: u32) -> Option<&Seen> {
@@ -178,9 +193,7 @@ impl View {
 
     /// The namespace of an I/O command, or the status to refuse it with.
     pub(crate) fn for_command(&self, nsid: u32) -> Result<&Arc<Namespace>, StatusCode> {
-        let seen = self
-            .seen(nsid)
-            .ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
+        let seen = self.seen(nsid).ok_or(self.absent())?;
         match ana::refusal(seen.access) {
             None => Ok(&seen.namespace),
             Some(status) => Err(status),
@@ -203,7 +216,7 @@ impl View {
             all.map(|seen| (seen.namespace.nsid, seen.access))
                 .collect::<Vec<_>>()
         };
-        accesses(self) == accesses(other)
+        accesses(self) == accesses(other) && self.no_access == other.no_access
     }
 
     /// The namespace with the lowest NSID above `nsid`.

@@ -655,6 +655,7 @@ pub(crate) fn view_for(state: &State, host: &Nqn, listener: ListenerId) -> View 
             .values()
             .filter(|n| visible_to(n, host))
             .map(|n| (Arc::clone(&n.namespace), access(n.namespace.ana_group()))),
+        here.map_or(AnaState::Optimized, |l| l.ana.of_others()),
     )
 }
 

@@ -161,6 +161,30 @@ fn every_state_has_its_status() {
     assert_eq!(StatusCode::ANA_TRANSITION.field(), 0x303);
 }
 
+/// Where a listener allows no commands, an absent namespace may be on its way to another target:
+/// the host gets the listener's state, and can retry on another path.
+#[test]
+fn an_absent_namespace() {
+    let mut rig = two_paths(1);
+    let (_, io) = rig.path(1);
+    let unknown = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+    assert_eq!(rig.command(io, opcode::READ, 2), unknown);
+    let subsystem = rig.target.subsystem(&nqn(ANA)).unwrap();
+    rig.set("test", ALL, AnaState::Change);
+    subsystem.remove_namespace(1).unwrap();
+    for op in [opcode::READ, opcode::WRITE, opcode::FLUSH] {
+        let status = rig.command(io, op, 1);
+        assert_eq!(status, StatusCode::ANA_TRANSITION, "{op:#x}");
+    }
+    for (state, status) in [
+        (AnaState::Inaccessible, StatusCode::ANA_INACCESSIBLE),
+        (AnaState::Optimized, unknown),
+    ] {
+        rig.set("test", ALL, state);
+        assert_eq!(rig.command(io, opcode::READ, 1), status, "{state:?}");
+    }
+}
+
 /// One event is outstanding until the log is read; only affected hosts get it.
 #[test]
 fn one_event_until_the_log_is_read() {

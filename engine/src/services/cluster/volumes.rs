@@ -148,13 +148,17 @@ async fn step(
                 };
                 report(running, id, answer).await;
             }
-            Action::Close { number } => match in_cluster::close(engine, id.0).await {
-                Ok(()) => {
-                    done.open = None;
-                    report(running, id, Answer::Drained { number }).await;
+            Action::Close { number } => {
+                // The role that says so may arrive after the call.
+                set_ana(engine, running, id, Ana::Change);
+                match in_cluster::close(engine, id.0).await {
+                    Ok(()) => {
+                        done.open = None;
+                        report(running, id, Answer::Drained { number }).await;
+                    }
+                    Err(error) => warn!(volume = %id.0, %error, "not closed to be handed over"),
                 }
-                Err(error) => warn!(volume = %id.0, %error, "not closed to be handed over"),
-            },
+            }
         }
         done.action = wish.action;
         show(engine, running, id, wish).await;

@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev::registry::Removal;
 use nacre_bdev_replica::model::VolumeRecord;
@@ -12,9 +13,14 @@ use uuid::Uuid;
 
 use super::lifecycle::{replay_waiting, shut, stopping, try_open};
 use super::{Entry, Volumes, events, frozen};
+use crate::plane::Plane;
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
 use crate::services::subsystems::bdev_gone;
+
+/// Time for the commands in flight before a volume closes, and between two looks at them.
+const SETTLE: Duration = Duration::from_secs(2);
+const MOMENT: Duration = Duration::from_millis(5);
 
 impl Volumes {
     /// The store of the cluster, and the id of this node.
@@ -72,6 +78,11 @@ pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(
 
 /// Closes the volume in order, so that another node can open it without a copy.
 pub(in crate::services) async fn close(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    close_after(engine, id, SETTLE).await
+}
+
+/// Closes the volume after at most `patience` for the commands in flight.
+async fn close_after(engine: &Rc<Engine>, id: Uuid, patience: Duration) -> Result<(), RpcError> {
     let lock = {
         let entries = engine.volumes.entries.borrow();
         entries.get(&id).map(|entry| Rc::clone(&entry.lock))
@@ -85,6 +96,7 @@ pub(in crate::services) async fn close(engine: &Rc<Engine>, id: Uuid) -> Result<
         };
         let Some(opened) = opened else { return Ok(()) };
         let plane = engine.plane()?;
+        settle(&plane, &opened.bdev, patience).await;
         let ticket = plane.bdevs.remove(&opened.bdev, Removal::Hot).ok();
         // Now, not when the event is handled: the placeholder gets the name.
         bdev_gone(engine, &plane, &opened.bdev);
@@ -101,11 +113,28 @@ pub(in crate::services) async fn close(engine: &Rc<Engine>, id: Uuid) -> Result<
     closed
 }
 
+/// Waits for the commands in flight. The listeners refuse new ones by their ANA state.
+async fn settle(plane: &Plane, bdev: &str, patience: Duration) {
+    let Some(stats) = plane.bdevs.stats(bdev) else {
+        return;
+    };
+    let end = tokio::time::Instant::now() + patience;
+    let mut quiet_looks = 0;
+    while quiet_looks < 3 && tokio::time::Instant::now() < end {
+        tokio::time::sleep(MOMENT).await;
+        quiet_looks = if stats.inflight() == 0 {
+            quiet_looks + 1
+        } else {
+            0
+        };
+    }
+}
+
 /// Closes the volume, which another node may hold by now: hosts are disconnected first. A command
 /// that waits in a socket must not be executed if this node opens the volume again.
 pub(in crate::services) async fn drop_open(engine: &Rc<Engine>, id: Uuid, nqn: Option<&str>) {
     disconnect(engine, nqn);
-    if let Err(error) = close(engine, id).await {
+    if let Err(error) = close_after(engine, id, Duration::ZERO).await {
         warn!(volume = %id, %error, "dropped, and its control has not ended in order");
     }
 }
