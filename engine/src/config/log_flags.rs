@@ -3,7 +3,7 @@
 use crate::values::suggest;
 
 /// Flags, each with the prefixes of the targets that it enables. Each crate belongs to one.
-pub const FLAGS: [(&str, &[&str]); 17] = [
+pub const FLAGS: [(&str, &[&str]); 18] = [
     ("all", &["nacre"]),
     ("app", &["nacre_engine", "nacre_random"]),
     ("bdev", &["nacre_bdev"]),
@@ -20,6 +20,14 @@ pub const FLAGS: [(&str, &[&str]); 17] = [
         ],
     ),
     ("bdev_uring", &["nacre_bdev_uring"]),
+    (
+        "cluster",
+        &[
+            "nacre_cluster_core",
+            "nacre_cluster_node",
+            "nacre_engine::services::cluster",
+        ],
+    ),
     ("config", &["nacre_engine::config"]),
     ("hugepages", &["nacre_hugepages"]),
     ("nvmf", &["nacre_nvmf"]),
