@@ -145,7 +145,7 @@ impl Command<'_> {
             },
             _ => qp.namespace_of(self.index),
         };
-        let namespace = namespace.ok_or(qp.view.absent())?;
+        let namespace = namespace.ok_or_else(|| qp.view.absent())?;
         let nsid = namespace.nsid;
         // Without cloning the Arc, whose count all cores share.
         if let Some(slot) = namespace.slot(self.core.handle.core) {

@@ -193,7 +193,7 @@ impl View {
 
     /// The namespace of an I/O command, or the status to refuse it with.
     pub(crate) fn for_command(&self, nsid: u32) -> Result<&Arc<Namespace>, StatusCode> {
-        let seen = self.seen(nsid).ok_or(self.absent())?;
+        let seen = self.seen(nsid).ok_or_else(|| self.absent())?;
         match ana::refusal(seen.access) {
             None => Ok(&seen.namespace),
             Some(status) => Err(status),
