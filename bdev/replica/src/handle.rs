@@ -412,6 +412,8 @@ pub enum VolumeState {
     Fenced,
     StoreLost,
     Closed,
+    /// Another node of the cluster serves it, or none does yet.
+    Standby,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -57,7 +57,7 @@ struct Stored {
 }
 
 impl Publication {
-    pub(crate) fn new(volume: VolumeId) -> Self {
+    pub fn new(volume: VolumeId) -> Self {
         Self {
             nqn: volume_nqn(volume),
             slots: Slots::default(),

@@ -365,7 +365,8 @@ fn describe(plane: &Plane, volume: &Listed) -> RaidReply {
             | VolumeState::Failing
             | VolumeState::Fenced
             | VolumeState::StoreLost
-            | VolumeState::Closed => Category::Offline,
+            | VolumeState::Closed
+            | VolumeState::Standby => Category::Offline,
         },
         raid_level: "raid1",
         superblock: true,

@@ -1,6 +1,5 @@
-//! What the cluster's thread wants of this daemon. It is kept as a state, not as a list of
-//! messages: the number of volumes, nodes and exports bounds it, and a call that is overtaken has
-//! no effect.
+//! The calls of the cluster's thread, kept as a state and not as a list of messages: the number of
+//! volumes, nodes and exports bounds it, and a call that is overtaken has no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,17 +12,15 @@ use nacre_cluster_node::{Export, NodeKey, Publication};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// What is wanted of one volume.
+/// The state that the cluster's thread wants for one volume.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Wish {
+pub(super) struct Wanted {
     /// `None`: the record has not arrived, or was deleted.
     pub role: Option<Role>,
     pub publication: Option<Publication>,
     pub action: Action,
     /// Number of drops so far.
     pub drops: u64,
-    /// Number of aborts so far.
-    pub aborts: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,8 +37,8 @@ pub(super) enum Action {
 
 #[derive(Debug, Default)]
 struct State {
-    volumes: BTreeMap<VolumeId, Wish>,
-    /// Volumes whose wish has changed.
+    volumes: BTreeMap<VolumeId, Wanted>,
+    /// Volumes whose wanted state has changed.
     changed: BTreeSet<VolumeId>,
     nodes: BTreeMap<NodeId, NodeKey>,
     standing: BTreeMap<NodeId, Incarnation>,
@@ -49,8 +46,8 @@ struct State {
     others_changed: bool,
     /// The members that this node reaches, of each volume.
     reached: BTreeMap<VolumeId, ArrayVec<MemberId, MAX_MEMBERS>>,
-    /// Devices of replicas on nodes whose leases are over.
-    away: BTreeSet<String>,
+    /// The devices of each volume's replicas, with their nodes.
+    devices: BTreeMap<VolumeId, Vec<(String, NodeId)>>,
 }
 
 /// Shared by the cluster's thread, the management thread and the reactors.
@@ -86,22 +83,16 @@ impl Inbox {
     }
 
     /// `None`: the volume was deleted.
-    pub(super) fn wish(&self, volume: VolumeId) -> Option<Wish> {
+    pub(super) fn wanted(&self, volume: VolumeId) -> Option<Wanted> {
         self.state.lock().volumes.get(&volume).cloned()
     }
 
-    pub(super) fn wishes(&self) -> Vec<(VolumeId, Wish)> {
-        let state = self.state.lock();
-        let all = state.volumes.iter();
-        all.map(|(id, wish)| (*id, wish.clone())).collect()
+    pub(super) fn volumes(&self) -> BTreeSet<VolumeId> {
+        self.state.lock().volumes.keys().copied().collect()
     }
 
     pub(super) fn nodes(&self) -> BTreeMap<NodeId, NodeKey> {
         self.state.lock().nodes.clone()
-    }
-
-    pub(super) fn stands(&self, node: NodeId) -> bool {
-        self.state.lock().standing.contains_key(&node)
     }
 
     pub(super) fn exports(&self) -> BTreeMap<MemberId, Export> {
@@ -112,23 +103,30 @@ impl Inbox {
         self.state.lock().reached.insert(volume, reached);
     }
 
-    /// Sets the devices that are not waited for.
-    pub(super) fn set_away(&self, away: BTreeSet<String>) {
-        self.state.lock().away = away;
+    /// Notes the nodes that export the devices of a volume's replicas.
+    pub(super) fn set_devices(&self, volume: VolumeId, devices: Vec<(String, NodeId)>) {
+        self.state.lock().devices.insert(volume, devices);
     }
 
+    /// True if the lease of the device's node is over.
     pub(super) fn is_away(&self, device: &str) -> bool {
-        self.state.lock().away.contains(device)
+        let state = self.state.lock();
+        let mut all = state.devices.values().flatten();
+        let node = all.find(|(name, _)| name == device).map(|(_, node)| node);
+        // Without the list of nodes, none is known to be away.
+        let is_listed = !state.nodes.is_empty();
+        node.is_some_and(|node| is_listed && !state.standing.contains_key(node))
     }
 
-    fn change(&self, volume: VolumeId, change: impl FnOnce(&mut Wish)) {
+    fn change(&self, volume: VolumeId, change: impl FnOnce(&mut Wanted)) {
         let mut state = self.state.lock();
-        let wish = state.volumes.entry(volume).or_default();
-        change(wish);
+        let wanted = state.volumes.entry(volume).or_default();
+        change(wanted);
         // Without record and publication, nothing is left to do.
-        if wish.role.is_none() && wish.publication.is_none() {
+        if wanted.role.is_none() && wanted.publication.is_none() {
             state.volumes.remove(&volume);
             state.reached.remove(&volume);
+            state.devices.remove(&volume);
         }
         state.changed.insert(volume);
         drop(state);
@@ -155,39 +153,38 @@ impl Serving for Sender {
 
     fn take(&mut self, volume: VolumeId, number: u64) {
         self.0
-            .change(volume, |wish| wish.action = Action::Take { number });
+            .change(volume, |wanted| wanted.action = Action::Take { number });
     }
 
     fn close(&mut self, volume: VolumeId, number: u64) {
         self.0
-            .change(volume, |wish| wish.action = Action::Close { number });
+            .change(volume, |wanted| wanted.action = Action::Close { number });
     }
 
-    fn abort(&mut self, volume: VolumeId) {
-        self.0.change(volume, |wish| wish.aborts += 1);
-    }
+    /// A close ends the commands in flight itself, after 2 s.
+    fn abort(&mut self, _: VolumeId) {}
 
     fn drop_all(&mut self, volume: VolumeId) {
-        self.0.change(volume, |wish| {
-            wish.action = Action::None;
-            wish.drops += 1;
+        self.0.change(volume, |wanted| {
+            wanted.action = Action::None;
+            wanted.drops += 1;
         });
     }
 
     fn show(&mut self, volume: VolumeId, role: &Role) {
-        self.0.change(volume, |wish| wish.role = Some(role.clone()));
+        self.0.change(volume, |wanted| wanted.role = Some(role.clone()));
     }
 
     fn forget(&mut self, volume: VolumeId) {
-        self.0.change(volume, |wish| {
-            wish.role = None;
-            wish.action = Action::None;
+        self.0.change(volume, |wanted| {
+            wanted.role = None;
+            wanted.action = Action::None;
         });
     }
 
     fn publish(&mut self, volume: VolumeId, publication: Option<&Publication>) {
         self.0
-            .change(volume, |wish| wish.publication = publication.cloned());
+            .change(volume, |wanted| wanted.publication = publication.cloned());
     }
 
     fn nodes(
@@ -204,5 +201,65 @@ impl Serving for Sender {
     fn exports(&mut self, exports: &BTreeMap<MemberId, Export>) {
         self.0
             .change_others(|state| state.exports.clone_from(exports));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn inbox() -> (Sender, Arc<Inbox>, VolumeId) {
+        let inbox = Arc::new(Inbox::default());
+        (Sender(Arc::clone(&inbox)), inbox, VolumeId(Uuid::from_u128(1)))
+    }
+
+    /// Goal: a call that is overtaken has no effect, and a drop is never overtaken.
+    #[tokio::test]
+    async fn the_last_action_counts() {
+        let (mut sender, inbox, volume) = inbox();
+        sender.publish(volume, Some(&Publication::new(volume)));
+        sender.take(volume, 1);
+        sender.drop_all(volume);
+        sender.take(volume, 2);
+        let wanted = inbox.wanted(volume).expect("it is published");
+        assert_eq!(wanted.action, Action::Take { number: 2 });
+        assert_eq!(wanted.drops, 1);
+        let news = inbox.news().await;
+        assert_eq!(news.volumes, BTreeSet::from([volume]));
+        assert!(!news.others);
+    }
+
+    /// Goal: nothing of a deleted volume stays.
+    #[tokio::test]
+    async fn a_deleted_volume() {
+        let (mut sender, inbox, volume) = inbox();
+        sender.publish(volume, Some(&Publication::new(volume)));
+        inbox.set_reached(volume, ArrayVec::new());
+        inbox.set_devices(volume, vec![("d".to_owned(), NodeId(Uuid::from_u128(9)))]);
+        sender.forget(volume);
+        assert!(inbox.wanted(volume).is_some(), "its publication is there");
+        sender.publish(volume, None);
+        assert!(inbox.wanted(volume).is_none());
+        assert!(inbox.news().await.volumes.contains(&volume));
+        let state = inbox.state.lock();
+        assert!(state.volumes.is_empty() && state.reached.is_empty() && state.devices.is_empty());
+    }
+
+    /// Goal: a device is away when the lease of its node is over, and not before the nodes are
+    /// known.
+    #[test]
+    fn devices_of_dead_nodes_are_away() {
+        let (mut sender, inbox, volume) = inbox();
+        let node = NodeId(Uuid::from_u128(9));
+        inbox.set_devices(volume, vec![("d".to_owned(), node)]);
+        assert!(!inbox.is_away("d"));
+        let nodes = BTreeMap::from([(node, NodeKey::default())]);
+        sender.nodes(&nodes, &BTreeMap::new());
+        assert!(inbox.is_away("d"));
+        assert!(!inbox.is_away("other"));
+        sender.nodes(&nodes, &BTreeMap::from([(node, Incarnation(3))]));
+        assert!(!inbox.is_away("d"));
     }
 }

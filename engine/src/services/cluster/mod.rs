@@ -1,7 +1,7 @@
 //! This daemon as a node of a cluster, `[cluster]`.
 //!
 //! ```text
-//!   nacre-cluster (thread) ── Inbox: what is wanted ──▶ follow ─┬─ exports   devices of replicas
+//!   nacre-cluster (thread) ──── Inbox, wanted states ───▶ follow ─┬─ exports   devices of replicas
 //!         ▲                                                     ├─ peers     the other nodes
 //!         │                                                     └─ volumes   a task per volume
 //!         └───────────── Reports: opened, not opened, drained ──────────────────┘
@@ -20,7 +20,7 @@ mod store;
 mod volumes;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,11 +34,12 @@ use nacre_cluster_etcd::{EtcdStore, Prefix};
 use nacre_cluster_node::{Description, Link, Me, Node, NodeState, Operator, Portal};
 use nacre_nvmf::address::IpTransport;
 use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use self::exports::Exports;
-use self::inbox::{Inbox, Sender};
+use self::inbox::{Inbox, News, Sender};
 use self::lease::OfIncarnation;
 use self::peers::Peers;
 use self::store::NodesOfReplicas;
@@ -123,17 +124,20 @@ impl Cluster {
         Some(Away(Arc::clone(&self.running()?.inbox)))
     }
 
-    /// The subsystems to serve on all listeners of the configuration file, each with whether it is
-    /// a volume's. Listeners of volumes are inaccessible until [`show_states`].
-    pub(super) fn subsystems(&self) -> Vec<(String, bool)> {
+    /// The subsystem of this node's exports, once it exists.
+    pub(super) fn exports(&self) -> Option<String> {
+        self.running()?.exports.nqn()
+    }
+
+    /// The subsystems of the volumes that hosts see here, each with its volume. Their listeners are
+    /// inaccessible until [`show_states`].
+    pub(super) fn shown(&self) -> Vec<(String, Uuid)> {
         let Some(running) = self.running() else {
             return Vec::new();
         };
         let shown = running.shown.borrow();
-        let ready = shown.values().filter(|shown| shown.is_ready());
-        let volumes = ready.map(|shown| (shown.nqn.clone(), true));
-        let own = running.exports.nqn().map(|nqn| (nqn, false));
-        own.into_iter().chain(volumes).collect()
+        let ready = shown.iter().filter(|(_, shown)| shown.is_ready());
+        ready.map(|(id, shown)| (shown.nqn.clone(), id.0)).collect()
     }
 }
 
@@ -255,65 +259,56 @@ fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// Follows what is wanted, until the daemon ends.
+/// Follows the wanted states, until the daemon ends.
 async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
-    let mut joined_looks = 0;
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_joined = false;
     loop {
-        let news = tokio::time::timeout(LOOK, running.inbox.news()).await;
+        let news = tokio::select! {
+            news = running.inbox.news() => Some(news),
+            _ = looks.tick() => None,
+        };
         if running.is_ending.get() || engine.plane().is_err() {
             return;
         }
-        let (changed, others) = match news {
-            Ok(news) => (news.volumes, news.others),
-            // Devices and listeners may have changed.
-            Err(_) => {
-                let state = engine.volumes.cluster.state();
-                joined_looks += u32::from(matches!(state, Some(NodeState::In { .. })));
-                // The lists of etcd have arrived before the first look that changes nothing.
-                if joined_looks == 1 {
-                    engine.volumes.are_shown();
-                }
-                let all = running.inbox.wishes().into_iter().map(|(id, _)| id);
-                (all.collect::<BTreeSet<VolumeId>>(), true)
-            }
-        };
-        if others {
+        let is_look = news.is_none();
+        let news = news.unwrap_or_else(|| News {
+            volumes: running.inbox.volumes(),
+            others: true,
+        });
+        if news.others {
             running.peers.attach(&engine, &running).await;
             running.exports.make(&engine, &running).await;
-            running.note_away(&engine);
         }
-        for id in changed {
-            let task = running.tasks.borrow().get(&id).cloned();
-            match task {
-                Some(changed) => changed.notify_one(),
-                None if running.inbox.wish(id).is_some() => {
-                    let changed = Rc::new(Notify::new());
-                    let of = Rc::clone(&changed);
-                    running.tasks.borrow_mut().insert(id, of);
-                    let (engine, running) = (Rc::clone(&engine), Rc::clone(&running));
-                    tokio::task::spawn_local(volumes::follow(engine, running, id, changed));
-                }
-                None => {}
-            }
+        for id in news.volumes {
+            running.wake(&engine, id);
+        }
+        // The lists of etcd have arrived by the second look after the node has joined.
+        if is_look && std::mem::replace(&mut is_joined, running.is_joined()) {
+            engine.volumes.are_shown();
         }
     }
 }
 
 impl Running {
-    /// Notes the devices of replicas on nodes whose leases are over.
-    fn note_away(&self, engine: &Engine) {
-        let mut away = BTreeSet::new();
-        for listed in engine.volumes.list() {
-            for replica in &listed.record.replicas {
-                if replica
-                    .node
-                    .is_some_and(|node| !self.inbox.stands(NodeId(node)))
-                {
-                    away.insert(replica.device.clone());
-                }
-            }
+    fn is_joined(&self) -> bool {
+        let node = self.node.borrow();
+        let state = node.as_ref().map(Node::state);
+        matches!(state, Some(NodeState::In { .. }))
+    }
+
+    /// Wakes the volume's task, or starts it.
+    fn wake(self: &Rc<Self>, engine: &Rc<Engine>, id: VolumeId) {
+        let mut tasks = self.tasks.borrow_mut();
+        if let Some(changed) = tasks.get(&id) {
+            changed.notify_one();
+        } else if self.inbox.wanted(id).is_some() {
+            let changed = Rc::new(Notify::new());
+            tasks.insert(id, Rc::clone(&changed));
+            let (engine, running) = (Rc::clone(engine), Rc::clone(self));
+            tokio::task::spawn_local(volumes::follow(engine, running, id, changed));
         }
-        self.inbox.set_away(away);
     }
 }
 

@@ -2,14 +2,15 @@
 //! hosts.
 //!
 //! ```text
-//!   wish ─▶ record    the entry of `volumes`; a volume that is not open here has a placeholder
-//!        ─▶ drop      hosts are disconnected, the volume is closed
-//!        ─▶ take      opened by its control ▸ Opened, or NotOpened
-//!        ─▶ close     closed by its control ▸ Drained
-//!        ─▶ show      subsystem, namespace, hosts, ANA state
+//!   wanted ─▶ record    the entry of `volumes`; a volume that is not open here has a placeholder
+//!          ─▶ drop      hosts are disconnected, the volume is closed
+//!          ─▶ take      opened by its control ▸ Opened, or NotOpened
+//!          ─▶ close     closed by its control ▸ Drained
+//!          ─▶ show      subsystem, namespace, hosts, ANA state
 //! ```
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -17,17 +18,18 @@ use nacre_bdev_replica::handle::VolumeState;
 use nacre_bdev_replica::model::VolumeRecord;
 use nacre_cluster_core::slots::controller_ids;
 use nacre_cluster_core::volume::Ana;
-use nacre_cluster_core::{MemberId, VolumeId};
+use nacre_cluster_core::{MemberId, NodeId, VolumeId};
 use nacre_cluster_node::serving::Full;
 use nacre_cluster_node::{Answer, Publication, Role};
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
 use super::Running;
-use super::inbox::{Action, Wish};
+use super::inbox::{Action, Wanted};
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
@@ -74,7 +76,7 @@ impl Shown {
     }
 }
 
-/// The parts of the wish that are done.
+/// The parts of the wanted state that are done.
 #[derive(Default)]
 struct Done {
     action: Action,
@@ -82,10 +84,12 @@ struct Done {
     /// The number of the take that opened the volume, while it is open.
     open: Option<u64>,
     /// The record that the entry has.
-    revision: Option<(u64, u64)>,
+    record: Option<Arc<Value>>,
+    /// The last error of showing the volume to hosts.
+    not_shown: Option<String>,
 }
 
-/// Does what is wanted of the volume, until it is deleted or the daemon ends.
+/// Brings the volume to the wanted state, until it is deleted or the daemon ends.
 pub(super) async fn follow(
     engine: Rc<Engine>,
     running: Rc<Running>,
@@ -97,13 +101,13 @@ pub(super) async fn follow(
         if engine.plane().is_err() {
             return;
         }
-        let Some(wish) = running.inbox.wish(id) else {
+        let Some(wanted) = running.inbox.wanted(id) else {
             withdraw(&engine, &running, id).await;
             in_cluster::forget(&engine, id.0).await;
             running.tasks.borrow_mut().remove(&id);
             return;
         };
-        step(&engine, &running, id, &wish, &mut done).await;
+        step(&engine, &running, id, &wanted, &mut done).await;
         if done.open.is_some() {
             let _ = tokio::time::timeout(LOOK, changed.notified()).await;
         } else {
@@ -116,24 +120,24 @@ async fn step(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
     id: VolumeId,
-    wish: &Wish,
+    wanted: &Wanted,
     done: &mut Done,
 ) {
-    if let Some(role) = &wish.role {
-        know(engine, id, role, done).await;
+    if let Some(role) = &wanted.role {
+        know(engine, running, id, role, done).await;
         note_reached(engine, running, id, role);
     }
-    if wish.drops > done.drops {
+    if wanted.drops > done.drops {
         set_ana(engine, running, id, Ana::Inaccessible);
         drop_open(engine, running, id).await;
         info!(volume = %id.0, "dropped: this node holds it no longer");
-        done.drops = wish.drops;
+        done.drops = wanted.drops;
         done.open = None;
     }
     // Before a close, so that hosts move first.
-    show(engine, running, id, wish).await;
-    if done.action != wish.action {
-        match wish.action {
+    show(engine, running, id, wanted, done).await;
+    if done.action != wanted.action {
+        match wanted.action {
             Action::None => {}
             Action::Take { number } => {
                 let answer = match in_cluster::open(engine, id.0).await {
@@ -160,10 +164,10 @@ async fn step(
                 }
             }
         }
-        done.action = wish.action;
-        show(engine, running, id, wish).await;
+        done.action = wanted.action;
+        show(engine, running, id, wanted, done).await;
     }
-    let is_here = slot_of(running, wish).is_some();
+    let is_here = slot_of(running, wanted).is_some();
     if let Some(number) = done.open
         && !is_here
     {
@@ -193,8 +197,8 @@ async fn drop_open(engine: &Rc<Engine>, running: &Running, id: VolumeId) {
 }
 
 /// This node's slot of the volume's publication.
-fn slot_of(running: &Running, wish: &Wish) -> Option<u8> {
-    wish.publication.as_ref()?.slots.of(running.me)
+fn slot_of(running: &Running, wanted: &Wanted) -> Option<u8> {
+    wanted.publication.as_ref()?.slots.of(running.me)
 }
 
 /// True if the volume's control has ended, or was fenced.
@@ -218,16 +222,25 @@ async fn report(running: &Running, id: VolumeId, answer: Answer) {
 }
 
 /// Gives the volume's entry the stored record.
-async fn know(engine: &Rc<Engine>, id: VolumeId, role: &Role, done: &mut Done) {
-    let record: VolumeRecord = match serde_json::from_value((*role.value).clone()) {
+async fn know(
+    engine: &Rc<Engine>,
+    running: &Running,
+    id: VolumeId,
+    role: &Role,
+    done: &mut Done,
+) {
+    let is_known = |known: &Arc<Value>| Arc::ptr_eq(known, &role.value);
+    if done.record.as_ref().is_some_and(is_known) {
+        return;
+    }
+    done.record = Some(Arc::clone(&role.value));
+    let record = match VolumeRecord::deserialize(&*role.value) {
         Ok(record) => record,
         Err(error) => return warn!(volume = %id.0, %error, "its record cannot be read"),
     };
-    let version = (record.epoch, record.revision);
-    if done.revision == Some(version) {
-        return;
-    }
-    done.revision = Some(version);
+    let replicas = record.replicas.iter();
+    let devices = replicas.filter_map(|one| Some((one.device.clone(), NodeId(one.node?))));
+    running.inbox.set_devices(id, devices.collect());
     in_cluster::know(engine, record).await;
 }
 
@@ -262,9 +275,15 @@ fn set_ana(engine: &Engine, running: &Running, id: VolumeId, ana: Ana) {
     }
 }
 
-/// Shows the volume to hosts as its publication and its role say.
-async fn show(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId, wish: &Wish) {
-    let here = wish.publication.as_ref().zip(slot_of(running, wish));
+/// Shows the volume to hosts, by its publication and its role.
+async fn show(
+    engine: &Rc<Engine>,
+    running: &Rc<Running>,
+    id: VolumeId,
+    wanted: &Wanted,
+    done: &mut Done,
+) {
+    let here = wanted.publication.as_ref().zip(slot_of(running, wanted));
     let Some((publication, slot)) = here else {
         return withdraw(engine, running, id).await;
     };
@@ -275,10 +294,18 @@ async fn show(engine: &Rc<Engine>, running: &Rc<Running>, id: VolumeId, wish: &W
     {
         withdraw(engine, running, id).await;
     }
-    if let Err(error) = furnish(engine, running, id, publication, slot).await {
-        debug!(volume = %id.0, %error, "not shown to hosts yet");
+    let outcome = furnish(engine, running, id, publication, slot).await;
+    let error = outcome.err().map(|error| error.to_string());
+    // A new volume has no block device before its first holder has opened it.
+    let is_new = engine.volumes.device(&id.0.to_string()).is_err();
+    if let Some(error) = &error
+        && done.not_shown.as_ref() != Some(error)
+        && !is_new
+    {
+        warn!(volume = %id.0, error, "not shown to hosts; it is tried again");
     }
-    if let Some(role) = &wish.role {
+    done.not_shown = error;
+    if let Some(role) = &wanted.role {
         // Optimized only once the volume is open here.
         let is_open = engine.volumes.opened(&id.0.to_string()).is_ok();
         let ana = if role.ana == Ana::Optimized && !is_open {

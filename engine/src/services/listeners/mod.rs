@@ -46,6 +46,7 @@ use crate::services::engine::Engine;
 use crate::services::failover::FailoverTests;
 use crate::services::rdma::Verbs;
 use crate::services::subsystems::AnaWord;
+use crate::services::volumes::paths::admits;
 use crate::services::volumes::published::Published;
 use crate::values::address::ScopedIp;
 
@@ -246,7 +247,7 @@ impl Listeners {
         }
         let mut wanted = self.wanted(engine, &plan, &by_rpc);
         wanted.extend(self.wanted_of_volumes(&plan, &published));
-        wanted.extend(self.wanted_of_cluster(&plan, engine.volumes.cluster.subsystems()));
+        wanted.extend(self.wanted_of_cluster(engine, &plan));
         let gone: Vec<ListenerKey> = {
             let served = self.served.borrow();
             let stale = served
@@ -348,8 +349,7 @@ impl Listeners {
                 let ana = volume.ana_state_of(trtype, path.ana).map(AnaWord::word);
                 let mut params = call(&volume.nqn, ana, path, listener);
                 if volume.withheld(trtype).is_some() {
-                    params["withheld"] = true.into();
-                    params["withheld_reason"] = "transport_policy".into();
+                    withhold_by_policy(&mut params);
                 }
                 wanted.insert(key(&volume.nqn, path), params);
             }
@@ -357,20 +357,29 @@ impl Listeners {
         wanted
     }
 
-    /// As [`Listeners::wanted`], for the subsystems of a node of a cluster: every listener. Those
-    /// of volumes are inaccessible until the cluster sets their states.
+    /// As [`Listeners::wanted`], for the subsystems of a node of a cluster: every listener. Those of
+    /// volumes are inaccessible until the cluster sets their states.
     fn wanted_of_cluster(
         &self,
+        engine: &Engine,
         plan: &ListenerPlan,
-        subsystems: Vec<(String, bool)>,
     ) -> BTreeMap<ListenerKey, Value> {
         let declared = self.declared.borrow();
+        let cluster = &engine.volumes.cluster;
         let mut wanted = BTreeMap::new();
-        for (nqn, is_volume) in subsystems {
-            for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
-                let listener = declared.iter().find(|l| l.name == path.listener);
-                let ana = is_volume.then(|| AnaWord::Inaccessible.word());
-                let params = call(&nqn, ana, path, listener);
+        for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
+            let listener = declared.iter().find(|l| l.name == path.listener);
+            if let Some(nqn) = cluster.exports() {
+                wanted.insert(key(&nqn, path), call(&nqn, None, path, listener));
+            }
+            for (nqn, volume) in cluster.shown() {
+                let inaccessible = AnaWord::Inaccessible.word();
+                let mut params = call(&nqn, Some(inaccessible), path, listener);
+                let listed = engine.volumes.find(&volume.to_string());
+                let policy = listed.map_or_else(|_| Default::default(), |l| l.transport_policy());
+                if !admits(policy, path.transport.trtype()) {
+                    withhold_by_policy(&mut params);
+                }
                 wanted.insert(key(&nqn, path), params);
             }
         }
@@ -513,6 +522,12 @@ fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>
         params["options"] = json!(options);
     }
     params
+}
+
+/// The volume's policy does not admit hosts over the listener's transport.
+fn withhold_by_policy(params: &mut Value) {
+    params["withheld"] = true.into();
+    params["withheld_reason"] = "transport_policy".into();
 }
 
 fn without_withheld(params: &Value) -> Value {

@@ -30,6 +30,12 @@ impl Volumes {
         self.untried.borrow_mut().insert(Uuid::nil());
     }
 
+    fn set_standby(&self, id: Uuid, is_standby: bool) {
+        if let Some(entry) = self.entries.borrow_mut().get_mut(&id) {
+            entry.is_standby = is_standby;
+        }
+    }
+
     /// The volumes that this node shows have their subsystems: hosts may connect. A host that
     /// connects earlier would be refused for good.
     pub(in crate::services) fn are_shown(&self) {
@@ -61,7 +67,9 @@ pub(in crate::services) async fn know(engine: &Rc<Engine>, record: VolumeRecord)
 
 /// Opens the volume, of which this node is the holder.
 pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    engine.volumes.set_standby(id, false);
     let outcome = try_open(engine, id).await;
+    engine.volumes.set_standby(id, !matches!(outcome, Some(Ok(_)) | None));
     match outcome {
         Some(Ok(_)) => {
             replay_waiting(engine).await;

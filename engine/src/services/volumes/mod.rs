@@ -30,8 +30,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_bdev_replica::handle::{Command, VolumeError, VolumeHandle, VolumeStatus};
-use nacre_bdev_replica::model::VolumeRecord;
+use nacre_bdev_replica::handle::{
+    Command, VolumeError, VolumeHandle, VolumeState, VolumeStatus,
+};
+use nacre_bdev_replica::model::{TransportPolicy, VolumeRecord};
 use nacre_bdev_replica::prepared::Prepared;
 use nacre_bdev_replica::store::VolumeStore;
 use tokio::sync::{Mutex, Notify};
@@ -136,6 +138,8 @@ pub enum OpenState {
 pub struct Listed {
     pub record: VolumeRecord,
     pub open_state: OpenState,
+    /// Another node of the cluster may serve it.
+    is_standby: bool,
 }
 
 impl Listed {
@@ -148,10 +152,25 @@ impl Listed {
         match &self.open_state {
             OpenState::Open(opened) => Some(opened.handle.status()),
             OpenState::Frozen { prepared, why, .. } => {
-                Some(prepared.status(&self.record, why.as_ref()))
+                let mut status = prepared.status(&self.record, why.as_ref());
+                if self.is_standby {
+                    status.state = VolumeState::Standby;
+                    status.why = Some(match self.record.holder {
+                        Some(node) => format!("node {node} serves it"),
+                        None => "no node serves it".to_owned(),
+                    });
+                }
+                Some(status)
             }
             OpenState::Opening { .. } => None,
         }
+    }
+
+    pub fn transport_policy(&self) -> TransportPolicy {
+        let status = self.status();
+        status.map_or(self.record.settings.transport_policy, |s| {
+            s.settings.transport_policy
+        })
     }
 
     pub fn name(&self) -> String {
@@ -349,6 +368,7 @@ impl Entry {
         Listed {
             record: self.record.clone(),
             open_state,
+            is_standby: self.is_standby,
         }
     }
 }

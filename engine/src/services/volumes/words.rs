@@ -13,6 +13,7 @@ pub fn state_word(state: VolumeState) -> &'static str {
         VolumeState::Fenced => "fenced",
         VolumeState::StoreLost => "store_lost",
         VolumeState::Closed => "closed",
+        VolumeState::Standby => "standby",
     }
 }
 
