@@ -106,7 +106,7 @@ pub struct PublishReply {
     pub(super) nqn: String,
     pub(super) nsid: u32,
     pub(super) uuid: String,
-    /// Addresses on which it is served now. In a cluster: those of this node.
+    /// Addresses on which it is served now. In a cluster: those of all nodes that show it.
     pub(super) listen_addresses: Vec<Value>,
 }
 

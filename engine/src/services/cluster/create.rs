@@ -16,8 +16,7 @@ use nacre_bdev_replica::handle::NewVolume;
 use nacre_bdev_replica::model::Settings;
 use nacre_cluster_core::{MemberId, NodeId, VolumeId};
 use nacre_cluster_node::export::{Is, Want};
-use nacre_cluster_node::{Publication, PublishRequest};
-use serde_json::json;
+use nacre_cluster_node::{Portal, Publication, PublishRequest};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -32,6 +31,8 @@ use crate::services::volumes::lifecycle;
 const EXPORTED: Duration = Duration::from_secs(20);
 /// Time for the nodes to end the exports.
 const ENDED: Duration = Duration::from_secs(20);
+/// Time for the holder of a volume that is not published any more to release it.
+const RELEASED: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A replica to create: a device of a node.
@@ -160,6 +161,20 @@ async fn exported(
     }
 }
 
+/// The addresses at which the nodes of a publication show its volume.
+pub fn portals(engine: &Engine, publication: &Publication) -> Vec<Portal> {
+    let nodes = engine
+        .volumes
+        .cluster
+        .running()
+        .map(|running| running.inbox.nodes());
+    let nodes = nodes.unwrap_or_default();
+    let shown = publication.nodes();
+    let keys = shown.iter().filter_map(|node| nodes.get(node));
+    keys.flat_map(|key| key.description.portals.clone())
+        .collect()
+}
+
 /// Publishes the volume on these nodes; none named: on all nodes, at most 16.
 pub async fn publish(
     engine: &Rc<Engine>,
@@ -225,6 +240,7 @@ pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Res
             .field("name")
             .remedy("unpublish it first: volume_unpublish"));
     }
+    released(engine, id).await;
     lifecycle::delete(engine, &id.to_string(), force).await?;
     let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
     for (node, member, _) in exports {
@@ -241,9 +257,17 @@ pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Res
         }
         tokio::time::sleep(LOOK).await;
     }
-    let text = format!("volume \"{name}\" was deleted from the cluster");
-    engine
-        .notes
-        .report("volume_delete", name, text, json!({ "id": id }));
     Ok(())
+}
+
+/// Waits until the former holder has released the volume, which takes it a moment.
+async fn released(engine: &Engine, id: Uuid) {
+    let end = tokio::time::Instant::now() + RELEASED;
+    let is_held = || {
+        let listed = engine.volumes.find(&id.to_string());
+        listed.is_ok_and(|listed| listed.record.holder.is_some())
+    };
+    while is_held() && tokio::time::Instant::now() < end {
+        tokio::time::sleep(LOOK).await;
+    }
 }

@@ -1,7 +1,7 @@
 //! The devices of this node that are replicas of volumes: namespaces of the node's own subsystem,
 //! which only the nodes of the cluster may use.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -23,9 +23,11 @@ const MAX_EXPORTS: u32 = 1024;
 
 pub(super) struct Exports {
     nqn: String,
-    is_made: std::cell::Cell<bool>,
+    is_made: Cell<bool>,
     /// The hosts that may connect.
     hosts: RefCell<BTreeSet<String>>,
+    /// The namespace ids of the exports. A device that returns gets its former one.
+    nsids: RefCell<BTreeMap<MemberId, u32>>,
     /// The last state that was sent of each export; `None`: it has ended.
     sent: RefCell<BTreeMap<MemberId, Option<ExportState>>>,
 }
@@ -34,8 +36,9 @@ impl Exports {
     pub(super) fn new(me: NodeId) -> Self {
         Self {
             nqn: node_nqn(me),
-            is_made: Default::default(),
+            is_made: Cell::default(),
             hosts: RefCell::default(),
+            nsids: RefCell::default(),
             sent: RefCell::default(),
         }
     }
@@ -45,7 +48,7 @@ impl Exports {
         self.is_made.get().then(|| self.nqn.clone())
     }
 
-    /// Makes the subsystem, its hosts and its namespaces as they are wanted.
+    /// Makes the subsystem with its hosts and namespaces.
     pub(super) async fn make(&self, engine: &Rc<Engine>, running: &Rc<Running>) {
         if let Err(error) = self.make_subsystem(engine).await {
             warn!(%error, "the devices of this node's replicas are not exported; it is tried again");
@@ -54,6 +57,9 @@ impl Exports {
         self.admit(engine, running).await;
         let exports = running.inbox.exports();
         self.sent
+            .borrow_mut()
+            .retain(|id, _| exports.contains_key(id));
+        self.nsids
             .borrow_mut()
             .retain(|id, _| exports.contains_key(id));
         for (id, export) in exports {
@@ -104,10 +110,18 @@ impl Exports {
         }
     }
 
-    fn nsid(&self, engine: &Engine, id: MemberId) -> Option<u32> {
+    /// The namespace of an export, if it exists.
+    fn namespace(&self, engine: &Engine, id: MemberId) -> Option<u32> {
         let nqn = Nqn::new(&self.nqn).ok()?;
         let subsystem = engine.plane().ok()?.target.subsystem(&nqn).ok()?;
         subsystem.namespace_with(id.0)
+    }
+
+    /// The namespace id of an export: its former one, or the lowest free one.
+    fn nsid(&self, id: MemberId) -> u32 {
+        let mut nsids = self.nsids.borrow_mut();
+        let free = (1..).find(|nsid| !nsids.values().any(|used| used == nsid));
+        *nsids.entry(id).or_insert(free.unwrap_or_default())
     }
 
     async fn add(&self, engine: &Rc<Engine>, id: MemberId, export: &Export) -> Option<ExportState> {
@@ -115,8 +129,8 @@ impl Exports {
             return state(Is::Making, None);
         };
         let device = &export.device;
-        if self.nsid(engine, id).is_none() {
-            let namespace = json!({ "bdev_name": device, "uuid": id.0 });
+        if self.namespace(engine, id).is_none() {
+            let namespace = json!({ "nsid": self.nsid(id), "bdev_name": device, "uuid": id.0 });
             let params = json!({ "nqn": self.nqn, "namespace": namespace });
             if let Err(error) = engine.declared_call(ADD_NAMESPACE, &params).await {
                 return state(Is::Failed, Some(error.to_string()));
@@ -139,7 +153,7 @@ impl Exports {
     }
 
     async fn remove(&self, engine: &Rc<Engine>, id: MemberId) -> Option<ExportState> {
-        let nsid = self.nsid(engine, id)?;
+        let nsid = self.namespace(engine, id)?;
         let params = json!({ "nqn": self.nqn, "nsid": nsid });
         match engine
             .declared_call("nvmf_subsystem_remove_ns", &params)

@@ -172,7 +172,8 @@ impl Serving for Sender {
     }
 
     fn show(&mut self, volume: VolumeId, role: &Role) {
-        self.0.change(volume, |wanted| wanted.role = Some(role.clone()));
+        self.0
+            .change(volume, |wanted| wanted.role = Some(role.clone()));
     }
 
     fn forget(&mut self, volume: VolumeId) {
@@ -212,7 +213,11 @@ mod tests {
 
     fn inbox() -> (Sender, Arc<Inbox>, VolumeId) {
         let inbox = Arc::new(Inbox::default());
-        (Sender(Arc::clone(&inbox)), inbox, VolumeId(Uuid::from_u128(1)))
+        (
+            Sender(Arc::clone(&inbox)),
+            inbox,
+            VolumeId(Uuid::from_u128(1)),
+        )
     }
 
     /// Goal: a call that is overtaken has no effect, and a drop is never overtaken.

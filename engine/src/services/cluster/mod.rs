@@ -14,6 +14,7 @@
 mod create;
 mod exports;
 mod inbox;
+mod joined;
 mod lease;
 mod peers;
 mod store;
@@ -50,7 +51,7 @@ use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::values::host_identity;
 
-pub use self::create::{NewReplica, create, delete, publish, unpublish};
+pub use self::create::{NewReplica, create, delete, portals, publish, unpublish};
 pub(super) use self::volumes::Shown;
 
 /// Time for the hand-over of all volumes when the daemon ends; the node itself takes 6 s.
@@ -168,25 +169,27 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     )?;
     let name = settings.cluster.name.as_deref().unwrap_or_default();
     let prefix = Prefix::new(name).context("cluster.name is invalid")?;
-    let me = NodeId({
-        let dir = dir.to_owned();
-        tokio::task::spawn_blocking(move || holder::id(&dir)).await??
-    });
+    joined::must_have_no_volumes(dir).await?;
+    let (me, joined_before) = {
+        let (dir, name) = (dir.to_owned(), name.to_owned());
+        let read = move || anyhow::Ok((holder::id(&dir)?, joined::read(&dir, &name)?));
+        tokio::task::spawn_blocking(read).await??
+    };
+    let me = NodeId(me);
     let endpoints = {
         let store = settings.store.clone();
         tokio::task::spawn_blocking(move || etcd::endpoints(&store)).await??
     };
-    let description = describe(engine, me);
-    let description = Me {
+    let node = Me {
         id: me,
         machine: host_identity::machine(),
         process: Uuid::new_v4(),
-        cluster: None,
-        description,
+        cluster: joined_before,
+        description: describe(engine, me),
     };
     let inbox = Arc::new(Inbox::default());
     let mut link = None;
-    let node = Node::start(&endpoints, prefix.clone(), description, |given| {
+    let node = Node::start(&endpoints, prefix.clone(), node, |given| {
         link = Some(given);
         Box::new(Sender(Arc::clone(&inbox)))
     })?;
@@ -243,6 +246,11 @@ fn describe(engine: &Engine, me: NodeId) -> Description {
     // RDMA first: the other nodes attach the first path at once.
     portals.sort_by_key(|portal| portal.trtype != IpTransport::Rdma.trtype());
     portals.dedup();
+    if portals.is_empty() {
+        warn!(
+            "no listener of the configuration file is usable: the other nodes cannot reach this one"
+        );
+    }
     Description {
         name: settings.node.clone().unwrap_or_else(machine),
         labels: settings.labels.clone(),
@@ -284,18 +292,37 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
         for id in news.volumes {
             running.wake(&engine, id);
         }
-        // The lists of etcd have arrived by the second look after the node has joined.
-        if is_look && std::mem::replace(&mut is_joined, running.is_joined()) {
-            engine.volumes.are_shown();
+        if let Some(cluster) = running.cluster().filter(|_| is_look) {
+            // The lists of etcd have arrived by the second look after the node has joined.
+            if std::mem::replace(&mut is_joined, true) {
+                engine.volumes.are_shown();
+            }
+            note(&engine, cluster).await;
         }
     }
 }
 
+/// Notes the cluster in the data directory.
+async fn note(engine: &Engine, cluster: Uuid) {
+    let (Some(dir), Some(name)) = (engine.journal.store_path(), &engine.settings.cluster.name)
+    else {
+        return;
+    };
+    let (dir, name) = (dir.to_owned(), name.clone());
+    let write = move || joined::write(&dir, &name, cluster);
+    if let Ok(Err(error)) = tokio::task::spawn_blocking(write).await {
+        warn!("the data directory does not name its cluster yet: {error:#}");
+    }
+}
+
 impl Running {
-    fn is_joined(&self) -> bool {
+    /// The id of the cluster, while the node has a lease.
+    fn cluster(&self) -> Option<Uuid> {
         let node = self.node.borrow();
-        let state = node.as_ref().map(Node::state);
-        matches!(state, Some(NodeState::In { .. }))
+        match node.as_ref()?.state() {
+            NodeState::In { cluster, .. } => Some(cluster),
+            _ => None,
+        }
     }
 
     /// Wakes the volume's task, or starts it.

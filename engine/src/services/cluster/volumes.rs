@@ -222,13 +222,7 @@ async fn report(running: &Running, id: VolumeId, answer: Answer) {
 }
 
 /// Gives the volume's entry the stored record.
-async fn know(
-    engine: &Rc<Engine>,
-    running: &Running,
-    id: VolumeId,
-    role: &Role,
-    done: &mut Done,
-) {
+async fn know(engine: &Rc<Engine>, running: &Running, id: VolumeId, role: &Role, done: &mut Done) {
     let is_known = |known: &Arc<Value>| Arc::ptr_eq(known, &role.value);
     if done.record.as_ref().is_some_and(is_known) {
         return;

@@ -8,7 +8,6 @@
 //! Each step may be repeated: a daemon that is killed in between goes on at its next start. The
 //! note refuses a later start with another store, which would have none of the volumes.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
-use super::holder;
+use super::{holder, note};
 use crate::config::settings::VolumeStore as Settings;
 use crate::services::engine::Engine;
 use crate::services::keyring::file;
@@ -42,8 +41,6 @@ const REMIND: Duration = Duration::from_secs(60);
 const MORE_TIME: Duration = Duration::from_secs(90);
 const LARGEST_PEM: usize = 1 << 20;
 const LONGEST_PASSWORD: usize = 1024;
-/// Names the store that has this daemon's volumes.
-const NOTE: &str = "volume-store";
 /// The file of volumes after their move.
 const MOVED: &str = "volumes.redb.moved";
 
@@ -107,12 +104,12 @@ pub(super) async fn open(settings: &Settings, dir: &Path) -> anyhow::Result<Open
     let (store, node, is_claimed) = {
         let (settings, dir, prefix) = (settings.clone(), dir.to_owned(), prefix.clone());
         blocking(move || {
-            let noted = note(&dir)?;
+            let noted = note::read(&dir)?;
             if let Some(other) = noted.as_ref().filter(|noted| **noted != name(&prefix)) {
                 bail!(
                     "{} says that the volumes of this daemon are in {other}, and [store] names {}: \
                      correct prefix, or remove that file if the volumes are no longer needed",
-                    dir.join(NOTE).display(),
+                    note::path(&dir).display(),
                     name(&prefix)
                 );
             }
@@ -132,7 +129,7 @@ pub(super) async fn open(settings: &Settings, dir: &Path) -> anyhow::Result<Open
     let store = Arc::new(store);
     {
         let (dir, prefix) = (dir.to_owned(), prefix.clone());
-        blocking(move || write_note(&dir, &name(&prefix))).await?;
+        blocking(move || note::write(&dir, &name(&prefix))).await?;
     }
     move_records(&store, dir, &prefix).await?;
     info!(prefix = %prefix, endpoints = settings.endpoints.join(","), "the volume store is etcd");
@@ -144,18 +141,6 @@ pub(super) async fn open(settings: &Settings, dir: &Path) -> anyhow::Result<Open
             health,
         },
     })
-}
-
-/// Refuses a start with the file of the data directory, if the volumes are in etcd.
-pub(super) fn must_not_be_noted(dir: &Path) -> anyhow::Result<()> {
-    if let Some(noted) = note(dir)? {
-        bail!(
-            "the volumes are in {noted}, and the configuration has no [store]: put it back; or \
-             remove {} to start without these volumes",
-            dir.join(NOTE).display()
-        );
-    }
-    Ok(())
 }
 
 async fn claim(
@@ -336,29 +321,6 @@ pub fn endpoints(settings: &Settings) -> anyhow::Result<Endpoints> {
     })
 }
 
-/// The store that has the volumes of this daemon; `None`: the file of the data directory.
-fn note(dir: &Path) -> anyhow::Result<Option<String>> {
-    let path = dir.join(NOTE);
-    match std::fs::read_to_string(&path) {
-        Ok(text) => Ok(Some(text.trim().to_owned())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
-    }
-}
-
-/// Durable when it returns.
-fn write_note(dir: &Path, text: &str) -> anyhow::Result<()> {
-    let path = dir.join(NOTE);
-    let write = || -> std::io::Result<()> {
-        let (new, mut file) = files::beside(&path)?;
-        writeln!(file, "{text}")?;
-        file.sync_all()?;
-        std::fs::rename(&new, &path)?;
-        files::sync_folder(&path)
-    };
-    write().with_context(|| path.display().to_string())
-}
-
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
@@ -425,23 +387,5 @@ mod tests {
             let refused = endpoints(&settings).unwrap_err();
             assert!(refused.to_string().starts_with(expected), "{refused:#}");
         }
-    }
-
-    /// Goal: no start uses another store than the one that has the volumes.
-    #[test]
-    fn the_note_refuses_other_stores() {
-        let dir = tempfile::tempdir().unwrap();
-        must_not_be_noted(dir.path()).unwrap();
-        assert_eq!(note(dir.path()).unwrap(), None);
-        for _ in 0..2 {
-            write_note(dir.path(), "etcd /nacre/a/").unwrap();
-        }
-        assert_eq!(note(dir.path()).unwrap().as_deref(), Some("etcd /nacre/a/"));
-        let refused = must_not_be_noted(dir.path()).unwrap_err().to_string();
-        assert!(
-            refused.contains("the volumes are in etcd /nacre/a/"),
-            "{refused}"
-        );
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

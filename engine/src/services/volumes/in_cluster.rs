@@ -69,7 +69,9 @@ pub(in crate::services) async fn know(engine: &Rc<Engine>, record: VolumeRecord)
 pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     engine.volumes.set_standby(id, false);
     let outcome = try_open(engine, id).await;
-    engine.volumes.set_standby(id, !matches!(outcome, Some(Ok(_)) | None));
+    engine
+        .volumes
+        .set_standby(id, !matches!(outcome, Some(Ok(_)) | None));
     match outcome {
         Some(Ok(_)) => {
             replay_waiting(engine).await;

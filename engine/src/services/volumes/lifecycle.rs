@@ -20,7 +20,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::replica_devices::VolumeDevices;
-use super::{Entry, OpenState, Opened, etcd, events, frozen, holder};
+use super::{Entry, OpenState, Opened, etcd, events, frozen, holder, note};
 use crate::plane::{Plane, pool_here};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
@@ -95,7 +95,7 @@ fn begin_events(engine: &Rc<Engine>) -> anyhow::Result<()> {
 async fn embedded(dir: &Path) -> anyhow::Result<(Arc<dyn VolumeStore>, Uuid)> {
     let (dir, shown) = (dir.to_owned(), dir.display().to_string());
     let open = move || -> anyhow::Result<(EmbeddedStore, Uuid)> {
-        etcd::must_not_be_noted(&dir)?;
+        note::must_be_absent(&dir)?;
         let holder = holder::id(&dir)?;
         Ok((EmbeddedStore::open(&dir)?, holder))
     };

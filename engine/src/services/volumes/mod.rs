@@ -20,6 +20,7 @@ pub(super) mod holder;
 pub(super) mod in_cluster;
 pub(super) mod lifecycle;
 pub mod lvols;
+pub(super) mod note;
 pub mod paths;
 pub mod published;
 mod replica_devices;
@@ -30,9 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_bdev_replica::handle::{
-    Command, VolumeError, VolumeHandle, VolumeState, VolumeStatus,
-};
+use nacre_bdev_replica::handle::{Command, VolumeError, VolumeHandle, VolumeState, VolumeStatus};
 use nacre_bdev_replica::model::{TransportPolicy, VolumeRecord};
 use nacre_bdev_replica::prepared::Prepared;
 use nacre_bdev_replica::store::VolumeStore;
