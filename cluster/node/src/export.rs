@@ -25,6 +25,10 @@ pub struct Export {
     pub bytes: u64,
     #[serde(default)]
     pub block_size: u32,
+    /// The namespace id in the subsystem of node N; 0: node N has not chosen it yet. Other nodes
+    /// refuse another device under an id that they know, so it stays over restarts.
+    #[serde(default)]
+    pub nsid: u32,
     pub want: Want,
     pub is: Is,
     /// The reason of [`Is::Failed`].
@@ -58,6 +62,7 @@ pub struct ExportState {
     pub is: Is,
     pub bytes: u64,
     pub block_size: u32,
+    pub nsid: u32,
     /// The reason of [`Is::Failed`].
     pub why: Option<String>,
 }
@@ -70,6 +75,7 @@ impl Export {
             device: device.to_owned(),
             bytes: 0,
             block_size: 0,
+            nsid: 0,
             want: Want::There,
             is: Is::Making,
             why: None,
@@ -81,6 +87,7 @@ impl Export {
         self.is = state.is;
         self.bytes = state.bytes;
         self.block_size = state.block_size;
+        self.nsid = state.nsid;
         self.why = state.why.clone();
     }
 

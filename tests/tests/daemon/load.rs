@@ -235,6 +235,11 @@ impl Load {
         }
     }
 
+    /// I/Os completed so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.completed
+    }
+
     /// Runs this many more I/Os.
     pub(crate) fn run(&mut self, ios: u64) {
         let until = self.completed + ios;

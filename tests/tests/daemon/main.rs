@@ -1,6 +1,7 @@
 //! End-to-end tests: `nacre serve` as a process, hosts in the test's process, TCP between them.
 
 mod change;
+mod cluster;
 mod crash;
 mod crowd;
 mod cut;

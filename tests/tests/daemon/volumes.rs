@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::ledger::BLOCK;
 use crate::load::Load;
 
-const NQN: &str = "nqn.2025-01.io.nacre:v";
+pub(crate) const NQN: &str = "nqn.2025-01.io.nacre:v";
 const REPLICAS: [&str; 3] = ["a", "b", "c"];
 const MIB: u64 = 1 << 20;
 /// Size of each file; the load uses the first four MiB.

@@ -232,6 +232,7 @@ fn publications_and_exports() {
             is: Is::There,
             bytes: 1 << 30,
             block_size: 4096,
+            nsid: 1,
             why: None,
         };
         let old = Incarnation(incarnation.0 - 1);
@@ -263,6 +264,7 @@ fn publications_and_exports() {
             is: Is::Failed,
             bytes: 0,
             block_size: 0,
+            nsid: 1,
             why: Some("gone".to_owned()),
         };
         let late = operator

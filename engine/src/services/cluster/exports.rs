@@ -26,8 +26,7 @@ pub(super) struct Exports {
     is_made: Cell<bool>,
     /// The hosts that may connect.
     hosts: RefCell<BTreeSet<String>>,
-    /// The namespace ids of the exports. A device that returns gets its former one.
-    nsids: RefCell<BTreeMap<MemberId, u32>>,
+    nsids: RefCell<Nsids>,
     /// The last state that was sent of each export; `None`: it has ended.
     sent: RefCell<BTreeMap<MemberId, Option<ExportState>>>,
 }
@@ -59,12 +58,11 @@ impl Exports {
         self.sent
             .borrow_mut()
             .retain(|id, _| exports.contains_key(id));
-        self.nsids
-            .borrow_mut()
-            .retain(|id, _| exports.contains_key(id));
+        let stored = exports.iter().map(|(id, export)| (*id, export.nsid));
+        self.nsids.borrow_mut().update(&stored.collect());
         for (id, export) in exports {
             let state = match export.want {
-                Want::There => self.add(engine, id, &export).await,
+                Want::There => Some(self.add(engine, id, &export).await),
                 Want::Gone => self.remove(engine, id).await,
             };
             Self::send(running, id, &export, state);
@@ -117,23 +115,20 @@ impl Exports {
         subsystem.namespace_with(id.0)
     }
 
-    /// The namespace id of an export: its former one, or the lowest free one.
-    fn nsid(&self, id: MemberId) -> u32 {
-        let mut nsids = self.nsids.borrow_mut();
-        let free = (1..).find(|nsid| !nsids.values().any(|used| used == nsid));
-        *nsids.entry(id).or_insert(free.unwrap_or_default())
-    }
-
-    async fn add(&self, engine: &Rc<Engine>, id: MemberId, export: &Export) -> Option<ExportState> {
+    async fn add(&self, engine: &Rc<Engine>, id: MemberId, export: &Export) -> ExportState {
+        let Some(nsid) = self.nsids.borrow_mut().of(id) else {
+            let why = format!("the node exports {MAX_EXPORTS} devices, which is the most");
+            return state(Is::Failed, 0, Some(why));
+        };
         let Ok(plane) = engine.plane() else {
-            return state(Is::Making, None);
+            return state(Is::Making, nsid, None);
         };
         let device = &export.device;
         if self.namespace(engine, id).is_none() {
-            let namespace = json!({ "nsid": self.nsid(id), "bdev_name": device, "uuid": id.0 });
+            let namespace = json!({ "nsid": nsid, "bdev_name": device, "uuid": id.0 });
             let params = json!({ "nqn": self.nqn, "namespace": namespace });
             if let Err(error) = engine.declared_call(ADD_NAMESPACE, &params).await {
-                return state(Is::Failed, Some(error.to_string()));
+                return state(Is::Failed, nsid, Some(error.to_string()));
             }
             info!(device, volume = %export.volume().0, "a device is exported to the cluster");
         }
@@ -141,14 +136,16 @@ impl Exports {
             Some(layer) => {
                 let geometry = layer.geometry();
                 let block_size = u64::from(geometry.block_size);
-                Some(ExportState {
-                    is: Is::There,
+                ExportState {
                     bytes: geometry.blocks.saturating_mul(block_size),
                     block_size: geometry.block_size,
-                    why: None,
-                })
+                    ..state(Is::There, nsid, None)
+                }
             }
-            None => state(Is::Failed, Some(format!("there is no device \"{device}\""))),
+            None => {
+                let why = format!("there is no device \"{device}\"");
+                state(Is::Failed, nsid, Some(why))
+            }
         }
     }
 
@@ -160,7 +157,7 @@ impl Exports {
             .await
         {
             Ok(_) => None,
-            Err(error) => state(Is::Failed, Some(error.to_string())),
+            Err(error) => Some(state(Is::Failed, nsid, Some(error.to_string()))),
         }
     }
 
@@ -170,6 +167,7 @@ impl Exports {
         let is_in_etcd = state.as_ref().is_some_and(|state| {
             (export.is, &export.why) == (state.is, &state.why)
                 && (export.bytes, export.block_size) == (state.bytes, state.block_size)
+                && export.nsid == state.nsid
         });
         if is_in_etcd || this.sent.borrow().get(&id) == Some(&state) {
             return;
@@ -198,11 +196,77 @@ impl Exports {
     }
 }
 
-fn state(is: Is, why: Option<String>) -> Option<ExportState> {
-    Some(ExportState {
+fn state(is: Is, nsid: u32, why: Option<String>) -> ExportState {
+    ExportState {
         is,
         bytes: 0,
         block_size: 0,
+        nsid,
         why,
-    })
+    }
+}
+
+/// The namespace ids of exports. Nodes that know a namespace refuse another one under its id, so an
+/// id is used again only after all others.
+#[derive(Debug, Default)]
+struct Nsids {
+    used: BTreeMap<MemberId, u32>,
+    last: u32,
+}
+
+impl Nsids {
+    /// Adopts the ids in etcd; 0: none was chosen. Forgets exports that have ended.
+    fn update(&mut self, stored: &BTreeMap<MemberId, u32>) {
+        self.used.retain(|id, _| stored.contains_key(id));
+        for (id, nsid) in stored.iter().filter(|(_, nsid)| **nsid != 0) {
+            self.used.insert(*id, *nsid);
+            self.last = self.last.max(*nsid);
+        }
+    }
+
+    /// `None`: all ids are in use.
+    fn of(&mut self, id: MemberId) -> Option<u32> {
+        if let Some(nsid) = self.used.get(&id) {
+            return Some(*nsid);
+        }
+        let later = self.last + 1..=MAX_EXPORTS;
+        let mut free = later.chain(1..=self.last.min(MAX_EXPORTS));
+        let nsid = free.find(|nsid| !self.used.values().any(|used| used == nsid))?;
+        self.last = nsid;
+        self.used.insert(id, nsid);
+        Some(nsid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn member(id: u128) -> MemberId {
+        MemberId(Uuid::from_u128(id))
+    }
+
+    /// Goal: an export keeps its id over restarts, and the id of an ended one is used last.
+    #[test]
+    fn namespace_ids_are_used_again_last() {
+        let mut nsids = Nsids::default();
+        nsids.update(&BTreeMap::from([(member(1), 0), (member(2), 7)]));
+        assert_eq!(nsids.of(member(2)), Some(7));
+        assert_eq!(nsids.of(member(1)), Some(8));
+        assert_eq!(nsids.of(member(1)), Some(8));
+        nsids.update(&BTreeMap::from([(member(2), 7)]));
+        assert_eq!(nsids.of(member(3)), Some(9));
+        for id in 10..MAX_EXPORTS {
+            let next = nsids.of(member(u128::from(id)));
+            assert_eq!(next, Some(id), "in order");
+        }
+        assert_eq!(nsids.of(member(5000)), Some(MAX_EXPORTS));
+        assert_eq!(nsids.of(member(5001)), Some(1), "from the start");
+        for id in 0..6 {
+            assert!(nsids.of(member(6000 + id)).is_some());
+        }
+        assert_eq!(nsids.of(member(7000)), None, "all are in use");
+    }
 }
