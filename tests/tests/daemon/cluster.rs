@@ -128,12 +128,16 @@ impl Cluster {
         NAMES.iter().position(|name| holder["name"] == **name)
     }
 
-    /// Creates volume "v" with a replica on each node, and publishes it.
-    fn create(&mut self) -> String {
+    /// Creates volume "v" with a replica on each node, and publishes it. `force`: the devices have
+    /// data.
+    fn create(&mut self, force: bool) -> String {
         let devices = NAMES.map(|name| format!("{name}:disk"));
         // Reads go to all replicas in sync, so that a stale one would be noticed.
         let settings = json!({ "read_policy": "round-robin", "settle_ms": 50 });
-        let params = json!({ "name": "v", "devices": devices, "settings": settings });
+        let mut params = json!({ "name": "v", "devices": devices, "settings": settings });
+        if force {
+            params["force"] = true.into();
+        }
         self.nodes[0].daemon().call("volume_create", params);
         let params = json!({ "name": "v", "allow_any_host": true });
         let published = self.nodes[1].daemon().call("volume_publish", params);
@@ -156,7 +160,12 @@ fn host(cluster: &Cluster, nqn: &str) -> (Daemon, SocketAddr, Place) {
             "trsvcid": node.address.port().to_string(), "subnqn": nqn,
             "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 1,
         });
-        daemon.call("bdev_nvme_attach_controller", params);
+        // A node shows a new volume after its first holder has opened it.
+        let end = Instant::now() + PATIENCE;
+        while let Err(error) = daemon.try_call("bdev_nvme_attach_controller", params.clone()) {
+            assert!(Instant::now() < end, "{error}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
     daemon.create_subsystem(NQN);
     daemon.add_namespace(NQN, "vn1");
@@ -216,7 +225,7 @@ fn a_volume_outlives_its_node() {
         return;
     };
     let mut rng = seed::announced(NAME);
-    let nqn = cluster.create();
+    let nqn = cluster.create(false);
     let (daemon, address, _place) = host(&cluster, &nqn);
     let mut load = Load::start(address, patient(), 1, &mut rng);
     load.run(300);
@@ -254,7 +263,7 @@ fn a_volume_outlives_its_node() {
     other.call("volume_unpublish", json!({ "name": "v" }));
     other.call("volume_delete", json!({ "name": "v" }));
     assert_eq!(other.call("volume_list", Value::Null), json!([]));
-    cluster.create();
+    cluster.create(true);
     for node in &mut cluster.nodes {
         node.stop();
     }
@@ -270,7 +279,7 @@ fn etcd_is_away() {
         return;
     };
     let mut rng = seed::announced(NAME);
-    let nqn = cluster.create();
+    let nqn = cluster.create(false);
     let (daemon, address, _place) = host(&cluster, &nqn);
     let mut load = Load::start(address, patient(), 1, &mut rng);
     load.run(300);

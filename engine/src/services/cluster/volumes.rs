@@ -125,14 +125,18 @@ async fn step(
 ) {
     if let Some(role) = &wanted.role {
         know(engine, running, id, role, done).await;
-        note_reached(engine, running, id, role);
     }
     if wanted.drops > done.drops {
+        // Its devices are free after the drop: other nodes take the volume meanwhile.
+        running.inbox.set_reached(id, ArrayVec::new());
         set_ana(engine, running, id, Ana::Inaccessible);
         drop_open(engine, running, id).await;
         info!(volume = %id.0, "dropped: this node holds it no longer");
         done.drops = wanted.drops;
         done.open = None;
+    }
+    if let Some(role) = &wanted.role {
+        note_reached(engine, running, id, role);
     }
     // Before a close, so that hosts move first.
     show(engine, running, id, wanted, done).await;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_bdev::reservation::ActiveReservation;
 use nacre_bdev::{Io, Op, Status};
 
 use super::rig::World;
@@ -37,6 +38,35 @@ impl World {
         let refuse = |_: &_| Plan::outcome(Outcome::Refuse);
         self.store.plan(away.then_some(Box::new(refuse) as _));
     }
+}
+
+/// A close in order keeps former holders out: a write that is still on its way from one of them
+/// changes nothing, and the next holder opens.
+#[test]
+fn a_former_holder_stays_out_after_a_close() {
+    const DISKS: [&str; 2] = ["d0", "d1"];
+    let (mut world, lease) = leased(2);
+    world.write(0, 8, 1);
+    DISKS.iter().for_each(|disk| world.shelf.cut(disk, true));
+    lease.set(false);
+    let token = world.begin_write(0, 8, 9);
+    let mut rival = world.rival(RIVAL);
+    rival.lease = Some(TestLease::new());
+    rival.open().unwrap();
+    rival.write(0, 8, 2);
+    rival.close();
+    for disk in DISKS {
+        let known = rival.shelf.reservations(disk);
+        let known = known.lock();
+        assert_eq!(known.keys.keys().collect::<Vec<_>>(), [&RIVAL]);
+        assert_eq!(known.held, ActiveReservation::AllRegistrants);
+    }
+    DISKS.iter().for_each(|disk| world.shelf.cut(disk, false));
+    world.pass(Duration::from_secs(60));
+    let done = world.ended(token);
+    assert!(done.is_none_or(|done| done.status == Status::Gone));
+    rival.open().unwrap();
+    assert_eq!(rival.read(0), 2);
 }
 
 /// Without the store and without the lease, I/O goes on: the replicas assent.
