@@ -292,6 +292,7 @@ async fn show(
     {
         withdraw(engine, running, id).await;
     }
+    in_cluster::show(engine, id.0).await;
     let outcome = furnish(engine, running, id, publication, slot).await;
     let error = outcome.err().map(|error| error.to_string());
     // A new volume has no block device before its first holder has opened it.

@@ -17,7 +17,7 @@ use nacre_bdev::registry::Removal;
 use nacre_bdev_replica::handle::{VolumeError, VolumeHandle, VolumeState};
 use nacre_bdev_replica::prepared::Prepared;
 use serde_json::json;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 use uuid::Uuid;
 
 use super::lifecycle::{PATIENCE, replay_waiting};
@@ -85,7 +85,11 @@ fn register(engine: &Engine, id: Uuid) -> bool {
     };
     let bdev = volume.name().to_owned();
     if let Err(error) = plane.bdevs.register(volume) {
-        warn!(volume = bdev, %error, "hosts do not find it before it is open");
+        if entry.is_standby {
+            debug!(volume = bdev, %error, "not shown yet; it is tried again");
+        } else {
+            warn!(volume = bdev, %error, "hosts do not find it before it is open");
+        }
         return false;
     }
     entry.shown = Some(bdev);

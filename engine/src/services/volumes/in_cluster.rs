@@ -5,14 +5,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::registry::Removal;
+use nacre_bdev::registry::{DeleteTicket, Removal};
 use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::store::VolumeStore;
+use nacre_nvmf_wire::Nqn;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::lifecycle::{replay_waiting, shut, stopping, try_open};
-use super::{Entry, Volumes, events, frozen};
+use super::lifecycle::{end_control, replay_waiting, shut, stopping, try_open, wait_for_queues};
+use super::{Entry, Opened, Volumes, events, frozen};
 use crate::plane::Plane;
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
@@ -65,6 +66,11 @@ pub(in crate::services) async fn know(engine: &Rc<Engine>, record: VolumeRecord)
     frozen::show(engine, id).await;
 }
 
+/// Shows the placeholder of a volume that is not open, unless it is shown.
+pub(in crate::services) async fn show(engine: &Rc<Engine>, id: Uuid) {
+    frozen::show(engine, id).await;
+}
+
 /// Opens the volume, of which this node is the holder.
 pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     engine.volumes.set_standby(id, false);
@@ -88,11 +94,40 @@ pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(
 
 /// Closes the volume in order, so that another node can open it without a copy.
 pub(in crate::services) async fn close(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
-    close_after(engine, id, SETTLE).await
+    close_as(engine, id, async |plane, opened| {
+        settle(plane, &opened.bdev).await;
+        let ticket = take_away(engine, plane, opened);
+        shut(opened, ticket).await
+    })
+    .await
 }
 
-/// Closes the volume after at most `patience` for the commands in flight.
-async fn close_after(engine: &Rc<Engine>, id: Uuid, patience: Duration) -> Result<(), RpcError> {
+/// Closes the volume, which another node may hold by now: hosts are disconnected first. A command
+/// that waits in a socket must not be executed if this node opens the volume again.
+pub(in crate::services) async fn drop_open(engine: &Rc<Engine>, id: Uuid, nqn: Option<&str>) {
+    let dropped = close_as(engine, id, async |plane, opened| {
+        disconnect(plane, nqn);
+        // The control before the queues: it ends the answers that wait for the lease. The first
+        // attempt may end with the store's news that another node has the volume.
+        let mut ended = end_control(opened).await;
+        if ended.is_err() {
+            ended = end_control(opened).await;
+        }
+        let ticket = take_away(engine, plane, opened);
+        wait_for_queues(opened, ticket).await;
+        ended
+    });
+    if let Err(error) = dropped.await {
+        warn!(volume = %id, %error, "dropped, and its control has not ended in order");
+    }
+}
+
+/// Closes the volume by `work`, if it is open, and shows its placeholder.
+async fn close_as(
+    engine: &Rc<Engine>,
+    id: Uuid,
+    work: impl AsyncFnOnce(&Plane, &Opened) -> Result<(), RpcError>,
+) -> Result<(), RpcError> {
     let lock = {
         let entries = engine.volumes.entries.borrow();
         entries.get(&id).map(|entry| Rc::clone(&entry.lock))
@@ -105,13 +140,7 @@ async fn close_after(engine: &Rc<Engine>, id: Uuid, patience: Duration) -> Resul
             entries.get(&id).and_then(|entry| entry.open.clone())
         };
         let Some(opened) = opened else { return Ok(()) };
-        let plane = engine.plane()?;
-        settle(&plane, &opened.bdev, patience).await;
-        let ticket = plane.bdevs.remove(&opened.bdev, Removal::Hot).ok();
-        // Now, not when the event is handled: the placeholder gets the name.
-        bdev_gone(engine, &plane, &opened.bdev);
-        events::poll_queues(&plane);
-        let closed = shut(&opened, ticket).await;
+        let closed = work(&*engine.plane()?, &opened).await;
         if let Some(entry) = engine.volumes.entries.borrow_mut().get_mut(&id) {
             entry.open = None;
             entry.prepared = None;
@@ -123,12 +152,21 @@ async fn close_after(engine: &Rc<Engine>, id: Uuid, patience: Duration) -> Resul
     closed
 }
 
+/// Removes the volume's bdev, and its namespaces.
+fn take_away(engine: &Engine, plane: &Plane, opened: &Opened) -> Option<DeleteTicket> {
+    let ticket = plane.bdevs.remove(&opened.bdev, Removal::Hot).ok();
+    // Now, not when the event is handled: the placeholder gets the name.
+    bdev_gone(engine, plane, &opened.bdev);
+    events::poll_queues(plane);
+    ticket
+}
+
 /// Waits for the commands in flight. The listeners refuse new ones by their ANA state.
-async fn settle(plane: &Plane, bdev: &str, patience: Duration) {
+async fn settle(plane: &Plane, bdev: &str) {
     let Some(stats) = plane.bdevs.stats(bdev) else {
         return;
     };
-    let end = tokio::time::Instant::now() + patience;
+    let end = tokio::time::Instant::now() + SETTLE;
     let mut quiet_looks = 0;
     while quiet_looks < 3 && tokio::time::Instant::now() < end {
         tokio::time::sleep(MOMENT).await;
@@ -140,23 +178,9 @@ async fn settle(plane: &Plane, bdev: &str, patience: Duration) {
     }
 }
 
-/// Closes the volume, which another node may hold by now: hosts are disconnected first. A command
-/// that waits in a socket must not be executed if this node opens the volume again.
-pub(in crate::services) async fn drop_open(engine: &Rc<Engine>, id: Uuid, nqn: Option<&str>) {
-    disconnect(engine, nqn);
-    if let Err(error) = close_after(engine, id, Duration::ZERO).await {
-        warn!(volume = %id, %error, "dropped, and its control has not ended in order");
-    }
-}
-
-fn disconnect(engine: &Engine, nqn: Option<&str>) {
-    let (Some(nqn), Ok(plane)) = (
-        nqn.and_then(|nqn| nacre_nvmf_wire::Nqn::new(nqn).ok()),
-        engine.plane(),
-    ) else {
-        return;
-    };
-    if let Ok(subsystem) = plane.target.subsystem(&nqn) {
+fn disconnect(plane: &Plane, nqn: Option<&str>) {
+    let nqn = nqn.and_then(|nqn| Nqn::new(nqn).ok());
+    if let Some(subsystem) = nqn.and_then(|nqn| plane.target.subsystem(&nqn).ok()) {
         subsystem.disconnect_hosts();
     }
 }

@@ -572,17 +572,27 @@ pub(in crate::services) async fn delete(
 
 /// Waits for the queues of a volume whose bdev is being removed, then closes the volume.
 pub(super) async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcError> {
-    let late = |what: &str| RpcError::errno(Errno::ETIMEDOUT, what.to_owned());
+    wait_for_queues(opened, ticket).await;
+    end_control(opened).await
+}
+
+pub(super) async fn wait_for_queues(opened: &Opened, ticket: Option<DeleteTicket>) {
     if let Some(ticket) = ticket
         && tokio::time::timeout(PATIENCE, ticket).await.is_err()
     {
         warn!(volume = opened.bdev, "queues are still open");
     }
+}
+
+pub(super) async fn end_control(opened: &Opened) -> Result<(), RpcError> {
     let closed = tokio::time::timeout(PATIENCE, opened.handle.run(Command::Close)).await;
     match closed {
         Ok(Ok(()) | Err(VolumeError::Closed { .. })) => Ok(()),
         Ok(Err(error)) => Err(error.refusal()),
-        Err(_) => Err(late("its control does not close it")),
+        Err(_) => {
+            let cause = "its control does not close it";
+            Err(RpcError::errno(Errno::ETIMEDOUT, cause))
+        }
     }
 }
 
