@@ -1,4 +1,5 @@
-//! The cluster that a data directory belongs to, in its note of the volume store: `cluster NAME ID`.
+//! The cluster that a data directory belongs to, in its note of the volume store: `cluster NAME
+//! ID`.
 //!
 //! With the id, the node does not mistake an etcd that lost its data, or another one, for its own.
 

@@ -357,8 +357,8 @@ impl Listeners {
         wanted
     }
 
-    /// As [`Listeners::wanted`], for the subsystems of a node of a cluster: every listener. Those of
-    /// volumes are inaccessible until the cluster sets their states.
+    /// As [`Listeners::wanted`], for the subsystems of a node of a cluster: every listener. Those
+    /// of volumes are inaccessible until the cluster sets their states.
     fn wanted_of_cluster(
         &self,
         engine: &Engine,
