@@ -77,13 +77,11 @@ pub async fn create(
         }
         is_marked = true;
         store.mark(volume, holder, id).await?;
-        write_objects(store, request, source, progress).await
+        let manifest = write_objects(store, request, source, progress).await?;
+        store.check_mark(volume, holder, id).await?;
+        Ok(manifest)
     };
-    let written = tokio::select! {
-        written = written => written,
-        () = progress.cancelled() => Err(Failure::Cancelled),
-    };
-    let (mut manifest, bad) = match written {
+    let (mut manifest, bad) = match progress.unless_cancelled(written).await {
         Ok(written) => written,
         Err(failure) => {
             if is_marked {
@@ -165,6 +163,7 @@ async fn write_objects(
             return Err(Failure::Source("its pieces are not in order".into()));
         }
         if marked.elapsed() > REMARK {
+            store.check_mark(volume, request.holder, request.id).await?;
             store.mark(volume, request.holder, request.id).await?;
             marked = Instant::now();
         }

@@ -27,6 +27,8 @@ pub enum Failure {
     },
     #[error("{name} is damaged: {cause}")]
     Damaged { name: String, cause: Damage },
+    #[error("{0} is no longer in the store")]
+    Gone(String),
     #[error("{name} has too many entries: at most {most} are supported")]
     TooMany { name: String, most: usize },
     #[error("there is no backup {0}")]

@@ -20,15 +20,16 @@
 //! | writes its mark | lists objects |
 //! | lists manifests, reads the base | lists marks: with a foreign one it ends here |
 //! | writes objects | reads all manifests: with a bad one it ends here |
-//! | writes the manifest, removes the mark | removes listed objects that no manifest names |
+//! | checks that its mark is there | removes listed objects that no manifest names |
+//! | writes the manifest, removes the mark | |
 //!
 //! The caller does one creation or deletion of a volume at a time.
 //!
 //! # Limits
 //!
 //! Everything in the store is hostile: sizes, counts and names are bounded, and digests are
-//! compared before data is used. Manifests are not signed: whoever can write the store can change
-//! backups. Data is not encrypted. A backup has at most 2^20 objects (4 TiB of data).
+//! compared before data is used. Manifests are not signed: a person with write access to the store
+//! can change backups. Data is not encrypted. A backup has at most 2^20 objects (4 TiB of data).
 #![forbid(unsafe_code)]
 
 mod create;

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
+use crate::Failure;
+
 #[derive(Debug, Default)]
 pub struct Progress {
     total: AtomicU64,
@@ -44,12 +46,24 @@ impl Progress {
         self.notify.notify_waiters();
     }
 
-    pub fn is_cancelled(&self) -> bool {
+    pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
 
+    /// Ends work when the operation is cancelled: before its first step, if that happened already.
+    pub(crate) async fn unless_cancelled<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            () = self.cancelled() => Err(Failure::Cancelled),
+            done = work => done,
+        }
+    }
+
     /// Completes when the operation was cancelled.
-    pub async fn cancelled(&self) {
+    async fn cancelled(&self) {
         loop {
             let notified = self.notify.notified();
             tokio::pin!(notified);

@@ -35,11 +35,9 @@ pub async fn remove(
         return Err(Failure::Unknown(backup));
     }
     store.delete(&store.manifest_path(volume, backup)).await?;
-    tokio::select! {
-        swept = sweep_with(store, volume, holder, progress) => swept,
-        // A later removal removes the rest.
-        () = progress.cancelled() => Err(Failure::Cancelled),
-    }
+    // After a cancellation, a later removal removes the rest.
+    let sweep = sweep_with(store, volume, holder, progress);
+    progress.unless_cancelled(sweep).await
 }
 
 pub(crate) async fn sweep(store: &Store, volume: Uuid, holder: Uuid) -> Result<Removed, Failure> {

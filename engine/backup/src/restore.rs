@@ -44,7 +44,14 @@ async fn read(store: &Store, header: &Header, entry: Entry) -> Result<Vec<u8>, F
     let expected = u64::from(entry.stored);
     let object = store.get(&path, entry.stored as usize, false).await?;
     let damaged = |cause| Failure::damaged(&path, cause);
-    let object = object.ok_or_else(|| damaged(Damage::Missing))?;
+    let Some(object) = object else {
+        // A store that disappears is not damaged, nor is a backup that is deleted meanwhile.
+        let manifest = store.manifest_path(header.volume.id, header.id);
+        if store.has(&manifest).await? {
+            return Err(damaged(Damage::Missing));
+        }
+        return Err(Failure::Gone(manifest.to_string()));
+    };
     if object.len() as u64 != expected {
         return Err(damaged(Damage::Size {
             found: object.len() as u64,
@@ -91,10 +98,7 @@ pub async fn verify(
             more_damaged,
         })
     };
-    tokio::select! {
-        verified = work => verified,
-        () = progress.cancelled() => Err(Failure::Cancelled),
-    }
+    progress.unless_cancelled(work).await
 }
 
 /// Writes a backup to a device of its size. Parts that are zero are not written.
@@ -130,10 +134,7 @@ pub async fn restore(
         target.flush().await.map_err(Failure::Target)?;
         Ok(header)
     };
-    tokio::select! {
-        restored = work => restored,
-        () = progress.cancelled() => Err(Failure::Cancelled),
-    }
+    progress.unless_cancelled(work).await
 }
 
 /// Runs of units that are not zero.

@@ -122,11 +122,8 @@ impl Store {
     /// The volume of a backup.
     pub async fn volume_of(&self, backup: Uuid) -> Result<Uuid, Failure> {
         for volume in self.volumes().await? {
-            let path = self.manifest_path(volume, backup);
-            match limited("read", &path, self.inner.head(&path)).await {
-                Ok(_) => return Ok(volume),
-                Err(failure) if failure.is_missing() => {}
-                Err(failure) => return Err(failure.into()),
+            if self.has(&self.manifest_path(volume, backup)).await? {
+                return Ok(volume);
             }
         }
         Err(Failure::Unknown(backup))
@@ -252,6 +249,21 @@ impl Store {
         self.put(&path, Vec::from(b"{}\n")).await
     }
 
+    /// Fails if the mark is gone: then the store is another one, for example because its file
+    /// system was unmounted, or another daemon has removed objects.
+    pub(crate) async fn check_mark(
+        &self,
+        volume: Uuid,
+        holder: Uuid,
+        backup: Uuid,
+    ) -> Result<(), Failure> {
+        let path = self.mark_path(volume, holder, backup);
+        if self.has(&path).await? {
+            return Ok(());
+        }
+        Err(Failure::Gone(path.to_string()))
+    }
+
     pub(crate) async fn unmark(
         &self,
         volume: Uuid,
@@ -339,6 +351,14 @@ impl Store {
         match limited("read", path, read).await? {
             Some(bytes) => Ok(Some(bytes)),
             None => Err(large()),
+        }
+    }
+
+    pub(crate) async fn has(&self, path: &Path) -> Result<bool, Failure> {
+        match limited("read", path, self.inner.head(path)).await {
+            Ok(_) => Ok(true),
+            Err(failure) if failure.is_missing() => Ok(false),
+            Err(failure) => Err(failure.into()),
         }
     }
 

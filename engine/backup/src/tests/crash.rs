@@ -1,16 +1,15 @@
 //! A daemon that ends, or a store that fails, between any two operations.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
-use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::faulty::{Fault, Faulty};
-use super::{OBJECT_BYTES, back_up, files, removed, request, restored, some_data};
-use crate::{Failure, Progress, Store, verify};
-
-const FAULTS: [Fault; 3] = [Fault::Before, Fault::After, Fault::Once];
+use super::{Bytes, OBJECT_BYTES, back_up, files, removed, request, restored, some_data};
+use crate::{Created, Failure, Progress, Request, Store, Target, create, restore, verify};
 
 /// Checks that all backups are complete and those in `needed` are there. The deletion of all leaves
 /// nothing.
@@ -62,8 +61,32 @@ async fn check(
     assert!(left.is_empty(), "{why}: {left:?}");
 }
 
-fn copy_of(inner: &InMemory) -> Arc<InMemory> {
-    Arc::new(inner.fork())
+/// Repeats work on copies of a store that fail at the first operation, the second one, and so on,
+/// until the work needs no more operations: more than `least`. `judge` gets the copy and the result
+/// of each failure. Returns the results of whole work.
+async fn at_each_operation<T: Debug>(
+    inner: &InMemory,
+    least: u32,
+    work: impl AsyncFn(Store) -> Result<T, Failure>,
+    judge: impl AsyncFn(Arc<InMemory>, Result<T, Failure>, &str),
+) -> Vec<T> {
+    let mut whole = Vec::new();
+    for fault in [Fault::Before, Fault::After, Fault::Once] {
+        for at in 0.. {
+            let copy = Arc::new(inner.fork());
+            let faulty = Arc::new(Faulty::new(copy.clone(), fault, at));
+            let dynamic: Arc<dyn ObjectStore> = faulty.clone();
+            let ended = work(Store::new(dynamic, Path::default())).await;
+            if faulty.is_unused() {
+                assert!(at > least, "{at}");
+                whole.push(ended.unwrap());
+                break;
+            }
+            let why = format!("{fault:?} at {at}: {ended:?}");
+            judge(copy, ended, &why).await;
+        }
+    }
+    whole
 }
 
 /// A backup that fails at any operation does not exist or is complete. The earlier one is as it
@@ -79,29 +102,13 @@ fn a_backup_that_fails_anywhere_harms_nothing() {
         let inner = Arc::new(InMemory::new());
         let store = Store::new(inner.clone(), Path::default());
         back_up(&store, 1, &first).await.unwrap();
-        for fault in FAULTS {
-            let mut at = 0;
-            loop {
-                let copy = copy_of(&inner);
-                let faulty = Arc::new(Faulty::new(copy.clone(), fault, at));
-                let dynamic: Arc<dyn ObjectStore> = faulty.clone();
-                let created = back_up(&Store::new(dynamic, Path::default()), 2, &second).await;
-                let why = format!("{fault:?} at {at}");
-                if faulty.is_unused() {
-                    created.unwrap();
-                    break;
-                }
-                match created {
-                    Ok(_) => {
-                        let needed: [(u128, &[u8]); 2] = [(1, &first), (2, &second)];
-                        check(&copy, &needed, &[], &why).await;
-                    }
-                    Err(_) => check(&copy, &[(1, &first)], &[(2, &second)], &why).await,
-                }
-                at += 1;
-            }
-            assert!(at > 8, "{at}");
-        }
+        let work = async |store| back_up(&store, 2, &second).await;
+        let judge = async |copy, ended: Result<Created, Failure>, why: &str| {
+            let both: [(u128, &[u8]); 2] = [(1, &first), (2, &second)];
+            let needed = if ended.is_ok() { 2 } else { 1 };
+            check(&copy, &both[..needed], &both[needed..], why).await;
+        };
+        at_each_operation(&inner, 8, work, judge).await;
     });
 }
 
@@ -116,23 +123,46 @@ fn a_deletion_that_fails_anywhere_harms_nothing() {
         second[0] ^= 1;
         back_up(&store, 1, &first).await.unwrap();
         back_up(&store, 2, &second).await.unwrap();
-        for fault in FAULTS {
-            let mut at = 0;
-            loop {
-                let copy = copy_of(&inner);
-                let faulty = Arc::new(Faulty::new(copy.clone(), fault, at));
-                let dynamic: Arc<dyn ObjectStore> = faulty.clone();
-                let ended = removed(&Store::new(dynamic, Path::default()), 1).await;
-                let why = format!("{fault:?} at {at}: {ended:?}");
-                if faulty.is_unused() {
-                    assert_eq!(ended.unwrap().objects, 1);
-                    break;
-                }
-                check(&copy, &[(2, &second)], &[(1, &first)], &why).await;
-                at += 1;
-            }
-            assert!(at > 5, "{at}");
+        let work = async |store| removed(&store, 1).await;
+        let judge = async |copy, _, why: &str| {
+            check(&copy, &[(2, &second)], &[(1, &first)], why).await;
+        };
+        for removed in at_each_operation(&inner, 5, work, judge).await {
+            assert_eq!(removed.objects, 1);
         }
+    });
+}
+
+/// Goal: a store that is empty from one moment on is not reported as damage. Method: the first write
+/// of a restore empties the store; objects of the second half are read later.
+#[test]
+fn a_store_that_disappears_is_no_damage() {
+    struct Empties(Arc<InMemory>);
+    impl Target for Empties {
+        async fn write(&mut self, _: u64, _: Vec<u8>) -> Result<(), String> {
+            for path in files(&*self.0).await.into_keys() {
+                self.0.delete(&Path::from(path)).await.unwrap();
+            }
+            Ok(())
+        }
+        async fn flush(&mut self) -> Result<(), String> {
+            Ok(())
+        }
+    }
+    super::runtime().block_on(async {
+        let inner = Arc::new(InMemory::new());
+        let store = Store::new(inner.clone(), Path::default());
+        let data = [some_data(1), some_data(2), some_data(3)].concat();
+        let large = Request {
+            size_bytes: data.len() as u64,
+            ..request(1)
+        };
+        let progress = Progress::default();
+        let created = create(&store, &large, &mut Bytes::new(&data), &progress).await;
+        assert_eq!(created.unwrap().header.objects, 8);
+        let mut target = Empties(inner);
+        let ended = restore(&store, super::VOLUME, large.id, &mut target, &progress).await;
+        assert!(matches!(ended, Err(Failure::Gone(_))), "{ended:?}");
     });
 }
 

@@ -1,7 +1,9 @@
 //! Locations, and backups in a directory.
 
-use super::{back_up, removed, restored, some_data};
-use crate::{Credentials, Failure, Location, S3Options};
+use std::path::Path;
+
+use super::{Bytes, back_up, removed, request, restored, some_data};
+use crate::{Credentials, Failure, Location, Piece, Progress, S3Options, Source, create};
 
 #[test]
 fn locations() {
@@ -86,5 +88,46 @@ fn a_directory_has_backups() {
         let missing = Location::parse("file:///does/not/exist").unwrap();
         let refused = missing.open(&S3Options::default()).unwrap_err().to_string();
         assert!(refused.contains("/does/not/exist"), "{refused}");
+    });
+}
+
+/// A directory that disappears during a backup, as a mount point does, ends it: the files that the
+/// client then makes in its place are no backup.
+#[test]
+fn a_directory_that_disappears_ends_a_backup() {
+    struct Moves<'a>(Bytes, &'a Path, &'a Path);
+    impl Source for Moves<'_> {
+        async fn begin(&mut self) -> Result<u64, String> {
+            self.0.begin().await
+        }
+        async fn next(&mut self) -> Result<Option<Piece>, String> {
+            if self.0.next == 1 {
+                std::fs::rename(self.1, self.2).unwrap();
+            }
+            self.0.next().await
+        }
+    }
+    super::runtime().block_on(async {
+        let parent = tempfile::tempdir().unwrap();
+        let (path, away) = (parent.path().join("mounted"), parent.path().join("away"));
+        std::fs::create_dir(&path).unwrap();
+        let location = Location::parse(&format!("file://{}", path.display())).unwrap();
+        let store = location.open(&S3Options::default()).unwrap();
+        let mut data = some_data(1);
+        back_up(&store, 1, &data).await.unwrap();
+        data[0] ^= 1;
+        let mut source = Moves(Bytes::new(&data), &path, &away);
+        let ended = create(&store, &request(2), &mut source, &Progress::default()).await;
+        assert!(matches!(ended, Err(Failure::Gone(_))), "{ended:?}");
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::rename(&away, &path).unwrap();
+        assert_eq!(store.list(None).await.unwrap().backups.len(), 1);
+        back_up(&store, 3, &data).await.unwrap();
+        assert_eq!(restored(&store, 3).await.unwrap(), data);
+        removed(&store, 1).await.unwrap();
+        removed(&store, 3).await.unwrap();
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
     });
 }

@@ -130,10 +130,10 @@ async fn files(inner: &dyn ObjectStore) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// A backup comes back as it was; a second one shares what did not change; deletion keeps what is
-/// shared, and leaves nothing after the last one.
+/// A restore has the data of its backup. A second backup shares unchanged objects, which a deletion
+/// of the first one keeps. The deletion of the last one leaves nothing.
 #[test]
-fn a_backup_comes_back_and_shares_what_did_not_change() {
+fn a_second_backup_shares_unchanged_objects() {
     runtime().block_on(async {
         let inner = Arc::new(InMemory::new());
         let store = Store::new(inner.clone(), Path::from("some/prefix"));

@@ -38,7 +38,7 @@ impl Refusal for Failure {
     fn refusal(self) -> RpcError {
         let errno = match &self {
             Self::Location(_) | Self::Credentials(_) => Errno::EINVAL,
-            Self::Unknown(_) => Errno::ENOENT,
+            Self::Unknown(_) | Self::Gone(_) => Errno::ENOENT,
             Self::Late { .. } => Errno::ETIMEDOUT,
             Self::TooMany { .. } | Self::TooLarge { .. } => Errno::EFBIG,
             Self::Store { .. }
