@@ -6,6 +6,10 @@ use uuid::Uuid;
 
 /// Most bytes of an error of a store: its server writes the text.
 const MOST_TEXT: usize = 300;
+const MOST_CAUSES: usize = 10;
+/// The client's description of a request is between these words.
+const REQUEST: &str = "Error performing ";
+const REQUEST_END: &str = " - ";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -81,25 +85,33 @@ impl Failure {
     }
 }
 
-/// The innermost cause says most, and the outer ones repeat it.
+/// The text of an error and its causes. Outer errors often repeat the inner ones.
 fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) if !error.to_string().contains(&source.to_string()) => {
-            format!("{error}: {}", chain(source))
+    let mut text = error.to_string();
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    for cause in causes.take(MOST_CAUSES) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
         }
-        _ => error.to_string(),
     }
+    text
 }
 
-/// The code and text of an S3 server, without its XML and the URL.
+/// The code and text of an S3 server, without its XML. Other texts are without the request, of which
+/// the failure has the name.
 fn cause_of(text: &str) -> String {
+    let text = match text.split_once(REQUEST) {
+        Some((_, rest)) => rest.split_once(REQUEST_END).map_or(text, |(_, end)| end),
+        None => text,
+    };
     let within = |tag: &str| {
         let (_, rest) = text.split_once(&format!("<{tag}>"))?;
         rest.split_once(&format!("</{tag}>"))
             .map(|(found, _)| found)
     };
     match (within("Code"), within("Message")) {
-        (Some(code), Some(message)) => printable(&format!("the server says {code}: {message}")),
+        (Some(code), Some(message)) => printable(&format!("the server answers {code}: {message}")),
         _ => printable(text),
     }
 }
@@ -112,4 +124,22 @@ pub(crate) fn printable(text: &str) -> String {
         line.push_str(" …");
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_servers_are_short() {
+        let text = "Generic S3 error: Error performing GET http://127.0.0.1:9/b/x in 1.2s, after 6 \
+                    retries, max_retries: 6, retry_timeout: 90s  - HTTP error: error sending \
+                    request: Connection refused";
+        let expected = "HTTP error: error sending request: Connection refused";
+        assert_eq!(cause_of(text), expected);
+        let text = "Error performing PUT http://h/ in 1s - Server returned non-2xx status code: \
+                    403 Forbidden: <Error><Code>AccessDenied</Code><Message>no\n</Message></Error>";
+        assert_eq!(cause_of(text), "the server answers AccessDenied: no ");
+        assert_eq!(cause_of("No space left"), "No space left");
+    }
 }

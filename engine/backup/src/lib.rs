@@ -40,6 +40,7 @@ mod object;
 mod progress;
 mod remove;
 mod restore;
+mod staged;
 mod store;
 #[cfg(test)]
 mod tests;

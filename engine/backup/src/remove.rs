@@ -52,6 +52,7 @@ async fn sweep_with(
     progress: &Progress,
 ) -> Result<Removed, Failure> {
     let mut unnamed = store.objects(volume).await?;
+    let staged = store.staged(volume).await?;
     let marks = store.marks(volume).await?;
     let now = SystemTime::now();
     let is_stale = |written: SystemTime| now.duration_since(written).is_ok_and(|age| age > STALE);
@@ -71,6 +72,7 @@ async fn sweep_with(
         }
     }
     progress.set_total(unnamed.len() as u64);
+    store.remove_staged(volume, staged).await?;
     let mut removed = Removed::default();
     for (name, bytes) in unnamed {
         remove_object(store, volume, name).await?;

@@ -1,6 +1,7 @@
 //! Bounded operations on a store, and the names of its contents.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +13,7 @@ use uuid::Uuid;
 
 use crate::manifest::{self, Header, LONGEST_HEADER, LONGEST_MANIFEST, Manifest};
 use crate::object::ObjectName;
-use crate::{Damage, Failure};
+use crate::{Damage, Failure, staged};
 
 /// The directory of everything of ours below the prefix.
 const ROOT: &str = "nacre-backup";
@@ -31,6 +32,8 @@ const READS: usize = 8;
 pub struct Store {
     inner: Arc<dyn ObjectStore>,
     root: Path,
+    /// Of a store that is a directory.
+    files: Option<PathBuf>,
 }
 
 /// The backups of a store.
@@ -60,7 +63,19 @@ pub(crate) struct Mark {
 impl Store {
     pub(crate) fn new(inner: Arc<dyn ObjectStore>, prefix: Path) -> Self {
         let root = prefix.join(PathPart::from(ROOT));
-        Self { inner, root }
+        Self {
+            inner,
+            root,
+            files: None,
+        }
+    }
+
+    pub(crate) fn in_directory(inner: Arc<dyn ObjectStore>, directory: &str) -> Self {
+        let files = Some(std::path::Path::new(directory).join(ROOT));
+        Self {
+            files,
+            ..Self::new(inner, Path::default())
+        }
     }
 
     fn directory(&self, volume: Uuid, kind: &'static str) -> Path {
@@ -360,6 +375,38 @@ impl Store {
             Err(failure) if failure.is_missing() => Ok(false),
             Err(failure) => Err(failure.into()),
         }
+    }
+
+    /// Unfinished files of a volume, in a directory.
+    pub(crate) async fn staged(&self, volume: Uuid) -> Result<Vec<PathBuf>, Failure> {
+        let Some(files) = &self.files else {
+            return Ok(Vec::new());
+        };
+        let directory = files.join(volume.to_string());
+        self.on_files(volume, move || staged::find(&directory))
+            .await
+    }
+
+    pub(crate) async fn remove_staged(
+        &self,
+        volume: Uuid,
+        found: Vec<PathBuf>,
+    ) -> Result<(), Failure> {
+        self.on_files(volume, move || staged::remove(&found)).await
+    }
+
+    /// Runs blocking work on the files of a volume.
+    async fn on_files<T: Send + 'static>(
+        &self,
+        volume: Uuid,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let work = async {
+            let done = tokio::task::spawn_blocking(work).await;
+            done.map_err(object_store::Error::from)
+        };
+        let path = self.directory(volume, "objects");
+        Ok(limited("clean up", &path, work).await?)
     }
 
     /// Deletes a file, which may be gone.

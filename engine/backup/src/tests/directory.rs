@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Bytes, back_up, removed, request, restored, some_data};
+use super::{Bytes, HOLDER, VOLUME, back_up, removed, request, restored, some_data};
 use crate::{Credentials, Failure, Location, Piece, Progress, S3Options, Source, create};
 
 #[test]
@@ -129,5 +129,35 @@ fn a_directory_that_disappears_ends_a_backup() {
         removed(&store, 1).await.unwrap();
         removed(&store, 3).await.unwrap();
         assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
+    });
+}
+
+/// A daemon that is killed leaves unfinished files, which the next backup removes.
+#[test]
+fn unfinished_files_of_a_killed_daemon_are_removed() {
+    super::runtime().block_on(async {
+        let directory = tempfile::tempdir().unwrap();
+        let location = format!("file://{}", directory.path().display());
+        let store = Location::parse(&location).unwrap();
+        let store = store.open(&S3Options::default()).unwrap();
+        let killed = request(1);
+        store.mark(VOLUME, HOLDER, killed.id).await.unwrap();
+        let volume = directory.path().join(format!("nacre-backup/{VOLUME}"));
+        let objects = volume.join(format!("objects/{}", killed.id));
+        std::fs::create_dir_all(&objects).unwrap();
+        std::fs::create_dir(volume.join("manifests")).unwrap();
+        let manifest = format!("manifests/{}.json#1", killed.id);
+        let staged = [objects.join("00000001#1"), volume.join(manifest)];
+        for path in &staged {
+            std::fs::write(path, "unfinished").unwrap();
+        }
+        let foreign = volume.join("manifests/a#b");
+        std::fs::write(&foreign, "").unwrap();
+        back_up(&store, 2, &some_data(1)).await.unwrap();
+        assert!(!staged.iter().any(|path| path.exists()));
+        assert!(!objects.exists());
+        std::fs::remove_file(foreign).unwrap();
+        removed(&store, 2).await.unwrap();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     });
 }

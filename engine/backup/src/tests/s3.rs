@@ -1,7 +1,10 @@
-//! Backups in a bucket of a real S3-compatible server: `moto`, of PyPI. Skipped aloud without it.
+//! Backups in a bucket of a real S3-compatible server: `moto`, of PyPI. Skipped aloud without it. A
+//! server of this file is busy at first.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::{back_up, removed, restored, some_data};
 use crate::{Credentials, Location, S3Options};
@@ -77,9 +80,49 @@ fn a_bucket_has_backups() {
             .unwrap();
         let refused = back_up(&missing, 1, &data).await.unwrap_err().to_string();
         assert!(
-            refused.contains("the server says NoSuchBucket: "),
+            refused.contains("the server answers NoSuchBucket: "),
             "{refused}"
         );
         assert!(!refused.contains("secret"), "{refused}");
+    });
+}
+
+/// A server that restarts within seconds ends no job. Method: it is busy for 2.5 s.
+#[test]
+fn a_server_may_restart() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let started = Instant::now();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            let mut request = BufReader::new(connection.try_clone().unwrap()).lines();
+            // The head ends with an empty line.
+            while request
+                .next()
+                .is_some_and(|line| line.is_ok_and(|line| !line.is_empty()))
+            {}
+            let (status, body) = if started.elapsed() < Duration::from_millis(2500) {
+                ("503 Slow Down", "")
+            } else {
+                ("200 OK", "<ListBucketResult></ListBucketResult>")
+            };
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n");
+            let answer = format!("{head}connection: close\r\n\r\n{body}");
+            connection.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let text = "aws_access_key_id = key\naws_secret_access_key = secret\n";
+    let options = S3Options {
+        endpoint: Some(url),
+        credentials: Some(Credentials::parse(text).unwrap()),
+        ..S3Options::default()
+    };
+    super::runtime().block_on(async {
+        let store = Location::parse("s3://backups").unwrap();
+        let listed = store.open(&options).unwrap().list(None).await.unwrap();
+        assert!(listed.backups.is_empty());
+        assert!(started.elapsed() > Duration::from_millis(2500));
     });
 }
