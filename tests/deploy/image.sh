@@ -188,7 +188,7 @@ check "the console shows the former version" runs_version "$(pattern "$VERSION")
 check "the bad version is installed" says "$LIMIT" "version $(pattern "$BAD_VERSION") is installed"
 check "the screen offers its restart" says 90 "version $(pattern "$BAD_VERSION") starts at the next restart"
 
-# From here nobody touches the machine until the former version serves.
+# After the key, the machine returns to the former version by itself.
 look_from_here
 START=$SECONDS
 check "the screen restarts the machine" keys 'ry'
@@ -214,7 +214,7 @@ check "the former version gets a bad daemon" spoil
 power_on "$SCRATCH/console.6"
 check "a version that was good before does not restart" says "$LIMIT" "stay: this version was good before"
 starts() { said | grep -ac 'BdsDxe: starting'; }
-check "the screen says what is wrong" says 60 "the daemon of version $(pattern "$VERSION") is not ready"
+check "the screen names the cause" says 60 "the daemon of version $(pattern "$VERSION") is not ready"
 sleep 45
 check "the machine is still up" eval '[ "$(starts)" = 1 ]'
 said | grep -a 'restart\[.*nacre: ' | sed 's/^/  | /'

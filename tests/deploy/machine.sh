@@ -29,7 +29,7 @@ power_on() {
     MACHINE=$!
 }
 
-# From here on `says` looks only at what the console says later, at the next boot of the same machine for example.
+# After this call, `says` reads only later output of the console, such as that of the next boot.
 look_from_here() { SEEN=$(stat -c %s "$CONSOLE"); }
 # The screen moves its cursor over blanks instead of writing them.
 said() { tail -c "+$((SEEN + 1))" "$CONSOLE" | tr -d '\r' | sed -E 's/\x1b\[[0-9;?]*[a-zA-Z]/ /g' | tr -s ' '; }

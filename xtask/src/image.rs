@@ -37,7 +37,7 @@ pub(crate) struct Options {
     /// A further public key in PEM whose bundles the image accepts; several times for several keys.
     #[arg(long)]
     pub trust: Vec<PathBuf>,
-    /// A folder whose files are copied over the root file system: what your site needs besides.
+    /// A folder whose files are copied over the root file system: additions of your site.
     #[arg(long)]
     pub add: Option<PathBuf>,
 }

@@ -225,7 +225,7 @@ pub fn roll_back(
     Ok(version)
 }
 
-/// The entries that can start: not those that a power failure left without contents.
+/// The entries that can start. A power failure can leave an entry without contents.
 fn entries(folder: &Path) -> io::Result<Vec<(BootEntry, PathBuf)>> {
     let mut entries = Vec::new();
     for name in names(folder)? {
