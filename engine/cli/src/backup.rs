@@ -39,7 +39,7 @@ pub(crate) struct BackupArgs {
 
 #[derive(Debug, Subcommand)]
 enum BackupCommand {
-    /// Back up a snapshot; data that the newest backup has is not written again
+    /// Back up a snapshot; unchanged data of the newest backup is not written again
     Create {
         /// The snapshot, such as pool0/v1@monday
         snapshot: String,
@@ -64,7 +64,7 @@ enum BackupCommand {
     Verify {
         #[command(flatten)]
         store: StoreArgs,
-        /// The backup, as the list has it
+        /// UUID of the backup
         backup: Uuid,
         #[command(flatten)]
         wait: WaitArgs,
@@ -73,7 +73,7 @@ enum BackupCommand {
     Restore {
         #[command(flatten)]
         store: StoreArgs,
-        /// The backup, as the list has it
+        /// UUID of the backup
         backup: Uuid,
         /// The new volume, such as pool0/v2
         #[arg(value_name = "POOL/NAME")]
@@ -81,17 +81,17 @@ enum BackupCommand {
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// Delete a backup, and the data that no other one has
+    /// Delete a backup, with the data that no other backup has
     #[command(visible_alias = "rm")]
     Delete {
         #[command(flatten)]
         store: StoreArgs,
-        /// The backup, as the list has it
+        /// UUID of the backup
         backup: Uuid,
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// List the jobs that run, and the last ones that ended
+    /// List running jobs, and the last ended ones
     Jobs,
     /// End a job
     Cancel {
@@ -121,7 +121,7 @@ struct StoreArgs {
 
 #[derive(Debug, Args)]
 struct WaitArgs {
-    /// Do not wait for the end: `nacre backup jobs` has the progress
+    /// Do not wait for the end: `nacre backup jobs` shows the progress
     #[arg(long)]
     no_wait: bool,
 }
@@ -315,7 +315,7 @@ fn progress(job: &Value) -> String {
     format!("{percent} %, {stored}{}", left.unwrap_or_default())
 }
 
-/// What a job did.
+/// The result of a job in words.
 fn lines(job: &Value) -> Vec<String> {
     let text = |field: &str| output::cell(job.get(field));
     let result = &job["result"];
@@ -346,7 +346,7 @@ fn lines(job: &Value) -> Vec<String> {
     }
 }
 
-/// Why a job is a failure.
+/// The cause of a job's failure, if it is one.
 fn failure(job: &Value) -> Option<String> {
     let damaged = items(&job["damaged"]).len() as u64 + number(job, "more_damaged");
     match job["state"].as_str() {
@@ -365,21 +365,26 @@ fn jobs(connection: &Connection) -> Result<(), Failure> {
     }
     let rows = items(&jobs).iter().map(|job| {
         let text = |field: &str| output::cell(job.get(field));
-        let state = match job["state"].as_str() {
-            Some("running") => progress(job),
-            Some("failed") => format!("failed: {}", text("error")),
-            _ => text("state"),
-        };
         vec![
             text("job"),
             text("operation"),
             text("backup"),
             text("location"),
-            state,
+            state(job),
         ]
     });
     let header = ["job", "operation", "backup", "store", "state"];
     output::table(&header, rows)
+}
+
+/// The state of a job in a table.
+fn state(job: &Value) -> String {
+    let state = output::cell(job.get("state"));
+    match (&*state, failure(job)) {
+        ("running", _) => progress(job),
+        ("cancelled", _) | (_, None) => state,
+        (_, Some(cause)) => format!("{state}: {cause}"),
+    }
 }
 
 #[cfg(test)]
@@ -422,6 +427,10 @@ mod tests {
             (&*line, failed.as_deref()),
             ("x is damaged", Some("1 object is damaged"))
         );
+        assert_eq!(state(&damaged), "complete: 1 object is damaged");
+        assert_eq!(state(&job("failed", "create")), "failed: no room");
+        assert_eq!(state(&job("cancelled", "create")), "cancelled");
+        assert_eq!(state(&job("complete", "create")), "complete");
         damaged["more_damaged"] = json!(2);
         assert_eq!(failure(&damaged).as_deref(), Some("3 objects are damaged"));
     }

@@ -224,15 +224,15 @@ pub struct CreateBackupParams {
     /// from the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
-    /// Write all data. Default: share what the newest backup of the volume has.
+    /// Write all data. Default: share unchanged data of the volume's newest backup.
     #[serde(default)]
     pub full: bool,
 }
 
 impl Method<Engine> for CreateBackup {
     const NAME: &'static str = "backup_create";
-    const ABOUT: &'static str = "Backs up a snapshot of a pool in the background: backup_jobs tells the progress. Data that the \
-         newest backup of the volume has is not written again.";
+    const ABOUT: &'static str = "Backs up a snapshot of a pool in the background; backup_jobs lists the progress. Unchanged \
+         data of the volume's newest backup is not written again.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = CreateBackupParams;
@@ -431,7 +431,7 @@ pub struct CancelJob;
 impl Method<Engine> for CancelJob {
     const NAME: &'static str = "backup_cancel";
     const ABOUT: &'static str =
-        "Ends a backup job. A job that is about to complete, or has ended, does not notice.";
+        "Cancels a backup job. A job that is about to complete, or has ended, ignores it.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = JobParams;

@@ -1,5 +1,7 @@
-//! Goal: a backup of a snapshot comes back byte for byte, and what fails leaves nothing. Method: a
-//! pool on a file, a directory as the store; the restored volume is copied to a file and compared.
+//! Goal: a restored volume is equal to the snapshot, and a failed job leaves nothing. Method: a pool
+//! on a file, a directory as the store; the restored volume is copied to a file and compared.
+
+mod failures;
 
 use std::path::Path;
 

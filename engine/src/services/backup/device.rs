@@ -130,7 +130,7 @@ struct Mover {
 }
 
 impl Mover {
-    /// Submits what there is room for. Returns the number of I/Os.
+    /// Submits parts up to the limit of I/Os in flight. Returns the number of new I/Os.
     fn submit(&mut self, now: Nanos) -> u32 {
         let mut count = 0;
         while now >= self.retry

@@ -20,9 +20,9 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 
-/// Most jobs that run: each has buffers of up to 64 MiB.
+/// Most running jobs. Each has buffers of up to 64 MiB.
 const RUNNING: usize = 4;
-/// Most jobs that are known, with those that ended.
+/// Most jobs in the list, with ended ones.
 const KNOWN: usize = 64;
 /// How long the end of the daemon waits for jobs.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -269,12 +269,12 @@ fn report(engine: &Engine, job: &Job, ended: &Ended) {
         Ended::Created(header) => {
             let stored = backups.stored_bytes.get();
             backups.stored_bytes.set(stored + header.new_bytes);
-            let text = format!("backup of {} in {location}", header.snapshot.name);
+            let text = format!("backed up {} to {location}", header.snapshot.name);
             ("backup_created", text, facts(header))
         }
         Ended::Restored(header) => {
             let text = format!(
-                "{} from {location} as {}",
+                "restored {} from {location} as {}",
                 header.snapshot.name, job.subject
             );
             ("backup_restored", text, facts(header))
@@ -282,11 +282,14 @@ fn report(engine: &Engine, job: &Job, ended: &Ended) {
         Ended::Verified(verified) if verified.damaged.is_empty() => return,
         Ended::Verified(verified) => {
             let damaged = verified.damaged.len() as u64 + verified.more_damaged;
-            let text = format!("{damaged} objects of a backup in {location} are damaged");
+            let text = format!("damaged objects of a backup in {location}: {damaged}");
             ("backup_damaged", text, facts(&verified.header))
         }
         Ended::Deleted(removed) => {
-            let text = format!("a backup in {location}, with {} objects", removed.objects);
+            let text = format!(
+                "deleted a backup in {location}: {} objects",
+                removed.objects
+            );
             let facts = json!({ "backup": job.backup, "objects": removed.objects });
             ("backup_deleted", text, facts)
         }

@@ -201,7 +201,7 @@ pub async fn volume_of(
         .map_or_else(|| snapshot.clone(), |info| (*info).clone()))
 }
 
-/// What a message says of a backup.
+/// The facts of a backup in an event.
 fn facts(header: &Header) -> serde_json::Value {
     serde_json::json!({
         "backup": header.id,

@@ -1,6 +1,7 @@
 //! Restores a backup into a new volume, which gets its name when it is complete.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use nacre_bdev::registry::Usage;
 use nacre_bdev::{Bdev, Holder};
@@ -17,6 +18,10 @@ use crate::services::engine::Engine;
 use crate::services::pools::{
     self, OpenPool, alias, check_alias, check_name, find_lvol, least_loaded,
 };
+
+/// Attempts to delete the volume of a failed restore, and the pause before the next one.
+const DELETIONS: u32 = 30;
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A volume to be made from a backup.
 pub struct RestoreRequest {
@@ -81,12 +86,25 @@ async fn run(engine: &Rc<Engine>, request: &RestoreRequest, job: &Job) -> Result
     match restored.await {
         Ok(()) => Ok(header),
         Err(failure) => {
-            if let Ok((pool, lvol)) = find_lvol(engine, "lvol", &id.to_string())
-                && let Err(error) = pools::delete(engine, &pool, lvol).await
-            {
-                warn!(lvol = %id, %error, "an unfinished restore is not deleted");
-            }
+            delete_unfinished(engine, id).await;
             Err(failure)
+        }
+    }
+}
+
+/// Deletes the volume of a failed restore. The reactor may still close its last I/O.
+async fn delete_unfinished(engine: &Rc<Engine>, id: Uuid) {
+    for attempt in 1.. {
+        let Ok((pool, lvol)) = find_lvol(engine, "lvol", &id.to_string()) else {
+            return;
+        };
+        match pools::delete(engine, &pool, lvol).await {
+            Ok(()) => return,
+            Err(_) if attempt < DELETIONS => tokio::time::sleep(PAUSE).await,
+            Err(error) => {
+                warn!(lvol = %id, %error, "cannot delete an unfinished restore");
+                return;
+            }
         }
     }
 }

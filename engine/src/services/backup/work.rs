@@ -1,4 +1,4 @@
-//! The work of a job, on a thread of its own: the store and the compression block no other thread.
+//! The work of a job, on a thread of its own: its store and compression block no other thread.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -202,7 +202,13 @@ impl Source for Snapshot {
 }
 
 fn io_error(index: u64, status: Status) -> String {
-    format!("an I/O in its {index}. part of 4 MiB ended with {status:?}")
+    match status {
+        Status::NoSpace => "the pool is full".to_owned(),
+        _ => {
+            let offset = index * OBJECT_BYTES as u64;
+            format!("an I/O in the 4 MiB from byte {offset} ended with {status:?}")
+        }
+    }
 }
 
 /// A new volume.
