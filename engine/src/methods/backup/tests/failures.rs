@@ -171,14 +171,19 @@ fn a_restore_to_a_full_pool_leaves_nothing() {
         let pool = daemon.call("pool_get", json!({ "pool": "p" }));
         pool["free_bytes"].as_u64().unwrap()
     };
-    let size = free();
-    // Leaves less than the restore needs.
-    let thick = (0..4096).find(|less| {
-        let size = size - less * UNIT as u64;
-        let rest = json!({ "pool": "p", "name": "rest", "size": size, "thick": true });
-        daemon.try_call("lvol_create", rest).is_ok()
-    });
-    assert!(thick.is_some(), "{size}");
+    // Thick volumes reserve the space: the first one all but some MiB, the second one the units.
+    let reserve = |name: &str, sizes: Vec<usize>| {
+        sizes.into_iter().any(|size| {
+            let rest = json!({ "pool": "p", "name": name, "size": size, "thick": true });
+            daemon.try_call("lvol_create", rest).is_ok()
+        })
+    };
+    let all = free() as usize;
+    assert!(reserve(
+        "rest",
+        (0..64).map(|less| all - less * MIB).collect()
+    ));
+    reserve("units", (1..=16).rev().map(|units| units * UNIT).collect());
     let before = free();
     let job = restore(&daemon, dir, &backup["backup"], "r1");
     assert_eq!(job["state"], "failed");
