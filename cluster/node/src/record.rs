@@ -61,7 +61,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), String> {
     Ok((value, record))
 }
 
-/// The JSON of `record`, based on the value of the revision that the change compares.
+/// The JSON of `record`, based on the value of the revision that the change compares. The members
+/// are those of the base: only the holder's control changes them.
 pub(crate) fn encode(base: &Value, record: &Record) -> Value {
     let mut value = base.clone();
     value["epoch"] = record.epoch.into();
@@ -75,23 +76,6 @@ pub(crate) fn encode(base: &Value, record: &Record) -> Value {
     if let Some(fields) = value.as_object_mut() {
         fields.remove("op");
         fields.remove("closed");
-    }
-    let elements = value["members"].as_array_mut().into_iter().flatten();
-    for element in elements {
-        let id = element["id"].as_str().and_then(|id| id.parse().ok());
-        let member = record.members.iter().find(|member| Some(member.id.0) == id);
-        let was_in_sync = element["state"]["state"] == "in_sync";
-        match member.map(|member| member.state) {
-            Some(MemberState::InSync) if !was_in_sync => {
-                element["state"] = json!({ "state": "in_sync" });
-            }
-            // No label has this stamp: the member's label does not vouch for its data.
-            Some(MemberState::Out) if was_in_sync => {
-                let last_label = json!({ "epoch": 0, "revision": 0 });
-                element["state"] = json!({ "state": "out", "last_label": last_label });
-            }
-            _ => {}
-        }
     }
     value
 }
@@ -130,17 +114,6 @@ mod tests {
         assert!(value.get("op").is_none() && value.get("closed").is_none());
         let (_, again) = decode(value.to_string().as_bytes()).expect("a record");
         assert_eq!(again, record);
-    }
-
-    #[test]
-    fn a_member_that_is_out_is_not_vouched_for() {
-        let (base, mut record) = decode(stored().to_string().as_bytes()).expect("a record");
-        record.set(MemberId(Uuid::from_u128(1)), MemberState::Out);
-        record.set(MemberId(Uuid::from_u128(2)), MemberState::InSync);
-        let value = encode(&base, &record);
-        assert_eq!(value["members"][0]["state"]["last_label"]["epoch"], 0);
-        assert_eq!(value["members"][1]["state"], json!({ "state": "in_sync" }));
-        assert_eq!(value["members"][1]["slot"], 1);
     }
 
     #[test]
