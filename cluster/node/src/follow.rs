@@ -11,7 +11,7 @@ use tracing::debug;
 
 const PAUSE: Duration = Duration::from_millis(200);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Leases,
     Nodes,

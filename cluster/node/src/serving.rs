@@ -56,7 +56,8 @@ pub trait Serving: Send {
     /// later.
     fn publish(&mut self, volume: VolumeId, publication: Option<&Publication>);
 
-    /// The described nodes, all of them, and the nodes whose leases stand.
+    /// The described nodes, all of them, and the nodes whose leases stand. The first call comes
+    /// after both lists have arrived.
     fn nodes(
         &mut self,
         nodes: &BTreeMap<NodeId, NodeKey>,
@@ -65,6 +66,11 @@ pub trait Serving: Send {
 
     /// The exports of this node, all of them.
     fn exports(&mut self, exports: &BTreeMap<MemberId, Export>);
+
+    /// The nodes, leases, volumes, publications and exports of etcd have all been shown by the
+    /// calls above: hosts may come in. Called once after the start, with or without a lease of
+    /// this node.
+    fn listed(&mut self) {}
 }
 
 /// A volume on this node, as hosts see it.

@@ -63,8 +63,15 @@ impl Engine {
         self.0.lock().push(call.to_owned());
     }
 
-    fn calls(&self) -> Vec<String> {
+    pub(crate) fn all_calls(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock())
+    }
+
+    /// The calls that ask for something.
+    fn calls(&self) -> Vec<String> {
+        let mut calls = self.all_calls();
+        calls.retain(|call| call != "show" && call != "publish");
+        calls
     }
 }
 
@@ -89,17 +96,33 @@ impl Serving for Engine {
         self.note("drop");
     }
 
-    fn show(&mut self, _: VolumeId, _: &Role) {}
+    fn show(&mut self, _: VolumeId, _: &Role) {
+        self.note("show");
+    }
 
     fn forget(&mut self, _: VolumeId) {
         self.note("forget");
     }
 
-    fn publish(&mut self, _: VolumeId, _: Option<&Publication>) {}
+    fn publish(&mut self, _: VolumeId, _: Option<&Publication>) {
+        self.note("publish");
+    }
 
-    fn nodes(&mut self, _: &BTreeMap<NodeId, NodeKey>, _: &BTreeMap<NodeId, Incarnation>) {}
+    fn nodes(
+        &mut self,
+        nodes: &BTreeMap<NodeId, NodeKey>,
+        standing: &BTreeMap<NodeId, Incarnation>,
+    ) {
+        self.note(&format!("nodes {} {}", nodes.len(), standing.len()));
+    }
 
-    fn exports(&mut self, _: &BTreeMap<MemberId, Export>) {}
+    fn exports(&mut self, exports: &BTreeMap<MemberId, Export>) {
+        self.note(&format!("exports {}", exports.len()));
+    }
+
+    fn listed(&mut self) {
+        self.note("listed");
+    }
 }
 
 /// A node with a lease, and a volume that it takes.

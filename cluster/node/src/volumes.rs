@@ -131,6 +131,15 @@ impl Volumes {
         self.published.keys().copied().collect()
     }
 
+    /// Shows the engine the volumes that it does not know yet.
+    pub(crate) fn show_new(&mut self, now: BootTime) {
+        for (id, place) in &mut self.places {
+            if place.role.is_none() {
+                show(*id, place, now, self.serving.as_mut());
+            }
+        }
+    }
+
     pub(crate) fn serving(&mut self) -> &mut dyn Serving {
         self.serving.as_mut()
     }

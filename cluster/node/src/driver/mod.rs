@@ -5,8 +5,10 @@
 
 mod joining;
 mod news;
+#[cfg(test)]
+mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -133,6 +135,8 @@ pub(crate) struct Driver {
     phase: Phase,
     /// True: a lease of this machine belongs to an earlier process. False after its replacement.
     has_earlier: bool,
+    /// The keys for hosts whose first list has not arrived.
+    awaited: BTreeSet<Kind>,
     nodes: Nodes,
     volumes: Volumes,
     operations: BTreeMap<VolumeId, Progress>,
@@ -173,6 +177,13 @@ impl Driver {
                 is_asked: false,
             },
             has_earlier: true,
+            awaited: BTreeSet::from([
+                Kind::Leases,
+                Kind::Nodes,
+                Kind::Volumes,
+                Kind::Publications,
+                Kind::Exports,
+            ]),
             operations: BTreeMap::new(),
             exports: BTreeMap::new(),
             has_new_exports: false,
@@ -288,10 +299,12 @@ impl Driver {
         }
     }
 
-    /// Shows the engine the changes of nodes and exports.
+    /// Shows the engine the changes of nodes and exports. Without the list of leases, every node
+    /// would look as if its lease were over.
     fn show_news(&mut self) {
         let serving = self.volumes.serving();
-        if self.nodes.take_news() {
+        let is_listed = |kind| !self.awaited.contains(&kind);
+        if is_listed(Kind::Leases) && is_listed(Kind::Nodes) && self.nodes.take_news() {
             serving.nodes(&self.nodes.described, &self.nodes.standing);
         }
         if std::mem::take(&mut self.has_new_exports) {
@@ -559,84 +572,4 @@ impl Driver {
 
 fn no_record(_: &Record) -> Vec<u8> {
     unreachable!("not a commit")
-}
-
-#[cfg(test)]
-mod tests {
-    use nacre_cluster_core::Holder;
-    use nacre_cluster_etcd::Endpoints;
-
-    use super::*;
-    use crate::tests::Engine;
-
-    /// A node that has a lease, and whose etcd is gone.
-    fn driver() -> Driver {
-        let id = NodeId(Uuid::from_u128(1));
-        let endpoints = Endpoints {
-            urls: vec!["http://127.0.0.1:1".to_owned()],
-            tls: None,
-            credentials: None,
-            deadline: Duration::from_millis(200),
-        };
-        let (state, _) = watch::channel(NodeState::Left);
-        let shared = Shared {
-            word: Arc::default(),
-            incarnation: Arc::default(),
-            events: Events::default(),
-            state,
-            seen: Mutex::default(),
-            volumes: Mutex::default(),
-        };
-        let me = Me {
-            id,
-            machine: None,
-            process: Uuid::nil(),
-            cluster: None,
-            description: Description::default(),
-        };
-        let client = Arc::new(Client::new(&endpoints).expect("endpoints"));
-        let prefix = Prefix::new("lab").expect("a name");
-        let engine = Box::new(Engine::default());
-        let mut driver = Driver::new(me, client, prefix, Arc::new(shared), engine);
-        let (incarnation, now) = (Incarnation(1), clock::now());
-        let node = id;
-        let holder = Holder { node, incarnation };
-        driver.phase = Phase::In(Lease::new(holder, Timing::default(), now, now));
-        driver
-    }
-
-    fn block_on<T>(future: impl Future<Output = T>) -> T {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        let runtime = builder.enable_all().build();
-        runtime.expect("a runtime").block_on(future)
-    }
-
-    /// etcd is gone before the first list of leases: the node ends all the same.
-    #[test]
-    fn a_node_ends_without_a_list_of_leases() {
-        block_on(async {
-            let driver = driver();
-            let shared = Arc::clone(&driver.shared);
-            let ((_reports, receiver), (end, ended)) =
-                (mpsc::channel(1), tokio::sync::oneshot::channel());
-            drop(end);
-            let left = tokio::time::timeout(LEAVE, driver.run(receiver, ended));
-            left.await.expect("it ends");
-            assert_eq!(*shared.state.borrow(), NodeState::Left);
-        });
-    }
-
-    /// A task that panics ends the thread: no step waits for its answer.
-    #[test]
-    #[should_panic(expected = "a bug")]
-    fn a_panic_of_a_task_is_one_of_the_driver() {
-        block_on(async {
-            let mut driver = driver();
-            driver.jobs.spawn(async { panic!("a bug") });
-            let ((_reports, receiver), (_end, ended)) =
-                (mpsc::channel(1), tokio::sync::oneshot::channel());
-            let run = tokio::time::timeout(LEAVE, driver.run(receiver, ended));
-            let _ = run.await;
-        });
-    }
 }

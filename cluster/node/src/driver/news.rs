@@ -59,6 +59,7 @@ impl Driver {
                     Kind::Exports => self.has_new_exports = true,
                     _ => {}
                 }
+                self.listed(kind);
             }
             Change::Put(kv) => self.put(kind, &kv),
             Change::Deleted { key, revision } => {
@@ -67,6 +68,15 @@ impl Driver {
                     self.deleted(kind, id, revision);
                 }
             }
+        }
+    }
+
+    /// Tells the engine of the last of the first lists, after everything that the lists show.
+    fn listed(&mut self, kind: Kind) {
+        if self.awaited.remove(&kind) && self.awaited.is_empty() {
+            self.show_news();
+            self.volumes.show_new(clock::now());
+            self.volumes.serving().listed();
         }
     }
 

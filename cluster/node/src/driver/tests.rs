@@ -1,0 +1,171 @@
+//! The driver without etcd: its end, its tasks, and the first lists of keys.
+
+use nacre_cluster_core::Holder;
+use nacre_cluster_etcd::{Endpoints, KeyValue};
+use serde_json::json;
+
+use super::*;
+use crate::follow::Change;
+use crate::tests::Engine;
+
+/// A node that has a lease, and whose etcd is gone.
+fn driver(engine: Engine) -> Driver {
+    let id = NodeId(Uuid::from_u128(1));
+    let endpoints = Endpoints {
+        urls: vec!["http://127.0.0.1:1".to_owned()],
+        tls: None,
+        credentials: None,
+        deadline: Duration::from_millis(200),
+    };
+    let (state, _) = watch::channel(NodeState::Left);
+    let shared = Shared {
+        word: Arc::default(),
+        incarnation: Arc::default(),
+        events: Events::default(),
+        state,
+        seen: Mutex::default(),
+        volumes: Mutex::default(),
+    };
+    let me = Me {
+        id,
+        machine: None,
+        process: Uuid::nil(),
+        cluster: None,
+        description: Description::default(),
+    };
+    let client = Arc::new(Client::new(&endpoints).expect("endpoints"));
+    let prefix = Prefix::new("lab").expect("a name");
+    let mut driver = Driver::new(me, client, prefix, Arc::new(shared), Box::new(engine));
+    let (incarnation, now) = (Incarnation(1), clock::now());
+    let node = id;
+    let holder = Holder { node, incarnation };
+    driver.phase = Phase::In(Lease::new(holder, Timing::default(), now, now));
+    driver
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build();
+    runtime.expect("a runtime").block_on(future)
+}
+
+/// etcd is gone before the first list of leases: the node ends all the same.
+#[test]
+fn a_node_ends_without_a_list_of_leases() {
+    block_on(async {
+        let driver = driver(Engine::default());
+        let shared = Arc::clone(&driver.shared);
+        let ((_reports, receiver), (end, ended)) =
+            (mpsc::channel(1), tokio::sync::oneshot::channel());
+        drop(end);
+        let left = tokio::time::timeout(LEAVE, driver.run(receiver, ended));
+        left.await.expect("it ends");
+        assert_eq!(*shared.state.borrow(), NodeState::Left);
+    });
+}
+
+/// A task that panics ends the thread: no step waits for its answer.
+#[test]
+#[should_panic(expected = "a bug")]
+fn a_panic_of_a_task_is_one_of_the_driver() {
+    block_on(async {
+        let mut driver = driver(Engine::default());
+        driver.jobs.spawn(async { panic!("a bug") });
+        let ((_reports, receiver), (_end, ended)) =
+            (mpsc::channel(1), tokio::sync::oneshot::channel());
+        let run = tokio::time::timeout(LEAVE, driver.run(receiver, ended));
+        let _ = run.await;
+    });
+}
+
+/// The first list of these keys: two nodes and leases, a volume, its publication, an export.
+fn list(driver: &Driver, kind: Kind) -> Change {
+    let prefix = &driver.prefix;
+    let node = |number| NodeId(Uuid::from_u128(number));
+    let volume = Uuid::from_u128(100);
+    let lease = json!({ "v": 1, "n": 0, "process": Uuid::nil() });
+    let described = json!({ "v": 1, "name": "ant", "version": "0.1.0" });
+    let record = json!({ "epoch": 4, "serving": 4, "revision": 7, "holder": null, "members": [] });
+    let export = json!({
+        "v": 1, "volume": volume, "device": "disk0", "want": "there", "is": "there",
+    });
+    let keys = match kind {
+        Kind::Leases => vec![
+            (prefix.lease(node(1)), lease.clone()),
+            (prefix.lease(node(2)), lease),
+        ],
+        Kind::Nodes => vec![
+            (prefix.node(node(1)), described.clone()),
+            (prefix.node(node(2)), described),
+        ],
+        Kind::Volumes => vec![(prefix.core_volume(VolumeId(volume)), record)],
+        Kind::Publications => vec![(
+            prefix.publication(VolumeId(volume)),
+            json!({ "v": 1, "nqn": "nqn.a", "slots": {} }),
+        )],
+        Kind::Exports => {
+            let member = MemberId(Uuid::from_u128(200));
+            vec![(prefix.member(driver.me.id, member), export)]
+        }
+        Kind::Operations => Vec::new(),
+    };
+    let keys = keys.into_iter().map(|(key, value)| KeyValue {
+        key: key.into_bytes(),
+        create_revision: 1,
+        mod_revision: 1,
+        version: 1,
+        value: value.to_string().into_bytes(),
+    });
+    let (keys, revision) = (keys.collect(), 1);
+    Change::All { keys, revision }
+}
+
+/// Goal: the engine takes no node for one without a lease while a list is missing, and lets hosts
+/// in only when it knows everything. Method: the first lists arrive in many orders.
+#[test]
+fn first_lists_in_any_order() {
+    let kinds = [
+        Kind::Leases,
+        Kind::Nodes,
+        Kind::Volumes,
+        Kind::Publications,
+        Kind::Exports,
+    ];
+    let rotated = (0..kinds.len()).map(|by| {
+        let mut order = kinds;
+        order.rotate_left(by);
+        order
+    });
+    let reversed = rotated.clone().map(|mut order| {
+        order.reverse();
+        order
+    });
+    block_on(async {
+        for order in rotated.chain(reversed) {
+            let engine = Engine::default();
+            let mut driver = driver(engine.clone());
+            let mut calls = Vec::new();
+            for (at, kind) in order.into_iter().enumerate() {
+                let change = list(&driver, kind);
+                driver.news(kind, change);
+                driver.show_news();
+                calls.extend(engine.all_calls());
+                let arrived = &order[..=at];
+                let both = arrived.contains(&Kind::Leases) && arrived.contains(&Kind::Nodes);
+                let has = |call: &str| calls.iter().any(|made| made == call);
+                assert_eq!(has("nodes 2 2"), both, "{arrived:?}: {calls:?}");
+                assert_eq!(has("listed"), arrived.len() == kinds.len(), "{arrived:?}");
+            }
+            let last = calls.pop();
+            assert_eq!(last.as_deref(), Some("listed"), "{order:?}");
+            calls.sort();
+            let expected = ["exports 1", "nodes 2 2", "publish", "show"];
+            assert_eq!(calls, expected, "{order:?}");
+            // A compaction: the leases are listed again.
+            let change = list(&driver, Kind::Leases);
+            driver.news(Kind::Leases, change);
+            driver.show_news();
+            assert_eq!(engine.all_calls(), Vec::<String>::new());
+        }
+    });
+}
