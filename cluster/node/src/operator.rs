@@ -16,6 +16,7 @@ use crate::error::{Error, damaged};
 use crate::events::Event;
 use crate::keys::{self, Cluster, NodeKey, bytes};
 use crate::operations::Operation;
+use crate::publication::Publication;
 use crate::record;
 
 /// Time between two looks at the progress of a request.
@@ -83,9 +84,16 @@ pub struct VolumeStatus {
     pub id: VolumeId,
     /// Empty if the record cannot be read.
     pub name: String,
-    /// The holder in the record. Its lease may be over.
+    /// The holder in the record.
     pub holder: Option<Holder>,
+    /// True while the lease of the holder's incarnation stands.
+    pub lease_stands: bool,
     pub state: VolumeState,
+    /// Replicas of the volume, and how many of them are in sync.
+    pub members: usize,
+    pub in_sync: usize,
+    /// The nodes that show the volume to hosts.
+    pub nodes: Vec<NodeId>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,12 +107,14 @@ pub enum VolumeState {
     Unreadable,
 }
 
+/// True if the incarnation of the record's holder is `stands`, the one that its node has now.
+fn is_held(record: &Record, stands: Option<Incarnation>) -> bool {
+    let holder = record.holder;
+    holder.is_some_and(|holder| stands == Some(holder.incarnation))
+}
+
 impl VolumeState {
-    /// `stands`: the incarnation of the holder's node.
-    fn of(record: &Record, stands: Option<Incarnation>) -> Self {
-        let is_held = record
-            .holder
-            .is_some_and(|holder| stands == Some(holder.incarnation));
+    fn of(record: &Record, is_held: bool) -> Self {
         match record.in_sync().count() == record.members.len() {
             _ if !is_held => Self::WithoutHolder,
             true => Self::Healthy,
@@ -188,7 +198,7 @@ impl Operator {
             }
             let node = record.holder.and_then(|holder| nodes.get_mut(&holder.node));
             let stands = node.as_ref().and_then(|node| Some(node.lease?.incarnation));
-            let state = VolumeState::of(&record, stands);
+            let state = VolumeState::of(&record, is_held(&record, stands));
             match state {
                 VolumeState::Healthy => volumes.healthy += 1,
                 VolumeState::Degraded => volumes.degraded += 1,
@@ -218,28 +228,55 @@ impl Operator {
             let lease = leases.iter().find(of);
             lease.map(|kv| Incarnation(kv.create_revision as u64))
         };
+        let mut published = BTreeMap::new();
+        let prefix = self.prefix.publications();
+        for kv in self.list(&prefix).await? {
+            // The nodes that read a damaged publication ignore it, too.
+            if let Ok(publication) = Publication::decode(&kv) {
+                published.insert(Prefix::id_after(&prefix, &kv.key), publication.nodes());
+            }
+        }
         let prefix = self.prefix.volumes();
         let mut keys = self.list(&prefix).await?;
         keys.sort_by_key(|kv| kv.create_revision);
-        let status = |kv: &KeyValue| {
-            let id = VolumeId(Prefix::id_after(&prefix, &kv.key)?);
+        let mut status = |kv: &KeyValue| {
+            let id = Prefix::id_after(&prefix, &kv.key)?;
             let unreadable = VolumeStatus {
-                id,
+                id: VolumeId(id),
                 name: String::new(),
                 holder: None,
+                lease_stands: false,
                 state: VolumeState::Unreadable,
+                members: 0,
+                in_sync: 0,
+                nodes: published.remove(&Some(id)).unwrap_or_default(),
             };
-            Some(match record::decode(&kv.value) {
-                Ok((value, record)) => VolumeStatus {
-                    name: value["name"].as_str().unwrap_or_default().to_owned(),
-                    holder: record.holder,
-                    state: VolumeState::of(&record, record.holder.and_then(stands)),
-                    ..unreadable
-                },
-                Err(_) => unreadable,
+            let Ok((value, record)) = record::decode(&kv.value) else {
+                return Some(unreadable);
+            };
+            let lease_stands = is_held(&record, record.holder.and_then(stands));
+            Some(VolumeStatus {
+                name: value["name"].as_str().unwrap_or_default().to_owned(),
+                holder: record.holder,
+                lease_stands,
+                state: VolumeState::of(&record, lease_stands),
+                members: record.members.len(),
+                in_sync: record.in_sync().count(),
+                ..unreadable
             })
         };
-        Ok(keys.iter().filter_map(status).collect())
+        Ok(keys.iter().filter_map(&mut status).collect())
+    }
+
+    /// The names of the nodes that have described themselves.
+    pub async fn node_names(&self) -> Result<BTreeMap<NodeId, String>, Error> {
+        let prefix = self.prefix.nodes();
+        let keys = self.list(&prefix).await?;
+        let names = keys.iter().filter_map(|kv| {
+            let id = NodeId(Prefix::id_after(&prefix, &kv.key)?);
+            Some((id, NodeKey::decode(kv).ok()?.description.name))
+        });
+        Ok(names.collect())
     }
 
     /// A cordoned node gets no new members, and takes a volume only if no other node can.

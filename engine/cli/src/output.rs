@@ -99,6 +99,7 @@ const COMMANDS: [(&str, &str); 14] = [
     ("bdev_nvme_attach_controller", "bdev attach"),
     ("cluster_get_nodes", "cluster nodes"),
     ("cluster_get_status", "cluster status"),
+    ("cluster_get_volumes", "cluster volumes"),
     ("nvmf_delete_subsystem", "subsystem delete"),
     ("nvmf_get_subsystems", "subsystem list"),
     ("nvmf_subsystem_add_host", "host allow"),

@@ -278,7 +278,13 @@ fn publications_and_exports() {
                 .iter()
                 .all(|volume| volume.state == VolumeState::Healthy)
         );
-        assert_eq!((&*volumes[0].name, volumes[0].id), ("v0", id));
+        let first = &volumes[0];
+        assert_eq!((&*first.name, first.id), ("v0", id));
+        assert_eq!((first.members, first.in_sync), (3, 3));
+        assert!(first.lease_stands && first.holder.is_some(), "{first:?}");
+        assert_eq!(first.nodes, request.nodes);
+        let names = operator.node_names().await.expect("names");
+        assert_eq!(names.keys().copied().collect::<Vec<_>>(), request.nodes);
     });
     lab.wait("its node has no export", || shown(&lab).is_empty());
     lab.check();

@@ -36,6 +36,8 @@ enum ClusterCommand {
     Status(StatusArgs),
     /// List the nodes
     Nodes(ListArgs),
+    /// List the volumes, with the nodes that serve and show them
+    Volumes(ListArgs),
     /// Show the last decisions of this node, and follow new ones
     Events(EventsArgs),
     /// Give a node no new replicas; it takes a volume only if no other node can
@@ -151,6 +153,7 @@ pub(crate) fn run(args: ClusterArgs) -> Result<(), Failure> {
         ClusterCommand::Init(args) => init::run(&args),
         ClusterCommand::Status(args) => show::status(&args.connection, args.watch),
         ClusterCommand::Nodes(args) => show::nodes(&args.connection),
+        ClusterCommand::Volumes(args) => show::volumes(&args.connection),
         ClusterCommand::Events(args) => show::events(&args.connection, args.after, args.follow),
         ClusterCommand::Cordon(args) => cordon(args, true),
         ClusterCommand::Uncordon(args) => cordon(args, false),

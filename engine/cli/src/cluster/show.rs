@@ -1,4 +1,4 @@
-//! Prints the cluster: status, nodes, events.
+//! Prints the cluster: status, nodes, volumes, events.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
 use nacre_engine::methods::cluster::events::{GetClusterEvents, GetClusterEventsParams};
 use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes};
+use nacre_engine::methods::cluster::volumes::GetVolumes;
 use nacre_engine_rpc::NoParams;
 
 /// Interval of `--watch` and `--follow`.
@@ -168,6 +169,41 @@ fn node_row(node: &Value) -> Vec<String> {
     ]
 }
 
+pub(super) fn volumes(connection: &Connection) -> Result<(), Failure> {
+    let volumes = connection.call_for_json::<GetVolumes>(&NoParams {})?;
+    if connection.json {
+        return output::json(&volumes);
+    }
+    let titles = [
+        "volume", "state", "holder", "lease", "in sync", "shown by", "id",
+    ];
+    output::table(&titles, items(&volumes).iter().map(volume_row))
+}
+
+fn volume_row(volume: &Value) -> Vec<String> {
+    let text = |key: &str| output::cell(volume.get(key));
+    // A node without a description has no name.
+    let node = |node: &Value| match &node["name"] {
+        Value::String(name) => name.clone(),
+        _ => output::cell(node.get("id")),
+    };
+    let lease = match (&volume["holder"], &volume["lease_stands"]) {
+        (Value::Null, _) => "",
+        (_, Value::Bool(true)) => "stands",
+        _ => "over",
+    };
+    let nodes: Vec<String> = items(&volume["nodes"]).iter().map(node).collect();
+    vec![
+        text("name"),
+        text("state"),
+        node(&volume["holder"]),
+        lease.to_owned(),
+        format!("{} of {}", text("in_sync"), text("replicas")),
+        nodes.join(","),
+        text("id"),
+    ]
+}
+
 pub(super) fn events(connection: &Connection, after: u64, follow: bool) -> Result<(), Failure> {
     let mut client = connection.open()?;
     // Names are for people: without them the text has ids.
@@ -253,6 +289,26 @@ mod tests {
             "replicas": 1, "in_sync": 0,
         }));
         assert_eq!(row.join("|"), "|none||0|1|0|||8");
+    }
+
+    #[test]
+    fn rows_of_volumes() {
+        let row = volume_row(&json!({
+            "id": "7", "name": "v", "state": "degraded", "lease_stands": true,
+            "holder": { "id": "1", "name": "ant" }, "replicas": 3, "in_sync": 2,
+            "nodes": [{ "id": "1", "name": "ant" }, { "id": "2", "name": null }],
+        }));
+        assert_eq!(row.join("|"), "v|degraded|ant|stands|2 of 3|ant,2|7");
+        let row = volume_row(&json!({
+            "id": "8", "name": "w", "state": "without_holder", "lease_stands": false,
+            "holder": { "id": "2", "name": null }, "replicas": 1, "in_sync": 1, "nodes": [],
+        }));
+        assert_eq!(row.join("|"), "w|without_holder|2|over|1 of 1||8");
+        let row = volume_row(&json!({
+            "id": "9", "name": null, "state": "unreadable", "lease_stands": false,
+            "holder": null, "replicas": 0, "in_sync": 0, "nodes": [],
+        }));
+        assert_eq!(row.join("|"), "|unreadable|||0 of 0||9");
     }
 
     #[test]

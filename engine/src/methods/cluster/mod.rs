@@ -99,30 +99,31 @@ async fn node(operator: &Operator, text: &str) -> Result<NodeId, RpcError> {
     if let Ok(id) = text.parse::<Uuid>() {
         return Ok(NodeId(id));
     }
-    let status = read_status(operator).await?;
-    let nodes = status.nodes.iter();
-    let known: Vec<(NodeId, &str)> = nodes
-        .map(|node| (node.id, name_of(node).unwrap_or_default()))
+    let names = within(LIMIT, operator.node_names()).await?;
+    let known: Vec<(Uuid, &str)> = names
+        .iter()
+        .map(|(id, name)| (id.0, name.as_str()))
         .collect();
-    named(text, &known).map_err(|error| error.field("node"))
+    let found = named("node", text, &known);
+    found.map(NodeId).map_err(|error| error.field("node"))
 }
 
-/// The node of this name among `known`. The refusal has the candidates.
-fn named(name: &str, known: &[(NodeId, &str)]) -> Result<NodeId, RpcError> {
+/// The node or volume of this name among `known`. The refusal has the candidates.
+fn named(noun: &str, name: &str, known: &[(Uuid, &str)]) -> Result<Uuid, RpcError> {
     let found: Vec<_> = known.iter().filter(|(_, of)| *of == name).collect();
     match found.as_slice() {
         [(id, _)] => Ok(*id),
         [] => {
-            let cause = format!("the cluster has no node \"{name}\"");
+            let cause = format!("the cluster has no {noun} \"{name}\"");
             let error = RpcError::errno(Errno::ENODEV, cause);
             Err(if known.is_empty() {
-                error.remedy("cluster_get_nodes lists the nodes")
+                error.remedy(format!("cluster_get_{noun}s lists the {noun}s"))
             } else {
-                error.remedy(format!("its nodes are {}", list(known.iter())))
+                error.remedy(format!("its {noun}s are {}", list(known.iter())))
             })
         }
         several => {
-            let cause = format!("{} nodes have the name \"{name}\"", several.len());
+            let cause = format!("{} {noun}s have the name \"{name}\"", several.len());
             let ids = list(several.iter().copied());
             let error = RpcError::errno(Errno::EINVAL, cause);
             Err(error.remedy(format!("give the id of one of them: {ids}")))
@@ -130,11 +131,11 @@ fn named(name: &str, known: &[(NodeId, &str)]) -> Result<NodeId, RpcError> {
     }
 }
 
-fn list<'a>(nodes: impl ExactSizeIterator<Item = &'a (NodeId, &'a str)>) -> String {
-    let more = nodes.len().saturating_sub(NAMED);
-    let mut texts: Vec<String> = nodes
+fn list<'a>(known: impl ExactSizeIterator<Item = &'a (Uuid, &'a str)>) -> String {
+    let more = known.len().saturating_sub(NAMED);
+    let mut texts: Vec<String> = known
         .take(NAMED)
-        .map(|(id, name)| format!("\"{name}\" ({})", id.0))
+        .map(|(id, name)| format!("\"{name}\" ({id})"))
         .collect();
     if more > 0 {
         texts.push(format!("and {more} more"));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use nacre_cluster_core::{Incarnation, MemberId, NodeId, VolumeId};
-use nacre_cluster_etcd::Prefix;
+use nacre_cluster_etcd::{Client, Copies, Prefix, Txn};
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_cluster_node::{
     Description, Export, Me, Node, NodeKey, NodeState, Publication, Role, Serving,
@@ -17,6 +17,7 @@ use uuid::Uuid;
 use super::init::init;
 use super::nodes::{DrainParams, drain};
 use super::status::ClusterStatus;
+use super::volumes::{volume, volumes};
 use super::{LIMIT, node, read_status, within};
 use crate::config::settings::VolumeStore;
 
@@ -84,6 +85,24 @@ fn until(of: &Node, what: &str, is_met: impl Fn(&Value) -> bool) -> Value {
     }
 }
 
+/// A volume that an earlier incarnation of bee held, and its publication.
+fn volume_keys() -> [(String, Value); 2] {
+    let prefix = Prefix::new("lab").expect("a name");
+    let id = VolumeId(Uuid::from_u128(9));
+    let record = json!({
+        "v": 1, "name": "v", "epoch": 4, "serving": 4, "revision": 7, "holder": BEE,
+        "incarnation": 1, "members": [
+            { "id": ANT, "node": ANT, "state": { "state": "in_sync" } },
+            { "id": BEE, "node": BEE, "state": { "state": "out" } },
+        ],
+    });
+    let publication = json!({ "v": 1, "nqn": "nqn.a", "slots": { BEE.to_string(): 1 } });
+    [
+        (prefix.core_volume(id), record),
+        (prefix.publication(id), publication),
+    ]
+}
+
 #[test]
 fn acts_of_operators_on_a_real_etcd() {
     let Some(program) = program("acts_of_operators_on_a_real_etcd") else {
@@ -120,6 +139,34 @@ fn acts_of_operators_on_a_real_etcd() {
         .expect_err("no node")
         .to_string();
     assert!(unknown.contains("\"ant\""), "{unknown}");
+    let client = run(async { Client::new(&etcd.endpoints()) }).expect("endpoints");
+    let keys = volume_keys();
+    let put = keys.iter().fold(Txn::default(), |txn, (key, value)| {
+        txn.put(key, value.to_string().into_bytes())
+    });
+    run(client.transact(put, Copies::One)).expect("put");
+    let shown = serde_json::to_value(run(volumes(&operator)).expect("volumes"));
+    assert_eq!(
+        shown.expect("plain data"),
+        json!([{
+            "id": Uuid::from_u128(9), "name": "v", "state": "without_holder",
+            "holder": { "id": BEE, "name": "bee" }, "lease_stands": false,
+            "replicas": 2, "in_sync": 1, "nodes": [{ "id": BEE, "name": "bee" }],
+        }])
+    );
+    assert_eq!(
+        run(volume(&operator, "v")),
+        Ok(VolumeId(Uuid::from_u128(9)))
+    );
+    let unknown = run(volume(&operator, "w")).expect_err("no volume");
+    assert!(
+        unknown.to_string().contains("its volumes are \"v\""),
+        "{unknown}"
+    );
+    let delete = keys
+        .iter()
+        .fold(Txn::default(), |txn, (key, _)| txn.delete(key));
+    run(client.transact(delete, Copies::One)).expect("deleted");
     run(within(LIMIT, operator.set_cordon(found, true))).expect("a cordon");
     let params = DrainParams {
         node: "bee".to_owned(),

@@ -1,7 +1,6 @@
 //! Goal: calls of a daemon without a cluster, and wrong parameters, are refused with the cause and
 //! the remedy. Method: a daemon without sockets; names among given nodes.
 
-use nacre_cluster_core::NodeId;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -16,6 +15,7 @@ fn a_daemon_without_a_cluster_says_so() {
     for (method, params) in [
         ("cluster_get_status", Value::Null),
         ("cluster_get_nodes", Value::Null),
+        ("cluster_get_volumes", Value::Null),
         ("cluster_get_events", json!({ "after": 3 })),
         (
             "cluster_set_cordon",
@@ -68,10 +68,14 @@ fn wrong_parameters_are_named() {
 
 #[test]
 fn a_name_that_does_not_name_one_node_has_the_candidates() {
-    let id = |n| NodeId(Uuid::from_u128(n));
+    let id = Uuid::from_u128;
     let known = [(id(1), "ant"), (id(2), "bee"), (id(3), "bee")];
-    assert_eq!(named("ant", &known), Ok(id(1)));
-    let text = |name| named(name, &known).expect_err("refused").to_string();
+    assert_eq!(named("node", "ant", &known), Ok(id(1)));
+    let text = |name| {
+        named("node", name, &known)
+            .expect_err("refused")
+            .to_string()
+    };
     let unknown = text("cow");
     for part in ["no node \"cow\"", "\"ant\" (00000000-", "\"bee\""] {
         assert!(unknown.contains(part), "{unknown}");
@@ -80,6 +84,12 @@ fn a_name_that_does_not_name_one_node_has_the_candidates() {
     assert!(several.contains("2 nodes have the name"), "{several}");
     assert!(several.contains("000000000003") && !several.contains("ant"));
     let many: Vec<_> = (0..40).map(|n| (id(n), "cat")).collect();
-    let long = named("cat", &many).expect_err("refused").to_string();
+    let long = named("volume", "cat", &many)
+        .expect_err("refused")
+        .to_string();
     assert!(long.contains("and 24 more"), "{long}");
+    let none = named("volume", "cow", &[])
+        .expect_err("refused")
+        .to_string();
+    assert!(none.contains("cluster_get_volumes lists"), "{none}");
 }

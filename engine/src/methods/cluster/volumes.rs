@@ -1,14 +1,16 @@
-//! `cluster_move_volume`: the place where a volume is served.
+//! `cluster_get_volumes`, `cluster_move_volume`: the volumes, and the nodes that serve them.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use nacre_cluster_core::VolumeId;
+use nacre_cluster_core::{NodeId, VolumeId};
+use nacre_cluster_node::{Operator, VolumeState, VolumeStatus};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{LIMIT, node, refuse_long_wait, within};
-use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use super::{LIMIT, named, node, read as read_etcd, refuse_long_wait, within};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::values::read;
 
@@ -16,7 +18,123 @@ use crate::values::read;
 const WAIT_S: u64 = 10;
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<MoveVolume>();
+    registry.add::<GetVolumes>().add::<MoveVolume>();
+}
+
+/// A volume of the cluster.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ClusterVolume {
+    #[schemars(with = "String")]
+    id: Uuid,
+    /// `None`: the record of the volume cannot be read.
+    name: Option<String>,
+    state: ClusterVolumeState,
+    /// The node that took the volume last. `None`: the last one handed it over.
+    holder: Option<ClusterVolumeNode>,
+    /// The lease of the holder stands: it serves the volume.
+    lease_stands: bool,
+    /// Replicas of the volume, and those of them that are in sync.
+    replicas: usize,
+    in_sync: usize,
+    /// The nodes that show the volume to hosts.
+    nodes: Vec<ClusterVolumeNode>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct ClusterVolumeNode {
+    #[schemars(with = "String")]
+    id: Uuid,
+    /// `None`: the node has no description.
+    name: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClusterVolumeState {
+    /// A node serves the volume, and all replicas are in sync.
+    Healthy,
+    /// A node serves the volume, and a replica is not in sync.
+    Degraded,
+    /// No node serves the volume.
+    WithoutHolder,
+    /// The record of the volume is damaged, or of a later version.
+    Unreadable,
+}
+
+impl From<VolumeState> for ClusterVolumeState {
+    fn from(state: VolumeState) -> Self {
+        match state {
+            VolumeState::Healthy => Self::Healthy,
+            VolumeState::Degraded => Self::Degraded,
+            VolumeState::WithoutHolder => Self::WithoutHolder,
+            VolumeState::Unreadable => Self::Unreadable,
+        }
+    }
+}
+
+impl ClusterVolume {
+    fn of(volume: VolumeStatus, names: &BTreeMap<NodeId, String>) -> Self {
+        let node = |id: NodeId| ClusterVolumeNode {
+            id: id.0,
+            name: names.get(&id).cloned(),
+        };
+        Self {
+            id: volume.id.0,
+            name: Some(volume.name).filter(|_| volume.state != VolumeState::Unreadable),
+            state: volume.state.into(),
+            holder: volume.holder.map(|holder| node(holder.node)),
+            lease_stands: volume.lease_stands,
+            replicas: volume.members,
+            in_sync: volume.in_sync,
+            nodes: volume.nodes.into_iter().map(node).collect(),
+        }
+    }
+}
+
+pub struct GetVolumes;
+
+impl Method<Engine> for GetVolumes {
+    const NAME: &'static str = "cluster_get_volumes";
+    const ABOUT: &'static str = "Lists the volumes of the cluster with the nodes that serve and \
+         show them, and their replicas.";
+    const CLASS: Class = Class::Read;
+    const ORDER: Order = Order::Free;
+    type Params = NoParams;
+    type Reply = Vec<ClusterVolume>;
+
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<ClusterVolume>, RpcError> {
+        volumes(&engine.volumes.cluster.operator()?).await
+    }
+}
+
+pub(super) async fn volumes(operator: &Operator) -> Result<Vec<ClusterVolume>, RpcError> {
+    let operator = operator.clone();
+    let read =
+        read_etcd(
+            move || async move { Ok((operator.volumes().await?, operator.node_names().await?)) },
+        );
+    let (volumes, names) = read.await?;
+    let volumes = volumes.into_iter();
+    Ok(volumes
+        .map(|volume| ClusterVolume::of(volume, &names))
+        .collect())
+}
+
+/// The volume with this id or name. An id needs no answer of etcd.
+pub(super) async fn volume(operator: &Operator, text: &str) -> Result<VolumeId, RpcError> {
+    if let Ok(id) = text.parse::<Uuid>() {
+        return Ok(VolumeId(id));
+    }
+    let operator = operator.clone();
+    let volumes = read_etcd(move || async move { operator.volumes().await }).await?;
+    let readable = volumes
+        .iter()
+        .filter(|volume| volume.state != VolumeState::Unreadable);
+    let known: Vec<(Uuid, &str)> = readable
+        .map(|volume| (volume.id.0, volume.name.as_str()))
+        .collect();
+    let found = named("volume", text, &known);
+    found.map(VolumeId).map_err(|error| error.field("volume"))
 }
 
 pub struct MoveVolume;
@@ -60,18 +178,12 @@ impl Method<Engine> for MoveVolume {
     ) -> Result<MoveVolumeReply, RpcError> {
         let wait = refuse_long_wait(params.wait_s)?;
         let operator = engine.volumes.cluster.operator()?;
-        let volume = match params.volume.parse::<Uuid>() {
-            Ok(id) => id,
-            Err(_) => {
-                let found = engine.volumes.find(&params.volume);
-                found.map_err(|error| error.field("volume"))?.id()
-            }
-        };
+        let volume = volume(&operator, &params.volume).await?;
         let node = node(&operator, &params.node).await?;
-        let moved = operator.move_volume(VolumeId(volume), node, wait);
+        let moved = operator.move_volume(volume, node, wait);
         within(wait + LIMIT, moved).await?;
         Ok(MoveVolumeReply {
-            volume,
+            volume: volume.0,
             node: node.0,
         })
     }
