@@ -170,6 +170,11 @@ impl Check<'_> {
         }
     }
 
+    /// True if the key has a value, even one that cannot be read.
+    pub(super) fn is_set(&self, key: &str) -> bool {
+        self.origins.contains_key(key)
+    }
+
     /// True if the key, or a key within it, has a problem.
     fn is_refused(&self, key: &str) -> bool {
         self.problems.iter().any(|p| {

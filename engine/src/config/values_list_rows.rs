@@ -200,6 +200,7 @@ pub(super) const ROWS: &[Row] = &[
         &[
             ("\"a/b\"", "\"a/b\" is not 1 to 64 letters"),
             ("\"\"", "is not 1 to 64 letters"),
+            NO_TEXT,
         ],
     ),
     (

@@ -160,7 +160,9 @@ fn is_loopback(host: &str) -> bool {
 
 impl Check<'_> {
     pub(super) fn volume_store(&mut self, settings: &Settings) {
-        for (key, cause, remedy) in settings.store.problems(settings.cluster.is_node()) {
+        // A name that cannot be read is a name: it is the only report.
+        let is_node = settings.cluster.is_node() || self.is_set("cluster.name");
+        for (key, cause, remedy) in settings.store.problems(is_node) {
             self.refuse_unless_refused_with(&format!("store.{key}"), cause, remedy);
         }
         if settings.store.is_etcd() && settings.data.dir == "none" {
