@@ -21,8 +21,8 @@ pub trait AnswerLease: Send + Sync {
     ///
     /// When this returns true, no other holder may have acted on the volume before the call. When
     /// another holder can have acted, because the incarnation has ended, this never returns true
-    /// again: not even when the node has a new lease. A lease that lapsed and was renewed, before
-    /// anybody ended it, may be good again.
+    /// again: not even when the node has a new lease. A lapsed lease may be good again after a
+    /// renewal, as long as its incarnation has not ended.
     fn is_good(&self) -> bool;
 }
 
@@ -55,8 +55,8 @@ pub struct Assent {
 }
 
 impl Assent {
-    /// The last round that began. It may say nothing about answers collected before this call:
-    /// they need a later one.
+    /// The last round that began. The round may not cover answers collected before this call:
+    /// these answers need a later round.
     pub fn begun(&self) -> u64 {
         // The answers are collected before this load.
         fence(Ordering::SeqCst);

@@ -86,7 +86,7 @@ enum Step {
         drained: bool,
         aborted: bool,
     },
-    /// The holder is removed from the record, after a close or an opening in vain.
+    /// The holder is removed from the record, after a close or a failed opening.
     Release {
         /// How long this node leaves the next attempt to others.
         pause: Duration,

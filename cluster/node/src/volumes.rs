@@ -438,7 +438,7 @@ fn note(id: VolumeId, place: &mut Place, now: BootTime, events: &Events) {
                 events.note(Decision::VolumeKept { volume: id });
             }
         },
-        // An opening in vain, or a volume that closed by itself, is no hand-over.
+        // A failed opening, or a volume that closed by itself, is no hand-over.
         (_, State::Leaving) if place.leaving_to.is_none() => {
             if !place.does_not_open {
                 events.note(Decision::VolumeNotOpened { volume: id, epoch });

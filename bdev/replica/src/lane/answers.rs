@@ -149,8 +149,8 @@ pub(super) fn adopt_lease(lane: &mut Lane) {
     }
 }
 
-/// Checks the answers in `done` from index `from` on, and those that are held. The caller has
-/// collected everything that this poll collects.
+/// Checks the answers in `done` from index `from` on, and the held answers. The caller has
+/// collected all answers of this poll.
 pub(super) fn check_answers(lane: &mut Lane, done: &mut Done, from: usize) {
     let collected = done.len() > from;
     if !collected && lane.answers.held.is_empty() {
@@ -180,7 +180,7 @@ fn hold_answers(lane: &mut Lane, done: &mut Done, from: usize) {
     }
 }
 
-/// Hands over the held answers that may leave, and ends those that waited too long.
+/// Hands over the held answers that may leave, and ends the answers that waited too long.
 #[cold]
 fn release_answers(lane: &mut Lane, good: bool, done: &mut Done) {
     let view = &lane.replicas.view;
