@@ -93,7 +93,7 @@ pub fn refusal(error: &ClientError) -> String {
 }
 
 /// The command of each method that remedies name.
-const COMMANDS: [(&str, &str); 14] = [
+const COMMANDS: [(&str, &str); 15] = [
     ("bdev_accept", "bdev accept"),
     ("bdev_get_bdevs", "bdev list"),
     ("bdev_nvme_attach_controller", "bdev attach"),
