@@ -139,12 +139,18 @@ fn acts_of_operators_on_a_real_etcd() {
         .expect_err("no node")
         .to_string();
     assert!(unknown.contains("\"ant\""), "{unknown}");
-    let client = run(async { Client::new(&etcd.endpoints()) }).expect("endpoints");
+    // A client works in one runtime only.
+    let transact = |txn| {
+        run(async {
+            let client = Client::new(&etcd.endpoints()).expect("endpoints");
+            client.transact(txn, Copies::One).await
+        })
+    };
     let keys = volume_keys();
     let put = keys.iter().fold(Txn::default(), |txn, (key, value)| {
         txn.put(key, value.to_string().into_bytes())
     });
-    run(client.transact(put, Copies::One)).expect("put");
+    transact(put).expect("put");
     let shown = serde_json::to_value(run(volumes(&operator)).expect("volumes"));
     assert_eq!(
         shown.expect("plain data"),
@@ -166,7 +172,7 @@ fn acts_of_operators_on_a_real_etcd() {
     let delete = keys
         .iter()
         .fold(Txn::default(), |txn, (key, _)| txn.delete(key));
-    run(client.transact(delete, Copies::One)).expect("deleted");
+    transact(delete).expect("deleted");
     run(within(LIMIT, operator.set_cordon(found, true))).expect("a cordon");
     let params = DrainParams {
         node: "bee".to_owned(),

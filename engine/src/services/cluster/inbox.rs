@@ -44,6 +44,8 @@ struct State {
     standing: BTreeMap<NodeId, Incarnation>,
     exports: BTreeMap<MemberId, Export>,
     others_changed: bool,
+    /// The lists of etcd have all arrived.
+    is_listed: bool,
     /// The members that this node reaches, of each volume.
     reached: BTreeMap<VolumeId, ArrayVec<MemberId, MAX_MEMBERS>>,
     /// The devices of each volume's replicas, with their nodes.
@@ -106,6 +108,24 @@ impl Inbox {
     /// Notes the nodes that export the devices of a volume's replicas.
     pub(super) fn set_devices(&self, volume: VolumeId, devices: Vec<(String, NodeId)>) {
         self.state.lock().devices.insert(volume, devices);
+    }
+
+    /// True when the volumes that this node shows are known.
+    pub(super) fn is_listed(&self) -> bool {
+        self.state.lock().is_listed
+    }
+
+    /// The volumes that this node shows to hosts.
+    pub(super) fn shown_by(&self, node: NodeId) -> Vec<VolumeId> {
+        let state = self.state.lock();
+        let mut shown = Vec::new();
+        for (id, wanted) in &state.volumes {
+            let publication = wanted.publication.as_ref();
+            if publication.is_some_and(|it| it.slots.of(node).is_some()) {
+                shown.push(*id);
+            }
+        }
+        shown
     }
 
     /// True if the lease of the device's node is over.
@@ -203,6 +223,10 @@ impl Serving for Sender {
         self.0
             .change_others(|state| state.exports.clone_from(exports));
     }
+
+    fn listed(&mut self) {
+        self.0.change_others(|state| state.is_listed = true);
+    }
 }
 
 #[cfg(test)]
@@ -266,5 +290,20 @@ mod tests {
         assert!(!inbox.is_away("other"));
         sender.nodes(&nodes, &BTreeMap::from([(node, Incarnation(3))]));
         assert!(!inbox.is_away("d"));
+    }
+
+    /// Goal: hosts wait for the volumes that have a slot for this node, and for no others.
+    #[test]
+    fn volumes_that_hosts_wait_for() {
+        let (mut sender, inbox, volume) = inbox();
+        let (me, other) = (NodeId(Uuid::from_u128(8)), NodeId(Uuid::from_u128(9)));
+        let mut publication = Publication::new(volume);
+        publication.slots.assign(other);
+        sender.publish(volume, Some(&publication));
+        assert_eq!(inbox.shown_by(other), [volume]);
+        assert!(inbox.shown_by(me).is_empty());
+        assert!(!inbox.is_listed());
+        sender.listed();
+        assert!(inbox.is_listed());
     }
 }

@@ -59,6 +59,9 @@ const LEAVE: Duration = Duration::from_secs(8);
 /// Longest time between two looks at devices and listeners, which change without news.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Looks after which hosts may come in, although a volume is not shown yet.
+const SHOW_LOOKS: u8 = 10;
+
 /// Empty in a daemon without `[cluster]`.
 #[derive(Default)]
 pub struct Cluster {
@@ -271,7 +274,8 @@ fn is_link_local(ip: IpAddr) -> bool {
 async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut is_joined = false;
+    // Looks after the lists of etcd, while hosts may not come in.
+    let mut closed_looks = Some(0..SHOW_LOOKS);
     loop {
         let news = tokio::select! {
             news = running.inbox.news() => Some(news),
@@ -293,11 +297,15 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
             running.wake(&engine, id);
         }
         if let Some(cluster) = running.cluster().filter(|_| is_look) {
-            // The lists of etcd have arrived by the second look after the node has joined.
-            if std::mem::replace(&mut is_joined, true) {
-                engine.volumes.are_shown();
-            }
             note(&engine, cluster).await;
+        }
+        if is_look
+            && running.inbox.is_listed()
+            && let Some(left) = &mut closed_looks
+            && (running.are_all_shown() || left.next().is_none())
+        {
+            engine.volumes.are_shown();
+            closed_looks = None;
         }
     }
 }
@@ -323,6 +331,13 @@ impl Running {
             NodeState::In { cluster, .. } => Some(cluster),
             _ => None,
         }
+    }
+
+    /// True if each volume that this node should show has its subsystem.
+    fn are_all_shown(&self) -> bool {
+        let shown = self.shown.borrow();
+        let is_ready = |id| shown.get(&id).is_some_and(Shown::is_ready);
+        self.inbox.shown_by(self.me).into_iter().all(is_ready)
     }
 
     /// Wakes the volume's task, or starts it.
