@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! run       demonstrates Nacre: serves a namespace over NVMe/TCP, writes it and reads it back
+//! cluster   demonstrates a volume that outlives the node that serves it
 //! test      runs format check, lints, unit and model tests, tidy, and the virtual machine's tests
 //! ci        like test, but fails when a suite cannot run; last line: `N passed, M failed`
 //! bench     compares Nacre with a limit or a peer, in ratios
@@ -21,6 +22,7 @@
 
 mod alerts;
 mod bench;
+mod cluster;
 mod deb;
 mod deploy;
 mod image;
@@ -58,6 +60,9 @@ enum Command {
     /// Build Nacre, serve a namespace over NVMe/TCP, write and read it back verified, and stop
     /// cleanly.
     Run(run::Options),
+    /// Start a cluster of three nodes in network namespaces, kill the node that serves a volume under
+    /// verified load, and print the longest I/O.
+    Cluster(cluster::Options),
     /// Run every test: format, lints, tidiness, unit and model tests, and the virtual machine.
     Test(test::Options),
     /// Run what continuous integration runs: `test` with nothing skipped in the virtual machine,
@@ -115,6 +120,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
     std::env::set_current_dir(&root).with_context(|| format!("entering {}", root.display()))?;
     match command {
         Command::Run(options) => run::run(&root, &options),
+        Command::Cluster(options) => cluster::run(&root, &options),
         Command::Test(options) => test::run(&root, &options),
         Command::Ci => test::ci(&root),
         Command::Deb(options) => deb::run(&root, &options),

@@ -101,12 +101,12 @@ fn choose_port(requested: Option<u16>, usual: u16) -> Result<u16> {
 }
 
 /// A folder that is removed on drop.
-struct Scratch {
-    path: PathBuf,
+pub(crate) struct Scratch {
+    pub path: PathBuf,
 }
 
 impl Scratch {
-    fn create() -> Result<Self> {
+    pub(crate) fn create() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("nacre-run-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
         Ok(Self { path })
