@@ -80,7 +80,13 @@ pub(super) fn run(command: &mut Command) {
         Ok(cqe) => return connected(command, cqe),
         Err(Refused::Parameter(parameter, why)) => {
             core.log_refused(qp, &parameter, &why, now);
-            parameter.to_cqe(cid)
+            let is_coming =
+                parameter == InvalidParameter::SUBNQN && core.target.expects_subsystems();
+            if is_coming {
+                parameter.to_cqe_for_now(cid)
+            } else {
+                parameter.to_cqe(cid)
+            }
         }
         // Wait instead of refusing: the earlier controller ends soon, and a refused host waits for
         // its whole reconnect delay.

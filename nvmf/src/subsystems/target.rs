@@ -95,6 +95,8 @@ pub struct Target {
     /// GENCTR of the discovery log, incremented with every change of its contents.
     generation: AtomicU64,
     held: AtomicBool,
+    /// See [`Target::expect_subsystems`].
+    is_expecting: AtomicBool,
     /// Connects refused because the subsystem is withheld from their transport.
     withheld: AtomicU64,
     pub(crate) places: Arc<Places>,
@@ -163,6 +165,7 @@ impl Target {
             automatic: Mutex::new(Vec::new()),
             generation,
             held: AtomicBool::new(false),
+            is_expecting: AtomicBool::new(false),
             withheld: AtomicU64::new(0),
             places: Places::new(max_connections),
             authentication,
@@ -195,6 +198,16 @@ impl Target {
         let plugs = self.plugs.write();
         self.held.store(held, Ordering::Release);
         plugs.iter().for_each(|plug| plug.hold(held));
+    }
+
+    /// True: subsystems of hosts may be unknown only for now. A refusal then allows the host to try
+    /// again (no DNR bit): Linux gives up a controller for good after a refusal with DNR.
+    pub fn expect_subsystems(&self, is_expecting: bool) {
+        self.is_expecting.store(is_expecting, Ordering::Release);
+    }
+
+    pub(crate) fn expects_subsystems(&self) -> bool {
+        self.is_expecting.load(Ordering::Acquire)
     }
 
     pub fn plugs(&self) -> Vec<Arc<dyn Plug>> {

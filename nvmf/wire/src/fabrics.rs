@@ -279,6 +279,11 @@ impl InvalidParameter {
     pub fn to_cqe(self, cid: u16) -> Cqe {
         Cqe::new(cid, StatusCode::CONNECT_INVALID_PARAMETERS.with_dnr()).with_dword0(self.dword0())
     }
+
+    /// As [`InvalidParameter::to_cqe`], where the same parameters may do better later.
+    pub fn to_cqe_for_now(self, cid: u16) -> Cqe {
+        Cqe::new(cid, StatusCode::CONNECT_INVALID_PARAMETERS).with_dword0(self.dword0())
+    }
 }
 
 /// `subnqn (data offset 256)`.

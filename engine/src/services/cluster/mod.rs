@@ -225,6 +225,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         .cluster
         .running
         .replace(Some(Rc::clone(&running)));
+    expect_subsystems(engine, true);
     info!(cluster = name, node = %me.0, "a node of a cluster");
     tokio::task::spawn_local(follow(Rc::clone(engine), running));
     Ok(())
@@ -305,8 +306,16 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
             && (running.are_all_shown() || left.next().is_none())
         {
             engine.volumes.are_shown();
+            expect_subsystems(&engine, false);
             closed_looks = None;
         }
+    }
+}
+
+/// True: hosts are let in after a while, and etcd may not have given the volumes yet.
+fn expect_subsystems(engine: &Engine, is_expecting: bool) {
+    if let Ok(plane) = engine.plane() {
+        plane.target.expect_subsystems(is_expecting);
     }
 }
 
@@ -336,8 +345,8 @@ impl Running {
     /// True if each volume that this node should show has its subsystem.
     fn are_all_shown(&self) -> bool {
         let shown = self.shown.borrow();
-        let is_ready = |id| shown.get(&id).is_some_and(Shown::is_ready);
-        self.inbox.shown_by(self.me).into_iter().all(is_ready)
+        let is_open = |id| shown.get(&id).is_some_and(Shown::is_open);
+        self.inbox.shown_by(self.me).into_iter().all(is_open)
     }
 
     /// Wakes the volume's task, or starts it.

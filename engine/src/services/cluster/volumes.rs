@@ -44,6 +44,8 @@ pub(in crate::services) struct Shown {
     pub nqn: String,
     slot: u8,
     has_namespace: bool,
+    /// All listeners have been added: hosts may connect.
+    has_listeners: bool,
     hosts: Vec<String>,
     any_host: bool,
     ana: Ana,
@@ -53,6 +55,11 @@ impl Shown {
     /// False: hosts would find a subsystem without a namespace.
     pub(super) fn is_ready(&self) -> bool {
         self.has_namespace
+    }
+
+    /// False: hosts would be refused.
+    pub(super) fn is_open(&self) -> bool {
+        self.has_listeners
     }
 
     /// Sets the ANA state of all listeners.
@@ -337,6 +344,7 @@ async fn furnish(
             nqn: nqn.clone(),
             slot,
             has_namespace: false,
+            has_listeners: false,
             hosts: Vec::new(),
             any_host: false,
             ana: Ana::Inaccessible,
@@ -387,10 +395,11 @@ async fn furnish(
             .await?;
         change(&|shown| shown.hosts.push(host.clone()));
     }
-    if !shown.has_namespace {
+    if !shown.has_listeners {
         // Listeners last: hosts can connect as soon as one exists.
         engine.listeners.look_again(engine).await;
         super::show_states(engine);
+        change(&|shown| shown.has_listeners = true);
     }
     Ok(())
 }
