@@ -27,6 +27,7 @@ use serde_json::{Value, json};
 use crate::process::{self, Group};
 use crate::run::Scratch;
 use crate::setup::{self, need};
+use crate::tally::Tally;
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 const CALL_LIMIT: Duration = Duration::from_secs(60);
@@ -43,6 +44,13 @@ const HOST_NQN: &str = "nqn.2026-01.io.nacre:demo";
 const DEVICE_BYTES: u64 = 64 << 20;
 /// Load before the act. Long enough for a first round of comparisons.
 const BEFORE: Duration = Duration::from_secs(3);
+
+/// The name of the suite, for filters.
+const NAME: &str = "cluster-network";
+const SUITE_LIMIT: Duration = Duration::from_secs(300);
+/// Longest I/O of the suite, in milliseconds: the lease, the time until the host gives up the
+/// silent path, and room for a busy machine.
+const SUITE_BAR_MS: &str = "10000";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -67,9 +75,9 @@ pub(crate) struct Options {
     /// Use this `etcd` instead of Debian's.
     #[arg(long)]
     etcd: Option<PathBuf>,
-    /// Set by the command itself, when it restarts in its namespaces.
+    /// Set by the command itself, when it restarts in its namespaces: the folder for all files.
     #[arg(long, hide = true)]
-    inside: bool,
+    inside: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -92,12 +100,12 @@ impl Act {
 }
 
 pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
-    if options.inside {
+    if let Some(dir) = &options.inside {
         process::catch_interrupts()?;
         let (Some(nacre), Some(etcd)) = (&options.nacre, &options.etcd) else {
             bail!("--inside needs --nacre and --etcd");
         };
-        return demonstrate(options, nacre, etcd);
+        return demonstrate(options, dir, nacre, etcd);
     }
     setup::ensure(&[need("ip", "iproute2"), need("unshare", "util-linux")])?;
     let nacre = match &options.nacre {
@@ -110,13 +118,16 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     };
     let etcd = match &options.etcd {
         Some(path) => path.clone(),
-        None => crate::vm::unpacked("etcd-server", "usr/bin/etcd")?.join("usr/bin/etcd"),
+        None => debian_etcd()?,
     };
-    let mut again = in_namespaces()?;
-    again.args(["cluster", "--inside"]);
-    again.arg("--nacre").arg(nacre).arg("--etcd").arg(etcd);
+    // Removed here, because a time limit kills the other process.
+    let scratch = Scratch::create()?;
     let acts: Vec<String> = options.act.iter().map(|act| act.name()).collect();
-    again.args(["--act", &acts.join(",")]);
+    let mut again = in_namespaces(&std::env::current_exe().context("finding this program")?)?;
+    again
+        .args(["cluster", "--act", &acts.join(","), "--inside"])
+        .arg(&scratch.path);
+    again.arg("--nacre").arg(nacre).arg("--etcd").arg(etcd);
     again.args(["--lease", &options.lease.to_string()]);
     again.args(["--rate", &options.rate.to_string()]);
     if let Some(bar) = options.bar {
@@ -131,23 +142,75 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!status.success())))
 }
 
-/// This program, with namespaces of its own.
-fn in_namespaces() -> Result<Command> {
-    let program = std::env::current_exe().context("finding this program")?;
+/// The suite of `cargo xtask test`: a node that is cut off. The test of daemons has the other acts.
+pub(crate) fn suite(root: &Path, nacre: Option<&Path>) -> Result<Tally> {
+    let mut tally = Tally::default();
+    setup::ensure(&[need("ip", "iproute2"), need("unshare", "util-linux")])?;
+    if let Err(error) = call(&mut in_namespaces(Path::new("true"))?) {
+        tally.skip(format!("{NAME}: no network namespaces here: {error:#}"));
+        return Ok(tally);
+    }
+    let etcd = match debian_etcd() {
+        Ok(etcd) => etcd,
+        Err(error) => {
+            tally.skip(format!(
+                "{NAME}: no etcd (Debian's package etcd-server): {error:#}"
+            ));
+            return Ok(tally);
+        }
+    };
+    let nacre = crate::vm::debug_nacre(root, nacre)?;
+    let scratch = Scratch::create()?;
+    let mut again = in_namespaces(&std::env::current_exe().context("finding this program")?)?;
+    again
+        .args([
+            "cluster",
+            "--act",
+            "silence",
+            "--bar",
+            SUITE_BAR_MS,
+            "--inside",
+        ])
+        .arg(&scratch.path);
+    again.arg("--nacre").arg(nacre).arg("--etcd").arg(etcd);
+    let end = process::stream(&mut again, SUITE_LIMIT, |_| {})?;
+    tally.check(&format!("{NAME}: {end}"), end.success());
+    Ok(tally)
+}
+
+pub(crate) fn matches(filter: &[String]) -> bool {
+    filter.is_empty() || filter.iter().any(|part| NAME.contains(part.as_str()))
+}
+
+fn debian_etcd() -> Result<PathBuf> {
+    let program = "usr/bin/etcd";
+    Ok(crate::vm::unpacked("etcd-server", program)?.join(program))
+}
+
+/// The program, with namespaces of its own.
+fn in_namespaces(program: &Path) -> Result<Command> {
     let mut unshare = Command::new("unshare");
     if !setup::is_root()? {
         unshare.args(["--user", "--map-root-user"]);
     }
-    unshare.args(["--net", "--mount", "--"]).arg(program);
+    // With a process namespace, daemons cannot outlive this command.
+    unshare.args([
+        "--net",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]);
+    unshare.arg("--").arg(program);
     Ok(unshare)
 }
 
-fn demonstrate(options: &Options, nacre: &Path, etcd: &Path) -> Result<ExitCode> {
-    let scratch = Scratch::create()?;
+fn demonstrate(options: &Options, dir: &Path, nacre: &Path, etcd: &Path) -> Result<ExitCode> {
     make_network()?;
     let mut demo = Demo {
         nacre: nacre.to_owned(),
-        dir: scratch.path.clone(),
+        dir: dir.to_owned(),
         etcd: BTreeMap::new(),
         daemons: BTreeMap::new(),
     };

@@ -10,7 +10,7 @@ use clap::Args;
 use crate::process::{self, End};
 use crate::setup;
 use crate::tally::{CargoTest, Tally};
-use crate::{alerts, deploy, spdk, tidy, vm, web};
+use crate::{alerts, cluster, deploy, spdk, tidy, vm, web};
 
 const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
@@ -117,6 +117,9 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
         suite("tests", &mut || unit_tests(root, filter));
         suite("models", &mut || models(root, filter));
         suite("mutations", &mut || mutations(root, filter));
+        if cluster::matches(filter) {
+            suite("cluster", &mut || cluster::suite(root, nacre.as_deref()));
+        }
         if alerts::matches(filter) {
             suite("alerts", &mut || alerts::run(root));
         }

@@ -1,10 +1,10 @@
 //! Metrics of replicated volumes: states, I/O of replicas, and resyncs.
 
-use nacre_bdev_replica::handle::{ReplicaStatus, VolumeStatus};
+use nacre_bdev_replica::handle::{ReplicaStatus, VolumeState, VolumeStatus};
 
 use super::reactors::family;
 use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};
-use crate::services::volumes::words::{REPLICA_STATES, STATES, replica_word, state_word};
+use crate::services::volumes::words::{REPLICA_STATES, STATES, replica_word};
 
 family!(
     STATE,
@@ -150,11 +150,12 @@ impl MetricsSource for VolumeMetrics {
         for listed in of.engine.volumes.list() {
             let status = listed.status();
             let name = listed.name();
-            let now = status.as_ref().map_or("opening", |s| state_word(s.state));
+            let now = listed.state();
             for state in STATES {
                 into.value(&STATE, &[&name, state], state == now);
             }
-            if let Some(status) = &status {
+            // The node that serves the volume has the figures.
+            if let Some(status) = status.as_ref().filter(|s| s.state != VolumeState::Standby) {
                 volume(status, into);
                 let copied = |m: &&ReplicaStatus| m.resync.is_some();
                 rebuilds += status.replicas.iter().filter(copied).count();

@@ -122,6 +122,23 @@ impl Cluster {
         Self::holder(&status).expect("a node serves it")
     }
 
+    /// Each other node says in its list that it is a standby, soon.
+    fn are_standbys(&mut self, holder: usize) {
+        let end = Instant::now() + PATIENCE;
+        for index in (0..NAMES.len()).filter(|index| *index != holder) {
+            let daemon = self.nodes[index].daemon();
+            loop {
+                let volume = daemon.call("volume_get", json!({ "name": "v" }));
+                let why = volume["why"].as_str().unwrap_or_default();
+                if volume["state"] == "standby" && why.ends_with(" serves it") {
+                    break;
+                }
+                assert!(Instant::now() < end, "no standby: {volume:#}");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+
     fn holder(status: &Value) -> Option<usize> {
         let nodes = status["nodes"].as_array()?;
         let holder = nodes.iter().find(|node| node["held"] == 1)?;
@@ -143,7 +160,8 @@ impl Cluster {
         let published = self.nodes[1].daemon().call("volume_publish", params);
         let addresses = published["listen_addresses"].as_array().expect("a list");
         assert_eq!(addresses.len(), NAMES.len(), "{published}");
-        self.healthy();
+        let holder = self.healthy();
+        self.are_standbys(holder);
         published["nqn"].as_str().expect("text").to_owned()
     }
 }

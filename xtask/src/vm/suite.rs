@@ -88,6 +88,8 @@ struct Programs {
     lldpd: PathBuf,
     /// The kernel module of soft-iWARP. An empty path: not available.
     siw: PathBuf,
+    /// The folder of etcd's package. An empty path: not available.
+    etcd: PathBuf,
 }
 
 const NACRE: &[&str] = &["--locked", "--package", "nacre-engine-cli"];
@@ -139,6 +141,9 @@ const DCB_CASES: &str = "-dcb-";
 /// Cases with names that contain this need the kernel module of soft-iWARP.
 const IWARP_CASES: &str = "-iwarp";
 
+/// Cases with names that contain this need etcd.
+const ETCD_CASES: &str = "-cluster";
+
 /// Prints why an optional part is missing, and returns an empty path for it. The cases that need it
 /// skip themselves.
 fn optional(what: &str, part: Result<PathBuf>) -> PathBuf {
@@ -172,10 +177,17 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     } else {
         PathBuf::new()
     };
+    let has_etcd = cases.iter().any(|case| case.name.contains(ETCD_CASES));
+    let etcd = if has_etcd {
+        optional("etcd", super::unpacked("etcd-server", "usr/bin/etcd"))
+    } else {
+        PathBuf::new()
+    };
     let programs = Programs {
         dcbsim,
         lldpd,
         siw,
+        etcd,
         nacre: match selection.target {
             Target::Nacre => debug_nacre(root, selection.nacre.as_deref())?,
             // Not started in this case.
@@ -332,7 +344,7 @@ impl Suite<'_> {
             ""
         };
         let line = format!(
-            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} DCBSIM={} LLDPD={} SIW={} bash {} {}",
+            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} DCBSIM={} LLDPD={} SIW={} ETCD={} bash {} {}",
             self.target,
             quoted(&self.work.lock().queue.dir),
             quoted(&self.programs.nacre),
@@ -342,6 +354,7 @@ impl Suite<'_> {
             quoted(&self.programs.dcbsim),
             quoted(&self.programs.lldpd),
             quoted(&self.programs.siw),
+            quoted(&self.programs.etcd),
             quoted(&self.root.join("tests/vm/guest.sh")),
             quoted(&out),
         );

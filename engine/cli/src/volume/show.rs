@@ -21,11 +21,17 @@ pub(super) fn list(connection: &Connection) -> Result<(), Failure> {
         let good = replicas
             .iter()
             .filter(|r| r["state"] == "in_sync" && r["attached"] == true);
+        // The node that serves a volume knows this.
+        let in_sync = if volume["state"] == "standby" {
+            String::new()
+        } else {
+            format!("{}/{}", good.count(), replicas.len())
+        };
         vec![
             output::cell(volume.get("name")),
             output::cell(volume.get("state")),
             output::bytes(bytes(volume)),
-            format!("{}/{}", good.count(), replicas.len()),
+            in_sync,
             output::cell(volume.get("dirty_regions")),
             output::cell(volume.get("subsystems")),
             output::cell(volume["settings"].get("description")),

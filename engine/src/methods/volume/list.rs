@@ -9,7 +9,7 @@ use nacre_bdev_pool::Lvol;
 use nacre_bdev_replica::handle::{
     Fencing, ReplicaStatus, ResyncStatus, VerifyStatus, VolumeStatus,
 };
-use nacre_bdev_replica::model::{ReplicaState, Settings, VolumeRecord, shown};
+use nacre_bdev_replica::model::{ReplicaState, Settings, shown};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -158,27 +158,18 @@ type Served<'a> = HashMap<&'a str, Vec<String>>;
 
 fn describe_among(plane: &Plane, listed: &Listed, served: &Served<'_>) -> VolumeReply {
     let subsystems = |bdev: &str| served.get(bdev).cloned().unwrap_or_default();
-    match &listed.open_state {
-        OpenState::Open(opened) => {
-            let status = opened.handle.status();
-            let mut reply = of_status(plane, &status);
-            reply.reactor = Some(opened.reactor.clone());
-            reply.subsystems = subsystems(&opened.bdev);
-            reply.bdev = Some(opened.bdev.clone());
-            reply
-        }
-        OpenState::Frozen {
-            bdev,
-            prepared,
-            why,
-        } => {
-            let mut reply = of_status(plane, &prepared.status(&listed.record, why.as_ref()));
-            reply.subsystems = subsystems(bdev);
-            reply.bdev = Some(bdev.clone());
-            reply
-        }
-        OpenState::Opening { why, .. } => of_record(&listed.record, why.as_ref()),
+    let Some(status) = listed.status() else {
+        return of_record(listed);
+    };
+    let mut reply = of_status(plane, &status);
+    if let OpenState::Open(opened) = &listed.open_state {
+        reply.reactor = Some(opened.reactor.clone());
     }
+    if let Some(bdev) = listed.bdev() {
+        reply.subsystems = subsystems(bdev);
+        reply.bdev = Some(bdev.to_owned());
+    }
+    reply
 }
 
 /// Names of the subsystems with a namespace on a device.
@@ -308,10 +299,8 @@ fn verify(of: &VerifyStatus) -> VerifyReply {
 }
 
 /// A volume that is not open, described from its record.
-fn of_record(
-    record: &VolumeRecord,
-    why: Option<&nacre_bdev_replica::handle::VolumeError>,
-) -> VolumeReply {
+fn of_record(listed: &Listed) -> VolumeReply {
+    let record = &listed.record;
     let replica = |m: &nacre_bdev_replica::model::ReplicaRecord| ReplicaReply {
         id: m.id.to_string(),
         slot: m.slot,
@@ -340,8 +329,8 @@ fn of_record(
         name: record.name.clone(),
         uuid: record.id.to_string(),
         bdev: None,
-        state: "opening",
-        why: why.map(ToString::to_string),
+        state: listed.state(),
+        why: listed.reason(),
         block_size: record.block_size,
         num_blocks: record.blocks,
         epoch: record.epoch,

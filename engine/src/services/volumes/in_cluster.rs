@@ -75,9 +75,8 @@ pub(in crate::services) async fn show(engine: &Rc<Engine>, id: Uuid) {
 pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     engine.volumes.set_standby(id, false);
     let outcome = try_open(engine, id).await;
-    engine
-        .volumes
-        .set_standby(id, !matches!(outcome, Some(Ok(_)) | None));
+    let is_open = engine.volumes.opened(&id.to_string()).is_ok();
+    engine.volumes.set_standby(id, !is_open);
     match outcome {
         Some(Ok(_)) => {
             replay_waiting(engine).await;
@@ -87,7 +86,7 @@ pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(
             frozen::show(engine, id).await;
             Err(refused)
         }
-        None if engine.volumes.opened(&id.to_string()).is_ok() => Ok(()),
+        None if is_open => Ok(()),
         None => Err(stopping()),
     }
 }

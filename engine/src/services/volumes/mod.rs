@@ -154,14 +154,36 @@ impl Listed {
                 let mut status = prepared.status(&self.record, why.as_ref());
                 if self.is_standby {
                     status.state = VolumeState::Standby;
-                    status.why = Some(match self.record.holder {
-                        Some(node) => format!("node {node} serves it"),
-                        None => "no node serves it".to_owned(),
-                    });
+                    status.why = Some(self.holder());
                 }
                 Some(status)
             }
             OpenState::Opening { .. } => None,
+        }
+    }
+
+    /// The state's name, also of a volume without a block device.
+    pub fn state(&self) -> &'static str {
+        match self.status() {
+            Some(status) => words::state_word(status.state),
+            None if self.is_standby => words::state_word(VolumeState::Standby),
+            None => words::OPENING,
+        }
+    }
+
+    /// The reason of the state of a volume without a block device.
+    pub fn reason(&self) -> Option<String> {
+        match &self.open_state {
+            OpenState::Opening { .. } if self.is_standby => Some(self.holder()),
+            OpenState::Opening { why, .. } => why.as_ref().map(ToString::to_string),
+            OpenState::Open(_) | OpenState::Frozen { .. } => None,
+        }
+    }
+
+    fn holder(&self) -> String {
+        match self.record.holder {
+            Some(node) => format!("node {node} serves it"),
+            None => "no node serves it".to_owned(),
         }
     }
 

@@ -17,8 +17,11 @@ pub fn state_word(state: VolumeState) -> &'static str {
     }
 }
 
+/// A volume that is not open yet, and has no block device.
+pub const OPENING: &str = "opening";
+
 /// All volume states, for metrics.
-pub const STATES: [&str; 9] = [
+pub const STATES: [&str; 10] = [
     "healthy",
     "degraded",
     "frozen",
@@ -27,7 +30,8 @@ pub const STATES: [&str; 9] = [
     "fenced",
     "store_lost",
     "closed",
-    "opening",
+    "standby",
+    OPENING,
 ];
 
 pub fn replica_word(replica: &ReplicaStatus) -> &'static str {
