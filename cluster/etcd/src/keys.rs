@@ -107,6 +107,11 @@ impl Prefix {
         Some((NodeId(id(node)?), MemberId(id(member)?)))
     }
 
+    /// The reservation of hosts.
+    pub fn reservation(&self, volume: VolumeId) -> String {
+        self.one("resv", volume.0)
+    }
+
     pub fn publication(&self, volume: VolumeId) -> String {
         self.one("pub", volume.0)
     }

@@ -66,6 +66,13 @@ pub enum Error {
     },
     #[error("key \"{key}\" is absent: the cluster has no volume {volume}", volume = volume.0)]
     NoVolume { key: String, volume: VolumeId },
+    #[error("key \"{key}\": node {node} does not hold volume {volume} any more. \
+             Use a path to the node that holds it", node = node.0, volume = volume.0)]
+    NotHolder {
+        key: String,
+        volume: VolumeId,
+        node: NodeId,
+    },
     #[error("key \"{key}\": the volume was not moved: {why}. Correct the cause and try again")]
     NotMoved { key: String, why: String },
     #[error("{field}: {why}")]

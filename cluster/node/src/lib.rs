@@ -30,6 +30,7 @@ mod operator;
 pub mod publication;
 mod publishing;
 mod record;
+mod reservation;
 pub mod serving;
 mod upkeep;
 mod volumes;

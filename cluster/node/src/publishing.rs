@@ -42,11 +42,11 @@ impl PublishRequest {
 }
 
 impl Operator {
-    async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
+    pub(crate) async fn get(&self, key: &str) -> Result<Option<KeyValue>, Error> {
         self.client.get(key).await.map_err(Error::at(key))
     }
 
-    async fn transact(&self, key: &str, txn: Txn) -> Result<TxnAnswer, Error> {
+    pub(crate) async fn transact(&self, key: &str, txn: Txn) -> Result<TxnAnswer, Error> {
         let answer = self.client.transact(txn, Copies::Several).await;
         answer.map_err(Error::at(key))
     }
@@ -89,6 +89,11 @@ impl Operator {
                 .if_not_created(&record, 0)
                 .put(&key, next.encode())
                 .look(&record);
+            // Reservations of hosts end with the publication.
+            let txn = match before {
+                Some(_) => txn,
+                None => txn.delete(&self.prefix.reservation(volume)),
+            };
             let answer = self.transact(&key, txn).await?;
             if answer.is_made {
                 return Ok(next);
@@ -106,7 +111,9 @@ impl Operator {
         let key = self.prefix.publication(volume);
         let is_published = self.get(&key).await?.is_some();
         if is_published {
-            self.transact(&key, Txn::default().delete(&key)).await?;
+            let reservation = self.prefix.reservation(volume);
+            let txn = Txn::default().delete(&key).delete(&reservation);
+            self.transact(&key, txn).await?;
         }
         Ok(is_published)
     }

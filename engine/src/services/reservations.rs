@@ -25,6 +25,7 @@ use tokio::sync::mpsc;
 use tracing::warn;
 use uuid::Uuid;
 
+use super::cluster;
 use super::subsystems::{find_namespace, key};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
@@ -38,7 +39,7 @@ pub const RESTORE: &str = "nvmf_ns_restore_reservation";
 /// A reservation in stored form. Field names are those of SPDK's file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StoredReservation {
-    /// Always true: only persistent reservations are stored.
+    /// True, except in the store of a cluster: others are not stored.
     ptpl: bool,
     /// 1 to 6; 0 or left out means no reservation.
     #[serde(default)]
@@ -80,7 +81,7 @@ fn uuid_or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<U
 }
 
 impl StoredReservation {
-    fn belongs_to(&self, uuid: Uuid) -> Result<(), String> {
+    pub fn belongs_to(&self, uuid: Uuid) -> Result<(), String> {
         if self.bdev_uuid == uuid {
             Ok(())
         } else {
@@ -109,7 +110,7 @@ impl StoredReservation {
         }
     }
 
-    fn state(&self) -> Result<ReservationState, String> {
+    pub fn state(&self) -> Result<ReservationState, String> {
         let kind = match self.rtype {
             0 => None,
             number => Some(
@@ -142,8 +143,19 @@ impl StoredReservation {
 /// Where the reservation of a namespace is stored.
 #[derive(Debug, Clone)]
 enum Place {
-    Journal { nqn: Nqn, nsid: u32, uuid: Uuid },
-    File { path: PathBuf, uuid: Uuid },
+    Journal {
+        nqn: Nqn,
+        nsid: u32,
+        uuid: Uuid,
+    },
+    File {
+        path: PathBuf,
+        uuid: Uuid,
+    },
+    /// The store of the cluster: the reservation moves with the volume.
+    Cluster {
+        volume: Uuid,
+    },
 }
 
 impl std::fmt::Display for Place {
@@ -151,6 +163,7 @@ impl std::fmt::Display for Place {
         match self {
             Self::Journal { nqn, nsid, .. } => write!(f, "namespace {nsid} of {nqn}"),
             Self::File { path, .. } => write!(f, "{}", path.display()),
+            Self::Cluster { volume } => write!(f, "volume {volume}"),
         }
     }
 }
@@ -194,6 +207,10 @@ impl ReservationStore for ToManagement {
             ticket,
         });
     }
+
+    fn stores_all(&self) -> bool {
+        matches!(self.place, Place::Cluster { .. })
+    }
 }
 
 /// Serves store requests of the target until the daemon ends.
@@ -225,6 +242,11 @@ async fn store(engine: Rc<Engine>, job: Job) {
                 ..StoredReservation::of(state, *uuid)
             });
             in_file(path.clone(), *uuid, kept).await
+        }
+        Place::Cluster { volume } => {
+            let kept = state.as_ref();
+            let kept = kept.map(|state| StoredReservation::of(state, *volume));
+            cluster::reservation::store(&engine, *volume, kept).await
         }
     };
     match stored {
@@ -318,6 +340,15 @@ pub fn initial(
     file: Option<&str>,
 ) -> Result<Reservations, RpcError> {
     let uuid = ids.uuid;
+    let jobs = engine.reservation_jobs.jobs.clone();
+    if engine.volumes.cluster.shows(nqn.as_str()) {
+        let place = Place::Cluster { volume: uuid };
+        // Its state comes when this node serves the volume.
+        return Ok(Reservations {
+            store: Some(Arc::new(ToManagement { place, jobs })),
+            stored: None,
+        });
+    }
     let (place, kept) = match file {
         Some(file) => {
             let path = PathBuf::from(file);
@@ -354,7 +385,6 @@ pub fn initial(
         }
         _ => None,
     };
-    let jobs = engine.reservation_jobs.jobs.clone();
     Ok(Reservations {
         store: Some(Arc::new(ToManagement { place, jobs })),
         stored: kept,

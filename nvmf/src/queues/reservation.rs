@@ -174,7 +174,8 @@ impl Op {
             Decision::Refused(status) => Progress::Done(status),
             Decision::Accepted(outcome, Some(store)) => {
                 let (ticket, answer) = Ticket::new(handle.clone());
-                store.store(outcome.next.ptpl.then_some(&outcome.next), ticket);
+                let is_kept = outcome.next.ptpl || store.stores_all();
+                store.store(is_kept.then_some(&outcome.next), ticket);
                 self.waits = Waits::Storing(answer, outcome);
                 Progress::Waits(self)
             }

@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nacre_cluster_etcd_members::{Members, program};
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::commands::reservation::{PersistChange, RegisterAction, ReservationType};
 use nacre_random::Random;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::{at_length, seed};
@@ -16,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::ledger::BLOCK;
 use crate::load::Load;
+use crate::reservations::Host;
 use crate::volumes::{NQN, patient};
 
 const MIB: u64 = 1 << 20;
@@ -136,6 +139,25 @@ impl Cluster {
                 assert!(Instant::now() < end, "no standby: {volume:#}");
                 std::thread::sleep(Duration::from_millis(50));
             }
+        }
+    }
+
+    /// The node that shows hosts an optimized path, as soon as there is one.
+    fn optimized(&mut self, nqn: &str) -> usize {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            for (index, node) in self.nodes.iter_mut().enumerate() {
+                let params = json!({ "nqn": nqn });
+                let listeners = node
+                    .daemon()
+                    .try_call("nvmf_subsystem_get_listeners", params);
+                let state = |all: Value| all[0]["ana_states"][0]["ana_state"] == "optimized";
+                if listeners.is_ok_and(state) {
+                    return index;
+                }
+            }
+            assert!(Instant::now() < end, "never optimized");
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 
@@ -282,6 +304,53 @@ fn a_volume_outlives_its_node() {
     other.call("volume_delete", json!({ "name": "v" }));
     assert_eq!(other.call("volume_list", Value::Null), json!([]));
     cluster.create(true);
+    for node in &mut cluster.nodes {
+        node.stop();
+    }
+}
+
+/// Goal: reservations move with the volume, also those that do not persist through power loss, and
+/// end when it is unpublished. Method: the volume moves by a killed node and by an operator.
+#[test]
+fn reservations_move_with_the_volume() {
+    let Some(mut cluster) = Cluster::start("reservations_move_with_the_volume") else {
+        return;
+    };
+    let nqn = cluster.create(false);
+    let holder = cluster.optimized(&nqn);
+    let (a, b, mine) = (0xa, 0xb, (1, 1, 0, 10));
+    let mut host = Host::connect_to(&nqn, cluster.nodes[holder].address, a);
+    let registered = host.register(RegisterAction::Register, PersistChange::Keep, 10);
+    assert_eq!(registered, Some(StatusCode::SUCCESS));
+    assert_eq!(
+        host.acquire(ReservationType::WriteExclusive),
+        StatusCode::SUCCESS
+    );
+    let mut rng = Random::new(1);
+    for what in [Act::Kill, Act::Move] {
+        let holder = cluster.healthy();
+        act(&mut cluster, what, holder, &mut rng);
+        cluster.healthy();
+        let holder = cluster.optimized(&nqn);
+        let address = cluster.nodes[holder].address;
+        let mut a = Host::connect_to(&nqn, address, a);
+        let mut b = Host::connect_to(&nqn, address, b);
+        let conflict = StatusCode::RESERVATION_CONFLICT.with_dnr();
+        assert_eq!(b.write_block(BLOCK), conflict, "{what:?}");
+        assert_eq!(a.write_block(BLOCK), StatusCode::SUCCESS, "{what:?}");
+        let (_, kind, registrants, persists, key) = a.report();
+        assert_eq!((kind, registrants, persists, key), mine, "{what:?}");
+    }
+    let any = cluster.any();
+    any.call("volume_unpublish", json!({ "name": "v" }));
+    let params = json!({ "name": "v", "allow_any_host": true });
+    any.call("volume_publish", params);
+    // The stored reservation, if there were one, has been loaded.
+    let holder = cluster.optimized(&nqn);
+    let daemon = cluster.nodes[holder].daemon();
+    let params = json!({ "nqn": nqn, "nsid": 1 });
+    let now = daemon.call("nvmf_ns_get_reservation", params);
+    assert_eq!(now["registrants"], json!([]), "{now}");
     for node in &mut cluster.nodes {
         node.stop();
     }

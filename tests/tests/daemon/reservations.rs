@@ -159,12 +159,16 @@ impl Host {
     }
 
     fn write(&mut self) -> StatusCode {
+        self.write_block(512)
+    }
+
+    pub(crate) fn write_block(&mut self, bytes: usize) -> StatusCode {
         let sqe = ReadWrite::new(3, 1).to_sqe(opcode::WRITE, 5, 1);
-        self.io.call(sqe, &[7; 512]).unwrap().0.status()
+        self.io.call(sqe, &vec![7; bytes]).unwrap().0.status()
     }
 
     /// Generation, type, number of registrants, PTPL, and the key of the first registrant.
-    fn report(&mut self) -> (u32, u8, u8, u8, u64) {
+    pub(crate) fn report(&mut self) -> (u32, u8, u8, u8, u64) {
         let report = Report {
             bytes: 128,
             extended: true,

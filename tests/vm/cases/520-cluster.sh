@@ -1,7 +1,7 @@
 # limit: 900
 # Three daemons are the nodes of a cluster, and the kernel is a host with a path to each. Under
 # verified load the node that serves the volume is drained, killed and stopped: each time another
-# one serves it, and no I/O fails.
+# one serves it, no I/O fails, and the host's reservation is there.
 nacre_only "clusters"
 [ -n "$ETCD" ] || skip "there is no etcd"
 [ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ] || skip "this kernel has no native multipath"
@@ -91,6 +91,11 @@ for node in a b c; do
 done
 wait_until 90 ns_dev "$VOLUME_NQN" 1
 DEV=$(ns_dev "$VOLUME_NQN" 1)
+nvme resv-register "$DEV" --nrkey=0xa --rrega=0
+nvme resv-acquire "$DEV" --crkey=0xa --rtype=1 --racqa=0
+reserved() { # the host's reservation is where the volume is
+    expect "type and registrants" "$(nvme resv-report "$DEV" --eds --output-format=json | jq -c '[.rtype, .regctl]')" '[1,1]'
+}
 load_start "$DEV" 16m
 trap cluster_clean EXIT
 
@@ -102,6 +107,7 @@ NEW=$(holder "$ASKED")
 wait_until 90 is_state "$NEW" optimized
 wait_until 90 is_state "$NODE" inaccessible
 load_goes_on
+reserved
 on "$ASKED" cluster undrain "$NODE"
 
 step "the node is killed, and returns"
@@ -110,6 +116,7 @@ ASKED=$(other "$NEW")
 kill -9 "${PIDS[$NEW]}"
 wait_until 120 held_by_other "$ASKED" "$NEW"
 load_goes_on
+reserved
 node_start "$NEW"
 wait_until 300 is_healthy "$ASKED"
 load_goes_on
@@ -123,6 +130,7 @@ wait "${PIDS[$NODE]}" || status=$?
 expect "its exit status" $status 0
 wait_until 60 held_by_other "$ASKED" "$NODE"
 load_goes_on
+reserved
 load_end
 nvme list-subsys
 disconnect "$VOLUME_NQN"

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use nacre_cluster_core::{Incarnation, MemberId, NodeId};
+use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId};
 use nacre_cluster_etcd::{Copies, Txn};
 use nacre_cluster_node::export::Is;
 use nacre_cluster_node::{Cluster, Error, ExportState, PublishRequest, VolumeState, clock};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::process::prefix;
@@ -283,6 +283,22 @@ fn publications_and_exports() {
         assert_eq!((first.members, first.in_sync), (3, 3));
         assert!(first.lease_stands && first.holder.is_some(), "{first:?}");
         assert_eq!(first.nodes, request.nodes);
+        let holder = first.holder.expect("it is held");
+        let reserved = json!({ "v": 1, "registrants": [] });
+        let set = async |holder, value| operator.set_reservation(id, holder, value).await;
+        assert_eq!(set(holder, Some(&reserved)).await, Ok(()));
+        assert_eq!(operator.reservation(id).await, Ok(Some(reserved.clone())));
+        let former = Holder {
+            incarnation: Incarnation(holder.incarnation.0 - 1),
+            ..holder
+        };
+        let refused = set(former, None).await;
+        assert!(
+            matches!(refused, Err(Error::NotHolder { .. })),
+            "{refused:?}"
+        );
+        assert_eq!(set(holder, None).await, Ok(()));
+        assert_eq!(operator.reservation(id).await, Ok(None));
         let names = operator.node_names().await.expect("names");
         assert_eq!(names.keys().copied().collect::<Vec<_>>(), request.nodes);
     });

@@ -17,6 +17,7 @@ mod inbox;
 mod joined;
 mod lease;
 mod peers;
+pub(super) mod reservation;
 mod store;
 mod volumes;
 
@@ -131,6 +132,12 @@ impl Cluster {
     /// The subsystem of this node's exports, once it exists.
     pub(super) fn exports(&self) -> Option<String> {
         self.running()?.exports.nqn()
+    }
+
+    /// True if this is the subsystem of a volume of the cluster.
+    pub(super) fn shows(&self, nqn: &str) -> bool {
+        let running = self.running();
+        running.is_some_and(|running| running.shown.borrow().values().any(|one| one.nqn == nqn))
     }
 
     /// The subsystems of the volumes that hosts see here, each with its volume. Their listeners are

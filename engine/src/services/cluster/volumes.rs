@@ -28,8 +28,8 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use super::Running;
 use super::inbox::{Action, Wanted};
+use super::{Running, reservation};
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
@@ -90,6 +90,8 @@ struct Done {
     drops: u64,
     /// The number of the take that opened the volume, while it is open.
     open: Option<u64>,
+    /// The number of the take after which the reservation of hosts was loaded.
+    reserved: Option<u64>,
     /// The record that the entry has.
     record: Option<Arc<Value>>,
     /// The last error of showing the volume to hosts.
@@ -312,14 +314,34 @@ async fn show(
     }
     done.not_shown = error;
     if let Some(role) = &wanted.role {
-        // Optimized only once the volume is open here.
+        // Optimized only once the volume is open here, and its reservation is known.
         let is_open = engine.volumes.opened(&id.0.to_string()).is_ok();
-        let ana = if role.ana == Ana::Optimized && !is_open {
+        let is_optimized = role.ana == Ana::Optimized;
+        let ana = if is_optimized && !(is_open && is_reserved(engine, running, id, done).await) {
             Ana::Change
         } else {
             role.ana
         };
         set_ana(engine, running, id, ana);
+    }
+}
+
+/// Loads the reservation of hosts, once for each opening. False: not yet.
+async fn is_reserved(engine: &Engine, running: &Running, id: VolumeId, done: &mut Done) -> bool {
+    if done.reserved.is_some() && done.reserved == done.open {
+        return true;
+    }
+    match reservation::load(engine, running, id).await {
+        Ok(is_loaded) => {
+            if is_loaded {
+                done.reserved = done.open;
+            }
+            is_loaded
+        }
+        Err(error) => {
+            warn!(volume = %id.0, %error, "hosts wait: the reservation was not read; it is tried again");
+            false
+        }
     }
 }
 

@@ -47,6 +47,12 @@ pub trait ReservationStore: Send + Sync {
     /// Makes `state` durable in place of the earlier one (`None`: store nothing), then completes
     /// the ticket. Does not block; of consecutive calls the last one counts.
     fn store(&self, state: Option<&ReservationState>, ticket: Ticket);
+
+    /// True: states that do not persist through power loss are stored as well, because the
+    /// namespace may move to another machine.
+    fn stores_all(&self) -> bool {
+        false
+    }
 }
 
 /// Namespaces and their reservations.
@@ -204,7 +210,8 @@ impl Reservation {
         inner.busy = true;
         let lasts = inner.state.ptpl || outcome.next.ptpl;
         let changes = inner.state != outcome.next;
-        let store = self.store.as_ref().filter(|_| lasts && changes);
+        let is_stored = |store: &&Arc<dyn ReservationStore>| lasts || store.stores_all();
+        let store = self.store.as_ref().filter(|_| changes).filter(is_stored);
         Decision::Accepted(outcome, store.cloned())
     }
 
@@ -214,6 +221,18 @@ impl Reservation {
         self.gate.store(gate_for(&next), Ordering::SeqCst);
         inner.state = next;
         release(inner);
+    }
+
+    /// Takes over the state of the machine that had the namespace before, while no host has access.
+    /// False: a command is being decided; try again.
+    pub fn take_over(&self, state: ReservationState) -> bool {
+        let mut inner = self.inner();
+        if inner.busy {
+            return false;
+        }
+        self.gate.store(gate_for(&state), Ordering::SeqCst);
+        inner.state = state;
+        true
     }
 
     /// Drops a state that could not be stored: the previous one stays in effect.

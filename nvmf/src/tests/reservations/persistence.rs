@@ -2,6 +2,7 @@
 //! restored with the namespace.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nacre_nvmf_wire::commands::admin::{GetFeatures, SetFeatures};
 use nacre_nvmf_wire::commands::reservation::{
@@ -25,11 +26,16 @@ use crate::subsystems::{NamespaceConfig, NamespaceIds, TargetConfig};
 #[derive(Default)]
 struct Slow {
     asked: Mutex<Vec<(Option<ReservationState>, Ticket)>>,
+    stores_all: AtomicBool,
 }
 
 impl ReservationStore for Slow {
     fn store(&self, state: Option<&ReservationState>, ticket: Ticket) {
         self.asked.lock().push((state.cloned(), ticket));
+    }
+
+    fn stores_all(&self) -> bool {
+        self.stores_all.load(Ordering::Relaxed)
     }
 }
 
@@ -76,11 +82,15 @@ fn add_stored(
 impl Rig {
     /// Sends a Register that turns persistence on, and leaves it waiting.
     fn persist(&mut self, host: Host) -> u16 {
+        self.begin_register(host, PersistChange::Set)
+    }
+
+    fn begin_register(&mut self, host: Host, persist: PersistChange) -> u16 {
         let cid = self.cid();
         let register = Register {
             action: RegisterAction::Register,
             ignore_existing_key: false,
-            persist: PersistChange::Set,
+            persist,
         };
         let sgl = Sgl::Transport { length: 16 };
         let data = RegisterData {
@@ -93,6 +103,37 @@ impl Rig {
         self.turn();
         cid
     }
+}
+
+/// Goal: where the namespace may move to another machine, each change is stored before its answer,
+/// and the next machine begins with it, but not during a command.
+#[test]
+fn reservations_move_with_the_namespace() {
+    let (mut rig, store) = rig_stored(None);
+    store.stores_all.store(true, Ordering::Relaxed);
+    let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
+    let cid = rig.begin_register(a, PersistChange::Keep);
+    let (asked, ticket) = store.take();
+    let asked = asked.expect("a state");
+    assert_eq!((asked.registrants.len(), asked.ptpl), (1, false));
+    let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
+    let reservation = Arc::clone(&subsystem.namespaces()[0].namespace.reservation);
+    assert!(!reservation.take_over(ReservationState::default()));
+    ticket.stored();
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.statuses(), [(cid, OK)]);
+
+    let mut moved = asked;
+    moved.held = Some(HeldReservation {
+        kind: ReservationType::WriteExclusive,
+        holder: Some(moved.registrants[0].host),
+    });
+    assert!(reservation.take_over(moved));
+    assert_eq!(rig.write(b), CONFLICT);
+    assert_eq!(rig.write(a), OK);
+    assert!(reservation.take_over(ReservationState::default()));
+    assert_eq!(rig.write(b), OK);
 }
 
 /// Goal: a command whose outcome persists is applied and answered when it is kept; commands after

@@ -1,0 +1,64 @@
+//! `resv/V`: the reservation of hosts on a volume. It moves with the volume: its holder stores it
+//! before a host gets an answer, and the next holder reads it before it serves.
+
+use nacre_cluster_core::{Holder, VolumeId};
+use nacre_cluster_etcd::Txn;
+use serde_json::Value;
+
+use crate::error::{Error, damaged};
+use crate::operator::{ATTEMPTS, Operator};
+use crate::record;
+
+impl Operator {
+    /// The stored reservation. A former holder cannot change it any more.
+    pub async fn reservation(&self, volume: VolumeId) -> Result<Option<Value>, Error> {
+        let key = self.prefix.reservation(volume);
+        let Some(found) = self.get(&key).await? else {
+            return Ok(None);
+        };
+        let value = serde_json::from_slice(&found.value);
+        value.map(Some).map_err(|error| damaged(&key, &error))
+    }
+
+    /// Stores the reservation (`None`: there is none) if `holder` has the volume and its lease.
+    pub async fn set_reservation(
+        &self,
+        volume: VolumeId,
+        holder: Holder,
+        reservation: Option<&Value>,
+    ) -> Result<(), Error> {
+        let key = self.prefix.reservation(volume);
+        let record = self.prefix.core_volume(volume);
+        for _ in 0..ATTEMPTS {
+            let Some(found) = self.get(&record).await? else {
+                let key = record;
+                return Err(Error::NoVolume { key, volume });
+            };
+            let (_, now) = record::decode(&found.value).map_err(|why| damaged(&record, &why))?;
+            let Holder { node, incarnation } = holder;
+            let lease = self.prefix.lease(node);
+            if now.holder != Some(holder) {
+                let key = record;
+                return Err(Error::NotHolder { key, volume, node });
+            }
+            let txn = Txn::default()
+                .if_modified(&record, found.mod_revision)
+                .if_created(&lease, incarnation.0 as i64)
+                .look(&lease);
+            let txn = match reservation {
+                Some(value) => txn.put(&key, value.to_string().into_bytes()),
+                None => txn.delete(&key),
+            };
+            let answer = self.transact(&key, txn).await?;
+            if answer.is_made {
+                return Ok(());
+            }
+            let lease_now = answer.found.into_iter().next().flatten();
+            if lease_now.is_none_or(|kv| kv.create_revision as u64 != incarnation.0) {
+                let key = lease;
+                return Err(Error::NotHolder { key, volume, node });
+            }
+        }
+        Err(Error::Contended { key })
+    }
+}

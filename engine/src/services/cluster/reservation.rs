@@ -1,0 +1,79 @@
+//! The reservation of hosts on a volume of the cluster. It is in the store, and moves with the
+//! volume.
+
+use std::sync::atomic::Ordering;
+
+use nacre_cluster_core::{Holder, Incarnation, VolumeId};
+use nacre_nvmf_wire::Nqn;
+use serde::Deserialize;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::Running;
+use crate::refusal::OrRefuse;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+use crate::services::reservations::{self, StoredReservation};
+
+/// Version of the stored form.
+const FORMAT: u64 = 1;
+/// The namespace of a volume's subsystem.
+const NSID: u32 = 1;
+
+/// Stores the reservation before the host's command is answered. Refused if this node holds the
+/// volume no longer.
+pub(in crate::services) async fn store(
+    engine: &Engine,
+    volume: Uuid,
+    kept: Option<StoredReservation>,
+) -> Result<(), RpcError> {
+    let running = engine.volumes.cluster.member()?;
+    let holder = Holder {
+        node: running.me,
+        incarnation: Incarnation(running.link.incarnation.load(Ordering::Acquire) as u64),
+    };
+    let value = kept.map(|kept| {
+        let mut value = json!(kept);
+        value["v"] = FORMAT.into();
+        value
+    });
+    let operator = &running.operator;
+    let stored = operator.set_reservation(VolumeId(volume), holder, value.as_ref());
+    stored.await.or_refuse()
+}
+
+/// Gives the namespace the stored reservation, before hosts have access to it. False: not yet.
+pub(super) async fn load(
+    engine: &Engine,
+    running: &Running,
+    id: VolumeId,
+) -> Result<bool, RpcError> {
+    let nqn = running
+        .shown
+        .borrow()
+        .get(&id)
+        .map(|shown| shown.nqn.clone());
+    let Some(nqn) = nqn.and_then(|nqn| Nqn::new(&nqn).ok()) else {
+        return Ok(false);
+    };
+    let stored = running.operator.reservation(id).await.or_refuse()?;
+    let state = match stored {
+        None => Default::default(),
+        Some(value) => {
+            let damaged = |why: String| {
+                RpcError::errno(
+                    Errno::EIO,
+                    format!("the reservation of volume {} is damaged: {why}", id.0),
+                )
+                .remedy("volume_unpublish ends it: hosts have to register again")
+            };
+            let kept = StoredReservation::deserialize(&value);
+            let kept = kept.map_err(|error| damaged(error.to_string()))?;
+            kept.belongs_to(id.0).map_err(damaged)?;
+            kept.state().map_err(damaged)?
+        }
+    };
+    let namespace = reservations::find(engine, &nqn, NSID, id.0)?;
+    Ok(namespace.take_over(state))
+}
