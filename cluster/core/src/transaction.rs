@@ -32,7 +32,7 @@ pub enum End {
     Fence,
     /// The node's next process has another lease.
     Replace,
-    /// The node gives its lease back, or the guardian of its dead process does.
+    /// The node gives its lease back.
     Release,
 }
 

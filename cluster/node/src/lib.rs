@@ -6,7 +6,6 @@
 //!                                  │   ◀── Reports ───
 //!                                  └─▶ Word            read by lanes before answers leave
 //!   Operator ─▶ node/N, op/V, …    status, cordon, drain, fence, remove, move, publish, export
-//!   guardian ─▶ lease/N            gives the lease of a dead process back
 //! ```
 //!
 //! The machines decide, etcd's transactions judge, and this crate only carries: a lost or late
@@ -21,7 +20,6 @@ mod error;
 pub mod events;
 pub mod export;
 mod follow;
-pub mod guardian;
 mod keys;
 mod node;
 mod nodes;

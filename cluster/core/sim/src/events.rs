@@ -134,7 +134,7 @@ pub(crate) enum Event {
     Start {
         node: usize,
     },
-    Guardian {
+    FenceOff {
         dead: Holder,
     },
     /// It lasts so many milliseconds at most.

@@ -157,7 +157,7 @@ impl Run {
             }
             Event::LoseTwo => Troubles(&mut self.0).lose_two(),
             Event::Start { node } => self.0.start_node(node),
-            Event::Guardian { dead } => StoreSide(&mut self.0).guard(dead),
+            Event::FenceOff { dead } => StoreSide(&mut self.0).fence_off(dead),
             Event::Begin(trouble, most_ms) => Troubles(&mut self.0).begin(trouble, most_ms),
             Event::Heal(trouble) => Troubles(&mut self.0).heal(trouble),
         }

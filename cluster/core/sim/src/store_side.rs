@@ -95,11 +95,11 @@ impl StoreSide<'_> {
         }
     }
 
-    /// The guardian of a dead process gives its lease back.
-    pub(crate) fn guard(&mut self, dead: Holder) {
+    /// An operator who knows that the process is dead ends its lease.
+    pub(crate) fn fence_off(&mut self, dead: Holder) {
         let is_silent = self.0.health.away_since.is_some() || self.0.health.is_full;
         if !is_silent {
-            self.execute(None, 0, Transaction::release(dead));
+            self.execute(None, 0, Transaction::fence_off(dead));
         }
     }
 }

@@ -172,7 +172,7 @@ impl Troubles<'_> {
             && self.0.random.one_in(2)
         {
             let delay = self.0.random.within(2, 50) * MILLI;
-            self.0.after(delay, Event::Guardian { dead });
+            self.0.after(delay, Event::FenceOff { dead });
         }
         let down = self.0.random.within(50, most_ms) * MILLI;
         self.0.after(down, Event::Start { node });

@@ -57,7 +57,7 @@ pub struct Me {
     /// Derived from the machine's id. `None`: a lease found at the start is watched for two leases,
     /// because it may be another machine's.
     pub machine: Option<Uuid>,
-    /// Unique for each start. The guardian knows it, and so which lease to give back.
+    /// Unique for each start.
     pub process: Uuid,
     /// The id of the cluster that this node joined before. `None`: it has joined none.
     pub cluster: Option<Uuid>,

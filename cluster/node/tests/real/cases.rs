@@ -9,32 +9,20 @@ use crate::machine::Span;
 use crate::process::{Process, Start, prefix};
 use crate::{BAR, LEASE, Lab, NODES, node};
 
-/// The guardian gives the lease of a killed process back: no node waits for its end.
+/// Observers fence a killed node a lease after its last renewal.
 #[test]
-fn a_killed_holder_with_a_guardian() {
-    let Some(mut lab) = Lab::start("a_killed_holder_with_a_guardian", 1, 6, true) else {
+fn a_killed_holder() {
+    let Some(mut lab) = Lab::start("a_killed_holder", 3, 6) else {
         return;
     };
-    for _ in 0..3 {
-        lab.measure_with_etcd("killed with a guardian", BAR, Lab::fail_over);
-    }
-    lab.check();
-}
-
-/// Without a guardian, observers fence the node a lease after its last renewal.
-#[test]
-fn a_killed_holder_without_a_guardian() {
-    let Some(mut lab) = Lab::start("a_killed_holder_without_a_guardian", 3, 6, false) else {
-        return;
-    };
-    lab.measure_with_etcd("killed without a guardian", LEASE + BAR, Lab::fail_over);
+    lab.measure_with_etcd("killed", LEASE + BAR, Lab::fail_over);
     lab.check();
 }
 
 /// A node that is killed and started at once finds its own lease, and replaces it.
 #[test]
 fn a_restart_finds_its_own_lease() {
-    let Some(mut lab) = Lab::start("a_restart_finds_its_own_lease", 1, 3, false) else {
+    let Some(mut lab) = Lab::start("a_restart_finds_its_own_lease", 1, 3) else {
         return;
     };
     lab.measure_with_etcd("its own lease replaced after the kill", LEASE, |lab| {
@@ -55,7 +43,7 @@ fn a_restart_finds_its_own_lease() {
 /// goes on. Meanwhile the history was compacted, so that its watches have lost changes.
 #[test]
 fn a_stopped_holder_goes_on() {
-    let Some(mut lab) = Lab::start("a_stopped_holder_goes_on", 1, 6, true) else {
+    let Some(mut lab) = Lab::start("a_stopped_holder_goes_on", 1, 6) else {
         return;
     };
     for _ in 0..2 {
@@ -95,7 +83,7 @@ fn a_stopped_holder_goes_on() {
 /// fenced for its silence.
 #[test]
 fn etcd_is_away() {
-    let Some(mut lab) = Lab::start("etcd_is_away", 1, 6, true) else {
+    let Some(mut lab) = Lab::start("etcd_is_away", 1, 6) else {
         return;
     };
     lab.measure("longest gap without etcd", BAR, |lab| {
@@ -117,7 +105,7 @@ fn etcd_is_away() {
 /// An etcd that lost its data is another one: nodes end their service, and write nothing to it.
 #[test]
 fn etcd_loses_its_data() {
-    let Some(mut lab) = Lab::start("etcd_loses_its_data", 1, 3, false) else {
+    let Some(mut lab) = Lab::start("etcd_loses_its_data", 1, 3) else {
         return;
     };
     lab.etcd.kill(0);
@@ -141,7 +129,7 @@ fn etcd_is_full() {
     let Some(lab) = Lab::without_nodes("etcd_is_full", 1, &quota) else {
         return;
     };
-    let mut lab = lab.with_nodes(3, false);
+    let mut lab = lab.with_nodes(3);
     let before = lab.last_answers();
     let fill = |number: usize| format!("/fill/{number}");
     let (count, refused) = lab.runtime.block_on(async {
@@ -191,7 +179,7 @@ fn etcd_is_full() {
 /// The leader of etcd dies: the lease bridges the election, or assent does.
 #[test]
 fn a_member_of_etcd_dies() {
-    let Some(mut lab) = Lab::start("a_member_of_etcd_dies", 3, 3, false) else {
+    let Some(mut lab) = Lab::start("a_member_of_etcd_dies", 3, 3) else {
         return;
     };
     lab.measure("longest gap without the leader", BAR, |lab| {
@@ -216,7 +204,7 @@ fn a_member_of_etcd_dies() {
 /// A copied data directory on another machine, and on a clone with the same machine's id.
 #[test]
 fn two_nodes_with_one_id() {
-    let Some(mut lab) = Lab::start("two_nodes_with_one_id", 1, 3, false) else {
+    let Some(mut lab) = Lab::start("two_nodes_with_one_id", 1, 3) else {
         return;
     };
     let copy = lab.nodes.len();
@@ -243,7 +231,7 @@ fn two_nodes_with_one_id() {
 /// A node that leaves hands its volumes over first.
 #[test]
 fn a_node_leaves() {
-    let Some(mut lab) = Lab::start("a_node_leaves", 1, 6, true) else {
+    let Some(mut lab) = Lab::start("a_node_leaves", 1, 6) else {
         return;
     };
     lab.measure_with_etcd("longest gap of a hand-over", BAR, |lab| {
@@ -281,15 +269,15 @@ fn a_start_without_etcd() {
     lab.check();
 }
 
-/// Nodes and guardians with certificates take over, and return after a restart of etcd. A node with
+/// Nodes with certificates take over, and return after a restart of etcd. A node with
 /// a certificate of another authority stays out, and says why.
 #[test]
 fn certificates() {
     let Some((lab, certificates)) = Lab::with_tls("certificates") else {
         return;
     };
-    let mut lab = lab.with_nodes(3, true);
-    lab.measure_with_etcd("killed with a guardian and TLS", BAR, Lab::fail_over);
+    let mut lab = lab.with_nodes(3);
+    lab.measure_with_etcd("killed with TLS", LEASE + BAR, Lab::fail_over);
     let endpoints = Endpoints {
         tls: Some(certificates.tls("other")),
         ..lab.etcd.endpoints()

@@ -66,20 +66,17 @@ static TURN: Mutex<()> = Mutex::new(());
 
 impl Lab {
     /// `None`, said aloud: there is no etcd.
-    fn start(test: &str, members: usize, volumes: u128, has_guardian: bool) -> Option<Self> {
+    fn start(test: &str, members: usize, volumes: u128) -> Option<Self> {
         let lab = Self::without_nodes(test, members, &[])?;
-        Some(lab.with_nodes(volumes, has_guardian))
+        Some(lab.with_nodes(volumes))
     }
 
-    fn with_nodes(mut self, volumes: u128, has_guardian: bool) -> Self {
+    fn with_nodes(mut self, volumes: u128) -> Self {
         let lab = &mut self;
         lab.init();
         lab.create(volumes);
         for number in NODES {
-            lab.run(Start {
-                has_guardian,
-                ..Start::node(number)
-            });
+            lab.run(Start::node(number));
         }
         lab.settle();
         self

@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// moves it there.
 #[test]
 fn drain_and_undrain() {
-    let Some(mut lab) = Lab::start("drain_and_undrain", 1, 20, false) else {
+    let Some(mut lab) = Lab::start("drain_and_undrain", 1, 20) else {
         return;
     };
     lab.measure_with_etcd("longest gap of a hand-over", BAR, |lab| {
@@ -51,7 +51,7 @@ fn drain_and_undrain() {
 /// A volume moves where an operator wants it, and refusals have a reason.
 #[test]
 fn moves() {
-    let Some(mut lab) = Lab::start("moves", 1, 1, false) else {
+    let Some(mut lab) = Lab::start("moves", 1, 1) else {
         return;
     };
     let id = lab.volumes[0];
@@ -86,7 +86,7 @@ fn moves() {
 /// An operator's fence ends a lease at once. A node with members cannot be removed.
 #[test]
 fn fence_and_remove() {
-    let Some(mut lab) = Lab::start("fence_and_remove", 1, 3, false) else {
+    let Some(mut lab) = Lab::start("fence_and_remove", 1, 3) else {
         return;
     };
     let refused = lab.runtime.block_on(lab.operator.remove(node(1)));
@@ -111,7 +111,7 @@ fn fence_and_remove() {
 /// A node without members: refused while it lives, removed when it is off.
 #[test]
 fn removal_and_status() {
-    let Some(mut lab) = Lab::start("removal_and_status", 3, 0, false) else {
+    let Some(mut lab) = Lab::start("removal_and_status", 3, 0) else {
         return;
     };
     let status = lab.status();
@@ -155,7 +155,7 @@ fn removal_and_status() {
 /// file.
 #[test]
 fn publications_and_exports() {
-    let Some(lab) = Lab::start("publications_and_exports", 1, 2, false) else {
+    let Some(lab) = Lab::start("publications_and_exports", 1, 2) else {
         return;
     };
     let (id, first) = (lab.volumes[0], node(1));

@@ -1,4 +1,4 @@
-//! A node and its guardian as processes: this test program, started again.
+//! A node as a process: this test program, started again.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use nacre_cluster_core::NodeId;
 use nacre_cluster_etcd::{Endpoints, Prefix, Tls};
-use nacre_cluster_node::guardian::{self, Ward};
 use nacre_cluster_node::{Description, Me, Node, NodeState};
 use rustix::process::{Pid, Signal, kill_process};
 use uuid::Uuid;
@@ -24,7 +23,6 @@ pub(crate) struct Process {
     dir: PathBuf,
     endpoints: Endpoints,
     child: Child,
-    guardian: Option<Child>,
 }
 
 /// A node to start.
@@ -34,7 +32,6 @@ pub(crate) struct Start {
     pub(crate) machine: u128,
     /// A copy of the data directory: the lock of the directory is another one.
     pub(crate) is_copy: bool,
-    pub(crate) has_guardian: bool,
 }
 
 impl Start {
@@ -43,7 +40,6 @@ impl Start {
             node,
             machine: node,
             is_copy: false,
-            has_guardian: false,
         }
     }
 }
@@ -100,10 +96,6 @@ impl Process {
             }
         }
         let child = again("process::node_process", &values);
-        values.push(("PID", child.id().to_string()));
-        let guardian = how
-            .has_guardian
-            .then(|| again("process::guardian_process", &values));
         Self {
             id,
             how,
@@ -112,7 +104,6 @@ impl Process {
             dir: own,
             endpoints: endpoints.clone(),
             child,
-            guardian,
         }
     }
 
@@ -149,10 +140,6 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
-        if let Some(guardian) = &mut self.guardian {
-            let _ = guardian.kill();
-            let _ = guardian.wait();
-        }
     }
 }
 
@@ -238,19 +225,4 @@ fn node_process() {
         say(node.state());
     }
     node.leave();
-}
-
-#[test]
-fn guardian_process() {
-    if !is_started() {
-        return;
-    }
-    let pid = value("PID").parse().expect("a process id");
-    let watched = guardian::watched(pid).expect("a process");
-    let ward = Ward {
-        node: NodeId(uuid("ID")),
-        process: uuid("PROCESS"),
-    };
-    let returned = guardian::run(watched, ward, &endpoints(), &prefix());
-    eprintln!("guardian of {}: {returned:?}", ward.node.0);
 }
