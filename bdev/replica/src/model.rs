@@ -65,6 +65,9 @@ pub struct ReplicaRecord {
     /// The node that has the device. `None`: this machine, or a device of no node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<Uuid>,
+    /// The name that the device has on that node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_device: Option<String>,
     pub state: ReplicaState,
     /// The replica to remove as soon as this one is in sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]

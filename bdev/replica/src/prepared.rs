@@ -60,6 +60,12 @@ impl Prepared {
         volume.map(|volume| Arc::clone(volume) as Arc<dyn Bdev>)
     }
 
+    /// Gives the device the size of the record, which another holder has enlarged. False: this
+    /// device was not made for that size.
+    pub fn grow(&self, record: &VolumeRecord) -> bool {
+        self.shared.grow(record.blocks).is_ok()
+    }
+
     /// True when the open volume serves through this device, so that its users may keep it.
     pub fn is_served_by(&self, handle: &VolumeHandle) -> bool {
         Arc::ptr_eq(&self.shared, &handle.shared)

@@ -1,6 +1,7 @@
 //! A node's own lease: renewed in the store, and read by every lane before an answer leaves.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
@@ -24,6 +25,12 @@ pub struct Word(AtomicU64);
 impl Word {
     pub fn is_good(&self, now: BootTime) -> bool {
         Mutation::AnswerWithoutClock.is_active() || now.0 < self.0.load(Ordering::Acquire)
+    }
+
+    /// The time that is left; zero once the lease is not good.
+    pub fn left(&self, now: BootTime) -> Duration {
+        let until = self.0.load(Ordering::Acquire);
+        Duration::from_nanos(until.saturating_sub(now.0))
     }
 
     pub fn set(&self, until: BootTime) {

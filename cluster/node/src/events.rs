@@ -86,12 +86,40 @@ pub struct Event {
     pub what: Decision,
 }
 
+/// Decisions of this process so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub takes: u64,
+    pub hand_overs: u64,
+    /// Volumes that another node took from this one.
+    pub volumes_lost: u64,
+    /// Other nodes that this one fenced.
+    pub fences: u64,
+    /// Incarnations of this node that another node fenced.
+    pub incarnations_lost: u64,
+}
+
+impl Counts {
+    fn count(&mut self, what: &Decision) {
+        let count = match what {
+            Decision::VolumeTaken { .. } => &mut self.takes,
+            Decision::VolumeHandedOver { .. } => &mut self.hand_overs,
+            Decision::VolumeFenced { .. } => &mut self.volumes_lost,
+            Decision::NodeFenced { .. } => &mut self.fences,
+            Decision::NodeLost { .. } => &mut self.incarnations_lost,
+            _ => return,
+        };
+        *count += 1;
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Events(Mutex<Ring>);
 
 #[derive(Debug, Default)]
 struct Ring {
     last: u64,
+    counts: Counts,
     kept: VecDeque<Event>,
 }
 
@@ -100,6 +128,7 @@ impl Events {
         tracing::info!(?what, "cluster");
         let mut ring = self.0.lock();
         ring.last += 1;
+        ring.counts.count(&what);
         let number = ring.last;
         if ring.kept.len() == KEPT {
             ring.kept.pop_front();
@@ -109,6 +138,10 @@ impl Events {
             at: SystemTime::now(),
             what,
         });
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.0.lock().counts
     }
 
     /// The events after `number`, oldest first; 0: all events of the ring.
@@ -129,8 +162,17 @@ mod tests {
         for _ in 0..KEPT + 10 {
             events.note(Decision::StoreAway { why: String::new() });
         }
+        events.note(Decision::NodeFenced {
+            node: NodeId(uuid::Uuid::nil()),
+            silent: Duration::ZERO,
+        });
+        let fences = Counts {
+            fences: 1,
+            ..Counts::default()
+        };
+        assert_eq!(events.counts(), fences);
         let all = events.after(0);
-        assert_eq!((all.len(), all[0].number), (KEPT, 11));
-        assert_eq!(events.after(KEPT as u64 + 8).len(), 2);
+        assert_eq!((all.len(), all[0].number), (KEPT, 12));
+        assert_eq!(events.after(KEPT as u64 + 8).len(), 3);
     }
 }

@@ -1,7 +1,7 @@
 //! `member/N/R`: a block device of node N that is member R of a volume. An operator wants it, and
 //! node N reports its state. Unknown fields stay through a change.
 
-use nacre_cluster_core::VolumeId;
+use nacre_cluster_core::{Holder, Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::KeyValue;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -30,12 +30,22 @@ pub struct Export {
     #[serde(default)]
     pub nsid: u32,
     pub want: Want,
+    /// The daemon that makes the replica, until the volume's record names it. `None`: the record
+    /// has named it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    by: Option<Maker>,
     pub is: Is,
     /// The reason of [`Is::Failed`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     #[serde(flatten)]
     rest: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Maker {
+    node: Uuid,
+    incarnation: u64,
 }
 
 /// What the operator wants.
@@ -68,7 +78,7 @@ pub struct ExportState {
 }
 
 impl Export {
-    pub(crate) fn new(volume: VolumeId, device: &str) -> Self {
+    pub(crate) fn new(volume: VolumeId, device: &str, by: Option<Holder>) -> Self {
         Self {
             v: FORMAT,
             volume: volume.0,
@@ -77,6 +87,10 @@ impl Export {
             block_size: 0,
             nsid: 0,
             want: Want::There,
+            by: by.map(|by| Maker {
+                node: by.node.0,
+                incarnation: by.incarnation.0,
+            }),
             is: Is::Making,
             why: None,
             rest: Map::new(),
@@ -89,6 +103,19 @@ impl Export {
         self.block_size = state.block_size;
         self.nsid = state.nsid;
         self.why = state.why.clone();
+    }
+
+    /// The daemon that makes the replica, until the volume's record names it.
+    pub fn by(&self) -> Option<Holder> {
+        let by = self.by?;
+        Some(Holder {
+            node: NodeId(by.node),
+            incarnation: Incarnation(by.incarnation),
+        })
+    }
+
+    pub(crate) fn is_made(&mut self) {
+        self.by = None;
     }
 
     pub fn volume(&self) -> VolumeId {

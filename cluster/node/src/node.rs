@@ -1,6 +1,7 @@
 //! A running node: the thread of its driver, and the parts that other threads use.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use nacre_cluster_core::{BootTime, VolumeId};
 use nacre_cluster_etcd::{Client, Endpoints, Prefix};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::clock;
 use crate::connection::{connect, thread};
 use crate::driver::{Driver, Me, NodeState, Shared};
 use crate::error::Error;
@@ -42,6 +44,7 @@ impl Node {
             word: Arc::default(),
             incarnation: Arc::default(),
             events: Events::default(),
+            renewals: AtomicU64::default(),
             state: sender,
             seen: parking_lot::Mutex::default(),
             volumes: parking_lot::Mutex::default(),
@@ -103,6 +106,16 @@ impl Node {
 
     pub fn word(&self) -> &Arc<Word> {
         &self.shared.word
+    }
+
+    /// Renewals of the lease that etcd has confirmed.
+    pub fn renewals(&self) -> u64 {
+        self.shared.renewals.load(Ordering::Relaxed)
+    }
+
+    /// The time that is left of the lease.
+    pub fn lease_left(&self) -> Duration {
+        self.shared.word.left(clock::now())
     }
 
     pub fn events(&self) -> &Events {

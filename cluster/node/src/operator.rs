@@ -279,6 +279,20 @@ impl Operator {
         Ok(names.collect())
     }
 
+    /// The nodes that have described themselves, and whether each has a lease.
+    pub async fn described(&self) -> Result<Vec<(NodeId, NodeKey, bool)>, Error> {
+        let leases = self.list(&self.prefix.leases()).await?;
+        let prefix = self.prefix.nodes();
+        let keys = self.list(&prefix).await?;
+        let described = keys.iter().filter_map(|kv| {
+            let id = NodeId(Prefix::id_after(&prefix, &kv.key)?);
+            let is_its = |kv: &KeyValue| self.prefix.node_of(&kv.key) == Some(id);
+            let key = NodeKey::decode(kv).ok()?;
+            Some((id, key, leases.iter().any(is_its)))
+        });
+        Ok(described.collect())
+    }
+
     /// A cordoned node gets no new members, and takes a volume only if no other node can.
     pub async fn set_cordon(&self, node: NodeId, cordon: bool) -> Result<(), Error> {
         let change = |key: &mut NodeKey| key.cordon = cordon;
@@ -352,11 +366,17 @@ impl Operator {
             return Err(Error::NoNode { key, node });
         }
         let answer = self.client.transact(txn, Copies::Several).await;
-        if answer.map_err(Error::at(&key))?.is_made {
-            Ok(())
-        } else {
-            Err(Error::Lives { key: lease, node })
+        if !answer.map_err(Error::at(&key))?.is_made {
+            return Err(Error::Lives { key: lease, node });
         }
+        // The exports of former replicas: no other node deletes them.
+        for kv in self.list(&self.prefix.members(node)).await? {
+            let key = String::from_utf8_lossy(&kv.key).into_owned();
+            let txn = Txn::default().if_created(&lease, 0).delete(&key);
+            let deleted = self.client.transact(txn, Copies::Several).await;
+            deleted.map_err(Error::at(&key))?;
+        }
+        Ok(())
     }
 
     /// Asks the holder to hand the volume over, and waits until `to` holds it.

@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nacre_cluster_core::slots::MAX_SLOTS;
-use nacre_cluster_core::{Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, VolumeId};
 use nacre_cluster_etcd::{Copies, KeyValue, Prefix, Txn, TxnAnswer};
 
-use crate::error::Error;
+use crate::error::{Error, damaged};
 use crate::export::{Export, ExportState, MAX_DEVICE, Want};
 use crate::keys::bytes;
 use crate::operator::{ATTEMPTS, Operator};
 use crate::publication::{MAX_HOSTS, MAX_NQN, Publication};
+use crate::record;
 
 /// The nodes that show a volume, in order of preference, and the hosts that may use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -129,13 +130,15 @@ impl Operator {
     }
 
     /// Wants `device` of the node as this member of the volume. The node answers by
-    /// [`Export::is`].
+    /// [`Export::is`]. The maker ends it by [`Operator::export_is_made`] or
+    /// [`Operator::unexport_unused`]; when its incarnation is over, the node ends it.
     pub async fn export(
         &self,
         node: NodeId,
         member: MemberId,
         volume: VolumeId,
         device: &str,
+        by: Option<Holder>,
     ) -> Result<Export, Error> {
         if !(1..=MAX_DEVICE).contains(&device.len()) {
             let why = format!("name a device with 1 to {MAX_DEVICE} bytes");
@@ -146,7 +149,7 @@ impl Operator {
         }
         self.must_be_described(node).await?;
         let key = self.prefix.member(node, member);
-        let export = Export::new(volume, device);
+        let export = Export::new(volume, device, by);
         let txn = Txn::default()
             .if_created(&key, 0)
             .put(&key, bytes(&export))
@@ -182,6 +185,81 @@ impl Operator {
                 .if_modified(&key, kv.mod_revision)
                 .put(&key, bytes(&export));
             if self.transact(&key, txn).await?.is_made {
+                return Ok(true);
+            }
+        }
+        Err(Error::Contended { key })
+    }
+
+    /// The volume's record names the export: from now on the export ends with the replica.
+    pub async fn export_is_made(&self, node: NodeId, member: MemberId) -> Result<(), Error> {
+        let key = self.prefix.member(node, member);
+        for _ in 0..ATTEMPTS {
+            let Some(kv) = self.get(&key).await? else {
+                return Ok(());
+            };
+            let mut export = Export::decode(&kv)?;
+            if export.by().is_none() {
+                return Ok(());
+            }
+            export.is_made();
+            let txn = Txn::default()
+                .if_modified(&key, kv.mod_revision)
+                .put(&key, bytes(&export));
+            if self.transact(&key, txn).await?.is_made {
+                return Ok(());
+            }
+        }
+        Err(Error::Contended { key })
+    }
+
+    /// Wants the export to end, unless the volume's record names it. False: the record does, its
+    /// maker is at work, or there is no such export. `gave_up`: the maker itself asks.
+    ///
+    /// One transaction compares the record and the maker's lease. So a maker that was stopped and
+    /// goes on cannot add the export to a record later: its lease is over, and etcd refuses it.
+    pub async fn unexport_unused(
+        &self,
+        node: NodeId,
+        member: MemberId,
+        gave_up: bool,
+    ) -> Result<bool, Error> {
+        let key = self.prefix.member(node, member);
+        for _ in 0..ATTEMPTS {
+            let Some(kv) = self.get(&key).await? else {
+                return Ok(false);
+            };
+            let mut export = Export::decode(&kv)?;
+            if export.want == Want::Gone {
+                return Ok(true);
+            }
+            let record_key = self.prefix.core_volume(export.volume());
+            let record = self.get(&record_key).await?;
+            let is_named = record.as_ref().map(|record| {
+                let named = record::names_device(&record.value, &member.0.to_string());
+                named.map_err(|why| damaged(&record_key, &why))
+            });
+            if is_named.transpose()? == Some(true) {
+                return Ok(false);
+            }
+            let mut txn = Txn::default()
+                .if_modified(&key, kv.mod_revision)
+                .if_modified(&record_key, record.map_or(0, |record| record.mod_revision));
+            if let Some(by) = export.by().filter(|_| !gave_up) {
+                let lease = self.prefix.lease(by.node);
+                let found = self.get(&lease).await?;
+                if found.is_some_and(|kv| kv.create_revision as u64 == by.incarnation.0) {
+                    return Ok(false);
+                }
+                // A lease that is over never stands again.
+                txn = txn.if_not_created(&lease, by.incarnation.0 as i64);
+            }
+            export.want = Want::Gone;
+            if self
+                .transact(&key, txn.put(&key, bytes(&export)))
+                .await?
+                .is_made
+            {
                 return Ok(true);
             }
         }

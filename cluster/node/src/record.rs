@@ -61,6 +61,13 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), String> {
     Ok((value, record))
 }
 
+/// True if a replica of the record is on this device. The error has the reason.
+pub(crate) fn names_device(bytes: &[u8], device: &str) -> Result<bool, String> {
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let members = value["members"].as_array().ok_or("no members")?;
+    Ok(members.iter().any(|member| member["device"] == device))
+}
+
 /// The JSON of `record`, based on the value of the revision that the change compares. The members
 /// are those of the base: only the holder's control changes them.
 pub(crate) fn encode(base: &Value, record: &Record) -> Value {

@@ -2,6 +2,7 @@
 
 mod change;
 mod cluster;
+mod cluster_changes;
 mod crash;
 mod crowd;
 mod cut;
@@ -16,6 +17,7 @@ mod listeners;
 mod load;
 mod many;
 mod network;
+mod nodes;
 mod raw;
 mod remote;
 mod replicas;

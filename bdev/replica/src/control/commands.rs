@@ -145,6 +145,7 @@ impl Control {
             slot: slot as u8,
             device: name.to_owned(),
             node: None,
+            node_device: None,
             state: ReplicaState::Filling {
                 watermark: 0,
                 last_label: Stamp::default(),

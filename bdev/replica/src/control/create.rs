@@ -421,6 +421,7 @@ pub async fn create(
         slot: slot as u8,
         device: device.clone(),
         node: None,
+        node_device: None,
         state: state(slot),
         offline: false,
         cut: false,

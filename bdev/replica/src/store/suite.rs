@@ -49,6 +49,7 @@ pub fn record(name: &str) -> VolumeRecord {
         slot,
         device: format!("{name}-{slot}"),
         node: None,
+        node_device: None,
         state,
         cut: false,
         replaces: None,

@@ -11,7 +11,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_cluster_core::lease::Word;
@@ -92,6 +92,8 @@ pub(crate) struct Shared {
     /// The incarnation of this node; 0: it has none.
     pub(crate) incarnation: Arc<AtomicI64>,
     pub(crate) events: Events,
+    /// Renewals that etcd has confirmed.
+    pub(crate) renewals: AtomicU64,
     pub(crate) state: watch::Sender<NodeState>,
     /// The last renewal of each node that this one saw.
     pub(crate) seen: Mutex<BTreeMap<NodeId, BootTime>>,
@@ -516,7 +518,10 @@ impl Driver {
             Done::Renewed(of, number, answer) => {
                 if let Phase::In(lease) = &mut self.phase {
                     match answer {
-                        Ok(Outcome::Made(_)) => lease.renewed(of, number, now),
+                        Ok(Outcome::Made(_)) => {
+                            lease.renewed(of, number, now);
+                            self.shared.renewals.fetch_add(1, Ordering::Relaxed);
+                        }
                         Ok(Outcome::Refused { .. }) => lease.end(of),
                         // The watch, or a later answer, shows whether the renewal was made.
                         Err(said) => self.last_failure = Some(said),

@@ -22,6 +22,7 @@ fn driver(engine: Engine) -> Driver {
         word: Arc::default(),
         incarnation: Arc::default(),
         events: Events::default(),
+        renewals: AtomicU64::default(),
         state,
         seen: Mutex::default(),
         volumes: Mutex::default(),

@@ -203,13 +203,13 @@ fn publications_and_exports() {
         assert_eq!((all.len(), all.get(&id)), (2, Some(&published)));
 
         let member = MemberId(Uuid::from_u128(77));
-        let export = operator.export(first, member, id, "disk0").await;
+        let export = operator.export(first, member, id, "disk0", None).await;
         let export = export.expect("wanted");
         assert_eq!(
-            operator.export(first, member, id, "disk0").await,
+            operator.export(first, member, id, "disk0", None).await,
             Ok(export.clone())
         );
-        let other = operator.export(first, member, id, "disk1").await;
+        let other = operator.export(first, member, id, "disk1", None).await;
         assert!(
             matches!(other, Err(Error::ExportExists { .. })),
             "{other:?}"

@@ -149,9 +149,16 @@ fn print(volume: &Value) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The device of a replica: the name of an lvol says more than its UUID.
+/// The device of a replica: its name on its node, or the name of an lvol, says more than its UUID.
 fn device(replica: &Value) -> String {
-    output::cell(replica.get("lvol").or_else(|| replica.get("device")))
+    device_of_node(replica)
+        .unwrap_or_else(|| output::cell(replica.get("lvol").or_else(|| replica.get("device"))))
+}
+
+/// `NODE:DEVICE`, in a cluster.
+pub(super) fn device_of_node(replica: &Value) -> Option<String> {
+    let (node, device) = (replica["node"].as_str()?, replica["node_device"].as_str()?);
+    Some(format!("{node}:{device}"))
 }
 
 fn replica(replica: &Value) -> Vec<String> {

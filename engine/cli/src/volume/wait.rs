@@ -109,11 +109,8 @@ fn judge(volume: &Value, name: &str, goal: &WaitGoal) -> Result<Progress, Failur
         WaitGoal::InSync { there, gone } => (there, gone),
     };
     let replicas = items(&volume["replicas"]);
-    let is = |replica: &&Value, name: &String| {
-        replica["device"] == name.as_str() || replica["id"] == name.as_str()
-    };
     if let Some(gone) = gone
-        && replicas.iter().any(|r| is(&r, gone))
+        && replicas.iter().any(|r| is(r, gone))
     {
         // The new one may fail meanwhile: its state below counts.
         return Ok(match waits_for(volume, name, there)? {
@@ -124,11 +121,14 @@ fn judge(volume: &Value, name: &str, goal: &WaitGoal) -> Result<Progress, Failur
     waits_for(volume, name, there)
 }
 
+/// True if the name means the replica: its device, its id, or `NODE:DEVICE` in a cluster.
+fn is(replica: &Value, name: &str) -> bool {
+    let of_node = show::device_of_node(replica);
+    replica["device"] == name || replica["id"] == name || of_node.as_deref() == Some(name)
+}
+
 fn waits_for(volume: &Value, name: &str, wanted: &[String]) -> Result<Progress, Failure> {
     let replicas = items(&volume["replicas"]);
-    let is = |replica: &Value, name: &String| {
-        replica["device"] == name.as_str() || replica["id"] == name.as_str()
-    };
     if let Some(missing) = wanted.iter().find(|w| !replicas.iter().any(|r| is(r, w))) {
         return Err(Failure::Failed(anyhow::anyhow!(
             "volume \"{name}\" no longer has a replica on \"{missing}\""

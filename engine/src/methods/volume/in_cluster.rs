@@ -33,15 +33,7 @@ pub(super) async fn create(
             .remedy("make the lvols on their nodes with lvol_create, and name them in devices"));
     }
     let replicas = params.devices.iter().enumerate().map(|(at, text)| {
-        let (node, device) = text.split_once(':').unwrap_or_default();
-        if node.is_empty() || device.is_empty() {
-            let cause = format!("\"{text}\" is not NODE:DEVICE");
-            return Err(RpcError::errno(Errno::EINVAL, cause).field(format!("devices[{at}]")));
-        }
-        Ok(NewReplica {
-            node: node.to_owned(),
-            device: device.to_owned(),
-        })
+        NewReplica::parse(text).map_err(|error| error.field(format!("devices[{at}]")))
     });
     let replicas = replicas.collect::<Result<Vec<_>, _>>()?;
     let blocks = blocks(params.num_blocks, params.size_mb, BLOCK)?;

@@ -35,8 +35,8 @@ pub struct VolumeReply {
     uuid: String,
     /// Its block device; none until the volume is opened for the first time.
     bdev: Option<String>,
-    /// `healthy`, `degraded`, `frozen`, `writes_held`, `failing`, `fenced`, `store_lost`, `closed`
-    /// or `opening`.
+    /// `healthy`, `degraded`, `frozen`, `writes_held`, `failing`, `fenced`, `store_lost`,
+    /// `closed`, `standby` (another node of the cluster may serve it) or `opening`.
     state: &'static str,
     /// Reason for the state, unless the volume is healthy.
     why: Option<String>,
@@ -81,6 +81,11 @@ pub struct ReplicaReply {
     id: String,
     slot: u8,
     device: String,
+    /// In a cluster: the node that has the device, and the device's name there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_device: Option<String>,
     /// The pool and the lvol (`pool/name`) that the device is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
@@ -150,13 +155,38 @@ pub fn describe(engine: &Engine, listed: &Listed) -> Result<VolumeReply, RpcErro
     let plane = engine.plane()?;
     let served = listed.bdev().map(|bdev| (bdev, subsystems(&plane, bdev)));
     let served = served.into_iter().collect();
-    Ok(describe_among(&plane, listed, &served))
+    Ok(describe_among(engine, &plane, listed, &served))
 }
 
 /// Names of the subsystems with a namespace on a device, by device.
 type Served<'a> = HashMap<&'a str, Vec<String>>;
 
-fn describe_among(plane: &Plane, listed: &Listed, served: &Served<'_>) -> VolumeReply {
+fn describe_among(
+    engine: &Engine,
+    plane: &Plane,
+    listed: &Listed,
+    served: &Served<'_>,
+) -> VolumeReply {
+    let mut reply = describe_one(plane, listed, served);
+    if let Some(holder) = listed.record.holder.filter(|_| reply.state == "standby")
+        && let Some(node) = engine.volumes.cluster.name_of(holder)
+    {
+        reply.why = Some(format!("node {node} serves it"));
+    }
+    for replica in &mut reply.replicas {
+        let recorded = listed.record.replicas.iter();
+        let mut recorded = recorded.filter(|one| one.device == replica.device);
+        let Some(recorded) = recorded.next() else {
+            continue;
+        };
+        let node = recorded.node;
+        replica.node = node.and_then(|node| engine.volumes.cluster.name_of(node));
+        replica.node_device.clone_from(&recorded.node_device);
+    }
+    reply
+}
+
+fn describe_one(plane: &Plane, listed: &Listed, served: &Served<'_>) -> VolumeReply {
     let subsystems = |bdev: &str| served.get(bdev).cloned().unwrap_or_default();
     let Some(status) = listed.status() else {
         return of_record(listed);
@@ -236,6 +266,8 @@ fn replica(plane: &Plane, volume: &VolumeStatus, replica: &ReplicaStatus) -> Rep
         id: replica.id.to_string(),
         slot: replica.slot,
         device: replica.device.clone(),
+        node: None,
+        node_device: None,
         lvol: lvol
             .zip(pool.as_ref())
             .map(|(lvol, pool)| alias(pool, &lvol.info().name)),
@@ -305,6 +337,8 @@ fn of_record(listed: &Listed) -> VolumeReply {
         id: m.id.to_string(),
         slot: m.slot,
         device: m.device.clone(),
+        node: None,
+        node_device: None,
         pool: None,
         lvol: None,
         state: match m.state {
@@ -379,7 +413,7 @@ impl Method<Engine> for List {
                 }
             }
         }
-        let describe = |listed: &Listed| describe_among(&plane, listed, &served);
+        let describe = |listed: &Listed| describe_among(&engine, &plane, listed, &served);
         Ok(all.iter().map(describe).collect())
     }
 }

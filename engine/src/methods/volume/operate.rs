@@ -209,11 +209,16 @@ impl Method<Engine> for Thaw {
         let listed = engine.volumes.find(&params.name)?;
         let chosen = params
             .replica
-            .map(|name| super::replicas::replica(&engine, &name));
+            .map(|name| super::replicas::replica(&engine, &params.name, &name));
         match (&listed.open_state, chosen) {
             (OpenState::Open(_), replica) => {
                 let force = params.force;
                 run(&engine, &params.name, Command::Thaw { replica, force }).await
+            }
+            (_, None) if engine.volumes.cluster.node().is_some() => {
+                engine.volumes.must_be_here(&listed)?;
+                engine.volumes.opened(&params.name)?;
+                describe(&engine, &listed)
             }
             // The volume was failing I/O; ending that is all there was to do.
             (_, None) if crate::services::volumes::thaw(&engine, &params.name)? => {
@@ -248,6 +253,9 @@ impl Method<Engine> for FailIo {
 
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         engine.settled().await;
+        engine
+            .volumes
+            .must_be_here(&engine.volumes.find(&params.name)?)?;
         if crate::services::volumes::fail_io(&engine, &params.name)? {
             describe(&engine, &engine.volumes.find(&params.name)?)
         } else {

@@ -13,6 +13,7 @@ use super::list::{VolumeReply, describe};
 use crate::rpc::access;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::cluster;
 use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -26,8 +27,14 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<Resync>();
 }
 
-/// Own name of the device that `name` refers to; a replica id stays as it is.
-pub fn replica(engine: &Engine, name: &str) -> String {
+/// Own name of the device that `name` refers to; a replica id stays as it is. In a cluster, also
+/// `NODE:DEVICE`.
+pub fn replica(engine: &Engine, volume: &str, name: &str) -> String {
+    let of_node = engine.volumes.find(volume).ok();
+    let of_node = of_node.and_then(|volume| engine.volumes.cluster.device_of(volume.id(), name));
+    if let Some(device) = of_node {
+        return device;
+    }
     let plane = engine.plane().ok();
     let layer = plane.and_then(|plane| plane.bdevs.lookup(name));
     match (super::parse_id(name), layer) {
@@ -44,13 +51,19 @@ async fn run(engine: &Rc<Engine>, name: &str, command: Command) -> Result<Volume
     describe(engine, &engine.volumes.find(&id.to_string())?)
 }
 
-/// As [`run`], for a command with a device. Attaches the device first if `device` is a URI.
+/// As [`run`], for a command with a device. Attaches the device first if `device` is a URI. In a
+/// cluster, the device's node exports it first.
 async fn run_on(
     engine: &Rc<Engine>,
     name: &str,
     device: &str,
     command: impl FnOnce(String) -> Command,
 ) -> Result<VolumeReply, RpcError> {
+    if engine.volumes.cluster.node().is_some() {
+        let id = engine.volumes.opened(name)?.handle.status().id;
+        let on = async |device| run(engine, &id.to_string(), command(device)).await;
+        return cluster::change_replicas(engine, id, device, "device", on).await;
+    }
     let devices = FoundDevices::one(engine, device, "device").await?;
     let outcome = run(engine, name, command(devices.names[0].clone())).await;
     if outcome.is_err() {
@@ -65,7 +78,7 @@ pub struct AddReplica;
 #[serde(deny_unknown_fields)]
 pub struct AddReplicaParams {
     pub name: String,
-    /// The block device of the new replica, or a URI as in volume_create.
+    /// The block device of the new replica, or a URI as in volume_create. In a cluster: NODE:DEVICE.
     pub device: String,
     /// Use a device that holds data. The data is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -93,7 +106,8 @@ impl Method<Engine> for AddReplica {
 #[serde(deny_unknown_fields)]
 pub struct ForcedParams {
     pub name: String,
-    /// The replica, by id or by its device. The older name `member` is also accepted.
+    /// The replica, by id or by its device; in a cluster also NODE:DEVICE. The older name `member` is
+    /// also accepted.
     #[serde(alias = "member")]
     pub replica: String,
     /// The volume's name again, if this would remove the last good replica.
@@ -112,7 +126,7 @@ impl Method<Engine> for RemoveReplica {
 
     async fn apply(params: ForcedParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Remove {
-            replica: replica(&engine, &params.replica),
+            replica: replica(&engine, &params.name, &params.replica),
             force: params.force,
         };
         run(&engine, &params.name, command).await
@@ -134,7 +148,7 @@ impl Method<Engine> for Offline {
             access::require(Class::Admin, "force")?;
         }
         let command = Command::Offline {
-            replica: replica(&engine, &params.replica),
+            replica: replica(&engine, &params.name, &params.replica),
             force: params.force,
         };
         run(&engine, &params.name, command).await
@@ -145,7 +159,8 @@ impl Method<Engine> for Offline {
 #[serde(deny_unknown_fields)]
 pub struct ReplicaParams {
     pub name: String,
-    /// The replica, by id or by its device. The older name `member` is also accepted.
+    /// The replica, by id or by its device; in a cluster also NODE:DEVICE. The older name `member` is
+    /// also accepted.
     #[serde(alias = "member")]
     pub replica: String,
 }
@@ -162,7 +177,7 @@ impl Method<Engine> for Online {
 
     async fn apply(params: ReplicaParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Online {
-            replica: replica(&engine, &params.replica),
+            replica: replica(&engine, &params.name, &params.replica),
         };
         run(&engine, &params.name, command).await
     }
@@ -172,10 +187,11 @@ impl Method<Engine> for Online {
 #[serde(deny_unknown_fields)]
 pub struct ReplaceParams {
     pub name: String,
-    /// The replica to replace, by id or by its device. The older name `member` is also accepted.
+    /// The replica to replace, by id or by its device; in a cluster also NODE:DEVICE. The older name
+    /// `member` is also accepted.
     #[serde(alias = "member")]
     pub replica: String,
-    /// The block device of the new replica, or a URI as in volume_create.
+    /// The block device of the new replica, or a URI as in volume_create. In a cluster: NODE:DEVICE.
     pub device: String,
     /// Use a device that holds data. The data is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -184,7 +200,7 @@ pub struct ReplaceParams {
 
 impl ReplaceParams {
     async fn run(self, engine: &Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        let (replica, force) = (replica(engine, &self.replica), self.force);
+        let (replica, force) = (replica(engine, &self.name, &self.replica), self.force);
         let replace = |device| Command::Replace {
             replica,
             device,
@@ -223,7 +239,7 @@ impl Method<Engine> for Move {
 
     async fn apply(params: ReplaceParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         engine.settled().await;
-        let wanted = replica(&engine, &params.replica);
+        let wanted = replica(&engine, &params.name, &params.replica);
         let status = engine.volumes.opened(&params.name)?.handle.status();
         let ours = status
             .replicas
@@ -276,7 +292,9 @@ impl Method<Engine> for Resync {
             );
         }
         let command = Command::Resync {
-            replica: params.replica.map(|name| replica(&engine, &name)),
+            replica: params
+                .replica
+                .map(|name| replica(&engine, &params.name, &name)),
             full: params.full,
         };
         run(&engine, &params.name, command).await

@@ -6,68 +6,31 @@
 //!   delete    not published, no holder ▸ record and labels ▸ the exports end
 //! ```
 //!
-//! A creation that fails ends the exports again. If this daemon dies in between, the exports stay
-//! without a volume, and a creation of the same devices is refused until they are removed.
+//! [`super::replicas`] makes the exports, and ends them if the creation fails.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev_replica::handle::NewVolume;
 use nacre_bdev_replica::model::Settings;
-use nacre_cluster_core::{MemberId, NodeId, VolumeId};
-use nacre_cluster_node::export::{Is, Want};
+use nacre_cluster_core::{NodeId, VolumeId};
+use nacre_cluster_node::export::Want;
 use nacre_cluster_node::{Portal, Publication, PublishRequest};
-use tracing::warn;
 use uuid::Uuid;
 
 use super::Running;
+use super::replicas::{NewReplica, with_exports};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::services::volumes::lifecycle;
 
-/// Time for all nodes to export the devices, and for this node to reach them.
-const EXPORTED: Duration = Duration::from_secs(20);
 /// Time for the nodes to end the exports.
 const ENDED: Duration = Duration::from_secs(20);
 /// Time for the holder of a volume that is not published any more to release it.
 const RELEASED: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
-
-/// A replica to create: a device of a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewReplica {
-    /// Id or name of the node.
-    pub node: String,
-    pub device: String,
-}
-
-impl Running {
-    /// The node with this id or name.
-    fn find(&self, name: &str) -> Result<NodeId, RpcError> {
-        let nodes = self.inbox.nodes();
-        let id = Uuid::parse_str(name).ok().map(NodeId);
-        if let Some(id) = id.filter(|id| nodes.contains_key(id)) {
-            return Ok(id);
-        }
-        let is_it = |(id, key): (&NodeId, &nacre_cluster_node::NodeKey)| {
-            (key.description.name == name).then_some(*id)
-        };
-        let mut found = nodes.iter().filter_map(is_it);
-        let refuse = |cause: String| {
-            let names: Vec<&str> = nodes.values().map(|key| &*key.description.name).collect();
-            let remedy = format!("the nodes are {}", names.join(", "));
-            RpcError::errno(Errno::ENODEV, cause).remedy(remedy)
-        };
-        match (found.next(), found.next()) {
-            (Some(id), None) => Ok(id),
-            (Some(_), Some(_)) => Err(refuse(format!("several nodes have the name \"{name}\""))
-                .remedy("use the node's id; cluster_get_nodes lists them")),
-            _ => Err(refuse(format!("the cluster has no node \"{name}\""))),
-        }
-    }
-}
 
 /// Creates a volume. It is not published, and no node holds it.
 pub async fn create(
@@ -80,85 +43,19 @@ pub async fn create(
     force: bool,
 ) -> Result<(), RpcError> {
     let running = engine.volumes.cluster.member()?;
-    let volume = VolumeId(id);
-    let mut members = Vec::new();
-    for (at, replica) in replicas.iter().enumerate() {
-        let node = running.find(&replica.node);
-        let node = node.map_err(|error| error.field(format!("devices[{at}]")))?;
-        members.push((MemberId(Uuid::new_v4()), node, replica.device.clone()));
-    }
-    let devices: Vec<String> = members.iter().map(|(id, ..)| id.0.to_string()).collect();
-    let made = async {
-        for (member, node, device) in &members {
-            running.store.note(member.0.to_string(), *node);
-            let exported = running.operator.export(*node, *member, volume, device);
-            exported.await.or_refuse()?;
-        }
-        exported(engine, &running, volume, &devices).await?;
+    let field = |at| format!("devices[{at}]");
+    let make = async |devices| {
         let new = NewVolume {
             name,
             id: Some(id),
             bytes,
-            devices: devices.clone(),
+            devices,
             settings,
             force,
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };
-    let made = made.await;
-    for device in &devices {
-        running.store.forget(device);
-    }
-    if made.is_err() {
-        for (member, node, _) in &members {
-            if let Err(error) = running.operator.unexport(*node, *member).await {
-                warn!(%error, "the export of a volume that was not made stays");
-            }
-        }
-    }
-    made
-}
-
-/// Waits until the nodes export the devices, and this node has them.
-async fn exported(
-    engine: &Engine,
-    running: &Running,
-    volume: VolumeId,
-    devices: &[String],
-) -> Result<(), RpcError> {
-    let end = tokio::time::Instant::now() + EXPORTED;
-    loop {
-        let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
-        let failed = exports
-            .iter()
-            .find(|(_, _, export)| export.is == Is::Failed);
-        if let Some((_, _, export)) = failed {
-            let why = export.why.as_deref().unwrap_or("no reason");
-            let cause = format!("device \"{}\" cannot be a replica: {why}", export.device);
-            return Err(RpcError::errno(Errno::ENODEV, cause).field("devices"));
-        }
-        let plane = engine.plane()?;
-        let missing = devices
-            .iter()
-            .find(|device| plane.bdevs.lookup(device).is_none());
-        let waiting = exports.iter().find(|(_, _, export)| export.is != Is::There);
-        if missing.is_none() && waiting.is_none() && exports.len() >= devices.len() {
-            return Ok(());
-        }
-        if tokio::time::Instant::now() >= end {
-            let cause = match waiting {
-                Some((node, _, export)) => format!(
-                    "node {} has not exported \"{}\" within {EXPORTED:?}",
-                    node.0, export.device
-                ),
-                None => format!("the exported devices are not reached within {EXPORTED:?}"),
-            };
-            return Err(RpcError::errno(Errno::ETIMEDOUT, cause)
-                .field("devices")
-                .remedy("see whether the nodes run and reach each other"));
-        }
-        tokio::time::sleep(LOOK).await;
-    }
+    with_exports(engine, &running, VolumeId(id), &replicas, field, make).await
 }
 
 /// The addresses at which the nodes of a publication show its volume.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
-use nacre_cluster_core::{MemberId, NodeId};
+use nacre_cluster_core::{Holder, MemberId, NodeId};
 use nacre_cluster_node::export::{Is, Want};
 use nacre_cluster_node::{Export, ExportState, Node, NodeState, node_nqn};
 use nacre_nvmf_wire::Nqn;
@@ -29,6 +29,8 @@ pub(super) struct Exports {
     nsids: RefCell<Nsids>,
     /// The last state that was sent of each export; `None`: it has ended.
     sent: RefCell<BTreeMap<MemberId, Option<ExportState>>>,
+    /// Exports that etcd is asked to end.
+    ending: RefCell<BTreeSet<MemberId>>,
 }
 
 impl Exports {
@@ -39,6 +41,7 @@ impl Exports {
             hosts: RefCell::default(),
             nsids: RefCell::default(),
             sent: RefCell::default(),
+            ending: RefCell::default(),
         }
     }
 
@@ -66,7 +69,27 @@ impl Exports {
                 Want::Gone => self.remove(engine, id).await,
             };
             Self::send(running, id, &export, state);
+            if is_left(running, id, &export) {
+                Self::end(running, id);
+            }
         }
+    }
+
+    /// Ends an export that no record names. Nothing waits for the answer of etcd.
+    fn end(running: &Rc<Running>, id: MemberId) {
+        if !running.exports.ending.borrow_mut().insert(id) {
+            return;
+        }
+        let running = Rc::clone(running);
+        tokio::task::spawn_local(async move {
+            let ended = running.operator.unexport_unused(running.me, id, false);
+            match ended.await {
+                Ok(true) => info!(device = %id.0, "no volume uses the device any more"),
+                Ok(false) => {}
+                Err(error) => debug!(%error, "an export without a volume is not ended yet"),
+            }
+            running.exports.ending.borrow_mut().remove(&id);
+        });
     }
 
     async fn make_subsystem(&self, engine: &Rc<Engine>) -> Result<(), RpcError> {
@@ -194,6 +217,16 @@ impl Exports {
             }
         });
     }
+}
+
+/// True if the replica of the export was removed, or never made by a daemon that is gone.
+fn is_left(running: &Running, id: MemberId, export: &Export) -> bool {
+    let inbox = &running.inbox;
+    let makes = |by: Holder| inbox.stands(by);
+    export.want == Want::There
+        && inbox.is_listed()
+        && !inbox.is_named(export.volume(), &id.0.to_string())
+        && !export.by().is_some_and(makes)
 }
 
 fn state(is: Is, nsid: u32, why: Option<String>) -> ExportState {

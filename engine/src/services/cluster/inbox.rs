@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use nacre_cluster_core::ids::MAX_MEMBERS;
-use nacre_cluster_core::{Incarnation, MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, VolumeId};
 use nacre_cluster_node::serving::{Role, Serving};
 use nacre_cluster_node::{Export, NodeKey, Publication};
 use parking_lot::Mutex;
@@ -48,8 +48,21 @@ struct State {
     is_listed: bool,
     /// The members that this node reaches, of each volume.
     reached: BTreeMap<VolumeId, ArrayVec<MemberId, MAX_MEMBERS>>,
-    /// The devices of each volume's replicas, with their nodes.
-    devices: BTreeMap<VolumeId, Vec<(String, NodeId)>>,
+    /// The devices of each volume's replicas, as its record says.
+    devices: BTreeMap<VolumeId, Vec<Exported>>,
+    /// Devices that no record has yet: a change of a record that names one is under way.
+    noted: Vec<Exported>,
+    /// The lists of etcd have all arrived.
+    is_listed: bool,
+}
+
+/// The device of a replica: exported by its node, under a name that is the same on all nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Exported {
+    pub device: String,
+    pub node: NodeId,
+    /// Its name on that node. `None`: the record is of a version that did not store it.
+    pub node_device: Option<String>,
 }
 
 /// Shared by the cluster's thread, the management thread and the reactors.
@@ -97,6 +110,13 @@ impl Inbox {
         self.state.lock().nodes.clone()
     }
 
+    /// The name of a described node.
+    pub(super) fn name_of(&self, node: NodeId) -> Option<String> {
+        let state = self.state.lock();
+        let key = state.nodes.get(&node)?;
+        Some(key.description.name.clone())
+    }
+
     pub(super) fn exports(&self) -> BTreeMap<MemberId, Export> {
         self.state.lock().exports.clone()
     }
@@ -105,9 +125,61 @@ impl Inbox {
         self.state.lock().reached.insert(volume, reached);
     }
 
-    /// Notes the nodes that export the devices of a volume's replicas.
-    pub(super) fn set_devices(&self, volume: VolumeId, devices: Vec<(String, NodeId)>) {
-        self.state.lock().devices.insert(volume, devices);
+    /// Notes the devices of a volume's replicas, by its record.
+    pub(super) fn set_devices(&self, volume: VolumeId, devices: Vec<Exported>) {
+        let mut state = self.state.lock();
+        state
+            .noted
+            .retain(|noted| !devices.iter().any(|one| one.device == noted.device));
+        state.devices.insert(volume, devices);
+    }
+
+    /// Notes a device before a record names it.
+    pub(super) fn note(&self, exported: Exported) {
+        self.state.lock().noted.push(exported);
+    }
+
+    /// Forgets a device that no record will name.
+    pub(super) fn forget_noted(&self, device: &str) {
+        self.state.lock().noted.retain(|one| one.device != device);
+    }
+
+    /// The device of this name, of the volume's record or noted.
+    pub(super) fn exported(&self, volume: VolumeId, device: &str) -> Option<Exported> {
+        let state = self.state.lock();
+        let of_record = state.devices.get(&volume).into_iter().flatten();
+        let mut all = of_record.chain(&state.noted);
+        all.find(|one| one.device == device).cloned()
+    }
+
+    /// The devices of the volume's replicas, as its record says.
+    pub(super) fn devices(&self, volume: VolumeId) -> Vec<Exported> {
+        let state = self.state.lock();
+        state.devices.get(&volume).cloned().unwrap_or_default()
+    }
+
+    /// True if the volume's record names the device.
+    pub(super) fn is_named(&self, volume: VolumeId, device: &str) -> bool {
+        let state = self.state.lock();
+        let devices = state.devices.get(&volume);
+        devices.is_some_and(|devices| devices.iter().any(|one| one.device == device))
+    }
+
+    /// True when the lists of etcd have all arrived.
+    pub(super) fn is_listed(&self) -> bool {
+        self.state.lock().is_listed
+    }
+
+    /// True if this incarnation of a node has a lease.
+    pub(super) fn stands(&self, node: Holder) -> bool {
+        self.state.lock().standing.get(&node.node) == Some(&node.incarnation)
+    }
+
+    /// True if the lease of the node is over.
+    pub(super) fn is_node_away(&self, node: NodeId) -> bool {
+        let state = self.state.lock();
+        // Without the list of nodes, none is known to be away.
+        !state.nodes.is_empty() && !state.standing.contains_key(&node)
     }
 
     /// True when the volumes that this node shows are known.
@@ -130,12 +202,12 @@ impl Inbox {
 
     /// True if the lease of the device's node is over.
     pub(super) fn is_away(&self, device: &str) -> bool {
-        let state = self.state.lock();
-        let mut all = state.devices.values().flatten();
-        let node = all.find(|(name, _)| name == device).map(|(_, node)| node);
-        // Without the list of nodes, none is known to be away.
-        let is_listed = !state.nodes.is_empty();
-        node.is_some_and(|node| is_listed && !state.standing.contains_key(node))
+        let node = {
+            let state = self.state.lock();
+            let mut all = state.devices.values().flatten().chain(&state.noted);
+            all.find(|one| one.device == device).map(|one| one.node)
+        };
+        node.is_some_and(|node| self.is_node_away(node))
     }
 
     fn change(&self, volume: VolumeId, change: impl FnOnce(&mut Wanted)) {
@@ -244,6 +316,32 @@ mod tests {
         )
     }
 
+    fn exported(device: &str) -> Exported {
+        Exported {
+            device: device.to_owned(),
+            node: NodeId(Uuid::from_u128(9)),
+            node_device: Some("disk".to_owned()),
+        }
+    }
+
+    /// Goal: a device is known from its note until the volume's record names it.
+    #[test]
+    fn a_noted_device_moves_to_its_record() {
+        let (_, inbox, volume) = inbox();
+        inbox.note(exported("d"));
+        inbox.note(exported("e"));
+        assert_eq!(inbox.exported(volume, "d"), Some(exported("d")));
+        assert!(!inbox.is_named(volume, "d"));
+        inbox.set_devices(volume, vec![exported("d")]);
+        assert_eq!(inbox.exported(volume, "d"), Some(exported("d")));
+        assert!(inbox.is_named(volume, "d"));
+        inbox.forget_noted("e");
+        assert!(inbox.state.lock().noted.is_empty());
+        // A change of the record without the device is the end of it.
+        inbox.set_devices(volume, Vec::new());
+        assert_eq!(inbox.exported(volume, "d"), None);
+    }
+
     /// Goal: a call that is overtaken has no effect, and a drop is never overtaken.
     #[tokio::test]
     async fn the_last_action_counts() {
@@ -266,7 +364,7 @@ mod tests {
         let (mut sender, inbox, volume) = inbox();
         sender.publish(volume, Some(&Publication::new(volume)));
         inbox.set_reached(volume, ArrayVec::new());
-        inbox.set_devices(volume, vec![("d".to_owned(), NodeId(Uuid::from_u128(9)))]);
+        inbox.set_devices(volume, vec![exported("d")]);
         sender.forget(volume);
         assert!(inbox.wanted(volume).is_some(), "its publication is there");
         sender.publish(volume, None);
@@ -282,7 +380,7 @@ mod tests {
     fn devices_of_dead_nodes_are_away() {
         let (mut sender, inbox, volume) = inbox();
         let node = NodeId(Uuid::from_u128(9));
-        inbox.set_devices(volume, vec![("d".to_owned(), node)]);
+        inbox.set_devices(volume, vec![exported("d")]);
         assert!(!inbox.is_away("d"));
         let nodes = BTreeMap::from([(node, NodeKey::default())]);
         sender.nodes(&nodes, &BTreeMap::new());

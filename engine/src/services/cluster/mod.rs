@@ -18,6 +18,7 @@ mod joined;
 mod lease;
 mod peers;
 pub(super) mod reservation;
+mod replicas;
 mod store;
 mod volumes;
 
@@ -30,6 +31,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use nacre_bdev_replica::answers::Holder;
+use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::store::VolumeStore;
 use nacre_cluster_core::{NodeId, VolumeId};
 use nacre_cluster_etcd::{EtcdStore, Prefix};
@@ -52,7 +54,8 @@ use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::values::host_identity;
 
-pub use self::create::{NewReplica, create, delete, portals, publish, unpublish};
+pub use self::create::{create, delete, portals, publish, unpublish};
+pub use self::replicas::{NewReplica, change_replicas};
 pub(super) use self::volumes::Shown;
 
 /// Time for the hand-over of all volumes when the daemon ends; the node itself takes 6 s.
@@ -75,7 +78,6 @@ pub(super) struct Running {
     node: RefCell<Option<Node>>,
     operator: Operator,
     inbox: Arc<Inbox>,
-    store: Arc<NodesOfReplicas>,
     link: Link,
     /// Wakes the task of each volume.
     tasks: RefCell<BTreeMap<VolumeId, Rc<Notify>>>,
@@ -113,6 +115,53 @@ impl Cluster {
     /// Reads and changes the cluster for operators.
     pub fn operator(&self) -> Result<Operator, RpcError> {
         Ok(self.member()?.operator.clone())
+    }
+
+    /// The name of a node, or its id; `None`: the daemon is in no cluster.
+    pub fn name_of(&self, node: Uuid) -> Option<String> {
+        let name = self.running()?.inbox.name_of(NodeId(node));
+        Some(name.unwrap_or_else(|| node.to_string()))
+    }
+
+    /// The device of the volume's replica that is `NODE:DEVICE`.
+    pub fn device_of(&self, volume: Uuid, text: &str) -> Option<String> {
+        let running = self.running()?;
+        let wanted = NewReplica::parse(text).ok()?;
+        let node = running.find(&wanted.node).ok()?;
+        let devices = running.inbox.devices(VolumeId(volume));
+        let mut found = devices
+            .into_iter()
+            .filter(|one| one.node == node && one.node_device.as_ref() == Some(&wanted.device));
+        // After a replacement by the same device, the last one is meant.
+        found.next_back().map(|one| one.device)
+    }
+
+    /// Refuses a command for a volume that is not open on this node. The refusal names the node
+    /// that executes it.
+    pub(super) fn not_here(&self, record: &VolumeRecord) -> Option<RpcError> {
+        let running = self.running()?;
+        let holder = record.holder.map(NodeId);
+        if holder == Some(running.me) {
+            return None;
+        }
+        // A node without a lease serves nothing, and executes nothing.
+        let holder = holder.filter(|node| !running.inbox.is_node_away(*node));
+        let name = &record.name;
+        Some(match holder.and_then(|node| self.name_of(node.0)) {
+            Some(node) => {
+                let cause = format!("node {node} serves volume \"{name}\"");
+                RpcError::errno(Errno::EPERM, cause)
+                    .field("name")
+                    .remedy(format!("run the command on {node}"))
+            }
+            None => {
+                let cause = format!("no node serves volume \"{name}\"");
+                RpcError::errno(Errno::EAGAIN, cause).field("name").remedy(
+                    "publish it, then run the command on the node that serves it: \
+                     cluster_get_volumes shows that node",
+                )
+            }
+        })
     }
 
     /// The holder that opens volumes; `None`: the daemon is in no cluster.
@@ -210,16 +259,14 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         let open = move || EtcdStore::of_node(&endpoints, prefix, me, incarnation);
         tokio::task::spawn_blocking(open).await??
     };
-    let store = Arc::new(NodesOfReplicas::new(Arc::new(store)));
-    engine
-        .volumes
-        .join(Arc::clone(&store) as Arc<dyn VolumeStore>, me.0);
+    let store: Arc<dyn VolumeStore> =
+        Arc::new(NodesOfReplicas::new(Arc::new(store), Arc::clone(&inbox)));
+    engine.volumes.join(store, me.0);
     let running = Rc::new(Running {
         me,
         operator: node.operator(),
         node: RefCell::new(Some(node)),
         inbox,
-        store,
         link,
         tasks: RefCell::default(),
         shown: RefCell::default(),
@@ -299,6 +346,7 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
         });
         if news.others {
             running.peers.attach(&engine, &running).await;
+            running.peers.hurry(&engine, &running);
             running.exports.make(&engine, &running).await;
         }
         for id in news.volumes {

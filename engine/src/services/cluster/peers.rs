@@ -81,6 +81,20 @@ impl Peers {
         }
     }
 
+    /// Connects now to nodes that have a lease and no connection. A node that has come back must not
+    /// wait for the rest of a delay: a volume that is taken waits for its replica.
+    pub(super) fn hurry(&self, engine: &Engine, running: &Running) {
+        for node in self.attached.borrow().keys() {
+            if running.inbox.is_node_away(*node) || self.is_connected(engine, *node) {
+                continue;
+            }
+            let remote = engine.remotes.find(&controller(*node));
+            for path in remote.iter().flat_map(|remote| remote.paths()) {
+                path.path.reset();
+            }
+        }
+    }
+
     /// True if a path to the node is connected.
     pub(super) fn is_connected(&self, engine: &Engine, node: NodeId) -> bool {
         let remote = engine.remotes.find(&controller(node));

@@ -1,44 +1,34 @@
 //! The volume store of a node: etcd, with the node of each replica in the records.
 //!
-//! The control of a volume knows devices only. The node that exports a device is added when the
-//! record is written.
+//! The control of a volume knows devices only, also of a replica that it has added while the volume
+//! is open. The node that exports a device is added to each record that is written.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nacre_bdev_replica::model::{Stamp, VolumeRecord};
 use nacre_bdev_replica::store::{StoreFuture, VolumeStore};
-use nacre_cluster_core::NodeId;
-use parking_lot::Mutex;
+use nacre_cluster_core::VolumeId;
 use uuid::Uuid;
+
+use super::inbox::Inbox;
 
 pub(super) struct NodesOfReplicas {
     inner: Arc<dyn VolumeStore>,
-    /// The node of each exported device, by the device's name, until a record has it.
-    nodes: Mutex<BTreeMap<String, NodeId>>,
+    inbox: Arc<Inbox>,
 }
 
 impl NodesOfReplicas {
-    pub(super) fn new(inner: Arc<dyn VolumeStore>) -> Self {
-        Self {
-            inner,
-            nodes: Mutex::default(),
-        }
-    }
-
-    /// Notes that `node` exports `device`, before a record names the device.
-    pub(super) fn note(&self, device: String, node: NodeId) {
-        self.nodes.lock().insert(device, node);
-    }
-
-    pub(super) fn forget(&self, device: &str) {
-        self.nodes.lock().remove(device);
+    pub(super) fn new(inner: Arc<dyn VolumeStore>, inbox: Arc<Inbox>) -> Self {
+        Self { inner, inbox }
     }
 
     fn complete(&self, mut record: VolumeRecord) -> VolumeRecord {
-        let nodes = self.nodes.lock();
+        let volume = VolumeId(record.id);
         for replica in record.replicas.iter_mut().filter(|one| one.node.is_none()) {
-            replica.node = nodes.get(&replica.device).map(|node| node.0);
+            if let Some(exported) = self.inbox.exported(volume, &replica.device) {
+                replica.node = Some(exported.node.0);
+                replica.node_device = exported.node_device;
+            }
         }
         record
     }
@@ -75,11 +65,14 @@ impl VolumeStore for NodesOfReplicas {
 mod tests {
     use nacre_bdev_replica::model::ReplicaState;
     use nacre_bdev_replica::store::MemoryStore;
+    use nacre_cluster_core::NodeId;
     use serde_json::json;
 
+    use super::super::inbox::Exported;
     use super::*;
 
-    /// Goal: the record names the node of each replica, and a later change keeps it.
+    /// Goal: the record names the node of each replica, and a later change keeps it, also one by a
+    /// control that does not know the node.
     #[tokio::test]
     async fn records_name_the_nodes() {
         let id = Uuid::from_u128(1);
@@ -95,18 +88,26 @@ mod tests {
             "members": [replica("a", 0), replica("b", 1)],
         }))
         .unwrap();
-        let store = NodesOfReplicas::new(Arc::new(MemoryStore::alone()));
-        let node = NodeId(Uuid::from_u128(7));
-        store.note("a".to_owned(), node);
+        let inbox = Arc::new(Inbox::default());
+        let store = NodesOfReplicas::new(Arc::new(MemoryStore::alone()), Arc::clone(&inbox));
+        let exported = Exported {
+            device: "a".to_owned(),
+            node: NodeId(Uuid::from_u128(7)),
+            node_device: Some("disk".to_owned()),
+        };
+        inbox.note(exported.clone());
         store.create(record.clone()).await.unwrap();
         let stored = store.load(id).await.unwrap();
-        assert_eq!(stored.replicas[0].node, Some(node.0));
+        let found = &stored.replicas[0];
+        assert_eq!(found.node, Some(exported.node.0));
+        assert_eq!(found.node_device.as_deref(), Some("disk"));
         assert_eq!(stored.replicas[1].node, None);
-        store.forget("a");
-        let mut next = stored;
+        // The record has arrived here. The control still has the record without the node.
+        inbox.set_devices(VolumeId(id), vec![exported.clone()]);
+        let mut next = record.clone();
         next.revision = 2;
         store.swap(record.version(), next).await.unwrap();
         let stored = store.load(id).await.unwrap();
-        assert_eq!(stored.replicas[0].node, Some(node.0));
+        assert_eq!(stored.replicas[0].node, Some(exported.node.0));
     }
 }

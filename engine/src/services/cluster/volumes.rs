@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use super::inbox::{Action, Wanted};
+use super::inbox::{Action, Exported, Wanted};
 use super::{Running, reservation};
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
@@ -246,7 +246,13 @@ async fn know(engine: &Rc<Engine>, running: &Running, id: VolumeId, role: &Role,
         Err(error) => return warn!(volume = %id.0, %error, "its record cannot be read"),
     };
     let replicas = record.replicas.iter();
-    let devices = replicas.filter_map(|one| Some((one.device.clone(), NodeId(one.node?))));
+    let devices = replicas.filter_map(|one| {
+        Some(Exported {
+            device: one.device.clone(),
+            node: NodeId(one.node?),
+            node_device: one.node_device.clone(),
+        })
+    });
     running.inbox.set_devices(id, devices.collect());
     in_cluster::know(engine, record).await;
 }
@@ -382,8 +388,9 @@ async fn furnish(
     let Some(shown) = shown else { return Ok(()) };
     if !shown.has_namespace {
         // Without a device, hosts would find an empty subsystem.
-        let bdev = engine.volumes.device(&id.0.to_string())?.0;
-        let namespace = json!({ "nsid": 1, "bdev_name": bdev, "uuid": id.0 });
+        engine.volumes.device(&id.0.to_string())?;
+        // By UUID: the volume may get another name.
+        let namespace = json!({ "nsid": 1, "bdev_name": id.0, "uuid": id.0 });
         let params = json!({ "nqn": nqn, "namespace": namespace });
         engine.declared_call(ADD_NAMESPACE, &params).await?;
         change(&|shown| shown.has_namespace = true);

@@ -28,7 +28,7 @@ pub(in crate::services) fn id(dir: &Path) -> std::io::Result<Uuid> {
 }
 
 /// The id stored in `dir`, if a daemon has used it.
-pub(super) fn known(dir: &Path) -> Option<Uuid> {
+pub(in crate::services) fn known(dir: &Path) -> Option<Uuid> {
     let line = identity_file::first_line(&dir.join(FILE))?;
     Uuid::parse_str(&line).ok()
 }

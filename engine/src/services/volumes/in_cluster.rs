@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::registry::{DeleteTicket, Removal};
-use nacre_bdev_replica::model::VolumeRecord;
+use nacre_bdev::{Bdev, Layer};
+use nacre_bdev_replica::model::{RESERVED, VolumeRecord};
 use nacre_bdev_replica::store::VolumeStore;
 use nacre_nvmf_wire::Nqn;
 use tracing::warn;
@@ -22,6 +23,8 @@ use crate::services::subsystems::bdev_gone;
 /// Time for the commands in flight before a volume closes, and between two looks at them.
 const SETTLE: Duration = Duration::from_secs(2);
 const MOMENT: Duration = Duration::from_millis(5);
+/// Time for this machine to notice the new size of a device of another node.
+const RESIZED: Duration = Duration::from_secs(3);
 
 impl Volumes {
     /// The store of the cluster, and the id of this node.
@@ -37,6 +40,20 @@ impl Volumes {
         }
     }
 
+    /// The record, and the number of blocks before the volume grew elsewhere.
+    fn growth(&self, id: Uuid) -> Option<(VolumeRecord, u64)> {
+        let entries = self.entries.borrow();
+        let entry = entries.get(&id)?;
+        Some((entry.record.clone(), entry.grown_from?))
+    }
+
+    /// The devices have been looked at with the size of the record.
+    fn has_grown(&self, id: Uuid) {
+        if let Some(entry) = self.entries.borrow_mut().get_mut(&id) {
+            entry.grown_from = None;
+        }
+    }
+
     /// The volumes that this node shows have their subsystems: hosts may connect. A host that
     /// connects earlier would be refused for good.
     pub(in crate::services) fn are_shown(&self) {
@@ -48,22 +65,58 @@ impl Volumes {
 /// Gives the volume the stored record. An open volume is the record's author.
 pub(in crate::services) async fn know(engine: &Rc<Engine>, record: VolumeRecord) {
     let id = record.id;
+    let Ok(plane) = engine.plane() else { return };
     let is_other = {
         let mut entries = engine.volumes.entries.borrow_mut();
         let entry = entries
             .entry(id)
             .or_insert_with(|| Entry::new(record.clone()));
-        let shape = |record: &VolumeRecord| (record.blocks, record.limits, record.name.clone());
-        let is_other = entry.open.is_none() && shape(&entry.record) != shape(&record);
-        entry.record = record;
+        let former = std::mem::replace(&mut entry.record, record);
+        if former.blocks < entry.record.blocks {
+            entry.grown_from.get_or_insert(former.blocks);
+        }
         entry.is_standby = entry.open.is_none();
-        is_other
+        entry.open.is_none() && !follow_record(&plane, entry, &former)
     };
-    let Ok(plane) = engine.plane() else { return };
     if is_other && let Err(error) = frozen::withdraw(engine, &plane, id, Removal::Hot).await {
         warn!(volume = %id, %error, "its placeholder is still in use");
     }
     frozen::show(engine, id).await;
+}
+
+/// Gives the placeholder the size and the name of the record, so that hosts keep their namespace.
+/// False: another placeholder is needed.
+fn follow_record(plane: &Plane, entry: &Entry, former: &VolumeRecord) -> bool {
+    let record = &entry.record;
+    if record.limits != former.limits {
+        return false;
+    }
+    let (Some(bdev), Some(prepared)) = (&entry.shown, &entry.prepared) else {
+        return true;
+    };
+    if record.name != former.name {
+        rename(plane, bdev, &former.name, &record.name);
+    }
+    if record.blocks == former.blocks {
+        return true;
+    }
+    let is_grown = prepared.grow(record);
+    if is_grown && let Err(error) = plane.bdevs.notify_resize(bdev) {
+        warn!(volume = record.name, %error, "hosts may not notice its new size");
+    }
+    is_grown
+}
+
+/// Gives the device another alias. The device keeps the name under which it was registered.
+fn rename(plane: &Plane, bdev: &str, from: &str, to: &str) {
+    if from != bdev {
+        let _ = plane.bdevs.remove_alias(bdev, from);
+    }
+    if to != bdev
+        && let Err(error) = plane.bdevs.add_alias(bdev, to)
+    {
+        warn!(volume = to, %error, "its new name is in use on this node");
+    }
 }
 
 /// Shows the placeholder of a volume that is not open, unless it is shown.
@@ -71,14 +124,54 @@ pub(in crate::services) async fn show(engine: &Rc<Engine>, id: Uuid) {
     frozen::show(engine, id).await;
 }
 
+/// Has the devices of a volume that another node has made larger count as whole, although they were
+/// smaller before. Waits until this machine knows their new sizes.
+async fn accept_growth(engine: &Rc<Engine>, id: Uuid) {
+    let end = tokio::time::Instant::now() + RESIZED;
+    loop {
+        let Some((record, former)) = engine.volumes.growth(id) else {
+            return;
+        };
+        let Ok(plane) = engine.plane() else { return };
+        let layers = record.replicas.iter();
+        let layers = layers.filter_map(|one| plane.bdevs.lookup(&one.device));
+        let room = RESERVED / u64::from(record.block_size);
+        let (former, needed) = (former + room, record.blocks + room);
+        let small = layers.filter(|layer| !is_accepted(layer, former, needed));
+        if small.count() == 0 || tokio::time::Instant::now() >= end {
+            return;
+        }
+        tokio::time::sleep(MOMENT).await;
+    }
+}
+
+/// True if the device has enough blocks, or lost blocks that the volume had before it grew. Its
+/// smallest size no longer counts if it was large enough for the former size.
+fn is_accepted(layer: &Layer, former: u64, needed: u64) -> bool {
+    let losses = layer.losses();
+    if layer.least_blocks() >= needed || layer.least_blocks() < former {
+        return true;
+    }
+    if layer.present_blocks() < needed {
+        return false;
+    }
+    // A loss since the look counts.
+    if layer.losses() == losses {
+        layer.forget_least();
+    }
+    true
+}
+
 /// Opens the volume, of which this node is the holder.
 pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     engine.volumes.set_standby(id, false);
+    accept_growth(engine, id).await;
     let outcome = try_open(engine, id).await;
     let is_open = engine.volumes.opened(&id.to_string()).is_ok();
     engine.volumes.set_standby(id, !is_open);
     match outcome {
         Some(Ok(_)) => {
+            engine.volumes.has_grown(id);
             replay_waiting(engine).await;
             Ok(())
         }

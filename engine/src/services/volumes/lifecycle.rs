@@ -465,6 +465,10 @@ pub async fn force_in_sync(
         .await
         .or_refuse()?;
     }
+    if engine.volumes.cluster.node().is_some() {
+        // A node that reaches the replica takes the volume.
+        return Ok(());
+    }
     // Open at once, without waiting for the next retry.
     if let Some(Err(refused)) = try_open(engine, id).await {
         return Err(refused);

@@ -16,7 +16,7 @@ pub(super) mod etcd;
 mod etcd_report;
 mod events;
 mod frozen;
-pub(super) mod holder;
+pub(in crate::services) mod holder;
 pub(super) mod in_cluster;
 pub(super) mod lifecycle;
 pub mod lvols;
@@ -100,6 +100,9 @@ struct Entry {
     going: bool,
     /// Another node of the cluster may serve it, so that the placeholder is no failure.
     is_standby: bool,
+    /// Its number of blocks before another node made it larger. The devices of this machine may
+    /// have had room for no more than that.
+    grown_from: Option<u64>,
     /// Why it could not be opened.
     refused: Option<VolumeError>,
     attempts: u32,
@@ -247,8 +250,17 @@ impl Volumes {
         match listed.open_state {
             OpenState::Open(opened) => Ok(opened),
             OpenState::Frozen { why, .. } | OpenState::Opening { why, .. } => {
-                Err(not_open(name, why.as_ref()))
+                let elsewhere = self.cluster.not_here(&listed.record);
+                Err(elsewhere.unwrap_or_else(|| not_open(name, why.as_ref())))
             }
+        }
+    }
+
+    /// Refuses a volume that another node of the cluster serves.
+    pub fn must_be_here(&self, listed: &Listed) -> Result<(), RpcError> {
+        match &listed.open_state {
+            OpenState::Open(_) => Ok(()),
+            _ => self.cluster.not_here(&listed.record).map_or(Ok(()), Err),
         }
     }
 
@@ -359,6 +371,7 @@ impl Entry {
             reported_frozen: false,
             going: false,
             is_standby: false,
+            grown_from: None,
             refused: None,
             attempts: 0,
         }

@@ -246,6 +246,7 @@ pub(crate) fn record(blocks: u64, replicas: usize) -> VolumeRecord {
                 slot: slot as u8,
                 device: format!("{slot}"),
                 node: None,
+                node_device: None,
                 state: ReplicaState::InSync,
                 cut: false,
                 replaces: None,

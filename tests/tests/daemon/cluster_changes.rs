@@ -1,0 +1,454 @@
+//! Changes of a volume of a cluster, by operators: replicas, size, name, limits, publication. Three
+//! nodes have its replicas, and a fourth one is the spare.
+
+use std::time::{Duration, Instant};
+
+use nacre_random::Random;
+use nacre_tests::daemon::Daemon;
+use nacre_tests::seed;
+use serde_json::{Value, json};
+
+use crate::load::Load;
+use crate::nodes::{Cluster, MIB, NAMES, PATIENCE, SIZE, host};
+use crate::volumes::{patient, volume};
+
+const WITH_SPARE: [&str; 4] = ["a", "b", "c", "d"];
+
+/// The nodes and states of the volume's replicas.
+fn replicas(volume: &Value) -> Vec<(String, String)> {
+    let replicas = volume["replicas"].as_array().expect("a list");
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut found: Vec<_> = replicas
+        .iter()
+        .map(|replica| (text(&replica["node"]), text(&replica["state"])))
+        .collect();
+    found.sort();
+    found
+}
+
+fn in_sync(nodes: &[&str]) -> Vec<(String, String)> {
+    let one = |node: &&str| ((*node).to_owned(), "in_sync".to_owned());
+    nodes.iter().map(one).collect()
+}
+
+fn until(daemon: &mut Daemon, what: &str, done: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let found = volume(daemon);
+        if done(&found) {
+            return found;
+        }
+        assert!(Instant::now() < end, "never: {what}: {found:#}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Goal: the replica of a node that is lost for good is replaced by one on the spare node, and the
+/// volume outlives the next loss. Method: verified load; a node without the volume is killed, its
+/// replica is replaced, then the holder is killed, so that only one former replica and the new one
+/// are left.
+#[test]
+fn a_lost_node_is_replaced() {
+    const NAME: &str = "a_lost_node_is_replaced";
+    let Some(mut cluster) = Cluster::start(NAME, &WITH_SPARE) else {
+        return;
+    };
+    let mut rng = seed::announced(NAME);
+    let nqn = cluster.create(false);
+    let (daemon, address, _place) = host(&cluster, &nqn);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(300);
+    let mut acting = Random::new(rng.draw());
+    load.run_during(|| {
+        let holder = cluster.healthy();
+        let lost = (holder + 1 + acting.below(2) as usize) % NAMES.len();
+        let name = cluster.nodes[lost].name;
+        cluster.nodes[lost].kill();
+        let other = (0..NAMES.len())
+            .find(|at| ![holder, lost].contains(at))
+            .expect("three nodes");
+
+        // Only the holder changes replicas; the refusal names it.
+        let params = json!({ "name": "v", "replica": format!("{name}:disk"), "device": "d:disk" });
+        let began = Instant::now();
+        let refused = cluster.nodes[other]
+            .daemon()
+            .try_call("volume_replace_replica", params.clone());
+        let refused = refused.expect_err("another node serves it").to_string();
+        let holder_name = cluster.nodes[holder].name;
+        assert!(
+            refused.contains(&format!("node {holder_name} serves volume")),
+            "{refused}"
+        );
+        let serving = cluster.nodes[holder].daemon();
+        serving.call("volume_replace_replica", params);
+        println!("the replacement was begun after {:?}", began.elapsed());
+        let mut left = ["a", "b", "c", "d"].to_vec();
+        left.retain(|node| *node != name);
+        let found = until(serving, "the new replica is in sync", |volume| {
+            replicas(volume) == in_sync(&left)
+        });
+        assert_eq!(found["state"], "healthy", "{found:#}");
+        println!("{name} is replaced by d after {:?}", began.elapsed());
+
+        // Nothing names the lost node: it is removed once its lease is over.
+        let end = Instant::now() + PATIENCE;
+        let remove = json!({ "node": name });
+        let remaining = cluster.nodes[other].daemon();
+        while let Err(error) = remaining.try_call("cluster_remove_node", remove.clone()) {
+            assert!(error.to_string().contains("has a lease"), "{error}");
+            assert!(Instant::now() < end, "{error}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        cluster.nodes[holder].kill();
+        let began = Instant::now();
+        cluster.until_moved(holder);
+        println!("taken after {:?}", began.elapsed());
+        cluster.nodes[holder].start();
+        cluster.healthy();
+    });
+    load.run(300);
+    load.drain();
+    load.check_all("after the load");
+    crate::volumes::verify_bytes(cluster.serving(), SIZE - MIB);
+    load.check_all("after all is equal");
+    drop(load);
+    daemon.stop();
+}
+
+/// The block device of the volume on a node.
+fn bdev(daemon: &mut Daemon, name: &str) -> Value {
+    let found = daemon.call("bdev_get_bdevs", json!({ "name": name }));
+    found[0].clone()
+}
+
+/// Namespaces of the volume's subsystem on a node.
+fn namespaces(daemon: &mut Daemon, nqn: &str) -> usize {
+    let subsystem = daemon.subsystem(nqn);
+    subsystem["namespaces"].as_array().map_or(0, Vec::len)
+}
+
+/// Goal: hosts see the new size of a volume on all paths, and the next holder serves it. Method:
+/// the devices and the volume grow under load, and the holder is killed.
+#[test]
+fn a_volume_grows() {
+    const NAME: &str = "a_volume_grows";
+    const NEW: u64 = 40 * MIB;
+    let Some(mut cluster) = Cluster::start(NAME, &NAMES) else {
+        return;
+    };
+    let mut rng = seed::announced(NAME);
+    let nqn = cluster.create(false);
+    let (mut daemon, address, _place) = host(&cluster, &nqn);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(300);
+    let old = bdev(&mut daemon, "vn1")["num_blocks"]
+        .as_u64()
+        .expect("a number");
+    load.run_during(|| {
+        let holder = cluster.healthy();
+        for node in &mut cluster.nodes {
+            let file = node.place.path("disk.img");
+            let file = std::fs::File::options().write(true).open(file);
+            file.expect("its file").set_len(NEW).expect("room");
+            node.daemon()
+                .call("bdev_uring_rescan", json!({ "name": "disk" }));
+        }
+        let standby = cluster.nodes[(holder + 1) % NAMES.len()].daemon();
+        let refused = standby.try_call("volume_grow", json!({ "name": "v" }));
+        let refused = refused.expect_err("another node serves it").to_string();
+        assert!(refused.contains("serves volume"), "{refused}");
+        let serving = cluster.nodes[holder].daemon();
+        // The other nodes notice the new size of a device after its node.
+        let end = Instant::now() + PATIENCE;
+        let blocks = (NEW - MIB) / old_block();
+        let grown = loop {
+            match serving.try_call("volume_grow", json!({ "name": "v", "num_blocks": blocks })) {
+                Ok(grown) => break grown,
+                Err(error) => assert!(Instant::now() < end, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        assert_eq!(grown["num_blocks"], blocks, "{grown:#}");
+        let began = Instant::now();
+        for node in &mut cluster.nodes {
+            let name = node.name;
+            until(node.daemon(), "a node sees the new size", |volume| {
+                volume["num_blocks"] == blocks
+            });
+            assert_eq!(bdev(node.daemon(), "v")["num_blocks"], blocks, "on {name}");
+            assert_eq!(namespaces(node.daemon(), &nqn), 1, "on {name}");
+        }
+        println!("all nodes show the new size after {:?}", began.elapsed());
+        let end = Instant::now() + PATIENCE;
+        while bdev(&mut daemon, "vn1")["num_blocks"] != blocks {
+            assert!(Instant::now() < end, "the host does not see the new size");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        println!("the host sees the new size after {:?}", began.elapsed());
+        assert!(old < blocks);
+        cluster.healthy();
+        cluster.nodes[holder].kill();
+        cluster.until_moved(holder);
+        cluster.nodes[holder].start();
+        cluster.healthy();
+    });
+    load.run(300);
+    load.drain();
+    load.check_all("after the load");
+    // Beyond the former size, replicas are equal, too.
+    crate::volumes::verify_bytes(cluster.serving(), NEW - MIB);
+    assert_eq!(
+        bdev(&mut daemon, "vn1")["num_blocks"],
+        (NEW - MIB) / old_block()
+    );
+    drop(load);
+    daemon.stop();
+}
+
+fn old_block() -> u64 {
+    crate::ledger::BLOCK as u64
+}
+
+/// Goal: a name, limits and hosts of a volume hold on all nodes, and over a move. Method: each is
+/// changed under load while the volume moves.
+#[test]
+fn name_limits_and_hosts() {
+    const NAME: &str = "name_limits_and_hosts";
+    let Some(mut cluster) = Cluster::start(NAME, &NAMES) else {
+        return;
+    };
+    let mut rng = seed::announced(NAME);
+    let nqn = cluster.create(false);
+    let (daemon, address, _place) = host(&cluster, &nqn);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(300);
+    load.run_during(|| {
+        let holder = cluster.healthy();
+        let next = (holder + 1) % NAMES.len();
+        let rename = json!({ "name": "v", "new_name": "w" });
+        let refused = cluster.nodes[next]
+            .daemon()
+            .try_call("volume_rename", rename.clone());
+        let refused = refused.expect_err("another node serves it").to_string();
+        assert!(refused.contains("serves volume"), "{refused}");
+        cluster.nodes[holder].daemon().call("volume_rename", rename);
+        for node in &mut cluster.nodes {
+            let end = Instant::now() + PATIENCE;
+            while node
+                .daemon()
+                .try_call("volume_get", json!({ "name": "w" }))
+                .is_err()
+            {
+                assert!(
+                    Instant::now() < end,
+                    "{} does not know its new name",
+                    node.name
+                );
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert_eq!(namespaces(node.daemon(), &nqn), 1, "on {}", node.name);
+            let limit = json!({ "name": "w", "rw_mbytes_per_sec": 900 });
+            node.daemon().call("bdev_set_qos_limit", limit);
+        }
+        for at in [next, holder] {
+            let to = cluster.nodes[at].name;
+            let params = json!({ "volume": "w", "node": to, "wait_s": 20 });
+            cluster.nodes[at]
+                .daemon()
+                .call("cluster_move_volume", params);
+            cluster.healthy();
+            for node in &mut cluster.nodes {
+                // The former holder's block device makes room for a placeholder.
+                let end = Instant::now() + PATIENCE;
+                while namespaces(node.daemon(), &nqn) != 1 {
+                    assert!(Instant::now() < end, "no namespace on {}", node.name);
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                let found = bdev(node.daemon(), "w");
+                let limits = &found["assigned_rate_limits"];
+                assert_eq!(
+                    limits["rw_mbytes_per_sec"], 900,
+                    "on {}: {found:#}",
+                    node.name
+                );
+            }
+        }
+        let back = json!({ "name": "w", "new_name": "v" });
+        cluster.serving().call("volume_rename", back);
+    });
+    load.run(300);
+    load.drain();
+    load.check_all("after the load");
+    drop(load);
+    daemon.stop();
+}
+
+/// The host NQNs that are connected to the volume on a node.
+fn connected(daemon: &mut Daemon, nqn: &str) -> Vec<String> {
+    let found = daemon.try_call("nvmf_subsystem_get_controllers", json!({ "nqn": nqn }));
+    let found = found.unwrap_or_default();
+    let controllers = found.as_array().map_or(&[][..], Vec::as_slice);
+    let hosts = controllers.iter().filter_map(|one| one["hostnqn"].as_str());
+    hosts.map(str::to_owned).collect()
+}
+
+fn until_connected(cluster: &mut Cluster, nqn: &str, what: &str, done: impl Fn(&[String]) -> bool) {
+    let end = Instant::now() + PATIENCE;
+    for node in &mut cluster.nodes {
+        loop {
+            let hosts = connected(node.daemon(), nqn);
+            if done(&hosts) {
+                break;
+            }
+            assert!(
+                Instant::now() < end,
+                "never: {what} on {}: {hosts:?}",
+                node.name
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Goal: a published volume admits exactly the hosts that operators name, on all nodes; it is
+/// unpublished in use, and published again with its data. Method: hosts are named, removed and
+/// named again, first under load.
+#[test]
+fn hosts_and_publication() {
+    const NAME: &str = "hosts_and_publication";
+    const STRANGER: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-0000000000ff";
+    let Some(mut cluster) = Cluster::start(NAME, &NAMES) else {
+        return;
+    };
+    let mut rng = seed::announced(NAME);
+    let nqn = cluster.create(false);
+    let (daemon, address, _place) = host(&cluster, &nqn);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(300);
+    let ours = connected(cluster.serving(), &nqn).remove(0);
+    let publish = |hosts: &[&str]| json!({ "name": "v", "hosts": hosts });
+    load.run_during(|| {
+        // From any host to this one.
+        let named = publish(&[&ours, STRANGER]);
+        let published = cluster.nodes[2].daemon().call("volume_publish", named);
+        assert_eq!(published["nqn"], nqn.as_str());
+        std::thread::sleep(Duration::from_millis(300));
+        until_connected(&mut cluster, &nqn, "still connected", |hosts| {
+            hosts.contains(&ours)
+        });
+        cluster.healthy();
+    });
+    load.run(300);
+    load.drain();
+    // Without the host in the list, it is disconnected everywhere, and does not come in again.
+    cluster.nodes[1]
+        .daemon()
+        .call("volume_publish", publish(&[STRANGER]));
+    until_connected(&mut cluster, &nqn, "disconnected", <[String]>::is_empty);
+    std::thread::sleep(Duration::from_millis(1500));
+    until_connected(&mut cluster, &nqn, "kept out", <[String]>::is_empty);
+    cluster.nodes[0]
+        .daemon()
+        .call("volume_publish", publish(&[&ours]));
+    until_connected(&mut cluster, &nqn, "connected again", |hosts| {
+        hosts.contains(&ours)
+    });
+    load.run(100);
+    load.drain();
+    load.check_all("after the host came back");
+
+    // Unpublished in use: no node shows it or holds it.
+    cluster.nodes[1]
+        .daemon()
+        .call("volume_unpublish", json!({ "name": "v" }));
+    cluster.until("released", |status| {
+        status["volumes"]["without_holder"] == 1
+    });
+    for node in &mut cluster.nodes {
+        let found = node
+            .daemon()
+            .try_call("nvmf_get_subsystems", json!({ "nqn": nqn }));
+        assert!(found.is_err(), "{} still shows it: {found:?}", node.name);
+        let refused = node
+            .daemon()
+            .try_call("volume_grow", json!({ "name": "v" }));
+        let refused = refused.expect_err("no node serves it").to_string();
+        assert!(refused.contains("no node serves volume"), "{refused}");
+    }
+    let published = cluster.nodes[2]
+        .daemon()
+        .call("volume_publish", publish(&[&ours]));
+    assert_eq!(published["nqn"], nqn.as_str());
+    cluster.healthy();
+    until_connected(&mut cluster, &nqn, "connected again", |hosts| {
+        hosts.contains(&ours)
+    });
+    load.run(100);
+    load.drain();
+    load.check_all("after it was published again");
+    drop(load);
+    daemon.stop();
+}
+
+/// Goal: a creation that dies between its steps leaves nothing behind. Method: a device of a node
+/// that stands still is named, so that the creation waits; then the daemon that creates is killed.
+#[test]
+fn a_creation_that_dies() {
+    const NAME: &str = "a_creation_that_dies";
+    let Some(mut cluster) = Cluster::start(NAME, &WITH_SPARE) else {
+        return;
+    };
+    let exports = |daemon: &mut Daemon| {
+        let subsystems = daemon.call("nvmf_get_subsystems", Value::Null);
+        let subsystems = subsystems.as_array().expect("a list");
+        let of_node = |subsystem: &&Value| {
+            let nqn = subsystem["nqn"].as_str().unwrap_or_default();
+            nqn.starts_with("nqn.2025-01.io.nacre:node:")
+        };
+        let of_node = subsystems.iter().find(of_node).expect("the node's own");
+        of_node["namespaces"].as_array().map_or(0, Vec::len)
+    };
+    let until_exports = |daemon: &mut Daemon, count: usize| {
+        let end = Instant::now() + PATIENCE;
+        while exports(daemon) != count {
+            assert!(Instant::now() < end, "never {count} exports");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    cluster.nodes[2].kill();
+    let mut creating = cluster.nodes[3].daemon().connect();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let devices = NAMES.map(|name| format!("{name}:disk"));
+            let params = json!({ "name": "v", "devices": devices });
+            creating
+                .call_by_name("volume_create", params)
+                .expect_err("killed")
+        });
+        for at in [0, 1] {
+            until_exports(cluster.nodes[at].daemon(), 1);
+        }
+        cluster.nodes[3].kill();
+    });
+    let began = Instant::now();
+    for at in [0, 1] {
+        until_exports(cluster.nodes[at].daemon(), 0);
+    }
+    println!("the exports ended after {:?}", began.elapsed());
+    // The node that was off does not export it either.
+    cluster.nodes[2].start();
+    cluster.nodes[3].start();
+    cluster.create(false);
+    for node in &mut cluster.nodes[..3] {
+        assert_eq!(exports(node.daemon()), 1, "on {}", node.name);
+    }
+    // A creation that is refused ends its exports, too.
+    let refused = cluster.nodes[3].daemon().try_call(
+        "volume_create",
+        json!({ "name": "w", "devices": ["d:disk", "a:none"] }),
+    );
+    let refused = refused.expect_err("no such device").to_string();
+    assert!(refused.contains("a:none cannot be a replica"), "{refused}");
+    until_exports(cluster.nodes[3].daemon(), 0);
+}
