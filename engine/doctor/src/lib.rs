@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 mod concat;
 mod container;
 mod echo;
@@ -193,6 +194,8 @@ pub struct Scope {
     pub revocations: Vec<revocation::Revocation>,
     /// The volume store in etcd; `None`: it is a file.
     pub volume_store: Option<volume_store::VolumeStore>,
+    /// The cluster that the daemon is a node of; `None`: it is in no cluster.
+    pub cluster: Option<cluster::Cluster>,
 }
 
 impl Scope {
@@ -281,6 +284,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     keys::checks(scope, &mut findings);
     revocation::checks(scope, &mut findings);
     volume_store::checks(scope, &mut findings);
+    cluster::checks(system, scope, &mut findings);
     (Report::of(findings), facts)
 }
 

@@ -46,6 +46,8 @@ pub struct MemberStatus {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
     Ours,
+    /// All nodes of a cluster.
+    Cluster,
     Nobody,
     Other(String),
     /// The reason.
@@ -147,6 +149,7 @@ fn owner(store: &VolumeStore) -> Finding {
     let prefix = &store.prefix;
     match &store.owner {
         Owner::Ours => Finding::pass(ID, format!("{prefix} belongs to this daemon")),
+        Owner::Cluster => Finding::pass(ID, format!("{prefix} belongs to the cluster")),
         Owner::Nobody => {
             let evidence = format!("{prefix} has no owner: the daemon takes it when it starts");
             Finding::pass(ID, evidence)

@@ -18,7 +18,7 @@ use crate::services::engine::Engine;
 use crate::services::keyring::{self, store_key::StoreKeys};
 use crate::services::rdma::Rdma;
 use crate::services::sandbox::for_doctor;
-use crate::services::{calls, concat, volumes};
+use crate::services::{calls, cluster, concat, volumes};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Run>();
@@ -118,10 +118,11 @@ impl Method<Engine> for Run {
         let socket = daemon::socket_path(&engine.settings, engine.personality);
         let (keys, store) = (engine.keyring.keys(), StoreKeys::of(&engine));
         scope.revocations = certificates::in_effect(&engine);
-        let volume_store = engine.settings.store.clone();
+        let settings = engine.settings.clone();
         let state = engine.journal.store_path().map(Path::to_owned);
         let report = tokio::task::spawn_blocking(move || {
-            scope.volume_store = volumes::store_for_doctor(&volume_store, state.as_deref());
+            scope.volume_store = volumes::store_for_doctor(&settings, state.as_deref());
+            scope.cluster = cluster::for_doctor(&settings, state.as_deref());
             scope.keys = keyring::for_doctor(&keys);
             scope.store_key = store.for_doctor(&keys);
             scope.socket = rules.map(|rules| calls::expected_socket(&rules, &socket));

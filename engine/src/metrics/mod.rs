@@ -10,6 +10,7 @@
 
 pub mod alerts;
 pub mod backup;
+pub mod cluster;
 pub mod devices;
 pub mod drives;
 pub mod http;
@@ -128,6 +129,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(devices::DeviceMetrics),
         Box::new(volumes::VolumeMetrics),
         Box::new(volume_store::VolumeStoreMetrics),
+        Box::new(cluster::ClusterMetrics),
         Box::new(pools::PoolMetrics),
         Box::new(backup::BackupMetrics),
         Box::new(nvmf::NvmfMetrics),

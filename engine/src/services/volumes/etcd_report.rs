@@ -2,21 +2,22 @@
 
 use std::path::Path;
 
-use nacre_cluster_etcd::{Client, Owner};
+use anyhow::Context;
+use nacre_cluster_etcd::{Client, Owner, Prefix};
 
 use super::etcd::{endpoints, prefix, this_node};
 use super::holder;
-use crate::config::settings::VolumeStore as Settings;
+use crate::config::Settings;
 use crate::doctor::volume_store as doctor;
 
 /// Asks every member, with a connection of its own. Blocks. `None`: the store is not in etcd.
 pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::VolumeStore> {
-    if !settings.is_etcd() {
+    if !settings.store.is_etcd() {
         return None;
     }
     let found = examine(settings, dir);
     Some(found.unwrap_or_else(|error| doctor::VolumeStore {
-        prefix: settings.prefix.clone().unwrap_or_default(),
+        prefix: settings.store.prefix.clone().unwrap_or_default(),
         problem: Some(format!("{error:#}")),
         members: Vec::new(),
         owner: doctor::Owner::Unknown("not asked".to_owned()),
@@ -24,7 +25,12 @@ pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<docto
 }
 
 fn examine(settings: &Settings, dir: Option<&Path>) -> anyhow::Result<doctor::VolumeStore> {
-    let (prefix, endpoints) = (prefix(settings)?, endpoints(settings)?);
+    let of_cluster = settings.cluster.name.as_deref();
+    let prefix = match of_cluster.map(Prefix::new) {
+        Some(prefix) => prefix.context("cluster.name is invalid")?,
+        None => prefix(&settings.store)?,
+    };
+    let endpoints = endpoints(&settings.store)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -48,6 +54,8 @@ fn examine(settings: &Settings, dir: Option<&Path>) -> anyhow::Result<doctor::Vo
         }),
     });
     let owner = match owner {
+        // All nodes use it.
+        Ok(None) if of_cluster.is_some() => doctor::Owner::Cluster,
         Err(error) => doctor::Owner::Unknown(error.to_string()),
         Ok(None) => doctor::Owner::Nobody,
         Ok(Some(owner)) => match dir.and_then(holder::known).map(this_node) {
