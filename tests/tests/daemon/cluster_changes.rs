@@ -275,7 +275,13 @@ fn name_limits_and_hosts() {
             }
         }
         let back = json!({ "name": "w", "new_name": "v" });
-        cluster.serving().call("volume_rename", back);
+        // The holder in the record may be opening it.
+        let end = Instant::now() + PATIENCE;
+        while let Err(error) = cluster.serving().try_call("volume_rename", back.clone()) {
+            assert!(error.to_string().contains("is being opened"), "{error}");
+            assert!(Instant::now() < end, "{error}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     });
     load.run(300);
     load.drain();
@@ -443,6 +449,17 @@ fn a_creation_that_dies() {
     for node in &mut cluster.nodes[..3] {
         assert_eq!(exports(node.daemon()), 1, "on {}", node.name);
     }
+    // A cordoned node gets no new replicas.
+    let creating = cluster.nodes[3].daemon();
+    let replica = json!({ "name": "w", "devices": ["d:disk"] });
+    let cordon = |on| json!({ "node": "d", "cordon": on });
+    creating.call("cluster_set_cordon", cordon(true));
+    std::thread::sleep(Duration::from_millis(500));
+    let refused = creating.try_call("volume_create", replica);
+    let refused = refused.expect_err("it is cordoned").to_string();
+    assert!(refused.contains("node d is cordoned"), "{refused}");
+    creating.call("cluster_set_cordon", cordon(false));
+    std::thread::sleep(Duration::from_millis(500));
     // A creation that is refused ends its exports, too.
     let refused = cluster.nodes[3].daemon().try_call(
         "volume_create",

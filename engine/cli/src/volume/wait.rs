@@ -244,7 +244,12 @@ mod tests {
             replica("a", "in_sync", true),
             replica("b", "out", false)
         ]));
+        let mut of_nodes = busy.clone();
+        of_nodes["replicas"][1]["node"] = "ant".into();
+        of_nodes["replicas"][1]["node_device"] = "disk0".into();
         for (of, goal, expected) in [
+            (&of_nodes, goal(&["ant:disk0"], None), Some(Progress::Busy)),
+            (&of_nodes, goal(&["bee:disk0"], None), None),
             (&good, goal(&[], None), Some(Progress::Done)),
             (&busy, goal(&[], None), Some(Progress::Busy)),
             (&busy, goal(&["a"], None), Some(Progress::Done)),

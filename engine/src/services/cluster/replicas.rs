@@ -81,6 +81,22 @@ impl Running {
         }
     }
 
+    /// Refuses a node that an operator keeps free of new replicas.
+    fn must_get_replicas(&self, node: NodeId) -> Result<NodeId, RpcError> {
+        let nodes = self.inbox.nodes();
+        let Some(key) = nodes.get(&node).filter(|key| key.cordon || key.drain) else {
+            return Ok(node);
+        };
+        let name = &key.description.name;
+        let (state, undo) = match key.drain {
+            true => ("drained", "undrain"),
+            false => ("cordoned", "uncordon"),
+        };
+        let cause = format!("node {name} is {state}: it gets no new replicas");
+        let remedy = format!("name another node, or: nacre cluster {undo} {name}");
+        Err(RpcError::errno(Errno::EPERM, cause).remedy(remedy))
+    }
+
     /// This node in its present incarnation.
     fn myself(&self) -> Result<Holder, RpcError> {
         match self.link.incarnation.load(Ordering::Acquire) {
@@ -114,6 +130,7 @@ where
     let mut made = Vec::new();
     for (at, replica) in replicas.iter().enumerate() {
         let node = running.find(&replica.node);
+        let node = node.and_then(|node| running.must_get_replicas(node));
         let node = node.map_err(|error| error.field(field(at)))?;
         made.push((MemberId(Uuid::new_v4()), node));
     }

@@ -389,7 +389,6 @@ async fn furnish(
     if !shown.has_namespace {
         // Without a device, hosts would find an empty subsystem.
         engine.volumes.device(&id.0.to_string())?;
-        // By UUID: the volume may get another name.
         let namespace = json!({ "nsid": 1, "bdev_name": id.0, "uuid": id.0 });
         let params = json!({ "nqn": nqn, "namespace": namespace });
         engine.declared_call(ADD_NAMESPACE, &params).await?;

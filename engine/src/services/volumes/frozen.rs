@@ -52,6 +52,25 @@ impl Volumes {
         }
     }
 
+    /// Keeps the limits of a block device that is removed, for the one that takes its place.
+    pub(super) fn keep_rates(&self, plane: &Plane, id: Uuid, bdev: &str) {
+        let layer = plane.bdevs.lookup(bdev);
+        let mut entries = self.entries.borrow_mut();
+        if let (Some(layer), Some(entry)) = (layer, entries.get_mut(&id)) {
+            entry.rates = layer.qos().limits();
+        }
+    }
+
+    /// Gives a new block device the limits of its predecessor.
+    fn give_rates(&self, plane: &Plane, id: Uuid, bdev: &str) {
+        let entries = self.entries.borrow();
+        let rates = entries.get(&id).map(|entry| entry.rates);
+        let rates = rates.filter(|rates| !rates.is_none());
+        if let (Some(layer), Some(rates)) = (plane.bdevs.lookup(bdev), rates) {
+            layer.qos().set(rates);
+        }
+    }
+
     fn shown(&self, id: Uuid) -> Option<String> {
         self.entries.borrow().get(&id)?.shown.clone()
     }
@@ -92,12 +111,13 @@ fn register(engine: &Engine, id: Uuid) -> bool {
         }
         return false;
     }
-    entry.shown = Some(bdev);
+    entry.shown = Some(bdev.clone());
     let news = !entry.is_standby && !std::mem::replace(&mut entry.reported_frozen, true);
     let name = entry.record.name.clone();
     let status = prepared.status(&entry.record, entry.refused.as_ref());
     let is_standby = entry.is_standby;
     drop(entries);
+    engine.volumes.give_rates(&plane, id, &bdev);
     let why = status.why.unwrap_or_default();
     if !is_standby {
         info!(volume = name, why, "shown to hosts before it is open");
@@ -143,6 +163,7 @@ pub(super) async fn settle(
         device: volume.name().to_owned(),
         what: error.to_string(),
     })?;
+    engine.volumes.give_rates(plane, id, volume.name());
     Ok(volume.name().to_owned())
 }
 
@@ -156,6 +177,7 @@ pub(super) async fn withdraw(
     let Some(bdev) = engine.volumes.shown(id) else {
         return Ok(());
     };
+    engine.volumes.keep_rates(plane, id, &bdev);
     let ticket = plane.bdevs.remove(&bdev, how).or_refuse()?;
     if let Some(entry) = engine.volumes.entries.borrow_mut().get_mut(&id) {
         entry.shown = None;

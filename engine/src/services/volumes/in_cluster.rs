@@ -188,7 +188,7 @@ pub(in crate::services) async fn open(engine: &Rc<Engine>, id: Uuid) -> Result<(
 pub(in crate::services) async fn close(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     close_as(engine, id, async |plane, opened| {
         settle(plane, &opened.bdev).await;
-        let ticket = take_away(engine, plane, opened);
+        let ticket = take_away(engine, plane, id, opened);
         shut(opened, ticket).await
     })
     .await
@@ -205,7 +205,7 @@ pub(in crate::services) async fn drop_open(engine: &Rc<Engine>, id: Uuid, nqn: O
         if ended.is_err() {
             ended = end_control(opened).await;
         }
-        let ticket = take_away(engine, plane, opened);
+        let ticket = take_away(engine, plane, id, opened);
         wait_for_queues(opened, ticket).await;
         ended
     });
@@ -245,7 +245,8 @@ async fn close_as(
 }
 
 /// Removes the volume's bdev, and its namespaces.
-fn take_away(engine: &Engine, plane: &Plane, opened: &Opened) -> Option<DeleteTicket> {
+fn take_away(engine: &Engine, plane: &Plane, id: Uuid, opened: &Opened) -> Option<DeleteTicket> {
+    engine.volumes.keep_rates(plane, id, &opened.bdev);
     let ticket = plane.bdevs.remove(&opened.bdev, Removal::Hot).ok();
     // Now, not when the event is handled: the placeholder gets the name.
     bdev_gone(engine, plane, &opened.bdev);
@@ -288,4 +289,36 @@ pub(in crate::services) async fn forget(engine: &Rc<Engine>, id: Uuid) {
         warn!(volume = %id, %error, "its placeholder is still in use");
     }
     engine.volumes.entries.borrow_mut().remove(&id);
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_bdev::null;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Goal: after a volume has grown from 100 to 150 blocks elsewhere, a device that always had
+    /// room for 100 blocks counts as whole, and one that was truncated does not.
+    #[test]
+    fn growth_is_no_cut() {
+        let device = |blocks: u64| {
+            let config = json!({ "name": "n", "block_size": 512, "num_blocks": blocks });
+            let config = serde_json::from_value(config).unwrap();
+            let device = null::create(config).unwrap();
+            let layer = Layer::new(Arc::clone(&device) as Arc<dyn Bdev>);
+            (device, layer)
+        };
+        let (grown, layer) = device(100);
+        assert!(!is_accepted(&layer, 100, 150), "its new size is unknown");
+        grown.resize(200).unwrap();
+        assert!(is_accepted(&layer, 100, 150));
+        assert_eq!(layer.least_blocks(), 200, "the former size is forgotten");
+
+        let (cut, layer) = device(100);
+        cut.resize(50).unwrap();
+        cut.resize(200).unwrap();
+        assert!(is_accepted(&layer, 100, 150), "nothing to wait for");
+        assert_eq!(layer.least_blocks(), 50, "the opening finds the cut");
+    }
 }

@@ -31,6 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use nacre_bdev::qos::RateLimits;
 use nacre_bdev_replica::handle::{Command, VolumeError, VolumeHandle, VolumeState, VolumeStatus};
 use nacre_bdev_replica::model::{TransportPolicy, VolumeRecord};
 use nacre_bdev_replica::prepared::Prepared;
@@ -103,6 +104,8 @@ struct Entry {
     /// Its number of blocks before another node made it larger. The devices of this machine may
     /// have had room for no more than that.
     grown_from: Option<u64>,
+    /// Limits of I/O of its block device, while another one takes its place.
+    rates: RateLimits,
     /// Why it could not be opened.
     refused: Option<VolumeError>,
     attempts: u32,
@@ -275,14 +278,16 @@ impl Volumes {
     }
 
     /// The name of a device for the journal. A volume renamed since it was opened gets another
-    /// device name at the next start, so its UUID is used.
+    /// device name at the next start, so its UUID is used; in a cluster always, because other nodes
+    /// rename a volume.
     pub fn lasting_name(&self, device: &str) -> String {
         let entries = self.entries.borrow();
         let ours = entries
             .values()
             .find(|e| e.bdev() == Some(device))
             .map(Entry::listed);
-        match ours.filter(|volume| volume.name() != device) {
+        let is_in_cluster = self.cluster.node().is_some();
+        match ours.filter(|volume| is_in_cluster || volume.name() != device) {
             Some(volume) => volume.id().to_string(),
             None => device.to_owned(),
         }
@@ -372,6 +377,7 @@ impl Entry {
             going: false,
             is_standby: false,
             grown_from: None,
+            rates: RateLimits::default(),
             refused: None,
             attempts: 0,
         }
