@@ -70,7 +70,11 @@ pub(super) enum Next {
 pub(super) fn next(report: &ReservationReport, key: u64) -> Next {
     let of_volume = |other: &u64| other >> 48 == key >> 48;
     let (own, others) = (report.own, &report.others);
-    if others.iter().any(|other| of_volume(other) && *other >= key) {
+    // Equal keys of no holder: another host began an operation on the closed volume, and may have
+    // stopped since. The store decides between the two operations.
+    let same = key & 0xffff == 0;
+    let outranks = |other: &&u64| **other > key || **other == key && !same;
+    if others.iter().filter(outranks).any(of_volume) {
         return Next::Outranked;
     }
     match report.held {
@@ -255,5 +259,20 @@ mod tests {
             assert_eq!(does(own, &[stranger], NotReserved), Next::Strange);
         }
         assert_eq!(does(None, &[stranger], AllRegistrants), Next::Strange);
+    }
+
+    /// An operation on a closed volume takes the place of the same one of another host, but not of
+    /// a later holder.
+    #[test]
+    fn steps_without_a_holder() {
+        use ActiveReservation::AllRegistrants;
+        let key = of(5, 0);
+        let does = |own, other| next(&report(own, &[other], AllRegistrants), key);
+        let register = ReservationRequest::Register { current: None, key };
+        assert_eq!(does(None, key), Next::ReservationRequest(register));
+        let preempt = ReservationRequest::Preempt { key };
+        assert_eq!(does(Some(key), key), Next::ReservationRequest(preempt));
+        assert_eq!(does(Some(key), of(5, 1)), Next::Outranked);
+        assert_eq!(does(Some(key), of(6, 0)), Next::Outranked);
     }
 }

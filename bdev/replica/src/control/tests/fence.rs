@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use nacre_bdev::reservation::{ActiveReservation, ReservationRequest};
 use nacre_bdev::{Op, Status};
+use uuid::Uuid;
 
 use super::rig::{REGION, World};
 use super::shared_device::InjectedFailure;
+use crate::control::fence::key;
 use crate::handle::{Command, Fencing, NewVolume, VolumeError, VolumeEventKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 use crate::store::{MemoryStore, Outcome, Plan};
@@ -89,6 +91,24 @@ fn the_older_holder_is_fenced() {
     rival.write(24, 8, 4);
     rival.until_healthy();
     rival.all_equal(&["d0", "d1"]);
+}
+
+/// A host chose a replica of a closed volume, and stopped while it had that replica reserved. An
+/// operator can choose the replica again on another host.
+#[test]
+fn an_abandoned_choice_of_a_replica() {
+    let mut world = shared(2);
+    world.write(0, 8, 1);
+    let record = world.record();
+    world.crash();
+    let key = key(record.id, record.epoch + 1, Uuid::nil());
+    let known = world.shelf.reservations("d1");
+    known.lock().keys = [(ME, key)].into();
+    let mut rival = world.rival(RIVAL);
+    rival.force_in_sync("d1", "vol").unwrap();
+    assert_eq!(world.shelf.key("d1", ME), None);
+    rival.open().unwrap();
+    assert_eq!(rival.read(0), 1);
 }
 
 /// A holder without writes also learns of the other holder, and serves no more reads.
