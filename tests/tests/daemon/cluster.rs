@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::ledger::BLOCK;
 use crate::load::Load;
-use crate::nodes::{Cluster, MIB, NAMES, PATIENCE, SIZE, host};
+use crate::nodes::{Cluster, MIB, NAMES, SIZE, host};
 use crate::reservations::Host;
 use crate::volumes::patient;
 
@@ -114,7 +114,7 @@ fn a_volume_outlives_its_node() {
 /// end when it is unpublished. Method: the volume moves by a killed node and by an operator.
 #[test]
 fn reservations_move_with_the_volume() {
-    let Some(mut cluster) = Cluster::start("reservations_move_with_the_volume") else {
+    let Some(mut cluster) = Cluster::start("reservations_move_with_the_volume", &NAMES) else {
         return;
     };
     let nqn = cluster.create(false);

@@ -98,7 +98,7 @@ impl Cluster {
         Some(cluster)
     }
 
-    fn any(&mut self) -> &mut Daemon {
+    pub(crate) fn any(&mut self) -> &mut Daemon {
         let mut running = self
             .nodes
             .iter_mut()

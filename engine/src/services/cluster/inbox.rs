@@ -52,8 +52,6 @@ struct State {
     devices: BTreeMap<VolumeId, Vec<Exported>>,
     /// Devices that no record has yet: a change of a record that names one is under way.
     noted: Vec<Exported>,
-    /// The lists of etcd have all arrived.
-    is_listed: bool,
 }
 
 /// The device of a replica: exported by its node, under a name that is the same on all nodes.
@@ -180,11 +178,6 @@ impl Inbox {
         let state = self.state.lock();
         // Without the list of nodes, none is known to be away.
         !state.nodes.is_empty() && !state.standing.contains_key(&node)
-    }
-
-    /// True when the volumes that this node shows are known.
-    pub(super) fn is_listed(&self) -> bool {
-        self.state.lock().is_listed
     }
 
     /// The volumes that this node shows to hosts.

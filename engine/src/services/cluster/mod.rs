@@ -17,9 +17,9 @@ mod inbox;
 mod joined;
 mod lease;
 mod peers;
-pub(super) mod reservation;
 mod replicas;
 mod report;
+pub(super) mod reservation;
 mod store;
 mod volumes;
 
