@@ -412,10 +412,12 @@ impl Engine {
             return;
         }
         // It may depend on a volume that is being opened, or on a declared object, which is created
-        // after the stored ones. Whatever creates the last of them retries.
+        // after the stored ones, or on an export to the cluster. Whatever creates the last of them
+        // retries.
+        let has_more = self.volumes.are_opening() || self.declared.is_coming();
         if let Err(error) = &outcome
             && !again
-            && (self.volumes.are_opening() || self.declared.is_coming())
+            && (has_more || self.volumes.cluster.is_coming(self))
         {
             debug!(object = record.key, %error, "not restored yet");
             return;

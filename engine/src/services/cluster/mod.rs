@@ -185,6 +185,11 @@ impl Cluster {
         self.running()?.exports.nqn()
     }
 
+    /// True while the node has not started.
+    pub(super) fn is_coming(&self, engine: &Engine) -> bool {
+        engine.settings.cluster.is_node() && self.running().is_none()
+    }
+
     /// True if this is the subsystem of a volume of the cluster.
     pub(super) fn shows(&self, nqn: &str) -> bool {
         let running = self.running();

@@ -31,10 +31,13 @@ use tracing::{debug, info, warn};
 use super::inbox::{Action, Exported, Wanted};
 use super::{Running, reservation};
 use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
 use crate::services::volumes::in_cluster;
 
+/// Longest time for a read of the reservation: the volume's task waits for it.
+const RESERVATION: Duration = Duration::from_secs(1);
 /// Time between two looks at an open volume, which may close by itself.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -332,12 +335,19 @@ async fn show(
     }
 }
 
+fn late() -> RpcError {
+    let cause = format!("etcd has not answered within {RESERVATION:?}");
+    RpcError::errno(Errno::ETIMEDOUT, cause)
+}
+
 /// Loads the reservation of hosts, once for each opening. False: not yet.
 async fn is_reserved(engine: &Engine, running: &Running, id: VolumeId, done: &mut Done) -> bool {
     if done.reserved.is_some() && done.reserved == done.open {
         return true;
     }
-    match reservation::load(engine, running, id).await {
+    let load = reservation::load(engine, running, id);
+    let loaded = tokio::time::timeout(RESERVATION, load).await;
+    match loaded.unwrap_or_else(|_| Err(late())) {
         Ok(is_loaded) => {
             if is_loaded {
                 done.reserved = done.open;
