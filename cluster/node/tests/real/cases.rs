@@ -5,7 +5,6 @@ use nacre_cluster_etcd_members::administer;
 use nacre_cluster_node::clock;
 use rustix::process::Signal;
 
-use crate::machine::Span;
 use crate::process::{Process, Start, prefix};
 use crate::{BAR, LEASE, Lab, NODES, node};
 
@@ -25,17 +24,11 @@ fn a_restart_finds_its_own_lease() {
     let Some(mut lab) = Lab::start("a_restart_finds_its_own_lease", 1, 3) else {
         return;
     };
-    lab.measure_with_etcd("its own lease replaced after the kill", LEASE, |lab| {
-        let victim = lab.victim();
-        let old = lab.incarnation(victim.id);
-        let from = clock::now();
-        lab.nodes[victim.index].kill();
-        lab.nodes[victim.index].restart();
-        lab.wait_joined_again(victim.id, old);
-        let to = clock::now();
-        lab.settle();
-        Span { from, to }
-    });
+    lab.measure_with_etcd(
+        "its own lease replaced after the kill",
+        LEASE,
+        Lab::replace_lease,
+    );
     lab.check();
 }
 
@@ -269,15 +262,19 @@ fn a_start_without_etcd() {
     lab.check();
 }
 
-/// Nodes with certificates take over, and return after a restart of etcd. A node with
-/// a certificate of another authority stays out, and says why.
+/// Nodes with certificates take over from a killed one that is started again, and return after a
+/// restart of etcd. A node with a certificate of another authority stays out, and says why.
 #[test]
 fn certificates() {
     let Some((lab, certificates)) = Lab::with_tls("certificates") else {
         return;
     };
     let mut lab = lab.with_nodes(3);
-    lab.measure_with_etcd("killed with TLS", LEASE + BAR, Lab::fail_over);
+    lab.measure_with_etcd(
+        "its own lease replaced, with TLS",
+        LEASE,
+        Lab::replace_lease,
+    );
     let endpoints = Endpoints {
         tls: Some(certificates.tls("other")),
         ..lab.etcd.endpoints()

@@ -282,6 +282,20 @@ impl Lab {
         taken
     }
 
+    /// Kills the node with most volumes, and starts it again at once. Returns the time until it has
+    /// replaced its lease.
+    fn replace_lease(&mut self) -> Span {
+        let victim = self.victim();
+        let old = self.incarnation(victim.id);
+        let from = clock::now();
+        self.nodes[victim.index].kill();
+        self.nodes[victim.index].restart();
+        self.wait_joined_again(victim.id, old);
+        let to = clock::now();
+        self.settle();
+        Span { from, to }
+    }
+
     /// The longest time without an answer for one of the volumes, from `since` until now.
     fn longest_gap(&self, volumes: &[VolumeId], since: BootTime) -> Span {
         let now = clock::now();
@@ -361,7 +375,9 @@ impl Lab {
         let holders = |answers: &[Served]| -> Vec<(NodeId, u64)> {
             answers.iter().map(|s| (s.node, s.epoch)).collect()
         };
-        assert_eq!(holders(&self.last_answers()), holders(before));
+        let said: Vec<String> = self.nodes.iter().map(Process::said).collect();
+        let said = said.join("\n");
+        assert_eq!(holders(&self.last_answers()), holders(before), "{said}");
     }
 
     /// The property: the answers of two epochs never interleave, and an epoch has one node.

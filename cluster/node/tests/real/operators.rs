@@ -150,6 +150,66 @@ fn removal_and_status() {
     assert_eq!(lab.status().nodes.len(), 2);
 }
 
+/// Goal: an export ends when no record can name it any more, and not before. Method: an export that
+/// the record names or not, by a maker that lives, that gave up, and whose lease is over.
+#[test]
+fn unused_exports() {
+    let Some(lab) = Lab::start("unused_exports", 1, 1) else {
+        return;
+    };
+    let (id, first) = (lab.volumes[0], node(1));
+    let described = || lab.status().nodes.iter().all(|node| node.key.is_some());
+    lab.wait("all nodes have described themselves", described);
+    let operator = lab.operator.clone();
+    let incarnation = lab.incarnation(first).expect("a lease");
+    let by = |incarnation| {
+        Some(Holder {
+            node: first,
+            incarnation,
+        })
+    };
+    let former = Incarnation(incarnation.0 - 1);
+    lab.runtime.block_on(async {
+        let export = async |number, by| {
+            let member = MemberId(Uuid::from_u128(number));
+            let made = operator.export(first, member, id, "disk0", by).await;
+            assert_eq!(made.expect("wanted").by(), by);
+            member
+        };
+        let ended = async |member, gave_up| {
+            let ended = operator.unexport_unused(first, member, gave_up).await;
+            ended.expect("an answer")
+        };
+        let lives = export(1, by(incarnation)).await;
+        assert!(!ended(lives, false).await, "its maker is at work");
+        assert!(ended(lives, true).await, "its maker gave up");
+        assert!(ended(lives, false).await, "it is ended already");
+        let dead = export(2, by(former)).await;
+        assert!(ended(dead, false).await, "its maker is gone");
+        assert!(!ended(MemberId(Uuid::from_u128(9)), false).await, "none");
+
+        // One that the record names, and names no longer.
+        let named = export(3, by(former)).await;
+        let key = prefix().core_volume(id);
+        let rename = async |from: &str, to: &str| {
+            let kv = lab.client.get(&key).await.expect("an answer");
+            let text = String::from_utf8(kv.expect("a record").value).expect("text");
+            let text = text.replace(from, to);
+            let txn = Txn::default().put(&key, text.into_bytes());
+            let made = lab.client.transact(txn, Copies::One).await;
+            assert!(made.expect("an answer").is_made);
+        };
+        let (own, other) = (format!("\"{}\"", named.0), "\"d\"");
+        rename(other, &own).await;
+        assert!(!ended(named, false).await && !ended(named, true).await);
+        let settled = operator.export_is_made(first, named).await;
+        settled.expect("an answer");
+        assert!(!ended(named, false).await, "the record names it");
+        rename(&own, other).await;
+        assert!(ended(named, false).await, "its replica was removed");
+    });
+}
+
 /// Goal: publications and exports are what operators and nodes wrote last, within their bounds.
 /// Method: the operator's acts on a cluster of three nodes, one of which writes its exports to a
 /// file.
