@@ -24,6 +24,8 @@ const MAX_EXPORTS: u32 = 1024;
 pub(super) struct Exports {
     nqn: String,
     is_made: Cell<bool>,
+    /// All exports that etcd listed were made, or cannot be made.
+    is_complete: Cell<bool>,
     /// The hosts that may connect.
     hosts: RefCell<BTreeSet<String>>,
     nsids: RefCell<Nsids>,
@@ -38,6 +40,7 @@ impl Exports {
         Self {
             nqn: node_nqn(me),
             is_made: Cell::default(),
+            is_complete: Cell::default(),
             hosts: RefCell::default(),
             nsids: RefCell::default(),
             sent: RefCell::default(),
@@ -50,12 +53,18 @@ impl Exports {
         self.is_made.get().then(|| self.nqn.clone())
     }
 
+    /// True: a node that connects finds all that it may use.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete.get()
+    }
+
     /// Makes the subsystem with its hosts and namespaces.
     pub(super) async fn make(&self, engine: &Rc<Engine>, running: &Rc<Running>) {
         if let Err(error) = self.make_subsystem(engine).await {
             warn!(%error, "the devices of this node's replicas are not exported; it is tried again");
             return;
         }
+        let is_listed = running.inbox.is_listed();
         self.admit(engine, running).await;
         let exports = running.inbox.exports();
         self.sent
@@ -72,6 +81,9 @@ impl Exports {
             if is_left(running, id, &export) {
                 Self::end(running, id);
             }
+        }
+        if is_listed {
+            self.is_complete.set(true);
         }
     }
 

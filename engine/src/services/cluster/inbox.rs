@@ -104,6 +104,20 @@ impl Inbox {
         self.state.lock().volumes.keys().copied().collect()
     }
 
+    /// The volumes that the node shows by their publications.
+    pub(super) fn published_on(&self, node: NodeId) -> Vec<VolumeId> {
+        let state = self.state.lock();
+        let of_node = |wanted: &Wanted| {
+            let publication = wanted.publication.as_ref();
+            publication.is_some_and(|publication| publication.slots.of(node).is_some())
+        };
+        let volumes = state.volumes.iter();
+        volumes
+            .filter(|(_, wanted)| of_node(wanted))
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
     pub(super) fn nodes(&self) -> BTreeMap<NodeId, NodeKey> {
         self.state.lock().nodes.clone()
     }
@@ -178,19 +192,6 @@ impl Inbox {
         let state = self.state.lock();
         // Without the list of nodes, none is known to be away.
         !state.nodes.is_empty() && !state.standing.contains_key(&node)
-    }
-
-    /// The volumes that this node shows to hosts.
-    pub(super) fn shown_by(&self, node: NodeId) -> Vec<VolumeId> {
-        let state = self.state.lock();
-        let mut shown = Vec::new();
-        for (id, wanted) in &state.volumes {
-            let publication = wanted.publication.as_ref();
-            if publication.is_some_and(|it| it.slots.of(node).is_some()) {
-                shown.push(*id);
-            }
-        }
-        shown
     }
 
     /// True if the lease of the device's node is over.
@@ -391,8 +392,8 @@ mod tests {
         let mut publication = Publication::new(volume);
         publication.slots.assign(other);
         sender.publish(volume, Some(&publication));
-        assert_eq!(inbox.shown_by(other), [volume]);
-        assert!(inbox.shown_by(me).is_empty());
+        assert_eq!(inbox.published_on(other), [volume]);
+        assert!(inbox.published_on(me).is_empty());
         assert!(!inbox.is_listed());
         sender.listed();
         assert!(inbox.is_listed());

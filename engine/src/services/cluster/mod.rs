@@ -62,11 +62,11 @@ pub(super) use self::volumes::Shown;
 
 /// Time for the hand-over of all volumes when the daemon ends; the node itself takes 6 s.
 const LEAVE: Duration = Duration::from_secs(8);
+/// Time for the volumes to be shown after a start, and between two looks at them.
+const SHOWN: Duration = Duration::from_secs(2);
+const MOMENT: Duration = Duration::from_millis(20);
 /// Longest time between two looks at devices and listeners, which change without news.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// Looks after which hosts may come in, although a volume is not shown yet.
-const SHOW_LOOKS: u8 = 10;
 
 /// Empty in a daemon without `[cluster]`.
 #[derive(Default)]
@@ -288,6 +288,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         .replace(Some(Rc::clone(&running)));
     expect_subsystems(engine, true);
     info!(cluster = name, node = %me.0, "a node of a cluster");
+    tokio::task::spawn_local(admit_hosts(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(follow(Rc::clone(engine), running));
     Ok(())
 }
@@ -332,12 +333,29 @@ fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
+/// Admits hosts once the volumes of this node have their subsystems. A host that connects earlier
+/// would be refused for good.
+async fn admit_hosts(engine: Rc<Engine>, running: Rc<Running>) {
+    let is_ending = || running.is_ending.get() || engine.plane().is_err();
+    while !running.inbox.is_listed() && !is_ending() {
+        tokio::time::sleep(MOMENT).await;
+    }
+    // A new volume has no block device before its first holder has opened it.
+    let end = tokio::time::Instant::now() + SHOWN;
+    while !running.are_shown() && !is_ending() && tokio::time::Instant::now() < end {
+        tokio::time::sleep(MOMENT).await;
+    }
+    engine.volumes.are_shown();
+    while !running.are_shown() && !is_ending() {
+        tokio::time::sleep(LOOK).await;
+    }
+    expect_subsystems(&engine, false);
+}
+
 /// Follows the wanted states, until the daemon ends.
 async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Looks after the lists of etcd, while hosts may not come in.
-    let mut closed_looks = Some(0..SHOW_LOOKS);
     loop {
         let news = tokio::select! {
             news = running.inbox.news() => Some(news),
@@ -361,15 +379,6 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
         }
         if let Some(cluster) = running.cluster().filter(|_| is_look) {
             note(&engine, cluster).await;
-        }
-        if is_look
-            && running.inbox.is_listed()
-            && let Some(left) = &mut closed_looks
-            && (running.are_all_shown() || left.next().is_none())
-        {
-            engine.volumes.are_shown();
-            expect_subsystems(&engine, false);
-            closed_looks = None;
         }
     }
 }
@@ -395,6 +404,14 @@ async fn note(engine: &Engine, cluster: Uuid) {
 }
 
 impl Running {
+    /// True if this node shows its exports, and all volumes that are published on it.
+    fn are_shown(&self) -> bool {
+        let shown = self.shown.borrow();
+        let is_shown = |id: &VolumeId| shown.get(id).is_some_and(Shown::is_complete);
+        let published = self.inbox.published_on(self.me);
+        self.exports.is_complete() && published.iter().all(is_shown)
+    }
+
     /// The id of the cluster, while the node has a lease.
     fn cluster(&self) -> Option<Uuid> {
         let node = self.node.borrow();
@@ -402,13 +419,6 @@ impl Running {
             NodeState::In { cluster, .. } => Some(cluster),
             _ => None,
         }
-    }
-
-    /// True if each volume that this node should show has its subsystem.
-    fn are_all_shown(&self) -> bool {
-        let shown = self.shown.borrow();
-        let is_open = |id| shown.get(&id).is_some_and(Shown::is_open);
-        self.inbox.shown_by(self.me).into_iter().all(is_open)
     }
 
     /// Wakes the volume's task, or starts it.

@@ -47,8 +47,8 @@ pub(in crate::services) struct Shown {
     pub nqn: String,
     slot: u8,
     has_namespace: bool,
-    /// All listeners have been added: hosts may connect.
-    has_listeners: bool,
+    /// It has its hosts and listeners, too.
+    is_complete: bool,
     hosts: Vec<String>,
     any_host: bool,
     ana: Ana,
@@ -60,9 +60,9 @@ impl Shown {
         self.has_namespace
     }
 
-    /// False: hosts would be refused.
-    pub(super) fn is_open(&self) -> bool {
-        self.has_listeners
+    /// True: a host that connects finds all that it may use.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete
     }
 
     /// Sets the ANA state of all listeners.
@@ -382,7 +382,7 @@ async fn furnish(
             nqn: nqn.clone(),
             slot,
             has_namespace: false,
-            has_listeners: false,
+            is_complete: false,
             hosts: Vec::new(),
             any_host: false,
             ana: Ana::Inaccessible,
@@ -433,12 +433,12 @@ async fn furnish(
             .await?;
         change(&|shown| shown.hosts.push(host.clone()));
     }
-    if !shown.has_listeners {
+    if !shown.is_complete {
         // Listeners last: hosts can connect as soon as one exists.
         engine.listeners.look_again(engine).await;
         super::show_states(engine);
-        change(&|shown| shown.has_listeners = true);
     }
+    change(&|shown| shown.is_complete = true);
     Ok(())
 }
 
