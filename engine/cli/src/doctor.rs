@@ -15,7 +15,7 @@ use nacre_engine::config::{Personality, Settings};
 use nacre_engine::daemon;
 use nacre_engine::plane::demand::{self, Demand};
 use nacre_engine::services::sandbox::for_doctor;
-use nacre_engine::services::{calls, certificates, cluster, concat, keyring, volumes};
+use nacre_engine::services::{calls, certificates, concat, keyring, volumes};
 use nacre_engine_doctor::roce::{self, LLDP_WAIT};
 use nacre_engine_doctor::{Report, Scope, Status, System, examine_with_facts};
 use nacre_engine_values::address::ScopedIp;
@@ -115,7 +115,6 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
         revocations: certificates::for_doctor(&settings),
         store_key: keyring::store_key::in_folder(state.clone()),
         volume_store: volumes::store_for_doctor(&settings, state.as_deref()),
-        cluster: cluster::for_doctor(&settings, state.as_deref()),
         qos: settings.qos,
         qos_interfaces: args.qos,
         wait,

@@ -52,7 +52,8 @@ pub struct Peer {
 }
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
-    let Some(cluster) = &scope.cluster else {
+    let store = scope.volume_store.as_ref();
+    let Some(cluster) = store.and_then(|store| store.cluster.as_ref()) else {
         return;
     };
     findings.push(membership(cluster));
@@ -155,9 +156,10 @@ fn of_peer(id: &'static str, peer: &Peer) -> Finding {
     match (good.first(), bad.first()) {
         (_, Some((address, Err(why)))) => {
             let evidence = format!("{address}: {why}");
-            match good.is_empty() {
-                true => Finding::fail(id, evidence, remedy),
-                false => Finding::warn(id, evidence, remedy),
+            if good.is_empty() {
+                Finding::fail(id, evidence, remedy)
+            } else {
+                Finding::warn(id, evidence, remedy)
             }
         }
         (Some((address, Ok(took))), _) => {

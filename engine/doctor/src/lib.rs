@@ -194,8 +194,6 @@ pub struct Scope {
     pub revocations: Vec<revocation::Revocation>,
     /// The volume store in etcd; `None`: it is a file.
     pub volume_store: Option<volume_store::VolumeStore>,
-    /// The cluster that the daemon is a node of; `None`: it is in no cluster.
-    pub cluster: Option<cluster::Cluster>,
 }
 
 impl Scope {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::cluster::Cluster;
 use super::{Finding, Scope};
 use nacre_engine_values::size::bytes;
 
@@ -19,6 +20,8 @@ pub struct VolumeStore {
     pub problem: Option<String>,
     pub members: Vec<Member>,
     pub owner: Owner,
+    /// The cluster that the daemon is a node of.
+    pub cluster: Option<Cluster>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,6 +193,7 @@ mod tests {
                 status,
             }],
             owner,
+            cluster: None,
         };
         let scope = Scope {
             volume_store: Some(store),

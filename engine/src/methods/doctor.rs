@@ -18,7 +18,7 @@ use crate::services::engine::Engine;
 use crate::services::keyring::{self, store_key::StoreKeys};
 use crate::services::rdma::Rdma;
 use crate::services::sandbox::for_doctor;
-use crate::services::{calls, cluster, concat, volumes};
+use crate::services::{calls, concat, volumes};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Run>();
@@ -122,7 +122,6 @@ impl Method<Engine> for Run {
         let state = engine.journal.store_path().map(Path::to_owned);
         let report = tokio::task::spawn_blocking(move || {
             scope.volume_store = volumes::store_for_doctor(&settings, state.as_deref());
-            scope.cluster = cluster::for_doctor(&settings, state.as_deref());
             scope.keys = keyring::for_doctor(&keys);
             scope.store_key = store.for_doctor(&keys);
             scope.socket = rules.map(|rules| calls::expected_socket(&rules, &socket));

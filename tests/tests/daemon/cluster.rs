@@ -1,5 +1,5 @@
-//! Three daemons as nodes of a cluster: the node that serves a volume is lost, paused, asked to hand
-//! over, and stopped, and etcd is lost.
+//! Three daemons as nodes of a cluster: the node that serves a volume is lost, paused, asked to
+//! hand over, and stopped, and etcd is lost.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
-//! Daemons as nodes of a cluster, with a real etcd: Debian's, or `NACRE_TEST_ETCD` names it. Without
-//! it, these tests are skipped aloud.
+//! Daemons as nodes of a cluster, with a real etcd: Debian's, or `NACRE_TEST_ETCD` names it.
+//! Without it, these tests are skipped aloud.
 //!
-//! One more daemon is the host: it attaches the volume over all nodes, and serves it to the verified
-//! load.
+//! One more daemon is the host: it attaches the volume over all nodes, and serves it to the
+//! verified load.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

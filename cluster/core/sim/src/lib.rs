@@ -4,7 +4,7 @@
 //! ```text
 //!   World ── seed ──▶ troubles and their times
 //!     ├ Node (3..5)    three cores that stall separately: management, lanes, gates; a clock that
-//!     │   │            runs up to 2.4 % too fast or too slow; kill -9, fenced by an operator or not
+//!     │   │            runs up to 2.4 % too fast or too slow; kill -9, with a fence or without
 //!     │   ├ Control    a stand-in for the daemon's control of an open volume
 //!     │   ├ Lane       a model of the data path: locks, reads, writes, held answers
 //!     │   └ Member     a model of a replica behind its shipped gate

@@ -78,7 +78,8 @@ pub struct AddReplica;
 #[serde(deny_unknown_fields)]
 pub struct AddReplicaParams {
     pub name: String,
-    /// The block device of the new replica, or a URI as in volume_create. In a cluster: NODE:DEVICE.
+    /// The block device of the new replica, or a URI as in volume_create. In a cluster:
+    /// NODE:DEVICE.
     pub device: String,
     /// Use a device that holds data. The data is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -106,8 +107,8 @@ impl Method<Engine> for AddReplica {
 #[serde(deny_unknown_fields)]
 pub struct ForcedParams {
     pub name: String,
-    /// The replica, by id or by its device; in a cluster also NODE:DEVICE. The older name `member` is
-    /// also accepted.
+    /// The replica, by id or by its device; in a cluster also NODE:DEVICE. The older name `member`
+    /// is also accepted.
     #[serde(alias = "member")]
     pub replica: String,
     /// The volume's name again, if this would remove the last good replica.
@@ -159,8 +160,8 @@ impl Method<Engine> for Offline {
 #[serde(deny_unknown_fields)]
 pub struct ReplicaParams {
     pub name: String,
-    /// The replica, by id or by its device; in a cluster also NODE:DEVICE. The older name `member` is
-    /// also accepted.
+    /// The replica, by id or by its device; in a cluster also NODE:DEVICE. The older name `member`
+    /// is also accepted.
     #[serde(alias = "member")]
     pub replica: String,
 }
@@ -187,11 +188,12 @@ impl Method<Engine> for Online {
 #[serde(deny_unknown_fields)]
 pub struct ReplaceParams {
     pub name: String,
-    /// The replica to replace, by id or by its device; in a cluster also NODE:DEVICE. The older name
-    /// `member` is also accepted.
+    /// The replica to replace, by id or by its device; in a cluster also NODE:DEVICE. The older
+    /// name `member` is also accepted.
     #[serde(alias = "member")]
     pub replica: String,
-    /// The block device of the new replica, or a URI as in volume_create. In a cluster: NODE:DEVICE.
+    /// The block device of the new replica, or a URI as in volume_create. In a cluster:
+    /// NODE:DEVICE.
     pub device: String,
     /// Use a device that holds data. The data is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -57,7 +57,7 @@ use crate::values::host_identity;
 
 pub use self::create::{create, delete, portals, publish, unpublish};
 pub use self::replicas::{NewReplica, change_replicas};
-pub use self::report::for_doctor;
+pub(super) use self::report::for_doctor;
 pub(super) use self::volumes::Shown;
 
 /// Time for the hand-over of all volumes when the daemon ends; the node itself takes 6 s.

@@ -81,8 +81,8 @@ impl Peers {
         }
     }
 
-    /// Connects now to nodes that have a lease and no connection. A node that has come back must not
-    /// wait for the rest of a delay: a volume that is taken waits for its replica.
+    /// Connects now to nodes that have a lease and no connection. A node that has come back must
+    /// not wait for the rest of a delay: a volume that is taken waits for its replica.
     pub(super) fn hurry(&self, engine: &Engine, running: &Running) {
         for node in self.attached.borrow().keys() {
             if running.inbox.is_node_away(*node) || self.is_connected(engine, *node) {

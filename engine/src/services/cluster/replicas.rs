@@ -1,5 +1,5 @@
-//! New replicas of a volume: their nodes export the devices, the volume's control uses them, and the
-//! record names them.
+//! New replicas of a volume: their nodes export the devices, the volume's control uses them, and
+//! the record names them.
 //!
 //! ```text
 //!   export   member/N/R, by this daemon ▸ the nodes export the devices ▸ this node reaches them
@@ -88,9 +88,10 @@ impl Running {
             return Ok(node);
         };
         let name = &key.description.name;
-        let (state, undo) = match key.drain {
-            true => ("drained", "undrain"),
-            false => ("cordoned", "uncordon"),
+        let (state, undo) = if key.drain {
+            ("drained", "undrain")
+        } else {
+            ("cordoned", "uncordon")
         };
         let cause = format!("node {name} is {state}: it gets no new replicas");
         let remedy = format!("name another node, or: nacre cluster {undo} {name}");
@@ -113,8 +114,8 @@ impl Running {
     }
 }
 
-/// Exports the devices for `work`, which makes replicas on them. `field` names the parameter of each
-/// device.
+/// Exports the devices for `work`, which makes replicas on them. `field` names the parameter of
+/// each device.
 pub(super) async fn with_exports<T, Work>(
     engine: &Rc<Engine>,
     running: &Rc<Running>,

@@ -65,7 +65,10 @@ impl Cluster {
 
 /// Asks etcd and the other nodes, with connections of its own. Blocks. `None`: the configuration
 /// names no cluster.
-pub fn for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::Cluster> {
+pub(in crate::services) fn for_doctor(
+    settings: &Settings,
+    dir: Option<&Path>,
+) -> Option<doctor::Cluster> {
     let name = settings.cluster.name.clone()?;
     let unknown = |why: String| doctor::Cluster {
         name: name.clone(),
@@ -125,9 +128,10 @@ async fn tried(portal: &Portal) -> (String, Option<Result<Duration, String>>) {
         traddr,
         trsvcid,
     } = portal;
-    let address = match traddr.contains(':') {
-        true => format!("[{traddr}]:{trsvcid}"),
-        false => format!("{traddr}:{trsvcid}"),
+    let address = if traddr.contains(':') {
+        format!("[{traddr}]:{trsvcid}")
+    } else {
+        format!("{traddr}:{trsvcid}")
     };
     let shown = format!("{}://{address}", trtype.to_lowercase());
     if !trtype.eq_ignore_ascii_case("tcp") {

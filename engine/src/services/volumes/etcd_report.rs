@@ -9,6 +9,7 @@ use super::etcd::{endpoints, prefix, this_node};
 use super::holder;
 use crate::config::Settings;
 use crate::doctor::volume_store as doctor;
+use crate::services::cluster;
 
 /// Asks every member, with a connection of its own. Blocks. `None`: the store is not in etcd.
 pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<doctor::VolumeStore> {
@@ -16,12 +17,15 @@ pub fn store_for_doctor(settings: &Settings, dir: Option<&Path>) -> Option<docto
         return None;
     }
     let found = examine(settings, dir);
-    Some(found.unwrap_or_else(|error| doctor::VolumeStore {
+    let mut found = found.unwrap_or_else(|error| doctor::VolumeStore {
         prefix: settings.store.prefix.clone().unwrap_or_default(),
         problem: Some(format!("{error:#}")),
         members: Vec::new(),
         owner: doctor::Owner::Unknown("not asked".to_owned()),
-    }))
+        cluster: None,
+    });
+    found.cluster = cluster::for_doctor(settings, dir);
+    Some(found)
 }
 
 fn examine(settings: &Settings, dir: Option<&Path>) -> anyhow::Result<doctor::VolumeStore> {
@@ -68,5 +72,6 @@ fn examine(settings: &Settings, dir: Option<&Path>) -> anyhow::Result<doctor::Vo
         problem: None,
         members: members.collect(),
         owner,
+        cluster: None,
     })
 }
