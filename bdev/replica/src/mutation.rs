@@ -26,10 +26,14 @@ pub enum Mutation {
     AnswerUnchecked,
     /// The lease is checked before the answers are collected.
     CheckEarly,
-    /// One replica assents for all.
-    AssentOfOne,
+    /// Assent without one of the replicas that may be in sync.
+    AssentOfFewer,
     /// Assent covers answers that were collected after its round began.
     AssentLate,
+    /// A holder with a lease releases the reservations when it closes the volume.
+    ReleaseAtClose,
+    /// A failed replica that is not awaited stays in sync in the store.
+    UnawaitedInSync,
 }
 
 #[cfg(feature = "mutations")]
@@ -43,7 +47,7 @@ mod switch {
     }
 
     impl Mutation {
-        pub const ALL: [Mutation; 10] = [
+        pub const ALL: [Mutation; 12] = [
             Mutation::AcknowledgeEarly,
             Mutation::SkipLog,
             Mutation::ReadStale,
@@ -52,8 +56,10 @@ mod switch {
             Mutation::IgnoreSize,
             Mutation::AnswerUnchecked,
             Mutation::CheckEarly,
-            Mutation::AssentOfOne,
+            Mutation::AssentOfFewer,
             Mutation::AssentLate,
+            Mutation::ReleaseAtClose,
+            Mutation::UnawaitedInSync,
         ];
 
         /// Activates a fault from here on, on this thread.

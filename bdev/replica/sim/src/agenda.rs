@@ -18,6 +18,14 @@ pub(crate) enum Event {
     /// A holder that could not open the volume tries again.
     TryAgain(u64),
     Start(Uuid),
+    /// A stopped holder goes on.
+    GoOn(u64),
+    /// Another holder takes the volume, once the lease of this one is over.
+    Take(u64),
+    /// The holder closes the volume.
+    Close(u64),
+    /// The node of the disk has a lease from now on, or has none.
+    NodeLease(usize, bool),
     /// The operator allows I/O again.
     Thaw(u64),
     /// Buffers and descriptors are available again.

@@ -142,8 +142,10 @@ impl Checker {
             let values = &mut self.blocks[block as usize];
             let own = values.iter_mut().find(|value| value.write == write);
             let own = own.expect("it began");
-            own.ended = Some(now);
-            own.failed = !acknowledged;
+            // A former holder reports its write late: the write has ended, and its failure is
+            // judged, since the next holder serves.
+            own.failed = !acknowledged && own.ended.is_none();
+            own.ended.get_or_insert(now);
             let by = own.began;
             // Replicas executed the write and lost it before all of them completed it.
             let lost = !durable && self.all_lost.is_some_and(|lost| by <= lost);
@@ -408,6 +410,19 @@ mod tests {
         checker.serves(&[0, 1], true, 10);
         assert_eq!(checker.read_ended(0, &[0], 11, 12), Ok(()));
         assert!(!may(&checker, 6, 13));
+    }
+
+    /// A former holder reports a failure late: its write does not take effect any more.
+    #[test]
+    fn a_write_of_a_former_holder_has_ended() {
+        let mut checker = Checker::new(1);
+        checker.write_began(5, 0, 1, 5, 1);
+        checker.write_orphaned(5, 0, 1);
+        checker.serves(&[0, 1], true, 2);
+        assert!(may(&checker, 5, 3) && may(&checker, 0, 3));
+        write(&mut checker, 6, 4);
+        checker.write_ended(5, (0, 1), false, false, 7);
+        assert!(may(&checker, 6, 8) && !may(&checker, 5, 8));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{
     Bdev, Busy, Done, Extents, Geometry, Io, Limits, Op, OpenError, Pending, Queue, Status,
     Support, Token,
@@ -15,6 +16,7 @@ use nacre_reactor::{Idle, Nanos};
 use uuid::Uuid;
 
 use crate::disk::{Inner, Order, SimDisk};
+use crate::gate::{Ask, Outcome};
 
 /// How long an I/O of a closed queue can still arrive; volumes are set to wait longer.
 pub(crate) const LINGER: Duration = Duration::from_millis(4);
@@ -95,6 +97,10 @@ impl Bdev for Device {
         self.disk.lock().media.blocks()
     }
 
+    fn reserves(&self) -> bool {
+        self.disk.lock().has_gate()
+    }
+
     fn least_blocks(&self) -> u64 {
         self.disk.lock().least(self.holder)
     }
@@ -126,6 +132,7 @@ impl Bdev for Device {
             disk: Arc::clone(&self.disk),
             requests: BTreeMap::new(),
             ready: Vec::new(),
+            asked: Vec::new(),
         }))
     }
 }
@@ -139,7 +146,12 @@ struct SimQueue {
     requests: BTreeMap<u64, Request>,
     /// Completed requests for which the caller's list had no room yet.
     ready: Vec<(u64, Status)>,
+    /// Requests about reservations, by the number that the disk gave them.
+    asked: Vec<(u64, Answer)>,
 }
+
+/// Called with the outcome of a request.
+type Answer = Box<dyn FnOnce(Outcome) + Send>;
 
 struct Request {
     pending: Pending,
@@ -148,6 +160,25 @@ struct Request {
 }
 
 impl SimQueue {
+    /// Delivers the outcomes of requests about reservations.
+    fn answer_asked(&mut self) {
+        let mut arrived = Vec::new();
+        {
+            let mut inner = self.disk.lock();
+            let (now, reached) = (inner.now(), inner.reaches(self.holder));
+            let Some(gate) = inner.gate() else { return };
+            for index in (0..self.asked.len()).rev() {
+                if let Some(outcome) = gate.arrived(self.asked[index].0, now) {
+                    let outcome = if reached { outcome } else { Err(Status::Gone) };
+                    arrived.push((self.asked.swap_remove(index).1, outcome));
+                }
+            }
+        }
+        for (answer, outcome) in arrived {
+            answer(outcome);
+        }
+    }
+
     fn order(&self, inner: &mut Inner, io: &Io) -> Order {
         let mut contents = Vec::new();
         if io.op == Op::Write {
@@ -220,6 +251,7 @@ impl Queue for SimQueue {
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        self.answer_asked();
         let mut inner = self.disk.lock();
         for answer in inner.answers(self.id) {
             let Some(request) = self.requests.get_mut(&answer.number) else {
@@ -244,6 +276,20 @@ impl Queue for SimQueue {
         number.is_some_and(|number| self.disk.lock().abort(number))
     }
 
+    fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
+        let mut inner = self.disk.lock();
+        let now = inner.now();
+        let Some(gate) = inner.gate() else {
+            return Err(request);
+        };
+        let ask = Ask {
+            holder: self.holder,
+            request: request.ask,
+        };
+        self.asked.push((gate.ask(ask, now), request.answer));
+        Ok(())
+    }
+
     fn inflight(&self) -> usize {
         self.requests.len()
     }
@@ -251,17 +297,30 @@ impl Queue for SimQueue {
     fn arm(&mut self, now: Nanos) -> Idle {
         /// A due time can move forward: the disk may disappear, or be claimed.
         const LOOK: Duration = Duration::from_millis(2);
-        if self.requests.is_empty() {
+        if self.requests.is_empty() && self.asked.is_empty() {
             return Idle::Quiet;
         }
         let due = self.disk.lock().next_of(self.id);
-        Idle::Until(due.unwrap_or(now).min(now + LOOK))
+        // Without a due time there are completions to collect, or only an outcome to wait for.
+        let ready = if self.requests.is_empty() {
+            now + LOOK
+        } else {
+            now
+        };
+        Idle::Until(due.unwrap_or(ready).min(now + LOOK))
     }
 }
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        self.disk.lock().close(self.id, LINGER);
+        let mut inner = self.disk.lock();
+        inner.close(self.id, LINGER);
+        if let Some(gate) = inner.gate() {
+            self.asked
+                .iter()
+                .for_each(|(number, _)| gate.forget(*number));
+        }
+        drop(inner);
         for (_, request) in std::mem::take(&mut self.requests) {
             request.pending.abandon();
         }

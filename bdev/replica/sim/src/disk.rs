@@ -9,11 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_bdev::reservation::ReservationRequest;
 use nacre_bdev::{Flags, Limits, Op, Status};
 use nacre_random::Random;
 use nacre_reactor::Nanos;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::gate::Gate;
 use crate::media::{Format, Loss, Media};
 
 pub(crate) struct SimDisk {
@@ -64,6 +66,11 @@ pub(crate) struct Inner {
     losses: u64,
     /// The fewest blocks that each holder has seen, or learned of, since it needed the area beyond.
     least: BTreeMap<u64, u64>,
+    /// Since when the disk's node has a lease, or has none; the last changes. Holders learn of it
+    /// with a delay.
+    node_lease: Vec<(Nanos, bool)>,
+    /// The reservations, in runs with leases. Otherwise a claim excludes other holders.
+    gate: Option<Gate>,
     /// Blocks that are unreadable until they are written.
     bad: BTreeSet<u64>,
     name: String,
@@ -143,6 +150,8 @@ impl SimDisk {
                 owner: None,
                 losses: 0,
                 least: BTreeMap::new(),
+                node_lease: Vec::new(),
+                gate: None,
                 bad: BTreeSet::new(),
                 name,
                 watched: None,
@@ -165,11 +174,49 @@ impl SimDisk {
             let command = entry.remove();
             inner.finish(number, command);
         }
+        inner.execute_asks();
     }
 
     pub(crate) fn next_due(&self) -> Option<Nanos> {
         let inner = self.lock();
-        inner.commands.first_key_value().map(|((due, _), _)| *due)
+        let command = inner.commands.first_key_value().map(|((due, _), _)| *due);
+        let gate = inner
+            .gate
+            .as_ref()
+            .and_then(|gate| gate.next_due(inner.now));
+        command.into_iter().chain(gate).min()
+    }
+
+    /// Gives the disk reservations.
+    pub(crate) fn add_gate(&self, random: Random) {
+        self.lock().gate = Some(Gate::new(random));
+    }
+
+    /// The disk's node has a lease from now on, or has none.
+    pub(crate) fn set_node_lease(&self, has: bool) {
+        /// More changes than happen within any holder's delay.
+        const KEPT: usize = 8;
+        let mut inner = self.lock();
+        let now = inner.now;
+        inner.node_lease.push((now, has));
+        if inner.node_lease.len() > KEPT {
+            inner.node_lease.remove(0);
+        }
+    }
+
+    /// True unless the holder knows that the disk's node has no lease.
+    pub(crate) fn is_awaited_by(&self, holder: u64) -> bool {
+        let inner = self.lock();
+        let lag = Duration::from_millis(holder * 7 % 40);
+        let mut known = inner.node_lease.iter().rev();
+        known
+            .find(|(at, _)| *at + lag <= inner.now)
+            .is_none_or(|(_, has)| *has)
+    }
+
+    /// `holder`, which has not started yet, does not reach the disk.
+    pub(crate) fn hide_from(&self, holder: u64) {
+        self.lock().cut_off.push(holder);
     }
 
     /// Makes the disk unreachable for every holder.
@@ -252,6 +299,10 @@ impl SimDisk {
     pub(crate) fn heal(&self) {
         let mut inner = self.lock();
         inner.gone = false;
+        inner.node_lease.clear();
+        if let Some(gate) = &mut inner.gate {
+            gate.slow = false;
+        }
         inner.cut_off.clear();
         inner.bad.clear();
         inner.fault_rates = FaultRates {
@@ -272,7 +323,7 @@ impl SimDisk {
         if inner.gone || inner.cut_off.contains(&holder) {
             return false;
         }
-        if inner.owner != Some(holder) {
+        if inner.gate.is_none() && inner.owner != Some(holder) {
             inner.owner = Some(holder);
             inner.sweep(|command| command.holder != holder);
         }
@@ -306,7 +357,11 @@ impl Inner {
         let number = self.numbers;
         let refused = if !self.reaches(order.holder) {
             Some(Status::Gone)
-        } else if self.owner != Some(order.holder) {
+        } else if self.admits(&order) {
+            None
+        } else if self.gate.is_some() {
+            Some(Status::RESERVATION_CONFLICT)
+        } else {
             // A reservation conflict, or a connection that the target ended.
             Some(if self.random.one_in(2) {
                 Status::Gone
@@ -317,8 +372,6 @@ impl Inner {
                     dnr: true,
                 }
             })
-        } else {
-            None
         };
         let latency = self.latency();
         let (status, due) = match refused {
@@ -335,7 +388,7 @@ impl Inner {
 
     /// Executes a command synchronously, if the disk supports that and can do it now.
     pub(crate) fn at_once(&mut self, order: Order) -> Option<Answer> {
-        let its_own = self.reaches(order.holder) && self.owner == Some(order.holder);
+        let its_own = self.reaches(order.holder) && self.admits(&order);
         let ready = its_own && self.silent_until <= self.now;
         if !ready || !self.traits.limits.at_once || self.random.one_in(2) {
             return None;
@@ -350,6 +403,46 @@ impl Inner {
         let answers = self.answers.get_mut(&queue)?;
         let at = answers.iter().position(|answer| answer.number == number)?;
         Some(answers.remove(at))
+    }
+
+    /// A reservation excludes the writes of other holders, and a claim all their commands.
+    fn admits(&self, order: &Order) -> bool {
+        match &self.gate {
+            Some(gate) => !order.op.is_write() || gate.may_write(order.holder),
+            None => self.owner == Some(order.holder),
+        }
+    }
+
+    pub(crate) fn gate(&mut self) -> Option<&mut Gate> {
+        self.gate.as_mut()
+    }
+
+    pub(crate) fn has_gate(&self) -> bool {
+        self.gate.is_some()
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Executes the due requests about reservations. Preempted holders' commands end.
+    fn execute_asks(&mut self) {
+        let now = self.now;
+        while let Some((number, ask)) = self.gate.as_mut().and_then(|gate| gate.take_due(now)) {
+            let reached = self.reaches(ask.holder) && self.silent_until <= now;
+            let Some(gate) = self.gate.as_mut() else {
+                return;
+            };
+            let outcome = if reached {
+                gate.execute(ask)
+            } else {
+                Err(Status::Gone)
+            };
+            gate.answer(number, outcome.clone(), now);
+            if matches!(ask.request, ReservationRequest::Preempt { .. }) && outcome.is_ok() {
+                self.sweep(|command| command.holder != ask.holder);
+            }
+        }
     }
 
     fn latency(&mut self) -> Duration {

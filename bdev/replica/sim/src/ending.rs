@@ -104,9 +104,15 @@ impl Ending<'_> {
         self.world.plenty();
         self.world.disks.iter().for_each(|disk| disk.heal());
         self.world.store_faults.lock().heal();
+        if let Some(leases) = &mut self.world.leases {
+            leases.heal();
+        }
         // Of several holders the last is the one that may serve.
-        while self.world.holders.len() > 1 {
-            let number = self.world.holders[0].number;
+        let others = |world: &World| {
+            let first = world.holders.first().map(|holder| holder.number);
+            first.filter(|first| world.holders.len() > 1 || world.is_former(*first))
+        };
+        while let Some(number) = others(self.world) {
             self.world.stop_holder(number);
         }
     }
@@ -136,7 +142,7 @@ impl Ending<'_> {
                 Some((index, VolumeState::Fenced | VolumeState::Closed)) => {
                     let number = self.world.holders[index].number;
                     self.world.stop_holder(number);
-                    self.world.start_holder(Uuid::from_u128(0xaf));
+                    self.world.start_last_holder();
                 }
                 Some((index, VolumeState::Failing)) => {
                     self.world.holders[index].command(Command::Thaw {
@@ -146,7 +152,7 @@ impl Ending<'_> {
                 }
                 Some((index, _)) => self.encourage(index),
                 None if self.world.holders.is_empty() && self.world.agenda.is_empty() => {
-                    self.world.start_holder(Uuid::from_u128(0xaf));
+                    self.world.start_last_holder();
                 }
                 None => {}
             }

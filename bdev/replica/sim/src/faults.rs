@@ -1,11 +1,14 @@
 //! Fault injection of the replication simulator: which kinds of faults a run has, how often they
 //! occur, and how the record store fails its callers. `inject.rs` applies the faults.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev_replica::store::{Call, Outcome, Plan};
+use nacre_bdev_replica::store::{Call, Outcome, Plan, Request};
 use nacre_random::Random;
 use nacre_reactor::Nanos;
+
+use crate::leases::LeaseBook;
 
 /// The faults of a run, and the times of the next ones.
 pub(crate) struct Faults {
@@ -92,6 +95,14 @@ impl Profile {
         }
     }
 
+    /// The other faults of a run with leases: few, so that holders serve often.
+    pub(crate) fn of_leases(random: &mut Random) -> Self {
+        Self {
+            pause_ms: *random.pick(&[600, 2500, 10_000]),
+            ..Self::new(random)
+        }
+    }
+
     pub(crate) fn has(&self, kind: Kind) -> bool {
         self.weights.iter().any(|(other, _)| *other == kind)
     }
@@ -120,6 +131,8 @@ pub(crate) struct StoreFaults {
     /// it.
     pub(crate) out_until: Nanos,
     pub(crate) out_for: Option<u64>,
+    /// The store refuses the changes of holders whose lease has ended.
+    pub(crate) book: Option<Arc<LeaseBook>>,
     pub now: Nanos,
 }
 
@@ -132,14 +145,20 @@ impl StoreFaults {
             slow: 0,
             out_until: Nanos::ZERO,
             out_for: None,
+            book: None,
             now: Nanos::ZERO,
         }
     }
 
     pub(crate) fn plan(&mut self, call: &Call) -> Plan {
+        let holder = u64::from(call.client);
+        let has_ended = |book: &Arc<LeaseBook>| book.has_ended(holder);
+        if call.request == Request::Swap && self.book.as_ref().is_some_and(has_ended) {
+            return Plan::outcome(Outcome::Own);
+        }
+        let out = self.is_out(holder, self.now);
         let random = &mut self.random;
-        let out = self.out_for.is_none_or(|who| who as u32 == call.client);
-        if self.now < self.out_until && out {
+        if out {
             return Plan {
                 before: Duration::from_millis(random.within(1, 40)),
                 ..Plan::outcome(Outcome::Refuse)
@@ -168,9 +187,17 @@ impl StoreFaults {
         }
     }
 
+    /// True during an outage for this holder.
+    pub(crate) fn is_out(&self, holder: u64, now: Nanos) -> bool {
+        now < self.out_until && self.out_for.is_none_or(|who| who == holder)
+    }
+
     /// Ends all faults of the store.
     pub(crate) fn heal(&mut self) {
         let random = self.random.fork();
-        *self = Self::new(random);
+        *self = Self {
+            book: self.book.take(),
+            ..Self::new(random)
+        };
     }
 }

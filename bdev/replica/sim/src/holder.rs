@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use nacre_bdev::{Bdev, Layer};
+use nacre_bdev_replica::answers::{self, AnswerLease};
 use nacre_bdev_replica::control;
 use nacre_bdev_replica::handle::{
     Command, Devices, NewVolume, NoDevice, Observer, ReplicaDevice, ResyncKind, VolumeError,
@@ -24,6 +25,7 @@ use uuid::Uuid;
 use crate::checker::Checker;
 use crate::device::Device;
 use crate::disk::SimDisk;
+use crate::leases::{LeaseBook, SimLease};
 use crate::load::Lane;
 use crate::media::Format;
 
@@ -53,6 +55,7 @@ pub(crate) struct Holder {
     pub pool: Pool,
     /// True while the process has no free file descriptor: opening a queue to a disk fails.
     pub lacks: Arc<AtomicBool>,
+    lease: Option<Arc<dyn AnswerLease>>,
     format: Format,
     devices: Arc<HolderDevices>,
     store: MemoryStore,
@@ -107,6 +110,11 @@ impl Devices for HolderDevices {
             claim: Box::new(()),
         })
     }
+
+    fn is_awaited(&self, name: &str) -> bool {
+        let disk = self.disks.iter().find(|disk| disk.name == name);
+        disk.is_none_or(|disk| disk.is_awaited_by(self.holder))
+    }
 }
 
 impl Holder {
@@ -117,6 +125,7 @@ impl Holder {
         store: &MemoryStore,
         disks: &[Arc<SimDisk>],
         queues: &Arc<AtomicU64>,
+        book: Option<&Arc<LeaseBook>>,
     ) -> Self {
         let lacks: Arc<AtomicBool> = Arc::default();
         Self {
@@ -130,6 +139,13 @@ impl Holder {
             commands: Vec::new(),
             events: Arc::default(),
             pool: POOL.with(Pool::clone),
+            lease: book.map(|book| {
+                let book = Arc::clone(book);
+                Arc::new(SimLease {
+                    book,
+                    holder: number,
+                }) as _
+            }),
             format: disks[0].lock().media.format,
             devices: Arc::new(HolderDevices {
                 holder: number,
@@ -184,7 +200,11 @@ impl Holder {
         let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
         let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
         let observer = Arc::clone(&self.events) as Arc<dyn Observer>;
-        let (node, prepared) = (self.node, self.prepared.clone());
+        let prepared = self.prepared.clone();
+        let node = answers::Holder {
+            id: self.node,
+            lease: self.lease.clone(),
+        };
         let place = self.run(async move {
             match prepared {
                 Some(prepared) => {

@@ -10,6 +10,8 @@ use uuid::Uuid;
 use crate::agenda::Event;
 use crate::disk::FaultRates;
 use crate::faults::Kind;
+use crate::holder::Holder;
+use crate::leases::node_of;
 use crate::media::Loss;
 use crate::world::World;
 
@@ -66,7 +68,8 @@ impl World {
                 self.schedule(Duration::from_millis(after), Event::Reconnect(disk, holder));
             }
             Kind::Crash => self.crash(holder),
-            Kind::TakeOver if self.holders.len() == 1 => {
+            // With leases, `troubles.rs` decides.
+            Kind::TakeOver if self.holders.len() == 1 && self.leases.is_none() => {
                 let node = self.random.within(0xa0, 0xa2);
                 self.start_holder(Uuid::from_u128(u128::from(node)));
                 let life = self.random.within(100, 15_000);
@@ -91,20 +94,7 @@ impl World {
                 store_faults.slow = *random.pick(&values);
             }
             Kind::Operator => self.operate(holder),
-            Kind::Close => {
-                if let Some(holder) = self.holders.iter_mut().find(|h| h.number == holder)
-                    && holder.handle.is_some()
-                {
-                    // Queues must be closed before the volume.
-                    let lanes = std::mem::take(&mut holder.lanes);
-                    lanes.iter().for_each(|lane| lane.orphan(&mut self.checker));
-                    drop(lanes);
-                    holder.command(Command::Close);
-                    let life = Duration::from_secs(10);
-                    let number = holder.number;
-                    self.schedule(life, Event::Crash(number));
-                }
-            }
+            Kind::Close => self.close(holder),
             Kind::BadBlocks => {
                 let (lba, blocks) = self.hosts.hot.somewhere(&mut self.random);
                 self.disks[disk].spoil(lba, blocks.min(4));
@@ -120,6 +110,29 @@ impl World {
                 self.schedule(after, Event::Plenty);
             }
             Kind::Unreachable | Kind::TakeOver => {}
+        }
+    }
+
+    fn is_opening(&self, number: u64) -> bool {
+        let opens = |holder: &Holder| holder.number == number && holder.handle.is_none();
+        self.holders.iter().any(opens)
+    }
+
+    fn close(&mut self, number: u64) {
+        let stopped = self.is_stopped(number);
+        if self.leases.is_some() && self.is_opening(number) {
+            return self.schedule(Duration::from_millis(20), Event::Close(number));
+        }
+        if let Some(holder) = self.holders.iter_mut().find(|h| h.number == number)
+            && holder.handle.is_some()
+            && !stopped
+        {
+            // Queues must be closed before the volume.
+            let lanes = std::mem::take(&mut holder.lanes);
+            lanes.iter().for_each(|lane| lane.orphan(&mut self.checker));
+            drop(lanes);
+            holder.command(Command::Close);
+            self.schedule(Duration::from_secs(10), Event::Crash(number));
         }
     }
 
@@ -228,7 +241,7 @@ impl World {
         self.come_back(disk);
     }
 
-    fn disconnected(&mut self, disk: usize) {
+    pub(crate) fn disconnected(&mut self, disk: usize) {
         let in_sync = self.in_sync();
         let now = self.numbers.now();
         self.checker.lost_connection(disk, &in_sync, now);
@@ -334,19 +347,30 @@ impl World {
                     return;
                 }
                 self.report.crashes += 1;
+                let former = self.is_former(number);
                 self.stop_holder(number);
-                if self.holders.is_empty() {
+                // With leases the last holder has a successor, and no other one has.
+                if (self.holders.is_empty() || self.leases.is_some()) && !former {
                     let after = *self.random.pick(&[0, 1, 50, 3000]);
-                    let node = Uuid::from_u128(u128::from(self.random.within(0xa0, 0xa2)));
+                    let node = match self.leases {
+                        Some(_) => node_of(self.lives + 1),
+                        None => Uuid::from_u128(u128::from(self.random.within(0xa0, 0xa2))),
+                    };
                     self.schedule(Duration::from_millis(after), Event::Start(node));
                 }
             }
+            // It may not act any more, and has nothing to lose.
+            Event::TryAgain(number) if self.is_former(number) => self.crash(number),
             Event::TryAgain(number) => {
                 let id = self.id;
                 if let Some(holder) = self.holders.iter_mut().find(|h| h.number == number) {
                     holder.open(id);
                 }
             }
+            Event::GoOn(holder) => self.go_on(holder),
+            Event::Take(holder) => self.take_over(holder),
+            Event::Close(holder) => self.close(holder),
+            Event::NodeLease(disk, has) => self.disks[disk].set_node_lease(has),
             Event::Start(node) => self.start_holder(node),
             Event::Plenty => self.plenty(),
             Event::Enlarge(disk) => self.enlarge(disk),

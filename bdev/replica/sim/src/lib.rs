@@ -6,6 +6,7 @@
 //!   World ── seed ──▶ faults and their times      everything below runs in virtual time
 //!     ├ Holder (0..2)  a TestCore: control, lanes   crash, open again, two at once
 //!     │    └ Lane        the load                   completions ──▶ Checker
+//!     ├ Leases           when holders are stopped or cut off, and may be succeeded
 //!     ├ MemoryStore      late, lost and ambiguous replies
 //!     └ SimDisk (1..5)   a medium, and a cache that is lost with the power
 //! ```
@@ -20,16 +21,21 @@ mod device;
 mod disk;
 mod ending;
 mod faults;
+mod gate;
 mod holder;
 mod inject;
+mod leases;
 mod load;
 mod media;
+mod offers;
 mod report;
 mod setup;
+mod troubles;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+pub use leases::{LEASES_EVERY, has_leases};
 #[cfg(feature = "mutations")]
 pub use nacre_bdev_replica::mutation::Mutation;
 pub use report::{Options, Report};

@@ -76,11 +76,11 @@ pub(crate) struct HotRanges {
 }
 
 impl HotRanges {
-    pub(crate) fn new(random: &mut Random, blocks: u64, region_blocks: u64) -> Self {
+    pub(crate) fn new(random: &mut Random, most: u64, blocks: u64, region_blocks: u64) -> Self {
         // 64 KiB.
         let stripe = region_blocks / 16;
         let mut ranges = Vec::new();
-        for _ in 0..random.within(2, 5) {
+        for _ in 0..random.within(2.min(most), most) {
             let len = random.within(2, 10);
             let edge = match random.below(4) {
                 // Across a region's end, a stripe's, or neither.

@@ -5,13 +5,14 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use nacre_bdev_replica_sim::{Options, replay, run};
+use nacre_bdev_replica_sim::{LEASES_EVERY, Options, has_leases, replay, run};
 
 const USAGE: &str = "usage: simulate [--seed N] [--runs N | --minutes M] [--ios N] \
-    [--trace [--block N]] [--mutation NAME (with the feature `mutations`)]";
+    [--leases] [--trace [--block N]] [--mutation NAME (with the feature `mutations`)]";
 
 fn main() -> ExitCode {
     let (mut seed, mut runs, mut minutes) = (1u64, None, None);
+    let mut only_leases = false;
     let mut options = Options::default();
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -29,6 +30,10 @@ fn main() -> ExitCode {
                 let which = all.find(|which| format!("{which:?}") == name);
                 which.map(|which| Mutation::activate(Some(which)))
             }),
+            "--leases" => {
+                only_leases = true;
+                Some(())
+            }
             "--trace" => {
                 options.trace = true;
                 Some(())
@@ -49,6 +54,9 @@ fn main() -> ExitCode {
     let began = Instant::now();
     let (mut done, mut failed) = (0u64, 0u64);
     let mut sum = nacre_bdev_replica_sim::Report::default();
+    while only_leases && !has_leases(seed) {
+        seed = seed.wrapping_add(1);
+    }
     while done < runs && end.is_none_or(|end| Instant::now() < end) {
         match run(seed, &options) {
             Ok(report) => sum = sum + report,
@@ -57,7 +65,7 @@ fn main() -> ExitCode {
                 println!("seed {seed}: {what}\nagain: {}\n", replay(seed));
             }
         }
-        seed = seed.wrapping_add(1);
+        seed = seed.wrapping_add(if only_leases { LEASES_EVERY } else { 1 });
         done += 1;
     }
     println!(

@@ -49,6 +49,12 @@ pub struct Report {
     pub waited: u64,
     /// Openings of a volume that was in use already.
     pub taken_over: u64,
+    /// Holders whose lease was ended while they ran.
+    pub leases_ended: u64,
+    /// Stopped holders with an open volume that went on while a successor served.
+    pub outlived: u64,
+    /// I/Os with success whose holder had no good lease: their answers left by assent.
+    pub assented: u64,
     pub virtual_ms: u64,
 }
 
@@ -76,6 +82,9 @@ impl std::ops::Add for Report {
             watermarks: self.watermarks + other.watermarks,
             waited: self.waited + other.waited,
             taken_over: self.taken_over + other.taken_over,
+            leases_ended: self.leases_ended + other.leases_ended,
+            outlived: self.outlived + other.outlived,
+            assented: self.assented + other.assented,
             virtual_ms: self.virtual_ms + other.virtual_ms,
         }
     }

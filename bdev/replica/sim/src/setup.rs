@@ -19,6 +19,7 @@ use crate::checker::Checker;
 use crate::disk::{SimDisk, Traits};
 use crate::faults::{Faults, Profile, StoreFaults};
 use crate::holder::Holder;
+use crate::leases::{Leases, has_leases, node_of};
 use crate::load::{Hosts, HotRanges, Numbers};
 use crate::media::Format;
 use crate::report::{Options, Report};
@@ -49,7 +50,11 @@ impl World {
                 SimDisk::new(format!("disk{index}"), format, size, traits, random.fork())
             })
             .collect();
-        let profile = Profile::new(&mut random);
+        let profile = if has_leases(seed) {
+            Profile::of_leases(&mut random)
+        } else {
+            Profile::new(&mut random)
+        };
         for disk in &disks {
             let mut disk = disk.lock();
             disk.fault_rates.latency = profile.latency;
@@ -68,7 +73,11 @@ impl World {
         let store_faults = Arc::new(Mutex::new(StoreFaults::new(random.fork())));
         let store = MemoryStore::new();
         let queues = Arc::new(AtomicU64::new(1));
-        let node = Uuid::from_u128(0xa0);
+        let node = if has_leases(seed) {
+            node_of(1)
+        } else {
+            Uuid::from_u128(0xa0)
+        };
         // Options of only some runs draw from a generator of their own, so that older seeds give
         // the same runs as before.
         let slow = seed % 4 == 2;
@@ -76,7 +85,17 @@ impl World {
         if slow {
             settings.resync_bytes_per_s = 1 << 20;
         }
-        let mut holder = Holder::new(1, node, &clock, &store, &disks, &queues);
+        let leases = has_leases(seed).then(|| Leases::new(seed, &clock));
+        if leases.is_some() {
+            // Longer than the patience with a disk whose node has no lease.
+            settings.deadline_ms *= *Random::new(!seed).pick(&[1, 8]);
+            for (index, disk) in disks.iter().enumerate() {
+                disk.add_gate(Random::new(seed.rotate_left(56) ^ index as u64));
+            }
+        }
+        let book = leases.as_ref().map(|leases| Arc::clone(&leases.book));
+        let mut holder = Holder::new(1, node, &clock, &store, &disks, &queues, book.as_ref());
+        store_faults.lock().book = book;
         let id = holder.create(NewVolume {
             name: "volume".to_owned(),
             id: Some(Uuid::from_u128(0x1234_5678)),
@@ -87,6 +106,8 @@ impl World {
             force: true,
         });
         let id = id.expect("a volume on new disks");
+        // Leases and their ends take longer than most runs.
+        let (pace, ranges) = if leases.is_some() { (4, 1) } else { (1, 5) };
         holder.open(id);
         let record = store.records().remove(0);
         let planned = Arc::clone(&store_faults);
@@ -94,8 +115,8 @@ impl World {
         store.plan(Some(Box::new(plan)));
         Self {
             hosts: Hosts {
-                hot: HotRanges::new(&mut random, blocks + room, region),
-                pace: if slow { 8 } else { 1 },
+                hot: HotRanges::new(&mut random, ranges, blocks + room, region),
+                pace: if slow { 8 } else { pace },
                 aborts: seed.is_multiple_of(3).then(|| Random::new(!seed)),
                 leaves: (seed % 5 == 1).then(|| Random::new(seed.rotate_left(32))),
                 next_io: clock.now(),
@@ -124,6 +145,7 @@ impl World {
             id,
             numbers: Numbers::default(),
             agenda: Agenda::default(),
+            leases,
             lively: true,
             record,
             report: Report::default(),

@@ -18,10 +18,10 @@ use uuid::Uuid;
 
 use crate::agenda::{Agenda, Event};
 use crate::checker::Checker;
-use crate::device::LINGER;
 use crate::disk::SimDisk;
 use crate::faults::{Faults, StoreFaults};
 use crate::holder::Holder;
+use crate::leases::{Leases, node_of};
 use crate::load::{Hosts, Numbers};
 use crate::media::Format;
 use crate::report::{Options, Report};
@@ -49,6 +49,8 @@ pub(crate) struct World {
     pub(crate) hosts: Hosts,
     pub faults: Faults,
     pub agenda: Agenda,
+    /// `None`: the holders of this run have no leases.
+    pub leases: Option<Leases>,
     /// True while load and faults continue.
     pub lively: bool,
     pub(crate) carried_out: u64,
@@ -96,6 +98,7 @@ impl World {
     /// Like [`World::round`], while another caller waits for the replies of commands.
     pub(crate) fn round_without_commands(&mut self) {
         self.look_at_store();
+        self.look_after_leases();
         self.pass_time(false);
     }
 
@@ -103,7 +106,9 @@ impl World {
     pub(crate) fn round(&mut self) -> Result<(), String> {
         let mut worked = false;
         let mut actors: Vec<(usize, Option<usize>)> = Vec::new();
-        for (index, holder) in self.holders.iter().enumerate() {
+        let goes = |holder: &&Holder| !self.is_stopped(holder.number);
+        let going = self.holders.iter().enumerate();
+        for (index, holder) in going.filter(|(_, holder)| goes(holder)) {
             actors.push((index, None));
             actors.extend((0..holder.lanes.len()).map(|lane| (index, Some(lane))));
         }
@@ -123,6 +128,7 @@ impl World {
             };
         }
         worked |= self.look_after_holders();
+        worked |= self.look_after_leases();
         worked |= self.happen();
         self.pass_time(worked);
         Ok(())
@@ -136,6 +142,7 @@ impl World {
             ..
         } = self;
         let may_answer = holders[holder].may_answer();
+        let mut successes = 0;
         let lane = &mut holders[holder].lanes[lane];
         let trace = self.options.trace;
         let now = self.clock.now();
@@ -144,11 +151,15 @@ impl World {
             if trace {
                 println!("{:>12} {number} {io:?}: {status:?}", now.0);
             }
+            successes += u64::from(status.is_ok());
             if status.is_ok() && !may_answer {
                 early = Some(number);
             }
         };
         let answered = lane.poll(now, numbers, checker, on_completion)?;
+        if self.needs_assent(self.holders[holder].number) {
+            self.report.assented += successes;
+        }
         match early {
             Some(number) => Err(format!("{number} is done, and the volume is not open")),
             None => {
@@ -162,6 +173,9 @@ impl World {
     fn look_after_holders(&mut self) -> bool {
         let mut worked = false;
         for index in 0..self.holders.len() {
+            if self.is_stopped(self.holders[index].number) {
+                continue;
+            }
             let holder = &mut self.holders[index];
             let mut reconciled = false;
             for event in holder.events.take() {
@@ -222,6 +236,9 @@ impl World {
                 worked = true;
                 self.log_line(|| format!("holder {number} {command}: {outcome:?}"));
                 if command == "Close" && outcome.is_ok() && self.lively {
+                    if !self.is_former(number) {
+                        self.closed_in_order();
+                    }
                     self.schedule(Duration::from_millis(1), Event::Crash(number));
                 }
             }
@@ -271,12 +288,27 @@ impl World {
             self.checker.grew(&after, moment);
         }
         if self.record.serving > served {
+            self.end_former_writes();
             let moment = self.numbers.now();
             self.checker.serves(&after, true, moment);
         }
         self.log_line(|| "record".to_owned());
         if self.options.trace {
             println!("    {:?}", self.record);
+        }
+    }
+
+    /// A holder serves: the writes of former holders took effect by now, or not at all.
+    fn end_former_writes(&mut self) {
+        if self.leases.is_none() {
+            return;
+        }
+        let serving = |holder: &&Holder| self.record.holder == Some(holder.node);
+        for holder in self.holders.iter().filter(|holder| !serving(holder)) {
+            holder
+                .lanes
+                .iter()
+                .for_each(|lane| lane.orphan(&mut self.checker));
         }
     }
 
@@ -315,97 +347,6 @@ impl World {
         worked
     }
 
-    fn offer_io(&mut self, now: Nanos) -> bool {
-        if self.hosts.burst == 0 {
-            self.hosts.burst = self.random.within(1, 24);
-            let pause = match self.random.below(4) {
-                0 => self.random.within(1_000, 600_000),
-                _ => self.random.within(20, 4000),
-            };
-            self.hosts.next_io = now + Duration::from_micros(pause * self.hosts.pace);
-            return true;
-        }
-        self.hosts.burst -= 1;
-        let candidates: Vec<usize> = (0..self.holders.len())
-            .filter(|index| !self.holders[*index].lanes.is_empty())
-            .collect();
-        if candidates.is_empty() {
-            self.hosts.next_io = now + Duration::from_millis(5);
-            return false;
-        }
-        let index = *self.random.pick(&candidates);
-        let lane = self.random.index(self.holders[index].lanes.len());
-        let blocks = self.holders[index].blocks();
-        let wish = self.hosts.hot.wish(&mut self.random, blocks);
-        let Self {
-            holders,
-            numbers,
-            checker,
-            ..
-        } = self;
-        let Holder { lanes, pool, .. } = &mut holders[index];
-        if lanes[lane].is_full() || !lanes[lane].submit(wish, pool, numbers, checker) {
-            self.hosts.next_io = now + Duration::from_millis(5);
-            return false;
-        }
-        let number = self.numbers.ios;
-        if self.options.trace {
-            let holder = self.holders[index].number;
-            println!(
-                "{:>12} {number} holder {holder} lane {lane}: {wish:?}",
-                now.0
-            );
-        }
-        self.give_up(index, lane);
-        self.leave(index);
-        true
-    }
-
-    /// Now and then a host disconnects with all its I/O in flight: its queue is closed, and another
-    /// one opened.
-    fn leave(&mut self, holder: usize) {
-        let Some(random) = self.hosts.leaves.as_mut().filter(|_| self.hoard.is_empty()) else {
-            return;
-        };
-        if !random.one_in(30) {
-            return;
-        }
-        let lanes = &mut self.holders[holder].lanes;
-        let lane = lanes.swap_remove(random.index(lanes.len()));
-        self.report.left += 1;
-        for (number, ongoing) in &lane.ongoing {
-            if ongoing.op.is_write() {
-                let over = Event::Over(*number, ongoing.lba, ongoing.blocks);
-                self.schedule(LINGER * 2, over);
-            }
-        }
-        drop(lane);
-        self.holders[holder].add_lane();
-        let number = self.holders[holder].number;
-        self.log_line(|| format!("a host of holder {number} goes, and another one comes"));
-    }
-
-    /// Now and then a host aborts one of its I/Os in flight.
-    fn give_up(&mut self, holder: usize, lane: usize) {
-        let Some(random) = self.hosts.aborts.as_mut() else {
-            return;
-        };
-        if !random.one_in(8) {
-            return;
-        }
-        let lane = &mut self.holders[holder].lanes[lane];
-        let numbers: Vec<u64> = lane.ongoing.keys().copied().collect();
-        let number = *random.pick(&numbers);
-        let accepted = lane.queue.abort(number);
-        self.report.aborts += u64::from(accepted);
-        if self.options.trace {
-            println!(
-                "{:>12} {number} is given up: {accepted}",
-                self.clock.now().0
-            );
-        }
-    }
-
     /// Advances to the next moment at which something can happen, or a little further while there
     /// is work.
     fn pass_time(&mut self, worked: bool) {
@@ -440,8 +381,12 @@ impl World {
             soon(Some(self.hosts.next_io));
             soon(self.faults.cuts.as_ref().map(|_| self.faults.next_cut));
         }
+        let lively = self.lively;
+        soon(self.leases.as_ref().map(|leases| leases.next_due(lively)));
         let busy = Some(now + Duration::from_micros(20));
-        for holder in &mut self.holders {
+        let stopped = self.leases.as_ref().map(|leases| &leases.stopped);
+        let goes = |holder: &&mut Holder| !stopped.is_some_and(|s| s.contains(&holder.number));
+        for holder in self.holders.iter_mut().filter(goes) {
             soon(match holder.core.try_sleep() {
                 SleepAttempt::Refused => busy,
                 SleepAttempt::Until(at) => at,
@@ -465,6 +410,9 @@ impl World {
     /// A new incarnation of a node, which opens the volume.
     pub(crate) fn start_holder(&mut self, node: Uuid) {
         self.lives += 1;
+        if let Some(leases) = &self.leases {
+            leases.grant(self.lives);
+        }
         let mut holder = Holder::new(
             self.lives,
             node,
@@ -472,6 +420,7 @@ impl World {
             &self.store,
             &self.disks,
             &self.queues,
+            self.leases.as_ref().map(|leases| &leases.book),
         );
         // Often hosts connect before the volume is open.
         if !self.random.one_in(3) {
@@ -495,12 +444,24 @@ impl World {
         self.holders.push(holder);
     }
 
+    /// A new incarnation after the end of all faults.
+    pub(crate) fn start_last_holder(&mut self) {
+        self.start_holder(match self.leases {
+            Some(_) => node_of(self.lives + 1),
+            None => Uuid::from_u128(0xaf),
+        });
+    }
+
     /// It stops at its present step. I/O in flight of its queues executes, or not.
     pub(crate) fn stop_holder(&mut self, number: u64) {
         let Some(index) = self.holders.iter().position(|h| h.number == number) else {
             return;
         };
         let mut holder = self.holders.remove(index);
+        if let Some(leases) = &mut self.leases {
+            leases.stopped.remove(&number);
+            leases.book.end(number);
+        }
         for lane in &holder.lanes {
             lane.orphan(&mut self.checker);
         }

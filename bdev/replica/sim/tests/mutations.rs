@@ -3,26 +3,35 @@
 //! first one on until a read returns an impossible value, or replicas differ; other failures of a
 //! run do not count. The same seed without the fault passes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nacre_bdev_replica_sim::{Mutation, Options, replay, run};
+use nacre_bdev_replica_sim::{Mutation, Options, has_leases, replay, run};
 use nacre_random::seeds::on_all_cores;
 use parking_lot::Mutex;
 
 const FIRST: u64 = 1;
 /// Most seeds tried.
-const MOST: u64 = 2000;
+const MOST: usize = 2000;
 
 fn is_caught(mutation: Mutation) {
-    let next = AtomicU64::new(FIRST);
+    is_caught_among(mutation, |seed| !has_leases(seed));
+}
+
+/// For a fault of holders with leases.
+fn is_caught_with_leases(mutation: Mutation) {
+    is_caught_among(mutation, has_leases);
+}
+
+fn is_caught_among(mutation: Mutation, suits: impl Fn(u64) -> bool + Sync) {
+    let seeds: Vec<u64> = (FIRST..).filter(|seed| suits(*seed)).take(MOST).collect();
+    let next = AtomicUsize::new(0);
     let caught: Mutex<Option<(u64, String)>> = Mutex::new(None);
     let work = || {
         Mutation::activate(Some(mutation));
         while caught.lock().is_none() {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= FIRST + MOST {
+            let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)).copied() else {
                 return;
-            }
+            };
             if let Err(what) = run(seed, &Options::default())
                 && what.starts_with("block ")
             {
@@ -73,4 +82,34 @@ fn resyncing_in_the_wrong_direction() {
 #[test]
 fn ignoring_the_size_of_devices() {
     is_caught(Mutation::IgnoreSize);
+}
+
+#[test]
+fn answering_without_a_check_of_the_lease() {
+    is_caught_with_leases(Mutation::AnswerUnchecked);
+}
+
+#[test]
+fn checking_the_lease_before_the_collection() {
+    is_caught_with_leases(Mutation::CheckEarly);
+}
+
+#[test]
+fn assent_of_too_few_replicas() {
+    is_caught_with_leases(Mutation::AssentOfFewer);
+}
+
+#[test]
+fn assent_that_covers_later_answers() {
+    is_caught_with_leases(Mutation::AssentLate);
+}
+
+#[test]
+fn releasing_the_reservations_in_order() {
+    is_caught_with_leases(Mutation::ReleaseAtClose);
+}
+
+#[test]
+fn keeping_an_unawaited_replica_in_sync() {
+    is_caught_with_leases(Mutation::UnawaitedInSync);
 }

@@ -98,13 +98,8 @@ impl AssentKeeper {
         let record = &state.record;
         let own = key(record.id, record.epoch, self.holder);
         let mut ids = may_be_in_sync(&state);
-        if Mutation::AssentOfOne.is_active() {
-            let lives = state.in_sync().next();
-            ids = lives
-                .map(|(slot, _)| record.replica(slot).map(|m| m.id))
-                .into_iter()
-                .flatten()
-                .collect();
+        if Mutation::AssentOfFewer.is_active() && ids.len() > 1 {
+            ids.pop_last();
         }
         let replica = |id: &Uuid| {
             let replica = record.replicas.iter().find(|m| m.id == *id)?;

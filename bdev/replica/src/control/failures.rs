@@ -202,6 +202,13 @@ impl FailureHandler {
             self.replicas.detach(slot);
             self.context.publish();
         }
+        if Mutation::UnawaitedInSync.is_active()
+            && !self.replicas.media.devices.is_awaited(&live.disk.device)
+        {
+            self.replicas.detach(slot);
+            self.context.publish();
+            return true;
+        }
         let last_label = live.stamp.get();
         let out = self.replicas.commit_unless(
             || self.knows_more(slot),

@@ -35,6 +35,7 @@ use super::failures::describe;
 use super::membership::Membership;
 use super::state::Live;
 use crate::model::VolumeRecord;
+use crate::mutation::Mutation;
 use crate::shared::Failure;
 
 /// Most reports and steps: without interference four suffice.
@@ -185,7 +186,7 @@ impl Membership {
     /// Releases the reservations of all replicas. Not in a cluster, where a former holder that was
     /// stopped may go on after the end of its successors: the next holder takes them over.
     pub(super) async fn let_others_in_everywhere(&self) {
-        if self.context.lease.is_some() {
+        if self.context.lease.is_some() && !Mutation::ReleaseAtClose.is_active() {
             return;
         }
         let present = self.context.state.borrow().present();

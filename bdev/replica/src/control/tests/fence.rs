@@ -286,7 +286,7 @@ fn steps_that_fail() {
 fn outranked_while_opening() {
     let mut world = shared(2);
     world.close();
-    let later = super::super::fence::key(world.id, 99, uuid::Uuid::from_u128(9));
+    let later = key(world.id, 99, Uuid::from_u128(9));
     {
         let known = world.shelf.reservations("d1");
         let mut known = known.lock();
