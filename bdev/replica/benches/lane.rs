@@ -1,11 +1,17 @@
 //! Measures the cost of replication: 4 KiB I/O at depth 128 on a RAM disk, and on volumes of one
 //! and of two such disks. `cargo bench -p nacre-bdev-replica` prints nanoseconds per I/O, the
 //! median of several runs, and the rate as a fraction of the bare disk's.
+//!
+//! `lane count OP REPLICAS LEASE IOS` does so many I/Os, for callgrind: the difference of two runs
+//! is the instructions of an I/O, with those of the bench itself. OP is `write`, `read`, or one of
+//! them with `-queued`: always through the queue. LEASE is `lease` or `no`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nacre_bdev::{Bdev, Done, Io, Layer, LayerQueue, Op, Queue, malloc};
+use nacre_bdev_replica::answers::AnswerLease;
 use nacre_bdev_replica::model::{Settings, VolumeRecord};
 use nacre_bdev_replica::shared::Shared;
 use nacre_bdev_replica::view::{Mode, ReplicaView, Role, View};
@@ -30,9 +36,13 @@ fn main() {
             count: 32,
         },
     ]);
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|arg| arg == "count") {
+        return count(&args[1..], &pool);
+    }
     let bare = disk("bare", BLOCKS);
-    let one = volume(1);
-    let two = volume(2);
+    let one = volume(1, false);
+    let two = volume(2, false);
     let mut queues: Vec<LayerQueue> = [bare, one, two]
         .iter()
         .map(|layer| layer.open_queue(&pool).expect("opens"))
@@ -51,7 +61,7 @@ fn main() {
             // Interleaved, so that whatever else the machine does meets all.
             for round in 0..ROUNDS + 2 {
                 for (queue, times) in queues.iter_mut().zip(&mut times) {
-                    let time = measure(queue, op, lends, random, &pool);
+                    let time = measure(queue, Way::AtOnce, op, lends, random, IOS, &pool);
                     if round > 1 {
                         times.push(time);
                     }
@@ -69,14 +79,47 @@ fn main() {
     }
 }
 
-fn measure(queue: &mut LayerQueue, op: Op, lends: bool, random: bool, pool: &Pool) -> f64 {
+/// How I/O reaches a volume: at once if possible, or always through its queue.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    AtOnce,
+    Queued,
+}
+
+fn count(args: &[String], pool: &Pool) {
+    let [op, replicas, lease, ios] = args else {
+        panic!("count OP REPLICAS LEASE IOS");
+    };
+    let (op, way) = match op.as_str() {
+        "write" => (Op::Write, Way::AtOnce),
+        "read" => (Op::Read, Way::AtOnce),
+        "write-queued" => (Op::Write, Way::Queued),
+        "read-queued" => (Op::Read, Way::Queued),
+        other => panic!("no operation: {other}"),
+    };
+    let replicas = replicas.parse().expect("a number of replicas");
+    let volume = volume(replicas, lease == "lease");
+    let mut queue = volume.open_queue(pool).expect("opens");
+    let ios = ios.parse().expect("a number of I/Os");
+    measure(&mut queue, way, op, false, false, ios, pool);
+}
+
+fn measure(
+    queue: &mut LayerQueue,
+    way: Way,
+    op: Op,
+    lends: bool,
+    random: bool,
+    ios: usize,
+    pool: &Pool,
+) -> f64 {
     let mut bufs: Vec<Buf> = (0..DEPTH)
         .map(|_| pool.acquire(4096).expect("enough"))
         .collect();
     let mut done = Done::with_capacity(DEPTH);
     let (mut now, mut at) = (Nanos(1), 0u64);
     let started = Instant::now();
-    for _ in 0..IOS / DEPTH {
+    for _ in 0..ios / DEPTH {
         let mut submitted = 0;
         for token in 0..DEPTH {
             at = if random {
@@ -92,7 +135,11 @@ fn measure(queue: &mut LayerQueue, op: Op, lends: bool, random: bool, pool: &Poo
             }
             // As the target does.
             let mut lent = None;
-            match queue.at_once(&mut io, &mut lent) {
+            let status = match way {
+                Way::AtOnce => queue.at_once(&mut io, &mut lent),
+                Way::Queued => None,
+            };
+            match status {
                 Some(status) => {
                     assert!(status.is_ok());
                     bufs.extend(io.data);
@@ -113,7 +160,7 @@ fn measure(queue: &mut LayerQueue, op: Op, lends: bool, random: bool, pool: &Poo
             bufs.extend(completion.data);
         }
     }
-    started.elapsed().as_nanos() as f64 / IOS as f64
+    started.elapsed().as_nanos() as f64 / ios as f64
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -127,7 +174,17 @@ fn disk(name: &str, blocks: u64) -> Arc<Layer> {
     Layer::new(malloc::create(config).expect("a good configuration"))
 }
 
-fn volume(replicas: u8) -> Arc<Layer> {
+/// A lease that is good: one atomic word and a clock, like that of a node.
+struct GoodLease(Instant, AtomicU64);
+
+impl AnswerLease for GoodLease {
+    fn is_good(&self) -> bool {
+        let until = self.1.load(Ordering::Acquire);
+        (self.0.elapsed().as_nanos() as u64) < until
+    }
+}
+
+fn volume(replicas: u8, lease: bool) -> Arc<Layer> {
     let record = VolumeRecord {
         id: Uuid::nil(),
         name: format!("V{replicas}"),
@@ -148,6 +205,10 @@ fn volume(replicas: u8) -> Arc<Layer> {
         .collect();
     let mut view = View::closed(&record.settings);
     view.mode = Mode::Serving;
+    view.lease = lease.then(|| {
+        let good = GoodLease(Instant::now(), AtomicU64::new(u64::MAX));
+        Arc::new(good) as Arc<dyn AnswerLease>
+    });
     for (slot, device) in disks.iter().enumerate() {
         view.replicas[slot] = Some(ReplicaView {
             device: Arc::clone(device),
