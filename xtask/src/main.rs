@@ -60,8 +60,8 @@ enum Command {
     /// Build Nacre, serve a namespace over NVMe/TCP, write and read it back verified, and stop
     /// cleanly.
     Run(run::Options),
-    /// Start a cluster of three nodes in network namespaces, kill the node that serves a volume under
-    /// verified load, and print the longest I/O.
+    /// Start a cluster of three nodes in network namespaces, kill the node that serves a volume
+    /// under verified load, and print the longest I/O.
     Cluster(cluster::Options),
     /// Run every test: format, lints, tidiness, unit and model tests, and the virtual machine.
     Test(test::Options),

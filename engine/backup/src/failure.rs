@@ -98,8 +98,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The code and text of an S3 server, without its XML. Other texts are without the request, of which
-/// the failure has the name.
+/// The code and text of an S3 server, without its XML. Other texts are without the request, of
+/// which the failure has the name.
 fn cause_of(text: &str) -> String {
     let text = match text.split_once(REQUEST) {
         Some((_, rest)) => rest.split_once(REQUEST_END).map_or(text, |(_, end)| end),

@@ -133,8 +133,8 @@ fn a_deletion_that_fails_anywhere_harms_nothing() {
     });
 }
 
-/// Goal: a store that is empty from one moment on is not reported as damage. Method: the first write
-/// of a restore empties the store; objects of the second half are read later.
+/// Goal: a store that is empty from one moment on is not reported as damage. Method: the first
+/// write of a restore empties the store; objects of the second half are read later.
 #[test]
 fn a_store_that_disappears_is_no_damage() {
     struct Empties(Arc<InMemory>);

@@ -1,5 +1,5 @@
-//! Backups in a bucket of a real S3-compatible server: `moto`, of PyPI. Skipped aloud without it. One
-//! test has a server of its own, which is busy at first.
+//! Backups in a bucket of a real S3-compatible server: `moto`, of PyPI. Skipped aloud without it.
+//! One test has a server of its own, which is busy at first.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;

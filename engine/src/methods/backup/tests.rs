@@ -1,5 +1,5 @@
-//! Goal: a restored volume is equal to the snapshot, and a failed job leaves nothing. Method: a pool
-//! on a file, a directory as the store; the restored volume is copied to a file and compared.
+//! Goal: a restored volume is equal to the snapshot, and a failed job leaves nothing. Method: a
+//! pool on a file, a directory as the store; the restored volume is copied to a file and compared.
 
 mod failures;
 
