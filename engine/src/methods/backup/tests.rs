@@ -66,16 +66,20 @@ fn pause(daemon: &TestDaemon) {
 
 /// Waits for the end of a job. Returns its last state.
 fn ended(daemon: &TestDaemon, job: &Value) -> Value {
+    until(daemon, job, |job| job["state"] != "running")
+}
+
+fn until(daemon: &TestDaemon, job: &Value, is_it: impl Fn(&Value) -> bool) -> Value {
     for _ in 0..3000 {
         let jobs = daemon.call("backup_jobs", Value::Null);
         let mut jobs = jobs.as_array().unwrap().iter();
         let found = jobs.rfind(|one| one["job"] == job["job"]).unwrap().clone();
-        if found["state"] != "running" {
+        if is_it(&found) {
             return found;
         }
         pause(daemon);
     }
-    panic!("{job} runs for too long");
+    panic!("{job} takes too long");
 }
 
 fn back_up(daemon: &TestDaemon, dir: &Path, snapshot: &str) -> Value {

@@ -141,9 +141,11 @@ fn a_daemon_that_ends_during_a_restore() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let (daemon, backup) = with_backup(dir);
-    endless_restore(&daemon, dir, &backup);
+    let job = endless_restore(&daemon, dir, &backup);
     let name = leftover(&daemon).unwrap();
-    // The disk and the state at a moment of the restore.
+    // The disk and the state between the two objects. A copy of a disk that changes would be none
+    // of one moment.
+    until(&daemon, &job, |job| job["done_objects"] == 1);
     let (disk, killed) = (dir.join("disk"), dir.join("killed"));
     std::fs::copy(&disk, &killed).unwrap();
     drop(daemon);
