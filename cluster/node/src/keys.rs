@@ -114,9 +114,16 @@ pub struct Description {
     pub version: String,
 }
 
+const NODE_NQN: &str = "nqn.2025-01.io.nacre:node:";
+
 /// The NQN of the subsystem that has all members of a node.
 pub fn node_nqn(node: NodeId) -> String {
-    format!("nqn.2025-01.io.nacre:node:{}", node.0)
+    format!("{NODE_NQN}{}", node.0)
+}
+
+/// True for each [`node_nqn`].
+pub fn is_node_nqn(nqn: &str) -> bool {
+    nqn.starts_with(NODE_NQN)
 }
 
 /// `node/N`: the daemon writes the description, and operators the rest.

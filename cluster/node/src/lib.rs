@@ -39,7 +39,7 @@ mod tests;
 pub use driver::{Me, NodeState};
 pub use error::Error;
 pub use export::{Export, ExportState};
-pub use keys::{Cluster, Description, NodeKey, Portal, node_nqn};
+pub use keys::{Cluster, Description, NodeKey, Portal, is_node_nqn, node_nqn};
 pub use node::Node;
 pub use operator::{
     LeaseStatus, NodeStatus, Operator, Status, VolumeCounts, VolumeState, VolumeStatus,

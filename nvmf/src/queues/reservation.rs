@@ -214,7 +214,10 @@ pub(super) fn run(command: &mut Command, ask: ReservationCommand) {
     let request = &mut qp.requests[index];
     let change = match ask {
         ReservationCommand::Report { extended, .. } => {
-            let page = report(&reservation.state(), extended);
+            let Some(state) = reservation.known_state() else {
+                return command.finish(StatusCode::ANA_TRANSITION);
+            };
+            let page = report(&state, extended);
             if let Some(data) = request.data.as_mut().and_then(|d| d.bytes_mut()) {
                 // The former contents of a buffer must not leak.
                 data.fill(0);
@@ -286,26 +289,26 @@ pub(super) fn conflicts(command: &mut Command) -> bool {
     !qp.may(nsid, &reservation, need)
 }
 
-/// Answers a command that a reservation forbids, and the other half of its pair.
+/// Answers a command that a reservation forbids, or whose reservation is unknown, and the other half of its pair.
 #[cold]
 pub(super) fn refuse_conflict(command: &mut Command) {
-    const CONFLICT: StatusCode = StatusCode::RESERVATION_CONFLICT.with_dnr();
     let (qp, index) = (&mut *command.queue, command.index);
+    let refusal = qp.rights.refusal();
     let (partner, nsid) = (qp.requests[index].partner, qp.requests[index].sqe.nsid());
     let reservation = qp.namespace_of(index).map(|n| Arc::clone(&n.reservation));
-    if let Some(reservation) = &reservation {
+    if let Some(reservation) = reservation.as_ref().filter(|_| refusal.dnr()) {
         reservation.count_conflict();
     }
     let Some(first) = partner else {
-        return command.finish(CONFLICT);
+        return command.finish(refusal);
     };
     // The half that is to blame says why: the Compare, if it may not even read.
     let reads = reservation.is_none_or(|r| qp.may(nsid, &r, Rights::Read));
     let failed = StatusCode::ABORTED_FAILED_FUSED;
     let (one, two) = if reads {
-        (failed, CONFLICT)
+        (failed, refusal)
     } else {
-        (CONFLICT, failed)
+        (refusal, failed)
     };
     command.end_pair((first, one), two);
 }

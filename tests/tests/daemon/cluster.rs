@@ -1,6 +1,7 @@
 //! Three daemons as nodes of a cluster: the node that serves a volume is lost, paused, asked to
 //! hand over, and stopped, and etcd is lost.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use nacre_nvmf_wire::StatusCode;
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::ledger::BLOCK;
 use crate::load::Load;
-use crate::nodes::{Cluster, MIB, NAMES, SIZE, host};
+use crate::nodes::{Cluster, MIB, NAMES, PATIENCE, SIZE, host};
 use crate::reservations::Host;
 use crate::volumes::patient;
 
@@ -142,6 +143,22 @@ fn reservations_move_with_the_volume() {
         let (_, kind, registrants, persists, key) = a.report();
         assert_eq!((kind, registrants, persists, key), mine, "{what:?}");
     }
+    // A change that etcd does not have is no change.
+    let holder = cluster.healthy();
+    let mut host = Host::connect_to(&nqn, cluster.nodes[holder].address(), b);
+    cluster.etcd.kill(0);
+    let register = |host: &mut Host| {
+        let answer = host.register(RegisterAction::Register, PersistChange::Keep, 11);
+        answer.expect("it is connected")
+    };
+    let refused = register(&mut host);
+    assert_eq!(refused, StatusCode::INTERNAL_ERROR, "without etcd");
+    cluster.etcd.run_all();
+    let holder = cluster.optimized(&nqn);
+    let mut host = Host::connect_to(&nqn, cluster.nodes[holder].address(), b);
+    assert_eq!(host.report().2, 1, "registrants");
+    assert_eq!(register(&mut host), StatusCode::SUCCESS);
+    assert_eq!(host.report().2, 2, "registrants");
     let any = cluster.any();
     any.call("volume_unpublish", json!({ "name": "v" }));
     let params = json!({ "name": "v", "allow_any_host": true });
@@ -152,6 +169,59 @@ fn reservations_move_with_the_volume() {
     let params = json!({ "nqn": nqn, "nsid": 1 });
     let now = daemon.call("nvmf_ns_get_reservation", params);
     assert_eq!(now["registrants"], json!([]), "{now}");
+    for node in &mut cluster.nodes {
+        node.stop();
+    }
+}
+
+/// The host identifiers with which node `from` is connected to the exports of node `to`.
+fn host_ids(cluster: &mut Cluster, from: usize, to: usize) -> BTreeSet<String> {
+    let status = cluster.any().call("cluster_get_status", Value::Null);
+    let names = [from, to].map(|index| cluster.nodes[index].name);
+    let [from, of] = names.map(|name| {
+        let nodes = status["nodes"].as_array().expect("a list");
+        let node = nodes.iter().find(|node| node["name"] == name);
+        node.expect("it is there")["id"]
+            .as_str()
+            .expect("text")
+            .to_owned()
+    });
+    let params = json!({ "nqn": format!("nqn.2025-01.io.nacre:node:{of}") });
+    let daemon = cluster.nodes[to].daemon();
+    let controllers = daemon.call("nvmf_subsystem_get_controllers", params);
+    let controllers = controllers.as_array().expect("a list");
+    let is_from = |one: &&Value| {
+        one["hostnqn"]
+            .as_str()
+            .is_some_and(|nqn| nqn.ends_with(&from))
+    };
+    let ids = controllers.iter().filter(is_from).map(|one| &one["hostid"]);
+    ids.map(|id| id.as_str().expect("text").to_owned())
+        .collect()
+}
+
+/// Goal: what a killed daemon left in the network does not pass the reservations of the next one at
+/// the replicas. Method: each process of a node connects with a host identifier of its own.
+#[test]
+fn each_process_is_a_host() {
+    let Some(mut cluster) = Cluster::start("each_process_is_a_host", &NAMES[..2]) else {
+        return;
+    };
+    let mut seen = BTreeSet::new();
+    for round in 1..=3 {
+        let end = Instant::now() + PATIENCE;
+        while seen.len() < round {
+            assert!(
+                Instant::now() < end,
+                "process {round} has no identifier of its own: {seen:?}"
+            );
+            seen.append(&mut host_ids(&mut cluster, 0, 1));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(seen.len(), round, "one for each process");
+        cluster.nodes[0].kill();
+        cluster.nodes[0].start();
+    }
     for node in &mut cluster.nodes {
         node.stop();
     }

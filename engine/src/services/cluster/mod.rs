@@ -36,8 +36,9 @@ use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::store::VolumeStore;
 use nacre_cluster_core::{NodeId, VolumeId};
 use nacre_cluster_etcd::{EtcdStore, Prefix};
-use nacre_cluster_node::{Description, Link, Me, Node, NodeState, Operator, Portal};
+use nacre_cluster_node::{Description, Link, Me, Node, NodeState, Operator, Portal, is_node_nqn};
 use nacre_nvmf::address::IpTransport;
+use nacre_nvmf_wire::Nqn;
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -77,6 +78,8 @@ pub struct Cluster {
 /// The node, from the start of its thread.
 pub(super) struct Running {
     me: NodeId,
+    /// This process, as a host of the nodes' exports.
+    process: Uuid,
     node: RefCell<Option<Node>>,
     operator: Operator,
     inbox: Arc<Inbox>,
@@ -117,6 +120,14 @@ impl Cluster {
     /// Reads and changes the cluster for operators.
     pub fn operator(&self) -> Result<Operator, RpcError> {
         Ok(self.member()?.operator.clone())
+    }
+
+    /// The host identifier for the connections to this subsystem, if it has the exports of a node.
+    /// Each process is a host of its own: what a killed daemon left in the network must not pass
+    /// the reservations of the next one.
+    pub(super) fn host_id(&self, subsystem: &Nqn) -> Option<Uuid> {
+        let running = self.running()?;
+        is_node_nqn(subsystem.as_str()).then_some(running.process)
     }
 
     /// The name of a node, or its id; `None`: the daemon is in no cluster.
@@ -246,10 +257,11 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         let store = settings.store.clone();
         tokio::task::spawn_blocking(move || etcd::endpoints(&store)).await??
     };
+    let process = Uuid::new_v4();
     let node = Me {
         id: me,
         machine: host_identity::machine(),
-        process: Uuid::new_v4(),
+        process,
         cluster: joined_before,
         description: describe(engine, me),
     };
@@ -271,6 +283,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     engine.volumes.join(store, me.0);
     let running = Rc::new(Running {
         me,
+        process,
         operator: node.operator(),
         node: RefCell::new(Some(node)),
         inbox,

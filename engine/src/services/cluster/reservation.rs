@@ -1,9 +1,11 @@
 //! The reservation of hosts on a volume of the cluster. It is in the store, and moves with the
 //! volume.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_cluster_core::{Holder, Incarnation, VolumeId};
+use nacre_nvmf::subsystems::reservation::Reservation;
 use nacre_nvmf_wire::Nqn;
 use serde::Deserialize;
 use serde_json::json;
@@ -43,20 +45,31 @@ pub(in crate::services) async fn store(
     stored.await.or_refuse()
 }
 
+/// The reservation of the namespace that shows the volume.
+pub(super) fn shown(
+    engine: &Engine,
+    running: &Running,
+    id: VolumeId,
+) -> Result<Arc<Reservation>, RpcError> {
+    let nqn = running
+        .shown
+        .borrow()
+        .get(&id)
+        .map(|shown| shown.nqn.clone());
+    let nqn = nqn.and_then(|nqn| Nqn::new(&nqn).ok());
+    let nqn = nqn.ok_or_else(|| {
+        let cause = format!("volume {} is not shown to hosts", id.0);
+        RpcError::errno(Errno::EAGAIN, cause)
+    })?;
+    reservations::find(engine, &nqn, NSID, id.0)
+}
+
 /// Gives the namespace the stored reservation, before hosts have access to it. False: not yet.
 pub(super) async fn load(
     engine: &Engine,
     running: &Running,
     id: VolumeId,
 ) -> Result<bool, RpcError> {
-    let nqn = running
-        .shown
-        .borrow()
-        .get(&id)
-        .map(|shown| shown.nqn.clone());
-    let Some(nqn) = nqn.and_then(|nqn| Nqn::new(&nqn).ok()) else {
-        return Ok(false);
-    };
     let stored = running.operator.reservation(id).await.or_refuse()?;
     let state = match stored {
         None => Default::default(),
@@ -74,6 +87,5 @@ pub(super) async fn load(
             kept.state().map_err(damaged)?
         }
     };
-    let namespace = reservations::find(engine, &nqn, NSID, id.0)?;
-    Ok(namespace.take_over(state))
+    Ok(shown(engine, running, id)?.take_over(state))
 }

@@ -21,6 +21,7 @@ use nacre_cluster_core::volume::Ana;
 use nacre_cluster_core::{MemberId, NodeId, VolumeId};
 use nacre_cluster_node::serving::Full;
 use nacre_cluster_node::{Answer, Publication, Role};
+use nacre_nvmf::subsystems::reservation::Reservation;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
 use serde::Deserialize;
@@ -93,12 +94,21 @@ struct Done {
     drops: u64,
     /// The number of the take that opened the volume, while it is open.
     open: Option<u64>,
-    /// The number of the take after which the reservation of hosts was loaded.
-    reserved: Option<u64>,
+    /// The reservation of hosts that was loaded, while the volume is open.
+    reservation: Option<Arc<Reservation>>,
     /// The record that the entry has.
     record: Option<Arc<Value>>,
     /// The last error of showing the volume to hosts.
     not_shown: Option<String>,
+}
+
+impl Done {
+    /// Another node may have the volume soon, and change the reservation.
+    fn leave_reservation(&mut self) {
+        if let Some(reservation) = self.reservation.take() {
+            reservation.leave();
+        }
+    }
 }
 
 /// Brings the volume to the wanted state, until it is deleted or the daemon ends.
@@ -142,7 +152,7 @@ async fn step(
         // Its devices are free after the drop: other nodes take the volume meanwhile.
         running.inbox.set_reached(id, ArrayVec::new());
         set_ana(engine, running, id, Ana::Inaccessible);
-        drop_open(engine, running, id).await;
+        drop_open(engine, running, id, done).await;
         info!(volume = %id.0, "dropped: this node holds it no longer");
         done.drops = wanted.drops;
         done.open = None;
@@ -171,6 +181,7 @@ async fn step(
             Action::Close { number } => {
                 // The role that says so may arrive after the call.
                 set_ana(engine, running, id, Ana::Change);
+                done.leave_reservation();
                 match in_cluster::close(engine, id.0).await {
                     Ok(()) => {
                         done.open = None;
@@ -188,6 +199,7 @@ async fn step(
         && !is_here
     {
         // The node releases the volume.
+        done.leave_reservation();
         match in_cluster::close(engine, id.0).await {
             Ok(()) => info!(volume = %id.0, "not published here any more: closed"),
             Err(error) => warn!(volume = %id.0, %error, "not closed in order"),
@@ -197,13 +209,14 @@ async fn step(
     } else if let Some(number) = done.open
         && is_over(engine, id)
     {
-        drop_open(engine, running, id).await;
+        drop_open(engine, running, id, done).await;
         done.open = None;
         report(running, id, Answer::NotOpened { number }).await;
     }
 }
 
-async fn drop_open(engine: &Rc<Engine>, running: &Running, id: VolumeId) {
+async fn drop_open(engine: &Rc<Engine>, running: &Running, id: VolumeId, done: &mut Done) {
+    done.leave_reservation();
     let nqn = running
         .shown
         .borrow()
@@ -342,16 +355,19 @@ fn late() -> RpcError {
 
 /// Loads the reservation of hosts, once for each opening. False: not yet.
 async fn is_reserved(engine: &Engine, running: &Running, id: VolumeId, done: &mut Done) -> bool {
-    if done.reserved.is_some() && done.reserved == done.open {
+    let shown = || {
+        let reservation = reservation::shown(engine, running, id).ok();
+        reservation.filter(|reservation| reservation.is_known())
+    };
+    done.reservation = shown();
+    if done.reservation.is_some() {
         return true;
     }
     let load = reservation::load(engine, running, id);
     let loaded = tokio::time::timeout(RESERVATION, load).await;
     match loaded.unwrap_or_else(|_| Err(late())) {
         Ok(is_loaded) => {
-            if is_loaded {
-                done.reserved = done.open;
-            }
+            done.reservation = shown();
             is_loaded
         }
         Err(error) => {

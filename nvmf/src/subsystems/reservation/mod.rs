@@ -116,8 +116,13 @@ impl Drop for Ticket {
 }
 
 /// The reservation of one namespace, shared by all cores.
+///
+/// A namespace that may move to another machine has its reservation's state only while this
+/// machine serves it: from [`Reservation::take_over`] to [`Reservation::leave`]. Otherwise the
+/// state is unknown, and commands that depend on it end with Asymmetric Access Transition.
 pub struct Reservation {
     /// Zero while nothing is reserved; otherwise never the same for two states, of any namespace.
+    /// An unknown state is not zero.
     gate: AtomicU64,
     inner: Mutex<Inner>,
     conflicts: AtomicU64,
@@ -135,6 +140,7 @@ pub(crate) enum Decision {
 
 struct Inner {
     state: ReservationState,
+    is_known: bool,
     /// The next state is decided but not installed: other commands wait.
     busy: bool,
     /// Cores with commands that wait.
@@ -146,14 +152,16 @@ static GATES: AtomicU64 = AtomicU64::new(0);
 
 impl Reservation {
     pub(crate) fn new(from: Reservations) -> Self {
-        let state = from.stored.unwrap_or_default();
+        let moves = from.store.as_ref().is_some_and(|store| store.stores_all());
+        let inner = Inner {
+            state: from.stored.unwrap_or_default(),
+            is_known: !moves,
+            busy: false,
+            waiters: Vec::new(),
+        };
         Self {
-            gate: AtomicU64::new(gate_for(&state)),
-            inner: Mutex::new(Inner {
-                state,
-                busy: false,
-                waiters: Vec::new(),
-            }),
+            gate: AtomicU64::new(inner.new_gate()),
+            inner: Mutex::new(inner),
             conflicts: AtomicU64::new(0),
             store: from.store,
         }
@@ -174,6 +182,17 @@ impl Reservation {
         self.inner().state.clone()
     }
 
+    /// False: another machine may have changed it.
+    pub fn is_known(&self) -> bool {
+        self.inner().is_known
+    }
+
+    /// `None` if it is unknown.
+    pub(crate) fn known_state(&self) -> Option<ReservationState> {
+        let inner = self.inner();
+        inner.is_known.then(|| inner.state.clone())
+    }
+
     pub fn can_persist(&self) -> bool {
         self.store.is_some()
     }
@@ -189,13 +208,21 @@ impl Reservation {
 
     fn rights(&self, host: &HostId) -> (u64, Rights) {
         let inner = self.inner();
-        (self.gate(), inner.state.rights(host))
+        let rights = if inner.is_known {
+            inner.state.rights(host)
+        } else {
+            Rights::Unknown
+        };
+        (self.gate(), rights)
     }
 
     /// Decides on a command. One decision is in flight at a time, until it is installed or given
     /// up; the core of a command in between is notified when it may retry.
     pub(crate) fn decide(&self, host: &HostId, command: &Change, core: &GroupHandle) -> Decision {
         let mut inner = self.inner();
+        if !inner.is_known {
+            return Decision::Refused(StatusCode::ANA_TRANSITION);
+        }
         if inner.busy {
             // A core may ask every turn.
             if inner.waiters.iter().all(|waiter| waiter.core != core.core) {
@@ -218,8 +245,8 @@ impl Reservation {
     /// Installs a new state, and resumes the commands that waited for it.
     pub(crate) fn install(&self, next: ReservationState) {
         let mut inner = self.inner();
-        self.gate.store(gate_for(&next), Ordering::SeqCst);
         inner.state = next;
+        self.gate.store(inner.new_gate(), Ordering::SeqCst);
         release(inner);
     }
 
@@ -230,9 +257,17 @@ impl Reservation {
         if inner.busy {
             return false;
         }
-        self.gate.store(gate_for(&state), Ordering::SeqCst);
-        inner.state = state;
+        (inner.state, inner.is_known) = (state, true);
+        self.gate.store(inner.new_gate(), Ordering::SeqCst);
         true
+    }
+
+    /// Another machine may have the namespace from now on. A command that is being stored is
+    /// answered by the outcome of that.
+    pub fn leave(&self) {
+        let mut inner = self.inner();
+        inner.is_known = false;
+        self.gate.store(inner.new_gate(), Ordering::SeqCst);
     }
 
     /// Drops a state that could not be stored: the previous one stays in effect.
@@ -257,10 +292,12 @@ fn release(mut inner: MutexGuard<'_, Inner>) {
     waiters.iter().for_each(GroupHandle::wake);
 }
 
-fn gate_for(state: &ReservationState) -> u64 {
-    match state.held {
-        None => 0,
-        Some(_) => GATES.fetch_add(1, Ordering::Relaxed) + 1,
+impl Inner {
+    fn new_gate(&self) -> u64 {
+        if self.is_known && self.state.held.is_none() {
+            return 0;
+        }
+        GATES.fetch_add(1, Ordering::Relaxed) + 1
     }
 }
 
@@ -322,6 +359,15 @@ impl RightsCache {
         };
         self.last = Some((known, rights));
         rights >= need
+    }
+
+    /// The status of a command that the last answer forbids.
+    pub(crate) fn refusal(&self) -> StatusCode {
+        match self.last {
+            // Without DNR: it may succeed on another path, or here later.
+            Some((_, Rights::Unknown)) => StatusCode::ANA_TRANSITION,
+            _ => StatusCode::RESERVATION_CONFLICT.with_dnr(),
+        }
     }
 }
 

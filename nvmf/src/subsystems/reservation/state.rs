@@ -53,6 +53,8 @@ pub struct ReservationState {
 /// The access of a host to the namespace's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rights {
+    /// The reservation is not known.
+    Unknown,
     None,
     Read,
     ReadWrite,

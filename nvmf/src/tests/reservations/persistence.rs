@@ -136,6 +136,57 @@ fn reservations_move_with_the_namespace() {
     assert_eq!(rig.write(b), OK);
 }
 
+/// Goal: a machine that does not serve the namespace decides nothing by a reservation that another
+/// machine may have changed. Hosts get a status with which they try again.
+#[test]
+fn an_unknown_reservation_decides_nothing() {
+    const TRANSITION: StatusCode = StatusCode::ANA_TRANSITION;
+    let mut rig = Rig::new(TargetConfig::default());
+    let store = Arc::new(Slow::default());
+    store.stores_all.store(true, Ordering::Relaxed);
+    add_stored(&rig, ram(), &store, None);
+    let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
+    let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
+    let reservation = Arc::clone(&subsystem.namespaces()[0].namespace.reservation);
+    let refused = |rig: &mut Rig| {
+        assert!(!reservation.is_known());
+        assert_eq!((rig.write(a), rig.write(b)), (TRANSITION, TRANSITION));
+        assert_eq!(rig.report(a, 64), Err(TRANSITION));
+        assert_eq!(rig.acquire(a, ReservationType::WriteExclusive), TRANSITION);
+        assert!(store.is_idle());
+    };
+    refused(&mut rig);
+    assert!(reservation.take_over(ReservationState::default()));
+    assert_eq!((rig.write(a), rig.write(b)), (OK, OK));
+    reservation.leave();
+    refused(&mut rig);
+    let host = [0xa; 16];
+    let held = ReservationState {
+        registrants: vec![Registrant { host, key: KEY_A }],
+        held: Some(HeldReservation {
+            kind: ReservationType::WriteExclusive,
+            holder: Some(host),
+        }),
+        ..ReservationState::default()
+    };
+    assert!(reservation.take_over(held));
+    assert_eq!((rig.write(a), rig.write(b)), (OK, CONFLICT));
+    assert_eq!(
+        reservation.conflicts(),
+        1,
+        "no refusal without a state counts"
+    );
+    // A command that is being stored is answered by its outcome.
+    let cid = rig.begin_register(b, PersistChange::Keep);
+    let (_, ticket) = store.take();
+    reservation.leave();
+    ticket.stored();
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.statuses(), [(cid, OK)]);
+    refused(&mut rig);
+}
+
 /// Goal: a command whose outcome persists is applied and answered when it is kept; commands after
 /// it wait; one that cannot be kept has changed nothing.
 #[test]
