@@ -129,7 +129,10 @@ fn print(volume: &Value) -> Result<(), Failure> {
         output::line(&format!("{key:<11} {value}"))?;
     }
     output::line("")?;
-    let rows = items(&volume["replicas"]).iter().map(replica);
+    // A standby has no connection to the replicas: that is no fault.
+    let is_standby = volume["state"] == "standby";
+    let rows = items(&volume["replicas"]).iter();
+    let rows = rows.map(|one| replica(one, is_standby));
     output::table(
         &[
             "slot", "device", "state", "over", "fencing", "read", "write", "reads", "writes",
@@ -161,7 +164,7 @@ pub(super) fn device_of_node(replica: &Value) -> Option<String> {
     Some(format!("{node}:{device}"))
 }
 
-fn replica(replica: &Value) -> Vec<String> {
+fn replica(replica: &Value, is_standby: bool) -> Vec<String> {
     let text = |key: &str| output::cell(replica.get(key));
     let time = |key: &str| match replica[key].as_u64() {
         Some(us) => format!("{us} µs"),
@@ -170,7 +173,7 @@ fn replica(replica: &Value) -> Vec<String> {
     let mut state = text("state");
     if replica["offline"] == true {
         state.push_str(", offline");
-    } else if replica["attached"] == false {
+    } else if replica["attached"] == false && !is_standby {
         state.push_str(", not there");
     }
     vec![
