@@ -226,9 +226,15 @@ pub(crate) struct WatchCreateRequest {
     pub range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub start_revision: i64,
+    /// Events that are not wanted: [`NO_PUT`].
+    #[prost(int32, repeated, tag = "5")]
+    pub filters: Vec<i32>,
     #[prost(bool, tag = "8")]
     pub fragment: bool,
 }
+
+/// `WatchCreateRequest.FilterType.NOPUT`.
+pub(crate) const NO_PUT: i32 = 0;
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WatchResponse {

@@ -1,7 +1,7 @@
 //! A watch: the changes of all keys with a prefix, in order of their revisions.
 //!
 //! The stream is opened again when it ends, at the next endpoint, from the revision after the last
-//! one seen. A question every second notices a member that is silent.
+//! one seen. After a second of silence a question notices a member that is dead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use crate::auth::Token;
 use crate::client::{Client, KeyValue};
 use crate::error::described;
 use crate::keys::range_end;
-use crate::messages::{Empty, WatchCreateRequest, WatchKind, WatchRequest, WatchResponse};
+use crate::messages::{Empty, NO_PUT, WatchCreateRequest, WatchKind, WatchRequest, WatchResponse};
 
-/// Time between two questions for progress.
+/// Silence after which the member is asked for progress.
 const QUESTION: Duration = Duration::from_secs(1);
 /// Silence after which the stream is opened again.
 const SILENCE: Duration = Duration::from_secs(3);
@@ -46,6 +46,7 @@ pub enum Update {
 pub struct Watch {
     client: Arc<Client>,
     prefix: String,
+    has_puts: bool,
     /// The next revision.
     from: i64,
     ready: std::collections::VecDeque<Update>,
@@ -69,10 +70,19 @@ impl Watch {
         Self {
             client,
             prefix: prefix.to_owned(),
+            has_puts: true,
             from: revision,
             ready: std::collections::VecDeque::new(),
             stream: None,
             failed_at: None,
+        }
+    }
+
+    /// Without [`Update::Put`].
+    pub fn only_deletions(self) -> Self {
+        Self {
+            has_puts: false,
+            ..self
         }
     }
 
@@ -124,6 +134,7 @@ impl Watch {
                 key: self.prefix.clone().into(),
                 range_end: range_end(self.prefix.as_bytes()),
                 start_revision: self.from,
+                filters: if self.has_puts { vec![] } else { vec![NO_PUT] },
                 fragment: true,
             });
             let first = WatchRequest {
@@ -202,7 +213,7 @@ impl Watch {
 impl Stream {
     async fn next(&mut self) -> Result<WatchResponse, Status> {
         loop {
-            let question = self.asked + QUESTION;
+            let question = self.asked.max(self.heard) + QUESTION;
             let silent = self.heard + SILENCE;
             tokio::select! {
                 answer = self.answers.message() => {

@@ -1,6 +1,6 @@
 //! The other nodes: their leases, and the fences of silent nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nacre_cluster_core::observer::Role;
@@ -12,7 +12,10 @@ use nacre_cluster_etcd::LeaseKey;
 use crate::events::{Decision, Events};
 use crate::keys::NodeKey;
 
-/// The nodes of the cluster, as the watch has shown them.
+/// The nodes of the cluster, as watches and reads have shown them.
+///
+/// Each node sees the ends of all leases, and the renewals of the nodes that it observes. A lease
+/// that is created shows in a read: its node writes its description after that.
 pub(crate) struct Nodes {
     me: NodeId,
     timing: Timing,
@@ -22,11 +25,16 @@ pub(crate) struct Nodes {
     observers: BTreeMap<NodeId, Observer>,
     /// The last renewal of each node that this one saw.
     seen: BTreeMap<NodeId, BootTime>,
+    /// The revision of the last end of each described node's lease. Watches and reads overtake each
+    /// other: an older lease must not come back.
+    ended: BTreeMap<NodeId, i64>,
     next_look: BootTime,
     /// The first list of leases has arrived.
     pub(crate) is_listed: bool,
     /// The engine does not know the present nodes yet.
     has_news: bool,
+    /// The set of live nodes has changed since the last call of [`Nodes::watched`].
+    has_other_watches: bool,
 }
 
 /// The next step of observation.
@@ -46,9 +54,11 @@ impl Nodes {
             avoided: Vec::new(),
             observers: BTreeMap::new(),
             seen: BTreeMap::new(),
+            ended: BTreeMap::new(),
             next_look: BootTime::default(),
             is_listed: false,
             has_news: false,
+            has_other_watches: false,
         }
     }
 
@@ -71,9 +81,17 @@ impl Nodes {
     /// A description was written or removed.
     pub(crate) fn describe(&mut self, node: NodeId, key: Option<NodeKey>) {
         match key {
-            Some(key) => self.described.insert(node, key),
-            None => self.described.remove(&node),
-        };
+            Some(key) => {
+                self.described.insert(node, key);
+                if !self.standing.contains_key(&node) {
+                    self.next_look = BootTime::default();
+                }
+            }
+            None => {
+                self.described.remove(&node);
+                self.ended.remove(&node);
+            }
+        }
         self.has_news = true;
         let avoided = self.described.iter().filter(|(_, key)| key.is_avoided());
         self.avoided = avoided.map(|(node, _)| *node).collect();
@@ -83,13 +101,16 @@ impl Nodes {
     pub(crate) fn put(&mut self, key: &LeaseKey, now: BootTime, events: &Events) {
         let of = key.node;
         let known = self.standing.get(&of).copied();
-        if known.is_some_and(|known| known > key.incarnation) {
+        let ended = self.ended.get(&of).copied().unwrap_or(0);
+        let is_over = (key.incarnation.0 as i64) < ended;
+        if is_over || known.is_some_and(|known| known > key.incarnation) {
             return;
         }
         self.seen.insert(of, now);
         if known != Some(key.incarnation) {
             self.standing.insert(of, key.incarnation);
             self.has_news = true;
+            self.has_other_watches = true;
             self.observers.remove(&of);
             self.assign(now);
             if of != self.me && self.is_listed {
@@ -112,12 +133,17 @@ impl Nodes {
         now: BootTime,
         events: &Events,
     ) -> bool {
+        if self.described.contains_key(&of) {
+            let ended = self.ended.entry(of).or_default();
+            *ended = revision.max(*ended);
+        }
         let stood = self.standing.get(&of);
         if stood.is_none_or(|known| known.0 as i64 > revision) {
             return false;
         }
         self.standing.remove(&of);
         self.has_news = true;
+        self.has_other_watches = true;
         self.observers.remove(&of);
         self.seen.remove(&of);
         self.assign(now);
@@ -148,9 +174,22 @@ impl Nodes {
         }
     }
 
-    /// The leases as a read shows them: for observers that the watch does not serve.
-    pub(crate) fn looked(&mut self, keys: &[LeaseKey], now: BootTime) {
+    /// The nodes whose renewals this node has to see, if they may have changed: those that it
+    /// observes, and itself.
+    pub(crate) fn watched(&mut self) -> Option<BTreeSet<NodeId>> {
+        if !std::mem::take(&mut self.has_other_watches) {
+            return None;
+        }
+        let live: Vec<NodeId> = self.standing.keys().copied().collect();
+        let is_watched =
+            |of: &NodeId| *of == self.me || ranks::observers(*of, &live).contains(&self.me);
+        Some(live.iter().copied().filter(is_watched).collect())
+    }
+
+    /// The leases as a read shows them: new ones, and renewals of nodes that are not watched.
+    pub(crate) fn looked(&mut self, keys: &[LeaseKey], now: BootTime, events: &Events) {
         for key in keys {
+            self.put(key, now, events);
             if self.standing.get(&key.node) == Some(&key.incarnation)
                 && let Some(observer) = self.observers.get_mut(&key.node)
             {
@@ -162,8 +201,10 @@ impl Nodes {
     /// The steps that are due; `own` is this node's lease.
     pub(crate) fn poll(&mut self, now: BootTime, own: &Lease) -> Vec<Step> {
         let mut steps = Vec::new();
-        if now >= self.next_look && self.observers.values().any(Observer::must_read) {
-            self.next_look = now + self.timing.lease() / 2;
+        if now >= self.next_look {
+            let must_read = self.observers.values().any(Observer::must_read);
+            let share = if must_read { 2 } else { 1 };
+            self.next_look = now + self.timing.lease() / share;
             steps.push(Step::Look);
         }
         for (of, observer) in &mut self.observers {

@@ -35,6 +35,9 @@ pub struct Publication {
     /// The NQNs of the hosts that may connect.
     pub hosts: Vec<String>,
     pub any_host: bool,
+    /// The revision at which the key was created: another one after the volume was unpublished.
+    /// 0: it is not stored yet.
+    pub created: u64,
     rest: Map<String, Value>,
 }
 
@@ -64,6 +67,7 @@ impl Publication {
             order: Vec::new(),
             hosts: Vec::new(),
             any_host: false,
+            created: 0,
             rest: Map::new(),
         }
     }
@@ -109,6 +113,7 @@ impl Publication {
             order: stored.order.into_iter().map(NodeId).collect(),
             hosts: stored.hosts,
             any_host: stored.any_host,
+            created: kv.create_revision as u64,
             rest: stored.rest,
         })
     }

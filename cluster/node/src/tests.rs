@@ -321,3 +321,45 @@ fn fences_and_old_news() {
     assert!(nodes.deleted(node(2), 16, at(2500), &events));
     assert!(!nodes.standing.contains_key(&node(2)));
 }
+
+/// A read may be older than an end of the lease that the watch has shown, and newer than one that
+/// is still to come.
+#[test]
+fn reads_and_watches_overtake_each_other() {
+    let events = Events::default();
+    let mut nodes = Nodes::new(node(1), Timing::default());
+    nodes.put(&key(1, 10, 10), at(0), &events);
+    nodes.describe(node(2), Some(NodeKey::default()));
+    nodes.looked(&[key(2, 11, 11)], at(0), &events);
+    assert!(nodes.standing.contains_key(&node(2)), "a read shows it");
+    assert!(nodes.deleted(node(2), 20, at(100), &events));
+    nodes.looked(&[key(2, 11, 19)], at(200), &events);
+    nodes.put(&key(2, 11, 19), at(200), &events);
+    assert!(!nodes.standing.contains_key(&node(2)), "it is over");
+    nodes.looked(&[key(2, 30, 30)], at(300), &events);
+    assert!(!nodes.deleted(node(2), 20, at(400), &events));
+    assert!(nodes.standing.contains_key(&node(2)), "a later one stands");
+}
+
+/// Each node watches the renewals of the nodes that it observes, and each node has three observers.
+#[test]
+fn few_watch_a_node() {
+    const NODES: u128 = 12;
+    let events = Events::default();
+    let mut watches = BTreeMap::<NodeId, usize>::new();
+    for me in 1..=NODES {
+        let mut nodes = Nodes::new(node(me), Timing::default());
+        for of in 1..=NODES {
+            nodes.put(&key(of, of as u64, of as u64), at(0), &events);
+        }
+        let watched = nodes.watched().expect("they have changed");
+        assert!(watched.contains(&node(me)), "its own answers may be lost");
+        for of in watched {
+            *watches.entry(of).or_default() += 1;
+        }
+        assert_eq!(nodes.watched(), None);
+        nodes.deleted(node(me % NODES + 1), 99, at(0), &events);
+        assert!(nodes.watched().is_some());
+    }
+    assert!(watches.values().all(|count| *count == 4), "{watches:?}");
+}

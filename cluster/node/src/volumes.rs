@@ -1,6 +1,6 @@
 //! The volumes of a node: drives their machines, and performs the intents through [`Serving`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,8 +42,8 @@ struct Place {
     taking: Option<(BootTime, Option<NodeId>)>,
     leaving_to: Option<NodeId>,
     no_hand_over_before: BootTime,
-    /// False: nothing to do until a change arrives.
-    is_awake: bool,
+    /// No live node holds the volume, and this node may take it: its turn comes with time.
+    is_waiting: bool,
     is_without_holder: bool,
     /// The last attempt to open it failed.
     does_not_open: bool,
@@ -52,6 +52,8 @@ struct Place {
 pub(crate) struct Volumes {
     me: NodeId,
     places: BTreeMap<VolumeId, Place>,
+    /// The volumes with news since the last poll.
+    awake: BTreeSet<VolumeId>,
     /// The nodes that show a volume, by its publication.
     published: BTreeMap<VolumeId, Vec<NodeId>>,
     serving: Box<dyn Serving>,
@@ -64,6 +66,7 @@ impl Volumes {
         Self {
             me,
             places: BTreeMap::new(),
+            awake: BTreeSet::new(),
             published: BTreeMap::new(),
             serving,
             is_leaving: false,
@@ -92,11 +95,11 @@ impl Volumes {
             taking: None,
             leaving_to: None,
             no_hand_over_before: BootTime::default(),
-            is_awake: true,
+            is_waiting: false,
             is_without_holder: false,
             does_not_open: false,
         });
-        place.is_awake = true;
+        self.awake.insert(id);
         if place.stored.0 < revision {
             place.stored = (revision, Arc::new(value));
         }
@@ -108,6 +111,7 @@ impl Volumes {
         let known = self.places.get(&id).map(|place| place.stored.0);
         if known.is_some_and(|known| known <= revision) {
             self.places.remove(&id);
+            self.awake.remove(&id);
             self.serving.drop_all(id);
             self.serving.forget(id);
         }
@@ -145,20 +149,18 @@ impl Volumes {
     }
 
     pub(crate) fn wake(&mut self, id: VolumeId) {
-        if let Some(place) = self.places.get_mut(&id) {
-            place.is_awake = true;
+        if self.places.contains_key(&id) {
+            self.awake.insert(id);
         }
     }
 
     pub(crate) fn wake_all(&mut self) {
-        for place in self.places.values_mut() {
-            place.is_awake = true;
-        }
+        self.awake = self.places.keys().copied().collect();
     }
 
     pub(crate) fn committed(&mut self, id: VolumeId, number: u64, at: Revision, value: Value) {
         if let Some(place) = self.places.get_mut(&id) {
-            place.is_awake = true;
+            self.awake.insert(id);
             if place.stored.0 < at {
                 place.stored = (at, Arc::new(value));
             }
@@ -184,7 +186,7 @@ impl Volumes {
 
     pub(crate) fn unanswered(&mut self, id: VolumeId, number: u64) {
         if let Some(place) = self.places.get_mut(&id) {
-            place.is_awake = true;
+            self.awake.insert(id);
             place.machine.unanswered(number);
         }
     }
@@ -199,7 +201,7 @@ impl Volumes {
             Answer::NotOpened { number } => machine.not_opened(number),
             Answer::Drained { number } => machine.drained(number),
         }
-        place.is_awake = true;
+        self.awake.insert(report.volume);
     }
 
     /// The incarnation is gone: drops everything.
@@ -217,12 +219,12 @@ impl Volumes {
             place.taking = None;
             place.leaving_to = None;
             place.noted = State::Standby;
-            place.is_awake = true;
+            self.awake.insert(*id);
             show(*id, place, BootTime::default(), self.serving.as_mut());
         }
     }
 
-    /// Polls the machines that may have work, or all of them at a turn of the clock.
+    /// Polls the machines that have news, and at a turn of the clock those for which time counts.
     pub(crate) fn poll(
         &mut self,
         now: BootTime,
@@ -232,24 +234,32 @@ impl Volumes {
         is_turn: bool,
     ) -> Vec<Commit> {
         let mut commits = Vec::new();
-        for (id, place) in &mut self.places {
-            let state = place.machine.state();
-            let is_due = place.is_awake || (is_turn && state != State::Standby);
-            let is_over = self.is_leaving && state == State::Standby;
-            if !is_due || is_over {
+        if is_turn {
+            let places = self.places.iter();
+            let is_due =
+                |place: &Place| place.is_waiting || place.machine.state() != State::Standby;
+            let due = places.filter(|(_, place)| is_due(place));
+            self.awake.extend(due.map(|(id, _)| *id));
+        }
+        for id in std::mem::take(&mut self.awake) {
+            let Some(place) = self.places.get_mut(&id) else {
+                continue;
+            };
+            if self.is_leaving && place.machine.state() == State::Standby {
                 continue;
             }
             if place.role.is_none() {
                 // The engine learns the members here. Before, it cannot say which it reaches.
-                show(*id, place, now, self.serving.as_mut());
+                show(id, place, now, self.serving.as_mut());
             }
             // The rank of a node without a lease would only delay the others.
-            let shown = self.published.get(id).into_iter().flatten();
+            let shown = self.published.get(&id).map_or(&[][..], Vec::as_slice);
             let candidates: Vec<NodeId> = shown
+                .iter()
                 .filter(|node| nodes.standing.contains_key(node))
                 .copied()
                 .collect();
-            let reached = self.serving.reached(*id);
+            let reached = self.serving.reached(id);
             let view = View {
                 now,
                 lease,
@@ -262,17 +272,18 @@ impl Volumes {
                 let Some(intent) = place.machine.poll(&view) else {
                     break;
                 };
-                let commit = perform(*id, place, intent, now, self.serving.as_mut(), events);
+                let commit = perform(id, place, intent, now, self.serving.as_mut(), events);
                 commits.extend(commit);
             }
-            note(*id, place, now, events);
-            show(*id, place, now, self.serving.as_mut());
-            // A standby sleeps while the holder's lease stands.
+            note(id, place, now, events);
+            show(id, place, now, self.serving.as_mut());
+            // A standby sleeps while the holder's lease stands, and while others are to take it.
             let holder = place.machine.record().and_then(|record| record.holder);
             let is_held = holder.is_some_and(|holder| {
                 nodes.standing.get(&holder.node) == Some(&holder.incarnation)
             });
-            place.is_awake = place.machine.state() == State::Standby && !is_held;
+            let is_standby = place.machine.state() == State::Standby;
+            place.is_waiting = is_standby && !is_held && shown.contains(&self.me);
         }
         commits
     }
@@ -286,7 +297,7 @@ impl Volumes {
             return false;
         }
         place.leaving_to = Some(to);
-        place.is_awake = true;
+        self.awake.insert(id);
         true
     }
 

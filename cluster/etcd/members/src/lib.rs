@@ -171,6 +171,10 @@ impl Members {
         self.signal(index, Signal::CONT);
     }
 
+    pub fn pid(&self, index: usize) -> u32 {
+        self.processes[index].as_ref().expect("it runs").id()
+    }
+
     fn signal(&self, index: usize, signal: Signal) {
         let child = self.processes[index].as_ref().expect("it runs");
         let pid = Pid::from_child(child);

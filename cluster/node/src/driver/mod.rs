@@ -23,7 +23,7 @@ use nacre_cluster_core::{
 use nacre_cluster_etcd::{Client, Error as Said, LeaseKey, NodeLeases, Outcome, Prefix};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -31,7 +31,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::events::{Decision, Events};
 use crate::export::Export;
-use crate::follow::{Kind, follow};
+use crate::follow::{Change, Kind, follow};
 use crate::keys::{self, Description};
 use crate::nodes::{Nodes, Step};
 use crate::operations::{self, Progress};
@@ -100,6 +100,8 @@ pub(crate) struct Shared {
     pub(crate) volumes: Mutex<Vec<(VolumeId, State)>>,
 }
 
+type Sender = mpsc::Sender<(Kind, Change)>;
+
 /// The result of a request to etcd.
 enum Done {
     Cluster(Result<keys::Cluster, Error>),
@@ -140,6 +142,8 @@ pub(crate) struct Driver {
     /// The keys for hosts whose first list has not arrived.
     awaited: BTreeSet<Kind>,
     nodes: Nodes,
+    /// The watches of single leases.
+    watched: BTreeMap<NodeId, AbortHandle>,
     volumes: Volumes,
     operations: BTreeMap<VolumeId, Progress>,
     /// The exports of this node.
@@ -179,6 +183,7 @@ impl Driver {
                 is_asked: false,
             },
             has_earlier: true,
+            watched: BTreeMap::new(),
             awaited: BTreeSet::from([
                 Kind::Leases,
                 Kind::Nodes,
@@ -213,11 +218,7 @@ impl Driver {
             (Kind::Exports, self.prefix.members(self.me.id)),
         ];
         for (kind, prefix) in followed {
-            let (client, sender) = (Arc::clone(&self.client), sender.clone());
-            self.jobs.spawn(async move {
-                follow(client, kind, prefix, sender).await;
-                Done::Nothing
-            });
+            self.follow(kind, prefix, &sender);
         }
         let upkeep = upkeep::run(Arc::clone(&self.client), self.prefix.clone(), self.me.id);
         self.jobs.spawn(async move {
@@ -226,8 +227,12 @@ impl Driver {
         });
         loop {
             self.turn(clock::now());
-            if matches!(self.phase, Phase::Releasing) && self.jobs.is_empty() {
-                break;
+            if matches!(self.phase, Phase::Releasing) {
+                if self.jobs.is_empty() {
+                    break;
+                }
+            } else {
+                self.watch(&sender);
             }
             let wait = self.wake(clock::now());
             let is_ending = self.leave_by.is_some();
@@ -257,6 +262,34 @@ impl Driver {
             }
         }
         self.shared.state.send_replace(NodeState::Left);
+    }
+
+    fn follow(&mut self, kind: Kind, prefix: String, news: &Sender) -> AbortHandle {
+        let (client, news) = (Arc::clone(&self.client), news.clone());
+        self.jobs.spawn(async move {
+            follow(client, kind, prefix, news).await;
+            Done::Nothing
+        })
+    }
+
+    /// Watches the renewals of the nodes that this node observes now.
+    fn watch(&mut self, news: &Sender) {
+        let Some(wanted) = self.nodes.watched() else {
+            return;
+        };
+        self.watched.retain(|node, watch| {
+            let is_wanted = wanted.contains(node);
+            if !is_wanted {
+                watch.abort();
+            }
+            is_wanted
+        });
+        for node in wanted {
+            if !self.watched.contains_key(&node) {
+                let watch = self.follow(Kind::Renewals, self.prefix.lease(node), news);
+                self.watched.insert(node, watch);
+            }
+        }
     }
 
     /// The time until the next turn.
@@ -531,7 +564,7 @@ impl Driver {
             }
             Done::Looked(keys) => {
                 if let Ok(keys) = keys {
-                    self.nodes.looked(&keys, now);
+                    self.nodes.looked(&keys, now, &self.shared.events);
                 }
             }
             Done::Fenced(node, silent, answer) => {

@@ -82,7 +82,7 @@ impl Driver {
 
     fn prefix_of(&self, kind: Kind) -> String {
         match kind {
-            Kind::Leases => self.prefix.leases(),
+            Kind::Leases | Kind::Renewals => self.prefix.leases(),
             Kind::Nodes => self.prefix.nodes(),
             Kind::Volumes => self.prefix.volumes(),
             Kind::Publications => self.prefix.publications(),
@@ -94,6 +94,8 @@ impl Driver {
     fn known(&self, kind: Kind) -> Vec<Uuid> {
         let volumes = |ids: Vec<VolumeId>| ids.into_iter().map(|id| id.0).collect();
         match kind {
+            // A list of one key says nothing about the others.
+            Kind::Renewals => Vec::new(),
             Kind::Leases => self.nodes.standing.keys().map(|node| node.0).collect(),
             Kind::Nodes => self.nodes.described.keys().map(|node| node.0).collect(),
             Kind::Volumes => volumes(self.volumes.ids()),
@@ -108,7 +110,7 @@ impl Driver {
             return self.ignored(&kv.key, Some("its name ends without an id".to_owned()));
         };
         let refused = match kind {
-            Kind::Leases => self.put_lease(kv).err(),
+            Kind::Leases | Kind::Renewals => self.put_lease(kv).err(),
             Kind::Nodes => match NodeKey::decode(kv) {
                 Ok(key) => {
                     self.nodes.describe(NodeId(id), Some(key));
@@ -164,7 +166,7 @@ impl Driver {
 
     fn deleted(&mut self, kind: Kind, id: Uuid, revision: i64) {
         match kind {
-            Kind::Leases => self.deleted_lease(NodeId(id), revision, clock::now()),
+            Kind::Leases | Kind::Renewals => self.deleted_lease(NodeId(id), revision, clock::now()),
             Kind::Nodes => self.nodes.describe(NodeId(id), None),
             Kind::Volumes => {
                 let revision = Revision(revision as u64);

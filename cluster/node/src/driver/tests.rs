@@ -108,7 +108,7 @@ fn list(driver: &Driver, kind: Kind) -> Change {
             let member = MemberId(Uuid::from_u128(200));
             vec![(prefix.member(driver.me.id, member), export)]
         }
-        Kind::Operations => Vec::new(),
+        Kind::Operations | Kind::Renewals => Vec::new(),
     };
     let keys = keys.into_iter().map(|(key, value)| KeyValue {
         key: key.into_bytes(),

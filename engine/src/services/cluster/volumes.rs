@@ -46,6 +46,8 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::services) struct Shown {
     pub nqn: String,
+    /// See [`Publication::created`].
+    published: u64,
     slot: u8,
     has_namespace: bool,
     /// It has its hosts and listeners, too.
@@ -317,10 +319,9 @@ async fn show(
         return withdraw(engine, running, id).await;
     };
     let known = running.shown.borrow().get(&id).cloned();
-    if known
-        .as_ref()
-        .is_some_and(|shown| (&shown.nqn, shown.slot) != (&publication.nqn, slot))
-    {
+    let present = (&publication.nqn, publication.created, slot);
+    let is_other = |shown: Shown| (&shown.nqn, shown.published, shown.slot) != present;
+    if known.is_some_and(is_other) {
         withdraw(engine, running, id).await;
     }
     in_cluster::show(engine, id.0).await;
@@ -396,6 +397,7 @@ async fn furnish(
         engine.declared_call(CREATE_SUBSYSTEM, &create).await?;
         let shown = Shown {
             nqn: nqn.clone(),
+            published: publication.created,
             slot,
             has_namespace: false,
             is_complete: false,
