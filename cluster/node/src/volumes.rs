@@ -42,8 +42,6 @@ struct Place {
     taking: Option<(BootTime, Option<NodeId>)>,
     leaving_to: Option<NodeId>,
     no_hand_over_before: BootTime,
-    /// No live node holds the volume, and this node may take it: its turn comes with time.
-    is_waiting: bool,
     is_without_holder: bool,
     /// The last attempt to open it failed.
     does_not_open: bool,
@@ -54,6 +52,11 @@ pub(crate) struct Volumes {
     places: BTreeMap<VolumeId, Place>,
     /// The volumes with news since the last poll.
     awake: BTreeSet<VolumeId>,
+    /// The volumes for which time counts: this node is more than a standby, or no live node holds
+    /// the volume and this node may take it.
+    busy: BTreeSet<VolumeId>,
+    /// A state has changed since the last call of [`Volumes::new_states`].
+    has_new_states: bool,
     /// The nodes that show a volume, by its publication.
     published: BTreeMap<VolumeId, Vec<NodeId>>,
     serving: Box<dyn Serving>,
@@ -67,6 +70,8 @@ impl Volumes {
             me,
             places: BTreeMap::new(),
             awake: BTreeSet::new(),
+            busy: BTreeSet::new(),
+            has_new_states: false,
             published: BTreeMap::new(),
             serving,
             is_leaving: false,
@@ -87,6 +92,7 @@ impl Volumes {
 
     fn know(&mut self, id: VolumeId, revision: Revision, value: Value, record: Record) {
         let me = self.me;
+        self.has_new_states |= !self.places.contains_key(&id);
         let place = self.places.entry(id).or_insert_with(|| Place {
             machine: Volume::new(id, me),
             stored: (Revision(0), Arc::default()),
@@ -95,7 +101,6 @@ impl Volumes {
             taking: None,
             leaving_to: None,
             no_hand_over_before: BootTime::default(),
-            is_waiting: false,
             is_without_holder: false,
             does_not_open: false,
         });
@@ -112,6 +117,8 @@ impl Volumes {
         if known.is_some_and(|known| known <= revision) {
             self.places.remove(&id);
             self.awake.remove(&id);
+            self.busy.remove(&id);
+            self.has_new_states = true;
             self.serving.drop_all(id);
             self.serving.forget(id);
         }
@@ -206,6 +213,7 @@ impl Volumes {
 
     /// The incarnation is gone: drops everything.
     pub(crate) fn restart(&mut self, events: &Events) {
+        self.has_new_states = true;
         for (id, place) in &mut self.places {
             let state = place.machine.state();
             if state != State::Standby {
@@ -235,11 +243,7 @@ impl Volumes {
     ) -> Vec<Commit> {
         let mut commits = Vec::new();
         if is_turn {
-            let places = self.places.iter();
-            let is_due =
-                |place: &Place| place.is_waiting || place.machine.state() != State::Standby;
-            let due = places.filter(|(_, place)| is_due(place));
-            self.awake.extend(due.map(|(id, _)| *id));
+            self.awake.extend(&self.busy);
         }
         for id in std::mem::take(&mut self.awake) {
             let Some(place) = self.places.get_mut(&id) else {
@@ -275,6 +279,7 @@ impl Volumes {
                 let commit = perform(id, place, intent, now, self.serving.as_mut(), events);
                 commits.extend(commit);
             }
+            self.has_new_states |= place.noted != place.machine.state();
             note(id, place, now, events);
             show(id, place, now, self.serving.as_mut());
             // A standby sleeps while the holder's lease stands, and while others are to take it.
@@ -283,7 +288,11 @@ impl Volumes {
                 nodes.standing.get(&holder.node) == Some(&holder.incarnation)
             });
             let is_standby = place.machine.state() == State::Standby;
-            place.is_waiting = is_standby && !is_held && shown.contains(&self.me);
+            if !is_standby || (!is_held && shown.contains(&self.me)) {
+                self.busy.insert(id);
+            } else {
+                self.busy.remove(&id);
+            }
         }
         commits
     }
@@ -346,17 +355,20 @@ impl Volumes {
         record.holder.map(|holder| holder.node)
     }
 
+    /// The volumes in this state, which is not [`State::Standby`].
     pub(crate) fn in_state(&self, state: State) -> Vec<VolumeId> {
-        let places = self.places.iter();
-        let found = places.filter(|(_, place)| place.machine.state() == state);
-        found.map(|(id, _)| *id).collect()
+        let busy = self.busy.iter().copied();
+        busy.filter(|id| self.state(*id) == Some(state)).collect()
     }
 
-    pub(crate) fn states(&self) -> Vec<(VolumeId, State)> {
+    /// The states of all volumes, if one may have changed.
+    pub(crate) fn new_states(&mut self) -> Option<Vec<(VolumeId, State)>> {
+        if !std::mem::take(&mut self.has_new_states) {
+            return None;
+        }
         let places = self.places.iter();
-        places
-            .map(|(id, place)| (*id, place.machine.state()))
-            .collect()
+        let states = places.map(|(id, place)| (*id, place.machine.state()));
+        Some(states.collect())
     }
 
     /// Ends all serving at once.

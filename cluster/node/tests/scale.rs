@@ -147,7 +147,7 @@ fn a_cluster_of_the_designed_size() {
         return;
     };
     let is_full = std::env::var_os("NACRE_TEST_AT_LENGTH").is_some();
-    let (nodes, volumes) = if is_full { (100, 3_000) } else { (8, 200) };
+    let (nodes, volumes) = if is_full { (100, 10_000) } else { (8, 200) };
     let etcd = Members::start(program, 1, &[]);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

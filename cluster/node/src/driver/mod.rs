@@ -307,7 +307,9 @@ impl Driver {
         if is_turn {
             self.next_turn = now + TURN;
             *self.shared.seen.lock() = self.nodes.seen().clone();
-            *self.shared.volumes.lock() = self.volumes.states();
+            if let Some(states) = self.volumes.new_states() {
+                *self.shared.volumes.lock() = states;
+            }
         }
         self.show_news();
         match &mut self.phase {
