@@ -94,6 +94,8 @@ pub struct VolumeStatus {
     pub in_sync: usize,
     /// The nodes that show the volume to hosts.
     pub nodes: Vec<NodeId>,
+    /// `None`: the volume is not published.
+    pub publication: Option<Publication>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,7 +235,7 @@ impl Operator {
         for kv in self.list(&prefix).await? {
             // The nodes that read a damaged publication ignore it, too.
             if let Ok(publication) = Publication::decode(&kv) {
-                published.insert(Prefix::id_after(&prefix, &kv.key), publication.nodes());
+                published.insert(Prefix::id_after(&prefix, &kv.key), publication);
             }
         }
         let prefix = self.prefix.volumes();
@@ -241,6 +243,7 @@ impl Operator {
         keys.sort_by_key(|kv| kv.create_revision);
         let mut status = |kv: &KeyValue| {
             let id = Prefix::id_after(&prefix, &kv.key)?;
+            let publication = published.remove(&Some(id));
             let unreadable = VolumeStatus {
                 id: VolumeId(id),
                 name: String::new(),
@@ -249,7 +252,11 @@ impl Operator {
                 state: VolumeState::Unreadable,
                 members: 0,
                 in_sync: 0,
-                nodes: published.remove(&Some(id)).unwrap_or_default(),
+                nodes: publication
+                    .as_ref()
+                    .map(Publication::nodes)
+                    .unwrap_or_default(),
+                publication,
             };
             let Ok((value, record)) = record::decode(&kv.value) else {
                 return Some(unreadable);

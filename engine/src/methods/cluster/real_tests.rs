@@ -151,13 +151,16 @@ fn acts_of_operators_on_a_real_etcd() {
         txn.put(key, value.to_string().into_bytes())
     });
     transact(put).expect("put");
-    let shown = serde_json::to_value(run(volumes(&operator)).expect("volumes"));
+    let shown = serde_json::to_value(run(volumes(&operator, &|_| Vec::new())).expect("volumes"));
     assert_eq!(
         shown.expect("plain data"),
         json!([{
             "id": Uuid::from_u128(9), "name": "v", "state": "without_holder",
             "holder": { "id": BEE, "name": "bee" }, "lease_stands": false,
             "replicas": 2, "in_sync": 1, "nodes": [{ "id": BEE, "name": "bee" }],
+            "publication": {
+                "nqn": "nqn.a", "hosts": [], "any_host": false, "listen_addresses": [],
+            },
         }])
     );
     assert_eq!(

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use nacre_cluster_core::{NodeId, VolumeId};
-use nacre_cluster_node::{Operator, VolumeState, VolumeStatus};
+use nacre_cluster_node::{Operator, Publication, VolumeState, VolumeStatus};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::{LIMIT, named, node, read as read_etcd, refuse_long_wait, within};
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
+use crate::services::cluster;
 use crate::services::engine::Engine;
 use crate::values::read;
 
@@ -38,6 +40,30 @@ pub struct ClusterVolume {
     in_sync: usize,
     /// The nodes that show the volume to hosts.
     nodes: Vec<ClusterVolumeNode>,
+    /// `None`: no host may use the volume.
+    publication: Option<ClusterPublication>,
+}
+
+/// The hosts that may use a volume, and where they find it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ClusterPublication {
+    nqn: String,
+    /// NQNs of the hosts.
+    hosts: Vec<String>,
+    any_host: bool,
+    /// Addresses of the nodes that show it.
+    listen_addresses: Vec<Value>,
+}
+
+impl ClusterPublication {
+    fn of(publication: &Publication, listen_addresses: Vec<Value>) -> Self {
+        Self {
+            nqn: publication.nqn.clone(),
+            hosts: publication.hosts.clone(),
+            any_host: publication.any_host,
+            listen_addresses,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -73,7 +99,11 @@ impl From<VolumeState> for ClusterVolumeState {
 }
 
 impl ClusterVolume {
-    fn of(volume: VolumeStatus, names: &BTreeMap<NodeId, String>) -> Self {
+    fn of(
+        volume: VolumeStatus,
+        names: &BTreeMap<NodeId, String>,
+        addresses: &dyn Fn(&Publication) -> Vec<Value>,
+    ) -> Self {
         let node = |id: NodeId| ClusterVolumeNode {
             id: id.0,
             name: names.get(&id).cloned(),
@@ -86,6 +116,8 @@ impl ClusterVolume {
             lease_stands: volume.lease_stands,
             replicas: volume.members,
             in_sync: volume.in_sync,
+            publication: (volume.publication.as_ref())
+                .map(|publication| ClusterPublication::of(publication, addresses(publication))),
             nodes: volume.nodes.into_iter().map(node).collect(),
         }
     }
@@ -103,11 +135,16 @@ impl Method<Engine> for GetVolumes {
     type Reply = Vec<ClusterVolume>;
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<ClusterVolume>, RpcError> {
-        volumes(&engine.volumes.cluster.operator()?).await
+        let operator = engine.volumes.cluster.operator()?;
+        let addresses = |publication: &Publication| cluster::addresses(&engine, publication);
+        volumes(&operator, &addresses).await
     }
 }
 
-pub(super) async fn volumes(operator: &Operator) -> Result<Vec<ClusterVolume>, RpcError> {
+pub(super) async fn volumes(
+    operator: &Operator,
+    addresses: &dyn Fn(&Publication) -> Vec<Value>,
+) -> Result<Vec<ClusterVolume>, RpcError> {
     let operator = operator.clone();
     let read =
         read_etcd(
@@ -116,7 +153,7 @@ pub(super) async fn volumes(operator: &Operator) -> Result<Vec<ClusterVolume>, R
     let (volumes, names) = read.await?;
     let volumes = volumes.into_iter();
     Ok(volumes
-        .map(|volume| ClusterVolume::of(volume, &names))
+        .map(|volume| ClusterVolume::of(volume, &names, addresses))
         .collect())
 }
 

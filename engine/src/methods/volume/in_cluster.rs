@@ -4,8 +4,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev_replica::model::Settings;
-use nacre_nvmf::address::adrfam;
-use serde_json::json;
 use uuid::Uuid;
 
 use super::blocks;
@@ -82,18 +80,11 @@ pub(super) async fn publish(
     }
     let (hosts, any_host) = (params.hosts.clone(), params.allow_any_host);
     let publication = cluster::publish(engine, id, hosts, any_host, &params.nodes).await?;
-    let portals = cluster::portals(engine, &publication);
-    let addresses = portals.iter().map(|portal| {
-        let ip = portal.traddr.parse().map(adrfam).unwrap_or_default();
-        json!({
-            "trtype": portal.trtype, "adrfam": ip, "traddr": portal.traddr,
-            "trsvcid": portal.trsvcid,
-        })
-    });
+    let listen_addresses = cluster::addresses(engine, &publication);
     Ok(PublishReply {
         nqn: publication.nqn,
         nsid: 1,
         uuid: id.to_string(),
-        listen_addresses: addresses.collect(),
+        listen_addresses,
     })
 }

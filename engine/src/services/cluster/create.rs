@@ -16,6 +16,8 @@ use nacre_bdev_replica::model::Settings;
 use nacre_cluster_core::{NodeId, VolumeId};
 use nacre_cluster_node::export::Want;
 use nacre_cluster_node::{Portal, Publication, PublishRequest};
+use nacre_nvmf::address::adrfam;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::Running;
@@ -59,7 +61,7 @@ pub async fn create(
 }
 
 /// The addresses at which the nodes of a publication show its volume.
-pub fn portals(engine: &Engine, publication: &Publication) -> Vec<Portal> {
+fn portals(engine: &Engine, publication: &Publication) -> Vec<Portal> {
     let nodes = engine
         .volumes
         .cluster
@@ -70,6 +72,19 @@ pub fn portals(engine: &Engine, publication: &Publication) -> Vec<Portal> {
     let keys = shown.iter().filter_map(|node| nodes.get(node));
     keys.flat_map(|key| key.description.portals.clone())
         .collect()
+}
+
+/// As [`portals`], for replies.
+pub fn addresses(engine: &Engine, publication: &Publication) -> Vec<Value> {
+    let address = |portal: Portal| {
+        let ip = portal.traddr.parse().map(adrfam).unwrap_or_default();
+        json!({
+            "trtype": portal.trtype, "adrfam": ip, "traddr": portal.traddr,
+            "trsvcid": portal.trsvcid,
+        })
+    };
+    let all = portals(engine, publication).into_iter();
+    all.map(address).collect()
 }
 
 /// Publishes the volume on these nodes; none named: on all nodes, at most 16.

@@ -56,7 +56,7 @@ use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::values::host_identity;
 
-pub use self::create::{create, delete, portals, publish, unpublish};
+pub use self::create::{addresses, create, delete, publish, unpublish};
 pub use self::replicas::{NewReplica, change_replicas};
 pub(super) use self::report::for_doctor;
 pub(super) use self::volumes::Shown;
