@@ -16,6 +16,7 @@ mod completions;
 mod config;
 mod connect;
 mod console;
+mod csi;
 mod discover;
 mod doctor;
 mod events;
@@ -151,6 +152,8 @@ enum Command {
     Appliance(appliance::ApplianceArgs),
     /// The screen of the appliance's own terminals: state, network, restart, reset
     Console(console::ConsoleArgs),
+    /// Run the CSI driver: volumes for Kubernetes
+    Csi(Box<csi::CsiArgs>),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -332,6 +335,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Bench(args) => bench::run(*args),
         Command::Appliance(args) => appliance::run(args),
         Command::Console(args) => console::run(args),
+        Command::Csi(args) => csi::run(*args),
         Command::Completions(args) => completions::run(args),
     }
 }

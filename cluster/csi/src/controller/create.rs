@@ -1,0 +1,193 @@
+//! `CreateVolume`, `DeleteVolume`.
+//!
+//! The id of a volume follows from its name, so that a repeated request finds the volume that an
+//! earlier one made. The volume's description ends with a digest of the parameters.
+
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use super::{Controller, described, require_capabilities};
+use crate::capability::{Capability, MIB, Parameters, Sizes, checked_name, volume_id};
+use crate::daemon::{Volume, Wanted, listed};
+use crate::messages::Nothing;
+use crate::messages::controller::{CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest};
+
+/// Longest part of the name in the description, which has at most 255 bytes.
+const NAME_IN_DESCRIPTION: usize = 128;
+const MARK: &str = "parameters";
+
+impl Controller {
+    pub(crate) fn create(
+        &self,
+        asked: CreateVolumeRequest,
+    ) -> Result<CreateVolumeResponse, Status> {
+        let name = checked_name(&asked.name)?;
+        require_capabilities(&asked.volume_capabilities)?;
+        for capability in &asked.volume_capabilities {
+            Capability::read(Some(capability)).map_err(|unfit| unfit.invalid())?;
+        }
+        if asked.volume_content_source.is_some() {
+            let text = "volume_content_source: volumes have no snapshots and clones";
+            return Err(Status::invalid_argument(text));
+        }
+        if !asked.mutable_parameters.is_empty() {
+            let text = "mutable_parameters: this driver has none";
+            return Err(Status::invalid_argument(text));
+        }
+        let parameters = Parameters::read(&asked.parameters)?;
+        let sizes = Sizes::read(asked.capacity_range.as_ref())?;
+        let bytes = sizes.chosen()?;
+        let id = self.daemon.place()?.volume_id(name);
+        let _one = self.pending.start(&id.to_string())?;
+        let volume = match self.daemon.volume(id)? {
+            Some(volume) => volume,
+            None => self.make(id, name, bytes, parameters.clone())?,
+        };
+        let differs = differs(&volume, &parameters).or_else(|| {
+            let text = || {
+                format!(
+                    "it has {} bytes, which capacity_range excludes",
+                    volume.bytes
+                )
+            };
+            (!sizes.admits(volume.bytes)).then(text)
+        });
+        if let Some(why) = differs {
+            let text = format!("volume \"{name}\" exists, and {why}");
+            return Err(Status::already_exists(text));
+        }
+        Ok(CreateVolumeResponse {
+            volume: Some(described(&volume)),
+        })
+    }
+
+    fn make(
+        &self,
+        id: Uuid,
+        name: &str,
+        bytes: u64,
+        parameters: Parameters,
+    ) -> Result<Volume, Status> {
+        let wanted = Wanted {
+            id,
+            name: volume_name(id, name),
+            description: description(id, name, &parameters),
+            mebibytes: bytes / MIB,
+            parameters,
+        };
+        self.daemon.create(&wanted).or_else(|refused| {
+            // Another controller may have made it meanwhile.
+            match self.daemon.volume(id) {
+                Ok(Some(volume)) if refused.code() == Code::AlreadyExists => Ok(volume),
+                _ => Err(refused),
+            }
+        })
+    }
+
+    pub(crate) fn delete(&self, asked: &DeleteVolumeRequest) -> Result<Nothing, Status> {
+        let Some(id) = volume_id(&asked.volume_id)? else {
+            return Ok(Nothing {});
+        };
+        let _one = self.pending.start(&asked.volume_id)?;
+        let Some(volume) = self.daemon.volume(id)? else {
+            return Ok(Nothing {});
+        };
+        if let Some(publication) = self.daemon.publication(&volume)? {
+            if publication.any_host || !publication.hosts.is_empty() {
+                let text = format!(
+                    "volume {} is published to {}",
+                    volume.name,
+                    listed(&publication.hosts)
+                );
+                return Err(Status::failed_precondition(text));
+            }
+            self.daemon.unpublish(&volume)?;
+        }
+        self.daemon.delete(&volume)?;
+        Ok(Nothing {})
+    }
+}
+
+/// The daemon's names have fewer characters than the interface's.
+fn volume_name(id: Uuid, name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+    // A name that reads as an id could be taken for another volume's id.
+    if name.len() <= MAX_NAME && name.chars().all(is_plain) && Uuid::parse_str(name).is_err() {
+        name.to_owned()
+    } else {
+        format!("csi-{id}")
+    }
+}
+
+/// Longest name of the daemon's volumes.
+const MAX_NAME: usize = 63;
+
+fn digest(id: Uuid, parameters: &Parameters) -> Uuid {
+    Uuid::new_v5(&id, parameters.canonical().as_bytes())
+}
+
+fn description(id: Uuid, name: &str, parameters: &Parameters) -> String {
+    let plain = name.chars().filter(|c| c.is_ascii_graphic() || *c == ' ');
+    let plain: String = plain.take(NAME_IN_DESCRIPTION).collect();
+    format!("CSI volume {plain} {MARK} {}", digest(id, parameters))
+}
+
+/// Why the volume is not one of these parameters. An operator may have changed its description:
+/// then only the number of replicas is compared.
+pub(super) fn differs(volume: &Volume, parameters: &Parameters) -> Option<String> {
+    let wanted = parameters.replica_count();
+    if volume.replicas != wanted {
+        let text = format!("it has {} replicas, not {wanted}", volume.replicas);
+        return Some(text);
+    }
+    let (before, found) = volume.description.rsplit_once(' ')?;
+    if !before.ends_with(MARK) || found.parse() == Ok(digest(volume.id, parameters)) {
+        return None;
+    }
+    Some("it was made with other parameters".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_interface_become_names_of_the_daemon() {
+        let id = Uuid::from_u128(1);
+        assert_eq!(volume_name(id, "pvc-1"), "pvc-1");
+        let other = format!("csi-{id}");
+        for name in [
+            "größe",
+            "a b",
+            &"x".repeat(128),
+            &Uuid::from_u128(2).to_string(),
+        ] {
+            assert_eq!(volume_name(id, name), other, "{name}");
+        }
+    }
+
+    #[test]
+    fn other_parameters_are_found() {
+        let id = Uuid::from_u128(1);
+        let parameters = Parameters::default();
+        let mut volume = Volume {
+            id,
+            name: "v".to_owned(),
+            bytes: 1,
+            replicas: 1,
+            description: description(id, &"é".repeat(100), &parameters),
+            subsystems: Vec::new(),
+        };
+        assert!(volume.description.len() <= 255);
+        assert_eq!(differs(&volume, &parameters), None);
+        let thin = Parameters {
+            is_thin: true,
+            ..Default::default()
+        };
+        assert!(differs(&volume, &thin).is_some());
+        volume.description = "ours".to_owned();
+        assert_eq!(differs(&volume, &thin), None);
+        volume.replicas = 2;
+        assert!(differs(&volume, &thin).is_some());
+    }
+}

@@ -1,0 +1,83 @@
+//! `ListVolumes`, `GetCapacity`.
+
+use tonic::Status;
+use uuid::Uuid;
+
+use super::{Controller, described, signed};
+use crate::capability::{Capability, MIB, Parameters};
+use crate::daemon::Place;
+use crate::messages::Int64Value;
+use crate::messages::controller::{
+    GetCapacityRequest, GetCapacityResponse, ListVolumesRequest, ListVolumesResponse, ListedStatus,
+    ListedVolume,
+};
+
+/// Most volumes in one answer: gRPC's clients accept 4 MiB.
+const MAX_ENTRIES: usize = 4000;
+
+impl Controller {
+    /// Volumes in the order of their ids. A token is the last id of a page, so that it stays valid
+    /// whatever is created and deleted between two pages.
+    pub(crate) fn list(&self, asked: &ListVolumesRequest) -> Result<ListVolumesResponse, Status> {
+        let most = usize::try_from(asked.max_entries)
+            .map_err(|_| Status::invalid_argument("max_entries is negative"))?;
+        let most = if most == 0 {
+            MAX_ENTRIES
+        } else {
+            most.min(MAX_ENTRIES)
+        };
+        let after = match asked.starting_token.as_str() {
+            "" => None,
+            token => Some(Uuid::parse_str(token).map_err(|_| {
+                let text = "starting_token is not one of this driver: start again without one";
+                Status::aborted(text)
+            })?),
+        };
+        let mut volumes = self.daemon.volumes()?;
+        volumes.retain(|volume| after.is_none_or(|after| volume.id > after));
+        let is_last = volumes.len() <= most;
+        volumes.truncate(most);
+        let next_token = match volumes.last() {
+            Some(last) if !is_last => last.id.to_string(),
+            _ => String::new(),
+        };
+        let hosts = self.daemon.publications(&volumes)?;
+        let entry = |(volume, published_node_ids)| ListedVolume {
+            volume: Some(described(volume)),
+            status: Some(ListedStatus { published_node_ids }),
+        };
+        Ok(ListVolumesResponse {
+            entries: volumes.iter().zip(hosts).map(entry).collect(),
+            next_token,
+        })
+    }
+
+    pub(crate) fn capacity(
+        &self,
+        asked: &GetCapacityRequest,
+    ) -> Result<GetCapacityResponse, Status> {
+        if let Place::Cluster { .. } = self.daemon.place()? {
+            let text = "the capacity of a cluster is not known to one daemon";
+            return Err(Status::unimplemented(text));
+        }
+        let parameters = Parameters::read(&asked.parameters)?;
+        let capabilities = &asked.volume_capabilities;
+        let is_unfit = capabilities
+            .iter()
+            .any(|one| Capability::read(Some(one)).is_err());
+        // The smallest pool limits the volume, because each replica has the same size.
+        let pools = match self.daemon.pools_for(&parameters) {
+            Ok(pools) => pools,
+            Err(refused) if refused.code() == tonic::Code::ResourceExhausted => Vec::new(),
+            Err(refused) => return Err(refused),
+        };
+        let free = pools.iter().map(|pool| pool.free_bytes).min().unwrap_or(0);
+        let available = signed(if is_unfit { 0 } else { free });
+        let whole = signed(MIB);
+        Ok(GetCapacityResponse {
+            available_capacity: available,
+            maximum_volume_size: None,
+            minimum_volume_size: Some(Int64Value { value: whole }),
+        })
+    }
+}

@@ -1,0 +1,147 @@
+//! `NodePublishVolume`, `NodeUnpublishVolume`: a staged volume at the path of a pod, as a bind mount
+//! of the staging path or of the block device.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tonic::Status;
+
+use super::Node;
+use super::fabrics;
+use super::mounts::{self, Mount, must};
+use crate::capability::{Access, Capability, required_path, volume_id};
+use crate::messages::node::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
+use crate::messages::{Mode, Nothing};
+
+impl Node {
+    pub(crate) fn publish(&self, asked: &NodePublishVolumeRequest) -> Result<Nothing, Status> {
+        let id = volume_id(&asked.volume_id)?;
+        let target = Path::new(required_path("target_path", &asked.target_path)?);
+        let capability = Capability::read(asked.volume_capability.as_ref());
+        let capability = capability.map_err(|unfit| unfit.exceeds())?;
+        if asked.staging_target_path.is_empty() {
+            let text = "staging_target_path is missing: NodeStageVolume comes first";
+            return Err(Status::failed_precondition(text));
+        }
+        let staging = Path::new(required_path(
+            "staging_target_path",
+            &asked.staging_target_path,
+        )?);
+        let id = self.known(id, &asked.volume_id)?;
+        let _one = self.pending.start(&asked.volume_id)?;
+        let host = &*self.host;
+        let staged = self.records.read(id)?;
+        let device = fabrics::device(host, id);
+        let (Some(staged), Some(device)) = (staged, device) else {
+            let text = format!("volume {id} is not staged here: NodeStageVolume comes first");
+            return Err(Status::failed_precondition(text));
+        };
+        let is_read_only = asked.readonly || capability.is_read_only();
+        let is_block = capability.access == Access::Block;
+        if is_block != staged.fs_type.is_none() {
+            let text = format!("volume {id} is staged for the other access type");
+            return Err(Status::failed_precondition(text));
+        }
+        if is_block && asked.readonly {
+            let text = "readonly: a block device at a pod is always writable";
+            return Err(Status::invalid_argument(text));
+        }
+        let (source, number, root) = if is_block {
+            let root = Path::new("/").join(&device.name);
+            (device.path.clone(), None, Some(root))
+        } else {
+            let mounted = mounts::at(host, staging)?;
+            let alive = mounted.filter(|mount| mount.number == device.number);
+            if alive.is_none() {
+                let text = format!(
+                    "volume {id} is not mounted at {}: NodeStageVolume comes first",
+                    staging.display()
+                );
+                return Err(Status::failed_precondition(text));
+            }
+            (staging.to_owned(), Some(device.number.clone()), None)
+        };
+        let is_ours = |mount: &Mount| {
+            number.as_ref().is_none_or(|number| *number == mount.number)
+                && root.as_ref().is_none_or(|root| *root == mount.root)
+        };
+        if let Some(there) = mounts::at(host, target)? {
+            if is_ours(&there) && there.is_read_only == is_read_only {
+                return Ok(Nothing {});
+            }
+            let text = format!("{} is a mount of another kind already", target.display());
+            return Err(Status::already_exists(text));
+        }
+        if capability.mode == Mode::SingleNodeSingleWriter {
+            let others = mounts::all(host)?;
+            let mut others = others
+                .iter()
+                .filter(|mount| is_ours(mount) && mount.target != staging);
+            if let Some(other) = others.next() {
+                let text = format!(
+                    "volume {id} is for one writer, and is at {} already",
+                    other.target.display()
+                );
+                return Err(Status::failed_precondition(text));
+            }
+        }
+        make_target(target, is_block)
+            .map_err(|error| Status::internal(format!("{}: {error}", target.display())))?;
+        let (from, to) = (source.to_string_lossy(), target.to_string_lossy());
+        let bound = must(host, "mount", &["--bind", &from, &to]);
+        let bound = bound.and_then(|ran| {
+            if is_read_only && !is_block {
+                must(host, "mount", &["-o", "remount,bind,ro", &to])
+            } else {
+                Ok(ran)
+            }
+        });
+        if let Err(refused) = bound {
+            // A writable mount must not stand in for a read-only one.
+            let _ = mounts::unmount(host, target).and_then(|()| remove_target(target));
+            return Err(refused);
+        }
+        Ok(Nothing {})
+    }
+
+    pub(crate) fn unpublish(&self, asked: &NodeUnpublishVolumeRequest) -> Result<Nothing, Status> {
+        volume_id(&asked.volume_id)?;
+        let target = PathBuf::from(required_path("target_path", &asked.target_path)?);
+        let _one = self.pending.start(&asked.volume_id)?;
+        mounts::unmount(&*self.host, &target)?;
+        remove_target(&target)?;
+        Ok(Nothing {})
+    }
+}
+
+/// A directory, or an empty file for a block device. Its parent is the orchestrator's.
+fn make_target(target: &Path, is_block: bool) -> io::Result<()> {
+    if is_block {
+        let options = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(target);
+        return options.map(drop);
+    }
+    match std::fs::create_dir(target) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && target.is_dir() => Ok(()),
+        made => made,
+    }
+}
+
+/// Removes what [`make_target`] made. A directory that is not empty has data: it stays.
+fn remove_target(target: &Path) -> Result<(), Status> {
+    let removed = match target.symlink_metadata() {
+        Err(error) => Err(error),
+        Ok(found) if found.is_dir() => std::fs::remove_dir(target),
+        Ok(found) if found.len() == 0 => std::fs::remove_file(target),
+        Ok(_) => Err(io::Error::other("it is no file of this driver")),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            let text = format!("cannot remove {}: {error}", target.display());
+            Err(Status::internal(text))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,155 @@
+//! `csi.v1.Controller` against two daemons in a cluster with a real etcd. Without etcd it is
+//! skipped aloud.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nacre_cluster_csi::messages::controller::{
+    ControllerGetCapabilitiesResponse, ControllerPublishVolumeResponse,
+    ControllerUnpublishVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, ListVolumesRequest,
+    ListVolumesResponse,
+};
+use nacre_cluster_csi::messages::{Mode, Nothing};
+use nacre_cluster_etcd_members::{Members, program};
+use nacre_tests::daemon::{Daemon, Place, free_address};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::client::{HOST, OTHER, Served, publish};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Node {
+    daemon: Daemon,
+    place: Place,
+    address: SocketAddr,
+}
+
+fn start(etcd: &Members, name: &str) -> Node {
+    let address = free_address("127.0.0.1");
+    let url = &etcd.endpoints().urls[0];
+    let place = Place::new()
+        .with("NACRE_STORE_ENDPOINTS", url)
+        .with("NACRE_CLUSTER_NAME", "lab")
+        .with("NACRE_CLUSTER_NODE", name)
+        .with("NACRE_NVMF_LISTEN", format!("tcp://{address}"));
+    if name == "a" {
+        let init = ["cluster", "init", "lab", "--etcd", url];
+        let init = place.nacre().args(init).output().expect("nacre runs");
+        assert!(init.status.success(), "{init:?}");
+    }
+    let mut daemon = place.start();
+    daemon.create_file("disk", 4096, 24 << 20);
+    Node {
+        daemon,
+        place,
+        address,
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Goal: publications of a cluster gain and lose hosts one by one, on all nodes, whichever node the
+/// driver asks. Method: two drivers, one at each node, publish one volume by turns.
+#[test]
+fn a_volume_of_a_cluster_is_published() {
+    let Some(program) = program("a_volume_of_a_cluster_is_published") else {
+        return;
+    };
+    let etcd = Members::start(program, 1, &[]);
+    let mut a = start(&etcd, "a");
+    let b = start(&etcd, "b");
+    until("both nodes have joined", || {
+        let nodes = a.daemon.call("cluster_get_nodes", Value::Null);
+        let nodes = nodes.as_array().map_or(&[][..], Vec::as_slice);
+        nodes.iter().filter(|node| node["name"].is_string()).count() == 2
+    });
+    let params = json!({ "name": "v", "devices": ["a:disk", "b:disk"] });
+    let made = a.daemon.call("volume_create", params);
+    let id = made["uuid"].as_str().expect("an id").to_owned();
+    let driver = |node: &Node| Served::start(crate::controller::driver(node.place.socket()));
+    let (first, second) = (driver(&a), driver(&b));
+
+    let asked = |host| publish(&id, host, Mode::MultiNodeMultiWriter);
+    let call = "Controller/ControllerPublishVolume";
+    let context = |driver: &Served, host| {
+        let answer = driver.call::<_, ControllerPublishVolumeResponse>(call, asked(host));
+        answer.expect("published").publish_context
+    };
+    let of_first = context(&first, HOST);
+    for node in [&a, &b] {
+        let portal = format!("tcp://{}", node.address);
+        assert!(of_first["portals"].contains(&portal), "{of_first:?}");
+    }
+    assert_eq!(context(&second, OTHER), of_first);
+    assert_eq!(
+        context(&second, HOST),
+        of_first,
+        "idempotent on another node"
+    );
+    let single = publish(&id, HOST, Mode::SingleNodeWriter);
+    first.refused(call, single, Code::FailedPrecondition);
+    let hosts = |driver: &Served| {
+        let found: ListVolumesResponse = driver
+            .call("Controller/ListVolumes", ListVolumesRequest::default())
+            .expect("a list");
+        assert_eq!(found.entries.len(), 1);
+        found.entries[0]
+            .status
+            .clone()
+            .expect("a status")
+            .published_node_ids
+    };
+    assert_eq!(hosts(&first), [HOST, OTHER]);
+
+    let unpublish = |driver: &Served, host: &str| {
+        let began = Instant::now();
+        let asked = ControllerUnpublishVolumeRequest {
+            volume_id: id.clone(),
+            node_id: host.to_owned(),
+        };
+        let _: Nothing = driver
+            .call("Controller/ControllerUnpublishVolume", asked)
+            .expect("cut off");
+        began.elapsed()
+    };
+    assert!(
+        unpublish(&second, HOST) >= Duration::from_secs(4),
+        "two leases"
+    );
+    assert_eq!(hosts(&first), [OTHER]);
+    assert!(
+        unpublish(&first, HOST) < Duration::from_secs(4),
+        "it is cut off already"
+    );
+    let delete = || DeleteVolumeRequest {
+        volume_id: id.clone(),
+    };
+    first.refused(
+        "Controller/DeleteVolume",
+        delete(),
+        Code::FailedPrecondition,
+    );
+    unpublish(&first, OTHER);
+    assert_eq!(hosts(&second), Vec::<String>::new());
+    for driver in [&first, &second] {
+        let _: Nothing = driver
+            .call("Controller/DeleteVolume", delete())
+            .expect("deleted");
+    }
+    assert_eq!(a.daemon.call("cluster_get_volumes", Value::Null), json!([]));
+
+    // The capacity of a cluster is not advertised, and not given.
+    let found: ControllerGetCapabilitiesResponse = first
+        .call("Controller/ControllerGetCapabilities", Nothing {})
+        .expect("an answer");
+    assert_eq!(found.capabilities.len(), 6);
+    let asked = GetCapacityRequest::default();
+    first.refused("Controller/GetCapacity", asked, Code::Unimplemented);
+}

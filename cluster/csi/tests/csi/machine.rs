@@ -1,0 +1,319 @@
+//! A machine in a directory: a kernel that connects to one target, and programs that do what the
+//! real ones do to files and mounts.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use nacre_cluster_csi::node::{Host, Ran};
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+pub(crate) const NQN: &str = "nqn.2025-01.io.nacre:v";
+pub(crate) const SIZE: u64 = 8 << 20;
+
+#[derive(Debug)]
+struct Mount {
+    number: String,
+    root: String,
+    target: PathBuf,
+    options: String,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Addresses that refuse a connection.
+    down: BTreeSet<String>,
+    mounts: Vec<Mount>,
+    ran: Vec<String>,
+    controllers: usize,
+    /// The number that the next device gets.
+    minor: u32,
+    /// A program that ends in the middle of its work.
+    broken: Option<&'static str>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Directory {
+    dir: tempfile::TempDir,
+    sys: PathBuf,
+    dev: PathBuf,
+    uuid: Uuid,
+    state: Mutex<State>,
+}
+
+impl Directory {
+    pub(crate) fn new(uuid: Uuid) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (sys, dev) = (dir.path().join("sys"), dir.path().join("dev"));
+        for path in [sys.join("class/nvme"), sys.join("class/block"), dev.clone()] {
+            fs::create_dir_all(path).expect("made");
+        }
+        let disk = fs::File::create(dev.join("nvme0n1")).expect("a disk");
+        disk.set_len(SIZE).expect("its size");
+        fs::write(dev.join("nvme-fabrics"), "").expect("made");
+        Self {
+            dir,
+            sys,
+            dev,
+            uuid,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Refuses connections to this address, and drops a connection to it.
+    pub(crate) fn set_down(&self, address: &str, is_down: bool) {
+        let mut state = self.state.lock();
+        if is_down {
+            state.down.insert(address.to_owned());
+        } else {
+            state.down.remove(address);
+        }
+    }
+
+    pub(crate) fn break_program(&self, program: Option<&'static str>) {
+        self.state.lock().broken = program;
+    }
+
+    pub(crate) fn controllers(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.sys.join("class/nvme")).expect("a directory");
+        let names = entries.map(|entry| entry.expect("one").file_name());
+        let mut names: Vec<String> = names.map(|n| n.into_string().expect("text")).collect();
+        names.sort();
+        names
+    }
+
+    pub(crate) fn options_at(&self, target: &Path) -> Option<String> {
+        let state = self.state.lock();
+        let mut of_this = state.mounts.iter().rev().filter(|one| one.target == target);
+        of_this.next().map(|mount| mount.options.clone())
+    }
+
+    pub(crate) fn mount_count(&self) -> usize {
+        self.state.lock().mounts.len()
+    }
+
+    /// How often a program ran.
+    pub(crate) fn runs(&self, program: &str) -> usize {
+        let state = self.state.lock();
+        state
+            .ran
+            .iter()
+            .filter(|one| one.starts_with(program))
+            .count()
+    }
+
+    pub(crate) fn disk(&self) -> PathBuf {
+        self.dev.join("nvme0n1")
+    }
+
+    pub(crate) fn set_size(&self, bytes: u64) {
+        fs::write(
+            self.sys.join("class/block/nvme0n1/size"),
+            (bytes / 512).to_string(),
+        )
+        .expect("written");
+    }
+
+    /// All controllers go, as when the kernel gives up all paths. Mounts stay, and are dead.
+    pub(crate) fn lose_all_paths(&self) {
+        for controller in self.controllers() {
+            self.disconnect(&controller).expect("it goes");
+        }
+    }
+
+    fn number(&self) -> String {
+        let path = self.sys.join("class/block/nvme0n1/dev");
+        fs::read_to_string(path).expect("a device")
+    }
+}
+
+fn done(code: i32, output: &str, errors: &str) -> io::Result<Ran> {
+    Ok(Ran {
+        code: Some(code),
+        output: output.to_owned(),
+        errors: errors.to_owned(),
+    })
+}
+
+impl Host for Directory {
+    fn sys(&self) -> &Path {
+        &self.sys
+    }
+
+    fn dev(&self) -> &Path {
+        &self.dev
+    }
+
+    fn mounts(&self) -> io::Result<String> {
+        let state = self.state.lock();
+        let line = |mount: &Mount| {
+            let target = mount.target.to_string_lossy().replace(' ', r"\040");
+            let Mount {
+                number,
+                root,
+                options,
+                ..
+            } = mount;
+            format!("36 35 {number} {root} {target} {options} shared:1 - ext4 /dev/x rw\n")
+        };
+        Ok(state.mounts.iter().map(line).collect())
+    }
+
+    fn connect(&self, options: &str) -> io::Result<()> {
+        let of = |key: &str| {
+            let mut all = options.split(',').filter_map(|one| one.split_once('='));
+            all.find(|(name, _)| *name == key)
+                .map(|(_, value)| value.to_owned())
+        };
+        assert_eq!(of("nqn").as_deref(), Some(NQN), "{options}");
+        assert_eq!(of("ctrl_loss_tmo").as_deref(), Some("-1"), "{options}");
+        assert_eq!(of("keep_alive_tmo").as_deref(), Some("1"), "{options}");
+        let address = format!(
+            "traddr={},trsvcid={}",
+            of("traddr").expect("one"),
+            of("trsvcid").expect("one")
+        );
+        let mut state = self.state.lock();
+        if state.down.contains(&of("traddr").expect("one")) {
+            return Err(io::Error::from_raw_os_error(111));
+        }
+        let is_same = |name: &String| {
+            let path = self.sys.join("class/nvme").join(name).join("address");
+            fs::read_to_string(path).is_ok_and(|found| found.trim() == address)
+        };
+        if self.controllers().iter().any(is_same) {
+            return Err(io::Error::from_raw_os_error(114));
+        }
+        let at = self
+            .sys
+            .join(format!("class/nvme/nvme{}", state.controllers));
+        state.controllers += 1;
+        fs::create_dir_all(&at)?;
+        for (file, text) in [
+            ("subsysnqn", NQN.to_owned()),
+            ("hostnqn", of("hostnqn").expect("one")),
+            ("transport", of("transport").expect("one")),
+            ("address", address),
+            ("state", "live".to_owned()),
+        ] {
+            fs::write(at.join(file), format!("{text}\n"))?;
+        }
+        let block = self.sys.join("class/block/nvme0n1");
+        if !block.exists() {
+            state.minor += 1;
+            fs::create_dir_all(block.join("device"))?;
+            fs::write(block.join("uuid"), self.uuid.to_string())?;
+            fs::write(block.join("size"), (SIZE / 512).to_string())?;
+            fs::write(block.join("dev"), format!("259:{}", state.minor))?;
+            fs::write(block.join("device/subsysnqn"), NQN)?;
+        }
+        Ok(())
+    }
+
+    fn disconnect(&self, controller: &str) -> io::Result<()> {
+        fs::remove_dir_all(self.sys.join("class/nvme").join(controller))?;
+        if self.controllers().is_empty() {
+            fs::remove_dir_all(self.sys.join("class/block/nvme0n1"))?;
+        }
+        Ok(())
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> io::Result<Ran> {
+        let mut state = self.state.lock();
+        state.ran.push(format!("{program} {}", arguments.join(" ")));
+        let is_broken = state.broken == Some(program);
+        let last = PathBuf::from(arguments.last().expect("an argument"));
+        let root_of = |from: &Path| {
+            let name = from.strip_prefix(&self.dev).ok()?;
+            Some(format!("/{}", name.display()))
+        };
+        match program {
+            "blkid" => {
+                let text = fs::read(&last)?;
+                if let Some(rest) = text.strip_prefix(b"FS:") {
+                    let kind = String::from_utf8_lossy(&rest[..4]);
+                    let kind = kind.trim_end_matches('\0');
+                    done(0, &format!("DEVNAME=x\nTYPE={kind}\nUSAGE=filesystem"), "")
+                } else if text.starts_with(b"GPT") {
+                    done(0, "PTTYPE=gpt", "")
+                } else if text.starts_with(b"AMBIGUOUS") {
+                    done(8, "", "ambivalent result")
+                } else {
+                    done(2, "", "")
+                }
+            }
+            "mkfs.ext4" | "mkfs.xfs" => {
+                let mut disk = fs::OpenOptions::new().write(true).open(&last)?;
+                if is_broken {
+                    disk.write_all(b"half of it")?;
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                let kind = program.trim_start_matches("mkfs.");
+                disk.write_all(format!("FS:{kind}\0\0\0\0\0\0\0\0").as_bytes())?;
+                done(0, "", "")
+            }
+            "mount" if is_broken => done(32, "", "mount: wrong fs type"),
+            "mount" if arguments.first() == Some(&"--bind") => {
+                let from = PathBuf::from(arguments[1]);
+                let of = state.mounts.iter().rev().find(|one| one.target == from);
+                let (number, root, options) = match of {
+                    Some(one) => (one.number.clone(), one.root.clone(), one.options.clone()),
+                    // A file of devtmpfs.
+                    None => (
+                        "0:5".to_owned(),
+                        root_of(&from).expect("a device"),
+                        "rw".to_owned(),
+                    ),
+                };
+                assert!(last.exists(), "mount needs its target {}", last.display());
+                state.mounts.push(Mount {
+                    number,
+                    root,
+                    target: last,
+                    options,
+                });
+                done(0, "", "")
+            }
+            "mount" if arguments[1].starts_with("remount") => {
+                let of = state.mounts.iter_mut().rev().find(|one| one.target == last);
+                of.expect("a mount").options = "ro".to_owned();
+                done(0, "", "")
+            }
+            "mount" => {
+                let options = match arguments.iter().position(|one| *one == "-o") {
+                    Some(at) => format!("rw,{}", arguments[at + 1]),
+                    None => "rw".to_owned(),
+                };
+                let options = if options.ends_with(",ro") {
+                    "ro".to_owned()
+                } else {
+                    options
+                };
+                let number = self.number();
+                state.mounts.push(Mount {
+                    number,
+                    root: "/".to_owned(),
+                    target: last,
+                    options,
+                });
+                done(0, "", "")
+            }
+            "umount" if is_broken => Err(io::ErrorKind::TimedOut.into()),
+            "umount" => match state.mounts.iter().rposition(|one| one.target == last) {
+                Some(at) => {
+                    state.mounts.remove(at);
+                    done(0, "", "")
+                }
+                None => done(32, "", "not mounted"),
+            },
+            "resize2fs" | "xfs_growfs" => done(0, "", ""),
+            other => Err(io::Error::new(io::ErrorKind::NotFound, other.to_owned())),
+        }
+    }
+}

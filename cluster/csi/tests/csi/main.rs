@@ -1,0 +1,16 @@
+//! The driver as an orchestrator sees it: gRPC over its socket. Each case states one rule of the
+//! interface's specification (spec.md 1.13), named by its section.
+//!
+//! The controller runs against a real daemon where it can, and against a scripted one for failures.
+//! The node runs on a machine of its own, which is a directory.
+
+mod bytes;
+mod client;
+mod controller;
+mod failures;
+mod identity;
+mod in_cluster;
+mod machine;
+mod node;
+mod process;
+mod scripted;
