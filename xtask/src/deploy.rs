@@ -1,5 +1,5 @@
-//! The suite `deploy` of `cargo xtask test`: the Debian package, the container image and the
-//! appliance's image. Needs root for its namespaces; skips aloud without.
+//! The suite `deploy` of `cargo xtask test`: the manifests for Kubernetes, the Debian package, the
+//! container image and the appliance's image. Needs root for its namespaces; skips aloud without.
 //!
 //! The images take minutes. `NACRE_TEST_IMAGE` says when to test them: `1` always, `changed` if
 //! their sources have changed since this machine tested them last; without it, never.
@@ -29,13 +29,17 @@ const SOURCES: &[&str] = &[
 
 /// The machine of the appliance's image boots a dozen times.
 const LIMIT: Duration = Duration::from_secs(5400);
+const LIMIT_OF_PYTHON: Duration = Duration::from_secs(300);
 const GIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The tests of this suite.
 const DEB: &str = "deploy-deb";
 const CONTAINER: &str = "deploy-container";
 const IMAGE: &str = "deploy-image";
-const ALL: &[&str] = &[DEB, CONTAINER, IMAGE];
+const ALL: &[&str] = &[DEB, CONTAINER, IMAGE, KUBERNETES];
+const KUBERNETES: &str = "deploy-kubernetes";
+/// The schemas of Kubernetes, from PyPI.
+const SCHEMAS: &str = "kubernetes-validate==1.37.0";
 
 const CONTAINER_NEEDS: &[Need] = &[
     need("podman", "podman"),
@@ -67,8 +71,11 @@ fn selected(filter: &[String], name: &str) -> bool {
 
 pub(crate) fn run(root: &Path, filter: &[String], nacre: Option<&Path>) -> Result<Tally> {
     let mut tally = Tally::default();
+    if selected(filter, KUBERNETES) {
+        tally.add(manifests(root, &vm::debug_nacre(root, nacre)?)?);
+    }
     if !setup::is_root()? {
-        for name in ALL {
+        for name in [DEB, CONTAINER, IMAGE] {
             tally.skip(format!("{name}: namespaces and dpkg need root"));
         }
         return Ok(tally);
@@ -124,6 +131,46 @@ fn sources(root: &Path) -> Result<String> {
         identifiers += &process::capture(&mut git, GIT_LIMIT)?;
     }
     Ok(identifiers)
+}
+
+/// Goal: the manifests of `deploy/kubernetes` are valid, and fit the driver. Method:
+/// `tests/deploy/kubernetes.py`, in an environment of its own.
+fn manifests(root: &Path, nacre: &Path) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let environment = vm::cache_dir()?.join(SCHEMAS);
+    let python = environment.join("bin/python");
+    let made = || -> Result<()> {
+        let mut command = Command::new("python3");
+        process::capture(
+            command.args(["-m", "venv"]).arg(&environment),
+            LIMIT_OF_PYTHON,
+        )?;
+        let mut command = Command::new(&python);
+        command.args(["-m", "pip", "install", "--quiet", SCHEMAS]);
+        process::capture(&mut command, LIMIT_OF_PYTHON).map(drop)
+    };
+    let has_schemas = || {
+        let mut command = Command::new(&python);
+        command.args(["-c", "import kubernetes_validate"]);
+        process::capture(&mut command, LIMIT_OF_PYTHON).is_ok()
+    };
+    if !has_schemas()
+        && let Err(error) = made()
+    {
+        println!("SKIPPED: {KUBERNETES}: no {SCHEMAS} from PyPI: {error:#}");
+        tally.skip(format!("{KUBERNETES}: no {SCHEMAS} from PyPI: {error:#}"));
+        return Ok(tally);
+    }
+    let mut command = Command::new(&python);
+    command.arg(root.join("tests/deploy/kubernetes.py"));
+    command.arg(root.join("deploy/kubernetes")).arg(nacre);
+    let result = process::capture(&mut command, LIMIT_OF_PYTHON);
+    match &result {
+        Ok(said) => println!("{}", said.trim()),
+        Err(error) => println!("{error:#}"),
+    }
+    tally.check(KUBERNETES, result.is_ok());
+    Ok(tally)
 }
 
 /// Goal: the package installs, upgrades and is purged, and the same inputs give the same bytes.

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Checks deploy/kubernetes: each object against the schemas of Kubernetes, names and flags against each other and the
+driver.
+
+    kubernetes.py DIRECTORY NACRE
+
+Needs the module kubernetes_validate, which has the schemas.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import kubernetes_validate
+import yaml
+
+VERSIONS = ["1.30.0", "1.34.1", "1.37.0"]
+DRIVER = "csi.nacre.io"
+PARAMETERS = {"replicas", "thin", "pool", "class", "spread", "strictSpread", "nodes", "csi.storage.k8s.io/fstype"}
+
+failed = []
+
+
+def check(name, good, why=""):
+    print(f"{'ok' if good else 'FAILED'}: {name} {'' if good else why}".rstrip())
+    if not good:
+        failed.append(name)
+
+
+def pods(documents):
+    for document in documents:
+        if document["kind"] in ("Deployment", "DaemonSet"):
+            yield document, document["spec"]["template"]["spec"]
+
+
+def main():
+    directory, nacre = pathlib.Path(sys.argv[1]), sys.argv[2]
+    kustomization = yaml.safe_load((directory / "kustomization.yaml").read_text())
+    files = sorted(path.name for path in directory.glob("*.yaml"))
+    check("every file is a resource", files == sorted(kustomization["resources"] + ["kustomization.yaml"]), files)
+    documents = []
+    for name in kustomization["resources"]:
+        documents += yaml.safe_load_all((directory / name).read_text())
+    for version in VERSIONS:
+        for document in documents:
+            name = f"{document['kind']} {document['metadata']['name']} in Kubernetes {version}"
+            try:
+                kubernetes_validate.validate(document, version, strict=True)
+                check(name, True)
+            except (kubernetes_validate.ValidationError, kubernetes_validate.InvalidSchemaError) as error:
+                check(name, False, str(error))
+    broken = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "x"}, "spec": {"templates": {}}}
+    try:
+        kubernetes_validate.validate(broken, VERSIONS[-1], strict=True)
+        check("a wrong object is refused", False)
+    except kubernetes_validate.ValidationError:
+        check("a wrong object is refused", True)
+
+    named = {(document["kind"], document["metadata"]["name"]) for document in documents}
+    check("the driver has its name", ("CSIDriver", DRIVER) in named)
+    for document in documents:
+        if document["kind"] == "StorageClass":
+            check(f"class {document['metadata']['name']} has the driver", document["provisioner"] == DRIVER)
+            unknown = set(document["parameters"]) - PARAMETERS
+            check(f"class {document['metadata']['name']} has known parameters", not unknown, unknown)
+        if document["kind"] in ("ClusterRoleBinding", "RoleBinding"):
+            role = (document["roleRef"]["kind"], document["roleRef"]["name"])
+            subjects = {("ServiceAccount", subject["name"]) for subject in document["subjects"]}
+            check(f"{document['kind']} names what there is", role in named and subjects <= named)
+    help_text = subprocess.run([nacre, "csi", "--help"], capture_output=True, text=True, check=True).stdout
+    flags = set(re.findall(r"--[a-z-]+", help_text))
+    for document, pod in pods(documents):
+        name = document["metadata"]["name"]
+        labels = document["spec"]["template"]["metadata"]["labels"]
+        check(f"{name} selects its pods", document["spec"]["selector"]["matchLabels"].items() <= labels.items())
+        check(f"{name} has its account", ("ServiceAccount", pod["serviceAccountName"]) in named)
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+        check(f"{name} mounts its volumes", volumes == mounted, volumes ^ mounted)
+        for container in pod["containers"]:
+            words = container["args"]
+            privileged = container["securityContext"].get("privileged", False)
+            is_node = (name, container["name"]) == ("nacre-csi-node", "nacre")
+            check(f"{name}/{container['name']} is privileged only if it mounts", privileged == is_node)
+            check(f"{name}/{container['name']} has a limit", "memory" in container["resources"]["limits"])
+            if container["image"] == "nacre":
+                used = {word for word in words if word.startswith("--")}
+                check(f"{name}: nacre csi has the flags", words[0] == "csi" and used <= flags, used - flags)
+                variables = {variable["name"] for variable in container["env"]}
+                check(f"{name}: nacre csi has the variables", all(v in help_text for v in variables), variables)
+            else:
+                check(f"{name}/{container['name']} finds the socket", "--csi-address=/csi/csi.sock" in words)
+    sys.exit(1 if failed else 0)
+
+
+main()
