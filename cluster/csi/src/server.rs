@@ -39,7 +39,8 @@ impl FromStr for Endpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let path = text.strip_prefix("unix://").or(text.strip_prefix("unix:"));
+        let path = text.strip_prefix("unix://");
+        let path = path.or_else(|| text.strip_prefix("unix:"));
         let path = Path::new(path.unwrap_or(text));
         let is_good = path.is_absolute() && path.extension().is_some_and(|end| end == "sock");
         if is_good {
