@@ -22,7 +22,7 @@ use nacre_nvmf_wire::log::discovery::{
 use crate::subsystems::ana::AnaStates;
 use crate::subsystems::cntlid::ControllerModel;
 use crate::subsystems::subsystem::SubsystemListener;
-use crate::subsystems::target::Referral;
+use crate::subsystems::target::{Referral, SharedPort};
 use crate::transport::{Address, ListenerId, RdmaFabric, TlsPolicy, TransportType};
 
 /// The input for one host's log.
@@ -50,10 +50,36 @@ pub struct Reachable {
     pub nqn: Nqn,
     pub model: ControllerModel,
     pub listeners: Vec<SubsystemListener>,
+    /// Ports of other targets that serve the subsystem, and the identifiers of this target's.
+    pub shared: Vec<SharedPort>,
     /// The host must use TLS.
     pub has_psk: bool,
     /// The host must use secure channel concatenation: it begins in clear, and then uses TLS.
     pub must_concat: bool,
+}
+
+impl Reachable {
+    /// Without ports.
+    pub fn new(nqn: Nqn) -> Self {
+        Self {
+            nqn,
+            model: ControllerModel::Dynamic,
+            listeners: Vec::new(),
+            shared: Vec::new(),
+            has_psk: false,
+            must_concat: false,
+        }
+    }
+
+    /// PORTID of a listener of this target.
+    fn port_id(&self, listener: &SubsystemListener) -> u16 {
+        let is_it = |port: &&SharedPort| {
+            port.is_here
+                && (port.transport, &port.address) == (listener.transport, &listener.address)
+        };
+        let shared = self.shared.iter().find(is_it);
+        shared.map_or_else(|| port_id(listener.id), |port| port.id)
+    }
 }
 
 /// The connection of the requesting host.
@@ -108,6 +134,17 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         records.extend(record.map(|record| record.secured(treq)));
     }
     for subsystem in &snapshot.subsystems {
+        let kind = Kind {
+            subtype: subtype::NVM,
+            model: subsystem.model,
+            eflags: 0,
+        };
+        // Hosts take TREQ "not required" with TLS for concatenation (nvme-cli 3.0).
+        let treq = match (subsystem.has_psk, subsystem.must_concat) {
+            (true, _) => Some(treq::SECURE_CHANNEL_REQUIRED),
+            (false, true) => Some(treq::SECURE_CHANNEL_NOT_REQUIRED),
+            (false, false) => None,
+        };
         for listener in subsystem.listeners.iter().filter(|l| l.withheld.is_none()) {
             // A host with a PSK is served over TLS only, and another host in clear only.
             let refuses = match listener.options.tls() {
@@ -118,20 +155,15 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
             if refuses {
                 continue;
             }
-            let kind = Kind {
-                subtype: subtype::NVM,
-                model: subsystem.model,
-                eflags: 0,
-            };
             let record = entry(snapshot, asker, listener, &subsystem.nqn, kind);
-            // Hosts take TREQ "not required" with TLS for concatenation (nvme-cli 3.0).
-            let treq = match (subsystem.has_psk, subsystem.must_concat) {
-                (true, _) => Some(treq::SECURE_CHANNEL_REQUIRED),
-                (false, true) => Some(treq::SECURE_CHANNEL_NOT_REQUIRED),
-                (false, false) => None,
-            };
+            let record = record.map(|record| with_port(record, subsystem.port_id(listener)));
             records.extend(record.map(|record| record.secured(treq)));
         }
+        let others = subsystem.shared.iter().filter(|port| !port.is_here);
+        records.extend(others.filter_map(|port| {
+            let record = elsewhere(snapshot, asker, port, &subsystem.nqn, kind)?;
+            Some(record.secured(treq))
+        }));
     }
     // Remove duplicates: a listener on one address and one on all addresses may have the same
     // entry.
@@ -167,11 +199,45 @@ fn entry(
     nqn: &Nqn,
     kind: Kind,
 ) -> Option<Record> {
-    if snapshot.same_transport && listener.transport != asker.transport {
+    let address = reached(&listener.address, asker)?;
+    if snapshot.same_address && !same_host(&address, asker.local) {
         return None;
     }
-    let address = reached(listener, asker)?;
-    if snapshot.same_address && !same_host(&address, asker.local) {
+    let fabric = listener.options.fabric.unwrap_or_default();
+    let place = (listener.transport, address, fabric);
+    let record = described_at(snapshot, asker, place, nqn, kind)?;
+    checked(with_port(record, port_id(listener.id)))
+}
+
+/// The entry of another target's port. Its address is elsewhere, as that of a referral, so that
+/// [`Snapshot::same_address`] does not count.
+fn elsewhere(
+    snapshot: &Snapshot,
+    asker: &Asker,
+    port: &SharedPort,
+    nqn: &Nqn,
+    kind: Kind,
+) -> Option<Record> {
+    let address = reached(&port.address, asker)?;
+    let place = (port.transport, address, RdmaFabric::default());
+    let record = described_at(snapshot, asker, place, nqn, kind)?;
+    checked(with_port(record, port.id))
+}
+
+fn with_port(mut record: Record, port: u16) -> Record {
+    record.record.portid = port;
+    record
+}
+
+/// `None`: the filters leave the place out.
+fn described_at(
+    snapshot: &Snapshot,
+    asker: &Asker,
+    (transport, address, fabric): (TransportType, Address, RdmaFabric),
+    nqn: &Nqn,
+    kind: Kind,
+) -> Option<Record> {
+    if snapshot.same_transport && transport != asker.transport {
         return None;
     }
     if snapshot.same_service && port_of(&address) != port_of(asker.local) {
@@ -180,16 +246,15 @@ fn entry(
     let record = DiscoveryRecord {
         subtype: kind.subtype,
         treq: treq::SECURE_CHANNEL_NOT_SPECIFIED | treq::SQ_FLOW_CONTROL_DISABLE,
-        portid: port_id(listener.id),
         cntlid: kind.model.discovery_cntlid(),
         eflags: kind.eflags,
         asqsz: snapshot.admin_entries,
-        ..described(listener.transport, &address, nqn)
+        ..described(transport, &address, nqn)
     };
-    checked(Record {
+    Some(Record {
         record,
         secure_channel: false,
-        fabric: listener.options.fabric.unwrap_or_default(),
+        fabric,
     })
 }
 
@@ -254,10 +319,10 @@ fn checked(record: Record) -> Option<Record> {
     }
 }
 
-/// The listener's address for the requesting host.
-fn reached(listener: &SubsystemListener, asker: &Asker) -> Option<Address> {
-    let Address::Ip(bound) = &listener.address else {
-        return Some(listener.address.clone());
+/// The address of a listener for the requesting host.
+fn reached(address: &Address, asker: &Asker) -> Option<Address> {
+    let Address::Ip(bound) = address else {
+        return Some(address.clone());
     };
     let local = match asker.local {
         Address::Ip(local) => Some(local),
@@ -286,7 +351,7 @@ fn reached(listener: &SubsystemListener, asker: &Asker) -> Option<Address> {
         (SocketAddr::V6(of), SocketAddr::V4(_)) => !of.ip().is_unicast_link_local(),
         _ => true,
     };
-    local.is_none_or(is_near).then(|| listener.address.clone())
+    local.is_none_or(is_near).then(|| address.clone())
 }
 
 /// True if two addresses differ at most in their ports.

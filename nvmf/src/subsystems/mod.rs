@@ -41,5 +41,8 @@ pub use subsystem::{
     HostSecrets, NamespaceConfig, NamespaceEntry, Refusal, Rotation, SecretKind, Subsystem,
     SubsystemConfig, SubsystemError, SubsystemKind, SubsystemListener,
 };
-pub use target::{ListenOptions, ListenerStats, Referral, Target, TargetError, TargetPsks};
+pub use target::{
+    ListenOptions, ListenerStats, Referral, SharedPort, SharedSubsystem, Target, TargetError,
+    TargetPsks,
+};
 pub use withheld::Withheld;

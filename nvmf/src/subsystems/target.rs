@@ -90,6 +90,7 @@ pub struct Target {
     opening: Mutex<()>,
     listeners: Mutex<Listeners>,
     referrals: Mutex<Vec<Referral>>,
+    shared: Shared,
     /// Discovery listeners that were opened automatically beside those of subsystems.
     automatic: Mutex<Vec<(TransportType, Address)>>,
     /// GENCTR of the discovery log, incremented with every change of its contents.
@@ -107,10 +108,14 @@ mod discovery;
 mod hosts;
 mod listeners;
 mod psks;
+mod shared;
 
 pub use discovery::Referral;
 pub use listeners::ListenerStats;
 pub use psks::TargetPsks;
+pub use shared::{SharedPort, SharedSubsystem};
+
+use shared::Shared;
 
 /// The parameters of a new listener.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -162,6 +167,7 @@ impl Target {
                 next: 1,
             }),
             referrals: Mutex::new(Vec::new()),
+            shared: Shared::default(),
             automatic: Mutex::new(Vec::new()),
             generation,
             held: AtomicBool::new(false),

@@ -44,11 +44,8 @@ fn snapshot(listeners: Vec<SubsystemListener>) -> Snapshot {
     Snapshot {
         generation: 5,
         subsystems: vec![Reachable {
-            nqn: nqn(SUBNQN),
-            model: ControllerModel::Dynamic,
             listeners,
-            has_psk: false,
-            must_concat: false,
+            ..Reachable::new(nqn(SUBNQN))
         }],
         discovery: Vec::new(),
         discovery_nqn: nqn(DISCOVERY_NQN),

@@ -29,5 +29,6 @@ mod replaced;
 mod reservations;
 mod rig;
 mod scripted;
+mod shared;
 mod tls;
 mod waiting;

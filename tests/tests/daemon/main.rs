@@ -3,6 +3,7 @@
 mod change;
 mod cluster;
 mod cluster_changes;
+mod cluster_discovery;
 mod crash;
 mod crowd;
 mod cut;

@@ -79,10 +79,16 @@ wait_until 120 is_healthy a
 on a cluster status
 shown() { [ -n "$(on "$1" rpc nvmf_get_subsystems | jq -r --arg nqn "$VOLUME_NQN" '.[] | select(.nqn == $nqn) | .listen_addresses[]?.trsvcid')" ]; }
 for node in a b c; do wait_until 60 shown $node; done
-sed 1d "$WORK/lines" | while read -r line; do
-    # shellcheck disable=SC2086
-    $line --hostnqn="$HOST_A" --hostid="$HOST_A_ID" --nr-io-queues=1 --keep-alive-tmo=30 --reconnect-delay=1 --ctrl-loss-tmo=-1
-done
+# One node is enough: its discovery service lists all of them.
+nvme discover -t tcp -a "$ADDR" -s "${PORTS[c]}" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" --output-format=json |
+    jq -r --arg nqn "$VOLUME_NQN" '.records[] | select(.subnqn == $nqn) | .trsvcid' | sort >"$WORK/listed"
+expect "the ports that node c lists" "$(xargs <"$WORK/listed")" "4421 4422 4423"
+nvme connect-all -t tcp -a "$ADDR" -s "${PORTS[c]}" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" --nr-io-queues=1 \
+    --keep-alive-tmo=30 --reconnect-delay=1 --ctrl-loss-tmo=-1
+expect "paths" "$(cat /sys/class/nvme/nvme*/subsysnqn | grep -cx "$VOLUME_NQN")" 3
+expect "different controller ids" "$(for dir in /sys/class/nvme/nvme*; do
+    [ "$(cat "$dir/subsysnqn")" != "$VOLUME_NQN" ] || cat "$dir/cntlid"
+done | sort -u | wc -l)" 3
 NODE=$(holder a)
 for node in a b c; do
     state=inaccessible

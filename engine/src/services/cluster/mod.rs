@@ -12,6 +12,7 @@
 //! passes. The device of a replica has the same name on all nodes, the UUID of its namespace.
 
 mod create;
+mod discovery;
 mod exports;
 mod inbox;
 mod joined;
@@ -44,6 +45,7 @@ use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use self::discovery::Discovery;
 use self::exports::Exports;
 use self::inbox::{Inbox, News, Sender};
 use self::lease::OfIncarnation;
@@ -90,6 +92,7 @@ pub(super) struct Running {
     shown: RefCell<BTreeMap<VolumeId, Shown>>,
     exports: Exports,
     peers: Peers,
+    discovery: Discovery,
     is_ending: Cell<bool>,
 }
 
@@ -292,6 +295,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         shown: RefCell::default(),
         exports: Exports::new(me),
         peers: Peers::default(),
+        discovery: Discovery::default(),
         is_ending: Cell::new(false),
     });
     engine
@@ -353,6 +357,9 @@ async fn admit_hosts(engine: Rc<Engine>, running: Rc<Running>) {
     while !running.inbox.is_listed() && !is_ending() {
         tokio::time::sleep(MOMENT).await;
     }
+    // A host that follows the log detaches paths that are not listed.
+    let all = running.inbox.volumes();
+    running.discovery.update(&engine, &running, &all, true);
     // A new volume has no block device before its first holder has opened it.
     let end = tokio::time::Instant::now() + SHOWN;
     while !running.are_shown() && !is_ending() && tokio::time::Instant::now() < end {
@@ -382,6 +389,12 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
             volumes: running.inbox.volumes(),
             others: true,
         });
+        if !is_look {
+            let News { volumes, others } = &news;
+            running
+                .discovery
+                .update(&engine, &running, volumes, *others);
+        }
         if news.others {
             running.peers.attach(&engine, &running).await;
             running.peers.hurry(&engine, &running);

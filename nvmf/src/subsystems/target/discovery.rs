@@ -92,18 +92,26 @@ impl Target {
         // First of all: what changes from here on shows in a later generation.
         let generation = self.discovery_generation();
         let subsystems = self.subsystems();
+        let mut shared = self.shared.ports_for(host);
         let allowed = subsystems.iter().filter(|s| s.allows(host));
+        let mut reachable: Vec<Reachable> = allowed
+            .map(|s| Reachable {
+                nqn: s.nqn().clone(),
+                model: s.config.controller_model,
+                listeners: s.listeners(),
+                shared: shared.remove(s.nqn()).unwrap_or_default(),
+                has_psk: s.host_psk(host).is_some(),
+                must_concat: s.host_must_concat(host),
+            })
+            .collect();
+        // Subsystems that only other targets serve.
+        reachable.extend(shared.into_iter().map(|(nqn, shared)| Reachable {
+            shared,
+            ..Reachable::new(nqn)
+        }));
         Snapshot {
             generation,
-            subsystems: allowed
-                .map(|s| Reachable {
-                    nqn: s.nqn().clone(),
-                    model: s.config.controller_model,
-                    listeners: s.listeners(),
-                    has_psk: s.host_psk(host).is_some(),
-                    must_concat: s.host_must_concat(host),
-                })
-                .collect(),
+            subsystems: reachable,
             discovery: self.discovery.listeners(),
             discovery_nqn: self.discovery_nqn(),
             referrals: self.referrals(),

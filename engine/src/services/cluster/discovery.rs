@@ -1,0 +1,204 @@
+//! The discovery service of this node lists the ports of all nodes that show a volume, to the
+//! hosts of its publication.
+//!
+//! A node without a lease is listed too: its path works when it returns, and a host that connects
+//! meanwhile only reports an entry that does not answer. The end of a node is `cluster remove`.
+//!
+//! PORTID is the node's slot and the position of the port in the node's description, so that each
+//! node lists the same one. There are no referrals to the other nodes: each lists all there is, and
+//! nvme-cli before 2.0 follows referrals in circles.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use nacre_cluster_core::{NodeId, VolumeId};
+use nacre_cluster_node::{NodeKey, Portal, Publication};
+use nacre_nvmf::address::IpTransport;
+use nacre_nvmf::subsystems::{SharedPort, SharedSubsystem};
+use nacre_nvmf::transport::{Address, TransportType};
+use nacre_nvmf_wire::Nqn;
+use uuid::Uuid;
+
+use super::Running;
+use crate::services::engine::Engine;
+
+/// Most ports of one node in the log.
+const MAX_PORTS: usize = 8;
+/// The bits of PORTID below the slot.
+const PORT_BITS: u32 = 12;
+
+/// A port, and its number on its node.
+type Place = (u16, TransportType, SocketAddr);
+
+#[derive(Debug, Default)]
+pub(super) struct Discovery {
+    /// The volumes that the target lists.
+    listed: RefCell<BTreeMap<VolumeId, Nqn>>,
+    /// The ports of the nodes, as the target lists them.
+    places: RefCell<BTreeMap<NodeId, Vec<Place>>>,
+}
+
+impl Discovery {
+    /// Gives the target the ports of the changed volumes. `are_nodes_changed`: of all volumes, if
+    /// ports of nodes differ.
+    pub(super) fn update(
+        &self,
+        engine: &Engine,
+        running: &Running,
+        volumes: &BTreeSet<VolumeId>,
+        are_nodes_changed: bool,
+    ) {
+        let Ok(plane) = engine.plane() else { return };
+        let mut changed = volumes.clone();
+        if are_nodes_changed {
+            let places = places(&running.inbox.nodes(), running.me);
+            let before = self.places.replace(places);
+            if before != *self.places.borrow() {
+                changed = running.inbox.volumes();
+                changed.extend(self.listed.borrow().keys());
+            }
+        }
+        let places = self.places.borrow();
+        let mut listed = self.listed.borrow_mut();
+        for volume in changed {
+            let wanted = running.inbox.wanted(volume);
+            let publication = wanted.and_then(|wanted| wanted.publication);
+            let now = publication.as_ref().and_then(|publication| {
+                let nqn = Nqn::new(&publication.nqn).ok()?;
+                Some((nqn, shared(publication, &places, running.me)))
+            });
+            let nqn = now.as_ref().map(|(nqn, _)| nqn.clone());
+            let before = match nqn {
+                Some(nqn) => listed.insert(volume, nqn),
+                None => listed.remove(&volume),
+            };
+            if let Some(gone) = before.filter(|gone| now.as_ref().is_none_or(|(n, _)| n != gone)) {
+                plane.target.share(&gone, None);
+            }
+            if let Some((nqn, shared)) = now {
+                plane.target.share(&nqn, Some(shared));
+            }
+        }
+    }
+}
+
+/// The ports of a publication's nodes.
+fn shared(
+    publication: &Publication,
+    places: &BTreeMap<NodeId, Vec<Place>>,
+    me: NodeId,
+) -> SharedSubsystem {
+    let ports = publication.slots.iter().flat_map(|(node, slot)| {
+        let of_node = places.get(&node).into_iter().flatten();
+        of_node.map(move |(number, transport, address)| SharedPort {
+            id: u16::from(slot) << PORT_BITS | number,
+            transport: *transport,
+            address: Address::Ip(*address),
+            is_here: node == me,
+        })
+    });
+    let hosts = publication.hosts.iter();
+    SharedSubsystem {
+        hosts: hosts.filter_map(|host| Nqn::foreign(host).ok()).collect(),
+        any_host: publication.any_host,
+        ports: ports.collect(),
+    }
+}
+
+/// The ports of all nodes. Loopback addresses are of this machine's nodes only.
+fn places(nodes: &BTreeMap<NodeId, NodeKey>, me: NodeId) -> BTreeMap<NodeId, Vec<Place>> {
+    let machine = |node: &NodeKey| node.description.machine;
+    let own: Option<Uuid> = nodes.get(&me).and_then(machine);
+    let of_node = |(id, key): (&NodeId, &NodeKey)| {
+        let is_near = *id == me || (own.is_some() && machine(key) == own);
+        let numbered = key.description.portals.iter().zip(1..);
+        let places = numbered.filter_map(|(portal, number)| {
+            let (transport, address) = place(portal)?;
+            let is_reached = is_near || !address.ip().to_canonical().is_loopback();
+            is_reached.then_some((number, transport, address))
+        });
+        (*id, places.take(MAX_PORTS).collect())
+    };
+    nodes.iter().map(of_node).collect()
+}
+
+fn place(portal: &Portal) -> Option<(TransportType, SocketAddr)> {
+    let is = |transport: IpTransport| portal.trtype.eq_ignore_ascii_case(transport.trtype());
+    let transport = if is(IpTransport::Tcp) {
+        TransportType::Tcp
+    } else if is(IpTransport::Rdma) {
+        TransportType::Rdma
+    } else {
+        return None;
+    };
+    let ip: IpAddr = portal.traddr.parse().ok()?;
+    let port = portal.trsvcid.parse().ok()?;
+    Some((transport, SocketAddr::new(ip, port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_cluster_node::Description;
+
+    use super::*;
+
+    fn node(number: u128) -> NodeId {
+        NodeId(Uuid::from_u128(number))
+    }
+
+    fn key(machine: u128, portals: &[(&str, &str)]) -> NodeKey {
+        let portals = portals.iter().map(|(trtype, traddr)| Portal {
+            trtype: (*trtype).to_owned(),
+            traddr: (*traddr).to_owned(),
+            trsvcid: "4420".to_owned(),
+        });
+        let mut key = NodeKey::default();
+        key.description = Description {
+            machine: Some(Uuid::from_u128(machine)),
+            portals: portals.collect(),
+            ..Description::default()
+        };
+        key
+    }
+
+    /// Goal: each node lists the same ports with the same PORTID, by slot; loopback addresses only
+    /// on their machine; and what it cannot read not at all.
+    #[test]
+    fn ports_by_slot() {
+        let [a, b] = [node(1), node(2)];
+        let nodes = BTreeMap::from([
+            (a, key(7, &[("RDMA", "192.0.2.1"), ("TCP", "127.0.0.1")])),
+            (
+                b,
+                key(8, &[("FC", "x"), ("TCP", "2001:db8::2"), ("tcp", "::1")]),
+            ),
+        ]);
+        let mut publication = Publication::new(VolumeId(Uuid::from_u128(9)));
+        for node in [b, a, node(3)] {
+            publication.slots.assign(node);
+        }
+        publication.hosts = vec!["nqn.2025-01.io.nacre:h".to_owned()];
+        let listed = |me| {
+            let shared = shared(&publication, &places(&nodes, me), me);
+            let port = |port: SharedPort| (port.id, port.address.to_string(), port.is_here);
+            shared.ports.into_iter().map(port).collect::<BTreeSet<_>>()
+        };
+        let slot = |node| publication.slots.of(node).expect("assigned");
+        let id = |node, number| u16::from(slot(node)) << 12 | number;
+        let port =
+            |node, number, at: &str, me| (id(node, number), format!("{at}:4420"), node == me);
+        let of =
+            |me| BTreeSet::from([port(a, 1, "192.0.2.1", me), port(b, 2, "[2001:db8::2]", me)]);
+        let mut on_a = of(a);
+        on_a.insert(port(a, 2, "127.0.0.1", a));
+        assert_eq!(listed(a), on_a);
+        let mut on_b = of(b);
+        on_b.insert(port(b, 3, "[::1]", b));
+        assert_eq!(listed(b), on_b);
+        assert_eq!(listed(node(4)), of(node(4)), "a node that does not show it");
+        let shared = shared(&publication, &BTreeMap::new(), a);
+        assert_eq!((shared.hosts.len(), shared.any_host), (1, false));
+        assert!(shared.ports.is_empty(), "no node is described");
+    }
+}
