@@ -90,6 +90,29 @@ pub fn replace_private(path: &Path, contents: &[u8]) -> Result<()> {
     write_over(path, contents, create_beside(path, 0o600)?)
 }
 
+/// As [`replace`], with mode and owner of the present file.
+pub fn replace_contents(path: &Path, contents: &[u8]) -> Result<()> {
+    let (new, file) = beside(path)?;
+    let kept = match std::fs::metadata(path) {
+        Ok(present) => keep_access(&file, &present),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = kept {
+        let _ = std::fs::remove_file(&new);
+        return Err(error);
+    }
+    write_over(path, contents, (new, file))
+}
+
+fn keep_access(file: &File, present: &Metadata) -> Result<()> {
+    let new = file.metadata()?;
+    if (new.uid(), new.gid()) != (present.uid(), present.gid()) {
+        std::os::unix::fs::fchown(file, Some(present.uid()), Some(present.gid()))?;
+    }
+    file.set_permissions(present.permissions())
+}
+
 fn write_over(path: &Path, contents: &[u8], (new, mut file): (PathBuf, File)) -> Result<()> {
     let written = file
         .write_all(contents)

@@ -1,6 +1,9 @@
 //! `nacre cluster`: creates a cluster, shows it, and acts on its nodes.
 
+mod access;
 mod init;
+mod join;
+mod node_file;
 mod show;
 
 use std::time::{Duration, Instant};
@@ -32,6 +35,9 @@ pub(crate) struct ClusterArgs {
 enum ClusterCommand {
     /// Create a cluster in etcd, and print the configuration of its nodes; needs no daemon
     Init(Box<init::InitArgs>),
+    /// Make this machine a node: look for the cluster, and write the configuration file; needs no
+    /// daemon
+    Join(Box<join::JoinArgs>),
     /// Show the cluster on one page: etcd, nodes, volumes
     Status(StatusArgs),
     /// List the nodes
@@ -151,6 +157,7 @@ struct MoveArgs {
 pub(crate) fn run(args: ClusterArgs) -> Result<(), Failure> {
     match args.command {
         ClusterCommand::Init(args) => init::run(&args),
+        ClusterCommand::Join(args) => join::run(&args),
         ClusterCommand::Status(args) => show::status(&args.connection, args.watch),
         ClusterCommand::Nodes(args) => show::nodes(&args.connection),
         ClusterCommand::Volumes(args) => show::volumes(&args.connection),

@@ -5,6 +5,7 @@ mod bdev;
 mod cluster;
 mod fake;
 mod general;
+mod join;
 mod paths;
 mod rdma;
 mod real;

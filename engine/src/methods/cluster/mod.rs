@@ -5,6 +5,7 @@
 
 pub mod events;
 pub mod init;
+pub mod join;
 pub mod nodes;
 #[cfg(test)]
 mod real_tests;
@@ -12,6 +13,7 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 pub mod volumes;
+mod without_daemon;
 
 use std::time::Duration;
 
