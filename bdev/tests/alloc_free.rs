@@ -187,6 +187,7 @@ fn volume() -> Arc<dyn Bdev> {
         replicas: Vec::new(),
         settings: Settings::default(),
         limits: None,
+        restored: None,
     };
     let shared = Shared::new(&record);
     let mut view = View::closed(&record.settings);

@@ -198,6 +198,7 @@ fn volume(replicas: u8, lease: bool) -> Arc<Layer> {
         replicas: Vec::new(),
         settings: Settings::default(),
         limits: None,
+        restored: None,
     };
     let shared = Shared::new(&record);
     let disks: Vec<_> = (0..replicas)

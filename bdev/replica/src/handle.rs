@@ -182,6 +182,16 @@ pub enum VolumeError {
         found: String,
         known: String,
     },
+    /// The record comes from a backup, and the labels of all replicas decide.
+    #[error(
+        "\"{name}\" was restored from a backup, and the replica on \"{device}\" cannot be looked at: \
+            {why}"
+    )]
+    Restored {
+        name: String,
+        device: String,
+        why: String,
+    },
     #[error("none of the in-sync replicas of \"{name}\" can be reached: {why}")]
     NothingInSync { name: String, why: String },
     /// This process lacks memory, a descriptor or a queue for the device. The error says nothing

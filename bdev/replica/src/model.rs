@@ -42,6 +42,10 @@ pub struct VolumeRecord {
     /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<KeptLimits>,
+    /// The version that the record had in the backup from which it was restored. The labels of the
+    /// replicas may be later: the next opening looks at all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<Stamp>,
 }
 
 /// The limits shown for a volume before its replicas are present. Whether they have a cache is not

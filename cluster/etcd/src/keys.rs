@@ -34,6 +34,11 @@ impl Prefix {
         format!("{}meta", self.0)
     }
 
+    /// The mark of a restore that has not ended.
+    pub fn restoring(&self) -> String {
+        format!("{}restoring", self.0)
+    }
+
     /// The prefix of all keys of a kind.
     fn all(&self, kind: &str) -> String {
         format!("{}{kind}/", self.0)

@@ -25,6 +25,10 @@ pub enum Error {
     )]
     Owned { key: String },
     #[error(
+        "key \"{key}\": a restore of a backup has not ended. Repeat `restore`, or choose another name"
+    )]
+    Restoring { key: String },
+    #[error(
         "key \"{key}\" has the id {found}, and this node joined {expected}: etcd has another \
          cluster, or has lost its data. Correct the endpoints, or restore a backup"
     )]

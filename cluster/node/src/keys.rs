@@ -61,19 +61,21 @@ impl Cluster {
             .check_version()
             .await
             .map_err(Error::at(&prefix.meta()))?;
-        let (key, owner) = (prefix.meta(), prefix.owner());
+        let (key, owner, restoring) = (prefix.meta(), prefix.owner(), prefix.restoring());
         let txn = Txn::default()
             .if_created(&key, 0)
             .if_created(&owner, 0)
+            .if_created(&restoring, 0)
             .put(&key, bytes(self))
             .look(&key)
-            .look(&owner);
+            .look(&restoring);
         let answer = client.transact(txn, Copies::Several).await;
         let answer = answer.map_err(Error::at(&key))?;
         if answer.is_made {
             return Ok(());
         }
-        match answer.found.into_iter().next().flatten() {
+        let mut found = answer.found.into_iter();
+        match found.next().flatten() {
             Some(kv) => {
                 let found: Self = decode(&kv)?;
                 if found.id == self.id {
@@ -83,6 +85,7 @@ impl Cluster {
                     Err(Error::ClusterExists { key, id: found.id })
                 }
             }
+            None if found.next().flatten().is_some() => Err(Error::Restoring { key: restoring }),
             None => Err(Error::Owned { key: owner }),
         }
     }

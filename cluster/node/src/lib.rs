@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod backup;
 pub mod clock;
 mod connection;
 mod driver;
@@ -36,6 +37,7 @@ mod volumes;
 #[cfg(test)]
 mod tests;
 
+pub use backup::{Backup, BackupError};
 pub use driver::{Me, NodeState};
 pub use error::Error;
 pub use export::{Export, ExportState};

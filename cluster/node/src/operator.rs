@@ -10,6 +10,7 @@ use nacre_cluster_etcd::{
 };
 use tokio::time::{Instant, sleep};
 
+use crate::backup::{Backup, BackupError};
 use crate::clock;
 use crate::driver::Shared;
 use crate::error::{Error, damaged};
@@ -273,6 +274,11 @@ impl Operator {
             })
         };
         Ok(keys.iter().filter_map(&mut status).collect())
+    }
+
+    /// All that outlives the nodes, at one revision. `created`: seconds since 1970.
+    pub async fn backup(&self, created: u64) -> Result<Backup, BackupError> {
+        Backup::save(&self.client, &self.prefix, created).await
     }
 
     /// The names of the nodes that have described themselves.

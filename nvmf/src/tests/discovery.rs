@@ -17,8 +17,7 @@ use super::host::INVALID;
 use super::rig::*;
 use crate::subsystems::discovery::{Asker, Reachable, Record, Snapshot, records, write_page};
 use crate::subsystems::{
-    ControllerModel, ListenOptions, Referral, SubsystemConfig, SubsystemListener, TargetConfig,
-    TargetError,
+    ListenOptions, Referral, SubsystemConfig, SubsystemListener, TargetConfig, TargetError,
 };
 use crate::transport::{
     Address, ConnId, ListenerId, ListenerOptions, RdmaFabric, TlsPolicy, TransportType,

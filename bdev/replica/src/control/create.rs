@@ -441,6 +441,7 @@ pub async fn create(
         replicas: new.devices.iter().enumerate().map(replica).collect(),
         settings: new.settings,
         limits: None,
+        restored: None,
     };
     for (slot, (device, disk)) in replicas.iter().enumerate() {
         offline.format(disk, &record, slot, true).await?;

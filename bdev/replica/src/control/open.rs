@@ -212,7 +212,11 @@ pub(super) struct Opener {
 
 impl Opener {
     async fn begin(&self, promised: Option<Limits>) -> Result<Option<Arc<dyn Bdev>>, VolumeError> {
-        let former = self.context.state.borrow().record.clone();
+        let mut former = self.context.state.borrow().record.clone();
+        let restored = former.restored;
+        if let Some(at) = restored {
+            former = self.after_restore(&former, at).await?;
+        }
         let FoundReplicas {
             found,
             mut stale,
@@ -239,6 +243,9 @@ impl Opener {
         }
         self.replicas
             .commit(|record| {
+                if restored.is_some() {
+                    record.clone_from(&former);
+                }
                 record.epoch += 1;
                 for replica in &mut record.replicas {
                     let slot = usize::from(replica.slot);
@@ -640,7 +647,7 @@ fn take_stock(
     }
 }
 
-fn failed(device: &str, why: Failure) -> VolumeError {
+pub(super) fn failed(device: &str, why: Failure) -> VolumeError {
     let (device, what) = (device.to_owned(), describe(why));
     match why {
         Failure::Shortage | Failure::Status(Status::Retry) => VolumeError::Short { device, what },

@@ -92,6 +92,7 @@ pub fn record(name: &str) -> VolumeRecord {
             lend_blocks: 0,
             read_only: false,
         }),
+        restored: None,
     }
 }
 

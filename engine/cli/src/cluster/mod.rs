@@ -1,6 +1,7 @@
 //! `nacre cluster`: creates a cluster, shows it, and acts on its nodes.
 
 mod access;
+mod backup;
 mod init;
 mod join;
 mod node_file;
@@ -61,6 +62,10 @@ enum ClusterCommand {
     Remove(NodeArgs),
     /// Let another node serve a volume; hosts see no error
     Move(MoveArgs),
+    /// Save the cluster's keys in etcd to a file; needs no daemon
+    Backup(Box<backup::BackupArgs>),
+    /// Write a backup into an etcd that lost the cluster; needs no daemon
+    Restore(Box<backup::RestoreArgs>),
 }
 
 #[derive(Debug, Args)]
@@ -158,6 +163,8 @@ pub(crate) fn run(args: ClusterArgs) -> Result<(), Failure> {
     match args.command {
         ClusterCommand::Init(args) => init::run(&args),
         ClusterCommand::Join(args) => join::run(&args),
+        ClusterCommand::Backup(args) => backup::save(&args),
+        ClusterCommand::Restore(args) => backup::restore(&args),
         ClusterCommand::Status(args) => show::status(&args.connection, args.watch),
         ClusterCommand::Nodes(args) => show::nodes(&args.connection),
         ClusterCommand::Volumes(args) => show::volumes(&args.connection),

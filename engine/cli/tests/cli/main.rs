@@ -3,6 +3,7 @@
 
 mod bdev;
 mod cluster;
+mod cluster_backup;
 mod fake;
 mod general;
 mod join;

@@ -3,6 +3,7 @@
 //! All calls work on any node, and changes are durable when they are answered. Each call has a time
 //! limit of its own, because etcd may be silent.
 
+pub mod backups;
 pub mod events;
 pub mod init;
 pub mod join;

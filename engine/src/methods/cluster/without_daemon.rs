@@ -1,5 +1,5 @@
-//! Work on the cluster in etcd without a daemon: for the commands that create, join, save and restore
-//! one.
+//! Work on the cluster in etcd without a daemon: for the commands that create, join, save and
+//! restore one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use super::LIMIT;
 use crate::config::settings::VolumeStore;
 use crate::services::volumes::endpoints;
 
-/// Runs `work` with a client of the etcd of `store`, for `limit` at most; `None`: for the time of one
-/// call. Blocks.
+/// Runs `work` with a client of the etcd of `store`, for `limit` at most; `None`: for the time of
+/// one call. Blocks.
 pub(super) fn with_etcd<T>(
     store: &VolumeStore,
     name: &str,

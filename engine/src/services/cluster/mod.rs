@@ -11,6 +11,7 @@
 //! its own ones too: the reservation of the exported namespace is the gate that no former holder
 //! passes. The device of a replica has the same name on all nodes, the UUID of its namespace.
 
+mod backups;
 mod create;
 mod discovery;
 mod exports;
@@ -58,6 +59,7 @@ use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::values::host_identity;
 
+pub(crate) use self::backups::{seconds, write_backup};
 pub use self::create::{addresses, create, delete, publish, unpublish};
 pub use self::replicas::{NewReplica, change_replicas};
 pub(super) use self::report::for_doctor;
@@ -306,6 +308,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     expect_subsystems(engine, true);
     info!(cluster = name, node = %me.0, "a node of a cluster");
     tokio::task::spawn_local(admit_hosts(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(backups::keep(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(follow(Rc::clone(engine), running));
     Ok(())
 }

@@ -454,6 +454,9 @@ impl Refusal for VolumeError {
             Self::Short { .. } => of(Errno::ENOMEM)
                 .field("device")
                 .remedy("ask again a little later; or give the daemon more buffers"),
+            Self::Restored { .. } => of(Errno::EAGAIN)
+                .field("device")
+                .remedy("bring the device back; if its node never returns, restore once more with --without"),
             Self::NotBelieved { .. } => of(Errno::EAGAIN)
                 .field("device")
                 .remedy("bring back the device that was written last"),

@@ -12,6 +12,7 @@ mod prepared;
 mod rebuild;
 mod replaced;
 mod replicas;
+mod restored;
 mod rig;
 mod shared_device;
 mod short;

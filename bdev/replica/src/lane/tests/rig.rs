@@ -256,6 +256,7 @@ pub(crate) fn record(blocks: u64, replicas: usize) -> VolumeRecord {
             .collect(),
         settings: Settings::default(),
         limits: None,
+        restored: None,
     }
 }
 

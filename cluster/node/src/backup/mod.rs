@@ -1,0 +1,197 @@
+//! Backups of a cluster: all keys that outlive its nodes, at one revision of etcd, as a file.
+//!
+//! ```text
+//!   etcd ─▶ save ─▶ Backup ─▶ encode ─▶ file ─▶ parse ─▶ Backup ─▶ restore ─▶ an empty etcd
+//! ```
+//!
+//! Left out is what ends with its nodes: leases, requests, the log of decisions, the steward. A
+//! restored volume has no holder, and its record may be older than the labels of its replicas: the
+//! record says `restored`, by which the next holder looks at the labels of all replicas.
+
+mod file;
+mod restore;
+
+use nacre_cluster_core::NodeId;
+use nacre_cluster_etcd::{Client, Prefix};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::error::{Error, damaged};
+use crate::keys::{Cluster, NodeKey};
+
+pub use file::{LARGEST, SavedKey};
+pub use restore::{Restored, restore};
+
+/// Kinds of keys that a backup leaves out.
+const TRANSIENT: [&str; 6] = ["lease/", "op/", "log/", "paths/", "obs/", "found/"];
+/// Single keys that it leaves out.
+const TRANSIENT_KEYS: [&str; 3] = ["steward", "owner", "restoring"];
+
+/// All keys of a cluster at one revision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backup {
+    /// Id and name of the cluster.
+    pub id: Uuid,
+    pub name: String,
+    /// The revision of etcd.
+    pub revision: i64,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// Volumes last, in order of their creation.
+    pub keys: Vec<SavedKey>,
+}
+
+/// Why a backup was not made, read or restored.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BackupError {
+    #[error("it is no backup of a cluster: {why}. Name the right file")]
+    Foreign { why: String },
+    #[error("it has format {found}, and this program knows {known}. Use the newer program")]
+    Newer { found: u64, known: u64 },
+    #[error("it was cut off after {keys} keys. Use another backup")]
+    Cut { keys: usize },
+    #[error("line {line} is damaged: {why}. Use another backup")]
+    Damaged { line: usize, why: String },
+    #[error("its checksum is {found}, and its last line says {expected}. Use another backup")]
+    Checksum { found: String, expected: String },
+    #[error("it has {bytes} bytes, and {most} are the most", most = LARGEST)]
+    TooLarge { bytes: u64 },
+    #[error("key \"{key}\" of the backup: {why}. Use another backup")]
+    Unusable { key: String, why: String },
+    #[error("the backup has no node \"{node}\"; it has {known}")]
+    NoNode { node: String, known: String },
+    #[error(
+        "key \"{key}\" exists: a backup is restored only where no key starts with {prefix}. Use an \
+         empty etcd, or delete these keys with `etcdctl del --prefix {prefix}`"
+    )]
+    NotEmpty { key: String, prefix: String },
+    #[error(
+        "key \"{key}\": the restore of another file has not ended. Restore that file, or delete the \
+         keys with `etcdctl del --prefix {prefix}` first"
+    )]
+    OtherRestore { key: String, prefix: String },
+    #[error("key \"{key}\": another restore has begun meanwhile. Wait for its end")]
+    Overtaken { key: String },
+    #[error("{0}")]
+    Cluster(#[from] Error),
+}
+
+fn is_transient(key: &str) -> bool {
+    TRANSIENT.iter().any(|kind| key.starts_with(kind)) || TRANSIENT_KEYS.contains(&key)
+}
+
+impl Backup {
+    /// Reads all keys at one revision. `created`: the time of day, in seconds since 1970.
+    pub async fn save(client: &Client, prefix: &Prefix, created: u64) -> Result<Self, BackupError> {
+        let all = prefix.to_string();
+        let page = client.list(&all).await.map_err(Error::at(&all))?;
+        let mut keys = Vec::new();
+        for kv in page.keys {
+            let full = String::from_utf8_lossy(&kv.key).into_owned();
+            let key = full.strip_prefix(&all).unwrap_or(&full).to_owned();
+            if is_transient(&key) {
+                continue;
+            }
+            let value = String::from_utf8(kv.value);
+            let value = value.map_err(|_| damaged(&full, &"its value is no text"))?;
+            let order = if key.starts_with("vol/") {
+                kv.create_revision
+            } else {
+                0
+            };
+            keys.push((order, SavedKey { key, value }));
+        }
+        keys.sort_by_key(|(order, _)| *order);
+        let keys: Vec<SavedKey> = keys.into_iter().map(|(_, key)| key).collect();
+        let meta = keys.iter().find(|saved| saved.key == "meta");
+        let Some(meta) = meta else {
+            return Err(Error::NoCluster { key: prefix.meta() }.into());
+        };
+        let meta: Cluster = decode(meta)?;
+        Ok(Self {
+            id: meta.id,
+            name: meta.name,
+            revision: page.revision,
+            created,
+            keys,
+        })
+    }
+
+    /// The cluster's own key.
+    fn meta(&self) -> Result<Cluster, BackupError> {
+        let meta = self.keys.iter().find(|saved| saved.key == "meta");
+        let missing = || BackupError::Unusable {
+            key: "meta".to_owned(),
+            why: "it is missing".to_owned(),
+        };
+        decode(meta.ok_or_else(missing)?)
+    }
+
+    pub fn volumes(&self) -> usize {
+        let volumes = self.keys.iter();
+        volumes
+            .filter(|saved| saved.key.starts_with("vol/"))
+            .count()
+    }
+
+    /// The node with this name or id.
+    pub fn node(&self, text: &str) -> Result<NodeId, BackupError> {
+        let mut known = Vec::new();
+        for saved in &self.keys {
+            let Some(id) = Prefix::id_after("node/", saved.key.as_bytes()) else {
+                continue;
+            };
+            let key: NodeKey = decode(saved)?;
+            if key.description.name == text || id.to_string() == text {
+                return Ok(NodeId(id));
+            }
+            known.push(key.description.name);
+        }
+        Err(BackupError::NoNode {
+            node: text.to_owned(),
+            known: known.join(", "),
+        })
+    }
+}
+
+fn decode<T: for<'a> serde::Deserialize<'a>>(saved: &SavedKey) -> Result<T, BackupError> {
+    serde_json::from_str(&saved.value).map_err(|error| unusable(&saved.key, &error))
+}
+
+fn unusable(key: &str, why: &impl ToString) -> BackupError {
+    BackupError::Unusable {
+        key: key.to_owned(),
+        why: why.to_string(),
+    }
+}
+
+/// The record of a volume for the restored cluster: without a holder, whose lease was another
+/// etcd's. The replicas on nodes of `without` are empty: their labels are not waited for.
+fn restored_record(saved: &SavedKey, without: &[NodeId]) -> Result<Vec<u8>, BackupError> {
+    let (mut value, record) =
+        crate::record::decode(saved.value.as_bytes()).map_err(|why| unusable(&saved.key, &why))?;
+    let revision = value["revision"].as_u64();
+    let revision = revision.ok_or_else(|| unusable(&saved.key, &"it has no revision"))?;
+    // A second restore of the same record: the first version counts.
+    if value.get("restored").is_none_or(Value::is_null) {
+        value["restored"] = serde_json::json!({ "epoch": record.epoch, "revision": revision });
+    }
+    value["holder"] = Value::Null;
+    if let Some(fields) = value.as_object_mut() {
+        for field in ["incarnation", "next", "closed", "op"] {
+            fields.remove(field);
+        }
+    }
+    let lost = record
+        .members
+        .iter()
+        .filter(|member| without.contains(&member.node));
+    let lost: Vec<String> = lost.map(|member| member.id.0.to_string()).collect();
+    for member in value["members"].as_array_mut().into_iter().flatten() {
+        if lost.iter().any(|id| member["id"] == **id) {
+            member["state"] = serde_json::json!({ "state": "filling", "watermark": 0 });
+            member["why"] = "its node was lost when the cluster was restored".into();
+        }
+    }
+    Ok(value.to_string().into_bytes())
+}

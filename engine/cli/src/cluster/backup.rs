@@ -1,0 +1,104 @@
+//! `nacre cluster backup` and `restore`, without a daemon.
+
+use std::path::PathBuf;
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::anyhow;
+use clap::Args;
+use serde_json::json;
+
+use super::super::{Failure, absolute, output};
+use super::access::EtcdArgs;
+use nacre_engine::methods::cluster::backups;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The file has all keys of the cluster at one moment, but not what ends with its nodes: leases, \
+                  requests, the log of decisions. It names hosts and devices, and only its owner may read it. Each \
+                  node also keeps one a day, and the last three, in its data directory."
+)]
+pub(super) struct BackupArgs {
+    /// The file to write; a former one is replaced
+    file: PathBuf,
+    /// Name of the cluster; that of the configuration file unless given
+    #[arg(long, value_name = "NAME")]
+    cluster: Option<String>,
+    #[command(flatten)]
+    etcd: EtcdArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "No member of the former etcd may run. The command refuses an etcd that has keys of the cluster; \
+                  one that was interrupted is run again with the same file. Nodes join by themselves when it ends. A \
+                  volume is served when all its replicas are there, because their labels say which of them have \
+                  every write since the backup."
+)]
+pub(super) struct RestoreArgs {
+    /// The file of a backup
+    file: PathBuf,
+    /// A node that never returns, by name or id; several times for several. Its replicas are not
+    /// waited for: writes that only they have are lost
+    #[arg(long, value_name = "NODE")]
+    without: Vec<String>,
+    #[command(flatten)]
+    etcd: EtcdArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn count(number: usize, noun: &str) -> String {
+    output::count(u64::try_from(number).unwrap_or(u64::MAX), noun)
+}
+
+pub(super) fn save(args: &BackupArgs) -> Result<(), Failure> {
+    let name = args.cluster.clone().or_else(|| args.etcd.named());
+    let name = name.ok_or_else(|| {
+        Failure::Usage("no configuration names a cluster: name it with --cluster".to_owned())
+    })?;
+    let file = absolute(&args.file)?;
+    let store = args.etcd.store(&name)?;
+    let backup = backups::save(&store, &name, &file)?;
+    let (keys, volumes) = (backup.keys.len(), backup.volumes());
+    if args.json {
+        return output::json(&json!({
+            "file": file, "cluster": name, "id": backup.id, "revision": backup.revision,
+            "keys": keys, "volumes": volumes,
+        }));
+    }
+    output::line(&format!(
+        "Saved cluster {name}, id {}, as of revision {}: {}, {}.",
+        backup.id,
+        backup.revision,
+        count(volumes, "volume"),
+        count(keys, "key"),
+    ))
+}
+
+pub(super) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
+    let backup = backups::open(&args.file)?;
+    let store = args.etcd.store(&backup.name)?;
+    let created = UNIX_EPOCH.checked_add(Duration::from_secs(backup.created));
+    let created = created.ok_or_else(|| anyhow!("its time is no time"))?;
+    let restored = backups::restore(&store, &backup, &args.without)?;
+    if args.json {
+        return output::json(&json!({
+            "cluster": backup.name, "id": backup.id, "revision": backup.revision,
+            "keys": restored.keys, "volumes": restored.volumes,
+            "is_repeated": restored.is_repeated,
+        }));
+    }
+    output::line(&format!(
+        "Restored cluster {}, id {}, as of {}: {}, {}.\n\
+         Its nodes join by themselves. A volume is served when all its replicas are there.",
+        backup.name,
+        backup.id,
+        humantime::format_rfc3339_seconds(created),
+        count(restored.volumes, "volume"),
+        count(restored.keys, "key"),
+    ))
+}
