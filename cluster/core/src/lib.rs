@@ -17,6 +17,9 @@
 //! gates, and on clocks whose rates differ by less than 2.5 %. It does not rest on reads of the
 //! store, on the arrival of watch events, or on wall clocks.
 //!
+//! Three parts plan, and have no part in safety: `placement` chooses pools, `repair` replaces
+//! replicas, `storm` stops that when many nodes are gone at once.
+//!
 //! `cluster/core/sim` runs the machines on several simulated nodes.
 
 #![forbid(unsafe_code)]
@@ -29,9 +32,12 @@ pub mod join;
 pub mod lease;
 pub mod mutation;
 pub mod observer;
+pub mod placement;
 pub mod ranks;
 pub mod record;
+pub mod repair;
 pub mod slots;
+pub mod storm;
 pub mod time;
 pub mod transaction;
 pub mod volume;
@@ -41,7 +47,7 @@ mod tests;
 
 pub use assent::Assent;
 pub use gate::Gate;
-pub use ids::{Incarnation, MemberId, NodeId, Revision, VolumeId};
+pub use ids::{Incarnation, MemberId, NodeId, PoolId, Revision, VolumeId};
 pub use join::Join;
 pub use lease::Lease;
 pub use observer::Observer;

@@ -53,7 +53,7 @@ pub fn turn(rank: usize) -> Duration {
 }
 
 /// The weight of `node` for `subject` (rendezvous hashing).
-fn weight(subject: Uuid, node: Uuid) -> u64 {
+pub(crate) fn weight(subject: Uuid, node: Uuid) -> u64 {
     let fold = |sum: u64, id: Uuid| {
         let (high, low) = id.as_u64_pair();
         nacre_random::mix(nacre_random::mix(sum ^ high) ^ low)

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use nacre_cluster_core::{MemberId, NodeId, VolumeId};
+use nacre_cluster_core::{MemberId, NodeId, PoolId, VolumeId};
 use uuid::Uuid;
 
 /// The keys of one cluster start with `/nacre/NAME/`.
@@ -110,6 +110,20 @@ impl Prefix {
         let (node, member) = key.strip_prefix(&self.all_members())?.split_once('/')?;
         let id = |text| Uuid::parse_str(text).ok();
         Some((NodeId(id(node)?), MemberId(id(member)?)))
+    }
+
+    /// The storage pools of all nodes.
+    pub fn pools(&self) -> String {
+        self.all("pool")
+    }
+
+    pub fn pool(&self, pool: PoolId) -> String {
+        self.one("pool", pool.0)
+    }
+
+    /// The brake on replacements.
+    pub fn steward(&self) -> String {
+        format!("{}steward", self.0)
     }
 
     /// The reservation of hosts.

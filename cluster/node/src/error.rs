@@ -88,6 +88,13 @@ pub enum Error {
     ExportExists { key: String, device: String },
     #[error("key \"{key}\" is absent: the node has no such export. Create it first")]
     NoExport { key: String },
+    #[error("{why}. `cluster pools` shows the pools; add space, or wish for less")]
+    NotPlaced { key: String, why: String },
+    #[error(
+        "key \"{key}\": many nodes went at once, so nothing is replaced. Bring them back, or release \
+         the brake with `cluster repair --go`"
+    )]
+    Braked { key: String },
     #[error("key \"{key}\" changes all the time. Try again")]
     Contended { key: String },
     #[error("key \"{key}\": not done within {waited:?}. `status` shows the progress")]
@@ -110,7 +117,10 @@ impl Error {
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Store { said, .. } => said.is_passing(),
-            Self::Contended { .. } | Self::Late { .. } | Self::LostCluster { .. } => true,
+            Self::Contended { .. }
+            | Self::Late { .. }
+            | Self::LostCluster { .. }
+            | Self::Braked { .. } => true,
             _ => false,
         }
     }

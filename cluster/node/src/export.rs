@@ -1,7 +1,8 @@
 //! `member/N/R`: a block device of node N that is member R of a volume. An operator wants it, and
 //! node N reports its state. Unknown fields stay through a change.
 
-use nacre_cluster_core::{Holder, Incarnation, NodeId, VolumeId};
+use nacre_cluster_core::placement::lvol_of;
+use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, VolumeId};
 use nacre_cluster_etcd::KeyValue;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,6 +21,12 @@ pub struct Export {
     volume: Uuid,
     /// The block device's name on node N.
     pub device: String,
+    /// Node N makes the device, an lvol in one of its pools. `None`: an operator made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<Place>,
+    /// The replica is being filled, in the place of another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild: Option<Rebuild>,
     /// Size of the device; 0: node N has not reported it yet.
     #[serde(default)]
     pub bytes: u64,
@@ -46,6 +53,32 @@ pub struct Export {
 struct Maker {
     node: Uuid,
     incarnation: u64,
+}
+
+/// The pool of a replica, and the wishes by which the cluster chose it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    pub pool: Uuid,
+    /// Size of the lvol.
+    pub bytes: u64,
+    #[serde(default)]
+    pub thin: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spread: Vec<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub strict: bool,
+}
+
+/// The reason for which a replica is replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rebuild {
+    /// The former replica was lost. If it returns first, it stays.
+    Lost,
+    /// Its node is evicted.
+    Evicted,
 }
 
 /// What the operator wants.
@@ -83,6 +116,8 @@ impl Export {
             v: FORMAT,
             volume: volume.0,
             device: device.to_owned(),
+            place: None,
+            rebuild: None,
             bytes: 0,
             block_size: 0,
             nsid: 0,
@@ -94,6 +129,22 @@ impl Export {
             is: Is::Making,
             why: None,
             rest: Map::new(),
+        }
+    }
+
+    /// An export whose device its node makes.
+    pub(crate) fn placed(
+        volume: VolumeId,
+        member: MemberId,
+        place: Place,
+        rebuild: Option<Rebuild>,
+        by: Holder,
+    ) -> Self {
+        let device = lvol_of(member.0).to_string();
+        Self {
+            place: Some(place),
+            rebuild,
+            ..Self::new(volume, &device, Some(by))
         }
     }
 

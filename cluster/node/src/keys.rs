@@ -141,6 +141,9 @@ pub struct NodeKey {
     /// Cordoned, and its volumes are handed over.
     #[serde(default)]
     pub drain: bool,
+    /// Drained, and its replicas are moved to other nodes.
+    #[serde(default)]
+    pub evict: bool,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -150,8 +153,13 @@ impl NodeKey {
         decode(kv)
     }
 
-    pub(crate) fn is_avoided(&self) -> bool {
-        self.cordon || self.drain
+    /// Other nodes take its volumes.
+    pub fn is_left(&self) -> bool {
+        self.drain || self.evict
+    }
+
+    pub fn is_avoided(&self) -> bool {
+        self.cordon || self.is_left()
     }
 }
 
@@ -257,13 +265,13 @@ mod tests {
 
     #[test]
     fn fields_of_operators_and_of_later_versions_stay() {
-        let stored = json!({ "v": 1, "name": "old", "cordon": true, "evict": true });
+        let stored = json!({ "v": 1, "name": "old", "cordon": true, "later": true });
         let mut key = NodeKey::decode(&kv(&stored)).expect("a node");
         assert!(key.is_avoided());
         key.description.name = "new".to_owned();
         let value = serde_json::to_value(&key).expect("plain data");
         assert_eq!(
-            (&value["name"], &value["evict"]),
+            (&value["name"], &value["later"]),
             (&json!("new"), &json!(true))
         );
     }

@@ -19,6 +19,7 @@ use crate::keys::{self, Cluster, NodeKey, bytes};
 use crate::operations::Operation;
 use crate::publication::Publication;
 use crate::record;
+use crate::stewarding::Brake;
 
 /// Time between two looks at the progress of a request.
 const LOOK: Duration = Duration::from_millis(100);
@@ -43,6 +44,8 @@ pub struct Status {
     pub volumes: VolumeCounts,
     /// Requests to holders that have not ended.
     pub operations: usize,
+    /// Nothing that is lost is replaced.
+    pub brake: Option<Brake>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -220,6 +223,7 @@ impl Operator {
             nodes: nodes.into_values().collect(),
             volumes,
             operations: self.list(&self.prefix.operations()).await?.len(),
+            brake: self.steward().await?.0.brake,
         })
     }
 
@@ -382,6 +386,7 @@ impl Operator {
         if !answer.map_err(Error::at(&key))?.is_made {
             return Err(Error::Lives { key: lease, node });
         }
+        self.end_pools_of(node).await?;
         // The exports of former replicas: no other node deletes them.
         for kv in self.list(&self.prefix.members(node)).await? {
             let key = String::from_utf8_lossy(&kv.key).into_owned();

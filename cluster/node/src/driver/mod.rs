@@ -32,7 +32,7 @@ use crate::error::Error;
 use crate::events::{Decision, Events};
 use crate::export::Export;
 use crate::follow::{Change, Kind, follow};
-use crate::keys::{self, Description};
+use crate::keys::{self, Description, NodeKey};
 use crate::nodes::{Nodes, Step};
 use crate::operations::{self, Progress};
 use crate::serving::{Report, Serving};
@@ -458,7 +458,7 @@ impl Driver {
             .nodes
             .described
             .get(&self.me.id)
-            .is_some_and(|key| key.drain);
+            .is_some_and(NodeKey::is_left);
         if is_drained || self.leave_by.is_some() {
             self.volumes.drain(now, &self.nodes);
         }

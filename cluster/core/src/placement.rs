@@ -1,0 +1,423 @@
+//! Chooses the pools for the replicas of a volume.
+//!
+//! ```text
+//!   nodes  live, not avoided ─┐
+//!   pools  online, class, room ┴▶ one pool per node ─▶ spread over labels ─▶ least used ─▶ by hash
+//! ```
+//!
+//! The facts may be old: the change of the store that promises the space compares the pools, and
+//! is made again with newer facts if they have changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+
+use crate::ids::{MAX_MEMBERS, NodeId, PoolId, VolumeId};
+use crate::ranks::weight;
+
+/// Most labels of a spread.
+pub const MAX_SPREAD: usize = 8;
+/// Replicas that are filled on one pool at a time.
+pub const MAX_REBUILDS: u32 = 2;
+/// The part of a pool that may be in use or kept for thick replicas, in percent.
+const FULL: u64 = 85;
+/// The sizes of all volumes of a pool, thin ones too, in percent of the pool.
+const OVERCOMMIT: u64 = 200;
+/// Steps of the search for a strict spread. Distinct labels of 128 nodes need a few hundred.
+const STEPS: u32 = 50_000;
+
+/// A node, as the store describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    pub node: NodeId,
+    pub is_live: bool,
+    /// Cordoned, drained or evicted.
+    pub is_avoided: bool,
+    pub labels: BTreeMap<String, String>,
+    /// Replicas on the node.
+    pub replicas: u64,
+}
+
+/// A pool, as its node reports it, with the space that is promised and not taken yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolFacts {
+    pub id: PoolId,
+    pub node: NodeId,
+    pub class: Option<String>,
+    pub is_online: bool,
+    pub total: u64,
+    pub free: u64,
+    /// Free bytes that metadata and thick volumes keep.
+    pub reserved: u64,
+    /// The sizes of all volumes.
+    pub provisioned: u64,
+    pub promised_thin: u64,
+    pub promised_thick: u64,
+    /// Replicas that are being filled.
+    pub rebuilds: u32,
+    /// A replica that was filled on this pool failed a moment ago.
+    pub is_shunned: bool,
+}
+
+impl PoolFacts {
+    /// Bytes in use, kept, or promised to thick replicas.
+    fn committed(&self) -> u64 {
+        let used = self.total.saturating_sub(self.free);
+        used.saturating_add(self.reserved)
+            .saturating_add(self.promised_thick)
+    }
+
+    /// The sizes of all volumes that exist or are promised.
+    fn provided(&self) -> u64 {
+        self.provisioned
+            .saturating_add(self.promised_thin)
+            .saturating_add(self.promised_thick)
+    }
+
+    /// The size of the largest replica for which the pool has room.
+    pub fn room(&self, thin: bool) -> u64 {
+        let most = percent(self.total, FULL).saturating_sub(self.committed());
+        if !thin || most == 0 {
+            return most;
+        }
+        percent(self.total, OVERCOMMIT).saturating_sub(self.provided())
+    }
+
+    /// The part of its limits that is in use, in parts of 10,000.
+    fn load(&self) -> u64 {
+        let part = |of: u64, most: u64| {
+            let part = u128::from(of) * 10_000 / u128::from(most.max(1));
+            u64::try_from(part).unwrap_or(u64::MAX)
+        };
+        let full = part(self.committed(), percent(self.total, FULL));
+        full.max(part(self.provided(), percent(self.total, OVERCOMMIT)))
+    }
+}
+
+fn percent(of: u64, percent: u64) -> u64 {
+    let part = u128::from(of) * u128::from(percent) / 100;
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+/// The replicas that a volume needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wish {
+    pub count: usize,
+    /// Size of each replica, with its label.
+    pub bytes: u64,
+    pub thin: bool,
+    /// Only pools of this class.
+    pub class: Option<String>,
+    /// Labels in which the nodes of replicas differ, the most important one first.
+    pub spread: Vec<String>,
+    /// The labels must differ. Otherwise they differ as far as the nodes allow.
+    pub strict: bool,
+    /// Each of these nodes gets a replica.
+    pub nodes: Vec<NodeId>,
+    /// The replicas are copies for a volume in use: pools that are filled already are left out.
+    pub is_rebuild: bool,
+}
+
+/// A demand of a wish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Demand {
+    /// A lease.
+    Live,
+    /// No cordon, drain or eviction.
+    Admitted,
+    /// Another node than those of the volume's replicas.
+    Free,
+    /// A pool that is online.
+    Pool,
+    Class(String),
+    Room {
+        bytes: u64,
+        /// The most room of a pool that meets the other demands.
+        most: u64,
+    },
+    /// Fewer than [`MAX_REBUILDS`] replicas that are being filled, and no failed one a moment ago.
+    Idle,
+    /// Another value of this label, or any value.
+    Spread(String),
+}
+
+/// Why there is no placement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// Too few nodes meet this demand and those before it.
+    Unmet {
+        demand: Demand,
+        /// The nodes that meet it.
+        nodes: usize,
+        wanted: usize,
+        /// The demand was unmet for this node, which the wish names.
+        node: Option<NodeId>,
+    },
+    /// A wish for no replica, for more than a volume has, or for more nodes than replicas.
+    Count { wanted: usize, nodes: usize },
+}
+
+/// A pool that was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    pub node: NodeId,
+    pub pool: PoolId,
+}
+
+/// A node that meets all demands but the spread, with its best pool.
+struct Candidate<'a> {
+    site: &'a Site,
+    pool: &'a PoolFacts,
+    rank: (u64, u64, NodeId),
+}
+
+/// Chooses a pool for each replica of the wish. `kept` are the nodes of replicas that stay.
+pub fn choose(
+    volume: VolumeId,
+    wish: &Wish,
+    sites: &[Site],
+    pools: &[PoolFacts],
+    kept: &[NodeId],
+) -> Result<Vec<Choice>, Refused> {
+    let named: BTreeSet<NodeId> = wish.nodes.iter().copied().collect();
+    if !(1..=MAX_MEMBERS).contains(&wish.count) || named.len() > wish.count {
+        return Err(Refused::Count {
+            wanted: wish.count,
+            nodes: named.len(),
+        });
+    }
+    let candidates = candidates(volume, wish, sites, pools, kept, &named)?;
+    let kept: Vec<&Site> = sites.iter().filter(|s| kept.contains(&s.node)).collect();
+    let chosen = if wish.strict && !wish.spread.is_empty() {
+        strict(wish, &candidates, &kept, &named)?
+    } else {
+        balanced(wish, &candidates, &kept, &named)
+    };
+    Ok(chosen
+        .into_iter()
+        .map(|candidate| Choice {
+            node: candidate.site.node,
+            pool: candidate.pool.id,
+        })
+        .collect())
+}
+
+/// The nodes that meet all demands but the spread, the least used first.
+fn candidates<'a>(
+    volume: VolumeId,
+    wish: &Wish,
+    sites: &'a [Site],
+    pools: &'a [PoolFacts],
+    kept: &[NodeId],
+    named: &BTreeSet<NodeId>,
+) -> Result<Vec<Candidate<'a>>, Refused> {
+    let must_be_enough = |demand: Demand, found: &BTreeSet<NodeId>| {
+        let unmet = named.difference(found).next().copied();
+        if found.len() >= wish.count && unmet.is_none() {
+            return Ok(());
+        }
+        Err(Refused::Unmet {
+            demand,
+            nodes: found.len(),
+            wanted: wish.count,
+            node: unmet,
+        })
+    };
+    let mut left: Vec<&Site> = sites.iter().collect();
+    type Check<'a> = &'a dyn Fn(&Site) -> bool;
+    let of_sites: [(Demand, Check<'_>); 3] = [
+        (Demand::Live, &|site| site.is_live),
+        (Demand::Admitted, &|site| !site.is_avoided),
+        (Demand::Free, &|site| !kept.contains(&site.node)),
+    ];
+    for (demand, is_met) in of_sites {
+        left.retain(|site| is_met(site));
+        must_be_enough(demand, &left.iter().map(|site| site.node).collect())?;
+    }
+    let nodes: BTreeMap<NodeId, &Site> = left.iter().map(|site| (site.node, *site)).collect();
+    let mut fitting: Vec<&PoolFacts> = pools.iter().collect();
+    fitting.retain(|pool| nodes.contains_key(&pool.node) && pool.is_online);
+    let of = |pools: &[&PoolFacts]| pools.iter().map(|pool| pool.node).collect();
+    must_be_enough(Demand::Pool, &of(&fitting))?;
+    if let Some(class) = &wish.class {
+        fitting.retain(|pool| pool.class.as_ref() == Some(class));
+        must_be_enough(Demand::Class(class.clone()), &of(&fitting))?;
+    }
+    let most = fitting.iter().map(|pool| pool.room(wish.thin)).max();
+    fitting.retain(|pool| pool.room(wish.thin) >= wish.bytes);
+    let room = Demand::Room {
+        bytes: wish.bytes,
+        most: most.unwrap_or(0),
+    };
+    must_be_enough(room, &of(&fitting))?;
+    if wish.is_rebuild {
+        fitting.retain(|pool| pool.rebuilds < MAX_REBUILDS && !pool.is_shunned);
+        must_be_enough(Demand::Idle, &of(&fitting))?;
+    }
+    let all: u64 = sites.iter().map(|site| site.replicas).sum();
+    let mut best: BTreeMap<NodeId, Candidate<'_>> = BTreeMap::new();
+    for pool in fitting {
+        let site = nodes[&pool.node];
+        let held = site.replicas * 10_000 / all.max(1);
+        let hash = weight(volume.0, pool.id.0);
+        let rank = (pool.load().max(held), hash, site.node);
+        let candidate = Candidate { site, pool, rank };
+        let known = best.get(&site.node);
+        if known.is_none_or(|known| candidate.rank < known.rank) {
+            best.insert(site.node, candidate);
+        }
+    }
+    let mut best: Vec<Candidate<'_>> = best.into_values().collect();
+    best.sort_by_key(|candidate| candidate.rank);
+    Ok(best)
+}
+
+/// Chooses one node after the other: each time the one whose labels are the rarest so far.
+fn balanced<'a, 'b>(
+    wish: &Wish,
+    candidates: &'a [Candidate<'b>],
+    kept: &[&'b Site],
+    named: &BTreeSet<NodeId>,
+) -> Vec<&'a Candidate<'b>> {
+    let mut chosen: Vec<&Candidate<'_>> = Vec::new();
+    let must = |candidate: &&Candidate<'_>| named.contains(&candidate.site.node);
+    chosen.extend(candidates.iter().filter(must));
+    while chosen.len() < wish.count {
+        let is_free = |one: &&Candidate<'_>| chosen.iter().all(|c| c.site.node != one.site.node);
+        let uses = |candidate: &&Candidate<'_>| {
+            let sites = chosen
+                .iter()
+                .map(|one| one.site)
+                .chain(kept.iter().copied());
+            let sites: Vec<&Site> = sites.collect();
+            let of = |label: &String| {
+                let value = candidate.site.labels.get(label);
+                let same = sites.iter().filter(|site| site.labels.get(label) == value);
+                same.count()
+            };
+            let uses: Vec<usize> = wish.spread.iter().map(of).collect();
+            (uses, candidate.rank)
+        };
+        let Some(next) = candidates.iter().filter(is_free).min_by_key(uses) else {
+            break;
+        };
+        chosen.push(next);
+    }
+    chosen
+}
+
+/// Chooses nodes that differ in each label of the spread.
+fn strict<'a, 'b>(
+    wish: &Wish,
+    candidates: &'a [Candidate<'b>],
+    kept: &[&'b Site],
+    named: &BTreeSet<NodeId>,
+) -> Result<Vec<&'a Candidate<'b>>, Refused> {
+    // Named nodes first: all of them must be in the result.
+    let mut order: Vec<&Candidate<'_>> = candidates.iter().collect();
+    order.sort_by_key(|candidate| !named.contains(&candidate.site.node));
+    let mut search = Search {
+        wish,
+        order: &order,
+        named: named.len(),
+        steps: STEPS,
+        best: 0,
+    };
+    let mut chosen = Vec::new();
+    let mut sites = kept.to_vec();
+    if search.run(&mut chosen, &mut sites, 0) {
+        return Ok(chosen);
+    }
+    let label = search.scarcest(kept);
+    Err(Refused::Unmet {
+        demand: Demand::Spread(label),
+        nodes: search.best,
+        wanted: wish.count,
+        node: None,
+    })
+}
+
+struct Search<'s, 'a, 'b> {
+    wish: &'s Wish,
+    order: &'s [&'a Candidate<'b>],
+    named: usize,
+    steps: u32,
+    /// The most nodes that were chosen together.
+    best: usize,
+}
+
+impl<'a, 'b> Search<'_, 'a, 'b> {
+    /// True: `chosen` has all replicas.
+    fn run(
+        &mut self,
+        chosen: &mut Vec<&'a Candidate<'b>>,
+        sites: &mut Vec<&'b Site>,
+        from: usize,
+    ) -> bool {
+        self.best = self.best.max(chosen.len());
+        if chosen.len() == self.wish.count {
+            return true;
+        }
+        // A named node is at its place in the order, or the choice fails.
+        let end = if chosen.len() < self.named {
+            (from + 1).min(self.order.len())
+        } else {
+            self.order.len()
+        };
+        for at in from..end {
+            if self.steps == 0 {
+                return false;
+            }
+            self.steps -= 1;
+            let candidate = self.order[at];
+            if !self.differs(candidate.site, sites) {
+                continue;
+            }
+            chosen.push(candidate);
+            sites.push(candidate.site);
+            if self.run(chosen, sites, at + 1) {
+                return true;
+            }
+            chosen.pop();
+            sites.pop();
+        }
+        false
+    }
+
+    /// True if the node has each label of the spread, with another value than the sites.
+    fn differs(&self, site: &Site, sites: &[&Site]) -> bool {
+        let mut labels = self.wish.spread.iter();
+        labels.all(|label| {
+            let value = site.labels.get(label);
+            value.is_some() && sites.iter().all(|other| other.labels.get(label) != value)
+        })
+    }
+
+    /// The label with the fewest values that are not in use.
+    fn scarcest(&self, kept: &[&Site]) -> String {
+        let values = |label: &&String| {
+            let of = |site: &Site| site.labels.get(*label).cloned();
+            let used: BTreeSet<_> = kept.iter().filter_map(|site| of(site)).collect();
+            let all = self.order.iter().filter_map(|one| of(one.site));
+            all.filter(|value| !used.contains(value))
+                .collect::<BTreeSet<_>>()
+                .len()
+        };
+        let label = self.wish.spread.iter().min_by_key(values);
+        label.cloned().unwrap_or_default()
+    }
+}
+
+/// The UUID of the lvol that a node makes for a replica.
+pub fn lvol_of(member: Uuid) -> Uuid {
+    const MARK: [u8; 16] = *b"placed replica  ";
+    let mut bytes = member.into_bytes();
+    bytes
+        .iter_mut()
+        .zip(MARK)
+        .for_each(|(byte, mark)| *byte ^= mark);
+    uuid::Builder::from_custom_bytes(bytes).into_uuid()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,312 @@
+//! Decides which replica of a volume is replaced, and when a successor is given up. The node that
+//! serves the volume decides for it; one replica after the other.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::ids::{MAX_MEMBERS, MemberId, NodeId, PoolId};
+use crate::time::BootTime;
+
+/// The first wait after a failure on a pool, and the longest one.
+const FIRST: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// A replica of a volume that this node serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replica {
+    pub id: MemberId,
+    pub node: NodeId,
+    /// The cluster chose its pool. A device that an operator named is not replaced.
+    pub is_placed: bool,
+    pub is_in_sync: bool,
+    /// The device is in use: it is in sync, or is being filled.
+    pub is_attached: bool,
+    /// An operator took it out of service.
+    pub is_offline: bool,
+    pub is_evicted: bool,
+    /// Maintenance: its node returns.
+    pub is_drained: bool,
+    pub replaces: Option<MemberId>,
+    /// This module made it, for a replica that was lost.
+    pub is_repair: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// Put a replica on another pool in its place.
+    Replace { replica: MemberId, cause: Cause },
+    /// Remove a successor that is not in sync.
+    Drop { replica: MemberId, why: Why },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Its node or device was away for too long.
+    Lost,
+    Evicted,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// The replica that it should replace is in sync again.
+    Returned,
+    /// It was lost itself.
+    Lost,
+}
+
+/// The times since when replicas of one volume are out.
+#[derive(Debug, Default)]
+pub struct Patience {
+    since: BTreeMap<MemberId, BootTime>,
+}
+
+impl Patience {
+    /// The next act; `after`: how long a lost replica is waited for, `None`: for ever.
+    pub fn decide(
+        &mut self,
+        now: BootTime,
+        after: Option<Duration>,
+        replicas: &[Replica],
+    ) -> Option<Act> {
+        let is_out = |one: &Replica| !one.is_in_sync && !one.is_attached;
+        self.since
+            .retain(|id, _| replicas.iter().any(|one| one.id == *id && is_out(one)));
+        for one in replicas.iter().filter(|one| is_out(one)) {
+            self.since.entry(one.id).or_insert(now);
+        }
+        let is_lost = |one: &Replica| {
+            let waited = self.since.get(&one.id).map(|at| now.since(*at));
+            let is_over = waited.is_some_and(|waited| after.is_some_and(|after| waited >= after));
+            is_over && !one.is_offline && !one.is_drained
+        };
+        if let Some(new) = replicas.iter().find(|one| one.replaces.is_some()) {
+            if new.is_in_sync || !new.is_placed {
+                return None;
+            }
+            let replica = new.id;
+            let old = replicas.iter().find(|one| Some(one.id) == new.replaces);
+            let is_back = old.is_some_and(|old| old.is_in_sync && !old.is_evicted);
+            if new.is_repair && is_back {
+                let why = Why::Returned;
+                return Some(Act::Drop { replica, why });
+            }
+            let why = Why::Lost;
+            return is_lost(new).then_some(Act::Drop { replica, why });
+        }
+        if replicas.len() >= MAX_MEMBERS || !replicas.iter().any(|one| one.is_in_sync) {
+            return None;
+        }
+        let mut placed = replicas.iter().filter(|one| one.is_placed);
+        let lost = placed.clone().find(|one| is_lost(one));
+        let act = |one: &Replica, cause| Act::Replace {
+            replica: one.id,
+            cause,
+        };
+        let lost = lost.map(|one| act(one, Cause::Lost));
+        lost.or_else(|| {
+            let evicted = placed.find(|one| one.is_evicted);
+            evicted.map(|one| act(one, Cause::Evicted))
+        })
+    }
+}
+
+/// The pools on which a replica failed before it was in sync.
+#[derive(Debug, Default)]
+pub struct Shunned {
+    pools: BTreeMap<PoolId, (u32, BootTime)>,
+}
+
+impl Shunned {
+    /// The pool is left out for 1, 2, 4 … 60 minutes.
+    pub fn failed(&mut self, pool: PoolId, now: BootTime) {
+        let (failures, until) = self.pools.entry(pool).or_insert((0, now));
+        let wait = FIRST.saturating_mul(1 << (*failures).min(10)).min(LONGEST);
+        *failures += 1;
+        *until = now + wait;
+    }
+
+    pub fn succeeded(&mut self, pool: PoolId) {
+        self.pools.remove(&pool);
+    }
+
+    pub fn is_shunned(&self, pool: PoolId, now: BootTime) -> bool {
+        let known = self.pools.get(&pool);
+        known.is_some_and(|(_, until)| now < *until)
+    }
+
+    /// Forgets pools that are gone.
+    pub fn retain(&mut self, exists: impl Fn(PoolId) -> bool) {
+        self.pools.retain(|pool, _| exists(*pool));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    const AFTER: Option<Duration> = Some(Duration::from_secs(600));
+
+    fn at(seconds: u64) -> BootTime {
+        BootTime(seconds * 1_000_000_000)
+    }
+
+    fn id(id: u128) -> MemberId {
+        MemberId(Uuid::from_u128(id))
+    }
+
+    fn three() -> [Replica; 3] {
+        [1, 2, 3].map(|number| Replica {
+            id: id(number),
+            node: NodeId(Uuid::from_u128(number)),
+            is_placed: true,
+            is_in_sync: true,
+            is_attached: true,
+            is_offline: false,
+            is_evicted: false,
+            is_drained: false,
+            replaces: None,
+            is_repair: false,
+        })
+    }
+
+    fn lose(one: &mut Replica) {
+        one.is_in_sync = false;
+        one.is_attached = false;
+    }
+
+    fn lost(number: u128) -> Option<Act> {
+        Some(Act::Replace {
+            replica: id(number),
+            cause: Cause::Lost,
+        })
+    }
+
+    #[test]
+    fn a_replica_is_replaced_after_a_while() {
+        let (mut patience, mut all) = (Patience::default(), three());
+        assert_eq!(patience.decide(at(0), AFTER, &all), None);
+        lose(&mut all[1]);
+        assert_eq!(patience.decide(at(1), AFTER, &all), None);
+        assert_eq!(patience.decide(at(600), AFTER, &all), None);
+        assert_eq!(patience.decide(at(601), AFTER, &all), lost(2));
+        // Each of these keeps it.
+        let exceptions: [(&str, fn(&mut Replica)); 4] = [
+            ("offline", |one| one.is_offline = true),
+            ("drained", |one| one.is_drained = true),
+            ("named by an operator", |one| one.is_placed = false),
+            ("being filled", |one| one.is_attached = true),
+        ];
+        for (what, change) in exceptions {
+            let mut patience = Patience::default();
+            let mut other = all;
+            change(&mut other[1]);
+            assert_eq!(patience.decide(at(1), AFTER, &other), None);
+            assert_eq!(patience.decide(at(9000), AFTER, &other), None, "{what}");
+        }
+        assert_eq!(patience.decide(at(9000), None, &all), None, "off");
+        // A moment in use starts the time again.
+        all[1].is_attached = true;
+        assert_eq!(patience.decide(at(9001), AFTER, &all), None);
+        all[1].is_attached = false;
+        assert_eq!(patience.decide(at(9002), AFTER, &all), None);
+    }
+
+    #[test]
+    fn nothing_is_replaced_without_a_source_or_a_slot() {
+        let (mut patience, mut all) = (Patience::default(), three());
+        all.iter_mut().for_each(lose);
+        patience.decide(at(0), AFTER, &all);
+        assert_eq!(patience.decide(at(601), AFTER, &all), None);
+        let mut five = [three().as_slice(), &three()[..2]].concat();
+        (five[3].id, five[4].id) = (id(4), id(5));
+        five[0].is_evicted = true;
+        assert_eq!(Patience::default().decide(at(0), AFTER, &five), None);
+    }
+
+    #[test]
+    fn an_evicted_node_is_left_one_replica_at_a_time() {
+        let (mut patience, mut all) = (Patience::default(), three());
+        all[2].is_evicted = true;
+        let evicted = Some(Act::Replace {
+            replica: id(3),
+            cause: Cause::Evicted,
+        });
+        assert_eq!(patience.decide(at(0), AFTER, &all), evicted);
+        // Also if nothing lost is replaced.
+        assert_eq!(patience.decide(at(0), None, &all), evicted);
+        let mut successor = all[0];
+        successor.id = id(4);
+        successor.is_in_sync = false;
+        successor.replaces = Some(id(3));
+        all[1].is_evicted = true;
+        let running = [all.as_slice(), &[successor]].concat();
+        assert_eq!(patience.decide(at(1), AFTER, &running), None);
+    }
+
+    #[test]
+    fn the_first_of_both_that_is_in_sync_stays() {
+        let (mut patience, mut all) = (Patience::default(), three());
+        lose(&mut all[1]);
+        let mut new = all[0];
+        new.id = id(4);
+        new.is_in_sync = false;
+        new.replaces = Some(id(2));
+        new.is_repair = true;
+        let with = |old: Replica, new: Replica| [all[0], old, all[2], new];
+        assert_eq!(patience.decide(at(0), AFTER, &with(all[1], new)), None);
+        let back = three()[1];
+        let dropped = |why| {
+            let replica = id(4);
+            Some(Act::Drop { replica, why })
+        };
+        let returned = dropped(Why::Returned);
+        assert_eq!(patience.decide(at(1), AFTER, &with(back, new)), returned);
+        // An operator's move, and an eviction, go on.
+        let moved = Replica {
+            is_repair: false,
+            ..new
+        };
+        assert_eq!(patience.decide(at(1), AFTER, &with(back, moved)), None);
+        let evicted = Replica {
+            is_evicted: true,
+            ..back
+        };
+        assert_eq!(patience.decide(at(1), AFTER, &with(evicted, new)), None);
+        let done = Replica {
+            is_in_sync: true,
+            ..new
+        };
+        assert_eq!(patience.decide(at(1), AFTER, &with(back, done)), None);
+        // A successor that is lost itself.
+        let gone = Replica {
+            is_attached: false,
+            ..new
+        };
+        assert_eq!(patience.decide(at(2), AFTER, &with(all[1], gone)), None);
+        let found = patience.decide(at(602), AFTER, &with(all[1], gone));
+        assert_eq!(found, dropped(Why::Lost));
+    }
+
+    #[test]
+    fn a_pool_that_failed_is_left_out_for_longer_each_time() {
+        let (mut shunned, pool) = (Shunned::default(), PoolId(Uuid::from_u128(1)));
+        let mut now = at(0);
+        for minutes in [1, 2, 4, 8, 16, 32, 60, 60] {
+            shunned.failed(pool, now);
+            let wait = Duration::from_secs(minutes * 60);
+            assert!(shunned.is_shunned(pool, now + (wait - Duration::from_secs(1))));
+            assert!(!shunned.is_shunned(pool, now + wait), "{minutes}");
+            now = now + wait;
+        }
+        shunned.failed(pool, now);
+        shunned.succeeded(pool);
+        assert!(!shunned.is_shunned(pool, now));
+        shunned.failed(pool, now);
+        let minute = now + Duration::from_secs(60);
+        assert!(!shunned.is_shunned(pool, minute), "from the start");
+        shunned.retain(|_| false);
+        assert!(!shunned.is_shunned(pool, now));
+    }
+}

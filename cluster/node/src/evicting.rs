@@ -1,0 +1,90 @@
+//! The progress of an eviction: what is left on the node, and what does not move by itself.
+
+use std::collections::BTreeSet;
+
+use nacre_cluster_core::{Incarnation, NodeId, VolumeId};
+use nacre_cluster_etcd::Prefix;
+
+use crate::error::Error;
+use crate::operator::Operator;
+use crate::record;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Eviction {
+    /// Volumes that the node serves.
+    pub held: usize,
+    /// Replicas that are moved, one after the other.
+    pub moving: usize,
+    pub stuck: Vec<StuckReplica>,
+}
+
+/// A replica that the cluster does not move.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StuckReplica {
+    pub volume: VolumeId,
+    /// Empty if the record cannot be read.
+    pub name: String,
+    pub why: Stuck,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stuck {
+    /// An operator named the device.
+    Named,
+    /// No node serves the volume, so nothing copies it.
+    NotServed,
+    Unreadable,
+}
+
+impl Operator {
+    /// What is left on the node.
+    pub async fn eviction(&self, node: NodeId) -> Result<Eviction, Error> {
+        let leases = self.list(&self.prefix.leases()).await?;
+        let standing: BTreeSet<(NodeId, Incarnation)> = leases
+            .iter()
+            .filter_map(|kv| {
+                let of = self.prefix.node_of(&kv.key)?;
+                Some((of, Incarnation(kv.create_revision as u64)))
+            })
+            .collect();
+        let placed: BTreeSet<VolumeId> = self
+            .exports(None)
+            .await?
+            .into_iter()
+            .filter(|(of, _, export)| *of == node && export.place.is_some())
+            .map(|(_, _, export)| export.volume())
+            .collect();
+        let mut eviction = Eviction::default();
+        let prefix = self.prefix.volumes();
+        for kv in self.list(&prefix).await? {
+            let Some(volume) = Prefix::id_after(&prefix, &kv.key).map(VolumeId) else {
+                continue;
+            };
+            let mut stuck = |name: &str, why| {
+                let name = name.to_owned();
+                eviction.stuck.push(StuckReplica { volume, name, why });
+            };
+            let Ok((value, record)) = record::decode(&kv.value) else {
+                stuck("", Stuck::Unreadable);
+                continue;
+            };
+            let name = value["name"].as_str().unwrap_or_default();
+            let holder = record.holder;
+            let stands = |holder: &nacre_cluster_core::Holder| {
+                standing.contains(&(holder.node, holder.incarnation))
+            };
+            let is_served = holder.as_ref().is_some_and(stands);
+            if record.members.iter().any(|member| member.node == node) {
+                match (placed.contains(&volume), is_served) {
+                    (false, _) => stuck(name, Stuck::Named),
+                    (true, false) => stuck(name, Stuck::NotServed),
+                    (true, true) => eviction.moving += 1,
+                }
+            }
+            if is_served && holder.is_some_and(|holder| holder.node == node) {
+                eviction.held += 1;
+            }
+        }
+        Ok(eviction)
+    }
+}

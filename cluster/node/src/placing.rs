@@ -1,0 +1,276 @@
+//! Replicas on pools that the cluster chooses: one transaction promises the space and writes the
+//! exports, and compares all that the choice rests on.
+
+use std::collections::BTreeMap;
+
+use nacre_cluster_core::placement::{Choice, PoolFacts, Refused, Site, Wish, choose};
+use nacre_cluster_core::{Holder, MemberId, NodeId, PoolId, VolumeId};
+use nacre_cluster_etcd::{Prefix, Txn};
+
+use crate::error::Error;
+use crate::export::{Export, Place, Rebuild, Want};
+use crate::keys::{NodeKey, bytes};
+use crate::operator::{ATTEMPTS, Operator};
+use crate::pools::PoolKey;
+use crate::refused::text;
+use crate::stewarding::Steward;
+
+/// A request for replicas of a volume.
+#[derive(Debug, Clone)]
+pub struct Placing {
+    pub volume: VolumeId,
+    /// Ids of the new replicas, as many as the wish has. An unanswered request is ended by them.
+    pub members: Vec<MemberId>,
+    pub wish: Wish,
+    /// The nodes of replicas that stay.
+    pub kept: Vec<NodeId>,
+    /// `None`: the volume is new.
+    pub rebuild: Option<Rebuild>,
+    /// Pools that are left out.
+    pub shunned: Vec<PoolId>,
+    /// The daemon that makes the replicas.
+    pub by: Holder,
+}
+
+/// A replica for which a pool was chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    pub node: NodeId,
+    pub member: MemberId,
+    pub export: Export,
+}
+
+/// All that a choice rests on.
+pub(crate) struct Facts {
+    nodes: BTreeMap<NodeId, (NodeKey, i64)>,
+    sites: Vec<Site>,
+    keys: BTreeMap<PoolId, (PoolKey, i64)>,
+    pools: Vec<PoolFacts>,
+}
+
+impl Operator {
+    pub(crate) async fn facts(&self) -> Result<Facts, Error> {
+        let mut keys = BTreeMap::new();
+        // Before the exports: a change after this is noticed by the transaction.
+        let prefix = self.prefix.pools();
+        for kv in self.list(&prefix).await? {
+            if let Some(pool) = Prefix::id_after(&prefix, &kv.key).map(PoolId) {
+                keys.insert(pool, (PoolKey::decode(&kv)?, kv.mod_revision));
+            }
+        }
+        let mut nodes = BTreeMap::new();
+        let prefix = self.prefix.nodes();
+        for kv in self.list(&prefix).await? {
+            if let Some(node) = Prefix::id_after(&prefix, &kv.key).map(NodeId) {
+                nodes.insert(node, (NodeKey::decode(&kv)?, kv.mod_revision));
+            }
+        }
+        let leases = self.list(&self.prefix.leases()).await?;
+        let live: Vec<NodeId> = leases
+            .iter()
+            .filter_map(|kv| self.prefix.node_of(&kv.key))
+            .collect();
+        let (mut replicas, mut rebuilds) = (BTreeMap::new(), BTreeMap::new());
+        for (node, _, export) in self.exports(None).await? {
+            *replicas.entry(node).or_insert(0_u64) += 1;
+            let place = export.place.filter(|_| export.rebuild.is_some());
+            if let Some(place) = place {
+                *rebuilds.entry(PoolId(place.pool)).or_insert(0_u32) += 1;
+            }
+        }
+        let site = |(node, (key, _)): (&NodeId, &(NodeKey, i64))| Site {
+            node: *node,
+            is_live: live.contains(node),
+            is_avoided: key.is_avoided(),
+            labels: key.description.labels.clone(),
+            replicas: replicas.get(node).copied().unwrap_or(0),
+        };
+        let pool = |(id, (key, _)): (&PoolId, &(PoolKey, i64))| {
+            key.facts(*id, rebuilds.get(id).copied().unwrap_or(0))
+        };
+        Ok(Facts {
+            sites: nodes.iter().map(site).collect(),
+            pools: keys.iter().map(pool).collect(),
+            nodes,
+            keys,
+        })
+    }
+
+    /// Chooses pools, promises their space, and wants the replicas on them.
+    pub async fn place(&self, placing: &Placing) -> Result<Vec<Placed>, Error> {
+        let key = self.prefix.pools();
+        for _ in 0..ATTEMPTS {
+            let steward = match placing.rebuild {
+                Some(Rebuild::Lost) => Some(self.steward().await?),
+                _ => None,
+            };
+            if let Some((Steward { brake: Some(_), .. }, _)) = &steward {
+                return Err(Error::Braked {
+                    key: self.prefix.steward(),
+                });
+            }
+            let mut facts = self.facts().await?;
+            for pool in &mut facts.pools {
+                pool.is_shunned = placing.shunned.contains(&pool.id);
+            }
+            let Placing {
+                volume, wish, kept, ..
+            } = placing;
+            let chosen = choose(*volume, wish, &facts.sites, &facts.pools, kept);
+            let chosen = chosen.map_err(|refused| facts.refusal(&key, &refused))?;
+            let (txn, placed) = self.promise(placing, &facts, &chosen);
+            let txn = match &steward {
+                Some((_, revision)) => txn.if_modified(&self.prefix.steward(), *revision),
+                None => txn,
+            };
+            let answer = self.transact(&key, txn).await?;
+            // Found: an earlier copy of the transaction was made.
+            if answer.is_made || answer.found.into_iter().next().flatten().is_some() {
+                return Ok(placed);
+            }
+            let lease = self.prefix.lease(placing.by.node);
+            let found = self.get(&lease).await?;
+            let stands = placing.by.incarnation.0;
+            if found.is_none_or(|kv| kv.create_revision as u64 != stands) {
+                let node = placing.by.node;
+                return Err(Error::NoLease { key: lease, node });
+            }
+        }
+        Err(Error::Contended { key })
+    }
+
+    fn promise(&self, placing: &Placing, facts: &Facts, chosen: &[Choice]) -> (Txn, Vec<Placed>) {
+        let Placing { wish, by, .. } = placing;
+        let lease = self.prefix.lease(by.node);
+        let mut txn = Txn::default().if_created(&lease, by.incarnation.0 as i64);
+        let mut placed = Vec::new();
+        for (choice, member) in chosen.iter().zip(placing.members.iter().copied()) {
+            let place = Place {
+                pool: choice.pool.0,
+                bytes: wish.bytes,
+                thin: wish.thin,
+                class: wish.class.clone(),
+                spread: wish.spread.clone(),
+                strict: wish.strict,
+            };
+            let export = Export::placed(placing.volume, member, place, placing.rebuild, *by);
+            let (pool, node) = (&facts.keys[&choice.pool], &facts.nodes[&choice.node]);
+            let mut promised = pool.0.clone();
+            promised.promise(member, wish.bytes, wish.thin);
+            let of_pool = self.prefix.pool(choice.pool);
+            let of_member = self.prefix.member(choice.node, member);
+            txn = txn
+                .if_modified(&of_pool, pool.1)
+                .if_modified(&self.prefix.node(choice.node), node.1)
+                .if_not_created(&self.prefix.lease(choice.node), 0)
+                .if_created(&of_member, 0)
+                .put(&of_pool, bytes(&promised))
+                .put(&of_member, bytes(&export))
+                .look(&of_member);
+            placed.push(Placed {
+                node: choice.node,
+                member,
+                export,
+            });
+        }
+        (txn, placed)
+    }
+
+    /// Enlarges the lvols of a volume's replicas, as far as the cluster made them: their nodes do
+    /// it, and report the new sizes. Pools without room refuse it, before anything has changed.
+    pub async fn grow_places(&self, volume: VolumeId, to: u64) -> Result<(), Error> {
+        let key = self.prefix.pools();
+        for _ in 0..ATTEMPTS {
+            let facts = self.facts().await?;
+            let mut txn = Txn::default();
+            let mut is_done = true;
+            for (node, member, mut export) in self.exports(Some(volume)).await? {
+                let Some(place) = export.place.as_mut().filter(|place| place.bytes < to) else {
+                    continue;
+                };
+                if export.want != Want::There {
+                    continue;
+                }
+                is_done = false;
+                let (id, by) = (PoolId(place.pool), to - place.bytes);
+                place.bytes = to;
+                let thin = place.thin;
+                let room = facts
+                    .pools
+                    .iter()
+                    .find(|pool| pool.id == id && pool.is_online);
+                let room = room.map_or(0, |pool| pool.room(thin));
+                let known = facts.keys.get(&id).filter(|_| room >= by);
+                let Some((pool, revision)) = known else {
+                    let name = facts.name(node);
+                    let why = format!(
+                        "the pool of the replica on node {name} has room for {room} bytes more, \
+                         not for {by}"
+                    );
+                    return Err(Error::NotPlaced { key, why });
+                };
+                let (of_pool, of_member) = (self.prefix.pool(id), self.prefix.member(node, member));
+                let kv = self.get(&of_member).await?;
+                let Some(kv) =
+                    kv.filter(|kv| Export::decode(kv).is_ok_and(|now| now.want == Want::There))
+                else {
+                    continue;
+                };
+                let mut promised = pool.clone();
+                promised.promise(member, by, thin);
+                let mut now = Export::decode(&kv)?;
+                now.place = export.place;
+                txn = txn
+                    .if_modified(&of_pool, *revision)
+                    .if_modified(&of_member, kv.mod_revision)
+                    .put(&of_pool, bytes(&promised))
+                    .put(&of_member, bytes(&now));
+            }
+            if is_done || self.transact(&key, txn).await?.is_made {
+                return Ok(());
+            }
+        }
+        Err(Error::Contended { key })
+    }
+
+    /// The replica is in sync: it counts no longer among those that are being filled.
+    pub async fn rebuild_is_done(&self, node: NodeId, member: MemberId) -> Result<(), Error> {
+        let key = self.prefix.member(node, member);
+        for _ in 0..ATTEMPTS {
+            let Some(kv) = self.get(&key).await? else {
+                return Ok(());
+            };
+            let mut export = Export::decode(&kv)?;
+            if export.rebuild.take().is_none() {
+                return Ok(());
+            }
+            let txn = Txn::default()
+                .if_modified(&key, kv.mod_revision)
+                .put(&key, bytes(&export));
+            if self.transact(&key, txn).await?.is_made {
+                return Ok(());
+            }
+        }
+        Err(Error::Contended { key })
+    }
+}
+
+impl Facts {
+    fn name(&self, node: NodeId) -> String {
+        let known = self.nodes.get(&node);
+        known.map_or_else(
+            || node.0.to_string(),
+            |(key, _)| key.description.name.clone(),
+        )
+    }
+
+    fn refusal(&self, key: &str, refused: &Refused) -> Error {
+        Error::NotPlaced {
+            key: key.to_owned(),
+            why: text(refused, |node| self.name(node)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

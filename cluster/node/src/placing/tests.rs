@@ -1,0 +1,410 @@
+//! Goal: no pool is promised more than it has, and nothing is placed by a daemon that is over, or
+//! under the brake. Method: a real etcd, and keys as nodes write them. Without etcd, the tests are
+//! skipped aloud.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_cluster_core::placement::lvol_of;
+use nacre_cluster_core::storm::Storm;
+use nacre_cluster_core::{BootTime, Incarnation};
+use nacre_cluster_etcd::{Client, Copies};
+use nacre_cluster_etcd_members::{Members, program};
+use serde_json::json;
+use uuid::Uuid;
+
+use super::*;
+use crate::export::{ExportState, Is};
+use crate::pools::{PoolReport, PoolState};
+use crate::stewarding::Looked;
+
+const GIB: u64 = 1 << 30;
+
+fn node(number: u128) -> NodeId {
+    NodeId(Uuid::from_u128(number))
+}
+
+fn pool(number: u128) -> PoolId {
+    PoolId(Uuid::from_u128(100 + number))
+}
+
+fn volume(number: u128) -> VolumeId {
+    VolumeId(Uuid::from_u128(1000 + number))
+}
+
+struct Lab {
+    operator: Operator,
+    leases: BTreeMap<NodeId, Incarnation>,
+    _etcd: Members,
+}
+
+impl Lab {
+    /// Nodes 1.. with a pool of 100 GiB each.
+    async fn start(program: std::path::PathBuf, nodes: u128) -> Self {
+        let etcd = Members::start(program, 1, &[]);
+        let client = Arc::new(Client::new(&etcd.endpoints()).expect("endpoints"));
+        let prefix = Prefix::new("lab").expect("a name");
+        let mut lab = Self {
+            operator: Operator::new(client, prefix),
+            leases: BTreeMap::new(),
+            _etcd: etcd,
+        };
+        for number in 1..=nodes {
+            lab.lease(number).await;
+            let key = lab.operator.prefix.node(node(number));
+            let value = json!({ "v": 1, "name": format!("n{number}"), "labels": { "zone": number.to_string() } });
+            lab.put(&key, &value).await;
+            lab.report(number, &report(), &[]).await;
+        }
+        lab
+    }
+
+    async fn put(&self, key: &str, value: &serde_json::Value) -> i64 {
+        let txn = Txn::default().put(key, value.to_string().into_bytes());
+        let answer = self.operator.client.transact(txn, Copies::Several).await;
+        answer.expect("an answer").revision
+    }
+
+    async fn delete(&self, key: &str) {
+        let txn = Txn::default().delete(key);
+        let answer = self.operator.client.transact(txn, Copies::Several).await;
+        answer.expect("an answer");
+    }
+
+    async fn lease(&mut self, number: u128) {
+        let key = self.operator.prefix.lease(node(number));
+        let revision = self.put(&key, &json!({})).await;
+        self.leases
+            .insert(node(number), Incarnation(revision as u64));
+    }
+
+    async fn report(&self, number: u128, report: &PoolReport, sizes: &[(Uuid, u64)]) -> bool {
+        let (of, sizes) = (node(number), sizes.iter().copied().collect());
+        let reported =
+            self.operator
+                .report_pool(of, self.leases[&of], pool(number), report, &sizes);
+        reported.await.expect("reported")
+    }
+
+    fn placing(&self, number: u128, count: usize, bytes: u64) -> Placing {
+        let maker = node(1);
+        Placing {
+            volume: volume(number),
+            members: (0..count).map(|_| MemberId(Uuid::new_v4())).collect(),
+            wish: Wish {
+                count,
+                bytes,
+                ..Wish::default()
+            },
+            kept: Vec::new(),
+            rebuild: None,
+            shunned: Vec::new(),
+            by: Holder {
+                node: maker,
+                incarnation: self.leases[&maker],
+            },
+        }
+    }
+
+    async fn pool(&self, number: u128) -> PoolKey {
+        let pools = self.operator.pools().await.expect("pools");
+        let found = pools.into_iter().find(|(id, _)| *id == pool(number));
+        found.expect("a pool").1
+    }
+}
+
+fn report() -> PoolReport {
+    PoolReport {
+        name: "p".to_owned(),
+        total: 100 * GIB,
+        free: 100 * GIB,
+        state: PoolState::Online,
+        ..PoolReport::default()
+    }
+}
+
+fn run(test: &str, work: impl AsyncFnOnce(std::path::PathBuf)) {
+    let Some(program) = program(test) else {
+        return;
+    };
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build();
+    runtime.expect("a runtime").block_on(work(program));
+}
+
+fn why(refused: Result<Vec<Placed>, Error>) -> String {
+    refused.expect_err("no room").to_string()
+}
+
+/// Eight creations at once, each of a third of the space: as many succeed as fit. The promises hold
+/// until the lvols exist.
+#[test]
+fn creations_at_once_do_not_overfill_a_pool() {
+    run(
+        "creations_at_once_do_not_overfill_a_pool",
+        async |program| {
+            let lab = Lab::start(program, 3).await;
+            let requests: Vec<Placing> = (0..8).map(|one| lab.placing(one, 3, 40 * GIB)).collect();
+            let all = requests.iter().map(|placing| async {
+                loop {
+                    match lab.operator.place(placing).await {
+                        Err(Error::Contended { .. }) => {}
+                        done => return done,
+                    }
+                }
+            });
+            let done = futures_util::future::join_all(all).await;
+            let (made, refused): (Vec<_>, Vec<_>) = done.into_iter().partition(Result::is_ok);
+            assert_eq!((made.len(), refused.len()), (2, 6));
+            for one in refused {
+                let why = why(one);
+                assert!(why.contains("3 nodes are needed"), "{why}");
+                assert!(why.contains("and 0 have a pool with room for"), "{why}");
+            }
+            let exports = lab.operator.exports(None).await.expect("exports");
+            assert_eq!(exports.len(), 6);
+            for number in 1..=3 {
+                assert_eq!(lab.pool(number).await.promised(false), 80 * GIB);
+            }
+            // A report without the lvols keeps the promises, and one with an lvol ends its promise.
+            assert!(!lab.report(1, &report(), &[]).await, "no change");
+            let mut of_node = exports.iter().filter(|(of, ..)| *of == node(1));
+            let (_, first, _) = of_node.next().expect("two");
+            let (_, second, _) = of_node.next().expect("two");
+            let mut with = report();
+            with.reserved = 40 * GIB;
+            assert!(lab.report(1, &with, &[(lvol_of(first.0), 40 * GIB)]).await);
+            assert_eq!(lab.pool(1).await.promised(false), 40 * GIB);
+            // The other export is gone: its promise is void.
+            lab.delete(&lab.operator.prefix.member(node(1), *second))
+                .await;
+            assert!(lab.report(1, &with, &[(lvol_of(first.0), 40 * GIB)]).await);
+            assert_eq!(lab.pool(1).await.promised(false), 0);
+            let placed = lab.operator.place(&lab.placing(9, 1, 40 * GIB)).await;
+            assert_eq!(placed.expect("room on node 1")[0].node, node(1));
+        },
+    );
+}
+
+/// Growth promises the difference, of all replicas or of none.
+#[test]
+fn growth_is_promised() {
+    run("growth_is_promised", async |program| {
+        let lab = Lab::start(program, 2).await;
+        let placed = lab.operator.place(&lab.placing(1, 2, 40 * GIB)).await;
+        let placed = placed.expect("room");
+        for one in &placed {
+            let number = one.node.0.as_u128();
+            let mut with = report();
+            with.reserved = 40 * GIB;
+            let lvol = (lvol_of(one.member.0), 40 * GIB);
+            lab.report(number, &with, &[lvol]).await;
+            assert_eq!(lab.pool(number).await.promised(false), 0);
+        }
+        let refused = lab.operator.grow_places(volume(1), 90 * GIB).await;
+        let refused = refused.expect_err("no room").to_string();
+        assert!(refused.contains("has room for"), "{refused}");
+        for number in 1..=2 {
+            assert_eq!(lab.pool(number).await.promised(false), 0, "of none");
+        }
+        lab.operator
+            .grow_places(volume(1), 50 * GIB)
+            .await
+            .expect("room");
+        for one in &placed {
+            assert_eq!(
+                lab.pool(one.node.0.as_u128()).await.promised(false),
+                10 * GIB
+            );
+        }
+        let exports = lab
+            .operator
+            .exports(Some(volume(1)))
+            .await
+            .expect("exports");
+        let sizes = exports
+            .iter()
+            .filter_map(|(_, _, export)| Some(export.place.as_ref()?.bytes));
+        assert_eq!(sizes.collect::<Vec<_>>(), [50 * GIB; 2]);
+        // Again: nothing is left to promise.
+        lab.operator
+            .grow_places(volume(1), 50 * GIB)
+            .await
+            .expect("done");
+        assert_eq!(lab.pool(1).await.promised(false), 10 * GIB);
+    });
+}
+
+/// A maker whose lease is over places nothing, and the nodes of its exports end them.
+#[test]
+fn a_maker_that_is_over() {
+    run("a_maker_that_is_over", async |program| {
+        let mut lab = Lab::start(program, 2).await;
+        let placing = lab.placing(1, 1, GIB);
+        let placed = lab.operator.place(&placing).await.expect("room");
+        let Placed {
+            node: of, member, ..
+        } = placed[0];
+        let ended = lab.operator.unexport_unused(of, member, false).await;
+        assert!(!ended.expect("an answer"), "its maker lives");
+        lab.delete(&lab.operator.prefix.lease(node(1))).await;
+        lab.lease(1).await;
+        let refused = lab.operator.place(&placing).await;
+        assert!(matches!(refused, Err(Error::NoLease { .. })), "{refused:?}");
+        let ended = lab.operator.unexport_unused(of, member, false).await;
+        assert!(ended.expect("an answer"));
+        // The node has deleted the lvol.
+        let state = lab
+            .operator
+            .set_export_state(of, lab.leases[&of], member, None);
+        state.await.expect("ended");
+        assert!(lab.report(of.0.as_u128(), &report(), &[]).await);
+        assert_eq!(lab.pool(of.0.as_u128()).await.promised(false), 0);
+        let refused = lab.operator.end_pool(of, Incarnation(1), pool(1)).await;
+        assert!(refused.is_err(), "a former incarnation");
+    });
+}
+
+/// At most two replicas are filled on a pool, over all volumes.
+#[test]
+fn rebuilds_of_a_pool_have_a_bound() {
+    run("rebuilds_of_a_pool_have_a_bound", async |program| {
+        let lab = Lab::start(program, 2).await;
+        let placing = |number| Placing {
+            wish: Wish {
+                is_rebuild: true,
+                ..lab.placing(number, 1, GIB).wish
+            },
+            rebuild: Some(Rebuild::Lost),
+            kept: vec![node(1)],
+            ..lab.placing(number, 1, GIB)
+        };
+        let first = lab.operator.place(&placing(1)).await.expect("the first");
+        lab.operator.place(&placing(2)).await.expect("the second");
+        let refused = why(lab.operator.place(&placing(3)).await);
+        assert!(refused.contains("fills fewer than 2 replicas"), "{refused}");
+        let state = ExportState {
+            is: Is::There,
+            bytes: GIB,
+            block_size: 4096,
+            nsid: 1,
+            why: None,
+        };
+        let (of, member) = (first[0].node, first[0].member);
+        let reported = lab
+            .operator
+            .set_export_state(of, lab.leases[&of], member, Some(&state));
+        reported.await.expect("reported");
+        lab.operator
+            .rebuild_is_done(of, member)
+            .await
+            .expect("in sync");
+        lab.operator.place(&placing(3)).await.expect("the third");
+        let shunned = Placing {
+            shunned: vec![pool(2)],
+            ..placing(4)
+        };
+        let refused = why(lab.operator.place(&shunned).await);
+        assert!(refused.contains("none failed a moment ago"), "{refused}");
+    });
+}
+
+/// The brake is set by the first live node, holds for what is lost, and an operator releases it.
+/// The nodes that were gone then do not set it again, but a further one does.
+#[test]
+fn the_brake() {
+    run("the_brake", async |program| {
+        let mut lab = Lab::start(program, 6).await;
+        let (mut storm, mut other) = (Storm::default(), Storm::default());
+        let at = |seconds: u64| BootTime::default() + Duration::from_secs(seconds);
+        let described = async |lab: &Lab| {
+            let all = lab.operator.described().await.expect("nodes");
+            let nodes: BTreeMap<_, _> = all.iter().map(|(id, key, _)| (*id, key.clone())).collect();
+            let live = all
+                .iter()
+                .filter(|(_, _, lives)| *lives)
+                .map(|(id, ..)| *id);
+            let standing: BTreeMap<_, _> = live.map(|id| (id, lab.leases[&id])).collect();
+            (nodes, standing)
+        };
+        let look = async |lab: &Lab, me: u128, storm: &mut Storm, now| {
+            let (nodes, standing) = described(lab).await;
+            let looked = lab
+                .operator
+                .watch_for_storms(node(me), storm, &nodes, &standing, now);
+            looked.await.expect("looked")
+        };
+        assert_eq!(look(&lab, 1, &mut storm, at(0)).await, Looked::Nothing);
+        for number in [4, 5, 6] {
+            lab.delete(&lab.operator.prefix.lease(node(number))).await;
+        }
+        assert_eq!(look(&lab, 2, &mut other, at(1)).await, Looked::Nothing);
+        let Looked::Braked(brake) = look(&lab, 1, &mut storm, at(1)).await else {
+            panic!("three of six are gone");
+        };
+        assert_eq!((brake.gone.len(), brake.of, &brake.zone), (3, 6, &None));
+        assert_eq!(
+            look(&lab, 1, &mut storm, at(2)).await,
+            Looked::Nothing,
+            "once"
+        );
+
+        let rebuild = |rebuild| Placing {
+            rebuild: Some(rebuild),
+            ..lab.placing(1, 1, GIB)
+        };
+        let lost = lab.operator.place(&rebuild(Rebuild::Lost)).await;
+        assert!(matches!(lost, Err(Error::Braked { .. })), "{lost:?}");
+        let evicted = lab.operator.place(&rebuild(Rebuild::Evicted)).await;
+        evicted.expect("an operator asked for it");
+        let created = lab.operator.place(&lab.placing(2, 1, GIB)).await;
+        created.expect("a new volume");
+
+        let released = lab.operator.release_brake().await.expect("an answer");
+        assert_eq!(released, Some(brake));
+        assert_eq!(lab.operator.release_brake().await.expect("an answer"), None);
+        assert_eq!(look(&lab, 1, &mut storm, at(3)).await, Looked::Nothing);
+        let lost = lab.operator.place(&rebuild(Rebuild::Lost)).await;
+        lost.expect("released");
+        // One returns and goes again: it is not excused any more. One of six is no storm.
+        lab.lease(6).await;
+        assert_eq!(look(&lab, 1, &mut storm, at(4)).await, Looked::Nothing);
+        let (steward, _) = lab.operator.steward().await.expect("a key");
+        assert_eq!(steward.excused.len(), 2);
+        for number in [3, 6, 2] {
+            lab.delete(&lab.operator.prefix.lease(node(number))).await;
+        }
+        let braked = look(&lab, 1, &mut storm, at(5)).await;
+        assert!(matches!(braked, Looked::Braked(_)), "{braked:?}");
+    });
+}
+
+/// A cordon that comes between the choice and the promise counts: the choice is made again.
+#[test]
+fn avoided_nodes_get_nothing() {
+    run("avoided_nodes_get_nothing", async |program| {
+        let lab = Lab::start(program, 2).await;
+        lab.operator.set_evict(node(2), true).await.expect("set");
+        let placed = lab.operator.place(&lab.placing(1, 1, GIB)).await;
+        assert_eq!(placed.expect("room")[0].node, node(1));
+        let refused = why(lab.operator.place(&lab.placing(2, 2, GIB)).await);
+        assert!(
+            refused.contains("neither cordoned, drained nor evicted"),
+            "{refused}"
+        );
+        let facts = lab.operator.facts().await.expect("facts");
+        lab.operator.set_evict(node(2), false).await.expect("set");
+        let placing = lab.placing(3, 1, GIB);
+        let choice = Choice {
+            node: node(2),
+            pool: pool(2),
+        };
+        let (txn, _) = lab.operator.promise(&placing, &facts, &[choice]);
+        let answer = lab.operator.transact("key", txn).await.expect("an answer");
+        assert!(!answer.is_made, "the node's key has changed since");
+        // A node that was removed has no pools.
+        lab.delete(&lab.operator.prefix.lease(node(2))).await;
+        lab.operator.remove(node(2)).await.expect("removed");
+        assert_eq!(lab.operator.pools().await.expect("pools").len(), 1);
+    });
+}
