@@ -192,7 +192,8 @@ mod tests {
         assert_eq!(patience.decide(at(600), AFTER, &all), None);
         assert_eq!(patience.decide(at(601), AFTER, &all), lost(2));
         // Each of these keeps it.
-        let exceptions: [(&str, fn(&mut Replica)); 4] = [
+        type Change = fn(&mut Replica);
+        let exceptions: [(&str, Change); 4] = [
             ("offline", |one| one.is_offline = true),
             ("drained", |one| one.is_drained = true),
             ("named by an operator", |one| one.is_placed = false),

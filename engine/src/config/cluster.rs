@@ -1,9 +1,12 @@
 //! `[cluster]`: this daemon is one node of a cluster. `[store]` has the access to etcd.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use nacre_cluster_etcd::Prefix;
-use serde::{Deserialize, Serialize};
+use nacre_cluster_node::MAX_POOLS;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Settings;
 use super::check::Check;
@@ -21,6 +24,49 @@ pub struct ClusterSettings {
     pub node: Option<String>,
     /// Facts about the node's place, for example `zone`.
     pub labels: BTreeMap<String, String>,
+    /// The class of each of its pools, by the pool's name.
+    pub pool_class: BTreeMap<String, String>,
+    pub replace_after: ReplaceAfter,
+}
+
+/// How long a lost replica is waited for before the cluster replaces it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplaceAfter(Option<Duration>);
+
+impl Default for ReplaceAfter {
+    fn default() -> Self {
+        Self(Some(Duration::from_secs(600)))
+    }
+}
+
+impl ReplaceAfter {
+    const OFF: &'static str = "off";
+
+    /// `None`: for ever.
+    pub fn time(self) -> Option<Duration> {
+        self.0
+    }
+}
+
+impl Serialize for ReplaceAfter {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Some(time) => serializer.collect_str(&humantime::format_duration(time)),
+            None => serializer.serialize_str(Self::OFF),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ReplaceAfter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text == Self::OFF {
+            return Ok(Self(None));
+        }
+        let time = crate::values::time::above_zero(&text);
+        let time = time.map_err(|why| D::Error::custom(format!("{why}, or \"off\"")))?;
+        Ok(Self(Some(time)))
+    }
 }
 
 impl ClusterSettings {
@@ -36,6 +82,11 @@ impl Check<'_> {
             let is_set = [
                 ("node", cluster.node.is_some()),
                 ("labels", !cluster.labels.is_empty()),
+                ("pool_class", !cluster.pool_class.is_empty()),
+                (
+                    "replace_after",
+                    cluster.replace_after != ReplaceAfter::default(),
+                ),
             ];
             if let Some((key, _)) = is_set.iter().find(|(_, is_set)| *is_set) {
                 let cause = format!("it is missing, and cluster.{key} needs it");
@@ -73,12 +124,17 @@ impl Check<'_> {
             self.refuse("cluster.node", &cause, "choose another name");
         }
         let is_bad = |(key, value): &(&String, &String)| !is_text(key) || !is_text(value);
-        if cluster.labels.len() > MAX_LABELS || cluster.labels.iter().any(|label| is_bad(&label)) {
-            let cause = format!(
-                "at most {MAX_LABELS} labels, each key and value of 1 to {MAX_LABEL} bytes without \
-                 control characters"
-            );
-            self.refuse("cluster.labels", &cause, "shorten them");
+        for (key, table, noun, most) in [
+            ("labels", &cluster.labels, "labels", MAX_LABELS),
+            ("pool_class", &cluster.pool_class, "pools", MAX_POOLS),
+        ] {
+            if table.len() > most || table.iter().any(|one| is_bad(&one)) {
+                let cause = format!(
+                    "at most {most} {noun}, each key and value of 1 to {MAX_LABEL} bytes without \
+                     control characters"
+                );
+                self.refuse(&format!("cluster.{key}"), &cause, "shorten them");
+            }
         }
     }
 }

@@ -61,7 +61,10 @@ impl Layer {
 
 /// True for tables whose keys the user chooses.
 pub fn has_any_key(path: &str) -> bool {
-    matches!(path, "rpc.tls.roles" | "cluster.labels")
+    matches!(
+        path,
+        "rpc.tls.roles" | "cluster.labels" | "cluster.pool_class"
+    )
 }
 
 struct Reader<'a> {

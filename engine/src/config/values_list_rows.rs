@@ -213,6 +213,15 @@ pub(super) const ROWS: &[Row] = &[
         ],
     ),
     (
+        "cluster.replace_after",
+        &["\"10m\"", "\"90s\"", "\"off\""],
+        &[
+            ("\"soon\"", "or \"off\""),
+            ("\"0s\"", "longer than 0"),
+            NO_TEXT,
+        ],
+    ),
+    (
         "store.endpoints",
         &["[\"http://127.0.0.1:2379\"]"],
         &[

@@ -46,11 +46,19 @@ family!(
     ["cluster", "lease"]
 );
 
+family!(
+    BRAKE,
+    "nacre_cluster_brake",
+    Gauge,
+    "1 while no lost replica is replaced, because many nodes went at once.",
+    ["cluster"]
+);
+
 pub struct ClusterMetrics;
 
 impl MetricsSource for ClusterMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 6] = [&UP, &LEFT, &RENEWALS, &DECISIONS, &VOLUMES, &NODES];
+        static ALL: [&Desc; 7] = [&UP, &LEFT, &RENEWALS, &DECISIONS, &VOLUMES, &NODES, &BRAKE];
         &ALL
     }
 
@@ -63,6 +71,8 @@ impl MetricsSource for ClusterMetrics {
         let left = figures.lease_left.as_secs_f64();
         into.value(&UP, &[cluster], f64::from(u8::from(left > 0.0)));
         into.value(&LEFT, &[cluster], left);
+        let is_braked = f64::from(u8::from(figures.is_braked));
+        into.value(&BRAKE, &[cluster], is_braked);
         into.value(&RENEWALS, &[cluster], figures.renewals as f64);
         let counts = figures.counts;
         for (decision, count) in [

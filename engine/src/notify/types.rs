@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 72] = [
+pub const TYPES: [(&str, Category, Severity, &str); 75] = [
     (
         "bdev_register",
         C::Device,
@@ -359,6 +359,24 @@ pub const TYPES: [(&str, Category, Severity, &str); 72] = [
         C::Volume,
         S::Info,
         "A volume is no longer published to hosts.",
+    ),
+    (
+        "cluster_replica_replaced",
+        C::Volume,
+        S::Warning,
+        "A lost replica of a cluster's volume, or one on an evicted node, is being replaced.",
+    ),
+    (
+        "cluster_replica_given_up",
+        C::Volume,
+        S::Info,
+        "The new replica of a cluster's volume is not needed any more, or was lost itself.",
+    ),
+    (
+        "cluster_brake",
+        C::Volume,
+        S::Error,
+        "Many nodes of the cluster went at once: no lost replica is replaced.",
     ),
     (
         "replica_out",

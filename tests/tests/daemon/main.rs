@@ -4,6 +4,7 @@ mod change;
 mod cluster;
 mod cluster_changes;
 mod cluster_discovery;
+mod cluster_placement;
 mod cluster_walk;
 mod crash;
 mod crowd;

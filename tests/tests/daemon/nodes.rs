@@ -30,13 +30,15 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    fn new(etcd: &Members, name: &'static str) -> Self {
+    fn new(etcd: &Members, name: &'static str, settings: &[(&str, &str)]) -> Self {
         let address = free_address("127.0.0.1");
         let place = Place::new()
             .with("NACRE_STORE_ENDPOINTS", &etcd.endpoints().urls[0])
             .with("NACRE_CLUSTER_NAME", "lab")
             .with("NACRE_CLUSTER_NODE", name)
             .with("NACRE_NVMF_LISTEN", format!("tcp://{address}"));
+        let set = |place: Place, (name, value): &(&str, &str)| place.with(name, value);
+        let place = settings.iter().fold(place, set);
         Self {
             daemon: None,
             place,
@@ -74,8 +76,17 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Nodes of these names, each with a device "disk". `None`, said aloud: there is no etcd.
     pub(crate) fn start(test: &str, names: &[&'static str]) -> Option<Self> {
+        Self::start_with(test, names, &[])
+    }
+
+    /// As [`Cluster::start`], with variables of the nodes' environment.
+    pub(crate) fn start_with(
+        test: &str,
+        names: &[&'static str],
+        settings: &[(&str, &str)],
+    ) -> Option<Self> {
         let etcd = Members::start(program(test)?, 1, &[]);
-        let nodes = names.iter().map(|name| Node::new(&etcd, name));
+        let nodes = names.iter().map(|name| Node::new(&etcd, name, settings));
         let mut nodes: Vec<Node> = nodes.collect();
         let url = etcd.endpoints().urls[0].clone();
         let init = nodes[0]

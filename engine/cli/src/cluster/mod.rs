@@ -2,6 +2,7 @@
 
 mod access;
 mod backup;
+mod evict;
 mod init;
 mod join;
 mod node_file;
@@ -45,6 +46,8 @@ enum ClusterCommand {
     Nodes(ListArgs),
     /// List the volumes, with the nodes that serve and show them
     Volumes(ListArgs),
+    /// List the pools of all nodes, with the space that is promised
+    Pools(ListArgs),
     /// Show the last decisions of this node, and follow new ones
     Events(EventsArgs),
     /// Give a node no new replicas; it takes a volume only if no other node can
@@ -55,6 +58,12 @@ enum ClusterCommand {
     Drain(DrainArgs),
     /// End a drain
     Undrain(NodeArgs),
+    /// Let other nodes take the volumes and the replicas of a node
+    Evict(evict::EvictArgs),
+    /// Replace the replicas of nodes that went at once
+    Repair(evict::RepairArgs),
+    /// Say which node of a rolling upgrade comes next
+    Upgrade(evict::UpgradeArgs),
     /// End the lease of a node that is off, so that others take its volumes at once
     Fence(FenceArgs),
     /// Remove a node that never returns
@@ -168,6 +177,10 @@ pub(crate) fn run(args: ClusterArgs) -> Result<(), Failure> {
         ClusterCommand::Status(args) => show::status(&args.connection, args.watch),
         ClusterCommand::Nodes(args) => show::nodes(&args.connection),
         ClusterCommand::Volumes(args) => show::volumes(&args.connection),
+        ClusterCommand::Pools(args) => show::pools(&args.connection),
+        ClusterCommand::Evict(args) => evict::evict(args),
+        ClusterCommand::Repair(args) => evict::repair(args),
+        ClusterCommand::Upgrade(args) => evict::upgrade(args),
         ClusterCommand::Events(args) => show::events(&args.connection, args.after, args.follow),
         ClusterCommand::Cordon(args) => cordon(args, true),
         ClusterCommand::Uncordon(args) => cordon(args, false),

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
 use nacre_engine::methods::cluster::events::{GetClusterEvents, GetClusterEventsParams};
+use nacre_engine::methods::cluster::pools::GetPools;
 use nacre_engine::methods::cluster::status::{GetClusterStatus, GetNodes};
 use nacre_engine::methods::cluster::volumes::GetVolumes;
 use nacre_engine_rpc::NoParams;
@@ -53,6 +54,9 @@ fn page(status: &Value) -> Result<(), Failure> {
     if let Some(running) = status["operations"].as_u64().filter(|count| *count > 0) {
         output::line(&format!("moves      {running} in progress"))?;
     }
+    if let Some(line) = brake_line(&status["brake"], items(&status["nodes"])) {
+        output::line(&line)?;
+    }
     output::line("")?;
     etcd_table(&status["etcd"])?;
     output::line("")?;
@@ -93,6 +97,28 @@ fn volumes_line(volumes: &Value) -> String {
         count => text += &format!(", {count} unreadable"),
     }
     text
+}
+
+fn brake_line(brake: &Value, nodes: &[Value]) -> Option<String> {
+    let gone = brake["gone"].as_array()?;
+    let name = |id: &Value| {
+        let node = nodes.iter().find(|node| node["id"] == *id);
+        node.map_or_else(
+            || output::cell(Some(id)),
+            |node| output::cell(node.get("name")),
+        )
+    };
+    let names: Vec<String> = gone.iter().map(name).collect();
+    let of = match brake["zone"].as_str() {
+        Some(zone) => format!("{} of zone {zone}", brake["of"]),
+        None => brake["of"].to_string(),
+    };
+    Some(format!(
+        "brake      {} of {of} nodes went at once ({}): no lost replica is replaced until \
+         `nacre cluster repair --go`",
+        gone.len(),
+        names.join(", ")
+    ))
 }
 
 fn etcd_table(members: &Value) -> Result<(), Failure> {
@@ -153,7 +179,7 @@ fn node_row(node: &Value) -> Vec<String> {
     } else {
         text("name")
     };
-    let acts = ["cordon", "drain"].into_iter();
+    let acts = ["cordon", "drain", "evict"].into_iter();
     let acts: Vec<&str> = acts.filter(|key| node[*key] == true).collect();
     let age = node["lease_age_ms"].as_u64();
     vec![
@@ -200,6 +226,47 @@ fn volume_row(volume: &Value) -> Vec<String> {
         lease.to_owned(),
         format!("{} of {}", text("in_sync"), text("replicas")),
         nodes.join(","),
+        text("id"),
+    ]
+}
+
+pub(super) fn pools(connection: &Connection) -> Result<(), Failure> {
+    let pools = connection.call_for_json::<GetPools>(&NoParams {})?;
+    if connection.json {
+        return output::json(&pools);
+    }
+    let titles = [
+        "pool",
+        "node",
+        "class",
+        "state",
+        "size",
+        "free",
+        "promised",
+        "room",
+        "thin room",
+        "id",
+    ];
+    output::table(&titles, items(&pools).iter().map(pool_row))
+}
+
+fn pool_row(pool: &Value) -> Vec<String> {
+    let text = |key: &str| output::cell(pool.get(key));
+    let size = |key: &str| pool[key].as_u64().map(output::bytes).unwrap_or_default();
+    let node = match &pool["node_name"] {
+        Value::String(name) => name.clone(),
+        _ => text("node"),
+    };
+    vec![
+        text("name"),
+        node,
+        text("class"),
+        text("state"),
+        size("total_bytes"),
+        size("free_bytes"),
+        size("promised_bytes"),
+        size("room_bytes"),
+        size("thin_room_bytes"),
         text("id"),
     ]
 }
@@ -289,6 +356,29 @@ mod tests {
             "replicas": 1, "in_sync": 0,
         }));
         assert_eq!(row.join("|"), "|none||0|1|0|||8");
+    }
+
+    #[test]
+    fn rows_of_pools() {
+        let row = pool_row(&json!({
+            "id": "7", "name": "p", "node": "1", "node_name": "ant", "class": "nvme",
+            "state": "online", "total_bytes": 1 << 30, "free_bytes": 1 << 29,
+            "promised_bytes": 0, "room_bytes": 1 << 20, "thin_room_bytes": 1 << 21,
+        }));
+        let expected = "p|ant|nvme|online|1.0 GiB|512.0 MiB|0 B|1.0 MiB|2.0 MiB|7";
+        assert_eq!(row.join("|"), expected);
+    }
+
+    #[test]
+    fn the_line_of_the_brake() {
+        let nodes = [json!({ "id": "1", "name": "ant" })];
+        let brake = json!({ "zone": "a", "gone": ["1", "2"], "of": 3 });
+        let line = brake_line(&brake, &nodes).expect("a brake");
+        assert!(
+            line.starts_with("brake      2 of 3 of zone a nodes went at once (ant, 2)"),
+            "{line}"
+        );
+        assert_eq!(brake_line(&Value::Null, &nodes), None);
     }
 
     #[test]

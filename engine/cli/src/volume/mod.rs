@@ -220,19 +220,51 @@ struct ReplaceArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   nacre volume create vol0 disk0 disk1 disk2 --size 10GiB --min-in-sync 2
-  nacre volume create vol1 --pool pool0 --pool pool1 --size 10GiB --thin")]
+  nacre volume create vol1 --pool pool0 --pool pool1 --size 10GiB --thin
+  nacre volume create vol2 --replicas 3 --size 10GiB --spread zone,rack")]
 struct CreateArgs {
     /// Name of the new volume
     name: String,
     /// Its replicas, one on each device
-    #[arg(required_unless_present = "pool", num_args = 1..=5)]
+    #[arg(required_unless_present_any = ["pool", "replicas"], num_args = 1..=5)]
     device: Vec<String>,
     /// A replica on this pool (may be repeated), on an lvol that goes with the volume
     #[arg(long, requires = "size")]
     pool: Vec<String>,
     /// Take space of the pools as it is written; unless given they keep room for the whole size
-    #[arg(long, requires = "pool")]
+    #[arg(long)]
     thin: bool,
+    /// In a cluster: so many replicas, on pools that the cluster chooses
+    #[arg(
+        long,
+        value_name = "COUNT",
+        requires = "size",
+        conflicts_with_all = ["device", "pool", "force"]
+    )]
+    replicas: Option<usize>,
+    /// Only pools of this class
+    #[arg(long, requires = "replicas")]
+    class: Option<String>,
+    /// The nodes differ in these labels as far as possible, the first one first (several with
+    /// commas)
+    #[arg(
+        long,
+        value_name = "LABEL",
+        value_delimiter = ',',
+        requires = "replicas"
+    )]
+    spread: Vec<String>,
+    /// The nodes must differ in each label of --spread
+    #[arg(long, requires = "spread")]
+    strict_spread: bool,
+    /// Each of these nodes gets a replica (several with commas)
+    #[arg(
+        long,
+        value_name = "NODE",
+        value_delimiter = ',',
+        requires = "replicas"
+    )]
+    on: Vec<String>,
     /// Such as 10GiB, whole MiB; unless given as large as the devices allow
     #[arg(long, value_parser = nacre_engine_values::size::whole_mebibytes)]
     size: Option<u64>,
@@ -303,6 +335,12 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
         VolumeCommand::List => show::list(connection),
         VolumeCommand::Show { name, watch } => show::run(connection, &name, watch),
         VolumeCommand::Create(args) => {
+            let is_placed = args.replicas.is_some();
+            if args.thin && !is_placed && args.pool.is_empty() {
+                return Err(Failure::Usage(
+                    "--thin needs --pool or --replicas".to_owned(),
+                ));
+            }
             let on_pool = |pool| PoolReplica {
                 pool,
                 size: None,
@@ -314,6 +352,13 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
                 replicas: args.pool.into_iter().map(on_pool).collect(),
                 size_mb: args.size,
                 num_blocks: None,
+                size: None,
+                replica_count: args.replicas,
+                thin: args.thin && is_placed,
+                class: args.class,
+                spread: args.spread,
+                strict_spread: args.strict_spread,
+                nodes: args.on,
                 uuid: args.uuid,
                 settings: args.settings,
                 force: args.force,
@@ -396,6 +441,7 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
                 name,
                 size_mb: size,
                 num_blocks: None,
+                size: None,
             })?;
             if connection.json {
                 output::json(&now)

@@ -5,14 +5,17 @@
 
 pub mod backups;
 pub mod events;
+pub mod evict;
 pub mod init;
 pub mod join;
 pub mod nodes;
+pub mod pools;
 #[cfg(test)]
 mod real_tests;
 pub mod status;
 #[cfg(test)]
 mod tests;
+pub mod upgrade;
 pub mod volumes;
 mod without_daemon;
 
@@ -39,6 +42,9 @@ const NAMED: usize = 16;
 pub fn register(registry: &mut Registry<Engine>) {
     status::register(registry);
     nodes::register(registry);
+    evict::register(registry);
+    pools::register(registry);
+    upgrade::register(registry);
     volumes::register(registry);
     events::register(registry);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nacre_cluster_core::Incarnation;
 use nacre_cluster_etcd::Member;
-use nacre_cluster_node::{Cluster, NodeState, NodeStatus, Status, VolumeCounts};
+use nacre_cluster_node::{Brake, Cluster, NodeState, NodeStatus, Status, VolumeCounts};
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
@@ -32,6 +32,28 @@ pub struct ClusterStatus {
     volumes: Option<ClusterVolumes>,
     /// Moves of volumes that have not ended.
     operations: Option<usize>,
+    /// Many nodes went at once: no lost replica is replaced until cluster_repair.
+    brake: Option<ClusterBrake>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ClusterBrake {
+    /// The zone whose nodes went; none: nodes of the whole cluster.
+    zone: Option<String>,
+    /// The nodes that went, of so many.
+    #[schemars(with = "Vec<String>")]
+    gone: Vec<Uuid>,
+    of: usize,
+}
+
+impl From<Brake> for ClusterBrake {
+    fn from(brake: Brake) -> Self {
+        Self {
+            zone: brake.zone,
+            gone: brake.gone,
+            of: brake.of,
+        }
+    }
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -173,6 +195,8 @@ pub struct ClusterNode {
     cordon: bool,
     /// Other nodes take the volumes of the node.
     drain: bool,
+    /// The replicas of the node are moved to other nodes.
+    evict: bool,
     /// Volumes that the node serves.
     held: usize,
     /// Replicas of volumes on the node, and those of them that are in sync.
@@ -200,6 +224,7 @@ impl ClusterNode {
             lease_age_ms: age.map(|age| micros(age) / 1000),
             cordon: key.is_some_and(|key| key.cordon),
             drain: key.is_some_and(|key| key.drain),
+            evict: key.is_some_and(|key| key.evict),
             held: node.held,
             replicas: node.members,
             in_sync: node.in_sync,
@@ -277,6 +302,7 @@ impl ClusterStatus {
                 nodes: Vec::new(),
                 volumes: None,
                 operations: None,
+                brake: None,
             },
             Ok(status) => Self {
                 this_node,
@@ -286,6 +312,7 @@ impl ClusterStatus {
                 etcd: status.etcd.into_iter().map(Into::into).collect(),
                 volumes: Some(status.volumes.into()),
                 operations: Some(status.operations),
+                brake: status.brake.map(Into::into),
             },
         }
     }

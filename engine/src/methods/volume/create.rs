@@ -52,6 +52,35 @@ pub struct CreateParams {
     pub size_mb: Option<u64>,
     /// In blocks of the devices, instead of size_mb.
     pub num_blocks: Option<u64>,
+    /// In bytes, or text such as "10GiB", instead of size_mb. Rounded up to whole blocks.
+    #[serde(
+        default,
+        deserialize_with = "read::some_bytes",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<u64>")]
+    pub size: Option<u64>,
+    /// In a cluster, instead of devices: so many replicas, 1 to 5, on pools that the cluster
+    /// chooses, each on another node. Their lvols go with the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica_count: Option<usize>,
+    /// With replica_count: take space as it is written. Default: the pools keep room for the whole
+    /// size.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub thin: bool,
+    /// With replica_count: only pools of this class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// With replica_count: labels of nodes, at most 8, the most important one first. The nodes of
+    /// the replicas differ in them as far as possible.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spread: Vec<String>,
+    /// The nodes must differ in each label of spread.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub strict_spread: bool,
+    /// With replica_count: each of these nodes, by name or id, gets a replica.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
     /// Default: random. If a volume with this UUID and this name exists, it is returned unchanged.
     #[schemars(with = "Option<String>")]
     pub uuid: Option<Uuid>,
@@ -82,6 +111,7 @@ impl Method<Engine> for Create {
             return describe(&engine, &there);
         }
         match params.devices.len() + params.replicas.len() {
+            _ if in_cluster::is_placed(&params)? => {}
             0 => {
                 return Err(RpcError::errno(Errno::EINVAL, "no device is named").field("devices"));
             }
@@ -93,6 +123,12 @@ impl Method<Engine> for Create {
         }
         if engine.volumes.cluster.node().is_some() {
             return in_cluster::create(&engine, params).await;
+        }
+        if params.replica_count.is_some() {
+            let cause = "this daemon is in no cluster, which would choose the pools";
+            return Err(RpcError::errno(Errno::ENOTSUP, cause)
+                .field("replica_count")
+                .remedy("name devices, or pools in replicas"));
         }
         let devices = FoundDevices::find(&engine, &params.devices, "devices").await?;
         let made = make(&engine, params, &devices.names).await;
@@ -125,7 +161,7 @@ async fn make(
             .map_or(512, |layer| layer.geometry().block_size),
         None => nacre_bdev_pool::BLOCK,
     };
-    let blocks = blocks(params.num_blocks, params.size_mb, block_size)?;
+    let blocks = blocks(params.num_blocks, params.size_mb, params.size, block_size)?;
     let bytes = bytes_of(blocks, block_size)?;
     let on_pools = on_pools::wanted(engine, &params.replicas, bytes)?;
     let mut settings = Settings::default();

@@ -3,7 +3,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_bdev_replica::model::Settings;
+use nacre_bdev_replica::model::{MAX_REPLICAS, Settings};
+use nacre_cluster_core::placement::MAX_SPREAD;
+use nacre_nvmf::address::adrfam;
+use serde_json::json;
 use uuid::Uuid;
 
 use super::blocks;
@@ -12,7 +15,7 @@ use super::list::{VolumeReply, describe};
 use super::publish::{PublishParams, PublishReply};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::cluster::{self, NewReplica};
+use crate::services::cluster::{self, NewReplica, PlacedReplicas};
 use crate::services::engine::Engine;
 
 /// Block size by which sizes in blocks are converted before the devices are known.
@@ -20,21 +23,77 @@ const BLOCK: u32 = 512;
 /// Time for a new record to return from etcd.
 const SEEN: Duration = Duration::from_secs(5);
 
+/// Most bytes of a class, and of a label's name.
+const MAX_TEXT: usize = 63;
+
+/// True if the cluster shall choose the pools. Refuses parameters that contradict it, or need it.
+pub(super) fn is_placed(params: &CreateParams) -> Result<bool, RpcError> {
+    let wrong = |field, cause: String| RpcError::errno(Errno::EINVAL, cause).field(field);
+    let Some(count) = params.replica_count else {
+        for (field, is_set) in [
+            ("thin", params.thin),
+            ("class", params.class.is_some()),
+            ("spread", !params.spread.is_empty()),
+            ("strict_spread", params.strict_spread),
+            ("nodes", !params.nodes.is_empty()),
+        ] {
+            if is_set {
+                let cause = "it is for replicas whose pools the cluster chooses".to_owned();
+                return Err(wrong(field, cause).remedy("give replica_count"));
+            }
+        }
+        return Ok(false);
+    };
+    if !(1..=MAX_REPLICAS).contains(&count) {
+        let cause = format!("a volume has 1 to {MAX_REPLICAS} replicas, not {count}");
+        return Err(wrong("replica_count", cause));
+    }
+    for (field, is_set) in [
+        ("devices", !params.devices.is_empty()),
+        ("replicas", !params.replicas.is_empty()),
+        ("force", params.force),
+    ] {
+        if is_set {
+            let cause = "with replica_count, the cluster makes all devices".to_owned();
+            return Err(wrong(field, cause).remedy("leave one of them out"));
+        }
+    }
+    if params.strict_spread && params.spread.is_empty() {
+        let cause = "it needs labels".to_owned();
+        return Err(wrong("strict_spread", cause).remedy("give spread"));
+    }
+    if params.spread.len() > MAX_SPREAD {
+        return Err(wrong("spread", format!("at most {MAX_SPREAD} labels")));
+    }
+    let texts = params.spread.iter().map(|label| ("spread", label));
+    let mut texts = texts.chain(params.class.iter().map(|class| ("class", class)));
+    match texts.find(|(_, text)| !(1..=MAX_TEXT).contains(&text.len())) {
+        Some((field, text)) => {
+            let cause = format!("\"{text}\" is not 1 to {MAX_TEXT} bytes");
+            Err(wrong(field, cause))
+        }
+        None => Ok(true),
+    }
+}
+
 pub(super) async fn create(
     engine: &Rc<Engine>,
     params: CreateParams,
 ) -> Result<VolumeReply, RpcError> {
+    if let Some(count) = params.replica_count {
+        return create_placed(engine, params, count).await;
+    }
     if !params.replicas.is_empty() {
         let cause = "in a cluster, replicas are named as NODE:DEVICE";
         return Err(RpcError::errno(Errno::EINVAL, cause)
             .field("replicas")
-            .remedy("make the lvols on their nodes with lvol_create, and name them in devices"));
+            .remedy("give replica_count: the cluster chooses the pools"));
     }
     let replicas = params.devices.iter().enumerate().map(|(at, text)| {
         NewReplica::parse(text).map_err(|error| error.field(format!("devices[{at}]")))
     });
     let replicas = replicas.collect::<Result<Vec<_>, _>>()?;
-    let blocks = blocks(params.num_blocks, params.size_mb, BLOCK)?;
+    let blocks = blocks(params.num_blocks, params.size_mb, params.size, BLOCK)?;
     let bytes = bytes_of(blocks, BLOCK)?;
     let mut settings = Settings::default();
     params.settings.merge(&mut settings);
@@ -49,6 +108,37 @@ pub(super) async fn create(
         params.force,
     )
     .await?;
+    seen(engine, id).await
+}
+
+async fn create_placed(
+    engine: &Rc<Engine>,
+    params: CreateParams,
+    count: usize,
+) -> Result<VolumeReply, RpcError> {
+    let block = nacre_bdev_pool::BLOCK;
+    let blocks = blocks(params.num_blocks, params.size_mb, params.size, block)?;
+    let Some(bytes) = bytes_of(blocks, block)?.filter(|bytes| *bytes > 0) else {
+        let cause = "replicas on pools need a size";
+        return Err(RpcError::errno(Errno::EINVAL, cause).field("size"));
+    };
+    let mut settings = Settings::default();
+    params.settings.merge(&mut settings);
+    let id = params.uuid.unwrap_or_else(Uuid::new_v4);
+    let replicas = PlacedReplicas {
+        count,
+        thin: params.thin,
+        class: params.class,
+        spread: params.spread,
+        strict: params.strict_spread,
+        nodes: params.nodes,
+    };
+    cluster::create_placed(engine, params.name, id, bytes, replicas, settings).await?;
+    seen(engine, id).await
+}
+
+/// Waits until the new record has returned from etcd.
+async fn seen(engine: &Rc<Engine>, id: Uuid) -> Result<VolumeReply, RpcError> {
     let end = tokio::time::Instant::now() + SEEN;
     loop {
         match engine.volumes.find(&id.to_string()) {

@@ -83,23 +83,26 @@ pub struct NameParams {
     pub name: String,
 }
 
-/// `num_blocks`, or `size_mb` converted to blocks.
+/// `num_blocks`, or `size_mb` or `size` (in bytes) converted to blocks.
 fn blocks(
     num_blocks: Option<u64>,
     size_mb: Option<u64>,
+    size: Option<u64>,
     block_size: u32,
 ) -> Result<Option<u64>, RpcError> {
     let wrong = |field, why: &str| RpcError::errno(Errno::EINVAL, why).field(field);
-    match (num_blocks, size_mb) {
-        (None, None) => Ok(None),
-        (Some(_), Some(_)) => {
-            Err(wrong("size_mb", "the size is given twice").remedy("give size_mb or num_blocks"))
-        }
-        (Some(blocks), None) => Ok(Some(blocks)),
-        (None, Some(mb)) => mb
+    match (num_blocks, size_mb, size) {
+        (None, None, None) => Ok(None),
+        (Some(blocks), None, None) => Ok(Some(blocks)),
+        (None, Some(mb), None) => mb
             .checked_mul((1 << 20) / u64::from(block_size))
             .map(Some)
             .ok_or_else(|| wrong("size_mb", "that is more than 64 bits of bytes")),
+        (None, None, Some(bytes)) => Ok(Some(bytes.div_ceil(u64::from(block_size)))),
+        _ => {
+            Err(wrong("size_mb", "the size is given twice")
+                .remedy("give size, size_mb or num_blocks"))
+        }
     }
 }
 

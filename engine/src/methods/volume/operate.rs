@@ -12,6 +12,7 @@ use super::{NameParams, SettingsParams, blocks};
 use crate::rpc::access;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::cluster;
 use crate::services::engine::Engine;
 use crate::services::volumes::{OpenState, RESERVED};
 use crate::services::volumes::{lvols, paths};
@@ -84,6 +85,14 @@ pub struct GrowParams {
     pub size_mb: Option<u64>,
     /// In blocks, instead of size_mb.
     pub num_blocks: Option<u64>,
+    /// In bytes, or text such as "10GiB", instead of size_mb. Rounded up to whole blocks.
+    #[serde(
+        default,
+        deserialize_with = "read::some_bytes",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<u64>")]
+    pub size: Option<u64>,
 }
 
 impl Method<Engine> for Grow {
@@ -114,12 +123,22 @@ impl Method<Engine> for Grow {
             let rooms: Result<Vec<u64>, RpcError> = status.replicas.iter().map(room).collect();
             Ok::<u64, RpcError>(rooms?.into_iter().min().unwrap_or(status.blocks))
         };
-        let blocks = match blocks(params.num_blocks, params.size_mb, status.block_size)? {
+        let GrowParams {
+            num_blocks,
+            size_mb,
+            size,
+            ..
+        } = params;
+        let blocks = match blocks(num_blocks, size_mb, size, status.block_size)? {
             Some(blocks) => blocks,
             None => most()?,
         };
         if blocks == status.blocks {
             return unchanged(&engine, &params.name);
+        }
+        if engine.volumes.cluster.node().is_some() && blocks > status.blocks {
+            let bytes = blocks.saturating_mul(u64::from(status.block_size));
+            cluster::grow_lvols(&engine, status.id, bytes).await?;
         }
         let former = lvols::grow(&engine, &status, blocks).await?;
         let grown = run(&engine, &params.name, Command::Grow { blocks }).await;

@@ -14,6 +14,7 @@ use serde_json::json;
 use tracing::{debug, info, warn};
 
 use super::Running;
+use super::lvols::{Lvols, Progress};
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
@@ -33,6 +34,7 @@ pub(super) struct Exports {
     sent: RefCell<BTreeMap<MemberId, Option<ExportState>>>,
     /// Exports that etcd is asked to end.
     ending: RefCell<BTreeSet<MemberId>>,
+    pub(super) lvols: Lvols,
 }
 
 impl Exports {
@@ -45,6 +47,7 @@ impl Exports {
             nsids: RefCell::default(),
             sent: RefCell::default(),
             ending: RefCell::default(),
+            lvols: Lvols::default(),
         }
     }
 
@@ -70,12 +73,13 @@ impl Exports {
         self.sent
             .borrow_mut()
             .retain(|id, _| exports.contains_key(id));
+        self.lvols.retain(|id| exports.contains_key(&id));
         let stored = exports.iter().map(|(id, export)| (*id, export.nsid));
         self.nsids.borrow_mut().update(&stored.collect());
         for (id, export) in exports {
             let state = match export.want {
-                Want::There => Some(self.add(engine, id, &export).await),
-                Want::Gone => self.remove(engine, id).await,
+                Want::There => Some(self.add(engine, running, id, &export).await),
+                Want::Gone => self.remove(engine, running, id, &export).await,
             };
             Self::send(running, id, &export, state);
             if is_left(running, id, &export) {
@@ -150,7 +154,13 @@ impl Exports {
         subsystem.namespace_with(id.0)
     }
 
-    async fn add(&self, engine: &Rc<Engine>, id: MemberId, export: &Export) -> ExportState {
+    async fn add(
+        &self,
+        engine: &Rc<Engine>,
+        running: &Rc<Running>,
+        id: MemberId,
+        export: &Export,
+    ) -> ExportState {
         let Some(nsid) = self.nsids.borrow_mut().of(id) else {
             let why = format!("the node exports {MAX_EXPORTS} devices, which is the most");
             return state(Is::Failed, 0, Some(why));
@@ -159,6 +169,18 @@ impl Exports {
             return state(Is::Making, nsid, None);
         };
         let device = &export.device;
+        let mut why = None;
+        if let Some(place) = &export.place {
+            let progress = self.lvols.make(engine, running, id, export, place);
+            let is_here = plane.bdevs.lookup(device).is_some();
+            match progress {
+                // It is in use while it grows.
+                Progress::Failed(said) if is_here => why = Some(said),
+                Progress::Failed(said) => return state(Is::Failed, nsid, Some(said)),
+                Progress::Working if !is_here => return state(Is::Making, nsid, None),
+                Progress::Working | Progress::Done => {}
+            }
+        }
         if self.namespace(engine, id).is_none() {
             let namespace = json!({ "nsid": nsid, "bdev_name": device, "uuid": id.0 });
             let params = json!({ "nqn": self.nqn, "namespace": namespace });
@@ -174,7 +196,7 @@ impl Exports {
                 ExportState {
                     bytes: geometry.blocks.saturating_mul(block_size),
                     block_size: geometry.block_size,
-                    ..state(Is::There, nsid, None)
+                    ..state(Is::There, nsid, why)
                 }
             }
             None => {
@@ -184,15 +206,26 @@ impl Exports {
         }
     }
 
-    async fn remove(&self, engine: &Rc<Engine>, id: MemberId) -> Option<ExportState> {
-        let nsid = self.namespace(engine, id)?;
-        let params = json!({ "nqn": self.nqn, "nsid": nsid });
-        match engine
-            .declared_call("nvmf_subsystem_remove_ns", &params)
-            .await
-        {
-            Ok(_) => None,
-            Err(error) => Some(state(Is::Failed, nsid, Some(error.to_string()))),
+    /// `None`: the export has ended.
+    async fn remove(
+        &self,
+        engine: &Rc<Engine>,
+        running: &Rc<Running>,
+        id: MemberId,
+        export: &Export,
+    ) -> Option<ExportState> {
+        if let Some(nsid) = self.namespace(engine, id) {
+            let params = json!({ "nqn": self.nqn, "nsid": nsid });
+            let removed = engine.declared_call("nvmf_subsystem_remove_ns", &params);
+            if let Err(error) = removed.await {
+                return Some(state(Is::Failed, nsid, Some(error.to_string())));
+            }
+        }
+        let place = export.place.as_ref()?;
+        match self.lvols.delete(engine, running, id, place) {
+            Progress::Done => None,
+            Progress::Working => Some(state(Is::Making, export.nsid, None)),
+            Progress::Failed(why) => Some(state(Is::Failed, export.nsid, Some(why))),
         }
     }
 

@@ -204,6 +204,16 @@ impl Inbox {
         node.is_some_and(|node| self.is_node_away(node))
     }
 
+    /// Wakes the look at exports: a device of this node has changed.
+    pub(super) fn look_again(&self) {
+        self.change_others(|_| {});
+    }
+
+    /// The nodes whose leases stand.
+    pub(super) fn standing(&self) -> BTreeMap<NodeId, Incarnation> {
+        self.state.lock().standing.clone()
+    }
+
     fn change(&self, volume: VolumeId, change: impl FnOnce(&mut Wanted)) {
         let mut state = self.state.lock();
         let wanted = state.volumes.entry(volume).or_default();

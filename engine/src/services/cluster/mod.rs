@@ -18,10 +18,14 @@ mod exports;
 mod inbox;
 mod joined;
 mod lease;
+mod lvols;
 mod peers;
+mod placed;
+mod pools;
 mod replicas;
 mod report;
 pub(super) mod reservation;
+mod steward;
 mod store;
 mod volumes;
 
@@ -61,6 +65,7 @@ use crate::values::host_identity;
 
 pub(crate) use self::backups::{seconds, write_backup};
 pub use self::create::{addresses, create, delete, publish, unpublish};
+pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
 pub use self::replicas::{NewReplica, change_replicas};
 pub(super) use self::report::for_doctor;
 pub(super) use self::volumes::Shown;
@@ -95,6 +100,8 @@ pub(super) struct Running {
     exports: Exports,
     peers: Peers,
     discovery: Discovery,
+    /// No lost replica is replaced, at the last look.
+    is_braked: Cell<bool>,
     is_ending: Cell<bool>,
 }
 
@@ -298,6 +305,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         exports: Exports::new(me),
         peers: Peers::default(),
         discovery: Discovery::default(),
+        is_braked: Cell::new(false),
         is_ending: Cell::new(false),
     });
     engine
@@ -307,6 +315,9 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         .replace(Some(Rc::clone(&running)));
     expect_subsystems(engine, true);
     info!(cluster = name, node = %me.0, "a node of a cluster");
+    tokio::task::spawn_local(pools::report(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(steward::care(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(steward::watch(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(admit_hosts(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(backups::keep(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(follow(Rc::clone(engine), running));
@@ -490,7 +501,8 @@ impl Refusal for nacre_cluster_node::Error {
             Self::ClusterExists { .. } => Errno::EEXIST,
             Self::HasMember { .. } | Self::Lives { .. } | Self::Owned { .. } => Errno::EPERM,
             Self::Invalid { .. } => Errno::EINVAL,
-            Self::Contended { .. } => Errno::EBUSY,
+            Self::Contended { .. } | Self::Braked { .. } => Errno::EBUSY,
+            Self::NotPlaced { .. } => Errno::ENOSPC,
             Self::Late { .. } => Errno::ETIMEDOUT,
             _ => Errno::EAGAIN,
         };

@@ -84,11 +84,13 @@ impl Running {
     /// Refuses a node that an operator keeps free of new replicas.
     fn must_get_replicas(&self, node: NodeId) -> Result<NodeId, RpcError> {
         let nodes = self.inbox.nodes();
-        let Some(key) = nodes.get(&node).filter(|key| key.cordon || key.drain) else {
+        let Some(key) = nodes.get(&node).filter(|key| key.is_avoided()) else {
             return Ok(node);
         };
         let name = &key.description.name;
-        let (state, undo) = if key.drain {
+        let (state, undo) = if key.evict {
+            ("evicted", "evict --undo")
+        } else if key.drain {
             ("drained", "undrain")
         } else {
             ("cordoned", "uncordon")
@@ -98,8 +100,17 @@ impl Running {
         Err(RpcError::errno(Errno::EPERM, cause).remedy(remedy))
     }
 
+    /// Notes the device of a replica before a record names it.
+    pub(super) fn note(&self, member: MemberId, node: NodeId, device: &str) {
+        self.inbox.note(Exported {
+            device: member.0.to_string(),
+            node,
+            node_device: Some(device.to_owned()),
+        });
+    }
+
     /// This node in its present incarnation.
-    fn myself(&self) -> Result<Holder, RpcError> {
+    pub(super) fn myself(&self) -> Result<Holder, RpcError> {
         match self.link.incarnation.load(Ordering::Acquire) {
             0 => {
                 let cause = "this node has no lease";
@@ -135,26 +146,42 @@ where
         let node = node.map_err(|error| error.field(field(at)))?;
         made.push((MemberId(Uuid::new_v4()), node));
     }
-    let names: Vec<String> = made.iter().map(|(id, _)| id.0.to_string()).collect();
-    let outcome = async {
+    let exported = async {
         for ((member, node), replica) in made.iter().zip(replicas) {
-            running.inbox.note(Exported {
-                device: member.0.to_string(),
-                node: *node,
-                node_device: Some(replica.device.clone()),
-            });
+            running.note(*member, *node, &replica.device);
             let operator = &running.operator;
             let exported = operator.export(*node, *member, volume, &replica.device, Some(by));
             exported.await.or_refuse()?;
         }
-        reached(engine, running, volume, &made)
+        Ok(())
+    };
+    with_devices(engine, running, volume, &made, field, exported, work).await
+}
+
+/// Runs `work` once the nodes export the devices, as `exported` asks for, and settles the exports.
+pub(super) async fn with_devices<T, Work>(
+    engine: &Rc<Engine>,
+    running: &Rc<Running>,
+    volume: VolumeId,
+    made: &[(MemberId, NodeId)],
+    field: impl Fn(usize) -> String,
+    exported: impl Future<Output = Result<(), RpcError>>,
+    work: impl FnOnce(Vec<String>) -> Work,
+) -> Result<T, RpcError>
+where
+    Work: Future<Output = Result<T, RpcError>>,
+{
+    let names: Vec<String> = made.iter().map(|(id, _)| id.0.to_string()).collect();
+    let outcome = async {
+        exported.await?;
+        reached(engine, running, volume, made)
             .await
             .map_err(|(at, error)| error.field(field(at)))?;
         work(names).await
     };
     let outcome = outcome.await;
     let is_made = outcome.is_ok();
-    for (member, node) in made {
+    for (member, node) in made.iter().copied() {
         if settle(running, node, member, is_made).await.is_err() {
             // The daemon's end ends the exports, too.
             let running = Rc::clone(running);

@@ -32,6 +32,8 @@ pub(crate) struct Figures {
     /// Described nodes, and those without a lease.
     pub nodes: usize,
     pub away: usize,
+    /// No lost replica is replaced.
+    pub is_braked: bool,
 }
 
 impl Cluster {
@@ -58,6 +60,7 @@ impl Cluster {
             held,
             standby: shown.keys().filter(|id| is_standby(id)).count(),
             away: away.count(),
+            is_braked: running.is_braked.get(),
             nodes: nodes.len(),
         })
     }

@@ -1,0 +1,191 @@
+//! The lvols that this node makes for replicas, because an export says so ([`super::exports`]).
+//!
+//! ```text
+//!   export with a place   lvol absent: make it ▸ too small: enlarge it ▸ the device is exported
+//!   export wanted gone    namespace removed ▸ lvol deleted ▸ the export's key deleted
+//! ```
+//!
+//! The UUID of an lvol follows from that of the replica, so a node that died in between finds it
+//! again, and never deletes an lvol that it did not make for the replica. A pool's disk may not
+//! answer: each step is a task, and nothing waits for it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_pool::{Command, PoolError};
+use nacre_cluster_core::MemberId;
+use nacre_cluster_core::placement::lvol_of;
+use nacre_cluster_node::{Export, Place};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::Running;
+use crate::refusal::OrRefuse;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+use crate::services::pools;
+
+/// The state of an lvol that a replica needs, or needs no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Progress {
+    Done,
+    Working,
+    Failed(String),
+}
+
+#[derive(Default)]
+pub(super) struct Lvols {
+    /// The last task of each replica, while it runs or after it has failed.
+    tasks: RefCell<BTreeMap<MemberId, Progress>>,
+}
+
+impl Lvols {
+    /// Has the lvol exist, with the size of the place.
+    pub(super) fn make(
+        &self,
+        engine: &Rc<Engine>,
+        running: &Rc<Running>,
+        id: MemberId,
+        export: &Export,
+        place: &Place,
+    ) -> Progress {
+        let plane = engine.plane().ok();
+        let device = plane.and_then(|plane| plane.bdevs.lookup(&export.device));
+        if device.is_some_and(|device| device.geometry().bytes() >= place.bytes) {
+            self.tasks.borrow_mut().remove(&id);
+            return Progress::Done;
+        }
+        if self.tasks.borrow().get(&id) == Some(&Progress::Done) {
+            self.tasks.borrow_mut().remove(&id);
+            let why = format!("lvol {} has no device of its size yet", export.device);
+            return Progress::Failed(why);
+        }
+        let (engine, place, was_there) = (Rc::clone(engine), place.clone(), export.bytes > 0);
+        self.run(running, id, async move {
+            make_one(&engine, id, &place, was_there).await
+        })
+    }
+
+    /// Has the lvol not exist.
+    pub(super) fn delete(
+        &self,
+        engine: &Rc<Engine>,
+        running: &Rc<Running>,
+        id: MemberId,
+        place: &Place,
+    ) -> Progress {
+        let (engine, pool) = (Rc::clone(engine), place.pool);
+        self.run(
+            running,
+            id,
+            async move { delete_one(&engine, id, pool).await },
+        )
+    }
+
+    /// Forgets exports that have ended.
+    pub(super) fn retain(&self, exists: impl Fn(MemberId) -> bool) {
+        self.tasks
+            .borrow_mut()
+            .retain(|id, progress| exists(*id) || *progress == Progress::Working);
+    }
+
+    /// Starts the task, unless one runs, and returns the outcome of the last one.
+    fn run(
+        &self,
+        running: &Rc<Running>,
+        id: MemberId,
+        task: impl Future<Output = Result<(), RpcError>> + 'static,
+    ) -> Progress {
+        let last = self.tasks.borrow().get(&id).cloned();
+        match last {
+            Some(done @ (Progress::Working | Progress::Done)) => return done,
+            _ => {}
+        }
+        self.tasks.borrow_mut().insert(id, Progress::Working);
+        let running = Rc::clone(running);
+        tokio::task::spawn_local(async move {
+            let progress = match task.await {
+                Ok(()) => Progress::Done,
+                Err(error) => Progress::Failed(error.to_string()),
+            };
+            let is_done = progress == Progress::Done;
+            running
+                .exports
+                .lvols
+                .tasks
+                .borrow_mut()
+                .insert(id, progress);
+            // What failed is tried again at the next look.
+            if is_done {
+                running.inbox.look_again();
+            }
+        });
+        match last {
+            Some(failed @ Progress::Failed(_)) => failed,
+            _ => Progress::Working,
+        }
+    }
+}
+
+async fn make_one(
+    engine: &Rc<Engine>,
+    id: MemberId,
+    place: &Place,
+    was_there: bool,
+) -> Result<(), RpcError> {
+    let lvol = lvol_of(id.0);
+    let pool = engine.devices.pools.find(&place.pool.to_string())?;
+    let names = pool.list_names().await?;
+    let Some(found) = names.iter().find(|one| one.id == lvol) else {
+        if was_there {
+            // An empty one in its place would look like a replica that has lost its data.
+            let cause = format!("lvol {lvol} is gone from pool \"{}\"", pool.name());
+            return Err(RpcError::errno(Errno::ENODEV, cause)
+                .remedy("replace the replica: volume_replace_replica"));
+        }
+        let create = Command::Create {
+            id: lvol,
+            name: format!("replica-{}", id.0),
+            bytes: place.bytes,
+            thick: !place.thin,
+        };
+        pool.run(create).await?;
+        pools::register_new(engine, &pool, lvol).await?;
+        info!(%lvol, pool = pool.name(), "made for a replica of a volume of the cluster");
+        return Ok(());
+    };
+    let size = found.bytes;
+    if engine.plane()?.bdevs.lookup(&lvol.to_string()).is_none() {
+        pools::register_new(engine, &pool, lvol).await?;
+    }
+    if size < place.bytes {
+        let (pool, lvol) = pools::find_lvol(engine, "lvol", &lvol.to_string())?;
+        pools::resize(engine, &pool, &lvol, place.bytes).await?;
+    }
+    Ok(())
+}
+
+async fn delete_one(engine: &Rc<Engine>, id: MemberId, pool: Uuid) -> Result<(), RpcError> {
+    let lvol = lvol_of(id.0);
+    if let Ok((pool, found)) = pools::find_lvol(engine, "lvol", &lvol.to_string()) {
+        pools::delete(engine, &pool, found).await?;
+        info!(%lvol, pool = pool.name(), "deleted: its replica is no more");
+        return Ok(());
+    }
+    match engine.devices.pools.find(&pool.to_string()) {
+        // The lvol has no device, or was never made.
+        Ok(pool) => match pool.handle.run(Command::Delete { lvol }).await {
+            Ok(_) | Err(PoolError::Unknown { .. }) => Ok(()),
+            Err(refused) => Err(refused).or_refuse(),
+        },
+        Err(refused) if engine.journal.find(&pools::key(pool)).is_some() => Err(refused),
+        // The pool is this daemon's no more.
+        Err(_) => {
+            warn!(%lvol, %pool, "the pool of a former replica is gone, and the lvol with it");
+            Ok(())
+        }
+    }
+}
