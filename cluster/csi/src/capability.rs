@@ -1,4 +1,4 @@
-//! What a request may ask for: access modes, file systems, sizes, names and parameters.
+//! Access modes, file systems, sizes, names and parameters of requests.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ pub struct Capability {
     pub mode: Mode,
 }
 
-/// Why a capability is refused. Calls differ in the code for what is unsupported.
+/// The reason of a refusal. Calls differ in the code for an unsupported capability.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     #[error("{0}")]

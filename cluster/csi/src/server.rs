@@ -22,7 +22,7 @@ const DRAIN: Duration = Duration::from_secs(20);
 /// Time for the last answers to leave.
 const FLUSH: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(20);
-/// The owner only: whoever can write the socket can mount and delete volumes.
+/// The owner only: a writer of the socket can mount and delete volumes.
 const SOCKET_MODE: u32 = 0o600;
 
 /// `unix:///path/csi.sock`, or the path alone.

@@ -150,8 +150,8 @@ fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-fn described(volume: &Volume) -> messages::Volume {
-    messages::Volume {
+fn described(volume: &Volume) -> messages::VolumeInfo {
+    messages::VolumeInfo {
         capacity_bytes: signed(volume.bytes),
         volume_id: volume.id.to_string(),
         ..Default::default()

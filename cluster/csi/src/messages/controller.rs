@@ -4,7 +4,7 @@ use super::{CapacityRange, Int64Value, Texts, Topology, VolumeCapability};
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SourceId {
-    /// Of a snapshot or a volume.
+    /// The id of a snapshot or a volume.
     #[prost(string, tag = "1")]
     pub id: String,
 }
@@ -50,7 +50,7 @@ pub struct CreateVolumeRequest {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Volume {
+pub struct VolumeInfo {
     #[prost(int64, tag = "1")]
     pub capacity_bytes: i64,
     #[prost(string, tag = "2")]
@@ -66,7 +66,7 @@ pub struct Volume {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CreateVolumeResponse {
     #[prost(message, optional, tag = "1")]
-    pub volume: Option<Volume>,
+    pub volume: Option<VolumeInfo>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -152,7 +152,7 @@ pub struct ListedStatus {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ListedVolume {
     #[prost(message, optional, tag = "1")]
-    pub volume: Option<Volume>,
+    pub volume: Option<VolumeInfo>,
     #[prost(message, optional, tag = "2")]
     pub status: Option<ListedStatus>,
 }

@@ -1,8 +1,8 @@
 //! The messages of the Container Storage Interface, version 1.13 (package `csi.v1`), as far as this
 //! driver uses them. Field numbers and names are those of `csi.proto`; unknown fields are ignored.
 //!
-//! The secrets of requests are left out: this driver needs none, and what is never decoded cannot
-//! be logged.
+//! The secrets of requests are left out: this driver needs none, and cannot log a field that it
+//! does not decode.
 
 pub mod controller;
 pub mod identity;

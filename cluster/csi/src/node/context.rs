@@ -1,4 +1,4 @@
-//! The publish context: what the controller tells a node about a volume.
+//! The publish context: the facts about a volume that the controller gives to a node.
 
 use std::net::SocketAddr;
 
@@ -42,7 +42,7 @@ impl std::fmt::Display for Portal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Context {
     pub nqn: String,
-    /// Of the namespace; it is the volume's id.
+    /// The UUID of the namespace, which is the volume's id.
     pub uuid: Uuid,
     pub portals: Vec<Portal>,
 }

@@ -14,7 +14,7 @@ use super::host::Host;
 /// 2 s, and no path is given up for good. See docs/operate/cluster.md.
 const SETTINGS: &str = "keep_alive_tmo=1,reconnect_delay=1,ctrl_loss_tmo=-1";
 
-/// Who this host is to targets.
+/// The identity of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostId {
     pub nqn: String,

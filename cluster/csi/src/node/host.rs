@@ -13,7 +13,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Most output kept of a program.
 const MOST_OUTPUT: u64 = 64 << 10;
 
-/// The end of a program, and what it said.
+/// The end of a program, with its output.
 #[derive(Debug, Clone)]
 pub struct Ran {
     pub code: Option<i32>,

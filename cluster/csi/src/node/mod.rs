@@ -1,12 +1,12 @@
 //! `csi.v1.Node`: volumes on this machine.
 //!
 //! ```text
-//!   context   what the controller says about a volume            parse
+//!   context   facts of the controller about a volume             parse
 //!   host      the kernel, its files and programs                 perform
 //!   fabrics   paths and block devices of volumes, in sysfs       perform
 //!   mounts    mounts                                             perform
 //!   format    file systems                                       perform
-//!   records   what is staged, over a restart                     perform
+//!   records   staged volumes, kept over a restart                perform
 //!   stage     NodeStageVolume, NodeUnstageVolume
 //!   publish   NodePublishVolume, NodeUnpublishVolume
 //!   guardian  connects missing paths again

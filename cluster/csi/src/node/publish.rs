@@ -1,5 +1,5 @@
-//! `NodePublishVolume`, `NodeUnpublishVolume`: a staged volume at the path of a pod, as a bind mount
-//! of the staging path or of the block device.
+//! `NodePublishVolume`, `NodeUnpublishVolume`: a staged volume at the path of a pod, as a bind
+//! mount of the staging path or of the block device.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -120,7 +120,7 @@ impl Node {
                 return Ok(());
             }
             // The device of that mount is gone: its paths were given up, and the volume came back
-            // as another one. What was not written is lost already.
+            // as another one. Its unwritten data is lost already.
             warn!(volume = %id, staging = %staged.staging.display(), "replacing a dead mount");
             let path = staged.staging.to_string_lossy().into_owned();
             let _ = must(host, "umount", &["-l", &path])?;

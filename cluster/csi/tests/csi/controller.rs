@@ -584,7 +584,7 @@ fn expand_is_idempotent() {
     world.refused(EXPAND, bad, Code::InvalidArgument);
 }
 
-/// ControllerGetCapabilities: what is advertised is there.
+/// ControllerGetCapabilities: each advertised call works.
 #[test]
 fn capabilities_are_those_that_work() {
     let world = World::new();

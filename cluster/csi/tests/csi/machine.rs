@@ -1,5 +1,5 @@
-//! A machine in a directory: a kernel that connects to one target, and programs that do what the
-//! real ones do to files and mounts.
+//! A machine in a directory: a kernel that connects to one target, and programs with the effects
+//! of the real ones on files and mounts.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -417,7 +417,7 @@ fn paths_stay_while_data_is_not_written() {
 }
 
 /// "All NodeUnpublishVolume MUST be called … before NodeUnstageVolume": a used device is kept.
-/// And the driver finds what it staged after the loss of its records.
+/// And the driver finds the staged volume after the loss of its records.
 #[test]
 fn a_published_volume_is_not_disconnected() {
     for capability in [writer(), block(Mode::SingleNodeWriter)] {
