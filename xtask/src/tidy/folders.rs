@@ -90,6 +90,8 @@ fn judge(crates: &BTreeMap<String, Manifest>) -> Vec<String> {
 fn layer(folder: &str) -> Option<usize> {
     let name = match folder {
         "nvmf/wire" => folder,
+        // A client of the management socket.
+        "cluster/csi" => "engine",
         _ => folder.split('/').next()?,
     };
     LAYERS.iter().position(|layer| *layer == name)
