@@ -58,6 +58,11 @@ impl Lvols {
             self.tasks.borrow_mut().remove(&id);
             return Progress::Done;
         }
+        let pool = engine.devices.pools.find(&place.pool.to_string());
+        if pool.is_err() && engine.journal.find(&pools::key(place.pool)).is_some() {
+            // The daemon has just started, and opens its pools; or the disk is away.
+            return Progress::Working;
+        }
         if self.tasks.borrow().get(&id) == Some(&Progress::Done) {
             self.tasks.borrow_mut().remove(&id);
             let why = format!("lvol {} has no device of its size yet", export.device);
