@@ -2,6 +2,7 @@
 //! not stay without a holder. Method: each node is a process with a stand-in for the engine, which
 //! writes the time of each answer. Without etcd, the tests are skipped aloud.
 
+mod backup;
 mod cases;
 mod fake;
 mod machine;
