@@ -1,4 +1,4 @@
-//! The progress of an eviction: what is left on the node, and what does not move by itself.
+//! The progress of an eviction: volumes and replicas left on the node, and stuck replicas.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ pub enum Stuck {
 }
 
 impl Operator {
-    /// What is left on the node.
+    /// Volumes and replicas that are left on the node.
     pub async fn eviction(&self, node: NodeId) -> Result<Eviction, Error> {
         let leases = self.list(&self.prefix.leases()).await?;
         let standing: BTreeSet<(NodeId, Incarnation)> = leases

@@ -309,7 +309,7 @@ fn rebuilds_of_a_pool_have_a_bound() {
     });
 }
 
-/// The brake is set by the first live node, holds for what is lost, and an operator releases it.
+/// The first live node sets the brake, it holds for lost replicas, and an operator releases it.
 /// The nodes that were gone then do not set it again, but a further one does.
 #[test]
 fn the_brake() {

@@ -136,7 +136,7 @@ fn ended(node: &str, answer: &Value, has_waited: bool) -> Result<(), Failure> {
         (_, _, false) => output::line(&format!("{left}: `nacre cluster nodes` shows the progress")),
         (_, _, true) => Err(Failure::Failed(anyhow::anyhow!(
             "{node}: {left}; the eviction goes on. `nacre cluster status` and `nacre cluster pools` \
-             show what it waits for"
+             show the obstacles"
         ))),
     }
 }

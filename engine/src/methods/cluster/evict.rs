@@ -81,7 +81,7 @@ impl Method<Engine> for Evict {
     const NAME: &'static str = "cluster_evict";
     const ABOUT: &'static str = "Evicts a node: other nodes take its volumes, and its replicas on \
          pools that the cluster chose are moved, each kept until its successor is in sync. Or ends \
-         that. The reply has what is left.";
+         that. The reply has the remaining work.";
     const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Free;
     type Params = EvictParams;

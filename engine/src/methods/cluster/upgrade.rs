@@ -165,7 +165,7 @@ fn next(
         of.and_then(|node| node.key.as_ref())
             .is_some_and(nacre_cluster_node::NodeKey::is_left)
     };
-    // The one that was drained for it first, then the ones that have the fewest volumes to hand over.
+    // The node that was drained for it first, then the nodes with the fewest volumes.
     old.sort_by_cached_key(|one| (!is_begun(one), one.held, one.name.clone()));
     Ok(NextUpgradeReply {
         version: version.to_owned(),
