@@ -143,7 +143,7 @@ pub enum Demand {
 
 /// Why there is no placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
+pub enum Unplaced {
     /// Too few nodes meet this demand and those before it.
     Unmet {
         demand: Demand,
@@ -178,10 +178,10 @@ pub fn choose(
     sites: &[Site],
     pools: &[PoolFacts],
     kept: &[NodeId],
-) -> Result<Vec<Choice>, Refused> {
+) -> Result<Vec<Choice>, Unplaced> {
     let named: BTreeSet<NodeId> = wish.nodes.iter().copied().collect();
     if !(1..=MAX_MEMBERS).contains(&wish.count) || named.len() > wish.count {
-        return Err(Refused::Count {
+        return Err(Unplaced::Count {
             wanted: wish.count,
             nodes: named.len(),
         });
@@ -210,13 +210,13 @@ fn candidates<'a>(
     pools: &'a [PoolFacts],
     kept: &[NodeId],
     named: &BTreeSet<NodeId>,
-) -> Result<Vec<Candidate<'a>>, Refused> {
+) -> Result<Vec<Candidate<'a>>, Unplaced> {
     let must_be_enough = |demand: Demand, found: &BTreeSet<NodeId>| {
         let unmet = named.difference(found).next().copied();
         if found.len() >= wish.count && unmet.is_none() {
             return Ok(());
         }
-        Err(Refused::Unmet {
+        Err(Unplaced::Unmet {
             demand,
             nodes: found.len(),
             wanted: wish.count,
@@ -312,7 +312,7 @@ fn strict<'a, 'b>(
     candidates: &'a [Candidate<'b>],
     kept: &[&'b Site],
     named: &BTreeSet<NodeId>,
-) -> Result<Vec<&'a Candidate<'b>>, Refused> {
+) -> Result<Vec<&'a Candidate<'b>>, Unplaced> {
     // Named nodes first: all of them must be in the result.
     let mut order: Vec<&Candidate<'_>> = candidates.iter().collect();
     order.sort_by_key(|candidate| !named.contains(&candidate.site.node));
@@ -329,7 +329,7 @@ fn strict<'a, 'b>(
         return Ok(chosen);
     }
     let label = search.scarcest(kept);
-    Err(Refused::Unmet {
+    Err(Unplaced::Unmet {
         demand: Demand::Spread(label),
         nodes: search.best,
         wanted: wish.count,

@@ -28,7 +28,7 @@ pub struct Seen<'a> {
 
 /// The nodes that are gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cause {
+pub struct Loss {
     /// The zone whose nodes are gone; `None`: nodes of the whole cluster.
     pub zone: Option<String>,
     pub gone: Vec<NodeId>,
@@ -43,7 +43,7 @@ pub struct Storm {
 
 impl Storm {
     /// Notes the nodes that are live, and returns the reason for a brake.
-    pub fn look(&mut self, now: BootTime, nodes: &[Seen<'_>]) -> Option<Cause> {
+    pub fn look(&mut self, now: BootTime, nodes: &[Seen<'_>]) -> Option<Loss> {
         self.missed
             .retain(|node, _| nodes.iter().any(|one| one.node == *node && !one.is_live));
         for one in nodes.iter().filter(|one| !one.is_live) {
@@ -63,7 +63,7 @@ impl Storm {
                 .filter(|one| !one.is_expected && is_recent(&one.node));
             let gone: Vec<NodeId> = gone.map(|one| one.node).collect();
             let most = if zone.is_some() { ZONE } else { 1 };
-            (gone.len() >= most && gone.len() * PART > of.len()).then(|| Cause {
+            (gone.len() >= most && gone.len() * PART > of.len()).then(|| Loss {
                 zone: zone.map(str::to_owned),
                 gone,
                 of: of.len(),
@@ -113,10 +113,10 @@ mod tests {
             None
         );
         assert_eq!(storm.look(at(1), &nodes(6, &[0, 1, 2, 3], false)), None);
-        let cause = storm.look(at(2), &nodes(6, &[0, 1, 2], false));
-        let cause = cause.expect("three of six");
-        assert_eq!((cause.gone.len(), cause.of), (3, 6));
-        assert_eq!(cause.zone, None);
+        let loss = storm.look(at(2), &nodes(6, &[0, 1, 2], false));
+        let loss = loss.expect("three of six");
+        assert_eq!((loss.gone.len(), loss.of), (3, 6));
+        assert_eq!(loss.zone, None);
         // One that returns and goes again counts from then on.
         assert_eq!(storm.look(at(3), &nodes(6, &[0, 1, 2, 3], false)), None);
         assert_eq!(storm.missed(node(3)), None);
@@ -142,10 +142,10 @@ mod tests {
             "half of d"
         );
         let live: Vec<u128> = (0..12).filter(|id| ![6, 7].contains(id)).collect();
-        let cause = storm
+        let loss = storm
             .look(at(1), &nodes(12, &live, true))
             .expect("all of d");
-        assert_eq!((cause.zone.as_deref(), cause.of), (Some("d"), 2));
+        assert_eq!((loss.zone.as_deref(), loss.of), (Some("d"), 2));
     }
 
     #[test]

@@ -36,27 +36,27 @@ pub enum Stuck {
     Unreadable,
 }
 
-impl Operator {
+impl Eviction {
     /// Volumes and replicas that are left on the node.
-    pub async fn eviction(&self, node: NodeId) -> Result<Eviction, Error> {
-        let leases = self.list(&self.prefix.leases()).await?;
+    pub async fn of(operator: &Operator, node: NodeId) -> Result<Self, Error> {
+        let leases = operator.list(&operator.prefix.leases()).await?;
         let standing: BTreeSet<(NodeId, Incarnation)> = leases
             .iter()
             .filter_map(|kv| {
-                let of = self.prefix.node_of(&kv.key)?;
+                let of = operator.prefix.node_of(&kv.key)?;
                 Some((of, Incarnation(kv.create_revision as u64)))
             })
             .collect();
-        let placed: BTreeSet<VolumeId> = self
+        let placed: BTreeSet<VolumeId> = operator
             .exports(None)
             .await?
             .into_iter()
             .filter(|(of, _, export)| *of == node && export.place.is_some())
             .map(|(_, _, export)| export.volume())
             .collect();
-        let mut eviction = Eviction::default();
-        let prefix = self.prefix.volumes();
-        for kv in self.list(&prefix).await? {
+        let mut eviction = Self::default();
+        let prefix = operator.prefix.volumes();
+        for kv in operator.list(&prefix).await? {
             let Some(volume) = Prefix::id_after(&prefix, &kv.key).map(VolumeId) else {
                 continue;
             };

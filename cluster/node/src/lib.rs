@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backup;
+mod brake;
 pub mod clock;
 mod connection;
 mod driver;
@@ -43,6 +44,7 @@ mod volumes;
 mod tests;
 
 pub use backup::{Backup, BackupError};
+pub use brake::{Brake, Steward};
 pub use driver::{Me, NodeState};
 pub use error::Error;
 pub use evicting::{Eviction, Stuck, StuckReplica};
@@ -57,4 +59,4 @@ pub use pools::{MAX_POOLS, PoolKey, PoolReport, PoolState};
 pub use publication::{Publication, volume_nqn};
 pub use publishing::PublishRequest;
 pub use serving::{Answer, Link, Role, Serving};
-pub use stewarding::{Brake, Looked, Steward, ZONE};
+pub use stewarding::{Looked, ZONE};

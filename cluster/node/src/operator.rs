@@ -11,6 +11,7 @@ use nacre_cluster_etcd::{
 use tokio::time::{Instant, sleep};
 
 use crate::backup::{Backup, BackupError};
+use crate::brake::Brake;
 use crate::clock;
 use crate::driver::Shared;
 use crate::error::{Error, damaged};
@@ -19,7 +20,6 @@ use crate::keys::{self, Cluster, NodeKey, bytes};
 use crate::operations::Operation;
 use crate::publication::Publication;
 use crate::record;
-use crate::stewarding::Brake;
 
 /// Time between two looks at the progress of a request.
 const LOOK: Duration = Duration::from_millis(100);

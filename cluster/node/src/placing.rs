@@ -3,17 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use nacre_cluster_core::placement::{Choice, PoolFacts, Refused, Site, Wish, choose};
+use nacre_cluster_core::placement::{Choice, PoolFacts, Site, Unplaced, Wish, choose};
 use nacre_cluster_core::{Holder, MemberId, NodeId, PoolId, VolumeId};
 use nacre_cluster_etcd::{Prefix, Txn};
 
+use crate::brake::Steward;
 use crate::error::Error;
 use crate::export::{Export, Place, Rebuild, Want};
 use crate::keys::{NodeKey, bytes};
 use crate::operator::{ATTEMPTS, Operator};
 use crate::pools::PoolKey;
 use crate::refused::text;
-use crate::stewarding::Steward;
 
 /// A request for replicas of a volume.
 #[derive(Debug, Clone)]
@@ -264,7 +264,7 @@ impl Facts {
         )
     }
 
-    fn refusal(&self, key: &str, refused: &Refused) -> Error {
+    fn refusal(&self, key: &str, refused: &Unplaced) -> Error {
         Error::NotPlaced {
             key: key.to_owned(),
             why: text(refused, |node| self.name(node)),

@@ -136,26 +136,39 @@ impl Operator {
         pools.collect()
     }
 
+    /// Ends the pools of a node that was removed.
+    pub(crate) async fn end_pools_of(&self, node: NodeId) -> Result<(), Error> {
+        let lease = self.prefix.lease(node);
+        for (pool, _) in self.pools().await?.iter().filter(|(_, p)| p.node() == node) {
+            let key = self.prefix.pool(*pool);
+            let txn = Txn::default().if_created(&lease, 0).delete(&key);
+            self.transact(&key, txn).await?;
+        }
+        Ok(())
+    }
+}
+
+impl PoolKey {
     /// Reports a pool, by its node in this incarnation. `sizes` are those of the pool's volumes,
     /// read before the report: promises for them are over. False: nothing has changed.
-    pub async fn report_pool(
-        &self,
+    pub async fn report_to(
+        operator: &Operator,
         node: NodeId,
         incarnation: Incarnation,
         pool: PoolId,
         report: &PoolReport,
         sizes: &BTreeMap<Uuid, u64>,
     ) -> Result<bool, Error> {
-        let (key, lease) = (self.prefix.pool(pool), self.prefix.lease(node));
+        let (key, lease) = (operator.prefix.pool(pool), operator.prefix.lease(node));
         for _ in 0..ATTEMPTS {
-            let found = self.get(&key).await?;
-            let before = found.as_ref().map(PoolKey::decode).transpose()?;
-            let new = || PoolKey::new(node, report.clone());
+            let found = operator.get(&key).await?;
+            let before = found.as_ref().map(Self::decode).transpose()?;
+            let new = || Self::new(node, report.clone());
             let mut next = before.clone().unwrap_or_else(new);
             next.node = node.0;
             next.report = report.clone();
             for member in before.iter().flat_map(|key| key.promises.keys()) {
-                if self.is_kept(node, MemberId(*member), sizes).await? {
+                if Self::is_kept(operator, node, MemberId(*member), sizes).await? {
                     next.promises.remove(member);
                 }
             }
@@ -167,7 +180,7 @@ impl Operator {
                 .if_created(&lease, incarnation.0 as i64)
                 .put(&key, bytes(&next))
                 .look(&lease);
-            let answer = self.transact(&key, txn).await?;
+            let answer = operator.transact(&key, txn).await?;
             if answer.is_made {
                 return Ok(true);
             }
@@ -183,13 +196,13 @@ impl Operator {
     /// True if the promise to a replica is kept or void: the lvol has its size, or the export is
     /// gone. The promise and the export were written together, and the promise was read first.
     async fn is_kept(
-        &self,
+        operator: &Operator,
         node: NodeId,
         member: MemberId,
         sizes: &BTreeMap<Uuid, u64>,
     ) -> Result<bool, Error> {
-        let key = self.prefix.member(node, member);
-        let Some(kv) = self.get(&key).await? else {
+        let key = operator.prefix.member(node, member);
+        let Some(kv) = operator.get(&key).await? else {
             return Ok(true);
         };
         let wanted = Export::decode(&kv)?.place.map_or(0, |place| place.bytes);
@@ -198,39 +211,28 @@ impl Operator {
     }
 
     /// Ends the key of a pool that its node does not have any more.
-    pub async fn end_pool(
-        &self,
+    pub async fn end(
+        operator: &Operator,
         node: NodeId,
         incarnation: Incarnation,
         pool: PoolId,
     ) -> Result<(), Error> {
-        let (key, lease) = (self.prefix.pool(pool), self.prefix.lease(node));
-        let Some(kv) = self.get(&key).await? else {
+        let (key, lease) = (operator.prefix.pool(pool), operator.prefix.lease(node));
+        let Some(kv) = operator.get(&key).await? else {
             return Ok(());
         };
         // Another node may have imported it meanwhile.
-        if PoolKey::decode(&kv)?.node() != node {
+        if Self::decode(&kv)?.node() != node {
             return Ok(());
         }
         let txn = Txn::default()
             .if_modified(&key, kv.mod_revision)
             .if_created(&lease, incarnation.0 as i64)
             .delete(&key);
-        if self.transact(&key, txn).await?.is_made {
+        if operator.transact(&key, txn).await?.is_made {
             Ok(())
         } else {
             Err(Error::Contended { key })
         }
-    }
-
-    /// Ends the pools of a node that was removed.
-    pub(crate) async fn end_pools_of(&self, node: NodeId) -> Result<(), Error> {
-        let lease = self.prefix.lease(node);
-        for (pool, _) in self.pools().await?.iter().filter(|(_, p)| p.node() == node) {
-            let key = self.prefix.pool(*pool);
-            let txn = Txn::default().if_created(&lease, 0).delete(&key);
-            self.transact(&key, txn).await?;
-        }
-        Ok(())
     }
 }

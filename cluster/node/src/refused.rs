@@ -2,17 +2,17 @@
 
 use nacre_cluster_core::NodeId;
 use nacre_cluster_core::ids::MAX_MEMBERS;
-use nacre_cluster_core::placement::{Demand, MAX_REBUILDS, Refused};
+use nacre_cluster_core::placement::{Demand, MAX_REBUILDS, Unplaced};
 
-pub(crate) fn text(refused: &Refused, name: impl Fn(NodeId) -> String) -> String {
+pub(crate) fn text(refused: &Unplaced, name: impl Fn(NodeId) -> String) -> String {
     match refused {
-        Refused::Count { wanted, nodes } if nodes > wanted => {
+        Unplaced::Count { wanted, nodes } if nodes > wanted => {
             format!("{nodes} nodes are named for {wanted} replicas: name at most one for each")
         }
-        Refused::Count { wanted, .. } => {
+        Unplaced::Count { wanted, .. } => {
             format!("a volume has 1 to {MAX_MEMBERS} replicas, not {wanted}")
         }
-        Refused::Unmet {
+        Unplaced::Unmet {
             demand,
             node: Some(node),
             ..
@@ -31,7 +31,7 @@ pub(crate) fn text(refused: &Refused, name: impl Fn(NodeId) -> String) -> String
                 Demand::Spread(label) => format!("node {name} has no label \"{label}\" of its own"),
             }
         }
-        Refused::Unmet {
+        Unplaced::Unmet {
             demand,
             nodes,
             wanted,

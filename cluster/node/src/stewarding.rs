@@ -1,44 +1,20 @@
-//! `steward`: the brake on replacements. The live node with the lowest id sets it, an operator
-//! releases it, and the transaction of each replacement compares it.
+//! Sets and releases the brake on replacements. The live node with the lowest id sets it, an
+//! operator releases it, and the transaction of each replacement compares it.
 
 use std::collections::BTreeMap;
 
-use nacre_cluster_core::storm::{Cause, Seen, Storm};
+use nacre_cluster_core::storm::{Loss, Seen, Storm};
 use nacre_cluster_core::{BootTime, Incarnation, NodeId};
 use nacre_cluster_etcd::Txn;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use uuid::Uuid;
 
+use crate::brake::{Brake, Steward};
 use crate::error::Error;
 use crate::keys::{FORMAT, NodeKey, bytes, decode};
 use crate::operator::{ATTEMPTS, Operator};
 
 /// The label whose value is the zone of a node.
 pub const ZONE: &str = "zone";
-
-/// `steward`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Steward {
-    v: u64,
-    /// Nothing that is lost is replaced.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub brake: Option<Brake>,
-    /// The nodes for whose absence an operator has answered, until they return.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub excused: Vec<Uuid>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-/// The nodes that were gone when the brake was set.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Brake {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub zone: Option<String>,
-    pub gone: Vec<Uuid>,
-    pub of: usize,
-}
 
 /// The part of a look at the cluster that changed `steward`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +65,7 @@ impl Operator {
             is_live: standing.contains_key(node),
             is_expected: key.is_left() || steward.excused.contains(&node.0),
         });
-        let cause = storm.look(now, &seen.collect::<Vec<_>>());
+        let loss = storm.look(now, &seen.collect::<Vec<_>>());
         if !is_first {
             return Ok(Looked::Nothing);
         }
@@ -98,11 +74,11 @@ impl Operator {
             nodes.contains_key(&NodeId(*node)) && !standing.contains_key(&NodeId(*node))
         };
         steward.excused.retain(is_away);
-        let cause = cause.filter(|_| steward.brake.is_none());
-        if cause.is_none() && steward.excused.len() == former {
+        let loss = loss.filter(|_| steward.brake.is_none());
+        if loss.is_none() && steward.excused.len() == former {
             return Ok(Looked::Nothing);
         }
-        let brake = cause.map(|Cause { zone, gone, of }| Brake {
+        let brake = loss.map(|Loss { zone, gone, of }| Brake {
             zone,
             gone: gone.into_iter().map(|node| node.0).collect(),
             of,

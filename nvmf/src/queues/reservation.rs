@@ -289,7 +289,8 @@ pub(super) fn conflicts(command: &mut Command) -> bool {
     !qp.may(nsid, &reservation, need)
 }
 
-/// Answers a command that a reservation forbids, or whose reservation is unknown, and the other half of its pair.
+/// Answers a command that a reservation forbids, or whose reservation is unknown, and the other
+/// half of its pair.
 #[cold]
 pub(super) fn refuse_conflict(command: &mut Command) {
     let (qp, index) = (&mut *command.queue, command.index);

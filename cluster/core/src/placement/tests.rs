@@ -59,7 +59,7 @@ struct World {
 }
 
 impl World {
-    fn choose(&self) -> Result<Vec<Choice>, Refused> {
+    fn choose(&self) -> Result<Vec<Choice>, Unplaced> {
         choose(VOLUME, &self.wish, &self.sites, &self.pools, &self.kept)
     }
 
@@ -251,7 +251,7 @@ proptest! {
     fn a_choice_meets_all_demands(world in any_world()) {
         match world.choose() {
             Ok(choice) => prop_assert_eq!(world.fault(&choice), None, "{:?}", choice),
-            Err(Refused::Count { .. }) => prop_assert!(world.wish.nodes.len() > world.wish.count),
+            Err(Unplaced::Count { .. }) => prop_assert!(world.wish.nodes.len() > world.wish.count),
             Err(refused) => prop_assert!(!world.is_possible(), "{:?}", refused),
         }
         prop_assert_eq!(world.choose(), world.choose(), "the same facts, the same choice");
@@ -449,7 +449,7 @@ fn a_refusal_names_the_demand() {
             kept: Vec::new(),
         };
         change(&mut world);
-        let expected = Refused::Unmet {
+        let expected = Unplaced::Unmet {
             demand,
             nodes,
             wanted: 3,
@@ -466,7 +466,7 @@ fn a_refusal_names_the_demand() {
     };
     world.wish.nodes = vec![node(2)];
     world.pools[2].is_online = false;
-    let Err(Refused::Unmet {
+    let Err(Unplaced::Unmet {
         node: unmet,
         demand,
         ..
@@ -476,7 +476,7 @@ fn a_refusal_names_the_demand() {
     };
     assert_eq!((unmet, demand), (Some(node(2)), Demand::Pool));
     world.wish.nodes.push(node(1));
-    assert!(matches!(world.choose(), Err(Refused::Count { .. })));
+    assert!(matches!(world.choose(), Err(Unplaced::Count { .. })));
 }
 
 /// A thin replica needs a part of its size at first. A pool that is nearly full takes none.

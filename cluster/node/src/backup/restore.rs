@@ -208,9 +208,10 @@ impl<'a> Writer<'a> {
         let txn = batch
             .iter()
             .fold(txn, |txn, (key, value)| txn.put(key, value.clone()));
-        match self.transact(&key, &txn).await?.is_made {
-            true => Ok(()),
-            false => Err(BackupError::Overtaken { key }),
+        if self.transact(&key, &txn).await?.is_made {
+            Ok(())
+        } else {
+            Err(BackupError::Overtaken { key })
         }
     }
 
@@ -231,9 +232,10 @@ impl<'a> Writer<'a> {
         let [mark, found] = [0, 1].map(|at| answer.found.get(at).cloned().flatten());
         let is_done = mark.is_none()
             && found.is_some_and(|kv| keys::decode::<Cluster>(&kv).as_ref() == Ok(meta));
-        match is_done && answer.is_copied {
-            true => Ok(()),
-            false => Err(BackupError::Overtaken { key }),
+        if is_done && answer.is_copied {
+            Ok(())
+        } else {
+            Err(BackupError::Overtaken { key })
         }
     }
 

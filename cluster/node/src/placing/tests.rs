@@ -80,9 +80,8 @@ impl Lab {
 
     async fn report(&self, number: u128, report: &PoolReport, sizes: &[(Uuid, u64)]) -> bool {
         let (of, sizes) = (node(number), sizes.iter().copied().collect());
-        let reported =
-            self.operator
-                .report_pool(of, self.leases[&of], pool(number), report, &sizes);
+        let (operator, incarnation) = (&self.operator, self.leases[&of]);
+        let reported = PoolKey::report_to(operator, of, incarnation, pool(number), report, &sizes);
         reported.await.expect("reported")
     }
 
@@ -260,7 +259,7 @@ fn a_maker_that_is_over() {
         state.await.expect("ended");
         assert!(lab.report(of.0.as_u128(), &report(), &[]).await);
         assert_eq!(lab.pool(of.0.as_u128()).await.promised(false), 0);
-        let refused = lab.operator.end_pool(of, Incarnation(1), pool(1)).await;
+        let refused = PoolKey::end(&lab.operator, of, Incarnation(1), pool(1)).await;
         assert!(refused.is_err(), "a former incarnation");
     });
 }

@@ -1,13 +1,13 @@
 //! `nacre cluster evict`, `repair`, `upgrade`.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Args;
 use serde_json::Value;
 
 use super::super::subsystem::{done, items};
 use super::super::{Connection, Failure, output};
-use super::{CALL, PART, seconds};
+use super::{CALL, PART, WaitArgs, seconds};
 use nacre_engine::methods::cluster::evict::{Evict, EvictParams, Repair, RepairParams};
 use nacre_engine::methods::cluster::upgrade::{NextUpgrade, NextUpgradeParams};
 
@@ -19,19 +19,7 @@ use nacre_engine::methods::cluster::upgrade::{NextUpgrade, NextUpgradeParams};
 )]
 pub(super) struct EvictArgs {
     #[command(flatten)]
-    connection: Connection,
-    /// Name or id of the node
-    node: String,
-    /// Wait until nothing is left on the node; 10 minutes at most unless given
-    #[arg(
-        long,
-        value_name = "TIME",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "10m",
-        value_parser = nacre_engine_values::time::parse
-    )]
-    wait: Option<Duration>,
+    node: WaitArgs,
     /// End the eviction: the node may take volumes and replicas again
     #[arg(long, conflicts_with = "wait")]
     undo: bool,
@@ -66,9 +54,9 @@ pub(super) struct UpgradeArgs {
     version: Option<String>,
 }
 
-pub(super) fn evict(args: EvictArgs) -> Result<(), Failure> {
+pub(super) fn evict(EvictArgs { node: args, undo }: EvictArgs) -> Result<(), Failure> {
     let connection = args.connection.patient(CALL);
-    if args.undo {
+    if undo {
         let params = EvictParams {
             node: args.node,
             evict: false,

@@ -38,9 +38,10 @@ pub(super) struct InitArgs {
 pub(super) fn run(args: &InitArgs) -> Result<(), Failure> {
     let store = args.etcd.store(&args.name)?;
     // Before the cluster exists: a refusal leaves nothing.
-    let edit = match args.join {
-        true => Some(Edit::new(&args.name, &store, &args.etcd, &args.node)?),
-        false => None,
+    let edit = if args.join {
+        Some(Edit::new(&args.name, &store, &args.etcd, &args.node)?)
+    } else {
+        None
     };
     let Created { id, lease } = init(&store, &args.name, args.lease)?;
     let text = node_configuration(&args.name, &store);

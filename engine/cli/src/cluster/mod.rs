@@ -123,10 +123,17 @@ struct NodeArgs {
 )]
 struct DrainArgs {
     #[command(flatten)]
+    node: WaitArgs,
+}
+
+/// A node, and how long to wait for the end of the act on it.
+#[derive(Debug, Args)]
+struct WaitArgs {
+    #[command(flatten)]
     connection: Connection,
     /// Name or id of the node
     node: String,
-    /// Wait until the node serves no volume; 10 minutes at most unless given
+    /// Wait until it is done; 10 minutes at most unless given
     #[arg(
         long,
         value_name = "TIME",
@@ -235,7 +242,7 @@ fn cordon(args: NodeArgs, cordon: bool) -> Result<(), Failure> {
     done(&connection, what)
 }
 
-fn drain(args: DrainArgs) -> Result<(), Failure> {
+fn drain(DrainArgs { node: args }: DrainArgs) -> Result<(), Failure> {
     let wait = args.wait.unwrap_or_default();
     let connection = args.connection.patient(CALL);
     let (end, mut client) = (Instant::now() + wait, connection.open()?);

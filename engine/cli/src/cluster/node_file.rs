@@ -120,9 +120,10 @@ impl Edit {
                  this one. Add --listen tcp://ADDRESS:4420, or [[nvmf.listener]]"
             );
         }
-        let done = match self.is_change() {
-            true => format!("Wrote {shown}."),
-            false => format!("{shown} has all of it already."),
+        let done = if self.is_change() {
+            format!("Wrote {shown}.")
+        } else {
+            format!("{shown} has all of it already.")
         };
         output::line(&format!("{done} Next: {}", self.next_step()))
     }

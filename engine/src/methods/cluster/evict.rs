@@ -119,7 +119,7 @@ impl Method<Engine> for Evict {
 
 async fn left(operator: &Operator, node: NodeId) -> Result<Eviction, RpcError> {
     let operator = operator.clone();
-    read_etcd(move || async move { operator.eviction(node).await }).await
+    read_etcd(move || async move { Eviction::of(&operator, node).await }).await
 }
 
 pub struct Repair;

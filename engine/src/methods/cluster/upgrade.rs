@@ -250,6 +250,7 @@ mod tests {
                 .then_some(NodeId(Uuid::nil()))
                 .into_iter()
                 .collect(),
+            publication: None,
         }
     }
 

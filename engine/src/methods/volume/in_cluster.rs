@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use nacre_bdev_replica::model::{MAX_REPLICAS, Settings};
 use nacre_cluster_core::placement::MAX_SPREAD;
-use nacre_nvmf::address::adrfam;
-use serde_json::json;
 use uuid::Uuid;
 
 use super::blocks;

@@ -105,9 +105,8 @@ impl Lvols {
         task: impl Future<Output = Result<(), RpcError>> + 'static,
     ) -> Progress {
         let last = self.tasks.borrow().get(&id).cloned();
-        match last {
-            Some(done @ (Progress::Working | Progress::Done)) => return done,
-            _ => {}
+        if let Some(done @ (Progress::Working | Progress::Done)) = last {
+            return done;
         }
         self.tasks.borrow_mut().insert(id, Progress::Working);
         let running = Rc::clone(running);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nacre_bdev_pool::PoolState as Keeper;
 use nacre_cluster_core::PoolId;
-use nacre_cluster_node::{Error, MAX_POOLS, NodeState, PoolReport, PoolState};
+use nacre_cluster_node::{Error, MAX_POOLS, NodeState, PoolKey, PoolReport, PoolState};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 use uuid::Uuid;
@@ -100,7 +100,7 @@ impl Reporter {
                 .filter(|(_, p)| p.node() == me)
             {
                 if !known.contains_key(&id) {
-                    operator.end_pool(me, incarnation, id).await?;
+                    PoolKey::end(operator, me, incarnation, id).await?;
                 }
             }
             self.sent.retain(|id, _| known.contains_key(id));
@@ -112,9 +112,8 @@ impl Reporter {
                 continue;
             }
             let is_first = sent.is_none();
-            let is_changed = operator
-                .report_pool(me, incarnation, id, &report, &sizes)
-                .await?;
+            let is_changed =
+                PoolKey::report_to(operator, me, incarnation, id, &report, &sizes).await?;
             if is_first && engine.devices.pools.list().len() > MAX_POOLS {
                 warn!("the cluster uses only {MAX_POOLS} pools of this node");
             }
