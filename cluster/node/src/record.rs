@@ -4,6 +4,8 @@
 //! `next`, and `node` of each member. A change keeps all other fields, and counts `revision` up. It
 //! ends `closed`, by which `EtcdStore` notes the last change of the holder's control.
 
+use std::collections::BTreeSet;
+
 use nacre_cluster_core::ids::MAX_MEMBERS;
 use nacre_cluster_core::{Holder, Incarnation, Member, MemberId, MemberState, NodeId, Record};
 use serde::Deserialize;
@@ -61,11 +63,19 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), String> {
     Ok((value, record))
 }
 
-/// True if a replica of the record is on this device. The error has the reason.
-pub(crate) fn names_device(bytes: &[u8], device: &str) -> Result<bool, String> {
+/// The devices of the record's replicas. The error has the reason.
+pub(crate) fn devices(bytes: &[u8]) -> Result<BTreeSet<String>, String> {
     let value: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let members = value["members"].as_array().ok_or("no members")?;
-    Ok(members.iter().any(|member| member["device"] == device))
+    let devices = members
+        .iter()
+        .filter_map(|member| member["device"].as_str());
+    Ok(devices.map(str::to_owned).collect())
+}
+
+/// True if a replica of the record is on this device. The error has the reason.
+pub(crate) fn names_device(bytes: &[u8], device: &str) -> Result<bool, String> {
+    Ok(devices(bytes)?.contains(device))
 }
 
 /// The JSON of `record`, based on the value of the revision that the change compares. The members

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, sleep_until};
 use uuid::Uuid;
 
-use super::{Backup, BackupError, restored_record};
+use super::{Backup, BackupError, SavedKey, restored_record};
 use crate::error::Error;
 use crate::keys::{self, Cluster};
 
@@ -75,20 +75,35 @@ pub async fn restore(
     sleep_until(claimed + lease).await;
     writer.finish(&meta).await?;
     Ok(Restored {
-        keys: backup.keys.len(),
+        keys: values.len() + 1,
         volumes: backup.volumes(),
         is_repeated: writer.is_repeated,
     })
 }
 
-/// The keys with their values, without `meta`.
+/// The keys with their values, without `meta`, and without exports that no record names. Their
+/// nodes would end them, and delete the lvols that the cluster made for them: of a volume that was
+/// being created at the time of the backup, these have all data by now.
 fn values(
     prefix: &Prefix,
     backup: &Backup,
     without: &[NodeId],
 ) -> Result<Vec<(String, Vec<u8>)>, BackupError> {
+    let mut named = BTreeSet::new();
+    for saved in backup
+        .keys
+        .iter()
+        .filter(|saved| saved.key.starts_with("vol/"))
+    {
+        let devices = crate::record::devices(saved.value.as_bytes());
+        named.append(&mut devices.map_err(|why| super::unusable(&saved.key, &why))?);
+    }
+    let is_kept = |saved: &&SavedKey| match saved.key.strip_prefix("member/") {
+        Some(rest) => rest.split('/').nth(1).is_some_and(|id| named.contains(id)),
+        None => saved.key != "meta",
+    };
     let mut values = Vec::new();
-    for saved in backup.keys.iter().filter(|saved| saved.key != "meta") {
+    for saved in backup.keys.iter().filter(is_kept) {
         let value = if saved.key.starts_with("vol/") {
             restored_record(saved, without)?
         } else {
@@ -256,5 +271,47 @@ impl<'a> Writer<'a> {
             }
         }
         unreachable!("the last attempt returns")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A volume that was being created at the time of the backup may be in use by now.
+    #[test]
+    fn exports_without_a_volume_are_left_out() {
+        let [named, making] = [1, 2].map(Uuid::from_u128);
+        let record = json!({
+            "epoch": 1, "serving": 1, "revision": 1, "holder": null,
+            "members": [{ "id": Uuid::from_u128(9), "device": named, "state": { "state": "in_sync" } }],
+        });
+        let key = |key: String, value: &str| SavedKey {
+            key,
+            value: value.to_owned(),
+        };
+        let node = Uuid::from_u128(7);
+        let backup = Backup {
+            id: Uuid::nil(),
+            name: "lab".to_owned(),
+            revision: 1,
+            created: 0,
+            keys: vec![
+                key("meta".to_owned(), "{}"),
+                key(format!("member/{node}/{named}"), "{}"),
+                key(format!("member/{node}/{making}"), "{}"),
+                key(format!("vol/{}", Uuid::from_u128(5)), &record.to_string()),
+            ],
+        };
+        let prefix = Prefix::new("lab").expect("a name");
+        let values = values(&prefix, &backup, &[]).expect("values");
+        let keys: Vec<&str> = values.iter().map(|(key, _)| key.as_str()).collect();
+        let expected = [
+            format!("/nacre/lab/member/{node}/{named}"),
+            format!("/nacre/lab/vol/{}", Uuid::from_u128(5)),
+        ];
+        assert_eq!(keys, expected);
     }
 }
