@@ -51,6 +51,8 @@ pub struct Lease {
     attempts: ArrayVec<Attempt, MAX_ATTEMPTS>,
     last_number: u64,
     due: BootTime,
+    /// The sending of the last renewal that the store has made.
+    sent: BootTime,
     /// The start of the current period without a gap, as far as answers have shown it.
     since: BootTime,
     until: BootTime,
@@ -72,6 +74,7 @@ impl Lease {
             attempts: ArrayVec::new(),
             last_number: 0,
             due: sent + timing.renewal(),
+            sent,
             since: now,
             until: sent + timing.validity(),
             ended: false,
@@ -116,9 +119,10 @@ impl Lease {
         if self.ended {
             return;
         }
-        if now >= self.until {
+        if now >= self.until || sent > self.sent + self.timing.gap() {
             self.since = now;
         }
+        self.sent = self.sent.max(sent);
         let from = if Mutation::LeaseFromAnswer.is_active() {
             now
         } else {
@@ -149,8 +153,13 @@ impl Lease {
         now < self.until
     }
 
-    /// The time since which the lease has been good without a gap; `None` if it is not good.
+    /// The time since which the store has made renewals without a gap; `None`: it may be away now.
+    ///
+    /// The silence of another node counts only then. While the store is away, the lease of this
+    /// node may be good for a moment longer than that of the other: its fence would be the first
+    /// change that the store makes afterwards, before the other node's next renewal.
     pub fn good_since(&self, now: BootTime) -> Option<BootTime> {
-        self.is_good(now).then_some(self.since)
+        let may_be_away = now >= self.sent + self.timing.doubt();
+        (self.is_good(now) && !may_be_away).then_some(self.since)
     }
 }

@@ -96,14 +96,51 @@ fn an_observer_waits_for_a_lease_of_the_node_and_of_its_own() {
     // The observer's own lease had a gap until 3 s.
     let number = renew(&mut own, ms(2900));
     own.renewed(Incarnation(101), number, ms(3000));
+    for sent in [3700, 4500] {
+        let number = renew(&mut own, ms(sent));
+        own.renewed(Incarnation(101), number, ms(sent + 10));
+    }
     assert_eq!(observer.poll(ms(5099), &own), None);
-    let number = renew(&mut own, ms(4500));
-    own.renewed(Incarnation(101), number, ms(4510));
     let fence = observer.poll(ms(5100), &own).unwrap();
     let unchanged = Condition::LeaseUnchanged(node(0), Revision(7));
     assert!(fence.conditions.contains(&unchanged), "{fence:?}");
     let stands = Condition::Stands(holder(1).node, holder(1).incarnation);
     assert!(fence.conditions.contains(&stands), "{fence:?}");
+}
+
+/// Goal: a store that was away ends no lease. Method: two nodes renew in turn; the store is away
+/// from each time of their turns on, for each time up to more than a lease. No fence is sent: it
+/// would be the first change that the store makes afterwards.
+#[test]
+fn a_store_that_was_away_ends_no_lease() {
+    for phase in (0..400).step_by(40) {
+        for from in (2000..2400).step_by(39) {
+            for to in (from..from + 2600).step_by(50) {
+                away(phase, from, to);
+            }
+        }
+    }
+}
+
+fn away(phase: u64, from: u64, to: u64) {
+    let mut own = lease_of(0);
+    let mut observer = Observer::new(node(1), Role::Observer(0), Timing::default());
+    let mut revision = 1;
+    observer.saw(Revision(revision), ms(phase));
+    for now in (0..6000).step_by(5) {
+        let is_there = now < from || now >= to;
+        if let Some(Effect::Renew { number, .. }) = own.poll(ms(now)).map(|renewal| renewal.effect)
+            && is_there
+        {
+            own.renewed(Incarnation(100), number, ms(now + 1));
+        }
+        if now % 400 == phase && is_there {
+            revision += 1;
+            observer.saw(Revision(revision), ms(now));
+        }
+        let fence = observer.poll(ms(now), &own);
+        assert_eq!(fence, None, "phase {phase}, away {from} to {to}, at {now}");
+    }
 }
 
 #[test]

@@ -69,6 +69,18 @@ impl Timing {
         self.lease / 5
     }
 
+    /// Renewals that were sent further apart have a gap between them: the store was away. After a
+    /// shorter one, each node's next renewal comes before its fence is due.
+    pub fn gap(self) -> Duration {
+        self.renewal() * 3
+    }
+
+    /// The age of the last renewal from which on the store may be away. The last renewal of another
+    /// node is at most one interval older, so its fence is not due before.
+    pub fn doubt(self) -> Duration {
+        self.renewal() * 4
+    }
+
     /// The wait of nodes that are not observers, from their second equal reading.
     pub fn silence_of_observers(self) -> Duration {
         self.lease * 2

@@ -375,7 +375,12 @@ fn the_sample_is_complete_and_equals_the_defaults() {
         let of_the_other: &[&str] = if is_node {
             &["#: prefix = ", "#: take_over = "]
         } else {
-            &["#: name = \"lab\"", "#: node = ", "#: labels = "]
+            &[
+                "#: name = \"lab\"",
+                "#: node = ",
+                "#: labels = ",
+                "#: pool_class = ",
+            ]
         };
         let is_left = |line: &&str| !of_the_other.iter().any(|key| line.starts_with(key));
         let lines = SAMPLE.lines().filter(is_left);

@@ -163,12 +163,22 @@ fn reservations_move_with_the_volume() {
     any.call("volume_unpublish", json!({ "name": "v" }));
     let params = json!({ "name": "v", "allow_any_host": true });
     any.call("volume_publish", params);
-    // The stored reservation, if there were one, has been loaded.
-    let holder = cluster.optimized(&nqn);
-    let daemon = cluster.nodes[holder].daemon();
-    let params = json!({ "nqn": nqn, "nsid": 1 });
-    let now = daemon.call("nvmf_ns_get_reservation", params);
-    assert_eq!(now["registrants"], json!([]), "{now}");
+    // The holder may not have seen yet that the volume was unpublished.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let holder = cluster.optimized(&nqn);
+        let daemon = cluster.nodes[holder].daemon();
+        let params = json!({ "nqn": nqn, "nsid": 1 });
+        let now = daemon.try_call("nvmf_ns_get_reservation", params);
+        if now
+            .as_ref()
+            .is_ok_and(|now| now["registrants"] == json!([]))
+        {
+            break;
+        }
+        assert!(Instant::now() < end, "{now:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     for node in &mut cluster.nodes {
         node.stop();
     }

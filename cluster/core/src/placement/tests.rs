@@ -105,9 +105,12 @@ impl World {
             let all = new.chain(self.kept.iter().copied());
             let values = all.filter_map(|node| self.site(node).labels.get(label));
             let values: Vec<&String> = values.collect();
-            let distinct: BTreeSet<&&String> = values.iter().collect();
-            let lacks = |one: &Choice| !self.site(one.node).labels.contains_key(label);
-            distinct.len() < values.len() || choice.iter().any(lacks)
+            // Replicas that stay may be on nodes that an operator named.
+            choice.iter().any(|one| {
+                let value = self.site(one.node).labels.get(label);
+                let same = values.iter().filter(|other| Some(**other) == value);
+                value.is_none() || same.count() > 1
+            })
         };
         (wish.strict && wish.spread.iter().any(is_repeated)).then_some("spread")
     }
