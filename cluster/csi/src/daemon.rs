@@ -255,9 +255,35 @@ impl Daemon {
     }
 
     pub(crate) fn grow(&self, volume: &Volume, mebibytes: u64) -> Result<Volume, Status> {
+        if let Place::Cluster { .. } = self.place()? {
+            self.serve_here(volume)?;
+        }
         let params = json!({ "name": volume.name, "size_mb": mebibytes });
         let grown = self.ask("volume_grow", params)?;
         crate::daemon::volume(&grown).ok_or_else(|| strange("volume_grow", "volume"))
+    }
+
+    /// Moves the volume to this daemon's node, if another one serves it: only the node that serves a
+    /// volume grows it. Hosts see no error.
+    fn serve_here(&self, volume: &Volume) -> Result<(), Status> {
+        let status = self.ask("cluster_get_status", Value::Null)?;
+        let mut nodes = status["nodes"].as_array().into_iter().flatten();
+        let here = nodes.find(|node| node["this_node"] == true);
+        let volumes = self.ask("cluster_get_volumes", Value::Null)?;
+        let id = volume.id.to_string();
+        let mut volumes = volumes.as_array().into_iter().flatten();
+        let held = volumes.find(|one| one["id"] == id.as_str());
+        let held = held.filter(|one| one["lease_stands"] == true);
+        let holder = held.and_then(|one| one["holder"]["id"].as_str());
+        let Some((here, holder)) = here.and_then(|node| node["id"].as_str()).zip(holder) else {
+            // The daemon's refusal says what is missing.
+            return Ok(());
+        };
+        if here != holder {
+            let params = json!({ "volume": id, "node": here });
+            self.ask("cluster_move_volume", params)?;
+        }
+        Ok(())
     }
 
     /// `None`: no host may use the volume.

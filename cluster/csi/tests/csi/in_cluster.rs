@@ -5,17 +5,18 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nacre_cluster_csi::messages::controller::{
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
     ControllerGetCapabilitiesResponse, ControllerPublishVolumeResponse,
-    ControllerUnpublishVolumeRequest, DeleteVolumeRequest, GetCapacityRequest, ListVolumesRequest,
-    ListVolumesResponse,
+    ControllerUnpublishVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest,
+    ListVolumesRequest, ListVolumesResponse,
 };
-use nacre_cluster_csi::messages::{Mode, Nothing};
+use nacre_cluster_csi::messages::{CapacityRange, Mode, Nothing};
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::client::{HOST, OTHER, Served, publish};
+use crate::client::{HOST, MIB, OTHER, Served, block, publish, texts, wanted};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -53,6 +54,85 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "never: {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Goal: a volume of a storage class is made on pools that the cluster chooses, grows with them, and
+/// leaves nothing. Method: two nodes with a pool each, and a driver at one of them.
+#[test]
+fn the_cluster_chooses_the_pools() {
+    let Some(program) = program("the_cluster_chooses_the_pools") else {
+        return;
+    };
+    let etcd = Members::start(program, 1, &[]);
+    let mut nodes = [start(&etcd, "a"), start(&etcd, "b")];
+    for node in &mut nodes {
+        node.daemon.create_file("of-pool", 4096, 128 << 20);
+        let pool = json!({ "name": "p", "disk": "of-pool" });
+        node.daemon.call("pool_create", pool);
+    }
+    let [a, b] = &mut nodes;
+    until("both pools are reported", || {
+        let pools = a.daemon.call("cluster_get_pools", Value::Null);
+        let pools = pools.as_array().map_or(&[][..], Vec::as_slice);
+        pools
+            .iter()
+            .filter(|pool| pool["state"] == "online")
+            .count()
+            == 2
+    });
+    let driver = Served::start(crate::controller::driver(a.place.socket()));
+    let request = |replicas: &str| CreateVolumeRequest {
+        parameters: texts(&[("replicas", replicas), ("thin", "true")]),
+        ..wanted("data", 8 * MIB)
+    };
+    let (id, bytes) = driver.create(request("2")).expect("made");
+    assert_eq!(bytes, 8 * MIB);
+    assert_eq!(driver.create(request("2")).expect("again").0, id);
+    driver.refused("Controller/CreateVolume", request("1"), Code::AlreadyExists);
+    let other = CreateVolumeRequest {
+        name: "more".to_owned(),
+        ..request("3")
+    };
+    driver.refused("Controller/CreateVolume", other, Code::ResourceExhausted);
+    let lvols = |daemon: &mut Daemon| {
+        let lvols = daemon.call("lvol_list", json!({}));
+        lvols.as_array().expect("a list").len()
+    };
+    assert_eq!((lvols(&mut a.daemon), lvols(&mut b.daemon)), (1, 1));
+
+    // A volume that is in use grows with its lvols.
+    let asked = publish(&id, HOST, Mode::SingleNodeWriter);
+    let call = "Controller/ControllerPublishVolume";
+    let _: ControllerPublishVolumeResponse = driver.call(call, asked).expect("published");
+    until("it is healthy", || {
+        let volumes = a.daemon.call("cluster_get_volumes", Value::Null);
+        volumes[0]["state"] == "healthy"
+    });
+    let asked = ControllerExpandVolumeRequest {
+        volume_id: id.clone(),
+        capacity_range: Some(CapacityRange {
+            required_bytes: 16 * MIB,
+            limit_bytes: 0,
+        }),
+        volume_capability: Some(block(Mode::SingleNodeWriter)),
+    };
+    let call = "Controller/ControllerExpandVolume";
+    let grown: ControllerExpandVolumeResponse = driver.call(call, asked).expect("grown");
+    assert_eq!(grown.capacity_bytes, 16 * MIB);
+
+    let asked = ControllerUnpublishVolumeRequest {
+        volume_id: id.clone(),
+        node_id: HOST.to_owned(),
+    };
+    let call = "Controller/ControllerUnpublishVolume";
+    let _: Nothing = driver.call(call, asked).expect("cut off");
+    let asked = DeleteVolumeRequest { volume_id: id };
+    let _: Nothing = driver
+        .call("Controller/DeleteVolume", asked)
+        .expect("deleted");
+    until("the lvols are gone", || {
+        (lvols(&mut a.daemon), lvols(&mut b.daemon)) == (0, 0)
+    });
 }
 
 /// Goal: publications of a cluster gain and lose hosts one by one, on all nodes, whichever node the
