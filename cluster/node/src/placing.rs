@@ -235,23 +235,8 @@ impl Operator {
 
     /// The replica is in sync: it counts no longer among those that are being filled.
     pub async fn rebuild_is_done(&self, node: NodeId, member: MemberId) -> Result<(), Error> {
-        let key = self.prefix.member(node, member);
-        for _ in 0..ATTEMPTS {
-            let Some(kv) = self.get(&key).await? else {
-                return Ok(());
-            };
-            let mut export = Export::decode(&kv)?;
-            if export.rebuild.take().is_none() {
-                return Ok(());
-            }
-            let txn = Txn::default()
-                .if_modified(&key, kv.mod_revision)
-                .put(&key, bytes(&export));
-            if self.transact(&key, txn).await?.is_made {
-                return Ok(());
-            }
-        }
-        Err(Error::Contended { key })
+        let change = |export: &mut Export| export.rebuild.take().is_some();
+        self.change_export(node, member, change).await.map(drop)
     }
 }
 

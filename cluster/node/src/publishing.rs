@@ -174,40 +174,44 @@ impl Operator {
 
     /// Wants the export to end: the node deletes its key then. False: there is none.
     pub async fn unexport(&self, node: NodeId, member: MemberId) -> Result<bool, Error> {
+        let change = |export: &mut Export| {
+            export.want = Want::Gone;
+            true
+        };
+        self.change_export(node, member, change).await
+    }
+
+    /// The volume's record names the export: from now on the export ends with the replica.
+    pub async fn export_is_made(&self, node: NodeId, member: MemberId) -> Result<(), Error> {
+        let change = |export: &mut Export| {
+            let is_change = export.by().is_some();
+            export.is_made();
+            is_change
+        };
+        self.change_export(node, member, change).await.map(drop)
+    }
+
+    /// Stores the export as `change` makes it, unless that returns false. False: there is none.
+    pub(crate) async fn change_export(
+        &self,
+        node: NodeId,
+        member: MemberId,
+        change: impl Fn(&mut Export) -> bool,
+    ) -> Result<bool, Error> {
         let key = self.prefix.member(node, member);
         for _ in 0..ATTEMPTS {
             let Some(kv) = self.get(&key).await? else {
                 return Ok(false);
             };
             let mut export = Export::decode(&kv)?;
-            export.want = Want::Gone;
+            if !change(&mut export) {
+                return Ok(true);
+            }
             let txn = Txn::default()
                 .if_modified(&key, kv.mod_revision)
                 .put(&key, bytes(&export));
             if self.transact(&key, txn).await?.is_made {
                 return Ok(true);
-            }
-        }
-        Err(Error::Contended { key })
-    }
-
-    /// The volume's record names the export: from now on the export ends with the replica.
-    pub async fn export_is_made(&self, node: NodeId, member: MemberId) -> Result<(), Error> {
-        let key = self.prefix.member(node, member);
-        for _ in 0..ATTEMPTS {
-            let Some(kv) = self.get(&key).await? else {
-                return Ok(());
-            };
-            let mut export = Export::decode(&kv)?;
-            if export.by().is_none() {
-                return Ok(());
-            }
-            export.is_made();
-            let txn = Txn::default()
-                .if_modified(&key, kv.mod_revision)
-                .put(&key, bytes(&export));
-            if self.transact(&key, txn).await?.is_made {
-                return Ok(());
             }
         }
         Err(Error::Contended { key })
