@@ -263,8 +263,8 @@ impl Daemon {
         crate::daemon::volume(&grown).ok_or_else(|| strange("volume_grow", "volume"))
     }
 
-    /// Moves the volume to this daemon's node, if another one serves it: only the node that serves a
-    /// volume grows it. Hosts see no error.
+    /// Moves the volume to this daemon's node, if another one serves it: only the node that serves
+    /// a volume grows it. Hosts see no error.
     fn serve_here(&self, volume: &Volume) -> Result<(), Status> {
         let status = self.ask("cluster_get_status", Value::Null)?;
         let mut nodes = status["nodes"].as_array().into_iter().flatten();

@@ -56,8 +56,8 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Goal: a volume of a storage class is made on pools that the cluster chooses, grows with them, and
-/// leaves nothing. Method: two nodes with a pool each, and a driver at one of them.
+/// Goal: a volume of a storage class is made on pools that the cluster chooses, grows with them,
+/// and leaves nothing. Method: two nodes with a pool each, and a driver at one of them.
 #[test]
 fn the_cluster_chooses_the_pools() {
     let Some(program) = program("the_cluster_chooses_the_pools") else {
