@@ -51,9 +51,10 @@ pub struct Lease {
     attempts: ArrayVec<Attempt, MAX_ATTEMPTS>,
     last_number: u64,
     due: BootTime,
-    /// The sending of the last renewal that the store has made.
-    sent: BootTime,
-    /// The start of the current period without a gap, as far as answers have shown it.
+    /// The last time at which an answer showed that the store makes renewals. The sending of a
+    /// renewal shows nothing: a store that stops for a while makes it only afterwards.
+    heard: BootTime,
+    /// The start of the current period without a gap between answers.
     since: BootTime,
     until: BootTime,
     ended: bool,
@@ -74,7 +75,7 @@ impl Lease {
             attempts: ArrayVec::new(),
             last_number: 0,
             due: sent + timing.renewal(),
-            sent,
+            heard: now,
             since: now,
             until: sent + timing.validity(),
             ended: false,
@@ -119,10 +120,10 @@ impl Lease {
         if self.ended {
             return;
         }
-        if now >= self.until || sent > self.sent + self.timing.gap() {
+        if now >= self.until || now > self.heard + self.timing.gap() {
             self.since = now;
         }
-        self.sent = self.sent.max(sent);
+        self.heard = now;
         let from = if Mutation::LeaseFromAnswer.is_active() {
             now
         } else {
@@ -153,13 +154,13 @@ impl Lease {
         now < self.until
     }
 
-    /// The time since which the store has made renewals without a gap; `None`: it may be away now.
+    /// The time since which the store has answered without a gap; `None`: it may be away now.
     ///
     /// The silence of another node counts only then. While the store is away, the lease of this
     /// node may be good for a moment longer than that of the other: its fence would be the first
     /// change that the store makes afterwards, before the other node's next renewal.
     pub fn good_since(&self, now: BootTime) -> Option<BootTime> {
-        let may_be_away = now >= self.sent + self.timing.doubt();
+        let may_be_away = now >= self.heard + self.timing.doubt();
         (self.is_good(now) && !may_be_away).then_some(self.since)
     }
 }

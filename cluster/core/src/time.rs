@@ -69,13 +69,13 @@ impl Timing {
         self.lease / 5
     }
 
-    /// Renewals that were sent further apart have a gap between them: the store was away. After a
-    /// shorter one, each node's next renewal comes before its fence is due.
+    /// Answers to renewals that are further apart have a gap between them: the store was away.
+    /// After a shorter absence, each node's next renewal comes before its fence is due.
     pub fn gap(self) -> Duration {
         self.renewal() * 3
     }
 
-    /// The age of the last renewal from which on the store may be away. The last renewal of another
+    /// The age of the last answer from which on the store may be away. The last renewal of another
     /// node is at most one interval older, so its fence is not due before.
     pub fn doubt(self) -> Duration {
         self.renewal() * 4
