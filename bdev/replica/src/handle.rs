@@ -278,6 +278,10 @@ pub enum Command {
         device: String,
         force: bool,
     },
+    /// Removes a replica that was added in the place of another one, unless it is in sync by now.
+    GiveUp {
+        replica: ReplicaName,
+    },
     /// Retries absent replicas now, regardless of the retry delay. `full`: copies everything to
     /// that replica.
     Resync {

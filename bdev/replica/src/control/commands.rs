@@ -56,6 +56,7 @@ impl Control {
                 self.add(&device, force, Some(self.context.replica_id(slot)))
                     .await
             }
+            Command::GiveUp { replica } => self.give_up(&replica).await,
             Command::Resync { replica, full } => self.resync(replica, full).await,
             Command::Verify { repair } => self.verify.begin_verify(repair),
             Command::StopVerify => {
@@ -106,6 +107,7 @@ impl Control {
         replaces: Option<Uuid>,
     ) -> Result<(), VolumeError> {
         let record = self.context.state.borrow().record.clone();
+        must_be_first(&record, replaces)?;
         if record.replicas.iter().any(|m| m.device == name) {
             return Err(VolumeError::Invalid {
                 what: "device",
@@ -160,6 +162,7 @@ impl Control {
         // Write the label before the store has the device: an in-store device without a label of
         // the volume would be treated as foreign.
         let mut next = self.context.state.borrow().record.clone();
+        must_be_first(&next, replaces)?;
         next.replicas.push(replica.clone());
         offline.format(&disk, &next, slot, false).await?;
         drop((disk, offline, device));
@@ -187,6 +190,23 @@ impl Control {
         self.must_keep_a_copy(slot, force.as_deref())?;
         let _one = self.replicas.turn.lock().await;
         self.must_keep_a_copy(slot, force.as_deref())?;
+        self.replicas.remove_slot(slot).await
+    }
+
+    async fn give_up(&self, replica: &str) -> Result<(), VolumeError> {
+        let _one = self.replicas.turn.lock().await;
+        let slot = self.context.find_slot(replica)?;
+        let is_successor = {
+            let state = self.context.state.borrow();
+            let found = state.record.replica(slot);
+            found.is_some_and(|one| one.replaces.is_some()) && !state.is_in_sync(slot)
+        };
+        if !is_successor {
+            return Err(VolumeError::Invalid {
+                what: "replica",
+                why: "it does not replace another one any more".into(),
+            });
+        }
         self.replicas.remove_slot(slot).await
     }
 
@@ -465,4 +485,16 @@ impl Control {
         self.context.emit(VolumeEventKind::Closed);
         Ok(())
     }
+}
+
+/// Two successors of one replica would both stay.
+fn must_be_first(record: &VolumeRecord, replaces: Option<Uuid>) -> Result<(), VolumeError> {
+    let is_replaced = |one: &ReplicaRecord| one.replaces == replaces;
+    if replaces.is_some() && record.replicas.iter().any(is_replaced) {
+        return Err(VolumeError::Invalid {
+            what: "replica",
+            why: "it is being replaced already".into(),
+        });
+    }
+    Ok(())
 }

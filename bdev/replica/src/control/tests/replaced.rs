@@ -206,3 +206,52 @@ fn a_replaced_replica_stays_if_its_successor_is_lost() {
     assert_eq!(world.record().replicas.len(), 3);
     world.all_equal(&["d0", "d1"]);
 }
+
+/// Goal: one replica has one successor. Method: a second request while the first copies, and two at
+/// once, with a slow store.
+#[test]
+fn a_second_successor_is_refused() {
+    let mut world = begun(2, Settings::default(), SLOW, Duration::ZERO);
+    world.add_disk("other", DISK_BLOCKS);
+    let second = Command::Replace {
+        replica: "d0".into(),
+        device: "other".into(),
+        force: false,
+    };
+    let refused = world.run(second).unwrap_err().to_string();
+    assert!(
+        refused.contains("it is being replaced already"),
+        "{refused}"
+    );
+    assert!(!has(&world, "other"));
+    world.until(|world| !has(world, "d0"));
+    is_finished(&mut world);
+}
+
+/// Goal: no replica that is in sync is removed as a successor that is not needed. Method: it is asked for while
+/// the copy runs, once the new replica is in sync, and for a replica that replaces none.
+#[test]
+fn a_successor_is_given_up_only_before_it_is_in_sync() {
+    let give_up = |device: &str| Command::GiveUp {
+        replica: device.into(),
+    };
+    let mut world = begun(2, Settings::default(), Duration::ZERO, Duration::ZERO);
+    let refused = world.run(give_up("d1")).unwrap_err().to_string();
+    assert!(
+        refused.contains("it does not replace another one"),
+        "{refused}"
+    );
+    world.run(give_up("new")).unwrap();
+    assert!(has(&world, "d0") && !has(&world, "new"));
+    assert_eq!(world.record().replicas.len(), 2);
+
+    let mut world = begun(2, Settings::default(), SLOW, Duration::ZERO);
+    world.until(is_promoted);
+    let refused = world.run(give_up("new")).unwrap_err().to_string();
+    assert!(
+        refused.contains("it does not replace another one"),
+        "{refused}"
+    );
+    world.until(|world| !has(world, "d0"));
+    assert!(has(&world, "new"));
+}
