@@ -356,6 +356,12 @@ impl VolumeHandle {
         status
     }
 
+    /// The largest size to which the volume can grow, in blocks.
+    pub fn most_blocks(&self) -> u64 {
+        let (regions, status) = (self.shared.regions.len(), self.status.lock());
+        regions * (status.region_bytes / u64::from(status.block_size.max(1)))
+    }
+
     /// A truncated replica that the control has not detected yet.
     fn cut_replica(&self, status: &VolumeStatus) -> Option<String> {
         let needed = RESERVED / u64::from(status.block_size.max(1)) + status.blocks;

@@ -102,7 +102,15 @@ impl Patience {
             replica: one.id,
             cause,
         };
-        let lost = lost.map(|one| act(one, Cause::Lost));
+        // An operator wants an eviction, whether the node is there or not.
+        let lost = lost.map(|one| {
+            let cause = if one.is_evicted {
+                Cause::Evicted
+            } else {
+                Cause::Lost
+            };
+            act(one, cause)
+        });
         lost.or_else(|| {
             let evicted = placed.find(|one| one.is_evicted);
             evicted.map(|one| act(one, Cause::Evicted))
@@ -235,8 +243,13 @@ mod tests {
             cause: Cause::Evicted,
         });
         assert_eq!(patience.decide(at(0), AFTER, &all), evicted);
-        // Also if nothing lost is replaced.
+        // Also if nothing lost is replaced, or the node is lost as well.
         assert_eq!(patience.decide(at(0), None, &all), evicted);
+        let mut away = all;
+        lose(&mut away[2]);
+        let mut other = Patience::default();
+        other.decide(at(0), AFTER, &away);
+        assert_eq!(other.decide(at(700), AFTER, &away), evicted);
         let mut successor = all[0];
         successor.id = id(4);
         successor.is_in_sync = false;

@@ -88,11 +88,15 @@ pub enum Error {
     ExportExists { key: String, device: String },
     #[error("key \"{key}\" is absent: the node has no such export. Create it first")]
     NoExport { key: String },
-    #[error("{why}. `cluster pools` shows the pools; add space, or wish for less")]
-    NotPlaced { key: String, why: String },
+    #[error("{why}. {}", demand.remedy())]
+    NotPlaced {
+        key: String,
+        why: String,
+        demand: Unmet,
+    },
     #[error(
-        "key \"{key}\": many nodes went at once, so nothing is replaced. Bring them back, or release \
-         the brake with `cluster repair --go`"
+        "key \"{key}\": many nodes lost their leases at once, so no lost replica is replaced. Bring \
+         them back, or release the brake with `nacre cluster repair --go`"
     )]
     Braked { key: String },
     #[error("key \"{key}\" changes all the time. Try again")]
@@ -101,6 +105,38 @@ pub enum Error {
     Late { key: String, waited: Duration },
     #[error("the thread of the cluster: {why}. Restart the daemon")]
     Thread { why: String },
+}
+
+/// The kind of demand that too few nodes or pools meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unmet {
+    /// The request contradicts itself.
+    Request,
+    /// Nodes are away, cordoned, drained or evicted, or have replicas of the volume already.
+    Nodes,
+    /// No pool is online, of the class, or has a label of its own.
+    Pools,
+    Room,
+    /// Pools copy other replicas, or failed a moment ago.
+    Busy,
+}
+
+impl Unmet {
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Request => "Correct the request",
+            Self::Nodes => {
+                "`nacre cluster nodes` shows the nodes: bring them back, add some, or use fewer \
+                 replicas"
+            }
+            Self::Pools => {
+                "`nacre cluster pools` shows the pools, and `nacre cluster nodes` the labels: add \
+                 pools, or demand less"
+            }
+            Self::Room => "`nacre cluster pools` shows the pools: add space, or use less",
+            Self::Busy => "Wait until they are done",
+        }
+    }
 }
 
 impl Error {
@@ -120,6 +156,10 @@ impl Error {
             Self::Contended { .. }
             | Self::Late { .. }
             | Self::LostCluster { .. }
+            | Self::NotPlaced {
+                demand: Unmet::Busy,
+                ..
+            }
             | Self::Braked { .. } => true,
             _ => false,
         }

@@ -2,15 +2,20 @@
 
 use std::collections::BTreeSet;
 
+use nacre_cluster_core::ids::MAX_MEMBERS;
 use nacre_cluster_core::{Incarnation, NodeId, VolumeId};
 use nacre_cluster_etcd::Prefix;
+use serde_json::Value;
 
 use crate::error::Error;
+use crate::keys::NodeKey;
 use crate::operator::Operator;
 use crate::record;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Eviction {
+    /// False: no operator wants it, or it was ended.
+    pub is_wanted: bool,
     /// Volumes that the node serves.
     pub held: usize,
     /// Replicas that are moved, one after the other.
@@ -33,6 +38,10 @@ pub enum Stuck {
     Named,
     /// No node serves the volume, so nothing copies it.
     NotServed,
+    /// The volume has as many replicas as it can have, so that no successor fits.
+    Full,
+    /// No replica of the volume is in sync.
+    NoSource,
     Unreadable,
 }
 
@@ -54,7 +63,12 @@ impl Eviction {
             .filter(|(of, _, export)| *of == node && export.place.is_some())
             .map(|(_, _, export)| export.volume())
             .collect();
-        let mut eviction = Self::default();
+        let key = operator.get(&operator.prefix.node(node)).await?;
+        let key = key.as_ref().map(NodeKey::decode).transpose()?;
+        let mut eviction = Self {
+            is_wanted: key.is_some_and(|key| key.evict),
+            ..Self::default()
+        };
         let prefix = operator.prefix.volumes();
         for kv in operator.list(&prefix).await? {
             let Some(volume) = Prefix::id_after(&prefix, &kv.key).map(VolumeId) else {
@@ -75,10 +89,17 @@ impl Eviction {
             };
             let is_served = holder.as_ref().is_some_and(stands);
             if record.members.iter().any(|member| member.node == node) {
-                match (placed.contains(&volume), is_served) {
-                    (false, _) => stuck(name, Stuck::Named),
-                    (true, false) => stuck(name, Stuck::NotServed),
-                    (true, true) => eviction.moving += 1,
+                let is_copied = is_replaced(&value);
+                if !placed.contains(&volume) {
+                    stuck(name, Stuck::Named);
+                } else if !is_served {
+                    stuck(name, Stuck::NotServed);
+                } else if record.members.len() == MAX_MEMBERS && !is_copied {
+                    stuck(name, Stuck::Full);
+                } else if record.in_sync().next().is_none() {
+                    stuck(name, Stuck::NoSource);
+                } else {
+                    eviction.moving += 1;
                 }
             }
             if is_served && holder.is_some_and(|holder| holder.node == node) {
@@ -87,4 +108,11 @@ impl Eviction {
         }
         Ok(eviction)
     }
+}
+
+/// True if a replica of the volume has a successor that is being filled.
+fn is_replaced(record: &Value) -> bool {
+    let replicas = record["members"].as_array();
+    let mut replicas = replicas.into_iter().flatten();
+    replicas.any(|replica| !replica["replaces"].is_null())
 }

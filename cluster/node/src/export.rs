@@ -27,7 +27,7 @@ pub struct Export {
     /// The replica is being filled, in the place of another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuild: Option<Rebuild>,
-    /// Size of the device; 0: node N has not reported it yet.
+    /// The last size of the device; 0: node N has not reported one yet.
     #[serde(default)]
     pub bytes: u64,
     #[serde(default)]
@@ -148,10 +148,14 @@ impl Export {
         }
     }
 
+    /// A report without a size keeps the last one: that there once was a device must be known
+    /// later, too.
     pub(crate) fn report(&mut self, state: &ExportState) {
         self.is = state.is;
-        self.bytes = state.bytes;
-        self.block_size = state.block_size;
+        if state.bytes > 0 {
+            self.bytes = state.bytes;
+            self.block_size = state.block_size;
+        }
         self.nsid = state.nsid;
         self.why = state.why.clone();
     }

@@ -46,7 +46,7 @@ mod tests;
 pub use backup::{Backup, BackupError};
 pub use brake::{Brake, Steward};
 pub use driver::{Me, NodeState};
-pub use error::Error;
+pub use error::{Error, Unmet};
 pub use evicting::{Eviction, Stuck, StuckReplica};
 pub use export::{Export, ExportState, Place, Rebuild};
 pub use keys::{Cluster, Description, NodeKey, Portal, is_node_nqn, node_nqn};

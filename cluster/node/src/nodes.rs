@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nacre_cluster_core::observer::Role;
 use nacre_cluster_core::{
-    BootTime, Incarnation, Lease, NodeId, Observer, Timing, Transaction, ranks,
+    BootTime, Incarnation, Lease, NodeId, Observer, Revision, Timing, Transaction, ranks,
 };
 use nacre_cluster_etcd::LeaseKey;
 
@@ -23,8 +23,8 @@ pub(crate) struct Nodes {
     pub(crate) described: BTreeMap<NodeId, NodeKey>,
     pub(crate) avoided: Vec<NodeId>,
     observers: BTreeMap<NodeId, Observer>,
-    /// The last renewal of each node that this one saw.
-    seen: BTreeMap<NodeId, BootTime>,
+    /// The last renewal of each node that this one saw, and the time of that.
+    seen: BTreeMap<NodeId, (Revision, BootTime)>,
     /// The revision of the last end of each described node's lease. Watches and reads overtake each
     /// other: an older lease must not come back.
     ended: BTreeMap<NodeId, i64>,
@@ -35,6 +35,14 @@ pub(crate) struct Nodes {
     has_news: bool,
     /// The set of live nodes has changed since the last call of [`Nodes::watched`].
     has_other_watches: bool,
+}
+
+/// All leases, as a read shows them.
+pub(crate) struct Leases {
+    pub(crate) revision: i64,
+    /// The nodes that have a lease. That of a later format is not among the keys.
+    pub(crate) present: BTreeSet<NodeId>,
+    pub(crate) keys: Vec<LeaseKey>,
 }
 
 /// The next step of observation.
@@ -97,16 +105,23 @@ impl Nodes {
         self.avoided = avoided.map(|(node, _)| *node).collect();
     }
 
-    /// The lease was written: created or renewed.
-    pub(crate) fn put(&mut self, key: &LeaseKey, now: BootTime, events: &Events) {
+    /// The lease was written: created or renewed. True if another incarnation ended with that: the
+    /// news of its end was lost, or comes later.
+    pub(crate) fn put(&mut self, key: &LeaseKey, now: BootTime, events: &Events) -> bool {
         let of = key.node;
         let known = self.standing.get(&of).copied();
         let ended = self.ended.get(&of).copied().unwrap_or(0);
         let is_over = (key.incarnation.0 as i64) < ended;
         if is_over || known.is_some_and(|known| known > key.incarnation) {
-            return;
+            return false;
         }
-        self.seen.insert(of, now);
+        if self
+            .seen
+            .get(&of)
+            .is_none_or(|(seen, _)| *seen < key.revision)
+        {
+            self.seen.insert(of, (key.revision, now));
+        }
         if known != Some(key.incarnation) {
             self.standing.insert(of, key.incarnation);
             self.has_news = true;
@@ -123,6 +138,7 @@ impl Nodes {
         {
             observer.saw(key.revision, now);
         }
+        known.is_some_and(|known| known != key.incarnation)
     }
 
     /// The lease was deleted at `revision`. True if an incarnation ended.
@@ -186,16 +202,25 @@ impl Nodes {
         Some(live.iter().copied().filter(is_watched).collect())
     }
 
-    /// The leases as a read shows them: new ones, and renewals of nodes that are not watched.
-    pub(crate) fn looked(&mut self, keys: &[LeaseKey], now: BootTime, events: &Events) {
-        for key in keys {
-            self.put(key, now, events);
+    /// The leases as a read at `revision` shows them: new ones, and renewals of nodes that are not
+    /// watched. A lease that stood before and is not there has ended, also if no watch showed it.
+    /// True if an incarnation ended.
+    pub(crate) fn looked(&mut self, leases: &Leases, now: BootTime, events: &Events) -> bool {
+        let mut has_ended = false;
+        let absent = |of: &&NodeId| !leases.present.contains(of);
+        let absent: Vec<NodeId> = self.standing.keys().filter(absent).copied().collect();
+        for of in absent {
+            has_ended |= self.deleted(of, leases.revision, now, events);
+        }
+        for key in &leases.keys {
+            has_ended |= self.put(key, now, events);
             if self.standing.get(&key.node) == Some(&key.incarnation)
                 && let Some(observer) = self.observers.get_mut(&key.node)
             {
                 observer.saw(key.revision, now);
             }
         }
+        has_ended
     }
 
     /// The steps that are due; `own` is this node's lease.
@@ -212,7 +237,7 @@ impl Nodes {
                 let silent = self
                     .seen
                     .get(of)
-                    .map_or(Duration::ZERO, |at| now.since(*at));
+                    .map_or(Duration::ZERO, |(_, at)| now.since(*at));
                 steps.push(Step::Fence(*of, fence, silent));
             }
         }
@@ -225,8 +250,9 @@ impl Nodes {
         dues.min()
     }
 
-    /// The last renewal of each node that this one saw.
-    pub(crate) fn seen(&self) -> &BTreeMap<NodeId, BootTime> {
-        &self.seen
+    /// The time of the last renewal of each node that this one saw.
+    pub(crate) fn seen(&self) -> BTreeMap<NodeId, BootTime> {
+        let seen = self.seen.iter();
+        seen.map(|(node, (_, at))| (*node, *at)).collect()
     }
 }

@@ -322,6 +322,12 @@ impl Operator {
         keys::change(&self.client, &self.prefix, node, change).await
     }
 
+    /// An evicted node is drained, and its replicas are moved to other nodes.
+    pub async fn set_evict(&self, node: NodeId, evict: bool) -> Result<(), Error> {
+        let change = |key: &mut NodeKey| key.evict = evict;
+        keys::change(&self.client, &self.prefix, node, change).await
+    }
+
     /// Waits until the node holds no volume.
     pub async fn wait_drained(&self, node: NodeId, limit: Duration) -> Result<(), Error> {
         let end = Instant::now() + limit;
@@ -374,27 +380,26 @@ impl Operator {
                 });
             }
         }
-        let txn = Txn::default()
-            .if_created(&lease, 0)
-            .delete(&key)
-            .look(&lease);
-        let found = self.client.get(&key).await.map_err(Error::at(&key))?;
-        if found.is_none() {
+        if self.get(&key).await?.is_none() {
             return Err(Error::NoNode { key, node });
         }
-        let answer = self.client.transact(txn, Copies::Several).await;
-        if !answer.map_err(Error::at(&key))?.is_made {
+        if self.get(&lease).await?.is_some() {
             return Err(Error::Lives { key: lease, node });
         }
+        // Its description goes last: an attempt that is cut off can be repeated.
         self.end_pools_of(node).await?;
         // The exports of former replicas: no other node deletes them.
         for kv in self.list(&self.prefix.members(node)).await? {
             let key = String::from_utf8_lossy(&kv.key).into_owned();
             let txn = Txn::default().if_created(&lease, 0).delete(&key);
-            let deleted = self.client.transact(txn, Copies::Several).await;
-            deleted.map_err(Error::at(&key))?;
+            self.transact(&key, txn).await?;
         }
-        Ok(())
+        let txn = Txn::default().if_created(&lease, 0).delete(&key);
+        if self.transact(&key, txn).await?.is_made {
+            Ok(())
+        } else {
+            Err(Error::Lives { key: lease, node })
+        }
     }
 
     /// Asks the holder to hand the volume over, and waits until `to` holds it.

@@ -4,16 +4,17 @@
 use std::collections::BTreeMap;
 
 use nacre_cluster_core::placement::{Choice, PoolFacts, Site, Unplaced, Wish, choose};
-use nacre_cluster_core::{Holder, MemberId, NodeId, PoolId, VolumeId};
+use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, PoolId, VolumeId};
 use nacre_cluster_etcd::{Prefix, Txn};
 
 use crate::brake::Steward;
-use crate::error::Error;
+use crate::error::{Error, Unmet};
 use crate::export::{Export, Place, Rebuild, Want};
 use crate::keys::{NodeKey, bytes};
 use crate::operator::{ATTEMPTS, Operator};
 use crate::pools::PoolKey;
-use crate::refused::text;
+use crate::record;
+use crate::refused;
 
 /// A request for replicas of a volume.
 #[derive(Debug, Clone)]
@@ -54,33 +55,46 @@ impl Operator {
         // Before the exports: a change after this is noticed by the transaction.
         let prefix = self.prefix.pools();
         for kv in self.list(&prefix).await? {
-            if let Some(pool) = Prefix::id_after(&prefix, &kv.key).map(PoolId) {
-                keys.insert(pool, (PoolKey::decode(&kv)?, kv.mod_revision));
+            // Nothing is placed on a pool whose key cannot be read.
+            if let Some(pool) = Prefix::id_after(&prefix, &kv.key).map(PoolId)
+                && let Ok(key) = PoolKey::decode(&kv)
+            {
+                keys.insert(pool, (key, kv.mod_revision));
             }
         }
         let mut nodes = BTreeMap::new();
         let prefix = self.prefix.nodes();
         for kv in self.list(&prefix).await? {
-            if let Some(node) = Prefix::id_after(&prefix, &kv.key).map(NodeId) {
-                nodes.insert(node, (NodeKey::decode(&kv)?, kv.mod_revision));
+            if let Some(node) = Prefix::id_after(&prefix, &kv.key).map(NodeId)
+                && let Ok(key) = NodeKey::decode(&kv)
+            {
+                nodes.insert(node, (key, kv.mod_revision));
             }
         }
         let leases = self.list(&self.prefix.leases()).await?;
-        let live: Vec<NodeId> = leases
+        let live: BTreeMap<NodeId, Incarnation> = leases
             .iter()
-            .filter_map(|kv| self.prefix.node_of(&kv.key))
+            .filter_map(|kv| {
+                let incarnation = Incarnation(kv.create_revision as u64);
+                Some((self.prefix.node_of(&kv.key)?, incarnation))
+            })
             .collect();
-        let (mut replicas, mut rebuilds) = (BTreeMap::new(), BTreeMap::new());
+        let (mut replicas, mut filled) = (BTreeMap::new(), Vec::new());
         for (node, _, export) in self.exports(None).await? {
             *replicas.entry(node).or_insert(0_u64) += 1;
+            let volume = export.volume();
             let place = export.place.filter(|_| export.rebuild.is_some());
-            if let Some(place) = place {
-                *rebuilds.entry(PoolId(place.pool)).or_insert(0_u32) += 1;
+            filled.extend(place.map(|place| (volume, PoolId(place.pool))));
+        }
+        let mut rebuilds = BTreeMap::new();
+        for (volume, pool) in filled {
+            if self.is_served(volume, &live).await? {
+                *rebuilds.entry(pool).or_insert(0_u32) += 1;
             }
         }
         let site = |(node, (key, _)): (&NodeId, &(NodeKey, i64))| Site {
             node: *node,
-            is_live: live.contains(node),
+            is_live: live.contains_key(node),
             is_avoided: key.is_avoided(),
             labels: key.description.labels.clone(),
             replicas: replicas.get(node).copied().unwrap_or(0),
@@ -94,6 +108,18 @@ impl Operator {
             nodes,
             keys,
         })
+    }
+
+    /// True if the lease of the volume's holder stands. Otherwise nothing is copied.
+    async fn is_served(
+        &self,
+        volume: VolumeId,
+        live: &BTreeMap<NodeId, Incarnation>,
+    ) -> Result<bool, Error> {
+        let record = self.get(&self.prefix.core_volume(volume)).await?;
+        let record = record.and_then(|kv| record::decode(&kv.value).ok());
+        let holder = record.and_then(|(_, record)| record.holder);
+        Ok(holder.is_some_and(|holder| live.get(&holder.node) == Some(&holder.incarnation)))
     }
 
     /// Chooses pools, promises their space, and wants the replicas on them.
@@ -207,7 +233,8 @@ impl Operator {
                         "the pool of the replica on node {name} has room for {room} bytes more, \
                          not for {by}"
                     );
-                    return Err(Error::NotPlaced { key, why });
+                    let demand = Unmet::Room;
+                    return Err(Error::NotPlaced { key, why, demand });
                 };
                 let (of_pool, of_member) = (self.prefix.pool(id), self.prefix.member(node, member));
                 let kv = self.get(&of_member).await?;
@@ -249,10 +276,11 @@ impl Facts {
         )
     }
 
-    fn refusal(&self, key: &str, refused: &Unplaced) -> Error {
+    fn refusal(&self, key: &str, unplaced: &Unplaced) -> Error {
         Error::NotPlaced {
             key: key.to_owned(),
-            why: text(refused, |node| self.name(node)),
+            why: refused::text(unplaced, |node| self.name(node)),
+            demand: refused::kind(unplaced),
         }
     }
 }

@@ -125,24 +125,30 @@ impl PoolKey {
 }
 
 impl Operator {
-    /// The pools of all nodes.
+    /// The pools of all nodes, without those whose keys cannot be read.
     pub async fn pools(&self) -> Result<Vec<(PoolId, PoolKey)>, Error> {
         let prefix = self.prefix.pools();
         let keys = self.list(&prefix).await?;
         let pools = keys.iter().filter_map(|kv| {
             let pool = PoolId(Prefix::id_after(&prefix, &kv.key)?);
-            Some(PoolKey::decode(kv).map(|key| (pool, key)))
+            Some((pool, PoolKey::decode(kv).ok()?))
         });
-        pools.collect()
+        Ok(pools.collect())
     }
 
-    /// Ends the pools of a node that was removed.
+    /// Ends the pools of a node that is removed. One that another node has imported meanwhile
+    /// stays.
     pub(crate) async fn end_pools_of(&self, node: NodeId) -> Result<(), Error> {
         let lease = self.prefix.lease(node);
-        for (pool, _) in self.pools().await?.iter().filter(|(_, p)| p.node() == node) {
-            let key = self.prefix.pool(*pool);
-            let txn = Txn::default().if_created(&lease, 0).delete(&key);
-            self.transact(&key, txn).await?;
+        for kv in self.list(&self.prefix.pools()).await? {
+            if PoolKey::decode(&kv).is_ok_and(|pool| pool.node() == node) {
+                let key = String::from_utf8_lossy(&kv.key).into_owned();
+                let txn = Txn::default()
+                    .if_created(&lease, 0)
+                    .if_modified(&key, kv.mod_revision)
+                    .delete(&key);
+                self.transact(&key, txn).await?;
+            }
         }
         Ok(())
     }

@@ -222,13 +222,14 @@ impl Operator {
     ///
     /// One transaction compares the record and the maker's lease. So a maker that was stopped and
     /// goes on cannot add the export to a record later: its lease is over, and etcd refuses it.
+    /// While a backup is restored, records are absent, and so is `meta`: nothing ends then.
     pub async fn unexport_unused(
         &self,
         node: NodeId,
         member: MemberId,
         gave_up: bool,
     ) -> Result<bool, Error> {
-        let key = self.prefix.member(node, member);
+        let (key, meta) = (self.prefix.member(node, member), self.prefix.meta());
         for _ in 0..ATTEMPTS {
             let Some(kv) = self.get(&key).await? else {
                 return Ok(false);
@@ -247,8 +248,10 @@ impl Operator {
                 return Ok(false);
             }
             let mut txn = Txn::default()
+                .if_not_created(&meta, 0)
                 .if_modified(&key, kv.mod_revision)
-                .if_modified(&record_key, record.map_or(0, |record| record.mod_revision));
+                .if_modified(&record_key, record.map_or(0, |record| record.mod_revision))
+                .look(&meta);
             if let Some(by) = export.by().filter(|_| !gave_up) {
                 let lease = self.prefix.lease(by.node);
                 let found = self.get(&lease).await?;
@@ -259,18 +262,18 @@ impl Operator {
                 txn = txn.if_not_created(&lease, by.incarnation.0 as i64);
             }
             export.want = Want::Gone;
-            if self
-                .transact(&key, txn.put(&key, bytes(&export)))
-                .await?
-                .is_made
-            {
+            let answer = self.transact(&key, txn.put(&key, bytes(&export))).await?;
+            if answer.is_made {
                 return Ok(true);
+            }
+            if answer.found.into_iter().next().flatten().is_none() {
+                return Ok(false);
             }
         }
         Err(Error::Contended { key })
     }
 
-    /// The exports of a volume, or of all volumes.
+    /// The exports of a volume, or of all volumes, without those whose keys cannot be read.
     pub async fn exports(
         &self,
         volume: Option<VolumeId>,
@@ -280,9 +283,24 @@ impl Operator {
             let Some((node, member)) = self.prefix.member_of(&kv.key) else {
                 continue;
             };
-            let export = Export::decode(&kv)?;
-            if volume.is_none_or(|volume| export.volume() == volume) {
+            if let Ok(export) = Export::decode(&kv)
+                && volume.is_none_or(|volume| export.volume() == volume)
+            {
                 exports.push((node, member, export));
+            }
+        }
+        Ok(exports)
+    }
+
+    /// The exports of these replicas, as far as they exist.
+    pub async fn exports_of(
+        &self,
+        replicas: &[(NodeId, MemberId)],
+    ) -> Result<Vec<(NodeId, MemberId, Export)>, Error> {
+        let mut exports = Vec::new();
+        for (node, member) in replicas.iter().copied() {
+            if let Some(kv) = self.get(&self.prefix.member(node, member)).await? {
+                exports.push((node, member, Export::decode(&kv)?));
             }
         }
         Ok(exports)

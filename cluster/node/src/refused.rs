@@ -4,6 +4,8 @@ use nacre_cluster_core::NodeId;
 use nacre_cluster_core::ids::MAX_MEMBERS;
 use nacre_cluster_core::placement::{Demand, MAX_REBUILDS, Unplaced};
 
+use crate::error::Unmet;
+
 pub(crate) fn text(refused: &Unplaced, name: impl Fn(NodeId) -> String) -> String {
     match refused {
         Unplaced::Count { wanted, nodes } if nodes > wanted => {
@@ -52,7 +54,23 @@ pub(crate) fn text(refused: &Unplaced, name: impl Fn(NodeId) -> String) -> Strin
                 ),
                 Demand::Spread(label) => format!("differ in the label \"{label}\""),
             };
-            format!("{wanted} nodes are needed for the replicas, and {nodes} {lack}")
+            let are_needed = match wanted {
+                1 => "a node is needed for the replica".to_owned(),
+                _ => format!("{wanted} nodes are needed for the replicas"),
+            };
+            format!("{are_needed}, and {nodes} {lack}")
         }
+    }
+}
+
+pub(crate) fn kind(refused: &Unplaced) -> Unmet {
+    let Unplaced::Unmet { demand, .. } = refused else {
+        return Unmet::Request;
+    };
+    match demand {
+        Demand::Live | Demand::Admitted | Demand::Free => Unmet::Nodes,
+        Demand::Pool | Demand::Class(_) | Demand::Spread(_) => Unmet::Pools,
+        Demand::Room { .. } => Unmet::Room,
+        Demand::Idle => Unmet::Busy,
     }
 }

@@ -1,5 +1,6 @@
-//! Sets and releases the brake on replacements. The live node with the lowest id sets it, an
-//! operator releases it, and the transaction of each replacement compares it.
+//! Sets and releases the brake on replacements. The live node with the lowest id sets it. It ends
+//! when the nodes are back, or an operator releases it. The transaction of each replacement
+//! compares it.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +17,13 @@ use crate::operator::{ATTEMPTS, Operator};
 /// The label whose value is the zone of a node.
 pub const ZONE: &str = "zone";
 
-/// The part of a look at the cluster that changed `steward`.
+/// The change of the brake by a look at the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Looked {
     Nothing,
     Braked(Brake),
+    /// All nodes for which it was set are back, or removed.
+    Released(Brake),
 }
 
 impl Operator {
@@ -42,8 +45,9 @@ impl Operator {
         Ok(self.transact(&key, txn).await?.is_made)
     }
 
-    /// Looks whether many nodes are gone, and sets the brake then. Of all nodes that call it, the
-    /// live one with the lowest id acts. Two at once do no harm: each change compares the key.
+    /// Sets the brake when many nodes have lost their leases at once, and ends it when all of them
+    /// are back or removed. Of all nodes that call it, the live one with the lowest id acts. Two at
+    /// once do no harm: each change compares the key.
     pub async fn watch_for_storms(
         &self,
         me: NodeId,
@@ -53,8 +57,7 @@ impl Operator {
         now: BootTime,
     ) -> Result<Looked, Error> {
         let is_first = standing.keys().next() == Some(&me);
-        let any_gone = nodes.keys().any(|node| !standing.contains_key(node));
-        let (mut steward, revision) = if is_first && any_gone {
+        let (mut steward, revision) = if is_first {
             self.steward().await?
         } else {
             (Steward::default(), 0)
@@ -69,30 +72,27 @@ impl Operator {
         if !is_first {
             return Ok(Looked::Nothing);
         }
-        let former = steward.excused.len();
+        let before = steward.clone();
         let is_away = |node: &Uuid| {
             nodes.contains_key(&NodeId(*node)) && !standing.contains_key(&NodeId(*node))
         };
         steward.excused.retain(is_away);
-        let loss = loss.filter(|_| steward.brake.is_none());
-        if loss.is_none() && steward.excused.len() == former {
-            return Ok(Looked::Nothing);
-        }
-        let brake = loss.map(|Loss { zone, gone, of }| Brake {
-            zone,
-            gone: gone.into_iter().map(|node| node.0).collect(),
-            of,
-        });
-        let is_set = brake.is_some();
-        if is_set {
-            steward.brake.clone_from(&brake);
+        let is_over = |brake: &mut Brake| !brake.gone.iter().any(is_away);
+        let mut looked = match steward.brake.take_if(is_over) {
+            Some(brake) => Looked::Released(brake),
+            None => Looked::Nothing,
+        };
+        if let Some(Loss { zone, gone, of }) = loss.filter(|_| steward.brake.is_none()) {
+            let gone = gone.into_iter().map(|node| node.0).collect();
+            let brake = Brake { zone, gone, of };
+            steward.brake = Some(brake.clone());
+            looked = Looked::Braked(brake);
         }
         // Not made: another node or the operator was faster, and the next look shows it.
-        let is_made = self.set_steward(steward, revision).await?;
-        Ok(match brake.filter(|_| is_made) {
-            Some(brake) => Looked::Braked(brake),
-            None => Looked::Nothing,
-        })
+        if steward == before || !self.set_steward(steward, revision).await? {
+            return Ok(Looked::Nothing);
+        }
+        Ok(looked)
     }
 
     /// Releases the brake. The nodes that are gone now are excused until they return. `None`: no
@@ -112,11 +112,5 @@ impl Operator {
         }
         let key = self.prefix.steward();
         Err(Error::Contended { key })
-    }
-
-    /// Marks a node for eviction, or ends that.
-    pub async fn set_evict(&self, node: NodeId, evict: bool) -> Result<(), Error> {
-        let change = |key: &mut NodeKey| key.evict = evict;
-        crate::keys::change(&self.client, &self.prefix, node, change).await
     }
 }

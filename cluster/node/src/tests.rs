@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::events::{Decision, Event, Events};
 use crate::export::Export;
 use crate::keys::NodeKey;
-use crate::nodes::{Nodes, Step};
+use crate::nodes::{Leases, Nodes, Step};
 use crate::publication::Publication;
 use crate::serving::{Answer, Report, Role, Serving};
 use crate::volumes::{Commit, Volumes};
@@ -330,15 +330,52 @@ fn reads_and_watches_overtake_each_other() {
     let mut nodes = Nodes::new(node(1), Timing::default());
     nodes.put(&key(1, 10, 10), at(0), &events);
     nodes.describe(node(2), Some(NodeKey::default()));
-    nodes.looked(&[key(2, 11, 11)], at(0), &events);
+    nodes.looked(&leases(11, &[key(2, 11, 11)]), at(0), &events);
     assert!(nodes.standing.contains_key(&node(2)), "a read shows it");
     assert!(nodes.deleted(node(2), 20, at(100), &events));
-    nodes.looked(&[key(2, 11, 19)], at(200), &events);
+    nodes.looked(&leases(19, &[key(2, 11, 19)]), at(200), &events);
     nodes.put(&key(2, 11, 19), at(200), &events);
     assert!(!nodes.standing.contains_key(&node(2)), "it is over");
-    nodes.looked(&[key(2, 30, 30)], at(300), &events);
+    nodes.looked(&leases(30, &[key(2, 30, 30)]), at(300), &events);
     assert!(!nodes.deleted(node(2), 20, at(400), &events));
     assert!(nodes.standing.contains_key(&node(2)), "a later one stands");
+}
+
+/// A read at `revision` that shows these leases beside that of node 1.
+fn leases(revision: i64, keys: &[LeaseKey]) -> Leases {
+    let keys = [&[key(1, 10, 10)], keys].concat();
+    Leases {
+        revision,
+        present: keys.iter().map(|key| key.node).collect(),
+        keys,
+    }
+}
+
+/// Goal: no lease outlives its end for this node, whichever news is lost. Method: the end shows in
+/// no watch, only in a read, or in the next incarnation.
+#[test]
+fn the_end_of_a_lease_whose_news_is_lost() {
+    let events = Events::default();
+    let mut nodes = Nodes::new(node(1), Timing::default());
+    nodes.put(&key(1, 10, 10), at(0), &events);
+    nodes.put(&key(2, 21, 21), at(0), &events);
+    let older = leases(20, &[]);
+    assert!(!nodes.looked(&older, at(100), &events), "from before it");
+    assert!(nodes.standing.contains_key(&node(2)));
+    assert!(nodes.looked(&leases(25, &[]), at(200), &events));
+    assert!(!nodes.standing.contains_key(&node(2)));
+    assert!(!nodes.put(&key(2, 31, 31), at(300), &events));
+    assert!(nodes.put(&key(2, 41, 41), at(400), &events), "31 is over");
+    assert!(!nodes.put(&key(2, 41, 45), at(500), &events), "renewed");
+    // A lease of a later format is there, although this node cannot read it.
+    let unreadable = Leases {
+        keys: Vec::new(),
+        ..leases(50, &[key(2, 41, 50)])
+    };
+    assert!(!nodes.looked(&unreadable, at(600), &events));
+    // Only a renewal makes a node younger, however often it is read.
+    nodes.looked(&leases(60, &[key(2, 41, 45)]), at(900), &events);
+    assert_eq!(nodes.seen()[&node(2)], at(500));
 }
 
 /// Each node watches the renewals of the nodes that it observes, and each node has three observers.

@@ -29,7 +29,7 @@ pub struct ClusterSettings {
     pub replace_after: ReplaceAfter,
 }
 
-/// How long a lost replica is waited for before the cluster replaces it.
+/// How long the cluster waits before it replaces a lost replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplaceAfter(Option<Duration>);
 
@@ -41,8 +41,10 @@ impl Default for ReplaceAfter {
 
 impl ReplaceAfter {
     const OFF: &'static str = "off";
+    /// A daemon that starts again, or a device that is connected again, is no loss.
+    const LEAST: Duration = Duration::from_secs(10);
 
-    /// `None`: for ever.
+    /// `None`: lost replicas are not replaced.
     pub fn time(self) -> Option<Duration> {
         self.0
     }
@@ -65,6 +67,10 @@ impl<'de> Deserialize<'de> for ReplaceAfter {
         }
         let time = crate::values::time::above_zero(&text);
         let time = time.map_err(|why| D::Error::custom(format!("{why}, or \"off\"")))?;
+        if time < Self::LEAST {
+            let why = "shorter than a restart: use 10s at least, or \"off\"";
+            return Err(D::Error::custom(why));
+        }
         Ok(Self(Some(time)))
     }
 }

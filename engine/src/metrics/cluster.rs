@@ -50,7 +50,7 @@ family!(
     BRAKE,
     "nacre_cluster_brake",
     Gauge,
-    "1 while no lost replica is replaced, because many nodes went at once.",
+    "1 while no lost replica is replaced, because many nodes lost their leases at once.",
     ["cluster"]
 );
 

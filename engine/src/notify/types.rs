@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 75] = [
+pub const TYPES: [(&str, Category, Severity, &str); 76] = [
     (
         "bdev_register",
         C::Device,
@@ -376,7 +376,13 @@ pub const TYPES: [(&str, Category, Severity, &str); 75] = [
         "cluster_brake",
         C::Volume,
         S::Error,
-        "Many nodes of the cluster went at once: no lost replica is replaced.",
+        "Many nodes of the cluster lost their leases at once: no lost replica is replaced.",
+    ),
+    (
+        "cluster_brake_released",
+        C::Volume,
+        S::Info,
+        "Lost replicas of the cluster's volumes are replaced again.",
     ),
     (
         "replica_out",

@@ -92,7 +92,7 @@ fn index(name: &str) -> usize {
 #[test]
 fn a_placed_volume_heals_moves_grows_and_goes() {
     const NAME: &str = "a_placed_volume_heals_moves_grows_and_goes";
-    let Some(mut cluster) = start(NAME, "3s") else {
+    let Some(mut cluster) = start(NAME, "10s") else {
         return;
     };
     let mut rng = seed::announced(NAME);
@@ -177,7 +177,7 @@ fn a_placed_volume_heals_moves_grows_and_goes() {
 /// four nodes are killed, one of them with a replica.
 #[test]
 fn many_lost_nodes_set_the_brake() {
-    let Some(mut cluster) = start("many_lost_nodes_set_the_brake", "8s") else {
+    let Some(mut cluster) = start("many_lost_nodes_set_the_brake", "10s") else {
         return;
     };
     create(&mut cluster, 2);

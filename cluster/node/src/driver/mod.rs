@@ -33,7 +33,7 @@ use crate::events::{Decision, Events};
 use crate::export::Export;
 use crate::follow::{Change, Kind, follow};
 use crate::keys::{self, Description, NodeKey};
-use crate::nodes::{Nodes, Step};
+use crate::nodes::{Leases, Nodes, Step};
 use crate::operations::{self, Progress};
 use crate::serving::{Report, Serving};
 use crate::upkeep;
@@ -109,7 +109,7 @@ enum Done {
     Created(Result<Outcome, Said>),
     Replaced(Result<Outcome, Said>),
     Renewed(Incarnation, u64, Result<Outcome, Said>),
-    Looked(Result<Vec<LeaseKey>, Error>),
+    Looked(Result<Leases, Error>),
     Fenced(NodeId, Duration, Result<Outcome, Said>),
     Committed(Incarnation, Commit, Result<Outcome, Said>),
     Released,
@@ -306,7 +306,7 @@ impl Driver {
         let is_turn = now >= self.next_turn;
         if is_turn {
             self.next_turn = now + TURN;
-            *self.shared.seen.lock() = self.nodes.seen().clone();
+            *self.shared.seen.lock() = self.nodes.seen();
             if let Some(states) = self.volumes.new_states() {
                 *self.shared.volumes.lock() = states;
             }
@@ -404,14 +404,25 @@ impl Driver {
             match step {
                 Step::Look => {
                     let (client, leases) = (Arc::clone(&self.client), Arc::clone(&self.leases));
-                    let prefix = self.prefix.leases();
+                    let prefix = self.prefix.clone();
                     self.jobs.spawn(async move {
-                        let page = client.list(&prefix).await.map_err(Error::at(&prefix));
-                        let keys = page.map(|page| {
-                            let keys = page.keys.iter();
-                            keys.filter_map(|kv| leases.decode(kv).ok()).collect()
-                        });
-                        Done::Looked(keys)
+                        let all = prefix.leases();
+                        let page = client.list(&all).await.map_err(Error::at(&all));
+                        Done::Looked(page.map(|page| {
+                            Leases {
+                                revision: page.revision,
+                                present: page
+                                    .keys
+                                    .iter()
+                                    .filter_map(|kv| prefix.node_of(&kv.key))
+                                    .collect(),
+                                keys: page
+                                    .keys
+                                    .iter()
+                                    .filter_map(|kv| leases.decode(kv).ok())
+                                    .collect(),
+                            }
+                        }))
                     });
                 }
                 Step::Fence(node, fence, silent) => {
@@ -564,9 +575,11 @@ impl Driver {
                     self.shared.word.set(lease.until());
                 }
             }
-            Done::Looked(keys) => {
-                if let Ok(keys) = keys {
-                    self.nodes.looked(&keys, now, &self.shared.events);
+            Done::Looked(leases) => {
+                if let Ok(leases) = leases
+                    && self.nodes.looked(&leases, now, &self.shared.events)
+                {
+                    self.volumes.wake_all();
                 }
             }
             Done::Fenced(node, silent, answer) => {

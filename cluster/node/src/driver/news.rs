@@ -153,7 +153,9 @@ impl Driver {
     fn put_lease(&mut self, kv: &KeyValue) -> Result<(), String> {
         let key = self.leases.decode(kv).map_err(|error| error.to_string())?;
         let now = clock::now();
-        self.nodes.put(&key, now, &self.shared.events);
+        if self.nodes.put(&key, now, &self.shared.events) {
+            self.volumes.wake_all();
+        }
         if let Phase::In(lease) = &mut self.phase
             && key.node == self.me.id
         {

@@ -1,21 +1,20 @@
 //! `nacre cluster evict`, `repair`, `upgrade`.
 
-use std::time::Instant;
-
 use clap::Args;
 use serde_json::Value;
 
 use super::super::subsystem::{done, items};
 use super::super::{Connection, Failure, output};
-use super::{CALL, PART, WaitArgs, seconds};
+use super::{CALL, WaitArgs, Work, follow};
 use nacre_engine::methods::cluster::evict::{Evict, EvictParams, Repair, RepairParams};
 use nacre_engine::methods::cluster::upgrade::{NextUpgrade, NextUpgradeParams};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "An eviction stays until --undo, also over restarts. Replicas on devices that an \
-                  operator named do not move by themselves. Exit code 1: something is left after \
-                  the time of --wait, or does not move."
+    after_help = "Other nodes take the volumes of the node, and its replicas on pools that the \
+                  cluster chose are moved. An eviction stays until --undo, also over restarts. \
+                  Replicas on devices that an operator named stay. Exit code 1: work is left after \
+                  the time of --wait, or a replica does not move."
 )]
 pub(super) struct EvictArgs {
     #[command(flatten)]
@@ -27,8 +26,9 @@ pub(super) struct EvictArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "When more than a third of the nodes, or of a zone, go within 10 minutes, no lost \
-                  replica is replaced: they may return. This command ends that."
+    after_help = "When more than a third of the nodes, or of a zone, lose their leases within 10 \
+                  minutes, no lost replica is replaced: the nodes may return. That ends when they \
+                  are back, or with this command."
 )]
 pub(super) struct RepairArgs {
     #[command(flatten)]
@@ -59,48 +59,30 @@ pub(super) fn evict(EvictArgs { node: args, undo }: EvictArgs) -> Result<(), Fai
     if undo {
         let params = EvictParams {
             node: args.node,
-            evict: false,
+            evict: Some(false),
             wait_s: 0,
         };
         let answer = connection.call_for_json::<Evict>(&params)?;
         return done(&connection, answer);
     }
-    let wait = args.wait.unwrap_or_default();
-    let (end, mut client) = (Instant::now() + wait, connection.open()?);
-    let mut shown = None;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
+    let mut client = connection.open()?;
+    let answer = follow(&args, "evict", |wait_s| {
         let params = EvictParams {
             node: args.node.clone(),
-            evict: true,
-            // The first call answers at once: its reply shows the work.
-            wait_s: shown.as_ref().map_or(0, |_| seconds(left.min(PART))),
+            evict: wait_s.is_none().then_some(true),
+            wait_s: wait_s.unwrap_or(0),
         };
-        let answer: Value = client.call_for_json::<Evict, _>(&params)?;
-        let number = |key: &str| answer[key].as_u64().unwrap_or(0);
-        let (held, moving) = (number("held"), number("moving"));
-        if held + moving == 0 || left.is_zero() || args.wait.is_none() {
-            return if connection.json {
-                output::json(&answer)
-            } else {
-                ended(&args.node, &answer, args.wait.is_some())
-            };
-        }
-        if !connection.json && shown != Some((held, moving)) {
-            eprintln!(
-                "{} to hand over, {} to move",
-                output::count(held, "volume"),
-                output::count(moving, "replica")
-            );
-        }
-        shown = Some((held, moving));
+        Ok(client.call_for_json::<Evict, _>(&params)?)
+    })?;
+    if connection.json {
+        return output::json(&answer);
     }
+    ended(&args.node, &answer, args.wait.is_some())
 }
 
 /// The end of an eviction in words. Work that is left after a wait is a failure.
 fn ended(node: &str, answer: &Value, has_waited: bool) -> Result<(), Failure> {
-    let number = |key: &str| answer[key].as_u64().unwrap_or(0);
-    let (held, moving) = (number("held"), number("moving"));
+    let left = Work::of(answer);
     let stuck = items(&answer["stuck"]);
     for one in stuck {
         let text = |key: &str| output::cell(one.get(key));
@@ -110,19 +92,16 @@ fn ended(node: &str, answer: &Value, has_waited: bool) -> Result<(), Failure> {
         };
         output::line(&format!("volume {name}: {}", text("why")))?;
     }
-    let left = format!(
-        "{} to hand over, {} to move",
-        output::count(held, "volume"),
-        output::count(moving, "replica")
-    );
-    match (held + moving, stuck.len(), has_waited) {
-        (0, 0, _) => output::line(&format!("{node} has no replica, and serves no volume")),
-        (0, count, _) => Err(Failure::Failed(anyhow::anyhow!(
+    match (left.is_done(), stuck.len(), has_waited) {
+        (true, 0, _) => output::line(&format!("{node} has no replica, and serves no volume")),
+        (true, count, _) => Err(Failure::Failed(anyhow::anyhow!(
             "{} on {node} not moved: see above",
             output::count(count as u64, "replica")
         ))),
-        (_, _, false) => output::line(&format!("{left}: `nacre cluster nodes` shows the progress")),
-        (_, _, true) => Err(Failure::Failed(anyhow::anyhow!(
+        (false, _, false) => {
+            output::line(&format!("{left}: `nacre cluster nodes` shows the progress"))
+        }
+        (false, _, true) => Err(Failure::Failed(anyhow::anyhow!(
             "{node}: {left}; the eviction goes on. `nacre cluster status` and `nacre cluster pools` \
              show the obstacles"
         ))),

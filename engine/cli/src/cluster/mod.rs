@@ -193,12 +193,10 @@ pub(crate) fn run(args: ClusterArgs) -> Result<(), Failure> {
         ClusterCommand::Uncordon(args) => cordon(args, false),
         ClusterCommand::Drain(args) => drain(args),
         ClusterCommand::Undrain(NodeArgs { connection, node }) => {
-            let drain = false;
-            let wait_s = 0;
             let params = DrainParams {
                 node,
-                drain,
-                wait_s,
+                drain: Some(false),
+                wait_s: 0,
             };
             let answer = connection.call_for_json::<Drain>(&params)?;
             done(&connection, answer)
@@ -242,33 +240,83 @@ fn cordon(args: NodeArgs, cordon: bool) -> Result<(), Failure> {
     done(&connection, what)
 }
 
-fn drain(DrainArgs { node: args }: DrainArgs) -> Result<(), Failure> {
-    let wait = args.wait.unwrap_or_default();
-    let connection = args.connection.patient(CALL);
-    let (end, mut client) = (Instant::now() + wait, connection.open()?);
+/// Follows the work on a node until none is left, or the time of `--wait` is over. `call` has the
+/// wait of a call in seconds; `None`: the first one, which starts the work and answers at once. The
+/// others only look: an operator may end the work meanwhile.
+fn follow(
+    args: &WaitArgs,
+    act: &str,
+    mut call: impl FnMut(Option<u64>) -> Result<Value, Failure>,
+) -> Result<Value, Failure> {
+    let end = Instant::now() + args.wait.unwrap_or_default();
     let mut shown = None;
     loop {
         let left = end.saturating_duration_since(Instant::now());
+        let wait = shown.as_ref().map(|_| seconds(left.min(PART)));
+        let answer = call(wait)?;
+        let work = Work::of(&answer);
+        if work.is_done() || left.is_zero() || args.wait.is_none() {
+            return Ok(answer);
+        }
+        if answer[act] == false {
+            return Err(Failure::Failed(anyhow::anyhow!(
+                "{}: an operator has ended it; {work}",
+                args.node
+            )));
+        }
+        if !args.connection.json && shown != Some(work) {
+            eprintln!("{work}");
+        }
+        shown = Some(work);
+    }
+}
+
+/// The work that is left on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Work {
+    held: u64,
+    /// `None`: replicas stay.
+    moving: Option<u64>,
+}
+
+impl Work {
+    fn of(answer: &Value) -> Self {
+        Self {
+            held: answer["held"].as_u64().unwrap_or(0),
+            moving: answer["moving"].as_u64(),
+        }
+    }
+
+    fn is_done(self) -> bool {
+        self.held + self.moving.unwrap_or(0) == 0
+    }
+}
+
+impl std::fmt::Display for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} to hand over", output::count(self.held, "volume"))?;
+        match self.moving {
+            Some(moving) => write!(f, ", {} to move", output::count(moving, "replica")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn drain(DrainArgs { node: args }: DrainArgs) -> Result<(), Failure> {
+    let connection = args.connection.patient(CALL);
+    let mut client = connection.open()?;
+    let answer = follow(&args, "drain", |wait_s| {
         let params = DrainParams {
             node: args.node.clone(),
-            drain: true,
-            // The first call answers at once: its reply shows the number of volumes.
-            wait_s: shown.map_or(0, |_| seconds(left.min(PART))),
+            drain: wait_s.is_none().then_some(true),
+            wait_s: wait_s.unwrap_or(0),
         };
-        let answer: Value = client.call_for_json::<Drain, _>(&params)?;
-        let held = answer["held"].as_u64().unwrap_or(0);
-        if held == 0 || left.is_zero() || args.wait.is_none() {
-            return if connection.json {
-                output::json(&answer)
-            } else {
-                ended(&args.node, held, args.wait.is_some())
-            };
-        }
-        if !connection.json && shown != Some(held) {
-            eprintln!("{} to hand over", output::count(held, "volume"));
-        }
-        shown = Some(held);
+        Ok(client.call_for_json::<Drain, _>(&params)?)
+    })?;
+    if connection.json {
+        return output::json(&answer);
     }
+    ended(&args.node, Work::of(&answer).held, args.wait.is_some())
 }
 
 /// The end of a drain in words. Volumes that are left after a wait are a failure.

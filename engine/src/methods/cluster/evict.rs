@@ -6,16 +6,13 @@ use nacre_cluster_core::NodeId;
 use nacre_cluster_node::{Eviction, Operator, Stuck, StuckReplica};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::time::{Duration, Instant, sleep};
 use uuid::Uuid;
 
-use super::{LIMIT, node, read as read_etcd, refuse_long_wait, within};
+use super::{LIMIT, follow, node, read as read_etcd, refuse_long_wait, within};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::cluster::report_release;
 use crate::services::engine::Engine;
 use crate::values::read;
-
-/// Time between two looks at the progress.
-const LOOK: Duration = Duration::from_millis(500);
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Evict>().add::<Repair>();
@@ -28,8 +25,10 @@ pub struct Evict;
 pub struct EvictParams {
     /// Name or id of the node.
     pub node: String,
-    /// False: the node may take volumes and replicas again. Moves that have begun go on.
-    pub evict: bool,
+    /// False: the node may take volumes and replicas again. Moves that have begun go on. Absent:
+    /// nothing changes, and the reply shows the progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evict: Option<bool>,
     /// How long to wait until nothing is left to move, in seconds: at most 600. Default: 0.
     #[serde(default, deserialize_with = "read::seconds")]
     pub wait_s: u64,
@@ -39,6 +38,7 @@ pub struct EvictParams {
 pub struct EvictReply {
     #[schemars(with = "String")]
     node: Uuid,
+    /// False: no operator wants it, or it was ended.
     evict: bool,
     /// Volumes that the node still serves.
     held: usize,
@@ -69,6 +69,13 @@ impl From<StuckReplica> for EvictStuck {
                 Stuck::NotServed => {
                     "no node serves the volume: publish it until its replica is moved"
                 }
+                Stuck::Full => {
+                    "the volume has as many replicas as it can have: remove this one, and add \
+                     another with volume_add_replica"
+                }
+                Stuck::NoSource => {
+                    "no replica of the volume is in sync: volume_get_volumes shows the reason"
+                }
                 Stuck::Unreadable => {
                     "its record cannot be read: upgrade this daemon, or restore a backup"
                 }
@@ -89,31 +96,32 @@ impl Method<Engine> for Evict {
 
     async fn apply(params: EvictParams, engine: Rc<Engine>) -> Result<EvictReply, RpcError> {
         let wait = refuse_long_wait(params.wait_s)?;
-        if !params.evict && !wait.is_zero() {
+        if params.evict == Some(false) && !wait.is_zero() {
             let cause = "the end of an eviction has nothing to wait for";
             return Err(RpcError::invalid_params(cause).field("wait_s"));
         }
         let operator = engine.volumes.cluster.operator()?;
         let node = node(&operator, &params.node).await?;
-        within(LIMIT, operator.set_evict(node, params.evict)).await?;
-        let end = Instant::now() + wait;
-        loop {
+        if let Some(evict) = params.evict {
+            within(LIMIT, operator.set_evict(node, evict)).await?;
+        }
+        let look = async || {
             let Eviction {
+                is_wanted,
                 held,
                 moving,
                 stuck,
             } = left(&operator, node).await?;
-            if held + moving == 0 || Instant::now() + LOOK > end {
-                return Ok(EvictReply {
-                    node: node.0,
-                    evict: params.evict,
-                    held,
-                    moving,
-                    stuck: stuck.into_iter().map(Into::into).collect(),
-                });
-            }
-            sleep(LOOK).await;
-        }
+            let reply = EvictReply {
+                node: node.0,
+                evict: is_wanted,
+                held,
+                moving,
+                stuck: stuck.into_iter().map(Into::into).collect(),
+            };
+            Ok((reply, held + moving == 0 || !is_wanted))
+        };
+        follow(wait, look).await
     }
 }
 
@@ -142,7 +150,7 @@ pub struct RepairReply {
 
 impl Method<Engine> for Repair {
     const NAME: &'static str = "cluster_repair";
-    const ABOUT: &'static str = "Releases the brake that is set when many nodes go at once: lost \
+    const ABOUT: &'static str = "Releases the brake that is set when many nodes lose their leases at once: lost \
          replicas are replaced again, also those of the nodes that are gone now.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
@@ -158,6 +166,9 @@ impl Method<Engine> for Repair {
             return Err(RpcError::invalid_params(cause).field("go").remedy(remedy));
         }
         let released = within(LIMIT, operator.release_brake()).await?;
+        if released.is_some() {
+            report_release(&engine, "an operator released the brake");
+        }
         Ok(RepairReply {
             released: released.is_some(),
             gone: released.map(|brake| brake.gone).unwrap_or_default(),

@@ -24,7 +24,7 @@ use std::time::Duration;
 use nacre_cluster_core::NodeId;
 use nacre_cluster_node::{Error, NodeStatus, Operator, Status};
 use tokio::runtime::Builder;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
 use crate::refusal::OrRefuse;
@@ -36,6 +36,8 @@ use crate::services::engine::Engine;
 pub const LIMIT: Duration = Duration::from_secs(5);
 /// Longest time that a caller may want to wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
+/// Time between two looks at the progress of an act.
+const LOOK: Duration = Duration::from_millis(500);
 /// Most names in a refusal.
 const NAMED: usize = 16;
 
@@ -86,6 +88,22 @@ where
 async fn read_status(operator: &Operator) -> Result<Status, RpcError> {
     let operator = operator.clone();
     read(move || async move { operator.status().await }).await
+}
+
+/// Looks at the progress of an act on a node until it has ended, or the time is over. `look` says
+/// whether it has ended.
+async fn follow<T>(
+    wait: Duration,
+    mut look: impl AsyncFnMut() -> Result<(T, bool), RpcError>,
+) -> Result<T, RpcError> {
+    let end = Instant::now() + wait;
+    loop {
+        let (reply, has_ended) = look().await?;
+        if has_ended || Instant::now() + LOOK > end {
+            return Ok(reply);
+        }
+        sleep(LOOK).await;
+    }
 }
 
 fn refuse_long_wait(wait_s: u64) -> Result<Duration, RpcError> {

@@ -6,16 +6,12 @@ use std::time::Duration;
 use nacre_cluster_node::Operator;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use super::{LIMIT, node, read_status, refuse_long_wait, within};
+use super::{LIMIT, follow, node, read_status, refuse_long_wait, within};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::values::read;
-
-/// Time between two looks at the progress of a drain.
-const LOOK: Duration = Duration::from_millis(500);
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -59,8 +55,10 @@ pub struct Drain;
 pub struct DrainParams {
     /// Name or id of the node.
     pub node: String,
-    /// False: the node may take volumes again.
-    pub drain: bool,
+    /// False: the node may take volumes again. Absent: nothing changes, and the reply shows the
+    /// progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<bool>,
     /// How long to wait for the end of the drain, in seconds: at most 600. Default: 0.
     #[serde(default, deserialize_with = "read::seconds")]
     pub wait_s: u64,
@@ -70,6 +68,7 @@ pub struct DrainParams {
 pub struct DrainReply {
     #[schemars(with = "String")]
     node: Uuid,
+    /// False: no operator wants it, or it was ended.
     drain: bool,
     /// Volumes that the node still serves.
     held: usize,
@@ -86,7 +85,7 @@ impl Method<Engine> for Drain {
 
     async fn apply(params: DrainParams, engine: Rc<Engine>) -> Result<DrainReply, RpcError> {
         let wait = refuse_long_wait(params.wait_s)?;
-        if !params.drain && !wait.is_zero() {
+        if params.drain == Some(false) && !wait.is_zero() {
             let cause = "the end of a drain has nothing to wait for";
             return Err(RpcError::invalid_params(cause).field("wait_s"));
         }
@@ -101,21 +100,19 @@ pub(super) async fn drain(
     wait: Duration,
 ) -> Result<DrainReply, RpcError> {
     let node = node(operator, &params.node).await?;
-    within(LIMIT, operator.set_drain(node, params.drain)).await?;
-    let end = Instant::now() + wait;
-    loop {
+    if let Some(drain) = params.drain {
+        within(LIMIT, operator.set_drain(node, drain)).await?;
+    }
+    let look = async || {
         let status = read_status(operator).await?;
         let found = status.nodes.iter().find(|found| found.id == node);
         let held = found.map_or(0, |found| found.held);
-        if held == 0 || Instant::now() + LOOK > end {
-            return Ok(DrainReply {
-                node: node.0,
-                drain: params.drain,
-                held,
-            });
-        }
-        sleep(LOOK).await;
-    }
+        let key = found.and_then(|found| found.key.as_ref());
+        let drain = key.is_some_and(|key| key.drain);
+        let node = node.0;
+        Ok((DrainReply { node, drain, held }, held == 0 || !drain))
+    };
+    follow(wait, look).await
 }
 
 pub struct Fence;

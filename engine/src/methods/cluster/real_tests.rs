@@ -179,7 +179,7 @@ fn acts_of_operators_on_a_real_etcd() {
     run(within(LIMIT, operator.set_cordon(found, true))).expect("a cordon");
     let params = DrainParams {
         node: "bee".to_owned(),
-        drain: true,
+        drain: Some(true),
         wait_s: 5,
     };
     let drained = run(drain(&operator, &params, LIMIT)).expect("nothing to hand over");

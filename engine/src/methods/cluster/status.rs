@@ -32,7 +32,7 @@ pub struct ClusterStatus {
     volumes: Option<ClusterVolumes>,
     /// Moves of volumes that have not ended.
     operations: Option<usize>,
-    /// Many nodes went at once: no lost replica is replaced until cluster_repair.
+    /// Many nodes lost their leases at once: no lost replica is replaced until cluster_repair.
     brake: Option<ClusterBrake>,
 }
 

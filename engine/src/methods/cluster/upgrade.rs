@@ -75,8 +75,8 @@ impl Obstacle {
     fn refusal(&self) -> RpcError {
         let (cause, remedy) = match self {
             Self::Braked => (
-                "many nodes of the cluster went at once".to_owned(),
-                "bring them back, then: nacre cluster repair --go".to_owned(),
+                "many nodes of the cluster lost their leases at once".to_owned(),
+                "bring them back, or: nacre cluster repair --go".to_owned(),
             ),
             Self::Away { node } => (
                 format!("node {node} has no lease"),
@@ -308,7 +308,7 @@ mod tests {
             gone: Vec::new(),
             of: 3,
         });
-        assert!(refused(&braked, &[]).contains("went at once"));
+        assert!(refused(&braked, &[]).contains("at once"));
         for (state, is_published, part) in [
             (VolumeState::Degraded, true, "in sync"),
             (VolumeState::WithoutHolder, true, "no node serves"),

@@ -105,7 +105,8 @@ impl Method<Engine> for Grow {
 
     async fn apply(params: GrowParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         engine.settled().await;
-        let status = engine.volumes.opened(&params.name)?.handle.status();
+        let opened = engine.volumes.opened(&params.name)?;
+        let status = opened.handle.status();
         let plane = engine.plane()?;
         let most = || {
             let room = |m: &nacre_bdev_replica::handle::ReplicaStatus| {
@@ -135,6 +136,14 @@ impl Method<Engine> for Grow {
         };
         if blocks == status.blocks {
             return unchanged(&engine, &params.name);
+        }
+        let limit = opened.handle.most_blocks();
+        if blocks > limit {
+            // Known before any device is enlarged.
+            let cause = format!("regions of this size allow {limit} blocks, not {blocks}");
+            return Err(RpcError::errno(Errno::EINVAL, cause)
+                .field("num_blocks")
+                .remedy("make a new volume with larger regions"));
         }
         if engine.volumes.cluster.node().is_some() && blocks > status.blocks {
             let bytes = blocks.saturating_mul(u64::from(status.block_size));

@@ -156,7 +156,9 @@ pub async fn delete(engine: &Rc<Engine>, id: Uuid, force: Option<String>) -> Res
     lifecycle::delete(engine, &id.to_string(), force).await?;
     let exports = running.operator.exports(Some(volume)).await.or_refuse()?;
     for (node, member, _) in exports {
-        running.operator.unexport(node, member).await.or_refuse()?;
+        // No record names them any more. A daemon that makes one ends it by itself.
+        let ended = running.operator.unexport_unused(node, member, false);
+        ended.await.or_refuse()?;
     }
     let end = tokio::time::Instant::now() + ENDED;
     while tokio::time::Instant::now() < end {

@@ -222,6 +222,11 @@ impl Exports {
             }
         }
         let place = export.place.as_ref()?;
+        let state_of_node = running.node.borrow().as_ref().map(Node::state);
+        if !matches!(state_of_node, Some(NodeState::In { .. })) {
+            // The wish may be that of another time: a backup may be restored at this moment.
+            return Some(state(Is::Making, export.nsid, None));
+        }
         match self.lvols.delete(engine, running, id, place) {
             Progress::Done => None,
             Progress::Working => Some(state(Is::Making, export.nsid, None)),
@@ -234,7 +239,8 @@ impl Exports {
         let this = &running.exports;
         let is_in_etcd = state.as_ref().is_some_and(|state| {
             (export.is, &export.why) == (state.is, &state.why)
-                && (export.bytes, export.block_size) == (state.bytes, state.block_size)
+                && (state.bytes == 0
+                    || (export.bytes, export.block_size) == (state.bytes, state.block_size))
                 && export.nsid == state.nsid
         });
         if is_in_etcd || this.sent.borrow().get(&id) == Some(&state) {

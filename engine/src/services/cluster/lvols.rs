@@ -12,12 +12,14 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_pool::{Command, PoolError};
 use nacre_cluster_core::MemberId;
 use nacre_cluster_core::placement::lvol_of;
 use nacre_cluster_node::{Export, Place};
+use tokio::time::Instant;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -36,11 +38,23 @@ pub(super) enum Progress {
     Failed(String),
 }
 
+/// The outcome of one is none of the other: an lvol that was made is not deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    Make,
+    Delete,
+}
+
 #[derive(Default)]
 pub(super) struct Lvols {
-    /// The last task of each replica, while it runs or after it has failed.
-    tasks: RefCell<BTreeMap<MemberId, Progress>>,
+    /// The last task of each replica, while it runs or after it has ended.
+    tasks: RefCell<BTreeMap<MemberId, (Task, Progress)>>,
+    /// Since when the pools of replicas are away.
+    away: RefCell<BTreeMap<MemberId, Instant>>,
 }
+
+/// Time for the daemon to open its pools after its start.
+const OPENED: Duration = Duration::from_secs(60);
 
 impl Lvols {
     /// Has the lvol exist, with the size of the place.
@@ -61,15 +75,21 @@ impl Lvols {
         let pool = engine.devices.pools.find(&place.pool.to_string());
         if pool.is_err() && engine.journal.find(&pools::key(place.pool)).is_some() {
             // The daemon has just started, and opens its pools; or the disk is away.
-            return Progress::Working;
+            let now = Instant::now();
+            let since = *self.away.borrow_mut().entry(id).or_insert(now);
+            if now - since < OPENED {
+                return Progress::Working;
+            }
+            return Progress::Failed(format!("the disk of pool {} is away", place.pool));
         }
-        if self.tasks.borrow().get(&id) == Some(&Progress::Done) {
+        self.away.borrow_mut().remove(&id);
+        if self.tasks.borrow().get(&id) == Some(&(Task::Make, Progress::Done)) {
             self.tasks.borrow_mut().remove(&id);
             let why = format!("lvol {} has no device of its size yet", export.device);
             return Progress::Failed(why);
         }
         let (engine, place, was_there) = (Rc::clone(engine), place.clone(), export.bytes > 0);
-        self.run(running, id, async move {
+        self.run(running, id, Task::Make, async move {
             make_one(&engine, id, &place, was_there).await
         })
     }
@@ -83,35 +103,41 @@ impl Lvols {
         place: &Place,
     ) -> Progress {
         let (engine, pool) = (Rc::clone(engine), place.pool);
-        self.run(
-            running,
-            id,
-            async move { delete_one(&engine, id, pool).await },
-        )
+        self.run(running, id, Task::Delete, async move {
+            delete_one(&engine, id, pool).await
+        })
     }
 
     /// Forgets exports that have ended.
     pub(super) fn retain(&self, exists: impl Fn(MemberId) -> bool) {
         self.tasks
             .borrow_mut()
-            .retain(|id, progress| exists(*id) || *progress == Progress::Working);
+            .retain(|id, (_, progress)| exists(*id) || *progress == Progress::Working);
+        self.away.borrow_mut().retain(|id, _| exists(*id));
     }
 
-    /// Starts the task, unless one runs, and returns the outcome of the last one.
+    /// Starts the work, unless some runs, and returns the outcome of the last one of this task.
     fn run(
         &self,
         running: &Rc<Running>,
         id: MemberId,
-        task: impl Future<Output = Result<(), RpcError>> + 'static,
+        task: Task,
+        work: impl Future<Output = Result<(), RpcError>> + 'static,
     ) -> Progress {
-        let last = self.tasks.borrow().get(&id).cloned();
-        if let Some(done @ (Progress::Working | Progress::Done)) = last {
-            return done;
+        let last = match self.tasks.borrow().get(&id) {
+            Some((_, Progress::Working)) => return Progress::Working,
+            Some((of, last)) if *of == task => Some(last.clone()),
+            _ => None,
+        };
+        if last == Some(Progress::Done) {
+            return Progress::Done;
         }
-        self.tasks.borrow_mut().insert(id, Progress::Working);
+        self.tasks
+            .borrow_mut()
+            .insert(id, (task, Progress::Working));
         let running = Rc::clone(running);
         tokio::task::spawn_local(async move {
-            let progress = match task.await {
+            let progress = match work.await {
                 Ok(()) => Progress::Done,
                 Err(error) => Progress::Failed(error.to_string()),
             };
@@ -121,7 +147,7 @@ impl Lvols {
                 .lvols
                 .tasks
                 .borrow_mut()
-                .insert(id, progress);
+                .insert(id, (task, progress));
             // What failed is tried again at the next look.
             if is_done {
                 running.inbox.look_again();

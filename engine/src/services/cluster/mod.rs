@@ -42,7 +42,9 @@ use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::store::VolumeStore;
 use nacre_cluster_core::{NodeId, VolumeId};
 use nacre_cluster_etcd::{EtcdStore, Prefix};
-use nacre_cluster_node::{Description, Link, Me, Node, NodeState, Operator, Portal, is_node_nqn};
+use nacre_cluster_node::{
+    Description, Link, Me, Node, NodeState, Operator, Portal, Unmet, is_node_nqn,
+};
 use nacre_nvmf::address::IpTransport;
 use nacre_nvmf_wire::Nqn;
 use tokio::sync::Notify;
@@ -68,6 +70,7 @@ pub use self::create::{addresses, create, delete, publish, unpublish};
 pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
 pub use self::replicas::{NewReplica, change_replicas};
 pub(super) use self::report::for_doctor;
+pub(crate) use self::steward::report_release;
 pub(super) use self::volumes::Shown;
 
 /// Time for the hand-over of all volumes when the daemon ends; the node itself takes 6 s.
@@ -502,7 +505,11 @@ impl Refusal for nacre_cluster_node::Error {
             Self::HasMember { .. } | Self::Lives { .. } | Self::Owned { .. } => Errno::EPERM,
             Self::Invalid { .. } => Errno::EINVAL,
             Self::Contended { .. } | Self::Braked { .. } => Errno::EBUSY,
-            Self::NotPlaced { .. } => Errno::ENOSPC,
+            Self::NotPlaced { demand, .. } => match demand {
+                Unmet::Request => Errno::EINVAL,
+                Unmet::Busy => Errno::EBUSY,
+                Unmet::Nodes | Unmet::Pools | Unmet::Room => Errno::ENOSPC,
+            },
             Self::Late { .. } => Errno::ETIMEDOUT,
             _ => Errno::EAGAIN,
         };

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::NewVolume;
-use nacre_bdev_replica::model::{RESERVED, Settings};
+use nacre_bdev_replica::model::{RESERVED, ReplicaRecord, Settings};
 use nacre_cluster_core::placement::Wish;
 use nacre_cluster_core::{MemberId, NodeId, PoolId, VolumeId};
 use nacre_cluster_node::export::Want;
 use nacre_cluster_node::{Error, Export, Place, Placed, Placing, Rebuild};
-use tracing::warn;
+use tracing::debug;
 use uuid::Uuid;
 
 use super::Running;
@@ -31,8 +31,10 @@ use crate::services::volumes::lifecycle;
 /// Time for all nodes to enlarge their lvols, and for this node to notice it.
 const GROWN: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
-/// Pause after a failure to end exports.
+/// Time between two attempts to end exports.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Longest time from a request without an answer to its execution by etcd.
+const ON_ITS_WAY: Duration = Duration::from_secs(10);
 
 /// Replicas of a new volume, as an operator wishes for them.
 #[derive(Debug, Clone, Default)]
@@ -105,17 +107,18 @@ pub async fn create_placed(
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };
-    with_placed(engine, &running, &placing, |_| {}, make).await
+    let placed = place_all(&running, &placing).await?;
+    with_placed(engine, &running, placing.volume, placed, make).await
 }
 
-/// Places a successor, and runs `work` with its device. `chosen` learns the pool before that.
+/// Places a successor, and runs `work` with its device. The outcome of the work is beside the pool
+/// that was chosen.
 pub(super) async fn with_successor<T, Work>(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
     successor: Successor<'_>,
-    chosen: impl FnOnce(PoolId),
     work: impl FnOnce(String) -> Work,
-) -> Result<T, RpcError>
+) -> Result<(PoolId, Result<T, RpcError>), RpcError>
 where
     Work: Future<Output = Result<T, RpcError>>,
 {
@@ -144,46 +147,40 @@ where
         shunned,
         by: running.myself()?,
     };
+    let placed = place_all(running, &placing).await?;
+    let pool = placed.first().and_then(|one| one.export.place.as_ref());
+    let pool = PoolId(pool.map(|place| place.pool).unwrap_or_default());
     let of_one = async |mut names: Vec<String>| work(names.remove(0)).await;
-    let first = |placed: &[Placed]| {
-        let place = placed.first().and_then(|one| one.export.place.as_ref());
-        chosen(
-            place
-                .map(|place| PoolId(place.pool))
-                .unwrap_or(PoolId(Uuid::nil())),
-        );
-    };
-    with_placed(engine, running, &placing, first, of_one).await
+    let done = with_placed(engine, running, placing.volume, placed, of_one).await;
+    Ok((pool, done))
+}
+
+/// Chooses the pools, and wants the replicas on them.
+async fn place_all(running: &Rc<Running>, placing: &Placing) -> Result<Vec<Placed>, RpcError> {
+    let placed = running.operator.place(placing).await;
+    if let Err(Error::Store { .. }) = &placed {
+        // etcd may have made the transaction all the same.
+        let (volume, members) = (placing.volume, placing.members.clone());
+        tokio::task::spawn_local(end_unused(Rc::clone(running), volume, members));
+    }
+    placed.or_refuse()
 }
 
 async fn with_placed<T, Work>(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
-    placing: &Placing,
-    chosen: impl FnOnce(&[Placed]),
+    volume: VolumeId,
+    placed: Vec<Placed>,
     work: impl FnOnce(Vec<String>) -> Work,
 ) -> Result<T, RpcError>
 where
     Work: Future<Output = Result<T, RpcError>>,
 {
-    let volume = placing.volume;
-    let placed = match running.operator.place(placing).await {
-        Ok(placed) => placed,
-        Err(error) => {
-            if error.is_passing() {
-                // etcd may have made the transaction all the same.
-                let members = placing.members.clone();
-                tokio::task::spawn_local(end_unused(Rc::clone(running), volume, members));
-            }
-            return Err(error).or_refuse();
-        }
-    };
-    chosen(&placed);
-    let made: Vec<(MemberId, NodeId)> = placed.iter().map(|one| (one.member, one.node)).collect();
     for one in &placed {
         running.note(one.member, one.node, &one.export.device);
     }
-    let field = |_| "size".to_owned();
+    let made: Vec<(MemberId, NodeId)> = placed.iter().map(|one| (one.member, one.node)).collect();
+    let field = |_| None;
     let exported = async { Ok(()) };
     with_devices(engine, running, volume, &made, field, exported, work).await
 }
@@ -192,8 +189,10 @@ fn new_members(count: usize) -> Vec<MemberId> {
     (0..count).map(|_| MemberId(Uuid::new_v4())).collect()
 }
 
-/// Ends the exports of an unanswered request. The end of the daemon ends them, too.
+/// Ends the exports of an unanswered request, which may still be on its way. The end of the daemon
+/// ends them, too.
 async fn end_unused(running: Rc<Running>, volume: VolumeId, members: Vec<MemberId>) {
+    let begin = tokio::time::Instant::now();
     while !running.is_ending.get() {
         tokio::time::sleep(AGAIN).await;
         let ended = async {
@@ -205,18 +204,24 @@ async fn end_unused(running: Rc<Running>, volume: VolumeId, members: Vec<MemberI
             Ok::<(), Error>(())
         };
         match ended.await {
-            Ok(()) => return,
-            Err(error) => warn!(%error, "exports of a volume are not ended yet"),
+            Ok(()) if begin.elapsed() >= ON_ITS_WAY => return,
+            Ok(()) => {}
+            Err(error) => debug!(%error, "exports of a volume are not ended yet"),
         }
     }
 }
 
-/// The replicas of a volume whose pools the cluster chose.
+/// The replicas of a volume, among those in its record, whose pools the cluster chose.
 pub(super) async fn places(
     running: &Running,
-    volume: Uuid,
+    replicas: &[ReplicaRecord],
 ) -> Result<Vec<(NodeId, MemberId, Export)>, Error> {
-    let mut exports = running.operator.exports(Some(VolumeId(volume))).await?;
+    let named = replicas.iter().filter_map(|replica| {
+        let member = Uuid::parse_str(&replica.device).ok()?;
+        Some((NodeId(replica.node?), MemberId(member)))
+    });
+    let named: Vec<_> = named.collect();
+    let mut exports = running.operator.exports_of(&named).await?;
     exports.retain(|(_, _, export)| export.place.is_some() && export.want == Want::There);
     Ok(exports)
 }
@@ -226,7 +231,10 @@ pub(super) async fn places(
 pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result<(), RpcError> {
     let running = engine.volumes.cluster.member()?;
     let bytes = bytes.saturating_add(RESERVED);
-    for (node, ..) in places(&running, volume).await.or_refuse()? {
+    let replicas = engine.volumes.find(&volume.to_string())?.record.replicas;
+    let placed = places(&running, &replicas).await.or_refuse()?;
+    must_fit_others(engine, &replicas, &placed, bytes)?;
+    for (node, ..) in placed {
         if running.inbox.is_node_away(node) {
             let name = engine.volumes.cluster.name_of(node.0).unwrap_or_default();
             let cause = format!("node {name} has a replica of the volume, and no lease");
@@ -241,7 +249,7 @@ pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result
     loop {
         let plane = engine.plane()?;
         let mut waits_for = None;
-        for (node, member, export) in places(&running, volume).await.or_refuse()? {
+        for (node, member, export) in places(&running, &replicas).await.or_refuse()? {
             let name = || engine.volumes.cluster.name_of(node.0).unwrap_or_default();
             if export.bytes < bytes {
                 if let Some(why) = export.why {
@@ -267,4 +275,32 @@ pub async fn grow_lvols(engine: &Rc<Engine>, volume: Uuid, bytes: u64) -> Result
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// Refuses a size that a device which an operator named does not have. The lvols of the others
+/// would be enlarged for nothing.
+fn must_fit_others(
+    engine: &Engine,
+    replicas: &[ReplicaRecord],
+    placed: &[(NodeId, MemberId, Export)],
+    bytes: u64,
+) -> Result<(), RpcError> {
+    let plane = engine.plane()?;
+    let is_placed = |device: &str| placed.iter().any(|(_, id, _)| id.0.to_string() == device);
+    for replica in replicas.iter().filter(|one| !is_placed(&one.device)) {
+        let size = plane.bdevs.lookup(&replica.device);
+        let size = size.map_or(0, |layer| layer.geometry().bytes());
+        if size < bytes {
+            let device = replica.node_device.as_ref().unwrap_or(&replica.device);
+            let node = replica
+                .node
+                .and_then(|id| engine.volumes.cluster.name_of(id));
+            let node = node.unwrap_or_default();
+            let cause = format!("device {node}:{device} has {size} bytes, and {bytes} are needed");
+            return Err(RpcError::errno(Errno::EINVAL, cause)
+                .field("name")
+                .remedy("enlarge the device first"));
+        }
+    }
+    Ok(())
 }

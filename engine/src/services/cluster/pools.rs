@@ -17,13 +17,13 @@ use crate::services::pools::{self, OpenPool};
 
 const LOOK: Duration = Duration::from_secs(1);
 /// Time between two reports of a pool in which only the space in use has changed a little.
-const CALM: Duration = Duration::from_secs(60);
+const SMALL_CHANGE: Duration = Duration::from_secs(60);
 /// A change of more than one in so many bytes is reported at the next look.
 const PART: u64 = 64;
 /// A report is compared with etcd after this time: promises of lvols that were never made end so.
 const AGAIN: Duration = Duration::from_secs(10);
 /// Time for a pool's disk to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct Reporter {
@@ -69,7 +69,7 @@ impl Reporter {
         let mut known = BTreeMap::new();
         for pool in engine.devices.pools.list().into_iter().take(MAX_POOLS) {
             let id = PoolId(pool.handle.id());
-            let sizes = match tokio::time::timeout(PATIENCE, sizes(&pool)).await {
+            let sizes = match tokio::time::timeout(ANSWER, sizes(&pool)).await {
                 Ok(Some(sizes)) => sizes,
                 // The last sizes, so that no promise ends.
                 _ => match self.sent.get(&id) {
@@ -135,14 +135,14 @@ impl Reporter {
 
 impl Sent {
     fn is_due(&self, report: &PoolReport, sizes: &BTreeMap<Uuid, u64>, now: Instant) -> bool {
-        let calm = |report: &PoolReport| PoolReport {
+        let without_free = |report: &PoolReport| PoolReport {
             free: 0,
             ..report.clone()
         };
-        let is_other = calm(&self.report) != calm(report) || self.sizes != *sizes;
+        let is_other = without_free(&self.report) != without_free(report) || self.sizes != *sizes;
         let moved = self.report.free.abs_diff(report.free);
         let is_large = moved > report.total / PART;
-        let is_old = moved > 0 && now - self.changed >= CALM;
+        let is_old = moved > 0 && now - self.changed >= SMALL_CHANGE;
         is_other || is_large || is_old || now - self.compared >= AGAIN
     }
 }

@@ -155,16 +155,18 @@ where
         }
         Ok(())
     };
+    let field = |at| Some(field(at));
     with_devices(engine, running, volume, &made, field, exported, work).await
 }
 
 /// Runs `work` once the nodes export the devices, as `exported` asks for, and settles the exports.
+/// `field` names the parameter of each device, if there is one.
 pub(super) async fn with_devices<T, Work>(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
     volume: VolumeId,
     made: &[(MemberId, NodeId)],
-    field: impl Fn(usize) -> String,
+    field: impl Fn(usize) -> Option<String>,
     exported: impl Future<Output = Result<(), RpcError>>,
     work: impl FnOnce(Vec<String>) -> Work,
 ) -> Result<T, RpcError>
@@ -176,7 +178,10 @@ where
         exported.await?;
         reached(engine, running, volume, made)
             .await
-            .map_err(|(at, error)| error.field(field(at)))?;
+            .map_err(|(at, error)| match field(at) {
+                Some(field) => error.field(field),
+                None => error,
+            })?;
         work(names).await
     };
     let outcome = outcome.await;

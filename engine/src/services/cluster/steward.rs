@@ -1,7 +1,7 @@
 //! Replaces lost replicas of the volumes that this node serves, and moves those of evicted nodes.
 //!
 //! ```text
-//!   core: repair    which replica, when            core: storm   many nodes gone at once
+//!   core: repair    which replica, when            core: storm   many leases lost at once
 //!     ▼                                              ▼
 //!   place a successor, one transaction ◀─ compares ─ steward (the brake)
 //!     ▼
@@ -12,17 +12,17 @@
 //! and no other node can change them. What concerns several volumes, the space and the rebuilds of
 //! a pool and the brake, is compared by the transaction.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev_replica::handle::{Command, ReplicaStatus};
-use nacre_bdev_replica::model::ReplicaState;
+use nacre_bdev_replica::model::{ReplicaRecord, ReplicaState};
 use nacre_cluster_core::repair::{Act, Cause, Patience, Replica, Shunned, Why};
 use nacre_cluster_core::storm::Storm;
 use nacre_cluster_core::{MemberId, NodeId, PoolId};
-use nacre_cluster_node::{Brake, Export, Looked, NodeState, Rebuild, clock};
+use nacre_cluster_node::{Brake, Export, Looked, NodeKey, NodeState, Rebuild, clock};
 use serde_json::json;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
@@ -41,10 +41,13 @@ const REFUSED: Duration = Duration::from_secs(10);
 /// Time between two looks at the brake, for the metric.
 const BRAKE: Duration = Duration::from_secs(10);
 
+/// Volumes that are looked at or repaired at the same time.
+const AT_ONCE: usize = 8;
+
 #[derive(Default)]
 struct Steward {
-    volumes: BTreeMap<Uuid, Care>,
-    shunned: Shunned,
+    volumes: RefCell<BTreeMap<Uuid, Care>>,
+    shunned: RefCell<Shunned>,
 }
 
 /// The care for one volume that this node serves.
@@ -52,9 +55,21 @@ struct Steward {
 struct Care {
     patience: Patience,
     /// The last refusal that was reported, and the time of the next attempt.
-    refused: Option<(String, tokio::time::Instant)>,
+    refused: Option<(Refused, tokio::time::Instant)>,
     /// No export of the volume counts as being filled. A former holder may have left one.
     is_calm: bool,
+    /// A task looks at the volume.
+    is_busy: bool,
+}
+
+/// A refusal without its figures: free space changes, and the demand stays.
+#[derive(PartialEq, Eq)]
+struct Refused(String);
+
+impl Refused {
+    fn of(error: &RpcError) -> Self {
+        Self(error.to_string().replace(|c: char| c.is_ascii_digit(), ""))
+    }
 }
 
 /// A volume that this node serves, with its replicas.
@@ -68,11 +83,11 @@ struct Served {
 
 /// Cares for volumes until the daemon ends.
 pub(super) async fn care(engine: Rc<Engine>, running: Rc<Running>) {
-    let mut steward = Steward::default();
+    let steward = Rc::new(Steward::default());
     while !running.is_ending.get() && engine.plane().is_ok() {
         tokio::time::sleep(LOOK).await;
         if has_good_lease(&running) {
-            steward.turn(&engine, &running).await;
+            steward.turn(&engine, &running);
         }
     }
 }
@@ -82,7 +97,7 @@ fn has_good_lease(running: &Running) -> bool {
     matches!(state, Some(NodeState::In { is_good: true, .. })) && running.inbox.is_listed()
 }
 
-/// Sets the brake when many nodes are gone at once, until the daemon ends.
+/// Sets the brake when many nodes lose their leases at once, until the daemon ends.
 pub(super) async fn watch(engine: Rc<Engine>, running: Rc<Running>) {
     let mut storm = Storm::default();
     let mut next_look = tokio::time::Instant::now();
@@ -102,6 +117,7 @@ pub(super) async fn watch(engine: Rc<Engine>, running: Rc<Running>) {
         match looked.await {
             Ok(Looked::Nothing) => {}
             Ok(Looked::Braked(brake)) => report_brake(&engine, &brake),
+            Ok(Looked::Released(_)) => report_release(&engine, "all nodes are back, or removed"),
             Err(error) => debug!(%error, "the brake on replacements is not known"),
         }
         let now = tokio::time::Instant::now();
@@ -115,7 +131,9 @@ pub(super) async fn watch(engine: Rc<Engine>, running: Rc<Running>) {
 }
 
 impl Steward {
-    async fn turn(&mut self, engine: &Rc<Engine>, running: &Rc<Running>) {
+    /// Starts a look at each volume that needs one. A disk that does not answer delays only its
+    /// volume.
+    fn turn(self: &Rc<Self>, engine: &Rc<Engine>, running: &Rc<Running>) {
         let open: Vec<(Listed, Rc<Opened>)> = engine
             .volumes
             .list()
@@ -128,75 +146,95 @@ impl Steward {
                 _ => None,
             })
             .collect();
-        self.volumes
-            .retain(|id, _| open.iter().any(|(listed, _)| listed.id() == *id));
+        let nodes = Rc::new(running.inbox.nodes());
+        let mut volumes = self.volumes.borrow_mut();
+        volumes.retain(|id, care| care.is_busy || open.iter().any(|(one, _)| one.id() == *id));
+        let mut busy = volumes.values().filter(|care| care.is_busy).count();
         for (listed, opened) in open {
-            let care = self.volumes.entry(listed.id()).or_default();
-            if !needs_care(running, &listed, &opened) && care.is_calm {
+            let care = volumes.entry(listed.id()).or_default();
+            if care.is_busy {
+                continue;
+            }
+            if !needs_care(&nodes, &listed, &opened) && care.is_calm {
                 care.patience = Patience::default();
                 care.refused = None;
                 continue;
             }
-            match served(running, &listed, opened).await {
-                Ok(served) => self.look_at(engine, running, served).await,
-                Err(error) => debug!(%error, "the exports of a volume are not known"),
+            if busy >= AT_ONCE {
+                continue;
             }
+            (care.is_busy, busy) = (true, busy + 1);
+            let (this, engine, running) = (Rc::clone(self), Rc::clone(engine), Rc::clone(running));
+            let (id, nodes) = (listed.id(), Rc::clone(&nodes));
+            tokio::task::spawn_local(async move {
+                match served(&running, &nodes, &listed, opened).await {
+                    Ok(Some(served)) => this.look_at(&engine, &running, served).await,
+                    Ok(None) => {}
+                    Err(error) => debug!(%error, "the exports of a volume are not known"),
+                }
+                this.of(id, |care| care.is_busy = false);
+            });
         }
     }
 
-    async fn look_at(&mut self, engine: &Rc<Engine>, running: &Rc<Running>, served: Served) {
+    /// The care for a volume. It stays while a task looks at the volume.
+    fn of<T>(&self, id: Uuid, work: impl FnOnce(&mut Care) -> T) -> T {
+        work(self.volumes.borrow_mut().entry(id).or_default())
+    }
+
+    async fn look_at(&self, engine: &Rc<Engine>, running: &Rc<Running>, served: Served) {
         for (node, member, _) in served.filled() {
             match running.operator.rebuild_is_done(node, member).await {
                 Ok(()) => {
                     if let Some(pool) = served.pool_of(member) {
-                        self.shunned.succeeded(pool);
+                        self.shunned.borrow_mut().succeeded(pool);
                     }
                 }
                 Err(error) => debug!(%error, "a rebuild that has ended is still counted"),
             }
         }
         let after = engine.settings.cluster.replace_after.time();
-        let care = self.volumes.entry(served.id).or_default();
-        care.is_calm = served
-            .exports
-            .iter()
-            .all(|(_, _, export)| export.rebuild.is_none());
         let replicas: Vec<Replica> = served.replicas.iter().map(|(one, _)| *one).collect();
-        let Some(act) = care.patience.decide(clock::now(), after, &replicas) else {
-            return;
-        };
-        let is_early = |at: &tokio::time::Instant| tokio::time::Instant::now() < *at;
-        if care.refused.as_ref().is_some_and(|(_, at)| is_early(at)) {
-            return;
-        }
-        care.is_calm = false;
+        let mut exports = served.exports.iter();
+        let is_calm = exports.all(|(_, _, export)| export.rebuild.is_none());
+        let act = self.of(served.id, |care| {
+            care.is_calm = is_calm;
+            let act = care.patience.decide(clock::now(), after, &replicas)?;
+            let is_early = |(_, at): &(_, _)| tokio::time::Instant::now() < *at;
+            if care.refused.as_ref().is_some_and(is_early) {
+                return None;
+            }
+            care.is_calm = false;
+            Some(act)
+        });
         let done = match act {
-            Act::Replace { replica, cause } => {
-                replace(engine, running, &served, &mut self.shunned, replica, cause).await
+            None => return,
+            Some(Act::Replace { replica, cause }) => {
+                replace(engine, running, &served, &self.shunned, replica, cause).await
             }
-            Act::Drop { replica, why } => {
-                give_up(engine, &served, &mut self.shunned, replica, why).await
+            Some(Act::Drop { replica, why }) => {
+                give_up(engine, &served, &self.shunned, replica, why).await
             }
         };
-        care.refused = done.err().map(|error| {
-            let text = error.to_string();
-            let is_known = care
-                .refused
-                .as_ref()
-                .is_some_and(|(known, _)| *known == text);
+        let refused = done.err().map(|error| {
+            let refused = Refused::of(&error);
+            let is_known = self.of(served.id, |care| {
+                let known = care.refused.as_ref();
+                known.is_some_and(|(known, _)| *known == refused)
+            });
             if !is_known {
                 warn!(volume = served.name, %error, "a replica is not replaced; it is tried again");
             }
-            (text, tokio::time::Instant::now() + REFUSED)
+            (refused, tokio::time::Instant::now() + REFUSED)
         });
+        self.of(served.id, |care| care.refused = refused);
     }
 }
 
 /// True if a replica is not in sync, its node is evicted, or a replacement runs.
-fn needs_care(running: &Running, listed: &Listed, opened: &Opened) -> bool {
+fn needs_care(nodes: &BTreeMap<NodeId, NodeKey>, listed: &Listed, opened: &Opened) -> bool {
     let status = opened.handle.status();
     let is_out = |one: &ReplicaStatus| one.state != ReplicaState::InSync;
-    let nodes = running.inbox.nodes();
     let is_evicted = |node: &Uuid| nodes.get(&NodeId(*node)).is_some_and(|key| key.evict);
     let record = &listed.record.replicas;
     status.replicas.iter().any(is_out)
@@ -206,20 +244,32 @@ fn needs_care(running: &Running, listed: &Listed, opened: &Opened) -> bool {
             .any(|one| one.node.as_ref().is_some_and(is_evicted))
 }
 
+/// `None`: the replicas change at this moment.
 async fn served(
     running: &Running,
+    nodes: &BTreeMap<NodeId, NodeKey>,
     listed: &Listed,
     opened: Rc<Opened>,
-) -> Result<Served, nacre_cluster_node::Error> {
-    let exports = places(running, listed.id()).await?;
-    let nodes = running.inbox.nodes();
+) -> Result<Option<Served>, nacre_cluster_node::Error> {
+    let exports = places(running, &listed.record.replicas).await?;
     let status = opened.handle.status();
-    let replica = |status: ReplicaStatus| {
-        let stored = listed
-            .record
+    let stored: BTreeMap<Uuid, &ReplicaRecord> = listed
+        .record
+        .replicas
+        .iter()
+        .map(|one| (one.id, one))
+        .collect();
+    // A replica that is missing here would seem to be gone, or to need a successor.
+    let is_same = status.replicas.len() == stored.len()
+        && status
             .replicas
             .iter()
-            .find(|one| one.id == status.id)?;
+            .all(|one| stored.contains_key(&one.id));
+    if !is_same {
+        return Ok(None);
+    }
+    let replica = |status: ReplicaStatus| {
+        let stored = stored.get(&status.id)?;
         let node = NodeId(stored.node?);
         let key = nodes.get(&node);
         let export = exports
@@ -240,13 +290,13 @@ async fn served(
         };
         Some((one, status))
     };
-    Ok(Served {
+    Ok(Some(Served {
         id: listed.id(),
         name: status.name.clone(),
         replicas: status.replicas.into_iter().filter_map(replica).collect(),
         opened,
         exports,
-    })
+    }))
 }
 
 impl Served {
@@ -284,7 +334,7 @@ async fn replace(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
     served: &Served,
-    shunned: &mut Shunned,
+    shunned: &RefCell<Shunned>,
     replica: MemberId,
     cause: Cause,
 ) -> Result<(), RpcError> {
@@ -294,10 +344,13 @@ async fn replace(
     let place = export.place.as_ref().ok_or_else(gone)?;
     let now = clock::now();
     let pools = running.operator.pools().await.or_refuse()?;
-    shunned.retain(|pool| pools.iter().any(|(id, _)| *id == pool));
+    shunned
+        .borrow_mut()
+        .retain(|pool| pools.iter().any(|(id, _)| *id == pool));
     // A device that failed may be on a pool that seems well.
     let of_cluster = pools.iter().map(|(id, _)| *id);
-    let is_left_out = |pool: &PoolId| pool.0 == place.pool || shunned.is_shunned(*pool, now);
+    let is_left_out =
+        |pool: &PoolId| pool.0 == place.pool || shunned.borrow().is_shunned(*pool, now);
     let others = served
         .replicas
         .iter()
@@ -312,7 +365,6 @@ async fn replace(
         },
         shunned: of_cluster.filter(is_left_out).collect(),
     };
-    let chosen = Cell::new(None);
     let work = async |device| {
         let command = Command::Replace {
             replica: status.id.to_string(),
@@ -321,25 +373,17 @@ async fn replace(
         };
         served.opened.handle.run(command).await.or_refuse()
     };
-    let done = with_successor(
-        engine,
-        running,
-        successor,
-        |pool| chosen.set(Some(pool)),
-        work,
-    );
-    let done = done.await;
-    if done.is_err() {
-        if let Some(pool) = chosen.get() {
-            shunned.failed(pool, clock::now());
-        }
-        return done;
+    let (pool, done) = with_successor(engine, running, successor, work).await?;
+    let is_of_pool = |error: &RpcError| {
+        let of_pool = [Errno::ENODEV, Errno::ETIMEDOUT];
+        of_pool.iter().any(|errno| error.code == -(*errno as i32))
+    };
+    if done.as_ref().is_err_and(is_of_pool) {
+        // Its node made no lvol, or is not reached. Other errors are none of the pool.
+        shunned.borrow_mut().failed(pool, clock::now());
     }
-    let node = engine
-        .volumes
-        .cluster
-        .name_of(one.node.0)
-        .unwrap_or_default();
+    done?;
+    let node = name_of(engine, one.node);
     let name = &served.name;
     let why = match cause {
         Cause::Lost => "is lost",
@@ -348,8 +392,7 @@ async fn replace(
     let text =
         format!("the replica of volume \"{name}\" on node {node} {why}: it is being replaced");
     info!("{text}");
-    let facts =
-        json!({ "volume": served.id, "node": one.node.0, "pool": chosen.get().map(|p| p.0) });
+    let facts = json!({ "volume": served.id, "node": one.node.0, "pool": pool.0 });
     engine
         .notes
         .report("cluster_replica_replaced", name.clone(), text, facts);
@@ -360,24 +403,19 @@ async fn replace(
 async fn give_up(
     engine: &Rc<Engine>,
     served: &Served,
-    shunned: &mut Shunned,
+    shunned: &RefCell<Shunned>,
     replica: MemberId,
     why: Why,
 ) -> Result<(), RpcError> {
     let gone = || RpcError::errno(Errno::EAGAIN, "the replica was changed meanwhile");
     let (one, status) = served.replica(replica).ok_or_else(gone)?;
-    let command = Command::Remove {
+    let command = Command::GiveUp {
         replica: status.id.to_string(),
-        force: None,
     };
     served.opened.handle.run(command).await.or_refuse()?;
     let pool = served.export_of(status);
     let pool = pool.and_then(|(.., export)| export.place.as_ref());
-    let node = engine
-        .volumes
-        .cluster
-        .name_of(one.node.0)
-        .unwrap_or_default();
+    let node = name_of(engine, one.node);
     let name = &served.name;
     let text = match why {
         Why::Returned => format!(
@@ -386,7 +424,9 @@ async fn give_up(
         ),
         Why::Lost => {
             if let Some(place) = pool {
-                shunned.failed(PoolId(place.pool), clock::now());
+                shunned
+                    .borrow_mut()
+                    .failed(PoolId(place.pool), clock::now());
             }
             format!("the new replica of volume \"{name}\" on node {node} is lost: it is given up")
         }
@@ -399,19 +439,31 @@ async fn give_up(
     Ok(())
 }
 
+/// The brake was released.
+pub(crate) fn report_release(engine: &Engine, why: &str) {
+    let text = format!("{why}: lost replicas are replaced again");
+    info!("{text}");
+    let cluster = engine.settings.cluster.name.clone().unwrap_or_default();
+    engine
+        .notes
+        .report("cluster_brake_released", cluster, text, json!({}));
+}
+
+fn name_of(engine: &Engine, node: NodeId) -> String {
+    let name = engine.volumes.cluster.name_of(node.0);
+    name.unwrap_or_else(|| node.0.to_string())
+}
+
 fn report_brake(engine: &Engine, brake: &Brake) {
-    let names = brake.gone.iter().map(|node| {
-        let name = engine.volumes.cluster.name_of(*node);
-        name.unwrap_or_else(|| node.to_string())
-    });
+    let names = brake.gone.iter().map(|node| name_of(engine, NodeId(*node)));
     let names = names.collect::<Vec<_>>().join(", ");
     let of = match &brake.zone {
         Some(zone) => format!("{} of zone {zone}", brake.of),
         None => brake.of.to_string(),
     };
     let text = format!(
-        "{} of {of} nodes went at once ({names}): no lost replica is replaced until `nacre cluster \
-         repair --go`",
+        "{} of {of} nodes lost their leases at once ({names}): no lost replica is replaced until \
+         they are back, or `nacre cluster repair --go`",
         brake.gone.len()
     );
     warn!("{text}");
