@@ -97,6 +97,10 @@ pub struct Portal {
     pub trtype: String,
     pub traddr: String,
     pub trsvcid: String,
+    /// For hosts: `off`, `allow` or `require`, as `tls` of a listener. `None`: the node is of a
+    /// version that did not describe it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<String>,
 }
 
 /// A node as its daemon describes it.
@@ -274,6 +278,21 @@ mod tests {
             (&value["name"], &value["later"]),
             (&json!("new"), &json!(true))
         );
+    }
+
+    /// Goal: a description of a node that did not say whether its ports use TLS stays readable, and
+    /// an older node reads that of a newer one: there is one more field, of which it knows nothing.
+    #[test]
+    fn ports_without_and_with_tls() {
+        let portal = json!({ "trtype": "TCP", "traddr": "192.0.2.1", "trsvcid": "4420" });
+        let mut secured = portal.clone();
+        secured["tls"] = json!("require");
+        let stored = json!({ "v": 1, "name": "a", "portals": [portal, secured] });
+        let key = NodeKey::decode(&kv(&stored)).expect("a node");
+        let tls = key.description.portals.iter().map(|one| one.tls.as_deref());
+        assert_eq!(tls.collect::<Vec<_>>(), [None, Some("require")]);
+        let value = serde_json::to_value(&key).expect("plain data");
+        assert_eq!(value["portals"], stored["portals"]);
     }
 
     #[test]

@@ -96,7 +96,7 @@ family!(
     REGISTRANTS,
     "nacre_nvmf_reservation_registrants",
     Gauge,
-    "Hosts registered with the namespace.",
+    "Hosts registered with the namespace; absent where another node may have changed them.",
     ["subsystem", "nsid"]
 );
 family!(
@@ -275,7 +275,9 @@ impl MetricsSource for NvmfMetrics {
                 into.value(&NAMESPACE, &[labels[0], labels[1], &entry.bdev_name], 1.0);
                 let reservation = &entry.namespace.reservation;
                 into.value(&CONFLICTS, &labels, reservation.conflicts());
-                into.value(&REGISTRANTS, &labels, reservation.state().registrants.len());
+                if let Some(state) = reservation.state() {
+                    into.value(&REGISTRANTS, &labels, state.registrants.len());
+                }
             }
             into.value(&CONTROLLERS, &[&nqn], controllers.len());
             for listener in subsystem.listeners() {

@@ -143,8 +143,12 @@ impl Controller {
             (_, fid::RESERVATION_NOTIFICATION_MASK) => {
                 self.association.reservations().mask(nsid).bits()
             }
-            _ if namespace.reservation.state().ptpl => RESERVATION_PERSISTENCE_PTPL,
-            _ => 0,
+            // An empty state would be wrong while another machine has the real one.
+            _ => match namespace.reservation.state() {
+                Some(state) if state.ptpl => RESERVATION_PERSISTENCE_PTPL,
+                Some(_) => 0,
+                None => return Err(StatusCode::ANA_TRANSITION),
+            },
         })
     }
 

@@ -69,8 +69,8 @@ impl Command<'_> {
     }
 
     pub(crate) fn run_children(&mut self) {
-        if reservation::conflicts(self) {
-            return reservation::refuse_conflict(self);
+        if let Some(reservation) = reservation::conflict(self) {
+            return reservation::refuse_conflict(self, &reservation);
         }
         let (qp, index) = (&mut *self.queue, self.index);
         let request = &qp.requests[index];

@@ -151,8 +151,12 @@ impl Op {
                     }
                     FAILED => {
                         reservation.give_up();
-                        // Trying again may help.
-                        Progress::Done(StatusCode::INTERNAL_ERROR)
+                        // Trying again may help: here, or where the namespace is served now.
+                        Progress::Done(if reservation.may_answer() {
+                            StatusCode::INTERNAL_ERROR
+                        } else {
+                            StatusCode::ANA_TRANSITION
+                        })
                     }
                     _ => unreachable!("three outcomes"),
                 }
@@ -214,7 +218,7 @@ pub(super) fn run(command: &mut Command, ask: ReservationCommand) {
     let request = &mut qp.requests[index];
     let change = match ask {
         ReservationCommand::Report { extended, .. } => {
-            let Some(state) = reservation.known_state() else {
+            let Some(state) = reservation.state() else {
                 return command.finish(StatusCode::ANA_TRANSITION);
             };
             let page = report(&state, extended);
@@ -266,45 +270,40 @@ pub(super) fn start(command: &mut Command, errand: ReservationChange) {
     }
 }
 
-/// True if the namespace's reservation forbids an I/O command that is about to execute.
-pub(super) fn conflicts(command: &mut Command) -> bool {
+/// The reservation that forbids an I/O command that is about to execute, or that is unknown.
+pub(super) fn conflict(command: &mut Command) -> Option<Arc<Reservation>> {
     let (qp, index) = (&mut *command.queue, command.index);
     let request = &qp.requests[index];
-    let Some(need) = needs(&request.plan) else {
-        return false;
-    };
+    let need = needs(&request.plan)?;
     if let Plan::Flush { all: true } = request.plan {
         let view = Arc::clone(&qp.view);
-        return view
-            .iter()
-            .any(|namespace| !qp.may(namespace.nsid, &namespace.reservation, need));
+        let mut all = view.iter();
+        let forbids = all.find(|namespace| !qp.may(namespace.nsid, &namespace.reservation, need));
+        return forbids.map(|namespace| Arc::clone(&namespace.reservation));
     }
-    let Some(namespace) = qp.namespace_of(index) else {
-        return false;
-    };
+    let namespace = qp.namespace_of(index)?;
     if namespace.reservation.gate() == 0 {
-        return false;
+        return None;
     }
     let (nsid, reservation) = (namespace.nsid, Arc::clone(&namespace.reservation));
-    !qp.may(nsid, &reservation, need)
+    (!qp.may(nsid, &reservation, need)).then_some(reservation)
 }
 
 /// Answers a command that a reservation forbids, or whose reservation is unknown, and the other
 /// half of its pair.
 #[cold]
-pub(super) fn refuse_conflict(command: &mut Command) {
+pub(super) fn refuse_conflict(command: &mut Command, reservation: &Reservation) {
     let (qp, index) = (&mut *command.queue, command.index);
-    let refusal = qp.rights.refusal();
+    let refusal = qp.rights.refusal(reservation);
     let (partner, nsid) = (qp.requests[index].partner, qp.requests[index].sqe.nsid());
-    let reservation = qp.namespace_of(index).map(|n| Arc::clone(&n.reservation));
-    if let Some(reservation) = reservation.as_ref().filter(|_| refusal.dnr()) {
+    if refusal.dnr() {
         reservation.count_conflict();
     }
     let Some(first) = partner else {
         return command.finish(refusal);
     };
     // The half that is to blame says why: the Compare, if it may not even read.
-    let reads = reservation.is_none_or(|r| qp.may(nsid, &r, Rights::Read));
+    let reads = qp.may(nsid, reservation, Rights::Read);
     let failed = StatusCode::ABORTED_FAILED_FUSED;
     let (one, two) = if reads {
         (failed, refusal)

@@ -22,7 +22,7 @@ use nacre_nvmf_wire::log::discovery::{
 use crate::subsystems::ana::AnaStates;
 use crate::subsystems::cntlid::ControllerModel;
 use crate::subsystems::subsystem::SubsystemListener;
-use crate::subsystems::target::{Referral, SharedPort};
+use crate::subsystems::target::{LATER_IDS, Referral, SharedPort, SharedPorts};
 use crate::transport::{Address, ListenerId, RdmaFabric, TlsPolicy, TransportType};
 
 /// The input for one host's log.
@@ -50,12 +50,13 @@ pub struct Reachable {
     pub nqn: Nqn,
     pub model: ControllerModel,
     pub listeners: Vec<SubsystemListener>,
-    /// Ports of other targets that serve the subsystem, and the identifiers of this target's.
-    pub shared: Vec<SharedPort>,
+    pub shared: SharedPorts,
     /// The host must use TLS.
     pub has_psk: bool,
     /// The host must use secure channel concatenation: it begins in clear, and then uses TLS.
     pub must_concat: bool,
+    /// False: only other targets serve the subsystem, and know whether the host has a PSK.
+    pub knows_host: bool,
 }
 
 impl Reachable {
@@ -65,9 +66,10 @@ impl Reachable {
             nqn,
             model: ControllerModel::Dynamic,
             listeners: Vec::new(),
-            shared: Vec::new(),
+            shared: SharedPorts::default(),
             has_psk: false,
             must_concat: false,
+            knows_host: true,
         }
     }
 
@@ -77,9 +79,39 @@ impl Reachable {
             port.is_here
                 && (port.transport, &port.address) == (listener.transport, &listener.address)
         };
-        let shared = self.shared.iter().find(is_it);
-        shared.map_or_else(|| port_id(listener.id), |port| port.id)
+        let shared = self.shared.listed.iter().find(is_it);
+        match (shared, self.shared.later_ids) {
+            (Some(port), _) => port.id,
+            (None, Some(first)) => first + port_id(listener.id) % LATER_IDS,
+            (None, None) => port_id(listener.id),
+        }
     }
+
+    /// How the host connects to a port: with this TREQ over TLS, or in clear. A host with a PSK is
+    /// served over TLS only, and another host in clear only.
+    fn channel(&self, policy: TlsPolicy) -> PortChannel {
+        // Hosts take TREQ "not required" with TLS for concatenation (nvme-cli 3.0).
+        let of_host = match (self.has_psk, self.must_concat) {
+            (true, _) => PortChannel::Tls(treq::SECURE_CHANNEL_REQUIRED),
+            (false, true) => PortChannel::Tls(treq::SECURE_CHANNEL_NOT_REQUIRED),
+            (false, false) => PortChannel::Clear,
+        };
+        match policy {
+            TlsPolicy::Off if of_host != PortChannel::Clear => PortChannel::Refused,
+            TlsPolicy::Require if !self.has_psk && self.knows_host => PortChannel::Refused,
+            TlsPolicy::Require => PortChannel::Tls(treq::SECURE_CHANNEL_REQUIRED),
+            TlsPolicy::Off | TlsPolicy::Allow => of_host,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PortChannel {
+    /// The port does not serve the host.
+    Refused,
+    Clear,
+    /// With this TREQ.
+    Tls(u8),
 }
 
 /// The connection of the requesting host.
@@ -139,30 +171,18 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
             model: subsystem.model,
             eflags: 0,
         };
-        // Hosts take TREQ "not required" with TLS for concatenation (nvme-cli 3.0).
-        let treq = match (subsystem.has_psk, subsystem.must_concat) {
-            (true, _) => Some(treq::SECURE_CHANNEL_REQUIRED),
-            (false, true) => Some(treq::SECURE_CHANNEL_NOT_REQUIRED),
-            (false, false) => None,
-        };
         for listener in subsystem.listeners.iter().filter(|l| l.withheld.is_none()) {
-            // A host with a PSK is served over TLS only, and another host in clear only.
-            let refuses = match listener.options.tls() {
-                TlsPolicy::Off => subsystem.has_psk || subsystem.must_concat,
-                TlsPolicy::Allow => false,
-                TlsPolicy::Require => !subsystem.has_psk,
-            };
-            if refuses {
-                continue;
-            }
             let record = entry(snapshot, asker, listener, &subsystem.nqn, kind);
             let record = record.map(|record| with_port(record, subsystem.port_id(listener)));
-            records.extend(record.map(|record| record.secured(treq)));
+            let channel = subsystem.channel(listener.options.tls());
+            records.extend(record.and_then(|record| record.over(channel)));
         }
-        let others = subsystem.shared.iter().filter(|port| !port.is_here);
+        let others = subsystem.shared.listed.iter().filter(|port| !port.is_here);
         records.extend(others.filter_map(|port| {
+            // An older version does not describe it: then it is as for this target.
+            let channel = subsystem.channel(port.tls.unwrap_or(TlsPolicy::Allow));
             let record = elsewhere(snapshot, asker, port, &subsystem.nqn, kind)?;
-            Some(record.secured(treq))
+            record.over(channel)
         }));
     }
     // Remove duplicates: a listener on one address and one on all addresses may have the same
@@ -429,6 +449,15 @@ pub fn write_page(
 }
 
 impl Record {
+    /// The record of a port that the host uses over this channel.
+    fn over(self, channel: PortChannel) -> Option<Self> {
+        match channel {
+            PortChannel::Refused => None,
+            PortChannel::Clear => Some(self),
+            PortChannel::Tls(requirement) => Some(self.secured(Some(requirement))),
+        }
+    }
+
     /// The record of a listener that the host uses TLS on, with this TREQ.
     fn secured(mut self, secure_channel: Option<u8>) -> Self {
         if let Some(requirement) = secure_channel {

@@ -42,7 +42,7 @@ pub use subsystem::{
     SubsystemConfig, SubsystemError, SubsystemKind, SubsystemListener,
 };
 pub use target::{
-    ListenOptions, ListenerStats, Referral, SharedPort, SharedSubsystem, Target, TargetError,
-    TargetPsks,
+    ExpectedSubsystems, LATER_IDS, ListenOptions, ListenerStats, Referral, SharedPort, SharedPorts,
+    SharedSubsystem, Target, TargetError, TargetPsks,
 };
 pub use withheld::Withheld;

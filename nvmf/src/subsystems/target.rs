@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
@@ -97,7 +97,7 @@ pub struct Target {
     generation: AtomicU64,
     held: AtomicBool,
     /// See [`Target::expect_subsystems`].
-    is_expecting: AtomicBool,
+    expected: Arc<AtomicUsize>,
     /// Connects refused because the subsystem is withheld from their transport.
     withheld: AtomicU64,
     pub(crate) places: Arc<Places>,
@@ -113,7 +113,7 @@ mod shared;
 pub use discovery::Referral;
 pub use listeners::ListenerStats;
 pub use psks::TargetPsks;
-pub use shared::{SharedPort, SharedSubsystem};
+pub use shared::{LATER_IDS, SharedPort, SharedPorts, SharedSubsystem};
 
 use shared::Shared;
 
@@ -126,6 +126,17 @@ pub struct ListenOptions {
     pub withheld: Option<Withheld>,
     /// Options of the address. If several subsystems share it, those of the first one apply.
     pub listener: ListenerOptions,
+}
+
+/// Subsystems that are expected soon, see [`Target::expect_subsystems`].
+#[must_use]
+#[derive(Debug)]
+pub struct ExpectedSubsystems(Arc<AtomicUsize>);
+
+impl Drop for ExpectedSubsystems {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Target {
@@ -171,7 +182,7 @@ impl Target {
             automatic: Mutex::new(Vec::new()),
             generation,
             held: AtomicBool::new(false),
-            is_expecting: AtomicBool::new(false),
+            expected: Arc::default(),
             withheld: AtomicU64::new(0),
             places: Places::new(max_connections),
             authentication,
@@ -206,14 +217,16 @@ impl Target {
         plugs.iter().for_each(|plug| plug.hold(held));
     }
 
-    /// True: subsystems of hosts may be unknown only for now. A refusal then allows the host to try
-    /// again (no DNR bit): Linux gives up a controller for good after a refusal with DNR.
-    pub fn expect_subsystems(&self, is_expecting: bool) {
-        self.is_expecting.store(is_expecting, Ordering::Release);
+    /// Until all such answers are dropped, subsystems may be unknown only for now. A refusal then
+    /// allows the host to try again (no DNR bit): Linux gives up a controller for good after a
+    /// refusal with DNR.
+    pub fn expect_subsystems(&self) -> ExpectedSubsystems {
+        self.expected.fetch_add(1, Ordering::AcqRel);
+        ExpectedSubsystems(Arc::clone(&self.expected))
     }
 
     pub(crate) fn expects_subsystems(&self) -> bool {
-        self.is_expecting.load(Ordering::Acquire)
+        self.expected.load(Ordering::Acquire) > 0
     }
 
     pub fn plugs(&self) -> Vec<Arc<dyn Plug>> {

@@ -187,5 +187,5 @@ fn reservations() {
     assert_eq!(rig.statuses(), [(CID, GONE)]);
     let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
     let state = subsystem.namespaces()[0].namespace.reservation.state();
-    assert!(state.registrants.is_empty());
+    assert!(state.expect("known").registrants.is_empty());
 }

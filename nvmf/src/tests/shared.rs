@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use nacre_nvmf_wire::log::discovery::{DiscoveryRecord, parse_page, subtype};
+use nacre_nvmf_wire::log::discovery::{DiscoveryRecord, parse_page, subtype, treq};
 use nacre_nvmf_wire::log::lid;
 
 use super::rig::*;
 use crate::subsystems::discovery::{Asker, Reachable, Snapshot, records};
-use crate::subsystems::{SharedPort, SharedSubsystem, SubsystemConfig};
-use crate::transport::{Address, ConnId, ListenerId, TransportType};
+use crate::subsystems::{LATER_IDS, SharedPort, SharedPorts, SharedSubsystem, SubsystemConfig};
+use crate::transport::{Address, ConnId, ListenerId, TlsPolicy, TransportType};
 
 const OTHER: &str = "nqn.2025-01.io.nacre:other-host";
 
@@ -18,7 +18,23 @@ fn port(id: u16, address: &str, is_here: bool) -> SharedPort {
         id,
         transport: TransportType::Tcp,
         address: Address::Ip(address.parse().unwrap()),
+        tls: None,
         is_here,
+    }
+}
+
+/// The snapshot for a host of one subsystem, without filters.
+fn snapshot(subsystem: Reachable) -> Snapshot {
+    Snapshot {
+        generation: 1,
+        subsystems: vec![subsystem],
+        discovery: Vec::new(),
+        discovery_nqn: nqn("nqn.2025-01.io.nacre:discovery"),
+        referrals: Vec::new(),
+        admin_entries: 32,
+        same_transport: false,
+        same_address: false,
+        same_service: false,
     }
 }
 
@@ -38,8 +54,9 @@ fn ports(records: &[DiscoveryRecord]) -> Vec<(u16, &str)> {
         .collect()
 }
 
-/// Goal: a host hears of the ports of all targets once, with the same PORTID from each, and another
-/// host hears of none. Each change is an event and another GENCTR; no change is none.
+/// Goal: the log of an allowed host has the ports of all targets once, with the same PORTID from
+/// each, and the log of another host has none. Each change is an event and increments GENCTR. A
+/// share without a change does neither.
 #[test]
 fn ports_of_all_targets_are_listed_for_allowed_hosts() {
     let mut rig = Rig::with_malloc();
@@ -56,6 +73,7 @@ fn ports_of_all_targets_are_listed_for_allowed_hosts() {
         hosts: BTreeSet::from([nqn(HOSTNQN)]),
         any_host: false,
         ports,
+        later_ids: Some(0x1400),
     };
     let here = SharedPort {
         transport: TransportType::Loopback,
@@ -82,12 +100,21 @@ fn ports_of_all_targets_are_listed_for_allowed_hosts() {
     };
 
     rig.target.share(&name, Some(all.clone()));
-    // Not yet here: hosts would be refused.
+    // This target does not serve it yet, and would refuse hosts.
     let elsewhere = [(0x2001, "192.0.2.2"), (0x3001, "192.0.2.3")];
     changed(&mut rig, &elsewhere);
     let (kind, address) = (TransportType::Loopback, &here.address);
     rig.target.add_listener(&name, kind, address).unwrap();
     let everywhere = [(0x1001, "test"), elsewhere[0], elsewhere[1]];
+    changed(&mut rig, &everywhere);
+    // A listener that no target describes: its identifier is of this target's range.
+    let later = Address::Loopback("later".into());
+    rig.target.add_listener(&name, kind, &later).unwrap();
+    let (_, records) = volume(&mut rig, host);
+    let is_later = |record: &&DiscoveryRecord| record.traddr == "later";
+    let id = records.iter().find(is_later).expect("it is listed").portid;
+    assert!((0x1400..0x1400 + LATER_IDS).contains(&id), "{id:#x}");
+    rig.target.remove_listener(&name, kind, &later).unwrap();
     changed(&mut rig, &everywhere);
 
     let before = rig.target.discovery_generation();
@@ -97,12 +124,12 @@ fn ports_of_all_targets_are_listed_for_allowed_hosts() {
     rig.target
         .share(&name, Some(of(vec![here.clone(), b.clone()])));
     changed(&mut rig, &everywhere[..2]);
-    // The publication names the host no more, and the subsystem here still does.
-    let nobody = SharedSubsystem {
+    // The publication does not name the host any more, but the subsystem of this target does.
+    let no_host = SharedSubsystem {
         hosts: BTreeSet::new(),
         ..of(vec![here, b.clone()])
     };
-    rig.target.share(&name, Some(nobody));
+    rig.target.share(&name, Some(no_host));
     changed(&mut rig, &everywhere[..1]);
     rig.target.delete_subsystem(&name).unwrap();
     changed(&mut rig, &[]);
@@ -120,28 +147,21 @@ fn ports_of_all_targets_are_listed_for_allowed_hosts() {
     assert_eq!(volume(&mut rig, stranger).1.len(), 1, "any host");
 }
 
-/// Goal: the ports of other targets are listed where the host can reach them, by the filters of the
-/// target; their addresses are elsewhere, so that the filter by address does not count.
+/// Goal: the log has the ports of other targets that the host can reach, by the filters of the
+/// target. The filter by address does not count: their addresses are on other machines.
 #[test]
 fn reach_and_filters() {
-    let snapshot = Snapshot {
-        generation: 1,
-        subsystems: vec![Reachable {
-            shared: vec![
+    let snapshot = snapshot(Reachable {
+        shared: SharedPorts {
+            listed: vec![
                 port(1, "127.0.0.1:4420", false),
                 port(2, "192.0.2.2:4420", false),
                 port(3, "192.0.2.2:4421", false),
             ],
-            ..Reachable::new(nqn(SUBNQN))
-        }],
-        discovery: Vec::new(),
-        discovery_nqn: nqn("nqn.2025-01.io.nacre:discovery"),
-        referrals: Vec::new(),
-        admin_entries: 32,
-        same_transport: false,
-        same_address: false,
-        same_service: false,
-    };
+            later_ids: None,
+        },
+        ..Reachable::new(nqn(SUBNQN))
+    });
     let listed = |snapshot: &Snapshot, transport, local: &str| {
         let local = Address::Ip(local.parse().unwrap());
         let asker = Asker {
@@ -174,4 +194,60 @@ fn reach_and_filters() {
     };
     assert_eq!(listed(&same_transport, tcp, far), [2, 3]);
     assert!(listed(&same_transport, TransportType::Rdma, far).is_empty());
+}
+
+/// Goal: the log shows whether a host uses TLS with a port of another target, by the policy of the
+/// port and the keys of the host, as with a port of this target. Only the other target knows the
+/// keys of a host whose subsystem is not here.
+#[test]
+fn tls_of_ports_elsewhere() {
+    const CLEAR: Option<(u8, bool)> = Some((treq::SECURE_CHANNEL_NOT_SPECIFIED, false));
+    const REQUIRED: Option<(u8, bool)> = Some((treq::SECURE_CHANNEL_REQUIRED, true));
+    const CONCAT: Option<(u8, bool)> = Some((treq::SECURE_CHANNEL_NOT_REQUIRED, true));
+    let policies = [
+        None,
+        Some(TlsPolicy::Off),
+        Some(TlsPolicy::Allow),
+        Some(TlsPolicy::Require),
+    ];
+    // The subsystem is here, the host has a PSK, and it must concatenate.
+    let cases = [
+        ((false, false, false), [CLEAR, CLEAR, CLEAR, REQUIRED]),
+        ((true, false, false), [CLEAR, CLEAR, CLEAR, None]),
+        ((true, true, false), [REQUIRED, None, REQUIRED, REQUIRED]),
+        ((true, false, true), [CONCAT, None, CONCAT, None]),
+    ];
+    let local = Address::Ip("192.0.2.1:4420".parse().unwrap());
+    let asker = Asker {
+        transport: TransportType::Tcp,
+        listener: ListenerId(9),
+        local: &local,
+        secure: false,
+    };
+    for ((knows_host, has_psk, must_concat), expected) in cases {
+        for (tls, expected) in policies.into_iter().zip(expected) {
+            let port = SharedPort {
+                tls,
+                ..port(2, "192.0.2.2:4420", false)
+            };
+            let snapshot = snapshot(Reachable {
+                shared: SharedPorts {
+                    listed: vec![port],
+                    later_ids: None,
+                },
+                has_psk,
+                must_concat,
+                knows_host,
+                ..Reachable::new(nqn(SUBNQN))
+            });
+            let records = records(&snapshot, &asker).into_iter();
+            let mut nvm = records.filter(|record| record.record.subtype == subtype::NVM);
+            let found = nvm.next().map(|record| {
+                let channel = record.record.treq & !treq::SQ_FLOW_CONTROL_DISABLE;
+                (channel, record.secure_channel)
+            });
+            let host = (knows_host, has_psk, must_concat);
+            assert_eq!(found, expected, "{tls:?}, {host:?}");
+        }
+    }
 }

@@ -98,11 +98,10 @@ fn write(machine: &Machine, nqn: &str) -> bool {
     host.write_block(BLOCK) == StatusCode::SUCCESS
 }
 
-/// Goal: three commands make a cluster of three of fresh machines, each keeps a backup, and a
-/// backup is the cluster again when etcd has lost everything: the volume has its name, its hosts
-/// and every write since the backup. Method: three daemons with empty folders and a real etcd,
-/// which is replaced by an empty one after a replica missed writes that the backup does not know
-/// of.
+/// Goal: three commands make a cluster of three fresh machines, and each machine keeps a backup.
+/// When etcd has lost everything, a backup restores the cluster: the volume has its name, its hosts
+/// and every write since the backup. Method: three daemons with empty folders and a real etcd. A
+/// replica misses writes, of which the backup has no record. Then an empty etcd replaces the first.
 #[test]
 fn three_commands_make_a_cluster() {
     let Some(etcd) = program("three_commands_make_a_cluster") else {

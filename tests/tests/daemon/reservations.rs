@@ -169,16 +169,23 @@ impl Host {
 
     /// Generation, type, number of registrants, PTPL, and the key of the first registrant.
     pub(crate) fn report(&mut self) -> (u32, u8, u8, u8, u64) {
+        self.try_report().expect("a report")
+    }
+
+    /// See [`Host::report`].
+    pub(crate) fn try_report(&mut self) -> Result<(u32, u8, u8, u8, u64), StatusCode> {
         let report = Report {
             bytes: 128,
             extended: true,
         };
         let sqe = report.to_sqe(6, 1).with_sgl(Sgl::Transport { length: 128 });
         let (cqe, page) = self.io.call(sqe, &[]).unwrap();
-        assert_eq!(cqe.status(), OK);
+        if cqe.status() != OK {
+            return Err(cqe.status());
+        }
         let generation = u32::from_le_bytes(page[..4].try_into().unwrap());
         let key = u64::from_le_bytes(page[72..80].try_into().unwrap());
-        (generation, page[4], page[5], page[9], key)
+        Ok((generation, page[4], page[5], page[9], key))
     }
 }
 

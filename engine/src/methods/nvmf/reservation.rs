@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use nacre_nvmf::subsystems::reservation::ReservationState;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::commands::reservation::ReservationType;
 use schemars::JsonSchema;
@@ -44,7 +45,9 @@ impl Method<Engine> for Restore {
             .map_err(|error| RpcError::invalid_params(error.to_string()).field("nqn"))?;
         let kept = params.reservation;
         let reservation = find(&engine, &nqn, params.nsid, kept.bdev_uuid)?;
-        if StoredReservation::of(&reservation.state(), kept.bdev_uuid) != kept {
+        let state = reservation.state();
+        let now = state.map(|state| StoredReservation::of(&state, kept.bdev_uuid));
+        if now.as_ref() != Some(&kept) {
             return Err(RpcError::errno(
                 Errno::EEXIST,
                 "hosts have made another reservation since",
@@ -66,20 +69,27 @@ struct GetParams {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Reply {
+    /// False on a node of a cluster that does not serve the volume, or whose lease is in doubt:
+    /// another node may have changed the reservation. Its fields are left out then.
+    known: bool,
     /// Type as in `nvme resv-acquire --rtype`; 0: no reservation.
-    rtype: u8,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rtype: Option<u8>,
     /// Name of the type.
     #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<&'static str>,
     /// Generation: counts changes of registrations.
-    generation: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation: Option<u32>,
     /// Persists through power loss.
-    ptpl: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ptpl: Option<bool>,
     /// Hosts can make it persistent.
     ptpl_capable: bool,
     /// Commands refused because of the reservation since the namespace was added.
     conflicts: u64,
-    registrants: Vec<RegistrantReply>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    registrants: Option<Vec<RegistrantReply>>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -106,21 +116,28 @@ impl Method<Engine> for Get {
         let entry = find_namespace(&subsystem, params.nsid)?;
         let reservation = &entry.namespace.reservation;
         let state = reservation.state();
-        let registrants = state.registrants.iter().map(|r| RegistrantReply {
-            hostid: Uuid::from_bytes(r.host),
-            rkey: format!("{:016x}", r.key),
-            holder: state.holds(&r.host),
-        });
+        let state = state.as_ref();
+        let held = state.and_then(|state| state.held);
         Ok(Reply {
-            rtype: state.held.map_or(0, |held| held.kind as u8),
-            r#type: state.held.map(|held| name_of(held.kind)),
-            generation: state.generation,
-            ptpl: state.ptpl,
+            known: state.is_some(),
+            rtype: state.map(|_| held.map_or(0, |held| held.kind as u8)),
+            r#type: held.map(|held| name_of(held.kind)),
+            generation: state.map(|state| state.generation),
+            ptpl: state.map(|state| state.ptpl),
             ptpl_capable: reservation.can_persist(),
             conflicts: reservation.conflicts(),
-            registrants: registrants.collect(),
+            registrants: state.map(registrants),
         })
     }
+}
+
+fn registrants(state: &ReservationState) -> Vec<RegistrantReply> {
+    let registrants = state.registrants.iter().map(|r| RegistrantReply {
+        hostid: Uuid::from_bytes(r.host),
+        rkey: format!("{:016x}", r.key),
+        holder: state.holds(&r.host),
+    });
+    registrants.collect()
 }
 
 fn name_of(kind: ReservationType) -> &'static str {

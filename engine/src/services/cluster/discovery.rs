@@ -5,8 +5,18 @@
 //! meanwhile only reports an entry that does not answer. The end of a node is `cluster remove`.
 //!
 //! PORTID is the node's slot and the position of the port in the node's description, so that each
-//! node lists the same one. There are no referrals to the other nodes: each lists all there is, and
-//! nvme-cli before 2.0 follows referrals in circles.
+//! node lists the same one.
+//!
+//! ```text
+//!   15      11 10       9         0
+//!   ┌─────────┬─────────┬──────────┐
+//!   │ slot + 1│ 0       │ position │   a port that the node describes
+//!   │ slot + 1│ 1       │ listener │   a later one, which the node lists itself
+//!   └─────────┴─────────┴──────────┘
+//! ```
+//!
+//! There are no referrals to the other nodes: each log has the ports of all nodes, and nvme-cli
+//! before 2.0 follows referrals in circles.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,8 +25,8 @@ use std::net::{IpAddr, SocketAddr};
 use nacre_cluster_core::{NodeId, VolumeId};
 use nacre_cluster_node::{NodeKey, Portal, Publication};
 use nacre_nvmf::address::IpTransport;
-use nacre_nvmf::subsystems::{SharedPort, SharedSubsystem};
-use nacre_nvmf::transport::{Address, TransportType};
+use nacre_nvmf::subsystems::{LATER_IDS, SharedPort, SharedSubsystem};
+use nacre_nvmf::transport::{Address, TlsPolicy, TransportType};
 use nacre_nvmf_wire::Nqn;
 use uuid::Uuid;
 
@@ -25,11 +35,19 @@ use crate::services::engine::Engine;
 
 /// Most ports of one node in the log.
 const MAX_PORTS: usize = 8;
-/// The bits of PORTID below the slot.
-const PORT_BITS: u32 = 12;
+/// The bits of PORTID below the slot. `slot + 1` takes five bits at most.
+const PORT_BITS: u32 = 11;
 
-/// A port, and its number on its node.
-type Place = (u16, TransportType, SocketAddr);
+/// A port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    /// Its position in the description of its node.
+    number: u16,
+    transport: TransportType,
+    address: SocketAddr,
+    /// `None`: the description does not have it.
+    tls: Option<TlsPolicy>,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Discovery {
@@ -91,19 +109,27 @@ fn shared(
 ) -> SharedSubsystem {
     let ports = publication.slots.iter().flat_map(|(node, slot)| {
         let of_node = places.get(&node).into_iter().flatten();
-        of_node.map(move |(number, transport, address)| SharedPort {
-            id: u16::from(slot) << PORT_BITS | number,
-            transport: *transport,
-            address: Address::Ip(*address),
+        of_node.map(move |place| SharedPort {
+            id: first_id(slot) | place.number,
+            transport: place.transport,
+            address: Address::Ip(place.address),
+            tls: place.tls,
             is_here: node == me,
         })
     });
+    let own = publication.slots.of(me);
     let hosts = publication.hosts.iter();
     SharedSubsystem {
         hosts: hosts.filter_map(|host| Nqn::foreign(host).ok()).collect(),
         any_host: publication.any_host,
         ports: ports.collect(),
+        later_ids: own.map(|slot| first_id(slot) | LATER_IDS),
     }
+}
+
+/// The PORTIDs of a slot begin here.
+fn first_id(slot: u8) -> u16 {
+    (u16::from(slot) + 1) << PORT_BITS
 }
 
 /// The ports of all nodes. Loopback addresses are of this machine's nodes only.
@@ -112,18 +138,18 @@ fn places(nodes: &BTreeMap<NodeId, NodeKey>, me: NodeId) -> BTreeMap<NodeId, Vec
     let own: Option<Uuid> = nodes.get(&me).and_then(machine);
     let of_node = |(id, key): (&NodeId, &NodeKey)| {
         let is_near = *id == me || (own.is_some() && machine(key) == own);
-        let numbered = key.description.portals.iter().zip(1..);
+        let numbered = key.description.portals.iter().zip(1..LATER_IDS);
         let places = numbered.filter_map(|(portal, number)| {
-            let (transport, address) = place(portal)?;
-            let is_reached = is_near || !address.ip().to_canonical().is_loopback();
-            is_reached.then_some((number, transport, address))
+            let place = place(number, portal)?;
+            let is_reached = is_near || !place.address.ip().to_canonical().is_loopback();
+            is_reached.then_some(place)
         });
         (*id, places.take(MAX_PORTS).collect())
     };
     nodes.iter().map(of_node).collect()
 }
 
-fn place(portal: &Portal) -> Option<(TransportType, SocketAddr)> {
+fn place(number: u16, portal: &Portal) -> Option<Place> {
     let is = |transport: IpTransport| portal.trtype.eq_ignore_ascii_case(transport.trtype());
     let transport = if is(IpTransport::Tcp) {
         TransportType::Tcp
@@ -134,11 +160,30 @@ fn place(portal: &Portal) -> Option<(TransportType, SocketAddr)> {
     };
     let ip: IpAddr = portal.traddr.parse().ok()?;
     let port = portal.trsvcid.parse().ok()?;
-    Some((transport, SocketAddr::new(ip, port)))
+    let tls = portal.tls.as_deref().and_then(|text| {
+        let mut known = [TlsPolicy::Off, TlsPolicy::Allow, TlsPolicy::Require].into_iter();
+        known.find(|policy| tls_text(*policy) == text)
+    });
+    Some(Place {
+        number,
+        transport,
+        address: SocketAddr::new(ip, port),
+        tls,
+    })
+}
+
+/// The policy in the description of a node.
+pub(super) fn tls_text(policy: TlsPolicy) -> &'static str {
+    match policy {
+        TlsPolicy::Off => "off",
+        TlsPolicy::Allow => "allow",
+        TlsPolicy::Require => "require",
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use nacre_cluster_core::slots::MAX_SLOTS;
     use nacre_cluster_node::Description;
 
     use super::*;
@@ -152,6 +197,7 @@ mod tests {
             trtype: (*trtype).to_owned(),
             traddr: (*traddr).to_owned(),
             trsvcid: "4420".to_owned(),
+            tls: None,
         });
         let mut key = NodeKey::default();
         key.description = Description {
@@ -163,7 +209,7 @@ mod tests {
     }
 
     /// Goal: each node lists the same ports with the same PORTID, by slot; loopback addresses only
-    /// on their machine; and what it cannot read not at all.
+    /// on their machine. Unreadable portals are left out.
     #[test]
     fn ports_by_slot() {
         let [a, b] = [node(1), node(2)];
@@ -185,7 +231,7 @@ mod tests {
             shared.ports.into_iter().map(port).collect::<BTreeSet<_>>()
         };
         let slot = |node| publication.slots.of(node).expect("assigned");
-        let id = |node, number| u16::from(slot(node)) << 12 | number;
+        let id = |node, number| (u16::from(slot(node)) + 1) << 11 | number;
         let port =
             |node, number, at: &str, me| (id(node, number), format!("{at}:4420"), node == me);
         let of =
@@ -200,5 +246,55 @@ mod tests {
         let shared = shared(&publication, &BTreeMap::new(), a);
         assert_eq!((shared.hosts.len(), shared.any_host), (1, false));
         assert!(shared.ports.is_empty(), "no node is described");
+    }
+
+    /// Goal: no two ports of a publication have one PORTID: neither ports of two nodes, nor a port
+    /// that its node describes and a later one.
+    #[test]
+    fn port_ids_are_of_one_port() {
+        let addresses: Vec<String> = (1..=8).map(|at| format!("192.0.2.{at}")).collect();
+        let portals: Vec<_> = addresses.iter().map(|at| ("TCP", at.as_str())).collect();
+        let all = (1..=MAX_SLOTS as u128).map(node);
+        let nodes: BTreeMap<_, _> = all.map(|node| (node, key(7, &portals))).collect();
+        let mut publication = Publication::new(VolumeId(Uuid::from_u128(9)));
+        for node in nodes.keys() {
+            publication.slots.assign(*node).expect("a free slot");
+        }
+        let places = places(&nodes, node(1));
+        let mut ids = BTreeSet::new();
+        for me in nodes.keys() {
+            let shared = shared(&publication, &places, *me);
+            let own = shared.ports.iter().filter(|port| port.is_here);
+            let own: Vec<u16> = own.map(|port| port.id).collect();
+            let first = shared.later_ids.expect("it has a slot");
+            let later = first..first + LATER_IDS;
+            let before = ids.len();
+            ids.extend(own.iter().copied().chain(later));
+            let added = own.len() + usize::from(LATER_IDS);
+            assert_eq!((own.len(), ids.len() - before), (8, added));
+        }
+        // Ports of subsystems on one target only have the numbers of their listeners.
+        assert!(ids.first().is_some_and(|first| *first > 1 << PORT_BITS));
+        let elsewhere = shared(&publication, &places, node(99));
+        assert_eq!(elsewhere.later_ids, None);
+    }
+
+    /// Goal: the log knows whether a port of another node uses TLS, if its node describes it in
+    /// words of this version.
+    #[test]
+    fn tls_of_ports() {
+        let texts = [
+            (None, None),
+            (Some("off"), Some(TlsPolicy::Off)),
+            (Some("allow"), Some(TlsPolicy::Allow)),
+            (Some("require"), Some(TlsPolicy::Require)),
+            (Some("later"), None),
+        ];
+        for (text, expected) in texts {
+            let mut key = key(7, &[("TCP", "192.0.2.1")]);
+            key.description.portals[0].tls = text.map(str::to_owned);
+            let places = places(&BTreeMap::from([(node(1), key)]), node(2));
+            assert_eq!(places[&node(1)][0].tls, expected);
+        }
     }
 }

@@ -14,6 +14,8 @@ use serde_json::json;
 use tracing::{debug, info, warn};
 
 use super::Running;
+use super::hosts::Hosts;
+use super::last_errors::LastErrors;
 use super::lvols::{Lvols, Progress};
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
@@ -29,6 +31,9 @@ pub(super) struct Exports {
     is_complete: Cell<bool>,
     /// The hosts that may connect.
     hosts: RefCell<BTreeSet<String>>,
+    not_made: LastErrors<()>,
+    not_admitted: LastErrors<String>,
+    not_exported: LastErrors<MemberId>,
     nsids: RefCell<Nsids>,
     /// The last state that was sent of each export; `None`: it has ended.
     sent: RefCell<BTreeMap<MemberId, Option<ExportState>>>,
@@ -44,6 +49,9 @@ impl Exports {
             is_made: Cell::default(),
             is_complete: Cell::default(),
             hosts: RefCell::default(),
+            not_made: LastErrors::default(),
+            not_admitted: LastErrors::default(),
+            not_exported: LastErrors::default(),
             nsids: RefCell::default(),
             sent: RefCell::default(),
             ending: RefCell::default(),
@@ -64,7 +72,9 @@ impl Exports {
     /// Makes the subsystem with its hosts and namespaces.
     pub(super) async fn make(&self, engine: &Rc<Engine>, running: &Rc<Running>) {
         if let Err(error) = self.make_subsystem(engine).await {
-            warn!(%error, "the devices of this node's replicas are not exported; it is tried again");
+            if self.not_made.is_new(&(), &error.to_string()) {
+                warn!(%error, "the devices of this node's replicas are not exported; it is tried again");
+            }
             return;
         }
         let is_listed = running.inbox.is_listed();
@@ -74,6 +84,7 @@ impl Exports {
             .borrow_mut()
             .retain(|id, _| exports.contains_key(id));
         self.lvols.retain(|id| exports.contains_key(&id));
+        self.not_exported.retain(|id| exports.contains_key(id));
         let stored = exports.iter().map(|(id, export)| (*id, export.nsid));
         self.nsids.borrow_mut().update(&stored.collect());
         for (id, export) in exports {
@@ -126,23 +137,32 @@ impl Exports {
             .keys()
             .map(|node| super::peers::host_nqn(*node))
             .collect();
+        let hosts = match Hosts::of(engine, &self.nqn) {
+            Ok(hosts) => hosts,
+            Err(error) => return debug!(%error, "no subsystem for the nodes"),
+        };
         let known = self.hosts.borrow().clone();
-        let changes = [
-            ("nvmf_subsystem_remove_host", known.difference(&wanted)),
-            ("nvmf_subsystem_add_host", wanted.difference(&known)),
-        ];
-        for (method, hosts) in changes {
-            for host in hosts {
-                let params = json!({ "nqn": self.nqn, "host": host });
-                match engine.declared_call(method, &params).await {
-                    Ok(_) if wanted.contains(host) => {
-                        self.hosts.borrow_mut().insert(host.clone());
+        for host in known.union(&wanted) {
+            let is_wanted = wanted.contains(host);
+            let changed = if is_wanted {
+                hosts.allow(host).await
+            } else {
+                hosts.remove(host).await
+            };
+            let mut known = self.hosts.borrow_mut();
+            match changed {
+                Ok(()) => {
+                    self.not_admitted.clear(host);
+                    if is_wanted {
+                        known.insert(host.clone());
+                    } else {
+                        known.remove(host);
                     }
-                    Ok(_) => {
-                        self.hosts.borrow_mut().remove(host);
-                    }
-                    Err(error) => warn!(host, %error, "a node is not admitted as it should be"),
                 }
+                Err(error) if self.not_admitted.is_new(host, &error.to_string()) => {
+                    warn!(host, %error, "a node is not admitted as it should be");
+                }
+                Err(_) => {}
             }
         }
     }
@@ -250,12 +270,16 @@ impl Exports {
         let Some(NodeState::In { incarnation, .. }) = node else {
             return;
         };
-        if let Some(why) = state.as_ref().and_then(|state| state.why.as_ref()) {
-            let device = &export.device;
-            warn!(
-                device,
-                why, "a replica's device is not exported; it is tried again"
-            );
+        match state.as_ref().and_then(|state| state.why.as_ref()) {
+            Some(why) if this.not_exported.is_new(&id, why) => {
+                let device = &export.device;
+                warn!(
+                    device,
+                    why, "a replica's device is not exported; it is tried again"
+                );
+            }
+            Some(_) => {}
+            None => this.not_exported.clear(&id),
         }
         this.sent.borrow_mut().insert(id, state.clone());
         let running = Rc::clone(running);

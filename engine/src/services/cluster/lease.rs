@@ -1,4 +1,4 @@
-//! The lease of this node, as lanes read it before answers leave.
+//! The lease of this node, as lanes and targets read it before answers leave.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -7,6 +7,7 @@ use nacre_bdev_replica::answers::AnswerLease;
 use nacre_cluster_core::lease::Word;
 use nacre_cluster_node::clock;
 use nacre_cluster_node::serving::Link;
+use nacre_nvmf::subsystems::reservation::StateLease;
 
 /// The lease in one incarnation of the node. A volume that an earlier incarnation opened never
 /// answers again, whatever lease the node has now.
@@ -25,13 +26,23 @@ impl OfIncarnation {
             incarnation: link.incarnation.load(Ordering::Acquire),
         }
     }
-}
 
-impl AnswerLease for OfIncarnation {
     fn is_good(&self) -> bool {
         // The word first: if it is of a later incarnation, the comparison shows that.
         let is_good = self.word.is_good(clock::now());
         is_good && self.incarnation != 0 && self.current.load(Ordering::Acquire) == self.incarnation
+    }
+}
+
+impl AnswerLease for OfIncarnation {
+    fn is_good(&self) -> bool {
+        Self::is_good(self)
+    }
+}
+
+impl StateLease for OfIncarnation {
+    fn is_good(&self) -> bool {
+        Self::is_good(self)
     }
 }
 

@@ -15,8 +15,10 @@ mod backups;
 mod create;
 mod discovery;
 mod exports;
+mod hosts;
 mod inbox;
 mod joined;
+mod last_errors;
 mod lease;
 mod lvols;
 mod peers;
@@ -46,15 +48,17 @@ use nacre_cluster_node::{
     Description, Link, Me, Node, NodeState, Operator, Portal, Unmet, is_node_nqn,
 };
 use nacre_nvmf::address::IpTransport;
+use nacre_nvmf::subsystems::ExpectedSubsystems;
 use nacre_nvmf_wire::Nqn;
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use self::discovery::Discovery;
+use self::discovery::{Discovery, tls_text};
 use self::exports::Exports;
 use self::inbox::{Inbox, News, Sender};
+use self::last_errors::LastErrors;
 use self::lease::OfIncarnation;
 use self::peers::Peers;
 use self::store::NodesOfReplicas;
@@ -105,6 +109,8 @@ pub(super) struct Running {
     discovery: Discovery,
     /// No lost replica is replaced, at the last look.
     is_braked: Cell<bool>,
+    /// The data directory does not name the cluster.
+    not_noted: LastErrors<()>,
     is_ending: Cell<bool>,
 }
 
@@ -138,8 +144,8 @@ impl Cluster {
     }
 
     /// The host identifier for the connections to this subsystem, if it has the exports of a node.
-    /// Each process is a host of its own: what a killed daemon left in the network must not pass
-    /// the reservations of the next one.
+    /// Each process is a host of its own. Late commands of a killed daemon must not pass the
+    /// reservations of the next one.
     pub(super) fn host_id(&self, subsystem: &Nqn) -> Option<Uuid> {
         let running = self.running()?;
         is_node_nqn(subsystem.as_str()).then_some(running.process)
@@ -309,6 +315,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         peers: Peers::default(),
         discovery: Discovery::default(),
         is_braked: Cell::new(false),
+        not_noted: LastErrors::default(),
         is_ending: Cell::new(false),
     });
     engine
@@ -316,12 +323,16 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         .cluster
         .running
         .replace(Some(Rc::clone(&running)));
-    expect_subsystems(engine, true);
+    let expected = expect_subsystems(engine);
     info!(cluster = name, node = %me.0, "a node of a cluster");
     tokio::task::spawn_local(pools::report(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(steward::care(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(steward::watch(Rc::clone(engine), Rc::clone(&running)));
-    tokio::task::spawn_local(admit_hosts(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(admit_hosts(
+        Rc::clone(engine),
+        Rc::clone(&running),
+        expected,
+    ));
     tokio::task::spawn_local(backups::keep(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(follow(Rc::clone(engine), running));
     Ok(())
@@ -337,6 +348,7 @@ fn describe(engine: &Engine, me: NodeId) -> Description {
         trtype: status.path.transport.trtype().to_owned(),
         traddr: status.path.ip.ip.to_string(),
         trsvcid: status.path.port.to_string(),
+        tls: Some(tls_text(engine.listeners.tls_of(&status.path)).to_owned()),
     };
     let statuses = engine.listeners.statuses(engine);
     let usable = statuses.into_iter().filter(|status| {
@@ -356,9 +368,17 @@ fn describe(engine: &Engine, me: NodeId) -> Description {
         labels: settings.labels.clone(),
         machine: host_identity::machine(),
         hostnqn: peers::host_nqn(me),
-        member_portals: portals.clone(),
+        member_portals: portals.iter().map(for_members).collect(),
         portals,
         version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+/// As nodes use it: in clear. A change of TLS must not detach the devices of replicas.
+fn for_members(portal: &Portal) -> Portal {
+    Portal {
+        tls: None,
+        ..portal.clone()
     }
 }
 
@@ -369,7 +389,11 @@ fn is_link_local(ip: IpAddr) -> bool {
 
 /// Admits hosts once the volumes of this node have their subsystems. A host that connects earlier
 /// would be refused for good.
-async fn admit_hosts(engine: Rc<Engine>, running: Rc<Running>) {
+async fn admit_hosts(
+    engine: Rc<Engine>,
+    running: Rc<Running>,
+    expected: Option<ExpectedSubsystems>,
+) {
     let is_ending = || running.is_ending.get() || engine.plane().is_err();
     while !running.inbox.is_listed() && !is_ending() {
         tokio::time::sleep(MOMENT).await;
@@ -386,7 +410,7 @@ async fn admit_hosts(engine: Rc<Engine>, running: Rc<Running>) {
     while !running.are_shown() && !is_ending() {
         tokio::time::sleep(LOOK).await;
     }
-    expect_subsystems(&engine, false);
+    drop(expected);
 }
 
 /// Follows the wanted states, until the daemon ends.
@@ -421,28 +445,31 @@ async fn follow(engine: Rc<Engine>, running: Rc<Running>) {
             running.wake(&engine, id);
         }
         if let Some(cluster) = running.cluster().filter(|_| is_look) {
-            note(&engine, cluster).await;
+            note(&engine, &running, cluster).await;
         }
     }
 }
 
-/// True: hosts are let in after a while, and etcd may not have given the volumes yet.
-fn expect_subsystems(engine: &Engine, is_expecting: bool) {
-    if let Ok(plane) = engine.plane() {
-        plane.target.expect_subsystems(is_expecting);
-    }
+/// Until the answer is dropped, hosts try again where a subsystem is unknown.
+fn expect_subsystems(engine: &Engine) -> Option<ExpectedSubsystems> {
+    let plane = engine.plane().ok()?;
+    Some(plane.target.expect_subsystems())
 }
 
 /// Notes the cluster in the data directory.
-async fn note(engine: &Engine, cluster: Uuid) {
+async fn note(engine: &Engine, running: &Running, cluster: Uuid) {
     let (Some(dir), Some(name)) = (engine.journal.store_path(), &engine.settings.cluster.name)
     else {
         return;
     };
     let (dir, name) = (dir.to_owned(), name.clone());
     let write = move || joined::write(&dir, &name, cluster);
-    if let Ok(Err(error)) = tokio::task::spawn_blocking(write).await {
-        warn!("the data directory does not name its cluster yet: {error:#}");
+    match tokio::task::spawn_blocking(write).await {
+        Ok(Err(error)) if running.not_noted.is_new(&(), &format!("{error:#}")) => {
+            warn!("the data directory does not name its cluster yet: {error:#}");
+        }
+        Ok(Err(_)) | Err(_) => {}
+        Ok(Ok(_)) => running.not_noted.clear(&()),
     }
 }
 

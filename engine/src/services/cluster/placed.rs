@@ -17,10 +17,11 @@ use nacre_cluster_core::placement::Wish;
 use nacre_cluster_core::{MemberId, NodeId, PoolId, VolumeId};
 use nacre_cluster_node::export::Want;
 use nacre_cluster_node::{Error, Export, Place, Placed, Placing, Rebuild};
-use tracing::debug;
+use tracing::warn;
 use uuid::Uuid;
 
 use super::Running;
+use super::last_errors::LastErrors;
 use super::replicas::with_devices;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
@@ -193,6 +194,7 @@ fn new_members(count: usize) -> Vec<MemberId> {
 /// ends them, too.
 async fn end_unused(running: Rc<Running>, volume: VolumeId, members: Vec<MemberId>) {
     let begin = tokio::time::Instant::now();
+    let not_ended = LastErrors::default();
     while !running.is_ending.get() {
         tokio::time::sleep(AGAIN).await;
         let ended = async {
@@ -206,7 +208,10 @@ async fn end_unused(running: Rc<Running>, volume: VolumeId, members: Vec<MemberI
         match ended.await {
             Ok(()) if begin.elapsed() >= ON_ITS_WAY => return,
             Ok(()) => {}
-            Err(error) => debug!(%error, "exports of a volume are not ended yet"),
+            Err(error) if not_ended.is_new(&volume, &error.to_string()) => {
+                warn!(%error, "exports of a volume are not ended yet");
+            }
+            Err(_) => {}
         }
     }
 }

@@ -130,6 +130,7 @@ async fn tried(portal: &Portal) -> (String, Option<Result<Duration, String>>) {
         trtype,
         traddr,
         trsvcid,
+        ..
     } = portal;
     let address = if traddr.contains(':') {
         format!("[{traddr}]:{trsvcid}")

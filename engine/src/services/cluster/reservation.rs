@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_cluster_core::{Holder, Incarnation, VolumeId};
-use nacre_nvmf::subsystems::reservation::Reservation;
+use nacre_nvmf::subsystems::reservation::{Reservation, StateLease};
 use nacre_nvmf_wire::Nqn;
 use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 
 use super::Running;
+use super::lease::OfIncarnation;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -64,11 +65,13 @@ pub(super) fn shown(
     reservations::find(engine, &nqn, NSID, id.0)
 }
 
-/// Gives the namespace the stored reservation, before hosts have access to it. False: not yet.
+/// Gives the namespace the stored reservation, before hosts have access to it. The target answers
+/// from it while `lease` is good, with which this node opened the volume. False: not yet.
 pub(super) async fn load(
     engine: &Engine,
     running: &Running,
     id: VolumeId,
+    lease: &Arc<OfIncarnation>,
 ) -> Result<bool, RpcError> {
     let stored = running.operator.reservation(id).await.or_refuse()?;
     let state = match stored {
@@ -87,5 +90,6 @@ pub(super) async fn load(
             kept.state().map_err(damaged)?
         }
     };
-    Ok(shown(engine, running, id)?.take_over(state))
+    let lease: Arc<dyn StateLease> = Arc::clone(lease) as _;
+    Ok(shown(engine, running, id)?.take_over(state, Some(lease)))
 }

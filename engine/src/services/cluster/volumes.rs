@@ -21,6 +21,7 @@ use nacre_cluster_core::volume::Ana;
 use nacre_cluster_core::{MemberId, NodeId, VolumeId};
 use nacre_cluster_node::serving::Full;
 use nacre_cluster_node::{Answer, Publication, Role};
+use nacre_nvmf::subsystems::ExpectedSubsystems;
 use nacre_nvmf::subsystems::reservation::Reservation;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
@@ -29,8 +30,11 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
+use super::hosts::Hosts;
 use super::inbox::{Action, Exported, Wanted};
-use super::{Running, reservation};
+use super::last_errors::LastErrors;
+use super::lease::OfIncarnation;
+use super::{Running, expect_subsystems, reservation};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
@@ -94,14 +98,23 @@ impl Shown {
 struct Done {
     action: Action,
     drops: u64,
-    /// The number of the take that opened the volume, while it is open.
-    open: Option<u64>,
+    /// The take that opened the volume, while it is open.
+    open: Option<Taken>,
     /// The reservation of hosts that was loaded, while the volume is open.
     reservation: Option<Arc<Reservation>>,
     /// The record that the entry has.
     record: Option<Arc<Value>>,
-    /// The last error of showing the volume to hosts.
-    not_shown: Option<String>,
+    not_shown: LastErrors<()>,
+    not_reserved: LastErrors<()>,
+    /// From the withdrawal of a subsystem that is shown anew, until hosts find it again.
+    shown_anew: Option<ExpectedSubsystems>,
+}
+
+/// A take that opened the volume.
+struct Taken {
+    number: u64,
+    /// Of the incarnation that opened it, or of an earlier one.
+    lease: Arc<OfIncarnation>,
 }
 
 impl Done {
@@ -168,9 +181,10 @@ async fn step(
         match wanted.action {
             Action::None => {}
             Action::Take { number } => {
+                let lease = Arc::new(OfIncarnation::now(&running.link));
                 let answer = match in_cluster::open(engine, id.0).await {
                     Ok(()) => {
-                        done.open = Some(number);
+                        done.open = Some(Taken { number, lease });
                         Answer::Opened { number }
                     }
                     Err(error) => {
@@ -197,7 +211,8 @@ async fn step(
         show(engine, running, id, wanted, done).await;
     }
     let is_here = slot_of(running, wanted).is_some();
-    if let Some(number) = done.open
+    let number = done.open.as_ref().map(|taken| taken.number);
+    if let Some(number) = number
         && !is_here
     {
         // The node releases the volume.
@@ -208,7 +223,7 @@ async fn step(
         }
         done.open = None;
         report(running, id, Answer::NotOpened { number }).await;
-    } else if let Some(number) = done.open
+    } else if let Some(number) = number
         && is_over(engine, id)
     {
         drop_open(engine, running, id, done).await;
@@ -316,26 +331,31 @@ async fn show(
 ) {
     let here = wanted.publication.as_ref().zip(slot_of(running, wanted));
     let Some((publication, slot)) = here else {
+        done.shown_anew = None;
         return withdraw(engine, running, id).await;
     };
     let known = running.shown.borrow().get(&id).cloned();
     let present = (&publication.nqn, publication.created, slot);
     let is_other = |shown: Shown| (&shown.nqn, shown.published, shown.slot) != present;
     if known.is_some_and(is_other) {
+        // Such as after a restore of etcd. Hosts lose the subsystem only for a moment.
+        done.shown_anew = expect_subsystems(engine);
         withdraw(engine, running, id).await;
     }
     in_cluster::show(engine, id.0).await;
     let outcome = furnish(engine, running, id, publication, slot).await;
-    let error = outcome.err().map(|error| error.to_string());
     // A new volume has no block device before its first holder has opened it.
     let is_new = engine.volumes.device(&id.0.to_string()).is_err();
-    if let Some(error) = &error
-        && done.not_shown.as_ref() != Some(error)
-        && !is_new
-    {
-        warn!(volume = %id.0, error, "not shown to hosts; it is tried again");
+    match outcome {
+        Ok(()) => {
+            done.not_shown.clear(&());
+            done.shown_anew = None;
+        }
+        Err(error) if !is_new && done.not_shown.is_new(&(), &error.to_string()) => {
+            warn!(volume = %id.0, %error, "not shown to hosts; it is tried again");
+        }
+        Err(_) => {}
     }
-    done.not_shown = error;
     if let Some(role) = &wanted.role {
         // Optimized only once the volume is open here, and its reservation is known.
         let is_open = engine.volumes.opened(&id.0.to_string()).is_ok();
@@ -364,15 +384,21 @@ async fn is_reserved(engine: &Engine, running: &Running, id: VolumeId, done: &mu
     if done.reservation.is_some() {
         return true;
     }
-    let load = reservation::load(engine, running, id);
+    let Some(taken) = &done.open else {
+        return false;
+    };
+    let load = reservation::load(engine, running, id, &taken.lease);
     let loaded = tokio::time::timeout(RESERVATION, load).await;
     match loaded.unwrap_or_else(|_| Err(late())) {
         Ok(is_loaded) => {
+            done.not_reserved.clear(&());
             done.reservation = shown();
             is_loaded
         }
         Err(error) => {
-            warn!(volume = %id.0, %error, "hosts wait: the reservation was not read; it is tried again");
+            if done.not_reserved.is_new(&(), &error.to_string()) {
+                warn!(volume = %id.0, %error, "hosts wait: the reservation was not read; it is tried again");
+            }
             false
         }
     }
@@ -429,27 +455,22 @@ async fn furnish(
             .await?;
         change(&|shown| shown.any_host = publication.any_host);
     }
+    let hosts = Hosts::of(engine, nqn)?;
     let gone = shown
         .hosts
         .iter()
         .filter(|host| !publication.hosts.contains(host));
     for host in gone {
-        let params = json!({ "nqn": nqn, "host": host });
-        engine
-            .declared_call("nvmf_subsystem_remove_host", &params)
-            .await?;
+        hosts.remove(host).await?;
         change(&|shown| shown.hosts.retain(|one| one != host));
     }
-    let new = publication
-        .hosts
-        .iter()
-        .filter(|host| !shown.hosts.contains(host));
-    for host in new {
-        let params = json!({ "nqn": nqn, "host": host });
-        engine
-            .declared_call("nvmf_subsystem_add_host", &params)
-            .await?;
-        change(&|shown| shown.hosts.push(host.clone()));
+    for host in &publication.hosts {
+        hosts.allow(host).await?;
+        change(&|shown| {
+            if !shown.hosts.contains(host) {
+                shown.hosts.push(host.clone());
+            }
+        });
     }
     if !shown.is_complete {
         // Listeners last: hosts can connect as soon as one exists.

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::address::{IpTransport, adrfam};
 use nacre_nvmf::subsystems::Withheld;
-use nacre_nvmf::transport::{Address, ListenerOptions, RdmaFabric, TransportType};
+use nacre_nvmf::transport::{Address, ListenerOptions, RdmaFabric, TlsPolicy, TransportType};
 use nacre_nvmf_wire::Nqn;
 use nacre_transport_rdma_link::GidKind;
 use serde_json::{Value, json};
@@ -177,6 +177,13 @@ impl Listeners {
             }
         };
         self.statuses.borrow().iter().cloned().map(now).collect()
+    }
+
+    /// Whether connections of a declared path use TLS.
+    pub fn tls_of(&self, path: &Path) -> TlsPolicy {
+        let declared = self.declared.borrow();
+        let of = declared.iter().find(|one| one.name == path.listener);
+        of.map_or(TlsPolicy::Off, |listener| listener.tls)
     }
 
     /// Selectors without a match at present.

@@ -55,6 +55,13 @@ pub trait ReservationStore: Send + Sync {
     }
 }
 
+/// The right of this machine to answer from a state that another machine may take over.
+pub trait StateLease: Send + Sync {
+    /// True: no other machine has changed the state before this call. The target asks after it has
+    /// read the state, on any core: this must be quick and not block.
+    fn is_good(&self) -> bool;
+}
+
 /// Namespaces and their reservations.
 pub(crate) type Several = Vec<(u32, Arc<Reservation>)>;
 
@@ -119,7 +126,8 @@ impl Drop for Ticket {
 ///
 /// A namespace that may move to another machine has its reservation's state only while this
 /// machine serves it: from [`Reservation::take_over`] to [`Reservation::leave`]. Otherwise the
-/// state is unknown, and commands that depend on it end with Asymmetric Access Transition.
+/// state is unknown. While it is unknown, or its lease is in doubt, commands that depend on it end
+/// with Asymmetric Access Transition.
 pub struct Reservation {
     /// Zero while nothing is reserved; otherwise never the same for two states, of any namespace.
     /// An unknown state is not zero.
@@ -139,12 +147,24 @@ pub(crate) enum Decision {
 }
 
 struct Inner {
-    state: ReservationState,
-    is_known: bool,
+    /// `None`: another machine may have changed it.
+    known: Option<Known>,
     /// The next state is decided but not installed: other commands wait.
     busy: bool,
     /// Cores with commands that wait.
     waiters: Vec<GroupHandle>,
+}
+
+struct Known {
+    state: ReservationState,
+    /// `None`: the namespace does not move.
+    lease: Option<Arc<dyn StateLease>>,
+}
+
+impl Known {
+    fn may_answer(&self) -> bool {
+        self.lease.as_ref().is_none_or(|lease| lease.is_good())
+    }
 }
 
 /// The last gate given out.
@@ -153,9 +173,12 @@ static GATES: AtomicU64 = AtomicU64::new(0);
 impl Reservation {
     pub(crate) fn new(from: Reservations) -> Self {
         let moves = from.store.as_ref().is_some_and(|store| store.stores_all());
-        let inner = Inner {
+        let known = Known {
             state: from.stored.unwrap_or_default(),
-            is_known: !moves,
+            lease: None,
+        };
+        let inner = Inner {
+            known: (!moves).then_some(known),
             busy: false,
             waiters: Vec::new(),
         };
@@ -178,19 +201,22 @@ impl Reservation {
         self.inner.lock()
     }
 
-    pub fn state(&self) -> ReservationState {
-        self.inner().state.clone()
-    }
-
-    /// False: another machine may have changed it.
-    pub fn is_known(&self) -> bool {
-        self.inner().is_known
-    }
-
-    /// `None` if it is unknown.
-    pub(crate) fn known_state(&self) -> Option<ReservationState> {
+    /// `None`: it is unknown, or another machine may have changed it.
+    pub fn state(&self) -> Option<ReservationState> {
         let inner = self.inner();
-        inner.is_known.then(|| inner.state.clone())
+        let known = inner.known.as_ref()?;
+        let state = known.state.clone();
+        known.may_answer().then_some(state)
+    }
+
+    /// True from [`Reservation::take_over`] to [`Reservation::leave`].
+    pub fn is_known(&self) -> bool {
+        self.inner().known.is_some()
+    }
+
+    /// True if an answer that depends on the state, as it was before this call, is right.
+    pub(crate) fn may_answer(&self) -> bool {
+        self.inner().known.as_ref().is_some_and(Known::may_answer)
     }
 
     pub fn can_persist(&self) -> bool {
@@ -208,35 +234,41 @@ impl Reservation {
 
     fn rights(&self, host: &HostId) -> (u64, Rights) {
         let inner = self.inner();
-        let rights = if inner.is_known {
-            inner.state.rights(host)
-        } else {
-            Rights::Unknown
-        };
-        (self.gate(), rights)
+        let rights = inner.known.as_ref().map(|known| known.state.rights(host));
+        (self.gate(), rights.unwrap_or(Rights::Unknown))
     }
 
     /// Decides on a command. One decision is in flight at a time, until it is installed or given
     /// up; the core of a command in between is notified when it may retry.
     pub(crate) fn decide(&self, host: &HostId, command: &Change, core: &GroupHandle) -> Decision {
         let mut inner = self.inner();
-        if !inner.is_known {
+        let Inner {
+            known: Some(known),
+            busy,
+            waiters,
+        } = &mut *inner
+        else {
             return Decision::Refused(StatusCode::ANA_TRANSITION);
-        }
-        if inner.busy {
+        };
+        if *busy {
             // A core may ask every turn.
-            if inner.waiters.iter().all(|waiter| waiter.core != core.core) {
-                inner.waiters.push(core.clone());
+            if waiters.iter().all(|waiter| waiter.core != core.core) {
+                waiters.push(core.clone());
             }
             return Decision::Wait;
         }
-        let outcome = match inner.state.decide(host, command, self.can_persist()) {
+        let outcome = known.state.decide(host, command, self.can_persist());
+        // Also before an answer that needs no store: a conflict, or a command without an effect.
+        if !known.may_answer() {
+            return Decision::Refused(StatusCode::ANA_TRANSITION);
+        }
+        let outcome = match outcome {
             Ok(outcome) => outcome,
             Err(status) => return Decision::Refused(status),
         };
-        inner.busy = true;
-        let lasts = inner.state.ptpl || outcome.next.ptpl;
-        let changes = inner.state != outcome.next;
+        *busy = true;
+        let lasts = known.state.ptpl || outcome.next.ptpl;
+        let changes = known.state != outcome.next;
         let is_stored = |store: &&Arc<dyn ReservationStore>| lasts || store.stores_all();
         let store = self.store.as_ref().filter(|_| changes).filter(is_stored);
         Decision::Accepted(outcome, store.cloned())
@@ -245,19 +277,22 @@ impl Reservation {
     /// Installs a new state, and resumes the commands that waited for it.
     pub(crate) fn install(&self, next: ReservationState) {
         let mut inner = self.inner();
-        inner.state = next;
+        if let Some(known) = &mut inner.known {
+            known.state = next;
+        }
         self.gate.store(inner.new_gate(), Ordering::SeqCst);
         release(inner);
     }
 
-    /// Takes over the state of the machine that had the namespace before, while no host has access.
-    /// False: a command is being decided; try again.
-    pub fn take_over(&self, state: ReservationState) -> bool {
+    /// Takes over the state of the machine that had the namespace before, while the state is
+    /// unknown here. `lease`: of this machine, from before it read the state. False: a command is
+    /// being decided; try again.
+    pub fn take_over(&self, state: ReservationState, lease: Option<Arc<dyn StateLease>>) -> bool {
         let mut inner = self.inner();
         if inner.busy {
             return false;
         }
-        (inner.state, inner.is_known) = (state, true);
+        inner.known = Some(Known { state, lease });
         self.gate.store(inner.new_gate(), Ordering::SeqCst);
         true
     }
@@ -266,7 +301,7 @@ impl Reservation {
     /// answered by the outcome of that.
     pub fn leave(&self) {
         let mut inner = self.inner();
-        inner.is_known = false;
+        inner.known = None;
         self.gate.store(inner.new_gate(), Ordering::SeqCst);
     }
 
@@ -294,7 +329,8 @@ fn release(mut inner: MutexGuard<'_, Inner>) {
 
 impl Inner {
     fn new_gate(&self) -> u64 {
-        if self.is_known && self.state.held.is_none() {
+        let is_free = |known: &Known| known.state.held.is_none();
+        if self.known.as_ref().is_some_and(is_free) {
             return 0;
         }
         GATES.fetch_add(1, Ordering::Relaxed) + 1
@@ -361,11 +397,12 @@ impl RightsCache {
         rights >= need
     }
 
-    /// The status of a command that the last answer forbids.
-    pub(crate) fn refusal(&self) -> StatusCode {
+    /// The status of a command that the last answer, which was about `of`, forbids.
+    pub(crate) fn refusal(&self, of: &Reservation) -> StatusCode {
         match self.last {
             // Without DNR: it may succeed on another path, or here later.
             Some((_, Rights::Unknown)) => StatusCode::ANA_TRANSITION,
+            _ if !of.may_answer() => StatusCode::ANA_TRANSITION,
             _ => StatusCode::RESERVATION_CONFLICT.with_dnr(),
         }
     }

@@ -102,11 +102,13 @@ impl Target {
                 shared: shared.remove(s.nqn()).unwrap_or_default(),
                 has_psk: s.host_psk(host).is_some(),
                 must_concat: s.host_must_concat(host),
+                knows_host: true,
             })
             .collect();
         // Subsystems that only other targets serve.
         reachable.extend(shared.into_iter().map(|(nqn, shared)| Reachable {
             shared,
+            knows_host: false,
             ..Reachable::new(nqn)
         }));
         Snapshot {

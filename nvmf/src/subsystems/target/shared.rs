@@ -7,14 +7,20 @@ use nacre_nvmf_wire::Nqn;
 use parking_lot::Mutex;
 
 use super::Target;
-use crate::transport::{Address, TransportType};
+use crate::transport::{Address, TlsPolicy, TransportType};
 
-/// The ports of a subsystem on all targets, and the hosts that may hear of them.
+/// PORTIDs for the listeners of one target that are not among the ports of a shared subsystem.
+pub const LATER_IDS: u16 = 1 << 10;
+
+/// The ports of a subsystem on all targets, and the hosts whose discovery log has them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SharedSubsystem {
     pub hosts: BTreeSet<Nqn>,
     pub any_host: bool,
     pub ports: Vec<SharedPort>,
+    /// The first of [`LATER_IDS`] PORTIDs for this target's listeners that `ports` does not have;
+    /// `None`: the numbers of the listeners.
+    pub later_ids: Option<u16>,
 }
 
 /// A port of a shared subsystem.
@@ -24,8 +30,19 @@ pub struct SharedPort {
     pub id: u16,
     pub transport: TransportType,
     pub address: Address,
+    /// Whether connections use TLS; `None`: unknown.
+    pub tls: Option<TlsPolicy>,
     /// A port of this target: listed only while the subsystem has a listener there.
     pub is_here: bool,
+}
+
+/// The ports of a shared subsystem for one host.
+#[derive(Debug, Clone, Default)]
+pub struct SharedPorts {
+    /// Ports of other targets that serve the subsystem, and the identifiers of this target's.
+    pub listed: Vec<SharedPort>,
+    /// See [`SharedSubsystem::later_ids`].
+    pub later_ids: Option<u16>,
 }
 
 impl SharedSubsystem {
@@ -40,12 +57,16 @@ pub(super) struct Shared(Mutex<BTreeMap<Nqn, SharedSubsystem>>);
 impl Shared {
     /// The ports to list for a host, by subsystem. A host that the entry does not allow still gets
     /// the identifiers of this target's ports, where the subsystem here allows it.
-    pub(super) fn ports_for(&self, host: &Nqn) -> BTreeMap<Nqn, Vec<SharedPort>> {
+    pub(super) fn ports_for(&self, host: &Nqn) -> BTreeMap<Nqn, SharedPorts> {
         let shared = self.0.lock();
         let ports = shared.iter().map(|(nqn, of)| {
             let is_allowed = of.allows(host);
             let listed = of.ports.iter().filter(|port| is_allowed || port.is_here);
-            (nqn.clone(), listed.cloned().collect())
+            let listed = SharedPorts {
+                listed: listed.cloned().collect(),
+                later_ids: of.later_ids,
+            };
+            (nqn.clone(), listed)
         });
         ports.collect()
     }

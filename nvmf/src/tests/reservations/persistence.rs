@@ -10,7 +10,8 @@ use nacre_nvmf_wire::commands::reservation::{
 };
 use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::identify::nsid;
-use nacre_nvmf_wire::{Sgl, StatusCode};
+use nacre_nvmf_wire::opcode::io as opcode;
+use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
@@ -18,7 +19,8 @@ use super::super::host::INVALID;
 use super::super::rig::*;
 use super::{CONFLICT, Host, KEY_A, KEY_B, OK};
 use crate::subsystems::reservation::{
-    HeldReservation, Registrant, ReservationState, ReservationStore, Reservations, Ticket,
+    HeldReservation, Registrant, ReservationState, ReservationStore, Reservations, StateLease,
+    Ticket,
 };
 use crate::subsystems::{NamespaceConfig, NamespaceIds, TargetConfig};
 
@@ -36,6 +38,16 @@ impl ReservationStore for Slow {
 
     fn stores_all(&self) -> bool {
         self.stores_all.load(Ordering::Relaxed)
+    }
+}
+
+/// A lease that a test puts in doubt.
+#[derive(Default)]
+struct Doubt(AtomicBool);
+
+impl StateLease for Doubt {
+    fn is_good(&self) -> bool {
+        !self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -80,6 +92,23 @@ fn add_stored(
 }
 
 impl Rig {
+    fn flush_all(&mut self, host: Host) -> StatusCode {
+        let cid = self.cid();
+        let flush = Sqe::for_namespace(opcode::FLUSH, cid, nsid::BROADCAST);
+        self.status(host.io, flush, &[])
+    }
+
+    /// Gets the feature Reservation Persistence.
+    fn is_persistent(&mut self, host: Host) -> Result<bool, StatusCode> {
+        let cid = self.cid();
+        let get = GetFeatures::new(fid::RESERVATION_PERSISTENCE);
+        let cqe = self.call(host.admin, get.to_sqe(cid, 1), &[]).cqe;
+        match cqe.status() {
+            OK => Ok(cqe.dword0() == 1),
+            status => Err(status),
+        }
+    }
+
     /// Sends a Register that turns persistence on, and leaves it waiting.
     fn persist(&mut self, host: Host) -> u16 {
         self.begin_register(host, PersistChange::Set)
@@ -118,7 +147,7 @@ fn reservations_move_with_the_namespace() {
     assert_eq!((asked.registrants.len(), asked.ptpl), (1, false));
     let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
     let reservation = Arc::clone(&subsystem.namespaces()[0].namespace.reservation);
-    assert!(!reservation.take_over(ReservationState::default()));
+    assert!(!reservation.take_over(ReservationState::default(), None));
     ticket.stored();
     rig.turn();
     rig.turn();
@@ -129,10 +158,10 @@ fn reservations_move_with_the_namespace() {
         kind: ReservationType::WriteExclusive,
         holder: Some(moved.registrants[0].host),
     });
-    assert!(reservation.take_over(moved));
+    assert!(reservation.take_over(moved, None));
     assert_eq!(rig.write(b), CONFLICT);
     assert_eq!(rig.write(a), OK);
-    assert!(reservation.take_over(ReservationState::default()));
+    assert!(reservation.take_over(ReservationState::default(), None));
     assert_eq!(rig.write(b), OK);
 }
 
@@ -150,13 +179,15 @@ fn an_unknown_reservation_decides_nothing() {
     let reservation = Arc::clone(&subsystem.namespaces()[0].namespace.reservation);
     let refused = |rig: &mut Rig| {
         assert!(!reservation.is_known());
+        assert_eq!(reservation.state(), None);
+        assert_eq!(rig.is_persistent(a), Err(TRANSITION));
         assert_eq!((rig.write(a), rig.write(b)), (TRANSITION, TRANSITION));
         assert_eq!(rig.report(a, 64), Err(TRANSITION));
         assert_eq!(rig.acquire(a, ReservationType::WriteExclusive), TRANSITION);
         assert!(store.is_idle());
     };
     refused(&mut rig);
-    assert!(reservation.take_over(ReservationState::default()));
+    assert!(reservation.take_over(ReservationState::default(), None));
     assert_eq!((rig.write(a), rig.write(b)), (OK, OK));
     reservation.leave();
     refused(&mut rig);
@@ -169,7 +200,7 @@ fn an_unknown_reservation_decides_nothing() {
         }),
         ..ReservationState::default()
     };
-    assert!(reservation.take_over(held));
+    assert!(reservation.take_over(held, None));
     assert_eq!((rig.write(a), rig.write(b)), (OK, CONFLICT));
     assert_eq!(
         reservation.conflicts(),
@@ -185,6 +216,57 @@ fn an_unknown_reservation_decides_nothing() {
     rig.turn();
     assert_eq!(rig.statuses(), [(cid, OK)]);
     refused(&mut rig);
+}
+
+/// Goal: a machine whose lease is in doubt answers nothing from a reservation that another machine
+/// may have changed: no report, no feature, no conflict, no command without an effect. It goes on
+/// when the lease is good again.
+#[test]
+fn a_lease_in_doubt_answers_nothing() {
+    const TRANSITION: StatusCode = StatusCode::ANA_TRANSITION;
+    let mut rig = Rig::new(TargetConfig::default());
+    let store = Arc::new(Slow::default());
+    store.stores_all.store(true, Ordering::Relaxed);
+    add_stored(&rig, ram(), &store, None);
+    let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
+    let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
+    let reservation = Arc::clone(&subsystem.namespaces()[0].namespace.reservation);
+    let lease = Arc::new(Doubt::default());
+    let kind = ReservationType::WriteExclusive;
+    let holder = Some([0xa; 16]);
+    let held = ReservationState {
+        registrants: vec![Registrant {
+            host: [0xa; 16],
+            key: KEY_A,
+        }],
+        held: Some(HeldReservation { kind, holder }),
+        ..ReservationState::default()
+    };
+    assert!(reservation.take_over(held.clone(), Some(Arc::clone(&lease) as _)));
+    let mut conflicts = 0;
+    for is_good in [true, false, true] {
+        lease.0.store(!is_good, Ordering::Relaxed);
+        let or_transition = |status| if is_good { status } else { TRANSITION };
+        assert_eq!(rig.report(a, 64).err(), (!is_good).then_some(TRANSITION));
+        assert_eq!(rig.is_persistent(b).ok(), is_good.then_some(false));
+        assert_eq!(reservation.state(), is_good.then(|| held.clone()));
+        assert_eq!(rig.write(b), or_transition(CONFLICT));
+        assert_eq!(rig.flush_all(b), or_transition(CONFLICT));
+        conflicts += 2 * u64::from(is_good);
+        assert_eq!(reservation.conflicts(), conflicts, "only conflicts count");
+        assert_eq!(rig.acquire(b, kind), or_transition(CONFLICT));
+        assert_eq!(rig.acquire(a, kind), or_transition(OK), "it has it already");
+        assert_eq!(rig.write(a), OK, "the device decides");
+    }
+    assert!(store.is_idle(), "no command had an effect");
+
+    // A command that a node could not store, because its lease is over.
+    let cid = rig.begin_register(b, PersistChange::Keep);
+    lease.0.store(true, Ordering::Relaxed);
+    store.take().1.failed();
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.statuses(), [(cid, TRANSITION)]);
 }
 
 /// Goal: a command whose outcome persists is applied and answered when it is kept; commands after

@@ -37,7 +37,7 @@ fn get(daemon: &TestDaemon) -> Value {
 
 fn expected() -> Value {
     json!({
-        "rtype": 2, "type": "exclusive access", "generation": 4, "ptpl": true, "ptpl_capable": true,
+        "known": true, "rtype": 2, "type": "exclusive access", "generation": 4, "ptpl": true, "ptpl_capable": true,
         "conflicts": 0,
         "registrants": [{ "hostid": HOLDER, "rkey": "000000000000000a", "holder": true }],
     })

@@ -587,7 +587,7 @@ fn cores_decide_one_after_the_other() {
             });
         }
     });
-    let state = reservation.state();
+    let state = reservation.state().expect("it does not move");
     let all = u32::from(CORES) * u32::from(HOSTS);
     assert_eq!(state.generation, all);
     assert_eq!(state.checked().unwrap().registrants.len(), all as usize);

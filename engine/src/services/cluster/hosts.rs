@@ -1,0 +1,107 @@
+//! The hosts that a subsystem of the cluster allows on this node.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_nvmf::subsystems::{Phase, Subsystem};
+use nacre_nvmf_wire::Nqn;
+use serde_json::{Value, json};
+
+use crate::refusal::OrRefuse;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+
+/// Time for the I/O of a host that is removed. The caller tries again. It has other work, too: the
+/// task of a volume also takes the volume and closes it.
+const REMOVED_MS: u64 = 1000;
+
+/// The allowed hosts at one time, and their changes.
+pub(super) struct Hosts<'a> {
+    engine: &'a Rc<Engine>,
+    subsystem: Arc<Subsystem>,
+    allowed: BTreeSet<String>,
+}
+
+impl<'a> Hosts<'a> {
+    pub(super) fn of(engine: &'a Rc<Engine>, nqn: &str) -> Result<Self, RpcError> {
+        let nqn = Nqn::new(nqn).map_err(|error| RpcError::internal(error.to_string()))?;
+        let subsystem = engine.plane()?.target.subsystem(&nqn).or_refuse()?;
+        let hosts = subsystem.hosts();
+        Ok(Self {
+            engine,
+            allowed: hosts.iter().map(Nqn::to_string).collect(),
+            subsystem,
+        })
+    }
+
+    /// Allows the host, unless it is allowed already.
+    pub(super) async fn allow(&self, host: &str) -> Result<(), RpcError> {
+        if self.allowed.contains(host) {
+            return Ok(());
+        }
+        let params = json!({ "nqn": self.nqn(), "host": host });
+        self.change("nvmf_subsystem_add_host", &params).await
+    }
+
+    /// Takes the host's permission, and waits until it is disconnected. After a removal that timed
+    /// out the host is not allowed, and may still have I/O: then only that is waited for.
+    pub(super) async fn remove(&self, host: &str) -> Result<(), RpcError> {
+        if self.allowed.contains(host) {
+            let params = json!({ "nqn": self.nqn(), "host": host, "timeout_ms": REMOVED_MS });
+            return self.change("nvmf_subsystem_remove_host", &params).await;
+        }
+        let controllers = self.subsystem.controllers();
+        let mut its = controllers
+            .iter()
+            .filter(|one| one.hostnqn.as_str() == host);
+        if its.any(|controller| controller.phase() == Phase::Closing) {
+            let cause = format!("{host} is removed, and I/O of its last connections is in flight");
+            return Err(RpcError::errno(Errno::EAGAIN, cause));
+        }
+        Ok(())
+    }
+
+    fn nqn(&self) -> &str {
+        self.subsystem.nqn().as_str()
+    }
+
+    async fn change(&self, method: &str, params: &Value) -> Result<(), RpcError> {
+        self.engine.declared_call(method, params).await?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::methods::testing::test_daemon;
+
+    use super::*;
+
+    const NQN: &str = "nqn.2026-01.org.example:volume";
+    const HOST: &str = "nqn.2026-01.org.example:host";
+
+    /// Goal: a removal that timed out has removed the host. It does not fail from then on, and the
+    /// host can be allowed again.
+    #[test]
+    fn a_removal_that_timed_out_is_done() {
+        let daemon = test_daemon();
+        let engine = &daemon.engine;
+        daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+        let hosts = || Hosts::of(engine, NQN).unwrap();
+        let allowed = || hosts().allowed.into_iter().collect::<Vec<_>>();
+        daemon.run(hosts().allow(HOST)).unwrap();
+        assert_eq!(allowed(), [HOST]);
+        daemon.run(hosts().allow(HOST)).unwrap();
+
+        // The state that a removal leaves when it times out.
+        let params = json!({ "nqn": NQN, "host": HOST, "timeout_ms": 0 });
+        daemon.call("nvmf_subsystem_remove_host", params);
+        assert_eq!(allowed(), [""; 0]);
+        daemon.run(hosts().remove(HOST)).unwrap();
+        daemon.run(hosts().allow(HOST)).unwrap();
+        daemon.run(hosts().remove(HOST)).unwrap();
+        assert_eq!(allowed(), [""; 0]);
+    }
+}
