@@ -28,4 +28,5 @@ mod reservations;
 mod saved;
 mod signals;
 mod spdk;
+mod tls;
 mod volumes;
