@@ -184,8 +184,9 @@ pub enum VolumeError {
     },
     /// The record comes from a backup, and the labels of all replicas decide.
     #[error(
-        "\"{name}\" was restored from a backup, and the replica on \"{device}\" cannot be looked at: \
-            {why}"
+        "\"{name}\" was restored from a backup, and the replica on \"{device}\" does not show its last \
+            state: {why}. Bring it back; or, if the writes that only it has may be lost, serve from \
+            another one: `nacre volume thaw {name} --replica DEVICE --force {name}`"
     )]
     Restored {
         name: String,

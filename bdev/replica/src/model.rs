@@ -42,10 +42,22 @@ pub struct VolumeRecord {
     /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<KeptLimits>,
-    /// The version that the record had in the backup from which it was restored. The labels of the
-    /// replicas may be later: the next opening looks at all of them.
+    /// The record comes from a backup. The labels of the replicas may be later: the next opening
+    /// reads them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub restored: Option<Stamp>,
+    pub restored: Option<Restored>,
+}
+
+/// The origin of a record that was restored from a backup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// The version that the record had in the backup.
+    #[serde(flatten)]
+    pub at: Stamp,
+    /// The replicas that the operator named lost. Their labels are not waited for, and they are not
+    /// in sync, whatever other labels say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<Uuid>,
 }
 
 /// The limits shown for a volume before its replicas are present. Whether they have a cache is not

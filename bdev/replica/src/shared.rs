@@ -409,11 +409,12 @@ impl Shared {
         Ok(())
     }
 
-    /// True when the tables fit the volume's present record in the store.
+    /// True when the tables fit the volume's present record in the store. Only the labels know the
+    /// size of a restored volume: its hosts keep the size that they know until it is opened.
     pub fn fits(&self, record: &VolumeRecord) -> bool {
         self.block_size == record.block_size
             && self.region_shift == record.region_blocks().ilog2()
-            && self.blocks() <= record.blocks
+            && (self.blocks() <= record.blocks || record.restored.is_some())
             && self.covers(record.blocks)
     }
 

@@ -17,8 +17,8 @@ use super::failures::{describe, words};
 use super::fence;
 use super::labels::label_of;
 use crate::format::{
-    BLOCK, Label, LabelCopy, LabelError, encode_page, label_offset, newest, page_offset, pages_for,
-    region_shift_for,
+    BLOCK, Label, LabelCopy, LabelError, LabelState, encode_page, label_offset, newest,
+    page_offset, pages_for, region_shift_for,
 };
 use crate::handle::{Devices, NewVolume, ReplicaDevice, VolumeError};
 use crate::model::{MAX_REPLICAS, RESERVED, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
@@ -546,6 +546,15 @@ pub async fn force_in_sync(
     }
     let mut next = record.clone();
     next.revision += 1;
+    if record.restored.is_some() {
+        if super::restored::state(&label.0, chosen.id) == Some(LabelState::Filling) {
+            return Err(invalid("it was being filled: its data is incomplete"));
+        }
+        // The operator decides, and not the other labels, whose epochs may be later.
+        next.restored = None;
+        next.epoch = next.epoch.max(label.0.stamp.epoch) + super::restored::EPOCHS;
+        next.blocks = next.blocks.max(label.0.blocks);
+    }
     // Accept its present label, by changing only the store. A new label could reach the device long
     // after another decision, and would then hide a later holder.
     next.serving = next.serving.min(label.0.stamp.epoch);

@@ -133,15 +133,22 @@ impl Opening<'_> {
             }
         }
         // The volume differs from the prepared one: its users must connect again.
-        let record = self.store.load(prepared.id()).await?;
-        let shared = Shared::new(&record);
-        shared.set_failing(prepared.is_failing());
-        let name = record.name.clone();
-        let handle = self.with(record, shared, None).await?;
-        handle.ok_or(VolumeError::Closed { name })
+        // Once more, if the labels show that it has grown.
+        for _ in 0..2 {
+            let record = self.store.load(prepared.id()).await?;
+            let shared = Shared::new(&record);
+            shared.set_failing(prepared.is_failing());
+            if let Some(handle) = self.with(record, shared, None).await? {
+                return Ok(handle);
+            }
+        }
+        let name = prepared.id().to_string();
+        Err(VolumeError::Closed { name })
     }
 
     /// Returns `None`, without side effects, if the replicas' limits are below the announced ones.
+    /// Also if the tables do not fit the size that the labels of a restored volume have: then the
+    /// record has it.
     async fn with(
         &self,
         record: VolumeRecord,
@@ -213,9 +220,18 @@ pub(super) struct Opener {
 impl Opener {
     async fn begin(&self, promised: Option<Limits>) -> Result<Option<Arc<dyn Bdev>>, VolumeError> {
         let mut former = self.context.state.borrow().record.clone();
-        let restored = former.restored;
-        if let Some(at) = restored {
-            former = self.after_restore(&former, at).await?;
+        let restored = former.restored.clone();
+        if let Some(restored) = &restored {
+            former = self.after_restore(&former, restored).await?;
+            let shared = &self.context.shared;
+            if !shared.covers(former.blocks) || shared.blocks() > former.blocks {
+                // The tables are made for the size of the record.
+                let blocks = former.blocks;
+                self.replicas
+                    .commit(|record| record.blocks = blocks)
+                    .await?;
+                return Ok(None);
+            }
         }
         let FoundReplicas {
             found,

@@ -13,19 +13,19 @@
 use uuid::Uuid;
 
 use super::open::{Opener, failed};
-use crate::format::{Label, LabelState};
+use crate::format::{Label, LabelError, LabelState};
 use crate::handle::VolumeError;
-use crate::model::{ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
+use crate::model::{ReplicaRecord, ReplicaState, Restored, VolumeRecord};
 
 /// Epochs that the lost store may have given since the last label.
-const EPOCHS: u64 = 1000;
+pub(super) const EPOCHS: u64 = 1000;
 
 impl Opener {
-    /// The record to open, by the labels of the replicas. `at`: its version in the backup.
+    /// The record to open, by the labels of the replicas.
     pub(super) async fn after_restore(
         &self,
         record: &VolumeRecord,
-        at: Stamp,
+        restored: &Restored,
     ) -> Result<VolumeRecord, VolumeError> {
         let refused = |replica: &ReplicaRecord, why: String| VolumeError::Restored {
             name: record.name.clone(),
@@ -33,7 +33,8 @@ impl Opener {
             why,
         };
         let mut labels = Vec::new();
-        for replica in record.replicas.iter().filter(|one| is_needed(one)) {
+        let is_lost = |replica: &ReplicaRecord| restored.lost.contains(&replica.id);
+        for replica in record.replicas.iter().filter(|one| !is_lost(one)) {
             let read = self.label_of_replica(record, replica).await;
             let label = read.map_err(|why| refused(replica, why.to_string()))?;
             if let Some(label) = &label
@@ -44,11 +45,12 @@ impl Opener {
             }
             labels.extend(label);
         }
-        let next = brought_forward(record, at, &labels);
+        let next = brought_forward(record, restored, &labels);
         next.map_err(|(replica, why)| refused(replica, why.to_owned()))
     }
 
-    /// `None`: its device has no label of this replica.
+    /// `None`: its device has no label of this replica. A label that cannot be read may be the last
+    /// one.
     async fn label_of_replica(
         &self,
         record: &VolumeRecord,
@@ -58,38 +60,45 @@ impl Opener {
         let read = self.media.read_label(&disk).await;
         self.media.disks.forget(&disk);
         drop(device);
-        let read = read.map_err(|why| failed(&replica.device, why))?;
-        let label = read.ok().map(|(label, _)| label);
-        Ok(label.filter(|label| (label.volume, label.replica) == (record.id, replica.id)))
+        let label = match read.map_err(|why| failed(&replica.device, why))? {
+            Ok((label, _)) => label,
+            Err(LabelError::NotALabel | LabelError::Foreign) => return Ok(None),
+            Err(error) => {
+                return Err(VolumeError::Io {
+                    device: replica.device.clone(),
+                    what: error.to_string(),
+                });
+            }
+        };
+        let is_its = (label.volume, label.replica) == (record.id, replica.id);
+        Ok(is_its.then_some(label))
     }
 }
 
-/// False: its contents do not count.
-fn is_needed(replica: &ReplicaRecord) -> bool {
-    !replica.is_empty() && !replica.offline
-}
-
-/// The record after the last label. `at`: the version of the record in the backup. An error: the
-/// replicas have changed since, so that others than those of the record may have later labels.
+/// The record after the last label. An error: the replicas have changed since the backup, so that
+/// others than those of the record may have later labels.
 fn brought_forward<'a>(
     record: &'a VolumeRecord,
-    at: Stamp,
+    restored: &Restored,
     labels: &[Label],
 ) -> Result<VolumeRecord, (&'a ReplicaRecord, &'static str)> {
+    let Restored { at, lost } = restored;
     let mut next = record.clone();
     next.restored = None;
     let all = labels.iter().map(|label| label.stamp);
     let last = all.max().unwrap_or_default();
     next.epoch = record.epoch.max(last.epoch) + EPOCHS;
     next.revision = record.revision.max(last.revision);
-    let in_sync = |label: &&Label| state(label, label.replica) == Some(LabelState::InSync);
+    let own = |label: &Label| state(label, label.replica);
+    let in_sync = |label: &&Label| own(label) == Some(LabelState::InSync);
     let by_age = |label: &&Label| (label.stamp, label.sequence);
     let known = labels.iter().filter(in_sync).max_by_key(by_age);
-    if let Some(known) = known.filter(|known| known.stamp > at) {
+    let is_lost = |replica: &ReplicaRecord| lost.contains(&replica.id);
+    if let Some(known) = known.filter(|known| known.stamp > *at) {
         next.serving = known.stamp.epoch;
         // The volume may have grown.
         next.blocks = record.blocks.max(known.blocks);
-        for replica in &mut next.replicas {
+        for replica in next.replicas.iter_mut().filter(|one| !is_lost(one)) {
             follow(replica, state(known, replica.id));
         }
         let is_known = |id| record.replicas.iter().any(|one| one.id == id);
@@ -102,12 +111,26 @@ fn brought_forward<'a>(
                 "it names a replica that was added after the backup",
             ));
         }
+    } else {
+        // Replicas in sync were lost since: the others say so of themselves.
+        let mut later = labels.iter().filter(|label| label.stamp > *at);
+        for replica in next.replicas.iter_mut().filter(|one| !is_lost(one)) {
+            if let Some(label) = later.clone().find(|label| label.replica == replica.id) {
+                follow(replica, own(label));
+            }
+        }
+        if next.in_sync().next().is_none()
+            && let Some(label) = later.next()
+            && let Some(replica) = record.replicas.iter().find(|one| one.id == label.replica)
+        {
+            return Err((replica, "it was not in sync any more after the backup"));
+        }
     }
     // A replica in sync has a label. If it was removed, and its device is used otherwise, others
     // have gone on without it.
     let is_labelled = |id| labels.iter().any(|label| label.replica == id);
     let mut in_sync = next.in_sync();
-    let unlabelled = in_sync.find(|one| is_needed(one) && !is_labelled(one.id));
+    let unlabelled = in_sync.find(|one| !is_lost(one) && !is_labelled(one.id));
     let unlabelled = unlabelled.map(|one| one.id);
     drop(in_sync);
     match record
@@ -126,6 +149,7 @@ fn follow(replica: &mut ReplicaRecord, state: Option<LabelState>) {
     match state {
         Some(LabelState::InSync) => {
             replica.state = ReplicaState::InSync;
+            replica.offline = false;
             replica.why = None;
         }
         Some(LabelState::Out | LabelState::Filling) => {
@@ -139,7 +163,7 @@ fn follow(replica: &mut ReplicaRecord, state: Option<LabelState>) {
     }
 }
 
-fn state(label: &Label, replica: Uuid) -> Option<LabelState> {
+pub(super) fn state(label: &Label, replica: Uuid) -> Option<LabelState> {
     let found = label.replicas.iter().find(|one| one.id == replica);
     found.map(|one| one.state)
 }
@@ -150,16 +174,17 @@ mod tests {
     use super::*;
     use crate::store::suite;
 
-    /// The record of a volume whose replicas are all in sync, and their labels.
-    fn backup() -> (VolumeRecord, Stamp) {
+    /// The record of a volume whose replicas are all in sync, and its origin.
+    fn backup() -> (VolumeRecord, Restored) {
         let mut record = suite::record("ant");
         for replica in &mut record.replicas {
             replica.state = ReplicaState::InSync;
             replica.offline = false;
         }
-        record.restored = Some(record.version());
-        let at = record.version();
-        (record, at)
+        let (at, lost) = (record.version(), Vec::new());
+        let restored = Restored { at, lost };
+        record.restored = Some(restored.clone());
+        (record, restored)
     }
 
     fn labels(record: &VolumeRecord, slots: &[usize]) -> Vec<Label> {
@@ -181,16 +206,17 @@ mod tests {
     /// it does not know is not overwritten.
     #[test]
     fn the_last_label_of_a_replica_in_sync_decides() {
-        let (record, at) = backup();
+        let (record, restored) = backup();
         let mut later = record.clone();
-        (later.epoch, later.revision) = (at.epoch + 3, at.revision + 9);
+        (later.epoch, later.revision) = (restored.at.epoch + 3, restored.at.revision + 9);
         later.replicas[1].fill_anew(String::new());
         // Replicas 0 and 2 wrote labels without replica 1, whose label is older.
         let mut all = labels(&later, &[0, 2]);
         all.extend(labels(&record, &[1]));
-        let next = brought_forward(&record, at, &all).expect("known");
+        let next = brought_forward(&record, &restored, &all).expect("known");
         assert_eq!(states(&next), [IN, EMPTY, IN]);
-        assert_eq!((next.serving, next.restored), (later.epoch, None));
+        assert_eq!(next.serving, later.epoch);
+        assert_eq!(next.restored, None);
         assert!(next.version() > later.version());
 
         // Then replica 1 was filled, and had the last label of all: it is not in sync by it.
@@ -198,7 +224,7 @@ mod tests {
         filling.revision += 1;
         let mut last = all.clone();
         last[2] = labels(&filling, &[1]).remove(0);
-        let next = brought_forward(&record, at, &last).expect("known");
+        let next = brought_forward(&record, &restored, &last).expect("known");
         assert_eq!(states(&next), [IN, EMPTY, IN]);
 
         // Replica 2 was replaced after the backup, and the volume grew.
@@ -206,7 +232,7 @@ mod tests {
         replaced.revision += 2;
         replaced.blocks += 8;
         replaced.replicas.remove(2);
-        let next = brought_forward(&record, at, &labels(&replaced, &[0])).expect("known");
+        let next = brought_forward(&record, &restored, &labels(&replaced, &[0])).expect("known");
         assert_eq!(states(&next), [IN, EMPTY, OFFLINE]);
         assert_eq!(next.blocks, replaced.blocks);
     }
@@ -215,11 +241,11 @@ mod tests {
     /// store may have given.
     #[test]
     fn a_record_as_new_as_its_labels_stands() {
-        let (mut record, at) = backup();
+        let (mut record, restored) = backup();
         let written = labels(&record, &[0, 1, 2]);
         // Openings that did not succeed.
         record.epoch += 7;
-        let next = brought_forward(&record, at, &written).expect("known");
+        let next = brought_forward(&record, &restored, &written).expect("known");
         assert_eq!(states(&next), [IN, IN, IN]);
         assert_eq!(next.serving, record.serving);
         assert_eq!(next.epoch, record.epoch + EPOCHS);
@@ -229,9 +255,9 @@ mod tests {
     /// served.
     #[test]
     fn replicas_that_the_backup_does_not_know() {
-        let (record, at) = backup();
+        let (record, restored) = backup();
         let refused = |labels: &[Label]| {
-            let (replica, why) = brought_forward(&record, at, labels).expect_err("refused");
+            let (replica, why) = brought_forward(&record, &restored, labels).expect_err("refused");
             (replica.slot, why)
         };
         // Replica 1 was removed, and its device is used otherwise.
@@ -250,7 +276,64 @@ mod tests {
         );
         // One that is not in sync has no writes that others lack.
         later.replicas[2].fill_anew(String::new());
-        let next = brought_forward(&record, at, &labels(&later, &[0, 1])).expect("known");
+        let next = brought_forward(&record, &restored, &labels(&later, &[0, 1])).expect("known");
         assert_eq!(states(&next), [IN, IN, OFFLINE]);
+    }
+
+    /// Goal: a replica that left before the backup, and returned after it, may be the only one with
+    /// the last writes: its label counts, and it is in service again.
+    #[test]
+    fn a_replica_that_returned_after_the_backup() {
+        let (mut record, restored) = backup();
+        let there = record.clone();
+        record.replicas[1].fill_anew("it was taken out".into());
+        record.replicas[1].offline = true;
+        let mut later = there.clone();
+        later.revision += 5;
+        // It was in sync with replica 0, which failed before it.
+        let mut last = later.clone();
+        last.revision += 1;
+        last.replicas[0].fill_anew(String::new());
+        last.replicas[2].fill_anew(String::new());
+        let mut all = labels(&later, &[0, 2]);
+        all.extend(labels(&last, &[1]));
+        let next = brought_forward(&record, &restored, &all).expect("known");
+        assert_eq!(states(&next), [EMPTY, IN, EMPTY]);
+    }
+
+    /// Goal: a lost replica is not in sync, although labels say so, and the volume goes on with the
+    /// last of the others.
+    #[test]
+    fn a_lost_replica_stays_out() {
+        let (mut record, mut restored) = backup();
+        let mut later = record.clone();
+        later.revision += 5;
+        restored.lost = vec![record.replicas[1].id];
+        record.replicas[1].fill_anew("it is lost".into());
+        let next = brought_forward(&record, &restored, &labels(&later, &[0, 2])).expect("known");
+        assert_eq!(states(&next), [IN, EMPTY, IN]);
+    }
+
+    /// Goal: where only a lost replica was in sync at the end, no other one counts as in sync by
+    /// the backup.
+    #[test]
+    fn only_the_lost_replica_was_in_sync() {
+        let (mut record, mut restored) = backup();
+        let mut later = record.clone();
+        later.revision += 5;
+        for slot in [0, 2] {
+            later.replicas[slot].fill_anew(String::new());
+        }
+        restored.lost = vec![record.replicas[1].id];
+        record.replicas[1].fill_anew("it is lost".into());
+        let said = labels(&later, &[0, 2]);
+        let (replica, why) = brought_forward(&record, &restored, &said).expect_err("refused");
+        assert_eq!(replica.slot, 0);
+        assert_eq!(why, "it was not in sync any more after the backup");
+        // One of them has not written a label since: it is as the backup says.
+        let mut said = said;
+        said[0] = labels(&record, &[0]).remove(0);
+        let next = brought_forward(&record, &restored, &said).expect("known");
+        assert_eq!(states(&next), [IN, EMPTY, EMPTY]);
     }
 }
