@@ -276,7 +276,7 @@ impl Daemon {
         let held = held.filter(|one| one["lease_stands"] == true);
         let holder = held.and_then(|one| one["holder"]["id"].as_str());
         let Some((here, holder)) = here.and_then(|node| node["id"].as_str()).zip(holder) else {
-            // The daemon's refusal says what is missing.
+            // The daemon's refusal names the missing part.
             return Ok(());
         };
         if here != holder {

@@ -268,6 +268,17 @@ impl Client {
         Ok(answer.kvs.into_iter().next())
     }
 
+    /// The revision of the store, confirmed by a majority of its members. The user may have access
+    /// to keys with `prefix` only.
+    pub async fn revision(&self, prefix: &str) -> Result<i64, Error> {
+        let request = RangeRequest {
+            key: prefix.into(),
+            ..RangeRequest::default()
+        };
+        let answer = self.range(request).await?;
+        Ok(answer.header.map_or(0, |header| header.revision))
+    }
+
     /// All keys that start with `prefix`, read in pages. A compaction in between starts it again.
     pub async fn list(&self, prefix: &str) -> Result<Page, Error> {
         const ATTEMPTS: usize = 3;

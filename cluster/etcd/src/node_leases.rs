@@ -114,7 +114,7 @@ impl NodeLeases {
                 Ok(Some((key.node, Some(key))))
             }
             Update::Deleted { key, .. } => Ok(Some((self.node_of(&key)?, None))),
-            Update::Compacted { .. } => Ok(None),
+            Update::Compacted { .. } | Update::OtherStore { .. } => Ok(None),
         }
     }
 
@@ -211,10 +211,18 @@ impl NodeLeases {
 
     pub fn decode(&self, kv: &KeyValue) -> Result<LeaseKey, Error> {
         let node = self.node_of(&kv.key)?;
-        let value: Value = serde_json::from_slice(&kv.value).map_err(|error| Error::Damaged {
+        let damaged = |error: serde_json::Error| Error::Damaged {
             key: self.prefix.lease(node),
             what: error.to_string(),
-        })?;
+        };
+        let value: Value = serde_json::from_slice(&kv.value).map_err(damaged)?;
+        if value.v > FORMAT {
+            return Err(Error::Newer {
+                key: self.prefix.lease(node),
+                found: value.v,
+                known: FORMAT,
+            });
+        }
         Ok(LeaseKey {
             node,
             incarnation: Incarnation(kv.create_revision as u64),

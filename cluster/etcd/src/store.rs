@@ -19,7 +19,7 @@ use nacre_bdev_replica::store::{
     StoreError, StoreFuture, VolumeStore, assert_grows, compare, reply,
 };
 use nacre_cluster_core::NodeId;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
@@ -299,11 +299,19 @@ enum User {
     Node(Lessee),
 }
 
+#[derive(Default)]
+struct Known {
+    /// The incarnation of the node that knows them. Another one may be of another store, whose
+    /// revisions begin anew.
+    incarnation: i64,
+    records: HashMap<Uuid, Stored>,
+}
+
 struct Records {
     client: Arc<Client>,
     prefix: Prefix,
     /// The last known state of each record, to save the read before a change.
-    known: Mutex<HashMap<Uuid, Stored>>,
+    known: Mutex<Known>,
     user: User,
     /// Revision of the last change.
     last: Arc<AtomicI64>,
@@ -346,8 +354,16 @@ impl Records {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<Uuid, Stored>> {
-        self.known.lock()
+    fn known(&self) -> MappedMutexGuard<'_, HashMap<Uuid, Stored>> {
+        let mut known = self.known.lock();
+        if let User::Node(lessee) = &self.user {
+            let incarnation = lessee.incarnation.load(Ordering::SeqCst);
+            if known.incarnation != incarnation {
+                known.records.clear();
+                known.incarnation = incarnation;
+            }
+        }
+        MutexGuard::map(known, |known| &mut known.records)
     }
 
     /// Executes a transaction, if this daemon still owns the prefix, or this node has its lease.

@@ -2,6 +2,9 @@
 //!
 //! The stream is opened again when it ends, at the next endpoint, from the revision after the last
 //! one seen. After a second of silence a question notices a member that is dead.
+//!
+//! A store that was replaced by a younger one would be silent until its revisions reach those of
+//! the former one. The first answer of a stream has the revision of the store, which shows it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +27,9 @@ const QUESTION: Duration = Duration::from_secs(1);
 /// Silence after which the stream is opened again.
 const SILENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(200);
+/// Streams in sequence that find a younger store, before it counts as another one: a read after a
+/// pause of etcd may be stale (etcd #20418).
+const FINDINGS: u32 = 2;
 /// Largest message. etcd splits longer ones (`fragment`).
 const MAX_MESSAGE: usize = 16 << 20;
 
@@ -39,6 +45,12 @@ pub enum Update {
     Compacted {
         revision: i64,
     },
+    /// The store is at `revision`, below one that the watch has seen: its data were lost or
+    /// restored. Nothing that was read before counts. The watch goes on with the revisions of this
+    /// store.
+    OtherStore {
+        revision: i64,
+    },
 }
 
 /// Dropped, it ends the stream.
@@ -52,6 +64,8 @@ pub struct Watch {
     ready: std::collections::VecDeque<Update>,
     stream: Option<Stream>,
     failed_at: Option<usize>,
+    /// Streams in sequence that found a younger store.
+    findings: u32,
 }
 
 #[derive(Debug)]
@@ -75,6 +89,7 @@ impl Watch {
             ready: std::collections::VecDeque::new(),
             stream: None,
             failed_at: None,
+            findings: 0,
         }
     }
 
@@ -105,12 +120,41 @@ impl Watch {
                     self.client.auth().forget(&stream.token);
                     self.reopen_later().await;
                 }
-                Ok(answer) => self.take(answer),
+                Ok(answer) if is_younger(&answer, self.from) => self.compare_store().await,
+                Ok(answer) => {
+                    if answer.created {
+                        self.findings = 0;
+                    }
+                    self.take(answer);
+                }
                 Err(status) => {
                     let why = described(&status);
                     debug!(prefix = self.prefix, why, "the watch of etcd ended");
                     self.reopen_later().await;
                 }
+            }
+        }
+    }
+
+    /// The member has not seen the last revision: it lags behind the others, or the store is
+    /// another one. A read that a majority confirms tells them apart.
+    async fn compare_store(&mut self) {
+        let last = self.from - 1;
+        match self.client.revision(&self.prefix).await {
+            // Its changes arrive in order.
+            Ok(revision) if revision >= last => self.findings = 0,
+            Ok(revision) => {
+                self.findings += 1;
+                self.reopen_later().await;
+                if self.findings >= FINDINGS {
+                    self.findings = 0;
+                    self.from = revision + 1;
+                    self.ready.push_back(Update::OtherStore { revision });
+                }
+            }
+            Err(error) => {
+                debug!(prefix = self.prefix, %error, "the revision of etcd is unknown");
+                self.reopen_later().await;
             }
         }
     }
@@ -210,6 +254,13 @@ impl Watch {
     }
 }
 
+/// True: the first answer of a stream is of a store, or a member, without the revision before
+/// `from`.
+fn is_younger(answer: &WatchResponse, from: i64) -> bool {
+    let revision = answer.header.as_ref().map(|header| header.revision);
+    answer.created && !answer.canceled && revision.is_some_and(|revision| revision < from - 1)
+}
+
 impl Stream {
     async fn next(&mut self) -> Result<WatchResponse, Status> {
         loop {
@@ -231,5 +282,39 @@ impl Stream {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::ResponseHeader;
+
+    /// Goal: only the first answer of a stream is compared. A revision of a later answer says
+    /// nothing, and the revision before `from` is that of the list.
+    #[test]
+    fn the_first_answer_shows_a_younger_store() {
+        let answer = |created, revision| WatchResponse {
+            header: Some(ResponseHeader {
+                revision,
+                ..ResponseHeader::default()
+            }),
+            created,
+            ..WatchResponse::default()
+        };
+        for (created, revision, is) in [
+            (true, 8, true),
+            (true, 9, false),
+            (true, 10, false),
+            (true, 11, false),
+            (false, 8, false),
+        ] {
+            assert_eq!(is_younger(&answer(created, revision), 10), is, "{revision}");
+        }
+        let unknown = WatchResponse {
+            created: true,
+            ..WatchResponse::default()
+        };
+        assert!(!is_younger(&unknown, 10));
     }
 }

@@ -64,6 +64,8 @@ pub enum Decision {
     /// No in-sync member of the volume is reachable from here.
     VolumeWithoutHolder {
         volume: VolumeId,
+        /// The volume comes from a backup, and lacks the replicas of these nodes.
+        missing: Vec<NodeId>,
     },
     StoreAway {
         why: String,

@@ -36,9 +36,11 @@ pub(crate) enum Change {
         key: Vec<u8>,
         revision: i64,
     },
+    /// etcd lost its data, or had them restored: nothing that was followed counts. The last change.
+    OtherStore,
 }
 
-/// Runs until the receiver is dropped.
+/// Runs until the receiver is dropped, or the store is another one.
 pub(crate) async fn follow(
     client: Arc<Client>,
     kind: Kind,
@@ -74,6 +76,10 @@ pub(crate) async fn follow(
                 Update::Deleted { key, revision } => Change::Deleted { key, revision },
                 // Changes are lost: list again.
                 Update::Compacted { .. } => break,
+                Update::OtherStore { .. } => {
+                    let _ = news.send((kind, Change::OtherStore)).await;
+                    return;
+                }
             };
             if news.send((kind, change)).await.is_err() {
                 return;

@@ -25,6 +25,10 @@ pub struct Cluster {
     pub lease_ms: u64,
     #[serde(default)]
     pub features: Vec<String>,
+    /// The restore that wrote the keys; `None`: they are those of the first etcd. Nodes that run
+    /// notice by it that revisions have begun anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<Uuid>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -38,6 +42,7 @@ impl Cluster {
             name: name.to_owned(),
             lease_ms: lease.as_millis() as u64,
             features: Vec::new(),
+            restored: None,
             rest: Map::new(),
         })
     }
@@ -241,16 +246,30 @@ pub(crate) fn bytes(value: &impl Serialize) -> Vec<u8> {
 pub(crate) fn decode<T: for<'a> Deserialize<'a>>(kv: &KeyValue) -> Result<T, Error> {
     let key = String::from_utf8_lossy(&kv.key).into_owned();
     let value: Value = serde_json::from_slice(&kv.value).map_err(|e| damaged(&key, &e))?;
-    if let Some(found) = value["v"].as_u64().filter(|version| *version > FORMAT) {
-        let known = FORMAT;
-        let said = nacre_cluster_etcd::Error::Newer {
-            key: key.clone(),
-            found,
-            known,
-        };
-        return Err(Error::at(&key)(said));
-    }
+    check_format(&key, &value)?;
     serde_json::from_value(value).map_err(|e| damaged(&key, &e))
+}
+
+/// Refuses a value of a later format.
+pub(crate) fn check_format(key: &str, value: &Value) -> Result<(), Error> {
+    match later_format(value) {
+        None => Ok(()),
+        Some(found) => Err(newer(key, found)),
+    }
+}
+
+/// The format of the value, if it is a later one.
+pub(crate) fn later_format(value: &Value) -> Option<u64> {
+    value["v"].as_u64().filter(|version| *version > FORMAT)
+}
+
+pub(crate) fn newer(key: &str, found: u64) -> Error {
+    let said = nacre_cluster_etcd::Error::Newer {
+        key: key.to_owned(),
+        found,
+        known: FORMAT,
+    };
+    Error::at(key)(said)
 }
 
 #[cfg(test)]

@@ -77,6 +77,15 @@ impl Nodes {
         self.assign(now);
     }
 
+    /// Forgets all: the store is another one, whose revisions and incarnations begin anew.
+    pub(crate) fn begin_anew(&mut self) {
+        *self = Self {
+            has_news: true,
+            has_other_watches: true,
+            ..Self::new(self.me, self.timing)
+        };
+    }
+
     pub(crate) fn is_avoided(&self, node: NodeId) -> bool {
         self.avoided.contains(&node)
     }

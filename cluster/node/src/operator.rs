@@ -14,7 +14,7 @@ use crate::backup::{Backup, BackupError};
 use crate::brake::Brake;
 use crate::clock;
 use crate::driver::Shared;
-use crate::error::{Error, damaged};
+use crate::error::Error;
 use crate::events::Event;
 use crate::keys::{self, Cluster, NodeKey, bytes};
 use crate::operations::Operation;
@@ -368,7 +368,7 @@ impl Operator {
         for kv in self.list(&self.prefix.volumes()).await? {
             let at = String::from_utf8_lossy(&kv.key).into_owned();
             let decoded = record::decode(&kv.value);
-            let (_, record) = decoded.map_err(|why| damaged(&at, &why))?;
+            let (_, record) = decoded.map_err(|why| why.at(&at))?;
             let volume = Prefix::id_after(&self.prefix.volumes(), &kv.key).map(VolumeId);
             if let Some(volume) = volume
                 && record.members.iter().any(|member| member.node == node)
@@ -439,7 +439,7 @@ impl Operator {
                 return Err(Error::NoVolume { key, volume });
             };
             let decoded = record::decode(&kv.value);
-            let (_, record) = decoded.map_err(|why| damaged(&record_key, &why))?;
+            let (_, record) = decoded.map_err(|why| why.at(&record_key))?;
             if found.is_none() && record.holder.is_some_and(|holder| holder.node == to) {
                 return Ok(());
             }

@@ -6,7 +6,7 @@ use nacre_cluster_core::slots::MAX_SLOTS;
 use nacre_cluster_core::{Holder, Incarnation, MemberId, NodeId, VolumeId};
 use nacre_cluster_etcd::{Copies, KeyValue, Prefix, Txn, TxnAnswer};
 
-use crate::error::{Error, damaged};
+use crate::error::Error;
 use crate::export::{Export, ExportState, MAX_DEVICE, Want};
 use crate::keys::bytes;
 use crate::operator::{ATTEMPTS, Operator};
@@ -242,7 +242,7 @@ impl Operator {
             let record = self.get(&record_key).await?;
             let is_named = record.as_ref().map(|record| {
                 let named = record::names_device(&record.value, &member.0.to_string());
-                named.map_err(|why| damaged(&record_key, &why))
+                named.map_err(|why| why.at(&record_key))
             });
             if is_named.transpose()? == Some(true) {
                 return Ok(false);

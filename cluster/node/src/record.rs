@@ -12,6 +12,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::error::{Error, damaged};
+use crate::keys;
+
 #[derive(Deserialize)]
 struct Fields {
     epoch: u64,
@@ -32,12 +35,46 @@ struct Element {
     state: Value,
 }
 
-/// The error has the reason.
-pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), String> {
-    let value: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    let fields = Fields::deserialize(&value).map_err(|error| error.to_string())?;
+/// Why a record cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unread {
+    #[error(
+        "it has format {found}, and this program knows {}. Upgrade this daemon",
+        keys::FORMAT
+    )]
+    Newer { found: u64 },
+    #[error("{0}")]
+    Damaged(String),
+}
+
+impl Unread {
+    pub(crate) fn at(self, key: &str) -> Error {
+        match self {
+            Self::Newer { found } => keys::newer(key, found),
+            Self::Damaged(why) => damaged(key, &why),
+        }
+    }
+}
+
+/// The JSON, if it is of a known format.
+fn parse(bytes: &[u8]) -> Result<Value, Unread> {
+    let value: Value = serde_json::from_slice(bytes).map_err(unread)?;
+    match keys::later_format(&value) {
+        None => Ok(value),
+        Some(found) => Err(Unread::Newer { found }),
+    }
+}
+
+fn unread(error: serde_json::Error) -> Unread {
+    Unread::Damaged(error.to_string())
+}
+
+pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), Unread> {
+    let value = parse(bytes)?;
+    let fields = Fields::deserialize(&value).map_err(unread)?;
     if fields.members.len() > MAX_MEMBERS {
-        return Err(format!("{} members", fields.members.len()));
+        let members = format!("{} members", fields.members.len());
+        return Err(Unread::Damaged(members));
     }
     let members = fields.members.iter().map(|element| Member {
         id: MemberId(element.id),
@@ -63,18 +100,38 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Value, Record), String> {
     Ok((value, record))
 }
 
-/// The devices of the record's replicas. The error has the reason.
-pub(crate) fn devices(bytes: &[u8]) -> Result<BTreeSet<String>, String> {
-    let value: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    let members = value["members"].as_array().ok_or("no members")?;
+/// The members whose labels the opening of a restored volume reads, each with its node. Empty: the
+/// record is not from a backup.
+pub(crate) fn read_at_opening(value: &Value) -> Vec<(MemberId, NodeId)> {
+    let Some(restored) = value["restored"].as_object() else {
+        return Vec::new();
+    };
+    let lost = restored.get("lost").and_then(Value::as_array);
+    let lost: Vec<&Value> = lost.into_iter().flatten().collect();
+    let members = value["members"].as_array().into_iter().flatten();
+    let id = |value: &Value| value.as_str().and_then(|id| id.parse::<Uuid>().ok());
+    members
+        .filter(|member| !lost.contains(&&member["id"]))
+        .filter_map(|member| {
+            let node = id(&member["node"]).unwrap_or_default();
+            Some((MemberId(id(&member["id"])?), NodeId(node)))
+        })
+        .collect()
+}
+
+/// The devices of the record's replicas.
+pub(crate) fn devices(bytes: &[u8]) -> Result<BTreeSet<String>, Unread> {
+    let value = parse(bytes)?;
+    let no_members = || Unread::Damaged("no members".to_owned());
+    let members = value["members"].as_array().ok_or_else(no_members)?;
     let devices = members
         .iter()
         .filter_map(|member| member["device"].as_str());
     Ok(devices.map(str::to_owned).collect())
 }
 
-/// True if a replica of the record is on this device. The error has the reason.
-pub(crate) fn names_device(bytes: &[u8], device: &str) -> Result<bool, String> {
+/// True if a replica of the record is on this device.
+pub(crate) fn names_device(bytes: &[u8], device: &str) -> Result<bool, Unread> {
     Ok(devices(bytes)?.contains(device))
 }
 
@@ -136,8 +193,29 @@ mod tests {
     #[test]
     fn damaged_records_have_a_reason() {
         for (text, part) in [("{", "EOF"), ("{}", "epoch"), (r#"{"epoch":1}"#, "serving")] {
-            let why = decode(text.as_bytes()).expect_err("damaged");
+            let why = decode(text.as_bytes()).expect_err("damaged").to_string();
             assert!(why.contains(part), "{why}");
         }
+        let mut later = stored();
+        later["v"] = 2.into();
+        let later = later.to_string();
+        let found = 2;
+        assert_eq!(decode(later.as_bytes()), Err(Unread::Newer { found }));
+        assert_eq!(devices(later.as_bytes()), Err(Unread::Newer { found }));
+    }
+
+    /// Goal: a restored volume waits for all replicas but the lost ones, whatever their state.
+    #[test]
+    fn members_of_a_restored_volume() {
+        let mut value = stored();
+        assert_eq!(read_at_opening(&value), []);
+        value["restored"] = json!({ "epoch": 1, "revision": 2 });
+        let [one, two] = [1, 2].map(|id| {
+            let node = NodeId(Uuid::from_u128(10 + id));
+            (MemberId(Uuid::from_u128(id)), node)
+        });
+        assert_eq!(read_at_opening(&value), [one, two]);
+        value["restored"]["lost"] = json!([one.0.0]);
+        assert_eq!(read_at_opening(&value), [two]);
     }
 }

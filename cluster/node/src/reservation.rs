@@ -6,6 +6,7 @@ use nacre_cluster_etcd::Txn;
 use serde_json::Value;
 
 use crate::error::{Error, damaged};
+use crate::keys::check_format;
 use crate::operator::{ATTEMPTS, Operator};
 use crate::record;
 
@@ -17,7 +18,9 @@ impl Operator {
             return Ok(None);
         };
         let value = serde_json::from_slice(&found.value);
-        value.map(Some).map_err(|error| damaged(&key, &error))
+        let value = value.map_err(|error| damaged(&key, &error))?;
+        check_format(&key, &value)?;
+        Ok(Some(value))
     }
 
     /// Stores the reservation (`None`: there is none) if `holder` has the volume and its lease.
@@ -34,7 +37,7 @@ impl Operator {
                 let key = record;
                 return Err(Error::NoVolume { key, volume });
             };
-            let (_, now) = record::decode(&found.value).map_err(|why| damaged(&record, &why))?;
+            let (_, now) = record::decode(&found.value).map_err(|why| why.at(&record))?;
             let Holder { node, incarnation } = holder;
             let lease = self.prefix.lease(node);
             if now.holder != Some(holder) {

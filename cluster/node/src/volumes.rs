@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::events::{Decision, Events};
 use crate::nodes::Nodes;
 use crate::publication::Publication;
-use crate::record::{decode, encode};
+use crate::record::{decode, encode, read_at_opening};
 use crate::serving::{Answer, Report, Role, Serving};
 
 /// Hand-overs at one time, when a node is drained or ends.
@@ -45,6 +45,8 @@ struct Place {
     is_without_holder: bool,
     /// The last attempt to open it failed.
     does_not_open: bool,
+    /// The nodes of the replicas that a restored volume lacks.
+    missing: Vec<NodeId>,
 }
 
 pub(crate) struct Volumes {
@@ -85,7 +87,7 @@ impl Volumes {
         revision: Revision,
         bytes: &[u8],
     ) -> Result<(), String> {
-        let (value, record) = decode(bytes)?;
+        let (value, record) = decode(bytes).map_err(|why| why.to_string())?;
         self.know(id, revision, value, record);
         Ok(())
     }
@@ -103,6 +105,7 @@ impl Volumes {
             no_hand_over_before: BootTime::default(),
             is_without_holder: false,
             does_not_open: false,
+            missing: Vec::new(),
         });
         self.awake.insert(id);
         if place.stored.0 < revision {
@@ -183,7 +186,7 @@ impl Volumes {
         revision: Revision,
         bytes: &[u8],
     ) -> Result<(), String> {
-        let (value, record) = decode(bytes)?;
+        let (value, record) = decode(bytes).map_err(|why| why.to_string())?;
         self.know(id, revision, value, record.clone());
         if let Some(place) = self.places.get_mut(&id) {
             place.machine.refused(number, revision, record);
@@ -232,6 +235,19 @@ impl Volumes {
         }
     }
 
+    /// The store is another one: records of any revision are news. Call it after
+    /// [`Volumes::restart`]. The engine keeps the volumes until the lists of this store show
+    /// others.
+    pub(crate) fn begin_anew(&mut self) {
+        for (id, place) in &mut self.places {
+            place.machine = Volume::new(*id, self.me);
+            place.stored.0 = Revision(0);
+            place.noted = State::Standby;
+        }
+        self.busy.clear();
+        self.has_new_states = true;
+    }
+
     /// Polls the machines that have news, and at a turn of the clock those for which time counts.
     pub(crate) fn poll(
         &mut self,
@@ -263,7 +279,14 @@ impl Volumes {
                 .filter(|node| nodes.standing.contains_key(node))
                 .copied()
                 .collect();
-            let reached = self.serving.reached(id);
+            let mut reached = self.serving.reached(id);
+            let awaited = read_at_opening(&place.stored.1).into_iter();
+            let missing = awaited.filter(|(member, _)| !reached.contains(member));
+            place.missing = missing.map(|(_, node)| node).collect();
+            if !place.missing.is_empty() {
+                // Its opening would be refused, and each attempt takes an epoch.
+                reached.clear();
+            }
             let view = View {
                 now,
                 lease,
@@ -350,6 +373,15 @@ impl Volumes {
         self.places.get(&id).map(|place| place.machine.state())
     }
 
+    #[cfg(test)]
+    pub(crate) fn record_epoch(&self, id: VolumeId) -> Option<u64> {
+        self.places
+            .get(&id)?
+            .machine
+            .record()
+            .map(|record| record.epoch)
+    }
+
     pub(crate) fn holder(&self, id: VolumeId) -> Option<NodeId> {
         let record = self.places.get(&id)?.machine.record()?;
         record.holder.map(|holder| holder.node)
@@ -419,7 +451,9 @@ fn perform(
         }
         Intent::NoHolder => {
             if !place.is_without_holder {
-                events.note(Decision::VolumeWithoutHolder { volume: id });
+                let missing = place.missing.clone();
+                let volume = id;
+                events.note(Decision::VolumeWithoutHolder { volume, missing });
             }
             place.is_without_holder = true;
         }

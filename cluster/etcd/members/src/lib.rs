@@ -162,6 +162,16 @@ impl Members {
         }
     }
 
+    /// All members lose their data, and start again as a new etcd at the same addresses.
+    pub fn lose_all(&mut self) {
+        for index in 0..self.processes.len() {
+            self.kill(index);
+            let data = self.dir.path().join(format!("m{index}"));
+            std::fs::remove_dir_all(data).expect("removed");
+        }
+        self.run_all();
+    }
+
     /// The member is alive and silent, as behind a cut cable.
     pub fn stop(&self, index: usize) {
         self.signal(index, Signal::STOP);

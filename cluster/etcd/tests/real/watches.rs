@@ -40,6 +40,7 @@ fn shown(update: &Update) -> (String, i64) {
         Update::Put(kv) => (text(&kv.value), kv.mod_revision),
         Update::Deleted { key, revision } => (format!("-{}", text(key)), *revision),
         Update::Compacted { revision } => ("compacted".to_owned(), *revision),
+        Update::OtherStore { revision } => ("other store".to_owned(), *revision),
     }
 }
 
@@ -117,5 +118,40 @@ fn a_compaction_under_a_watch() {
             shown(&update(&mut watch).await),
             ("21".to_owned(), revision)
         );
+    });
+}
+
+/// Goal: a store that was replaced by an empty one is recognised, although its revisions are
+/// younger, and a member that only lags behind is not taken for another store.
+#[test]
+fn another_store_under_a_watch() {
+    let Some(program) = program("another_store_under_a_watch") else {
+        return;
+    };
+    let mut members = Members::start(program, 1, &[]);
+    runtime().block_on(async {
+        let client = client(&members.endpoints());
+        for number in 0..20 {
+            put(&client, "/w/a", &number.to_string()).await;
+        }
+        let page = client.list("/w/").await.expect("a list");
+        let mut watch = Watch::new(Arc::clone(&client), "/w/", page.revision + 1);
+        // The stream is there.
+        let revision = put(&client, "/w/a", "x").await;
+        assert_eq!(shown(&update(&mut watch).await), ("x".to_owned(), revision));
+        // The same store.
+        members.kill(0);
+        members.run(0);
+        let revision = put(&client, "/w/a", "y").await;
+        assert_eq!(shown(&update(&mut watch).await), ("y".to_owned(), revision));
+        members.lose_all();
+        let other = update(&mut watch).await;
+        let Update::OtherStore { revision } = other else {
+            panic!("{other:?}");
+        };
+        assert!(revision < page.revision, "{revision}");
+        // The watch goes on with the new store.
+        let revision = put(&client, "/w/a", "z").await;
+        assert_eq!(shown(&update(&mut watch).await), ("z".to_owned(), revision));
     });
 }

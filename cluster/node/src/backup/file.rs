@@ -36,6 +36,18 @@ struct Header {
     created: u64,
 }
 
+/// The place of a backup among others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Age {
+    /// The id of the cluster.
+    pub cluster: Uuid,
+    /// The restore that wrote the keys before; `None`: none did. Revisions of one store compare.
+    pub restored: Option<Uuid>,
+    pub revision: i64,
+    /// Seconds since 1970, by the clock of the machine that made it.
+    pub created: u64,
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct End {
@@ -75,7 +87,7 @@ impl Backup {
         text
     }
 
-    /// Reads a file, and believes it only as a whole: a cut or changed one is refused.
+    /// Reads a whole file: a cut or changed one is refused.
     pub fn parse(text: &[u8]) -> Result<Self, BackupError> {
         if text.len() as u64 > LARGEST {
             let bytes = text.len() as u64;
@@ -120,6 +132,15 @@ impl Backup {
         };
         backup.check_keys()?;
         Ok(backup)
+    }
+
+    pub fn age(&self) -> Result<Age, BackupError> {
+        Ok(Age {
+            cluster: self.id,
+            restored: self.meta()?.restored,
+            revision: self.revision,
+            created: self.created,
+        })
     }
 
     /// The keys are those of one cluster, each once.
@@ -227,8 +248,8 @@ mod tests {
         }
     }
 
-    /// Goal: what is written is read, and no damage passes. Method: every cut, every changed byte,
-    /// and random damage.
+    /// Goal: a written backup is read back, and no damage passes. Method: every cut, every changed
+    /// byte, and random damage.
     #[test]
     fn damaged_files_are_refused() {
         let text = backup().encode();

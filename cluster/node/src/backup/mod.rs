@@ -4,23 +4,24 @@
 //!   etcd ─▶ save ─▶ Backup ─▶ encode ─▶ file ─▶ parse ─▶ Backup ─▶ restore ─▶ an empty etcd
 //! ```
 //!
-//! Left out is what ends with its nodes: leases, requests, the log of decisions, the steward. A
-//! restored volume has no holder, and its record may be older than the labels of its replicas: the
-//! record says `restored`, by which the next holder looks at the labels of all replicas.
+//! Keys that end with the nodes are left out: leases, requests, the log of decisions, the steward.
+//! A restored volume has no holder, and its record may be older than the labels of its replicas:
+//! the record says `restored`, by which the next holder reads the labels of all replicas.
 
 mod file;
 mod restore;
 
 use nacre_cluster_core::NodeId;
 use nacre_cluster_etcd::{Client, Prefix};
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::error::{Error, damaged};
-use crate::keys::{Cluster, NodeKey};
+use crate::keys::{Cluster, FORMAT, NodeKey, later_format};
+use crate::record::Unread;
 
-pub use file::{LARGEST, SavedKey};
-pub use restore::{Restored, restore};
+pub use file::{Age, LARGEST, SavedKey};
+pub use restore::{RestoreOptions, Restored, restore};
 
 /// Kinds of keys that a backup leaves out.
 const TRANSIENT: [&str; 6] = ["lease/", "op/", "log/", "paths/", "obs/", "found/"];
@@ -41,6 +42,23 @@ pub struct Backup {
     pub keys: Vec<SavedKey>,
 }
 
+/// A node that never returns, or one of its devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    pub node: NodeId,
+    /// The device's name on the node; `None`: all of its devices.
+    pub device: Option<String>,
+}
+
+impl Lost {
+    fn has(&self, member: &Value) -> bool {
+        let is_text = |field: &str, text: &str| member[field] == *text;
+        let device = self.device.as_ref();
+        is_text("node", &self.node.0.to_string())
+            && device.is_none_or(|device| is_text("node_device", device))
+    }
+}
+
 /// Why a backup was not made, read or restored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BackupError {
@@ -58,8 +76,18 @@ pub enum BackupError {
     TooLarge { bytes: u64 },
     #[error("key \"{key}\" of the backup: {why}. Use another backup")]
     Unusable { key: String, why: String },
+    #[error(
+        "key \"{key}\" of the backup has format {found}, and this program knows {known}. Use the newer program"
+    )]
+    NewerKey { key: String, found: u64, known: u64 },
     #[error("the backup has no node \"{node}\"; it has {known}")]
     NoNode { node: String, known: String },
+    #[error("no volume of the backup has a replica on \"{node}:{device}\"; the node has {known}")]
+    NoDevice {
+        node: String,
+        device: String,
+        known: String,
+    },
     #[error(
         "key \"{key}\" exists: a backup is restored only where no key starts with {prefix}. Use an \
          empty etcd, or delete these keys with `etcdctl del --prefix {prefix}`"
@@ -128,10 +156,7 @@ impl Backup {
     }
 
     pub fn volumes(&self) -> usize {
-        let volumes = self.keys.iter();
-        volumes
-            .filter(|saved| saved.key.starts_with("vol/"))
-            .count()
+        self.records().count()
     }
 
     /// The node with this name or id.
@@ -152,10 +177,78 @@ impl Backup {
             known: known.join(", "),
         })
     }
+
+    /// `NODE` or `NODE:DEVICE`, by the node's name or id and the device's name there.
+    pub fn lost(&self, text: &str) -> Result<Lost, BackupError> {
+        let Some((name, device)) = text.split_once(':') else {
+            let node = self.node(text)?;
+            return Ok(Lost { node, device: None });
+        };
+        let node = self.node(name)?;
+        let lost = Lost {
+            node,
+            device: Some(device.to_owned()),
+        };
+        let whole = Lost { node, device: None };
+        let mut known = Vec::new();
+        for saved in self.records() {
+            let (record, _) = crate::record::decode(saved.value.as_bytes())
+                .map_err(|why| unread(&saved.key, why))?;
+            let members = record["members"].as_array().into_iter().flatten();
+            for member in members.filter(|member| whole.has(member)) {
+                if lost.has(member) {
+                    return Ok(lost);
+                }
+                known.extend(member["node_device"].as_str().map(str::to_owned));
+            }
+        }
+        known.sort();
+        known.dedup();
+        Err(BackupError::NoDevice {
+            node: name.to_owned(),
+            device: device.to_owned(),
+            known: if known.is_empty() {
+                "none".to_owned()
+            } else {
+                known.join(", ")
+            },
+        })
+    }
+
+    fn records(&self) -> impl Iterator<Item = &SavedKey> {
+        let keys = self.keys.iter();
+        keys.filter(|saved| saved.key.starts_with("vol/"))
+    }
 }
 
 fn decode<T: for<'a> serde::Deserialize<'a>>(saved: &SavedKey) -> Result<T, BackupError> {
-    serde_json::from_str(&saved.value).map_err(|error| unusable(&saved.key, &error))
+    let damaged = |error| unusable(&saved.key, &error);
+    serde_json::from_value(parse(saved)?).map_err(damaged)
+}
+
+/// The JSON, if it is of a known format.
+fn parse(saved: &SavedKey) -> Result<Value, BackupError> {
+    let value = serde_json::from_str(&saved.value);
+    let value = value.map_err(|error| unusable(&saved.key, &error))?;
+    match later_format(&value) {
+        None => Ok(value),
+        Some(found) => Err(newer(&saved.key, found)),
+    }
+}
+
+fn newer(key: &str, found: u64) -> BackupError {
+    BackupError::NewerKey {
+        key: key.to_owned(),
+        found,
+        known: FORMAT,
+    }
+}
+
+fn unread(key: &str, why: Unread) -> BackupError {
+    match why {
+        Unread::Newer { found } => newer(key, found),
+        Unread::Damaged(why) => unusable(key, &why),
+    }
 }
 
 fn unusable(key: &str, why: &impl ToString) -> BackupError {
@@ -166,15 +259,15 @@ fn unusable(key: &str, why: &impl ToString) -> BackupError {
 }
 
 /// The record of a volume for the restored cluster: without a holder, whose lease was another
-/// etcd's. The replicas on nodes of `without` are empty: their labels are not waited for.
-fn restored_record(saved: &SavedKey, without: &[NodeId]) -> Result<Vec<u8>, BackupError> {
+/// etcd's. The lost replicas are empty, and their labels are not waited for.
+fn restored_record(saved: &SavedKey, without: &[Lost]) -> Result<Vec<u8>, BackupError> {
     let (mut value, record) =
-        crate::record::decode(saved.value.as_bytes()).map_err(|why| unusable(&saved.key, &why))?;
+        crate::record::decode(saved.value.as_bytes()).map_err(|why| unread(&saved.key, why))?;
     let revision = value["revision"].as_u64();
     let revision = revision.ok_or_else(|| unusable(&saved.key, &"it has no revision"))?;
     // A second restore of the same record: the first version counts.
     if value.get("restored").is_none_or(Value::is_null) {
-        value["restored"] = serde_json::json!({ "epoch": record.epoch, "revision": revision });
+        value["restored"] = json!({ "epoch": record.epoch, "revision": revision });
     }
     value["holder"] = Value::Null;
     if let Some(fields) = value.as_object_mut() {
@@ -182,16 +275,32 @@ fn restored_record(saved: &SavedKey, without: &[NodeId]) -> Result<Vec<u8>, Back
             fields.remove(field);
         }
     }
-    let lost = record
-        .members
-        .iter()
-        .filter(|member| without.contains(&member.node));
-    let lost: Vec<String> = lost.map(|member| member.id.0.to_string()).collect();
+    let is_lost = |member: &Value| without.iter().any(|lost| lost.has(member));
+    let mut lost: Vec<Value> = value["restored"]["lost"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     for member in value["members"].as_array_mut().into_iter().flatten() {
-        if lost.iter().any(|id| member["id"] == **id) {
-            member["state"] = serde_json::json!({ "state": "filling", "watermark": 0 });
-            member["why"] = "its node was lost when the cluster was restored".into();
+        if is_lost(member) {
+            member["state"] = json!({ "state": "filling", "watermark": 0 });
+            member["why"] = "it was lost when the cluster was restored".into();
+            if !lost.contains(&member["id"]) {
+                lost.push(member["id"].clone());
+            }
         }
     }
+    if !lost.is_empty() {
+        value["restored"]["lost"] = lost.into();
+    }
     Ok(value.to_string().into_bytes())
+}
+
+/// The publication without hosts. True: it had some.
+fn without_hosts(saved: &SavedKey) -> Result<(Vec<u8>, bool), BackupError> {
+    let mut value = parse(saved)?;
+    let hosts = value["hosts"].as_array();
+    let has_hosts = hosts.is_some_and(|hosts| !hosts.is_empty()) || value["any_host"] == true;
+    value["hosts"] = json!([]);
+    value["any_host"] = false.into();
+    Ok((value.to_string().into_bytes(), has_hosts))
 }

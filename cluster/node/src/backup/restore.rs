@@ -13,13 +13,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use nacre_cluster_core::NodeId;
 use nacre_cluster_etcd::{Client, Copies, Prefix, Txn, TxnAnswer};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, sleep_until};
 use uuid::Uuid;
 
-use super::{Backup, BackupError, SavedKey, restored_record};
+use super::{Backup, BackupError, Lost, SavedKey, restored_record, unread, without_hosts};
 use crate::error::Error;
 use crate::keys::{self, Cluster};
 
@@ -41,26 +40,37 @@ struct Mark {
     run: Uuid,
 }
 
+/// How a backup is restored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RestoreOptions {
+    /// Nodes and devices that never return: the replicas on them are empty.
+    pub without: Vec<Lost>,
+    /// The hosts and reservations of the backup count again. Otherwise no host has access until an
+    /// operator admits it: a host that was removed after the backup would be back.
+    pub publish: bool,
+}
+
 /// A backup that was restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
     pub keys: usize,
     pub volumes: usize,
+    /// Volumes whose hosts were left out.
+    pub without_hosts: usize,
     /// An earlier restore of the file had not ended.
     pub is_repeated: bool,
 }
 
-/// Restores the backup. `without`: nodes that never return; the replicas on them are empty.
 pub async fn restore(
     client: &Client,
     prefix: &Prefix,
     backup: &Backup,
-    without: &[NodeId],
+    options: &RestoreOptions,
 ) -> Result<Restored, BackupError> {
     // Everything that can be refused is refused before the first write.
     let meta = backup.meta()?;
     let lease = meta.timing()?.lease();
-    let values = values(prefix, backup, without)?;
+    let (values, without_hosts) = values(prefix, backup, options)?;
     client
         .check_version()
         .await
@@ -73,45 +83,54 @@ pub async fn restore(
         writer.put(batch).await?;
     }
     sleep_until(claimed + lease).await;
+    let mut meta = meta;
+    meta.restored = Some(writer.mark.run);
     writer.finish(&meta).await?;
     Ok(Restored {
         keys: values.len() + 1,
         volumes: backup.volumes(),
+        without_hosts,
         is_repeated: writer.is_repeated,
     })
 }
 
+/// Keys and values to write.
+type Values = Vec<(String, Vec<u8>)>;
+
 /// The keys with their values, without `meta`, and without exports that no record names. Their
 /// nodes would end them, and delete the lvols that the cluster made for them: of a volume that was
-/// being created at the time of the backup, these have all data by now.
+/// being created at the time of the backup, these have all data by now. Also the number of volumes
+/// whose hosts are left out.
 fn values(
     prefix: &Prefix,
     backup: &Backup,
-    without: &[NodeId],
-) -> Result<Vec<(String, Vec<u8>)>, BackupError> {
+    options: &RestoreOptions,
+) -> Result<(Values, usize), BackupError> {
     let mut named = BTreeSet::new();
-    for saved in backup
-        .keys
-        .iter()
-        .filter(|saved| saved.key.starts_with("vol/"))
-    {
+    for saved in backup.records() {
         let devices = crate::record::devices(saved.value.as_bytes());
-        named.append(&mut devices.map_err(|why| super::unusable(&saved.key, &why))?);
+        named.append(&mut devices.map_err(|why| unread(&saved.key, why))?);
     }
-    let is_kept = |saved: &&SavedKey| match saved.key.strip_prefix("member/") {
-        Some(rest) => rest.split('/').nth(1).is_some_and(|id| named.contains(id)),
-        None => saved.key != "meta",
+    let is_kept = |saved: &&SavedKey| match saved.key.split_once('/') {
+        Some(("member", rest)) => rest.split('/').nth(1).is_some_and(|id| named.contains(id)),
+        Some(("resv", _)) => options.publish,
+        _ => saved.key != "meta",
     };
     let mut values = Vec::new();
+    let mut without = 0;
     for saved in backup.keys.iter().filter(is_kept) {
-        let value = if saved.key.starts_with("vol/") {
-            restored_record(saved, without)?
-        } else {
-            saved.value.clone().into_bytes()
+        let value = match saved.key.split_once('/') {
+            Some(("vol", _)) => restored_record(saved, &options.without)?,
+            Some(("pub", _)) if !options.publish => {
+                let (value, had_hosts) = without_hosts(saved)?;
+                without += usize::from(had_hosts);
+                value
+            }
+            _ => saved.value.clone().into_bytes(),
         };
         values.push((format!("{prefix}{}", saved.key), value));
     }
-    Ok(values)
+    Ok((values, without))
 }
 
 /// A volume has a transaction of its own: volumes are listed in order of their creation.
@@ -177,7 +196,9 @@ impl<'a> Writer<'a> {
             .put(&key, keys::bytes(&writer.mark))
             .look(&key)
             .look(&prefix.meta());
-        let answer = writer.transact(&key, &txn).await?;
+        // One copy: after a refusal deleted the mark, a late copy would make it again.
+        let answer = client.transact(txn, Copies::One).await;
+        let answer = answer.map_err(Error::at(&key))?;
         let mut found = answer.found.into_iter();
         writer.revision = if answer.is_made {
             answer.revision
@@ -187,7 +208,6 @@ impl<'a> Writer<'a> {
                 keys::decode::<Mark>(kv).is_ok_and(|mark| mark == writer.mark)
             };
             match mark.filter(is_own) {
-                // An earlier copy of the transaction was made.
                 Some(kv) => kv.mod_revision,
                 None if found.next().flatten().is_some() => {
                     let (key, prefix) = (prefix.meta(), prefix.to_string());
@@ -306,12 +326,127 @@ mod tests {
             ],
         };
         let prefix = Prefix::new("lab").expect("a name");
-        let values = values(&prefix, &backup, &[]).expect("values");
+        let options = RestoreOptions::default();
+        let (values, without) = values(&prefix, &backup, &options).expect("values");
         let keys: Vec<&str> = values.iter().map(|(key, _)| key.as_str()).collect();
         let expected = [
             format!("/nacre/lab/member/{node}/{named}"),
             format!("/nacre/lab/vol/{}", Uuid::from_u128(5)),
         ];
-        assert_eq!(keys, expected);
+        assert_eq!(
+            (keys, without),
+            (expected.iter().map(String::as_str).collect(), 0)
+        );
+    }
+
+    fn saved(key: &str, value: &serde_json::Value) -> SavedKey {
+        SavedKey {
+            key: key.to_owned(),
+            value: value.to_string(),
+        }
+    }
+
+    fn backup(keys: Vec<SavedKey>) -> Backup {
+        Backup {
+            id: Uuid::nil(),
+            name: "lab".to_owned(),
+            revision: 1,
+            created: 0,
+            keys,
+        }
+    }
+
+    fn value_of(values: &Values, key: &str) -> Option<serde_json::Value> {
+        let found = values.iter().find(|(name, _)| name.ends_with(key));
+        found.map(|(_, value)| serde_json::from_slice(value).expect("JSON"))
+    }
+
+    /// Goal: a host that was removed after the backup gets no access by the restore, unless the
+    /// operator says so.
+    #[test]
+    fn hosts_and_reservations_are_left_out() {
+        let published = |hosts: serde_json::Value, any: bool| json!({ "v": 1, "nqn": "nqn.a", "slots": { "x": 1 }, "hosts": hosts, "any_host": any });
+        let backup = backup(vec![
+            saved("meta", &json!({})),
+            saved("pub/1", &published(json!(["nqn.host"]), false)),
+            saved("pub/2", &published(json!([]), true)),
+            saved("pub/3", &published(json!([]), false)),
+            saved("resv/1", &json!({ "v": 1 })),
+        ]);
+        let prefix = Prefix::new("lab").expect("a name");
+        let restored = |publish| {
+            let options = RestoreOptions {
+                publish,
+                ..RestoreOptions::default()
+            };
+            values(&prefix, &backup, &options).expect("values")
+        };
+        let (values, without) = restored(false);
+        assert_eq!(without, 2);
+        for key in ["pub/1", "pub/2", "pub/3"] {
+            let expected = published(json!([]), false);
+            assert_eq!(value_of(&values, key), Some(expected));
+        }
+        assert_eq!(value_of(&values, "resv/1"), None);
+        let (values, without) = restored(true);
+        assert_eq!(without, 0);
+        let expected = published(json!(["nqn.host"]), false);
+        assert_eq!(value_of(&values, "pub/1"), Some(expected));
+        assert_eq!(value_of(&values, "resv/1"), Some(json!({ "v": 1 })));
+    }
+
+    /// Goal: a device that is lost for good is named without the rest of its node, and a name that
+    /// no replica has is refused with those that there are.
+    #[test]
+    fn lost_nodes_and_devices() {
+        let [ant, bee] = [1, 2].map(Uuid::from_u128);
+        let member = |id: u128, node: Uuid, device: &str| {
+            json!({ "id": Uuid::from_u128(id), "node": node, "node_device": device,
+                    "device": Uuid::from_u128(id), "state": { "state": "in_sync" } })
+        };
+        let record = json!({
+            "epoch": 4, "serving": 4, "revision": 9, "holder": null,
+            "members": [member(11, ant, "d1"), member(12, bee, "d1"), member(13, bee, "d2")],
+        });
+        let backup = backup(vec![
+            saved(&format!("node/{ant}"), &json!({ "v": 1, "name": "ant" })),
+            saved(&format!("node/{bee}"), &json!({ "v": 1, "name": "bee" })),
+            saved("vol/5", &record),
+        ]);
+        let lost = |text: &str| {
+            let without = vec![backup.lost(text).expect("known")];
+            let bytes = restored_record(&backup.keys[2], &without).expect("a record");
+            let value: serde_json::Value = serde_json::from_slice(&bytes).expect("JSON");
+            let members = value["members"].as_array().expect("members");
+            let empty = members
+                .iter()
+                .filter(|one| one["state"]["state"] == "filling");
+            let empty: Vec<serde_json::Value> = empty.map(|one| one["id"].clone()).collect();
+            assert_eq!(value["restored"]["lost"], json!(empty), "{text}");
+            empty.len()
+        };
+        assert_eq!([lost("ant"), lost("bee"), lost("bee:d2")], [1, 2, 1]);
+        assert_eq!(lost(&format!("{bee}:d1")), 1);
+        let refused = backup.lost("bee:d3").expect_err("unknown");
+        assert!(matches!(refused, BackupError::NoDevice { .. }));
+        let said = refused.to_string();
+        assert!(said.contains("\"bee:d3\"; the node has d1, d2"), "{said}");
+        let refused = backup.lost("cow:d1").expect_err("unknown").to_string();
+        assert!(refused.contains("no node \"cow\""), "{refused}");
+    }
+
+    /// Goal: a record of a later version is refused before anything is written.
+    #[test]
+    fn a_later_record_is_refused() {
+        let record = json!({ "v": 2, "members": [] });
+        let backup = backup(vec![saved("vol/5", &record)]);
+        let prefix = Prefix::new("lab").expect("a name");
+        let refused = values(&prefix, &backup, &RestoreOptions::default());
+        let expected = BackupError::NewerKey {
+            key: "vol/5".to_owned(),
+            found: 2,
+            known: 1,
+        };
+        assert_eq!(refused.expect_err("newer"), expected);
     }
 }

@@ -59,9 +59,12 @@ impl Driver {
             (Error::NoCluster { key }, Some(expected)) => Error::LostCluster { key, expected },
             (error, _) => error,
         });
-        let found = answer.and_then(|cluster| Ok((cluster.timing()?, cluster.id)));
+        let found = answer.and_then(|cluster| {
+            let timing = cluster.timing()?;
+            Ok((timing, cluster.id, cluster.restored))
+        });
         match found {
-            Ok((timing, found)) => {
+            Ok((timing, found, restored)) => {
                 let expected = *self.me.cluster.get_or_insert(found);
                 if expected != found {
                     let key = self.prefix.meta();
@@ -70,6 +73,12 @@ impl Driver {
                         expected,
                         found,
                     });
+                }
+                // By its revisions alone, a restored etcd may be later than the former one.
+                let store = restored.unwrap_or(found);
+                let former = self.store.replace(store);
+                if self.is_other_store || former.is_some_and(|former| former != store) {
+                    self.begin_anew();
                 }
                 self.nodes.set_timing(timing, now);
                 self.phase = Phase::Joining(Join::new(self.me.id, timing));

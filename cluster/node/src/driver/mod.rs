@@ -100,6 +100,15 @@ pub(crate) struct Shared {
     pub(crate) volumes: Mutex<Vec<(VolumeId, State)>>,
 }
 
+/// The keys that the engine needs before hosts are let in.
+const AWAITED: [Kind; 5] = [
+    Kind::Leases,
+    Kind::Nodes,
+    Kind::Volumes,
+    Kind::Publications,
+    Kind::Exports,
+];
+
 type Sender = mpsc::Sender<(Kind, Change)>;
 
 /// The result of a request to etcd.
@@ -139,6 +148,13 @@ pub(crate) struct Driver {
     phase: Phase,
     /// True: a lease of this machine belongs to an earlier process. False after its replacement.
     has_earlier: bool,
+    /// The restore that made the store, or else the cluster. `None`: the cluster was not found yet.
+    store: Option<Uuid>,
+    /// etcd has other data than before: the views begin anew when the cluster is found.
+    is_other_store: bool,
+    /// The tasks that follow the keys of etcd.
+    followers: Vec<AbortHandle>,
+    must_follow: bool,
     /// The keys for hosts whose first list has not arrived.
     awaited: BTreeSet<Kind>,
     nodes: Nodes,
@@ -184,13 +200,11 @@ impl Driver {
             },
             has_earlier: true,
             watched: BTreeMap::new(),
-            awaited: BTreeSet::from([
-                Kind::Leases,
-                Kind::Nodes,
-                Kind::Volumes,
-                Kind::Publications,
-                Kind::Exports,
-            ]),
+            store: None,
+            is_other_store: false,
+            followers: Vec::new(),
+            must_follow: false,
+            awaited: BTreeSet::from(AWAITED),
             operations: BTreeMap::new(),
             exports: BTreeMap::new(),
             has_new_exports: false,
@@ -208,18 +222,7 @@ impl Driver {
         mut reports: mpsc::Receiver<Report>,
         mut end: tokio::sync::oneshot::Receiver<()>,
     ) {
-        let (sender, mut news) = mpsc::channel(NEWS);
-        let followed = [
-            (Kind::Leases, self.prefix.leases()),
-            (Kind::Nodes, self.prefix.nodes()),
-            (Kind::Volumes, self.prefix.volumes()),
-            (Kind::Publications, self.prefix.publications()),
-            (Kind::Operations, self.prefix.operations()),
-            (Kind::Exports, self.prefix.members(self.me.id)),
-        ];
-        for (kind, prefix) in followed {
-            self.follow(kind, prefix, &sender);
-        }
+        let (mut sender, mut news) = self.follow_all();
         let upkeep = upkeep::run(Arc::clone(&self.client), self.prefix.clone(), self.me.id);
         self.jobs.spawn(async move {
             upkeep.await;
@@ -227,6 +230,10 @@ impl Driver {
         });
         loop {
             self.turn(clock::now());
+            if std::mem::take(&mut self.must_follow) {
+                // Changes of the former store that wait in the channel end with it.
+                (sender, news) = self.follow_all();
+            }
             if matches!(self.phase, Phase::Releasing) {
                 if self.jobs.is_empty() {
                     break;
@@ -262,6 +269,27 @@ impl Driver {
             }
         }
         self.shared.state.send_replace(NodeState::Left);
+    }
+
+    /// Lists and watches all keys, and nothing else any more.
+    fn follow_all(&mut self) -> (Sender, mpsc::Receiver<(Kind, Change)>) {
+        for former in self.followers.drain(..) {
+            former.abort();
+        }
+        let (sender, news) = mpsc::channel(NEWS);
+        let followed = [
+            (Kind::Leases, self.prefix.leases()),
+            (Kind::Nodes, self.prefix.nodes()),
+            (Kind::Volumes, self.prefix.volumes()),
+            (Kind::Publications, self.prefix.publications()),
+            (Kind::Operations, self.prefix.operations()),
+            (Kind::Exports, self.prefix.members(self.me.id)),
+        ];
+        for (kind, prefix) in followed {
+            let follower = self.follow(kind, prefix, &sender);
+            self.followers.push(follower);
+        }
+        (sender, news)
     }
 
     fn follow(&mut self, kind: Kind, prefix: String, news: &Sender) -> AbortHandle {
@@ -521,6 +549,44 @@ impl Driver {
         });
     }
 
+    /// etcd lost its data, or had them restored: nothing that it said before counts. The
+    /// incarnation was one of the former store. What hosts see stays until the cluster is found.
+    fn other_store(&mut self, now: BootTime) {
+        if self.is_other_store {
+            return;
+        }
+        self.is_other_store = true;
+        match self.phase {
+            Phase::In(_) => self.lost(now),
+            Phase::Looking { .. } | Phase::Joining(_) => self.look_again(now),
+            Phase::Releasing | Phase::Out => {}
+        }
+    }
+
+    /// Lists everything again, as revisions of the former store are later than the present ones.
+    fn begin_anew(&mut self) {
+        self.is_other_store = false;
+        self.nodes.begin_anew();
+        self.volumes.begin_anew();
+        self.operations.clear();
+        self.awaited.extend(AWAITED);
+        for (_, watch) in std::mem::take(&mut self.watched) {
+            watch.abort();
+        }
+        self.must_follow = true;
+    }
+
+    fn look_again(&mut self, now: BootTime) {
+        self.phase = Phase::Looking {
+            not_before: now,
+            is_asked: false,
+        };
+        let obstacle = None;
+        self.shared
+            .state
+            .send_replace(NodeState::Joining { obstacle });
+    }
+
     /// The incarnation is gone: all serving ends, and the node joins again.
     fn lost(&mut self, now: BootTime) {
         let Phase::In(lease) = &self.phase else {
@@ -533,14 +599,7 @@ impl Driver {
         self.volumes.restart(&self.shared.events);
         self.away = None;
         // Not `Joining`: etcd may have lost its data, or have another cluster by now.
-        self.phase = Phase::Looking {
-            not_before: now,
-            is_asked: false,
-        };
-        let obstacle = None;
-        self.shared
-            .state
-            .send_replace(NodeState::Joining { obstacle });
+        self.look_again(now);
         self.turn(now);
     }
 

@@ -39,6 +39,7 @@ impl Driver {
 
     pub(super) fn news(&mut self, kind: Kind, change: Change) {
         match change {
+            Change::All { .. } if self.is_other_store => {}
             Change::All { keys, revision } => {
                 let ids: BTreeSet<Uuid> = {
                     let prefix = self.prefix_of(kind);
@@ -61,6 +62,9 @@ impl Driver {
                 }
                 self.listed(kind);
             }
+            Change::OtherStore => self.other_store(clock::now()),
+            // The former store's, or of one whose restore has not ended.
+            Change::Put(_) | Change::Deleted { .. } if self.is_other_store => {}
             Change::Put(kv) => self.put(kind, &kv),
             Change::Deleted { key, revision } => {
                 let id = Prefix::id_after(&self.prefix_of(kind), &key);

@@ -81,12 +81,18 @@ fn a_panic_of_a_task_is_one_of_the_driver() {
 
 /// The first list of these keys: two nodes and leases, a volume, its publication, an export.
 fn list(driver: &Driver, kind: Kind) -> Change {
+    list_at(driver, kind, 1, 4)
+}
+
+/// The list at a revision, with the record of this epoch.
+fn list_at(driver: &Driver, kind: Kind, revision: i64, epoch: u64) -> Change {
     let prefix = &driver.prefix;
     let node = |number| NodeId(Uuid::from_u128(number));
     let volume = Uuid::from_u128(100);
     let lease = json!({ "v": 1, "n": 0, "process": Uuid::nil() });
     let described = json!({ "v": 1, "name": "ant", "version": "0.1.0" });
-    let record = json!({ "epoch": 4, "serving": 4, "revision": 7, "holder": null, "members": [] });
+    let record =
+        json!({ "epoch": epoch, "serving": 4, "revision": 7, "holder": null, "members": [] });
     let export = json!({
         "v": 1, "volume": volume, "device": "disk0", "want": "there", "is": "there",
     });
@@ -112,12 +118,12 @@ fn list(driver: &Driver, kind: Kind) -> Change {
     };
     let keys = keys.into_iter().map(|(key, value)| KeyValue {
         key: key.into_bytes(),
-        create_revision: 1,
-        mod_revision: 1,
+        create_revision: revision,
+        mod_revision: revision,
         version: 1,
         value: value.to_string().into_bytes(),
     });
-    let (keys, revision) = (keys.collect(), 1);
+    let keys = keys.collect();
     Change::All { keys, revision }
 }
 
@@ -125,13 +131,7 @@ fn list(driver: &Driver, kind: Kind) -> Change {
 /// in only when it knows everything. Method: the first lists arrive in many orders.
 #[test]
 fn first_lists_in_any_order() {
-    let kinds = [
-        Kind::Leases,
-        Kind::Nodes,
-        Kind::Volumes,
-        Kind::Publications,
-        Kind::Exports,
-    ];
+    let kinds = AWAITED;
     let rotated = (0..kinds.len()).map(|by| {
         let mut order = kinds;
         order.rotate_left(by);
@@ -169,4 +169,88 @@ fn first_lists_in_any_order() {
             assert_eq!(engine.all_calls(), Vec::<String>::new());
         }
     });
+}
+
+/// Goal: a node that runs while etcd loses its data and gets a backup believes the restored keys,
+/// although their revisions are earlier, and shows hosts the former ones until then. Method: the
+/// watch reports the other store, or only the cluster's key shows it.
+#[test]
+fn a_restored_store_begins_anew() {
+    let volume = VolumeId(Uuid::from_u128(100));
+    for is_noticed in [true, false] {
+        block_on(async {
+            let engine = Engine::default();
+            let mut driver = driver(engine.clone());
+            let cluster = keys::Cluster::new("lab", Duration::from_secs(2)).expect("a lease");
+            driver.phase = Phase::Looking {
+                not_before: clock::now(),
+                is_asked: true,
+            };
+            driver.found_cluster(Ok(cluster.clone()), clock::now());
+            for kind in AWAITED {
+                let change = list_at(&driver, kind, 500, 4);
+                driver.news(kind, change);
+            }
+            driver.show_news();
+            let incarnation = Incarnation(499);
+            driver.phase = Phase::In(Lease::new(
+                Holder {
+                    node: driver.me.id,
+                    incarnation,
+                },
+                Timing::default(),
+                clock::now(),
+                clock::now(),
+            ));
+            engine.all_calls();
+            if is_noticed {
+                driver.news(Kind::Nodes, Change::OtherStore);
+                driver.news(Kind::Volumes, Change::OtherStore);
+                // The empty store, before the restore.
+                let (keys, revision) = (Vec::new(), 2);
+                driver.news(Kind::Exports, Change::All { keys, revision });
+            } else {
+                driver.lost(clock::now());
+            }
+            assert!(matches!(driver.phase, Phase::Looking { .. }));
+            driver.show_news();
+            let calls = engine.all_calls();
+            let is_kept = |call: &String| call == "show" || call == "publish";
+            assert!(calls.iter().all(is_kept), "{calls:?}");
+            assert!(!driver.must_follow);
+
+            let mut restored = cluster;
+            restored.restored = Some(Uuid::from_u128(7));
+            driver.phase = Phase::Looking {
+                not_before: clock::now(),
+                is_asked: true,
+            };
+            driver.found_cluster(Ok(restored.clone()), clock::now());
+            assert!(driver.must_follow && matches!(driver.phase, Phase::Joining(_)));
+            for kind in AWAITED {
+                let change = list_at(&driver, kind, 3, 9);
+                driver.news(kind, change);
+            }
+            driver.show_news();
+            let epoch = driver.volumes.record_epoch(volume);
+            assert_eq!(epoch, Some(9));
+            let standing: Vec<u64> = driver.nodes.standing.values().map(|one| one.0).collect();
+            assert_eq!(standing, [3, 3]);
+            let calls = engine.all_calls();
+            let has = |call: &str| calls.iter().any(|made| made == call);
+            assert!(
+                has("nodes 2 2") && has("exports 1") && has("publish") && !has("forget"),
+                "{calls:?}"
+            );
+
+            // The same store: a node that was fenced goes on with its views.
+            driver.must_follow = false;
+            driver.phase = Phase::Looking {
+                not_before: clock::now(),
+                is_asked: true,
+            };
+            driver.found_cluster(Ok(restored), clock::now());
+            assert!(!driver.must_follow);
+        });
+    }
 }

@@ -1,7 +1,7 @@
 //! Backups on a real etcd.
 
 use nacre_cluster_etcd::{Error as Said, Prefix};
-use nacre_cluster_node::backup::restore;
+use nacre_cluster_node::backup::{Lost, RestoreOptions, restore};
 use nacre_cluster_node::{Backup, BackupError, Error};
 
 use super::*;
@@ -64,8 +64,15 @@ impl Store {
     }
 
     fn restore(&self, backup: &Backup) -> Result<(), BackupError> {
-        let lost = [node(2)];
-        let restored = restore(&self.client, &self.prefix, backup, &lost);
+        let lost = Lost {
+            node: node(2),
+            device: None,
+        };
+        let options = RestoreOptions {
+            without: vec![lost],
+            publish: true,
+        };
+        let restored = restore(&self.client, &self.prefix, backup, &options);
         self.runtime.block_on(restored).map(drop)
     }
 
@@ -180,17 +187,27 @@ fn a_backup_is_restored_into_an_empty_etcd() {
         .map(|(key, mut value)| {
             if key.starts_with("vol/") {
                 value["holder"] = Value::Null;
-                value["restored"] = json!({ "epoch": 4, "revision": 9 });
+                let lost = [Uuid::from_u128(32)];
+                value["restored"] = json!({ "epoch": 4, "revision": 9, "lost": lost });
                 value["members"][1]["state"] = json!({ "state": "filling", "watermark": 0 });
-                value["members"][1]["why"] =
-                    "its node was lost when the cluster was restored".into();
+                value["members"][1]["why"] = "it was lost when the cluster was restored".into();
                 let fields = value.as_object_mut().expect("a record");
                 fields.retain(|field, _| !["incarnation", "next"].contains(&field.as_str()));
             }
             (key, value)
         })
         .collect();
-    assert_eq!(new.all(), expected);
+    let mut found = new.all();
+    let meta = found.iter_mut().find(|(key, _)| key == "meta");
+    let (_, meta) = meta.expect("the cluster's key");
+    let restored = meta
+        .as_object_mut()
+        .and_then(|meta| meta.remove("restored"));
+    assert!(
+        restored.is_some_and(|run| run.is_string()),
+        "nodes that run notice it"
+    );
+    assert_eq!(found, expected);
     let again = new.restore(&backup).expect_err("the cluster is there");
     assert!(matches!(again, BackupError::NotEmpty { .. }), "{again}");
 
@@ -218,7 +235,7 @@ fn a_restore_without_etcd_ends() {
     endpoints.deadline = Duration::from_millis(300);
     let refused = old.runtime.block_on(async {
         let client = Client::new(&endpoints).expect("endpoints");
-        restore(&client, &old.prefix, &backup, &[]).await
+        restore(&client, &old.prefix, &backup, &RestoreOptions::default()).await
     });
     let Err(BackupError::Cluster(Error::Store { said, .. })) = &refused else {
         panic!("{refused:?}");

@@ -69,11 +69,18 @@ impl EtcdArgs {
     }
 
     /// The name of the cluster in the configuration.
-    pub(super) fn named(&self) -> Option<String> {
+    pub(super) fn named(&self) -> Result<Option<String>, Failure> {
         let file = self.file();
+        let load = |flags: &[Flag]| config::load(file.as_deref(), std::env::vars_os(), flags);
+        let refused = match load(&[]) {
+            Ok(loaded) => return Ok(loaded.settings.cluster.name),
+            Err(refused) => refused,
+        };
         // Without a name, [store] alone is no configuration of a daemon.
-        let loaded = config::load(file.as_deref(), std::env::vars_os(), &[]);
-        loaded.ok().and_then(|file| file.settings.cluster.name)
+        match load(&self.flags("name")?) {
+            Ok(_) => Ok(None),
+            Err(_) => Err(Failure::Failed(refused.into())),
+        }
     }
 
     /// The access to the etcd of this cluster, as the configuration or the options say.
@@ -83,7 +90,7 @@ impl EtcdArgs {
             let loaded = config::load(None, [], &flags).map_err(anyhow::Error::from)?;
             return Ok(loaded.settings.store);
         }
-        if let Some(other) = self.named().filter(|other| *other != cluster) {
+        if let Some(other) = self.named()?.filter(|other| *other != cluster) {
             return Err(Failure::Failed(anyhow!(
                 "cluster.name: the configuration has \"{other}\", and this command \"{cluster}\"; \
                  correct one of them"

@@ -13,9 +13,9 @@ use nacre_engine::methods::cluster::backups;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The file has all keys of the cluster at one moment, but not what ends with its nodes: leases, \
+    after_help = "The file has all keys of the cluster at one moment, except those that end with its nodes: leases, \
                   requests, the log of decisions. It names hosts and devices, and only its owner may read it. Each \
-                  node also keeps one a day, and the last three, in its data directory."
+                  node also makes one a day in its data directory, and keeps the last three."
 )]
 pub(super) struct BackupArgs {
     /// The file to write; a former one is replaced
@@ -32,18 +32,23 @@ pub(super) struct BackupArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "No member of the former etcd may run. The command refuses an etcd that has keys of the cluster; \
-                  one that was interrupted is run again with the same file. Nodes join by themselves when it ends. A \
+    after_help = "No member of the former etcd may run. The command refuses an etcd that has keys of the cluster. \
+                  Run an interrupted restore again with the same file. Nodes join by themselves when it ends. A \
                   volume is served when all its replicas are there, because their labels say which of them have \
-                  every write since the backup."
+                  every write since the backup.\n\n\
+                  Hosts get no access without --publish: a host that was removed after the backup would be back."
 )]
 pub(super) struct RestoreArgs {
     /// The file of a backup
     file: PathBuf,
-    /// A node that never returns, by name or id; several times for several. Its replicas are not
-    /// waited for: writes that only they have are lost
-    #[arg(long, value_name = "NODE")]
+    /// A node that never returns, by name or id, or one of its devices; several times for several.
+    /// Its replicas are not waited for: writes that only they have are lost
+    #[arg(long, value_name = "NODE[:DEVICE]")]
     without: Vec<String>,
+    /// Restore the hosts and their reservations as of the backup. Otherwise admit hosts afterwards
+    /// with `nacre volume publish`
+    #[arg(long)]
+    publish: bool,
     #[command(flatten)]
     etcd: EtcdArgs,
     /// Print JSON
@@ -56,7 +61,10 @@ fn count(number: usize, noun: &str) -> String {
 }
 
 pub(super) fn save(args: &BackupArgs) -> Result<(), Failure> {
-    let name = args.cluster.clone().or_else(|| args.etcd.named());
+    let name = match &args.cluster {
+        Some(name) => Some(name.clone()),
+        None => args.etcd.named()?,
+    };
     let name = name.ok_or_else(|| {
         Failure::Usage("no configuration names a cluster: name it with --cluster".to_owned())
     })?;
@@ -84,17 +92,25 @@ pub(super) fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let store = args.etcd.store(&backup.name)?;
     let created = UNIX_EPOCH.checked_add(Duration::from_secs(backup.created));
     let created = created.ok_or_else(|| anyhow!("its time is no time"))?;
-    let restored = backups::restore(&store, &backup, &args.without)?;
+    let restored = backups::restore(&store, &backup, &args.without, args.publish)?;
     if args.json {
         return output::json(&json!({
             "cluster": backup.name, "id": backup.id, "revision": backup.revision,
             "keys": restored.keys, "volumes": restored.volumes,
-            "is_repeated": restored.is_repeated,
+            "volumes_without_hosts": restored.without_hosts, "is_repeated": restored.is_repeated,
         }));
     }
+    let hosts = if restored.without_hosts > 0 {
+        format!(
+            "\nNo host has access to {}: admit hosts with `nacre volume publish`.",
+            count(restored.without_hosts, "volume")
+        )
+    } else {
+        String::new()
+    };
     output::line(&format!(
         "Restored cluster {}, id {}, as of {}: {}, {}.\n\
-         Its nodes join by themselves. A volume is served when all its replicas are there.",
+         Its nodes join by themselves. A volume is served when all its replicas are there.{hosts}",
         backup.name,
         backup.id,
         humantime::format_rfc3339_seconds(created),

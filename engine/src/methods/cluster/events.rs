@@ -121,13 +121,23 @@ fn words(what: &Decision) -> (&'static str, String) {
             "volume_fenced",
             format!("no longer serves volume {}: this node was fenced", volume.0),
         ),
-        Decision::VolumeWithoutHolder { volume } => (
+        Decision::VolumeWithoutHolder { volume, missing } if missing.is_empty() => (
             "volume_without_holder",
             format!(
                 "no node serves volume {}, and this one reaches no replica in sync",
                 volume.0
             ),
         ),
+        Decision::VolumeWithoutHolder { volume, missing } => {
+            let missing: Vec<String> = missing.iter().map(|node| node.0.to_string()).collect();
+            let text = format!(
+                "no node serves volume {}: it was restored from a backup, and this node does not \
+                 reach its replicas on {}",
+                volume.0,
+                missing.join(", ")
+            );
+            ("volume_without_holder", text)
+        }
         Decision::StoreAway { why } => ("store_away", format!("etcd is away: {why}")),
         Decision::StoreBack { away } => (
             "store_back",
@@ -164,7 +174,7 @@ fn facts(what: &Decision) -> Facts {
         Decision::VolumeFenced { volume, epoch } | Decision::VolumeNotOpened { volume, epoch } => {
             (None, Some(volume.0), Some(*epoch), None)
         }
-        Decision::VolumeKept { volume } | Decision::VolumeWithoutHolder { volume } => {
+        Decision::VolumeKept { volume } | Decision::VolumeWithoutHolder { volume, .. } => {
             (None, Some(volume.0), None, None)
         }
         Decision::StoreBack { away } => (None, None, None, Some(*away)),

@@ -69,7 +69,7 @@ use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::values::host_identity;
 
-pub(crate) use self::backups::{seconds, write_backup};
+pub(crate) use self::backups::{must_be_replaceable, read_backup, seconds, write_backup};
 pub use self::create::{addresses, create, delete, publish, unpublish};
 pub use self::placed::{PlacedReplicas, create_placed, grow_lvols};
 pub use self::replicas::{NewReplica, change_replicas};
@@ -388,14 +388,16 @@ fn is_link_local(ip: IpAddr) -> bool {
 }
 
 /// Admits hosts once the volumes of this node have their subsystems. A host that connects earlier
-/// would be refused for good.
+/// would be refused for good. An etcd that lost its data lists no volumes, and the node does not
+/// join.
 async fn admit_hosts(
     engine: Rc<Engine>,
     running: Rc<Running>,
     expected: Option<ExpectedSubsystems>,
 ) {
     let is_ending = || running.is_ending.get() || engine.plane().is_err();
-    while !running.inbox.is_listed() && !is_ending() {
+    let has_joined = || running.inbox.is_listed() && running.cluster().is_some();
+    while !has_joined() && !is_ending() {
         tokio::time::sleep(MOMENT).await;
     }
     // A host that follows the log detaches paths that are not listed.

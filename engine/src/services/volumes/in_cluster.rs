@@ -97,7 +97,9 @@ fn follow_record(plane: &Plane, entry: &Entry, former: &VolumeRecord) -> bool {
     if record.name != former.name {
         rename(plane, bdev, &former.name, &record.name);
     }
-    if record.blocks == former.blocks {
+    // The record of a backup may be smaller than the volume is. Its labels have the size.
+    let is_of_backup = record.restored.is_some() && record.blocks < former.blocks;
+    if record.blocks == former.blocks || is_of_backup {
         return true;
     }
     let is_grown = prepared.grow(record);
