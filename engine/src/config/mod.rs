@@ -292,9 +292,12 @@ impl Cores {
     }
 }
 
+/// The system's configuration file.
+pub const SYSTEM_FILE: &str = "/etc/nacre/nacre.toml";
+
 /// The system's configuration file, used if no file is named; `None` if it does not exist.
 pub fn system_file() -> Option<PathBuf> {
-    Some(PathBuf::from("/etc/nacre/nacre.toml")).filter(|path| path.exists())
+    Some(PathBuf::from(SYSTEM_FILE)).filter(|path| path.exists())
 }
 
 /// The program that the daemon was started as.

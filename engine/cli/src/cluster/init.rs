@@ -36,6 +36,11 @@ pub(super) struct InitArgs {
 }
 
 pub(super) fn run(args: &InitArgs) -> Result<(), Failure> {
+    if let Some(option) = args.node.given().filter(|_| !args.join) {
+        return Err(Failure::Usage(format!(
+            "{option} describes this machine as a node: add --join"
+        )));
+    }
     let store = args.etcd.store(&args.name)?;
     // Before the cluster exists: a refusal leaves nothing.
     let edit = if args.join {

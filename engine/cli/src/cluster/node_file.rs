@@ -1,5 +1,5 @@
-//! The keys of a node in the configuration file: `[cluster]`, `[store]`, and the listeners. All
-//! else in the file stays as it is, comments too.
+//! The keys of a node in the configuration file: `[cluster]`, `[store]`, and the listeners. Other
+//! keys and comments stay.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use nacre_engine::config;
 use nacre_engine::config::settings::{Settings, VolumeStore};
+use nacre_engine::config::{self, SYSTEM_FILE};
 use nacre_engine_values::files;
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
@@ -18,8 +18,6 @@ use toml_edit::{DocumentMut, Item, Table};
 use super::super::{Failure, output};
 use super::access::EtcdArgs;
 
-/// The file of a daemon that names no other one.
-const SYSTEM_FILE: &str = "/etc/nacre/nacre.toml";
 /// Where the daemon's unit of systemd may be.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system/nacre.service",
@@ -29,7 +27,7 @@ const UNITS: [&str; 3] = [
 /// Largest configuration file, in bytes.
 const LARGEST: u64 = 1 << 20;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct NodeFileArgs {
     /// Name of the node [default: the name of the machine]
     #[arg(long, value_name = "NAME")]
@@ -40,6 +38,19 @@ pub(super) struct NodeFileArgs {
     /// Where hosts and other nodes connect, such as tcp://192.0.2.1:4420; several times for several
     #[arg(long, value_name = "URI")]
     listen: Vec<String>,
+}
+
+impl NodeFileArgs {
+    /// The first option that is given.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let options = [
+            ("--node", self.node.is_some()),
+            ("--label", !self.labels.is_empty()),
+            ("--listen", !self.listen.is_empty()),
+        ];
+        let mut given = options.into_iter().filter(|(_, is_given)| *is_given);
+        given.next().map(|(option, _)| option)
+    }
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
@@ -90,12 +101,18 @@ impl Edit {
         self.before.as_ref() != Some(&self.after)
     }
 
-    /// Durable when it returns.
+    /// Durable when it returns. Refused if the file has changed since it was read.
     pub(super) fn write(&self) -> Result<(), Failure> {
         if !self.is_change() {
             return Ok(());
         }
         let write = || {
+            let now = read(&self.path).map_err(std::io::Error::other)?;
+            if now != self.before {
+                return Err(std::io::Error::other(
+                    "another program has changed it meanwhile",
+                ));
+            }
             if let Some(folder) = self.path.parent() {
                 std::fs::create_dir_all(folder)?;
             }
@@ -104,13 +121,13 @@ impl Edit {
         write().map_err(|error| {
             Failure::Failed(anyhow!(
                 "{} was not written: {error}. The cluster exists: correct the cause, and run \
-                 `nacre cluster join`",
+                 `nacre cluster join` again",
                 self.path.display()
             ))
         })
     }
 
-    /// Prints what was done, and the next step.
+    /// Prints the change, and the next step.
     pub(super) fn report(&self) -> Result<(), Failure> {
         let shown = self.path.display();
         let nvmf = &self.settings.nvmf;
@@ -123,7 +140,7 @@ impl Edit {
         let done = if self.is_change() {
             format!("Wrote {shown}.")
         } else {
-            format!("{shown} has all of it already.")
+            format!("{shown} has these keys already.")
         };
         output::line(&format!("{done} Next: {}", self.next_step()))
     }
@@ -247,13 +264,45 @@ fn toml(value: &Value) -> toml_edit::Value {
 mod tests {
     use super::*;
 
-    fn all(store: &VolumeStore) -> Vec<Wanted> {
-        let node = NodeFileArgs {
+    fn node() -> NodeFileArgs {
+        NodeFileArgs {
             node: Some("ant".to_owned()),
             labels: vec![("zone".to_owned(), "a".to_owned())],
             listen: vec!["tcp://192.0.2.1:4420".to_owned()],
+        }
+    }
+
+    fn all(store: &VolumeStore) -> Vec<Wanted> {
+        wanted("lab", store, &node())
+    }
+
+    /// Goal: a change that another program makes between the read and the write is not lost.
+    #[test]
+    fn a_file_that_was_changed_meanwhile() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("nacre.toml");
+        let before = "[nvmf]\nmax_subsystems = 7\n".to_owned();
+        let edit = Edit {
+            path: path.clone(),
+            before: Some(before.clone()),
+            after: edited(&before, &all(&store())).expect("good"),
+            settings: Settings::default(),
         };
-        wanted("lab", store, &node)
+        for now in [Some("# mine\n"), None] {
+            match now {
+                Some(text) => std::fs::write(&path, text).expect("written"),
+                None => std::fs::remove_file(&path).expect("removed"),
+            }
+            let Err(Failure::Failed(refused)) = edit.write() else {
+                panic!("it was written");
+            };
+            let said = refused.to_string();
+            assert!(said.contains("changed it meanwhile"), "{said}");
+            assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), now);
+        }
+        std::fs::write(&path, &before).expect("written");
+        assert!(edit.write().is_ok());
+        assert_eq!(std::fs::read_to_string(&path).expect("a file"), edit.after);
     }
 
     fn store() -> VolumeStore {

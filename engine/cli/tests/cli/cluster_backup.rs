@@ -51,4 +51,15 @@ fn a_cluster_is_saved_and_restored() {
     assert!(refused.contains("cut off"), "{refused}");
     let refused = run(&format!("restore {shown} -c {shown}")).failed(1);
     assert!(refused.contains("no backup of a cluster"), "{refused}");
+    for command in ["backup", "restore"] {
+        let words = format!("{command} {} -c {shown}", dir.path().display());
+        let refused = run(&words).failed(1);
+        assert!(refused.contains("not a regular file"), "{refused}");
+    }
+    // A broken configuration is the reason, and not the name that is missing.
+    let broken = dir.path().join("broken.toml");
+    std::fs::write(&broken, "[cluster]\nname = \"lab\"\nnmae = 1\n").unwrap();
+    let words = format!("backup {} -c {}", backup.display(), broken.display());
+    let refused = run(&words).failed(1);
+    assert!(refused.contains("nmae"), "{refused}");
 }

@@ -21,6 +21,18 @@ fn a_machine_joins() {
     let shown = file.display();
     let join = format!("join lab --etcd {url} -c {shown} --listen tcp://192.0.2.1:4420");
 
+    // The options of a node have no effect without one.
+    for option in [
+        "--node ant",
+        "--label zone=a",
+        "--listen tcp://192.0.2.1:4420",
+    ] {
+        let ignored = run(&format!("init lab --etcd {url} {option}"));
+        assert!(
+            ignored.code == 2 && ignored.err.contains("add --join"),
+            "{ignored:?}"
+        );
+    }
     let refused = run(&join).failed(1);
     assert!(
         refused.contains("etcd has no cluster of this name"),
@@ -78,7 +90,7 @@ fn a_machine_joins() {
         assert!(joined.contains(expected), "{expected}: {joined}");
     }
     let again = run(&join).printed();
-    assert!(again.contains("has all of it already"), "{again}");
+    assert!(again.contains("has these keys already"), "{again}");
     let other = run(&format!("{join} --node bee --label zone")).code;
     assert_eq!(other, 2, "not KEY=VALUE");
     // The file has the access now.
