@@ -18,7 +18,7 @@ use crate::ranks::weight;
 /// Most labels of a spread.
 pub const MAX_SPREAD: usize = 8;
 /// Replicas that are filled on one pool at a time.
-pub const MAX_REBUILDS: u32 = 2;
+pub const MAX_RESYNCS: u32 = 2;
 /// The part of a pool that may be in use or kept for thick replicas, in percent.
 const FULL: u64 = 85;
 /// The sizes of all volumes of a pool, thin ones too, in percent of the pool.
@@ -54,9 +54,9 @@ pub struct PoolFacts {
     pub promised_thin: u64,
     pub promised_thick: u64,
     /// Replicas that are being filled.
-    pub rebuilds: u32,
+    pub resyncs: u32,
     /// A replica that was filled on this pool failed a moment ago.
-    pub is_shunned: bool,
+    pub is_left_out: bool,
 }
 
 impl PoolFacts {
@@ -115,7 +115,7 @@ pub struct Wish {
     /// Each of these nodes gets a replica.
     pub nodes: Vec<NodeId>,
     /// The replicas are copies for a volume in use: pools that are filled already are left out.
-    pub is_rebuild: bool,
+    pub is_resync: bool,
 }
 
 /// A demand of a wish.
@@ -135,7 +135,7 @@ pub enum Demand {
         /// The most room of a pool that meets the other demands.
         most: u64,
     },
-    /// Fewer than [`MAX_REBUILDS`] replicas that are being filled, and no failed one a moment ago.
+    /// Fewer than [`MAX_RESYNCS`] replicas that are being filled, and no failed one a moment ago.
     Idle,
     /// Another value of this label, or any value.
     Spread(String),
@@ -250,8 +250,8 @@ fn candidates<'a>(
         most: most.unwrap_or(0),
     };
     must_be_enough(room, &of(&fitting))?;
-    if wish.is_rebuild {
-        fitting.retain(|pool| pool.rebuilds < MAX_REBUILDS && !pool.is_shunned);
+    if wish.is_resync {
+        fitting.retain(|pool| pool.resyncs < MAX_RESYNCS && !pool.is_left_out);
         must_be_enough(Demand::Idle, &of(&fitting))?;
     }
     let all: u64 = sites.iter().map(|site| site.replicas).sum();

@@ -56,11 +56,11 @@ pub enum Why {
 
 /// The times since when replicas of one volume are out.
 #[derive(Debug, Default)]
-pub struct Patience {
+pub struct Absences {
     since: BTreeMap<MemberId, BootTime>,
 }
 
-impl Patience {
+impl Absences {
     /// The next act; `after`: how long a lost replica is waited for, `None`: for ever.
     pub fn decide(
         &mut self,
@@ -120,11 +120,11 @@ impl Patience {
 
 /// The pools on which a replica failed before it was in sync.
 #[derive(Debug, Default)]
-pub struct Shunned {
+pub struct FailedPools {
     pools: BTreeMap<PoolId, (u32, BootTime)>,
 }
 
-impl Shunned {
+impl FailedPools {
     /// The pool is left out for 1, 2, 4 … 60 minutes.
     pub fn failed(&mut self, pool: PoolId, now: BootTime) {
         let (failures, until) = self.pools.entry(pool).or_insert((0, now));
@@ -137,7 +137,7 @@ impl Shunned {
         self.pools.remove(&pool);
     }
 
-    pub fn is_shunned(&self, pool: PoolId, now: BootTime) -> bool {
+    pub fn is_left_out(&self, pool: PoolId, now: BootTime) -> bool {
         let known = self.pools.get(&pool);
         known.is_some_and(|(_, until)| now < *until)
     }
@@ -193,12 +193,12 @@ mod tests {
 
     #[test]
     fn a_replica_is_replaced_after_a_while() {
-        let (mut patience, mut all) = (Patience::default(), three());
-        assert_eq!(patience.decide(at(0), AFTER, &all), None);
+        let (mut absences, mut all) = (Absences::default(), three());
+        assert_eq!(absences.decide(at(0), AFTER, &all), None);
         lose(&mut all[1]);
-        assert_eq!(patience.decide(at(1), AFTER, &all), None);
-        assert_eq!(patience.decide(at(600), AFTER, &all), None);
-        assert_eq!(patience.decide(at(601), AFTER, &all), lost(2));
+        assert_eq!(absences.decide(at(1), AFTER, &all), None);
+        assert_eq!(absences.decide(at(600), AFTER, &all), None);
+        assert_eq!(absences.decide(at(601), AFTER, &all), lost(2));
         // Each of these keeps it.
         type Change = fn(&mut Replica);
         let exceptions: [(&str, Change); 4] = [
@@ -208,46 +208,46 @@ mod tests {
             ("being filled", |one| one.is_attached = true),
         ];
         for (what, change) in exceptions {
-            let mut patience = Patience::default();
+            let mut absences = Absences::default();
             let mut other = all;
             change(&mut other[1]);
-            assert_eq!(patience.decide(at(1), AFTER, &other), None);
-            assert_eq!(patience.decide(at(9000), AFTER, &other), None, "{what}");
+            assert_eq!(absences.decide(at(1), AFTER, &other), None);
+            assert_eq!(absences.decide(at(9000), AFTER, &other), None, "{what}");
         }
-        assert_eq!(patience.decide(at(9000), None, &all), None, "off");
+        assert_eq!(absences.decide(at(9000), None, &all), None, "off");
         // A moment in use starts the time again.
         all[1].is_attached = true;
-        assert_eq!(patience.decide(at(9001), AFTER, &all), None);
+        assert_eq!(absences.decide(at(9001), AFTER, &all), None);
         all[1].is_attached = false;
-        assert_eq!(patience.decide(at(9002), AFTER, &all), None);
+        assert_eq!(absences.decide(at(9002), AFTER, &all), None);
     }
 
     #[test]
     fn nothing_is_replaced_without_a_source_or_a_slot() {
-        let (mut patience, mut all) = (Patience::default(), three());
+        let (mut absences, mut all) = (Absences::default(), three());
         all.iter_mut().for_each(lose);
-        patience.decide(at(0), AFTER, &all);
-        assert_eq!(patience.decide(at(601), AFTER, &all), None);
+        absences.decide(at(0), AFTER, &all);
+        assert_eq!(absences.decide(at(601), AFTER, &all), None);
         let mut five = [three().as_slice(), &three()[..2]].concat();
         (five[3].id, five[4].id) = (id(4), id(5));
         five[0].is_evicted = true;
-        assert_eq!(Patience::default().decide(at(0), AFTER, &five), None);
+        assert_eq!(Absences::default().decide(at(0), AFTER, &five), None);
     }
 
     #[test]
     fn an_evicted_node_is_left_one_replica_at_a_time() {
-        let (mut patience, mut all) = (Patience::default(), three());
+        let (mut absences, mut all) = (Absences::default(), three());
         all[2].is_evicted = true;
         let evicted = Some(Act::Replace {
             replica: id(3),
             cause: Cause::Evicted,
         });
-        assert_eq!(patience.decide(at(0), AFTER, &all), evicted);
+        assert_eq!(absences.decide(at(0), AFTER, &all), evicted);
         // Also if nothing lost is replaced, or the node is lost as well.
-        assert_eq!(patience.decide(at(0), None, &all), evicted);
+        assert_eq!(absences.decide(at(0), None, &all), evicted);
         let mut away = all;
         lose(&mut away[2]);
-        let mut other = Patience::default();
+        let mut other = Absences::default();
         other.decide(at(0), AFTER, &away);
         assert_eq!(other.decide(at(700), AFTER, &away), evicted);
         let mut successor = all[0];
@@ -256,12 +256,12 @@ mod tests {
         successor.replaces = Some(id(3));
         all[1].is_evicted = true;
         let running = [all.as_slice(), &[successor]].concat();
-        assert_eq!(patience.decide(at(1), AFTER, &running), None);
+        assert_eq!(absences.decide(at(1), AFTER, &running), None);
     }
 
     #[test]
     fn the_first_of_both_that_is_in_sync_stays() {
-        let (mut patience, mut all) = (Patience::default(), three());
+        let (mut absences, mut all) = (Absences::default(), three());
         lose(&mut all[1]);
         let mut new = all[0];
         new.id = id(4);
@@ -269,58 +269,58 @@ mod tests {
         new.replaces = Some(id(2));
         new.is_repair = true;
         let with = |old: Replica, new: Replica| [all[0], old, all[2], new];
-        assert_eq!(patience.decide(at(0), AFTER, &with(all[1], new)), None);
+        assert_eq!(absences.decide(at(0), AFTER, &with(all[1], new)), None);
         let back = three()[1];
         let dropped = |why| {
             let replica = id(4);
             Some(Act::Drop { replica, why })
         };
         let returned = dropped(Why::Returned);
-        assert_eq!(patience.decide(at(1), AFTER, &with(back, new)), returned);
+        assert_eq!(absences.decide(at(1), AFTER, &with(back, new)), returned);
         // An operator's move, and an eviction, go on.
         let moved = Replica {
             is_repair: false,
             ..new
         };
-        assert_eq!(patience.decide(at(1), AFTER, &with(back, moved)), None);
+        assert_eq!(absences.decide(at(1), AFTER, &with(back, moved)), None);
         let evicted = Replica {
             is_evicted: true,
             ..back
         };
-        assert_eq!(patience.decide(at(1), AFTER, &with(evicted, new)), None);
+        assert_eq!(absences.decide(at(1), AFTER, &with(evicted, new)), None);
         let done = Replica {
             is_in_sync: true,
             ..new
         };
-        assert_eq!(patience.decide(at(1), AFTER, &with(back, done)), None);
+        assert_eq!(absences.decide(at(1), AFTER, &with(back, done)), None);
         // A successor that is lost itself.
         let gone = Replica {
             is_attached: false,
             ..new
         };
-        assert_eq!(patience.decide(at(2), AFTER, &with(all[1], gone)), None);
-        let found = patience.decide(at(602), AFTER, &with(all[1], gone));
+        assert_eq!(absences.decide(at(2), AFTER, &with(all[1], gone)), None);
+        let found = absences.decide(at(602), AFTER, &with(all[1], gone));
         assert_eq!(found, dropped(Why::Lost));
     }
 
     #[test]
     fn a_pool_that_failed_is_left_out_for_longer_each_time() {
-        let (mut shunned, pool) = (Shunned::default(), PoolId(Uuid::from_u128(1)));
+        let (mut failed, pool) = (FailedPools::default(), PoolId(Uuid::from_u128(1)));
         let mut now = at(0);
         for minutes in [1, 2, 4, 8, 16, 32, 60, 60] {
-            shunned.failed(pool, now);
+            failed.failed(pool, now);
             let wait = Duration::from_secs(minutes * 60);
-            assert!(shunned.is_shunned(pool, now + (wait - Duration::from_secs(1))));
-            assert!(!shunned.is_shunned(pool, now + wait), "{minutes}");
+            assert!(failed.is_left_out(pool, now + (wait - Duration::from_secs(1))));
+            assert!(!failed.is_left_out(pool, now + wait), "{minutes}");
             now = now + wait;
         }
-        shunned.failed(pool, now);
-        shunned.succeeded(pool);
-        assert!(!shunned.is_shunned(pool, now));
-        shunned.failed(pool, now);
+        failed.failed(pool, now);
+        failed.succeeded(pool);
+        assert!(!failed.is_left_out(pool, now));
+        failed.failed(pool, now);
         let minute = now + Duration::from_secs(60);
-        assert!(!shunned.is_shunned(pool, minute), "from the start");
-        shunned.retain(|_| false);
-        assert!(!shunned.is_shunned(pool, now));
+        assert!(!failed.is_left_out(pool, minute), "from the start");
+        failed.retain(|_| false);
+        assert!(!failed.is_left_out(pool, now));
     }
 }

@@ -25,8 +25,8 @@ pub struct Export {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
     /// The replica is being filled, in the place of another one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rebuild: Option<Rebuild>,
+    #[serde(default, alias = "rebuild", skip_serializing_if = "Option::is_none")]
+    pub resync: Option<Resync>,
     /// The last size of the device; 0: node N has not reported one yet.
     #[serde(default)]
     pub bytes: u64,
@@ -74,7 +74,7 @@ pub struct Place {
 /// The reason for which a replica is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Rebuild {
+pub enum Resync {
     /// The former replica was lost. If it returns first, it stays.
     Lost,
     /// Its node is evicted.
@@ -117,7 +117,7 @@ impl Export {
             volume: volume.0,
             device: device.to_owned(),
             place: None,
-            rebuild: None,
+            resync: None,
             bytes: 0,
             block_size: 0,
             nsid: 0,
@@ -137,13 +137,13 @@ impl Export {
         volume: VolumeId,
         member: MemberId,
         place: Place,
-        rebuild: Option<Rebuild>,
+        resync: Option<Resync>,
         by: Holder,
     ) -> Self {
         let device = lvol_of(member.0).to_string();
         Self {
             place: Some(place),
-            rebuild,
+            resync,
             ..Self::new(volume, &device, Some(by))
         }
     }

@@ -48,7 +48,7 @@ pub use brake::{Brake, Steward};
 pub use driver::{Me, NodeState};
 pub use error::{Error, Unmet};
 pub use evicting::{Eviction, Stuck, StuckReplica};
-pub use export::{Export, ExportState, Place, Rebuild};
+pub use export::{Export, ExportState, Place, Resync};
 pub use keys::{Cluster, Description, NodeKey, Portal, is_node_nqn, node_nqn};
 pub use node::Node;
 pub use operator::{

@@ -9,7 +9,7 @@ use nacre_cluster_etcd::{Prefix, Txn};
 
 use crate::brake::Steward;
 use crate::error::{Error, Unmet};
-use crate::export::{Export, Place, Rebuild, Want};
+use crate::export::{Export, Place, Resync, Want};
 use crate::keys::{NodeKey, bytes};
 use crate::operator::{ATTEMPTS, Operator};
 use crate::pools::PoolKey;
@@ -24,11 +24,11 @@ pub struct Placing {
     pub members: Vec<MemberId>,
     pub wish: Wish,
     /// The nodes of replicas that stay.
-    pub kept: Vec<NodeId>,
+    pub other_nodes: Vec<NodeId>,
     /// `None`: the volume is new.
-    pub rebuild: Option<Rebuild>,
+    pub resync: Option<Resync>,
     /// Pools that are left out.
-    pub shunned: Vec<PoolId>,
+    pub left_out: Vec<PoolId>,
     /// The daemon that makes the replicas.
     pub by: Holder,
 }
@@ -83,13 +83,13 @@ impl Operator {
         for (node, _, export) in self.exports(None).await? {
             *replicas.entry(node).or_insert(0_u64) += 1;
             let volume = export.volume();
-            let place = export.place.filter(|_| export.rebuild.is_some());
+            let place = export.place.filter(|_| export.resync.is_some());
             filled.extend(place.map(|place| (volume, PoolId(place.pool))));
         }
-        let mut rebuilds = BTreeMap::new();
+        let mut resyncs = BTreeMap::new();
         for (volume, pool) in filled {
             if self.is_served(volume, &live).await? {
-                *rebuilds.entry(pool).or_insert(0_u32) += 1;
+                *resyncs.entry(pool).or_insert(0_u32) += 1;
             }
         }
         let site = |(node, (key, _)): (&NodeId, &(NodeKey, i64))| Site {
@@ -100,7 +100,7 @@ impl Operator {
             replicas: replicas.get(node).copied().unwrap_or(0),
         };
         let pool = |(id, (key, _)): (&PoolId, &(PoolKey, i64))| {
-            key.facts(*id, rebuilds.get(id).copied().unwrap_or(0))
+            key.facts(*id, resyncs.get(id).copied().unwrap_or(0))
         };
         Ok(Facts {
             sites: nodes.iter().map(site).collect(),
@@ -126,8 +126,8 @@ impl Operator {
     pub async fn place(&self, placing: &Placing) -> Result<Vec<Placed>, Error> {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
-            let steward = match placing.rebuild {
-                Some(Rebuild::Lost) => Some(self.steward().await?),
+            let steward = match placing.resync {
+                Some(Resync::Lost) => Some(self.steward().await?),
                 _ => None,
             };
             if let Some((Steward { brake: Some(_), .. }, _)) = &steward {
@@ -137,12 +137,15 @@ impl Operator {
             }
             let mut facts = self.facts().await?;
             for pool in &mut facts.pools {
-                pool.is_shunned = placing.shunned.contains(&pool.id);
+                pool.is_left_out = placing.left_out.contains(&pool.id);
             }
             let Placing {
-                volume, wish, kept, ..
+                volume,
+                wish,
+                other_nodes,
+                ..
             } = placing;
-            let chosen = choose(*volume, wish, &facts.sites, &facts.pools, kept);
+            let chosen = choose(*volume, wish, &facts.sites, &facts.pools, other_nodes);
             let chosen = chosen.map_err(|refused| facts.refusal(&key, &refused))?;
             let (txn, placed) = self.promise(placing, &facts, &chosen);
             let txn = match &steward {
@@ -179,7 +182,7 @@ impl Operator {
                 spread: wish.spread.clone(),
                 strict: wish.strict,
             };
-            let export = Export::placed(placing.volume, member, place, placing.rebuild, *by);
+            let export = Export::placed(placing.volume, member, place, placing.resync, *by);
             let (pool, node) = (&facts.keys[&choice.pool], &facts.nodes[&choice.node]);
             let mut promised = pool.0.clone();
             promised.promise(member, wish.bytes, wish.thin);
@@ -261,8 +264,8 @@ impl Operator {
     }
 
     /// The replica is in sync: it counts no longer among those that are being filled.
-    pub async fn rebuild_is_done(&self, node: NodeId, member: MemberId) -> Result<(), Error> {
-        let change = |export: &mut Export| export.rebuild.take().is_some();
+    pub async fn resync_is_done(&self, node: NodeId, member: MemberId) -> Result<(), Error> {
+        let change = |export: &mut Export| export.resync.take().is_some();
         self.change_export(node, member, change).await.map(drop)
     }
 }

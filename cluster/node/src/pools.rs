@@ -106,7 +106,7 @@ impl PoolKey {
         promise.bytes = promise.bytes.saturating_add(bytes);
     }
 
-    pub(crate) fn facts(&self, id: PoolId, rebuilds: u32) -> PoolFacts {
+    pub(crate) fn facts(&self, id: PoolId, resyncs: u32) -> PoolFacts {
         PoolFacts {
             id,
             node: self.node(),
@@ -118,8 +118,8 @@ impl PoolKey {
             provisioned: self.report.provisioned,
             promised_thin: self.promised(true),
             promised_thick: self.promised(false),
-            rebuilds,
-            is_shunned: false,
+            resyncs,
+            is_left_out: false,
         }
     }
 }
@@ -174,7 +174,7 @@ impl PoolKey {
             next.node = node.0;
             next.report = report.clone();
             for member in before.iter().flat_map(|key| key.promises.keys()) {
-                if Self::is_kept(operator, node, MemberId(*member), sizes).await? {
+                if Self::is_fulfilled(operator, node, MemberId(*member), sizes).await? {
                     next.promises.remove(member);
                 }
             }
@@ -201,7 +201,7 @@ impl PoolKey {
 
     /// True if the promise to a replica is kept or void: the lvol has its size, or the export is
     /// gone. The promise and the export were written together, and the promise was read first.
-    async fn is_kept(
+    async fn is_fulfilled(
         operator: &Operator,
         node: NodeId,
         member: MemberId,

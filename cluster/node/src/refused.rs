@@ -2,7 +2,7 @@
 
 use nacre_cluster_core::NodeId;
 use nacre_cluster_core::ids::MAX_MEMBERS;
-use nacre_cluster_core::placement::{Demand, MAX_REBUILDS, Unplaced};
+use nacre_cluster_core::placement::{Demand, MAX_RESYNCS, Unplaced};
 
 use crate::error::Unmet;
 
@@ -49,7 +49,7 @@ pub(crate) fn text(refused: &Unplaced, name: impl Fn(NodeId) -> String) -> Strin
                     "have a pool with room for {bytes} bytes; the most that one has is {most}"
                 ),
                 Demand::Idle => format!(
-                    "have a pool that fills fewer than {MAX_REBUILDS} replicas, and where none \
+                    "have a pool that fills fewer than {MAX_RESYNCS} replicas, and where none \
                      failed a moment ago"
                 ),
                 Demand::Spread(label) => format!("differ in the label \"{label}\""),

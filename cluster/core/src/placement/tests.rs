@@ -37,8 +37,8 @@ fn pool(id: u128, of: u128) -> PoolFacts {
         provisioned: 0,
         promised_thin: 0,
         promised_thick: 0,
-        rebuilds: 0,
-        is_shunned: false,
+        resyncs: 0,
+        is_left_out: false,
     }
 }
 
@@ -88,7 +88,7 @@ impl World {
                 (wish.class.is_some() && pool.class != wish.class, "class"),
                 (!self.has_room(pool), "room"),
                 (
-                    wish.is_rebuild && (pool.rebuilds >= 2 || pool.is_shunned),
+                    wish.is_resync && (pool.resyncs >= 2 || pool.is_left_out),
                     "busy",
                 ),
             ];
@@ -183,8 +183,8 @@ prop_compose! {
         is_online in prop::bool::weighted(0.9),
         total in 1_u64..200,
         parts in prop::array::uniform5(0_u64..100),
-        rebuilds in 0_u32..4,
-        is_shunned in prop::bool::weighted(0.1),
+        resyncs in 0_u32..4,
+        is_left_out in prop::bool::weighted(0.1),
     ) -> PoolFacts {
         let total = total * GIB;
         let [free, reserved, provisioned, thin, thick] = parts;
@@ -200,8 +200,8 @@ prop_compose! {
             provisioned: total / 100 * provisioned,
             promised_thin: total / 200 * thin,
             promised_thick: total / 800 * thick,
-            rebuilds,
-            is_shunned,
+            resyncs,
+            is_left_out,
         }
     }
 }
@@ -226,7 +226,7 @@ fn any_world() -> impl Strategy<Value = World> {
             prop::collection::btree_set(0..nodes, 0..2),
         );
         (sites, pools, wish, few).prop_map(|(sites, pools, wish, kept)| {
-            let ((count, gib, thin, strict, is_rebuild), class, spread, named) = wish;
+            let ((count, gib, thin, strict, is_resync), class, spread, named) = wish;
             let wish = Wish {
                 count,
                 bytes: gib * GIB,
@@ -235,7 +235,7 @@ fn any_world() -> impl Strategy<Value = World> {
                 spread: spread.into_iter().map(str::to_owned).collect(),
                 strict,
                 nodes: named.into_iter().map(node).collect(),
-                is_rebuild,
+                is_resync,
             };
             World {
                 sites,
@@ -303,7 +303,7 @@ fn the_checker_finds_each_fault() {
             strict: true,
             class: Some("fast".to_owned()),
             nodes: vec![node(1)],
-            is_rebuild: true,
+            is_resync: true,
             ..wish(2)
         },
         kept: vec![node(3)],
@@ -348,7 +348,7 @@ fn the_checker_finds_each_fault() {
         }),
         ("class", &|world, _| of(world, |pool| pool.class = None)),
         ("room", &|world, _| of(world, |pool| pool.free = 15 * GIB)),
-        ("busy", &|world, _| of(world, |pool| pool.rebuilds = 2)),
+        ("busy", &|world, _| of(world, |pool| pool.resyncs = 2)),
         ("named node", &|world, _| world.wish.nodes = vec![node(9)]),
         ("spread", &|world, _| {
             for site in &mut world.sites {
@@ -429,8 +429,8 @@ fn a_refusal_names_the_demand() {
         ),
         (
             |w| {
-                w.wish.is_rebuild = true;
-                w.pools[0].rebuilds = MAX_REBUILDS;
+                w.wish.is_resync = true;
+                w.pools[0].resyncs = MAX_RESYNCS;
             },
             Demand::Idle,
             2,

@@ -111,9 +111,9 @@ impl Lab {
                 bytes,
                 ..Wish::default()
             },
-            kept: Vec::new(),
-            rebuild: None,
-            shunned: Vec::new(),
+            other_nodes: Vec::new(),
+            resync: None,
+            left_out: Vec::new(),
             by: Holder {
                 node: maker,
                 incarnation: self.leases[&maker],
@@ -292,16 +292,16 @@ fn a_maker_that_is_over() {
 /// At most two replicas are filled on a pool, over all volumes. Nothing is copied for a volume whose
 /// holder is gone.
 #[test]
-fn rebuilds_of_a_pool_have_a_bound() {
-    run("rebuilds_of_a_pool_have_a_bound", async |program| {
+fn resyncs_of_a_pool_have_a_bound() {
+    run("resyncs_of_a_pool_have_a_bound", async |program| {
         let lab = Lab::start(program, 2).await;
         let placing = |number| Placing {
             wish: Wish {
-                is_rebuild: true,
+                is_resync: true,
                 ..lab.placing(number, 1, GIB).wish
             },
-            rebuild: Some(Rebuild::Lost),
-            kept: vec![node(1)],
+            resync: Some(Resync::Lost),
+            other_nodes: vec![node(1)],
             ..lab.placing(number, 1, GIB)
         };
         for number in 1..=2 {
@@ -324,7 +324,7 @@ fn rebuilds_of_a_pool_have_a_bound() {
             .set_export_state(of, lab.leases[&of], member, Some(&state));
         reported.await.expect("reported");
         lab.operator
-            .rebuild_is_done(of, member)
+            .resync_is_done(of, member)
             .await
             .expect("in sync");
         lab.operator.place(&placing(3)).await.expect("the third");
@@ -337,11 +337,11 @@ fn rebuilds_of_a_pool_have_a_bound() {
             .place(&placing(4))
             .await
             .expect("3 is not served");
-        let shunned = Placing {
-            shunned: vec![pool(2)],
+        let other = Placing {
+            left_out: vec![pool(2)],
             ..placing(5)
         };
-        let refused = why(lab.operator.place(&shunned).await);
+        let refused = why(lab.operator.place(&other).await);
         assert!(refused.contains("none failed a moment ago"), "{refused}");
     });
 }
@@ -387,13 +387,13 @@ fn the_brake_stops_replacements() {
             "once"
         );
 
-        let rebuild = |rebuild| Placing {
-            rebuild: Some(rebuild),
+        let resync = |resync| Placing {
+            resync: Some(resync),
             ..lab.placing(1, 1, GIB)
         };
-        let lost = lab.operator.place(&rebuild(Rebuild::Lost)).await;
+        let lost = lab.operator.place(&resync(Resync::Lost)).await;
         assert!(matches!(lost, Err(Error::Braked { .. })), "{lost:?}");
-        let evicted = lab.operator.place(&rebuild(Rebuild::Evicted)).await;
+        let evicted = lab.operator.place(&resync(Resync::Evicted)).await;
         evicted.expect("an operator asked for it");
         let created = lab.operator.place(&lab.placing(2, 1, GIB)).await;
         created.expect("a new volume");
@@ -402,7 +402,7 @@ fn the_brake_stops_replacements() {
         assert_eq!(released, Some(brake));
         assert_eq!(lab.operator.release_brake().await.expect("an answer"), None);
         assert_eq!(look(&lab, 1, &mut storm, at(3)).await, Looked::Nothing);
-        let lost = lab.operator.place(&rebuild(Rebuild::Lost)).await;
+        let lost = lab.operator.place(&resync(Resync::Lost)).await;
         lost.expect("released");
         // One returns and goes again: it is not excused any more. One of six is no storm.
         lab.lease(6).await;

@@ -16,7 +16,7 @@ use nacre_bdev_replica::model::{RESERVED, ReplicaRecord, Settings};
 use nacre_cluster_core::placement::Wish;
 use nacre_cluster_core::{MemberId, NodeId, PoolId, VolumeId};
 use nacre_cluster_node::export::Want;
-use nacre_cluster_node::{Error, Export, Place, Placed, Placing, Rebuild};
+use nacre_cluster_node::{Error, Export, Place, Placed, Placing, Resync};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -55,9 +55,9 @@ pub(super) struct Successor<'a> {
     /// The place of the former replica.
     pub place: &'a Place,
     /// The nodes of the replicas that stay.
-    pub kept: Vec<NodeId>,
-    pub rebuild: Rebuild,
-    pub shunned: Vec<PoolId>,
+    pub other_nodes: Vec<NodeId>,
+    pub resync: Resync,
+    pub left_out: Vec<PoolId>,
 }
 
 /// Creates a volume of `bytes` on pools. It is not published, and no node holds it.
@@ -86,15 +86,15 @@ pub async fn create_placed(
         spread: replicas.spread,
         strict: replicas.strict,
         nodes: nodes.collect::<Result<_, _>>()?,
-        is_rebuild: false,
+        is_resync: false,
     };
     let placing = Placing {
         volume: VolumeId(id),
         members: new_members(wish.count),
         wish,
-        kept: Vec::new(),
-        rebuild: None,
-        shunned: Vec::new(),
+        other_nodes: Vec::new(),
+        resync: None,
+        left_out: Vec::new(),
         by: running.myself()?,
     };
     let make = async |devices| {
@@ -126,9 +126,9 @@ where
     let Successor {
         volume,
         place,
-        kept,
-        rebuild,
-        shunned,
+        other_nodes,
+        resync,
+        left_out,
     } = successor;
     let placing = Placing {
         volume: VolumeId(volume),
@@ -141,11 +141,11 @@ where
             spread: place.spread.clone(),
             strict: place.strict,
             nodes: Vec::new(),
-            is_rebuild: true,
+            is_resync: true,
         },
-        kept,
-        rebuild: Some(rebuild),
-        shunned,
+        other_nodes,
+        resync: Some(resync),
+        left_out,
         by: running.myself()?,
     };
     let placed = place_all(running, &placing).await?;

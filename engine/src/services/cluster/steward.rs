@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The node that serves a volume decides for it and acts: it alone knows the states of replicas,
-//! and no other node can change them. What concerns several volumes, the space and the rebuilds of
+//! and no other node can change them. What concerns several volumes, the space and the resyncs of
 //! a pool and the brake, is compared by the transaction.
 
 use std::cell::RefCell;
@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use nacre_bdev_replica::handle::{Command, ReplicaStatus};
 use nacre_bdev_replica::model::{ReplicaRecord, ReplicaState};
-use nacre_cluster_core::repair::{Act, Cause, Patience, Replica, Shunned, Why};
+use nacre_cluster_core::repair::{Absences, Act, Cause, FailedPools, Replica, Why};
 use nacre_cluster_core::storm::Storm;
 use nacre_cluster_core::{MemberId, NodeId, PoolId};
-use nacre_cluster_node::{Brake, Export, Looked, NodeKey, NodeState, Rebuild, clock};
+use nacre_cluster_node::{Brake, Export, Looked, NodeKey, NodeState, Resync, clock};
 use serde_json::json;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
@@ -46,18 +46,18 @@ const AT_ONCE: usize = 8;
 
 #[derive(Default)]
 struct Steward {
-    volumes: RefCell<BTreeMap<Uuid, Care>>,
-    shunned: RefCell<Shunned>,
+    volumes: RefCell<BTreeMap<Uuid, Repair>>,
+    failed_pools: RefCell<FailedPools>,
 }
 
 /// The care for one volume that this node serves.
 #[derive(Default)]
-struct Care {
-    patience: Patience,
+struct Repair {
+    absences: Absences,
     /// The last refusal that was reported, and the time of the next attempt.
     refused: Option<(Refused, tokio::time::Instant)>,
     /// No export of the volume counts as being filled. A former holder may have left one.
-    is_calm: bool,
+    has_no_resync: bool,
     /// A task looks at the volume.
     is_busy: bool,
 }
@@ -155,8 +155,8 @@ impl Steward {
             if care.is_busy {
                 continue;
             }
-            if !needs_care(&nodes, &listed, &opened) && care.is_calm {
-                care.patience = Patience::default();
+            if !needs_care(&nodes, &listed, &opened) && care.has_no_resync {
+                care.absences = Absences::default();
                 care.refused = None;
                 continue;
             }
@@ -178,42 +178,42 @@ impl Steward {
     }
 
     /// The care for a volume. It stays while a task looks at the volume.
-    fn of<T>(&self, id: Uuid, work: impl FnOnce(&mut Care) -> T) -> T {
+    fn of<T>(&self, id: Uuid, work: impl FnOnce(&mut Repair) -> T) -> T {
         work(self.volumes.borrow_mut().entry(id).or_default())
     }
 
     async fn look_at(&self, engine: &Rc<Engine>, running: &Rc<Running>, served: Served) {
         for (node, member, _) in served.filled() {
-            match running.operator.rebuild_is_done(node, member).await {
+            match running.operator.resync_is_done(node, member).await {
                 Ok(()) => {
                     if let Some(pool) = served.pool_of(member) {
-                        self.shunned.borrow_mut().succeeded(pool);
+                        self.failed_pools.borrow_mut().succeeded(pool);
                     }
                 }
-                Err(error) => debug!(%error, "a rebuild that has ended is still counted"),
+                Err(error) => debug!(%error, "a resync that has ended is still counted"),
             }
         }
         let after = engine.settings.cluster.replace_after.time();
         let replicas: Vec<Replica> = served.replicas.iter().map(|(one, _)| *one).collect();
         let mut exports = served.exports.iter();
-        let is_calm = exports.all(|(_, _, export)| export.rebuild.is_none());
+        let has_no_resync = exports.all(|(_, _, export)| export.resync.is_none());
         let act = self.of(served.id, |care| {
-            care.is_calm = is_calm;
-            let act = care.patience.decide(clock::now(), after, &replicas)?;
+            care.has_no_resync = has_no_resync;
+            let act = care.absences.decide(clock::now(), after, &replicas)?;
             let is_early = |(_, at): &(_, _)| tokio::time::Instant::now() < *at;
             if care.refused.as_ref().is_some_and(is_early) {
                 return None;
             }
-            care.is_calm = false;
+            care.has_no_resync = false;
             Some(act)
         });
         let done = match act {
             None => return,
             Some(Act::Replace { replica, cause }) => {
-                replace(engine, running, &served, &self.shunned, replica, cause).await
+                replace(engine, running, &served, &self.failed_pools, replica, cause).await
             }
             Some(Act::Drop { replica, why }) => {
-                give_up(engine, &served, &self.shunned, replica, why).await
+                give_up(engine, &served, &self.failed_pools, replica, why).await
             }
         };
         let refused = done.err().map(|error| {
@@ -275,7 +275,7 @@ async fn served(
         let export = exports
             .iter()
             .find(|(_, member, _)| member.0.to_string() == status.device);
-        let rebuild = export.and_then(|(_, _, export)| export.rebuild);
+        let resync = export.and_then(|(_, _, export)| export.resync);
         let one = Replica {
             id: MemberId(status.id),
             node,
@@ -286,7 +286,7 @@ async fn served(
             is_evicted: key.is_some_and(|key| key.evict),
             is_drained: key.is_some_and(|key| key.drain && !key.evict),
             replaces: stored.replaces.map(MemberId),
-            is_repair: rebuild == Some(Rebuild::Lost),
+            is_repair: resync == Some(Resync::Lost),
         };
         Some((one, status))
     };
@@ -324,7 +324,7 @@ impl Served {
         };
         let exports = self.exports.iter();
         exports
-            .filter(|(_, member, export)| export.rebuild.is_some() && is_in_sync(member))
+            .filter(|(_, member, export)| export.resync.is_some() && is_in_sync(member))
             .cloned()
             .collect()
     }
@@ -334,7 +334,7 @@ async fn replace(
     engine: &Rc<Engine>,
     running: &Rc<Running>,
     served: &Served,
-    shunned: &RefCell<Shunned>,
+    failed_pools: &RefCell<FailedPools>,
     replica: MemberId,
     cause: Cause,
 ) -> Result<(), RpcError> {
@@ -344,13 +344,13 @@ async fn replace(
     let place = export.place.as_ref().ok_or_else(gone)?;
     let now = clock::now();
     let pools = running.operator.pools().await.or_refuse()?;
-    shunned
+    failed_pools
         .borrow_mut()
         .retain(|pool| pools.iter().any(|(id, _)| *id == pool));
     // A device that failed may be on a pool that seems well.
     let of_cluster = pools.iter().map(|(id, _)| *id);
     let is_left_out =
-        |pool: &PoolId| pool.0 == place.pool || shunned.borrow().is_shunned(*pool, now);
+        |pool: &PoolId| pool.0 == place.pool || failed_pools.borrow().is_left_out(*pool, now);
     let others = served
         .replicas
         .iter()
@@ -358,12 +358,12 @@ async fn replace(
     let successor = Successor {
         volume: served.id,
         place,
-        kept: others.map(|(other, _)| other.node).collect(),
-        rebuild: match cause {
-            Cause::Lost => Rebuild::Lost,
-            Cause::Evicted => Rebuild::Evicted,
+        other_nodes: others.map(|(other, _)| other.node).collect(),
+        resync: match cause {
+            Cause::Lost => Resync::Lost,
+            Cause::Evicted => Resync::Evicted,
         },
-        shunned: of_cluster.filter(is_left_out).collect(),
+        left_out: of_cluster.filter(is_left_out).collect(),
     };
     let work = async |device| {
         let command = Command::Replace {
@@ -380,7 +380,7 @@ async fn replace(
     };
     if done.as_ref().is_err_and(is_of_pool) {
         // Its node made no lvol, or is not reached. Other errors are none of the pool.
-        shunned.borrow_mut().failed(pool, clock::now());
+        failed_pools.borrow_mut().failed(pool, clock::now());
     }
     done?;
     let node = name_of(engine, one.node);
@@ -403,7 +403,7 @@ async fn replace(
 async fn give_up(
     engine: &Rc<Engine>,
     served: &Served,
-    shunned: &RefCell<Shunned>,
+    failed_pools: &RefCell<FailedPools>,
     replica: MemberId,
     why: Why,
 ) -> Result<(), RpcError> {
@@ -424,7 +424,7 @@ async fn give_up(
         ),
         Why::Lost => {
             if let Some(place) = pool {
-                shunned
+                failed_pools
                     .borrow_mut()
                     .failed(PoolId(place.pool), clock::now());
             }
