@@ -1,5 +1,5 @@
 //! The text forms of values that users write, parsed equally in files, the environment, the command
-//! line and RPC calls; and the files that hold identities.
+//! line and RPC calls; the files that hold identities; and programs of the system.
 //!
 //! ```text
 //!   address        [SCHEME://]HOST[:PORT][/PATH][?QUERY]
@@ -11,6 +11,7 @@
 //!   files          lock and PID files, replacing a file, the data directory
 //!   identity_file  an identity that is generated once and kept
 //!   host_identity  NQN and identifier of this host to targets
+//!   run            programs of the system, each with a deadline
 //! ```
 
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ pub mod files;
 pub mod host_identity;
 pub mod identity_file;
 pub mod read;
+pub mod run;
 pub mod selector;
 pub mod size;
 pub mod suggest;
