@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use tonic::Status;
 use uuid::Uuid;
 
+use crate::daemon::Place;
 use crate::messages::{AccessType, CapacityRange, Mode, Texts, VolumeCapability};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -21,7 +22,7 @@ const MAX_FLAGS: usize = 4 << 10;
 pub(crate) const FILE_SYSTEMS: [&str; 2] = ["ext4", "xfs"];
 const DEFAULT_FILE_SYSTEM: &str = "ext4";
 
-/// Parameters of the orchestrator, which say who asks: they change nothing.
+/// Parameters of the orchestrator, with the name of the claim: they change nothing.
 const FOREIGN: &str = "csi.storage.k8s.io/";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,11 +109,17 @@ impl Capability {
         )
     }
 
+    /// By the access mode, or by a mount flag.
     pub fn is_read_only(&self) -> bool {
+        let flags = match &self.access {
+            Access::Block => &[][..],
+            Access::Mount { flags, .. } => flags,
+        };
+        let mut flags = flags.iter();
         matches!(
             self.mode,
             Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly
-        )
+        ) || flags.any(|flag| flag == "ro")
     }
 }
 
@@ -299,6 +306,31 @@ impl Parameters {
             )));
         }
         Ok(read)
+    }
+
+    /// Refuses a parameter that has no effect there: a volume would not be the wanted one.
+    pub(crate) fn refuse_ignored(&self, place: Place) -> Result<(), Status> {
+        let given = |is_given: bool, key: &'static str| is_given.then_some(key);
+        let (ignored, why) = match place {
+            Place::Cluster { .. } => {
+                let pool = given(!self.pools.is_empty(), "pool");
+                (pool, "the cluster chooses the pools: give class or nodes")
+            }
+            Place::Alone { .. } => {
+                let ignored = [
+                    given(self.class.is_some(), "class"),
+                    given(!self.spread.is_empty(), "spread"),
+                    given(self.is_strict, "strictSpread"),
+                    given(!self.nodes.is_empty(), "nodes"),
+                ];
+                let text = "it is for a cluster, and the daemon is in none: leave it out";
+                (ignored.into_iter().flatten().next(), text)
+            }
+        };
+        match ignored {
+            Some(key) => Err(Status::invalid_argument(format!("parameter {key}: {why}"))),
+            None => Ok(()),
+        }
     }
 
     /// The same parameters have the same text.

@@ -22,8 +22,11 @@ use crate::identity::Identity;
 use crate::messages::Nothing;
 use crate::node::Node;
 
-/// Calls that run at the same time. More are refused with `UNAVAILABLE`.
+/// Calls that run at the same time. More are refused with `UNAVAILABLE`. Calls of `Identity` do not
+/// count: a busy driver is healthy.
 pub(crate) const MAX_CALLS: usize = 64;
+/// Calls of `Identity` that run at the same time.
+pub(crate) const MAX_PROBES: usize = 8;
 /// Largest request. The interface limits its fields to some KiB.
 const MAX_REQUEST: usize = 256 << 10;
 
@@ -36,8 +39,9 @@ pub struct Driver {
 }
 
 impl Driver {
-    fn controller(&self) -> Result<&Controller, Status> {
-        self.controller.as_ref().ok_or_else(|| {
+    fn controller(&self) -> Result<Controller, Status> {
+        let controller = self.controller.as_ref().map(Controller::for_call);
+        controller.ok_or_else(|| {
             Status::unimplemented("this process is no controller: it runs without --controller")
         })
     }
@@ -54,6 +58,7 @@ impl Driver {
 pub struct Router {
     driver: Arc<Driver>,
     places: Arc<Semaphore>,
+    probes: Arc<Semaphore>,
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -63,6 +68,7 @@ impl Router {
         Self {
             driver,
             places: Arc::new(Semaphore::new(MAX_CALLS)),
+            probes: Arc::new(Semaphore::new(MAX_PROBES)),
         }
     }
 
@@ -81,10 +87,35 @@ impl Router {
         Q: prost::Message + Default + Send + 'static,
         A: prost::Message + Default + Send + 'static,
     {
+        Self::run(request, &self.driver, &self.places, call)
+    }
+
+    fn identify<A>(
+        &self,
+        request: Request<Body>,
+        call: impl FnOnce(&Identity) -> Result<A, Status> + Send + 'static,
+    ) -> Answer
+    where
+        A: prost::Message + Default + Send + 'static,
+    {
+        let call = |driver: &Driver, _: Nothing| call(&driver.identity);
+        Self::run(request, &self.driver, &self.probes, call)
+    }
+
+    fn run<Q, A>(
+        request: Request<Body>,
+        driver: &Arc<Driver>,
+        places: &Arc<Semaphore>,
+        call: impl FnOnce(&Driver, Q) -> Result<A, Status> + Send + 'static,
+    ) -> Answer
+    where
+        Q: prost::Message + Default + Send + 'static,
+        A: prost::Message + Default + Send + 'static,
+    {
         let name = request.uri().path().to_owned();
         let call = Call {
-            driver: Arc::clone(&self.driver),
-            places: Arc::clone(&self.places),
+            driver: Arc::clone(driver),
+            places: Arc::clone(places),
             name,
             call: Some(call),
         };
@@ -119,7 +150,7 @@ where
         let call = self.call.take();
         Box::pin(async move {
             let (Ok(place), Some(call)) = (place, call) else {
-                let text = format!("{MAX_CALLS} calls run already; try again later");
+                let text = "too many calls run already; try again later";
                 return Err(Status::unavailable(text));
             };
             let run = move || {
@@ -158,15 +189,11 @@ impl Service<Request<Body>> for Router {
             return unknown(path);
         };
         match (service, method) {
-            ("Identity", "GetPluginInfo") => {
-                self.answer(request, |driver, _: Nothing| Ok(driver.identity.info()))
+            ("Identity", "GetPluginInfo") => self.identify(request, |identity| Ok(identity.info())),
+            ("Identity", "GetPluginCapabilities") => {
+                self.identify(request, |identity| Ok(identity.capabilities()))
             }
-            ("Identity", "GetPluginCapabilities") => self.answer(request, |driver, _: Nothing| {
-                Ok(driver.identity.capabilities())
-            }),
-            ("Identity", "Probe") => {
-                self.answer(request, |driver, _: Nothing| driver.identity.probe())
-            }
+            ("Identity", "Probe") => self.identify(request, Identity::probe),
             ("Controller", "CreateVolume") => {
                 self.answer(request, |driver, asked| driver.controller()?.create(asked))
             }
@@ -191,7 +218,7 @@ impl Service<Request<Body>> for Router {
             }),
             ("Controller", "ControllerGetCapabilities") => self
                 .answer(request, |driver, _: Nothing| {
-                    driver.controller()?.capabilities()
+                    Ok(driver.controller()?.capabilities())
                 }),
             ("Controller", "ControllerExpandVolume") => {
                 self.answer(request, |driver, asked| driver.controller()?.expand(&asked))

@@ -2,28 +2,33 @@
 //! ours, served, and removed at the end.
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixStream as Stream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream;
+use nacre_engine_rpc::socket::{is_served, obstacle};
+use nacre_engine_values::files::Inode;
 use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 use tonic::transport::Server;
-use tracing::info;
+use tracing::{info, warn};
 
-use crate::route::{Driver, MAX_CALLS, Router};
+use crate::route::{Driver, MAX_CALLS, MAX_PROBES, Router};
 
 /// Time for calls that run at the end to be answered.
 const DRAIN: Duration = Duration::from_secs(20);
 /// Time for the last answers to leave.
 const FLUSH: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(20);
+/// Pause after a connection that cannot be accepted: descriptors may be short.
+const PAUSE: Duration = Duration::from_millis(100);
 /// The owner only: a writer of the socket can mount and delete volumes.
-const SOCKET_MODE: u32 = 0o600;
+const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// `unix:///path/csi.sock`, or the path alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,8 +62,8 @@ impl FromStr for Endpoint {
 pub enum ServeError {
     #[error("{}: a process serves this socket already; end it, or name another socket", .0.display())]
     Served(PathBuf),
-    #[error("{}: this is no socket; remove it, or name another path", .0.display())]
-    NoSocket(PathBuf),
+    #[error("{}: this is {kind} and no socket; remove it, or name another path", path.display())]
+    NoSocket { path: PathBuf, kind: &'static str },
     #[error("cannot make the socket {}: {source}", path.display())]
     Socket { path: PathBuf, source: io::Error },
     #[error("cannot serve the socket: {0}")]
@@ -71,7 +76,7 @@ pub enum ServeError {
 pub async fn serve(
     endpoint: &Endpoint,
     driver: Arc<Driver>,
-    end: impl Future<Output = ()> + Send,
+    end: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let path = endpoint.path();
     let socket = |source| ServeError::Socket {
@@ -81,81 +86,91 @@ pub async fn serve(
     clear(path)?;
     let listener = bind(path).map_err(socket)?;
     info!(socket = %path.display(), "serving CSI");
+    let inode = Inode::at(path).map_err(socket)?;
     let incoming = stream::unfold(listener, |listener| async {
         let accepted = listener.accept().await.map(|(stream, _)| stream);
+        if let Err(error) = &accepted {
+            warn!(%error, "cannot accept a connection");
+            tokio::time::sleep(PAUSE).await;
+        }
         Some((accepted, listener))
     });
-    let (ended, drained) = tokio::sync::oneshot::channel();
+    let (ended, asked) = tokio::sync::oneshot::channel();
     let end = async move {
         end.await;
         let _ = ended.send(());
     };
     let router = Router::new(driver);
     let idle = router.idle();
+    // Calls are refused by the router, not made to wait here.
+    let most = 2 * MAX_CALLS + MAX_PROBES;
     let server = Server::builder()
-        .concurrency_limit_per_connection(MAX_CALLS)
-        .max_concurrent_streams(u32::try_from(MAX_CALLS).ok())
+        .concurrency_limit_per_connection(most)
+        .max_concurrent_streams(u32::try_from(most).ok())
         .serve_with_incoming_shutdown(router, incoming, end);
     // A client may keep its connection: the calls count.
     let drain = async {
-        if drained.await.is_err() {
+        if asked.await.is_err() {
             std::future::pending::<()>().await;
         }
-        let until = tokio::time::Instant::now() + DRAIN;
-        while !idle() {
-            if tokio::time::Instant::now() >= until {
-                return Err(ServeError::Busy);
-            }
-            tokio::time::sleep(LOOK).await;
-        }
-        tokio::time::sleep(FLUSH).await;
-        Ok(())
+        drained(&idle).await
     };
     let outcome = tokio::select! {
-        outcome = server => outcome.map_err(ServeError::from),
+        outcome = server => match outcome {
+            // A call goes on when its caller has left.
+            Ok(()) => drained(&idle).await,
+            Err(error) => Err(error.into()),
+        },
         outcome = drain => outcome,
     };
     // Another process may have taken the path meanwhile: then it is not ours to remove.
-    if is_stale(path) {
-        let _ = std::fs::remove_file(path);
+    if let Some(inode) = inode {
+        inode.remove(path);
     }
     outcome
 }
 
+/// Waits until no call runs.
+async fn drained(idle: &impl Fn() -> bool) -> Result<(), ServeError> {
+    let until = tokio::time::Instant::now() + DRAIN;
+    while !idle() {
+        if tokio::time::Instant::now() >= until {
+            return Err(ServeError::Busy);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    tokio::time::sleep(FLUSH).await;
+    Ok(())
+}
+
 /// Removes a socket that no process serves. Anything else is refused.
 fn clear(path: &Path) -> Result<(), ServeError> {
-    let found = match path.symlink_metadata() {
-        Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => {
-            let path = path.to_owned();
-            return Err(ServeError::Socket { path, source });
-        }
-    };
-    if !found.file_type().is_socket() {
-        return Err(ServeError::NoSocket(path.to_owned()));
-    }
-    if !is_stale(path) {
-        return Err(ServeError::Served(path.to_owned()));
-    }
-    std::fs::remove_file(path).map_err(|source| ServeError::Socket {
+    let failed = |source| ServeError::Socket {
         path: path.to_owned(),
         source,
-    })
+    };
+    if let Some(kind) = obstacle(path).map_err(failed)? {
+        let path = path.to_owned();
+        return Err(ServeError::NoSocket { path, kind });
+    }
+    if is_served(path) {
+        return Err(ServeError::Served(path.to_owned()));
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+        _ => Ok(()),
+    }
 }
 
-fn is_stale(path: &Path) -> bool {
-    matches!(Stream::connect(path), Err(error) if error.kind() == io::ErrorKind::ConnectionRefused)
-}
-
-/// The mode is set before the socket exists under its name: nobody else can connect meanwhile.
+/// The file gets its mode as it is made, so that no other user connects meanwhile. The mask of the
+/// process stays: other threads make files.
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-    let bound = UnixListener::bind(path);
-    rustix::process::umask(before);
-    let listener = bound?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))?;
-    Ok(listener)
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::fs::fchmod(&socket, SOCKET_MODE)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    UnixListener::from_std(socket.into())
 }
 
 #[cfg(test)]

@@ -37,7 +37,9 @@ impl Controller {
         let parameters = Parameters::read(&asked.parameters)?;
         let sizes = Sizes::read(asked.capacity_range.as_ref())?;
         let bytes = sizes.chosen()?;
-        let id = self.daemon.place()?.volume_id(name);
+        let place = self.daemon.place()?;
+        parameters.refuse_ignored(place)?;
+        let id = place.volume_id(name);
         let _one = self.pending.start(&id.to_string())?;
         let volume = match self.daemon.volume(id)? {
             Some(volume) => volume,
@@ -94,11 +96,12 @@ impl Controller {
         };
         if let Some(publication) = self.daemon.publication(&volume)? {
             if publication.any_host || !publication.hosts.is_empty() {
-                let text = format!(
-                    "volume {} is published to {}",
-                    volume.name,
+                let hosts = if publication.any_host {
+                    "any host".to_owned()
+                } else {
                     listed(&publication.hosts)
-                );
+                };
+                let text = format!("volume {} is published to {hosts}", volume.name);
                 return Err(Status::failed_precondition(text));
             }
             self.daemon.unpublish(&volume)?;
@@ -132,19 +135,19 @@ fn description(id: Uuid, name: &str, parameters: &Parameters) -> String {
     format!("CSI volume {plain} {MARK} {}", digest(id, parameters))
 }
 
-/// Why the volume is not one of these parameters. An operator may have changed its description:
-/// then only the number of replicas is compared.
+/// Why the volume is not one of these parameters. The digest decides: a volume whose replica is
+/// being replaced has one more for a while. An operator may have changed the description: then the
+/// number of replicas is compared.
 pub(super) fn differs(volume: &Volume, parameters: &Parameters) -> Option<String> {
+    let split = volume.description.rsplit_once(' ');
+    let found = split.filter(|(before, _)| before.ends_with(MARK));
+    if let Some(found) = found.and_then(|(_, found)| found.parse::<Uuid>().ok()) {
+        let is_other = found != digest(volume.id, parameters);
+        return is_other.then(|| "it was made with other parameters".to_owned());
+    }
     let wanted = parameters.replica_count();
-    if volume.replicas != wanted {
-        let text = format!("it has {} replicas, not {wanted}", volume.replicas);
-        return Some(text);
-    }
-    let (before, found) = volume.description.rsplit_once(' ')?;
-    if !before.ends_with(MARK) || found.parse() == Ok(digest(volume.id, parameters)) {
-        return None;
-    }
-    Some("it was made with other parameters".to_owned())
+    let text = || format!("it has {} replicas, not {wanted}", volume.replicas);
+    (volume.replicas != wanted).then(text)
 }
 
 #[cfg(test)]
@@ -185,6 +188,9 @@ mod tests {
             ..Default::default()
         };
         assert!(differs(&volume, &thin).is_some());
+        volume.replicas = 2;
+        assert_eq!(differs(&volume, &parameters), None, "one is being replaced");
+        volume.replicas = 1;
         volume.description = "ours".to_owned();
         assert_eq!(differs(&volume, &thin), None);
         volume.replicas = 2;

@@ -5,7 +5,6 @@ use uuid::Uuid;
 
 use super::{Controller, described, signed};
 use crate::capability::{Capability, MIB, Parameters};
-use crate::daemon::Place;
 use crate::messages::Int64Value;
 use crate::messages::controller::{
     GetCapacityRequest, GetCapacityResponse, ListVolumesRequest, ListVolumesResponse, ListedStatus,
@@ -56,28 +55,22 @@ impl Controller {
         &self,
         asked: &GetCapacityRequest,
     ) -> Result<GetCapacityResponse, Status> {
-        if let Place::Cluster { .. } = self.daemon.place()? {
-            let text = "the capacity of a cluster is not known to one daemon";
-            return Err(Status::unimplemented(text));
-        }
         let parameters = Parameters::read(&asked.parameters)?;
+        parameters.refuse_ignored(self.daemon.place()?)?;
         let capabilities = &asked.volume_capabilities;
         let is_unfit = capabilities
             .iter()
             .any(|one| Capability::read(Some(one)).is_err());
-        // The smallest pool limits the volume, because each replica has the same size.
-        let pools = match self.daemon.pools_for(&parameters) {
-            Ok(pools) => pools,
-            Err(refused) if refused.code() == tonic::Code::ResourceExhausted => Vec::new(),
-            Err(refused) => return Err(refused),
+        let room = if is_unfit {
+            0
+        } else {
+            self.daemon.room(&parameters)? / MIB * MIB
         };
-        let free = pools.iter().map(|pool| pool.free_bytes).min().unwrap_or(0);
-        let available = signed(if is_unfit { 0 } else { free });
-        let whole = signed(MIB);
+        let bytes = |value| Some(Int64Value { value });
         Ok(GetCapacityResponse {
-            available_capacity: available,
-            maximum_volume_size: None,
-            minimum_volume_size: Some(Int64Value { value: whole }),
+            available_capacity: signed(room),
+            maximum_volume_size: bytes(signed(room)),
+            minimum_volume_size: bytes(signed(MIB)),
         })
     }
 }

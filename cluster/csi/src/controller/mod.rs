@@ -1,5 +1,6 @@
 //! `csi.v1.Controller`: volumes of the daemon or its cluster. It keeps no state: each call asks the
-//! daemon for the present state, changes it, and looks again.
+//! daemon for the present state, changes it, and looks again. That includes the cluster: the daemon
+//! may have been replaced by one in another cluster.
 
 mod create;
 mod list;
@@ -9,7 +10,7 @@ use tonic::Status;
 use uuid::Uuid;
 
 use crate::capability::{Capability, MIB, Parameters, Sizes, volume_id};
-use crate::daemon::{Daemon, Place, Volume};
+use crate::daemon::{Daemon, Volume};
 use crate::messages::controller::{
     self as messages, Confirmed, ControllerCall, ControllerExpandVolumeRequest,
     ControllerExpandVolumeResponse, ControllerGetCapabilitiesResponse, ControllerRpc,
@@ -33,25 +34,30 @@ impl Controller {
         }
     }
 
-    pub(crate) fn capabilities(&self) -> Result<ControllerGetCapabilitiesResponse, Status> {
-        let mut calls = vec![
+    /// The controller for one call, which finds out anew where the daemon is.
+    pub(crate) fn for_call(&self) -> Self {
+        Self {
+            daemon: self.daemon.anew(),
+            pending: self.pending.clone(),
+        }
+    }
+
+    pub(crate) fn capabilities(&self) -> ControllerGetCapabilitiesResponse {
+        let calls = [
             ControllerCall::CreateDeleteVolume,
             ControllerCall::PublishUnpublishVolume,
             ControllerCall::ListVolumes,
             ControllerCall::ListVolumesPublishedNodes,
+            ControllerCall::GetCapacity,
             ControllerCall::ExpandVolume,
             ControllerCall::SingleNodeMultiWriter,
         ];
-        // In a cluster, no single daemon knows all pools.
-        if matches!(self.daemon.place()?, Place::Alone { .. }) {
-            calls.push(ControllerCall::GetCapacity);
-        }
         let capability = |call: ControllerCall| ControllerServiceCapability {
             rpc: Some(ControllerRpc { kind: call.into() }),
         };
-        Ok(ControllerGetCapabilitiesResponse {
-            capabilities: calls.into_iter().map(capability).collect(),
-        })
+        ControllerGetCapabilitiesResponse {
+            capabilities: calls.map(capability).into(),
+        }
     }
 
     /// The volume of a request, which must exist.

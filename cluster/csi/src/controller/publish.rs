@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use tonic::Status;
+use uuid::Uuid;
 
 use super::Controller;
 use crate::capability::{Capability, bounded, volume_id};
@@ -17,11 +18,10 @@ use crate::node::context;
 
 /// Longest id of a node in the interface.
 const MAX_NODE_ID: usize = 256;
-/// Longest NQN.
-const MAX_NQN: usize = 223;
 /// Tries to change a publication that others change, too.
 const ATTEMPTS: usize = 5;
-/// Longest wait for the end of a host's connections.
+/// Longest wait for the end of a host's connections, beside two leases. The timeouts of the helpers
+/// in deploy/kubernetes are longer than both.
 const CUT_OFF: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -44,12 +44,12 @@ impl Controller {
         }
         let _one = self.pending.start(&asked.volume_id)?;
         let volume = self.existing(id, &asked.volume_id)?;
-        if !is_nqn(host) {
+        if !context::is_option(host) {
             let text = format!("there is no node \"{host}\": the id of a node is its host's NQN");
             return Err(Status::not_found(text));
         }
         let publication = self.allow(&volume, host, capability.is_shared())?;
-        if publication.portals.is_empty() {
+        if publication.addresses.is_empty() {
             return Err(Status::unavailable(format!(
                 "volume {} has no address that hosts can reach: give the daemon a listener \
                  ([nvmf] listen)",
@@ -57,7 +57,7 @@ impl Controller {
             )));
         }
         Ok(ControllerPublishVolumeResponse {
-            publish_context: context::write(&publication.nqn, volume.id, &publication.portals),
+            publish_context: context::write(&publication.nqn, volume.id, &publication.addresses),
         })
     }
 
@@ -95,67 +95,86 @@ impl Controller {
         let host = bounded("node_id", &asked.node_id, MAX_NODE_ID)?;
         let host = Some(host).filter(|host| !host.is_empty());
         let _one = self.pending.start(&asked.volume_id)?;
-        let Some(volume) = self.daemon.volume(id)? else {
-            return Ok(Nothing {});
-        };
+        // An earlier call may have removed the host without waiting for the end of its connections:
+        // it counts as removed now.
+        let mut removed = Instant::now();
         for _ in 0..ATTEMPTS {
-            let volume = self.existing(Some(id), &asked.volume_id)?;
-            let Some(before) = self.daemon.publication(&volume)? else {
+            let volume = self.daemon.volume(id)?;
+            let before = match &volume {
+                Some(volume) => self.daemon.publication(volume)?,
+                None => None,
+            };
+            let (Some(volume), Some(before)) = (volume, before) else {
+                self.until_cut_off(id, host, removed)?;
                 return Ok(Nothing {});
             };
-            let left: Vec<String> = match host {
-                None => Vec::new(),
-                Some(host) => {
-                    let others = before.hosts.iter().filter(|one| *one != host);
-                    others.cloned().collect()
-                }
-            };
-            let gone: Vec<&String> = before.hosts.iter().filter(|h| !left.contains(h)).collect();
-            if gone.is_empty() {
-                return Ok(Nothing {});
+            refuse_unremovable(&volume, &before)?;
+            let is_left = |one: &&String| host.is_some_and(|host| *one != host);
+            let left: Vec<String> = before.hosts.iter().filter(is_left).cloned().collect();
+            if left.len() < before.hosts.len() {
+                // First the hosts lose the permission, which ends their connections.
+                self.daemon.publish(&volume, Some(&before), &left)?;
+                removed = Instant::now();
+                continue;
             }
-            let began = Instant::now();
-            // First the hosts lose the permission, which waits for their connections to end.
-            self.daemon.publish(&volume, Some(&before), &left)?;
-            self.until_cut_off(&volume, &gone, began)?;
-            if left.is_empty() && !before.any_host {
+            self.until_cut_off(id, host, removed)?;
+            if before.hosts.is_empty() {
                 self.daemon.unpublish(&volume)?;
             }
+            return Ok(Nothing {});
         }
-        Err(contended(&volume))
+        let text = format!("volume {id}: another program publishes it at the same time; try again");
+        Err(Status::aborted(text))
     }
 
-    /// Waits until the hosts have no connection. In a cluster the other nodes learn of the change
-    /// by etcd: a node that does not is fenced at the latest after two leases.
-    fn until_cut_off(
-        &self,
-        volume: &Volume,
-        hosts: &[&String],
-        began: Instant,
-    ) -> Result<(), Status> {
-        let others = match self.daemon.place()? {
-            Place::Alone { .. } => Duration::ZERO,
-            Place::Cluster { lease, .. } => lease * 2,
+    /// Waits until the host, or all hosts, have no connection.
+    ///
+    /// This daemon is asked. Other nodes of a cluster learn of the change by etcd, in general at
+    /// once. Two leases give a node the time to hear of it, and the others the time to fence a node
+    /// that does not: a lease without a renewal, and another one for the observers. Then no node
+    /// that shows the volume may be silent with a lease, nor serve the volume without one.
+    fn until_cut_off(&self, id: Uuid, host: Option<&str>, removed: Instant) -> Result<(), Status> {
+        let (others, is_in_cluster) = match self.daemon.place()? {
+            Place::Alone { .. } => (Duration::ZERO, false),
+            Place::Cluster { lease, .. } => (lease * 2, true),
         };
         loop {
-            let mut connected = false;
-            for host in hosts {
-                connected |= self.daemon.is_connected(volume, host)?;
-            }
-            if !connected && began.elapsed() >= others {
+            let obstacle = if self.daemon.is_connected(id, host)? {
+                Some("a host is still connected".to_owned())
+            } else if removed.elapsed() < others {
+                Some("other nodes may not have heard of it".to_owned())
+            } else if is_in_cluster {
+                self.daemon.unheard(id)?
+            } else {
+                None
+            };
+            let Some(obstacle) = obstacle else {
                 return Ok(());
-            }
-            if began.elapsed() > CUT_OFF.max(others * 2) {
+            };
+            if removed.elapsed() > CUT_OFF + others {
                 let text = format!(
-                    "volume {}: a host is still connected {} s after it lost its permission",
-                    volume.name,
-                    began.elapsed().as_secs()
+                    "volume {id}: {obstacle}, {} s after the host lost its permission",
+                    removed.elapsed().as_secs()
                 );
                 return Err(Status::deadline_exceeded(text));
             }
             std::thread::sleep(LOOK);
         }
     }
+}
+
+/// Refuses a volume whose hosts this driver cannot cut off.
+fn refuse_unremovable(volume: &Volume, found: &Publication) -> Result<(), Status> {
+    let why = if found.any_host {
+        "published to any host, so that no host can be cut off: unpublish it".to_owned()
+    } else if found.others.is_empty() {
+        return Ok(());
+    } else {
+        let others = listed(&found.others);
+        format!("also in {others}, whose hosts are not cut off: delete that subsystem")
+    };
+    let text = format!("volume {} is {why}", volume.name);
+    Err(Status::failed_precondition(text))
 }
 
 /// True if the host may use the volume already. Refuses a second host of a volume for one.
@@ -165,23 +184,13 @@ fn refuse_others(
     host: &str,
     is_shared: bool,
 ) -> Result<bool, Status> {
-    if found.any_host {
-        let text = format!(
-            "volume {} is published to any host, so that no host can be cut off: unpublish it",
-            volume.name
-        );
-        return Err(Status::failed_precondition(text));
-    }
+    refuse_unremovable(volume, found)?;
     let others: Vec<String> = found.hosts.iter().filter(|h| *h != host).cloned().collect();
     if !is_shared && !others.is_empty() {
         let text = format!("volume {} is published to {}", volume.name, listed(&others));
         return Err(Status::failed_precondition(text));
     }
     Ok(others.len() < found.hosts.len())
-}
-
-fn is_nqn(text: &str) -> bool {
-    text.starts_with("nqn.") && text.len() <= MAX_NQN && text.chars().all(|c| c.is_ascii_graphic())
 }
 
 fn contended(volume: &Volume) -> Status {

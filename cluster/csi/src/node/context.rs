@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use nacre_nvmf_wire::Nqn;
 use tonic::Status;
 use uuid::Uuid;
 
@@ -9,33 +10,33 @@ use crate::messages::Texts;
 
 const NQN: &str = "nqn";
 const UUID: &str = "uuid";
-const PORTALS: &str = "portals";
+const ADDRESSES: &str = "addresses";
 /// Most addresses of a volume: 16 nodes with 4 each.
-const MAX_PORTALS: usize = 64;
+const MAX_ADDRESSES: usize = 64;
 
 /// An address of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Portal {
+pub struct Address {
     /// `tcp` or `rdma`.
     pub transport: String,
-    pub address: SocketAddr,
+    pub socket: SocketAddr,
 }
 
-impl Portal {
+impl Address {
     pub fn read(text: &str) -> Option<Self> {
-        let (transport, address) = text.split_once("://")?;
+        let (transport, socket) = text.split_once("://")?;
         Some(Self {
             transport: Some(transport)
                 .filter(|t| ["tcp", "rdma"].contains(t))?
                 .to_owned(),
-            address: address.parse().ok()?,
+            socket: socket.parse().ok()?,
         })
     }
 }
 
-impl std::fmt::Display for Portal {
+impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}://{}", self.transport, self.address)
+        write!(f, "{}://{}", self.transport, self.socket)
     }
 }
 
@@ -44,17 +45,36 @@ pub struct Context {
     pub nqn: String,
     /// The UUID of the namespace, which is the volume's id.
     pub uuid: Uuid,
-    pub portals: Vec<Portal>,
+    pub addresses: Vec<Address>,
 }
 
-pub(crate) fn write(nqn: &str, uuid: Uuid, portals: &[String]) -> Texts {
+/// Of more addresses than a context has, every so-manieth is taken: they stand by nodes, and each
+/// node keeps some.
+pub(crate) fn write(nqn: &str, uuid: Uuid, addresses: &[String]) -> Texts {
+    let mut distinct: Vec<&str> = Vec::new();
+    for one in addresses {
+        if !distinct.contains(&one.as_str()) {
+            distinct.push(one);
+        }
+    }
+    let count = distinct.len().min(MAX_ADDRESSES);
+    let addresses: Vec<&str> = (0..count)
+        .map(|at| distinct[at * distinct.len() / count])
+        .collect();
     let text = |key: &str, value: String| (key.to_owned(), value);
     [
         text(NQN, nqn.to_owned()),
         text(UUID, uuid.to_string()),
-        text(PORTALS, portals.join(",")),
+        text(ADDRESSES, addresses.join(",")),
     ]
     .into()
+}
+
+/// True for an NQN that can be an option of the kernel: it takes them as one text, separated by
+/// commas.
+pub(crate) fn is_option(nqn: &str) -> bool {
+    let is_plain = nqn.chars().all(|c| c.is_ascii_graphic() && c != ',');
+    Nqn::foreign(nqn).is_ok() && nqn.starts_with("nqn.") && is_plain
 }
 
 impl Context {
@@ -72,19 +92,16 @@ impl Context {
         let wrong =
             |key: &str| Status::invalid_argument(format!("publish_context: {key} cannot be read"));
         let nqn = field(NQN)?;
-        // The kernel takes the options as one text, separated by commas.
-        let is_plain =
-            nqn.starts_with("nqn.") && nqn.chars().all(|c| c.is_ascii_graphic() && c != ',');
-        if !is_plain {
+        if !is_option(nqn) {
             return Err(wrong(NQN));
         }
-        let portals = field(PORTALS)?.split(',').map(Portal::read);
-        let portals: Option<Vec<Portal>> = portals.collect();
-        let portals = portals.filter(|all| all.len() <= MAX_PORTALS);
+        let addresses = field(ADDRESSES)?.split(',').map(Address::read);
+        let addresses: Option<Vec<Address>> = addresses.collect();
+        let addresses = addresses.filter(|all| all.len() <= MAX_ADDRESSES);
         Ok(Self {
             nqn: nqn.clone(),
             uuid: Uuid::parse_str(field(UUID)?).map_err(|_| wrong(UUID))?,
-            portals: portals.ok_or_else(|| wrong(PORTALS))?,
+            addresses: addresses.ok_or_else(|| wrong(ADDRESSES))?,
         })
     }
 }
@@ -93,25 +110,45 @@ impl Context {
 mod tests {
     use super::*;
 
+    /// Goal: a volume with more addresses than a context has keeps paths to all its nodes.
+    #[test]
+    fn a_context_has_addresses_of_all_nodes() {
+        let at = |node: usize, port: usize| format!("tcp://192.0.2.{node}:{}", 4420 + port);
+        let of_node = |node| (0..9).map(move |port| at(node, port));
+        let mut all: Vec<String> = (1..=16).flat_map(of_node).collect();
+        all.push(all[0].clone());
+        let texts = write("nqn.2025-01.io.nacre:v", Uuid::from_u128(7), &all);
+        let read = Context::read(&texts).expect("it is good");
+        assert_eq!(read.addresses.len(), MAX_ADDRESSES);
+        let mut nodes: Vec<_> = read.addresses.iter().map(|one| one.socket.ip()).collect();
+        nodes.dedup();
+        assert_eq!(nodes.len(), 16);
+        let bytes: usize = texts
+            .iter()
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
+        assert!(bytes <= 4096, "the interface's limit of a map");
+    }
+
     #[test]
     fn a_context_is_read_as_it_was_written() {
         let uuid = Uuid::from_u128(7);
-        let portals = ["tcp://192.0.2.1:4420", "rdma://[2001:db8::1]:4420"].map(str::to_owned);
-        let texts = write("nqn.2025-01.io.nacre:v", uuid, &portals);
+        let addresses = ["tcp://192.0.2.1:4420", "rdma://[2001:db8::1]:4420"].map(str::to_owned);
+        let texts = write("nqn.2025-01.io.nacre:v", uuid, &addresses);
         let read = Context::read(&texts).expect("it is good");
         assert_eq!(
             (read.nqn.as_str(), read.uuid),
             ("nqn.2025-01.io.nacre:v", uuid)
         );
-        let shown: Vec<String> = read.portals.iter().map(ToString::to_string).collect();
-        assert_eq!(shown, portals);
+        let shown: Vec<String> = read.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, addresses);
         for (key, value) in [
             (NQN, "nqn.a,hostnqn=b"),
             (NQN, "v"),
             (UUID, "7"),
-            (PORTALS, "fc://192.0.2.1:1"),
-            (PORTALS, "tcp://host:4420"),
-            (PORTALS, ""),
+            (ADDRESSES, "fc://192.0.2.1:1"),
+            (ADDRESSES, "tcp://host:4420"),
+            (ADDRESSES, ""),
         ] {
             let mut bad = texts.clone();
             bad.insert(key.to_owned(), value.to_owned());

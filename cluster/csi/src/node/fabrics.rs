@@ -1,31 +1,27 @@
 //! The kernel's NVMe host: connections to a volume, and its block device, as sysfs shows them.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use tonic::Status;
 use uuid::Uuid;
 
-use super::context::Portal;
+use super::context::Address;
 use super::host::Host;
+use super::identity::HostId;
 
 /// The settings with which a move of a volume costs hosts least: a silent path is noticed within
 /// 2 s, and no path is given up for good. See docs/operate/cluster.md.
 const SETTINGS: &str = "keep_alive_tmo=1,reconnect_delay=1,ctrl_loss_tmo=-1";
 
-/// The identity of this host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostId {
-    pub nqn: String,
-    pub id: Uuid,
-}
-
 /// A controller: one path to a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostPath {
     pub controller: String,
-    pub portal: Option<Portal>,
+    pub address: Option<Address>,
     pub is_live: bool,
 }
 
@@ -37,68 +33,94 @@ pub(crate) struct Device {
     pub bytes: u64,
     /// `MAJOR:MINOR`.
     pub number: String,
+    /// The NQN of its subsystem.
+    pub nqn: String,
+    pub is_read_only: bool,
 }
 
-pub(crate) fn read(path: &Path) -> Option<String> {
-    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
+/// Longest value in sysfs: one page.
+const MOST: u64 = 4096;
+
+fn read(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    let file = File::open(path).ok()?;
+    file.take(MOST).read_to_string(&mut text).ok()?;
+    Some(text.trim().to_owned())
 }
 
-fn names(dir: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
+/// Without the kernel's module there is no directory.
+fn names(dir: &Path) -> Result<Vec<String>, Status> {
+    let list = || {
+        let entries = match std::fs::read_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            found => found?,
+        };
+        let name = |entry: io::Result<std::fs::DirEntry>| {
+            let name = entry.map(|entry| entry.file_name().into_string().ok());
+            name.transpose()
+        };
+        entries.filter_map(name).collect::<io::Result<Vec<_>>>()
+    };
+    let mut names = list().map_err(|error| {
+        Status::unavailable(format!("{} cannot be read: {error}", dir.display()))
+    })?;
     names.sort();
-    names
+    Ok(names)
 }
 
 /// The paths of this host to a subsystem.
-pub(crate) fn paths(host: &dyn Host, me: &HostId, nqn: &str) -> Vec<HostPath> {
+pub(crate) fn paths(host: &dyn Host, me: &HostId, nqn: &str) -> Result<Vec<HostPath>, Status> {
     let dir = host.sys().join("class/nvme");
     let path = |controller: String| {
         let at = dir.join(&controller);
         let is_ours = read(&at.join("subsysnqn"))? == nqn
             && read(&at.join("hostnqn")).is_none_or(|found| found == me.nqn);
         is_ours.then(|| HostPath {
-            portal: portal(&at),
+            address: address(&at),
             is_live: read(&at.join("state")).as_deref() == Some("live"),
             controller,
         })
     };
-    names(&dir).into_iter().filter_map(path).collect()
+    Ok(names(&dir)?.into_iter().filter_map(path).collect())
 }
 
-fn portal(controller: &Path) -> Option<Portal> {
+fn address(controller: &Path) -> Option<Address> {
     let address = read(&controller.join("address"))?;
     let of = |key: &str| {
         let mut parts = address.split(',').map(str::trim);
         parts.find_map(|part| part.strip_prefix(key)?.strip_prefix('='))
     };
     let ip: IpAddr = of("traddr")?.parse().ok()?;
-    Some(Portal {
+    Some(Address {
         transport: read(&controller.join("transport"))?,
-        address: SocketAddr::new(ip, of("trsvcid")?.parse().ok()?),
+        socket: SocketAddr::new(ip, of("trsvcid")?.parse().ok()?),
     })
 }
 
-/// Portals without a controller. One that has lost its connection has one: the kernel restores it.
-pub(crate) fn missing(host: &dyn Host, me: &HostId, nqn: &str, all: &[Portal]) -> Vec<Portal> {
-    let there: BTreeSet<Portal> = paths(host, me, nqn)
-        .into_iter()
-        .filter_map(|path| path.portal)
-        .collect();
-    all.iter()
-        .filter(|one| !there.contains(one))
-        .cloned()
-        .collect()
+/// Addresses without a controller. One that has lost its connection has one: the kernel restores it.
+pub(crate) fn missing(
+    host: &dyn Host,
+    me: &HostId,
+    nqn: &str,
+    all: &[Address],
+) -> Result<Vec<Address>, Status> {
+    let there = paths(host, me, nqn)?.into_iter();
+    let there: BTreeSet<Address> = there.filter_map(|path| path.address).collect();
+    let missing = all.iter().filter(|one| !there.contains(one));
+    Ok(missing.cloned().collect())
 }
 
-pub(crate) fn connect(host: &dyn Host, me: &HostId, nqn: &str, portal: &Portal) -> io::Result<()> {
+pub(crate) fn connect(
+    host: &dyn Host,
+    me: &HostId,
+    nqn: &str,
+    address: &Address,
+) -> io::Result<()> {
     let options = format!(
         "transport={},traddr={},trsvcid={},nqn={nqn},hostnqn={},hostid={},{SETTINGS}",
-        portal.transport,
-        portal.address.ip(),
-        portal.address.port(),
+        address.transport,
+        address.socket.ip(),
+        address.socket.port(),
         me.nqn,
         me.id,
     );
@@ -111,20 +133,38 @@ pub(crate) fn connect(host: &dyn Host, me: &HostId, nqn: &str, portal: &Portal) 
 }
 
 /// Deletes all controllers of the subsystem.
-pub(crate) fn disconnect(host: &dyn Host, me: &HostId, nqn: &str) -> io::Result<()> {
-    for path in paths(host, me, nqn) {
+pub(crate) fn disconnect(host: &dyn Host, me: &HostId, nqn: &str) -> Result<(), Status> {
+    for path in paths(host, me, nqn)? {
         match host.disconnect(&path.controller) {
             // It went by itself.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            outcome => outcome?,
+            Err(error) => {
+                let text = format!("cannot disconnect {nqn} ({}): {error}", path.controller);
+                return Err(Status::internal(text));
+            }
+            Ok(()) => {}
         }
     }
     Ok(())
 }
 
-/// The device with this UUID. With native multipath there is one; without, one per path: then one
-/// whose path is optimized, else one that is live.
-pub(crate) fn device(host: &dyn Host, uuid: Uuid) -> Option<Device> {
+/// The device with this UUID. With native multipath there is one. Several are refused: without
+/// multipath there is one per path, and the data of one would not be that of the others.
+pub(crate) fn device(host: &dyn Host, uuid: Uuid) -> Result<Option<Device>, Status> {
+    let mut found = devices(host, uuid)?;
+    if found.len() < 2 {
+        return Ok(found.pop());
+    }
+    let names: Vec<String> = found.into_iter().map(|device| device.name).collect();
+    Err(Status::failed_precondition(format!(
+        "volume {uuid} has several devices here ({}): turn on native multipath \
+         (nvme_core.multipath=Y), and disconnect other targets with a copy of the volume",
+        names.join(", ")
+    )))
+}
+
+/// All devices with this UUID.
+pub(crate) fn devices(host: &dyn Host, uuid: Uuid) -> Result<Vec<Device>, Status> {
     let dir = host.sys().join("class/block");
     let fits = |name: &String| {
         is_namespace(name)
@@ -132,28 +172,30 @@ pub(crate) fn device(host: &dyn Host, uuid: Uuid) -> Option<Device> {
                 .and_then(|text| Uuid::parse_str(&text).ok())
                 .is_some_and(|found| found == uuid)
     };
-    let rank = |name: &String| {
-        let at = dir.join(name);
-        let is_optimized = read(&at.join("ana_state")).as_deref() == Some("optimized");
-        let is_live = read(&at.join("device/state")).as_deref() == Some("live");
-        (!is_optimized, !is_live)
+    let device = |name: String| {
+        let at = dir.join(&name);
+        let of = || {
+            let sectors: u64 = read(&at.join("size"))?.parse().ok()?;
+            Some(Device {
+                path: host.dev().join(&name),
+                bytes: sectors.checked_mul(512)?,
+                number: read(&at.join("dev"))?,
+                nqn: read(&at.join("device/subsysnqn"))?,
+                is_read_only: read(&at.join("ro")).as_deref() == Some("1"),
+                name: name.clone(),
+            })
+        };
+        of().ok_or_else(|| {
+            let text = format!("device {name} is just coming or going: try again");
+            Status::unavailable(text)
+        })
     };
-    let found = names(&dir).into_iter().filter(fits).min_by_key(rank)?;
-    let at = dir.join(&found);
-    let sectors: u64 = read(&at.join("size"))?.parse().ok()?;
-    Some(Device {
-        path: host.dev().join(&found),
-        bytes: sectors.checked_mul(512)?,
-        number: read(&at.join("dev"))?,
-        name: found,
-    })
+    names(&dir)?.into_iter().filter(fits).map(device).collect()
 }
 
-/// The subsystem that a volume's device belongs to.
-pub(crate) fn subsystem_of(host: &dyn Host, uuid: Uuid) -> Option<String> {
-    let name = device(host, uuid)?.name;
-    let at = host.sys().join("class/block").join(name).join("device");
-    read(&at.join("subsysnqn"))
+/// True while the kernel has the block device with this number.
+pub(crate) fn is_present(host: &dyn Host, number: &str) -> bool {
+    host.sys().join("dev/block").join(number).exists()
 }
 
 /// `nvme0n1`, not a partition (`nvme0n1p1`) and not a hidden path (`nvme0c1n1`).

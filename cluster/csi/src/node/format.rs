@@ -4,21 +4,30 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
+use std::time::Duration;
 
 use tonic::Status;
 
+use super::bounded::Bounded;
 use super::fabrics::Device;
 use super::host::Host;
 use super::mounts::{must, not_run};
 
 const EDGE: u64 = 1 << 20;
-/// Exit code of `blkid -p` for a device without a signature.
+/// Time for reading parts of a device.
+const READ: Duration = Duration::from_secs(60);
+/// Exit codes of `blkid -p` for a device without a signature, and for one with several.
 const NOTHING: i32 = 2;
+const AMBIVALENT: i32 = 8;
+/// The field `sb_inprogress` of XFS's superblock: `mkfs.xfs` clears it at its end.
+const XFS_IN_PROGRESS: u64 = 126;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Content {
     Blank,
     FileSystem(String),
+    /// A file system whose making did not end.
+    HalfMade(String),
     /// A signature of something else.
     Other(String),
     /// Data without a signature.
@@ -30,13 +39,18 @@ impl std::fmt::Display for Content {
         match self {
             Self::Blank => f.write_str("no data"),
             Self::FileSystem(kind) => f.write_str(kind),
+            Self::HalfMade(kind) => write!(f, "{kind} whose making did not end"),
             Self::Other(what) => f.write_str(what),
             Self::Unknown => f.write_str("data without a signature"),
         }
     }
 }
 
-pub(crate) fn content(host: &dyn Host, device: &Device) -> Result<Content, Status> {
+pub(crate) fn content(
+    host: &dyn Host,
+    bounded: &Bounded,
+    device: &Device,
+) -> Result<Content, Status> {
     let path = device.path.to_string_lossy();
     let arguments = ["-p", "-o", "export", &*path];
     let ran = host
@@ -46,36 +60,52 @@ pub(crate) fn content(host: &dyn Host, device: &Device) -> Result<Content, Statu
         Some(0) => {
             let of = |key: &str| ran.output.lines().find_map(|line| line.strip_prefix(key));
             let usage = of("USAGE=");
-            Ok(match (of("TYPE="), of("PTTYPE=")) {
-                (Some(kind), _) if usage.is_none_or(|usage| usage == "filesystem") => {
-                    Content::FileSystem(kind.to_owned())
+            match (of("TYPE="), of("PTTYPE=")) {
+                (Some("xfs"), _) => {
+                    let is_half_made = read(bounded, device, is_half_made_xfs)?;
+                    let kind = "xfs".to_owned();
+                    Ok(if is_half_made {
+                        Content::HalfMade(kind)
+                    } else {
+                        Content::FileSystem(kind)
+                    })
                 }
-                (Some(kind), _) => Content::Other(format!("data of {kind}")),
-                (None, Some(table)) => Content::Other(format!("a partition table ({table})")),
-                (None, None) => Content::Other("data that blkid does not name".to_owned()),
-            })
+                (Some(kind), _) if usage.is_none_or(|usage| usage == "filesystem") => {
+                    Ok(Content::FileSystem(kind.to_owned()))
+                }
+                (Some(kind), _) => Ok(Content::Other(format!("data of {kind}"))),
+                (None, Some(table)) => Ok(Content::Other(format!("a partition table ({table})"))),
+                (None, None) => Ok(Content::Other("data that blkid does not name".to_owned())),
+            }
         }
-        Some(NOTHING) => {
-            let edges = has_blank_edges(&device.path).map_err(|error| {
-                Status::unavailable(format!("{} cannot be read: {error}", device.path.display()))
-            });
-            Ok(if edges? {
-                Content::Blank
-            } else {
-                Content::Unknown
-            })
-        }
+        Some(NOTHING) => Ok(if read(bounded, device, has_blank_edges)? {
+            Content::Blank
+        } else {
+            Content::Unknown
+        }),
+        Some(AMBIVALENT) => Ok(Content::Other("signatures of several kinds".to_owned())),
         _ => Err(Status::internal(format!("blkid failed: {}", ran.errors))),
     }
 }
 
-fn has_blank_edges(path: &Path) -> io::Result<bool> {
-    let mut file = File::open(path)?;
-    let bytes = file.seek(SeekFrom::End(0))?;
+fn read(
+    bounded: &Bounded,
+    device: &Device,
+    look: fn(&mut File) -> io::Result<bool>,
+) -> Result<bool, Status> {
+    let path = device.path.clone();
+    let look = move || look(&mut File::open(path)?);
+    bounded.run(&device.path, READ, look).map_err(|error| {
+        Status::unavailable(format!("{} cannot be read: {error}", device.path.display()))
+    })
+}
+
+fn has_blank_edges(device: &mut File) -> io::Result<bool> {
+    let bytes = device.seek(SeekFrom::End(0))?;
     for start in [0, bytes.saturating_sub(EDGE)] {
-        file.seek(SeekFrom::Start(start))?;
+        device.seek(SeekFrom::Start(start))?;
         let mut edge = Vec::new();
-        file.by_ref().take(EDGE).read_to_end(&mut edge)?;
+        device.by_ref().take(EDGE).read_to_end(&mut edge)?;
         if edge.iter().any(|byte| *byte != 0) {
             return Ok(false);
         }
@@ -83,18 +113,34 @@ fn has_blank_edges(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
+fn is_half_made_xfs(device: &mut File) -> io::Result<bool> {
+    let mut byte = [0];
+    device.seek(SeekFrom::Start(XFS_IN_PROGRESS))?;
+    device.read_exact(&mut byte)?;
+    Ok(byte != [0])
+}
+
+/// Without a discard of the device: it is blank, and a large one would take minutes.
 pub(crate) fn make(host: &dyn Host, device: &Device, fs_type: &str) -> Result<(), Status> {
     let path = device.path.to_string_lossy();
     match fs_type {
-        "xfs" => must(host, "mkfs.xfs", &["-q", "-f", &path])?,
-        _ => must(host, "mkfs.ext4", &["-q", "-F", "-m", "0", &path])?,
+        "xfs" => must(host, "mkfs.xfs", &["-q", "-f", "-K", &path])?,
+        _ => {
+            let words = ["-q", "-F", "-m", "0", "-E", "nodiscard", &*path];
+            must(host, "mkfs.ext4", &words)?
+        }
     };
     Ok(())
 }
 
 /// Takes the rest of a device that has grown into its mounted file system.
-pub(crate) fn grow(host: &dyn Host, device: &Device, mounted: &Path) -> Result<(), Status> {
-    match content(host, device)? {
+pub(crate) fn grow(
+    host: &dyn Host,
+    bounded: &Bounded,
+    device: &Device,
+    mounted: &Path,
+) -> Result<(), Status> {
+    match content(host, bounded, device)? {
         Content::FileSystem(kind) if kind == "xfs" => {
             must(host, "xfs_growfs", &[&mounted.to_string_lossy()])?;
         }

@@ -1,17 +1,19 @@
 //! This machine: the kernel's NVMe host, its files, and the programs that make and mount file
 //! systems. Tests have another one.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Time for a program. Making a file system discards the whole device first.
+use nacre_engine_values::run::{Programs, RunError};
+use rustix::fs::OFlags;
+
+/// Time for a program.
 const PROGRAM: Duration = Duration::from_secs(300);
-const LOOK: Duration = Duration::from_millis(10);
-/// Most output kept of a program.
-const MOST_OUTPUT: u64 = 64 << 10;
+/// Largest file of the kernel that is read whole: the mounts of a machine with many pods.
+const MOST_MOUNTS: u64 = 16 << 20;
 
 /// The end of a program, with its output.
 #[derive(Debug, Clone)]
@@ -32,12 +34,17 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     /// Directories of sysfs and devices.
     fn sys(&self) -> &Path;
     fn dev(&self) -> &Path;
+    /// The identifier of this start of the machine. Connections and mounts end with it.
+    fn boot_id(&self) -> io::Result<String>;
     /// The contents of `/proc/self/mountinfo`.
     fn mounts(&self) -> io::Result<String>;
     /// Writes the options to `/dev/nvme-fabrics`: connects a controller.
     fn connect(&self, options: &str) -> io::Result<()>;
     /// Deletes a controller, by its name in sysfs.
     fn disconnect(&self, controller: &str) -> io::Result<()>;
+    /// Opens a device that no mount and no other exclusive user has, and writes the data that the
+    /// kernel caches for it. `EBUSY`: it is in use. May wait as long as the device does.
+    fn claim(&self, device: &Path) -> io::Result<File>;
     fn run(&self, program: &str, arguments: &[&str]) -> io::Result<Ran>;
 }
 
@@ -68,8 +75,20 @@ impl Host for Machine {
         &self.dev
     }
 
+    fn boot_id(&self) -> io::Result<String> {
+        let text = std::fs::read_to_string(self.proc.join("sys/kernel/random/boot_id"))?;
+        Ok(text.trim().to_owned())
+    }
+
     fn mounts(&self) -> io::Result<String> {
-        std::fs::read_to_string(self.proc.join("self/mountinfo"))
+        let mut text = String::new();
+        let file = File::open(self.proc.join("self/mountinfo"))?;
+        file.take(MOST_MOUNTS).read_to_string(&mut text)?;
+        // A part of the list could miss the mount that matters.
+        if text.len() as u64 == MOST_MOUNTS {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(text)
     }
 
     fn connect(&self, options: &str) -> io::Result<()> {
@@ -89,45 +108,25 @@ impl Host for Machine {
         std::fs::write(path.join("delete_controller"), "1")
     }
 
+    fn claim(&self, device: &Path) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.custom_flags(OFlags::EXCL.bits().cast_signed());
+        let file = options.read(true).open(device)?;
+        file.sync_all()?;
+        Ok(file)
+    }
+
     fn run(&self, program: &str, arguments: &[&str]) -> io::Result<Ran> {
-        let mut child = Command::new(program)
-            .args(arguments)
-            .env("LC_ALL", "C")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let output = reader(child.stdout.take());
-        let errors = reader(child.stderr.take());
-        let end = Instant::now() + PROGRAM;
-        let status: ExitStatus = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if Instant::now() >= end {
-                // A program in an uninterruptible wait ends when its device answers; it stays a
-                // child until then.
-                child.kill()?;
-                let text = format!("{program} has not ended within {} s", PROGRAM.as_secs());
-                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-            }
-            std::thread::sleep(LOOK);
-        };
+        let ended = Programs::new(PROGRAM).finish(program, arguments);
+        let ended = ended.map_err(|error| match error {
+            RunError::Start { source, .. } => source,
+            late @ RunError::Late { .. } => io::Error::new(io::ErrorKind::TimedOut, late),
+            other => io::Error::new(io::ErrorKind::ResourceBusy, other),
+        })?;
         Ok(Ran {
-            code: status.code(),
-            output: output.join().unwrap_or_default(),
-            errors: errors.join().unwrap_or_default(),
+            code: ended.status.code(),
+            output: ended.output.trim().to_owned(),
+            errors: ended.errors.trim().to_owned(),
         })
     }
-}
-
-fn reader(from: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut text = Vec::new();
-        if let Some(mut from) = from {
-            drop(from.by_ref().take(MOST_OUTPUT).read_to_end(&mut text));
-            drop(io::copy(&mut from, &mut io::sink()));
-        }
-        String::from_utf8_lossy(&text).trim().to_owned()
-    })
 }

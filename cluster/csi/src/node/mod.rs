@@ -3,6 +3,8 @@
 //! ```text
 //!   context   facts of the controller about a volume             parse
 //!   host      the kernel, its files and programs                 perform
+//!   identity  the NQN of this host, which is the node's id       perform
+//!   bounded   accesses to devices, with deadlines                perform
 //!   fabrics   paths and block devices of volumes, in sysfs       perform
 //!   mounts    mounts                                             perform
 //!   format    file systems                                       perform
@@ -12,11 +14,13 @@
 //!   guardian  connects missing paths again
 //! ```
 
+mod bounded;
 pub mod context;
 mod fabrics;
 mod format;
 mod guardian;
 mod host;
+mod identity;
 mod mounts;
 mod publish;
 mod records;
@@ -25,14 +29,17 @@ mod usage;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tonic::Status;
 use uuid::Uuid;
 
-pub use self::fabrics::HostId;
+use self::bounded::Bounded;
+use self::fabrics::{Device, HostPath};
 pub use self::guardian::Guardian;
 pub use self::host::{Host, Machine, Ran};
-use self::records::Records;
+pub use self::identity::{HostId, HostIdError};
+use self::records::{Records, Staged};
 use crate::messages::node::{
     NodeCall, NodeGetCapabilitiesResponse, NodeGetInfoResponse, NodeRpc, NodeServiceCapability,
 };
@@ -46,18 +53,36 @@ pub struct Node {
     host: Arc<dyn Host>,
     me: HostId,
     records: Records,
+    /// The present start of the machine.
+    boot_id: String,
+    bounded: Bounded,
+    /// Time for the cached data of a device to be written.
+    flush_time: Duration,
     pending: Pending,
 }
+
+/// Default of [`Node::with_flush_time`]. The orchestrator calls again.
+const FLUSH: Duration = Duration::from_secs(60);
 
 impl Node {
     /// `state` is a directory of this service, kept over restarts.
     pub fn new(host: Arc<dyn Host>, me: HostId, state: &Path) -> std::io::Result<Self> {
+        let boot_id = host.boot_id()?;
         Ok(Self {
+            records: Records::open(state, &boot_id)?,
+            boot_id,
             host,
             me,
-            records: Records::open(state)?,
+            bounded: Bounded::default(),
+            flush_time: FLUSH,
             pending: Pending::default(),
         })
+    }
+
+    /// Waits so long for the cached data of a device to be written.
+    #[must_use]
+    pub fn with_flush_time(self, flush_time: Duration) -> Self {
+        Self { flush_time, ..self }
     }
 
     /// False: the kernel of this machine cannot connect volumes.
@@ -85,6 +110,34 @@ impl Node {
             node_id: self.me.nqn.clone(),
             ..Default::default()
         })
+    }
+
+    /// The record of a volume that was staged since the machine started.
+    fn staged(&self, volume: Uuid) -> Result<Option<Staged>, Status> {
+        let found = self.records.read(volume)?;
+        Ok(found.filter(|staged| staged.boot_id == self.boot_id))
+    }
+
+    /// Refuses a device that is not the one of the record: a copy of the volume at another target
+    /// has the same UUID.
+    fn refuse_other(&self, staged: &Staged, device: &Device) -> Result<(), Status> {
+        if device.nqn != staged.nqn {
+            let text = format!(
+                "device {} has the UUID of volume {}, and is of subsystem {}, not {}: disconnect it",
+                device.name, staged.uuid, device.nqn, staged.nqn
+            );
+            return Err(Status::failed_precondition(text));
+        }
+        let paths = fabrics::paths(&*self.host, &self.me, &staged.nqn)?;
+        let is_ours = |path: &HostPath| path.address.as_ref().is_none_or(|one| staged.has(one));
+        if paths.is_empty() || paths.iter().any(is_ours) {
+            return Ok(());
+        }
+        let text = format!(
+            "{} is connected to other addresses than those of volume {}: disconnect it",
+            staged.nqn, staged.uuid
+        );
+        Err(Status::failed_precondition(text))
     }
 
     /// The volume of a call on something that exists.

@@ -89,6 +89,7 @@ pub(crate) fn not_run(program: &str, error: &io::Error) -> Status {
         io::ErrorKind::NotFound => Status::internal(format!(
             "{program}: there is no such program here: install it in the image"
         )),
+        io::ErrorKind::ResourceBusy => Status::unavailable(error.to_string()),
         _ => Status::internal(format!("{program}: {error}")),
     }
 }

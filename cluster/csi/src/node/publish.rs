@@ -30,20 +30,28 @@ impl Node {
         let id = self.known(id, &asked.volume_id)?;
         let _one = self.pending.start(&asked.volume_id)?;
         let host = &*self.host;
-        let staged = self.records.read(id)?;
-        let device = fabrics::device(host, id);
+        let staged = self.staged(id)?;
+        let device = fabrics::device(host, id)?;
         let (Some(staged), Some(device)) = (staged, device) else {
             let text = format!("volume {id} is not staged here: NodeStageVolume comes first");
             return Err(Status::failed_precondition(text));
         };
+        self.refuse_other(&staged, &device)?;
         let is_read_only = asked.readonly || capability.is_read_only();
         let is_block = capability.access == Access::Block;
         if is_block != staged.fs_type.is_none() {
             let text = format!("volume {id} is staged for the other access type");
             return Err(Status::failed_precondition(text));
         }
-        if is_block && asked.readonly {
-            let text = "readonly: a block device at a pod is always writable";
+        if staged.is_read_only && !is_read_only {
+            let text = format!("volume {id} is staged for reading, and access is for writing");
+            return Err(Status::failed_precondition(text));
+        }
+        // A device's file on a read-only mount still takes writes: the whole device must refuse
+        // them.
+        if is_block && is_read_only && !(staged.is_read_only && device.is_read_only) {
+            let text = "readonly: the block device is staged for writing; give the volume an \
+                        access mode for reading";
             return Err(Status::invalid_argument(text));
         }
         let (source, number, root) = if is_block {
@@ -66,7 +74,7 @@ impl Node {
                 && root.as_ref().is_none_or(|root| *root == mount.root)
         };
         if let Some(there) = mounts::at(host, target)? {
-            if is_ours(&there) && there.is_read_only == is_read_only {
+            if is_ours(&there) && (is_block || there.is_read_only == is_read_only) {
                 return Ok(Nothing {});
             }
             let text = format!("{} is a mount of another kind already", target.display());
@@ -91,10 +99,19 @@ impl Node {
         let bound = must(host, "mount", &["--bind", &from, &to]);
         let bound = bound.and_then(|ran| {
             if is_read_only && !is_block {
+                // The other options of the mount stay.
                 must(host, "mount", &["-o", "remount,bind,ro", &to])
             } else {
                 Ok(ran)
             }
+        });
+        let bound = bound.and_then(|_| {
+            let there = mounts::at(host, target)?;
+            let is_good = there.is_some_and(|one| is_block || one.is_read_only == is_read_only);
+            let text = || format!("{} did not become the wanted mount", target.display());
+            is_good
+                .then_some(())
+                .ok_or_else(|| Status::internal(text()))
         });
         if let Err(refused) = bound {
             // A writable mount must not stand in for a read-only one.

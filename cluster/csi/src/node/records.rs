@@ -1,60 +1,109 @@
-//! What this node has staged, one file per volume: kept over a restart of the driver, so that the
-//! guardian knows the addresses, and that an interrupted format is finished.
+//! The volumes that this node has staged, one file for each: kept over a restart of the driver, so
+//! that the guardian knows the addresses, and that an interrupted format is finished. A record ends
+//! with the start of the machine that wrote it: connections and mounts are gone then, and another
+//! node may have used the volume.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use nacre_engine_values::files;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 use uuid::Uuid;
 
-use super::context::{Context, Portal};
-use crate::capability::Access;
+use super::context::{Address, Context};
+use crate::capability::{Access, Capability};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Staged {
+    /// The start of the machine in which the volume was staged.
+    #[serde(default)]
+    pub boot_id: String,
     pub nqn: String,
     pub uuid: Uuid,
-    pub portals: Vec<String>,
+    #[serde(default)]
+    pub addresses: Vec<String>,
+    /// Addresses of earlier requests: paths to them may be left.
+    #[serde(default)]
+    pub former: Vec<String>,
     pub staging: PathBuf,
     /// `None`: a block volume.
     pub fs_type: Option<String>,
     #[serde(default)]
     pub flags: Vec<String>,
+    #[serde(default)]
+    pub is_read_only: bool,
     /// A format has begun and has not ended: the device is not blank, and holds no data.
     #[serde(default)]
     pub is_formatting: bool,
 }
 
 impl Staged {
-    pub(crate) fn new(context: &Context, staging: &Path, access: &Access) -> Self {
-        let (fs_type, flags) = match access {
+    pub(crate) fn new(
+        boot_id: &str,
+        context: &Context,
+        staging: &Path,
+        capability: &Capability,
+    ) -> Self {
+        let (fs_type, flags) = match &capability.access {
             Access::Block => (None, Vec::new()),
             Access::Mount { fs_type, flags } => (Some(fs_type.clone()), flags.clone()),
         };
         Self {
+            boot_id: boot_id.to_owned(),
             nqn: context.nqn.clone(),
             uuid: context.uuid,
-            portals: context.portals.iter().map(ToString::to_string).collect(),
+            addresses: context.addresses.iter().map(ToString::to_string).collect(),
+            former: Vec::new(),
             staging: staging.to_owned(),
+            is_read_only: capability.is_read_only(),
             fs_type,
             flags,
             is_formatting: false,
         }
     }
 
-    pub(crate) fn portals(&self) -> Vec<Portal> {
-        let read = self.portals.iter().filter_map(|text| Portal::read(text));
-        read.collect()
+    pub(crate) fn addresses(&self) -> Vec<Address> {
+        let read = self.addresses.iter();
+        read.filter_map(|text| Address::read(text)).collect()
     }
 
-    /// The same volume at the same place in the same way; addresses may differ.
+    /// True if paths to this address are those of the volume.
+    pub(crate) fn has(&self, address: &Address) -> bool {
+        let text = address.to_string();
+        self.addresses.contains(&text) || self.former.contains(&text)
+    }
+
+    /// True for the same volume at the same place in the same way; addresses may differ.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
-        let of = |one: &Self| (one.staging.clone(), one.fs_type.clone(), one.flags.clone());
+        let of = |one: &Self| {
+            let place = (one.nqn.clone(), one.staging.clone(), one.fs_type.clone());
+            (place, one.flags.clone(), one.is_read_only)
+        };
         of(self) == of(other)
     }
+
+    /// Takes over the parts of an earlier record of the volume that still count.
+    pub(crate) fn follow(&mut self, before: Self) {
+        if before.nqn != self.nqn {
+            return;
+        }
+        self.is_formatting = before.is_formatting;
+        for address in before.addresses.into_iter().chain(before.former) {
+            let is_known = self.addresses.contains(&address) || self.former.contains(&address);
+            if !is_known && self.former.len() < MAX_FORMER {
+                self.former.push(address);
+            }
+        }
+    }
 }
+
+/// Most addresses of earlier requests.
+const MAX_FORMER: usize = 256;
+/// Largest record that is read.
+const MOST: u64 = 256 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Records(PathBuf);
@@ -62,9 +111,19 @@ pub(crate) struct Records(PathBuf);
 const END: &str = "json";
 
 impl Records {
-    pub(crate) fn open(dir: &Path) -> io::Result<Self> {
-        std::fs::create_dir_all(dir)?;
-        Ok(Self(dir.to_owned()))
+    /// Ends the records of earlier starts of the machine.
+    pub(crate) fn open(dir: &Path, boot_id: &str) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let records = Self(dir.to_owned());
+        for volume in records.volumes() {
+            // A damaged record stays: the calls for its volume report it.
+            if let Ok(Some(staged)) = records.read(volume)
+                && staged.boot_id != boot_id
+            {
+                std::fs::remove_file(records.path(volume))?;
+            }
+        }
+        Ok(records)
     }
 
     fn path(&self, volume: Uuid) -> PathBuf {
@@ -79,12 +138,17 @@ impl Records {
                 path.display()
             ))
         };
-        match std::fs::read(&path) {
+        let read = || {
+            let mut bytes = Vec::new();
+            File::open(&path)?.take(MOST).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        match read() {
             Ok(bytes) => {
                 let read = serde_json::from_slice(&bytes);
                 read.map(Some).map_err(|error| failed(error.to_string()))
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if io::Error::kind(&error) == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failed(error.to_string())),
         }
     }
@@ -92,17 +156,12 @@ impl Records {
     /// Durable when it returns.
     pub(crate) fn write(&self, volume: Uuid, staged: &Staged) -> Result<(), Status> {
         let path = self.path(volume);
-        let write = || {
-            let fresh = path.with_extension("new");
-            let mut file = File::create(&fresh)?;
-            file.write_all(&serde_json::to_vec(staged)?)?;
-            file.sync_all()?;
-            std::fs::rename(&fresh, &path)?;
-            File::open(&self.0)?.sync_all()
-        };
-        write().map_err(|error: io::Error| {
-            Status::internal(format!("cannot write {}: {error}", path.display()))
-        })
+        let bytes = serde_json::to_vec(staged);
+        let written = bytes
+            .map_err(io::Error::from)
+            .and_then(|bytes| files::replace_private(&path, &bytes));
+        written
+            .map_err(|error| Status::internal(format!("cannot write {}: {error}", path.display())))
     }
 
     pub(crate) fn remove(&self, volume: Uuid) -> Result<(), Status> {

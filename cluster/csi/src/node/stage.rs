@@ -1,10 +1,13 @@
 //! `NodeStageVolume`, `NodeUnstageVolume`: a volume becomes a block device of this machine, and a
 //! file system at the staging path.
 
+use std::fs::File;
+use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tonic::Status;
+use tonic::{Code, Status};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -20,6 +23,8 @@ use crate::messages::node::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 
 /// Time for the device of a connected volume to appear.
 const DEVICE: Duration = Duration::from_secs(20);
+/// Time in which connections are begun. One to a silent address takes the kernel some seconds.
+const CONNECTS: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Node {
@@ -38,59 +43,70 @@ impl Node {
             return Err(Status::invalid_argument(text));
         }
         let _one = self.pending.start(&asked.volume_id)?;
-        let mut staged = Staged::new(&context, staging, &capability.access);
-        if let Some(before) = self.records.read(id)? {
-            if !before.is_like(&staged) && self.is_in_use(&before)? {
+        let mut staged = Staged::new(&self.boot_id, &context, staging, &capability);
+        if let Some(before) = self.staged(id)? {
+            if !before.is_like(&staged) && self.is_in_use(&before, &staged)? {
                 let text = format!(
                     "volume {id} is staged at {} in another way",
                     before.staging.display()
                 );
                 return Err(Status::already_exists(text));
             }
-            staged.is_formatting = before.is_formatting;
+            staged.follow(before);
         }
         self.records.write(id, &staged)?;
         let device = self.attach(&context)?;
-        if let Some(fs_type) = staged.fs_type.clone() {
-            self.mount(
-                id,
-                &mut staged,
-                &device,
-                &fs_type,
-                capability.is_read_only(),
-            )?;
+        self.refuse_other(&staged, &device)?;
+        match staged.fs_type.clone() {
+            Some(fs_type) => self.mount(id, &mut staged, &device, &fs_type)?,
+            None if staged.is_read_only && !device.is_read_only => {
+                let path = device.path.to_string_lossy();
+                let _ = must(&*self.host, "blockdev", &["--setro", &path])?;
+            }
+            None => {}
         }
         Ok(Nothing {})
     }
 
-    fn is_in_use(&self, staged: &Staged) -> Result<bool, Status> {
-        if staged.fs_type.is_none() {
-            return Ok(fabrics::device(&*self.host, staged.uuid).is_some());
+    /// True if the volume is staged, or connected for another subsystem than wanted.
+    fn is_in_use(&self, before: &Staged, wanted: &Staged) -> Result<bool, Status> {
+        let host = &*self.host;
+        let is_other = before.nqn != wanted.nqn;
+        if is_other && !fabrics::paths(host, &self.me, &before.nqn)?.is_empty() {
+            return Ok(true);
         }
-        Ok(mounts::at(&*self.host, &staged.staging)?.is_some())
+        if before.fs_type.is_none() {
+            return Ok(fabrics::device(host, before.uuid)?.is_some());
+        }
+        Ok(mounts::at(host, &before.staging)?.is_some())
     }
 
     /// Connects all addresses. One is enough to go on; the guardian tries the others again.
     fn attach(&self, context: &Context) -> Result<Device, Status> {
         let (host, nqn) = (&*self.host, context.nqn.as_str());
         let mut failures = Vec::new();
-        for portal in fabrics::missing(host, &self.me, nqn, &context.portals) {
-            if let Err(error) = fabrics::connect(host, &self.me, nqn, &portal) {
-                warn!(%portal, nqn, %error, "cannot connect");
-                failures.push(format!("{portal}: {error}"));
+        let last = Instant::now() + CONNECTS;
+        for address in fabrics::missing(host, &self.me, nqn, &context.addresses)? {
+            if let Err(error) = fabrics::connect(host, &self.me, nqn, &address) {
+                warn!(%address, nqn, %error, "cannot connect");
+                failures.push(format!("{address}: {error}"));
+            }
+            if Instant::now() >= last {
+                failures.push("the other addresses were not tried yet".to_owned());
+                break;
             }
         }
-        let paths = fabrics::paths(host, &self.me, nqn);
+        let paths = fabrics::paths(host, &self.me, nqn)?;
         if paths.is_empty() {
             let text = format!("no path to {nqn}: {}", failures.join("; "));
             return Err(Status::unavailable(text));
         }
         let end = Instant::now() + DEVICE;
         loop {
-            if let Some(device) = fabrics::device(host, context.uuid)
-                && device.bytes > 0
-            {
-                return Ok(device);
+            match fabrics::device(host, context.uuid) {
+                Ok(Some(device)) if device.bytes > 0 => return Ok(device),
+                Err(refused) if refused.code() != Code::Unavailable => return Err(refused),
+                _ => {}
             }
             if Instant::now() >= end {
                 let live = paths.iter().filter(|path| path.is_live).count();
@@ -112,12 +128,28 @@ impl Node {
         staged: &mut Staged,
         device: &Device,
         fs_type: &str,
-        is_read_only: bool,
     ) -> Result<(), Status> {
         let host = &*self.host;
+        let is_read_only = staged.is_read_only;
         if let Some(there) = mounts::at(host, &staged.staging)? {
             if there.number == device.number {
-                return Ok(());
+                if there.is_read_only == is_read_only {
+                    return Ok(());
+                }
+                let text = format!(
+                    "volume {id} is mounted at {} already, for {}",
+                    staged.staging.display(),
+                    if is_read_only { "writing" } else { "reading" }
+                );
+                return Err(Status::already_exists(text));
+            }
+            if fabrics::is_present(host, &there.number) {
+                let text = format!(
+                    "{} is the mount of another device ({}), which is in use",
+                    staged.staging.display(),
+                    there.number
+                );
+                return Err(Status::failed_precondition(text));
             }
             // The device of that mount is gone: its paths were given up, and the volume came back
             // as another one. Its unwritten data is lost already.
@@ -125,13 +157,17 @@ impl Node {
             let path = staged.staging.to_string_lossy().into_owned();
             let _ = must(host, "umount", &["-l", &path])?;
         }
-        let found = format::content(host, device)?;
-        // Without a signature there is no file system, so no data: the format did not end.
-        let is_unfinished = staged.is_formatting && found == Content::Unknown;
+        let found = format::content(host, &self.bounded, device)?;
+        // The mark alone does not count: another node may have made the file system meanwhile.
+        let is_half = matches!(found, Content::Unknown | Content::HalfMade(_));
+        let is_unfinished = staged.is_formatting && is_half;
         match found {
             Content::FileSystem(found) if found == fs_type => {}
-            Content::Blank if is_read_only => {
-                let text = format!("volume {id} is blank, and the access mode is for reading");
+            found if is_read_only && (found == Content::Blank || is_unfinished) => {
+                let text = format!(
+                    "volume {id} has {found}, and the access mode is for reading: it is not \
+                     formatted"
+                );
                 return Err(Status::failed_precondition(text));
             }
             found if found == Content::Blank || is_unfinished => {
@@ -150,7 +186,7 @@ impl Node {
         std::fs::create_dir_all(&staged.staging)
             .map_err(|error| Status::internal(format!("{}: {error}", staged.staging.display())))?;
         let mut options = staged.flags.clone();
-        if is_read_only {
+        if is_read_only && !options.iter().any(|option| option == "ro") {
             options.push("ro".to_owned());
         }
         let options = options.join(",");
@@ -177,24 +213,57 @@ impl Node {
         };
         let _one = self.pending.start(&asked.volume_id)?;
         let host = &*self.host;
-        // While the device does not answer, this does not end. Then the paths stay: data that is
-        // not written yet would be lost with them.
+        // The paths of a device stay until its data is written: it would be lost with them.
         mounts::unmount(host, staging)?;
-        let staged = self.records.read(id)?;
-        if let Some(device) = fabrics::device(host, id) {
-            self.refuse_users(id, &device)?;
-            let flushed = std::fs::File::open(&device.path).and_then(|file| file.sync_all());
-            flushed.map_err(|error| {
-                Status::unavailable(format!("{} is not flushed: {error}", device.path.display()))
-            })?;
+        let staged = self.staged(id)?;
+        // Without multipath there is one device per path, all of one subsystem.
+        let devices = fabrics::devices(host, id)?;
+        for device in &devices {
+            match &staged {
+                Some(staged) => self.refuse_other(staged, device)?,
+                None if device.nqn == devices[0].nqn => {}
+                None => {
+                    let text = format!(
+                        "volume {id} has devices of {} and of {}: disconnect the wrong one",
+                        devices[0].nqn, device.nqn
+                    );
+                    return Err(Status::failed_precondition(text));
+                }
+            }
         }
-        let nqn = staged.map(|staged| staged.nqn);
-        if let Some(nqn) = nqn.or_else(|| fabrics::subsystem_of(host, id)) {
-            fabrics::disconnect(host, &self.me, &nqn)
-                .map_err(|error| Status::internal(format!("cannot disconnect {nqn}: {error}")))?;
+        // Open until the paths are gone, so that no program mounts the device meanwhile.
+        let claimed = devices.iter().map(|device| self.claim(id, device));
+        let claimed = claimed.collect::<Result<Vec<File>, Status>>()?;
+        let of_device = devices.into_iter().next().map(|device| device.nqn);
+        if let Some(nqn) = staged.map(|staged| staged.nqn).or(of_device) {
+            fabrics::disconnect(host, &self.me, &nqn)?;
         }
+        drop(claimed);
         self.records.remove(id)?;
         Ok(Nothing {})
+    }
+
+    /// Opens a device that has no other user, and writes its cached data.
+    fn claim(&self, id: Uuid, device: &Device) -> Result<File, Status> {
+        self.refuse_users(id, device)?;
+        let (host, path) = (Arc::clone(&self.host), device.path.clone());
+        let claimed = self
+            .bounded
+            .run(&device.path, self.flush_time, move || host.claim(&path));
+        claimed.map_err(|error| match error.kind() {
+            io::ErrorKind::ResourceBusy => Status::failed_precondition(format!(
+                "volume {id} is in use: a program or a mount has {}",
+                device.path.display()
+            )),
+            io::ErrorKind::TimedOut => Status::deadline_exceeded(format!(
+                "volume {id} stays connected: {} has data that is not written: {error}",
+                device.path.display()
+            )),
+            _ => Status::unavailable(format!(
+                "volume {id} stays connected: {} is not flushed: {error}",
+                device.path.display()
+            )),
+        })
     }
 
     /// A device that is mounted elsewhere is not disconnected.

@@ -15,6 +15,8 @@ use crate::messages::node::{
     NodeGetVolumeStatsResponse, Unit, VolumeUsage,
 };
 
+/// Time for the numbers of a file system, which the kernel has in memory.
+const STATISTICS: Duration = Duration::from_secs(10);
 /// Time for the kernel to see the new size of a volume.
 const SEEN: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
@@ -25,12 +27,12 @@ impl Node {
         let absent = || Status::not_found(format!("volume {text} is not at {}", path.display()));
         let host = &*self.host;
         let id = id.ok_or_else(absent)?;
-        let device = fabrics::device(host, id).ok_or_else(absent)?;
+        let device = fabrics::device(host, id)?.ok_or_else(absent)?;
         let mounted = mounts::at(host, path)?;
         let root = Path::new("/").join(&device.name);
         let is_block = mounted.as_ref().is_some_and(|mount| mount.root == root);
         let is_mounted = mounted.is_some_and(|mount| mount.number == device.number);
-        let staged = self.records.read(id)?;
+        let staged = self.staged(id)?;
         let is_staged_block = staged
             .is_some_and(|staged| staged.fs_type.is_none() && path.starts_with(staged.staging));
         if is_mounted || is_block || is_staged_block {
@@ -57,8 +59,12 @@ impl Node {
                 }],
             });
         }
-        let found = rustix::fs::statvfs(path)
-            .map_err(|error| Status::internal(format!("{}: {error}", path.display())))?;
+        let at = path.to_owned();
+        let look = move || Ok(rustix::fs::statvfs(&at)?);
+        let found = self
+            .bounded
+            .run(path, STATISTICS, look)
+            .map_err(|error| Status::unavailable(format!("{}: {error}", path.display())))?;
         let bytes = |blocks: u64| signed(blocks.saturating_mul(found.f_frsize));
         let usage = |available: i64, total: i64, free: i64, unit: Unit| VolumeUsage {
             available,
@@ -110,7 +116,7 @@ impl Node {
             std::thread::sleep(LOOK);
         };
         if !is_block {
-            format::grow(&*self.host, &device, path)?;
+            format::grow(&*self.host, &self.bounded, &device, path)?;
         }
         Ok(NodeExpandVolumeResponse {
             capacity_bytes: signed(device.bytes),

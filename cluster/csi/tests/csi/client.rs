@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use nacre_cluster_csi::messages::controller::{
@@ -66,6 +67,22 @@ impl Orchestrator {
         })
     }
 
+    /// Calls, and leaves before the answer.
+    pub(crate) fn leave<Q>(self, method: &str, request: Q, after: Duration)
+    where
+        Q: Message + Send + Sync + 'static,
+    {
+        let path = format!("/csi.v1.{method}").parse().expect("a path");
+        let mut grpc = tonic::client::Grpc::new(self.channel.clone());
+        self.runtime.block_on(async {
+            grpc.ready().await.expect("the driver listens");
+            let codec = ProstCodec::<Q, Nothing>::default();
+            let answer = grpc.unary(Request::new(request), path, codec);
+            let early = tokio::time::timeout(after, answer).await;
+            assert!(early.is_err(), "it is answered already");
+        });
+    }
+
     /// A call that must be refused with this code. The specification wants a text, and no details.
     pub(crate) fn refused<Q>(&self, method: &str, request: Q, code: Code) -> String
     where
@@ -115,7 +132,7 @@ impl Served {
         let thread = std::thread::spawn(run);
         while std::os::unix::net::UnixStream::connect(&socket).is_err() {
             assert!(!thread.is_finished(), "the driver ended");
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
         Self {
             orchestrator: Orchestrator::connect(&socket),

@@ -17,7 +17,7 @@ use tonic::Code;
 use crate::client::{HOST, MIB, OTHER, Served, block, mount, publish, texts, wanted};
 
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
-const NOBODY: &str = "5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0c01";
+const ABSENT: &str = "5f0c1c3e-8b3a-4c55-9d0b-6b3f3f1c0c01";
 
 struct World {
     driver: Served,
@@ -171,7 +171,7 @@ fn each_name_of_the_interface_is_a_volume() {
         &"x".repeat(128),
         &"x".repeat(127),
         "tab\there",
-        NOBODY,
+        ABSENT,
     ];
     let mut ids: Vec<String> = names.iter().map(|name| world.volume(name)).collect();
     ids.sort();
@@ -201,7 +201,7 @@ fn a_wrong_creation_is_refused() {
         })
     };
     let id = || SourceId {
-        id: NOBODY.to_owned(),
+        id: ABSENT.to_owned(),
     };
     for bad in [
         CreateVolumeRequest {
@@ -230,6 +230,22 @@ fn a_wrong_creation_is_refused() {
         },
         CreateVolumeRequest {
             parameters: texts(&[("class", &"x".repeat(5000))]),
+            ..good()
+        },
+        CreateVolumeRequest {
+            parameters: texts(&[("class", "fast")]),
+            ..good()
+        },
+        CreateVolumeRequest {
+            parameters: texts(&[("spread", "zone")]),
+            ..good()
+        },
+        CreateVolumeRequest {
+            parameters: texts(&[("strictSpread", "true")]),
+            ..good()
+        },
+        CreateVolumeRequest {
+            parameters: texts(&[("nodes", "ant")]),
             ..good()
         },
         CreateVolumeRequest {
@@ -282,7 +298,7 @@ fn delete_is_idempotent_and_refuses_a_volume_in_use() {
     let why = world.refused("Controller/DeleteVolume", asked, Code::FailedPrecondition);
     assert!(why.contains(HOST), "{why}");
     world.unpublish(&id, HOST);
-    for id in [&id, &id, NOBODY, "no-uuid"] {
+    for id in [&id, &id, ABSENT, "no-uuid"] {
         world.delete(id);
     }
     let missing = DeleteVolumeRequest::default();
@@ -309,7 +325,7 @@ fn publish_is_for_one_node_at_a_time() {
         Some("nqn.2025-01.io.nacre:v")
     );
     assert!(
-        context["portals"].starts_with("tcp://127.0.0.1:"),
+        context["addresses"].starts_with("tcp://127.0.0.1:"),
         "{context:?}"
     );
     let second = publish(&id, OTHER, Mode::SingleNodeWriter);
@@ -337,7 +353,7 @@ fn publish_is_for_one_node_at_a_time() {
             Code::InvalidArgument,
         ),
         (
-            publish(NOBODY, HOST, Mode::SingleNodeWriter),
+            publish(ABSENT, HOST, Mode::SingleNodeWriter),
             Code::NotFound,
         ),
         (publish("v", HOST, Mode::SingleNodeWriter), Code::NotFound),
@@ -359,6 +375,23 @@ fn publish_is_for_one_node_at_a_time() {
         ..good
     };
     world.refused(PUBLISH, bad, Code::InvalidArgument);
+}
+
+/// A subsystem that an operator made for any host: the driver cannot cut off a host of it.
+#[test]
+fn a_volume_for_any_host_is_not_published() {
+    let mut world = World::new();
+    let id = world.volume("v");
+    let nqn = "nqn.2025-01.io.example:open";
+    let create = json!({ "nqn": nqn, "allow_any_host": true });
+    world.process.call("nvmf_create_subsystem", create);
+    let namespace = json!({ "nqn": nqn, "namespace": { "bdev_name": "v" } });
+    world.process.call("nvmf_subsystem_add_ns", namespace);
+    let asked = publish(&id, HOST, Mode::MultiNodeMultiWriter);
+    let call = "Controller/ControllerPublishVolume";
+    world.refused(call, asked, Code::FailedPrecondition);
+    let call = "Controller/ControllerUnpublishVolume";
+    world.refused(call, unpublished(&id, HOST), Code::FailedPrecondition);
 }
 
 /// ControllerUnpublishVolume: idempotent; without a node from all nodes; OK for a volume or node
@@ -383,7 +416,7 @@ fn unpublish_is_idempotent() {
         json!([]),
         "nothing is left of the publication"
     );
-    for id in [&id, NOBODY, "no-uuid"] {
+    for id in [&id, ABSENT, "no-uuid"] {
         world.unpublish(id, HOST);
     }
     let missing = unpublished("", HOST);
@@ -435,11 +468,11 @@ fn capabilities_are_confirmed_if_all_are_supported() {
         assert!(found.confirmed.is_none() && !found.message.is_empty());
     }
     world.refused(VALIDATE, ask(Vec::new()), Code::InvalidArgument);
-    let nobody = ValidateVolumeCapabilitiesRequest {
-        volume_id: NOBODY.to_owned(),
+    let absent = ValidateVolumeCapabilitiesRequest {
+        volume_id: ABSENT.to_owned(),
         ..ask(good)
     };
-    world.refused(VALIDATE, nobody, Code::NotFound);
+    world.refused(VALIDATE, absent, Code::NotFound);
 }
 
 /// ListVolumes: no more than max_entries, next_token for the rest, all volumes in the end; ABORTED
@@ -572,11 +605,11 @@ fn expand_is_idempotent() {
         ..ask(1, 0)
     };
     world.refused(EXPAND, none, Code::InvalidArgument);
-    let nobody = ControllerExpandVolumeRequest {
-        volume_id: NOBODY.to_owned(),
+    let absent = ControllerExpandVolumeRequest {
+        volume_id: ABSENT.to_owned(),
         ..ask(1, 0)
     };
-    world.refused(EXPAND, nobody, Code::NotFound);
+    world.refused(EXPAND, absent, Code::NotFound);
     let bad = ControllerExpandVolumeRequest {
         volume_capability: Some(mount(Mode::MultiNodeMultiWriter)),
         ..ask(1, 0)

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
 
 use nacre_cluster_csi::node::{Host, Ran};
 use parking_lot::Mutex;
@@ -32,6 +33,21 @@ struct State {
     minor: u32,
     /// A program that ends in the middle of its work.
     broken: Option<&'static str>,
+    /// How opening the device alone ends.
+    claims: Claims,
+    /// The start of the machine.
+    boot: usize,
+}
+
+/// The device, for a program that wants to have it alone.
+#[derive(Debug, Default, Clone)]
+pub(crate) enum Claims {
+    #[default]
+    Free,
+    /// Another program has it.
+    Busy,
+    /// It does not answer until the sender is dropped.
+    Silent(Arc<Mutex<mpsc::Receiver<()>>>),
 }
 
 #[derive(Debug)]
@@ -47,7 +63,12 @@ impl Directory {
     pub(crate) fn new(uuid: Uuid) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let (sys, dev) = (dir.path().join("sys"), dir.path().join("dev"));
-        for path in [sys.join("class/nvme"), sys.join("class/block"), dev.clone()] {
+        for path in [
+            sys.join("class/nvme"),
+            sys.join("class/block"),
+            sys.join("dev/block"),
+            dev.clone(),
+        ] {
             fs::create_dir_all(path).expect("made");
         }
         let disk = fs::File::create(dev.join("nvme0n1")).expect("a disk");
@@ -80,6 +101,62 @@ impl Directory {
         self.state.lock().broken = program;
     }
 
+    pub(crate) fn set_claims(&self, claims: Claims) {
+        self.state.lock().claims = claims;
+    }
+
+    /// Loses connections and mounts, and starts again.
+    pub(crate) fn reboot(&self) {
+        self.lose_all_paths();
+        let mut state = self.state.lock();
+        state.mounts.clear();
+        state.boot += 1;
+    }
+
+    /// Paths to this address, and to no other, are there.
+    pub(crate) fn set_addresses(&self, address: &str) {
+        for controller in self.controllers() {
+            let path = self.sys.join("class/nvme").join(controller).join("address");
+            fs::write(path, format!("traddr={address},trsvcid=4420")).expect("written");
+        }
+    }
+
+    /// A file of the volume's block device in sysfs.
+    pub(crate) fn set_block(&self, file: &str, text: &str) {
+        fs::write(self.sys.join("class/block/nvme0n1").join(file), text).expect("written");
+    }
+
+    /// Another block device with the volume's UUID.
+    pub(crate) fn add_copy(&self, name: &str, nqn: &str) {
+        let at = self.sys.join("class/block").join(name);
+        fs::create_dir_all(at.join("device")).expect("made");
+        for (file, text) in [
+            ("uuid", &*self.uuid.to_string()),
+            ("size", "8"),
+            ("dev", "259:99"),
+            ("device/subsysnqn", nqn),
+        ] {
+            fs::write(at.join(file), text).expect("written");
+        }
+        fs::write(self.dev.join(name), "").expect("a disk");
+    }
+
+    pub(crate) fn remove_copy(&self, name: &str) {
+        fs::remove_dir_all(self.sys.join("class/block").join(name)).expect("removed");
+    }
+
+    /// A block device that has nothing to do with the volume is mounted.
+    pub(crate) fn mount_other(&self, target: &Path) {
+        let number = "8:1".to_owned();
+        fs::write(self.sys.join("dev/block").join(&number), "").expect("written");
+        self.state.lock().mounts.push(Mount {
+            number,
+            root: "/".to_owned(),
+            target: target.to_owned(),
+            options: "rw".to_owned(),
+        });
+    }
+
     pub(crate) fn controllers(&self) -> Vec<String> {
         let entries = fs::read_dir(self.sys.join("class/nvme")).expect("a directory");
         let names = entries.map(|entry| entry.expect("one").file_name());
@@ -96,6 +173,10 @@ impl Directory {
 
     pub(crate) fn mount_count(&self) -> usize {
         self.state.lock().mounts.len()
+    }
+
+    pub(crate) fn has_run(&self, line: &str) -> bool {
+        self.state.lock().ran.iter().any(|one| one.contains(line))
     }
 
     /// How often a program ran.
@@ -148,6 +229,22 @@ impl Host for Directory {
 
     fn dev(&self) -> &Path {
         &self.dev
+    }
+
+    fn boot_id(&self) -> io::Result<String> {
+        Ok(format!("boot {}", self.state.lock().boot))
+    }
+
+    fn claim(&self, device: &Path) -> io::Result<fs::File> {
+        let claims = self.state.lock().claims.clone();
+        match claims {
+            Claims::Free => fs::File::open(device),
+            Claims::Busy => Err(io::Error::from_raw_os_error(16)),
+            Claims::Silent(end) => {
+                let _ = end.lock().recv();
+                fs::File::open(device)
+            }
+        }
     }
 
     fn mounts(&self) -> io::Result<String> {
@@ -210,8 +307,11 @@ impl Host for Directory {
             fs::create_dir_all(block.join("device"))?;
             fs::write(block.join("uuid"), self.uuid.to_string())?;
             fs::write(block.join("size"), (SIZE / 512).to_string())?;
-            fs::write(block.join("dev"), format!("259:{}", state.minor))?;
+            let number = format!("259:{}", state.minor);
+            fs::write(block.join("dev"), &number)?;
+            fs::write(block.join("ro"), "0")?;
             fs::write(block.join("device/subsysnqn"), NQN)?;
+            fs::write(self.sys.join("dev/block").join(number), "")?;
         }
         Ok(())
     }
@@ -219,6 +319,7 @@ impl Host for Directory {
     fn disconnect(&self, controller: &str) -> io::Result<()> {
         fs::remove_dir_all(self.sys.join("class/nvme").join(controller))?;
         if self.controllers().is_empty() {
+            fs::remove_file(self.sys.join("dev/block").join(self.number()))?;
             fs::remove_dir_all(self.sys.join("class/block/nvme0n1"))?;
         }
         Ok(())
@@ -250,12 +351,22 @@ impl Host for Directory {
             }
             "mkfs.ext4" | "mkfs.xfs" => {
                 let mut disk = fs::OpenOptions::new().write(true).open(&last)?;
+                let kind = program.trim_start_matches("mkfs.");
+                if is_broken && kind == "xfs" {
+                    // Its superblock is there from the beginning, with a mark.
+                    let mut half = vec![0; 127];
+                    half[..6].copy_from_slice(b"FS:xfs");
+                    half[126] = 1;
+                    disk.write_all(&half)?;
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
                 if is_broken {
                     disk.write_all(b"half of it")?;
                     return Err(io::ErrorKind::TimedOut.into());
                 }
-                let kind = program.trim_start_matches("mkfs.");
-                disk.write_all(format!("FS:{kind}\0\0\0\0\0\0\0\0").as_bytes())?;
+                let mut whole = vec![0; 127];
+                whole[..3 + kind.len()].copy_from_slice(format!("FS:{kind}").as_bytes());
+                disk.write_all(&whole)?;
                 done(0, "", "")
             }
             "mount" if is_broken => done(32, "", "mount: wrong fs type"),
@@ -281,8 +392,10 @@ impl Host for Directory {
                 done(0, "", "")
             }
             "mount" if arguments[1].starts_with("remount") => {
-                let of = state.mounts.iter_mut().rev().find(|one| one.target == last);
-                of.expect("a mount").options = "ro".to_owned();
+                if state.broken != Some("remount") {
+                    let of = state.mounts.iter_mut().rev().find(|one| one.target == last);
+                    of.expect("a mount").options = "ro".to_owned();
+                }
                 done(0, "", "")
             }
             "mount" => {
@@ -290,7 +403,7 @@ impl Host for Directory {
                     Some(at) => format!("rw,{}", arguments[at + 1]),
                     None => "rw".to_owned(),
                 };
-                let options = if options.ends_with(",ro") {
+                let options = if options.split(',').any(|one| one == "ro") {
                     "ro".to_owned()
                 } else {
                     options
@@ -313,6 +426,12 @@ impl Host for Directory {
                 None => done(32, "", "not mounted"),
             },
             "resize2fs" | "xfs_growfs" => done(0, "", ""),
+            "blockdev" if is_broken => done(1, "", "blockdev: ioctl failed"),
+            "blockdev" => {
+                assert_eq!(arguments[0], "--setro");
+                fs::write(self.sys.join("class/block/nvme0n1/ro"), "1")?;
+                done(0, "", "")
+            }
             other => Err(io::Error::new(io::ErrorKind::NotFound, other.to_owned())),
         }
     }

@@ -12,5 +12,6 @@ mod identity;
 mod in_cluster;
 mod machine;
 mod node;
+mod node_safety;
 mod process;
 mod scripted;

@@ -20,15 +20,16 @@ use uuid::Uuid;
 use crate::client::{HOST, Served, block, mount, texts};
 use crate::machine::{Directory, NQN, SIZE};
 
-const VOLUME: Uuid = Uuid::from_u128(0x5f0c_1c3e_8b3a_4c55_9d0b_6b3f_3f1c_0c01);
-const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
-const STAGE: &str = "Node/NodeStageVolume";
-const PUBLISH: &str = "Node/NodePublishVolume";
+pub(crate) const VOLUME: Uuid = Uuid::from_u128(0x5f0c_1c3e_8b3a_4c55_9d0b_6b3f_3f1c_0c01);
+const ABSENT: &str = "00000000-0000-4000-8000-000000000000";
+pub(crate) const STAGE: &str = "Node/NodeStageVolume";
+pub(crate) const UNSTAGE: &str = "Node/NodeUnstageVolume";
+pub(crate) const PUBLISH: &str = "Node/NodePublishVolume";
 
-struct World {
+pub(crate) struct World {
     driver: Served,
-    node: Arc<Node>,
-    machine: Arc<Directory>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) machine: Arc<Directory>,
 }
 
 impl std::ops::Deref for World {
@@ -45,7 +46,7 @@ fn serve(machine: &Arc<Directory>) -> (Served, Arc<Node>) {
         id: Uuid::from_u128(1),
     };
     let node = Node::new(machine.clone(), me, &machine.path("state")).expect("a directory");
-    let node = Arc::new(node);
+    let node = Arc::new(node.with_flush_time(Duration::from_millis(300)));
     let driver = Driver {
         identity: Identity::new(|| Ok(true)),
         controller: None,
@@ -55,7 +56,7 @@ fn serve(machine: &Arc<Directory>) -> (Served, Arc<Node>) {
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let machine = Arc::new(Directory::new(VOLUME));
         fs::create_dir(machine.path("staging dir")).expect("the orchestrator makes it");
         let (driver, node) = serve(&machine);
@@ -67,13 +68,13 @@ impl World {
     }
 
     /// The driver dies and starts again.
-    fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let (driver, node) = serve(&self.machine);
         self.driver = driver;
         self.node = node;
     }
 
-    fn staging(&self) -> String {
+    pub(crate) fn staging(&self) -> String {
         self.machine
             .path("staging dir")
             .to_str()
@@ -81,7 +82,7 @@ impl World {
             .to_owned()
     }
 
-    fn target(&self) -> String {
+    pub(crate) fn target(&self) -> String {
         self.machine
             .path("target")
             .to_str()
@@ -89,13 +90,13 @@ impl World {
             .to_owned()
     }
 
-    fn staged(&self, capability: VolumeCapability) -> NodeStageVolumeRequest {
+    pub(crate) fn staged(&self, capability: VolumeCapability) -> NodeStageVolumeRequest {
         NodeStageVolumeRequest {
             volume_id: VOLUME.to_string(),
             publish_context: texts(&[
                 ("nqn", NQN),
                 ("uuid", &VOLUME.to_string()),
-                ("portals", "tcp://192.0.2.1:4420,tcp://192.0.2.2:4420"),
+                ("addresses", "tcp://192.0.2.1:4420,tcp://192.0.2.2:4420"),
             ]),
             staging_target_path: self.staging(),
             volume_capability: Some(capability),
@@ -103,24 +104,22 @@ impl World {
         }
     }
 
-    fn stage(&self, capability: VolumeCapability) {
+    pub(crate) fn stage(&self, capability: VolumeCapability) {
         let _: Nothing = self.call(STAGE, self.staged(capability)).expect("staged");
     }
 
-    fn unstaged(&self) -> NodeUnstageVolumeRequest {
+    pub(crate) fn unstaged(&self) -> NodeUnstageVolumeRequest {
         NodeUnstageVolumeRequest {
             volume_id: VOLUME.to_string(),
             staging_target_path: self.staging(),
         }
     }
 
-    fn unstage(&self) {
-        let _: Nothing = self
-            .call("Node/NodeUnstageVolume", self.unstaged())
-            .expect("unstaged");
+    pub(crate) fn unstage(&self) {
+        let _: Nothing = self.call(UNSTAGE, self.unstaged()).expect("unstaged");
     }
 
-    fn published(&self, capability: VolumeCapability) -> NodePublishVolumeRequest {
+    pub(crate) fn published(&self, capability: VolumeCapability) -> NodePublishVolumeRequest {
         NodePublishVolumeRequest {
             volume_id: VOLUME.to_string(),
             staging_target_path: self.staging(),
@@ -130,13 +129,13 @@ impl World {
         }
     }
 
-    fn publish(&self, capability: VolumeCapability) {
+    pub(crate) fn publish(&self, capability: VolumeCapability) {
         let _: Nothing = self
             .call(PUBLISH, self.published(capability))
             .expect("published");
     }
 
-    fn unpublish(&self) {
+    pub(crate) fn unpublish(&self) {
         let asked = NodeUnpublishVolumeRequest {
             volume_id: VOLUME.to_string(),
             target_path: self.target(),
@@ -147,11 +146,11 @@ impl World {
     }
 }
 
-fn writer() -> VolumeCapability {
+pub(crate) fn writer() -> VolumeCapability {
     mount(Mode::SingleNodeWriter)
 }
 
-fn of_type(fs_type: &str, flags: &[&str]) -> VolumeCapability {
+pub(crate) fn of_type(fs_type: &str, flags: &[&str]) -> VolumeCapability {
     let mut capability = writer();
     if let Some(AccessType::Mount(mount)) = &mut capability.access_type {
         mount.fs_type = fs_type.to_owned();
@@ -212,10 +211,10 @@ fn only_a_blank_device_is_formatted() {
     disk[SIZE as usize - 1] = 1;
     fs::write(world.machine.disk(), &disk).expect("written");
     world.refused(STAGE, world.staged(writer()), Code::FailedPrecondition);
-    // blkid is not sure.
+    // blkid finds several signatures.
     disk[..9].copy_from_slice(b"AMBIGUOUS");
     fs::write(world.machine.disk(), &disk).expect("written");
-    world.refused(STAGE, world.staged(writer()), Code::Internal);
+    world.refused(STAGE, world.staged(writer()), Code::FailedPrecondition);
     assert_eq!(world.machine.runs("mkfs"), 0);
     // A blank volume is nothing to read.
     let world = World::new();
@@ -259,11 +258,11 @@ fn an_interrupted_format_is_finished() {
 fn a_wrong_stage_is_refused() {
     let world = World::new();
     let good = || world.staged(writer());
-    let context = |nqn: &str, uuid: &str, portals: &str| {
-        texts(&[("nqn", nqn), ("uuid", uuid), ("portals", portals)])
+    let context = |nqn: &str, uuid: &str, addresses: &str| {
+        texts(&[("nqn", nqn), ("uuid", uuid), ("addresses", addresses)])
     };
     let id = VOLUME.to_string();
-    let portal = "tcp://192.0.2.1:4420";
+    let address = "tcp://192.0.2.1:4420";
     for bad in [
         NodeStageVolumeRequest {
             volume_id: String::new(),
@@ -290,11 +289,11 @@ fn a_wrong_stage_is_refused() {
             ..good()
         },
         NodeStageVolumeRequest {
-            publish_context: context(NQN, NOBODY, portal),
+            publish_context: context(NQN, ABSENT, address),
             ..good()
         },
         NodeStageVolumeRequest {
-            publish_context: context("nqn.a,b=c", &id, portal),
+            publish_context: context("nqn.a,b=c", &id, address),
             ..good()
         },
         NodeStageVolumeRequest {
@@ -328,12 +327,12 @@ fn a_wrong_stage_is_refused() {
         volume_id: String::new(),
         ..world.unstaged()
     };
-    world.refused("Node/NodeUnstageVolume", bad, Code::InvalidArgument);
+    world.refused(UNSTAGE, bad, Code::InvalidArgument);
     let bad = NodeUnstageVolumeRequest {
         staging_target_path: String::new(),
         ..world.unstaged()
     };
-    world.refused("Node/NodeUnstageVolume", bad, Code::InvalidArgument);
+    world.refused(UNSTAGE, bad, Code::InvalidArgument);
 }
 
 /// One path is enough to stage; the guardian connects the other one when it answers, with pauses
@@ -405,11 +404,7 @@ fn paths_stay_while_data_is_not_written() {
     let world = World::new();
     world.stage(writer());
     world.machine.break_program(Some("umount"));
-    world.refused(
-        "Node/NodeUnstageVolume",
-        world.unstaged(),
-        Code::DeadlineExceeded,
-    );
+    world.refused(UNSTAGE, world.unstaged(), Code::DeadlineExceeded);
     assert_eq!(world.machine.controllers().len(), 2);
     world.machine.break_program(None);
     world.unstage();
@@ -424,8 +419,7 @@ fn a_published_volume_is_not_disconnected() {
         let mut world = World::new();
         world.stage(capability.clone());
         world.publish(capability);
-        let unstage = "Node/NodeUnstageVolume";
-        world.refused(unstage, world.unstaged(), Code::FailedPrecondition);
+        world.refused(UNSTAGE, world.unstaged(), Code::FailedPrecondition);
         assert_eq!(world.machine.controllers().len(), 2);
         world.unpublish();
         fs::remove_dir_all(world.machine.path("state")).expect("its records are lost");
@@ -559,7 +553,7 @@ fn a_wrong_publish_is_refused() {
         ),
         (
             NodePublishVolumeRequest {
-                volume_id: NOBODY.into(),
+                volume_id: ABSENT.into(),
                 ..good()
             },
             Code::FailedPrecondition,
@@ -634,7 +628,7 @@ fn usage_is_told() {
     }
     for (id, path, code) in [
         (id.as_str(), "/nowhere", Code::NotFound),
-        (NOBODY, &*world.target(), Code::NotFound),
+        (ABSENT, &*world.target(), Code::NotFound),
         ("v", &*world.target(), Code::NotFound),
         ("", &*world.target(), Code::InvalidArgument),
         (id.as_str(), "", Code::InvalidArgument),

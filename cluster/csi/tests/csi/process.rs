@@ -64,8 +64,8 @@ fn until_served(socket: &Path) -> Orchestrator {
     Orchestrator::connect(socket)
 }
 
-/// Goal: the socket is the owner's alone, a stale one is replaced, a served one and a file are
-/// refused, and SIGTERM ends the process in order, also while an orchestrator is connected.
+/// Goal: only the owner can use the socket. A stale socket is replaced; a served one and another
+/// file are refused. SIGTERM ends the process in order, also while an orchestrator is connected.
 #[test]
 fn the_socket_has_one_server_and_an_end() {
     let place = Place::new();
@@ -106,7 +106,7 @@ fn the_socket_has_one_server_and_an_end() {
     std::fs::write(&socket, "data").expect("written");
     let (code, log) = Driver::start(&endpoint, &more).ended();
     assert_eq!(code, Some(1), "{log}");
-    assert!(log.contains("this is no socket"), "{log}");
+    assert!(log.contains("a regular file and no socket"), "{log}");
     assert_eq!(std::fs::read(&socket).expect("it stays"), b"data");
     // "Plugins SHALL NOT create additional files or directories adjacent to the UNIX socket".
     let names = std::fs::read_dir(socket.parent().expect("a directory")).expect("a directory");
@@ -116,7 +116,7 @@ fn the_socket_has_one_server_and_an_end() {
     assert_eq!(names, ["csi.sock"]);
 }
 
-/// Goal: a controller is ready once its daemon answers, whichever of both starts first.
+/// Goal: a controller is ready once its daemon answers, in whatever order both start.
 #[test]
 fn a_controller_waits_for_its_daemon() {
     let place = Place::new();

@@ -29,6 +29,8 @@ pub(crate) enum Reply {
 pub(crate) struct Scripted {
     pub driver: Served,
     pub calls: Arc<AtomicUsize>,
+    /// The daemon's socket.
+    pub daemon: PathBuf,
     _dir: tempfile::TempDir,
 }
 
@@ -49,6 +51,7 @@ pub(crate) fn start(script: impl Fn(&str, &Value) -> Reply + Send + Sync + 'stat
         }
     });
     let timeout = Duration::from_millis(500);
+    let path = socket.clone();
     let daemon = Daemon::new(move || Client::connect(&socket, timeout));
     let driver = Driver {
         identity: Identity::new(|| Ok(true)),
@@ -58,6 +61,7 @@ pub(crate) fn start(script: impl Fn(&str, &Value) -> Reply + Send + Sync + 'stat
     Scripted {
         driver: Served::start(driver),
         calls,
+        daemon: path,
         _dir: dir,
     }
 }

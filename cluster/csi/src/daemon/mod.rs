@@ -1,26 +1,39 @@
 //! The daemon, as this driver needs it: volumes, pools and publications, by JSON-RPC. Each call has
 //! a connection of its own.
 
+mod answers;
+
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nacre_engine_rpc::client::{Client, ClientError};
 use nacre_engine_rpc::error::{Errno, INVALID_PARAMS, INVALID_STATE};
 use serde_json::{Value, json};
-use tonic::Status;
+use tonic::{Code, Status};
 use uuid::Uuid;
+
+use self::answers::{cluster_publication, cluster_room, named, publication, volume};
+use crate::capability::{MIB, Parameters};
 
 type Connect = Arc<dyn Fn() -> Result<Client, ClientError> + Send + Sync>;
 
+/// Time for the daemon to answer a probe. Probes of the orchestrator wait little longer.
+const READY: Duration = Duration::from_secs(2);
 /// Most nodes and hosts in a refusal.
 const NAMED: usize = 4;
+/// The daemon's names of subsystems begin so, and end with the volume's name.
+const NQN_PREFIX: &str = "nqn.2025-01.io.nacre:";
 
 #[derive(Clone)]
 pub struct Daemon {
     connect: Connect,
-    /// Known after the first answer; it does not change while a daemon lives.
+    /// Known after the first answer to this value, or to a clone of it.
     place: Arc<OnceLock<Place>>,
+    /// A thread of [`Daemon::is_ready`] waits for the daemon.
+    is_looking: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Daemon {
@@ -60,16 +73,37 @@ pub(crate) struct Volume {
     pub subsystems: Vec<String>,
 }
 
+impl Volume {
+    /// The subsystem by which the driver publishes a volume of a daemon in no cluster: that with
+    /// the daemon's own name for it, else the only one.
+    fn subsystem(&self) -> Result<Option<&String>, Status> {
+        let own = format!("{NQN_PREFIX}{}", self.name);
+        match &self.subsystems[..] {
+            [] => Ok(None),
+            [only] => Ok(Some(only)),
+            several if several.contains(&own) => Ok(several.iter().find(|nqn| **nqn == own)),
+            several => Err(Status::failed_precondition(format!(
+                "volume {} is in the subsystems {}, and none of them is {own}: delete the others",
+                self.name,
+                listed(several)
+            ))),
+        }
+    }
+}
+
 /// How hosts reach a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Publication {
     pub nqn: String,
     pub hosts: Vec<String>,
+    /// Any host may use the volume, by this subsystem or another one.
     pub any_host: bool,
-    /// In a cluster: the nodes that show the volume.
+    /// Other subsystems with the volume. Their hosts are not the driver's to remove.
+    pub others: Vec<String>,
+    /// In a cluster: the nodes that show the volume, without those that have left the cluster.
     pub nodes: Vec<String>,
     /// Addresses at which hosts reach the volume, as URIs.
-    pub portals: Vec<String>,
+    pub addresses: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +119,7 @@ pub(crate) struct Wanted {
     pub name: String,
     pub description: String,
     pub mebibytes: u64,
-    pub parameters: crate::capability::Parameters,
+    pub parameters: Parameters,
 }
 
 impl Daemon {
@@ -93,6 +127,7 @@ impl Daemon {
         Self {
             connect: Arc::new(connect),
             place: Arc::default(),
+            is_looking: Arc::default(),
         }
     }
 
@@ -105,10 +140,33 @@ impl Daemon {
         self.call(method, params).map_err(|error| status(&error))
     }
 
+    /// The same daemon, whose place is to be found out again.
+    pub(crate) fn anew(&self) -> Self {
+        Self {
+            connect: Arc::clone(&self.connect),
+            place: Arc::default(),
+            is_looking: Arc::default(),
+        }
+    }
+
     /// True once the daemon has answered and, in a cluster, has read its state from etcd. It stays
-    /// true while the daemon is away later: a restart of the driver would not help.
+    /// true while the daemon is away later: a restart of the driver would not help. A daemon that
+    /// does not answer within [`READY`] is not ready yet.
     pub fn is_ready(&self) -> bool {
-        self.place().is_ok()
+        if self.place.get().is_some() {
+            return true;
+        }
+        if self.is_looking.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let (sender, receiver) = sync_channel(1);
+        let daemon = self.clone();
+        std::thread::spawn(move || {
+            let is_ready = daemon.place().is_ok();
+            daemon.is_looking.store(false, Ordering::Release);
+            let _ = sender.send(is_ready);
+        });
+        receiver.recv_timeout(READY).unwrap_or(false)
     }
 
     pub(crate) fn place(&self) -> Result<Place, Status> {
@@ -143,16 +201,46 @@ impl Daemon {
         }
     }
 
+    /// `None`: there is no such volume. In a cluster etcd confirms that: this daemon may not have
+    /// heard of the volume yet.
     pub(crate) fn volume(&self, id: Uuid) -> Result<Option<Volume>, Status> {
         match self.call("volume_get", json!({ "name": id.to_string() })) {
             Ok(found) => {
                 let volume = volume(&found).ok_or_else(|| strange("volume_get", "volume"))?;
                 // A volume may have the text of another one's id as its name.
-                Ok(Some(volume).filter(|volume| volume.id == id))
+                if volume.id == id {
+                    return Ok(Some(volume));
+                }
             }
-            Err(error) if is_absent(&error) => Ok(None),
-            Err(error) => Err(status(&error)),
+            Err(error) if is_absent(&error) => {}
+            Err(error) => return Err(status(&error)),
         }
+        self.confirm_absent(id).map(|()| None)
+    }
+
+    /// Refuses if the cluster has the volume.
+    fn confirm_absent(&self, id: Uuid) -> Result<(), Status> {
+        let is_there = match self.place()? {
+            Place::Alone { .. } => false,
+            Place::Cluster { .. } => self.in_cluster(id)?.is_some(),
+        };
+        if is_there {
+            let text = format!(
+                "the cluster has volume {id}, and the daemon does not list it: try again later"
+            );
+            return Err(Status::unavailable(text));
+        }
+        Ok(())
+    }
+
+    /// The volume as etcd has it.
+    fn in_cluster(&self, id: Uuid) -> Result<Option<Value>, Status> {
+        let mut found = self.ask("cluster_get_volumes", Value::Null)?;
+        let all = found.as_array_mut();
+        let all = all.ok_or_else(|| strange("cluster_get_volumes", "list"))?;
+        let id = id.to_string();
+        let at = all.iter().position(|one| one["id"] == id.as_str());
+        Ok(at.map(|at| all.swap_remove(at)))
     }
 
     /// All volumes, by id.
@@ -183,7 +271,7 @@ impl Daemon {
                 params["size_mb"] = wanted.mebibytes.into();
             }
             Place::Cluster { .. } => {
-                params["size"] = (wanted.mebibytes * crate::capability::MIB).into();
+                params["size"] = (wanted.mebibytes * MIB).into();
                 params["replica_count"] = parameters.replica_count().into();
                 params["thin"] = parameters.is_thin.into();
                 for (key, list) in [("spread", &parameters.spread), ("nodes", &parameters.nodes)] {
@@ -204,10 +292,7 @@ impl Daemon {
     }
 
     /// The pools that the parameters name, else those with the most free space.
-    pub(crate) fn pools_for(
-        &self,
-        parameters: &crate::capability::Parameters,
-    ) -> Result<Vec<Pool>, Status> {
+    pub(crate) fn pools_for(&self, parameters: &Parameters) -> Result<Vec<Pool>, Status> {
         let found = self.ask("pool_list", Value::Null)?;
         let list = found
             .as_array()
@@ -249,38 +334,44 @@ impl Daemon {
     pub(crate) fn delete(&self, volume: &Volume) -> Result<(), Status> {
         match self.call("volume_delete", json!({ "name": volume.id.to_string() })) {
             Ok(_) => Ok(()),
-            Err(error) if is_absent(&error) => Ok(()),
+            Err(error) if is_absent(&error) => self.confirm_absent(volume.id),
             Err(error) => Err(status(&error)),
         }
     }
 
     pub(crate) fn grow(&self, volume: &Volume, mebibytes: u64) -> Result<Volume, Status> {
-        if let Place::Cluster { .. } = self.place()? {
+        let is_in_cluster = matches!(self.place()?, Place::Cluster { .. });
+        if is_in_cluster {
             self.serve_here(volume)?;
         }
-        let params = json!({ "name": volume.name, "size_mb": mebibytes });
-        let grown = self.ask("volume_grow", params)?;
-        crate::daemon::volume(&grown).ok_or_else(|| strange("volume_grow", "volume"))
+        let params = json!({ "name": volume.id.to_string(), "size_mb": mebibytes });
+        let grown = self.call("volume_grow", params).map_err(|error| {
+            // Another node took the volume meanwhile: the next try moves it again.
+            if is_in_cluster && refused_with(&error, Errno::EPERM) {
+                Status::aborted(error.to_string())
+            } else {
+                status(&error)
+            }
+        })?;
+        let grown = answers::volume(&grown).filter(|grown| grown.id == volume.id);
+        grown.ok_or_else(|| strange("volume_grow", "volume"))
     }
 
     /// Moves the volume to this daemon's node, if another one serves it: only the node that serves
     /// a volume grows it. Hosts see no error.
     fn serve_here(&self, volume: &Volume) -> Result<(), Status> {
-        let status = self.ask("cluster_get_status", Value::Null)?;
-        let mut nodes = status["nodes"].as_array().into_iter().flatten();
+        let nodes = self.ask("cluster_get_nodes", Value::Null)?;
+        let mut nodes = nodes.as_array().into_iter().flatten();
         let here = nodes.find(|node| node["this_node"] == true);
-        let volumes = self.ask("cluster_get_volumes", Value::Null)?;
-        let id = volume.id.to_string();
-        let mut volumes = volumes.as_array().into_iter().flatten();
-        let held = volumes.find(|one| one["id"] == id.as_str());
+        let held = self.in_cluster(volume.id)?;
         let held = held.filter(|one| one["lease_stands"] == true);
-        let holder = held.and_then(|one| one["holder"]["id"].as_str());
+        let holder = held.as_ref().and_then(|one| one["holder"]["id"].as_str());
         let Some((here, holder)) = here.and_then(|node| node["id"].as_str()).zip(holder) else {
             // The daemon's refusal names the missing part.
             return Ok(());
         };
         if here != holder {
-            let params = json!({ "volume": id, "node": here });
+            let params = json!({ "volume": volume.id.to_string(), "node": here });
             self.ask("cluster_move_volume", params)?;
         }
         Ok(())
@@ -288,23 +379,82 @@ impl Daemon {
 
     /// `None`: no host may use the volume.
     pub(crate) fn publication(&self, volume: &Volume) -> Result<Option<Publication>, Status> {
+        if let Place::Cluster { .. } = self.place()? {
+            let found = self.in_cluster(volume.id)?;
+            return Ok(found.as_ref().and_then(cluster_publication));
+        }
+        let Some(own) = volume.subsystem()? else {
+            return Ok(None);
+        };
+        let mut found = None;
+        let (mut any_host, mut others) = (false, Vec::new());
+        for nqn in &volume.subsystems {
+            match self.call("nvmf_get_subsystems", json!({ "nqn": nqn })) {
+                Ok(answer) => {
+                    let one = publication(&answer[0]);
+                    any_host |= one.as_ref().is_some_and(|one| one.any_host);
+                    if nqn == own {
+                        found = one;
+                    } else {
+                        others.push(nqn.clone());
+                    }
+                }
+                Err(error) if is_absent(&error) => {}
+                Err(error) => return Err(status(&error)),
+            }
+        }
+        Ok(found.map(|found| Publication {
+            any_host,
+            others,
+            ..found
+        }))
+    }
+
+    /// Why the cluster cannot say that all nodes have heard of a change of the publication. `None`:
+    /// the node that serves the volume renews its lease, and so do the others that show it, or
+    /// their leases are over.
+    pub(crate) fn unheard(&self, id: Uuid) -> Result<Option<String>, Status> {
+        let Some(volume) = self.in_cluster(id)? else {
+            return Ok(None);
+        };
+        let holder = &volume["holder"];
+        if holder.is_object() && volume["lease_stands"] != true {
+            let node = named(holder);
+            let text = format!(
+                "node {node} has no lease, and serves the volume as long as its replicas confirm it"
+            );
+            return Ok(Some(text));
+        }
+        let nodes = self.ask("cluster_get_nodes", Value::Null)?;
+        let nodes = nodes.as_array();
+        let nodes = nodes.ok_or_else(|| strange("cluster_get_nodes", "list"))?;
+        let shown = volume["nodes"].as_array().into_iter().flatten();
+        let mut ids = shown.chain([holder]).filter_map(|node| node["id"].as_str());
+        let late = |id: &str| {
+            let mut nodes = nodes.iter();
+            nodes.any(|node| node["id"] == id && node["lease"] == "late")
+        };
+        let late = ids.find(|id| late(id));
+        Ok(late.map(|id| format!("node {id} is silent, and its lease is not over yet")))
+    }
+
+    /// Bytes of the largest volume with these parameters. Each replica has the same size, and a
+    /// pool (in a cluster: a node) of its own.
+    pub(crate) fn room(&self, parameters: &Parameters) -> Result<u64, Status> {
         match self.place()? {
             Place::Alone { .. } => {
-                let Some(nqn) = volume.subsystems.first() else {
-                    return Ok(None);
+                let pools = match self.pools_for(parameters) {
+                    Ok(pools) => pools,
+                    Err(refused) if refused.code() == Code::ResourceExhausted => Vec::new(),
+                    Err(refused) => return Err(refused),
                 };
-                match self.call("nvmf_get_subsystems", json!({ "nqn": nqn })) {
-                    Ok(found) => Ok(publication(&found[0])),
-                    Err(error) if is_absent(&error) => Ok(None),
-                    Err(error) => Err(status(&error)),
-                }
+                Ok(pools.iter().map(|pool| pool.free_bytes).min().unwrap_or(0))
             }
             Place::Cluster { .. } => {
-                let found = self.ask("cluster_get_volumes", Value::Null)?;
-                let id = volume.id.to_string();
-                let all = found.as_array().into_iter().flatten();
-                let mut of_this = all.filter(|one| one["id"] == id.as_str());
-                Ok(of_this.next().and_then(cluster_publication))
+                let found = self.ask("cluster_get_pools", Value::Null)?;
+                let list = found.as_array();
+                let list = list.ok_or_else(|| strange("cluster_get_pools", "list"))?;
+                Ok(cluster_room(list, parameters))
             }
         }
     }
@@ -320,7 +470,7 @@ impl Daemon {
             Place::Alone { .. } => {
                 let found = self.ask("nvmf_get_subsystems", Value::Null)?;
                 let hosts = volumes.iter().map(|volume| {
-                    let nqn = volume.subsystems.first();
+                    let nqn = volume.subsystem().ok().flatten();
                     let fits = |one: &Value| one["nqn"].as_str() == nqn.map(String::as_str);
                     let one = nqn.map(|_| hosts_of(&found, &fits));
                     one.and_then(|one| publication(&one))
@@ -382,76 +532,20 @@ impl Daemon {
         }
     }
 
-    /// True if this daemon has a connection of the host to the volume.
-    pub(crate) fn is_connected(&self, volume: &Volume, host: &str) -> Result<bool, Status> {
-        match self.call(
-            "volume_get_connections",
-            json!({ "name": volume.id.to_string() }),
-        ) {
+    /// True if this daemon has a connection of the host to the volume. Without a host: of any one.
+    pub(crate) fn is_connected(&self, id: Uuid, host: Option<&str>) -> Result<bool, Status> {
+        match self.call("volume_get_connections", json!({ "name": id.to_string() })) {
             Ok(found) => {
-                let mut all = found.as_array().into_iter().flatten();
-                Ok(all.any(|one| one["host"] == host))
+                let all = found.as_array();
+                let all = all.ok_or_else(|| strange("volume_get_connections", "list"))?;
+                let is_of = |one: &Value| host.is_none_or(|host| one["host"] == host);
+                Ok(all.iter().any(is_of))
             }
             // Without a device there are no connections.
-            Err(ClientError::Refused { .. }) => Ok(false),
+            Err(error) if is_absent(&error) || refused_with(&error, Errno::EAGAIN) => Ok(false),
             Err(error) => Err(status(&error)),
         }
     }
-}
-
-fn volume(found: &Value) -> Option<Volume> {
-    let block = found["block_size"].as_u64()?;
-    let subsystems = found["subsystems"].as_array().into_iter().flatten();
-    Some(Volume {
-        id: found["uuid"].as_str()?.parse().ok()?,
-        name: found["name"].as_str()?.to_owned(),
-        bytes: found["num_blocks"].as_u64()?.checked_mul(block)?,
-        replicas: found["replicas"].as_array()?.len(),
-        description: text(&found["settings"]["description"]),
-        subsystems: subsystems.map(text).collect(),
-    })
-}
-
-fn publication(subsystem: &Value) -> Option<Publication> {
-    let hosts = subsystem["hosts"].as_array().into_iter().flatten();
-    Some(Publication {
-        nqn: subsystem["nqn"].as_str()?.to_owned(),
-        hosts: hosts.map(|host| text(&host["nqn"])).collect(),
-        any_host: subsystem["allow_any_host"] == true,
-        nodes: Vec::new(),
-        portals: portals(&subsystem["listen_addresses"]),
-    })
-}
-
-fn cluster_publication(volume: &Value) -> Option<Publication> {
-    let found = &volume["publication"];
-    let nodes = volume["nodes"].as_array().into_iter().flatten();
-    let hosts = found["hosts"].as_array().into_iter().flatten();
-    Some(Publication {
-        nqn: found["nqn"].as_str()?.to_owned(),
-        hosts: hosts.map(text).collect(),
-        any_host: found["any_host"] == true,
-        nodes: nodes.map(|node| text(&node["id"])).collect(),
-        portals: portals(&found["listen_addresses"]),
-    })
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-fn portals(addresses: &Value) -> Vec<String> {
-    let all = addresses.as_array().into_iter().flatten();
-    all.filter_map(portal).collect()
-}
-
-/// `tcp://ADDRESS:PORT` or `rdma://ADDRESS:PORT`; `None`: no host can connect to it.
-fn portal(address: &Value) -> Option<String> {
-    let transport = address["trtype"].as_str()?.to_lowercase();
-    let ip: std::net::IpAddr = address["traddr"].as_str()?.parse().ok()?;
-    let port: u16 = address["trsvcid"].as_str()?.parse().ok()?;
-    let is_usable = !ip.is_unspecified() && matches!(transport.as_str(), "tcp" | "rdma");
-    is_usable.then(|| format!("{transport}://{}", std::net::SocketAddr::new(ip, port)))
 }
 
 /// Text with the first few of these hosts.
@@ -515,34 +609,6 @@ fn status(error: &ClientError) -> Status {
             } else {
                 Status::internal(text)
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_become_uris() {
-        let portal = |trtype: &str, traddr: &str, trsvcid: &str| {
-            portal(&json!({ "trtype": trtype, "traddr": traddr, "trsvcid": trsvcid }))
-        };
-        let tcp = portal("TCP", "192.0.2.1", "4420");
-        assert_eq!(tcp.as_deref(), Some("tcp://192.0.2.1:4420"));
-        let six = portal("RDMA", "2001:db8::1", "4420");
-        assert_eq!(six.as_deref(), Some("rdma://[2001:db8::1]:4420"));
-        for (trtype, traddr, trsvcid) in [
-            ("TCP", "0.0.0.0", "4420"),
-            ("TCP", "host", "4420"),
-            ("TCP", "192.0.2.1", "none"),
-            ("FC", "192.0.2.1", "4420"),
-        ] {
-            assert_eq!(
-                portal(trtype, traddr, trsvcid),
-                None,
-                "{trtype} {traddr} {trsvcid}"
-            );
         }
     }
 }
