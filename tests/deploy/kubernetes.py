@@ -18,6 +18,9 @@ import yaml
 VERSIONS = ["1.30.0", "1.34.1", "1.37.0"]
 DRIVER = "csi.nacre.io"
 PARAMETERS = {"replicas", "thin", "pool", "class", "spread", "strictSpread", "nodes", "csi.storage.k8s.io/fstype"}
+# Seconds: the longest call of the controller (one of the daemon, and a host that is cut off with a lease of 30 s), a probe
+# by the helper, and the driver's end.
+LONGEST, PROBE, DRAIN = 60 + 30 + 60, 5, 25
 
 failed = []
 
@@ -88,8 +91,16 @@ def main():
                 used = {word for word in words if word.startswith("--")}
                 check(f"{name}: nacre csi has the flags", words[0] == "csi" and used <= flags, used - flags)
                 variables = {variable["name"] for variable in container["env"]}
+                probes = [container.get(probe) for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
+                check(f"{name}: nacre csi is probed", all(probes))
+                check(f"{name}: probes wait longer than their helper", all(p["timeoutSeconds"] > PROBE for p in probes))
+                check(f"{name}: nacre csi has time to end", pod["terminationGracePeriodSeconds"] > DRAIN)
                 check(f"{name}: nacre csi has the variables", all(v in help_text for v in variables), variables)
             else:
+                timeouts = [int(word.removeprefix("--timeout=")[:-1]) for word in words if word.startswith("--timeout=")]
+                check(f"{name}/{container['name']} waits for the driver", all(t > LONGEST for t in timeouts), timeouts)
+                probed = f"--probe-timeout={PROBE}s" in words
+                check(f"{name}/{container['name']} probes in time", probed == (container["name"] == "liveness"))
                 check(f"{name}/{container['name']} finds the socket", "--csi-address=/csi/csi.sock" in words)
     sys.exit(1 if failed else 0)
 

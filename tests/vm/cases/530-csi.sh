@@ -7,11 +7,11 @@ command -v blkid >/dev/null && command -v mkfs.ext4 >/dev/null || skip "no blkid
 allow_errors 'Internal Path Error' 'Aborted'
 SOCKET=$WORK/nacre.sock CSI=$WORK/csi.sock CSI_PORT=4424
 STAGING=$WORK/staging TARGET_DIR=$WORK/target BLOCK=$WORK/block
-DAEMON_PID='' DRIVER_PID=''
+DAEMON_PID='' DRIVER_PID='' USER_PID=''
 csi_clean() {
     local dir pid
     for dir in "$TARGET_DIR" "$BLOCK" "$STAGING"; do umount "$dir" || true; done
-    for pid in $DRIVER_PID $DAEMON_PID; do kill -9 "$pid" || true; done
+    for pid in $USER_PID $DRIVER_PID $DAEMON_PID; do kill -9 "$pid" || true; done
 } 2>/dev/null
 trap csi_clean EXIT
 daemon_up() {
@@ -130,7 +130,22 @@ dd if="$WORK/random" of="$BLOCK" bs=1M oflag=direct status=none
 dd if="$BLOCK" of="$WORK/read" bs=1M count=4 iflag=direct status=none
 cmp "$WORK/random" "$WORK/read"
 hide "$BLOCK"
+
+step "a program that has the device alone keeps it connected"
+DEVICE=$(basename "$(dirname "$(grep -lx "$ID" /sys/class/block/nvme*n*/uuid)")")
+/usr/bin/python3 -IS -c 'import os, sys, time
+os.open(sys.argv[1], os.O_RDONLY | os.O_EXCL)
+print("open", flush=True)
+time.sleep(600)' "/dev/$DEVICE" >"$WORK/user" &
+USER_PID=$!
+wait_until 30 grep -qx open "$WORK/user"
+expect_failure unstage
+! nothing_connected || die "the device is gone"
+kill "$USER_PID"
+wait "$USER_PID" || true
+USER_PID=''
 unstage
+wait_until 30 nothing_connected
 take
 csi Controller/DeleteVolume "{\"1\":\"$ID\"}"
 expect "lvols" "$(on rpc lvol_list '{}' | jq length)" 0
