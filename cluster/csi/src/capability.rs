@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use tonic::Status;
 use uuid::Uuid;
 
-use crate::daemon::Place;
 use crate::messages::{AccessType, CapacityRange, Mode, Texts, VolumeCapability};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -309,23 +308,20 @@ impl Parameters {
     }
 
     /// Refuses a parameter that has no effect there: a volume would not be the wanted one.
-    pub(crate) fn refuse_ignored(&self, place: Place) -> Result<(), Status> {
+    pub(crate) fn refuse_ignored(&self, is_in_cluster: bool) -> Result<(), Status> {
         let given = |is_given: bool, key: &'static str| is_given.then_some(key);
-        let (ignored, why) = match place {
-            Place::Cluster { .. } => {
-                let pool = given(!self.pools.is_empty(), "pool");
-                (pool, "the cluster chooses the pools: give class or nodes")
-            }
-            Place::Alone { .. } => {
-                let ignored = [
-                    given(self.class.is_some(), "class"),
-                    given(!self.spread.is_empty(), "spread"),
-                    given(self.is_strict, "strictSpread"),
-                    given(!self.nodes.is_empty(), "nodes"),
-                ];
-                let text = "it is for a cluster, and the daemon is in none: leave it out";
-                (ignored.into_iter().flatten().next(), text)
-            }
+        let (ignored, why) = if is_in_cluster {
+            let pool = given(!self.pools.is_empty(), "pool");
+            (pool, "the cluster chooses the pools: give class or nodes")
+        } else {
+            let ignored = [
+                given(self.class.is_some(), "class"),
+                given(!self.spread.is_empty(), "spread"),
+                given(self.is_strict, "strictSpread"),
+                given(!self.nodes.is_empty(), "nodes"),
+            ];
+            let text = "it is for a cluster, and the daemon is in none: leave it out";
+            (ignored.into_iter().flatten().next(), text)
         };
         match ignored {
             Some(key) => Err(Status::invalid_argument(format!("parameter {key}: {why}"))),

@@ -38,7 +38,7 @@ impl Controller {
         let sizes = Sizes::read(asked.capacity_range.as_ref())?;
         let bytes = sizes.chosen()?;
         let place = self.daemon.place()?;
-        parameters.refuse_ignored(place)?;
+        parameters.refuse_ignored(place.is_cluster())?;
         let id = place.volume_id(name);
         let _one = self.pending.start(&id.to_string())?;
         let volume = match self.daemon.volume(id)? {

@@ -56,6 +56,10 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    pub(crate) fn is_cluster(self) -> bool {
+        matches!(self, Self::Cluster { .. })
+    }
+
     /// The volume of this name has always this id.
     pub(crate) fn volume_id(self, name: &str) -> Uuid {
         let (Self::Cluster { id, .. } | Self::Alone { id }) = self;
@@ -340,7 +344,7 @@ impl Daemon {
     }
 
     pub(crate) fn grow(&self, volume: &Volume, mebibytes: u64) -> Result<Volume, Status> {
-        let is_in_cluster = matches!(self.place()?, Place::Cluster { .. });
+        let is_in_cluster = self.place()?.is_cluster();
         if is_in_cluster {
             self.serve_here(volume)?;
         }

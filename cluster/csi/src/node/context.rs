@@ -48,8 +48,8 @@ pub struct Context {
     pub addresses: Vec<Address>,
 }
 
-/// Of more addresses than a context has, every so-manieth is taken: they stand by nodes, and each
-/// node keeps some.
+/// A context has at most [`MAX_ADDRESSES`]. Of more, it has some in equal distances: the list is in
+/// the order of nodes, and each node keeps some.
 pub(crate) fn write(nqn: &str, uuid: Uuid, addresses: &[String]) -> Texts {
     let mut distinct: Vec<&str> = Vec::new();
     for one in addresses {

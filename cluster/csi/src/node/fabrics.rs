@@ -97,7 +97,8 @@ fn address(controller: &Path) -> Option<Address> {
     })
 }
 
-/// Addresses without a controller. One that has lost its connection has one: the kernel restores it.
+/// Addresses without a controller. One that has lost its connection has one: the kernel restores
+/// it.
 pub(crate) fn missing(
     host: &dyn Host,
     me: &HostId,

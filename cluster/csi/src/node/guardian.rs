@@ -14,7 +14,7 @@ use super::fabrics;
 
 /// Time between two looks.
 const LOOK: Duration = Duration::from_secs(5);
-/// Time of one look. Its last connection may take some seconds more, which the kernel gives a silent
+/// Time of one look. Its last connection may take some seconds more: the kernel waits for a silent
 /// address. The next look goes on with the other paths, because the failed ones pause.
 const ROUND: Duration = Duration::from_secs(30);
 /// Longest time between two tries of one path.
