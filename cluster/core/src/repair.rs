@@ -61,7 +61,8 @@ pub struct Absences {
 }
 
 impl Absences {
-    /// The next act; `after`: how long a lost replica is waited for, `None`: for ever.
+    /// The next act; `after`: how long to wait before a lost replica is replaced, `None`: it is
+    /// not replaced.
     pub fn decide(
         &mut self,
         now: BootTime,

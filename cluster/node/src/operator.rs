@@ -11,7 +11,7 @@ use nacre_cluster_etcd::{
 use tokio::time::{Instant, sleep};
 
 use crate::backup::{Backup, BackupError};
-use crate::brake::Brake;
+use crate::brake::{Brake, Steward};
 use crate::clock;
 use crate::driver::Shared;
 use crate::error::Error;
@@ -223,7 +223,7 @@ impl Operator {
             nodes: nodes.into_values().collect(),
             volumes,
             operations: self.list(&self.prefix.operations()).await?.len(),
-            brake: self.steward().await?.0.brake,
+            brake: Steward::read(self).await?.0.brake,
         })
     }
 

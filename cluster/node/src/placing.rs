@@ -127,7 +127,7 @@ impl Operator {
         let key = self.prefix.pools();
         for _ in 0..ATTEMPTS {
             let steward = match placing.resync {
-                Some(Resync::Lost) => Some(self.steward().await?),
+                Some(Resync::Lost) => Some(Steward::read(self).await?),
                 _ => None,
             };
             if let Some((Steward { brake: Some(_), .. }, _)) = &steward {

@@ -26,30 +26,31 @@ pub enum Looked {
     Released(Brake),
 }
 
-impl Operator {
+impl Steward {
     /// The key and its revision; 0: there is none.
-    pub async fn steward(&self) -> Result<(Steward, i64), Error> {
-        let key = self.prefix.steward();
-        match self.get(&key).await? {
+    pub async fn read(operator: &Operator) -> Result<(Self, i64), Error> {
+        let key = operator.prefix.steward();
+        match operator.get(&key).await? {
             Some(kv) => Ok((decode(&kv)?, kv.mod_revision)),
-            None => Ok((Steward::default(), 0)),
+            None => Ok((Self::default(), 0)),
         }
     }
 
-    async fn set_steward(&self, mut steward: Steward, revision: i64) -> Result<bool, Error> {
-        let key = self.prefix.steward();
-        steward.v = FORMAT;
+    /// False: the key has changed since it was read at `revision`.
+    async fn store(mut self, operator: &Operator, revision: i64) -> Result<bool, Error> {
+        let key = operator.prefix.steward();
+        self.v = FORMAT;
         let txn = Txn::default()
             .if_modified(&key, revision)
-            .put(&key, bytes(&steward));
-        Ok(self.transact(&key, txn).await?.is_made)
+            .put(&key, bytes(&self));
+        Ok(operator.transact(&key, txn).await?.is_made)
     }
 
     /// Sets the brake when many nodes have lost their leases at once, and ends it when all of them
     /// are back or removed. Of all nodes that call it, the live one with the lowest id acts. Two at
     /// once do no harm: each change compares the key.
-    pub async fn watch_for_storms(
-        &self,
+    pub async fn watch(
+        operator: &Operator,
         me: NodeId,
         storm: &mut Storm,
         nodes: &BTreeMap<NodeId, NodeKey>,
@@ -58,9 +59,9 @@ impl Operator {
     ) -> Result<Looked, Error> {
         let is_first = standing.keys().next() == Some(&me);
         let (mut steward, revision) = if is_first {
-            self.steward().await?
+            Self::read(operator).await?
         } else {
-            (Steward::default(), 0)
+            (Self::default(), 0)
         };
         let seen = nodes.iter().map(|(node, key)| Seen {
             node: *node,
@@ -89,7 +90,7 @@ impl Operator {
             looked = Looked::Braked(brake);
         }
         // Not made: another node or the operator was faster, and the next look shows it.
-        if steward == before || !self.set_steward(steward, revision).await? {
+        if steward == before || !steward.store(operator, revision).await? {
             return Ok(Looked::Nothing);
         }
         Ok(looked)
@@ -97,20 +98,20 @@ impl Operator {
 
     /// Releases the brake. The nodes that are gone now are excused until they return. `None`: no
     /// brake was set.
-    pub async fn release_brake(&self) -> Result<Option<Brake>, Error> {
+    pub async fn release(operator: &Operator) -> Result<Option<Brake>, Error> {
         for _ in 0..ATTEMPTS {
-            let (mut steward, revision) = self.steward().await?;
+            let (mut steward, revision) = Self::read(operator).await?;
             let Some(brake) = steward.brake.take() else {
                 return Ok(None);
             };
-            let described = self.described().await?;
+            let described = operator.described().await?;
             let gone = described.iter().filter(|(_, _, has_lease)| !has_lease);
             steward.excused = gone.map(|(node, ..)| node.0).collect();
-            if self.set_steward(steward, revision).await? {
+            if steward.store(operator, revision).await? {
                 return Ok(Some(brake));
             }
         }
-        let key = self.prefix.steward();
+        let key = operator.prefix.steward();
         Err(Error::Contended { key })
     }
 }

@@ -289,8 +289,8 @@ fn a_maker_that_is_over() {
     });
 }
 
-/// At most two replicas are filled on a pool, over all volumes. Nothing is copied for a volume whose
-/// holder is gone.
+/// At most two replicas are filled on a pool, over all volumes. A volume whose holder is gone does
+/// not count: nothing is copied for it.
 #[test]
 fn resyncs_of_a_pool_have_a_bound() {
     run("resyncs_of_a_pool_have_a_bound", async |program| {
@@ -367,9 +367,7 @@ fn the_brake_stops_replacements() {
         };
         let look = async |lab: &Lab, me: u128, storm: &mut Storm, now| {
             let (nodes, standing) = described(lab).await;
-            let looked = lab
-                .operator
-                .watch_for_storms(node(me), storm, &nodes, &standing, now);
+            let looked = Steward::watch(&lab.operator, node(me), storm, &nodes, &standing, now);
             looked.await.expect("looked")
         };
         assert_eq!(look(&lab, 1, &mut storm, at(0)).await, Looked::Nothing);
@@ -398,16 +396,19 @@ fn the_brake_stops_replacements() {
         let created = lab.operator.place(&lab.placing(2, 1, GIB)).await;
         created.expect("a new volume");
 
-        let released = lab.operator.release_brake().await.expect("an answer");
+        let released = Steward::release(&lab.operator).await.expect("an answer");
         assert_eq!(released, Some(brake));
-        assert_eq!(lab.operator.release_brake().await.expect("an answer"), None);
+        assert_eq!(
+            Steward::release(&lab.operator).await.expect("an answer"),
+            None
+        );
         assert_eq!(look(&lab, 1, &mut storm, at(3)).await, Looked::Nothing);
         let lost = lab.operator.place(&resync(Resync::Lost)).await;
         lost.expect("released");
         // One returns and goes again: it is not excused any more. One of six is no storm.
         lab.lease(6).await;
         assert_eq!(look(&lab, 1, &mut storm, at(4)).await, Looked::Nothing);
-        let (steward, _) = lab.operator.steward().await.expect("a key");
+        let (steward, _) = Steward::read(&lab.operator).await.expect("a key");
         assert_eq!(steward.excused.len(), 2);
         for number in [3, 6, 2] {
             lab.delete(&lab.operator.prefix.lease(node(number))).await;
@@ -429,7 +430,7 @@ fn the_brake_stops_replacements() {
             lab.lease(number).await;
         }
         assert_eq!(look(&lab, 1, &mut storm, at(8)).await, Looked::Nothing);
-        let (steward, _) = lab.operator.steward().await.expect("a key");
+        let (steward, _) = Steward::read(&lab.operator).await.expect("a key");
         assert!(steward.excused.is_empty());
     });
 }

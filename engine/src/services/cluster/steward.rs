@@ -22,7 +22,9 @@ use nacre_bdev_replica::model::{ReplicaRecord, ReplicaState};
 use nacre_cluster_core::repair::{Absences, Act, Cause, FailedPools, Replica, Why};
 use nacre_cluster_core::storm::Storm;
 use nacre_cluster_core::{MemberId, NodeId, PoolId};
-use nacre_cluster_node::{Brake, Export, Looked, NodeKey, NodeState, Resync, clock};
+use nacre_cluster_node::{
+    Brake, Export, Looked, NodeKey, NodeState, Resync, Steward as StewardKey, clock,
+};
 use serde_json::json;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
@@ -107,7 +109,8 @@ pub(super) async fn watch(engine: Rc<Engine>, running: Rc<Running>) {
             continue;
         }
         let (nodes, standing) = (running.inbox.nodes(), running.inbox.standing());
-        let looked = running.operator.watch_for_storms(
+        let looked = StewardKey::watch(
+            &running.operator,
             running.me,
             &mut storm,
             &nodes,
@@ -122,7 +125,7 @@ pub(super) async fn watch(engine: Rc<Engine>, running: Rc<Running>) {
         }
         let now = tokio::time::Instant::now();
         if now >= next_look
-            && let Ok((steward, _)) = running.operator.steward().await
+            && let Ok((steward, _)) = StewardKey::read(&running.operator).await
         {
             running.is_braked.set(steward.brake.is_some());
             next_look = now + BRAKE;

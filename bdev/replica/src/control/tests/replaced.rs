@@ -228,8 +228,9 @@ fn a_second_successor_is_refused() {
     is_finished(&mut world);
 }
 
-/// Goal: no replica that is in sync is removed as a successor that is not needed. Method: it is asked for while
-/// the copy runs, once the new replica is in sync, and for a replica that replaces none.
+/// Goal: no replica that is in sync is removed as a successor that is not needed. Method: the
+/// command comes while the copy runs, once the new replica is in sync, and for a replica that
+/// replaces none.
 #[test]
 fn a_successor_is_given_up_only_before_it_is_in_sync() {
     let give_up = |device: &str| Command::GiveUp {
