@@ -118,7 +118,8 @@ enum Done {
     Created(Result<Outcome, Said>),
     Replaced(Result<Outcome, Said>),
     Renewed(Incarnation, u64, Result<Outcome, Said>),
-    Looked(Result<Leases, Error>),
+    /// With [`Driver::begun_anew`] at the time of the request.
+    Looked(u32, Result<Leases, Error>),
     Fenced(NodeId, Duration, Result<Outcome, Said>),
     Committed(Incarnation, Commit, Result<Outcome, Said>),
     Released,
@@ -152,6 +153,8 @@ pub(crate) struct Driver {
     store: Option<Uuid>,
     /// etcd has other data than before: the views begin anew when the cluster is found.
     is_other_store: bool,
+    /// How often the views began anew. An answer from before is of the former store.
+    begun_anew: u32,
     /// The tasks that follow the keys of etcd.
     followers: Vec<AbortHandle>,
     must_follow: bool,
@@ -202,6 +205,7 @@ impl Driver {
             watched: BTreeMap::new(),
             store: None,
             is_other_store: false,
+            begun_anew: 0,
             followers: Vec::new(),
             must_follow: false,
             awaited: BTreeSet::from(AWAITED),
@@ -432,25 +436,24 @@ impl Driver {
             match step {
                 Step::Look => {
                     let (client, leases) = (Arc::clone(&self.client), Arc::clone(&self.leases));
-                    let prefix = self.prefix.clone();
+                    let (prefix, number) = (self.prefix.clone(), self.begun_anew);
                     self.jobs.spawn(async move {
                         let all = prefix.leases();
                         let page = client.list(&all).await.map_err(Error::at(&all));
-                        Done::Looked(page.map(|page| {
-                            Leases {
-                                revision: page.revision,
-                                present: page
-                                    .keys
-                                    .iter()
-                                    .filter_map(|kv| prefix.node_of(&kv.key))
-                                    .collect(),
-                                keys: page
-                                    .keys
-                                    .iter()
-                                    .filter_map(|kv| leases.decode(kv).ok())
-                                    .collect(),
-                            }
-                        }))
+                        let leases = page.map(|page| Leases {
+                            revision: page.revision,
+                            present: page
+                                .keys
+                                .iter()
+                                .filter_map(|kv| prefix.node_of(&kv.key))
+                                .collect(),
+                            keys: page
+                                .keys
+                                .iter()
+                                .filter_map(|kv| leases.decode(kv).ok())
+                                .collect(),
+                        });
+                        Done::Looked(number, leases)
                     });
                 }
                 Step::Fence(node, fence, silent) => {
@@ -566,6 +569,7 @@ impl Driver {
     /// Lists everything again, as revisions of the former store are later than the present ones.
     fn begin_anew(&mut self) {
         self.is_other_store = false;
+        self.begun_anew += 1;
         self.nodes.begin_anew();
         self.volumes.begin_anew();
         self.operations.clear();
@@ -634,8 +638,9 @@ impl Driver {
                     self.shared.word.set(lease.until());
                 }
             }
-            Done::Looked(leases) => {
+            Done::Looked(number, leases) => {
                 if let Ok(leases) = leases
+                    && number == self.begun_anew
                     && self.nodes.looked(&leases, now, &self.shared.events)
                 {
                     self.volumes.wake_all();

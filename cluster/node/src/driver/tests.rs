@@ -243,6 +243,16 @@ fn a_restored_store_begins_anew() {
                 "{calls:?}"
             );
 
+            // A read of the former store ends late: it shows no end of a lease in this one.
+            let late = Leases {
+                revision: 600,
+                present: BTreeSet::new(),
+                keys: Vec::new(),
+            };
+            let number = driver.begun_anew - 1;
+            driver.done(Done::Looked(number, Ok(late)), clock::now());
+            assert_eq!(driver.nodes.standing.len(), 2);
+
             // The same store: a node that was fenced goes on with its views.
             driver.must_follow = false;
             driver.phase = Phase::Looking {
