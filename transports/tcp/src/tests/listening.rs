@@ -1,6 +1,6 @@
 //! Tests of listeners on wildcard and on link-local addresses.
 
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{Address, HostTransport, ListenerId, Plug};
@@ -15,22 +15,14 @@ fn a_listener_on_every_address_takes_ipv4_too() {
     const SIX: ListenerId = ListenerId(1);
     const FOUR: ListenerId = ListenerId(2);
     let plug = TcpPlug::new(TcpConfig::default()).unwrap();
-    let listen = || {
-        let any: SocketAddr = "[::]:0".parse().unwrap();
-        let Ok(Address::Ip(any)) = plug.listen(SIX, &Address::Ip(any)) else {
-            panic!("IPv6 is there in every kernel we test on")
-        };
-        any
-    };
-    // The kernel chooses a port that is free for IPv6; a parallel test may have it for IPv4.
-    let mut any = listen();
-    for _ in 0..10 {
-        if TcpStream::connect(("127.0.0.1", any.port())).is_ok() {
-            break;
-        }
-        plug.unlisten(SIX);
-        any = listen();
-    }
+    // A port that the kernel chooses for `[::]:0` may be in use for IPv4 by a parallel test. That
+    // test's listener would then take the IPv4 hosts, so the port is one that is free for IPv4.
+    let free = TcpListener::bind("0.0.0.0:0").unwrap();
+    let any: SocketAddr = format!("[::]:{}", free.local_addr().unwrap().port())
+        .parse()
+        .unwrap();
+    drop(free);
+    plug.listen(SIX, &Address::Ip(any)).unwrap();
     // Without cores every connection that arrives is refused, and counted.
     let arrives = |text: &str, at: ListenerId| {
         let before = plug.listener_counts(at).unwrap();
