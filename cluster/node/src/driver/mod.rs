@@ -3,6 +3,7 @@
 //! their decisions. Nothing in the loop waits: requests to etcd are tasks, and the engine answers
 //! later.
 
+mod jobs;
 mod joining;
 mod news;
 #[cfg(test)]
@@ -23,7 +24,7 @@ use nacre_cluster_core::{
 use nacre_cluster_etcd::{Client, Error as Said, LeaseKey, NodeLeases, Outcome, Prefix};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::AbortHandle;
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -38,6 +39,8 @@ use crate::operations::{self, Progress};
 use crate::serving::{Report, Serving};
 use crate::upkeep;
 use crate::volumes::{Commit, Volumes};
+
+use self::jobs::Jobs;
 
 /// The turn of the clock: a rank waits 150 ms, and no machine has a shorter time.
 const TURN: Duration = Duration::from_millis(50);
@@ -118,8 +121,7 @@ enum Done {
     Created(Result<Outcome, Said>),
     Replaced(Result<Outcome, Said>),
     Renewed(Incarnation, u64, Result<Outcome, Said>),
-    /// With [`Driver::begun_anew`] at the time of the request.
-    Looked(u32, Result<Leases, Error>),
+    Looked(Result<Leases, Error>),
     Fenced(NodeId, Duration, Result<Outcome, Said>),
     Committed(Incarnation, Commit, Result<Outcome, Said>),
     Released,
@@ -153,8 +155,6 @@ pub(crate) struct Driver {
     store: Option<Uuid>,
     /// etcd has other data than before: the views begin anew when the cluster is found.
     is_other_store: bool,
-    /// How often the views began anew. An answer from before is of the former store.
-    begun_anew: u32,
     /// The tasks that follow the keys of etcd.
     followers: Vec<AbortHandle>,
     must_follow: bool,
@@ -169,7 +169,7 @@ pub(crate) struct Driver {
     exports: BTreeMap<MemberId, Export>,
     /// The engine does not know the present exports yet.
     has_new_exports: bool,
-    jobs: JoinSet<Done>,
+    jobs: Jobs,
     next_turn: BootTime,
     /// The start of the time without a good lease. `None`: the lease is good.
     away: Option<BootTime>,
@@ -205,14 +205,13 @@ impl Driver {
             watched: BTreeMap::new(),
             store: None,
             is_other_store: false,
-            begun_anew: 0,
             followers: Vec::new(),
             must_follow: false,
             awaited: BTreeSet::from(AWAITED),
             operations: BTreeMap::new(),
             exports: BTreeMap::new(),
             has_new_exports: false,
-            jobs: JoinSet::new(),
+            jobs: Jobs::default(),
             next_turn: BootTime::default(),
             away: None,
             last_failure: None,
@@ -248,7 +247,7 @@ impl Driver {
             let wait = self.wake(clock::now());
             let is_ending = self.leave_by.is_some();
             tokio::select! {
-                Some(done) = self.jobs.join_next() => match done {
+                Some(done) = self.jobs.next() => match done {
                     Ok(done) => self.done(done, clock::now()),
                     // A step would never get the answer of this task.
                     Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
@@ -436,7 +435,7 @@ impl Driver {
             match step {
                 Step::Look => {
                     let (client, leases) = (Arc::clone(&self.client), Arc::clone(&self.leases));
-                    let (prefix, number) = (self.prefix.clone(), self.begun_anew);
+                    let prefix = self.prefix.clone();
                     self.jobs.spawn(async move {
                         let all = prefix.leases();
                         let page = client.list(&all).await.map_err(Error::at(&all));
@@ -453,7 +452,7 @@ impl Driver {
                                 .filter_map(|kv| leases.decode(kv).ok())
                                 .collect(),
                         });
-                        Done::Looked(number, leases)
+                        Done::Looked(leases)
                     });
                 }
                 Step::Fence(node, fence, silent) => {
@@ -569,7 +568,7 @@ impl Driver {
     /// Lists everything again, as revisions of the former store are later than the present ones.
     fn begin_anew(&mut self) {
         self.is_other_store = false;
-        self.begun_anew += 1;
+        self.jobs.begin_anew();
         self.nodes.begin_anew();
         self.volumes.begin_anew();
         self.operations.clear();
@@ -638,9 +637,8 @@ impl Driver {
                     self.shared.word.set(lease.until());
                 }
             }
-            Done::Looked(number, leases) => {
+            Done::Looked(leases) => {
                 if let Ok(leases) = leases
-                    && number == self.begun_anew
                     && self.nodes.looked(&leases, now, &self.shared.events)
                 {
                     self.volumes.wake_all();
