@@ -70,6 +70,7 @@ impl Lvols {
         let device = plane.and_then(|plane| plane.bdevs.lookup(&export.device));
         if device.is_some_and(|device| device.geometry().bytes() >= place.bytes) {
             self.tasks.borrow_mut().remove(&id);
+            self.away.borrow_mut().remove(&id);
             return Progress::Done;
         }
         let pool = engine.devices.pools.find(&place.pool.to_string());

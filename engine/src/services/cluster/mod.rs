@@ -326,7 +326,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let expected = expect_subsystems(engine);
     info!(cluster = name, node = %me.0, "a node of a cluster");
     tokio::task::spawn_local(pools::report(Rc::clone(engine), Rc::clone(&running)));
-    tokio::task::spawn_local(steward::care(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(steward::repair(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(steward::watch(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(admit_hosts(
         Rc::clone(engine),

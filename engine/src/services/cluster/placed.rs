@@ -293,14 +293,20 @@ fn must_fit_others(
     let plane = engine.plane()?;
     let is_placed = |device: &str| placed.iter().any(|(_, id, _)| id.0.to_string() == device);
     for replica in replicas.iter().filter(|one| !is_placed(&one.device)) {
-        let size = plane.bdevs.lookup(&replica.device);
-        let size = size.map_or(0, |layer| layer.geometry().bytes());
-        if size < bytes {
+        let layer = plane.bdevs.lookup(&replica.device);
+        let size = layer.map(|layer| layer.geometry().bytes());
+        if size.is_none_or(|size| size < bytes) {
             let device = replica.node_device.as_ref().unwrap_or(&replica.device);
             let node = replica
                 .node
                 .and_then(|id| engine.volumes.cluster.name_of(id));
             let node = node.unwrap_or_default();
+            let Some(size) = size else {
+                let cause = format!("device {node}:{device} of a replica is not reached");
+                return Err(RpcError::errno(Errno::EAGAIN, cause)
+                    .field("name")
+                    .remedy("bring the device back, or replace the replica"));
+            };
             let cause = format!("device {node}:{device} has {size} bytes, and {bytes} are needed");
             return Err(RpcError::errno(Errno::EINVAL, cause)
                 .field("name")

@@ -26,6 +26,7 @@ use nacre_cluster_node::{
     Brake, Export, Looked, NodeKey, NodeState, Resync, Steward as StewardKey, clock,
 };
 use serde_json::json;
+use tokio::sync::Semaphore;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
@@ -46,13 +47,23 @@ const BRAKE: Duration = Duration::from_secs(10);
 /// Volumes that are looked at or repaired at the same time.
 const AT_ONCE: usize = 8;
 
-#[derive(Default)]
 struct Steward {
     volumes: RefCell<BTreeMap<Uuid, Repair>>,
     failed_pools: RefCell<FailedPools>,
+    at_once: Semaphore,
 }
 
-/// The care for one volume that this node serves.
+impl Default for Steward {
+    fn default() -> Self {
+        Self {
+            volumes: RefCell::default(),
+            failed_pools: RefCell::default(),
+            at_once: Semaphore::new(AT_ONCE),
+        }
+    }
+}
+
+/// The repair of one volume that this node serves.
 #[derive(Default)]
 struct Repair {
     absences: Absences,
@@ -83,8 +94,8 @@ struct Served {
     exports: Vec<(NodeId, MemberId, Export)>,
 }
 
-/// Cares for volumes until the daemon ends.
-pub(super) async fn care(engine: Rc<Engine>, running: Rc<Running>) {
+/// Repairs volumes until the daemon ends.
+pub(super) async fn repair(engine: Rc<Engine>, running: Rc<Running>) {
     let steward = Rc::new(Steward::default());
     while !running.is_ending.get() && engine.plane().is_ok() {
         tokio::time::sleep(LOOK).await;
@@ -151,36 +162,36 @@ impl Steward {
             .collect();
         let nodes = Rc::new(running.inbox.nodes());
         let mut volumes = self.volumes.borrow_mut();
-        volumes.retain(|id, care| care.is_busy || open.iter().any(|(one, _)| one.id() == *id));
-        let mut busy = volumes.values().filter(|care| care.is_busy).count();
+        volumes.retain(|id, repair| repair.is_busy || open.iter().any(|(one, _)| one.id() == *id));
         for (listed, opened) in open {
-            let care = volumes.entry(listed.id()).or_default();
-            if care.is_busy {
+            let repair = volumes.entry(listed.id()).or_default();
+            if repair.is_busy {
                 continue;
             }
-            if !needs_care(&nodes, &listed, &opened) && care.has_no_resync {
-                care.absences = Absences::default();
-                care.refused = None;
+            if !needs_repair(&nodes, &listed, &opened) && repair.has_no_resync {
+                repair.absences = Absences::default();
+                repair.refused = None;
                 continue;
             }
-            if busy >= AT_ONCE {
-                continue;
-            }
-            (care.is_busy, busy) = (true, busy + 1);
+            repair.is_busy = true;
             let (this, engine, running) = (Rc::clone(self), Rc::clone(engine), Rc::clone(running));
             let (id, nodes) = (listed.id(), Rc::clone(&nodes));
             tokio::task::spawn_local(async move {
+                // Waiting volumes take their turns in order.
+                let Ok(_permit) = this.at_once.acquire().await else {
+                    return;
+                };
                 match served(&running, &nodes, &listed, opened).await {
                     Ok(Some(served)) => this.look_at(&engine, &running, served).await,
                     Ok(None) => {}
                     Err(error) => debug!(%error, "the exports of a volume are not known"),
                 }
-                this.of(id, |care| care.is_busy = false);
+                this.of(id, |repair| repair.is_busy = false);
             });
         }
     }
 
-    /// The care for a volume. It stays while a task looks at the volume.
+    /// The repair of a volume. It stays while a task looks at the volume.
     fn of<T>(&self, id: Uuid, work: impl FnOnce(&mut Repair) -> T) -> T {
         work(self.volumes.borrow_mut().entry(id).or_default())
     }
@@ -200,14 +211,14 @@ impl Steward {
         let replicas: Vec<Replica> = served.replicas.iter().map(|(one, _)| *one).collect();
         let mut exports = served.exports.iter();
         let has_no_resync = exports.all(|(_, _, export)| export.resync.is_none());
-        let act = self.of(served.id, |care| {
-            care.has_no_resync = has_no_resync;
-            let act = care.absences.decide(clock::now(), after, &replicas)?;
+        let act = self.of(served.id, |repair| {
+            repair.has_no_resync = has_no_resync;
+            let act = repair.absences.decide(clock::now(), after, &replicas)?;
             let is_early = |(_, at): &(_, _)| tokio::time::Instant::now() < *at;
-            if care.refused.as_ref().is_some_and(is_early) {
+            if repair.refused.as_ref().is_some_and(is_early) {
                 return None;
             }
-            care.has_no_resync = false;
+            repair.has_no_resync = false;
             Some(act)
         });
         let done = match act {
@@ -221,8 +232,8 @@ impl Steward {
         };
         let refused = done.err().map(|error| {
             let refused = Refused::of(&error);
-            let is_known = self.of(served.id, |care| {
-                let known = care.refused.as_ref();
+            let is_known = self.of(served.id, |repair| {
+                let known = repair.refused.as_ref();
                 known.is_some_and(|(known, _)| *known == refused)
             });
             if !is_known {
@@ -230,12 +241,12 @@ impl Steward {
             }
             (refused, tokio::time::Instant::now() + REFUSED)
         });
-        self.of(served.id, |care| care.refused = refused);
+        self.of(served.id, |repair| repair.refused = refused);
     }
 }
 
 /// True if a replica is not in sync, its node is evicted, or a replacement runs.
-fn needs_care(nodes: &BTreeMap<NodeId, NodeKey>, listed: &Listed, opened: &Opened) -> bool {
+fn needs_repair(nodes: &BTreeMap<NodeId, NodeKey>, listed: &Listed, opened: &Opened) -> bool {
     let status = opened.handle.status();
     let is_out = |one: &ReplicaStatus| one.state != ReplicaState::InSync;
     let is_evicted = |node: &Uuid| nodes.get(&NodeId(*node)).is_some_and(|key| key.evict);
