@@ -339,21 +339,26 @@ fn lock(config: &Config, file: &File, path: &Path, meta: &Metadata) -> Result<()
 
 /// Retries `attempt` for a second while it fails with "in use", and longer while its user has
 /// ended: the kernel completes the I/O of a killed process and destroys its ring, and has its files
-/// open until then. A slow disk delays that.
+/// open until then. A slow disk delays that. The user may also vanish between the attempt and the
+/// look, or be missing in a list that changes while it is read: two looks in a row decide.
 fn patiently<T, E>(
     attempt: impl Fn() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,
     has_ended: impl Fn() -> bool,
 ) -> Result<T, E> {
     let began = Instant::now();
+    let mut looks = 0;
     loop {
         let error = match attempt() {
             Err(error) if in_use(&error) => error,
             other => return other,
         };
         let waited = began.elapsed();
-        if waited >= PATIENCE_WITH_ENDED || (waited >= PATIENCE && !has_ended()) {
-            return Err(error);
+        if waited >= PATIENCE {
+            looks = if has_ended() { 0 } else { looks + 1 };
+            if looks == 2 || waited >= PATIENCE_WITH_ENDED {
+                return Err(error);
+            }
         }
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -566,5 +571,35 @@ fn kind_name(kind: &fs::FileType) -> &'static str {
         "a socket"
     } else {
         "something else"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Goal: a file whose user vanishes just before the look for it is opened; one whose user lives
+    /// is refused. Method: the look itself ends the use, or each second look misses the user.
+    #[test]
+    fn a_user_that_vanishes_is_not_alive() {
+        let in_use = Cell::new(true);
+        let attempt = || if in_use.get() { Err(()) } else { Ok(()) };
+        let vanishes = || {
+            in_use.set(false);
+            false
+        };
+        assert_eq!(patiently(attempt, |()| true, vanishes), Ok(()));
+
+        let looks = Cell::new(0);
+        let attempt = || if looks.get() < 6 { Err(()) } else { Ok(()) };
+        let is_missed = || {
+            looks.set(looks.get() + 1);
+            looks.get() % 2 == 0
+        };
+        assert_eq!(patiently(attempt, |()| true, is_missed), Ok(()));
+
+        assert_eq!(patiently(|| Err::<(), _>(()), |()| true, || false), Err(()));
     }
 }
