@@ -34,6 +34,7 @@ mod spdk;
 mod tally;
 mod test;
 mod tidy;
+mod units;
 mod vm;
 mod web;
 

@@ -175,6 +175,18 @@ pub(crate) fn stream(
     limit: Duration,
     mut line: impl FnMut(&str),
 ) -> Result<End> {
+    lines(command, limit, |text| {
+        println!("{text}");
+        line(text);
+    })
+}
+
+/// Runs a command to its end, and calls `line` for each line of both output streams.
+pub(crate) fn lines(
+    command: &mut Command,
+    limit: Duration,
+    mut line: impl FnMut(&str),
+) -> Result<End> {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -190,10 +202,7 @@ pub(crate) fn stream(
     let mut end = None;
     loop {
         match rx.recv_timeout(Duration::from_millis(100)) {
-            Ok(text) => {
-                println!("{text}");
-                line(&text);
-            }
+            Ok(text) => line(&text),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
         }

@@ -81,6 +81,14 @@ pub(crate) struct CargoTest {
 }
 
 impl CargoTest {
+    /// For the output of one test program, which does not have its name.
+    pub(crate) fn of(binary: &str) -> Self {
+        Self {
+            binary: binary.to_owned(),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn line(&mut self, line: &str) {
         let trimmed = line.trim();
         if let Some(binary) = trimmed
@@ -120,7 +128,16 @@ impl CargoTest {
 
     /// The totals. A run that was killed counts as one more failure, which names the tests that
     /// were running. So does a failed run without a failed test: it did not build, or it crashed.
-    pub(crate) fn finish(mut self, suite: &str, end: End) -> Tally {
+    pub(crate) fn finish(self, suite: &str, end: End) -> Tally {
+        let mut tally = self.ended(suite, end);
+        if end.success() && tally.passed == 0 && tally.skipped.is_empty() {
+            tally.fail(format!("{suite}: succeeded without running a single test"));
+        }
+        tally
+    }
+
+    /// The totals of one program of several: it may have no test.
+    pub(crate) fn ended(mut self, suite: &str, end: End) -> Tally {
         self.tally.passed = self.tally.passed.saturating_sub(self.explicit_skips());
         if matches!(end, End::TimedOut(_)) || !end.success() && self.tally.failed == 0 {
             let mut what = format!("{suite}: {end}, last in {}", self.place());
@@ -128,9 +145,6 @@ impl CargoTest {
                 what.push_str(&format!("; still running: {}", self.slow.join(", ")));
             }
             self.tally.fail(what);
-        } else if end.success() && self.tally.passed == 0 && self.tally.skipped.is_empty() {
-            self.tally
-                .fail(format!("{suite}: succeeded without running a single test"));
         }
         self.tally
     }

@@ -10,13 +10,10 @@ use clap::Args;
 use crate::process::{self, End};
 use crate::setup;
 use crate::tally::{CargoTest, Tally};
-use crate::{alerts, cluster, deploy, spdk, tidy, vm, web};
+use crate::{alerts, cluster, deploy, spdk, tidy, units, vm, web};
 
 const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
-/// The program in Debian's package etcd-server.
-const ETCD: &str = "usr/bin/etcd";
-const UNIT_LIMIT: Duration = Duration::from_secs(1500);
 const MODEL_LIMIT: Duration = Duration::from_secs(900);
 const MUTATION_LIMIT: Duration = Duration::from_secs(600);
 
@@ -66,15 +63,32 @@ pub(crate) fn ci(root: &Path) -> Result<ExitCode> {
     let (tally, stages) = suites(root, &options, true);
     tally.print_details();
     println!("all suites took {:.0} s", start.elapsed().as_secs_f64());
-    for (name, took) in stages {
-        println!("{:>6.0} s {name}", took.as_secs_f64());
+    println!("   time  processors");
+    for stage in stages {
+        let (took, busy) = (stage.took.as_secs_f64(), stage.busy.as_secs_f64());
+        println!("{took:>5.0} s {busy:>9.0} s  {}", stage.name);
     }
     println!("{tally}");
     Ok(tally.exit_code())
 }
 
-/// The name of a suite, and its duration.
-type Stage = (&'static str, Duration);
+/// A suite that ran.
+struct Stage {
+    name: &'static str,
+    took: Duration,
+    /// Time of all processors in its processes. A suite that waits has less than `took` for each.
+    busy: Duration,
+}
+
+/// Time of all processors in the processes that this one has waited for: proc_pid_stat(5), fields
+/// 16 and 17, in hundredths of a second.
+fn busy_children() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let ticks = fields.split_whitespace().skip(13).take(2);
+    let ticks: u64 = ticks.filter_map(|field| field.parse::<u64>().ok()).sum();
+    Duration::from_millis(10 * ticks)
+}
 
 /// Runs the selected suites. A suite that cannot run counts as one failure, and the others still
 /// run. `strict`: fail if the virtual machine cannot run.
@@ -83,10 +97,14 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
     let mut stages = Vec::new();
     let mut suite = |name: &'static str, run: &mut dyn FnMut() -> Result<Tally>| {
         println!("\n== {name}");
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), busy_children());
         let result = run();
         let took = start.elapsed();
-        stages.push((name, took));
+        stages.push(Stage {
+            name,
+            took,
+            busy: busy_children().saturating_sub(before),
+        });
         match result {
             Ok(tally) => {
                 println!("== {name}: {tally} ({:.0} s)", took.as_secs_f64());
@@ -107,14 +125,16 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
             suite("tidy", &mut || tidy::run(root));
             suite("lints", &mut || lints(root));
         }
+        let mut programs = Vec::new();
         suite("build of the tests", &mut || {
-            let tally = build_tests(root)?;
+            let (tally, built) = units::build(root)?;
+            programs = built;
             if tally.failed == 0 && nacre.is_none() {
                 nacre = Some(vm::built_nacre(root)?);
             }
             Ok(tally)
         });
-        suite("tests", &mut || unit_tests(root, filter));
+        suite("tests", &mut || units::run(root, &programs, filter));
         suite("models", &mut || models(root, filter));
         suite("mutations", &mut || mutations(root, filter));
         if cluster::matches(filter) {
@@ -212,47 +232,6 @@ fn component(
         ));
     }
     Ok(tally)
-}
-
-/// Compiles the tests of [`unit_tests`] first, so that compiling and running are timed separately.
-fn build_tests(root: &Path) -> Result<Tally> {
-    let mut command = setup::cargo();
-    command
-        .current_dir(root)
-        .args(["test", "--workspace", "--locked", "--no-run"]);
-    let end = process::stream(&mut command, UNIT_LIMIT, |_| {})?;
-    let mut tally = Tally::default();
-    if !end.success() {
-        tally.fail(format!("the tests do not build: {end}"));
-    }
-    Ok(tally)
-}
-
-/// Unit, integration, property and golden tests, replayed fuzz corpora, and documentation examples.
-fn unit_tests(root: &Path, filter: &[String]) -> Result<Tally> {
-    let mut command = setup::cargo();
-    command
-        .current_dir(root)
-        // Run the randomised tests at full length here.
-        .env("NACRE_TEST_AT_LENGTH", "1")
-        .env("RUST_TEST_THREADS", test_threads().to_string())
-        .args(["test", "--workspace", "--locked", "--no-fail-fast", "--"])
-        .args(filter);
-    // Unpacked, because installing the package would start a server. Tests skip themselves without.
-    match vm::unpacked("etcd-server", ETCD) {
-        Ok(folder) => {
-            command.env("NACRE_TEST_ETCD", folder.join(ETCD));
-        }
-        Err(error) => println!("no etcd (Debian's package etcd-server): {error:#}"),
-    }
-    let mut reader = CargoTest::default();
-    let end = process::stream(&mut command, UNIT_LIMIT, |line| reader.line(line))?;
-    Ok(finish(reader, "tests", end, filter))
-}
-
-/// The longest tests mostly wait for daemons, not for a CPU.
-fn test_threads() -> usize {
-    2 * std::thread::available_parallelism().map_or(2, usize::from)
 }
 
 /// Exhaustive interleavings of the code between cores: `tests/loom.rs` of each package that has

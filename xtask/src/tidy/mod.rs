@@ -2,6 +2,7 @@
 //! Each finding gives the place and the remedy.
 
 mod documents;
+mod examples;
 mod folders;
 mod layers;
 mod literal;
@@ -58,7 +59,7 @@ const MACHINE_PATHS: &[&str] = &[
 pub(crate) fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 14] = [
+    let checks: [(&str, Vec<String>); 15] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
@@ -73,6 +74,7 @@ pub(crate) fn run(root: &Path) -> Result<Tally> {
         ("links", documents::links(root, &files)?),
         ("commands", documents::commands(root, &files)?),
         ("named tests", documents::tests(root, &files)?),
+        ("documentation tests", examples::findings(root, &files)?),
     ];
     for (name, findings) in checks {
         for finding in &findings {
