@@ -1,11 +1,17 @@
 //! Programs of the system, each with a deadline and bounded output.
+//!
+//! A program that waits for a dead device ends only when the device answers, also after a kill. The
+//! same command line is refused until then, so that retries add no processes. Other command lines
+//! run: they may be for another device.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Runs programs. Tests have one that only records.
 pub trait Run {
@@ -29,8 +35,13 @@ pub enum RunError {
     },
     #[error("{program}: no end after {} s", .patience.as_secs())]
     Late { program: String, patience: Duration },
-    #[error("{program}: not started, because {MOST_STUCK} killed programs have not ended")]
+    #[error(
+        "{program}: not started, because the same command was killed and has not ended: it waits \
+         for a device"
+    )]
     Stuck { program: String },
+    #[error("{program}: not started, because {MOST_STUCK} killed programs have not ended")]
+    Crowded { program: String },
 }
 
 /// The end of a program, with its output.
@@ -50,10 +61,12 @@ pub struct Programs {
 /// Most bytes of one output. The rest is read and dropped.
 const MOST_OUTPUT: u64 = 64 * 1024;
 const POLL: Duration = Duration::from_millis(20);
-/// Killed programs that may wait for a device at the same time.
-const MOST_STUCK: usize = 16;
+/// Killed programs that may wait for devices at the same time: some for each of many dead volumes.
+const MOST_STUCK: usize = 256;
+/// Time for a killed program to end, before it counts as stuck.
+const DEATH: Duration = Duration::from_millis(500);
 
-static STUCK: AtomicUsize = AtomicUsize::new(0);
+static STUCK: Stuck = Stuck(Mutex::new(BTreeMap::new()));
 
 impl Programs {
     pub fn new(patience: Duration) -> Self {
@@ -62,10 +75,8 @@ impl Programs {
 
     /// Waits for the end of the program, whatever its status. A program that is late is killed.
     pub fn finish(&self, program: &str, arguments: &[&str]) -> Result<Ended, RunError> {
-        if STUCK.load(Ordering::Relaxed) >= MOST_STUCK {
-            let program = program.to_owned();
-            return Err(RunError::Stuck { program });
-        }
+        let line = command_line(program, arguments);
+        STUCK.refuse(&line)?;
         let failed = |source| RunError::Start {
             program: program.to_owned(),
             source,
@@ -85,16 +96,8 @@ impl Programs {
             program: program.to_owned(),
             patience: self.patience,
         };
-        let status = loop {
-            match child.try_wait().map_err(failed)? {
-                Some(status) => break status,
-                None if Instant::now() >= end => {
-                    end_late(child);
-                    return Err(late());
-                }
-                None => thread::sleep(POLL),
-            }
-        };
+        let status = wait(child, line, end, Child::try_wait).map_err(failed)?;
+        let status = status.ok_or_else(late)?;
         // A program's own child may keep the pipe open.
         let text = |reader: Option<Receiver<String>>| {
             let rest = end.saturating_duration_since(Instant::now());
@@ -128,16 +131,92 @@ impl Run for Programs {
     }
 }
 
-/// Kills the program. One that waits for a device ends when the device answers: a thread waits for
-/// that, so that no zombie stays.
-fn end_late(mut child: Child) {
+fn command_line(program: &str, arguments: &[&str]) -> Vec<String> {
+    let words = [program].into_iter().chain(arguments.iter().copied());
+    words.map(str::to_owned).collect()
+}
+
+/// Waits for the end of the program. `None`: it is late. A program that is late, or whose state
+/// cannot be read, is killed.
+fn wait(
+    mut child: Child,
+    line: Vec<String>,
+    end: Instant,
+    mut poll: impl FnMut(&mut Child) -> std::io::Result<Option<ExitStatus>>,
+) -> std::io::Result<Option<ExitStatus>> {
+    loop {
+        match poll(&mut child) {
+            Ok(None) if Instant::now() < end => thread::sleep(POLL),
+            Ok(Some(status)) => return Ok(Some(status)),
+            other => {
+                kill(child, line);
+                return other;
+            }
+        }
+    }
+}
+
+/// Kills the program. If the program does not end at once, a thread waits for its end, so that no
+/// zombie stays.
+fn kill(mut child: Child, line: Vec<String>) {
     // A program that ended meanwhile cannot be killed.
     let _ = child.kill();
-    STUCK.fetch_add(1, Ordering::Relaxed);
-    thread::spawn(move || {
-        let _ = child.wait();
-        STUCK.fetch_sub(1, Ordering::Relaxed);
-    });
+    let end = Instant::now() + DEATH;
+    loop {
+        match child.try_wait() {
+            Ok(Some(_)) => return,
+            Ok(None) if Instant::now() < end => thread::sleep(POLL),
+            _ => break,
+        }
+    }
+    STUCK.until(line, move || drop(child.wait()));
+}
+
+/// The killed programs that have not ended, with their number of each command line.
+struct Stuck(Mutex<BTreeMap<Vec<String>, usize>>);
+
+impl Stuck {
+    /// Refuses a command line that is stuck, and every one if too many are.
+    fn refuse(&self, line: &[String]) -> Result<(), RunError> {
+        let lines = self.0.lock();
+        let program = line.first().cloned().unwrap_or_default();
+        if lines.contains_key(line) {
+            return Err(RunError::Stuck { program });
+        }
+        if lines.values().sum::<usize>() >= MOST_STUCK {
+            return Err(RunError::Crowded { program });
+        }
+        Ok(())
+    }
+
+    /// Counts the program as stuck until `wait` returns, on a thread.
+    fn until(&'static self, line: Vec<String>, wait: impl FnOnce() + Send + 'static) {
+        *self.0.lock().entry(line.clone()).or_default() += 1;
+        let entry = Entry { all: self, line };
+        let wait = move || {
+            wait();
+            drop(entry);
+        };
+        // Without a thread, the zombie stays until this process ends.
+        let _ = thread::Builder::new().spawn(wait);
+    }
+}
+
+struct Entry {
+    all: &'static Stuck,
+    line: Vec<String>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut lines = self.all.0.lock();
+        if let Some(count) = lines.get_mut(&self.line) {
+            *count -= 1;
+            if *count == 0 {
+                lines.remove(&self.line);
+            }
+        }
+    }
 }
 
 fn reader(mut pipe: impl Read + Send + 'static) -> Receiver<String> {
@@ -180,6 +259,15 @@ mod tests {
         assert_eq!((&*ended.output, &*ended.errors), ("out\n", "err\n"));
     }
 
+    fn until_gone(pid: &str) {
+        let process = std::path::Path::new("/proc").join(pid.trim());
+        let end = Instant::now() + Duration::from_secs(20);
+        while process.exists() {
+            assert!(Instant::now() < end, "it is a zombie");
+            thread::sleep(POLL);
+        }
+    }
+
     /// Goal: a program that is killed leaves no zombie.
     #[test]
     fn a_killed_program_is_reaped() {
@@ -189,11 +277,72 @@ mod tests {
         let programs = Programs::new(Duration::from_millis(500));
         let late = programs.finish("sh", &["-c", &script]);
         assert!(matches!(late, Err(RunError::Late { .. })), "{late:?}");
-        let pid = std::fs::read_to_string(pid).unwrap();
-        let process = std::path::Path::new("/proc").join(pid.trim());
+        until_gone(&std::fs::read_to_string(pid).unwrap());
+    }
+
+    /// Goal: a program whose state cannot be read leaves no zombie and no process. Method: the poll
+    /// fails.
+    #[test]
+    fn a_program_without_a_state_is_reaped() {
+        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id().to_string();
+        let end = Instant::now() + Duration::from_secs(60);
+        let line = command_line("sleep", &["60", "of this test"]);
+        let error = wait(child, line, end, |_| {
+            Err(std::io::ErrorKind::Interrupted.into())
+        });
+        assert!(error.is_err());
+        until_gone(&pid);
+    }
+
+    /// Goal: a stuck program costs its own command line only, until it ends. Method: a wait that
+    /// the test ends stands for the wait for a program that a dead device holds.
+    #[test]
+    fn a_stuck_program_blocks_its_command_line_only() {
+        let programs = Programs::new(Duration::from_secs(20));
+        let stuck = ["-c", "echo stuck"];
+        let (release, held) = sync_channel::<()>(1);
+        STUCK.until(command_line("sh", &stuck), move || {
+            let _ = held.recv();
+        });
+        for _ in 0..2 {
+            let refused = programs.run("sh", &stuck);
+            assert!(
+                matches!(refused, Err(RunError::Stuck { .. })),
+                "{refused:?}"
+            );
+        }
+        assert_eq!(
+            programs.run("sh", &["-c", "echo other"]).unwrap(),
+            "other\n"
+        );
+        drop(release);
         let end = Instant::now() + Duration::from_secs(20);
-        while process.exists() {
-            assert!(Instant::now() < end, "it is a zombie");
+        while programs.run("sh", &stuck).is_err() {
+            assert!(Instant::now() < end, "it stays refused");
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Goal: stuck programs have a bound over all command lines. Method: a list of its own.
+    #[test]
+    fn stuck_programs_have_a_bound() {
+        static STUCK: Stuck = Stuck(Mutex::new(BTreeMap::new()));
+        let line = |number: usize| command_line("umount", &[&number.to_string()]);
+        let (releases, helds): (Vec<_>, Vec<_>) =
+            (0..MOST_STUCK).map(|_| sync_channel::<()>(1)).unzip();
+        for (number, held) in helds.into_iter().enumerate() {
+            STUCK.refuse(&line(number)).expect("few are stuck");
+            STUCK.until(line(number), move || {
+                let _ = held.recv();
+            });
+        }
+        let refused = STUCK.refuse(&line(MOST_STUCK));
+        assert!(matches!(refused, Err(RunError::Crowded { .. })));
+        drop(releases);
+        let end = Instant::now() + Duration::from_secs(20);
+        while STUCK.refuse(&line(0)).is_err() || !STUCK.0.lock().is_empty() {
+            assert!(Instant::now() < end, "it stays refused");
             thread::sleep(POLL);
         }
     }
