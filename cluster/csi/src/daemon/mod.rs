@@ -42,6 +42,23 @@ impl fmt::Debug for Daemon {
     }
 }
 
+/// The mark of a thread of [`Daemon::is_ready`]. It ends with the thread, also after a panic.
+struct Looking(Arc<AtomicBool>);
+
+impl Looking {
+    /// `None`: another thread has the mark.
+    fn start(mark: &Arc<AtomicBool>) -> Option<Self> {
+        let is_taken = mark.swap(true, Ordering::AcqRel);
+        (!is_taken).then(|| Self(Arc::clone(mark)))
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// Where volumes of the daemon are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -78,8 +95,8 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    /// The subsystem by which the driver publishes a volume of a daemon in no cluster: that with
-    /// the daemon's own name for it, else the only one.
+    /// The subsystem by which the driver publishes a volume of a daemon in no cluster. It has the
+    /// daemon's own name for the volume, or is the only one.
     fn subsystem(&self) -> Result<Option<&String>, Status> {
         let own = format!("{NQN_PREFIX}{}", self.name);
         match &self.subsystems[..] {
@@ -160,17 +177,18 @@ impl Daemon {
         if self.place.get().is_some() {
             return true;
         }
-        if self.is_looking.swap(true, Ordering::AcqRel) {
+        let Some(looking) = Looking::start(&self.is_looking) else {
             return false;
-        }
+        };
         let (sender, receiver) = sync_channel(1);
         let daemon = self.clone();
-        std::thread::spawn(move || {
+        let look = move || {
             let is_ready = daemon.place().is_ok();
-            daemon.is_looking.store(false, Ordering::Release);
+            drop(looking);
             let _ = sender.send(is_ready);
-        });
-        receiver.recv_timeout(READY).unwrap_or(false)
+        };
+        let started = std::thread::Builder::new().spawn(look);
+        started.is_ok() && receiver.recv_timeout(READY).unwrap_or(false)
     }
 
     pub(crate) fn place(&self) -> Result<Place, Status> {

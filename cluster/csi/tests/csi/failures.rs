@@ -540,6 +540,22 @@ fn a_silent_daemon_is_not_ready() {
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 
+/// Readiness: a look that died does not keep later probes from looking.
+#[test]
+fn a_look_that_died_is_repeated() {
+    let looks = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&looks);
+    let daemon = nacre_cluster_csi::Daemon::new(move || {
+        let look = count.fetch_add(1, Ordering::Relaxed);
+        panic!("look {look} dies");
+    });
+    let end = Instant::now() + Duration::from_secs(20);
+    while looks.load(Ordering::Relaxed) < 3 {
+        assert!(!daemon.is_ready());
+        assert!(Instant::now() < end, "it looks no more");
+    }
+}
+
 /// The end of the driver: a call whose caller has left goes on, and the driver waits for its end.
 #[test]
 fn the_end_waits_for_calls_without_a_caller() {
