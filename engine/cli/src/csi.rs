@@ -41,8 +41,8 @@ pub(crate) struct CsiArgs {
     /// How long to wait for a reply of the daemon
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = nacre_engine_values::time::parse)]
     timeout: Duration,
-    /// NQN of this host, which is also its id as a node [default: the one of the last start, else
-    /// that of nvme-cli, else one made of the machine's id]
+    /// NQN of this host, also its id as a node [default: that of the last start, else of nvme-cli,
+    /// else made of the machine's id]
     #[arg(long, value_name = "NQN")]
     node_id: Option<String>,
     /// Identifier of this host, a UUID [default: the one of the last start, else that of nvme-cli,
@@ -114,7 +114,13 @@ fn daemon(args: &CsiArgs) -> Result<Daemon, Failure> {
 fn node(args: &CsiArgs) -> Result<Arc<Node>, Failure> {
     let (machine, state) = (Arc::new(Machine::default()), &args.state_dir);
     let me = HostId::find(&*machine, state, args.node_id.as_deref(), args.host_id);
-    let me = me.map_err(|error| Failure::Usage(error.to_string()))?;
+    let me = me.map_err(|error| {
+        if error.is_usage() {
+            Failure::Usage(error.to_string())
+        } else {
+            Failure::Failed(error.into())
+        }
+    })?;
     let node = Node::new(machine, me, state);
     let node = node.with_context(|| format!("--state-dir {}", state.display()))?;
     Ok(Arc::new(node))

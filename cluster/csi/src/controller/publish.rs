@@ -130,9 +130,10 @@ impl Controller {
     /// Waits until the host, or all hosts, have no connection.
     ///
     /// This daemon is asked. Other nodes of a cluster learn of the change by etcd, in general at
-    /// once. Two leases give a node the time to hear of it, and the others the time to fence a node
-    /// that does not: a lease without a renewal, and another one for the observers. Then no node
-    /// that shows the volume may be silent with a lease, nor serve the volume without one.
+    /// once. Two leases give a node the time to hear of it. They also give the others the time to
+    /// fence a node that does not: a lease without a renewal, and another one for the observers.
+    /// Then no node that shows the volume may be silent with a lease, nor serve the volume without
+    /// one.
     fn until_cut_off(&self, id: Uuid, host: Option<&str>, removed: Instant) -> Result<(), Status> {
         let (others, is_in_cluster) = match self.daemon.place()? {
             Place::Alone { .. } => (Duration::ZERO, false),

@@ -11,6 +11,8 @@ use crate::messages::Texts;
 const NQN: &str = "nqn";
 const UUID: &str = "uuid";
 const ADDRESSES: &str = "addresses";
+/// The key of [`ADDRESSES`] in contexts of the first release: attachments keep their context.
+const FORMER_ADDRESSES: &str = "portals";
 /// Most addresses of a volume: 16 nodes with 4 each.
 const MAX_ADDRESSES: usize = 64;
 
@@ -95,7 +97,11 @@ impl Context {
         if !is_option(nqn) {
             return Err(wrong(NQN));
         }
-        let addresses = field(ADDRESSES)?.split(',').map(Address::read);
+        let addresses = field(ADDRESSES).or_else(|missing| {
+            let former = field(FORMER_ADDRESSES);
+            former.map_err(|_| missing)
+        })?;
+        let addresses = addresses.split(',').map(Address::read);
         let addresses: Option<Vec<Address>> = addresses.collect();
         let addresses = addresses.filter(|all| all.len() <= MAX_ADDRESSES);
         Ok(Self {
@@ -155,5 +161,24 @@ mod tests {
             let refused = Context::read(&bad).expect_err(value);
             assert_eq!(refused.code(), tonic::Code::InvalidArgument);
         }
+    }
+
+    /// Goal: a node serves attachments that the controller of the first release made.
+    #[test]
+    fn a_context_of_the_first_release_is_read() {
+        let address = "tcp://192.0.2.1:4420";
+        let nqn = "nqn.2025-01.io.nacre:v";
+        let new = write(nqn, Uuid::from_u128(7), &[address.to_owned()]);
+        let mut old = new.clone();
+        let addresses = old.remove(ADDRESSES).expect("its addresses");
+        let missing = Context::read(&old).expect_err("it has no addresses");
+        assert!(
+            missing.message().contains("no addresses"),
+            "{}",
+            missing.message()
+        );
+        old.insert("portals".to_owned(), addresses);
+        let read = Context::read(&old).expect("it is good");
+        assert_eq!(read, Context::read(&new).expect("it is good"));
     }
 }

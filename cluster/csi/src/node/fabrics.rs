@@ -1,6 +1,6 @@
-//! The kernel's NVMe host: connections to a volume, and its block device, as sysfs shows them.
+//! The kernel's NVMe host as sysfs shows it: the paths to a subsystem, and the block device of a
+//! volume.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -12,10 +12,6 @@ use uuid::Uuid;
 use super::context::Address;
 use super::host::Host;
 use super::identity::HostId;
-
-/// The settings with which a move of a volume costs hosts least: a silent path is noticed within
-/// 2 s, and no path is given up for good. See docs/operate/cluster.md.
-const SETTINGS: &str = "keep_alive_tmo=1,reconnect_delay=1,ctrl_loss_tmo=-1";
 
 /// A controller: one path to a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,58 +93,6 @@ fn address(controller: &Path) -> Option<Address> {
     })
 }
 
-/// Addresses without a controller. One that has lost its connection has one: the kernel restores
-/// it.
-pub(crate) fn missing(
-    host: &dyn Host,
-    me: &HostId,
-    nqn: &str,
-    all: &[Address],
-) -> Result<Vec<Address>, Status> {
-    let there = paths(host, me, nqn)?.into_iter();
-    let there: BTreeSet<Address> = there.filter_map(|path| path.address).collect();
-    let missing = all.iter().filter(|one| !there.contains(one));
-    Ok(missing.cloned().collect())
-}
-
-pub(crate) fn connect(
-    host: &dyn Host,
-    me: &HostId,
-    nqn: &str,
-    address: &Address,
-) -> io::Result<()> {
-    let options = format!(
-        "transport={},traddr={},trsvcid={},nqn={nqn},hostnqn={},hostid={},{SETTINGS}",
-        address.transport,
-        address.socket.ip(),
-        address.socket.port(),
-        me.nqn,
-        me.id,
-    );
-    match host.connect(&options) {
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::ALREADY.raw_os_error()) => {
-            Ok(())
-        }
-        outcome => outcome,
-    }
-}
-
-/// Deletes all controllers of the subsystem.
-pub(crate) fn disconnect(host: &dyn Host, me: &HostId, nqn: &str) -> Result<(), Status> {
-    for path in paths(host, me, nqn)? {
-        match host.disconnect(&path.controller) {
-            // It went by itself.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                let text = format!("cannot disconnect {nqn} ({}): {error}", path.controller);
-                return Err(Status::internal(text));
-            }
-            Ok(()) => {}
-        }
-    }
-    Ok(())
-}
-
 /// The device with this UUID. With native multipath there is one. Several are refused: without
 /// multipath there is one per path, and the data of one would not be that of the others.
 pub(crate) fn device(host: &dyn Host, uuid: Uuid) -> Result<Option<Device>, Status> {
@@ -194,9 +138,10 @@ pub(crate) fn devices(host: &dyn Host, uuid: Uuid) -> Result<Vec<Device>, Status
     names(&dir)?.into_iter().filter(fits).map(device).collect()
 }
 
-/// True while the kernel has the block device with this number.
+/// True while the kernel has the device with this number. File systems without a block device of
+/// their own have the major number 0: tmpfs, overlay, btrfs, NFS. They are present while mounted.
 pub(crate) fn is_present(host: &dyn Host, number: &str) -> bool {
-    host.sys().join("dev/block").join(number).exists()
+    number.starts_with("0:") || host.sys().join("dev/block").join(number).exists()
 }
 
 /// `nvme0n1`, not a partition (`nvme0n1p1`) and not a hidden path (`nvme0c1n1`).

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tonic::Status;
@@ -48,7 +48,7 @@ impl std::fmt::Display for Content {
 
 pub(crate) fn content(
     host: &dyn Host,
-    bounded: &Bounded,
+    bounded: &Bounded<PathBuf>,
     device: &Device,
 ) -> Result<Content, Status> {
     let path = device.path.to_string_lossy();
@@ -89,7 +89,7 @@ pub(crate) fn content(
 }
 
 fn read(
-    bounded: &Bounded,
+    bounded: &Bounded<PathBuf>,
     device: &Device,
     look: fn(&mut File) -> io::Result<bool>,
 ) -> Result<bool, Status> {
@@ -136,7 +136,7 @@ pub(crate) fn make(host: &dyn Host, device: &Device, fs_type: &str) -> Result<()
 /// Takes the rest of a device that has grown into its mounted file system.
 pub(crate) fn grow(
     host: &dyn Host,
-    bounded: &Bounded,
+    bounded: &Bounded<PathBuf>,
     device: &Device,
     mounted: &Path,
 ) -> Result<(), Status> {

@@ -38,9 +38,10 @@ pub trait Host: Send + Sync + std::fmt::Debug {
     fn boot_id(&self) -> io::Result<String>;
     /// The contents of `/proc/self/mountinfo`.
     fn mounts(&self) -> io::Result<String>;
-    /// Writes the options to `/dev/nvme-fabrics`: connects a controller.
+    /// Writes the options to `/dev/nvme-fabrics`: connects a controller. May wait long, and waits
+    /// also for other connections that are begun.
     fn connect(&self, options: &str) -> io::Result<()>;
-    /// Deletes a controller, by its name in sysfs.
+    /// Deletes a controller, by its name in sysfs. May wait as long as the controller does.
     fn disconnect(&self, controller: &str) -> io::Result<()>;
     /// Opens a device that no mount and no other exclusive user has, and writes the data that the
     /// kernel caches for it. `EBUSY`: it is in use. May wait as long as the device does.

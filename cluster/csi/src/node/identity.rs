@@ -1,12 +1,14 @@
 //! The identity of this host to targets. Its NQN is also the node's id.
 //!
-//! The first identity that is found is kept in the driver's state directory: `/etc/nvme` may change
+//! The driver keeps the first identity that it finds in its state directory. `/etc/nvme` may change
 //! later, and connections with a new NQN would be those of another host.
 
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use nacre_engine_values::files;
 use nacre_engine_values::host_identity::{Identity, IdentityError};
-use nacre_engine_values::{files, identity_file};
 use uuid::Uuid;
 
 use super::MAX_NODE_ID;
@@ -15,6 +17,8 @@ use super::host::Host;
 use super::records::Records;
 
 const FILE: &str = "host";
+/// Largest identity that is read.
+const MOST: u64 = 4096;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostId {
@@ -39,8 +43,23 @@ pub enum HostIdError {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("{}: \"{line}\" is no host: write NQN and UUID, or remove the file", path.display())]
+    #[error(
+        "{}: the first line \"{line}\" is not NQN and UUID of this host: write them there, or remove \
+         the file once no volume is staged here",
+        path.display()
+    )]
     Damaged { path: PathBuf, line: String },
+}
+
+impl HostIdError {
+    /// True if other options, or another identity of the machine, are the remedy. False: the state
+    /// directory has failed.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Found(_) | Self::Unfit(_) | Self::Staged { .. } => true,
+            Self::State { .. } | Self::Damaged { .. } => false,
+        }
+    }
 }
 
 impl HostId {
@@ -58,16 +77,7 @@ impl HostId {
         };
         let boot_id = host.boot_id().map_err(failed)?;
         let records = Records::open(state, &boot_id).map_err(failed)?;
-        let kept = match identity_file::first_line(&path) {
-            Some(line) => {
-                let kept = Self::read(&line);
-                Some(kept.ok_or_else(|| HostIdError::Damaged {
-                    path: path.clone(),
-                    line,
-                })?)
-            }
-            None => None,
-        };
+        let kept = Self::kept(&path)?;
         let is_given = nqn.is_some() || id.is_some();
         let found = match &kept {
             Some(kept) if !is_given => return Ok(kept.clone()),
@@ -86,12 +96,37 @@ impl HostId {
         if kept.as_ref() == Some(&found) {
             return Ok(found);
         }
-        if let Some(kept) = kept.filter(|_| !records.volumes().is_empty()) {
+        if let Some(kept) = kept
+            && !records.volumes().map_err(failed)?.is_empty()
+        {
             return Err(HostIdError::Staged { kept: kept.nqn });
         }
         let line = format!("{} {}\n", found.nqn, found.id);
         files::replace_private(&path, line.as_bytes()).map_err(failed)?;
         Ok(found)
+    }
+
+    /// `None`: there is no file. A file that cannot be read is not replaced: NodeUnstageVolume
+    /// would look for connections of another NQN, and leave those of the former one.
+    fn kept(path: &Path) -> Result<Option<Self>, HostIdError> {
+        let read = || {
+            let mut text = String::new();
+            File::open(path)?.take(MOST).read_to_string(&mut text)?;
+            std::io::Result::Ok(text)
+        };
+        let text = match read() {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|source| HostIdError::State {
+                path: path.to_owned(),
+                source,
+            })?,
+        };
+        let line = text.lines().next().unwrap_or_default().trim();
+        let kept = Self::read(line).map(Some);
+        kept.ok_or_else(|| HostIdError::Damaged {
+            path: path.to_owned(),
+            line: line.to_owned(),
+        })
     }
 
     fn read(line: &str) -> Option<Self> {
@@ -140,9 +175,32 @@ mod tests {
         for bad in ["h", "nqn.a,b", &long] {
             assert!(find(Some(bad), None).is_err(), "{bad}");
         }
-        std::fs::write(state.path().join(FILE), "host").expect("written");
-        let refused = find(None, None);
-        assert!(matches!(refused, Err(HostIdError::Damaged { .. })));
+    }
+
+    /// Goal: an identity that cannot be read is named, and no other one replaces it: connections
+    /// of the former NQN would stay.
+    #[test]
+    fn an_unreadable_identity_is_not_replaced() {
+        let state = tempfile::tempdir().expect("a directory");
+        let (host, path) = (Machine::default(), state.path().join(FILE));
+        let find = |nqn| HostId::find(&host, state.path(), nqn, None);
+        let nqn = "nqn.2025-01.io.example:one";
+        for contents in [&b""[..], b"\n", b"host", b"\xff\xfe", b"nqn.a 7"] {
+            std::fs::write(&path, contents).expect("written");
+            for nqn in [None, Some(nqn)] {
+                let refused = find(nqn).expect_err("it is not readable");
+                assert!(!refused.is_usage(), "{refused}");
+                let named = path.display().to_string();
+                assert!(refused.to_string().contains(&named), "{refused}");
+            }
+            assert_eq!(std::fs::read(&path).expect("it stays"), contents);
+        }
+        std::fs::remove_file(&path).expect("removed");
+        std::fs::create_dir(&path).expect("made");
+        let refused = find(Some(nqn));
+        assert!(matches!(refused, Err(HostIdError::State { .. })));
+        std::fs::remove_dir(&path).expect("removed");
+        find(Some(nqn)).expect("it is new");
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //!   context   facts of the controller about a volume             parse
 //!   host      the kernel, its files and programs                 perform
 //!   identity  the NQN of this host, which is the node's id       perform
-//!   bounded   accesses to devices, with deadlines                perform
+//!   bounded   calls of the kernel, with deadlines                perform
 //!   fabrics   paths and block devices of volumes, in sysfs       perform
+//!   paths     connects and disconnects subsystems                perform
 //!   mounts    mounts                                             perform
 //!   format    file systems                                       perform
 //!   records   staged volumes, kept over a restart                perform
@@ -22,13 +23,15 @@ mod guardian;
 mod host;
 mod identity;
 mod mounts;
+mod paths;
 mod publish;
 mod records;
 mod stage;
 mod usage;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tonic::Status;
@@ -39,6 +42,7 @@ use self::fabrics::{Device, HostPath};
 pub use self::guardian::Guardian;
 pub use self::host::{Host, Machine, Ran};
 pub use self::identity::{HostId, HostIdError};
+use self::paths::Paths;
 use self::records::{Records, Staged};
 use crate::messages::node::{
     NodeCall, NodeGetCapabilitiesResponse, NodeGetInfoResponse, NodeRpc, NodeServiceCapability,
@@ -55,10 +59,14 @@ pub struct Node {
     records: Records,
     /// The present start of the machine.
     boot_id: String,
-    bounded: Bounded,
+    devices: Bounded<PathBuf>,
     /// Time for the cached data of a device to be written.
     flush_time: Duration,
+    paths: Paths,
+    /// The volumes that a call works on.
     pending: Pending,
+    /// The kernel could connect volumes at some time.
+    was_ready: AtomicBool,
 }
 
 /// Default of [`Node::with_flush_time`]. The orchestrator calls again.
@@ -71,11 +79,13 @@ impl Node {
         Ok(Self {
             records: Records::open(state, &boot_id)?,
             boot_id,
+            paths: Paths::new(Arc::clone(&host), me.clone()),
             host,
             me,
-            bounded: Bounded::default(),
+            devices: Bounded::default(),
             flush_time: FLUSH,
             pending: Pending::default(),
+            was_ready: AtomicBool::default(),
         })
     }
 
@@ -85,9 +95,20 @@ impl Node {
         Self { flush_time, ..self }
     }
 
-    /// False: the kernel of this machine cannot connect volumes.
+    /// Waits so long for the kernel to connect a path, and to delete those of a volume.
+    #[must_use]
+    pub fn with_path_time(self, time: Duration) -> Self {
+        let paths = self.paths.with_time(time);
+        Self { paths, ..self }
+    }
+
+    /// False: the kernel of this machine cannot connect volumes, because its module is missing. It
+    /// stays true if the module goes later: a restart of the driver would not load the module.
     pub fn is_ready(&self) -> bool {
-        self.host.dev().join("nvme-fabrics").exists()
+        if self.host.dev().join("nvme-fabrics").exists() {
+            self.was_ready.store(true, Ordering::Relaxed);
+        }
+        self.was_ready.load(Ordering::Relaxed)
     }
 
     pub(crate) fn capabilities(&self) -> NodeGetCapabilitiesResponse {
@@ -118,6 +139,27 @@ impl Node {
         Ok(found.filter(|staged| staged.boot_id == self.boot_id))
     }
 
+    /// Another staged volume of this subsystem.
+    fn other_of(&self, nqn: &str, volume: Uuid) -> Result<Option<Uuid>, Status> {
+        let volumes = self.records.volumes().map_err(|error| {
+            Status::internal(format!("cannot list the records of volumes: {error}"))
+        })?;
+        for other in volumes.into_iter().filter(|other| *other != volume) {
+            let is_of = match self.staged(other) {
+                Ok(staged) => staged.is_some_and(|staged| staged.nqn == nqn),
+                // Its device says so instead. The record costs only the calls on its volume.
+                Err(_) => {
+                    let devices = fabrics::devices(&*self.host, other)?;
+                    devices.iter().any(|device| device.nqn == nqn)
+                }
+            };
+            if is_of {
+                return Ok(Some(other));
+            }
+        }
+        Ok(None)
+    }
+
     /// Refuses a device that is not the one of the record: a copy of the volume at another target
     /// has the same UUID.
     fn refuse_other(&self, staged: &Staged, device: &Device) -> Result<(), Status> {
@@ -128,7 +170,7 @@ impl Node {
             );
             return Err(Status::failed_precondition(text));
         }
-        let paths = fabrics::paths(&*self.host, &self.me, &staged.nqn)?;
+        let paths = self.paths.of(&staged.nqn)?;
         let is_ours = |path: &HostPath| path.address.as_ref().is_none_or(|one| staged.has(one));
         if paths.is_empty() || paths.iter().any(is_ours) {
             return Ok(());

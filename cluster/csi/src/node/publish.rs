@@ -5,10 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use tonic::Status;
+use uuid::Uuid;
 
 use super::Node;
 use super::fabrics;
 use super::mounts::{self, Mount, must};
+use super::records::Staged;
 use crate::capability::{Access, Capability, required_path, volume_id};
 use crate::messages::node::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
 use crate::messages::{Mode, Nothing};
@@ -32,7 +34,7 @@ impl Node {
         let host = &*self.host;
         let staged = self.staged(id)?;
         let device = fabrics::device(host, id)?;
-        let (Some(staged), Some(device)) = (staged, device) else {
+        let (Some(mut staged), Some(device)) = (staged, device) else {
             let text = format!("volume {id} is not staged here: NodeStageVolume comes first");
             return Err(Status::failed_precondition(text));
         };
@@ -73,14 +75,21 @@ impl Node {
             number.as_ref().is_none_or(|number| *number == mount.number)
                 && root.as_ref().is_none_or(|root| *root == mount.root)
         };
-        if let Some(there) = mounts::at(host, target)? {
-            if is_ours(&there) && (is_block || there.is_read_only == is_read_only) {
+        let is_remounted = is_read_only && !is_block;
+        let there = mounts::at(host, target)?;
+        if let Some(there) = &there {
+            let is_ours = is_ours(there);
+            if is_ours && (is_block || there.is_read_only == is_read_only) {
                 return Ok(Nothing {});
             }
-            let text = format!("{} is a mount of another kind already", target.display());
-            return Err(Status::already_exists(text));
+            // The driver died between the mount and the remount of the same call.
+            let is_half = is_remounted && staged.read_only_targets.iter().any(|one| one == target);
+            if !(is_ours && is_half) {
+                let text = format!("{} is a mount of another kind already", target.display());
+                return Err(Status::already_exists(text));
+            }
         }
-        if capability.mode == Mode::SingleNodeSingleWriter {
+        if there.is_none() && capability.mode == Mode::SingleNodeSingleWriter {
             let others = mounts::all(host)?;
             let mut others = others
                 .iter()
@@ -93,19 +102,24 @@ impl Node {
                 return Err(Status::failed_precondition(text));
             }
         }
-        make_target(target, is_block)
-            .map_err(|error| Status::internal(format!("{}: {error}", target.display())))?;
         let (from, to) = (source.to_string_lossy(), target.to_string_lossy());
-        let bound = must(host, "mount", &["--bind", &from, &to]);
-        let bound = bound.and_then(|ran| {
-            if is_read_only && !is_block {
-                // The other options of the mount stay.
-                must(host, "mount", &["-o", "remount,bind,ro", &to])
-            } else {
-                Ok(ran)
+        let bound = match there {
+            Some(_) => Ok(()),
+            None => {
+                self.note_read_only(id, &mut staged, target, is_remounted)?;
+                make_target(target, is_block)
+                    .map_err(|error| Status::internal(format!("{}: {error}", target.display())))?;
+                must(host, "mount", &["--bind", &from, &to]).map(drop)
             }
+        };
+        let bound = bound.and_then(|()| {
+            if !is_remounted {
+                return Ok(());
+            }
+            // The other options of the mount stay.
+            must(host, "mount", &["-o", "remount,bind,ro", &to]).map(drop)
         });
-        let bound = bound.and_then(|_| {
+        let bound = bound.and_then(|()| {
             let there = mounts::at(host, target)?;
             let is_good = there.is_some_and(|one| is_block || one.is_read_only == is_read_only);
             let text = || format!("{} did not become the wanted mount", target.display());
@@ -119,6 +133,27 @@ impl Node {
             return Err(refused);
         }
         Ok(Nothing {})
+    }
+
+    /// Notes whether the target is published for reading, before it is mounted. Targets that are
+    /// not mounted any more are dropped.
+    fn note_read_only(
+        &self,
+        id: Uuid,
+        staged: &mut Staged,
+        target: &Path,
+        is_read_only: bool,
+    ) -> Result<(), Status> {
+        let noted = &mut staged.read_only_targets;
+        if is_read_only == noted.iter().any(|one| one == target) {
+            return Ok(());
+        }
+        let mounted = mounts::all(&*self.host)?;
+        noted.retain(|one| one != target && mounted.iter().any(|mount| mount.target == *one));
+        if is_read_only {
+            noted.push(target.to_owned());
+        }
+        self.records.write(id, staged)
     }
 
     pub(crate) fn unpublish(&self, asked: &NodeUnpublishVolumeRequest) -> Result<Nothing, Status> {

@@ -1,7 +1,8 @@
-//! The volumes that this node has staged, one file for each: kept over a restart of the driver, so
-//! that the guardian knows the addresses, and that an interrupted format is finished. A record ends
-//! with the start of the machine that wrote it: connections and mounts are gone then, and another
-//! node may have used the volume.
+//! The volumes that this node has staged, one file for each. A restart of the driver keeps the
+//! files: the guardian needs the addresses, and an interrupted format is finished by its mark.
+//!
+//! A record ends with the start of the machine that wrote it. Connections and mounts are gone then,
+//! and another node may have used the volume.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read};
@@ -16,14 +17,21 @@ use uuid::Uuid;
 use super::context::{Address, Context};
 use crate::capability::{Access, Capability};
 
+/// The version of the records that this driver writes. A field with a default needs no new one.
+const VERSION: u32 = 1;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Staged {
-    /// The start of the machine in which the volume was staged.
+    /// [`VERSION`]. The first release wrote none, which is version 0.
+    #[serde(default)]
+    v: u32,
+    /// The start of the machine in which the volume was staged. The first release wrote none.
     #[serde(default)]
     pub boot_id: String,
     pub nqn: String,
     pub uuid: Uuid,
-    #[serde(default)]
+    /// The first release wrote `portals`.
+    #[serde(default, alias = "portals")]
     pub addresses: Vec<String>,
     /// Addresses of earlier requests: paths to them may be left.
     #[serde(default)]
@@ -38,6 +46,10 @@ pub(crate) struct Staged {
     /// A format has begun and has not ended: the device is not blank, and holds no data.
     #[serde(default)]
     pub is_formatting: bool,
+    /// Target paths that are published for reading. A writable mount at one of them is half a
+    /// publication: the remount for reading is missing.
+    #[serde(default)]
+    pub read_only_targets: Vec<PathBuf>,
 }
 
 impl Staged {
@@ -52,6 +64,7 @@ impl Staged {
             Access::Mount { fs_type, flags } => (Some(fs_type.clone()), flags.clone()),
         };
         Self {
+            v: VERSION,
             boot_id: boot_id.to_owned(),
             nqn: context.nqn.clone(),
             uuid: context.uuid,
@@ -62,6 +75,7 @@ impl Staged {
             fs_type,
             flags,
             is_formatting: false,
+            read_only_targets: Vec::new(),
         }
     }
 
@@ -80,9 +94,11 @@ impl Staged {
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         let of = |one: &Self| {
             let place = (one.nqn.clone(), one.staging.clone(), one.fs_type.clone());
-            (place, one.flags.clone(), one.is_read_only)
+            (place, one.flags.clone())
         };
-        of(self) == of(other)
+        // Records of version 0 may lack `is_read_only`. The mount itself is compared later.
+        let is_unknown = self.v == 0 || other.v == 0;
+        of(self) == of(other) && (is_unknown || self.is_read_only == other.is_read_only)
     }
 
     /// Takes over the parts of an earlier record of the volume that still count.
@@ -91,6 +107,7 @@ impl Staged {
             return;
         }
         self.is_formatting = before.is_formatting;
+        self.read_only_targets = before.read_only_targets;
         for address in before.addresses.into_iter().chain(before.former) {
             let is_known = self.addresses.contains(&address) || self.former.contains(&address);
             if !is_known && self.former.len() < MAX_FORMER {
@@ -105,21 +122,35 @@ const MAX_FORMER: usize = 256;
 /// Largest record that is read.
 const MOST: u64 = 256 << 10;
 
+#[derive(Deserialize)]
+struct Version {
+    #[serde(default)]
+    v: u32,
+}
+
 #[derive(Debug)]
 pub(crate) struct Records(PathBuf);
 
 const END: &str = "json";
 
 impl Records {
-    /// Ends the records of earlier starts of the machine.
+    /// Ends the records of earlier starts of the machine. Records of the first release do not name
+    /// their start: they count as of this one, without the mark of a format.
     pub(crate) fn open(dir: &Path, boot_id: &str) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let records = Self(dir.to_owned());
-        for volume in records.volumes() {
-            // A damaged record stays: the calls for its volume report it.
-            if let Ok(Some(staged)) = records.read(volume)
-                && staged.boot_id != boot_id
-            {
+        for volume in records.volumes()? {
+            // A record that cannot be read stays: the calls for its volume report it.
+            let Ok(Some(mut staged)) = records.read(volume) else {
+                continue;
+            };
+            if staged.boot_id.is_empty() {
+                // Another node may have made a file system since the format began.
+                staged.is_formatting = false;
+                boot_id.clone_into(&mut staged.boot_id);
+                let written = records.write(volume, &staged);
+                written.map_err(|error| io::Error::other(error.message().to_owned()))?;
+            } else if staged.boot_id != boot_id {
                 std::fs::remove_file(records.path(volume))?;
             }
         }
@@ -138,6 +169,14 @@ impl Records {
                 path.display()
             ))
         };
+        let later = |v: u32| {
+            Status::internal(format!(
+                "{}: the record has version {v}, and this driver reads versions up to {VERSION}: \
+                 run the later driver again, or unmount and disconnect the volume by hand and \
+                 remove the file",
+                path.display()
+            ))
+        };
         let read = || {
             let mut bytes = Vec::new();
             File::open(&path)?.take(MOST).read_to_end(&mut bytes)?;
@@ -145,6 +184,11 @@ impl Records {
         };
         match read() {
             Ok(bytes) => {
+                // Fields of a later version may be others, or mean something else.
+                match serde_json::from_slice(&bytes) {
+                    Ok(Version { v }) if v > VERSION => return Err(later(v)),
+                    _ => {}
+                }
                 let read = serde_json::from_slice(&bytes);
                 read.map(Some).map_err(|error| failed(error.to_string()))
             }
@@ -174,14 +218,20 @@ impl Records {
         }
     }
 
-    /// The volumes with a record.
-    pub(crate) fn volumes(&self) -> Vec<Uuid> {
-        let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
-        let id = |entry: std::fs::DirEntry| {
-            let path = entry.path();
+    /// The volumes with a record. Without the directory there are none.
+    pub(crate) fn volumes(&self) -> io::Result<Vec<Uuid>> {
+        let entries = match std::fs::read_dir(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            found => found?,
+        };
+        let id = |path: PathBuf| {
             let is_record = path.extension().is_some_and(|end| end == END);
             let stem = path.file_stem()?.to_str()?;
             Uuid::parse_str(stem).ok().filter(|_| is_record)
+        };
+        let id = |entry: io::Result<std::fs::DirEntry>| {
+            let volume = entry.map(|entry| id(entry.path()));
+            volume.transpose()
         };
         entries.filter_map(id).collect()
     }

@@ -12,10 +12,12 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::Node;
+use super::bounded::AccessError;
 use super::context::Context;
 use super::fabrics::{self, Device};
 use super::format::{self, Content};
 use super::mounts::{self, must};
+use super::paths::Change;
 use super::records::Staged;
 use crate::capability::{Capability, required_path, volume_id};
 use crate::messages::Nothing;
@@ -54,8 +56,10 @@ impl Node {
             }
             staged.follow(before);
         }
+        let change = self.paths.change(&context.nqn)?;
+        // Before the paths: as long as the record is there, no other volume takes them away.
         self.records.write(id, &staged)?;
-        let device = self.attach(&context)?;
+        let device = self.attach(change, &context)?;
         self.refuse_other(&staged, &device)?;
         match staged.fs_type.clone() {
             Some(fs_type) => self.mount(id, &mut staged, &device, &fs_type)?,
@@ -72,7 +76,7 @@ impl Node {
     fn is_in_use(&self, before: &Staged, wanted: &Staged) -> Result<bool, Status> {
         let host = &*self.host;
         let is_other = before.nqn != wanted.nqn;
-        if is_other && !fabrics::paths(host, &self.me, &before.nqn)?.is_empty() {
+        if is_other && !self.paths.of(&before.nqn)?.is_empty() {
             return Ok(true);
         }
         if before.fs_type.is_none() {
@@ -82,13 +86,14 @@ impl Node {
     }
 
     /// Connects all addresses. One is enough to go on; the guardian tries the others again.
-    fn attach(&self, context: &Context) -> Result<Device, Status> {
+    fn attach(&self, change: Change<'_>, context: &Context) -> Result<Device, Status> {
         let (host, nqn) = (&*self.host, context.nqn.as_str());
-        let mut failures = Vec::new();
+        let (mut failures, mut is_late) = (Vec::new(), false);
         let last = Instant::now() + CONNECTS;
-        for address in fabrics::missing(host, &self.me, nqn, &context.addresses)? {
-            if let Err(error) = fabrics::connect(host, &self.me, nqn, &address) {
+        for address in self.paths.missing(nqn, &context.addresses)? {
+            if let Err(error) = change.connect(&address) {
                 warn!(%address, nqn, %error, "cannot connect");
+                is_late |= error.is_late();
                 failures.push(format!("{address}: {error}"));
             }
             if Instant::now() >= last {
@@ -96,10 +101,15 @@ impl Node {
                 break;
             }
         }
-        let paths = fabrics::paths(host, &self.me, nqn)?;
+        drop(change);
+        let paths = self.paths.of(nqn)?;
         if paths.is_empty() {
             let text = format!("no path to {nqn}: {}", failures.join("; "));
-            return Err(Status::unavailable(text));
+            return Err(if is_late {
+                Status::deadline_exceeded(text)
+            } else {
+                Status::unavailable(text)
+            });
         }
         let end = Instant::now() + DEVICE;
         loop {
@@ -157,7 +167,7 @@ impl Node {
             let path = staged.staging.to_string_lossy().into_owned();
             let _ = must(host, "umount", &["-l", &path])?;
         }
-        let found = format::content(host, &self.bounded, device)?;
+        let found = format::content(host, &self.devices, device)?;
         // The mark alone does not count: another node may have made the file system meanwhile.
         let is_half = matches!(found, Content::Unknown | Content::HalfMade(_));
         let is_unfinished = staged.is_formatting && is_half;
@@ -213,9 +223,10 @@ impl Node {
         };
         let _one = self.pending.start(&asked.volume_id)?;
         let host = &*self.host;
+        // First: a damaged record is refused before anything changes.
+        let staged = self.staged(id)?;
         // The paths of a device stay until its data is written: it would be lost with them.
         mounts::unmount(host, staging)?;
-        let staged = self.staged(id)?;
         // Without multipath there is one device per path, all of one subsystem.
         let devices = fabrics::devices(host, id)?;
         for device in &devices {
@@ -234,13 +245,38 @@ impl Node {
         // Open until the paths are gone, so that no program mounts the device meanwhile.
         let claimed = devices.iter().map(|device| self.claim(id, device));
         let claimed = claimed.collect::<Result<Vec<File>, Status>>()?;
-        let of_device = devices.into_iter().next().map(|device| device.nqn);
-        if let Some(nqn) = staged.map(|staged| staged.nqn).or(of_device) {
-            fabrics::disconnect(host, &self.me, &nqn)?;
-        }
+        let of_record = staged.as_ref().map(|staged| staged.nqn.clone());
+        let of_device = devices.first().map(|device| device.nqn.clone());
+        // Until the record is gone: the last volume of a subsystem disconnects it.
+        let _change = match of_record.or(of_device) {
+            Some(nqn) => {
+                let change = self.paths.change(&nqn)?;
+                match self.other_of(&nqn, id)? {
+                    Some(other) => {
+                        info!(volume = %id, nqn, %other, "the paths stay for another volume");
+                        self.allow_writes(staged.as_ref(), &devices)?;
+                    }
+                    None => change.disconnect()?,
+                }
+                Some(change)
+            }
+            None => None,
+        };
         drop(claimed);
         self.records.remove(id)?;
         Ok(Nothing {})
+    }
+
+    /// A device that stays connected can be staged for writing next time.
+    fn allow_writes(&self, staged: Option<&Staged>, devices: &[Device]) -> Result<(), Status> {
+        if staged.is_none_or(|staged| staged.fs_type.is_some() || !staged.is_read_only) {
+            return Ok(());
+        }
+        for device in devices {
+            let path = device.path.to_string_lossy();
+            let _ = must(&*self.host, "blockdev", &["--setrw", &path])?;
+        }
+        Ok(())
     }
 
     /// Opens a device that has no other user, and writes its cached data.
@@ -248,18 +284,20 @@ impl Node {
         self.refuse_users(id, device)?;
         let (host, path) = (Arc::clone(&self.host), device.path.clone());
         let claimed = self
-            .bounded
+            .devices
             .run(&device.path, self.flush_time, move || host.claim(&path));
-        claimed.map_err(|error| match error.kind() {
-            io::ErrorKind::ResourceBusy => Status::failed_precondition(format!(
-                "volume {id} is in use: a program or a mount has {}",
+        claimed.map_err(|error| match error {
+            AccessError::Failed(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                Status::failed_precondition(format!(
+                    "volume {id} is in use: a program or a mount has {}",
+                    device.path.display()
+                ))
+            }
+            late if late.is_late() => Status::deadline_exceeded(format!(
+                "volume {id} stays connected: {} has data that is not written: {late}",
                 device.path.display()
             )),
-            io::ErrorKind::TimedOut => Status::deadline_exceeded(format!(
-                "volume {id} stays connected: {} has data that is not written: {error}",
-                device.path.display()
-            )),
-            _ => Status::unavailable(format!(
+            error => Status::unavailable(format!(
                 "volume {id} stays connected: {} is not flushed: {error}",
                 device.path.display()
             )),

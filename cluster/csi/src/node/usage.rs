@@ -62,8 +62,8 @@ impl Node {
         let at = path.to_owned();
         let look = move || Ok(rustix::fs::statvfs(&at)?);
         let found = self
-            .bounded
-            .run(path, STATISTICS, look)
+            .devices
+            .run(&path.to_owned(), STATISTICS, look)
             .map_err(|error| Status::unavailable(format!("{}: {error}", path.display())))?;
         let bytes = |blocks: u64| signed(blocks.saturating_mul(found.f_frsize));
         let usage = |available: i64, total: i64, free: i64, unit: Unit| VolumeUsage {
@@ -116,7 +116,7 @@ impl Node {
             std::thread::sleep(LOOK);
         };
         if !is_block {
-            format::grow(&*self.host, &self.bounded, &device, path)?;
+            format::grow(&*self.host, &self.devices, &device, path)?;
         }
         Ok(NodeExpandVolumeResponse {
             capacity_bytes: signed(device.bytes),

@@ -1,11 +1,12 @@
 //! A machine in a directory: a kernel that connects to one target, and programs with the effects
 //! of the real ones on files and mounts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use nacre_cluster_csi::node::{Host, Ran};
 use parking_lot::Mutex;
@@ -26,6 +27,10 @@ struct Mount {
 struct State {
     /// Addresses that refuse a connection.
     down: BTreeSet<String>,
+    /// Addresses and controllers for which the kernel hangs.
+    silent: BTreeMap<String, Silence>,
+    /// Calls that hang.
+    hanging: usize,
     mounts: Vec<Mount>,
     ran: Vec<String>,
     controllers: usize,
@@ -47,8 +52,10 @@ pub(crate) enum Claims {
     /// Another program has it.
     Busy,
     /// It does not answer until the sender is dropped.
-    Silent(Arc<Mutex<mpsc::Receiver<()>>>),
+    Silent(Silence),
 }
+
+type Silence = Arc<Mutex<mpsc::Receiver<()>>>;
 
 #[derive(Debug)]
 pub(crate) struct Directory {
@@ -97,6 +104,39 @@ impl Directory {
         }
     }
 
+    /// The kernel hangs when it connects this address, or deletes this controller, until the
+    /// result is dropped.
+    pub(crate) fn silence(&self, name: &str) -> mpsc::Sender<()> {
+        let (end, silence) = mpsc::channel();
+        let silence = Arc::new(Mutex::new(silence));
+        self.state.lock().silent.insert(name.to_owned(), silence);
+        end
+    }
+
+    fn hang(&self, name: &str) {
+        let silence = {
+            let mut state = self.state.lock();
+            let silence = state.silent.get(name).cloned();
+            state.hanging += usize::from(silence.is_some());
+            silence
+        };
+        if let Some(silence) = silence {
+            let _ = silence.lock().recv();
+            let mut state = self.state.lock();
+            state.hanging -= 1;
+            state.silent.remove(name);
+        }
+    }
+
+    /// Waits until so many calls hang.
+    pub(crate) fn until_hanging(&self, count: usize) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.state.lock().hanging != count {
+            assert!(Instant::now() < end, "not {count} calls hang");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub(crate) fn break_program(&self, program: Option<&'static str>) {
         self.state.lock().broken = program;
     }
@@ -128,10 +168,14 @@ impl Directory {
 
     /// Another block device with the volume's UUID.
     pub(crate) fn add_copy(&self, name: &str, nqn: &str) {
+        self.add_device(name, nqn, self.uuid);
+    }
+
+    pub(crate) fn add_device(&self, name: &str, nqn: &str, uuid: Uuid) {
         let at = self.sys.join("class/block").join(name);
         fs::create_dir_all(at.join("device")).expect("made");
         for (file, text) in [
-            ("uuid", &*self.uuid.to_string()),
+            ("uuid", &*uuid.to_string()),
             ("size", "8"),
             ("dev", "259:99"),
             ("device/subsysnqn", nqn),
@@ -141,16 +185,18 @@ impl Directory {
         fs::write(self.dev.join(name), "").expect("a disk");
     }
 
-    pub(crate) fn remove_copy(&self, name: &str) {
+    pub(crate) fn remove_device(&self, name: &str) {
         fs::remove_dir_all(self.sys.join("class/block").join(name)).expect("removed");
     }
 
-    /// A block device that has nothing to do with the volume is mounted.
-    pub(crate) fn mount_other(&self, target: &Path) {
-        let number = "8:1".to_owned();
-        fs::write(self.sys.join("dev/block").join(&number), "").expect("written");
+    /// A file system that has nothing to do with the volume is mounted. Those with major number 0
+    /// have no block device.
+    pub(crate) fn mount_other(&self, number: &str, target: &Path) {
+        if !number.starts_with("0:") {
+            fs::write(self.sys.join("dev/block").join(number), "").expect("written");
+        }
         self.state.lock().mounts.push(Mount {
-            number,
+            number: number.to_owned(),
             root: "/".to_owned(),
             target: target.to_owned(),
             options: "rw".to_owned(),
@@ -276,6 +322,7 @@ impl Host for Directory {
             of("traddr").expect("one"),
             of("trsvcid").expect("one")
         );
+        self.hang(&of("traddr").expect("one"));
         let mut state = self.state.lock();
         if state.down.contains(&of("traddr").expect("one")) {
             return Err(io::Error::from_raw_os_error(111));
@@ -317,6 +364,7 @@ impl Host for Directory {
     }
 
     fn disconnect(&self, controller: &str) -> io::Result<()> {
+        self.hang(controller);
         fs::remove_dir_all(self.sys.join("class/nvme").join(controller))?;
         if self.controllers().is_empty() {
             fs::remove_file(self.sys.join("dev/block").join(self.number()))?;
@@ -392,6 +440,7 @@ impl Host for Directory {
                 done(0, "", "")
             }
             "mount" if arguments[1].starts_with("remount") => {
+                assert_ne!(state.broken, Some("die at the remount"), "the driver dies");
                 if state.broken != Some("remount") {
                     let of = state.mounts.iter_mut().rev().find(|one| one.target == last);
                     of.expect("a mount").options = "ro".to_owned();
@@ -428,8 +477,12 @@ impl Host for Directory {
             "resize2fs" | "xfs_growfs" => done(0, "", ""),
             "blockdev" if is_broken => done(1, "", "blockdev: ioctl failed"),
             "blockdev" => {
-                assert_eq!(arguments[0], "--setro");
-                fs::write(self.sys.join("class/block/nvme0n1/ro"), "1")?;
+                let is_read_only = match arguments[0] {
+                    "--setro" => "1",
+                    "--setrw" => "0",
+                    other => panic!("{other}"),
+                };
+                fs::write(self.sys.join("class/block/nvme0n1/ro"), is_read_only)?;
                 done(0, "", "")
             }
             other => Err(io::Error::new(io::ErrorKind::NotFound, other.to_owned())),

@@ -12,6 +12,8 @@ mod identity;
 mod in_cluster;
 mod machine;
 mod node;
+mod node_paths;
+mod node_records;
 mod node_safety;
 mod process;
 mod scripted;

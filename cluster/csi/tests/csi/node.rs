@@ -30,6 +30,7 @@ pub(crate) struct World {
     driver: Served,
     pub(crate) node: Arc<Node>,
     pub(crate) machine: Arc<Directory>,
+    path_time: Duration,
 }
 
 impl std::ops::Deref for World {
@@ -40,13 +41,14 @@ impl std::ops::Deref for World {
     }
 }
 
-fn serve(machine: &Arc<Directory>) -> (Served, Arc<Node>) {
+fn serve(machine: &Arc<Directory>, path_time: Duration) -> (Served, Arc<Node>) {
     let me = HostId {
         nqn: HOST.to_owned(),
         id: Uuid::from_u128(1),
     };
     let node = Node::new(machine.clone(), me, &machine.path("state")).expect("a directory");
-    let node = Arc::new(node.with_flush_time(Duration::from_millis(300)));
+    let node = node.with_flush_time(Duration::from_millis(300));
+    let node = Arc::new(node.with_path_time(path_time));
     let driver = Driver {
         identity: Identity::new(|| Ok(true)),
         controller: None,
@@ -57,19 +59,25 @@ fn serve(machine: &Arc<Directory>) -> (Served, Arc<Node>) {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::with_path_time(Duration::from_secs(20))
+    }
+
+    /// The driver waits so long for the kernel to connect or to delete a path.
+    pub(crate) fn with_path_time(path_time: Duration) -> Self {
         let machine = Arc::new(Directory::new(VOLUME));
         fs::create_dir(machine.path("staging dir")).expect("the orchestrator makes it");
-        let (driver, node) = serve(&machine);
+        let (driver, node) = serve(&machine, path_time);
         Self {
             driver,
             node,
             machine,
+            path_time,
         }
     }
 
     /// The driver dies and starts again.
     pub(crate) fn restart(&mut self) {
-        let (driver, node) = serve(&self.machine);
+        let (driver, node) = serve(&self.machine, self.path_time);
         self.driver = driver;
         self.node = node;
     }

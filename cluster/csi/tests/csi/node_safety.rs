@@ -43,15 +43,20 @@ fn a_used_device_stays_connected() {
     }
 }
 
-/// NodeStageVolume: a mount at the staging path whose device lives is not detached.
+/// NodeStageVolume: a mount at the staging path whose device lives is not detached. File systems
+/// without a block device (tmpfs, btrfs) live, too.
 #[test]
 fn a_live_mount_is_not_replaced() {
-    let world = World::new();
-    world.machine.mount_other(Path::new(&world.staging()));
-    world.refused(STAGE, world.staged(writer()), Code::FailedPrecondition);
-    assert_eq!(world.machine.mount_count(), 1);
-    assert_eq!(world.machine.runs("umount"), 0);
-    assert_eq!(world.machine.runs("mkfs"), 0);
+    for number in ["8:1", "0:45"] {
+        let world = World::new();
+        world
+            .machine
+            .mount_other(number, Path::new(&world.staging()));
+        world.refused(STAGE, world.staged(writer()), Code::FailedPrecondition);
+        assert_eq!(world.machine.mount_count(), 1);
+        assert_eq!(world.machine.runs("umount"), 0);
+        assert_eq!(world.machine.runs("mkfs"), 0);
+    }
 }
 
 /// A second device with the volume's UUID: no call guesses which one is the volume.
@@ -61,13 +66,13 @@ fn a_copy_of_the_volume_is_not_taken_for_it() {
         let world = World::new();
         world.machine.add_copy("nvme7n1", nqn);
         world.refused(STAGE, world.staged(writer()), Code::FailedPrecondition);
-        world.machine.remove_copy("nvme7n1");
+        world.machine.remove_device("nvme7n1");
         world.stage(writer());
         world.machine.add_copy("nvme7n1", nqn);
         world.refused(PUBLISH, world.published(writer()), Code::FailedPrecondition);
         world.refused(STAGE, world.staged(writer()), Code::FailedPrecondition);
         assert_eq!(world.machine.mount_count(), 1);
-        world.machine.remove_copy("nvme7n1");
+        world.machine.remove_device("nvme7n1");
         world.unstage();
     }
     // The only device is of another subsystem, or of other addresses.
@@ -103,8 +108,8 @@ fn addresses_of_earlier_requests_count() {
     assert!(world.machine.controllers().is_empty());
 }
 
-/// A record ends with the start of the machine: the guardian connects nothing of an earlier one,
-/// and the mark of a format does not count, because another node may have used the volume.
+/// A record ends with the start of the machine: the guardian connects nothing of an earlier one.
+/// The mark of a format does not count, because another node may have used the volume.
 #[test]
 fn a_record_ends_with_the_machine() {
     let mut world = World::new();
@@ -212,6 +217,47 @@ fn a_reader_cannot_write() {
     }
 }
 
+/// NodePublishVolume: the driver dies between the mount and the remount for reading. The same call
+/// again finishes it. A target that was published for writing stays as it is: ALREADY_EXISTS.
+#[test]
+fn half_a_publication_for_reading_is_finished() {
+    let mut world = World::new();
+    world.stage(writer());
+    let reading = |world: &World| NodePublishVolumeRequest {
+        readonly: true,
+        ..world.published(writer())
+    };
+    let target = world.target();
+    let target = Path::new(&target);
+    world.machine.break_program(Some("die at the remount"));
+    world.refused(PUBLISH, reading(&world), Code::Internal);
+    world.machine.break_program(None);
+    assert_eq!(world.machine.options_at(target).as_deref(), Some("rw"));
+    world.restart();
+    // kubelet repeats both calls after a restart.
+    world.stage(writer());
+    for _ in 0..2 {
+        let _: Nothing = world
+            .call(PUBLISH, reading(&world))
+            .expect("it is finished");
+        assert_eq!(world.machine.options_at(target).as_deref(), Some("ro"));
+        assert_eq!(world.machine.mount_count(), 2);
+    }
+    assert_eq!(world.machine.runs("mount --bind"), 1);
+    world.refused(PUBLISH, world.published(writer()), Code::AlreadyExists);
+    world.unpublish();
+    world.publish(writer());
+    world.refused(PUBLISH, reading(&world), Code::AlreadyExists);
+    assert_eq!(world.machine.options_at(target).as_deref(), Some("rw"));
+    // The mount of another device at that path is none of the volume.
+    world.unpublish();
+    world.machine.break_program(Some("die at the remount"));
+    world.refused(PUBLISH, reading(&world), Code::Internal);
+    world.machine.break_program(None);
+    world.machine.mount_other("0:45", target);
+    world.refused(PUBLISH, reading(&world), Code::AlreadyExists);
+}
+
 /// NodePublishVolume: a mount that stays writable does not stand in for a read-only one.
 #[test]
 fn a_mount_that_stays_writable_is_undone() {
@@ -225,4 +271,19 @@ fn a_mount_that_stays_writable_is_undone() {
     world.refused(PUBLISH, asked, Code::Internal);
     assert_eq!(world.machine.mount_count(), 1);
     assert!(!Path::new(&world.target()).exists());
+}
+
+/// Readiness: the kernel's module. A restart of the driver, which a failed probe causes, would not
+/// bring it back.
+#[test]
+fn a_node_stays_ready() {
+    let mut world = World::new();
+    assert!(world.node.is_ready());
+    let fabrics = world.machine.path("dev/nvme-fabrics");
+    fs::remove_file(&fabrics).expect("removed");
+    assert!(world.node.is_ready());
+    world.restart();
+    assert!(!world.node.is_ready());
+    fs::write(&fabrics, "").expect("made");
+    assert!(world.node.is_ready());
 }

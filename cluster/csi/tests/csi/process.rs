@@ -116,6 +116,33 @@ fn the_socket_has_one_server_and_an_end() {
     assert_eq!(names, ["csi.sock"]);
 }
 
+/// Goal: a wrong option is a usage error (2), and a state directory that has failed is a failure
+/// (1) that names the file.
+#[test]
+fn a_failed_state_directory_is_no_usage_error() {
+    let place = Place::new();
+    let endpoint = format!("unix://{}", place.path("csi.sock").display());
+    let state = place.path("state");
+    std::fs::create_dir(&state).expect("made");
+    let text = state.to_str().expect("text");
+    let ended = |id| {
+        let more = ["--node", "--node-id", id, "--state-dir", text];
+        Driver::start(&endpoint, &more).ended()
+    };
+    let (code, log) = ended("h");
+    assert_eq!(code, Some(2), "{log}");
+    let kept = state.join("host");
+    std::fs::write(&kept, "").expect("written");
+    let (code, log) = ended(HOST);
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains(kept.to_str().expect("text")), "{log}");
+    std::fs::remove_file(&kept).expect("removed");
+    std::fs::create_dir(&kept).expect("made");
+    let (code, log) = ended(HOST);
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains(kept.to_str().expect("text")), "{log}");
+}
+
 /// Goal: a controller is ready once its daemon answers, in whatever order both start.
 #[test]
 fn a_controller_waits_for_its_daemon() {
