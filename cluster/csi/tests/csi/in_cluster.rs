@@ -13,7 +13,7 @@ use nacre_cluster_csi::messages::{CapacityRange, Mode, Nothing};
 use nacre_cluster_etcd_members::{Members, program};
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use serde_json::{Value, json};
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::client::{HOST, MIB, OTHER, Served, block, publish, texts, wanted};
 
@@ -136,8 +136,16 @@ fn the_cluster_chooses_the_pools() {
         volume_capability: Some(block(Mode::SingleNodeWriter)),
     };
     let call = "Controller/ControllerExpandVolume";
-    let grown: ControllerExpandVolumeResponse = driver.call(call, asked).expect("grown");
-    assert_eq!(grown.capacity_bytes, 16 * MIB);
+    // The node may still be opening the volume; an orchestrator calls again as well.
+    until("it has grown", || {
+        let grown: Result<ControllerExpandVolumeResponse, Status> =
+            driver.call(call, asked.clone());
+        match grown {
+            Ok(grown) => grown.capacity_bytes == 16 * MIB,
+            Err(refused) if refused.code() == Code::Unavailable => false,
+            Err(refused) => panic!("{refused}"),
+        }
+    });
 
     let asked = ControllerUnpublishVolumeRequest {
         volume_id: id.clone(),

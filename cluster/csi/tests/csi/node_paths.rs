@@ -175,7 +175,7 @@ fn a_deletion_that_hangs_costs_its_controller() {
     for cause in ["no answer within", "has not ended"] {
         let why = world.refused(UNSTAGE, world.unstaged(), Code::DeadlineExceeded);
         assert!(why.contains(cause) && why.contains(&first), "{why}");
-        assert_eq!(world.machine.controllers(), [first.clone()]);
+        assert_eq!(world.machine.controllers(), std::slice::from_ref(&first));
     }
     world.machine.until_hanging(1);
     drop(end);
