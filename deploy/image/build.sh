@@ -11,7 +11,8 @@
 # CACHE keeps two trees of Debian 13: the tools, which Debian 12 lacks, and the base of the root file system. Steps that
 # need the tools run in the first by chroot. OUT receives:
 #
-#     nacre_VERSION.raw        the disk: boot partition, root file system, its verity data
+#     nacre_VERSION.raw        the disk: boot partition, root file system, its verity data; its second boot entry
+#                              installs the system to another disk
 #     nacre_VERSION.tar        the update bundle, which takes a running appliance to this version
 #     nacre_VERSION.efi        kernel, initrd and command line with the root's hash, as in the boot partition
 #     nacre_VERSION.files      every file of the root: mode, owner, size, SHA-256, path
@@ -58,7 +59,7 @@ TOOLS=$(tree tools apt)
 BASE=$(tree packages minbase)
 WORK=$OUT/work
 rm -rf "$WORK"
-mkdir -p "$WORK"/{upper,overlay,root,esp/EFI/{BOOT,Linux,systemd},esp/loader,definitions,out}
+mkdir -p "$WORK"/{upper,overlay,root,esp/EFI/{BOOT,Linux,nacre-install,systemd},esp/loader/entries,definitions,out}
 
 in_tools() { chroot "$TOOLS" "$@"; }
 in_root() { chroot "$WORK/root" env DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin "$@"; }
@@ -92,7 +93,9 @@ done
 step "the initrd"
 KERNEL=$(basename "$WORK/root"/lib/modules/*)
 cp -rT "$HERE/initrd" "$WORK/root/initrd-files"
-install -D "$HERE/root/usr/lib/nacre/restart" "$WORK/root/initrd-files/usr/lib/nacre/restart"
+for file in usr/lib/nacre/restart usr/lib/udev/rules.d/61-nacre-boot-disk.rules; do
+    install -D "$HERE/root/$file" "$WORK/root/initrd-files/$file"
+done
 in_root dracut --quiet --force --no-hostonly --reproducible --zstd --kver "$KERNEL" \
     --add "systemd systemd-initrd systemd-veritysetup systemd-repart dm" \
     --omit "network network-manager nfs iscsi lvm mdraid dmraid multipath crypt plymouth i18n" \
@@ -144,7 +147,20 @@ in_tools ukify build --linux=/build/kernel --initrd=/build/initrd --uname="$KERN
     --output="/build/esp/EFI/Linux/nacre_$VERSION+3-0.efi"
 cp "$TOOLS/usr/lib/systemd/boot/efi/systemd-bootx64.efi" "$WORK/esp/EFI/BOOT/BOOTX64.EFI"
 cp "$TOOLS/usr/lib/systemd/boot/efi/systemd-bootx64.efi" "$WORK/esp/EFI/systemd/systemd-bootx64.efi"
-printf 'timeout 3\neditor no\n' >"$WORK/esp/loader/loader.conf"
+# The installer never starts by itself, whatever tries the versions have left.
+printf 'timeout 3\neditor no\ndefault nacre_*\n' >"$WORK/esp/loader/loader.conf"
+# The entry of the installer: the same system, with no partition of any disk mounted but its own root. It has no counter
+# of tries. `nacre appliance install` copies neither this entry nor its files.
+cp "$WORK/kernel" "$WORK/esp/EFI/nacre-install/linux"
+cp "$WORK/initrd" "$WORK/esp/EFI/nacre-install/initrd"
+cat >"$WORK/esp/loader/entries/nacre-install.conf" <<ENTRY
+title Install Nacre $VERSION to a disk
+sort-key nacre-install
+version $VERSION
+linux /EFI/nacre-install/linux
+initrd /EFI/nacre-install/initrd
+options $COMMAND_LINE nacre.install=ask fstab=no systemd.volatile=state systemd.gpt_auto=no
+ENTRY
 find "$WORK/esp" -exec touch --date="@$SOURCE_DATE_EPOCH" {} +
 repart --empty=allow --copy-source=/build/esp >"$WORK/partitions.esp"
 

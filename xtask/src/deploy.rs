@@ -36,7 +36,8 @@ const GIT_LIMIT: Duration = Duration::from_secs(60);
 const DEB: &str = "deploy-deb";
 const CONTAINER: &str = "deploy-container";
 const IMAGE: &str = "deploy-image";
-const ALL: &[&str] = &[DEB, CONTAINER, IMAGE, KUBERNETES];
+const INSTALL: &str = "deploy-install";
+const ALL: &[&str] = &[DEB, CONTAINER, IMAGE, INSTALL, KUBERNETES];
 const KUBERNETES: &str = "deploy-kubernetes";
 /// The schemas of Kubernetes, from PyPI.
 const SCHEMAS: &str = "kubernetes-validate==1.37.0";
@@ -75,7 +76,7 @@ pub(crate) fn run(root: &Path, filter: &[String], nacre: Option<&Path>) -> Resul
         tally.add(manifests(root, &vm::debug_nacre(root, nacre)?)?);
     }
     if !setup::is_root()? {
-        for name in [DEB, CONTAINER, IMAGE] {
+        for name in [DEB, CONTAINER, IMAGE, INSTALL] {
             tally.skip(format!("{name}: namespaces and dpkg need root"));
         }
         return Ok(tally);
@@ -84,7 +85,11 @@ pub(crate) fn run(root: &Path, filter: &[String], nacre: Option<&Path>) -> Resul
     if selected(filter, DEB) {
         tally.add(packages(root, &nacre)?);
     }
-    let tests: [(&'static str, Test); 2] = [(CONTAINER, containers), (IMAGE, appliance)];
+    let tests: [(&'static str, Test); 3] = [
+        (CONTAINER, containers),
+        (IMAGE, appliance),
+        (INSTALL, installer),
+    ];
     for (name, test) in tests {
         if selected(filter, name) {
             tally.add(if_changed(root, name, &nacre, test)?);
@@ -245,13 +250,7 @@ fn containers(root: &Path, nacre: &Path) -> Result<Tally> {
 /// Method: `tests/deploy/image.sh`.
 fn appliance(root: &Path, nacre: &Path) -> Result<Tally> {
     let mut tally = Tally::default();
-    let ready = setup::ensure(IMAGE_NEEDS).and_then(|()| {
-        if Path::new(FIRMWARE).exists() {
-            return Ok(());
-        }
-        setup::apt_install(&["ovmf"])
-    });
-    if let Err(error) = ready {
+    if let Err(error) = machine_is_ready() {
         tally.skip(format!("{IMAGE}: {error:#}"));
         return Ok(tally);
     }
@@ -290,6 +289,39 @@ fn appliance(root: &Path, nacre: &Path) -> Result<Tally> {
     tally.add(script(root, IMAGE, "image.sh", &["--net"], &arguments)?);
     remove(&scratch)?;
     Ok(tally)
+}
+
+/// Goal: the image on a USB disk installs itself to a disk that is named by its serial number, and
+/// that disk serves. Method: `tests/deploy/install.sh`.
+fn installer(root: &Path, nacre: &Path) -> Result<Tally> {
+    let mut tally = Tally::default();
+    if let Err(error) = machine_is_ready() {
+        tally.skip(format!("{INSTALL}: {error:#}"));
+        return Ok(tally);
+    }
+    let scratch = vm::scratch(root, "install")?;
+    let options = image::Options {
+        nacre: Some(nacre.to_owned()),
+        version: None,
+        out: Some(scratch.join("image")),
+        key: None,
+        trust: Vec::new(),
+        add: Some(root.join("tests/deploy/image-shell")),
+    };
+    let image = image::build(root, &options)?;
+    let arguments = [image, nacre.to_owned(), scratch.clone()];
+    tally.add(script(root, INSTALL, "install.sh", &["--net"], &arguments)?);
+    remove(&scratch)?;
+    Ok(tally)
+}
+
+/// Has the programs and the firmware of an emulated machine, or installs them.
+fn machine_is_ready() -> Result<()> {
+    setup::ensure(IMAGE_NEEDS)?;
+    if Path::new(FIRMWARE).exists() {
+        return Ok(());
+    }
+    setup::apt_install(&["ovmf"])
 }
 
 fn remove(scratch: &Path) -> Result<()> {

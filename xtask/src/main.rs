@@ -71,7 +71,7 @@ enum Command {
     Ci,
     /// Build the Debian package.
     Deb(deb::Options),
-    /// Build the appliance's disk image.
+    /// Build the appliance's disk image; its second boot entry installs it from a USB disk.
     Image(image::Options),
     /// Build the administration page from `web/` into the files that the daemon embeds.
     Web(web::Options),

@@ -67,6 +67,25 @@ impl From<Sha256> for String {
     }
 }
 
+/// Counts the digest of bytes that come in pieces.
+pub(crate) struct Counter(Context);
+
+impl Default for Counter {
+    fn default() -> Self {
+        Self(Context::new(&SHA256))
+    }
+}
+
+impl Counter {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub(crate) fn end(self) -> Sha256 {
+        Sha256::end(self.0)
+    }
+}
+
 /// Copies everything; returns the number of bytes and their digest.
 pub(crate) fn copy(mut from: impl Read, to: &mut impl Write) -> io::Result<(u64, Sha256)> {
     let mut context = Context::new(&SHA256);

@@ -9,6 +9,7 @@
 //!   backup     state folder <-> one file; checked before anything changes   parse, perform
 //!   reset      asks the next boot to erase the state                        perform
 //!   network    settings of an interface, undone unless confirmed             decide, perform
+//!   install    the system of a USB disk -> a disk, named by its serial     decide, perform
 //!   console    the screen of the machine's own terminals: facts, keys -> actions
 //!   place      paths below one root, so that tests have a machine of their own
 //!   run        programs with a deadline
@@ -16,7 +17,7 @@
 //! ```
 //!
 //! The crate does not call the daemon: its callers pass in the daemon's answers. It changes no
-//! partition itself: systemd-sysupdate and systemd-repart do.
+//! partition of the running system itself: systemd-sysupdate and systemd-repart do.
 
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,7 @@ pub mod bundle;
 pub mod console;
 pub mod digest;
 pub mod guard;
+pub mod install;
 pub mod lock;
 pub mod network;
 pub mod place;

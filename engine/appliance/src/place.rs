@@ -89,6 +89,11 @@ impl Places {
         self.at("sys/firmware/efi/efivars")
     }
 
+    /// The kernel's command line.
+    pub fn command_line(&self) -> PathBuf {
+        self.at("proc/cmdline")
+    }
+
     pub fn host_name(&self) -> PathBuf {
         self.at("proc/sys/kernel/hostname")
     }

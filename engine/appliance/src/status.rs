@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use uuid::Uuid;
 
 use crate::place::{Places, printable, small_text};
 use crate::slots::{Slot, slots};
@@ -85,7 +86,17 @@ pub fn trouble(places: &Places) -> Vec<String> {
 }
 
 pub fn pinned_entry(places: &Places) -> Option<String> {
-    let bytes = std::fs::read(places.efi_variable("LoaderEntryDefault", LOADER)).ok()?;
+    loader_text(places, "LoaderEntryDefault")
+}
+
+/// The identifier of the boot partition that systemd-boot was started from.
+pub fn boot_partition(places: &Places) -> Option<Uuid> {
+    loader_text(places, "LoaderDevicePartUUID")?.parse().ok()
+}
+
+/// A text variable of systemd-boot.
+fn loader_text(places: &Places, name: &str) -> Option<String> {
+    let bytes = std::fs::read(places.efi_variable(name, LOADER)).ok()?;
     // Four bytes of attributes, then UTF-16 with a final zero.
     let units: Vec<u16> = bytes
         .get(4..)?

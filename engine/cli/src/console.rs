@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use nacre_engine_appliance::console::{self, Action, Answers, App, Daemon, Facts, draw};
+use nacre_engine_appliance::install::{self, Installer, Kernel};
 use nacre_engine_appliance::place::Places;
 use nacre_engine_appliance::run::{Programs, Run};
 use nacre_engine_appliance::slots::{Slot, SlotState};
@@ -52,8 +53,12 @@ const TICK: Duration = Duration::from_millis(100);
 /// A serial line does not know its size.
 const SERIAL: Rect = Rect::new(0, 0, 80, 24);
 
+/// Longest time for a program of an installation, which reads all of a USB disk.
+const INSTALL_PATIENCE: Duration = Duration::from_secs(1800);
+
 enum Update {
     Facts(Box<Facts>),
+    Progress(String),
     Done(String),
 }
 
@@ -113,6 +118,7 @@ fn show(orders: &SyncSender<Action>, updated: &Receiver<Update>) -> Result<(), F
             stale |= update.is_ok();
             match update {
                 Ok(Update::Facts(facts)) => app.on_facts(*facts),
+                Ok(Update::Progress(message)) => app.on_progress(message),
                 Ok(Update::Done(message)) => app.on_done(message),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
@@ -138,13 +144,13 @@ fn work(connection: &Connection, ordered: &Receiver<Action>, updates: &SyncSende
     let places = Places::system();
     let programs = Programs::new(PATIENCE);
     loop {
-        let facts = facts(&places, connection);
+        let facts = facts(&places, connection, &programs);
         if updates.send(Update::Facts(Box::new(facts))).is_err() {
             return;
         }
         match ordered.recv_timeout(INTERVAL) {
             Ok(action) => {
-                let message = perform(action, &places, &programs)
+                let message = perform(action, &places, &programs, updates)
                     .unwrap_or_else(|failure| format!("error: {failure}"));
                 if updates.send(Update::Done(message)).is_err() {
                     return;
@@ -156,7 +162,12 @@ fn work(connection: &Connection, ordered: &Receiver<Action>, updates: &SyncSende
     }
 }
 
-fn perform(action: Action, places: &Places, programs: &impl Run) -> Result<String, Failure> {
+fn perform(
+    action: Action,
+    places: &Places,
+    programs: &impl Run,
+    updates: &SyncSender<Update>,
+) -> Result<String, Failure> {
     let systemctl = |verb| {
         let done = programs.run("systemctl", &[verb]);
         done.map_err(anyhow::Error::from)
@@ -192,11 +203,32 @@ fn perform(action: Action, places: &Places, programs: &impl Run) -> Result<Strin
             network::revert(places, programs, true).map_err(anyhow::Error::from)?;
             "the former settings are back".into()
         }
+        Action::Install { serial, overwrite } => {
+            let programs = Programs::new(INSTALL_PATIENCE);
+            let installer = Installer {
+                places,
+                run: &programs,
+                open: &Kernel,
+            };
+            let mut reporter = appliance::install::Reporter::default();
+            let done = installer.install(&serial, overwrite, &mut |progress| {
+                // Without the screen the installation still ends.
+                if let Some(line) = reporter.line(progress) {
+                    let _ = updates.send(Update::Progress(line));
+                }
+            });
+            let done = done.map_err(anyhow::Error::from)?;
+            let summary = appliance::install::summary(&done);
+            format!("{summary}. Press r to restart, and remove the USB disk")
+        }
     })
 }
 
 /// Machine and daemon as they are now. An unknown part is empty.
-fn facts(places: &Places, connection: &Connection) -> Facts {
+fn facts(places: &Places, connection: &Connection, programs: &impl Run) -> Facts {
+    if install::is_requested(places) {
+        return installer_facts(places, programs);
+    }
     let image = status::image(places).ok();
     let addresses = if_addrs::get_if_addrs().unwrap_or_default();
     let shown = addresses.iter().filter(|address| {
@@ -235,6 +267,24 @@ fn facts(places: &Places, connection: &Connection) -> Facts {
             .ok()
             .flatten()
             .map(|pending| pending.interface),
+        install: None,
+    }
+}
+
+/// A start of the installer: it has disks, and neither a daemon nor state.
+fn installer_facts(places: &Places, programs: &impl Run) -> Facts {
+    let installer = Installer {
+        places,
+        run: programs,
+        open: &Kernel,
+    };
+    let disks = installer.disks().map_err(|error| error.to_string());
+    let image = status::image(places).ok();
+    Facts {
+        host: status::host_name(places),
+        version: image.map_or_else(String::new, |image| image.version.to_string()),
+        install: Some(disks),
+        ..Facts::default()
     }
 }
 

@@ -28,7 +28,17 @@ pub(super) enum Page {
     Reset(String),
     Interfaces(Vec<String>),
     Network(Form),
+    /// The serial number of the installer's target, as typed so far.
+    Target(String),
+    /// A target that holds data, and the confirmation as typed so far.
+    Overwrite {
+        serial: String,
+        typed: String,
+    },
 }
+
+/// Confirms that the data on a disk is lost.
+pub(super) const OVERWRITE: &str = "erase";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Question {
@@ -65,6 +75,11 @@ impl App {
         self.message = message;
     }
 
+    /// A report of the action that [`App::on_key`] returned last.
+    pub fn on_progress(&mut self, message: String) {
+        self.message = message;
+    }
+
     pub fn on_key(&mut self, key: KeyEvent) -> Option<Action> {
         if key.kind == KeyEventKind::Release || self.busy {
             return None;
@@ -78,6 +93,10 @@ impl App {
         let action = match (code, page) {
             (KeyCode::Esc, _) => {
                 self.message.clear();
+                None
+            }
+            (code, Page::Overview) if self.facts.install.is_some() => {
+                self.on_disks(code);
                 None
             }
             (code, Page::Overview) => self.on_overview(code),
@@ -97,6 +116,21 @@ impl App {
                 None
             }
             (code, Page::Network(form)) => self.on_form(code, form),
+            (KeyCode::Enter, Page::Target(serial)) => self.on_target(serial),
+            (code, Page::Target(mut serial)) => {
+                edit(&mut serial, code);
+                self.page = Page::Target(serial);
+                None
+            }
+            (KeyCode::Enter, Page::Overwrite { serial, typed }) if typed == OVERWRITE => {
+                let overwrite = true;
+                Some(Action::Install { serial, overwrite })
+            }
+            (code, Page::Overwrite { serial, mut typed }) => {
+                edit(&mut typed, code);
+                self.page = Page::Overwrite { serial, typed };
+                None
+            }
         };
         if action.is_some() {
             self.busy = true;
@@ -121,6 +155,41 @@ impl App {
             _ => return None,
         }
         self.message.clear();
+        None
+    }
+
+    /// The overview of the installer.
+    fn on_disks(&mut self, code: KeyCode) {
+        self.page = match code {
+            KeyCode::Char('i') => Page::Target(String::new()),
+            KeyCode::Char('r') => Page::Ask(Question::Restart),
+            KeyCode::Char('p') => Page::Ask(Question::PowerOff),
+            _ => return,
+        };
+        self.message.clear();
+    }
+
+    fn on_target(&mut self, serial: String) -> Option<Action> {
+        let serial = serial.trim().to_owned();
+        let disks = self.facts.install.as_ref();
+        let disks = disks.and_then(|disks| disks.as_ref().ok());
+        let mut disks = disks.into_iter().flatten();
+        let disk = disks.find(|disk| !serial.is_empty() && disk.serial == serial);
+        let refusal = disk.and_then(|disk| disk.refusal.as_ref());
+        match (disk, refusal) {
+            (Some(_), Some(refusal)) => self.message = format!("disk {serial}: {refusal}"),
+            (Some(disk), None) if disk.contents.is_empty() => {
+                let overwrite = false;
+                return Some(Action::Install { serial, overwrite });
+            }
+            (Some(_), None) => {
+                let typed = String::new();
+                self.page = Page::Overwrite { serial, typed };
+                return None;
+            }
+            (None, _) => self.message = format!("no disk has the serial number {serial:?}"),
+        }
+        self.page = Page::Target(serial);
         None
     }
 

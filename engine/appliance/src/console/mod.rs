@@ -5,9 +5,10 @@
 //! ```
 //!
 //! The screen works without the daemon. An action that cannot be undone asks first, the factory
-//! reset by the machine's name.
+//! reset by the machine's name. A start of the installer shows disks instead of the daemon.
 
 mod app;
+mod install;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -16,6 +17,7 @@ use serde_json::Value;
 
 pub use self::app::App;
 pub use self::view::{cleared, draw};
+use crate::install::Disk;
 use crate::network::{Interface, Settings};
 use crate::slots::Slot;
 
@@ -35,6 +37,8 @@ pub struct Facts {
     pub trouble: Vec<String>,
     /// The interface with settings that wait for their confirmation.
     pub pending: Option<String>,
+    /// The installer's disks, or why there is no list. None: this start is not the installer's.
+    pub install: Option<Result<Vec<Disk>, String>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -72,4 +76,9 @@ pub enum Action {
     },
     ConfirmNetwork,
     RevertNetwork,
+    Install {
+        serial: String,
+        /// The operator has confirmed that the data on the disk is lost.
+        overwrite: bool,
+    },
 }

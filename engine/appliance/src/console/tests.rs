@@ -7,6 +7,7 @@ use serde_json::json;
 use std::io;
 
 use super::*;
+use crate::install::{Disk, Refusal};
 use crate::network::Addressing;
 use crate::slots::SlotState;
 
@@ -32,6 +33,7 @@ fn facts() -> Facts {
         other_slot: None,
         trouble: Vec::new(),
         pending: None,
+        install: None,
     }
 }
 
@@ -363,4 +365,131 @@ fn the_screen_needs_no_answer_of_its_terminal() {
             .collect();
         assert_eq!(lines.join("\n"), expected);
     }
+}
+
+fn installer() -> Facts {
+    let disk = |name: &str, serial: &str| Disk {
+        path: format!("/dev/{name}").into(),
+        model: "Model".into(),
+        serial: serial.into(),
+        bytes: 6 << 30,
+        sector_bytes: 512,
+        contents: Vec::new(),
+        refusal: None,
+    };
+    let disks = vec![
+        Disk {
+            refusal: Some(Refusal::BootDisk),
+            ..disk("sda", "STICK")
+        },
+        disk("nvme0n1", "EMPTY"),
+        Disk {
+            contents: vec!["gpt partition table".into(), "data (ext4)".into()],
+            ..disk("nvme1n1", "FULL")
+        },
+    ];
+    Facts {
+        daemon: Daemon::Away("no daemon".into()),
+        install: Some(Ok(disks)),
+        ..facts()
+    }
+}
+
+/// Goal: an operator sees each disk, and why one cannot be chosen. Method: a picture.
+#[test]
+fn the_installer_lists_disks() {
+    insta::assert_snapshot!(screen(&app(installer()), 80, 14), @r"
+    Nacre 0.2.0 on storage1
+
+      Install the system of this USB disk to a disk of the machine
+
+      EMPTY                   nvme0n1, Model, 6.0 GiB
+        empty
+      FULL                    nvme1n1, Model, 6.0 GiB
+        holds gpt partition table, data (ext4)
+      STICK                   sda, Model, 6.0 GiB
+        cannot be chosen: this machine was started from it
+
+
+
+    i install  r restart  p power off
+    ");
+}
+
+/// Goal: only a typed serial number installs, and data needs a second word. Method: keys.
+#[test]
+fn a_disk_is_chosen_by_its_serial_number() {
+    let mut app = app(installer());
+    for (typed, said) in [
+        ("", "no disk has the serial number"),
+        ("EMPT", "no disk has the serial number"),
+        ("empty", "no disk has the serial number"),
+        ("STICK", "this machine was started from it"),
+    ] {
+        press(&mut app, KeyCode::Char('i'));
+        type_text(&mut app, typed);
+        assert_eq!(press(&mut app, KeyCode::Enter), None, "{typed}");
+        assert!(screen(&app, 80, 24).contains(said), "{typed}");
+        press(&mut app, KeyCode::Esc);
+    }
+    press(&mut app, KeyCode::Char('i'));
+    type_text(&mut app, "FULL");
+    assert_eq!(press(&mut app, KeyCode::Enter), None);
+    assert!(screen(&app, 80, 24).contains("data (ext4)"));
+    type_text(&mut app, "eras");
+    assert_eq!(press(&mut app, KeyCode::Enter), None);
+    type_text(&mut app, "e");
+    let install = |serial: &str, overwrite| Action::Install {
+        serial: serial.into(),
+        overwrite,
+    };
+    assert_eq!(press(&mut app, KeyCode::Enter), Some(install("FULL", true)));
+    app.on_progress("copying: 12 %".into());
+    assert!(screen(&app, 80, 24).contains("copying: 12 %"));
+    assert_eq!(press(&mut app, KeyCode::Char('i')), None);
+    assert!(!screen(&app, 80, 24).contains("Type the serial"));
+    app.on_done("done".into());
+    press(&mut app, KeyCode::Char('i'));
+    type_text(&mut app, "EMPTY");
+    assert_eq!(
+        press(&mut app, KeyCode::Enter),
+        Some(install("EMPTY", false))
+    );
+}
+
+/// Goal: keys of the appliance do nothing in the installer. Method: each key.
+#[test]
+fn the_installer_has_no_other_keys() {
+    let mut app = app(installer());
+    for key in "nfku".chars() {
+        assert_eq!(press(&mut app, KeyCode::Char(key)), None);
+        assert!(screen(&app, 80, 24).contains("i install"), "{key}");
+    }
+    for (key, action) in [('r', Action::Restart), ('p', Action::PowerOff)] {
+        press(&mut app, KeyCode::Char(key));
+        assert!(screen(&app, 80, 24).contains("Remove the USB disk"));
+        assert_eq!(press(&mut app, KeyCode::Char('y')), Some(action));
+        app.on_done(String::new());
+    }
+    let failed = Facts {
+        install: Some(Err("no lsblk".into())),
+        ..facts()
+    };
+    app.on_facts(failed);
+    assert!(screen(&app, 80, 24).contains("no lsblk"));
+    let mut small = installer();
+    let Some(Ok(disks)) = &mut small.install else {
+        panic!("no disks");
+    };
+    disks[0].model.clear();
+    disks[0].refusal = Some(Refusal::TooSmall {
+        bytes: 1 << 30,
+        needed: 4 << 30,
+    });
+    app.on_facts(small);
+    let text = screen(&app, 80, 24);
+    assert!(
+        text.contains("larger disk") && text.contains("sda, 6.0 GiB"),
+        "{text}"
+    );
 }

@@ -9,7 +9,7 @@ use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 use serde_json::Value;
 
 use super::app::{App, FIELDS, Form, Page, Question};
-use super::{Answers, Daemon, Facts};
+use super::{Answers, Daemon, Facts, install};
 use crate::network::TIME_TO_CONFIRM_S;
 use crate::slots::SlotState;
 
@@ -42,13 +42,23 @@ pub fn draw(frame: &mut Frame<'_>, app: &App) {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     frame.render_widget(Paragraph::new(Span::styled(name, bold)), title);
     let lines = match &app.page {
-        Page::Overview => overview(facts),
+        Page::Overview => match &facts.install {
+            Some(disks) => install::disks(disks),
+            None => overview(facts),
+        },
         Page::Ask(question) => ask(*question, facts),
         Page::Reset(typed) => reset(typed, facts),
         Page::Interfaces(names) => interfaces(names),
         Page::Network(form) => network(form),
+        Page::Target(typed) => install::target(typed),
+        Page::Overwrite { serial, typed } => install::overwrite(facts, serial, typed),
     };
-    frame.render_widget(Paragraph::new(Text::from(lines)), body);
+    let mut paragraph = Paragraph::new(Text::from(lines));
+    if facts.install.is_some() {
+        // The reason against a disk is longer than a line.
+        paragraph = paragraph.wrap(ratatui::widgets::Wrap { trim: false });
+    }
+    frame.render_widget(paragraph, body);
     let wrapped = Paragraph::new(app.message.as_str());
     let wrapped = wrapped.wrap(ratatui::widgets::Wrap { trim: true });
     frame.render_widget(wrapped, message);
@@ -56,16 +66,19 @@ pub fn draw(frame: &mut Frame<'_>, app: &App) {
         Page::Overview if facts.pending.is_some() => {
             "k keep the new network  u undo it  r restart  p power off"
         }
+        Page::Overview if facts.install.is_some() => "i install  r restart  p power off",
         Page::Overview => "n network  r restart  p power off  f factory reset",
         Page::Ask(_) => "y yes  Esc no",
         Page::Reset(_) => "Enter erase  Esc leave all as it is",
         Page::Interfaces(_) => "1-9 choose  Esc back",
+        Page::Target(_) => "Enter install  Esc back",
+        Page::Overwrite { .. } => "Enter overwrite the disk  Esc leave all as it is",
         Page::Network(_) => "Enter next, at the end apply  Tab up down move  Esc back",
     };
     frame.render_widget(Paragraph::new(Span::styled(keys_text, bold)), keys);
 }
 
-fn row(label: &str, text: impl Into<String>) -> Line<'static> {
+pub(super) fn row(label: &str, text: impl Into<String>) -> Line<'static> {
     Line::from(format!("  {label:LABEL$}{}", text.into()))
 }
 
@@ -197,10 +210,16 @@ fn ask(question: Question, facts: &Facts) -> Vec<Line<'static>> {
         Question::Restart => "Restart",
         Question::PowerOff => "Power off",
     };
+    let effect = match facts.install {
+        None => "  Hosts lose the volumes that only this node serves.",
+        Some(_) => {
+            "  Remove the USB disk once the screen is dark: the machine then starts from its disk."
+        }
+    };
     vec![
         Line::from(format!("  {act} {}?", facts.host)),
         Line::default(),
-        Line::from("  Hosts lose the volumes that only this node serves."),
+        Line::from(effect),
     ]
 }
 

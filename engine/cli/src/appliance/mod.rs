@@ -1,6 +1,7 @@
-//! `nacre appliance`: updates, rollback, backup, reset and network of a machine that runs Nacre
-//! from its image. Runs on the appliance itself, as root.
+//! `nacre appliance`: installation, updates, rollback, backup, reset and network of a machine that
+//! runs Nacre from its image. Runs on the appliance itself, as root.
 
+pub(crate) mod install;
 pub(crate) mod network;
 
 use std::path::{Path, PathBuf};
@@ -38,6 +39,16 @@ enum ApplianceCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Write the system of the USB disk that started this machine to another disk
+    #[command(
+        after_help = "Only after a start with the boot entry \"Install Nacre\" of the image. Without --yes the command asks\n\
+                      for the serial number again. A disk with partitions, file systems or labels of Nacre needs --force.\n\
+                      The boot disk, disks in use and disks without a serial number of their own are refused.\n\n\
+                      The command reads back every byte that it wrote. An interrupted installation leaves a disk that\n\
+                      does not boot: repeat it.\n\n\
+                      Example: nacre appliance install --disk S64DNX0R600021 --yes"
+    )]
+    Install(install::InstallArgs),
     /// Install a signed update bundle in the slot that does not run
     #[command(
         after_help = "The next restart boots the new version; after three boots without success the former one returns.\n\
@@ -109,6 +120,7 @@ pub(crate) fn run(args: ApplianceArgs) -> Result<(), Failure> {
     let programs = Programs::new(PATIENCE);
     match args.command {
         ApplianceCommand::Status { json } => show(&places, json),
+        ApplianceCommand::Install(args) => install::run(&args, &places),
         ApplianceCommand::Update {
             connection,
             file,
@@ -118,7 +130,7 @@ pub(crate) fn run(args: ApplianceArgs) -> Result<(), Failure> {
             if !force {
                 check_volumes(&connection)?;
             }
-            install(&places, &connection, &file, allow_older)
+            install_bundle(&places, &connection, &file, allow_older)
         }
         ApplianceCommand::Rollback { force } => roll_back(&places, force),
         ApplianceCommand::Export { file } => export(&places, &file),
@@ -198,7 +210,7 @@ fn refuse(obstacles: &[Obstacle]) -> Result<(), Failure> {
     })
 }
 
-fn install(
+fn install_bundle(
     places: &Places,
     connection: &Connection,
     file: &Path,
