@@ -39,6 +39,16 @@ impl Prefix {
         format!("{}restoring", self.0)
     }
 
+    /// The reports of all nodes to a rebuild.
+    pub fn all_found(&self) -> String {
+        self.all("found")
+    }
+
+    /// The parts of one node's report.
+    pub fn found(&self, node: NodeId) -> String {
+        format!("{}{}/", self.all_found(), node.0)
+    }
+
     /// The prefix of all keys of a kind.
     fn all(&self, kind: &str) -> String {
         format!("{}{kind}/", self.0)

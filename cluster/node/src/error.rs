@@ -25,7 +25,8 @@ pub enum Error {
     )]
     Owned { key: String },
     #[error(
-        "key \"{key}\": a restore of a backup has not ended. Repeat `restore`, or choose another name"
+        "key \"{key}\": a restore of a backup, or a rebuild of the store, has not ended. Repeat it, or \
+         choose another name"
     )]
     Restoring { key: String },
     #[error(
@@ -39,7 +40,8 @@ pub enum Error {
     },
     #[error(
         "key \"{key}\" is absent, and this node joined the cluster {expected}: etcd has lost its \
-         data, or is another etcd. Correct the endpoints, or restore a backup"
+         data, or is another etcd. Correct the endpoints, or return the keys with `restore` or \
+         `rebuild-store`"
     )]
     LostCluster { key: String, expected: Uuid },
     #[error("key \"{key}\": {machine} renews the lease of this node's id ({node}). \

@@ -17,6 +17,7 @@ use crate::driver::{Driver, Me, NodeState, Shared};
 use crate::error::Error;
 use crate::events::Events;
 use crate::operator::Operator;
+use crate::seen_keys::SeenKeys;
 use crate::serving::{Link, Reports, Serving, WAITING};
 
 /// A node that is dropped leaves: it hands its volumes over, and gives its lease back.
@@ -48,6 +49,7 @@ impl Node {
             state: sender,
             seen: parking_lot::Mutex::default(),
             volumes: parking_lot::Mutex::default(),
+            seen_keys: SeenKeys::default(),
         });
         let (reports, receiver) = mpsc::channel(WAITING);
         let link = Link {

@@ -20,6 +20,7 @@ use crate::keys::{self, Cluster, NodeKey, bytes};
 use crate::operations::Operation;
 use crate::publication::Publication;
 use crate::record;
+use crate::seen_keys::SeenKeys;
 
 /// Time between two looks at the progress of a request.
 const LOOK: Duration = Duration::from_millis(100);
@@ -144,6 +145,11 @@ impl Operator {
             prefix,
             shared: Some(shared),
         }
+    }
+
+    /// The keys that this node sees; `None`: this process is no node.
+    pub(crate) fn seen_keys(&self) -> Option<&SeenKeys> {
+        Some(&self.shared.as_ref()?.seen_keys)
     }
 
     pub(crate) async fn list(&self, key: &str) -> Result<Vec<KeyValue>, Error> {

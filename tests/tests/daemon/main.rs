@@ -5,6 +5,7 @@ mod cluster;
 mod cluster_changes;
 mod cluster_discovery;
 mod cluster_placement;
+mod cluster_rebuild;
 mod cluster_restore;
 mod cluster_walk;
 mod crash;

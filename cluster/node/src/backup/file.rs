@@ -55,7 +55,7 @@ struct End {
     crc64: String,
 }
 
-fn crc(bytes: &[u8]) -> String {
+pub(crate) fn crc(bytes: &[u8]) -> String {
     let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes);
     format!("{crc:016x}")
 }

@@ -10,6 +10,7 @@
 
 mod file;
 mod restore;
+mod writer;
 
 use nacre_cluster_core::NodeId;
 use nacre_cluster_etcd::{Client, Prefix};
@@ -20,8 +21,11 @@ use crate::error::{Error, damaged};
 use crate::keys::{Cluster, FORMAT, NodeKey, later_format};
 use crate::record::Unread;
 
+pub(crate) use file::crc;
 pub use file::{Age, LARGEST, SavedKey};
+pub(crate) use restore::write_rebuilt;
 pub use restore::{RestoreOptions, Restored, restore};
+pub(crate) use writer::{Mark, Source, Writer};
 
 /// Kinds of keys that a backup leaves out.
 const TRANSIENT: [&str; 6] = ["lease/", "op/", "log/", "paths/", "obs/", "found/"];
@@ -98,6 +102,11 @@ pub enum BackupError {
          keys with `etcdctl del --prefix {prefix}` first"
     )]
     OtherRestore { key: String, prefix: String },
+    #[error(
+        "key \"{key}\": `rebuild-store` has not ended. Run it again, or delete the keys with \
+         `etcdctl del --prefix {prefix}` first"
+    )]
+    Rebuilding { key: String, prefix: String },
     #[error("key \"{key}\": another restore has begun meanwhile. Wait for its end")]
     Overtaken { key: String },
     #[error("{0}")]

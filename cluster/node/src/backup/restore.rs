@@ -11,34 +11,14 @@
 //! lost.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use nacre_cluster_etcd::{Client, Copies, Prefix, Txn, TxnAnswer};
-use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep, sleep_until};
-use uuid::Uuid;
+use nacre_cluster_etcd::{Client, Prefix};
+use tokio::time::{Instant, sleep_until};
 
+use super::writer::{Source, Writer, batches};
 use super::{Backup, BackupError, Lost, SavedKey, restored_record, unread, without_hosts};
 use crate::error::Error;
-use crate::keys::{self, Cluster};
-
-/// Keys and bytes of one transaction: etcd allows 128 operations and 1.5 MiB.
-const BATCH: usize = 100;
-const BATCH_BYTES: usize = 1 << 20;
-/// Attempts of a request that etcd does not answer, and the pause between them.
-const ATTEMPTS: usize = 8;
-const PAUSE: Duration = Duration::from_millis(500);
-
-/// `restoring`: the mark of a restore.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Mark {
-    v: u64,
-    /// The backup: id and revision.
-    id: Uuid,
-    revision: i64,
-    /// This restore.
-    run: Uuid,
-}
+use crate::keys::Cluster;
 
 /// How a backup is restored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -75,23 +55,58 @@ pub async fn restore(
         .check_version()
         .await
         .map_err(Error::at(&prefix.meta()))?;
-    let mut writer = Writer::claim(client, prefix, backup).await?;
-    let claimed = Instant::now();
+    let source = Source::Backup {
+        id: backup.id,
+        revision: backup.revision,
+    };
+    let mut writer = Writer::claim(client, prefix, source).await?;
+    let not_before = Instant::now() + lease;
     let known: BTreeSet<&str> = values.iter().map(|(key, _)| key.as_str()).collect();
     writer.must_be_alone(&known).await?;
-    for batch in batches(&values) {
-        writer.put(batch).await?;
-    }
-    sleep_until(claimed + lease).await;
-    let mut meta = meta;
-    meta.restored = Some(writer.mark.run);
-    writer.finish(&meta).await?;
+    let keys = write(&mut writer, &values, meta, not_before).await?;
     Ok(Restored {
-        keys: values.len() + 1,
+        keys,
         volumes: backup.volumes(),
         without_hosts,
         is_repeated: writer.is_repeated,
     })
+}
+
+/// Writes all keys, and `meta` last, one lease after the claim. Returns the number of keys.
+async fn write(
+    writer: &mut Writer<'_>,
+    values: &Values,
+    mut meta: Cluster,
+    not_before: Instant,
+) -> Result<usize, BackupError> {
+    for batch in batches(values) {
+        writer.put(batch).await?;
+    }
+    sleep_until(not_before).await;
+    meta.restored = Some(writer.mark.run);
+    writer.finish(&meta).await?;
+    Ok(values.len() + 1)
+}
+
+/// Writes the keys of a rebuild, which collected them under the mark of `writer` since `claimed`.
+/// Returns the number of keys, and of volumes whose hosts are left out.
+pub(crate) async fn write_rebuilt(
+    writer: &mut Writer<'_>,
+    prefix: &Prefix,
+    backup: &Backup,
+    publish: bool,
+    claimed: Instant,
+) -> Result<(usize, usize), BackupError> {
+    let meta = backup.meta()?;
+    let not_before = claimed + meta.timing()?.lease();
+    let options = RestoreOptions {
+        publish,
+        ..RestoreOptions::default()
+    };
+    let (values, without_hosts) = values(prefix, backup, &options)?;
+    writer.clear().await?;
+    let keys = write(writer, &values, meta, not_before).await?;
+    Ok((keys, without_hosts))
 }
 
 /// Keys and values to write.
@@ -133,170 +148,10 @@ fn values(
     Ok((values, without))
 }
 
-/// A volume has a transaction of its own: volumes are listed in order of their creation.
-fn batches(values: &[(String, Vec<u8>)]) -> Vec<&[(String, Vec<u8>)]> {
-    let is_volume = |key: &str| key.split('/').nth(3) == Some("vol");
-    let (mut batches, mut from, mut bytes) = (Vec::new(), 0, 0);
-    for (at, (key, value)) in values.iter().enumerate() {
-        let size = key.len() + value.len();
-        let is_full = at - from >= BATCH || bytes + size > BATCH_BYTES || is_volume(key);
-        if is_full && at > from {
-            batches.push(&values[from..at]);
-            (from, bytes) = (at, 0);
-        }
-        bytes += size;
-    }
-    if from < values.len() {
-        batches.push(&values[from..]);
-    }
-    batches
-}
-
-/// The one restore that writes.
-struct Writer<'a> {
-    client: &'a Client,
-    prefix: &'a Prefix,
-    mark: Mark,
-    /// The revision of the mark.
-    revision: i64,
-    is_repeated: bool,
-}
-
-impl<'a> Writer<'a> {
-    async fn claim(
-        client: &'a Client,
-        prefix: &'a Prefix,
-        backup: &Backup,
-    ) -> Result<Self, BackupError> {
-        let key = prefix.restoring();
-        let found = client.get(&key).await.map_err(Error::at(&key))?;
-        if let Some(kv) = &found {
-            let other: Mark = keys::decode(kv)?;
-            if (other.id, other.revision) != (backup.id, backup.revision) {
-                let prefix = prefix.to_string();
-                return Err(BackupError::OtherRestore { key, prefix });
-            }
-        }
-        let mut writer = Self {
-            client,
-            prefix,
-            mark: Mark {
-                v: keys::FORMAT,
-                id: backup.id,
-                revision: backup.revision,
-                run: Uuid::new_v4(),
-            },
-            revision: 0,
-            is_repeated: found.is_some(),
-        };
-        let txn = Txn::default()
-            .if_modified(&key, found.map_or(0, |kv| kv.mod_revision))
-            .if_created(&prefix.meta(), 0)
-            .if_created(&prefix.owner(), 0)
-            .put(&key, keys::bytes(&writer.mark))
-            .look(&key)
-            .look(&prefix.meta());
-        // One copy: after a refusal deleted the mark, a late copy would make it again.
-        let answer = client.transact(txn, Copies::One).await;
-        let answer = answer.map_err(Error::at(&key))?;
-        let mut found = answer.found.into_iter();
-        writer.revision = if answer.is_made {
-            answer.revision
-        } else {
-            let mark = found.next().flatten();
-            let is_own = |kv: &nacre_cluster_etcd::KeyValue| {
-                keys::decode::<Mark>(kv).is_ok_and(|mark| mark == writer.mark)
-            };
-            match mark.filter(is_own) {
-                Some(kv) => kv.mod_revision,
-                None if found.next().flatten().is_some() => {
-                    let (key, prefix) = (prefix.meta(), prefix.to_string());
-                    return Err(BackupError::NotEmpty { key, prefix });
-                }
-                None => return Err(BackupError::Overtaken { key }),
-            }
-        };
-        Ok(writer)
-    }
-
-    /// Refuses other keys than those of an earlier restore of this backup.
-    async fn must_be_alone(&self, known: &BTreeSet<&str>) -> Result<(), BackupError> {
-        let (own, all) = (self.prefix.restoring(), self.prefix.to_string());
-        let page = self.client.list(&all).await.map_err(Error::at(&all))?;
-        let other = page.keys.into_iter().find_map(|kv| {
-            let key = String::from_utf8_lossy(&kv.key).into_owned();
-            let is_ours = key == own || (self.is_repeated && known.contains(key.as_str()));
-            (!is_ours).then_some(key)
-        });
-        let Some(key) = other else { return Ok(()) };
-        if !self.is_repeated {
-            // Nothing was written.
-            let txn = Txn::default().if_modified(&own, self.revision).delete(&own);
-            self.transact(&own, &txn).await?;
-        }
-        Err(BackupError::NotEmpty { key, prefix: all })
-    }
-
-    async fn put(&self, batch: &[(String, Vec<u8>)]) -> Result<(), BackupError> {
-        let key = self.prefix.restoring();
-        let txn = Txn::default().if_modified(&key, self.revision);
-        let txn = batch
-            .iter()
-            .fold(txn, |txn, (key, value)| txn.put(key, value.clone()));
-        if self.transact(&key, &txn).await?.is_made {
-            Ok(())
-        } else {
-            Err(BackupError::Overtaken { key })
-        }
-    }
-
-    async fn finish(&mut self, meta: &Cluster) -> Result<(), BackupError> {
-        let (key, meta_key) = (self.prefix.restoring(), self.prefix.meta());
-        let txn = Txn::default()
-            .if_modified(&key, self.revision)
-            .if_created(&meta_key, 0)
-            .if_created(&self.prefix.owner(), 0)
-            .put(&meta_key, keys::bytes(meta))
-            .delete(&key)
-            .look(&key)
-            .look(&meta_key);
-        let answer = self.transact(&key, &txn).await?;
-        if answer.is_made {
-            return Ok(());
-        }
-        let [mark, found] = [0, 1].map(|at| answer.found.get(at).cloned().flatten());
-        let is_done = mark.is_none()
-            && found.is_some_and(|kv| keys::decode::<Cluster>(&kv).as_ref() == Ok(meta));
-        if is_done && answer.is_copied {
-            Ok(())
-        } else {
-            Err(BackupError::Overtaken { key })
-        }
-    }
-
-    /// Sends the transaction until it is answered. Repeating one is harmless: it demands the mark.
-    async fn transact(&self, key: &str, txn: &Txn) -> Result<TxnAnswer, BackupError> {
-        let mut is_copied = false;
-        for attempt in 1.. {
-            match self.client.transact(txn.clone(), Copies::Several).await {
-                Ok(mut answer) => {
-                    answer.is_copied |= is_copied;
-                    return Ok(answer);
-                }
-                Err(error) if error.is_passing() && attempt < ATTEMPTS => {
-                    is_copied = true;
-                    sleep(PAUSE).await;
-                }
-                Err(error) => return Err(Error::at(key)(error).into()),
-            }
-        }
-        unreachable!("the last attempt returns")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use uuid::Uuid;
 
     use super::*;
 

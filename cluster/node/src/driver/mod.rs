@@ -36,6 +36,7 @@ use crate::follow::{Change, Kind, follow};
 use crate::keys::{self, Description, NodeKey};
 use crate::nodes::{Leases, Nodes, Step};
 use crate::operations::{self, Progress};
+use crate::seen_keys::SeenKeys;
 use crate::serving::{Report, Serving};
 use crate::upkeep;
 use crate::volumes::{Commit, Volumes};
@@ -101,6 +102,8 @@ pub(crate) struct Shared {
     /// The last renewal of each node that this one saw.
     pub(crate) seen: Mutex<BTreeMap<NodeId, BootTime>>,
     pub(crate) volumes: Mutex<Vec<(VolumeId, State)>>,
+    /// The keys that this node sees, for its copy.
+    pub(crate) seen_keys: SeenKeys,
 }
 
 /// The keys that the engine needs before hosts are let in.
@@ -569,6 +572,7 @@ impl Driver {
     fn begin_anew(&mut self) {
         self.is_other_store = false;
         self.jobs.begin_anew();
+        self.shared.seen_keys.begin_anew();
         self.nodes.begin_anew();
         self.volumes.begin_anew();
         self.operations.clear();

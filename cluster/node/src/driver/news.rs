@@ -60,6 +60,7 @@ impl Driver {
                     Kind::Exports => self.has_new_exports = true,
                     _ => {}
                 }
+                self.shared.seen_keys.listed(kind);
                 self.listed(kind);
             }
             Change::OtherStore => self.other_store(clock::now()),
@@ -151,6 +152,9 @@ impl Driver {
                 Err(error) => Some(error.to_string()),
             },
         };
+        if refused.is_none() {
+            self.shared.seen_keys.put(kind, id, kv);
+        }
         self.ignored(&kv.key, refused);
     }
 
@@ -171,6 +175,7 @@ impl Driver {
     }
 
     fn deleted(&mut self, kind: Kind, id: Uuid, revision: i64) {
+        self.shared.seen_keys.deleted(kind, id, revision);
         match kind {
             Kind::Leases | Kind::Renewals => self.deleted_lease(NodeId(id), revision, clock::now()),
             Kind::Nodes => self.nodes.describe(NodeId(id), None),

@@ -26,6 +26,7 @@ fn driver(engine: Engine) -> Driver {
         state,
         seen: Mutex::default(),
         volumes: Mutex::default(),
+        seen_keys: SeenKeys::default(),
     };
     let me = Me {
         id,

@@ -35,7 +35,8 @@ pub(super) struct BackupArgs {
     after_help = "No member of the former etcd may run. The command refuses an etcd that has keys of the cluster. \
                   Run an interrupted restore again with the same file. Nodes join by themselves when it ends. A \
                   volume is served when all its replicas are there, because their labels say which of them have \
-                  every write since the backup.\n\n\
+                  every write since the backup. If the backup lacks volumes or publications of the last \
+                  days, `nacre cluster rebuild-store` has them.\n\n\
                   Hosts get no access without --publish: a host that was removed after the backup would be back."
 )]
 pub(super) struct RestoreArgs {
@@ -56,7 +57,7 @@ pub(super) struct RestoreArgs {
     json: bool,
 }
 
-fn count(number: usize, noun: &str) -> String {
+pub(super) fn count(number: usize, noun: &str) -> String {
     output::count(u64::try_from(number).unwrap_or(u64::MAX), noun)
 }
 

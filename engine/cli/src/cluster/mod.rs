@@ -6,6 +6,7 @@ mod evict;
 mod init;
 mod join;
 mod node_file;
+mod rebuild;
 mod show;
 
 use std::time::{Duration, Instant};
@@ -75,6 +76,9 @@ enum ClusterCommand {
     Backup(Box<backup::BackupArgs>),
     /// Write a backup into an etcd that lost the cluster; needs no daemon
     Restore(Box<backup::RestoreArgs>),
+    /// Make the keys of a cluster again after all of etcd was lost, from the labels of replicas and
+    /// the nodes' copies of the keys; needs no backup
+    RebuildStore(Box<rebuild::RebuildArgs>),
 }
 
 #[derive(Debug, Args)]
@@ -181,6 +185,7 @@ pub(crate) fn run(args: ClusterArgs) -> Result<(), Failure> {
         ClusterCommand::Join(args) => join::run(&args),
         ClusterCommand::Backup(args) => backup::save(&args),
         ClusterCommand::Restore(args) => backup::restore(&args),
+        ClusterCommand::RebuildStore(args) => rebuild::run(&args),
         ClusterCommand::Status(args) => show::status(&args.connection, args.watch),
         ClusterCommand::Nodes(args) => show::nodes(&args.connection),
         ClusterCommand::Volumes(args) => show::volumes(&args.connection),

@@ -1,4 +1,4 @@
-//! Tests of `nacre cluster backup` and `restore` on a real etcd.
+//! Tests of `nacre cluster backup`, `restore` and `rebuild-store` on a real etcd.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -56,6 +56,16 @@ fn a_cluster_is_saved_and_restored() {
         let refused = run(&words).failed(1);
         assert!(refused.contains("not a regular file"), "{refused}");
     }
+    let rebuild = format!("rebuild-store lab --wait 1s --etcd {to}");
+    let refused = run(&rebuild).failed(1);
+    assert!(refused.contains("meta\" exists"), "{refused}");
+    let refused = run(&rebuild.replace("lab", "other")).failed(1);
+    assert!(
+        refused.contains("no node has reported to etcd within 1 s"),
+        "{refused}"
+    );
+    // Nothing is left of it.
+    run(&format!("init other --etcd {to}")).printed();
     // A broken configuration is the reason, and not the name that is missing.
     let broken = dir.path().join("broken.toml");
     std::fs::write(&broken, "[cluster]\nname = \"lab\"\nnmae = 1\n").unwrap();

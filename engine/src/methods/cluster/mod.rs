@@ -12,6 +12,7 @@ pub mod nodes;
 pub mod pools;
 #[cfg(test)]
 mod real_tests;
+pub mod rebuilds;
 pub mod status;
 #[cfg(test)]
 mod tests;

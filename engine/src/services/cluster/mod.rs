@@ -24,6 +24,7 @@ mod lvols;
 mod peers;
 mod placed;
 mod pools;
+mod rebuild;
 mod replicas;
 mod report;
 pub(super) mod reservation;
@@ -111,6 +112,8 @@ pub(super) struct Running {
     is_braked: Cell<bool>,
     /// The data directory does not name the cluster.
     not_noted: LastErrors<()>,
+    /// The copy of the cluster's keys is not written.
+    not_copied: LastErrors<()>,
     is_ending: Cell<bool>,
 }
 
@@ -316,6 +319,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         discovery: Discovery::default(),
         is_braked: Cell::new(false),
         not_noted: LastErrors::default(),
+        not_copied: LastErrors::default(),
         is_ending: Cell::new(false),
     });
     engine
@@ -334,6 +338,8 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         expected,
     ));
     tokio::task::spawn_local(backups::keep(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(rebuild::keep_copy(Rc::clone(engine), Rc::clone(&running)));
+    tokio::task::spawn_local(rebuild::report(Rc::clone(engine), Rc::clone(&running)));
     tokio::task::spawn_local(follow(Rc::clone(engine), running));
     Ok(())
 }

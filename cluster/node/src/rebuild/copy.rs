@@ -1,0 +1,179 @@
+//! The copy of the cluster's keys that each node keeps in a file.
+//!
+//! ```text
+//!   {"v":1,"meta":{…},"nodes":{…},"volumes":{…},…}
+//!   CRC-64/NVME of the line before
+//! ```
+//!
+//! It is no backup: it has the keys that the node follows, so only its own exports.
+
+use std::collections::BTreeMap;
+
+use nacre_cluster_core::NodeId;
+use nacre_cluster_etcd::{Client, Prefix};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::backup::{LARGEST, crc};
+use crate::error::Error;
+use crate::follow::Kind;
+use crate::keys::{Cluster, FORMAT};
+use crate::operator::Operator;
+use crate::seen_keys::Keys;
+
+/// The keys that a node sees, at one time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Copy {
+    pub(super) v: u64,
+    pub meta: Cluster,
+    /// The last revision of etcd that the node saw. Revisions of one store compare.
+    pub revision: i64,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub(super) nodes: BTreeMap<Uuid, Value>,
+    pub(super) volumes: BTreeMap<Uuid, CopiedRecord>,
+    pub(super) publications: BTreeMap<Uuid, Value>,
+    /// The exports of this node.
+    pub(super) exports: BTreeMap<Uuid, Value>,
+}
+
+/// A volume's record.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct CopiedRecord {
+    /// The revision of its creation: volumes are listed in this order.
+    pub(super) order: i64,
+    pub(super) value: Value,
+}
+
+impl CopiedRecord {
+    /// Its version; `None`: the record is damaged.
+    pub(super) fn stamp(&self) -> Option<(u64, u64)> {
+        let of = |field: &str| self.value[field].as_u64();
+        Some((of("epoch")?, of("revision")?))
+    }
+
+    pub(super) fn members(&self) -> impl Iterator<Item = &Value> {
+        self.value["members"].as_array().into_iter().flatten()
+    }
+}
+
+/// Why a copy cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CopyError {
+    #[error("it has {bytes} bytes, and {most} are the most", most = LARGEST)]
+    TooLarge { bytes: u64 },
+    #[error("its checksum does not match: it is damaged")]
+    Checksum,
+    #[error("it has format {found}, and this program knows {FORMAT}. Upgrade this daemon")]
+    Newer { found: u64 },
+    #[error("{why}")]
+    Damaged { why: String },
+}
+
+impl Copy {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut text = crate::keys::bytes(self);
+        let sum = crc(&text);
+        text.push(b'\n');
+        text.extend(sum.into_bytes());
+        text.push(b'\n');
+        text
+    }
+
+    pub fn parse(text: &[u8]) -> Result<Self, CopyError> {
+        let bytes = text.len() as u64;
+        if bytes > LARGEST {
+            return Err(CopyError::TooLarge { bytes });
+        }
+        let end = text.iter().position(|byte| *byte == b'\n');
+        let (line, sum) = text.split_at(end.ok_or(CopyError::Checksum)?);
+        if *sum != *format!("\n{}\n", crc(line)).as_bytes() {
+            return Err(CopyError::Checksum);
+        }
+        let damaged = |error: serde_json::Error| CopyError::Damaged {
+            why: error.to_string(),
+        };
+        let value: Value = serde_json::from_slice(line).map_err(damaged)?;
+        if let Some(found) = crate::keys::later_format(&value) {
+            return Err(CopyError::Newer { found });
+        }
+        serde_json::from_value(value).map_err(damaged)
+    }
+
+    /// Leaves out the volumes that do not concern the node.
+    pub(super) fn keep_of(&mut self, node: NodeId, labelled: &[Uuid]) {
+        let id = node.0.to_string();
+        let publications = &self.publications;
+        self.volumes.retain(|volume, record| {
+            let mut members = record.members();
+            let shown = publications.get(volume);
+            labelled.contains(volume)
+                || members.any(|member| member["node"] == *id)
+                || shown.is_some_and(|value| value["slots"].get(&id).is_some())
+        });
+        let volumes = &self.volumes;
+        self.publications
+            .retain(|volume, _| volumes.contains_key(volume));
+    }
+}
+
+impl From<(Cluster, Keys, u64)> for Copy {
+    fn from((meta, mut keys, created): (Cluster, Keys, u64)) -> Self {
+        let mut of = |kind| keys.of_kind.remove(&kind).unwrap_or_default();
+        let volumes = of(Kind::Volumes).into_iter().map(|(id, seen)| {
+            let (order, value) = (seen.created, seen.value);
+            (id, CopiedRecord { order, value })
+        });
+        let volumes = volumes.collect();
+        let mut values = |kind| {
+            let seen = of(kind).into_iter();
+            seen.map(|(id, seen)| (id, seen.value)).collect()
+        };
+        Self {
+            v: FORMAT,
+            meta,
+            nodes: values(Kind::Nodes),
+            volumes,
+            publications: values(Kind::Publications),
+            exports: values(Kind::Exports),
+            revision: keys.revision,
+            created,
+        }
+    }
+}
+
+impl Operator {
+    /// Waits for a change that belongs into a copy. This process is a node.
+    pub async fn copy_news(&self) {
+        match self.seen_keys() {
+            Some(seen) => seen.news().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The copy of the keys that this node sees. `None`: the lists of keys have not arrived, or
+    /// etcd has other data than they show. `created`: seconds since 1970.
+    pub async fn copy(&self, cluster: Uuid, created: u64) -> Result<Option<Copy>, Error> {
+        let Some(seen) = self.seen_keys() else {
+            return Ok(None);
+        };
+        // Read on both sides of the keys: a store that was lost, or restored, has another `meta`.
+        let before = read(&self.client, &self.prefix).await?;
+        let Some(keys) = seen.all() else {
+            return Ok(None);
+        };
+        let meta = read(&self.client, &self.prefix).await?;
+        let is_same = before == meta;
+        let meta = meta.filter(|meta| is_same && meta.id == cluster);
+        Ok(meta.map(|meta| Copy::from((meta, keys, created))))
+    }
+}
+
+async fn read(client: &Client, prefix: &Prefix) -> Result<Option<Cluster>, Error> {
+    match Cluster::read(client, prefix).await {
+        Ok(meta) => Ok(Some(meta)),
+        Err(Error::NoCluster { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

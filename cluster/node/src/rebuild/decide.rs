@@ -1,0 +1,249 @@
+//! The decision: from the reports of nodes to the keys of the cluster. It does no I/O.
+//!
+//! | the later one of a volume | its replicas, and their states |
+//! |---|---|
+//! | the label: the last one that a replica in sync wrote | those of the label |
+//! | the record in a node's copy | those of the record |
+//!
+//! The record says `restored`, with the version that counted. The next holder reads the labels of
+//! all replicas that are not lost before it opens the volume, as after a restore.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nacre_cluster_core::NodeId;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::copy::CopiedRecord;
+use super::error::{Note, Problem, RebuildError};
+use super::facts::Found;
+use super::reports::{Reports, id};
+use super::volume;
+use crate::backup::{Backup, SavedKey};
+use crate::keys::Cluster;
+
+/// Duration of leases, if no node knows that of the cluster.
+const LEASE: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// The word of the operator.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Nodes, devices as `NODE:DEVICE`, and ids of replicas that never return.
+    pub without: Vec<String>,
+    /// Volumes, by id or name, that are not known to belong to the cluster.
+    pub volumes: Vec<String>,
+    /// Volumes, by id or name, that are left out.
+    pub skip: Vec<String>,
+}
+
+/// The keys of a cluster, or what is missing for them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub backup: Backup,
+    pub nodes: usize,
+    /// Nodes that have not reported, by name if a copy has it.
+    pub missing: Vec<String>,
+    /// Replicas whose device their node has not found.
+    pub absent: usize,
+    pub notes: Vec<Note>,
+    pub problems: Vec<Problem>,
+    /// An option that fits to nothing. It may fit to the report of a missing node.
+    pub refused: Option<RebuildError>,
+}
+
+/// Decides about all reports that there are. An error: the nodes are of different clusters.
+pub fn decide(
+    name: &str,
+    all: &BTreeMap<NodeId, Found>,
+    options: &Options,
+) -> Result<Plan, RebuildError> {
+    let mut reports = Reports::new(all);
+    let id = reports.cluster()?;
+    let newest = reports.copies.first().map(|(_, copy)| *copy);
+    let meta = newest.map(|copy| copy.meta.clone());
+    let mut meta = match meta {
+        Some(meta) => meta,
+        None => Cluster::new(name, LEASE)?,
+    };
+    meta.id = id.unwrap_or(meta.id);
+    meta.name = name.to_owned();
+    let mut draft = Draft::default();
+    draft.refused = reports.name_lost(&options.without).err();
+    reports.note_devices(&mut draft.notes);
+    let chosen = reports.choose(options, &mut draft);
+    for (volume, base) in &chosen {
+        reports.add(*volume, *base, &mut draft);
+    }
+    let mut keys = vec![saved("meta".to_owned(), &json!(meta))];
+    keys.extend(
+        reports
+            .nodes()
+            .into_iter()
+            .map(|(id, value)| saved(format!("node/{id}"), &value)),
+    );
+    keys.append(&mut draft.keys);
+    keys.append(&mut draft.volumes);
+    Ok(Plan {
+        backup: Backup {
+            id: meta.id,
+            name: name.to_owned(),
+            revision: 0,
+            created: 0,
+            keys,
+        },
+        nodes: all.len(),
+        missing: reports.missing(&chosen),
+        absent: draft.absent,
+        notes: draft.notes,
+        problems: draft.problems,
+        refused: draft.refused,
+    })
+}
+
+/// The volumes in order of their creation, each with its record in the copies.
+type Chosen<'a> = Vec<(Uuid, Option<&'a CopiedRecord>)>;
+
+#[derive(Default)]
+struct Draft {
+    keys: Vec<SavedKey>,
+    /// Records, in order of the volumes' creation.
+    volumes: Vec<SavedKey>,
+    names: BTreeSet<String>,
+    absent: usize,
+    notes: Vec<Note>,
+    problems: Vec<Problem>,
+    refused: Option<RebuildError>,
+}
+
+fn saved(key: String, value: &Value) -> SavedKey {
+    let value = value.to_string();
+    SavedKey { key, value }
+}
+
+impl<'a> Reports<'a> {
+    /// The volumes of the cluster, and notes about the others.
+    fn choose(&self, options: &Options, draft: &mut Draft) -> Chosen<'a> {
+        let newest = self.copies.first().map(|(found, _)| &found.volumes);
+        let mut all: BTreeSet<Uuid> = self.places.keys().copied().collect();
+        all.extend(newest.into_iter().flatten());
+        for (_, copy) in &self.copies {
+            all.extend(copy.volumes.keys());
+        }
+        let mut chosen = Vec::new();
+        let mut unused: BTreeSet<(&'static str, &String)> = BTreeSet::new();
+        unused.extend(options.volumes.iter().map(|name| ("volume", name)));
+        unused.extend(options.skip.iter().map(|name| ("skip", name)));
+        let mut names = Vec::new();
+        for id in all {
+            let base = self.base(id);
+            let name = self.name_of_volume(id, base);
+            let is_taken = named(&mut unused, "volume", &options.volumes, &name, id);
+            let is_skipped = named(&mut unused, "skip", &options.skip, &name, id);
+            names.push(name.clone());
+            if is_skipped {
+                draft.notes.push(Note::Skipped { volume: name });
+            } else if is_taken || self.is_of_cluster(id) {
+                chosen.push((id, base));
+            } else if self.places.contains_key(&id) {
+                draft.notes.push(self.left_out(id, name));
+            }
+        }
+        if let Some((option, name)) = unused.into_iter().next() {
+            let known = if names.is_empty() {
+                "none".to_owned()
+            } else {
+                names.join(", ")
+            };
+            let name = name.clone();
+            let refused = RebuildError::NoVolume {
+                option,
+                name,
+                known,
+            };
+            draft.refused.get_or_insert(refused);
+        }
+        chosen.sort_by_key(|(id, base)| (base.map_or(i64::MAX, |base| base.order), *id));
+        chosen
+    }
+
+    /// Adds the keys of a volume.
+    fn add(&self, id: Uuid, base: Option<&CopiedRecord>, draft: &mut Draft) {
+        let name = self.name_of_volume(id, base);
+        let made = match volume::rebuild(self, id, &name, base) {
+            Ok(made) => made,
+            Err(problem) => return draft.problems.push(problem),
+        };
+        let mut record = made.record;
+        draft.absent += made.absent;
+        draft.notes.extend(made.notes);
+        if base.is_none() {
+            let volume = name.clone();
+            draft.notes.push(Note::NoCopy { volume });
+        }
+        let mut own = name.clone();
+        if !draft.names.insert(own.clone()) {
+            let cut: String = name.chars().take(200).collect();
+            own = format!("{cut}-{}", &id.to_string()[..8]);
+            draft.names.insert(own.clone());
+            let (from, to) = (name, own.clone());
+            draft.notes.push(Note::Renamed { id, from, to });
+        }
+        record["name"] = own.clone().into();
+        draft.keys.push(SavedKey {
+            key: format!("name/{own}"),
+            value: id.to_string(),
+        });
+        for (node, export) in made.exports {
+            let key = format!("member/{node}/{}", export.0);
+            draft.keys.push(saved(key, &export.1));
+        }
+        let mut copies = self.copies.iter();
+        if let Some(publication) = copies.find_map(|(_, copy)| {
+            let is_concerned = copy.volumes.contains_key(&id);
+            is_concerned.then(|| copy.publications.get(&id))
+        }) {
+            let publication = publication.map(|value| saved(format!("pub/{id}"), value));
+            draft.keys.extend(publication);
+        }
+        draft.volumes.push(saved(format!("vol/{id}"), &record));
+    }
+
+    /// The names of the nodes that have not reported.
+    fn missing(&self, chosen: &Chosen<'_>) -> Vec<String> {
+        let mut awaited: BTreeSet<Uuid> = BTreeSet::new();
+        if let Some((_, newest)) = self.copies.first() {
+            awaited.extend(newest.nodes.keys());
+        }
+        for (volume, base) in chosen {
+            let places = self.places.get(volume).map_or(&[][..], Vec::as_slice);
+            let members = base.iter().flat_map(|base| base.members());
+            // A device may have moved to another node.
+            let absent = members.filter(|member| {
+                let replica = id(&member["id"]);
+                !places
+                    .iter()
+                    .any(|place| Some(place.label.replica) == replica)
+            });
+            awaited.extend(absent.filter_map(|member| id(&member["node"])));
+        }
+        let is_missing = |node: &Uuid| !self.has_reported(*node) && !self.lost.nodes.contains(node);
+        let missing = awaited.into_iter().filter(is_missing);
+        missing.map(|node| self.name_of(node)).collect()
+    }
+}
+
+/// True if the list names the volume. The name is then used.
+fn named<'a>(
+    unused: &mut BTreeSet<(&'static str, &'a String)>,
+    option: &'static str,
+    list: &'a [String],
+    name: &str,
+    id: Uuid,
+) -> bool {
+    let is_it = |text: &&String| text.as_str() == name || **text == id.to_string();
+    let Some(text) = list.iter().find(is_it) else {
+        return false;
+    };
+    unused.remove(&(option, text));
+    true
+}

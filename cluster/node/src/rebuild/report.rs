@@ -1,0 +1,131 @@
+//! Reports in etcd: a node answers the request of a rebuild with its facts.
+//!
+//! ```text
+//!   found/N/000 …    parts of the report's JSON, each below etcd's limit for one value
+//!   found/N/end      run of the rebuild, number of parts, CRC-64 of all parts
+//! ```
+//!
+//! Each write compares the mark of the rebuild, so that a report to a former run changes nothing.
+
+use std::collections::BTreeMap;
+
+use nacre_cluster_core::NodeId;
+use nacre_cluster_etcd::{Client, Copies, KeyValue, Prefix, Txn};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::facts::Found;
+use crate::backup::{Mark, crc};
+use crate::error::Error;
+use crate::keys::{self, FORMAT};
+use crate::operator::Operator;
+
+/// Bytes of a part.
+const PART: usize = 512 << 10;
+/// Most parts of a report: facts of 1024 devices, and of 8192 volumes.
+const MOST: usize = 64;
+
+/// The request of a rebuild.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// The run of the rebuild.
+    pub run: Uuid,
+    /// The revision of its mark.
+    revision: i64,
+}
+
+/// The last key of a report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct End {
+    v: u64,
+    run: Uuid,
+    parts: usize,
+    crc64: String,
+}
+
+impl Operator {
+    /// The request of a rebuild that waits for reports; `None`: no rebuild waits.
+    pub async fn rebuild_request(&self) -> Result<Option<Request>, Error> {
+        let key = self.prefix.restoring();
+        let found = self.client.get(&key).await.map_err(Error::at(&key))?;
+        let Some(kv) = found else { return Ok(None) };
+        let mark: Mark = keys::decode(&kv)?;
+        Ok(mark.asks().then_some(Request {
+            run: mark.run,
+            revision: kv.mod_revision,
+        }))
+    }
+
+    /// Writes the report of this node. False: the rebuild has ended.
+    pub async fn report_found(&self, request: Request, found: &Found) -> Result<bool, Error> {
+        put(&self.client, &self.prefix, request, found).await
+    }
+}
+
+pub(super) async fn put(
+    client: &Client,
+    prefix: &Prefix,
+    request: Request,
+    found: &Found,
+) -> Result<bool, Error> {
+    let (mark, own) = (prefix.restoring(), prefix.found(NodeId(found.node)));
+    let text = keys::bytes(found);
+    let parts: Vec<&[u8]> = text.chunks(PART).collect();
+    if parts.len() > MOST {
+        let (bytes, most) = (text.len(), MOST * PART);
+        let why = format!("the report has {bytes} bytes, and {most} are the most");
+        return Err(Error::Invalid {
+            field: "found",
+            why,
+        });
+    }
+    let end = End {
+        v: FORMAT,
+        run: request.run,
+        parts: parts.len(),
+        crc64: crc(&text),
+    };
+    let values = parts.iter().enumerate();
+    let values = values.map(|(at, part)| (format!("{own}{at:03}"), part.to_vec()));
+    let values = values.chain([(format!("{own}end"), keys::bytes(&end))]);
+    for (key, value) in values {
+        let txn = Txn::default()
+            .if_modified(&mark, request.revision)
+            .put(&key, value);
+        let answer = client.transact(txn, Copies::Several).await;
+        if !answer.map_err(Error::at(&key))?.is_made {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The whole reports to this run. A report that is being written, or damaged, is left out: its node
+/// writes it again.
+pub(super) fn read(prefix: &Prefix, run: Uuid, keys: &[KeyValue]) -> BTreeMap<NodeId, Found> {
+    let mut of_node: BTreeMap<Uuid, BTreeMap<&str, &[u8]>> = BTreeMap::new();
+    let all = prefix.all_found();
+    for kv in keys {
+        let key = std::str::from_utf8(&kv.key).unwrap_or_default();
+        let rest = key.strip_prefix(&all).and_then(|key| key.split_once('/'));
+        if let Some((node, part)) = rest
+            && let Ok(node) = node.parse()
+        {
+            of_node.entry(node).or_default().insert(part, &kv.value);
+        }
+    }
+    let whole = |(node, parts): (Uuid, BTreeMap<&str, &[u8]>)| {
+        let end: End = serde_json::from_slice(parts.get("end")?).ok()?;
+        if end.run != run || end.v > FORMAT || end.parts > MOST {
+            return None;
+        }
+        let mut text = Vec::new();
+        for at in 0..end.parts {
+            text.extend_from_slice(parts.get(format!("{at:03}").as_str())?);
+        }
+        let found: Found = serde_json::from_slice(&text).ok()?;
+        let is_whole = crc(&text) == end.crc64 && found.node == node && found.v <= FORMAT;
+        is_whole.then_some((NodeId(node), found))
+    };
+    of_node.into_iter().filter_map(whole).collect()
+}

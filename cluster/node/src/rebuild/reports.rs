@@ -1,0 +1,301 @@
+//! The reports of all nodes, as the decision looks at them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nacre_cluster_core::NodeId;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::copy::{CopiedRecord, Copy};
+use super::error::{Note, RebuildError};
+use super::facts::{Device, Found, LabelFacts, LabelRead};
+
+/// Devices and nodes that the operator named.
+#[derive(Debug, Default)]
+pub(super) struct NamedLost {
+    pub(super) nodes: BTreeSet<Uuid>,
+    pub(super) devices: BTreeSet<(Uuid, String)>,
+    pub(super) replicas: BTreeSet<Uuid>,
+}
+
+/// A device with a label.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Labelled<'a> {
+    pub(super) found: &'a Found,
+    pub(super) device: &'a Device,
+    pub(super) label: &'a LabelFacts,
+}
+
+/// All reports.
+pub(super) struct Reports<'a> {
+    pub(super) all: &'a BTreeMap<NodeId, Found>,
+    /// The newest one first, with its node.
+    pub(super) copies: Vec<(&'a Found, &'a Copy)>,
+    pub(super) lost: NamedLost,
+    pub(super) places: BTreeMap<Uuid, Vec<Labelled<'a>>>,
+}
+
+impl<'a> Reports<'a> {
+    pub(super) fn new(all: &'a BTreeMap<NodeId, Found>) -> Self {
+        let copies = all.values();
+        let copies = copies.filter_map(|found| Some((found, found.copy.as_ref()?)));
+        let mut copies: Vec<_> = copies.collect();
+        // Revisions of one store compare. The last copy of each store shows which store is later.
+        let mut last: BTreeMap<Option<Uuid>, u64> = BTreeMap::new();
+        for (_, copy) in &copies {
+            let of_store = last.entry(copy.meta.restored).or_default();
+            *of_store = copy.created.max(*of_store);
+        }
+        let age = |copy: &Copy| (last[&copy.meta.restored], copy.revision, copy.created);
+        copies.sort_by_key(|(_, copy)| std::cmp::Reverse(age(copy)));
+        let mut places: BTreeMap<Uuid, Vec<Labelled<'_>>> = BTreeMap::new();
+        for found in all.values() {
+            for device in &found.devices {
+                if let Some(label) = device.label() {
+                    let of_volume = places.entry(label.volume).or_default();
+                    of_volume.push(Labelled {
+                        found,
+                        device,
+                        label,
+                    });
+                }
+            }
+        }
+        Self {
+            all,
+            copies,
+            lost: NamedLost::default(),
+            places,
+        }
+    }
+
+    /// The one cluster of all nodes. `None`: no node has joined one.
+    pub(super) fn cluster(&self) -> Result<Option<Uuid>, RebuildError> {
+        let mut found: BTreeMap<Uuid, Vec<String>> = BTreeMap::new();
+        for report in self.all.values() {
+            let of_copy = report.copy.as_ref().map(|copy| copy.meta.id);
+            let ids: BTreeSet<Uuid> = of_copy.into_iter().chain(report.joined).collect();
+            for id in ids {
+                found.entry(id).or_default().push(self.name_of(report.node));
+            }
+        }
+        match found.len() {
+            0 | 1 => Ok(found.into_keys().next()),
+            _ => Err(RebuildError::TwoClusters {
+                found: found.into_iter().collect(),
+            }),
+        }
+    }
+
+    /// The keys of all nodes.
+    pub(super) fn nodes(&self) -> BTreeMap<Uuid, Value> {
+        let newest = self.copies.first();
+        let mut nodes = newest.map_or_else(BTreeMap::new, |(_, copy)| copy.nodes.clone());
+        for found in self.all.values() {
+            let value = nodes.entry(found.node).or_insert_with(|| json!({ "v": 1 }));
+            if let (Some(node), Value::Object(described)) =
+                (value.as_object_mut(), json!(found.description))
+            {
+                node.extend(described);
+            }
+        }
+        nodes
+    }
+
+    /// The name of a node, or its id.
+    pub(super) fn name_of(&self, node: Uuid) -> String {
+        let reported = self.all.get(&NodeId(node));
+        let reported = reported.map(|found| found.description.name.clone());
+        let mut copied = self.copies.iter().filter_map(|(_, copy)| {
+            let name = copy.nodes.get(&node)?["name"].as_str()?;
+            Some(name.to_owned())
+        });
+        let name = reported.filter(|name| !name.is_empty());
+        name.or_else(|| copied.next())
+            .unwrap_or_else(|| node.to_string())
+    }
+
+    pub(super) fn has_reported(&self, node: Uuid) -> bool {
+        self.all.contains_key(&NodeId(node))
+    }
+
+    pub(super) fn device_text(&self, node: Uuid, device: &str) -> String {
+        format!("{}:{device}", self.name_of(node))
+    }
+
+    /// All nodes that a report names.
+    fn known_nodes(&self) -> BTreeSet<Uuid> {
+        let mut known: BTreeSet<Uuid> = self.all.keys().map(|node| node.0).collect();
+        for (_, copy) in &self.copies {
+            known.extend(copy.nodes.keys());
+            let members = copy.volumes.values().flat_map(CopiedRecord::members);
+            known.extend(members.filter_map(|member| id(&member["node"])));
+        }
+        known
+    }
+
+    /// Reads the nodes, devices and replicas that the operator names lost.
+    pub(super) fn name_lost(&mut self, without: &[String]) -> Result<(), RebuildError> {
+        let refused = |name: &str, why: String| {
+            let name = name.to_owned();
+            Err(RebuildError::Without { name, why })
+        };
+        let known = self.known_nodes();
+        let node = |text: &str| {
+            let mut nodes = known.iter().copied();
+            nodes.find(|node| node.to_string() == text || self.name_of(*node) == text)
+        };
+        let names = || {
+            let names: Vec<String> = known.iter().map(|node| self.name_of(*node)).collect();
+            names.join(", ")
+        };
+        let mut lost = NamedLost::default();
+        for text in without {
+            if let Some(found) = node(text) {
+                if self.has_reported(found) {
+                    let why = "the node has reported, so it is there: leave this option out";
+                    return refused(text, why.to_owned());
+                }
+                lost.nodes.insert(found);
+            } else if let Some((name, device)) = text.split_once(':') {
+                let Some(found) = node(name) else {
+                    return refused(
+                        text,
+                        format!("there is no such node; there are {}", names()),
+                    );
+                };
+                if !self.has_device(found, device) {
+                    let why = "no label and no copy has a replica on this device".to_owned();
+                    return refused(text, why);
+                }
+                lost.devices.insert((found, device.to_owned()));
+            } else if let Ok(replica) = text.parse()
+                && self.has_replica(replica)
+            {
+                lost.replicas.insert(replica);
+            } else {
+                let why = format!(
+                    "there is no such node or replica; the nodes are {}",
+                    names()
+                );
+                return refused(text, why);
+            }
+        }
+        self.lost = lost;
+        Ok(())
+    }
+
+    fn has_device(&self, node: Uuid, device: &str) -> bool {
+        let reported = self.all.get(&NodeId(node));
+        let mut devices = reported.into_iter().flat_map(|found| &found.devices);
+        let text = node.to_string();
+        let mut members = self.copied_members();
+        devices.any(|one| one.is(device))
+            || members.any(|one| one["node"] == *text && one["node_device"] == *device)
+    }
+
+    fn has_replica(&self, replica: Uuid) -> bool {
+        let labels = self.places.values().flatten().map(|place| place.label);
+        let text = replica.to_string();
+        let mut members = self.copied_members();
+        labels
+            .into_iter()
+            .any(|label| label.state_of(replica).is_some())
+            || members.any(|one| one["id"] == *text)
+    }
+
+    fn copied_members(&self) -> impl Iterator<Item = &Value> {
+        let volumes = self
+            .copies
+            .iter()
+            .flat_map(|(_, copy)| copy.volumes.values());
+        volumes.flat_map(CopiedRecord::members)
+    }
+
+    pub(super) fn note_devices(&self, notes: &mut Vec<Note>) {
+        for found in self.all.values() {
+            for device in &found.devices {
+                if let LabelRead::Unreadable(why) = &device.label {
+                    notes.push(Note::Unreadable {
+                        device: self.device_text(found.node, &device.name),
+                        why: why.clone(),
+                    });
+                }
+            }
+            if let Some(why) = &found.copy_error {
+                notes.push(Note::BadCopy {
+                    node: self.name_of(found.node),
+                    why: why.clone(),
+                });
+            }
+        }
+        if self.copies.is_empty() {
+            notes.push(Note::NoCopies);
+        }
+    }
+
+    /// The latest record of a volume in the copies.
+    pub(super) fn base(&self, volume: Uuid) -> Option<&'a CopiedRecord> {
+        let records = self.copies.iter();
+        let records = records.filter_map(|(_, copy)| copy.volumes.get(&volume));
+        // Of equal ones, that of the newest copy.
+        records.rev().max_by_key(|record| record.stamp())
+    }
+
+    /// The newest copy shows which volumes exist. A volume that was created after it is exported.
+    pub(super) fn is_of_cluster(&self, volume: Uuid) -> bool {
+        let Some((newest, _)) = self.copies.first() else {
+            // The labels are all that is left.
+            return true;
+        };
+        if newest.volumes.contains(&volume) {
+            return true;
+        }
+        let places = self.places.get(&volume).into_iter().flatten();
+        let is_exported = |place: &Labelled<'_>| place.found.exports(place.device, volume);
+        !self.was_known(volume) && places.into_iter().any(is_exported)
+    }
+
+    fn was_known(&self, volume: Uuid) -> bool {
+        let mut copies = self.copies.iter();
+        copies.any(|(found, _)| found.volumes.contains(&volume))
+    }
+
+    pub(super) fn left_out(&self, id: Uuid, volume: String) -> Note {
+        let places = self.places.get(&id).into_iter().flatten();
+        let devices = places.map(|place| self.device_text(place.found.node, &place.device.name));
+        let devices = devices.collect::<Vec<_>>().join(", ");
+        if self.was_known(id) {
+            Note::Deleted {
+                volume,
+                id,
+                devices,
+            }
+        } else {
+            Note::Foreign {
+                volume,
+                id,
+                devices,
+            }
+        }
+    }
+
+    pub(super) fn name_of_volume(&self, id: Uuid, base: Option<&CopiedRecord>) -> String {
+        let places = self.places.get(&id).into_iter().flatten();
+        let label = places
+            .map(|place| place.label)
+            .max_by_key(|one| one.stamp());
+        let of_base = base.and_then(|base| {
+            let name = base.value["name"].as_str()?;
+            let is_later = label.is_none_or(|label| base.stamp() >= Some(label.stamp()));
+            is_later.then(|| name.to_owned())
+        });
+        of_base
+            .or_else(|| label.map(|label| label.name.clone()))
+            .unwrap_or_else(|| id.to_string())
+    }
+}
+
+pub(super) fn id(value: &Value) -> Option<Uuid> {
+    value.as_str()?.parse().ok()
+}

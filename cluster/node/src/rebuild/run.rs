@@ -1,0 +1,174 @@
+//! The command: claims the store, waits for the nodes, decides and writes.
+//!
+//! ```text
+//!   restoring: claimed ▸ no other key is there ▸ collecting: nodes put found/N ▸ decide ▸ keys of
+//!   an earlier run are deleted ▸ all keys, one lease, meta, as a restore ▸ found/… is deleted
+//! ```
+//!
+//! A refusal before the first key deletes the reports and the mark. A rebuild that dies leaves the
+//! mark, and the next one takes its place.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nacre_cluster_core::NodeId;
+use nacre_cluster_etcd::{Client, Prefix};
+use tokio::time::{Instant, sleep};
+
+use super::decide::{Options, Plan, decide};
+use super::error::{Note, RebuildError};
+use super::facts::Found;
+use super::report;
+use crate::backup::{Source, Writer, write_rebuilt};
+use crate::error::Error;
+
+/// Time between two looks at the reports.
+const LOOK: Duration = Duration::from_millis(200);
+/// Longest wait for devices of nodes that have reported: pools open after the start of a daemon.
+const DEVICES: Duration = Duration::from_secs(10);
+
+/// How a store is rebuilt.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rebuild {
+    pub options: Options,
+    /// Hosts have the access of the nodes' copies.
+    pub publish: bool,
+    /// Longest wait for reports of nodes.
+    pub wait: Duration,
+}
+
+/// A store that was rebuilt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rebuilt {
+    pub cluster: uuid::Uuid,
+    pub keys: usize,
+    pub volumes: usize,
+    pub nodes: usize,
+    /// Volumes whose hosts were left out.
+    pub without_hosts: usize,
+    /// An earlier rebuild had not ended.
+    pub is_repeated: bool,
+    pub notes: Vec<Note>,
+}
+
+impl Rebuild {
+    /// `progress` is called with the nodes that have reported, and those that have not, whenever
+    /// they change.
+    pub async fn run(
+        &self,
+        client: &Client,
+        prefix: &Prefix,
+        name: &str,
+        mut progress: impl FnMut(usize, &[String]),
+    ) -> Result<Rebuilt, RebuildError> {
+        let checked = client.check_version().await;
+        checked.map_err(Error::at(&prefix.meta()))?;
+        let mut writer = Writer::claim(client, prefix, Source::Rebuild).await?;
+        let claimed = Instant::now();
+        if !writer.is_repeated {
+            writer
+                .must_be_alone(&std::collections::BTreeSet::new())
+                .await?;
+        }
+        writer.collect().await?;
+        let collected = self
+            .collect(client, prefix, name, &writer, &mut progress)
+            .await;
+        let plan = match collected {
+            Ok(plan) => plan,
+            Err(refused) => {
+                // Keys of an earlier run are not whole without this one.
+                writer.clear().await?;
+                writer.withdraw().await?;
+                return Err(refused);
+            }
+        };
+        let backup = &plan.backup;
+        let (keys, without_hosts) =
+            write_rebuilt(&mut writer, prefix, backup, self.publish, claimed).await?;
+        // The cluster is there. Reports that stay do no harm.
+        let _ = writer.forget_reports().await;
+        Ok(Rebuilt {
+            cluster: backup.id,
+            keys,
+            volumes: backup.volumes(),
+            nodes: plan.nodes,
+            without_hosts,
+            is_repeated: writer.is_repeated,
+            notes: plan.notes,
+        })
+    }
+
+    /// Waits for the reports of all nodes.
+    async fn collect(
+        &self,
+        client: &Client,
+        prefix: &Prefix,
+        name: &str,
+        writer: &Writer<'_>,
+        progress: &mut impl FnMut(usize, &[String]),
+    ) -> Result<Plan, RebuildError> {
+        let begun = Instant::now();
+        let mut shown = None;
+        // Since when no node is missing.
+        let mut complete: Option<Instant> = None;
+        loop {
+            let reports = match self.reports(client, prefix, writer).await {
+                Err(error) if error.is_passing() && begun.elapsed() < self.wait => {
+                    sleep(LOOK).await;
+                    continue;
+                }
+                reports => reports?,
+            };
+            let is_late = begun.elapsed() >= self.wait;
+            let waited_s = self.wait.as_secs();
+            if reports.is_empty() {
+                if is_late {
+                    return Err(RebuildError::NoNode { waited_s });
+                }
+            } else {
+                let plan = decide(name, &reports, &self.options)?;
+                let state = (reports.len(), plan.missing.clone());
+                if shown.as_ref() != Some(&state) {
+                    progress(state.0, &state.1);
+                    shown = Some(state);
+                }
+                if plan.missing.is_empty() {
+                    let since = *complete.get_or_insert_with(Instant::now);
+                    if let Some(refused) = plan.refused {
+                        return Err(refused);
+                    }
+                    let is_settled = plan.absent == 0 && plan.problems.is_empty();
+                    if is_settled || since.elapsed() >= DEVICES.min(self.wait) {
+                        return accepted(plan);
+                    }
+                } else if is_late {
+                    let nodes = plan.missing;
+                    return Err(RebuildError::Missing { nodes, waited_s });
+                }
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    async fn reports(
+        &self,
+        client: &Client,
+        prefix: &Prefix,
+        writer: &Writer<'_>,
+    ) -> Result<BTreeMap<NodeId, Found>, Error> {
+        let all = prefix.all_found();
+        let page = client.list(&all).await.map_err(Error::at(&all))?;
+        Ok(report::read(prefix, writer.mark.run, &page.keys))
+    }
+}
+
+fn accepted(plan: Plan) -> Result<Plan, RebuildError> {
+    if plan.problems.is_empty() {
+        return Ok(plan);
+    }
+    Err(RebuildError::Problems {
+        problems: plan.problems,
+        notes: plan.notes,
+    })
+}

@@ -1,0 +1,204 @@
+//! The keys that a node follows, kept as they are in etcd, for the node's copy
+//! ([`crate::rebuild::Copy`]).
+//!
+//! Most changes of a volume's record say who holds it and which replicas are in sync. The labels
+//! have these facts, so such a change makes no new copy.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nacre_cluster_etcd::KeyValue;
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use crate::follow::Kind;
+
+/// The kinds of a copy.
+const COPIED: [Kind; 4] = [
+    Kind::Nodes,
+    Kind::Volumes,
+    Kind::Publications,
+    Kind::Exports,
+];
+/// Fields of a record, and of its members, whose change makes no new copy.
+const OF_RECORD: [&str; 8] = [
+    "epoch",
+    "serving",
+    "revision",
+    "holder",
+    "incarnation",
+    "next",
+    "closed",
+    "op",
+];
+const OF_MEMBER: [&str; 2] = ["state", "why"];
+
+/// A value, and the revision at which its key was created.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Seen {
+    pub(crate) value: Value,
+    pub(crate) created: i64,
+}
+
+/// The keys of each kind by the id at the end of their names.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Keys {
+    pub(crate) of_kind: BTreeMap<Kind, BTreeMap<Uuid, Seen>>,
+    /// The last revision of a change.
+    pub(crate) revision: i64,
+    /// The kinds whose list has arrived.
+    listed: BTreeSet<Kind>,
+}
+
+/// Shared by the cluster's thread, which sees the keys, and the task that writes the copy.
+#[derive(Debug, Default)]
+pub(crate) struct SeenKeys {
+    keys: Mutex<Keys>,
+    /// Notified by each change that belongs into a copy.
+    news: Notify,
+}
+
+impl SeenKeys {
+    pub(crate) fn put(&self, kind: Kind, id: Uuid, kv: &KeyValue) {
+        if !COPIED.contains(&kind) {
+            return;
+        }
+        // The caller has decoded it.
+        let Ok(value) = serde_json::from_slice::<Value>(&kv.value) else {
+            return;
+        };
+        let seen = Seen {
+            value,
+            created: kv.create_revision,
+        };
+        let mut keys = self.keys.lock();
+        keys.revision = keys.revision.max(kv.mod_revision);
+        let of_kind = keys.of_kind.entry(kind).or_default();
+        let is_new = of_kind
+            .get(&id)
+            .is_none_or(|former| lasting(kind, &former.value) != lasting(kind, &seen.value));
+        of_kind.insert(id, seen);
+        drop(keys);
+        if is_new {
+            self.news.notify_one();
+        }
+    }
+
+    pub(crate) fn deleted(&self, kind: Kind, id: Uuid, revision: i64) {
+        let mut keys = self.keys.lock();
+        let Some(of_kind) = keys.of_kind.get_mut(&kind) else {
+            return;
+        };
+        if of_kind.remove(&id).is_some() {
+            keys.revision = keys.revision.max(revision);
+            self.news.notify_one();
+        }
+    }
+
+    pub(crate) fn listed(&self, kind: Kind) {
+        self.keys.lock().listed.insert(kind);
+        self.news.notify_one();
+    }
+
+    /// etcd has other data: nothing is known until it is listed.
+    pub(crate) fn begin_anew(&self) {
+        *self.keys.lock() = Keys::default();
+    }
+
+    /// `None`: not all lists have arrived.
+    pub(crate) fn all(&self) -> Option<Keys> {
+        let keys = self.keys.lock();
+        let is_complete = COPIED.iter().all(|kind| keys.listed.contains(kind));
+        is_complete.then(|| keys.clone())
+    }
+
+    /// Waits for a change that belongs into a copy.
+    pub(crate) async fn news(&self) {
+        self.news.notified().await;
+    }
+}
+
+/// The value without the fields whose change makes no new copy.
+fn lasting(kind: Kind, value: &Value) -> Value {
+    let mut value = value.clone();
+    if kind == Kind::Volumes {
+        remove(&mut value, &OF_RECORD);
+        let members = value["members"].as_array_mut();
+        for member in members.into_iter().flatten() {
+            remove(member, &OF_MEMBER);
+        }
+    }
+    value
+}
+
+fn remove(value: &mut Value, fields: &[&str]) {
+    if let Some(object) = value.as_object_mut() {
+        for field in fields {
+            object.remove(*field);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use serde_json::json;
+
+    use super::*;
+
+    fn kv(revision: i64, value: &Value) -> KeyValue {
+        KeyValue {
+            value: value.to_string().into_bytes(),
+            create_revision: 3,
+            mod_revision: revision,
+            ..KeyValue::default()
+        }
+    }
+
+    fn has_news(seen: &SeenKeys) -> bool {
+        seen.news().now_or_never().is_some()
+    }
+
+    /// Goal: a copy is written for each change that labels do not have, and for no other. Method:
+    /// changes of a record, a list, and a deletion.
+    #[test]
+    fn changes_that_labels_have_make_no_copy() {
+        let (seen, id) = (SeenKeys::default(), Uuid::from_u128(1));
+        let record = json!({
+            "name": "v", "epoch": 1, "revision": 1, "settings": {},
+            "members": [{ "id": id, "state": { "state": "in_sync" } }],
+        });
+        seen.put(Kind::Volumes, id, &kv(5, &record));
+        assert!(has_news(&seen));
+        let mut later = record.clone();
+        later["epoch"] = 2.into();
+        later["holder"] = json!(id);
+        later["members"][0]["state"] = json!({ "state": "filling" });
+        seen.put(Kind::Volumes, id, &kv(6, &later));
+        assert!(!has_news(&seen));
+        later["name"] = "w".into();
+        seen.put(Kind::Volumes, id, &kv(7, &later));
+        assert!(has_news(&seen));
+        seen.put(Kind::Leases, id, &kv(8, &json!({})));
+        assert!(!has_news(&seen));
+
+        assert!(seen.all().is_none());
+        for kind in COPIED {
+            assert!(seen.all().is_none());
+            seen.listed(kind);
+        }
+        let keys = seen.all().expect("complete");
+        assert_eq!(keys.of_kind[&Kind::Volumes][&id].value, later);
+        assert_eq!(keys.revision, 7);
+        assert!(has_news(&seen));
+
+        seen.deleted(Kind::Publications, id, 9);
+        assert!(!has_news(&seen));
+        seen.deleted(Kind::Volumes, id, 9);
+        assert!(has_news(&seen));
+        assert_eq!(seen.all().map(|keys| keys.revision), Some(9));
+        seen.begin_anew();
+        assert!(seen.all().is_none());
+    }
+}

@@ -1,0 +1,282 @@
+//! The node's part in a rebuild of the store: its copy of the cluster's keys, and its report.
+//!
+//! ```text
+//!   keys change ─▶ keep_copy ─▶ cluster-copy.json       while the cluster is there
+//!   etcd has no cluster, and a rebuild asks: copy, labels of all local devices ─▶ found/N
+//! ```
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context;
+use nacre_bdev::Bdev;
+use nacre_bdev::registry::{Holder, Listed, Usage};
+use nacre_bdev_replica::format::{
+    BLOCK, Label, LabelCopy, LabelError, LabelState, label_offset, newest,
+};
+use nacre_cluster_node::rebuild::{
+    Copy, Device, Found, LabelFacts, LabelRead, LabelReplicaFacts, ReplicaFact,
+};
+use nacre_cluster_node::{Description, Error, NodeState};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::{Running, describe, joined, seconds};
+use crate::plane::Plane;
+use crate::services::backup::device::{Device as Claimed, Range};
+use crate::services::engine::Engine;
+use crate::services::pools;
+use crate::services::volumes::is_local;
+use crate::values::files;
+
+/// The file of the copy in the data directory.
+const FILE: &str = "cluster-copy.json";
+/// Largest file that is read.
+const LARGEST: u64 = 512 << 20;
+/// Time without changes before a copy is written, so that one has all keys of an act.
+const QUIET: Duration = Duration::from_millis(100);
+/// Most changes that one copy waits for.
+const MOST_CHANGES: usize = 10;
+/// Time between two attempts, and between two looks for a rebuild while etcd has no cluster.
+const LOOK: Duration = Duration::from_millis(500);
+/// Time between two looks at labels after the first report: devices may have come.
+const AGAIN: Duration = Duration::from_secs(2);
+/// Time limit for the labels of one device.
+const LABELS: Duration = Duration::from_secs(5);
+/// Product of volumes' devices: their contents are hosts' data.
+const VOLUME: &str = "Replicated volume";
+
+/// Writes the copy after each change of the cluster's keys. Runs until the daemon ends.
+pub(super) async fn keep_copy(engine: Rc<Engine>, running: Rc<Running>) {
+    let Some(dir) = engine.journal.store_path().map(Path::to_owned) else {
+        return;
+    };
+    let is_ending = || running.is_ending.get() || engine.plane().is_err();
+    loop {
+        running.operator.copy_news().await;
+        for _ in 0..MOST_CHANGES {
+            if timeout(QUIET, running.operator.copy_news()).await.is_err() {
+                break;
+            }
+        }
+        while !is_ending() {
+            match write_copy(&dir, &running).await {
+                Ok(true) => {
+                    running.not_copied.clear(&());
+                    break;
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    let said = format!("{error:#}");
+                    if running.not_copied.is_new(&(), &said) {
+                        warn!("no copy of the cluster's keys; it is tried again: {said}");
+                    }
+                }
+            }
+            sleep(LOOK).await;
+        }
+        if is_ending() {
+            return;
+        }
+    }
+}
+
+/// Writes the present keys. False: the node has no lease, or the keys are not all there. The file
+/// of before stays.
+async fn write_copy(dir: &Path, running: &Running) -> anyhow::Result<bool> {
+    let Some(cluster) = running.cluster() else {
+        return Ok(false);
+    };
+    let Some(copy) = running.operator.copy(cluster, seconds()).await? else {
+        return Ok(false);
+    };
+    let file = dir.join(FILE);
+    let write = move || files::replace_private(&file, &copy.encode());
+    tokio::task::spawn_blocking(write).await??;
+    Ok(true)
+}
+
+/// Reports to a rebuild, while etcd has no cluster. Runs until the daemon ends.
+pub(super) async fn report(engine: Rc<Engine>, running: Rc<Running>) {
+    // The last report, and the run that it was sent to.
+    let mut sent: Option<(Uuid, Found)> = None;
+    let mut described: Option<Description> = None;
+    loop {
+        let wait = if sent.is_some() { AGAIN } else { LOOK };
+        sleep(wait).await;
+        if running.is_ending.get() || engine.plane().is_err() {
+            return;
+        }
+        if !has_no_cluster(&running) {
+            sent = None;
+            continue;
+        }
+        // An error is the obstacle that the node's state shows, or passes.
+        let Ok(Some(request)) = running.operator.rebuild_request().await else {
+            sent = None;
+            continue;
+        };
+        let description = described.get_or_insert_with(|| describe(&engine, running.me));
+        let found = match found(&engine, &running, description).await {
+            Ok(found) => found,
+            Err(error) => {
+                warn!("no report to the rebuild of the cluster's store: {error:#}");
+                continue;
+            }
+        };
+        let former = sent.as_ref();
+        if former.is_some_and(|(run, sent)| *run == request.run && *sent == found) {
+            continue;
+        }
+        match running.operator.report_found(request, &found).await {
+            Ok(true) => {
+                let devices = found.devices.len();
+                info!(run = %request.run, devices, "reported to the rebuild of the cluster's store");
+                sent = Some((request.run, found));
+            }
+            Ok(false) => {}
+            Err(error) => {
+                warn!(%error, "no report to the rebuild of the cluster's store; it is tried again");
+            }
+        }
+    }
+}
+
+/// True if the node is out because etcd has no cluster: it serves nothing.
+fn has_no_cluster(running: &Running) -> bool {
+    let node = running.node.borrow();
+    let Some(node) = node.as_ref() else {
+        return false;
+    };
+    let why = match node.state() {
+        NodeState::Joining { obstacle } => obstacle,
+        NodeState::Out { why } => Some(why),
+        NodeState::In { .. } | NodeState::Left => None,
+    };
+    matches!(
+        why,
+        Some(Error::NoCluster { .. } | Error::LostCluster { .. })
+    )
+}
+
+async fn found(
+    engine: &Rc<Engine>,
+    running: &Running,
+    description: &Description,
+) -> anyhow::Result<Found> {
+    let dir = engine.journal.store_path().context("no data directory")?;
+    let name = engine.settings.cluster.name.clone().unwrap_or_default();
+    let (file, dir) = (dir.join(FILE), dir.to_owned());
+    let read = move || anyhow::Ok((joined::read(&dir, &name)?, read_copy(&file)));
+    let (joined, copy) = tokio::task::spawn_blocking(read).await??;
+    let devices = labels(engine).await?;
+    let description = description.clone();
+    Ok(Found::new(running.me, description, joined, copy, devices))
+}
+
+/// The copy of before; an error says why it is of no use.
+fn read_copy(file: &PathBuf) -> Result<Option<Copy>, String> {
+    let opened = match std::fs::File::open(file) {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(format!("{}: {error}", file.display())),
+    };
+    let said = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+    let mut text = Vec::new();
+    let read = opened.take(LARGEST + 1).read_to_end(&mut text);
+    read.map_err(|error| said(&error))?;
+    let copy = Copy::parse(&text).map_err(|error| said(&error))?;
+    Ok(Some(copy))
+}
+
+/// The local devices with labels.
+async fn labels(engine: &Rc<Engine>) -> anyhow::Result<Vec<Device>> {
+    let plane = engine.plane().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let mut devices = Vec::new();
+    for listed in plane.bdevs.list() {
+        if !may_be_replica(&plane, &listed) {
+            continue;
+        }
+        let name = listed.layer.name().to_owned();
+        let read = timeout(LABELS, label(engine, &plane, &name)).await;
+        let read = read.unwrap_or_else(|_| Err(format!("no answer within {LABELS:?}")));
+        let label = match read {
+            Ok(None) => continue,
+            Ok(Some(label)) => LabelRead::Label(facts(label)),
+            Err(why) => LabelRead::Unreadable(why),
+        };
+        let mut aliases = listed.aliases.clone();
+        aliases.push(listed.layer.uuid().to_string());
+        devices.push(Device {
+            name,
+            aliases,
+            label,
+        });
+    }
+    Ok(devices)
+}
+
+/// False for devices of other nodes, of volumes, below other devices, and for snapshots.
+fn may_be_replica(plane: &Plane, listed: &Listed) -> bool {
+    let layer = &listed.layer;
+    let is_in_use = |(holder, usage): &(Holder, Usage)| {
+        *usage == Usage::Exclusive || !holder.bdevs().is_empty()
+    };
+    let geometry = layer.geometry();
+    is_local(&plane.bdevs, layer)
+        && layer.product_name() != VOLUME
+        && !layer.limits().read_only
+        && !listed.claims.iter().any(is_in_use)
+        && geometry.block_size as usize <= BLOCK
+        && geometry.bytes() >= nacre_bdev_replica::model::RESERVED
+}
+
+/// The newer label of a device. `None`: it is no replica.
+async fn label(engine: &Rc<Engine>, plane: &Plane, name: &str) -> Result<Option<Label>, String> {
+    let holder = Holder::User("a rebuild of the cluster's store".to_owned());
+    let claim = plane.bdevs.claim(name, holder, Usage::Shared);
+    let claim = claim.map_err(|error| error.to_string())?;
+    let reactor = pools::least_loaded(engine, plane);
+    let device = Claimed::new(claim, reactor.ok_or("there is no reactor")?);
+    let places = [LabelCopy::A, LabelCopy::B].into_iter().enumerate();
+    let ranges = places.map(|(at, place)| Range {
+        offset: label_offset(place),
+        at: at * BLOCK,
+        bytes: BLOCK,
+    });
+    let read = device.read(ranges.collect(), vec![0; 2 * BLOCK]).await;
+    let data = read.map_err(|status| format!("{status:?}"))?;
+    let (a, b) = data.split_at(BLOCK);
+    match newest(a, b) {
+        Ok((label, _)) => Ok(Some(label)),
+        Err(LabelError::NotALabel | LabelError::Foreign) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn facts(label: Label) -> LabelFacts {
+    let replicas = label.replicas.iter().map(|one| LabelReplicaFacts {
+        id: one.id,
+        slot: one.slot,
+        state: match one.state {
+            LabelState::InSync => ReplicaFact::InSync,
+            LabelState::Out => ReplicaFact::Out,
+            LabelState::Filling => ReplicaFact::Filling,
+        },
+    });
+    LabelFacts {
+        replicas: replicas.collect(),
+        volume: label.volume,
+        name: label.name,
+        replica: label.replica,
+        epoch: label.stamp.epoch,
+        revision: label.stamp.revision,
+        sequence: label.sequence,
+        block_size: label.block_size,
+        blocks: label.blocks,
+        region_shift: label.region_shift,
+    }
+}
