@@ -2,6 +2,7 @@
 //! replicas and the nodes' copies.
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -50,13 +51,14 @@ fn rebuilt(cluster: &Cluster, words: &[&str]) -> Value {
 /// Waits until the new etcd answers.
 fn until_etcd_answers(cluster: &Cluster) {
     let url = cluster.etcd.endpoints().urls[0].clone();
+    let address = url.strip_prefix("http://").expect("a URL");
     let end = Instant::now() + PATIENCE;
-    loop {
+    let does_answer = || {
         let said = administer(&url, "kv/range", "", r#"{"key":"eA=="}"#);
-        if said.contains("\"revision\"") {
-            return;
-        }
-        assert!(Instant::now() < end, "{said}");
+        said.contains("\"revision\"")
+    };
+    while TcpStream::connect(address).is_err() || !does_answer() {
+        assert!(Instant::now() < end, "etcd never answers");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

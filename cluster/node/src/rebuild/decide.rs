@@ -67,8 +67,10 @@ pub fn decide(
     };
     meta.id = id.unwrap_or(meta.id);
     meta.name = name.to_owned();
-    let mut draft = Draft::default();
-    draft.refused = reports.name_lost(&options.without).err();
+    let mut draft = Draft {
+        refused: reports.name_lost(&options.without).err(),
+        ..Draft::default()
+    };
     reports.note_devices(&mut draft.notes);
     let chosen = reports.choose(options, &mut draft);
     for (volume, base) in &chosen {

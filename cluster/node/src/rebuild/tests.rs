@@ -191,12 +191,20 @@ pub(super) fn labelled_three() -> Vec<Found> {
     three([0, 1, 2].map(|at| Some(label(at, (6, 20), &[IN, IN, IN]))))
 }
 
+/// A name, the labels, the version that counts, and the states of the replicas.
+type Case = (
+    &'static str,
+    [Option<LabelFacts>; 3],
+    (u64, u64),
+    [&'static str; 3],
+);
+
 /// Goal: the last label that a replica in sync wrote decides, and older replicas are not in sync.
 /// Method: a table of labels; the copies are older.
 #[test]
 fn the_last_label_of_a_replica_in_sync_decides() {
     let all_in = |index| label(index, (6, 20), &[IN, IN, IN]);
-    let table: [(&str, [Option<LabelFacts>; 3], (u64, u64), [&str; 3]); 5] = [
+    let table: [Case; 5] = [
         (
             "all are equal",
             [0, 1, 2].map(|at| Some(all_in(at))),

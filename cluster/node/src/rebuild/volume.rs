@@ -66,7 +66,7 @@ pub(super) fn rebuild(
     });
     let known = last(trusted.iter().map(|place| place.label));
     let restored = base.map(|base| &base.value["restored"]);
-    let version = base.and_then(|base| version(base));
+    let version = base.and_then(version);
     // As after a restore: a record that is as new as the labels stands.
     let by_label = known.filter(|label| version.is_none_or(|version| label.stamp() > version));
     let mut made = Made {
