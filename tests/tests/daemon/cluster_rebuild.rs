@@ -112,8 +112,8 @@ fn until_copied(cluster: &Cluster, nqn: &str) {
 /// Goal: etcd loses everything, and there is no backup; `rebuild-store` returns every acknowledged
 /// write, with the same NQN and UUID. Method: verified load. One node is killed before, so that its
 /// replica is stale, and starts with the empty etcd; the others go on running. The rebuild names
-/// the node while it is missing; another one is killed before its last key, and repeated. Then etcd is
-/// lost again, with a node that never returns.
+/// the node while it is missing; another one is killed before its last key, and repeated. Then etcd
+/// is lost again, with a node that never returns.
 #[test]
 fn the_store_is_rebuilt_without_a_backup() {
     const NAME: &str = "the_store_is_rebuilt_without_a_backup";
