@@ -210,6 +210,15 @@ impl LvolMap {
             .collect()
     }
 
+    /// The keeper is within a change of the leaf of a place, or has ended it.
+    #[cfg(test)]
+    pub(crate) fn hold(&self, place: u64, is_changing: bool) {
+        let chunks = self.chunks.load();
+        let (leaf, _) = find(&chunks, place).expect("a place of the volume");
+        let before = leaf.sequence.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(before % 2 == 0, is_changing);
+    }
+
     fn change(&self, leaf: &Leaf, change: impl FnOnce(&[[AtomicU64; 4]])) {
         let words = leaf.words.get_or_init(|| {
             let empty = || [const { AtomicU64::new(0) }; 4];

@@ -115,6 +115,8 @@ struct Request {
     granules: u32,
     /// Offset of its data in the job's buffers.
     offset: usize,
+    /// The part of the job that waits for a leaf.
+    part: usize,
     /// Children in flight.
     left: usize,
     /// The first error of its children.
@@ -140,6 +142,7 @@ impl Request {
             first,
             granules,
             offset,
+            part: 0,
             left: 0,
             status: Status::Ok,
             sources: Vec::new(),
@@ -344,7 +347,7 @@ impl Lane {
                 };
                 let first = done.place * u64::from(self.geometry.granules_per_unit);
                 let lba = first + u64::from(done.first);
-                self.read_place_again(done.job, done.offset, lba, done.granules);
+                self.read_place_again(done.job, done.part, lba, done.granules);
                 self.step_ended(done.job, Status::Ok);
             }
             ToLane::Data {

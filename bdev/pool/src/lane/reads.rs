@@ -60,21 +60,22 @@ impl Lane {
         self.port.counts.leave(epoch);
     }
 
-    /// Reads a range of one place whose leaf was loaded.
-    pub(super) fn read_place_again(&mut self, job: usize, offset: usize, lba: u64, granules: u32) {
+    /// Reads a range of one place whose leaf was loaded into the buffers of a part. The keeper may
+    /// change the leaf at this moment: then the part waits again.
+    pub(super) fn read_place_again(&mut self, job: usize, part: usize, lba: u64, granules: u32) {
         if self.map.is_gone() {
             self.jobs[job].status = Status::Gone;
             return;
         }
         let epoch = self.port.counts.enter(&self.shared.epoch, 1);
         let pieces = self.pieces(lba, granules);
-        let parts = &mut self.jobs[job].parts;
-        let at = parts.iter().position(|part| part.offset == offset);
-        let Some(at) = at else {
+        if let [piece @ Piece::Unknown { .. }] = pieces.as_slice() {
+            self.load(job, part, *piece);
             return self.port.counts.leave(epoch);
-        };
-        let mut data = std::mem::take(&mut parts[at].data);
-        let mut offset = offset;
+        }
+        let part = &mut self.jobs[job].parts[part];
+        let mut data = std::mem::take(&mut part.data);
+        let mut offset = part.offset;
         for piece in pieces {
             let len = piece.granules() as usize * PAGE;
             let part = Part {
@@ -104,26 +105,36 @@ impl Lane {
                 let io = self.base_io(Op::Read, offset, data);
                 self.child(io, Owner::Part { job, part: at }, Some(epoch));
             }
-            Piece::Unknown {
-                place,
-                first,
-                granules,
-            } => {
-                let offset = part.offset;
+            Piece::Unknown { .. } => {
+                let at = self.jobs[job].parts.len();
                 self.jobs[job].parts.push(part);
-                let request = self.request(Request::new(job, place, first, granules, offset));
-                let map = self.map_id();
-                self.outbox.push(ToKeeper::Load {
-                    request,
-                    map,
-                    place,
-                });
+                self.load(job, at, piece);
             }
             Piece::Damaged { .. } => {
                 self.jobs[job].parts.push(part);
                 self.jobs[job].status = Status::ReadError;
             }
         }
+    }
+
+    /// Asks the keeper for the leaf of a piece that a part waits for.
+    fn load(&mut self, job: usize, part: usize, piece: Piece) {
+        let Piece::Unknown {
+            place,
+            first,
+            granules,
+        } = piece
+        else {
+            return;
+        };
+        let load = Request::new(job, place, first, granules, 0);
+        let request = self.request(Request { part, ..load });
+        let map = self.map_id();
+        self.outbox.push(ToKeeper::Load {
+            request,
+            map,
+            place,
+        });
     }
 
     /// The sources of a range, in order.

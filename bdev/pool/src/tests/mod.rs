@@ -5,4 +5,5 @@ mod failures;
 mod full;
 mod model;
 mod parents;
+mod reads;
 mod rig;

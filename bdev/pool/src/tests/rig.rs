@@ -279,9 +279,19 @@ impl Host {
     }
 
     pub(super) fn read(&mut self, lba: u64, blocks: u32) -> (Status, Vec<u8>) {
+        let token = self.begin_read(lba, blocks);
+        self.end_read(token)
+    }
+
+    pub(super) fn begin_read(&mut self, lba: u64, blocks: u32) -> Token {
         let mut buf = self.memory.acquire((blocks * BLOCK) as usize).unwrap();
         buf.bytes_mut().unwrap().fill(0xEE);
-        let ended = self.run(Io::new(1, Op::Read, lba, blocks).with(buf));
+        self.begin(Io::new(1, Op::Read, lba, blocks).with(buf))
+    }
+
+    /// The outcome of a read, when it has ended.
+    pub(super) fn end_read(&mut self, token: Token) -> (Status, Vec<u8>) {
+        let ended = self.wait(token);
         let bytes = ended.data.iter().flat_map(|buf| buf.to_vec()).collect();
         (ended.status, bytes)
     }
