@@ -68,7 +68,12 @@ fn membership(cluster: &Cluster) -> Finding {
     const ID: &str = "cluster.member";
     let name = &cluster.name;
     match (&cluster.found, &cluster.joined) {
-        (Err(why), _) => {
+        (Err(why), Some(_)) => {
+            let remedy = "correct [store] and cluster.name; if etcd has lost its data: nacre \
+                          cluster restore, or without a backup nacre cluster rebuild-store";
+            Finding::fail(ID, why.clone(), remedy)
+        }
+        (Err(why), None) => {
             let remedy =
                 "correct [store] and cluster.name, or create the cluster: nacre cluster init";
             Finding::fail(ID, why.clone(), remedy)
@@ -78,7 +83,8 @@ fn membership(cluster: &Cluster) -> Finding {
                 "the data directory belongs to cluster {joined}, and etcd has {name} with the id {}",
                 found.id
             );
-            let remedy = "correct the endpoints, or restore a backup of etcd";
+            let remedy = "correct the endpoints, or return the former cluster: nacre cluster \
+                          restore, or without a backup nacre cluster rebuild-store";
             Finding::fail(ID, evidence, remedy)
         }
         (Ok(found), joined) => {
