@@ -81,25 +81,8 @@ check "restarts of a daemon that is never ready end" unshare --mount "$HERE/rest
 
 cp --sparse=always "$IMAGE" "$SCRATCH/disk.raw"
 truncate -s 6G "$SCRATCH/disk.raw"
-cp /usr/share/OVMF/OVMF_VARS_4M.fd "$SCRATCH/firmware"
-mkdir -p "$SCRATCH/nacre"
-cat >"$SCRATCH/nacre/nacre.toml" <<CONF
-[[bdev]]
-name = "disk"
-type = "file"
-path = "/var/lib/nacre/disk.img"
-size = "64MiB"
-
-[[nvmf.listener]]
-name = "default"
-address = "0.0.0.0"
-
-[[nvmf.subsystem]]
-nqn = "$NQN:disk"
-allow_any_host = true
-[[nvmf.subsystem.namespace]]
-bdev = "disk"
-CONF
+new_firmware
+write_configuration
 version_of() { basename "$1" .tar | cut -d_ -f2; }
 # The version as words of a regular expression.
 pattern() { echo "${1//./\\.}"; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Goal: the image on a USB disk installs the appliance to a disk that is named by its serial number, and that disk alone
-# boots and serves. A power cut in the middle leaves a disk without a partition table.
+# Goal: the image on a USB disk installs the appliance to a disk that is named by its serial number. That disk alone boots
+# and serves. A power cut in the middle leaves a disk without a partition table.
 # Method: QEMU with OVMF, as in image.sh. The first installation is a command that a power cut ends, the second one is by
 # keys on the screen. IMAGE runs commands of the test.
 #
@@ -24,27 +24,10 @@ cp --sparse=always "$IMAGE" "$STICK"
 # The target of machine.sh has the serial number SYSTEM.
 truncate -s 6G "$SCRATCH/disk.raw"
 truncate -s 1G "$SCRATCH/small.raw"
-cp /usr/share/OVMF/OVMF_VARS_4M.fd "$SCRATCH/firmware"
+new_firmware
 # A person has more time for the boot menu.
 printf 'timeout 60\neditor no\ndefault nacre_*\n' >"$SCRATCH/loader.conf"
-mkdir -p "$SCRATCH/nacre"
-cat >"$SCRATCH/nacre/nacre.toml" <<CONF
-[[bdev]]
-name = "disk"
-type = "file"
-path = "/var/lib/nacre/disk.img"
-size = "64MiB"
-
-[[nvmf.listener]]
-name = "default"
-address = "0.0.0.0"
-
-[[nvmf.subsystem]]
-nqn = "$NQN:disk"
-allow_any_host = true
-[[nvmf.subsystem.namespace]]
-bdev = "disk"
-CONF
+write_configuration
 prepare_stick() {
     mcopy -o -i "$STICK$BOOT" "$SCRATCH/loader.conf" ::/loader/loader.conf &&
         mcopy -i "$STICK$BOOT" -s "$SCRATCH/nacre" ::/
@@ -114,7 +97,7 @@ check "the disk has no installer" has_no_installer
 check "and the version with all its tries" eval 'on_boot_partition EFI/Linux | grep -q "nacre_$VERSION+3-0.efi"'
 
 # The disk alone, in a machine whose firmware knows nothing of it.
-cp /usr/share/OVMF/OVMF_VARS_4M.fd "$SCRATCH/firmware"
+new_firmware
 START=$SECONDS
 power_on "$SCRATCH/install.3"
 check "the installed disk serves" serves $((LIMIT * 2))

@@ -6,6 +6,31 @@ BOOT=@@1048576
 # An emulated machine with other work beside it; with KVM it takes seconds.
 LIMIT=420
 
+# Firmware that has started nothing.
+new_firmware() { cp /usr/share/OVMF/OVMF_VARS_4M.fd "$SCRATCH/firmware"; }
+
+# A configuration that serves $NQN:disk, for the folder of the boot partition.
+write_configuration() {
+    mkdir -p "$SCRATCH/nacre"
+    cat >"$SCRATCH/nacre/nacre.toml" <<CONF
+[[bdev]]
+name = "disk"
+type = "file"
+path = "/var/lib/nacre/disk.img"
+size = "64MiB"
+
+[[nvmf.listener]]
+name = "default"
+address = "0.0.0.0"
+
+[[nvmf.subsystem]]
+nqn = "$NQN:disk"
+allow_any_host = true
+[[nvmf.subsystem.namespace]]
+bdev = "disk"
+CONF
+}
+
 # power_on CONSOLE [QEMU-OPTION...]: the first serial port is the appliance's screen, the second one the test's shell.
 power_on() {
     CONSOLE=$1

@@ -36,7 +36,7 @@ pub struct Options {
     pub skip: Vec<String>,
 }
 
-/// The keys of a cluster, or what is missing for them.
+/// The keys of a cluster. It counts only without missing nodes, problems and a refusal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub backup: Backup,

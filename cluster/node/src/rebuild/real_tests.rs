@@ -59,8 +59,17 @@ impl Lab {
         };
         tokio::select! {
             rebuilt = rebuild.run(&self.client, &self.prefix, "lab", |_, _| {}) => rebuilt,
-            () = self.report(nodes) => unreachable!("it reports for ever"),
+            () = self.report(nodes) => unreachable!("the reports do not end"),
         }
+    }
+
+    /// A rebuild that waits for reports.
+    async fn collecting(&self) -> (Writer<'_>, Request) {
+        let writer = Writer::claim(&self.client, &self.prefix, Source::Rebuild).await;
+        let mut writer = writer.expect("claimed");
+        writer.collect().await.expect("collecting");
+        let request = self.operator().rebuild_request().await;
+        (writer, request.expect("an answer").expect("a request"))
     }
 }
 
@@ -104,12 +113,7 @@ fn a_rebuild_refuses_and_is_repeated() {
         assert_eq!(refused, RebuildError::NoNode { waited_s: 1 });
 
         // A run that dies after some keys, with a report to it.
-        let mut writer = Writer::claim(&lab.client, &lab.prefix, Source::Rebuild)
-            .await
-            .expect("claimed");
-        writer.collect().await.expect("collecting");
-        let request = lab.operator().rebuild_request().await.expect("an answer");
-        let request = request.expect("a request");
+        let (writer, request) = lab.collecting().await;
         let all = labelled_three();
         assert_eq!(
             lab.operator().report_found(request, &all[2]).await,
@@ -166,12 +170,7 @@ fn a_rebuild_refuses_and_is_repeated() {
 #[test]
 fn a_large_report_has_parts() {
     on_etcd("a_large_report_has_parts", async |lab: Lab| {
-        let mut writer = Writer::claim(&lab.client, &lab.prefix, Source::Rebuild)
-            .await
-            .expect("claimed");
-        writer.collect().await.expect("collecting");
-        let request = lab.operator().rebuild_request().await.expect("an answer");
-        let request = request.expect("a request");
+        let (_writer, request) = lab.collecting().await;
         let mut found = labelled_three().remove(0);
         found.description.version = "x".repeat(1_200_000);
         assert_eq!(lab.operator().report_found(request, &found).await, Ok(true));
