@@ -152,9 +152,8 @@ impl Driver {
                 Err(error) => Some(error.to_string()),
             },
         };
-        if refused.is_none() {
-            self.shared.seen_keys.put(kind, id, kv);
-        }
+        // Also a record of a later version: without it, its volume would seem to be deleted.
+        self.shared.seen_keys.put(kind, id, kv);
         self.ignored(&kv.key, refused);
     }
 

@@ -41,6 +41,8 @@ pub struct Options {
 pub struct Plan {
     pub backup: Backup,
     pub nodes: usize,
+    /// False: no report has a copy, so that nothing shows which nodes there are.
+    pub has_copy: bool,
     /// Nodes that have not reported, by name if a copy has it.
     pub missing: Vec<String>,
     /// Replicas whose device their node has not found.
@@ -94,6 +96,7 @@ pub fn decide(
             keys,
         },
         nodes: all.len(),
+        has_copy: !reports.copies.is_empty(),
         missing: reports.missing(&chosen),
         absent: draft.absent,
         notes: draft.notes,
@@ -135,10 +138,24 @@ impl<'a> Reports<'a> {
         let mut unused: BTreeSet<(&'static str, &String)> = BTreeSet::new();
         unused.extend(options.volumes.iter().map(|name| ("volume", name)));
         unused.extend(options.skip.iter().map(|name| ("skip", name)));
-        let mut names = Vec::new();
-        for id in all {
+        let named_volumes = all.into_iter().map(|id| {
             let base = self.base(id);
-            let name = self.name_of_volume(id, base);
+            (id, base, self.name_of_volume(id, base))
+        });
+        let named_volumes: Vec<_> = named_volumes.collect();
+        for (option, text) in &unused {
+            let of_name = named_volumes.iter().filter(|(.., name)| name == *text);
+            let ids: Vec<String> = of_name.map(|(id, ..)| id.to_string()).collect();
+            if ids.len() > 1 {
+                draft.refused.get_or_insert(RebuildError::SeveralVolumes {
+                    option,
+                    name: (*text).clone(),
+                    ids: ids.join(", "),
+                });
+            }
+        }
+        let mut names = Vec::new();
+        for (id, base, name) in named_volumes {
             let is_taken = named(&mut unused, "volume", &options.volumes, &name, id);
             let is_skipped = named(&mut unused, "skip", &options.skip, &name, id);
             names.push(name.clone());
@@ -146,6 +163,12 @@ impl<'a> Reports<'a> {
                 draft.notes.push(Note::Skipped { volume: name });
             } else if is_taken || self.is_of_cluster(id) {
                 chosen.push((id, base));
+            } else if self.places.contains_key(&id) && self.is_doubtful(id) {
+                draft.problems.push(Problem::Doubtful {
+                    devices: self.devices_of(id),
+                    volume: name,
+                    id,
+                });
             } else if self.places.contains_key(&id) {
                 draft.notes.push(self.left_out(id, name));
             }
@@ -230,11 +253,19 @@ impl<'a> Reports<'a> {
         }
         let is_missing = |node: &Uuid| !self.has_reported(*node) && !self.lost.nodes.contains(node);
         let missing = awaited.into_iter().filter(is_missing);
-        missing.map(|node| self.name_of(node)).collect()
+        let reported: BTreeSet<String> = self.all.keys().map(|id| self.name_of(id.0)).collect();
+        let shown = |node: Uuid| {
+            let name = self.name_of(node);
+            if reported.contains(&name) {
+                return format!("{name} with the former id {node}");
+            }
+            name
+        };
+        missing.map(shown).collect()
     }
 }
 
-/// True if the list names the volume. The name is then used.
+/// True if the list names the volume. Its names are then used.
 fn named<'a>(
     unused: &mut BTreeSet<(&'static str, &'a String)>,
     option: &'static str,
@@ -243,9 +274,10 @@ fn named<'a>(
     id: Uuid,
 ) -> bool {
     let is_it = |text: &&String| text.as_str() == name || **text == id.to_string();
-    let Some(text) = list.iter().find(is_it) else {
-        return false;
-    };
-    unused.remove(&(option, text));
-    true
+    let mut is_named = false;
+    for text in list.iter().filter(is_it) {
+        unused.remove(&(option, text));
+        is_named = true;
+    }
+    is_named
 }

@@ -31,6 +31,12 @@ pub enum RebuildError {
     Missing { nodes: Vec<String>, waited_s: u64 },
     #[error("--without {name}: {why}")]
     Without { name: String, why: String },
+    #[error("--{option} {name}: several volumes have this name. Name one by its id: {ids}")]
+    SeveralVolumes {
+        option: &'static str,
+        name: String,
+        ids: String,
+    },
     #[error("--{option} {name}: no label and no copy has this volume; there are {known}")]
     NoVolume {
         option: &'static str,
@@ -65,6 +71,16 @@ pub enum Problem {
          the volume out with --skip"
     )]
     NoPlace { volume: String, replica: Uuid },
+    #[error(
+        "volume \"{volume}\" ({id}) on {devices}: the last copies do not have it. It was created \
+         or deleted just before the loss, or after another restore. Take it with --volume {id}, or \
+         leave it out with --skip {id}"
+    )]
+    Doubtful {
+        volume: String,
+        id: Uuid,
+        devices: String,
+    },
     #[error(
         "volume \"{volume}\" ({id}): its record in the copies is damaged, and no label of it was \
          found. Leave the volume out with --skip"

@@ -146,7 +146,9 @@ impl Found {
         let exports = &self.copy.as_ref()?.exports;
         let is_it = |value: &serde_json::Value| {
             let name = value["device"].as_str();
-            value["volume"] == *volume.to_string() && name.is_some_and(|name| device.is(name))
+            let is_wanted = value["want"] != "gone";
+            let is_of_volume = value["volume"] == *volume.to_string();
+            is_wanted && is_of_volume && name.is_some_and(|name| device.is(name))
         };
         let found = exports.iter().find(|(_, value)| is_it(value));
         found.map(|(id, _)| *id)

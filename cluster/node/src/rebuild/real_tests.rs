@@ -184,8 +184,8 @@ fn a_large_report_has_parts() {
         };
         let node = NodeId(found.node);
         assert_eq!(reports().await.get(&node), Some(&found));
-        assert_eq!(lab.keys().await.len(), 1 + 3 + 1);
-        let part = format!("{}001", lab.prefix.found(node));
+        assert_eq!(lab.keys().await.len(), 1 + 49 + 1);
+        let part = format!("{}0001", lab.prefix.found(node));
         lab.change(Txn::default().delete(&part)).await;
         assert!(reports().await.is_empty());
     });

@@ -1,7 +1,7 @@
 //! Reports in etcd: a node answers the request of a rebuild with its facts.
 //!
 //! ```text
-//!   found/N/000 …    parts of the report's JSON, each below etcd's limit for one value
+//!   found/N/0000 …   parts of the report's JSON, each below etcd's limit for one value
 //!   found/N/end      run of the rebuild, number of parts, CRC-64 of all parts
 //! ```
 //!
@@ -20,10 +20,10 @@ use crate::error::Error;
 use crate::keys::{self, FORMAT};
 use crate::operator::Operator;
 
-/// Bytes of a part.
-const PART: usize = 512 << 10;
+/// Bytes of a part. A page of 500 keys stays below the largest answer of etcd's client.
+const PART: usize = 24 << 10;
 /// Most parts of a report: facts of 1024 devices, and of 8192 volumes.
-const MOST: usize = 64;
+const MOST: usize = 1366;
 
 /// The request of a rebuild.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,10 @@ pub(super) async fn put(
     let parts: Vec<&[u8]> = text.chunks(PART).collect();
     if parts.len() > MOST {
         let (bytes, most) = (text.len(), MOST * PART);
-        let why = format!("the report has {bytes} bytes, and {most} are the most");
+        let why = format!(
+            "the report has {bytes} bytes, and {most} are the most: detach devices that the \
+             cluster does not need"
+        );
         return Err(Error::Invalid {
             field: "found",
             why,
@@ -86,7 +89,7 @@ pub(super) async fn put(
         crc64: crc(&text),
     };
     let values = parts.iter().enumerate();
-    let values = values.map(|(at, part)| (format!("{own}{at:03}"), part.to_vec()));
+    let values = values.map(|(at, part)| (format!("{own}{at:04}"), part.to_vec()));
     let values = values.chain([(format!("{own}end"), keys::bytes(&end))]);
     for (key, value) in values {
         let txn = Txn::default()
@@ -121,7 +124,7 @@ pub(super) fn read(prefix: &Prefix, run: Uuid, keys: &[KeyValue]) -> BTreeMap<No
         }
         let mut text = Vec::new();
         for at in 0..end.parts {
-            text.extend_from_slice(parts.get(format!("{at:03}").as_str())?);
+            text.extend_from_slice(parts.get(format!("{at:04}").as_str())?);
         }
         let found: Found = serde_json::from_slice(&text).ok()?;
         let is_whole = crc(&text) == end.crc64 && found.node == node && found.v <= FORMAT;

@@ -136,14 +136,18 @@ impl<'a> Reports<'a> {
 
     /// Reads the nodes, devices and replicas that the operator names lost.
     pub(super) fn name_lost(&mut self, without: &[String]) -> Result<(), RebuildError> {
-        let refused = |name: &str, why: String| {
+        // Names that do not fit hide none that do.
+        let mut first = None;
+        let mut refuse = |name: &str, why: String| {
             let name = name.to_owned();
-            Err(RebuildError::Without { name, why })
+            first.get_or_insert(RebuildError::Without { name, why });
         };
         let known = self.known_nodes();
+        // A node with a new data directory may have the name of the lost one.
         let node = |text: &str| {
-            let mut nodes = known.iter().copied();
-            nodes.find(|node| node.to_string() == text || self.name_of(*node) == text)
+            let is_it = |node: &Uuid| node.to_string() == text || self.name_of(*node) == text;
+            let named = known.iter().copied().filter(is_it);
+            named.min_by_key(|node| self.has_reported(*node))
         };
         let names = || {
             let names: Vec<String> = known.iter().map(|node| self.name_of(*node)).collect();
@@ -154,19 +158,22 @@ impl<'a> Reports<'a> {
             if let Some(found) = node(text) {
                 if self.has_reported(found) {
                     let why = "the node has reported, so it is there: leave this option out";
-                    return refused(text, why.to_owned());
+                    refuse(text, why.to_owned());
+                    continue;
                 }
                 lost.nodes.insert(found);
             } else if let Some((name, device)) = text.split_once(':') {
                 let Some(found) = node(name) else {
-                    return refused(
+                    refuse(
                         text,
                         format!("there is no such node; there are {}", names()),
                     );
+                    continue;
                 };
                 if !self.has_device(found, device) {
                     let why = "no label and no copy has a replica on this device".to_owned();
-                    return refused(text, why);
+                    refuse(text, why);
+                    continue;
                 }
                 lost.devices.insert((found, device.to_owned()));
             } else if let Ok(replica) = text.parse()
@@ -178,11 +185,11 @@ impl<'a> Reports<'a> {
                     "there is no such node or replica; the nodes are {}",
                     names()
                 );
-                return refused(text, why);
+                refuse(text, why);
             }
         }
         self.lost = lost;
-        Ok(())
+        first.map_or(Ok(()), Err)
     }
 
     fn has_device(&self, node: Uuid, device: &str) -> bool {
@@ -242,18 +249,27 @@ impl<'a> Reports<'a> {
         records.rev().max_by_key(|record| record.stamp())
     }
 
-    /// The newest copy shows which volumes exist. A volume that was created after it is exported.
+    /// The newest copy shows which volumes exist.
     pub(super) fn is_of_cluster(&self, volume: Uuid) -> bool {
-        let Some((newest, _)) = self.copies.first() else {
+        match self.copies.first() {
+            Some((newest, _)) => newest.volumes.contains(&volume),
             // The labels are all that is left.
-            return true;
-        };
-        if newest.volumes.contains(&volume) {
-            return true;
+            None => true,
         }
-        let places = self.places.get(&volume).into_iter().flatten();
-        let is_exported = |place: &Labelled<'_>| place.found.exports(place.device, volume);
-        !self.was_known(volume) && places.into_iter().any(is_exported)
+    }
+
+    /// True for a volume that the newest copy does not have, although it may exist: a node exports
+    /// its device, or only copies of another store have it. Which store is later is a guess by the
+    /// clocks of nodes.
+    pub(super) fn is_doubtful(&self, volume: Uuid) -> bool {
+        let mut places = self.places.get(&volume).into_iter().flatten();
+        let newest = self.copies.first().map(|(_, copy)| copy.meta.restored);
+        let of_volume = self.copies.iter();
+        let mut of_volume = of_volume.filter(|(found, _)| found.volumes.contains(&volume));
+        if self.was_known(volume) {
+            return of_volume.all(|(_, copy)| Some(copy.meta.restored) != newest);
+        }
+        places.any(|place| place.found.exports(place.device, volume))
     }
 
     fn was_known(&self, volume: Uuid) -> bool {
@@ -261,10 +277,14 @@ impl<'a> Reports<'a> {
         copies.any(|(found, _)| found.volumes.contains(&volume))
     }
 
-    pub(super) fn left_out(&self, id: Uuid, volume: String) -> Note {
-        let places = self.places.get(&id).into_iter().flatten();
+    pub(super) fn devices_of(&self, volume: Uuid) -> String {
+        let places = self.places.get(&volume).into_iter().flatten();
         let devices = places.map(|place| self.device_text(place.found.node, &place.device.name));
-        let devices = devices.collect::<Vec<_>>().join(", ");
+        devices.collect::<Vec<_>>().join(", ")
+    }
+
+    pub(super) fn left_out(&self, id: Uuid, volume: String) -> Note {
+        let devices = self.devices_of(id);
         if self.was_known(id) {
             Note::Deleted {
                 volume,

@@ -23,7 +23,10 @@ use crate::backup::{Source, Writer, write_rebuilt};
 use crate::error::Error;
 
 /// Time between two looks at the reports.
-const LOOK: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(500);
+/// Time without a new report before the reports count: nodes look for a rebuild each
+/// half second, and one that knows less may report first.
+const QUIET: Duration = Duration::from_secs(3);
 /// Longest wait for devices of nodes that have reported: pools open after the start of a daemon.
 const DEVICES: Duration = Duration::from_secs(10);
 
@@ -77,9 +80,11 @@ impl Rebuild {
         let plan = match collected {
             Ok(plan) => plan,
             Err(refused) => {
-                // Keys of an earlier run are not whole without this one.
-                writer.clear().await?;
-                writer.withdraw().await?;
+                // Keys of an earlier run are not whole without this one. If etcd does not answer, the
+                // mark stays, and the next run takes its place.
+                if writer.clear().await.is_ok() {
+                    let _ = writer.withdraw().await;
+                }
                 return Err(refused);
             }
         };
@@ -110,8 +115,8 @@ impl Rebuild {
     ) -> Result<Plan, RebuildError> {
         let begun = Instant::now();
         let mut shown = None;
-        // Since when no node is missing.
-        let mut complete: Option<Instant> = None;
+        // The last reports, and since when they are the same.
+        let mut last = (BTreeMap::new(), begun);
         loop {
             let reports = match self.reports(client, prefix, writer).await {
                 Err(error) if error.is_passing() && begun.elapsed() < self.wait => {
@@ -133,16 +138,21 @@ impl Rebuild {
                     progress(state.0, &state.1);
                     shown = Some(state);
                 }
+                if last.0 != reports {
+                    last = (reports, Instant::now());
+                }
+                let is_settled = plan.absent == 0 && plan.problems.is_empty();
+                let quiet = if is_settled { QUIET } else { DEVICES };
+                let is_quiet = plan.has_copy && last.1.elapsed() >= quiet;
                 if plan.missing.is_empty() {
-                    let since = *complete.get_or_insert_with(Instant::now);
-                    if let Some(refused) = plan.refused {
-                        return Err(refused);
-                    }
-                    let is_settled = plan.absent == 0 && plan.problems.is_empty();
-                    if is_settled || since.elapsed() >= DEVICES.min(self.wait) {
+                    if is_late || is_quiet {
                         return accepted(plan);
                     }
                 } else if is_late {
+                    // An option that does not fit may have been meant for one of these nodes.
+                    if let Some(refused) = plan.refused {
+                        return Err(refused);
+                    }
                     let nodes = plan.missing;
                     return Err(RebuildError::Missing { nodes, waited_s });
                 }
@@ -164,6 +174,9 @@ impl Rebuild {
 }
 
 fn accepted(plan: Plan) -> Result<Plan, RebuildError> {
+    if let Some(refused) = plan.refused {
+        return Err(refused);
+    }
     if plan.problems.is_empty() {
         return Ok(plan);
     }
