@@ -1,6 +1,5 @@
 //! The boot partition: a new FAT with the files that the target needs.
 
-use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 
 use fatfs::{
@@ -45,7 +44,6 @@ type FatDir<'a, 'w, D> = Dir<'a, Window<'w, D>>;
 struct Copier<'a> {
     version: &'a Version,
     files: Vec<BootFile>,
-    folders: BTreeSet<String>,
 }
 
 /// Makes a file system in `target`, and copies the files of `source` to it.
@@ -71,7 +69,6 @@ pub(super) fn copy<D: Device>(
     let mut copier = Copier {
         version,
         files: Vec::new(),
-        folders: BTreeSet::new(),
     };
     copier.folder(&from.root_dir(), &to.root_dir(), "", 0)?;
     to.unmount().map_err(BootError::Target)?;
@@ -161,7 +158,6 @@ impl Copier<'_> {
             };
             if entry.is_dir() {
                 to.create_dir(&name).map_err(BootError::Target)?;
-                self.folders.insert(inner.clone());
                 let folder = to.open_dir(&name).map_err(BootError::Target)?;
                 self.folder(&entry.to_dir(), &folder, &format!("{inner}/"), depth + 1)?;
                 continue;

@@ -204,11 +204,14 @@ impl<R: Run, O: Open> Installer<'_, R, O> {
         overwrite: bool,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Installed, InstallError> {
-        let (inventory, mut source) = self.survey()?;
+        let (inventory, source) = self.survey()?;
         let _lock = Lock::of_system(self.places)?;
-        let disk = choose(inventory.disks(self.open, &source), serial, overwrite)?;
+        let _ = choose(inventory.disks(self.open, &source), serial, overwrite)?;
         progress(Progress::start(Step::Check));
         source.check(self.run)?;
+        // The check takes minutes. A disk that was pulled meanwhile may have given its path away.
+        let (inventory, mut source) = self.survey()?;
+        let disk = choose(inventory.disks(self.open, &source), serial, overwrite)?;
         let bytes = write::write(self.open, &mut source, &disk, progress)?;
         // For the list of disks only: udev looks again, too.
         let path = disk.path.to_string_lossy();

@@ -311,9 +311,6 @@ impl<D: Device> Target<'_, D> {
         let size = LogicalBlockSize::try_from(sector).map_err(&failed)?;
         let sectors = u32::try_from(self.disk.bytes / sector - 1).unwrap_or(u32::MAX);
         let table = |error: gpt::GptError| failed(io::Error::other(error));
-        ProtectiveMBR::with_lb_size(sectors)
-            .overwrite_lba0(&mut self.device)
-            .map_err(|error| failed(io::Error::other(error)))?;
         let mut written = GptConfig::new()
             .writable(true)
             .logical_block_size(size)
@@ -321,6 +318,12 @@ impl<D: Device> Target<'_, D> {
             .map_err(table)?;
         written.update_partitions(wanted.clone()).map_err(table)?;
         written.write().map_err(table)?;
+        self.device.settle().map_err(&failed)?;
+        // Last: without it, firmware sees no table. The second table alone may start the boot
+        // loader, whose kernel would not find its root.
+        ProtectiveMBR::with_lb_size(sectors)
+            .overwrite_lba0(&mut self.device)
+            .map_err(|error| failed(io::Error::other(error)))?;
         self.device.settle().map_err(&failed)?;
         let read = GptConfig::new()
             .logical_block_size(size)
