@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
@@ -32,6 +33,8 @@ pub(super) struct Rig {
     pub(super) faults: Faults,
     /// `veritysetup` finds a damaged root file system.
     pub(super) damaged: Cell<bool>,
+    /// The first two targets exchange their paths while the source is checked.
+    pub(super) swaps: Cell<bool>,
 }
 
 /// Faults of the target; each write counts.
@@ -153,6 +156,11 @@ impl Run for Rig {
                 patience: std::time::Duration::ZERO,
             });
         }
+        if program == "veritysetup" && self.swaps.get() {
+            let mut disks = self.disks.borrow_mut();
+            let (one, two) = (disks[1]["path"].take(), disks[2]["path"].take());
+            (disks[1]["path"], disks[2]["path"]) = (two, one);
+        }
         match program {
             "lsblk" => Ok(json!({ "blockdevices": *self.disks.borrow() }).to_string()),
             _ => Ok(String::new()),
@@ -184,6 +192,7 @@ impl Rig {
             lines: RefCell::default(),
             faults: Faults::default(),
             damaged: Cell::default(),
+            swaps: Cell::default(),
         };
         let places = rig.places();
         let write = |path: PathBuf, bytes: &[u8]| {
@@ -341,6 +350,11 @@ impl Rig {
     pub(super) fn boots(&self, name: &str, sector: LogicalBlockSize) -> Boots {
         let file = File::open(self.path(name)).unwrap();
         let config = GptConfig::new().logical_block_size(sector);
+        let mut boot_record = [0; 512];
+        file.read_exact_at(&mut boot_record, 0).unwrap();
+        if boot_record[510..] != [0x55, 0xAA] {
+            return Boots::Not;
+        }
         let Ok(table) = config.open_from_device(file) else {
             return Boots::Not;
         };
