@@ -76,6 +76,7 @@ impl fmt::Display for Tally {
 pub(crate) struct CargoTest {
     tally: Tally,
     binary: String,
+    has_result: bool,
     /// Tests of this binary that libtest reported as slow and that have not ended.
     slow: Vec<String>,
 }
@@ -98,6 +99,7 @@ impl CargoTest {
             self.binary = named(binary);
             self.slow.clear();
         } else if let Some(rest) = trimmed.strip_prefix("test result: ") {
+            self.has_result = true;
             self.tally.passed += count(rest, " passed");
             self.tally.failed += count(rest, " failed");
             let ignored = count(rest, " ignored");
@@ -134,6 +136,11 @@ impl CargoTest {
             tally.fail(format!("{suite}: succeeded without running a single test"));
         }
         tally
+    }
+
+    /// True if a program has printed its result, also of no test.
+    pub(crate) fn has_result(&self) -> bool {
+        self.has_result
     }
 
     /// The totals of one program of several: it may have no test.

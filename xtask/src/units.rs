@@ -36,12 +36,16 @@ const LONG: [&str; 5] = [
     "real",
 ];
 
+/// Programs at the same time, and tests of one: many start daemons and members of etcd.
+const MOST_LANES: usize = 4;
+const MOST_THREADS: usize = 8;
+
 /// A test program that Cargo built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
     /// The folder of its package, where Cargo would run it.
     folder: PathBuf,
-    /// `unittests src/lib.rs of nacre_bdev`, or `daemon of nacre-tests`.
+    /// The source below the folder: `bdev/src/lib.rs`, or `engine/cli/tests/cli/main.rs`.
     name: String,
     target: String,
     file: PathBuf,
@@ -49,7 +53,7 @@ pub(crate) struct Program {
 
 impl Program {
     /// Reads a message of `cargo --message-format=json`.
-    fn read(line: &str) -> Option<Self> {
+    fn read(root: &Path, line: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(line).ok()?;
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
@@ -58,10 +62,10 @@ impl Program {
         let folder = manifest.parent()?.to_owned();
         let target = message["target"]["name"].as_str()?.to_owned();
         let source = Path::new(message["target"]["src_path"].as_str()?);
-        let place = source.strip_prefix(&folder).unwrap_or(source);
+        let place = source.strip_prefix(root).unwrap_or(source);
         Some(Self {
             file: message["executable"].as_str()?.into(),
-            name: format!("{} of {target}", place.display()),
+            name: place.display().to_string(),
             folder,
             target,
         })
@@ -87,7 +91,7 @@ pub(crate) fn build(root: &Path) -> Result<(Tally, Vec<Program>)> {
     ]);
     let mut programs = Vec::new();
     let end = process::lines(&mut command, LIMIT, |line| match line.strip_prefix('{') {
-        Some(_) => programs.extend(Program::read(line)),
+        Some(_) => programs.extend(Program::read(root, line)),
         None => println!("{line}"),
     })?;
     let mut tally = Tally::default();
@@ -110,31 +114,38 @@ pub(crate) fn run(root: &Path, programs: &[Program], filter: &[String]) -> Resul
         }
     };
     let cpus = std::thread::available_parallelism().map_or(2, usize::from);
+    let lanes = cpus.min(MOST_LANES);
+    let threads = (3 * cpus / lanes).max(2).min(MOST_THREADS);
     let queue = Mutex::new(programs.iter());
     let total = Mutex::new(Tally::default());
-    let lane = || -> Result<()> {
+    let lane = || {
         loop {
             let Some(program) = queue.lock().next() else {
-                return Ok(());
+                return;
             };
             let mut command = Command::new(&program.file);
             command
                 .args(filter)
-                .env("RUST_TEST_THREADS", (cpus + 1).to_string());
+                .env("RUST_TEST_THREADS", threads.to_string());
             if let Some(etcd) = &etcd {
                 command.env("NACRE_TEST_ETCD", etcd);
             }
-            let tally = run_one(program, &mut command, &total)?;
+            let tally = run_one(program, &mut command, &total).unwrap_or_else(|error| {
+                let mut tally = Tally::default();
+                tally.fail(format!("{}: {error:#}", program.name));
+                tally
+            });
             total.lock().add(tally);
         }
     };
     std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..cpus).map(|_| scope.spawn(lane)).collect();
-        lanes.into_iter().try_for_each(|lane| match lane.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
-    })?;
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        for lane in lanes {
+            if let Err(panic) = lane.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    });
     let mut total = total.into_inner();
     total.add(documentation(root, filter)?);
     if filter.is_empty() && total.passed == 0 {
@@ -168,7 +179,12 @@ fn run_one(program: &Program, command: &mut Command, printing: &Mutex<Tally>) ->
         start.elapsed().as_secs_f64()
     );
     output.iter().for_each(|line| println!("{line}"));
-    Ok(reader.ended(&program.name, end))
+    let has_result = reader.has_result();
+    let mut tally = reader.ended(&program.name, end);
+    if end.success() && !has_result {
+        tally.fail(format!("{}: it ended without a result", program.name));
+    }
+    Ok(tally)
 }
 
 fn documentation(root: &Path, filter: &[String]) -> Result<Tally> {
@@ -199,13 +215,14 @@ mod tests {
             })
             .to_string()
         };
-        let program = Program::read(&message("lib", true)).expect("a test program");
-        assert_eq!(program.name, "src/lib.rs of nacre_bdev");
+        let read = |line: &str| Program::read(Path::new("/src"), line);
+        let program = read(&message("lib", true)).expect("a test program");
+        assert_eq!(program.name, "bdev/src/lib.rs");
         assert_eq!(program.folder, Path::new("/src/bdev"));
         assert_eq!(program.file, Path::new("/target/debug/deps/nacre_bdev-1"));
-        assert_eq!(Program::read(&message("lib", false)), None);
-        assert_eq!(Program::read("{\"reason\":\"build-finished\"}"), None);
-        assert_eq!(Program::read("{"), None);
+        assert_eq!(read(&message("lib", false)), None);
+        assert_eq!(read("{\"reason\":\"build-finished\"}"), None);
+        assert_eq!(read("{"), None);
     }
 
     /// Goal: the tests of a program count, and so does a crash. Method: shells that print what
@@ -214,7 +231,7 @@ mod tests {
     fn a_program_is_counted() {
         let program = Program {
             folder: "/".into(),
-            name: "src/lib.rs of crate".to_owned(),
+            name: "crate/src/lib.rs".to_owned(),
             target: "crate".to_owned(),
             file: "/bin/sh".into(),
         };
@@ -229,9 +246,10 @@ mod tests {
         let bad = run(
             "echo 'test a::b ... FAILED'; echo 'test result: FAILED. 1 passed; 1 failed'; exit 101",
         );
-        assert_eq!(bad.failures, ["src/lib.rs of crate: a::b"]);
+        assert_eq!(bad.failures, ["crate/src/lib.rs: a::b"]);
         let crashed = run("kill -SEGV $$");
         assert_eq!((crashed.passed, crashed.failed), (0, 1));
         assert_eq!(run("echo 'test result: ok. 0 passed; 0 failed'").failed, 0);
+        assert_eq!(run("exit 0").failed, 1);
     }
 }

@@ -147,11 +147,13 @@ impl<'a> Reports<'a> {
             let of_name = named_volumes.iter().filter(|(.., name)| name == *text);
             let ids: Vec<String> = of_name.map(|(id, ..)| id.to_string()).collect();
             if ids.len() > 1 {
-                draft.refused.get_or_insert(RebuildError::SeveralVolumes {
-                    option,
-                    name: (*text).clone(),
-                    ids: ids.join(", "),
-                });
+                draft
+                    .refused
+                    .get_or_insert_with(|| RebuildError::SeveralVolumes {
+                        option,
+                        name: (*text).clone(),
+                        ids: ids.join(", "),
+                    });
             }
         }
         let mut names = Vec::new();
