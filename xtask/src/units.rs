@@ -115,7 +115,7 @@ pub(crate) fn run(root: &Path, programs: &[Program], filter: &[String]) -> Resul
     };
     let cpus = std::thread::available_parallelism().map_or(2, usize::from);
     let lanes = cpus.min(MOST_LANES);
-    let threads = (3 * cpus / lanes).max(2).min(MOST_THREADS);
+    let threads = (3 * cpus / lanes).clamp(2, MOST_THREADS);
     let queue = Mutex::new(programs.iter());
     let total = Mutex::new(Tally::default());
     let lane = || {

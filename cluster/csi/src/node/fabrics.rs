@@ -1,6 +1,7 @@
 //! The kernel's NVMe host as sysfs shows it: the paths to a subsystem, and the block device of a
 //! volume.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -110,13 +111,33 @@ pub(crate) fn device(host: &dyn Host, uuid: Uuid) -> Result<Option<Device>, Stat
 
 /// All devices with this UUID.
 pub(crate) fn devices(host: &dyn Host, uuid: Uuid) -> Result<Vec<Device>, Status> {
-    let dir = host.sys().join("class/block");
-    let fits = |name: &String| {
-        is_namespace(name)
-            && read(&dir.join(name).join("uuid"))
-                .and_then(|text| Uuid::parse_str(&text).ok())
-                .is_some_and(|found| found == uuid)
+    all_devices(host, |at| {
+        let found = read(&at.join("uuid")).and_then(|text| Uuid::parse_str(&text).ok());
+        found == Some(uuid)
+    })
+}
+
+/// All devices of a subsystem.
+pub(crate) fn devices_of(host: &dyn Host, nqn: &str) -> Result<Vec<Device>, Status> {
+    all_devices(host, |at| {
+        read(&at.join("device/subsysnqn")).is_some_and(|found| found == nqn)
+    })
+}
+
+/// The NQNs of hosts with paths from this machine to a subsystem.
+pub(crate) fn host_nqns(host: &dyn Host, nqn: &str) -> Result<BTreeSet<String>, Status> {
+    let dir = host.sys().join("class/nvme");
+    let of = |controller: String| {
+        let at = dir.join(controller);
+        (read(&at.join("subsysnqn"))? == nqn).then(|| read(&at.join("hostnqn")))?
     };
+    Ok(names(&dir)?.into_iter().filter_map(of).collect())
+}
+
+/// The devices whose directory in sysfs fits.
+fn all_devices(host: &dyn Host, fits: impl Fn(&Path) -> bool) -> Result<Vec<Device>, Status> {
+    let dir = host.sys().join("class/block");
+    let fits = |name: &String| is_namespace(name) && fits(&dir.join(name));
     let device = |name: String| {
         let at = dir.join(&name);
         let of = || {

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::MAX_NODE_ID;
 use super::context::is_option;
+use super::fabrics;
 use super::host::Host;
 use super::records::Records;
 
@@ -38,6 +39,11 @@ pub enum HostIdError {
          and another identity: unstage them first, or leave out the options"
     )]
     Staged { kept: String },
+    #[error(
+        "volumes are staged here, and their connections have the NQN {kept}, not {found}: give \
+         --node-id {kept} with its --host-id, or detach the volumes first"
+    )]
+    Connected { kept: String, found: String },
     #[error("{}: {source}", path.display())]
     State {
         path: PathBuf,
@@ -56,7 +62,7 @@ impl HostIdError {
     /// directory has failed.
     pub fn is_usage(&self) -> bool {
         match self {
-            Self::Found(_) | Self::Unfit(_) | Self::Staged { .. } => true,
+            Self::Found(_) | Self::Unfit(_) | Self::Staged { .. } | Self::Connected { .. } => true,
             Self::State { .. } | Self::Damaged { .. } => false,
         }
     }
@@ -95,6 +101,12 @@ impl HostId {
         }
         if kept.as_ref() == Some(&found) {
             return Ok(found);
+        }
+        if kept.is_none()
+            && let Some(kept) = connected(host, &records, &found.nqn)
+        {
+            let found = found.nqn;
+            return Err(HostIdError::Connected { kept, found });
         }
         if let Some(kept) = kept
             && !records.volumes().map_err(failed)?.is_empty()
@@ -136,6 +148,15 @@ impl HostId {
             id: id.parse().ok()?,
         })
     }
+}
+
+/// The other NQN with which staged volumes are connected. The first release did not keep its NQN:
+/// calls with a new one would leave these connections for ever.
+fn connected(host: &dyn Host, records: &Records, nqn: &str) -> Option<String> {
+    let volumes = records.volumes().unwrap_or_default().into_iter();
+    let staged = volumes.filter_map(|volume| records.read(volume).ok().flatten());
+    let mut nqns = staged.flat_map(|staged| fabrics::host_nqns(host, &staged.nqn));
+    nqns.find_map(|all| all.into_iter().find(|one| one != nqn))
 }
 
 #[cfg(test)]

@@ -45,13 +45,13 @@ impl Node {
             let text = format!("volume {id} is staged for the other access type");
             return Err(Status::failed_precondition(text));
         }
-        if staged.is_read_only && !is_read_only {
+        if staged.is_read_only() && !is_read_only {
             let text = format!("volume {id} is staged for reading, and access is for writing");
             return Err(Status::failed_precondition(text));
         }
         // A device's file on a read-only mount still takes writes: the whole device must refuse
         // them.
-        if is_block && is_read_only && !(staged.is_read_only && device.is_read_only) {
+        if is_block && is_read_only && !(staged.is_read_only() && device.is_read_only) {
             let text = "readonly: the block device is staged for writing; give the volume an \
                         access mode for reading";
             return Err(Status::invalid_argument(text));

@@ -42,7 +42,8 @@ pub(crate) struct Staged {
     #[serde(default)]
     pub flags: Vec<String>,
     #[serde(default)]
-    pub is_read_only: bool,
+    /// `None`: the first release did not write it.
+    pub is_read_only: Option<bool>,
     /// A format has begun and has not ended: the device is not blank, and holds no data.
     #[serde(default)]
     pub is_formatting: bool,
@@ -71,12 +72,16 @@ impl Staged {
             addresses: context.addresses.iter().map(ToString::to_string).collect(),
             former: Vec::new(),
             staging: staging.to_owned(),
-            is_read_only: capability.is_read_only(),
+            is_read_only: Some(capability.is_read_only()),
             fs_type,
             flags,
             is_formatting: false,
             read_only_targets: Vec::new(),
         }
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.is_read_only.unwrap_or_default()
     }
 
     pub(crate) fn addresses(&self) -> Vec<Address> {
@@ -96,9 +101,9 @@ impl Staged {
             let place = (one.nqn.clone(), one.staging.clone(), one.fs_type.clone());
             (place, one.flags.clone())
         };
-        // Records of version 0 may lack `is_read_only`. The mount itself is compared later.
-        let is_unknown = self.v == 0 || other.v == 0;
-        of(self) == of(other) && (is_unknown || self.is_read_only == other.is_read_only)
+        // Of a file system, the mount itself is compared later.
+        let uses = self.is_read_only.zip(other.is_read_only);
+        of(self) == of(other) && uses.is_none_or(|(one, two)| one == two)
     }
 
     /// Takes over the parts of an earlier record of the volume that still count.

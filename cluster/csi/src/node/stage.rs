@@ -46,7 +46,11 @@ impl Node {
         }
         let _one = self.pending.start(&asked.volume_id)?;
         let mut staged = Staged::new(&self.boot_id, &context, staging, &capability);
-        if let Some(before) = self.staged(id)? {
+        if let Some(mut before) = self.staged(id)? {
+            if before.is_read_only.is_none() && before.fs_type.is_none() {
+                let device = fabrics::device(&*self.host, id)?;
+                before.is_read_only = device.map(|device| device.is_read_only);
+            }
             if !before.is_like(&staged) && self.is_in_use(&before, &staged)? {
                 let text = format!(
                     "volume {id} is staged at {} in another way",
@@ -63,7 +67,7 @@ impl Node {
         self.refuse_other(&staged, &device)?;
         match staged.fs_type.clone() {
             Some(fs_type) => self.mount(id, &mut staged, &device, &fs_type)?,
-            None if staged.is_read_only && !device.is_read_only => {
+            None if staged.is_read_only() && !device.is_read_only => {
                 let path = device.path.to_string_lossy();
                 let _ = must(&*self.host, "blockdev", &["--setro", &path])?;
             }
@@ -140,7 +144,7 @@ impl Node {
         fs_type: &str,
     ) -> Result<(), Status> {
         let host = &*self.host;
-        let is_read_only = staged.is_read_only;
+        let is_read_only = staged.is_read_only();
         if let Some(there) = mounts::at(host, &staged.staging)? {
             if there.number == device.number {
                 if there.is_read_only == is_read_only {
@@ -244,16 +248,21 @@ impl Node {
         }
         // Open until the paths are gone, so that no program mounts the device meanwhile.
         let claimed = devices.iter().map(|device| self.claim(id, device));
-        let claimed = claimed.collect::<Result<Vec<File>, Status>>()?;
+        let mut claimed = claimed.collect::<Result<Vec<File>, Status>>()?;
         let of_record = staged.as_ref().map(|staged| staged.nqn.clone());
         let of_device = devices.first().map(|device| device.nqn.clone());
         // Until the record is gone: the last volume of a subsystem disconnects it.
         let _change = match of_record.or(of_device) {
             Some(nqn) => {
                 let change = self.paths.change(&nqn)?;
-                match self.other_of(&nqn, id)? {
+                let other = self.other_of(&nqn, id)?.map(|other| other.to_string());
+                let other = match other {
+                    None => self.in_use_of(&nqn, id, &devices, &mut claimed)?,
+                    other => other,
+                };
+                match other {
                     Some(other) => {
-                        info!(volume = %id, nqn, %other, "the paths stay for another volume");
+                        info!(volume = %id, nqn, other, "the paths stay for another volume");
                         self.allow_writes(staged.as_ref(), &devices)?;
                     }
                     None => change.disconnect()?,
@@ -267,9 +276,31 @@ impl Node {
         Ok(Nothing {})
     }
 
+    /// Another device of the subsystem that is in use, without a record: an administrator may have
+    /// mounted it. The others are claimed until the paths are gone.
+    fn in_use_of(
+        &self,
+        nqn: &str,
+        id: Uuid,
+        own: &[Device],
+        claimed: &mut Vec<File>,
+    ) -> Result<Option<String>, Status> {
+        for device in fabrics::devices_of(&*self.host, nqn)? {
+            if own.iter().any(|one| one.name == device.name) {
+                continue;
+            }
+            match self.claim(id, &device) {
+                Ok(file) => claimed.push(file),
+                // It is in use, or its data is not written.
+                Err(_) => return Ok(Some(device.name)),
+            }
+        }
+        Ok(None)
+    }
+
     /// A device that stays connected can be staged for writing next time.
     fn allow_writes(&self, staged: Option<&Staged>, devices: &[Device]) -> Result<(), Status> {
-        if staged.is_none_or(|staged| staged.fs_type.is_some() || !staged.is_read_only) {
+        if staged.is_none_or(|staged| staged.fs_type.is_some() || !staged.is_read_only()) {
             return Ok(());
         }
         for device in devices {

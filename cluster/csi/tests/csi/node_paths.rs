@@ -62,6 +62,27 @@ fn volumes_of_one_subsystem_share_its_paths() {
     }
 }
 
+/// NodeUnstageVolume: the paths stay for a namespace of the subsystem that is in use without a
+/// record: an administrator mounted it, or its record is lost.
+#[test]
+fn a_namespace_without_a_record_keeps_its_paths() {
+    let world = World::new();
+    world.stage(writer());
+    world.machine.add_device("nvme0n2", NQN, SECOND);
+    let by_hand = world.machine.path("by-hand");
+    world.machine.mount_other("259:99", &by_hand);
+    world.unstage();
+    assert_eq!(world.machine.controllers().len(), 2);
+    // A namespace that nobody uses keeps no paths.
+    world.machine.remove_device("nvme0n2");
+    world
+        .machine
+        .add_device("nvme0n3", "nqn.2025-01.io.example:other", SECOND);
+    world.stage(writer());
+    world.unstage();
+    assert!(world.machine.controllers().is_empty());
+}
+
 /// NodeUnstageVolume of a block volume for reading, whose device stays: it can be staged for
 /// writing next time.
 #[test]

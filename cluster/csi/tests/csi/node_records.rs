@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use nacre_cluster_csi::messages::{Mode, Nothing};
-use nacre_cluster_csi::node::Guardian;
+use nacre_cluster_csi::node::{Guardian, HostId, HostIdError};
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -34,6 +34,39 @@ fn make_first(world: &World) {
         "is_formatting": new["is_formatting"],
     });
     fs::write(path(world), first.to_string()).expect("written");
+}
+
+/// Goal: the first release kept no NQN. A new one is refused while volumes are connected with the
+/// former one, because no call would disconnect them. Method: connections have another NQN.
+#[test]
+fn connections_of_another_nqn_are_not_left() {
+    let world = World::new();
+    world.stage(writer());
+    make_first(&world);
+    let state = world.machine.path("state");
+    let _ = fs::remove_file(state.join("host"));
+    let find = |nqn: &str| HostId::find(&*world.machine, &state, Some(nqn), None);
+    let refused = find("nqn.2025-01.io.example:new").expect_err("connected");
+    let HostIdError::Connected { kept, .. } = refused else {
+        panic!("{refused}");
+    };
+    find(&kept).expect("the NQN of the connections");
+}
+
+/// Goal: a block volume that the first release staged for writing is not made read-only under its
+/// user. Method: NodeStageVolume for reading, with a record without the mode.
+#[test]
+fn a_device_of_the_first_release_keeps_its_mode() {
+    let mut world = World::new();
+    world.stage(block(Mode::SingleNodeWriter));
+    make_first(&world);
+    world.restart();
+    let asked = world.staged(block(Mode::SingleNodeReaderOnly));
+    let refused = world
+        .call::<_, Nothing>(STAGE, asked)
+        .expect_err("other use");
+    assert_eq!(refused.code(), Code::AlreadyExists);
+    assert!(!world.machine.has_run("blockdev --setro"));
 }
 
 /// Goal: an update of the driver keeps the staged volumes. Method: the record is written as the
