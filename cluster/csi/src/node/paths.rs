@@ -1,14 +1,15 @@
 //! Connects and disconnects the paths of subsystems.
 //!
 //! Volumes may share a subsystem, so that one call at a time connects or disconnects it. The kernel
-//! may not end a connection, or a deletion, for long. Each has a deadline, and a hang costs its
-//! address or controller only.
+//! may not end a connection, or a deletion, for long. Each has a deadline. The kernel makes one
+//! connection at a time: while one hangs, no other is begun, and none has to end before a deletion.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tonic::Status;
 
 use super::bounded::{AccessError, Bounded};
@@ -49,6 +50,8 @@ pub(crate) struct Paths {
     /// The subsystems that a call connects or disconnects.
     pending: Pending,
     writes: Bounded<Write>,
+    /// One connection at a time, as in the kernel.
+    connecting: Mutex<()>,
     connect_time: Duration,
     disconnect_time: Duration,
 }
@@ -60,6 +63,7 @@ impl Paths {
             me,
             pending: Pending::default(),
             writes: Bounded::default(),
+            connecting: Mutex::default(),
             connect_time: CONNECT,
             disconnect_time: DISCONNECT,
         }
@@ -127,6 +131,14 @@ impl Change<'_> {
     }
 
     pub(crate) fn connect(&self, address: &Address) -> Result<(), AccessError> {
+        let Some(_turn) = self.paths.connecting.try_lock_for(self.paths.connect_time) else {
+            return Err(AccessError::Pending);
+        };
+        // It would wait behind that one in the kernel, and hinder a deletion.
+        let is_connection = |write: &Write| matches!(write.to, To::Connect(_));
+        if self.paths.writes.find(is_connection).is_some() {
+            return Err(AccessError::Pending);
+        }
         let me = &self.paths.me;
         let options = format!(
             "transport={},traddr={},trsvcid={},nqn={},hostnqn={},hostid={},{SETTINGS}",
