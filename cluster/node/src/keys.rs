@@ -34,6 +34,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// The id of the etcd with these keys: that of the restore, or else of the cluster.
+    pub fn store(&self) -> Uuid {
+        self.restored.unwrap_or(self.id)
+    }
+
     pub fn new(name: &str, lease: Duration) -> Result<Self, Error> {
         Timing::new(lease)?;
         Ok(Self {

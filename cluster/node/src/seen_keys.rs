@@ -5,6 +5,8 @@
 //! have these facts, so such a change makes no new copy.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use nacre_cluster_etcd::KeyValue;
 use parking_lot::Mutex;
@@ -37,8 +39,10 @@ const OF_MEMBER: [&str; 2] = ["state", "why"];
 /// A value, and the revision at which its key was created.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Seen {
-    pub(crate) value: Value,
+    pub(crate) value: Arc<Value>,
     pub(crate) created: i64,
+    /// Of the part whose change makes a new copy.
+    hash: u64,
 }
 
 /// The keys of each kind by the id at the end of their names.
@@ -47,6 +51,8 @@ pub(crate) struct Keys {
     pub(crate) of_kind: BTreeMap<Kind, BTreeMap<Uuid, Seen>>,
     /// The last revision of a change.
     pub(crate) revision: i64,
+    /// The etcd that the keys are of: [`crate::keys::Cluster::store`].
+    pub(crate) store: Option<Uuid>,
     /// The kinds whose list has arrived.
     listed: BTreeSet<Kind>,
 }
@@ -69,7 +75,8 @@ impl SeenKeys {
             return;
         };
         let seen = Seen {
-            value,
+            hash: hash(kind, &value),
+            value: Arc::new(value),
             created: kv.create_revision,
         };
         let mut keys = self.keys.lock();
@@ -77,7 +84,7 @@ impl SeenKeys {
         let of_kind = keys.of_kind.entry(kind).or_default();
         let is_new = of_kind
             .get(&id)
-            .is_none_or(|former| lasting(kind, &former.value) != lasting(kind, &seen.value));
+            .is_none_or(|former| former.hash != seen.hash);
         of_kind.insert(id, seen);
         drop(keys);
         if is_new {
@@ -106,6 +113,11 @@ impl SeenKeys {
         *self.keys.lock() = Keys::default();
     }
 
+    /// The node has found the cluster in this etcd.
+    pub(crate) fn found(&self, store: Uuid) {
+        self.keys.lock().store = Some(store);
+    }
+
     /// `None`: not all lists have arrived.
     pub(crate) fn all(&self) -> Option<Keys> {
         let keys = self.keys.lock();
@@ -119,8 +131,9 @@ impl SeenKeys {
     }
 }
 
-/// The value without the fields whose change makes no new copy.
-fn lasting(kind: Kind, value: &Value) -> Value {
+/// Of the value without the fields whose change makes no new copy.
+fn hash(kind: Kind, value: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
     let mut value = value.clone();
     if kind == Kind::Volumes {
         remove(&mut value, &OF_RECORD);
@@ -129,7 +142,8 @@ fn lasting(kind: Kind, value: &Value) -> Value {
             remove(member, &OF_MEMBER);
         }
     }
-    value
+    value.to_string().hash(&mut hasher);
+    hasher.finish()
 }
 
 fn remove(value: &mut Value, fields: &[&str]) {
@@ -189,7 +203,7 @@ mod tests {
             seen.listed(kind);
         }
         let keys = seen.all().expect("complete");
-        assert_eq!(keys.of_kind[&Kind::Volumes][&id].value, later);
+        assert_eq!(*keys.of_kind[&Kind::Volumes][&id].value, later);
         assert_eq!(keys.revision, 7);
         assert!(has_news(&seen));
 
@@ -198,6 +212,8 @@ mod tests {
         seen.deleted(Kind::Volumes, id, 9);
         assert!(has_news(&seen));
         assert_eq!(seen.all().map(|keys| keys.revision), Some(9));
+        seen.found(id);
+        assert_eq!(seen.all().and_then(|keys| keys.store), Some(id));
         seen.begin_anew();
         assert!(seen.all().is_none());
     }

@@ -61,10 +61,10 @@ impl Driver {
         });
         let found = answer.and_then(|cluster| {
             let timing = cluster.timing()?;
-            Ok((timing, cluster.id, cluster.restored))
+            Ok((timing, cluster.id, cluster.store()))
         });
         match found {
-            Ok((timing, found, restored)) => {
+            Ok((timing, found, store)) => {
                 let expected = *self.me.cluster.get_or_insert(found);
                 if expected != found {
                     let key = self.prefix.meta();
@@ -75,11 +75,11 @@ impl Driver {
                     });
                 }
                 // By its revisions alone, a restored etcd may be later than the former one.
-                let store = restored.unwrap_or(found);
                 let former = self.store.replace(store);
                 if self.is_other_store || former.is_some_and(|former| former != store) {
                     self.begin_anew();
                 }
+                self.shared.seen_keys.found(store);
                 self.nodes.set_timing(timing, now);
                 self.phase = Phase::Joining(Join::new(self.me.id, timing));
             }

@@ -8,6 +8,7 @@
 //! It is no backup: it has the keys that the node follows, so only its own exports.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use nacre_cluster_core::NodeId;
 use nacre_cluster_etcd::{Client, Prefix};
@@ -122,13 +123,14 @@ impl From<(Cluster, Keys, u64)> for Copy {
     fn from((meta, mut keys, created): (Cluster, Keys, u64)) -> Self {
         let mut of = |kind| keys.of_kind.remove(&kind).unwrap_or_default();
         let volumes = of(Kind::Volumes).into_iter().map(|(id, seen)| {
-            let (order, value) = (seen.created, seen.value);
+            let (order, value) = (seen.created, Arc::unwrap_or_clone(seen.value));
             (id, CopiedRecord { order, value })
         });
         let volumes = volumes.collect();
         let mut values = |kind| {
             let seen = of(kind).into_iter();
-            seen.map(|(id, seen)| (id, seen.value)).collect()
+            seen.map(|(id, seen)| (id, Arc::unwrap_or_clone(seen.value)))
+                .collect()
         };
         Self {
             v: FORMAT,
@@ -163,9 +165,12 @@ impl Operator {
         let Some(keys) = seen.all() else {
             return Ok(None);
         };
+        let store = keys.store;
         let meta = read(&self.client, &self.prefix).await?;
         let is_same = before == meta;
         let meta = meta.filter(|meta| is_same && meta.id == cluster);
+        // A restore that the node has not noticed yet.
+        let meta = meta.filter(|meta| store == Some(meta.store()));
         Ok(meta.map(|meta| Copy::from((meta, keys, created))))
     }
 }

@@ -14,7 +14,7 @@ use nacre_engine::methods::cluster::rebuilds::{self, Options, Rebuild};
 #[command(
     after_help = "For a cluster whose etcd has lost everything: start an empty etcd, and run this command while the \
                   daemons of all nodes run. Each node reports the labels of its replicas, and its copy of the cluster's \
-                  keys, which it writes within a second of each change. No member of the former etcd may run.\n\n\
+                  keys, which it writes within seconds of each change. No member of the former etcd may run.\n\n\
                   The command writes nothing if a node or a device is missing that may have later writes, and names \
                   it. Run an interrupted command again. Nodes join by themselves when it ends. A volume is served \
                   when all its replicas are there.\n\n\

@@ -114,6 +114,7 @@ pub(super) struct Running {
     not_noted: LastErrors<()>,
     /// The copy of the cluster's keys is not written.
     not_copied: LastErrors<()>,
+    not_reported: LastErrors<()>,
     is_ending: Cell<bool>,
 }
 
@@ -320,6 +321,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         is_braked: Cell::new(false),
         not_noted: LastErrors::default(),
         not_copied: LastErrors::default(),
+        not_reported: LastErrors::default(),
         is_ending: Cell::new(false),
     });
     engine

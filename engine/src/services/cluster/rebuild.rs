@@ -20,7 +20,7 @@ use nacre_cluster_node::rebuild::{
     Copy, Device, Found, LabelFacts, LabelRead, LabelReplicaFacts, ReplicaFact,
 };
 use nacre_cluster_node::{Description, Error, NodeState};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -38,8 +38,10 @@ const FILE: &str = "cluster-copy.json";
 const LARGEST: u64 = 512 << 20;
 /// Time without changes before a copy is written, so that one has all keys of an act.
 const QUIET: Duration = Duration::from_millis(100);
-/// Most changes that one copy waits for.
-const MOST_CHANGES: usize = 10;
+/// Longest wait of a copy for the end of changes, and shortest time between two copies.
+const LATEST: Duration = Duration::from_secs(1);
+/// Part of the time that copies may be written: many volumes make a large file.
+const SHARE: u32 = 10;
 /// Time between two attempts, and between two looks for a rebuild while etcd has no cluster.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time between two looks at labels after the first report: devices may have come.
@@ -57,11 +59,15 @@ pub(super) async fn keep_copy(engine: Rc<Engine>, running: Rc<Running>) {
     let is_ending = || running.is_ending.get() || engine.plane().is_err();
     loop {
         running.operator.copy_news().await;
-        for _ in 0..MOST_CHANGES {
-            if timeout(QUIET, running.operator.copy_news()).await.is_err() {
+        let latest = Instant::now() + LATEST;
+        loop {
+            let end = latest.min(Instant::now() + QUIET);
+            let news = timeout_at(end, running.operator.copy_news()).await;
+            if news.is_err() || end == latest {
                 break;
             }
         }
+        let begun = Instant::now();
         while !is_ending() {
             match write_copy(&dir, &running).await {
                 Ok(true) => {
@@ -81,6 +87,7 @@ pub(super) async fn keep_copy(engine: Rc<Engine>, running: Rc<Running>) {
         if is_ending() {
             return;
         }
+        sleep(LATEST.max(begun.elapsed() * SHARE)).await;
     }
 }
 
@@ -104,9 +111,10 @@ pub(super) async fn report(engine: Rc<Engine>, running: Rc<Running>) {
     // The last report, and the run that it was sent to.
     let mut sent: Option<(Uuid, Found)> = None;
     let mut described: Option<Description> = None;
+    let mut wait = LOOK;
     loop {
-        let wait = if sent.is_some() { AGAIN } else { LOOK };
         sleep(wait).await;
+        wait = LOOK;
         if running.is_ending.get() || engine.plane().is_err() {
             return;
         }
@@ -120,10 +128,17 @@ pub(super) async fn report(engine: Rc<Engine>, running: Rc<Running>) {
             continue;
         };
         let description = described.get_or_insert_with(|| describe(&engine, running.me));
+        // Labels are read again at times only.
+        wait = AGAIN;
+        let failed = |said: String| {
+            if running.not_reported.is_new(&(), &said) {
+                warn!("no report to the rebuild of the cluster's store; it is tried again: {said}");
+            }
+        };
         let found = match found(&engine, &running, description).await {
             Ok(found) => found,
             Err(error) => {
-                warn!("no report to the rebuild of the cluster's store: {error:#}");
+                failed(format!("{error:#}"));
                 continue;
             }
         };
@@ -135,12 +150,11 @@ pub(super) async fn report(engine: Rc<Engine>, running: Rc<Running>) {
             Ok(true) => {
                 let devices = found.devices.len();
                 info!(run = %request.run, devices, "reported to the rebuild of the cluster's store");
+                running.not_reported.clear(&());
                 sent = Some((request.run, found));
             }
             Ok(false) => {}
-            Err(error) => {
-                warn!(%error, "no report to the rebuild of the cluster's store; it is tried again");
-            }
+            Err(error) => failed(error.to_string()),
         }
     }
 }

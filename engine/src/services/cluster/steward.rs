@@ -148,22 +148,12 @@ impl Steward {
     /// Starts a look at each volume that needs one. A disk that does not answer delays only its
     /// volume.
     fn turn(self: &Rc<Self>, engine: &Rc<Engine>, running: &Rc<Running>) {
-        let open: Vec<(Listed, Rc<Opened>)> = engine
-            .volumes
-            .list()
-            .into_iter()
-            .filter_map(|listed| match &listed.open_state {
-                OpenState::Open(opened) => {
-                    let opened = Rc::clone(opened);
-                    Some((listed, opened))
-                }
-                _ => None,
-            })
-            .collect();
-        let nodes = Rc::new(running.inbox.nodes());
+        let all: Vec<(Listed, Rc<Opened>)> =
+            engine.volumes.list().into_iter().filter_map(open).collect();
+        let nodes = running.inbox.nodes();
         let mut volumes = self.volumes.borrow_mut();
-        volumes.retain(|id, repair| repair.is_busy || open.iter().any(|(one, _)| one.id() == *id));
-        for (listed, opened) in open {
+        volumes.retain(|id, repair| repair.is_busy || all.iter().any(|(one, _)| one.id() == *id));
+        for (listed, opened) in all {
             let repair = volumes.entry(listed.id()).or_default();
             if repair.is_busy {
                 continue;
@@ -175,16 +165,21 @@ impl Steward {
             }
             repair.is_busy = true;
             let (this, engine, running) = (Rc::clone(self), Rc::clone(engine), Rc::clone(running));
-            let (id, nodes) = (listed.id(), Rc::clone(&nodes));
+            let id = listed.id();
             tokio::task::spawn_local(async move {
                 // Waiting volumes take their turns in order.
-                let Ok(_permit) = this.at_once.acquire().await else {
-                    return;
-                };
-                match served(&running, &nodes, &listed, opened).await {
-                    Ok(Some(served)) => this.look_at(&engine, &running, served).await,
-                    Ok(None) => {}
-                    Err(error) => debug!(%error, "the exports of a volume are not known"),
+                let permit = this.at_once.acquire().await;
+                // The facts from before the wait may be old.
+                if permit.is_ok()
+                    && let Ok(listed) = engine.volumes.find(&id.to_string())
+                    && let Some((listed, opened)) = open(listed)
+                {
+                    let nodes = running.inbox.nodes();
+                    match served(&running, &nodes, &listed, opened).await {
+                        Ok(Some(served)) => this.look_at(&engine, &running, served).await,
+                        Ok(None) => {}
+                        Err(error) => debug!(%error, "the exports of a volume are not known"),
+                    }
                 }
                 this.of(id, |repair| repair.is_busy = false);
             });
@@ -243,6 +238,14 @@ impl Steward {
         });
         self.of(served.id, |repair| repair.refused = refused);
     }
+}
+
+fn open(listed: Listed) -> Option<(Listed, Rc<Opened>)> {
+    let OpenState::Open(opened) = &listed.open_state else {
+        return None;
+    };
+    let opened = Rc::clone(opened);
+    Some((listed, opened))
 }
 
 /// True if a replica is not in sync, its node is evicted, or a replacement runs.
