@@ -11,6 +11,8 @@
 //! volume's label and its copied record counts, as for a restored backup.
 
 mod copy;
+#[cfg(test)]
+mod copy_tests;
 mod decide;
 mod error;
 mod facts;

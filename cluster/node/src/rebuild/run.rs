@@ -80,8 +80,8 @@ impl Rebuild {
         let plan = match collected {
             Ok(plan) => plan,
             Err(refused) => {
-                // Keys of an earlier run are not whole without this one. If etcd does not answer, the
-                // mark stays, and the next run takes its place.
+                // Keys of an earlier run are not whole without this one. If etcd does not answer,
+                // the mark stays, and the next run takes its place.
                 if writer.clear().await.is_ok() {
                     let _ = writer.withdraw().await;
                 }
