@@ -119,7 +119,7 @@ pub const FEATURES: &[Feature] = &[
     ),
     experimental(
         "pools",
-        "Storage pools with thin volumes, snapshots and clones, on one disk each.",
+        "Storage pools with thin volumes, snapshots and clones, on up to 64 disks each.",
         Some(|engine| !engine.devices.pools.list().is_empty()),
     ),
     experimental(

@@ -54,10 +54,16 @@ pub(crate) fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
         .args(["test", "--quiet", "--release", "--locked", "--lib"])
         .args(["--package", "nacre-bdev-pool-core", "--"])
         .args(["--nocapture", "--exact", "tests::seeds::many_seeds"])
+        .arg("tests::seeds::many_seeds_of_several_disks")
         .args(
             seeds
                 .with_histories
-                .then_some("tests::enumeration::every_short_history"),
+                .then_some([
+                    "tests::enumeration::every_short_history",
+                    "tests::enumeration::histories_of_two_disks",
+                ])
+                .into_iter()
+                .flatten(),
         )
         .env("NACRE_TEST_AT_LENGTH", "1")
         .env("NACRE_POOL_SEED", seeds.first.to_string())

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nacre_bdev::Bdev;
+use nacre_bdev::Claim;
 use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
 
@@ -33,9 +33,19 @@ impl PoolHandle {
         Arc::clone(&self.shared.news)
     }
 
-    /// The name of the base device.
-    pub fn base(&self) -> &str {
-        self.shared.claim.layer().name()
+    /// The names of the pool's devices, that with the log first. A device that is being added is
+    /// not among them.
+    pub fn bases(&self) -> Vec<String> {
+        self.shared.bases()
+    }
+
+    /// Adds a claimed device to the pool. `force`: data on it is lost.
+    pub async fn add_disk(&self, claim: Claim, force: bool) -> Result<(), PoolError> {
+        let (answer, outcome) = oneshot::channel();
+        let claim = Arc::new(claim);
+        let command = KeeperCommand::AddDisk { claim, force };
+        self.send(command, Answer::Outcome(answer))?;
+        outcome.await.unwrap_or(Err(PoolError::Closed)).map(drop)
     }
 
     /// Completes when the command is done, durably. Dropping the future does not cancel it.

@@ -1,4 +1,4 @@
-//! Storage pools: thin and thick logical volumes, snapshots and clones on one block device.
+//! Storage pools: thin and thick logical volumes, snapshots and clones on block devices.
 //!
 //! ```text
 //!   Lvol ── open(memory) ──▶ Lane       one per core: the data path, a Queue on the base
@@ -15,13 +15,15 @@
 //!
 //! # Limits of today
 //!
-//! Blocks of 4 KiB. One disk. Lanes and keeper exchange messages under a lock that is
+//! Blocks of 4 KiB. Lanes and keeper exchange messages under a lock that is
 //! held for a few instructions.
 
 #![forbid(unsafe_code)]
 
+mod fit;
 mod grace;
 mod handle;
+mod identify;
 mod keeper;
 mod lane;
 pub mod lvol;
@@ -33,8 +35,9 @@ mod port;
 mod tests;
 
 pub use handle::PoolHandle;
+pub use identify::{Label, identify};
 pub use lvol::Lvol;
-pub use model::{Command, LvolInfo, Outcome, PoolError, PoolState, PoolStatus};
+pub use model::{Command, DiskStatus, LvolInfo, Outcome, PoolError, PoolState, PoolStatus};
 pub use nacre_bdev_pool_core::check::{CheckReport, Extent, Finding};
 pub use nacre_bdev_pool_core::import::{ImportError, ImportReport};
 pub use nacre_bdev_pool_core::interface::Refusal;

@@ -62,10 +62,6 @@ impl Lvol {
         let geometry = self.shared.geometry.get();
         geometry.map_or(16, |geometry| u64::from(geometry.granules_per_unit))
     }
-
-    fn base(&self) -> &dyn Bdev {
-        &**self.shared.claim.layer()
-    }
 }
 
 impl Bdev for Lvol {
@@ -95,7 +91,7 @@ impl Bdev for Lvol {
             max_blocks: MAX_BLOCKS,
             max_unmap_blocks: MAX_UNMAP_BLOCKS,
             unmap_granularity_blocks: unit,
-            volatile_cache: self.base().limits().volatile_cache,
+            volatile_cache: self.shared.has_cache(),
             unmap_zeroes: true,
             zeroes_deallocate: true,
             read_only: self.map.is_read_only(),
@@ -106,7 +102,7 @@ impl Bdev for Lvol {
     fn supports(&self, op: Op) -> Support {
         match op {
             Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => Support::Native,
-            Op::Flush if self.base().limits().volatile_cache => Support::Native,
+            Op::Flush if self.shared.has_cache() => Support::Native,
             _ => Support::No,
         }
     }
@@ -121,8 +117,12 @@ impl Bdev for Lvol {
         Ok(Box::new(Lane::open(spec, pool)?))
     }
 
+    fn bases(&self) -> Vec<String> {
+        self.shared.bases()
+    }
+
     fn losses(&self) -> u64 {
-        self.base().losses()
+        self.shared.losses()
     }
 
     fn driver_specific(&self) -> serde_json::Value {

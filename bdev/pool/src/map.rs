@@ -37,6 +37,8 @@ pub(crate) struct LvolMap {
     units: AtomicU64,
     /// Generation up to which units are shared.
     floor: AtomicU64,
+    /// The disk of the log, and those that lanes wrote to, a bit each.
+    disks: AtomicU64,
     gone: AtomicBool,
     read_only: AtomicBool,
     chunks: ArcSwap<Vec<Arc<Chunk>>>,
@@ -73,6 +75,7 @@ impl LvolMap {
             serial,
             units: AtomicU64::new(0),
             floor: AtomicU64::new(u64::from(floor)),
+            disks: AtomicU64::new(1),
             gone: AtomicBool::new(false),
             read_only: AtomicBool::new(false),
             chunks: ArcSwap::default(),
@@ -87,6 +90,11 @@ impl LvolMap {
 
     pub(crate) fn floor(&self) -> u32 {
         self.floor.load(Ordering::SeqCst) as u32
+    }
+
+    /// The disk of the log, and those of the volume's writes since the import, a bit each.
+    pub(crate) fn disks(&self) -> u64 {
+        self.disks.load(Ordering::SeqCst)
     }
 
     pub(crate) fn is_gone(&self) -> bool {
@@ -142,6 +150,13 @@ impl LvolMap {
 impl LvolMap {
     pub(crate) fn set_floor(&self, floor: u32) {
         self.floor.store(u64::from(floor), Ordering::SeqCst);
+    }
+
+    /// Notes the disk of a write before it begins. The import has flushed earlier writes.
+    pub(crate) fn note_disk(&self, disk: usize) {
+        if self.disks() >> disk & 1 == 0 {
+            self.disks.fetch_or(1 << disk, Ordering::SeqCst);
+        }
     }
 
     pub(crate) fn set_read_only(&self) {

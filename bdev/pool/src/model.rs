@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use nacre_bdev::Claim;
 use nacre_bdev_pool_core::check::CheckReport;
 use nacre_bdev_pool_core::import::ImportError;
 use nacre_bdev_pool_core::interface::Refusal;
@@ -139,6 +140,14 @@ pub enum PoolError {
     Import(#[from] ImportError),
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// A disk that the importing daemon has seen before.
+    #[error("disk {disk}, number {number} of {of}, is missing; it was last {last}")]
+    DiskAway {
+        disk: Uuid,
+        number: usize,
+        of: usize,
+        last: String,
+    },
     #[error("there is no volume or snapshot {id} in the pool")]
     Unknown { id: Uuid },
     #[error("the disk has {what}; force overwrites it")]
@@ -171,11 +180,23 @@ pub enum PoolState {
     Closed,
 }
 
+/// A disk of a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DiskStatus {
+    pub id: Uuid,
+    /// Name of its device.
+    pub name: String,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PoolStatus {
     pub id: Uuid,
     pub name: String,
+    /// Name of the disk with the log.
     pub disk: String,
+    pub disks: Vec<DiskStatus>,
     pub state: PoolState,
     pub unit_bytes: u64,
     pub total_bytes: u64,
@@ -188,6 +209,9 @@ pub struct PoolStatus {
     /// The threshold that the use of the space has reached, in percent; 0: none.
     #[serde(skip)]
     pub full_percent: u8,
+    /// Losses of the further disks before they joined.
+    #[serde(skip)]
+    pub(crate) earlier_losses: u64,
     /// Largest size of a volume.
     pub max_lvol_bytes: u64,
     /// Records that a recovery would verify.
@@ -205,6 +229,11 @@ pub(crate) enum KeeperCommand {
     Public(Command),
     /// The map that lanes of a version read.
     OpenMap(Uuid),
+    /// A further disk. `force`: its data is lost.
+    AddDisk {
+        claim: Arc<Claim>,
+        force: bool,
+    },
 }
 
 pub(crate) enum Answer {

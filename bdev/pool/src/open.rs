@@ -12,11 +12,12 @@ use nacre_reactor::CoreHandle;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use crate::EDGE;
+use crate::fit::size_of;
 use crate::handle::PoolHandle;
-use crate::keeper::{Keeper, OpenAnswer, Opening, new_disk};
+use crate::keeper::{Disks, Keeper, OpenAnswer, Opening};
 use crate::model::{PoolError, PoolState, PoolStatus};
-use crate::port::{Shared, disk_bytes};
-use crate::{BLOCK, EDGE};
+use crate::port::Shared;
 
 /// Units of the reserve: a hundredth, and in small pools at most a sixteenth.
 const RESERVE_DIVISOR: u64 = 100;
@@ -64,8 +65,8 @@ pub async fn create(
     })?;
     let units = geometry.units();
     let reserve = (units / RESERVE_DIVISOR).max(RESERVE_UNITS.min(units / 16));
-    let limits = limits_of(&claim);
-    let shared = shared(claim, new.id, &new.name)?;
+    let limits = limits_of(&[&claim]);
+    let shared = shared(vec![claim], new.id, &new.name)?;
     let new_pool = NewPool {
         pool: new.id,
         disk: Uuid::new_v4(),
@@ -86,21 +87,22 @@ pub async fn create(
     Ok(start(core, memory, shared, opening).await?.0)
 }
 
-/// Imports the pool of the claimed device.
+/// Imports the pool of the claimed devices, which come in any order.
 pub async fn import(
     core: &CoreHandle,
     memory: Pool,
-    claim: Claim,
+    claims: Vec<Claim>,
     wanted: Import,
 ) -> Result<(PoolHandle, ImportReport), PoolError> {
-    let disk_bytes = size_of(&claim)?;
+    let sizes: Result<Vec<u64>, PoolError> = claims.iter().map(size_of).collect();
     let holder = Holder {
         id: wanted.holder,
         force: wanted.force,
     };
-    let import = import::Import::new(disk_bytes, EDGE, limits_of(&claim), holder);
+    let all: Vec<&Claim> = claims.iter().collect();
+    let import = import::Import::new(&sizes?, EDGE, limits_of(&all), holder);
     // The id is known once the superblock is read, and no other thread sees the pool before.
-    let shared = shared(claim, wanted.id.unwrap_or_default(), "")?;
+    let shared = shared(claims, wanted.id.unwrap_or_default(), "")?;
     let opening = |answer| Opening::Import {
         import: Box::new(import),
         expected: wanted.id,
@@ -112,54 +114,29 @@ pub async fn import(
     start(core, memory, shared, opening).await
 }
 
-fn size_of(claim: &Claim) -> Result<u64, PoolError> {
-    let geometry = claim.layer().geometry();
-    if geometry.block_size > BLOCK {
-        return Err(PoolError::Unfit {
-            what: "disk",
-            why: format!(
-                "its blocks have {} bytes, and a pool needs blocks of at most {BLOCK}",
-                geometry.block_size
-            ),
-        });
-    }
-    if claim.layer().limits().read_only {
-        return Err(PoolError::Unfit {
-            what: "disk",
-            why: "it is read-only".to_owned(),
-        });
-    }
-    let bytes = disk_bytes(claim);
-    if bytes < 4 * EDGE {
-        return Err(PoolError::Unfit {
-            what: "disk",
-            why: format!("{bytes} bytes are too few for a pool"),
-        });
-    }
-    Ok(bytes)
-}
-
 /// Writes that wait for space in a full pool: a quarter of the requests that a pool takes.
 pub(crate) const FULL_WRITES: usize = if cfg!(test) { 8 } else { 1024 };
 
 /// Units of the smallest discard: 1 MiB, as units of new pools are aligned.
 const DISCARD_UNITS: u64 = 16;
 
-fn limits_of(claim: &Claim) -> Limits {
-    let discards = claim.layer().supports(Op::Unmap) != Support::No;
+fn limits_of(claims: &[&Claim]) -> Limits {
+    let mut all = claims.iter().map(|claim| claim.layer());
+    let discards = (all.clone()).any(|layer| layer.supports(Op::Unmap) != Support::No);
     Limits {
         full_writes: FULL_WRITES,
-        has_volatile_cache: claim.layer().limits().volatile_cache,
+        has_volatile_cache: all.any(|layer| layer.limits().volatile_cache),
         discard_units: if discards { DISCARD_UNITS } else { 0 },
         ..Limits::default()
     }
 }
 
-fn shared(claim: Claim, id: Uuid, name: &str) -> Result<Arc<Shared>, PoolError> {
+fn shared(claims: Vec<Claim>, id: Uuid, name: &str) -> Result<Arc<Shared>, PoolError> {
     let status = PoolStatus {
         id,
         name: name.to_owned(),
-        disk: claim.layer().name().to_owned(),
+        disk: claims[0].layer().name().to_owned(),
+        disks: Vec::new(),
         state: PoolState::Opening,
         unit_bytes: 0,
         total_bytes: 0,
@@ -167,12 +144,13 @@ fn shared(claim: Claim, id: Uuid, name: &str) -> Result<Arc<Shared>, PoolError> 
         reserved_bytes: 0,
         waiting_writes: 0,
         full_percent: 0,
+        earlier_losses: 0,
         max_lvol_bytes: 0,
         unsettled_records: 0,
         versions: 0,
         imports: 0,
     };
-    let shared = Shared::new(claim, status).map_err(|error| PoolError::Io {
+    let shared = Shared::new(claims, status).map_err(|error| PoolError::Io {
         what: format!("cannot create an eventfd: {error}"),
     })?;
     Ok(Arc::new(shared))
@@ -193,8 +171,8 @@ async fn start(
         report: ImportReport::default(),
         sender,
     };
-    let disk = new_disk(&shared, memory)?;
-    let keeper = Keeper::new(core.clone(), shared, disk, opening(answer));
+    let disks = Disks::open(&shared, memory)?;
+    let keeper = Keeper::new(core.clone(), shared, disks, opening(answer));
     let added = core.add_poller(Box::new(keeper));
     added.map_err(|error| PoolError::Io {
         what: format!("cannot watch its completions: {error}"),

@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use nacre_bdev::{Bdev, Claim};
+use arc_swap::{ArcSwap, ArcSwapOption};
+use nacre_bdev::{Bdev, Claim, Layer};
+use nacre_bdev_pool_core::disks::DiskTable;
 use nacre_bdev_pool_core::geometry::Geometry;
 use nacre_bdev_pool_core::ids::VersionId;
 use nacre_bdev_pool_core::interface::{Refusal, Write};
@@ -18,6 +20,7 @@ use tokio::sync::Notify;
 
 use crate::BLOCK;
 use crate::grace::Counts;
+use crate::map::LvolMap;
 use crate::model::{CommandRequest, PoolStatus};
 
 /// A request's number in its lane.
@@ -51,6 +54,11 @@ pub(crate) enum ToKeeper {
         request: RequestId,
         sums: Option<Vec<u32>>,
     },
+    /// The lane has a queue on every disk, or could not open one.
+    Disks {
+        round: u64,
+        outcome: Result<(), String>,
+    },
     /// The lane is closed, and no I/O of its requests is in flight.
     Closed,
 }
@@ -62,7 +70,10 @@ impl ToKeeper {
             Self::Load { request, .. }
             | Self::Write { request, .. }
             | Self::Unmap { request, .. } => Some(*request),
-            Self::DataWritten { .. } | Self::SourceRead { .. } | Self::Closed => None,
+            Self::DataWritten { .. }
+            | Self::SourceRead { .. }
+            | Self::Disks { .. }
+            | Self::Closed => None,
         }
     }
 }
@@ -78,6 +89,8 @@ pub(crate) struct MapId {
 pub(crate) enum ToLane {
     /// The leaf is filled.
     Loaded { request: RequestId },
+    /// The disks of the pool changed: open queues on new ones, and answer with the round.
+    Disks { round: u64 },
     /// Write the request's granules to a unit, with those that were read for it.
     Data {
         request: RequestId,
@@ -151,7 +164,12 @@ impl<T> Inbox<T> {
         self.list.lock().take().unwrap_or_default()
     }
 
-    /// Prepares for sleep: call [`Inbox::take`] after it.
+    /// True when messages wait.
+    pub(crate) fn has_any(&self) -> bool {
+        self.has_any.load(Ordering::Acquire)
+    }
+
+    /// Prepares for sleep: call [`Inbox::take`] or [`Inbox::has_any`] after it.
     pub(crate) fn arm(&self) {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         self.doorbell.announce();
@@ -183,19 +201,28 @@ pub(crate) enum KeeperMessage {
 
 /// Bytes of the device, in whole blocks of the pool.
 pub(crate) fn disk_bytes(claim: &Claim) -> u64 {
-    let bytes = claim.layer().geometry().bytes();
+    layer_bytes(claim.layer())
+}
+
+pub(crate) fn layer_bytes(layer: &Layer) -> u64 {
+    let bytes = layer.geometry().bytes();
     bytes / u64::from(BLOCK) * u64::from(BLOCK)
 }
 
 /// The parts of a pool that all cores see.
 pub(crate) struct Shared {
-    pub claim: Claim,
+    /// The disks, in the pool's order once it is open.
+    pub claims: ArcSwap<Vec<Arc<Claim>>>,
+    /// The places of units. A new unit is in it before a lane hears of the unit.
+    pub table: ArcSwapOption<DiskTable>,
     /// Set once, when the pool is open.
     pub geometry: std::sync::OnceLock<Geometry>,
     pub inbox: Inbox<KeeperMessage>,
     pub epoch: AtomicU64,
     /// Records up to here are settled.
     pub settled: AtomicU64,
+    /// The disks that the keeper's copies of data went to, a bit each.
+    filled: AtomicU64,
     pub lanes: Mutex<Vec<Arc<LanePort>>>,
     next_lane: AtomicU64,
     pub status: Mutex<PoolStatus>,
@@ -206,13 +233,16 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(claim: Claim, status: PoolStatus) -> std::io::Result<Self> {
+    pub(crate) fn new(claims: Vec<Claim>, status: PoolStatus) -> std::io::Result<Self> {
+        let claims: Vec<Arc<Claim>> = claims.into_iter().map(Arc::new).collect();
         Ok(Self {
-            claim,
+            claims: ArcSwap::from_pointee(claims),
+            table: ArcSwapOption::default(),
             geometry: std::sync::OnceLock::new(),
             inbox: Inbox::new()?,
             epoch: AtomicU64::new(0),
             settled: AtomicU64::new(0),
+            filled: AtomicU64::new(0),
             lanes: Mutex::default(),
             next_lane: AtomicU64::new(1),
             status: Mutex::new(status),
@@ -220,6 +250,53 @@ impl Shared {
             #[cfg(test)]
             statuses: AtomicU64::new(0),
         })
+    }
+
+    /// The names of the devices that the pool has.
+    pub(crate) fn bases(&self) -> Vec<String> {
+        let status = self.status.lock();
+        match &status.disks[..] {
+            [] => vec![status.disk.clone()],
+            disks => disks.iter().map(|disk| disk.name.clone()).collect(),
+        }
+    }
+
+    /// Counts losses of the pool's disks, each since it joined.
+    pub(crate) fn losses(&self) -> u64 {
+        let status = self.status.lock();
+        let claims = self.claims.load();
+        let of_pool = claims.iter().take(status.disks.len().max(1));
+        let all: u64 = of_pool.map(|claim| claim.layer().losses()).sum();
+        all.saturating_sub(status.earlier_losses)
+    }
+
+    /// Notes the disk of a copy before it is written. A later record of the same place may need
+    /// the copy at the import, so flushes of hosts concern the disk, too.
+    pub(crate) fn note_fill(&self, disk: usize) {
+        self.filled.fetch_or(1 << disk, Ordering::SeqCst);
+    }
+
+    /// The disks that a flush of a volume concerns, a bit each.
+    pub(crate) fn flush_set(&self, map: &LvolMap) -> u64 {
+        map.disks() | self.filled.load(Ordering::SeqCst)
+    }
+
+    /// The disk with the log.
+    pub(crate) fn first(&self) -> Arc<Claim> {
+        Arc::clone(&self.claims.load()[0])
+    }
+
+    /// True when a disk may lose writes before a flush.
+    pub(crate) fn has_cache(&self) -> bool {
+        let claims = self.claims.load();
+        claims
+            .iter()
+            .any(|claim| claim.layer().limits().volatile_cache)
+    }
+
+    pub(crate) fn remove_lane(&self, port: &Arc<LanePort>) {
+        let mut lanes = self.lanes.lock();
+        lanes.retain(|other| !Arc::ptr_eq(other, port));
     }
 
     pub(crate) fn add_lane(&self) -> std::io::Result<Arc<LanePort>> {

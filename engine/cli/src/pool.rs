@@ -7,8 +7,9 @@ use uuid::Uuid;
 use super::subsystem::{done, items};
 use super::{Connection, Failure, output};
 use nacre_engine::methods::pool::{
-    CheckPool, CreatePool, CreatePoolParams, DeletePool, ExportPool, GetPool, GrowPool, ImportPool,
-    ImportPoolParams, ListPools, PoolParams, RenamePool, RenamePoolParams,
+    AddDisk, AddDiskParams, CheckPool, CreatePool, CreatePoolParams, DeletePool, ExportPool,
+    GetPool, GrowPool, ImportPool, ImportPoolParams, ListPools, PoolParams, RenamePool,
+    RenamePoolParams,
 };
 use nacre_engine_rpc::NoParams;
 use nacre_engine_rpc::client::to_json;
@@ -47,7 +48,7 @@ enum PoolCommand {
     },
     /// Open the pool on a block device; from then on every start of the daemon opens it
     Import {
-        /// The block device
+        /// The block device: one of the pool's disks, if it has several
         disk: String,
         /// The pool that must be on it
         #[arg(long)]
@@ -71,7 +72,17 @@ enum PoolCommand {
         /// Its new name
         new_name: String,
     },
-    /// Take the rest of a disk that has grown
+    /// Add a block device to a pool in use
+    AddDisk {
+        /// Name or UUID of the pool
+        pool: String,
+        /// The block device: nothing else may use it
+        disk: String,
+        /// Accept a device with data on it, which is lost
+        #[arg(long)]
+        force: bool,
+    },
+    /// Take the rest of disks that have grown
     Grow {
         /// Name or UUID of the pool
         pool: String,
@@ -117,6 +128,7 @@ pub(crate) fn run(args: PoolArgs) -> Result<(), Failure> {
                 uuid,
                 new_name: name,
                 force,
+                known_disks: Vec::new(),
             };
             named(connection, connection.call_for_json::<ImportPool>(&params)?)
         }
@@ -134,16 +146,24 @@ pub(crate) fn run(args: PoolArgs) -> Result<(), Failure> {
             let params = RenamePoolParams { pool, new_name };
             named(connection, connection.call_for_json::<RenamePool>(&params)?)
         }
-        PoolCommand::Grow { pool } => {
-            let grown = connection.call_for_json::<GrowPool>(&PoolParams { pool })?;
-            if connection.json {
-                return output::json(&grown);
-            }
-            let size = output::bytes(number(&grown, "total_bytes"));
-            output::line(&format!("{} has {size}", output::cell(grown.get("name"))))
+        PoolCommand::AddDisk { pool, disk, force } => {
+            let params = AddDiskParams { pool, disk, force };
+            has_size(connection, connection.call_for_json::<AddDisk>(&params)?)
         }
+        PoolCommand::Grow { pool } => has_size(
+            connection,
+            connection.call_for_json::<GrowPool>(&PoolParams { pool })?,
+        ),
         PoolCommand::Check { pool } => check(connection, pool),
     }
+}
+
+fn has_size(connection: &Connection, grown: Value) -> Result<(), Failure> {
+    if connection.json {
+        return output::json(&grown);
+    }
+    let size = output::bytes(number(&grown, "total_bytes"));
+    output::line(&format!("{} has {size}", output::cell(grown.get("name"))))
 }
 
 fn list(connection: &Connection) -> Result<(), Failure> {
@@ -160,10 +180,10 @@ fn list(connection: &Connection) -> Result<(), Failure> {
             output::bytes(used),
             output::bytes(number(pool, "free_bytes")),
             output::cell(pool.get("lvols")),
-            output::cell(pool.get("disk")),
+            disk_names(pool),
         ]
     });
-    let header = ["name", "state", "size", "used", "free", "lvols", "disk"];
+    let header = ["name", "state", "size", "used", "free", "lvols", "disks"];
     output::table(&header, rows)
 }
 
@@ -177,12 +197,13 @@ fn show(connection: &Connection, pool: Value) -> Result<(), Failure> {
         ("name", text("name")),
         ("uuid", text("uuid")),
         ("state", text("state")),
-        ("disk", text("disk")),
+        ("disks", disk_names(&pool)),
         ("size", bytes("total_bytes")),
         ("free", bytes("free_bytes")),
         ("reserved", bytes("reserved_bytes")),
         ("unit", bytes("unit_bytes")),
         ("lvols", text("lvols")),
+        ("waiting writes", text("waiting_writes")),
         ("unsettled records", text("unsettled_records")),
         ("replayed at import", text("replayed_records")),
         ("unreadable map pages", text("lost_pages")),
@@ -191,7 +212,33 @@ fn show(connection: &Connection, pool: Value) -> Result<(), Failure> {
     for (name, value) in lines {
         output::line(&format!("{name:<21} {value}"))?;
     }
-    Ok(())
+    let disks = items(&pool["disks"]);
+    if disks.len() < 2 {
+        return Ok(());
+    }
+    let rows = disks.iter().map(|disk| {
+        let (total, free) = (number(disk, "total_bytes"), number(disk, "free_bytes"));
+        vec![
+            output::cell(disk.get("name")),
+            output::bytes(total),
+            output::bytes(total.saturating_sub(free)),
+            output::bytes(free),
+            output::cell(disk.get("uuid")),
+        ]
+    });
+    output::line("")?;
+    output::table(&["disk", "size", "used", "free", "uuid"], rows)
+}
+
+/// The names of a pool's disks.
+fn disk_names(pool: &Value) -> String {
+    let names = items(&pool["disks"]).iter();
+    let names: Vec<String> = names.map(|disk| output::cell(disk.get("name"))).collect();
+    match names.is_empty() {
+        // A daemon of before pools of several disks.
+        true => output::cell(pool.get("disk")),
+        false => names.join(", "),
+    }
 }
 
 fn check(connection: &Connection, pool: String) -> Result<(), Failure> {

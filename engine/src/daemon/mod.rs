@@ -393,6 +393,10 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     engine.declared.make_keys(engine).await;
     crate::services::nvme::begin_all(engine, &engine.journal.waiting()).await;
     replay_waiting(engine).await;
+    if engine.devices.pools.are_incomplete() {
+        // A disk that joined a pool later comes after the pool in the journal.
+        replay_waiting(engine).await;
+    }
     crate::services::rdma::soft::make(engine.settings.rdma.rxe.clone()).await;
     engine.declared.make(engine).await;
     engine.listeners.start(engine).await?;

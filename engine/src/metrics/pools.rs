@@ -56,13 +56,36 @@ family!(
     ["pool"]
 );
 
+family!(
+    DISK_BYTES,
+    "nacre_pool_disk_bytes",
+    Gauge,
+    "Space of the pool on one of its disks.",
+    ["pool", "disk"]
+);
+family!(
+    DISK_FREE,
+    "nacre_pool_disk_free_bytes",
+    Gauge,
+    "Bytes of the pool on the disk that nothing uses.",
+    ["pool", "disk"]
+);
+
 #[derive(Debug)]
 pub struct PoolMetrics;
 
 impl MetricsSource for PoolMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 7] = [
-            &STATE, &BYTES, &FREE, &RESERVED, &LVOLS, &UNSETTLED, &WAITING,
+        static ALL: [&Desc; 9] = [
+            &STATE,
+            &BYTES,
+            &FREE,
+            &RESERVED,
+            &LVOLS,
+            &UNSETTLED,
+            &WAITING,
+            &DISK_BYTES,
+            &DISK_FREE,
         ];
         &ALL
     }
@@ -81,6 +104,11 @@ impl MetricsSource for PoolMetrics {
             into.value(&LVOLS, &[name], status.versions);
             into.value(&UNSETTLED, &[name], status.unsettled_records);
             into.value(&WAITING, &[name], status.waiting_writes);
+            for disk in &status.disks {
+                let labels = [name, disk.name.as_str()];
+                into.value(&DISK_BYTES, &labels, disk.total_bytes);
+                into.value(&DISK_FREE, &labels, disk.free_bytes);
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 76] = [
+pub const TYPES: [(&str, Category, Severity, &str); 77] = [
     (
         "bdev_register",
         C::Device,
@@ -41,7 +41,13 @@ pub const TYPES: [(&str, Category, Severity, &str); 76] = [
         "pool_lost",
         C::Device,
         S::Error,
-        "The disk of a storage pool went away, and its volumes with it.",
+        "A disk of a storage pool went away, and the volumes of the pool with it.",
+    ),
+    (
+        "pool_add_disk",
+        C::Device,
+        S::Info,
+        "A storage pool has a further disk.",
     ),
     (
         "pool_space_low",

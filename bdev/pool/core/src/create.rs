@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use crate::disks::DiskTable;
 use crate::format::Place;
 use crate::format::superblock::{PoolState, Superblock};
 use crate::geometry::{Geometry, GeometryError, PAGE};
@@ -44,6 +45,7 @@ impl NewPool {
             state: PoolState::Open,
             holder: self.holder,
             geometry: self.geometry,
+            disks: DiskTable::new(self.disk, &self.geometry),
             checkpoint: 0,
             settled: 0,
             log_sequence: 0,
@@ -53,11 +55,11 @@ impl NewPool {
             next_generation: 1,
             reserve_units: self.reserve_units.min(self.geometry.units()),
         };
-        let offsets = self.geometry.superblock_offsets();
-        let wipes = Superblock::places(superblock.sequence).map(|place| offsets[place]);
+        let places = superblock.disks.superblocks(0, &self.geometry);
+        let wipes = Superblock::places(superblock.sequence).map(|place| places[place]);
         let start = Start {
             state: State::new(self.geometry),
-            space: Space::new(self.geometry.units(), limits.allocation),
+            space: Space::of(&superblock.disks, limits.allocation),
             zones: Zones::new(&self.geometry),
             garbage: PageGarbage::default(),
             image: Image::default(),
@@ -70,7 +72,7 @@ impl NewPool {
                 next: 1,
             },
             tail: 0,
-            repairs: wipes.map(|offset| (offset, Arc::new([0; PAGE]))).to_vec(),
+            repairs: wipes.map(|at| (at, Arc::new([0; PAGE]))).to_vec(),
             superblock,
             limits,
         };

@@ -26,14 +26,17 @@ pub const MAX_UNITS: u64 = 1 << 36;
 /// The sizes of a pool. The superblock has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
+    /// Bytes of the disk with the log.
     pub disk_bytes: u64,
-    /// Bytes at each end of the disk that hold superblocks only.
+    /// Bytes at each end of a disk that hold superblocks only.
     pub edge_bytes: u64,
     pub log_pages: u64,
     pub granules_per_unit: u32,
     pub units_per_leaf: u32,
     pub fan_out: u32,
     pub levels: u32,
+    /// Units of all disks but the first.
+    pub added_units: u64,
 }
 
 /// The first wrong size of a geometry.
@@ -56,6 +59,7 @@ impl Geometry {
             units_per_leaf: 256,
             fan_out: 64,
             levels: 4,
+            added_units: 0,
         }
     }
 
@@ -97,8 +101,13 @@ impl Geometry {
         u64::from(self.granules_per_unit) * PAGE as u64
     }
 
-    /// Units of the disk.
+    /// Units of all disks.
     pub fn units(&self) -> u64 {
+        self.first_disk_units().saturating_add(self.added_units)
+    }
+
+    /// Units of the disk with the log.
+    pub fn first_disk_units(&self) -> u64 {
         let fixed = 2 * self.edge_bytes + self.log_pages * PAGE as u64;
         self.disk_bytes.saturating_sub(fixed) / self.unit_bytes()
     }
@@ -119,13 +128,13 @@ impl Geometry {
         self.edge_bytes + sequence % self.log_pages * PAGE as u64
     }
 
-    /// Byte offset of a granule of a unit.
+    /// Byte offset of a granule of a unit of the first disk's first range.
     pub fn granule_offset(&self, unit: u64, granule: u32) -> u64 {
         let data = self.edge_bytes + self.log_pages * PAGE as u64;
         data + unit * self.unit_bytes() + u64::from(granule) * PAGE as u64
     }
 
-    /// Byte offset of a metadata page.
+    /// Byte offset of a metadata page there.
     pub fn page_offset(&self, page: u64) -> u64 {
         let granules = u64::from(self.granules_per_unit);
         self.granule_offset(page / granules, (page % granules) as u32)

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
+use crate::disks::Location;
 use crate::format::Page;
 use crate::format::record::Identity;
 use crate::ids::{Generation, IoId, Token, VersionId};
@@ -27,7 +30,7 @@ pub struct Limits {
     pub discard_units: u64,
     /// Most units of one discard; one is in flight at a time.
     pub discard_most_units: u64,
-    /// The disk loses completed writes when its power fails before a flush.
+    /// A disk loses completed writes when its power fails before a flush.
     pub has_volatile_cache: bool,
     pub allocation: Allocation,
 }
@@ -121,6 +124,12 @@ pub enum Request {
     },
     /// Takes the rest of a disk that has grown to this size. A pool that has it already is done.
     Grow {
+        disk: usize,
+        disk_bytes: u64,
+    },
+    /// Adds a disk, whose contents are lost. Its number is that of the disks before.
+    AddDisk {
+        id: Uuid,
         disk_bytes: u64,
     },
     RenamePool {
@@ -193,6 +202,8 @@ pub enum Refusal {
     NoSpace { returning: bool },
     #[error("the pool has as many volumes and snapshots as it can hold")]
     TooMany,
+    #[error("the disk does not fit: it is too small, or the pool has as many as it can hold")]
+    DiskUnfit,
     #[error("the metadata of this range is unreadable; restore it, or clear the range")]
     Damaged,
     /// Also: the data could not be read or written.
@@ -210,18 +221,18 @@ pub enum Intent {
     /// [`Pool::written`]: crate::pool::Pool::written
     Write {
         io: IoId,
-        offset: u64,
+        at: Location,
         bytes: Arc<Page>,
     },
     /// Tell the disk that it may forget these bytes. Ends with [`Pool::discarded`]; the caller may
     /// take its time.
     ///
     /// [`Pool::discarded`]: crate::pool::Pool::discarded
-    Discard { io: IoId, offset: u64, len: u64 },
-    /// Flush the disk. Ends with [`Pool::flushed`].
+    Discard { io: IoId, at: Location, len: u64 },
+    /// Flush a disk. Ends with [`Pool::flushed`].
     ///
     /// [`Pool::flushed`]: crate::pool::Pool::flushed
-    Flush { io: IoId },
+    Flush { io: IoId, disk: usize },
     /// Write the request's granules to `unit`; with them, if `copy` is set, those that were read
     /// for it. Ends with [`Pool::data_written`].
     ///
@@ -236,7 +247,7 @@ pub enum Intent {
     /// Read a page of metadata. Ends with [`Pool::page_read`].
     ///
     /// [`Pool::page_read`]: crate::pool::Pool::page_read
-    ReadPage { io: IoId, offset: u64 },
+    ReadPage { io: IoId, at: Location },
     /// Read granules of a unit, keep them for `Data`, and return their checksums. Ends with
     /// [`Pool::source_read`].
     ///

@@ -41,7 +41,8 @@
 //!
 //! # Limits of today
 //!
-//! One disk. The whole map is in memory, and an import reads all of it. A failed write of the log
+//! The log is on one disk, and so is metadata while that has room: without it there is no pool.
+//! The whole map is in memory, and an import reads all of it. A failed write of the log
 //! or of metadata holds the pool until it is imported again.
 
 #![forbid(unsafe_code)]
@@ -49,6 +50,7 @@
 mod bits;
 pub mod check;
 pub mod create;
+pub mod disks;
 pub mod format;
 pub mod geometry;
 mod grace;

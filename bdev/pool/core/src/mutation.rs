@@ -82,6 +82,19 @@ pub(crate) enum Mutation {
     IgnoreLaterImports,
     /// Frees pages of a root that the import gave up.
     KeepGarbage,
+    /// Settles when the first disk alone is flushed.
+    SettleFirstDiskOnly,
+    /// Writes a root that names a disk before the disk is known by its superblocks.
+    RootBeforeLabels,
+    /// Writes data of a further disk to the place of the same number on the first one.
+    WrongDisk,
+    /// An import takes the newest root of any disk.
+    RootOfAnyDisk,
+    /// An import flushes the disk with the log only.
+    ImportFlushesFirstDisk,
+    /// A host's flush leaves out the disks of the pool's own copies. Lanes flush, not the core.
+    #[cfg(test)]
+    FlushWithoutCopies,
     /// Puts metadata into units whose records a second import would verify.
     ReuseUnsettledZones,
 }

@@ -41,8 +41,10 @@ pub(crate) struct Settle {
     /// The highest record that a caller wants settled.
     wanted: Lsn,
     pub step: SettleStep,
-    /// Granules of units that unsettled records are about.
-    unsettled: BTreeMap<Lsn, (u64, u16)>,
+    /// Granules of units that unsettled records are about, and the disk of each unit.
+    unsettled: BTreeMap<Lsn, (u64, u16, usize)>,
+    /// The disks of those, a bit each.
+    disks: u64,
     by_unit: HashMap<u64, u16>,
 }
 
@@ -54,6 +56,7 @@ impl Settle {
             wanted: settled,
             step: SettleStep::Idle,
             unsettled: BTreeMap::new(),
+            disks: 0,
             by_unit: HashMap::new(),
         }
     }
@@ -75,13 +78,25 @@ impl Settle {
         self.unsettled.len()
     }
 
-    pub(crate) fn note(&mut self, lsn: Lsn, unit: u64, granules: u16) {
-        self.unsettled.insert(lsn, (unit, granules));
+    pub(crate) fn note(&mut self, lsn: Lsn, unit: u64, granules: u16, disk: usize) {
+        self.unsettled.insert(lsn, (unit, granules, disk));
+        self.disks |= 1 << disk;
         *self.by_unit.entry(unit).or_default() |= granules;
     }
 
     pub(crate) fn is_unsettled(&self, unit: u64, granules: u16) -> bool {
         self.by_unit.get(&unit).copied().unwrap_or(0) & granules != 0
+    }
+
+    /// The disks that the present step must flush: that of the log, and before the mark those with
+    /// data of unsettled records. A bit each.
+    pub(crate) fn disks_to_flush(&self) -> u64 {
+        match self.step {
+            SettleStep::Flush { .. } if !Mutation::SettleFirstDiskOnly.is_active() => {
+                self.disks | 1
+            }
+            _ => 1,
+        }
     }
 
     /// Begins to settle up to `bound`, if that is wanted. Returns whether a flush must begin.
@@ -139,7 +154,9 @@ impl Settle {
         self.settled = bound;
         let rest = self.unsettled.split_off(&(bound + 1));
         let done = std::mem::replace(&mut self.unsettled, rest);
-        for (unit, granules) in done.into_values() {
+        let disks = self.unsettled.values();
+        self.disks = disks.fold(0, |set, (_, _, disk)| set | 1 << disk);
+        for (unit, granules, _) in done.into_values() {
             if let Some(set) = self.by_unit.get_mut(&unit) {
                 *set &= !granules;
                 if *set == 0 {

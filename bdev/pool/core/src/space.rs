@@ -6,11 +6,12 @@
 //! For discards, free units are counted in aligned blocks: a block is worth a discard when one of
 //! its units was freed since the last one, and all of them are free.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use crate::bits::Bits;
-use crate::ids::Lsn;
+use crate::disks::DiskTable;
+use crate::ids::{Lsn, VersionId};
 use crate::mutation::Mutation;
 
 /// Which free unit comes next.
@@ -19,7 +20,8 @@ pub enum Allocation {
     /// The next one in the order of the disk.
     #[default]
     Next,
-    /// The one that was freed last: reuses too early what may be reused at all. For tests.
+    /// The one that was freed last, of the disks in turn: reuses too early what may be reused at
+    /// all. For tests.
     LastFreed,
 }
 
@@ -29,15 +31,29 @@ pub struct Space {
     used: Bits,
     units: u64,
     free: u64,
-    /// Where the search for a free unit begins.
-    next: u64,
+    /// The units of each disk, in order. A disk that grew late has several.
+    regions: Vec<Region>,
+    /// The disk that each volume's units come from, as far as it is known.
+    homes: HashMap<VersionId, usize>,
     limbo: VecDeque<Limbo>,
     allocation: Allocation,
     freed: Vec<u64>,
+    /// The disk that was last in turn.
+    turn: usize,
     /// Units of a discard block. 0: the disk takes no discards.
     block: u64,
     /// One bit per block: a unit was freed since the block was last discarded.
     freed_blocks: Box<[u64]>,
+}
+
+/// Consecutive units of one disk.
+#[derive(Debug)]
+struct Region {
+    disk: usize,
+    end: u64,
+    free: u64,
+    /// Where the search for a free unit begins.
+    next: u64,
 }
 
 #[derive(Debug)]
@@ -53,13 +69,28 @@ impl Space {
             used: Bits::new(units),
             units,
             free: units,
-            next: 0,
+            regions: vec![Region {
+                disk: 0,
+                end: units,
+                free: units,
+                next: 0,
+            }],
+            homes: HashMap::new(),
             limbo: VecDeque::new(),
             allocation,
             freed: Vec::new(),
+            turn: 0,
             block: 0,
             freed_blocks: Box::default(),
         }
+    }
+
+    /// The space of these disks, all of it free.
+    pub fn of(disks: &DiskTable, allocation: Allocation) -> Self {
+        let mut space = Self::new(0, allocation);
+        space.regions.clear();
+        space.grow(disks);
+        space
     }
 
     /// From now on notes freed units, in aligned blocks of this many. 0: notes nothing.
@@ -69,8 +100,23 @@ impl Space {
         self.freed_blocks = vec![0; blocks.div_ceil(64) as usize].into_boxed_slice();
     }
 
-    /// Adds free units, so that there are `units`.
-    pub fn grow(&mut self, units: u64) {
+    /// Adds free units, so that there are those of these disks.
+    pub fn grow(&mut self, disks: &DiskTable) {
+        let units = disks.units();
+        for (at, range) in disks.ranges().iter().enumerate() {
+            match self.regions.get_mut(at) {
+                Some(region) => {
+                    region.free += range.end() - region.end;
+                    region.end = range.end();
+                }
+                None => self.regions.push(Region {
+                    disk: range.disk,
+                    end: range.end(),
+                    free: range.units,
+                    next: range.first,
+                }),
+            }
+        }
         self.used.grow(units);
         self.free += units - self.units;
         self.units = units;
@@ -108,45 +154,161 @@ impl Space {
         }
         self.used.add(unit);
         self.free -= 1;
+        self.region_of(unit).free -= 1;
         true
     }
 
-    /// A free unit; `goal`, if that is free.
-    pub fn allocate(&mut self, goal: Option<u64>) -> Option<u64> {
-        if self.free == 0 {
-            return None;
+    fn region_of(&mut self, unit: u64) -> &mut Region {
+        let last = self.regions.len() - 1;
+        let at = self.regions.iter().position(|region| unit < region.end);
+        &mut self.regions[at.unwrap_or(last)]
+    }
+
+    fn disk_of(&self, unit: u64) -> Option<usize> {
+        let mut regions = self.regions.iter();
+        Some(regions.find(|region| unit < region.end)?.disk)
+    }
+
+    /// Free units of a disk.
+    pub fn free_of(&self, disk: usize) -> u64 {
+        let regions = self.regions.iter().filter(|region| region.disk == disk);
+        regions.map(|region| region.free).sum()
+    }
+
+    /// A free unit for metadata: of the first disk, if that has one.
+    pub fn allocate(&mut self) -> Option<u64> {
+        if let Some(unit) = self.freed_last() {
+            return Some(unit);
         }
-        if self.allocation == Allocation::LastFreed {
-            while let Some(unit) = self.freed.pop() {
-                if self.take(unit) {
-                    return Some(unit);
-                }
-            }
+        let disks = self.regions.iter().filter(|region| region.free > 0);
+        let disk = disks.map(|region| region.disk).min()?;
+        self.allocate_on(disk)
+    }
+
+    /// A free unit for data of a volume, which stays on one disk while that has room; `goal`, if
+    /// that is free there. The first disk keeps `reserve` units for metadata.
+    pub fn allocate_for(
+        &mut self,
+        version: VersionId,
+        goal: Option<u64>,
+        reserve: u64,
+        known_home: impl FnOnce() -> Option<u64>,
+    ) -> Option<u64> {
+        if let Some(unit) = self.freed_last() {
+            return Some(unit);
         }
-        if let Some(goal) = goal.filter(|goal| *goal < self.units)
+        let goal = goal.filter(|goal| *goal < self.units);
+        if self.regions.len() == 1 {
+            return match goal {
+                Some(goal) if self.take(goal) => Some(goal),
+                _ => self.allocate_on(0),
+            };
+        }
+        let disk = self.home(version, reserve, known_home)?;
+        if let Some(goal) = goal
+            && self.disk_of(goal) == Some(disk)
             && self.take(goal)
         {
             return Some(goal);
         }
-        let unit = self.search()?;
-        self.next = unit + 1;
-        self.take(unit);
-        Some(unit)
+        self.allocate_on(disk)
     }
 
-    /// The first free unit from `next` on, around the end.
-    fn search(&self) -> Option<u64> {
-        let words = self.used.words() as u64;
-        let start = self.next % self.units;
-        (0..=words).find_map(|step| {
-            let word = (start / 64 + step) % words;
-            let mut free = !self.used.word(word as usize);
-            if step == 0 {
-                free &= u64::MAX << (start % 64);
+    /// The disk of a volume's next unit. It changes when the disk has no room.
+    fn home(
+        &mut self,
+        version: VersionId,
+        reserve: u64,
+        known_home: impl FnOnce() -> Option<u64>,
+    ) -> Option<usize> {
+        let room = |disk| {
+            let kept = if disk == 0 { reserve } else { 0 };
+            self.free_of(disk).saturating_sub(kept)
+        };
+        let known = self.homes.get(&version).copied();
+        let known = known.or_else(|| known_home().and_then(|unit| self.disk_of(unit)));
+        let home = match known {
+            Some(disk) if room(disk) > 0 => disk,
+            _ => {
+                let disks = self.regions.iter().map(|region| region.disk);
+                // Of equal disks, the one that came last.
+                disks
+                    .filter(|disk| room(*disk) > 0)
+                    .max_by_key(|disk| (room(*disk), *disk))?
             }
-            let unit = word * 64 + u64::from(free.trailing_zeros());
-            (free != 0 && unit < self.units).then_some(unit)
+        };
+        self.homes.insert(version, home);
+        Some(home)
+    }
+
+    /// The version is another one from now on.
+    pub fn forget_home(&mut self, version: VersionId) {
+        self.homes.remove(&version);
+    }
+
+    /// The unit that was freed last, if the allocation prefers it; of several disks in turn.
+    fn freed_last(&mut self) -> Option<u64> {
+        if self.allocation != Allocation::LastFreed {
+            return None;
+        }
+        let disks = self.regions.iter().map(|region| region.disk + 1).max()?;
+        self.turn += 1;
+        (0..disks).find_map(|step| {
+            let disk = (self.turn + step) % disks;
+            while let Some(at) = self
+                .freed
+                .iter()
+                .rposition(|unit| self.disk_of(*unit) == Some(disk))
+            {
+                let unit = self.freed.remove(at);
+                if self.take(unit) {
+                    return Some(unit);
+                }
+            }
+            if disks > 1 {
+                self.allocate_on(disk)
+            } else {
+                None
+            }
         })
+    }
+
+    fn allocate_on(&mut self, disk: usize) -> Option<u64> {
+        let mut first = 0;
+        for at in 0..self.regions.len() {
+            let region = &self.regions[at];
+            let range = first..region.end;
+            first = region.end;
+            if region.disk != disk || region.free == 0 {
+                continue;
+            }
+            let unit = self.search(&range, region.next)?;
+            self.regions[at].next = unit + 1;
+            self.take(unit);
+            return Some(unit);
+        }
+        None
+    }
+
+    /// The first free unit of a range from `next` on, around its end.
+    fn search(&self, range: &Range<u64>, next: u64) -> Option<u64> {
+        let start = if range.contains(&next) {
+            next
+        } else {
+            range.start
+        };
+        let find = |from: u64, until: u64| {
+            let words = from / 64..until.div_ceil(64);
+            words.into_iter().find_map(|word| {
+                let mut free = !self.used.word(word as usize);
+                if word == from / 64 {
+                    free &= u64::MAX << (from % 64);
+                }
+                let unit = word * 64 + u64::from(free.trailing_zeros());
+                (free != 0 && unit < until).then_some(unit)
+            })
+        };
+        find(start, range.end).or_else(|| find(range.start, start))
     }
 
     /// A unit without content: free at once.
@@ -159,6 +321,7 @@ impl Space {
         debug_assert!(self.is_used(unit), "unit {unit} is free already");
         self.used.remove(unit);
         self.free += 1;
+        self.region_of(unit).free += 1;
         if self.allocation == Allocation::LastFreed {
             self.freed.push(unit);
         }
@@ -268,12 +431,51 @@ mod tests {
     #[test]
     fn every_unit_is_found_once() {
         let mut space = Space::new(70, Allocation::Next);
-        assert_eq!(space.allocate(Some(69)), Some(69));
-        assert_eq!(space.allocate(Some(69)), Some(0));
-        let rest: Vec<u64> = std::iter::from_fn(|| space.allocate(None)).collect();
+        let volume = VersionId(1);
+        let none = || None;
+        assert_eq!(space.allocate_for(volume, Some(69), 0, none), Some(69));
+        assert_eq!(space.allocate_for(volume, Some(69), 0, none), Some(0));
+        let rest: Vec<u64> = std::iter::from_fn(|| space.allocate()).collect();
         assert_eq!(rest, (1..69).collect::<Vec<u64>>());
         space.give_back(3);
-        assert_eq!((space.free(), space.allocate(Some(100))), (1, Some(3)));
+        assert_eq!(
+            (space.free(), space.allocate_for(volume, Some(100), 0, none)),
+            (1, Some(3))
+        );
+    }
+
+    /// Goal: a volume stays on its disk while that has room, another one begins on the emptiest
+    /// disk, and the first disk keeps the reserve. Method: two disks are filled by two volumes.
+    #[test]
+    fn a_volume_stays_on_one_disk() {
+        let mut geometry = crate::tests::rig::geometry(20);
+        let mut disks = DiskTable::new(uuid::Uuid::from_u128(1), &geometry);
+        let bytes = 2 * geometry.edge_bytes + 30 * geometry.unit_bytes();
+        disks
+            .add(&mut geometry, uuid::Uuid::from_u128(2), bytes)
+            .unwrap();
+        let mut space = Space::of(&disks, Allocation::Next);
+        let mut next = |version, goal| {
+            let unit = space.allocate_for(VersionId(version), goal, 4, || None);
+            unit.map(|unit| (unit, space.free_of(0), space.free_of(1)))
+        };
+        assert_eq!(next(1, None), Some((20, 20, 29)));
+        assert_eq!(next(1, Some(21)), Some((21, 20, 28)));
+        // The goal is on another disk.
+        assert_eq!(next(1, Some(7)), Some((22, 20, 27)));
+        (0..10).for_each(|_| assert!(next(1, None).unwrap().0 >= 20));
+        assert_eq!(next(2, None), Some((33, 20, 16)), "16 of 20 are for data");
+        (0..16).for_each(|_| assert!(next(2, None).unwrap().0 >= 20));
+        assert_eq!(next(2, None), Some((0, 19, 0)));
+        (0..15).for_each(|_| assert!(next(1, None).unwrap().0 < 20));
+        assert_eq!(next(1, None), None);
+        assert_eq!((space.allocate(), space.free()), (Some(16), 3));
+        space.give_back(25);
+        assert_eq!(space.allocate(), Some(17));
+        assert_eq!(space.free_of(1), 1);
+        // The home is that of a unit which the volume has.
+        let home = || Some(24);
+        assert_eq!(space.allocate_for(VersionId(3), None, 0, home), Some(25));
     }
 
     /// Only whole free blocks are discarded, each once. Blocks that were never freed are not.
@@ -282,7 +484,7 @@ mod tests {
         let mut space = Space::new(70, Allocation::Next);
         space.note_frees(4);
         assert_eq!(space.take_freed(100, 9), []);
-        while space.allocate(None).is_some() {}
+        while space.allocate().is_some() {}
         (4..20).for_each(|unit| space.give_back(unit));
         space.give_back(30);
         space.give_back(69);
@@ -301,12 +503,12 @@ mod tests {
     #[test]
     fn a_unit_in_limbo_waits_for_its_record_and_its_readers() {
         let mut space = Space::new(4, Allocation::Next);
-        while space.allocate(None).is_some() {}
+        while space.allocate().is_some() {}
         space.release(2, 10, 1);
         space.reap(9, 1);
         space.reap(10, 0);
         assert_eq!(space.free(), 0);
         space.reap(10, 1);
-        assert_eq!(space.allocate(None), Some(2));
+        assert_eq!(space.allocate(), Some(2));
     }
 }

@@ -144,6 +144,28 @@ impl State {
         None
     }
 
+    /// The first unit of the version, or of its nearest ancestor that has one.
+    pub fn first_unit(&self, id: VersionId) -> Option<u64> {
+        let per_leaf = u64::from(self.geometry.units_per_leaf);
+        let mut next = self.versions.get(&id);
+        while let Some(version) = next {
+            let leaf = version.tree.next_difference(None, self.shape(), 0);
+            let mut places = leaf.into_iter().flat_map(|leaf| {
+                let first = leaf * per_leaf;
+                first..first + per_leaf
+            });
+            let unit = places.find_map(|place| {
+                let entry = version.tree.entry(self.shape(), place).ok()?;
+                entry.parts().next().map(|part| part.unit)
+            });
+            if unit.is_some() {
+                return unit;
+            }
+            next = version.parent.and_then(|id| self.versions.get(&id));
+        }
+        None
+    }
+
     /// The exclusive parts of a version's leaf that none of its children uses.
     fn unused_parts(&self, id: VersionId, children: &[VersionId], leaf: u64) -> Vec<Part> {
         let (shape, floor) = (self.shape(), self.floor(id, leaf));

@@ -96,7 +96,7 @@ impl Zones {
     /// Two pages, for the two copies.
     pub(crate) fn allocate_pair(&mut self, space: &mut Space) -> Option<[u64; 2]> {
         if self.partial.len() < 2
-            && let Some(unit) = space.allocate(None)
+            && let Some(unit) = space.allocate()
         {
             self.add(unit, 0);
             self.partial.insert(unit);

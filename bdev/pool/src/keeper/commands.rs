@@ -10,13 +10,13 @@ use nacre_bdev_pool_core::pool::Pool;
 use slab::Slab;
 use uuid::Uuid;
 
-use super::disk::Disk;
+use super::disks::{Disks, grown};
 use super::maps::floor_of;
 use super::opening::{OpenAnswer, OpenSender};
 use super::{FILL, Keeper, Stage};
 use crate::map::LvolMap;
 use crate::model::{Answer, Command, CommandRequest, KeeperCommand, LvolInfo, Outcome, PoolError};
-use crate::port::{Shared, disk_bytes};
+use crate::port::Shared;
 use std::sync::Arc;
 
 /// Leaves that a scan visits in a turn: few, as reads and writes of the core wait meanwhile.
@@ -65,8 +65,9 @@ impl Drop for Farewell {
 }
 
 /// A request in the core.
-enum Open {
+pub(super) enum Open {
     Command(Answer),
+    AddDisk(Answer),
     /// The first request of a pool: once it is answered, the pool is on the disk.
     Opening(OpenAnswer),
     Export,
@@ -86,14 +87,24 @@ impl Commands {
         !self.scans.is_empty()
     }
 
+    pub(super) fn insert(&mut self, open: Open) -> Token {
+        self.open.insert(open) as Token
+    }
+
+    /// True when the core is adding a disk.
+    pub(super) fn adds_disk(&self) -> bool {
+        let mut open = self.open.iter();
+        open.any(|(_, open)| matches!(open, Open::AddDisk(_)))
+    }
+
     /// True when the keeper begins no further work.
     pub(super) fn is_last(&self) -> bool {
         self.is_last
     }
 
     /// True when the keeper may end.
-    pub(super) fn is_closing_done(&self, disk: &Disk) -> bool {
-        (self.is_last || self.failed.is_some()) && disk.is_idle()
+    pub(super) fn is_closing_done(&self, disks: &Disks) -> bool {
+        (self.is_last || self.failed.is_some()) && disks.is_idle()
     }
 
     /// The last answers, which the keeper gives when it no longer uses the disk.
@@ -109,7 +120,7 @@ impl Commands {
     pub(super) fn close(&mut self) {
         for (_, open) in std::mem::take(&mut self.open) {
             match open {
-                Open::Command(answer) => answer.closed(),
+                Open::Command(answer) | Open::AddDisk(answer) => answer.closed(),
                 Open::Opening(answer) => answer.fail(PoolError::Closed),
                 Open::Export => {}
             }
@@ -169,6 +180,13 @@ impl Keeper {
         }
         let command = match command {
             KeeperCommand::OpenMap(id) => return self.open_map(id, answer),
+            KeeperCommand::AddDisk { claim, force } => {
+                if commands.adds_disk() {
+                    return answer.fail(PoolError::Busy);
+                }
+                let additions = &mut self.additions;
+                return additions.begin(pool, &self.disks, claim, force, answer);
+            }
             KeeperCommand::Public(command) => command,
         };
         match command {
@@ -229,6 +247,15 @@ impl Keeper {
                 self.update_status();
                 answer
             }
+            Open::AddDisk(answer) => {
+                // A pool that is held may have the disk in its last root.
+                let is_held = matches!(&self.stage, Stage::Open(pool) if pool.is_held());
+                if result.is_err() && !is_held {
+                    self.disks.pop();
+                }
+                self.update_status();
+                answer
+            }
             Open::Opening(answer) => {
                 match result {
                     Ok(_) => {
@@ -281,10 +308,13 @@ impl Keeper {
             return;
         };
         let page = Arc::new([0; PAGE]);
-        for offset in pool.superblock().geometry.superblock_offsets() {
-            self.disk.write(FILL, offset, Arc::clone(&page));
+        let root = pool.superblock();
+        for disk in 0..root.disks.disks().len() {
+            for at in root.disks.superblocks(disk, &root.geometry) {
+                self.disks.write(FILL, at, Arc::clone(&page));
+            }
+            self.disks.flush(FILL, disk);
         }
-        self.disk.flush(FILL);
     }
 
     /// The map of a version for lanes: the same one while it exists.
@@ -425,21 +455,6 @@ fn some_places(
     Ok(Outcome::Places { places, next })
 }
 
-/// The present size of the disk, which is no smaller than that of the pool.
-fn grown(pool: &Pool, shared: &Shared) -> Result<u64, PoolError> {
-    let (found, expected) = (
-        disk_bytes(&shared.claim),
-        pool.superblock().geometry.disk_bytes,
-    );
-    if found < expected {
-        return Err(PoolError::Unfit {
-            what: "disk",
-            why: format!("it has {found} bytes, fewer than the {expected} of the pool"),
-        });
-    }
-    Ok(found)
-}
-
 fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request, PoolError> {
     let unit = pool.superblock().geometry.unit_bytes();
     Ok(match command {
@@ -496,9 +511,10 @@ fn request_of(pool: &Pool, shared: &Shared, command: Command) -> Result<Request,
         Command::Delete { lvol } => Request::Delete {
             version: find(pool, lvol)?,
         },
-        Command::Grow => Request::Grow {
-            disk_bytes: grown(pool, shared)?,
-        },
+        Command::Grow => {
+            let (disk, disk_bytes) = grown(pool, shared)?;
+            Request::Grow { disk, disk_bytes }
+        }
         Command::RenamePool { name } => Request::RenamePool { name },
         Command::Check => Request::Check,
         Command::List

@@ -9,7 +9,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Busy, Completion, Done, Extents, Io, LayerQueue, Op, Queue, Status};
+use nacre_bdev::{
+    Bdev, Busy, Completion, Done, Extents, Io, LayerQueue, Op, Queue, Status, Support,
+};
 use nacre_bdev_pool_core::format::Page;
 use nacre_bdev_pool_core::geometry::PAGE;
 use nacre_hugepages::{Buf, Pool};
@@ -43,6 +45,10 @@ pub(crate) struct Disk {
     reads: HashMap<Tag, Reading>,
     spare: Vec<Buf>,
     done: Done,
+    /// I/O that ended without the base.
+    at_once: Vec<Ended>,
+    has_cache: bool,
+    takes_discards: bool,
     /// No I/O that waits begins before this time.
     paused_until: Nanos,
 }
@@ -88,6 +94,9 @@ impl Disk {
             reads: HashMap::new(),
             spare,
             done: Done::with_capacity(64),
+            at_once: Vec::new(),
+            has_cache: base.limits().volatile_cache,
+            takes_discards: base.supports(Op::Unmap) != Support::No,
             paused_until: Nanos::ZERO,
             memory,
         }
@@ -97,11 +106,19 @@ impl Disk {
         self.waiting.push_back(Wanted::Write { tag, offset, bytes });
     }
 
+    /// A disk without a volatile cache needs no flush.
     pub(crate) fn flush(&mut self, tag: Tag) {
+        if !self.has_cache {
+            return self.at_once.push(Ended::Flushed(tag, Status::Ok));
+        }
         self.waiting.push_back(Wanted::Flush { tag });
     }
 
     pub(crate) fn discard(&mut self, tag: Tag, offset: u64, len: u64) {
+        if !self.takes_discards {
+            let ended = Ended::Discarded(tag, Status::Unsupported);
+            return self.at_once.push(ended);
+        }
         self.waiting.push_back(Wanted::Discard { tag, offset, len });
     }
 
@@ -124,11 +141,12 @@ impl Disk {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.calls.is_empty() && self.waiting.is_empty()
+        self.calls.is_empty() && self.waiting.is_empty() && self.at_once.is_empty()
     }
 
     /// Begins waiting I/O, and collects completions.
     pub(crate) fn poll(&mut self, now: Nanos, ended: &mut Vec<Ended>) {
+        ended.append(&mut self.at_once);
         loop {
             self.submit(now);
             let mut done = std::mem::replace(&mut self.done, Done::with_capacity(0));
@@ -235,6 +253,9 @@ impl Disk {
 
     pub(crate) fn arm(&mut self, now: Nanos) -> Idle {
         let idle = self.queue.arm(now);
+        if !self.at_once.is_empty() {
+            return Idle::Busy;
+        }
         if self.waiting.is_empty() {
             idle
         } else if now < self.paused_until {

@@ -45,14 +45,13 @@ impl Keeper {
         let Stage::Open(pool) = &self.stage else {
             return;
         };
-        let geometry = pool.superblock().geometry;
+        let table = pool.superblock().disks.clone();
         let fill = self.fills.fills.entry(token).or_default();
         fill.reading = granules_of(granules).collect();
         (fill.left, fill.failed, fill.epoch) = (fill.reading.len(), false, epoch);
         for granule in granules_of(granules) {
             let tag = self.fills.tag(token, granule);
-            let offset = geometry.granule_offset(unit, granule);
-            self.disk.read(tag, offset, PAGE);
+            self.disks.read(tag, table.granule(unit, granule), PAGE);
         }
     }
 
@@ -94,7 +93,7 @@ impl Keeper {
         let Stage::Open(pool) = &self.stage else {
             return;
         };
-        let geometry = pool.superblock().geometry;
+        let table = pool.superblock().disks.clone();
         let fill = self.fills.fills.entry(token).or_default();
         (fill.left, fill.failed, fill.epoch) = (granules.count_ones() as usize, false, epoch);
         for granule in granules_of(granules) {
@@ -105,8 +104,9 @@ impl Keeper {
                 continue;
             };
             let tag = self.fills.tag(token, granule);
-            let offset = geometry.granule_offset(unit, granule);
-            self.disk.write(tag, offset, page);
+            let at = table.granule(unit, granule);
+            self.shared.note_fill(at.disk);
+            self.disks.write(tag, at, page);
         }
     }
 

@@ -1,5 +1,7 @@
 //! The maps that lanes read: filled on demand, and kept like the core's.
 
+use std::sync::Arc;
+
 use nacre_bdev_pool_core::ids::{Lsn, VersionId};
 use nacre_bdev_pool_core::interface::{Change, Refusal};
 use nacre_bdev_pool_core::pool::Pool;
@@ -16,6 +18,19 @@ impl Keeper {
         if !map.is_loaded(place) {
             let lsn = pool.follow().last_lsn();
             fill(pool, map, place, lsn);
+        }
+    }
+
+    /// Shows lanes the places of new units, before a map has one.
+    pub(super) fn publish_table(&mut self) {
+        let Stage::Open(pool) = &self.stage else {
+            return;
+        };
+        let table = &pool.superblock().disks;
+        if self.table_units != table.units() {
+            self.table_units = table.units();
+            let table = Arc::new(table.clone());
+            self.shared.table.store(Some(table));
         }
     }
 

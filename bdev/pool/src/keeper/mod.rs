@@ -11,12 +11,15 @@
 //! The keeper changes the maps that lanes read before it carries out the intents of the same turn.
 //! So a grace period begins after every lane can see the change, and an answer arrives after it.
 
+mod addition;
 mod commands;
 mod disk;
+mod disks;
 mod fills;
 mod full;
 mod maps;
 mod opening;
+mod status;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,19 +32,21 @@ use nacre_bdev_pool_core::geometry::PAGE;
 use nacre_bdev_pool_core::ids::{Token, VersionId};
 use nacre_bdev_pool_core::interface::{Answer, Change, Intent, IoFailed, Refusal, Request};
 use nacre_bdev_pool_core::pool::{Busy, Pool, is_own};
-use nacre_hugepages::Pool as Memory;
 use nacre_reactor::{CoreHandle, Idle, Nanos, Poller, Work};
 
 use crate::map::LvolMap;
-use crate::model::{PoolError, PoolState};
+use crate::model::PoolState;
 use crate::port::{KeeperMessage, LanePort, RequestId, Shared, ToKeeper, ToLane};
 
-use commands::{Commands, Farewell};
-pub(crate) use disk::Disk;
-use disk::{Ended, Tag};
+use addition::Additions;
+use commands::{Commands, Farewell, Open};
+use disk::Tag;
+pub(crate) use disk::{Disk, Ended};
+pub(crate) use disks::Disks;
 use fills::Fills;
 use full::Full;
 pub(crate) use opening::{OpenAnswer, Opening};
+use status::StatusUpdates;
 
 /// Everything answered is settled this long after it changed.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -62,8 +67,6 @@ pub(crate) const FULL_PATIENCE: Duration = if cfg!(test) {
 };
 /// Hidden versions are visited again in this interval.
 const RECLAIM: Duration = Duration::from_secs(30);
-/// The status of a busy pool is this old at most: it counts all versions.
-const STATUS: Duration = Duration::from_millis(100);
 /// How often a grace period is looked at while I/O of it is in flight.
 const GRACE_LOOK: Duration = Duration::from_micros(100);
 
@@ -73,7 +76,10 @@ const FILL: Tag = 1 << 62;
 pub(crate) struct Keeper {
     core: CoreHandle,
     shared: Arc<Shared>,
-    disk: Disk,
+    disks: Disks,
+    additions: Additions,
+    /// Units of the table that lanes see.
+    table_units: u64,
     stage: Stage,
     commands: Commands,
     fills: Fills,
@@ -85,8 +91,7 @@ pub(crate) struct Keeper {
     backlog: VecDeque<(Token, Request)>,
     grace: Grace,
     times: Times,
-    /// The pool had hidden versions at the last status.
-    has_hidden: bool,
+    status: StatusUpdates,
     inbox: Vec<KeeperMessage>,
     ended: Vec<Ended>,
     changes: Vec<Change>,
@@ -128,9 +133,40 @@ struct Times {
     settle: Option<Nanos>,
     checkpoint: Option<Nanos>,
     reclaim: Option<Nanos>,
-    /// The status is out of date.
-    status: Option<Nanos>,
     last_lsn: u64,
+}
+
+impl Times {
+    /// Begins upkeep that is due.
+    fn look(&mut self, now: Nanos, pool: &mut Pool, has_hidden: bool) {
+        let last = pool.follow().last_lsn();
+        if last != self.last_lsn {
+            self.last_lsn = last;
+            self.settle.get_or_insert(now + SETTLE);
+            self.checkpoint.get_or_insert(now + CHECKPOINT);
+        }
+        if self.settle.is_some_and(|at| at <= now) {
+            self.settle = None;
+            pool.settle();
+        }
+        if self.checkpoint.is_some_and(|at| at <= now) {
+            self.checkpoint = None;
+            pool.checkpoint();
+        }
+        if !has_hidden {
+            self.reclaim = None;
+        } else if *self.reclaim.get_or_insert(now + RECLAIM) <= now {
+            self.reclaim = Some(now + RECLAIM);
+            pool.reclaim();
+        }
+    }
+}
+
+/// Removes the poller that is being called.
+pub(crate) fn remove_current(core: &CoreHandle) {
+    if let Some(poller) = core.current_poller() {
+        core.remove_poller(poller);
+    }
 }
 
 /// Core tokens of lanes: the lane's number above, the request's below. Commands have lane 0.
@@ -139,11 +175,17 @@ fn token_of(lane: u32, request: RequestId) -> Token {
 }
 
 impl Keeper {
-    pub(crate) fn new(core: CoreHandle, shared: Arc<Shared>, disk: Disk, opening: Opening) -> Self {
+    pub(crate) fn new(
+        core: CoreHandle,
+        shared: Arc<Shared>,
+        disks: Disks,
+        opening: Opening,
+    ) -> Self {
         Self {
             core,
-            shared,
-            disk,
+            disks,
+            additions: Additions::default(),
+            table_units: 0,
             stage: Stage::Opening(Box::new(opening)),
             commands: Commands::default(),
             fills: Fills::default(),
@@ -154,7 +196,8 @@ impl Keeper {
             backlog: VecDeque::new(),
             grace: Grace::default(),
             times: Times::default(),
-            has_hidden: false,
+            status: StatusUpdates::new(Arc::clone(&shared)),
+            shared,
             inbox: Vec::new(),
             ended: Vec::new(),
             changes: Vec::new(),
@@ -235,6 +278,12 @@ impl Keeper {
                 let result = sums.ok_or(IoFailed);
                 self.source_read(token_of(lane, request), result);
             }
+            ToKeeper::Disks { round, outcome } => {
+                if self.disks.is_round(round) {
+                    let disks = &mut self.disks;
+                    self.additions.lane_answered(lane, outcome, disks);
+                }
+            }
             ToKeeper::Closed => self.lane_closed(lane),
         }
     }
@@ -303,6 +352,7 @@ impl Keeper {
     /// The lane is gone, and its I/O has ended: with an unknown outcome.
     fn lane_closed(&mut self, lane: u32) {
         self.lanes.ports.remove(&lane);
+        self.additions.lane_answered(lane, Ok(()), &mut self.disks);
         let of_lane = |token: &Token| token >> 32 == u64::from(lane);
         let open = self.lanes.requests.iter();
         let open: Vec<(Token, LaneRequest)> = open
@@ -352,6 +402,7 @@ impl Keeper {
                 return;
             };
             let intent = pool.poll();
+            self.publish_table();
             self.publish();
             let Some(intent) = intent else {
                 let before = self.backlog.len();
@@ -371,10 +422,10 @@ impl Keeper {
 
     fn carry_out(&mut self, intent: Intent) {
         match intent {
-            Intent::Write { io, offset, bytes } => self.disk.write(io, offset, bytes),
-            Intent::Flush { io } => self.disk.flush(io),
-            Intent::ReadPage { io, offset } => self.disk.read(io, offset, PAGE),
-            Intent::Discard { io, offset, len } => self.disk.discard(io, offset, len),
+            Intent::Write { io, at, bytes } => self.disks.write(io, at, bytes),
+            Intent::Flush { io, disk } => self.disks.flush(io, disk),
+            Intent::ReadPage { io, at } => self.disks.read(io, at, PAGE),
+            Intent::Discard { io, at, len } => self.disks.discard(io, at, len),
             Intent::Data {
                 token,
                 unit,
@@ -456,7 +507,7 @@ impl Keeper {
 impl Keeper {
     fn poll_disk(&mut self, now: Nanos) -> u32 {
         let mut ended = std::mem::take(&mut self.ended);
-        self.disk.poll(now, &mut ended);
+        self.disks.poll(now, &mut ended);
         let count = ended.len() as u32;
         for io in ended.drain(..) {
             match &mut self.stage {
@@ -501,87 +552,44 @@ impl Keeper {
     }
 
     fn look_at_time(&mut self, now: Nanos) {
-        let Stage::Open(pool) = &mut self.stage else {
-            return;
-        };
-        let times = &mut self.times;
-        let last = pool.follow().last_lsn();
-        if last != times.last_lsn {
-            times.last_lsn = last;
-            times.settle.get_or_insert(now + SETTLE);
-            times.checkpoint.get_or_insert(now + CHECKPOINT);
-        }
-        if times.settle.is_some_and(|at| at <= now) {
-            times.settle = None;
-            pool.settle();
-        }
-        if times.checkpoint.is_some_and(|at| at <= now) {
-            times.checkpoint = None;
-            pool.checkpoint();
-        }
-        if !self.has_hidden {
-            times.reclaim = None;
-        } else if *times.reclaim.get_or_insert(now + RECLAIM) <= now {
-            times.reclaim = Some(now + RECLAIM);
-            pool.reclaim();
+        if let Stage::Open(pool) = &mut self.stage {
+            self.times.look(now, pool, self.status.has_hidden());
         }
     }
 
-    /// Notes that the status is out of date, and updates it when it is due.
     fn look_at_status(&mut self, now: Nanos, is_busy: bool) {
-        let Stage::Open(pool) = &self.stage else {
-            return;
-        };
-        let due = match (self.times.status, is_busy) {
-            (None, false) => return,
-            (None, true) => *self.times.status.insert(now + STATUS),
-            (Some(due), _) => due,
-        };
-        if due <= now || pool.is_held() && self.shared.status.lock().state != PoolState::Held {
-            self.update_status();
+        if let Stage::Open(pool) = &self.stage {
+            let last_lsn = self.times.last_lsn;
+            self.status.look(now, is_busy, pool, last_lsn);
         }
     }
 
     fn update_status(&mut self) {
+        if let Stage::Open(pool) = &self.stage {
+            self.status.update(pool, self.times.last_lsn);
+        }
+    }
+
+    /// Returns the amount of work.
+    fn advance_addition(&mut self, now: Nanos) -> u32 {
         let Stage::Open(pool) = &self.stage else {
-            return;
+            return 0;
         };
-        self.times.status = None;
-        #[cfg(test)]
-        self.shared.statuses.fetch_add(1, Ordering::SeqCst);
-        let geometry = &pool.superblock().geometry;
-        let unit = geometry.unit_bytes();
-        let (units, (free, kept)) = (geometry.units(), pool.free_units());
-        let mut status = self.shared.status.lock();
-        if pool.is_held() && status.state != PoolState::Held {
-            tracing::error!(
-                pool = status.name,
-                disk = status.disk,
-                "the log or metadata cannot be written: first writes fail until the pool is \
-                 imported again"
-            );
+        let (count, ready) = self.additions.advance(now, pool, &mut self.disks);
+        if let Some((request, answer)) = ready {
+            let token = self.commands.insert(Open::AddDisk(answer));
+            self.submit(token, request);
         }
-        status.state = if pool.is_held() {
-            PoolState::Held
-        } else {
-            PoolState::Online
-        };
-        if status.name != pool.superblock().name {
-            status.name.clone_from(&pool.superblock().name);
+        count
+    }
+
+    /// Registers the descriptors of the queues after these have changed.
+    fn refresh_fds(&mut self) {
+        if let Some(poller) = self.core.current_poller()
+            && self.disks.take_new_fds()
+        {
+            self.core.refresh_wake_fds(poller);
         }
-        status.total_bytes = units * unit;
-        status.free_bytes = free * unit;
-        status.reserved_bytes = kept.min(free) * unit;
-        if full::note_use(&mut status, pool) {
-            self.shared.news.notify_one();
-        }
-        let settled = self.shared.settled.load(Ordering::SeqCst);
-        status.unsettled_records = self.times.last_lsn.saturating_sub(settled);
-        let versions = &pool.state().versions;
-        let hidden = versions.values().filter(|version| version.is_hidden);
-        let hidden = hidden.count();
-        status.versions = (versions.len() - hidden) as u64;
-        self.has_hidden = hidden > 0;
     }
 
     /// Ends everything: requests are answered, and the poller goes.
@@ -612,6 +620,7 @@ impl Keeper {
         for token in std::mem::take(&mut self.lanes.requests).into_keys() {
             self.refuse((token >> 32) as u32, token as u32, Refusal::Exported);
         }
+        self.additions.close();
         self.commands.close();
     }
 }
@@ -633,6 +642,7 @@ impl Poller for Keeper {
         if matches!(self.stage, Stage::Opening(_)) {
             self.advance_opening();
         }
+        count += self.advance_addition(now);
         self.look_at_time(now);
         self.look_at_full(now);
         self.look_at_grace();
@@ -643,13 +653,12 @@ impl Poller for Keeper {
         if count > 0 {
             self.pump();
         }
+        self.refresh_fds();
         self.look_at_status(now, count > 0);
-        if self.commands.is_closing_done(&self.disk) {
+        if self.commands.is_closing_done(&self.disks) {
             self.farewell = self.commands.farewell();
             self.close();
-            if let Some(poller) = self.core.current_poller() {
-                self.core.remove_poller(poller);
-            }
+            remove_current(&self.core);
         }
         match count {
             0 => Work::None,
@@ -663,12 +672,13 @@ impl Poller for Keeper {
             self.times.settle,
             self.times.checkpoint,
             self.times.reclaim,
-            self.times.status,
+            self.status.due(),
             self.full.next(),
             self.grace.awaited.map(|_| now + GRACE_LOOK),
         ];
         let idle = times.into_iter().flatten();
-        let idle = idle.fold(self.disk.arm(now), |idle, at| idle.and(Idle::Until(at)));
+        let disks = self.disks.arm(now).and(self.additions.due(now));
+        let idle = idle.fold(disks, |idle, at| idle.and(Idle::Until(at)));
         if self.commands.has_scan() || !self.backlog.is_empty() || self.full.has_new() {
             return Idle::Busy;
         }
@@ -677,20 +687,11 @@ impl Poller for Keeper {
 
     fn disarm(&mut self) {
         self.shared.inbox.disarm();
-        self.disk.disarm();
+        self.disks.disarm();
     }
 
     fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
-        let disk = self.disk.wake_fd();
-        let fds = disk.into_iter().chain([self.shared.inbox.as_fd()]);
+        let fds = self.disks.wake_fds().chain([self.shared.inbox.as_fd()]);
         fds.map(|fd| fd.try_clone_to_owned()).collect()
     }
-}
-
-/// The keeper's queue on the base.
-pub(crate) fn new_disk(shared: &Shared, memory: Memory) -> Result<Disk, PoolError> {
-    let queue = shared.claim.open(&memory).map_err(|error| PoolError::Io {
-        what: error.to_string(),
-    })?;
-    Ok(Disk::new(queue, &**shared.claim.layer(), memory))
 }

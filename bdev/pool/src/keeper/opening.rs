@@ -1,7 +1,9 @@
 //! From a disk to an open pool: an import, or a creation on a disk that is empty.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use nacre_bdev::Bdev;
 use nacre_bdev_pool_core::create::NewPool;
 use nacre_bdev_pool_core::format::Page;
 use nacre_bdev_pool_core::format::superblock::Superblock;
@@ -13,6 +15,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::disk::{Disk, Ended, Tag};
+use super::disks::Disks;
 use super::{Keeper, Stage};
 use crate::EDGE;
 use crate::handle::PoolHandle;
@@ -104,7 +107,7 @@ impl Opening {
         }
     }
 
-    fn advance(&mut self, disk: &mut Disk) -> Advance {
+    fn advance(&mut self, disks: &mut Disks) -> Advance {
         match self {
             Self::Probe {
                 new,
@@ -117,9 +120,9 @@ impl Opening {
             } => {
                 if !*begun {
                     *begun = true;
-                    *left = probe(disk, new.geometry.disk_bytes);
+                    *left = probe(disks.first(), new.geometry.disk_bytes);
                 }
-                if *left > 0 || !disk.is_idle() {
+                if *left > 0 || !disks.is_idle() {
                     return Advance::Wait;
                 }
                 let Some(answer) = answer.take() else {
@@ -162,8 +165,8 @@ impl Opening {
                 }
                 while let Some(intent) = import.poll() {
                     match intent {
-                        ImportIntent::Read { io, offset, len } => disk.read(io, offset, len),
-                        ImportIntent::Flush { io } => disk.flush(io),
+                        ImportIntent::Read { io, at, len } => disks.read(io, at, len),
+                        ImportIntent::Flush { io, disk } => disks.flush(io, disk),
                     }
                 }
                 let Some(outcome) = import.outcome() else {
@@ -187,6 +190,7 @@ impl Opening {
                         Advance::Failed(answer, PoolError::NameTaken { id, name })
                     }
                     (Ok((pool, report)), _) => {
+                        disks.reorder(import.order());
                         answer.report = report;
                         Advance::Open(Box::new(pool), answer)
                     }
@@ -197,7 +201,7 @@ impl Opening {
 }
 
 /// Reads the start of the disk and the places of superblocks. Returns the number of reads.
-fn probe(disk: &mut Disk, disk_bytes: u64) -> usize {
+pub(super) fn probe(disk: &mut Disk, disk_bytes: u64) -> usize {
     disk.read(0, 0, START);
     for (at, offset) in superblock_offsets(disk_bytes, EDGE).into_iter().enumerate() {
         disk.read(at as Tag + 1, offset, PAGE);
@@ -206,7 +210,7 @@ fn probe(disk: &mut Disk, disk_bytes: u64) -> usize {
 }
 
 /// What these bytes of the disk say, if they are not empty.
-fn contents(tag: Tag, bytes: &[u8]) -> Option<PoolError> {
+pub(super) fn contents(tag: Tag, bytes: &[u8]) -> Option<PoolError> {
     let page: Option<&Page> = bytes.first_chunk();
     let superblock = page.and_then(|page| Superblock::decode(page).ok());
     let what = match superblock {
@@ -223,7 +227,7 @@ impl Keeper {
         let Stage::Opening(opening) = &mut self.stage else {
             return;
         };
-        let (mut pool, answer) = match opening.advance(&mut self.disk) {
+        let (mut pool, answer) = match opening.advance(&mut self.disks) {
             Advance::Wait => return,
             Advance::Open(pool, answer) => (pool, answer),
             Advance::Failed(answer, error) => {
@@ -232,10 +236,17 @@ impl Keeper {
             }
         };
         pool.follow().take_changes(&mut Vec::new());
+        let order = self.disks.order().to_vec();
+        let claims = self.shared.claims.load();
+        let ordered: Vec<_> = order.iter().map(|at| Arc::clone(&claims[*at])).collect();
+        drop(claims);
+        self.shared.claims.store(Arc::new(ordered));
         let superblock = pool.superblock();
         let geometry = superblock.geometry;
         {
+            let first = self.shared.first();
             let mut status = self.shared.status.lock();
+            first.layer().name().clone_into(&mut status.disk);
             status.id = superblock.pool;
             status.name.clone_from(&superblock.name);
             status.unit_bytes = geometry.unit_bytes();
@@ -247,6 +258,7 @@ impl Keeper {
         // A second opening cannot happen: a keeper opens one pool.
         let _ = self.shared.geometry.set(geometry);
         self.stage = Stage::Open(pool);
+        self.publish_table();
         self.answer_opening(answer);
     }
 }

@@ -22,8 +22,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::{
-    Busy, Completion, Done, Extents, Io, LayerQueue, Op, OpenError, Pending, Queue, Status, Token,
+    Bdev, Busy, Claim, Completion, Done, Extents, Io, LayerQueue, Op, OpenError, Pending, Queue,
+    Status, Token,
 };
+use nacre_bdev_pool_core::disks::{DiskTable, Location};
 use nacre_bdev_pool_core::geometry::Geometry;
 use nacre_bdev_pool_core::interface::Refusal;
 use nacre_hugepages::{Buf, Pool};
@@ -43,17 +45,15 @@ pub(crate) struct Lane {
     port: Arc<LanePort>,
     map: Arc<LvolMap>,
     geometry: Geometry,
-    /// The base may lose writes before a flush.
-    is_volatile: bool,
-    base: LayerQueue,
-    base_block: u32,
+    /// The places of units.
+    table: Arc<DiskTable>,
+    /// Queues on the disks, in the pool's order.
+    bases: Vec<Base>,
     memory: Pool,
     depth: usize,
     jobs: Slab<Job>,
     children: Slab<Child>,
     requests: Slab<Request>,
-    /// I/Os that the base has not accepted yet.
-    waiting: VecDeque<Io>,
     /// Requests whose source reads wait for buffers.
     starved: Vec<(RequestId, u64, u16)>,
     ended: VecDeque<Completion>,
@@ -61,6 +61,40 @@ pub(crate) struct Lane {
     inbox: Vec<ToLane>,
     from_base: Done,
     sleepers: EventSet,
+}
+
+/// A queue on one disk.
+struct Base {
+    queue: LayerQueue,
+    block: u64,
+    /// The disk may lose writes before a flush.
+    is_volatile: bool,
+    /// I/Os that the queue has not accepted yet.
+    waiting: VecDeque<Io>,
+    /// The last field: the device is free when its queue is gone.
+    claim: Arc<Claim>,
+}
+
+impl Base {
+    fn open(claim: &Arc<Claim>, memory: &Pool) -> Result<Self, OpenError> {
+        let layer = claim.layer();
+        Ok(Self {
+            queue: claim.open(memory)?,
+            block: u64::from(layer.geometry().block_size),
+            is_volatile: layer.limits().volatile_cache,
+            waiting: VecDeque::new(),
+            claim: Arc::clone(claim),
+        })
+    }
+
+    fn submit_waiting(&mut self) {
+        while let Some(io) = self.waiting.pop_front() {
+            if let Err((Busy, io)) = self.queue.submit(io) {
+                self.waiting.push_front(io);
+                return;
+            }
+        }
+    }
 }
 
 /// One I/O of the submitter.
@@ -163,35 +197,41 @@ impl Lane {
             what: what.to_owned(),
             source,
         };
-        let Some(geometry) = shared.geometry.get().copied() else {
+        let (Some(geometry), Some(table)) =
+            (shared.geometry.get().copied(), shared.table.load_full())
+        else {
             let why = std::io::ErrorKind::NotConnected.into();
             return Err(failed("open a queue of a pool that is not open", why));
         };
-        let base = shared.claim.open(memory)?;
         let sleepers = EventSet::new().map_err(|error| failed("create an epoll", error))?;
         let port = shared
             .add_lane()
             .map_err(|error| failed("create an eventfd", error))?;
-        let base_fd = base.wake_fd();
-        let fds = base_fd.into_iter().chain([port.inbox.as_fd()]);
-        for fd in fds {
-            let added = sleepers.add(fd, 0, Interest::READ);
-            added.map_err(|error| failed("watch completions", error))?;
-        }
+        // The keeper asks a lane that has a port to open queues on disks that join later.
+        let bases = (|| {
+            let claims = shared.claims.load_full();
+            let bases = claims.iter().map(|claim| Base::open(claim, memory));
+            let bases = bases.collect::<Result<Vec<Base>, OpenError>>()?;
+            let base_fds = bases.iter().filter_map(|base| base.queue.wake_fd());
+            for fd in base_fds.chain([port.inbox.as_fd()]) {
+                let added = sleepers.add(fd, 0, Interest::READ);
+                added.map_err(|error| failed("watch completions", error))?;
+            }
+            Ok(bases)
+        })();
+        let bases = bases.inspect_err(|_| shared.remove_lane(&port))?;
         Ok(Self {
             map,
-            is_volatile: nacre_bdev::Bdev::limits(&**shared.claim.layer()).volatile_cache,
-            base_block: nacre_bdev::Bdev::geometry(&**shared.claim.layer()).block_size,
             memory: memory.clone(),
             shared,
             port,
             geometry,
-            base,
+            table,
+            bases,
             depth,
             jobs: Slab::with_capacity(depth.min(64)),
             children: Slab::with_capacity(64),
             requests: Slab::with_capacity(64),
-            waiting: VecDeque::new(),
             starved: Vec::new(),
             ended: VecDeque::new(),
             outbox: Vec::new(),
@@ -219,7 +259,7 @@ impl Lane {
         }
         let end = io.lba.checked_add(u64::from(io.blocks));
         match io.op {
-            Op::Flush if self.is_volatile => None,
+            Op::Flush if self.bases.iter().any(|base| base.is_volatile) => None,
             Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {
                 if end.is_none_or(|end| end > self.blocks()) {
                     Some(Status::OutOfRange)
@@ -251,8 +291,13 @@ impl Lane {
                 Op::Read => self.begin_read(job, io.lba, io.blocks),
                 Op::Write => self.begin_write(job, io.lba, io.blocks),
                 Op::Flush => {
-                    let flush = Io::new(0, Op::Flush, 0, 0);
-                    self.child(flush, Owner::Write { job }, None);
+                    let disks = self.shared.flush_set(&self.map);
+                    for disk in 0..self.bases.len() {
+                        if disks >> disk & 1 == 1 && self.bases[disk].is_volatile {
+                            let flush = Io::new(0, Op::Flush, 0, 0);
+                            self.child(disk, flush, Owner::Write { job }, None);
+                        }
+                    }
                 }
                 _ => self.begin_unmap(job, io.lba, u64::from(io.blocks)),
             }
@@ -260,8 +305,8 @@ impl Lane {
         self.step_ended(job, Status::Ok);
     }
 
-    /// Begins an I/O on the base.
-    fn child(&mut self, mut io: Io, owner: Owner, epoch: Option<u64>) {
+    /// Begins an I/O on a disk.
+    fn child(&mut self, disk: usize, mut io: Io, owner: Owner, epoch: Option<u64>) {
         if let Some(epoch) = epoch {
             self.port.counts.join(epoch);
         }
@@ -273,15 +318,28 @@ impl Lane {
                 self.requests[request as usize].left += 1
             }
         }
+        if io.op == Op::Write {
+            self.map.note_disk(disk);
+        }
         io.token = self.children.insert(Child { owner, epoch }) as Token;
-        self.waiting.push_back(io);
+        self.bases[disk].waiting.push_back(io);
     }
 
-    /// An I/O on blocks of the base, from a byte offset of the disk.
-    fn base_io(&self, op: Op, offset: u64, data: Extents) -> Io {
-        let block = u64::from(self.base_block);
+    /// The place of a granule on its disk.
+    fn locate(&mut self, unit: u64, granule: u32) -> Location {
+        if unit >= self.table.units()
+            && let Some(table) = self.shared.table.load_full()
+        {
+            self.table = table;
+        }
+        self.table.granule(unit, granule)
+    }
+
+    /// An I/O on blocks of a disk.
+    fn base_io(&self, op: Op, at: Location, data: Extents) -> Io {
+        let block = self.bases[at.disk].block;
         let bytes: usize = data.iter().map(Buf::len).sum();
-        let mut io = Io::new(0, op, offset / block, (bytes as u64 / block) as u32);
+        let mut io = Io::new(0, op, at.offset / block, (bytes as u64 / block) as u32);
         io.data = data;
         io
     }
@@ -350,6 +408,7 @@ impl Lane {
                 self.read_place_again(done.job, done.part, lba, done.granules);
                 self.step_ended(done.job, Status::Ok);
             }
+            ToLane::Disks { round } => self.open_disks(round),
             ToLane::Data {
                 request,
                 unit,
@@ -402,23 +461,49 @@ impl Lane {
         }
     }
 
-    fn submit_waiting(&mut self) {
-        while let Some(io) = self.waiting.pop_front() {
-            if let Err((Busy, io)) = self.base.submit(io) {
-                self.waiting.push_front(io);
-                return;
+    /// Opens queues on disks that joined the pool, and drops those on disks that did not.
+    fn open_disks(&mut self, round: u64) {
+        let claims = self.shared.claims.load_full();
+        // A disk that did not join may have another in its place already.
+        let both = self.bases.iter().zip(claims.iter());
+        let same = both.take_while(|(base, claim)| Arc::ptr_eq(&base.claim, claim));
+        let same = same.count();
+        self.bases.truncate(same);
+        let mut outcome = Ok(());
+        for claim in claims.iter().skip(self.bases.len()) {
+            let opened = Base::open(claim, &self.memory).and_then(|base| {
+                let watched = match base.queue.wake_fd() {
+                    Some(fd) => self.sleepers.add(fd, 0, Interest::READ),
+                    None => Ok(()),
+                };
+                watched.map(|()| base).map_err(|source| OpenError {
+                    bdev: claim.layer().name().to_owned(),
+                    what: "watch completions".to_owned(),
+                    source,
+                })
+            });
+            match opened {
+                Ok(base) => self.bases.push(base),
+                Err(error) => {
+                    outcome = Err(error.to_string());
+                    break;
+                }
             }
         }
+        self.outbox.push(ToKeeper::Disks { round, outcome });
     }
 
-    /// Completions of the base, until there are none.
+    /// Completions of the disks, until there are none.
     fn collect(&mut self, now: Nanos) {
         loop {
-            self.submit_waiting();
+            let mut count = 0;
             let mut from_base = std::mem::replace(&mut self.from_base, Done::with_capacity(0));
-            let count = self.base.poll(now, &mut from_base);
-            for ended in from_base.drain() {
-                self.child_ended(ended);
+            for disk in 0..self.bases.len() {
+                self.bases[disk].submit_waiting();
+                count += self.bases[disk].queue.poll(now, &mut from_base);
+                for ended in from_base.drain() {
+                    self.child_ended(ended);
+                }
             }
             self.from_base = from_base;
             if count == 0 {
@@ -440,6 +525,7 @@ fn status_of(refusal: Refusal, op: Op) -> Status {
         | Refusal::Exists
         | Refusal::Changing
         | Refusal::TooMany
+        | Refusal::DiskUnfit
         | Refusal::NoParent
         | Refusal::SameParent
         | Refusal::OtherSize => Status::DeviceError,
@@ -487,16 +573,20 @@ impl Queue for Lane {
     }
 
     fn is_settled(&self) -> bool {
-        self.inflight() == 0 && self.base.is_settled()
+        let is_quiet = self.inflight() == 0 && !self.port.inbox.has_any();
+        is_quiet && self.bases.iter().all(|base| base.queue.is_settled())
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
         self.port.inbox.arm();
-        let stuck = !self.waiting.is_empty() && self.base.inflight() == 0;
-        if !self.ended.is_empty() || !self.outbox.is_empty() || stuck {
+        let mut bases = self.bases.iter();
+        let stuck = bases.any(|base| !base.waiting.is_empty() && base.queue.inflight() == 0);
+        let has_news = self.port.inbox.has_any();
+        if has_news || !self.ended.is_empty() || !self.outbox.is_empty() || stuck {
             return Idle::Busy;
         }
-        let idle = self.base.arm(now);
+        let idles = self.bases.iter_mut().map(|base| base.queue.arm(now));
+        let idle = idles.fold(Idle::Quiet, Idle::and);
         if self.starved.is_empty() {
             idle
         } else {
@@ -506,7 +596,7 @@ impl Queue for Lane {
 
     fn disarm(&mut self) {
         self.port.inbox.disarm();
-        self.base.disarm();
+        self.bases.iter_mut().for_each(|base| base.queue.disarm());
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -518,12 +608,15 @@ impl Drop for Lane {
     /// I/O in flight could reach the disk after its place has another owner, so a lane waits for
     /// it, for a bounded time. If I/O does not end, the pool keeps its place until the next import.
     fn drop(&mut self) {
-        self.waiting.clear();
+        self.bases.iter_mut().for_each(|base| base.waiting.clear());
+        let inflight = |bases: &[Base]| bases.iter().any(|base| base.queue.inflight() > 0);
         let began = Instant::now();
         let mut done = Done::with_capacity(64);
-        while self.base.inflight() > 0 && began.elapsed() < LAST_WAIT {
-            self.base
-                .poll(Nanos(began.elapsed().as_nanos() as u64), &mut done);
+        while inflight(&self.bases) && began.elapsed() < LAST_WAIT {
+            for base in &mut self.bases {
+                let now = Nanos(began.elapsed().as_nanos() as u64);
+                base.queue.poll(now, &mut done);
+            }
             if done.is_empty() {
                 std::thread::yield_now();
             }
@@ -532,7 +625,7 @@ impl Drop for Lane {
         for (_, job) in std::mem::take(&mut self.jobs) {
             job.pending.abandon();
         }
-        if self.base.inflight() > 0 {
+        if inflight(&self.bases) {
             tracing::error!(
                 lvol = %self.map.version.0,
                 "a queue was closed with I/O that does not end: its space stays in use until the \
@@ -540,10 +633,10 @@ impl Drop for Lane {
             );
             return;
         }
+        // The keeper asks a listed lane for queues on a new disk, so the list comes first.
+        self.shared.remove_lane(&self.port);
         let messages = self.outbox.drain(..).chain([ToKeeper::Closed]);
         let messages = messages.map(|message| KeeperMessage::Lane(self.port.id, message));
         self.shared.inbox.send(messages);
-        let mut lanes = self.shared.lanes.lock();
-        lanes.retain(|port| !Arc::ptr_eq(port, &self.port));
     }
 }

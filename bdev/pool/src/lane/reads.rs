@@ -1,6 +1,7 @@
 //! Reads: runs of granules that adjoin on the disk, and zeroes.
 
 use nacre_bdev::{Op, Status};
+use nacre_bdev_pool_core::disks::Location;
 use nacre_bdev_pool_core::geometry::PAGE;
 
 use super::parts::{self, Part};
@@ -11,8 +12,8 @@ use crate::port::ToKeeper;
 /// Granules with the same source.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    /// Byte offset on the disk; `None`: zeroes.
-    disk: Option<u64>,
+    /// `None`: zeroes.
+    disk: Option<Location>,
     granules: u32,
 }
 
@@ -35,15 +36,10 @@ impl Lane {
     pub(super) fn begin_read(&mut self, job: usize, lba: u64, blocks: u32) {
         let epoch = self.port.counts.enter(&self.shared.epoch, 1);
         let pieces = self.pieces(lba, blocks);
-        if let [
-            Piece::Run(Run {
-                disk: Some(offset), ..
-            }),
-        ] = pieces.as_slice()
-        {
+        if let [Piece::Run(Run { disk: Some(at), .. })] = pieces.as_slice() {
             let data = std::mem::take(&mut self.jobs[job].data);
-            let io = self.base_io(Op::Read, *offset, data);
-            self.child(io, Owner::Read { job }, Some(epoch));
+            let io = self.base_io(Op::Read, *at, data);
+            self.child(at.disk, io, Owner::Read { job }, Some(epoch));
         } else {
             let mut data = std::mem::take(&mut self.jobs[job].data);
             let mut offset = 0;
@@ -96,14 +92,12 @@ impl Lane {
                 }
                 self.jobs[job].parts.push(part);
             }
-            Piece::Run(Run {
-                disk: Some(offset), ..
-            }) => {
+            Piece::Run(Run { disk: Some(at), .. }) => {
                 let data = std::mem::take(&mut part.data);
-                let at = self.jobs[job].parts.len();
                 self.jobs[job].parts.push(part);
-                let io = self.base_io(Op::Read, offset, data);
-                self.child(io, Owner::Part { job, part: at }, Some(epoch));
+                let part = self.jobs[job].parts.len() - 1;
+                let io = self.base_io(Op::Read, at, data);
+                self.child(at.disk, io, Owner::Part { job, part }, Some(epoch));
             }
             Piece::Unknown { .. } => {
                 let at = self.jobs[job].parts.len();
@@ -138,9 +132,11 @@ impl Lane {
     }
 
     /// The sources of a range, in order.
-    fn pieces(&self, lba: u64, blocks: u32) -> Vec<Piece> {
+    fn pieces(&mut self, lba: u64, blocks: u32) -> Vec<Piece> {
         let per_unit = u64::from(self.geometry.granules_per_unit);
         let mut pieces = Vec::new();
+        // The start of the last unit.
+        let mut known: Option<(u64, Location)> = None;
         let (mut at, end) = (lba, lba + u64::from(blocks));
         while at < end {
             let place = at / per_unit;
@@ -165,7 +161,16 @@ impl Lane {
             for granule in first..first + granules {
                 let mut sources = entry.parts();
                 let source = sources.find(|part| part.granules >> granule & 1 == 1);
-                let disk = source.map(|part| self.geometry.granule_offset(part.unit, granule));
+                let disk = source.map(|part| {
+                    let start = match known {
+                        Some((unit, start)) if unit == part.unit => start,
+                        _ => known.insert((part.unit, self.locate(part.unit, 0))).1,
+                    };
+                    Location {
+                        offset: start.offset + u64::from(granule) * PAGE as u64,
+                        ..start
+                    }
+                });
                 add(&mut pieces, disk);
             }
         }
@@ -183,10 +188,13 @@ impl Piece {
 }
 
 /// Adds a granule to the last run, or begins one.
-fn add(pieces: &mut Vec<Piece>, disk: Option<u64>) {
+fn add(pieces: &mut Vec<Piece>, disk: Option<Location>) {
     if let Some(Piece::Run(run)) = pieces.last_mut() {
         let adjoins = match (run.disk, disk) {
-            (Some(offset), Some(next)) => offset + u64::from(run.granules) * PAGE as u64 == next,
+            (Some(at), Some(next)) => {
+                let end = at.offset + u64::from(run.granules) * PAGE as u64;
+                at.disk == next.disk && end == next.offset
+            }
             (None, None) => true,
             _ => false,
         };

@@ -1,6 +1,7 @@
 //! Writes in place, first writes by the keeper's order, and unmaps.
 
 use nacre_bdev::{Extents, Op, Status};
+use nacre_bdev_pool_core::disks::Location;
 use nacre_bdev_pool_core::format::data_checksum;
 use nacre_bdev_pool_core::geometry::{PAGE, granules_of};
 use nacre_bdev_pool_core::interface::Write;
@@ -14,7 +15,7 @@ use crate::port::{RequestId, ToKeeper};
 /// Consecutive blocks of the disk, and the bytes of the I/O that go there.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    disk: u64,
+    at: Location,
     offset: usize,
     len: usize,
 }
@@ -35,16 +36,22 @@ impl Lane {
                 self.send_write(job, place, first, granules, offset);
                 continue;
             };
-            let disk = self.geometry.granule_offset(unit, first);
+            let disk = self.locate(unit, first);
             let len = granules as usize * PAGE;
             match &mut run {
                 Some(run)
-                    if run.disk + run.len as u64 == disk && run.offset + run.len == offset =>
+                    if run.at.disk == disk.disk
+                        && run.at.offset + run.len as u64 == disk.offset
+                        && run.offset + run.len == offset =>
                 {
                     run.len += len
                 }
                 _ => {
-                    let new = Run { disk, offset, len };
+                    let new = Run {
+                        at: disk,
+                        offset,
+                        len,
+                    };
                     if let Some(run) = run.replace(new) {
                         self.write_run(job, run, epoch);
                     }
@@ -74,8 +81,8 @@ impl Lane {
 
     fn write_run(&mut self, job: usize, run: Run, epoch: u64) {
         let data = parts::slice(&self.jobs[job].data, run.offset, run.len);
-        let io = self.base_io(Op::Write, run.disk, data);
-        self.child(io, Owner::Write { job }, Some(epoch));
+        let io = self.base_io(Op::Write, run.at, data);
+        self.child(run.at.disk, io, Owner::Write { job }, Some(epoch));
     }
 
     fn send_write(&mut self, job: usize, place: u64, first: u32, granules: u32, offset: usize) {
@@ -110,8 +117,16 @@ impl Lane {
         let (first, granules, offset) = (write.first, write.granules, write.offset);
         let data = &self.jobs[write.job].data;
         let data = parts::slice(data, offset, granules as usize * PAGE);
-        let place = self.geometry.granule_offset(unit, first);
-        let mut writes = vec![self.base_io(Op::Write, place, data)];
+        // A unit lies on one disk.
+        let base = self.locate(unit, 0);
+        let of = |granule: u32| Location {
+            offset: base.offset + u64::from(granule) * PAGE as u64,
+            ..base
+        };
+        let Some(write) = self.requests.get(request as usize) else {
+            return;
+        };
+        let mut writes = vec![self.base_io(Op::Write, of(first), data)];
         for granule in granules_of(copy) {
             let mut sources = write.sources.iter();
             let source = sources.find(|(of, _)| *of == granule);
@@ -120,11 +135,10 @@ impl Lane {
             };
             let mut data = Extents::new();
             data.push(buf.clone());
-            let place = self.geometry.granule_offset(unit, granule);
-            writes.push(self.base_io(Op::Write, place, data));
+            writes.push(self.base_io(Op::Write, of(granule), data));
         }
         for io in writes {
-            self.child(io, Owner::Data { request }, None);
+            self.child(base.disk, io, Owner::Data { request }, None);
         }
     }
 
@@ -162,9 +176,9 @@ impl Lane {
         for (granule, buf) in granules_of(granules).zip(bufs) {
             let mut data = Extents::new();
             data.push(buf);
-            let place = self.geometry.granule_offset(unit, granule);
+            let place = self.locate(unit, granule);
             let io = self.base_io(Op::Read, place, data);
-            self.child(io, Owner::Source { request, granule }, None);
+            self.child(place.disk, io, Owner::Source { request, granule }, None);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Pools on a RAM disk, with a keeper on its own thread.
 
 mod conformance;
+mod disks;
 mod failures;
 mod full;
 mod model;

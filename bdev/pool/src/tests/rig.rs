@@ -113,7 +113,7 @@ impl Home {
             force: false,
         };
         let opened = self.reactor.run_future(move |core| async move {
-            crate::import(&core, memory(), claim, wanted).await
+            crate::import(&core, memory(), vec![claim], wanted).await
         });
         block_on(opened).unwrap()
     }
@@ -251,6 +251,14 @@ impl Host {
             }
             assert!(began.elapsed().as_secs() < 120, "an I/O does not end");
             std::thread::yield_now();
+        }
+    }
+
+    /// Does what an idle core does: it polls a queue that is not settled.
+    pub(super) fn rest(&mut self) {
+        if !self.queue.is_settled() {
+            self.queue
+                .poll(Nanos(1) + self.began.elapsed(), &mut self.done);
         }
     }
 

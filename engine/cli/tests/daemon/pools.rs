@@ -139,17 +139,22 @@ fn writes(client: &mut Client) -> u64 {
     stat.unwrap()["bdevs"][0]["num_write_ops"].as_u64().unwrap()
 }
 
-fn set_up(place: &Place, client: &mut Client, port: u16) {
-    let disk = place.path("disk");
-    std::fs::File::create(&disk)
-        .unwrap()
-        .set_len(512 << 20)
-        .unwrap();
+fn set_up(place: &Place, client: &mut Client, port: u16, adds: bool) {
+    let [disk, more] = ["disk", "more"].map(|name| place.path(name));
+    // Snapshots fill a small disk, and go on on the next one.
+    for (path, mebibytes) in [(&disk, if adds { 32 } else { 512 }), (&more, 256)] {
+        let file = std::fs::File::create(path).unwrap();
+        file.set_len(mebibytes << 20).unwrap();
+    }
     let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() });
     let mut calls = vec![
         (
             "bdev_aio_create",
             json!({ "name": "disk", "filename": disk, "block_size": 512 }),
+        ),
+        (
+            "bdev_aio_create",
+            json!({ "name": "more", "filename": more, "block_size": 512 }),
         ),
         ("pool_create", json!({ "name": "pool0", "disk": "disk" })),
         (
@@ -178,7 +183,17 @@ fn set_up(place: &Place, client: &mut Client, port: u16) {
     }
 }
 
-fn kills(seed: u64) {
+/// Adds the second disk. Returns false if the daemon ended meanwhile.
+fn add_disk(client: &mut Client) -> bool {
+    let params = json!({ "pool": "pool0", "disk": "more" });
+    match client.call_by_name("pool_add_disk", params) {
+        Ok(_) => true,
+        Err(error @ ClientError::Refused { .. }) => panic!("{error}"),
+        Err(_) => false,
+    }
+}
+
+fn kills(seed: u64, adds: bool) {
     let mut random = Random::new(seed);
     let place = Place::new();
     let port = {
@@ -186,7 +201,7 @@ fn kills(seed: u64) {
         free.local_addr().unwrap().port()
     };
     let (mut daemon, mut client) = place.serve(&[]).ready();
-    set_up(&place, &mut client, port);
+    set_up(&place, &mut client, port, adds);
     let host = Host {
         place: &place,
         port,
@@ -201,7 +216,7 @@ fn kills(seed: u64) {
     let mut before = writes(&mut client);
     let mut load = load.spawn().unwrap();
     let mut versions = Versions::default();
-    let (mut kills, mut changes) = (0, 0);
+    let (mut kills, mut changes, mut has_disk) = (0, 0, !adds);
     loop {
         // Each life begins with the host's return.
         while writes(&mut client) <= before && load.try_wait().unwrap().is_none() {
@@ -217,7 +232,11 @@ fn kills(seed: u64) {
             let kill = Command::new("kill").args(["-9", &pid]).status();
             assert!(kill.unwrap().success());
         });
-        changes += versions.change(&mut client, &mut random);
+        // The same call again, until it is answered.
+        has_disk = has_disk || add_disk(&mut client);
+        if has_disk {
+            changes += versions.change(&mut client, &mut random);
+        }
         killer.join().unwrap();
         drop(daemon);
         kills += 1;
@@ -247,12 +266,29 @@ fn kills(seed: u64) {
     let check = place.client(&["pool", "check", "pool0"]);
     good("pool check", &check);
     assert!(text(&check.stdout).contains("no faults"));
+    if adds {
+        let pool = client.call_by_name("pool_get", json!({ "pool": "pool0" }));
+        let disk = pool.unwrap()["disks"][1].clone();
+        assert_eq!(disk["name"], "more");
+        assert!(
+            disk["free_bytes"].as_u64() < disk["total_bytes"].as_u64(),
+            "{disk}"
+        );
+    }
     println!("seed {seed}: {kills} kills, {changes} changes");
 }
 
 #[test]
 fn nothing_is_lost_when_the_daemon_is_killed() {
     for seed in seeds(1, 3) {
-        kills(seed);
+        kills(seed, false);
+    }
+}
+
+/// The same, while a second disk joins the pool.
+#[test]
+fn a_disk_is_added_while_the_daemon_is_killed() {
+    for seed in seeds(1, 1) {
+        kills(seed, true);
     }
 }

@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod copy_tests;
 #[cfg(test)]
+mod disks_tests;
+#[cfg(test)]
 mod late_tests;
 pub mod lvols;
 #[cfg(test)]
@@ -35,6 +37,7 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<ListPools>()
         .add::<GetPool>()
         .add::<RenamePool>()
+        .add::<AddDisk>()
         .add::<GrowPool>()
         .add::<CheckPool>();
     lvols::register(registry);
@@ -48,12 +51,26 @@ pub struct PoolParams {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
+pub struct DiskReply {
+    /// Name of the block device.
+    pub name: String,
+    /// The disk's id in its pool.
+    #[schemars(with = "String")]
+    pub uuid: Uuid,
+    /// Bytes for data and metadata.
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct PoolReply {
     pub name: String,
     #[schemars(with = "String")]
     pub uuid: Uuid,
-    /// The block device that the pool is on.
+    /// The block device with the pool's log: its first disk.
     pub disk: String,
+    /// All disks, that one first.
+    pub disks: Vec<DiskReply>,
     /// `online`, or `held`: the log cannot be written, so first writes and changes fail.
     pub state: &'static str,
     pub total_bytes: u64,
@@ -70,16 +87,25 @@ pub struct PoolReply {
     pub replayed_records: u64,
     /// Map pages of which both copies are unreadable.
     pub lost_pages: u64,
+    /// Writes that wait for space in the full pool.
+    pub waiting_writes: u64,
     /// The reactor that the pool's metadata is on.
     pub reactor: String,
 }
 
 fn describe(pool: &OpenPool) -> PoolReply {
     let status = pool.handle.status();
+    let disks = status.disks.into_iter().map(|disk| DiskReply {
+        name: disk.name,
+        uuid: disk.id,
+        total_bytes: disk.total_bytes,
+        free_bytes: disk.free_bytes,
+    });
     PoolReply {
         name: status.name,
         uuid: status.id,
         disk: status.disk,
+        disks: disks.collect(),
         state: pools::state_word(status.state),
         total_bytes: status.total_bytes,
         free_bytes: status.free_bytes,
@@ -89,6 +115,7 @@ fn describe(pool: &OpenPool) -> PoolReply {
         unsettled_records: status.unsettled_records,
         replayed_records: pool.report.replayed,
         lost_pages: pool.report.lost,
+        waiting_writes: status.waiting_writes,
         reactor: pool.reactor.clone(),
     }
 }
@@ -137,7 +164,7 @@ pub struct ImportPool;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportPoolParams {
-    /// The block device that the pool is on.
+    /// A block device that the pool is on. Its other disks are found by their superblocks.
     pub disk: String,
     /// The pool that must be on the device. Default: any.
     #[schemars(with = "Option<String>")]
@@ -150,6 +177,9 @@ pub struct ImportPoolParams {
     /// destroy it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
+    /// The disks as they were last seen, to name one that is missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub known_disks: Vec<pools::KnownDisk>,
 }
 
 impl Method<Engine> for ImportPool {
@@ -168,6 +198,7 @@ impl Method<Engine> for ImportPool {
             id: params.uuid,
             new_name: params.new_name,
             force: params.force,
+            known: params.known_disks,
         };
         let pool = pools::import(&engine, &params.disk, wanted).await?;
         Ok(describe(&pool))
@@ -196,7 +227,7 @@ pub struct DeletePool;
 
 impl Method<Engine> for DeletePool {
     const NAME: &'static str = "pool_delete";
-    const ABOUT: &'static str = "Deletes a pool without volumes and snapshots; its disk is free.";
+    const ABOUT: &'static str = "Deletes a pool without volumes and snapshots; its disks are free.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = PoolParams;
@@ -272,12 +303,43 @@ impl Method<Engine> for RenamePool {
     }
 }
 
+pub struct AddDisk;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddDiskParams {
+    /// Name or UUID of the pool.
+    pub pool: String,
+    /// The block device: its name, alias or UUID. Nothing else may use it.
+    pub disk: String,
+    /// Use a device that holds data. The data is lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+}
+
+impl Method<Engine> for AddDisk {
+    const NAME: &'static str = "pool_add_disk";
+    const ABOUT: &'static str = "Adds a block device to a pool, while hosts use the pool. A volume stays on one disk while that has \
+         room. Earlier versions cannot import the pool any more.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = AddDiskParams;
+    type Reply = PoolReply;
+
+    async fn apply(params: AddDiskParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
+        engine.settled().await;
+        let pool = engine.devices.pools.find(&params.pool)?;
+        pools::add_disk(&engine, &pool, &params.disk, params.force).await?;
+        Ok(describe(&pool))
+    }
+}
+
 pub struct GrowPool;
 
 impl Method<Engine> for GrowPool {
     const NAME: &'static str = "pool_grow";
     const ABOUT: &'static str =
-        "Takes the rest of a disk that has grown into its pool, while hosts use the pool.";
+        "Takes the rest of disks that have grown into their pool, while hosts use the pool.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = PoolParams;
@@ -286,7 +348,7 @@ impl Method<Engine> for GrowPool {
     async fn apply(params: PoolParams, engine: Rc<Engine>) -> Result<PoolReply, RpcError> {
         engine.settled().await;
         let pool = engine.devices.pools.find(&params.pool)?;
-        pool.run(Command::Grow).await?;
+        pools::grow(&pool).await?;
         Ok(describe(&pool))
     }
 }

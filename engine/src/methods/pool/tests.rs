@@ -455,6 +455,12 @@ fn pool_metrics_are_complete() {
     let scrape = daemon.run(crate::metrics::Scrape::of(&daemon.engine));
     let text = scrape.text();
     let of = |field: &str| pool[field].as_u64().unwrap();
+    // The pool has one disk.
+    for (family, field) in [("bytes", "total_bytes"), ("free_bytes", "free_bytes")] {
+        let labels = "pool=\"pool0\",disk=\"disk\"";
+        let expected = format!("nacre_pool_disk_{family}{{{labels}}} {}.0", of(field));
+        assert!(text.contains(&expected), "{expected} in {text}");
+    }
     assert!(of("reserved_bytes") > 8 << 20);
     for (family, field) in [
         ("bytes", "total_bytes"),
@@ -469,6 +475,7 @@ fn pool_metrics_are_complete() {
         "nacre_pool_state{pool=\"pool0\",state=\"online\"} 1.0",
         "nacre_pool_state{pool=\"pool0\",state=\"held\"} 0.0",
         "nacre_pool_unsettled_records{pool=\"pool0\"}",
+        "nacre_pool_waiting_writes{pool=\"pool0\"} 0.0",
     ] {
         assert!(text.contains(expected), "{expected} in {text}");
     }

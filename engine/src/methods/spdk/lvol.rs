@@ -197,7 +197,7 @@ impl Method<Engine> for GrowStore {
     async fn apply(params: StoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
         let pool = store(&engine, params.uuid, params.lvs_name)?;
-        let grown = pool.run(Command::Grow).await;
+        let grown = pools::grow(&pool).await;
         grown.map_err(coded(INVALID_PARAMS))?;
         Ok(true)
     }

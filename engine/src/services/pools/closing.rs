@@ -150,7 +150,8 @@ async fn close_ended(
 /// The disk of a pool goes: its volumes go with it, and its keeper ends.
 pub fn disk_gone(engine: &Rc<Engine>, disk: &str) {
     let pools = engine.devices.pools.list();
-    let Some(pool) = pools.into_iter().find(|pool| pool.handle.base() == disk) else {
+    let is_on = |pool: &Rc<OpenPool>| pool.handle.bases().iter().any(|base| base == disk);
+    let Some(pool) = pools.into_iter().find(is_on) else {
         return;
     };
     let (engine, disk) = (Rc::clone(engine), disk.to_owned());

@@ -11,6 +11,7 @@
 mod closing;
 pub mod copies;
 mod copy;
+mod disks;
 mod lvols;
 mod space;
 
@@ -38,10 +39,13 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
+use crate::services::lifecycle::Phase;
+use crate::services::volumes;
 use crate::store::{Change, Edit, Record};
 
 use closing::close_one;
 pub use closing::{close, close_all, disk_gone, withdraw};
+pub use disks::{KnownDisk, add_disk, grow};
 pub use lvols::{
     alias, check_alias, check_name, check_same_pool, delete, find_lvol, register, register_new,
     resize, set_parent, undo_growth,
@@ -88,12 +92,14 @@ pub enum Late {
     Rename,
     #[error("the pool's keeper does not end: its disk does not answer")]
     Close,
+    #[error("a disk does not answer: the disk joins the pool when it does, or not at all")]
+    AddDisk,
 }
 
 impl Refusal for Late {
     fn refusal(self) -> RpcError {
         let field = match self {
-            Self::Open => "disk",
+            Self::Open | Self::AddDisk => "disk",
             Self::Register | Self::Rename | Self::Close => "pool",
         };
         RpcError::errno(Errno::ETIMEDOUT, self.to_string())
@@ -136,6 +142,11 @@ impl Pools {
         let open = self.open.borrow();
         let live = open.values().filter(|pool| !pool.is_closed());
         live.cloned().collect()
+    }
+
+    /// True when a pool waits for a disk.
+    pub fn are_incomplete(&self) -> bool {
+        !self.lost.borrow().is_empty()
     }
 
     /// Drops pools without a keeper: their handles claim the disk.
@@ -256,19 +267,25 @@ pub async fn create(
         force,
     };
     let undo = Command::Destroy;
+    let plane = engine.plane()?;
+    if let Some(layer) = plane.bdevs.lookup(disk).filter(|_| force) {
+        disks::refuse_open(engine, &plane, layer).await?;
+    }
+    let names = [disk.to_owned()];
     let opened = open(
         engine,
-        disk,
+        &names,
         id,
         undo,
-        move |core, memory, claim| async move {
+        move |core, memory, mut claims| async move {
+            let claim = claims.pop().ok_or(PoolError::Closed)?;
             let handle = nacre_bdev_pool::create(&core, memory, claim, new).await?;
             Ok((handle, ImportReport::default()))
         },
     );
     let pool = Rc::new(opened.await?);
     pools.open.borrow_mut().insert(id, Rc::clone(&pool));
-    if let Err(refused) = store_import(engine, &pool, disk).await {
+    if let Err(refused) = store_import(engine, &pool).await {
         close_one(engine, &pool, Command::Destroy).await?;
         return Err(refused);
     }
@@ -288,6 +305,8 @@ pub struct ImportRequest {
     pub new_name: Option<String>,
     /// Another daemon may have it open.
     pub force: bool,
+    /// The disks as they were last seen.
+    pub known: Vec<KnownDisk>,
 }
 
 /// Imports the pool on a device, and registers its volumes.
@@ -296,8 +315,19 @@ pub async fn import(
     disk: &str,
     wanted: ImportRequest,
 ) -> Result<Rc<OpenPool>, RpcError> {
-    let _one = engine.devices.pools.changing.lock().await;
-    import_one(engine, disk, wanted).await
+    let pools = &engine.devices.pools;
+    let _one = pools.changing.lock().await;
+    let (id, known) = (wanted.id, wanted.known.clone());
+    let imported = import_one(engine, disk, wanted).await;
+    if let (Err(_), Some(id)) = (&imported, id)
+        && engine.journal.find(&key(id)).is_some()
+    {
+        // The pool is imported when its missing disk appears.
+        let names = known.into_iter().map(|known| known.name);
+        let names = names.chain([disk.to_owned()]);
+        pools.lost.borrow_mut().extend(names.map(|name| (name, id)));
+    }
+    imported
 }
 
 /// Imports a pool. The caller has the gate of changes. The journal changes last: an import that
@@ -311,6 +341,7 @@ async fn import_one(
         id,
         new_name,
         force,
+        known,
     } = wanted;
     let pools = &engine.devices.pools;
     pools.forget_closed();
@@ -329,10 +360,11 @@ async fn import_one(
                 .field("new_name")
                 .remedy("pool_rename gives an open pool another name"));
         }
-        if pool.handle.base() == disk {
+        let bases = pool.handle.bases();
+        if bases.iter().any(|base| base == disk) {
             return Ok(pool);
         }
-        let cause = format!("pool {id} is open on \"{}\"", pool.handle.base());
+        let cause = format!("pool {id} is open on \"{}\"", bases.join("\", \""));
         return Err(RpcError::errno(Errno::EEXIST, cause).field("uuid"));
     }
     let mut taken_names = pools.names();
@@ -350,13 +382,15 @@ async fn import_one(
         force,
     };
     let (holder, undo) = (id.unwrap_or_default(), Command::Close { export: false });
+    let names = disks::find(engine, disk, id, &known).await?;
     let opened = open(
         engine,
-        disk,
+        &names,
         holder,
         undo,
-        move |core, memory, claim| async move {
-            let (handle, report) = nacre_bdev_pool::import(&core, memory, claim, import).await?;
+        move |core, memory, claims| async move {
+            let imported = nacre_bdev_pool::import(&core, memory, claims, import).await;
+            let (handle, report) = imported.map_err(|error| disks::name_missing(error, &known))?;
             if let Some(name) = new_name
                 && let Err(refused) = handle.run(Command::RenamePool { name }).await
             {
@@ -372,7 +406,7 @@ async fn import_one(
     pools.open.borrow_mut().insert(id, Rc::clone(&pool));
     let imported = async {
         register_all(engine, &pool).await?;
-        store_import(engine, &pool, disk).await
+        store_import(engine, &pool).await
     };
     if let Err(refused) = imported.await {
         close_one(engine, &pool, Command::Close { export: false }).await?;
@@ -446,10 +480,10 @@ pub async fn rename(
 /// Opens a pool on a reactor. A pool that opens late is closed again by `undo`.
 async fn open<Work>(
     engine: &Rc<Engine>,
-    disk: &str,
+    disks: &[String],
     id: Uuid,
     undo: Command,
-    work: impl FnOnce(CoreHandle, Memory, nacre_bdev::Claim) -> Work + Send + 'static,
+    work: impl FnOnce(CoreHandle, Memory, Vec<nacre_bdev::Claim>) -> Work + Send + 'static,
 ) -> Result<OpenPool, RpcError>
 where
     Work: Future<Output = Result<(PoolHandle, ImportReport), PoolError>> + 'static,
@@ -460,13 +494,16 @@ where
     } else {
         format!("pool {id}")
     });
-    let claim = plane.bdevs.claim(disk, holder, Usage::Exclusive);
-    let claim = claim.map_err(|error| error.refusal().field("disk"))?;
+    let mut claims = Vec::new();
+    for disk in disks {
+        let claim = plane.bdevs.claim(disk, holder.clone(), Usage::Exclusive);
+        claims.push(claim.map_err(|error| error.refusal().field("disk"))?);
+    }
     let reactor = least_loaded(engine, &plane)
         .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
     let mut opened = Box::pin(reactor.run_future(move |core| async move {
         match pool_here() {
-            Some(memory) => work(core, memory, claim).await,
+            Some(memory) => work(core, memory, claims).await,
             None => Err(PoolError::Io {
                 what: "the reactor has no buffers".into(),
             }),
@@ -476,7 +513,7 @@ where
     let opened = match pools.in_time(Late::Open, &mut opened).await {
         Ok(opened) => opened.map_err(|error| RpcError::errno(Errno::EIO, error.to_string()))?,
         Err(late) => {
-            let disk = disk.to_owned();
+            let disk = disks.join(", ");
             tokio::task::spawn_local(async move {
                 if let Ok(Ok((handle, _))) = opened.await
                     && let Err(error) = handle.run(undo).await
@@ -499,12 +536,12 @@ where
 }
 
 /// Stores the import of an open pool.
-async fn store_import(engine: &Engine, pool: &OpenPool, disk: &str) -> Result<(), RpcError> {
+async fn store_import(engine: &Engine, pool: &OpenPool) -> Result<(), RpcError> {
     let (plane, id) = (engine.plane()?, pool.handle.id());
     let record = Record {
         key: key(id),
         method: IMPORT.to_owned(),
-        params: serde_json::json!({ "disk": lasting_name(engine, &plane, disk), "uuid": id }),
+        params: disks::import_params(engine, &plane, pool),
     };
     engine.journal.commit(Change(vec![Edit::Put(record)])).await
 }
@@ -550,7 +587,7 @@ fn lvols_of(plane: &Plane, id: Uuid) -> Vec<Arc<Lvol>> {
 pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     let pools = &engine.devices.pools;
     // A disk that returns at once: its pool is being closed, and is noted as lost after that.
-    let is_on = |pool: &Rc<OpenPool>| pool.handle.base() == disk;
+    let is_on = |pool: &Rc<OpenPool>| pool.handle.bases().iter().any(|base| base == disk);
     let is_open = pools.open.borrow().values().any(is_on);
     if !is_open && !pools.lost.borrow().contains_key(disk) {
         return;
@@ -560,13 +597,24 @@ pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     // The journal has no record of a pool that was exported meanwhile.
     let lost = lost.filter(|id| engine.journal.find(&key(*id)).is_some());
     let Some(id) = lost else { return };
+    let known = disks::known(engine, id);
+    let names: Vec<String> = known.iter().map(|known| known.name.clone()).collect();
     let wanted = ImportRequest {
         id: Some(id),
+        known,
         ..ImportRequest::default()
     };
-    if let Err(error) = import_one(engine, disk, wanted).await {
+    let imported = import_one(engine, disk, wanted).await;
+    if imported.is_ok() && engine.lifecycle.phase() == Phase::Runtime {
+        // Namespaces and devices on its volumes.
+        let engine = Rc::clone(engine);
+        tokio::task::spawn_local(async move { volumes::replay_waiting(&engine).await });
+    } else if let Err(error) = imported {
         warn!(disk, %error, "a disk is back, and its pool is not imported");
-        pools.lost.borrow_mut().insert(disk.to_owned(), id);
+        let mut lost = pools.lost.borrow_mut();
+        lost.extend(names.into_iter().map(|name| (name, id)));
+        lost.insert(disk.to_owned(), id);
+        drop(lost);
         engine.journal.restored(&key(id), Err(error));
     }
 }
@@ -581,6 +629,15 @@ impl Refusal for PoolError {
                 .field("disk")
                 .remedy("pool_create makes a pool on it"),
             Self::Import(ImportError::Foreign { .. }) => of(Errno::EBUSY).field("disk"),
+            Self::Import(ImportError::DiskMissing { .. }) => of(Errno::ENODEV)
+                .field("disk")
+                .remedy("attach the disk, then import the pool again"),
+            Self::DiskAway { .. } => of(Errno::ENODEV)
+                .field("disk")
+                .remedy("attach the disk: the pool is imported when it appears"),
+            Self::Import(ImportError::DiskTwice { .. }) => of(Errno::EEXIST)
+                .field("disk")
+                .remedy("remove the device of the copy, then import the pool again"),
             Self::Import(ImportError::DiskSize { .. }) => of(Errno::EINVAL).field("disk"),
             Self::Import(_) => of(Errno::EIO).field("disk"),
             Self::Refused(refused) => {
@@ -594,6 +651,7 @@ impl Refusal for PoolError {
                     Refused::Changing => Errno::EBUSY,
                     Refused::Exported => Errno::ENODEV,
                     Refused::NoSpace { .. } | Refused::TooMany => Errno::ENOSPC,
+                    Refused::DiskUnfit => Errno::EINVAL,
                     Refused::Damaged | Refused::Medium | Refused::Held => Errno::EIO,
                 };
                 of(errno)

@@ -334,7 +334,7 @@ fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
 
 /// Restores namespaces, limits and devices on new volumes, in order. If many volumes appear at
 /// once, one pass serves all that appeared before it began.
-pub(super) async fn replay_waiting(engine: &Rc<Engine>) {
+pub async fn replay_waiting(engine: &Rc<Engine>) {
     let volumes = &engine.volumes;
     let request = volumes.replays_requested.get() + 1;
     volumes.replays_requested.set(request);

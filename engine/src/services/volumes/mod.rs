@@ -48,7 +48,9 @@ pub use self::etcd::{OfStore, endpoints};
 pub use self::etcd_report::store_for_doctor;
 pub use self::events::{check_other_copies, device_changed, poll_queues, recheck_device};
 pub use self::frozen::{fail_io, stop_opening, thaw};
-pub use self::lifecycle::{begin, close_all, create, end, force_in_sync, open_all, settled};
+pub use self::lifecycle::{
+    begin, close_all, create, end, force_in_sync, open_all, replay_waiting, settled,
+};
 pub use self::lvols::delete;
 pub use self::replica_devices::{REMOTE_PRODUCT, is_local};
 pub use paths::of_listener;

@@ -3,71 +3,71 @@
 use uuid::Uuid;
 
 /// Writes fields. The caller knows that they fit.
-pub(super) struct Writer<'a> {
+pub(crate) struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
 }
 
 impl<'a> Writer<'a> {
     /// Starts at the first byte of `out`, all of which becomes zero.
-    pub(super) fn zeroed(out: &'a mut [u8]) -> Self {
+    pub(crate) fn zeroed(out: &'a mut [u8]) -> Self {
         out.fill(0);
         Writer { out, at: 0 }
     }
 
-    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.out[self.at..self.at + bytes.len()].copy_from_slice(bytes);
         self.at += bytes.len();
     }
 
-    pub(super) fn u8(&mut self, value: u8) {
+    pub(crate) fn u8(&mut self, value: u8) {
         self.bytes(&[value]);
     }
 
-    pub(super) fn u16(&mut self, value: u16) {
+    pub(crate) fn u16(&mut self, value: u16) {
         self.bytes(&value.to_le_bytes());
     }
 
-    pub(super) fn u32(&mut self, value: u32) {
+    pub(crate) fn u32(&mut self, value: u32) {
         self.bytes(&value.to_le_bytes());
     }
 
-    pub(super) fn u64(&mut self, value: u64) {
+    pub(crate) fn u64(&mut self, value: u64) {
         self.bytes(&value.to_le_bytes());
     }
 
-    pub(super) fn uuid(&mut self, value: Uuid) {
+    pub(crate) fn uuid(&mut self, value: Uuid) {
         self.bytes(value.as_bytes());
     }
 
     /// A length byte, and the text.
-    pub(super) fn text(&mut self, text: &str) {
+    pub(crate) fn text(&mut self, text: &str) {
         self.u8(text.len() as u8);
         self.bytes(text.as_bytes());
     }
 
-    pub(super) fn skip_to(&mut self, at: usize) {
+    pub(crate) fn skip_to(&mut self, at: usize) {
         debug_assert!(at >= self.at);
         self.at = at;
     }
 
-    pub(super) fn position(&self) -> usize {
+    pub(crate) fn position(&self) -> usize {
         self.at
     }
 }
 
 /// Reads fields. `None`: the bytes end before the field does.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Reader { bytes, at: 0 }
     }
 
-    pub(super) fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
+    pub(crate) fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
         let slice = self.bytes.get(self.at..self.at.checked_add(len)?)?;
         self.at += len;
         Some(slice)
@@ -77,38 +77,38 @@ impl<'a> Reader<'a> {
         self.slice(N)?.first_chunk().copied()
     }
 
-    pub(super) fn u8(&mut self) -> Option<u8> {
+    pub(crate) fn u8(&mut self) -> Option<u8> {
         self.array().map(u8::from_le_bytes)
     }
 
-    pub(super) fn u16(&mut self) -> Option<u16> {
+    pub(crate) fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_le_bytes)
     }
 
-    pub(super) fn u32(&mut self) -> Option<u32> {
+    pub(crate) fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_le_bytes)
     }
 
-    pub(super) fn u64(&mut self) -> Option<u64> {
+    pub(crate) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
 
-    pub(super) fn uuid(&mut self) -> Option<Uuid> {
+    pub(crate) fn uuid(&mut self) -> Option<Uuid> {
         self.array().map(Uuid::from_bytes)
     }
 
     /// A length byte, and the text.
-    pub(super) fn text(&mut self) -> Option<&'a str> {
+    pub(crate) fn text(&mut self) -> Option<&'a str> {
         let len = usize::from(self.u8()?);
         std::str::from_utf8(self.slice(len)?).ok()
     }
 
-    pub(super) fn position(&self) -> usize {
+    pub(crate) fn position(&self) -> usize {
         self.at
     }
 
     /// True when all bytes from here up to `end` are zero. Goes on at `end`.
-    pub(super) fn is_zero_until(&mut self, end: usize) -> bool {
+    pub(crate) fn is_zero_until(&mut self, end: usize) -> bool {
         let Some(len) = end.checked_sub(self.at) else {
             return false;
         };

@@ -11,6 +11,7 @@
 mod bytes;
 pub mod chain;
 pub mod directory;
+mod disk_table;
 pub mod fuzzing;
 pub mod leaf;
 pub mod log_page;
@@ -23,7 +24,7 @@ mod tests;
 use crate::geometry::PAGE;
 use crate::ids::Lsn;
 pub use crate::ids::Place;
-use bytes::{Reader, Writer};
+pub(crate) use bytes::{Reader, Writer};
 
 /// A page in memory.
 pub type Page = [u8; PAGE];

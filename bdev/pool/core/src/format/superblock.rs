@@ -17,7 +17,8 @@
 //! | 256..264 | next generation, number of disks |
 //! | 264..272 | units of the reserve |
 //! | 272..528 | name: length, text |
-//! | 528..3088 | disks: id, first unit, units, state (1 in), zero: 40 bytes each |
+//! | 528..3088 | one disk: its id, first unit (0), units, state (1 in), zero |
+//! | | several: id and bytes of each; at 2064 the number of ranges; units × 256 + disk of each |
 //! | 3088..4088 | name of each feature of the second and third word, in order: length, text |
 //! | 4088..4096 | CRC-64/NVME of all preceding bytes |
 
@@ -26,6 +27,7 @@ use std::fmt::Write as _;
 use uuid::Uuid;
 
 use super::{FormatError, Page, Place, Reader, Writer, checksum, wrong};
+use crate::disks::DiskTable;
 use crate::geometry::{Geometry, PAGE};
 use crate::ids::{Generation, Lsn, MAX_GENERATION};
 
@@ -34,7 +36,7 @@ const VERSION: u32 = 1;
 const SUM: usize = PAGE - 8;
 const NAME: usize = 272;
 const DISKS: usize = 528;
-const DISKS_END: usize = DISKS + 40 * 64;
+const DISKS_END: usize = DISKS + DiskTable::BYTES;
 /// A use of the format that older versions do not know. Its bit is set before its first use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
@@ -45,10 +47,12 @@ pub enum Feature {
     Decouple = 2,
     /// PREPARE and ADOPT records.
     SetParent = 4,
+    /// A table of more than one disk.
+    SeveralDisks = 8,
 }
 
 /// The names of all features, in the order of their bits.
-const FEATURES: [&str; 3] = ["read-only", "decouple", "set-parent"];
+const FEATURES: [&str; 4] = ["read-only", "decouple", "set-parent", "several-disks"];
 const KNOWN: u64 = (1 << FEATURES.len()) - 1;
 
 /// Longest name of a pool, a volume or a snapshot, in bytes.
@@ -75,6 +79,7 @@ pub struct Superblock {
     pub state: PoolState,
     pub holder: Uuid,
     pub geometry: Geometry,
+    pub disks: DiskTable,
     pub checkpoint: Lsn,
     pub settled: Lsn,
     pub log_sequence: u64,
@@ -89,6 +94,19 @@ impl Superblock {
     /// The tag that pages of this pool carry.
     pub fn tag(&self) -> u64 {
         checksum(self.pool.as_bytes())
+    }
+
+    /// True on the disk with the log, whose superblocks alone say which root counts.
+    pub fn is_of_first_disk(&self) -> bool {
+        self.disks.position(self.disk) == Some(0)
+    }
+
+    /// The superblock of another disk of the pool.
+    pub(crate) fn on(&self, disk: usize) -> Self {
+        Self {
+            disk: self.disks.disks()[disk].id,
+            ..self.clone()
+        }
     }
 
     /// Places of this sequence: one at each end of the disk.
@@ -128,15 +146,11 @@ impl Superblock {
         Place::default().write(&mut w);
         self.page_map.write(&mut w);
         w.u32(self.next_generation);
-        w.u32(1);
+        w.u32(self.disks.disks().len() as u32);
         w.u64(self.reserve_units);
         w.text(&self.name);
         w.skip_to(DISKS);
-        w.uuid(self.disk);
-        w.u64(0);
-        w.u64(g.units());
-        w.u64(1);
-        w.skip_to(DISKS_END);
+        self.disks.write(&mut w);
         for name in names_of(self.required) {
             w.text(name);
         }
@@ -186,6 +200,16 @@ impl Superblock {
         Some((sequence, unknown))
     }
 
+    /// Pool, disk and sequence at the start of a superblock, whose rest may be torn.
+    pub fn head(bytes: &[u8]) -> Option<(Uuid, Uuid, u64)> {
+        let mut r = Reader::new(bytes);
+        if r.slice(8)? != MAGIC {
+            return None;
+        }
+        r.slice(32)?;
+        Some((r.uuid()?, r.uuid()?, r.u64()?))
+    }
+
     pub fn decode(page: &Page) -> Result<Self, FormatError> {
         let broken = |field| wrong("superblock", field);
         if page[..8] != *MAGIC {
@@ -227,7 +251,7 @@ fn parse(page: &Page) -> Result<Superblock, &'static str> {
         _ => return Err("state"),
     };
     let holder = r.uuid().ok_or(SHORT)?;
-    let geometry = Geometry {
+    let mut geometry = Geometry {
         disk_bytes: r.u64().ok_or(SHORT)?,
         edge_bytes: r.u64().ok_or(SHORT)?,
         log_pages: r.u64().ok_or(SHORT)?,
@@ -235,6 +259,7 @@ fn parse(page: &Page) -> Result<Superblock, &'static str> {
         units_per_leaf: r.u32().ok_or(SHORT)?,
         fan_out: r.u32().ok_or(SHORT)?,
         levels: r.u32().ok_or(SHORT)?,
+        added_units: 0,
     };
     geometry.check().map_err(|error| error.field)?;
     let (checkpoint, settled) = (r.u64().ok_or(SHORT)?, r.u64().ok_or(SHORT)?);
@@ -254,7 +279,8 @@ fn parse(page: &Page) -> Result<Superblock, &'static str> {
     if next_generation == 0 || next_generation > MAX_GENERATION + 1 {
         return Err("generation");
     }
-    if r.u32() != Some(1) {
+    let disks = r.u32().ok_or(SHORT)?;
+    if disks != 1 && required & Feature::SeveralDisks as u64 == 0 {
         return Err("number of disks");
     }
     let reserve_units = r.u64().ok_or(SHORT)?;
@@ -266,11 +292,10 @@ fn parse(page: &Page) -> Result<Superblock, &'static str> {
     if !r.is_zero_until(DISKS) {
         return Err("name");
     }
-    let table = (r.uuid(), r.u64(), r.u64(), r.u64());
-    if table != (Some(disk), Some(0), Some(geometry.units()), Some(1))
-        || !r.is_zero_until(DISKS_END)
-    {
-        return Err("table of disks");
+    const TABLE: &str = "table of disks";
+    let disks = DiskTable::read(&mut r, disks, &mut geometry).ok_or(TABLE)?;
+    if geometry.check().is_err() || disks.position(disk).is_none() {
+        return Err(TABLE);
     }
     if names_of(required).any(|name| r.text() != Some(name)) {
         return Err("name of a feature");
@@ -289,6 +314,7 @@ fn parse(page: &Page) -> Result<Superblock, &'static str> {
         state,
         holder,
         geometry,
+        disks,
         checkpoint,
         settled,
         log_sequence,

@@ -7,6 +7,7 @@ use super::log_page::{LogHead, LogPage, PageBuilder};
 use super::record::{Cut, Identity, PassKind, Record};
 use super::superblock::{PoolState, Superblock};
 use super::*;
+use crate::disks::DiskTable;
 use crate::geometry::Geometry;
 use crate::ids::VersionId;
 use crate::map::{Entry, Part};
@@ -20,6 +21,7 @@ fn geometry() -> Geometry {
         units_per_leaf: 4,
         fan_out: 2,
         levels: 2,
+        added_units: 0,
     }
 }
 
@@ -35,6 +37,7 @@ fn superblock() -> Superblock {
         state: PoolState::Open,
         holder: Uuid::from_bytes([0x33; 16]),
         geometry: geometry(),
+        disks: DiskTable::new(Uuid::from_bytes([0x22; 16]), &geometry()),
         checkpoint: 0x10,
         settled: 0x12,
         log_sequence: 9,
@@ -115,7 +118,7 @@ fn superblocks_that_are_none() {
     let cases: &[(usize, &[u8], &str)] = &[
         (8, &[2], "version"),
         (24, &[1], "feature"),
-        (32, &[8], "feature"),
+        (32, &[16], "feature"),
         (32, &[7], "name of a feature"),
         (3088, &[0], "name of a feature"),
         (40, &[0; 16], "id"),

@@ -8,6 +8,7 @@
 //! - a page is of a later import, or of a later lap: the newest root is lost.
 
 use super::{Import, ImportError, Phase, ReadFor};
+use crate::disks::Location;
 use crate::format::Page;
 use crate::format::log_page::LogPage;
 use crate::format::record::Record;
@@ -175,7 +176,8 @@ impl Import {
         }
         if let Some((offset, pages)) = reader.next_read() {
             let len = pages as usize * PAGE;
-            self.queue.push_back((ReadFor::Log { pages }, offset, len));
+            let at = Location { disk: 0, offset };
+            self.queue.push_back((ReadFor::Log { pages }, at, len));
             return;
         }
         let end = LogPosition {

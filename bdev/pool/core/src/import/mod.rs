@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use crate::disks::Location;
 use crate::format::chain;
 use crate::format::directory::{self, VersionEntry};
 use crate::format::superblock::{PoolState, Superblock};
@@ -32,7 +33,7 @@ use crate::ids::{IoId, Lsn, Place};
 use crate::interface::{IoFailed, Limits};
 use crate::map::{PageGarbage, PagePair};
 use crate::mutation::Mutation;
-use crate::pool::Pool;
+use crate::pool::{Pool, superblock_page};
 use crate::zones::Zones;
 
 use log::LogReader;
@@ -42,13 +43,13 @@ use replay::Verification;
 /// Reads in flight.
 const WINDOW: usize = 32;
 
-/// An I/O that the import needs.
+/// An I/O that the import needs. Disks count in the caller's order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ImportIntent {
     /// Ends with [`Import::read`].
-    Read { io: IoId, offset: u64, len: usize },
+    Read { io: IoId, at: Location, len: usize },
     /// Ends with [`Import::flushed`].
-    Flush { io: IoId },
+    Flush { io: IoId, disk: usize },
 }
 
 /// Why a pool cannot be opened.
@@ -56,8 +57,20 @@ pub enum ImportIntent {
 pub enum ImportError {
     #[error("no superblock is readable; the disk has no pool, or lost all four copies")]
     NoSuperblock,
-    #[error("the pool is of a disk of {expected} bytes, this one has only {found}")]
-    DiskSize { expected: u64, found: u64 },
+    #[error("disk {disk} has {found} bytes, fewer than the {expected} of the pool")]
+    DiskSize {
+        disk: Uuid,
+        expected: u64,
+        found: u64,
+    },
+    #[error("disk {disk}, number {number} of {of}, is missing")]
+    DiskMissing {
+        disk: Uuid,
+        number: usize,
+        of: usize,
+    },
+    #[error("two devices are disk {disk} of the pool: one is a copy of the other")]
+    DiskTwice { disk: Uuid },
     #[error(
         "the pool is open by {holder}; export it there, or force the import if that one is gone"
     )]
@@ -111,7 +124,7 @@ pub struct Holder {
 enum Phase {
     Superblocks,
     Log(LogReader),
-    Flush,
+    Flush { left: usize },
     Verify(Verification),
     Lists(Lists),
     Directory(DirectoryReader),
@@ -135,7 +148,7 @@ struct DirectoryReader {
 #[derive(Debug, Clone, Copy)]
 enum ReadFor {
     Superblock {
-        offset: u64,
+        at: Location,
     },
     Log {
         pages: u64,
@@ -155,16 +168,20 @@ enum ReadFor {
 
 #[derive(Debug)]
 pub struct Import {
-    disk_bytes: u64,
+    /// Bytes of each disk.
+    disk_bytes: Vec<u64>,
+    /// The caller's number of each disk of the pool.
+    order: Vec<usize>,
     limits: Limits,
     holder: Holder,
     phase: Phase,
     next_io: IoId,
     reads: HashMap<IoId, ReadFor>,
-    queue: VecDeque<(ReadFor, u64, usize)>,
+    /// Reads to begin, by the pool's number of the disk.
+    queue: VecDeque<(ReadFor, Location, usize)>,
     out: VecDeque<ImportIntent>,
-    /// Superblocks that were found, with their offsets.
-    superblocks: Vec<(u64, Superblock)>,
+    /// Superblocks that were found, with their places in the caller's order of disks.
+    superblocks: Vec<(Location, Superblock)>,
     /// Sequence and features of the newest superblock of a newer version.
     newer: Option<(u64, String)>,
     /// The end of the disk before it grew was looked at.
@@ -179,16 +196,18 @@ pub struct Import {
     zones: Option<Zones>,
     directory: BTreeMap<u64, (Vec<VersionEntry>, Arc<PagePair>)>,
     garbage: PageGarbage,
-    repairs: Vec<(u64, Arc<Page>)>,
+    repairs: Vec<(Location, Arc<Page>)>,
     report: ImportReport,
     outcome: Option<Result<Box<Pool>, ImportError>>,
 }
 
 impl Import {
-    /// `edge_bytes`: the size of the edges of pools on this disk.
-    pub fn new(disk_bytes: u64, edge_bytes: u64, limits: Limits, holder: Holder) -> Self {
+    /// `disk_bytes`: of each disk, in any order; disks that are not of the pool do not matter.
+    /// `edge_bytes`: the size of the edges of the pool's disks.
+    pub fn new(disk_bytes: &[u64], edge_bytes: u64, limits: Limits, holder: Holder) -> Self {
         let mut import = Self {
-            disk_bytes,
+            disk_bytes: disk_bytes.to_vec(),
+            order: (0..disk_bytes.len()).collect(),
             limits,
             holder,
             phase: Phase::Superblocks,
@@ -212,9 +231,11 @@ impl Import {
             report: ImportReport::default(),
             outcome: None,
         };
-        for offset in superblock_offsets(disk_bytes, edge_bytes) {
-            let read = ReadFor::Superblock { offset };
-            import.queue.push_back((read, offset, PAGE));
+        for (disk, bytes) in disk_bytes.iter().enumerate() {
+            let offsets = superblock_offsets(*bytes, edge_bytes);
+            let places = offsets.map(|offset| Location { disk, offset });
+            let reads = places.map(|at| (ReadFor::Superblock { at }, at, PAGE));
+            import.queue.extend(reads);
         }
         import.pump();
         import
@@ -223,6 +244,11 @@ impl Import {
     /// The next I/O. `None`: wait for events, or take the outcome.
     pub fn poll(&mut self) -> Option<ImportIntent> {
         self.out.pop_front()
+    }
+
+    /// The caller's number of each disk of the pool, in the pool's order.
+    pub fn order(&self) -> &[usize] {
+        &self.order
     }
 
     /// The pool, once no I/O is left.
@@ -241,10 +267,10 @@ impl Import {
             return;
         }
         match read {
-            ReadFor::Superblock { offset } => {
+            ReadFor::Superblock { at } => {
                 let page = result.ok().and_then(|bytes| bytes.first_chunk());
                 let found = page.and_then(|page| Superblock::decode(page).ok());
-                self.superblocks.extend(found.map(|found| (offset, found)));
+                self.superblocks.extend(found.map(|found| (at, found)));
                 let newer = page.and_then(Superblock::unknown);
                 self.newer = self.newer.take().max(newer);
             }
@@ -262,7 +288,14 @@ impl Import {
     pub fn flushed(&mut self, _io: IoId, result: Result<(), IoFailed>) {
         match result {
             Err(IoFailed) => self.fail(ImportError::Flush),
-            Ok(()) => self.begin_verification(),
+            Ok(()) => {
+                if let Phase::Flush { left } = &mut self.phase {
+                    *left -= 1;
+                    if *left == 0 {
+                        self.begin_verification();
+                    }
+                }
+            }
         }
         self.pump();
     }
@@ -275,18 +308,22 @@ impl Import {
                 return;
             }
             while self.reads.len() < WINDOW
-                && let Some((read, offset, len)) = self.queue.pop_front()
+                && let Some((read, at, len)) = self.queue.pop_front()
             {
                 self.next_io += 1;
                 let io = self.next_io;
                 self.reads.insert(io, read);
-                self.out.push_back(ImportIntent::Read { io, offset, len });
+                let at = Location {
+                    disk: self.order[at.disk],
+                    ..at
+                };
+                self.out.push_back(ImportIntent::Read { io, at, len });
             }
-            if !self.reads.is_empty() || matches!(self.phase, Phase::Flush) {
+            if !self.reads.is_empty() || matches!(self.phase, Phase::Flush { .. }) {
                 return;
             }
             self.next_phase();
-            if matches!(self.phase, Phase::Flush) {
+            if matches!(self.phase, Phase::Flush { .. }) {
                 return;
             }
         }
@@ -297,7 +334,7 @@ impl Import {
         match &mut self.phase {
             Phase::Superblocks => self.choose_superblock(),
             Phase::Log(_) => self.next_log_read(),
-            Phase::Flush => {}
+            Phase::Flush { .. } => {}
             Phase::Verify(_) => self.begin_lists(),
             Phase::Lists(lists) if lists.next.is_none() => self.end_list(),
             Phase::Lists(lists) => {
@@ -331,42 +368,98 @@ impl Import {
     }
 
     fn choose_superblock(&mut self) {
-        let found = self.superblocks.iter().map(|(_, superblock)| superblock);
-        let mut found: Vec<Superblock> = found.cloned().collect();
-        found.sort_by_key(|superblock| std::cmp::Reverse(superblock.sequence));
-        found.dedup_by_key(|superblock| superblock.sequence);
-        let newest = found.first().map(|best| best.sequence);
+        let found = self.superblocks.iter();
+        let mut found: Vec<(usize, Superblock)> = found
+            .map(|(at, superblock)| (at.disk, superblock.clone()))
+            .collect();
+        found.sort_by_key(|(_, superblock)| std::cmp::Reverse(superblock.sequence));
+        let newest = found.first().map(|(_, best)| best.sequence);
         if let Some((sequence, names)) = &self.newer
             && newest.is_none_or(|newest| newest < *sequence)
         {
             let names = names.clone();
             return self.fail(ImportError::Features { names });
         }
-        let Some(best) = found.first() else {
-            return self.fail(ImportError::NoSuperblock);
+        let of_any = Mutation::RootOfAnyDisk.is_active();
+        let mut roots = found
+            .iter()
+            .filter(|(_, of)| of.is_of_first_disk() || of_any);
+        let Some((first, best)) = roots.next() else {
+            let error = match found.first() {
+                None => ImportError::NoSuperblock,
+                Some((_, other)) => match self.copied_disk(other.pool) {
+                    Some(disk) => ImportError::DiskTwice { disk },
+                    None => missing(other, 0),
+                },
+            };
+            return self.fail(error);
         };
-        let (pool, expected) = (best.pool, best.geometry.disk_bytes);
-        if expected > self.disk_bytes {
-            let found = self.disk_bytes;
-            return self.fail(ImportError::DiskSize { expected, found });
+        let (first, best) = (*first, best.clone());
+        if let Some(disk) = self.copied_disk(best.pool) {
+            return self.fail(ImportError::DiskTwice { disk });
         }
-        if expected < self.disk_bytes && !self.has_old_end {
+        let (expected, present) = (best.geometry.disk_bytes, self.disk_bytes[first]);
+        if expected > present {
+            return self.fail(ImportError::DiskSize {
+                disk: best.disk,
+                expected,
+                found: present,
+            });
+        }
+        if expected < present && !self.has_old_end {
             self.has_old_end = true;
             let [.., third, fourth] = best.geometry.superblock_offsets();
-            let ends = [third, fourth].map(|offset| (ReadFor::Superblock { offset }, offset, PAGE));
-            self.queue.extend(ends);
+            let ends = [third, fourth].map(|offset| Location {
+                disk: first,
+                offset,
+            });
+            let reads = ends.map(|at| (ReadFor::Superblock { at }, at, PAGE));
+            self.queue.extend(reads);
             return;
         }
         let (holder, is_open) = (best.holder, best.state == PoolState::Open);
         if is_open && holder != self.holder.id && !self.holder.force {
             return self.fail(ImportError::Foreign { holder });
         }
-        let found = found.into_iter();
-        let same = found.filter(|superblock| superblock.pool == pool);
-        self.candidates = same.collect();
+        let mut roots: Vec<Superblock> = found
+            .into_iter()
+            .map(|(_, superblock)| superblock)
+            .filter(|of| of.pool == best.pool && (of.is_of_first_disk() || of_any))
+            .collect();
+        roots.dedup_by_key(|superblock| superblock.sequence);
+        self.candidates = roots.into();
         if let Some(best) = self.candidates.pop_front() {
             self.begin(best);
         }
+    }
+
+    /// A disk of the pool that two devices are.
+    fn copied_disk(&self, pool: Uuid) -> Option<Uuid> {
+        let ours = self.superblocks.iter().filter(|(_, of)| of.pool == pool);
+        let ours: Vec<(usize, Uuid)> = ours.map(|(at, of)| (at.disk, of.disk)).collect();
+        let is_twice = |(at, id): &&(usize, Uuid)| ours.iter().any(|(b, of)| b != at && of == id);
+        ours.iter().find(is_twice).map(|(_, id)| *id)
+    }
+
+    /// The caller's number of each disk of a root.
+    fn order_of(&self, root: &Superblock) -> Result<Vec<usize>, ImportError> {
+        let disks = root.disks.disks().iter().enumerate();
+        let order = disks.map(|(number, disk)| {
+            let mut found = self.superblocks.iter();
+            let found = found.find(|(_, of)| of.pool == root.pool && of.disk == disk.id);
+            let at = found.map(|(at, _)| at.disk);
+            let at = at.ok_or_else(|| missing(root, number))?;
+            let (expected, found) = (disk.bytes, self.disk_bytes[at]);
+            if expected > found {
+                return Err(ImportError::DiskSize {
+                    disk: disk.id,
+                    expected,
+                    found,
+                });
+            }
+            Ok(at)
+        });
+        order.collect()
     }
 
     fn begin(&mut self, superblock: Superblock) {
@@ -379,6 +472,10 @@ impl Import {
         if !Mutation::KeepGarbage.is_active() {
             self.garbage = PageGarbage::default();
         }
+        match self.order_of(&superblock) {
+            Ok(order) => self.order = order,
+            Err(error) => return self.outcome = Some(Err(error)),
+        }
         self.zones = Some(Zones::new(&superblock.geometry));
         self.heal_root(&superblock);
         let reader = LogReader::new(&superblock);
@@ -386,30 +483,39 @@ impl Import {
         self.phase = Phase::Log(reader);
     }
 
-    /// Both copies of the root are there before a newer root overwrites others: a crash then may
-    /// tear that one, and leave a copy that is found only by its size of the disk.
+    /// Both copies of the root are on every disk before a newer root overwrites others: a crash
+    /// then may tear that one, and leave a copy that is found only by its size of the disk.
     fn heal_root(&mut self, root: &Superblock) {
-        let offsets = root.geometry.superblock_offsets();
-        for offset in Superblock::places(root.sequence).map(|place| offsets[place]) {
-            let mut copies = self.superblocks.iter();
-            if copies.any(|(at, found)| *at == offset && found == root) {
-                continue;
+        for (number, device) in self.order.iter().enumerate() {
+            let root = root.on(number);
+            let places = root.disks.superblocks(number, &root.geometry);
+            for at in Superblock::places(root.sequence).map(|place| places[place]) {
+                let found = Location {
+                    disk: *device,
+                    ..at
+                };
+                let mut copies = self.superblocks.iter();
+                if copies.any(|(at, copy)| *at == found && *copy == root) {
+                    continue;
+                }
+                self.repairs.push((at, superblock_page(&root)));
+                self.report.healed += u64::from(number == 0);
             }
-            let mut page = Arc::new([0; PAGE]);
-            root.encode(Arc::get_mut(&mut page).expect("made just now"));
-            self.repairs.push((offset, page));
-            self.report.healed += 1;
         }
     }
 
     fn begin_flush(&mut self) {
-        self.phase = Phase::Flush;
-        self.next_io += 1;
-        let io = self.next_io;
+        let first_only = Mutation::ImportFlushesFirstDisk.is_active();
+        let disks = if first_only { 1 } else { self.order.len() };
+        self.phase = Phase::Flush { left: disks };
         if !self.limits.has_volatile_cache || Mutation::ImportWithoutFlush.is_active() {
             return self.begin_verification();
         }
-        self.out.push_back(ImportIntent::Flush { io });
+        for disk in self.order[..disks].iter().copied() {
+            self.next_io += 1;
+            let io = self.next_io;
+            self.out.push_back(ImportIntent::Flush { io, disk });
+        }
     }
 
     fn root(&self) -> &Superblock {
@@ -458,8 +564,8 @@ impl Import {
             is_second: false,
             key,
         };
-        let offset = self.root().geometry.page_offset(place.a);
-        self.queue.push_back((read, offset, PAGE));
+        let at = self.root().disks.page(place.a);
+        self.queue.push_back((read, at, PAGE));
     }
 
     fn copy_read(
@@ -469,7 +575,6 @@ impl Import {
         key: u64,
         result: Result<&[u8], IoFailed>,
     ) {
-        let geometry = self.root().geometry;
         let page: Option<&Page> = result.ok().and_then(|bytes| bytes.first_chunk());
         let trust = Mutation::TrustPages.is_active();
         let page = page.filter(|page| checksum(&page[..]) == place.sum || trust);
@@ -481,14 +586,14 @@ impl Import {
                     is_second: true,
                     key,
                 };
-                let offset = geometry.page_offset(place.b);
-                self.queue.push_back((read, offset, PAGE));
+                let at = self.root().disks.page(place.b);
+                self.queue.push_back((read, at, PAGE));
             }
             Some(page) => {
                 if is_second {
                     self.report.healed += 1;
-                    let offset = geometry.page_offset(place.a);
-                    self.repairs.push((offset, Arc::new(*page)));
+                    let at = self.root().disks.page(place.a);
+                    self.repairs.push((at, Arc::new(*page)));
                 }
                 self.page_read(place, key, page);
             }
@@ -562,5 +667,14 @@ impl Import {
         if let Err(error) = outcome {
             self.fail(error.into());
         }
+    }
+}
+
+fn missing(root: &Superblock, number: usize) -> ImportError {
+    let disks = root.disks.disks();
+    ImportError::DiskMissing {
+        disk: disks[number].id,
+        number: number + 1,
+        of: disks.len(),
     }
 }

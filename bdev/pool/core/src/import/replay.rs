@@ -11,6 +11,7 @@ use super::log::ReadLog;
 use super::nodes::Nodes;
 use super::{Import, ImportError, Phase, ReadFor};
 use crate::check;
+use crate::disks::DiskTable;
 use crate::format::data_checksum;
 use crate::format::directory::VersionEntry;
 use crate::format::record::Record;
@@ -61,7 +62,8 @@ enum Missing {
 impl Import {
     /// Reads the data of every record that is not settled.
     pub(super) fn begin_verification(&mut self) {
-        let geometry = self.root().geometry;
+        let root = self.root();
+        let (geometry, disks) = (root.geometry, root.disks.clone());
         let Some(log) = &self.log else {
             return;
         };
@@ -92,8 +94,8 @@ impl Import {
                     record: index,
                     checksum: *checksum,
                 };
-                let offset = geometry.granule_offset(*unit, granule);
-                self.queue.push_back((read, offset, PAGE));
+                self.queue
+                    .push_back((read, disks.granule(*unit, granule), PAGE));
             }
         }
         self.phase = Phase::Verify(Verification {
@@ -166,7 +168,7 @@ impl Import {
         let unsettled = unsettled_units(&log);
         self.replay(&mut state, log.records, &verified)?;
         forget_reused_zones(&state, &unsettled, &mut zones, &mut old_pages)?;
-        let mut space = used_units(&state, &zones, self.limits.allocation)?;
+        let mut space = used_units(&superblock.disks, &state, &zones, self.limits.allocation)?;
         let until_root = unsettled
             .into_iter()
             .filter(|unit| space.take(*unit))
@@ -334,8 +336,13 @@ fn forget_reused_zones(
 }
 
 /// Derives the used units from the maps. Two places with one unit are damage.
-fn used_units(state: &State, zones: &Zones, allocation: Allocation) -> Result<Space, ImportError> {
-    let mut space = Space::new(state.geometry.units(), allocation);
+fn used_units(
+    disks: &DiskTable,
+    state: &State,
+    zones: &Zones,
+    allocation: Allocation,
+) -> Result<Space, ImportError> {
+    let mut space = Space::of(disks, allocation);
     for unit in zones.units() {
         if !space.take(unit) {
             return Err(ImportError::UnitUsedTwice { unit });

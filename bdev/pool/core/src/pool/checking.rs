@@ -248,9 +248,12 @@ impl Check {
         }
         if self.accounts.is_some() || !self.nodes.is_empty() || !self.pages.is_empty() {
             // A read of the root paces the steps that read no page.
-            let offset = store.superblock.geometry.superblock_offsets()[0];
+            let at = store
+                .superblock
+                .disks
+                .superblocks(0, &store.superblock.geometry)[0];
             let io = store.io(Purpose::CheckRead);
-            store.out.push_back(Intent::ReadPage { io, offset });
+            store.out.push_back(Intent::ReadPage { io, at });
             self.reads.insert(io, Read::Pace);
             return false;
         }
@@ -300,8 +303,8 @@ impl Check {
         let place = target.place;
         for (page, is_second) in [(place.a, false), (place.b, true)] {
             let io = store.io(Purpose::CheckRead);
-            let offset = store.superblock.geometry.page_offset(page);
-            store.out.push_back(Intent::ReadPage { io, offset });
+            let at = store.superblock.disks.page(page);
+            store.out.push_back(Intent::ReadPage { io, at });
             let pair = place.a;
             self.reads.insert(io, Read::Copy { pair, is_second });
         }
@@ -346,10 +349,10 @@ impl Check {
 
     fn repair(&mut self, store: &mut Store, pages: &[u64], good: &Arc<Page>) {
         for page in pages {
-            let offset = store.superblock.geometry.page_offset(*page);
+            let at = store.superblock.disks.page(*page);
             let io = store.io(Purpose::CheckWrite);
             let bytes = Arc::clone(good);
-            store.out.push_back(Intent::Write { io, offset, bytes });
+            store.out.push_back(Intent::Write { io, at, bytes });
             self.writes.insert(io);
         }
     }

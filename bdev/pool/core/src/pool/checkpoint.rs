@@ -16,9 +16,9 @@ use std::sync::Arc;
 use super::Purpose;
 use super::discards::Discards;
 use super::store::Store;
+use crate::disks::Location;
 use crate::format::Page;
 use crate::format::superblock::{PoolState, Superblock};
-use crate::geometry::PAGE;
 use crate::ids::Lsn;
 use crate::image::{Encoder, Image};
 use crate::interface::Answer;
@@ -40,8 +40,8 @@ pub(super) struct Checkpoint {
     log_start: u64,
     /// The next image writes all pages of the directory again.
     rewrites_directory: bool,
-    /// Pages to write with the first checkpoint, by byte offset: copies to heal, places to wipe.
-    repairs: Vec<(u64, Arc<Page>)>,
+    /// Pages to write with the first checkpoint: copies to heal, places to wipe.
+    repairs: Vec<(Location, Arc<Page>)>,
 }
 
 #[derive(Debug)]
@@ -58,8 +58,7 @@ struct Writing {
     log: LogPosition,
     superblock: Superblock,
     step: Step,
-    /// Byte offsets and pages.
-    queue: VecDeque<(u64, Arc<Page>)>,
+    queue: VecDeque<(Location, Arc<Page>)>,
     in_flight: usize,
 }
 
@@ -79,7 +78,7 @@ impl Checkpoint {
         last: Image,
         old_pages: Vec<u64>,
         until_root: Vec<u64>,
-        repairs: Vec<(u64, Arc<Page>)>,
+        repairs: Vec<(Location, Arc<Page>)>,
     ) -> Self {
         Self {
             stage: Stage::Idle,
@@ -183,10 +182,10 @@ impl Checkpoint {
         };
         let image = encoder.encode(&store.state.versions, reused);
         let writes = std::mem::take(&mut encoder.writes);
-        let geometry = store.superblock.geometry;
+        let disks = &store.superblock.disks;
         let writes = writes
             .into_iter()
-            .map(|(page, bytes)| (geometry.page_offset(page), bytes));
+            .map(|(page, bytes)| (disks.page(page), bytes));
         let mut queue = VecDeque::from(std::mem::take(&mut self.repairs));
         queue.extend(writes);
         let Ok(image) = image else {
@@ -195,6 +194,8 @@ impl Checkpoint {
             return;
         };
         let log = store.log.position();
+        let grown = store.next_root.growth.as_ref();
+        let grown = grown.filter(|growth| growth.is_labelled());
         let name = store.next_root.naming.as_ref().map(|(_, name)| name);
         let superblock = Superblock {
             name: name.unwrap_or(&store.superblock.name).clone(),
@@ -205,11 +206,10 @@ impl Checkpoint {
             } else {
                 PoolState::Open
             },
-            geometry: store
-                .next_root
-                .growth
-                .as_ref()
-                .map_or(geometry, |grown| grown.geometry),
+            geometry: grown.map_or(store.superblock.geometry, |grown| grown.geometry),
+            disks: grown
+                .map_or(&store.superblock.disks, |grown| &grown.disks)
+                .clone(),
             checkpoint: lsn,
             settled: lsn,
             log_sequence: log.sequence,
@@ -217,7 +217,9 @@ impl Checkpoint {
             directory: image.index,
             page_map: image.page_map,
             next_generation: store.state.next_generation,
-            required: store.superblock.required | store.next_root.features,
+            required: store.superblock.required
+                | store.next_root.features
+                | grown.map_or(0, |grown| grown.disks.feature()),
             ..store.superblock.clone()
         };
         store.state.changed_nodes = 0;
@@ -244,10 +246,10 @@ impl Checkpoint {
             match writing.step {
                 Step::Pages => {
                     if writing.in_flight < store.limits.page_window
-                        && let Some((offset, bytes)) = writing.queue.pop_front()
+                        && let Some((at, bytes)) = writing.queue.pop_front()
                     {
                         writing.in_flight += 1;
-                        store.write(Purpose::Page, offset, bytes);
+                        store.write(Purpose::Page, at, bytes);
                         continue;
                     }
                     if writing.in_flight > 0 && !Mutation::RootBeforePages.is_active() {
@@ -265,11 +267,7 @@ impl Checkpoint {
                     store.flush(Purpose::CheckpointFlush, skip);
                 }
                 Step::Roots => {
-                    let mut page = Arc::new([0; PAGE]);
-                    let superblock = &writing.superblock;
-                    superblock.encode(Arc::get_mut(&mut page).expect("made just now"));
-                    store.write_roots(superblock, &page);
-                    writing.in_flight += 2;
+                    writing.in_flight += store.write_roots(&writing.superblock);
                     writing.step = Step::RootsInFlight;
                 }
                 Step::RootsInFlight => {

@@ -32,7 +32,9 @@ impl Discards {
     pub(super) fn collect(&mut self, store: &mut Store) {
         let most = store.limits.discard_most_units;
         let room = MOST_RUNS.saturating_sub(self.queue.len() + self.collected.len());
-        self.collected.extend(store.space.take_freed(most, room));
+        for run in store.space.take_freed(most, room) {
+            self.collected.extend(store.superblock.disks.split(run));
+        }
         if Mutation::DiscardLimbo.is_active() {
             let limbo: Vec<u64> = store.space.limbo().collect();
             limbo
@@ -92,11 +94,10 @@ impl Discards {
 
 fn issue(store: &mut Store, run: &Range<u64>) {
     let io = store.io(Purpose::Discard);
-    let geometry = &store.superblock.geometry;
     store.out.push_back(Intent::Discard {
         io,
-        offset: geometry.granule_offset(run.start, 0),
-        len: (run.end - run.start) * geometry.unit_bytes(),
+        at: store.superblock.disks.granule(run.start, 0),
+        len: (run.end - run.start) * store.superblock.geometry.unit_bytes(),
     });
 }
 

@@ -152,7 +152,7 @@ impl Pool {
 
     fn settle_flush(&mut self) {
         let skip = self.store.settle.skips_flush();
-        self.store.flush(Purpose::SettleFlush, skip);
+        self.store.flush_to_settle(skip);
     }
 
     pub(super) fn settle_flushed(&mut self) {

@@ -1,31 +1,57 @@
-//! Growth: taking the rest of a disk that became larger.
+//! Growth: a further disk, or the rest of a disk that became larger.
 //!
 //! ```text
-//!   Grow ──▶ root with the new size ──▶ another ──▶ units beyond the old size are free ──▶ answer
+//!   AddDisk ──▶ superblocks on the new disk ──▶ flush ─┐
+//!   Grow ──────────────────────────────────────────────┴▶ root with the new sizes ──▶ another
+//!                                                           ──▶ the new units are free ──▶ answer
 //! ```
 //!
+//! The root on the first disk decides whether a disk is in the pool. So the new disk is known by
+//! its superblocks before a root names it: a crash leaves it out, or in with all that it needs.
+//! Superblocks of a disk that no root names mean nothing; adding the disk again overwrites them.
+//!
 //! Two roots, because a recovery may fall back to the root before the newest: it must know the
-//! units that the log is about. The superblocks at the end of the disk move to the new end with the
-//! same two roots; then the old end holds data.
+//! units that the log is about. The superblocks at the end of a grown disk move to the new end with
+//! the same two roots; then the old end holds data.
 
-use super::Attempt;
-use super::store::Store;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::store::{Store, superblock_page};
+use super::{Attempt, Purpose};
+use crate::disks::DiskTable;
 use crate::geometry::Geometry;
 use crate::ids::Token;
-use crate::interface::{Answer, Refusal};
+use crate::interface::{Answer, IoFailed, Refusal};
 use crate::mutation::Mutation;
 
 #[derive(Debug)]
 pub(super) struct Growth {
     token: Token,
     pub(super) geometry: Geometry,
-    /// Roots with the new size that are durable.
+    pub(super) disks: DiskTable,
+    labels: Labels,
+    /// Roots with the new sizes that are durable.
     roots: u32,
+}
+
+/// The superblocks of a disk that is being added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Labels {
+    Writing { left: usize, failed: bool },
+    Flushing,
+    Durable,
 }
 
 impl Growth {
     pub(super) fn token(self) -> Token {
         self.token
+    }
+
+    /// True when a root may have the new sizes.
+    pub(super) fn is_labelled(&self) -> bool {
+        self.labels == Labels::Durable
     }
 }
 
@@ -33,28 +59,112 @@ impl Store {
     pub(super) fn attempt_grow(
         &mut self,
         token: Token,
+        disk: usize,
         disk_bytes: u64,
     ) -> Result<Attempt, Refusal> {
-        let old = self.superblock.geometry;
-        let geometry = Geometry { disk_bytes, ..old };
-        geometry.check().map_err(|_| Refusal::OutOfRange)?;
-        if disk_bytes < old.disk_bytes {
-            return Err(Refusal::OutOfRange);
-        }
+        let mut geometry = self.superblock.geometry;
+        let mut disks = self.superblock.disks.clone();
+        let grown = disks.grow(&mut geometry, disk, disk_bytes);
+        grown.map_err(|_| Refusal::OutOfRange)?;
         if self.next_root.growth.is_some() {
             return Ok(Attempt::Wait);
         }
-        if geometry.units() == old.units() {
+        if disks.units() == self.superblock.disks.units() {
             self.answer(token, Ok(Answer::Done));
             return Ok(Attempt::Begun);
         }
         self.next_root.growth = Some(Growth {
             token,
             geometry,
+            disks,
+            labels: Labels::Durable,
             roots: 0,
         });
         self.want_root();
         Ok(Attempt::Begun)
+    }
+
+    pub(super) fn attempt_add_disk(
+        &mut self,
+        token: Token,
+        id: Uuid,
+        disk_bytes: u64,
+    ) -> Result<Attempt, Refusal> {
+        let mut geometry = self.superblock.geometry;
+        let mut disks = self.superblock.disks.clone();
+        let added = disks.add(&mut geometry, id, disk_bytes);
+        added.map_err(|_| Refusal::DiskUnfit)?;
+        if self.next_root.growth.is_some() || !self.has_root {
+            return Ok(Attempt::Wait);
+        }
+        let number = disks.disks().len() - 1;
+        let mut label = self.superblock.clone();
+        label.required |= disks.feature();
+        (label.geometry, label.disks) = (geometry, disks.clone());
+        let page = superblock_page(&label.on(number));
+        let places = disks.superblocks(number, &geometry);
+        if Mutation::RootBeforeLabels.is_active() {
+            self.next_root.growth = Some(Growth {
+                token,
+                geometry,
+                disks,
+                labels: Labels::Durable,
+                roots: 0,
+            });
+            self.want_root();
+            return Ok(Attempt::Begun);
+        }
+        for place in places {
+            self.write(Purpose::Label, place, Arc::clone(&page));
+        }
+        self.next_root.growth = Some(Growth {
+            token,
+            geometry,
+            disks,
+            labels: Labels::Writing {
+                left: places.len(),
+                failed: false,
+            },
+            roots: 0,
+        });
+        Ok(Attempt::Begun)
+    }
+
+    /// A superblock is on the new disk, or could not be written.
+    pub(super) fn label_written(&mut self, result: Result<(), IoFailed>) {
+        let Some(growth) = &mut self.next_root.growth else {
+            return;
+        };
+        let number = growth.disks.disks().len() - 1;
+        if let Labels::Writing { left, failed } = &mut growth.labels {
+            *left -= 1;
+            *failed |= result.is_err();
+            match (*left, *failed) {
+                (0, true) => self.fail_growth(),
+                (0, false) => {
+                    growth.labels = Labels::Flushing;
+                    self.flush_disk(Purpose::LabelFlush, number);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn label_flushed(&mut self, result: Result<(), IoFailed>) {
+        if result.is_err() {
+            return self.fail_growth();
+        }
+        if let Some(growth) = &mut self.next_root.growth {
+            growth.labels = Labels::Durable;
+            self.want_root();
+        }
+    }
+
+    /// The new disk failed before a root named it: the pool is as it was.
+    fn fail_growth(&mut self) {
+        if let Some(growth) = self.next_root.growth.take() {
+            self.answer(growth.token, Err(Refusal::Medium));
+        }
     }
 }
 
@@ -72,15 +182,19 @@ impl Store {
         let Some(mut growth) = self.next_root.growth.take() else {
             return;
         };
-        if growth.geometry == self.superblock.geometry {
+        if growth.disks == self.superblock.disks {
             growth.roots += 1;
         }
         let is_known = growth.roots >= 2 || Mutation::GrowAfterOneRoot.is_active();
         if !is_known || growth.roots == 0 {
+            let is_labelled = growth.is_labelled();
             self.next_root.growth = Some(growth);
-            return self.want_root();
+            if is_labelled {
+                self.want_root();
+            }
+            return;
         }
-        self.space.grow(growth.geometry.units());
+        self.space.grow(&growth.disks);
         self.answer(growth.token, Ok(Answer::Done));
     }
 }

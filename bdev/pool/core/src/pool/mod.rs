@@ -18,7 +18,7 @@
 //! | `durable` | settling, and answers that wait for the log |
 //! | `checkpoint` | images and roots |
 //! | `checking` | checks of all metadata while the pool serves |
-//! | `growth` | the rest of a disk that became larger |
+//! | `growth` | further disks, and the rest of one that became larger |
 //! | `naming` | a new name of the pool |
 //! | `features` | the features that the superblocks name |
 //! | `parents` | other parents of volumes, and their end of change |
@@ -48,6 +48,7 @@ mod writes;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use crate::disks::Location;
 use crate::format::Page;
 use crate::format::superblock::Superblock;
 use crate::grace::Grace;
@@ -68,10 +69,11 @@ use discards::Discards;
 use durable::Durable;
 use full::Full;
 use jobs::{Ground, Jobs};
-use store::{NextRoot, Store};
+use store::{Flushes, NextRoot, Store};
 use writes::Writes;
 
 pub use follow::{Follow, is_own};
+pub(crate) use store::superblock_page;
 
 /// More requests than [`Limits::requests`] are in the pool: submit it again after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,8 +110,8 @@ pub(crate) struct Start {
     pub log: LogPosition,
     /// First log page that a recovery may need.
     pub tail: u64,
-    /// Byte offsets and pages to write first: copies to heal, places to wipe.
-    pub repairs: Vec<(u64, Arc<Page>)>,
+    /// Pages to write first: copies to heal, places to wipe.
+    pub repairs: Vec<(Location, Arc<Page>)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +128,11 @@ enum Purpose {
     RequestFlush(Token),
     /// The flush before an answer that `durable` has.
     AnswerFlush(Token),
+    /// The flush of one disk, for a flush of several.
+    PartOfFlush(IoId),
+    /// A superblock on a disk that is being added, and the flush of it.
+    Label,
+    LabelFlush,
 }
 
 /// The outcome of an attempt at a request.
@@ -164,7 +171,7 @@ impl Pool {
             requests: 0,
             ios: HashMap::new(),
             next_io: 0,
-            ended: VecDeque::new(),
+            flushes: Flushes::default(),
             own_answers: VecDeque::new(),
             exporting: None,
             next_root: NextRoot::default(),
@@ -234,6 +241,7 @@ impl Pool {
         self.store.has_news = true;
         match (self.store.ios.remove(&io), result) {
             (Some(Purpose::CheckWrite), result) => self.checking.written(io, result),
+            (Some(Purpose::Label), result) => self.store.label_written(result),
             (_, Err(IoFailed)) => self.store.held = true,
             (Some(Purpose::LogPage(sequence)), Ok(())) => self.store.log.written(sequence),
             (Some(_), Ok(())) => self.checkpoint.written(),
@@ -250,6 +258,12 @@ impl Pool {
                 self.store
                     .answer(token, answer.map_err(|IoFailed| Refusal::Medium));
             }
+            (Some(Purpose::PartOfFlush(of)), result) => {
+                if let Some(outcome) = self.store.part_flushed(of, result) {
+                    self.flushed(of, outcome);
+                }
+            }
+            (Some(Purpose::LabelFlush), result) => self.store.label_flushed(result),
             (Some(Purpose::CheckFlush), result) => self.checking.flushed(result),
             (_, Err(IoFailed)) => self.store.held = true,
             (Some(Purpose::AnswerFlush(token)), Ok(())) => self.answer_flushed(token),
@@ -338,9 +352,14 @@ impl Pool {
         self.store.free_units()
     }
 
+    /// Free units of one disk.
+    pub fn free_units_of(&self, disk: usize) -> u64 {
+        self.store.space.free_of(disk)
+    }
+
     /// One round: answers and records that became possible, then log pages, then upkeep.
     fn turn(&mut self) {
-        while let Some(io) = self.store.ended.pop_front() {
+        while let Some(io) = self.store.flushes.ended.pop_front() {
             self.flushed(io, Ok(()));
         }
         self.store.has_news = false;

@@ -82,7 +82,12 @@ impl Pool {
                 place,
             } => self.attempt_copy(token, (*version, *from), *above, *place),
             Request::Fill { version, place } => self.attempt_fill(token, *version, *place),
-            Request::Grow { disk_bytes } => self.store.attempt_grow(token, *disk_bytes),
+            Request::Grow { disk, disk_bytes } => {
+                self.store.attempt_grow(token, *disk, *disk_bytes)
+            }
+            Request::AddDisk { id, disk_bytes } => {
+                self.store.attempt_add_disk(token, *id, *disk_bytes)
+            }
             Request::RenamePool { name } => self.store.attempt_name(token, name),
             Request::Check => return self.attempt_check(token),
             Request::Export => Ok(self.attempt_export(token)),

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use super::Purpose;
 use super::growth::Growth;
 use super::jobs::OWN_TOKENS;
+use crate::disks::{Location, MAX_DISKS};
 use crate::format::Page;
 use crate::format::record::Record;
 use crate::format::superblock::Superblock;
+use crate::geometry::PAGE;
 use crate::grace::Grace;
 use crate::ids::{IoId, Lsn, Token};
-use crate::interface::{Answer, Change, Intent, Limits, Refusal};
+use crate::interface::{Answer, Change, Intent, IoFailed, Limits, Refusal};
 use crate::log::Log;
 use crate::map::PageGarbage;
 use crate::settle::Settle;
@@ -39,6 +41,15 @@ impl NextRoot {
     }
 }
 
+/// Flushes that the disks do not end themselves.
+#[derive(Debug, Default)]
+pub(super) struct Flushes {
+    /// Those that ended without I/O.
+    pub ended: VecDeque<IoId>,
+    /// Those of several disks: the disks that are left, and the outcome of the others.
+    parts: HashMap<IoId, (usize, Result<(), IoFailed>)>,
+}
+
 #[derive(Debug)]
 pub(super) struct Store {
     pub superblock: Superblock,
@@ -54,8 +65,7 @@ pub(super) struct Store {
     pub requests: usize,
     pub ios: HashMap<IoId, Purpose>,
     pub next_io: IoId,
-    /// Flushes that ended without I/O.
-    pub ended: VecDeque<IoId>,
+    pub flushes: Flushes,
     /// Answers to the pool's own requests.
     pub own_answers: VecDeque<(Token, Result<Answer, Refusal>)>,
     /// The request that closes the pool.
@@ -118,6 +128,9 @@ impl Store {
     pub(super) fn apply(&mut self, lsn: Lsn, record: &Record) {
         let mut released = Vec::new();
         self.note_change(record);
+        if let Record::Create { version, .. } | Record::Clone { version, .. } = record {
+            self.space.forget_home(*version);
+        }
         let outcome = self.state.apply(lsn, record, &mut released);
         debug_assert_eq!(outcome, Ok(()), "{record:?} was checked before");
         self.has_changes = true;
@@ -205,23 +218,66 @@ impl Store {
         };
         self.settle.marked_in(sequence);
         let offset = self.superblock.geometry.log_offset(sequence);
-        self.write(Purpose::LogPage(sequence), offset, Arc::from(page));
+        let at = Location { disk: 0, offset };
+        self.write(Purpose::LogPage(sequence), at, Arc::from(page));
     }
 
-    pub(super) fn write(&mut self, purpose: Purpose, offset: u64, bytes: Arc<Page>) {
+    pub(super) fn write(&mut self, purpose: Purpose, at: Location, bytes: Arc<Page>) {
         let io = self.io(purpose);
-        self.out.push_back(Intent::Write { io, offset, bytes });
+        self.out.push_back(Intent::Write { io, at, bytes });
     }
 
-    /// Flushes the disk. A disk without a volatile cache needs none: the event comes at once.
+    /// Flushes all disks. Disks without a volatile cache need none: the event comes at once.
     pub(super) fn flush(&mut self, purpose: Purpose, skip: bool) {
+        let all = u64::MAX >> (MAX_DISKS - self.superblock.disks.disks().len());
+        self.flush_disks(purpose, skip, all);
+    }
+
+    /// Flushes the disks that the present step of settling needs.
+    pub(super) fn flush_to_settle(&mut self, skip: bool) {
+        let disks = self.settle.disks_to_flush();
+        self.flush_disks(Purpose::SettleFlush, skip, disks);
+    }
+
+    /// Flushes one disk.
+    pub(super) fn flush_disk(&mut self, purpose: Purpose, disk: usize) {
+        self.flush_disks(purpose, false, 1 << disk);
+    }
+
+    /// Flushes a set of disks, a bit each.
+    fn flush_disks(&mut self, purpose: Purpose, skip: bool, disks: u64) {
         let io = self.io(purpose);
         if skip || !self.limits.has_volatile_cache {
-            self.ended.push_back(io);
+            self.flushes.ended.push_back(io);
             self.has_news = true;
             return;
         }
-        self.out.push_back(Intent::Flush { io });
+        let wanted: Vec<usize> = (0..MAX_DISKS)
+            .filter(|disk| disks >> disk & 1 == 1)
+            .collect();
+        if let [disk] = wanted[..] {
+            return self.out.push_back(Intent::Flush { io, disk });
+        }
+        self.flushes.parts.insert(io, (wanted.len(), Ok(())));
+        for disk in wanted {
+            let io = self.io(Purpose::PartOfFlush(io));
+            self.out.push_back(Intent::Flush { io, disk });
+        }
+    }
+
+    /// One disk of a flush is flushed. Returns the flush and its outcome with the last one.
+    pub(super) fn part_flushed(
+        &mut self,
+        of: IoId,
+        result: Result<(), IoFailed>,
+    ) -> Option<Result<(), IoFailed>> {
+        let (left, outcome) = self.flushes.parts.get_mut(&of)?;
+        *left -= 1;
+        *outcome = outcome.and(result);
+        if *left > 0 {
+            return None;
+        }
+        self.flushes.parts.remove(&of).map(|(_, outcome)| outcome)
     }
 
     pub(super) fn io(&mut self, purpose: Purpose) -> IoId {
@@ -230,12 +286,17 @@ impl Store {
         self.next_io
     }
 
-    /// Writes a superblock to both places of its sequence.
-    pub(super) fn write_roots(&mut self, superblock: &Superblock, page: &Arc<Page>) {
-        let offsets = superblock.geometry.superblock_offsets();
-        for place in Superblock::places(superblock.sequence) {
-            self.write(Purpose::Superblock, offsets[place], Arc::clone(page));
+    /// Writes a superblock to both places of its sequence on each disk. Returns the writes.
+    pub(super) fn write_roots(&mut self, superblock: &Superblock) -> usize {
+        let disks = superblock.disks.disks().len();
+        for disk in 0..disks {
+            let page = superblock_page(&superblock.on(disk));
+            let places = superblock.disks.superblocks(disk, &superblock.geometry);
+            for place in Superblock::places(superblock.sequence) {
+                self.write(Purpose::Superblock, places[place], Arc::clone(&page));
+            }
         }
+        2 * disks
     }
 
     /// Frees the pages that no image has any more.
@@ -244,4 +305,10 @@ impl Store {
             self.zones.free(page, &mut self.space);
         }
     }
+}
+
+pub(crate) fn superblock_page(superblock: &Superblock) -> Arc<Page> {
+    let mut page = Arc::new([0; PAGE]);
+    superblock.encode(Arc::get_mut(&mut page).expect("made just now"));
+    page
 }

@@ -214,7 +214,8 @@ impl Writes {
         };
         let lsn = store.append(&record);
         self.occupy(write.version, write.place, granules, is_switch || copy != 0);
-        store.settle.note(lsn, unit, granules);
+        let disk = store.superblock.disks.disk_of(unit);
+        store.settle.note(lsn, unit, granules, disk);
         let in_flight = InFlight {
             token,
             record,
@@ -557,7 +558,11 @@ impl Pool {
         };
         let goal = (!before.own.is_none()).then_some(before.own.unit + 1);
         let unit = if self.store.space.free() > kept {
-            self.store.space.allocate(goal)
+            let (state, reserve) = (&self.store.state, self.store.superblock.reserve_units);
+            let home = || state.first_unit(write.version);
+            self.store
+                .space
+                .allocate_for(write.version, goal, reserve, home)
         } else {
             None
         };

@@ -355,6 +355,7 @@ fn a_disk_of_another_size() {
     assert_eq!(rig.run(growth), Ok(Answer::Done));
     assert_eq!(rig.pool.superblock().sequence, sequence, "it is done");
     let smaller = Request::Grow {
+        disk: 0,
         disk_bytes: geometry_bytes(64),
     };
     assert_eq!(rig.run(smaller), Err(Refusal::OutOfRange));
@@ -372,7 +373,13 @@ fn a_disk_of_another_size() {
     disk.truncate(geometry_bytes(70) as usize / PAGE);
     let (expected, found) = (geometry_bytes(80), geometry_bytes(70));
     let outcome = rig::import(disk).map(|_| ());
-    assert_eq!(outcome, Err(ImportError::DiskSize { expected, found }));
+    let disk = rig.pool.superblock().disk;
+    let small = ImportError::DiskSize {
+        disk,
+        expected,
+        found,
+    };
+    assert_eq!(outcome, Err(small));
 }
 
 /// A new name of the pool survives a loss of power; it needs no other change.

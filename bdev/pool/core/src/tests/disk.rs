@@ -4,10 +4,12 @@
 //! crash any part of the cache may be lost, also single sectors of a block.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use nacre_random::mix;
 
+use crate::disks::Location;
 use crate::format::data_checksum;
 use crate::geometry::PAGE;
 
@@ -43,6 +45,8 @@ pub(crate) struct Disk {
     pub history: u64,
     /// Unreadable until they are written.
     pub bad: HashSet<usize>,
+    /// The blocks of each disk of the pool: a flush concerns one of them.
+    pub parts: Vec<Range<usize>>,
 }
 
 #[derive(Debug, Clone)]
@@ -65,9 +69,17 @@ pub(crate) enum Crash {
 }
 
 impl Disk {
-    pub(crate) fn new(bytes: u64, is_volatile: bool) -> Self {
+    /// Several disks, each with a cache of its own.
+    pub(crate) fn of_parts(bytes: &[u64], is_volatile: bool) -> Self {
+        let mut blocks = 0;
+        let parts = bytes.iter().map(|bytes| {
+            let start = blocks;
+            blocks += *bytes as usize / PAGE;
+            start..blocks
+        });
         Self {
-            durable: vec![None; bytes as usize / PAGE],
+            parts: parts.collect(),
+            durable: vec![None; blocks],
             cache: Vec::new(),
             next_write: 0,
             is_volatile,
@@ -76,8 +88,20 @@ impl Disk {
         }
     }
 
+    /// Blocks of the first disk.
     pub(crate) fn blocks(&self) -> usize {
-        self.durable.len()
+        self.parts[0].len()
+    }
+
+    pub(crate) fn bytes_of(&self, part: usize) -> u64 {
+        (self.parts[part].len() * PAGE) as u64
+    }
+
+    /// The block of a place.
+    pub(crate) fn block(&self, at: Location) -> usize {
+        let block = self.parts[at.disk].start + at.offset as usize / PAGE;
+        assert!(self.parts[at.disk].contains(&block), "{at:?} is outside");
+        block
     }
 
     /// The contents of a block. `None`: it is unreadable.
@@ -124,7 +148,7 @@ impl Disk {
     }
 
     /// Begins to discard blocks: until they are written, they have any contents.
-    pub(crate) fn begin_discard(&mut self, blocks: std::ops::Range<usize>) -> Vec<WriteId> {
+    pub(crate) fn begin_discard(&mut self, blocks: Range<usize>) -> Vec<WriteId> {
         let garbage: Block = Arc::new([0xdc; PAGE]);
         blocks
             .map(|block| self.begin_write(block, Arc::clone(&garbage), false))
@@ -162,8 +186,11 @@ impl Disk {
         }
     }
 
-    pub(crate) fn completed(&self) -> HashSet<WriteId> {
+    /// Complete writes to one of the disks.
+    pub(crate) fn completed_on(&self, part: usize) -> HashSet<WriteId> {
+        let part = &self.parts[part];
         let complete = self.cache.iter().filter(|write| write.is_complete);
+        let complete = complete.filter(|write| part.contains(&write.block));
         complete.map(|write| write.id).collect()
     }
 
@@ -228,6 +255,7 @@ impl Disk {
     /// The disk is replaced by a smaller one.
     pub(crate) fn truncate(&mut self, blocks: usize) {
         self.durable.truncate(blocks);
+        self.parts = std::iter::once(0..blocks).collect();
     }
 
     pub(crate) fn is_written(&self, block: usize) -> bool {

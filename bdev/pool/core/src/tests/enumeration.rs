@@ -32,6 +32,17 @@ enum Op {
     Decouple,
     SetParent,
     ReadOnly,
+    /// Not among the operations of one disk.
+    AddDisk,
+}
+
+/// The disks of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Disks {
+    One,
+    /// The second one can be added.
+    Beside,
+    Two,
 }
 
 const OPS: [Op; 16] = [
@@ -76,6 +87,7 @@ struct Run {
     /// The first state with a read-only volume.
     read_only: Option<usize>,
     sequence: Vec<Op>,
+    disks: Disks,
     random: Random,
     crashes: u64,
     /// Disks that were imported, with the oldest state and the durable one.
@@ -83,8 +95,13 @@ struct Run {
 }
 
 impl Run {
-    fn new(sequence: &[Op], seed: u64) -> Self {
-        let mut rig = Rig::create_on(96, 9, 64, true);
+    fn new(disks: Disks, sequence: &[Op], seed: u64) -> Self {
+        let further: &[u64] = if disks == Disks::One { &[] } else { &[24] };
+        let mut rig = Rig::create_beside(96, 9, 64, true, further);
+        if disks == Disks::Two {
+            let addition = rig.addition().expect("a second disk");
+            rig.run(addition).unwrap();
+        }
         let volume = rig.created(1, UNITS, false);
         rig.wrote(volume, 0, &[(0, value(1, 0, 1)), (1, value(1, 1, 2))]);
         let snapshot = rig.snapshot(volume, 2);
@@ -102,15 +119,16 @@ impl Run {
             snapshot: Some((2, snapshot)),
             read_only: None,
             sequence: sequence.to_vec(),
+            disks,
             random: Random::new(seed),
             crashes: 0,
             seen: HashSet::new(),
         }
     }
 
-    fn run(sequence: &[Op], seed: u64) -> u64 {
-        let mut run = Self::new(sequence, seed);
-        run.parents = Self::new(sequence, seed).parents_of(sequence);
+    fn run(disks: Disks, sequence: &[Op], seed: u64) -> u64 {
+        let mut run = Self::new(disks, sequence, seed);
+        run.parents = Self::new(disks, sequence, seed).parents_of(sequence);
         // Crashes during the operations before the last are those of shorter sequences.
         let (last, before) = sequence.split_last().unwrap();
         run.run_before(before);
@@ -148,8 +166,8 @@ impl Run {
     /// write. Returns false if the operation ended before the write.
     fn run_with_a_write(before: &[Op], (op, write): (Op, Op), ios: usize) -> bool {
         let sequence = [before, &[op, write]].concat();
-        let mut run = Self::new(&sequence, ios as u64);
-        run.parents = Self::new(&sequence, 0).parents_of(&sequence);
+        let mut run = Self::new(Disks::One, &sequence, ios as u64);
+        run.parents = Self::new(Disks::One, &sequence, 0).parents_of(&sequence);
         run.run_before(before);
         let first = run.begin(op).expect("a parent");
         run.rig.pump();
@@ -177,6 +195,7 @@ impl Run {
             Op::Flush,
             Op::Checkpoint,
             Op::Grow,
+            Op::AddDisk,
         ];
         let may_begin = op != Op::Snapshot && changes_nothing.contains(&op);
         if self.read_only.is_some() && !may_begin {
@@ -278,6 +297,10 @@ impl Run {
                 self.rig.submit(Request::ReadOnly { version: volume })
             }
             Op::Inflate => self.rig.submit(Request::Inflate { version: volume }),
+            Op::AddDisk => {
+                let addition = self.rig.addition()?;
+                self.rig.submit(addition)
+            }
             Op::Grow => {
                 let growth = self.rig.growth();
                 self.rig.submit(growth)
@@ -384,6 +407,21 @@ impl Run {
         let (rig, _) = rig::import(disk)
             .unwrap_or_else(|error| panic!("{:?} {crash:?}: {error}", self.sequence));
         assert_eq!(rig.pool.check(), [], "{:?} {crash:?}", self.sequence);
+        // A disk that is added is in or not; once that is answered, it is in.
+        let disks = rig.pool.superblock().disks.disks().len();
+        let adds = self.sequence.contains(&Op::AddDisk);
+        let is_in = (self.sequence.iter().position(|op| *op == Op::AddDisk))
+            .is_some_and(|at| at < self.durable);
+        let possible = match self.disks {
+            Disks::One => 1..=1,
+            Disks::Two => 2..=2,
+            Disks::Beside => 1 + usize::from(is_in)..=1 + usize::from(adds),
+        };
+        assert!(
+            possible.contains(&disks),
+            "{:?} {crash:?}: {disks}",
+            self.sequence
+        );
         let is_read_only = rig.pool.state().versions[&self.volume].is_read_only;
         assert!(is_read_only || self.read_only.is_none_or(|from| oldest < from));
         // A change of the parent is durable when it is answered.
@@ -455,7 +493,7 @@ fn every_short_history() {
     }
     let mut crashes = 0;
     for (seed, sequence) in sequences.iter().enumerate() {
-        crashes += Run::run(sequence, seed as u64);
+        crashes += Run::run(Disks::One, sequence, seed as u64);
     }
     assert!(crashes > 50 * sequences.len() as u64, "only {crashes}");
 }
@@ -485,7 +523,7 @@ fn longer_histories_of_parents() {
     let mut crashed = [0; OPS.len()];
     for (seed, sequence) in sequences.iter().enumerate() {
         let last = *sequence.last().unwrap();
-        crashed[last as usize] += u64::from(Run::run(sequence, seed as u64) > 0);
+        crashed[last as usize] += u64::from(Run::run(Disks::One, sequence, seed as u64) > 0);
     }
     for change in changes {
         assert!(crashed[change as usize] >= 8, "{change:?}: {crashed:?}");
@@ -505,4 +543,33 @@ fn writes_during_copies() {
             assert!(ios > 2, "{op:?} {write:?}: {ios}");
         }
     }
+}
+
+/// Goal: no crash loses data of a pool of two disks, and a disk that is being added is in or not.
+/// Method: the same, with two disks whose caches are lost independently.
+#[test]
+fn histories_of_two_disks() {
+    let at_length = std::env::var_os("NACRE_TEST_AT_LENGTH").is_some();
+    let mut sequences: Vec<(Disks, Vec<Op>)> = Vec::new();
+    let data = [Op::Write, Op::Overwrite, Op::Partial, Op::Unmap, Op::Flush];
+    let befores = [Op::Write, Op::Snapshot, Op::Delete, Op::Checkpoint];
+    for op in OPS {
+        sequences.push((Disks::Two, vec![op]));
+        for before in OPS {
+            if at_length || (befores.contains(&before) && data.contains(&op)) {
+                sequences.push((Disks::Two, vec![before, op]));
+            }
+        }
+    }
+    sequences.push((Disks::Beside, vec![Op::AddDisk]));
+    for op in OPS {
+        sequences.push((Disks::Beside, vec![op, Op::AddDisk]));
+        sequences.push((Disks::Beside, vec![Op::AddDisk, op]));
+    }
+    sequences.push((Disks::Beside, vec![Op::AddDisk, Op::Grow, Op::Write]));
+    let mut crashes = 0;
+    for (seed, (disks, sequence)) in sequences.iter().enumerate() {
+        crashes += Run::run(*disks, sequence, seed as u64);
+    }
+    assert!(crashes > 50 * sequences.len() as u64, "only {crashes}");
 }

@@ -5,6 +5,7 @@ mod checking;
 pub(crate) mod content;
 mod damage;
 mod disk;
+mod disks;
 mod enumeration;
 mod model;
 mod op;

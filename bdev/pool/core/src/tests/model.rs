@@ -136,12 +136,19 @@ impl Model {
 
     /// A flush that was submitted at `since` is answered.
     pub(super) fn flushed(&mut self, since: u64) {
-        for version in self.versions.values_mut() {
-            for history in &mut version.granules {
-                let answered = |written: &Written| (1..=since).contains(&written.answered);
-                if let Some(last) = history.all.iter().rposition(answered) {
-                    history.durable = history.durable.max(last);
-                }
+        let numbers: Vec<Number> = self.versions.keys().copied().collect();
+        for number in numbers {
+            self.flushed_of(number, since);
+        }
+    }
+
+    /// The same for the flush of one version.
+    pub(super) fn flushed_of(&mut self, number: Number, since: u64) {
+        let version = self.versions.get_mut(&number).unwrap();
+        for history in &mut version.granules {
+            let answered = |written: &Written| (1..=since).contains(&written.answered);
+            if let Some(last) = history.all.iter().rposition(answered) {
+                history.durable = history.durable.max(last);
             }
         }
     }

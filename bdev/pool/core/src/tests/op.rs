@@ -71,3 +71,28 @@ impl Op {
         }
     }
 }
+
+/// Events that the checker has seen, so that a run without events does not pass for a good one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Report {
+    pub writes: u64,
+    pub snapshots: u64,
+    pub clones: u64,
+    pub deletions: u64,
+    pub restores: u64,
+    pub inflations: u64,
+    pub decouplings: u64,
+    pub adoptions: u64,
+    pub read_only: u64,
+    pub crashes: u64,
+    pub dropped: u64,
+    pub refused: u64,
+    /// Steps while writes waited for space.
+    pub full: u64,
+    pub discarded: u64,
+    pub checks: u64,
+    /// Disks that the last import found.
+    pub disks: u64,
+    /// A checksum of all writes to the disk, in their order.
+    pub history: u64,
+}

@@ -1,5 +1,6 @@
 //! A pool on a simulated disk. The test chooses which I/O ends next.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -8,12 +9,14 @@ use uuid::Uuid;
 use super::content::{self, Value};
 use super::disk::{Block, Crash, Disk, WriteId};
 use crate::create::NewPool;
+use crate::disks::Location;
 use crate::format::data_checksum;
 use crate::format::record::Identity;
 use crate::geometry::{Geometry, PAGE, granules_of};
 use crate::ids::{IoId, Token, VersionId};
 use crate::import::{Holder, Import, ImportError, ImportIntent, ImportReport};
 use crate::interface::{Answer, Intent, IoFailed, Limits, Refusal, Request, Write};
+use crate::mutation::Mutation;
 use crate::pool::Pool;
 use crate::space::Allocation;
 
@@ -34,7 +37,13 @@ pub(crate) fn geometry(units: u64) -> Geometry {
         units_per_leaf: 4,
         fan_out: 2,
         levels: 2,
+        added_units: 0,
     }
+}
+
+thread_local! {
+    /// How the pools of a test take units.
+    pub(crate) static ALLOCATION: Cell<Allocation> = const { Cell::new(Allocation::LastFreed) };
 }
 
 pub(crate) fn limits(is_volatile: bool) -> Limits {
@@ -48,7 +57,7 @@ pub(crate) fn limits(is_volatile: bool) -> Limits {
         discard_units: 1,
         discard_most_units: 4,
         has_volatile_cache: is_volatile,
-        allocation: Allocation::LastFreed,
+        allocation: ALLOCATION.get(),
     }
 }
 
@@ -67,6 +76,11 @@ pub(crate) struct Rig {
     pub answers: Vec<(Token, Result<Answer, Refusal>)>,
     /// Values of the writes in the pool, by granule of the unit.
     values: HashMap<Token, HashMap<u32, Value>>,
+    /// The volumes of writes, and the disks that each volume's writes went to, a bit each.
+    volumes: HashMap<Token, VersionId>,
+    touched: HashMap<VersionId, u64>,
+    /// The disks that the pool's own copies went to.
+    filled: u64,
     /// Granules read for a switch.
     sources: HashMap<Token, HashMap<u32, Block>>,
     /// Granules written since their unit was allocated.
@@ -127,6 +141,17 @@ impl Rig {
 
     /// A pool on a disk that has room for more units.
     pub(crate) fn create_on(units: u64, more: u64, reserve: u64, is_volatile: bool) -> Self {
+        Self::create_beside(units, more, reserve, is_volatile, &[])
+    }
+
+    /// A pool on a disk that has room for more units, beside empty disks.
+    pub(crate) fn create_beside(
+        units: u64,
+        more: u64,
+        reserve: u64,
+        is_volatile: bool,
+        further: &[u64],
+    ) -> Self {
         let geometry = geometry(units);
         let new = NewPool {
             pool: Uuid::from_u128(77),
@@ -137,10 +162,27 @@ impl Rig {
             reserve_units: reserve,
         };
         let pool = new.create(limits(is_volatile)).unwrap();
-        let disk_bytes = geometry.disk_bytes + more * geometry.unit_bytes();
-        let mut rig = Self::on(pool, Disk::new(disk_bytes, is_volatile));
+        let mut bytes = vec![geometry.disk_bytes + more * geometry.unit_bytes()];
+        let further = further.iter();
+        bytes.extend(further.map(|units| 2 * EDGE + units * geometry.unit_bytes()));
+        let mut rig = Self::on(pool, Disk::of_parts(&bytes, is_volatile));
         rig.finish();
         rig
+    }
+
+    /// The request that adds the next disk, if there is one.
+    pub(crate) fn addition(&self) -> Option<Request> {
+        let number = self.pool.superblock().disks.disks().len();
+        let is_there = number < self.disk.parts.len();
+        is_there.then(|| Request::AddDisk {
+            id: Uuid::from_u128(1 << 100 | u128::from(self.disk.history)),
+            disk_bytes: self.disk.bytes_of(number),
+        })
+    }
+
+    fn block_at(&self, unit: u64, granule: u32) -> usize {
+        self.disk
+            .block(self.pool.superblock().disks.granule(unit, granule))
     }
 
     pub(crate) fn on(pool: Pool, disk: Disk) -> Self {
@@ -158,6 +200,9 @@ impl Rig {
             pending: Vec::new(),
             answers: Vec::new(),
             values: HashMap::new(),
+            volumes: HashMap::new(),
+            touched: HashMap::new(),
+            filled: 0,
             sources: HashMap::new(),
             written,
             next_token: 0,
@@ -171,8 +216,10 @@ impl Rig {
 
     /// The request that takes the rest of the disk.
     pub(crate) fn growth(&self) -> Request {
-        let disk_bytes = (self.disk.blocks() * PAGE) as u64;
-        Request::Grow { disk_bytes }
+        Request::Grow {
+            disk: 0,
+            disk_bytes: self.disk.bytes_of(0),
+        }
     }
 
     pub(crate) fn submit(&mut self, request: Request) -> Token {
@@ -200,6 +247,7 @@ impl Rig {
         };
         let token = self.submit(Request::Write(write));
         self.values.insert(token, values.iter().copied().collect());
+        self.volumes.insert(token, version);
         token
     }
 
@@ -207,21 +255,21 @@ impl Rig {
     pub(crate) fn pump(&mut self) {
         while let Some(intent) = self.pool.poll() {
             let pending = match intent {
-                Intent::Write { io, offset, bytes } => {
-                    let block = offset as usize / PAGE;
+                Intent::Write { io, at, bytes } => {
+                    let block = self.disk.block(at);
                     let write = self.disk.begin_write(block, bytes, true);
                     Pending::Write { io, write }
                 }
-                Intent::Flush { io } => Pending::Flush {
+                Intent::Flush { io, disk } => Pending::Flush {
                     io,
-                    complete: self.disk.completed(),
+                    complete: self.disk.completed_on(disk),
                 },
-                Intent::ReadPage { io, offset } => Pending::Page {
+                Intent::ReadPage { io, at } => Pending::Page {
                     io,
-                    block: offset as usize / PAGE,
+                    block: self.disk.block(at),
                 },
-                Intent::Discard { io, offset, len } => {
-                    let first = offset as usize / PAGE;
+                Intent::Discard { io, at, len } => {
+                    let first = self.disk.block(at);
                     let blocks = first..first + len as usize / PAGE;
                     let writes = self.disk.begin_discard(blocks);
                     Pending::Discard { io, writes }
@@ -245,6 +293,7 @@ impl Rig {
                 Intent::AwaitGrace { epoch } => self.begin_grace(epoch),
                 Intent::Answer { token, result } => {
                     self.values.remove(&token);
+                    self.volumes.remove(&token);
                     self.sources.remove(&token);
                     self.answers.push((token, result));
                     continue;
@@ -255,22 +304,28 @@ impl Rig {
     }
 
     fn begin_data(&mut self, token: Token, unit: u64, granules: u16, copy: u16) -> Pending {
-        let geometry = self.geometry();
-        let block = |granule| geometry.granule_offset(unit, granule) as usize / PAGE;
+        let disks = self.pool.superblock().disks.clone();
         let mut writes = Vec::new();
+        let disk = 1 << disks.disk_of(unit);
+        match self.volumes.get(&token) {
+            Some(version) => *self.touched.entry(*version).or_default() |= disk,
+            None => self.filled |= disk,
+        }
         if !(0..4).any(|granule| self.is_mapped(unit, granule)) {
             self.written.retain(|(written, _)| *written != unit);
         }
         for granule in granules_of(granules) {
+            let block = self.disk.block(disks.granule(unit, granule));
             let data = content::block(self.values[&token][&granule]);
             // A write in place may tear a granule on any disk; the checker expects none. That
             // includes a write after an unmap that a crash undoes.
             let can_tear = !self.is_mapped(unit, granule) && self.written.insert((unit, granule));
-            writes.push(self.disk.begin_write(block(granule), data, can_tear));
+            writes.push(self.disk.begin_write(block, data, can_tear));
         }
         for granule in granules_of(copy) {
             let data = Arc::clone(&self.sources[&token][&granule]);
-            writes.push(self.disk.begin_write(block(granule), data, true));
+            let block = self.disk.block(disks.granule(unit, granule));
+            writes.push(self.disk.begin_write(block, data, true));
         }
         Pending::Data { token, writes }
     }
@@ -360,9 +415,8 @@ impl Rig {
                 unit,
                 granules,
             } => {
-                let geometry = self.geometry();
                 let read = granules_of(granules).map(|granule| {
-                    let block = geometry.granule_offset(unit, granule) as usize / PAGE;
+                    let block = self.block_at(unit, granule);
                     let data = self.disk.read(block).unwrap();
                     (granule, Arc::new(*data))
                 });
@@ -392,6 +446,23 @@ impl Rig {
         } else {
             self.disk.complete(write)
         }
+    }
+
+    /// A host's flush of a volume, as lanes do it: of the first disk, and of those with its writes
+    /// and the pool's copies since the import.
+    pub(crate) fn flush_of_host(&mut self, version: VersionId) {
+        let of_volume = self.touched.get(&version).copied().unwrap_or(0);
+        let filled = if Mutation::FlushWithoutCopies.is_active() {
+            0
+        } else {
+            self.filled
+        };
+        let disks = 1 | of_volume | filled;
+        let flushed = (0..self.disk.parts.len()).filter(|disk| disks >> disk & 1 == 1);
+        let complete: HashSet<WriteId> = flushed
+            .flat_map(|disk| self.disk.completed_on(disk))
+            .collect();
+        self.disk.flush(&complete);
     }
 
     /// Ends all I/O, in order, until the pool has no work.
@@ -464,8 +535,7 @@ impl Rig {
         let bit = (granule % 4) as u32;
         let mut parts = entry.parts();
         let part = parts.find(|part| part.granules >> bit & 1 == 1);
-        let geometry = self.geometry();
-        Ok(part.map(|part| geometry.granule_offset(part.unit, bit) as usize / PAGE))
+        Ok(part.map(|part| self.block_at(part.unit, bit)))
     }
 
     /// Reads a granule at once.
@@ -503,29 +573,40 @@ pub(crate) fn import(disk: Disk) -> Result<(Rig, ImportReport), ImportError> {
 
 /// Opens the pool on a disk. `stop_after`: the import is given up after this many I/Os.
 pub(crate) fn import_by(disk: Disk, holder: Holder) -> Result<(Rig, ImportReport), ImportError> {
-    let (bytes, is_volatile) = (disk.blocks() * PAGE, disk.is_volatile);
+    // The devices of a pool come in any order.
+    let count = disk.parts.len();
+    let devices: Vec<usize> = (0..count)
+        .map(|at| (at + disk.history as usize) % count)
+        .collect();
+    let bytes: Vec<u64> = devices.iter().map(|part| disk.bytes_of(*part)).collect();
+    let is_volatile = disk.is_volatile;
     let mut disk = disk;
-    let mut import = Import::new(bytes as u64, EDGE, limits(is_volatile), holder);
+    let mut import = Import::new(&bytes, EDGE, limits(is_volatile), holder);
     loop {
         while let Some(intent) = import.poll() {
             match intent {
-                ImportIntent::Read { io, offset, len } => {
-                    let first = offset as usize / PAGE;
+                ImportIntent::Read { io, at, len } => {
+                    let part = devices[at.disk];
+                    let first = disk.block(Location { disk: part, ..at });
                     let blocks = (first..first + len / PAGE).map(|block| disk.read(block));
                     let blocks: Option<Vec<&[u8; PAGE]>> = blocks.collect();
                     let data = blocks
                         .map(|blocks| blocks.into_iter().flatten().copied().collect::<Vec<u8>>());
                     import.read(io, data.as_deref().ok_or(IoFailed));
                 }
-                ImportIntent::Flush { io } => {
-                    let complete = disk.completed();
+                ImportIntent::Flush { io, disk: device } => {
+                    let complete = disk.completed_on(devices[device]);
                     disk.flush(&complete);
                     import.flushed(io, Ok(()));
                 }
             }
         }
         match import.outcome() {
-            Some(Ok((pool, report))) => return Ok((Rig::on(pool, disk), report)),
+            Some(Ok((pool, report))) => {
+                let order = import.order().iter().map(|device| devices[*device]);
+                assert!(order.enumerate().all(|(number, part)| number == part));
+                return Ok((Rig::on(pool, disk), report));
+            }
             Some(Err(error)) => return Err(error),
             None => assert!(import.poll().is_some(), "the import is stuck"),
         }

@@ -7,7 +7,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::world::{Report, run};
+use super::op::Report;
+use super::world::run;
 use crate::mutation::Mutation;
 
 const STEPS: u64 = 1500;
@@ -23,8 +24,8 @@ fn seeds() -> std::ops::Range<u64> {
     first..first + number("NACRE_POOL_RUNS").unwrap_or(default)
 }
 
-fn caught(seed: u64) -> Result<Report, String> {
-    catch_unwind(AssertUnwindSafe(|| run(seed, STEPS))).unwrap_or_else(|panic| {
+fn caught(seed: u64, disks: u64) -> Result<Report, String> {
+    catch_unwind(AssertUnwindSafe(|| run(seed, STEPS, disks))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
         Err(format!("panicked: {}", text.unwrap_or_default()))
@@ -35,7 +36,7 @@ fn caught(seed: u64) -> Result<Report, String> {
 fn many_seeds() {
     let mut sum = Report::default();
     for seed in seeds() {
-        let report = caught(seed).unwrap_or_else(|what| {
+        let report = caught(seed, 1).unwrap_or_else(|what| {
             panic!("seed {seed}: {what}\nreplay: cargo xtask simulate pool --seed {seed} --runs 1")
         });
         sum.writes += report.writes;
@@ -79,12 +80,39 @@ fn many_seeds() {
     assert!(runs < 100 || is_enough, "{sum:?}");
 }
 
+/// Goal: the invariants hold on disks that lose their caches independently, while disks are added.
+/// Method: as above, on two and three disks.
+#[test]
+fn many_seeds_of_several_disks() {
+    let (mut writes, mut added) = (0, 0);
+    let runs = if std::env::var_os("NACRE_TEST_AT_LENGTH").is_some() {
+        seeds()
+    } else {
+        seeds().start..seeds().start + 150
+    };
+    for seed in runs.clone() {
+        let disks = 2 + seed % 2;
+        let report = caught(seed, disks).unwrap_or_else(|what| {
+            panic!(
+                "seed {seed}, {disks} disks: {what}\nreplay: cargo xtask simulate pool --seed {seed} \
+                 --runs 1"
+            )
+        });
+        writes += report.writes;
+        added += report.disks.saturating_sub(1);
+    }
+    let runs = runs.end - runs.start;
+    println!("{writes} writes, {added} disks");
+    assert!(runs < 100 || (writes > 20 * runs && added > runs / 2));
+}
+
 /// Goal: a failed seed can be replayed. Method: each map of the standard library has its own order,
 /// so a run that depends on one differs from the next. The history includes each write to the disk.
 #[test]
 fn a_seed_determines_its_run() {
     for seed in 1..=60 {
-        assert_eq!(caught(seed), caught(seed), "seed {seed}");
+        let disks = seed % 3 + 1;
+        assert_eq!(caught(seed, disks), caught(seed, disks), "seed {seed}");
     }
 }
 
@@ -94,18 +122,18 @@ const MOST: u64 = 2000;
 /// Goal: the checker finds a broken rule. Method: seeds from one on that finds it; with
 /// `NACRE_TEST_AT_LENGTH`, from the first one. After a change of the core, another seed may find
 /// it.
-fn is_found(mutation: Mutation, finder: u64) {
+fn is_found(mutation: Mutation, finder: u64, disks: u64) {
     let first = match std::env::var_os("NACRE_TEST_AT_LENGTH") {
         Some(_) => 1,
         None => finder,
     };
     for seed in first..first + MOST {
         Mutation::activate(Some(mutation));
-        let outcome = caught(seed);
+        let outcome = caught(seed, disks);
         Mutation::activate(None);
         if let Err(what) = outcome {
             println!("{mutation:?}: seed {seed}: {what}");
-            let sound = caught(seed);
+            let sound = caught(seed, disks);
             assert!(sound.is_ok(), "seed {seed} fails without it: {sound:?}");
             return;
         }
@@ -114,15 +142,16 @@ fn is_found(mutation: Mutation, finder: u64) {
 }
 
 macro_rules! found {
-    ($($test:ident: $mutation:ident from $seed:literal,)*) => {
+    (on $disks:literal: $($test:ident: $mutation:ident from $seed:literal,)*) => {
         $(#[test]
         fn $test() {
-            is_found(Mutation::$mutation, $seed);
+            is_found(Mutation::$mutation, $seed, $disks);
         })*
     };
 }
 
 found! {
+    on 1:
     forgetting_records_before: ForgetPrefix from 8,
     forgetting_data: ForgetData from 1,
     skipping_verification: SkipVerification from 1,
@@ -154,4 +183,13 @@ found! {
     allocating_units_that_are_being_discarded: AllocateDiscarding from 3,
     discarding_units_in_limbo: DiscardLimbo from 26,
     checking_a_root_that_goes: CheckWithoutRoot from 15,
+}
+
+found! {
+    on 2:
+    settling_when_one_disk_is_flushed: SettleFirstDiskOnly from 1,
+    writing_to_another_disk: WrongDisk from 1,
+    importing_with_a_flush_of_one_disk: ImportFlushesFirstDisk from 1,
+    naming_a_disk_before_it_is_known: RootBeforeLabels from 1,
+    taking_a_root_of_any_disk: RootOfAnyDisk from 1,
 }

@@ -10,7 +10,7 @@ use nacre_random::Random;
 use super::content::{Value, value};
 use super::disk::{ALL_SECTORS, Crash, Disk};
 use super::model::{History, Kind, Model, ModelVersion, Number};
-use super::op::Op;
+use super::op::{Op, Report};
 use super::rig::{self, Pending, Rig, identity};
 use crate::ids::{Token, VersionId};
 use crate::interface::{Answer, Refusal, Request};
@@ -19,29 +19,6 @@ const UNITS: u64 = 192;
 const RESERVE: u64 = 130;
 const VOLUME_UNITS: u64 = 6;
 const GRANULES: u64 = VOLUME_UNITS * 4;
-
-/// Events that the checker has seen, so that a run without events does not pass for a good one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Report {
-    pub writes: u64,
-    pub snapshots: u64,
-    pub clones: u64,
-    pub deletions: u64,
-    pub restores: u64,
-    pub inflations: u64,
-    pub decouplings: u64,
-    pub adoptions: u64,
-    pub read_only: u64,
-    pub crashes: u64,
-    pub dropped: u64,
-    pub refused: u64,
-    /// Steps while writes waited for space.
-    pub full: u64,
-    pub discarded: u64,
-    pub checks: u64,
-    /// A checksum of all writes to the disk, in their order.
-    pub history: u64,
-}
 
 pub(super) struct World {
     rig: Rig,
@@ -65,8 +42,8 @@ enum Slow {
     Data,
 }
 
-/// Runs a seed. An error describes the fault.
-pub(super) fn run(seed: u64, steps: u64) -> Result<Report, String> {
+/// Runs a seed on so many disks. An error describes the fault.
+pub(super) fn run(seed: u64, steps: u64, disks: u64) -> Result<Report, String> {
     let mut random = Random::new(seed);
     let is_volatile = !random.one_in(4);
     let fails_data = random.one_in(3);
@@ -75,8 +52,18 @@ pub(super) fn run(seed: u64, steps: u64) -> Result<Report, String> {
         2 => Some(Slow::Data),
         _ => None,
     };
+    let more = random.below(3) * 20;
+    let further: Vec<u64> = (1..disks).map(|_| random.within(9, 40)).collect();
+    let mut rig = Rig::create_beside(UNITS, more, RESERVE, is_volatile, &further);
+    while disks > 1
+        && random.one_in(2)
+        && let Some(addition) = rig.addition()
+    {
+        let added = rig.run(addition);
+        added.map_err(|refusal| format!("adding a disk: {refusal}"))?;
+    }
     let mut world = World {
-        rig: Rig::create_on(UNITS, random.below(3) * 20, RESERVE, is_volatile),
+        rig,
         model: Model::new(),
         random,
         ops: HashMap::new(),
@@ -224,6 +211,12 @@ impl World {
                 Some(begun) => begun,
                 None => return,
             },
+            (73..76, Some((number, version))) if self.rig.disk.parts.len() > 1 => {
+                let since = self.model.tick();
+                self.rig.flush_of_host(version);
+                self.model.flushed_of(number, since);
+                return;
+            }
             (70..76, _) => {
                 let since = self.model.tick();
                 (self.rig.submit(Request::Flush), Op::Flush { since })
@@ -271,7 +264,10 @@ impl World {
                 None => return,
             },
             (99, _) if self.random.one_in(4) => {
-                let growth = self.rig.growth();
+                // One disk joins at a time: the keeper takes care of that.
+                let is_quiet = !self.ops.values().any(|op| matches!(op, Op::Other));
+                let addition = self.rig.addition().filter(|_| is_quiet);
+                let growth = addition.unwrap_or_else(|| self.rig.growth());
                 (self.rig.submit(growth), Op::Other)
             }
             (55, _) => (self.rig.submit(Request::Check), Op::Check),
@@ -605,6 +601,7 @@ impl World {
             (rig, _) = import(disk)?;
             self.rig = rig;
         }
+        self.report.disks = self.rig.pool.superblock().disks.disks().len() as u64;
         self.ops.clear();
         self.seen = 0;
         self.compare(lost_power)

@@ -1,0 +1,64 @@
+//! Devices that may become disks of a pool.
+
+use nacre_bdev::{Bdev, Claim};
+use nacre_bdev_pool_core::disks::MAX_DISKS;
+use nacre_bdev_pool_core::pool::Pool as CorePool;
+use uuid::Uuid;
+
+use crate::model::PoolError;
+use crate::port::disk_bytes;
+use crate::{BLOCK, EDGE};
+
+pub(crate) fn size_of(claim: &Claim) -> Result<u64, PoolError> {
+    let geometry = claim.layer().geometry();
+    if geometry.block_size > BLOCK {
+        return Err(PoolError::Unfit {
+            what: "disk",
+            why: format!(
+                "its blocks have {} bytes, and a pool needs blocks of at most {BLOCK}",
+                geometry.block_size
+            ),
+        });
+    }
+    if claim.layer().limits().read_only {
+        return Err(PoolError::Unfit {
+            what: "disk",
+            why: "it is read-only".to_owned(),
+        });
+    }
+    let bytes = disk_bytes(claim);
+    if bytes < 4 * EDGE {
+        return Err(PoolError::Unfit {
+            what: "disk",
+            why: format!("{bytes} bytes are too few for a pool"),
+        });
+    }
+    Ok(bytes)
+}
+
+/// Checks that a device can join the disks of an open pool.
+pub(crate) fn check_disk<'a>(
+    claim: &Claim,
+    mut disks: impl Iterator<Item = &'a Claim>,
+    pool: &CorePool,
+) -> Result<(), PoolError> {
+    let unfit = |why: String| PoolError::Unfit { what: "disk", why };
+    let has_cache = |claim: &Claim| claim.layer().limits().volatile_cache;
+    if has_cache(claim) && !disks.any(has_cache) {
+        return Err(unfit(
+            "it has a volatile write cache, and the pool's disks have none: hosts of the pool's \
+             volumes know of no cache, and send no flushes; turn the cache off, or make another \
+             pool on it"
+                .to_owned(),
+        ));
+    }
+    let root = pool.superblock();
+    if root.disks.disks().len() >= MAX_DISKS {
+        let why = format!("the pool has {MAX_DISKS} disks, as many as it can hold");
+        return Err(unfit(why));
+    }
+    let (mut table, mut geometry) = (root.disks.clone(), root.geometry);
+    let bytes = disk_bytes(claim);
+    let added = table.add(&mut geometry, Uuid::max(), bytes);
+    added.map_err(|error| unfit(format!("its {bytes} bytes do not fit the pool: {error}")))
+}

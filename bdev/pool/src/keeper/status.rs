@@ -1,0 +1,103 @@
+//! The status of the pool that other threads see.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_pool_core::ids::Lsn;
+use nacre_bdev_pool_core::pool::Pool;
+use nacre_reactor::Nanos;
+
+use super::{disks, full};
+use crate::model::PoolState;
+use crate::port::Shared;
+
+/// The status of a busy pool is this old at most: it counts all versions.
+const AGE: Duration = Duration::from_millis(100);
+
+pub(super) struct StatusUpdates {
+    shared: Arc<Shared>,
+    /// When a status that is out of date is updated.
+    due: Option<Nanos>,
+    /// The pool had hidden versions at the last status.
+    has_hidden: bool,
+}
+
+impl StatusUpdates {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            due: None,
+            has_hidden: false,
+        }
+    }
+
+    pub(super) fn due(&self) -> Option<Nanos> {
+        self.due
+    }
+
+    pub(super) fn has_hidden(&self) -> bool {
+        self.has_hidden
+    }
+
+    /// Notes that the status is out of date, and updates it when it is due.
+    pub(super) fn look(&mut self, now: Nanos, is_busy: bool, pool: &Pool, last_lsn: Lsn) {
+        let due = match (self.due, is_busy) {
+            (None, false) => return,
+            (None, true) => *self.due.insert(now + AGE),
+            (Some(due), _) => due,
+        };
+        if due <= now || pool.is_held() && self.shared.status.lock().state != PoolState::Held {
+            self.update(pool, last_lsn);
+        }
+    }
+
+    pub(super) fn update(&mut self, pool: &Pool, last_lsn: Lsn) {
+        self.due = None;
+        #[cfg(test)]
+        self.shared.statuses.fetch_add(1, Ordering::SeqCst);
+        let geometry = &pool.superblock().geometry;
+        let unit = geometry.unit_bytes();
+        let (units, (free, kept)) = (geometry.units(), pool.free_units());
+        let mut status = self.shared.status.lock();
+        if pool.is_held() && status.state != PoolState::Held {
+            tracing::error!(
+                pool = status.name,
+                disk = status.disk,
+                "the log or metadata cannot be written: first writes fail until the pool is \
+                 imported again"
+            );
+        }
+        let is_open = status.state != PoolState::Opening;
+        status.state = if pool.is_held() {
+            PoolState::Held
+        } else {
+            PoolState::Online
+        };
+        if status.name != pool.superblock().name {
+            status.name.clone_from(&pool.superblock().name);
+        }
+        status.total_bytes = units * unit;
+        let joined = status.disks.len().max(1);
+        status.disks = disks::statuses(&self.shared, pool);
+        if is_open {
+            let claims = self.shared.claims.load();
+            let new = claims.iter().take(status.disks.len()).skip(joined);
+            let earlier: u64 = new.map(|claim| claim.layer().losses()).sum();
+            status.earlier_losses += earlier;
+        }
+        status.free_bytes = free * unit;
+        status.reserved_bytes = kept.min(free) * unit;
+        if full::note_use(&mut status, pool) {
+            self.shared.news.notify_one();
+        }
+        let settled = self.shared.settled.load(Ordering::SeqCst);
+        status.unsettled_records = last_lsn.saturating_sub(settled);
+        let versions = &pool.state().versions;
+        let hidden = versions.values().filter(|version| version.is_hidden);
+        let hidden = hidden.count();
+        status.versions = (versions.len() - hidden) as u64;
+        self.has_hidden = hidden > 0;
+    }
+}

@@ -1,0 +1,281 @@
+//! The disks of pools: a further one joins, and an import finds all of them.
+//!
+//! A device says by its superblocks which disk of which pool it is, so an import finds disks under
+//! any name. The journal keeps the last name of each disk, to tell which one is missing.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use nacre_bdev::registry::Usage;
+use nacre_bdev::{Bdev, Claim, Holder, Layer};
+use nacre_bdev_pool::{Command, ImportError, Label, Lvol, PoolError, identify};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{Late, OpenPool, key, lasting_name, least_loaded, store_import};
+use crate::bdev_modules;
+use crate::plane::{Plane, pool_here};
+use crate::refusal::{OrRefuse, Refusal};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+
+/// How long a device may take to say which disk it is.
+const LABEL: Duration = Duration::from_secs(5);
+/// Devices that are asked at once.
+const LABEL_READS: usize = 32;
+
+/// A disk of a pool as it was last seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KnownDisk {
+    /// The disk's id in its pool.
+    #[schemars(with = "String")]
+    pub uuid: Uuid,
+    /// The name of its device.
+    pub name: String,
+    /// The serial number of its device, if that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+}
+
+/// Adds a device to an open pool.
+pub async fn add_disk(
+    engine: &Rc<Engine>,
+    pool: &Rc<OpenPool>,
+    disk: &str,
+    force: bool,
+) -> Result<(), RpcError> {
+    let pools = &engine.devices.pools;
+    let _one = pools.changing.lock().await;
+    let plane = engine.plane()?;
+    let layer = plane.bdevs.lookup(disk).ok_or_else(|| {
+        RpcError::errno(
+            Errno::ENODEV,
+            format!("there is no block device \"{disk}\""),
+        )
+        .field("disk")
+        .remedy("nacre bdev list shows the devices")
+    })?;
+    let name = layer.name().to_owned();
+    if pool.handle.bases().contains(&name) {
+        // A call that is repeated after its answer was lost.
+        return store_import(engine, pool).await;
+    }
+    let id = pool.handle.id();
+    if is_above(&plane, &layer, id) {
+        let cause = format!("\"{name}\" is a volume of the pool itself, or lies on one");
+        return Err(RpcError::errno(Errno::EINVAL, cause).field("disk"));
+    }
+    refuse_open(engine, &plane, layer).await?;
+    let holder = Holder::User(format!("pool {id}"));
+    let claim = plane.bdevs.claim(&name, holder, Usage::Exclusive);
+    let claim = claim.map_err(|error| error.refusal().field("disk"))?;
+    let joining = join(Rc::clone(engine), Rc::clone(pool), name, claim, force);
+    let joining = tokio::task::spawn_local(joining);
+    let joined = pools.in_time(Late::AddDisk, joining).await?;
+    joined.map_err(|error| RpcError::internal(error.to_string()))?
+}
+
+/// Adds a claimed device, also after the caller has gone.
+async fn join(
+    engine: Rc<Engine>,
+    pool: Rc<OpenPool>,
+    name: String,
+    claim: Claim,
+    force: bool,
+) -> Result<(), RpcError> {
+    pool.handle.add_disk(claim, force).await.or_refuse()?;
+    let text = format!("pool \"{}\" has {name} as a further disk", pool.name());
+    let facts = serde_json::json!({ "id": pool.handle.id(), "disk": name });
+    engine
+        .notes
+        .report("pool_add_disk", pool.name(), text, facts);
+    if engine.plane()?.bdevs.lookup(&name).is_none() {
+        // It was removed before the pool had it.
+        super::disk_gone(&engine, &name);
+    }
+    // The superblocks have it; the journal has its name for the case that it is missing.
+    store_import(&engine, &pool).await
+}
+
+/// True for a device with a volume of the pool below it.
+fn is_above(plane: &Plane, layer: &Layer, pool: Uuid) -> bool {
+    let lvol = bdev_modules::device::<Lvol>(layer.module());
+    if lvol.is_some_and(|lvol| lvol.pool() == pool) {
+        return true;
+    }
+    let below = layer.module().bases();
+    let below = below.iter().filter_map(|name| plane.bdevs.lookup(name));
+    below.into_iter().any(|below| is_above(plane, &below, pool))
+}
+
+/// Refuses a second device of a disk whose pool is open here: force would overwrite that pool.
+pub(super) async fn refuse_open(
+    engine: &Rc<Engine>,
+    plane: &Plane,
+    layer: Arc<Layer>,
+) -> Result<(), RpcError> {
+    let name = layer.name().to_owned();
+    let Some(label) = read_label(engine, plane, layer).await else {
+        return Ok(());
+    };
+    let open = engine.devices.pools.list().into_iter().find(|pool| {
+        let status = pool.handle.status();
+        let mut disks = status.disks.iter();
+        status.id == label.pool && disks.any(|disk| disk.id == label.disk)
+    });
+    let Some(pool) = open else { return Ok(()) };
+    let cause = format!(
+        "\"{name}\" is a disk of the open pool \"{}\", or a copy of one",
+        pool.name()
+    );
+    Err(RpcError::errno(Errno::EBUSY, cause)
+        .field("disk")
+        .remedy("name another device; wipe the disk if it is a copy"))
+}
+
+/// The devices of the pool that is on a device, that one first. Devices with the last names of its
+/// disks are looked at before all others.
+pub(super) async fn find(
+    engine: &Rc<Engine>,
+    disk: &str,
+    id: Option<Uuid>,
+    known: &[KnownDisk],
+) -> Result<Vec<String>, RpcError> {
+    let plane = engine.plane()?;
+    let lookup = |name: &str| plane.bdevs.lookup(name);
+    let present = known.iter().filter_map(|known| lookup(&known.name));
+    // The disk that the import names may be the one that is away.
+    let Some(first) = lookup(disk).or_else(|| present.clone().next()) else {
+        return Ok(vec![disk.to_owned()]);
+    };
+    let label = read_label(engine, &plane, Arc::clone(&first)).await;
+    let of_one = label.as_ref().is_none_or(|label| label.disks.len() < 2);
+    let pool = label.as_ref().map(|label| label.pool).or(id);
+    let Some(pool) = pool.filter(|_| !of_one || known.len() > 1) else {
+        return Ok(vec![first.name().to_owned()]);
+    };
+    let listed = plane.bdevs.list();
+    let free = listed.iter().filter(|listed| listed.claims.is_empty());
+    let writable = free.filter(|listed| !listed.layer.limits().read_only);
+    let mut others: Vec<Arc<Layer>> = vec![Arc::clone(&first)];
+    for other in present.chain(writable.map(|listed| Arc::clone(&listed.layer))) {
+        if others.iter().all(|known| known.name() != other.name()) {
+            others.push(other);
+        }
+    }
+    others.remove(0);
+    let reads = futures_util::stream::iter(others).map(|other| async {
+        let name = other.name().to_owned();
+        Some((name, read_label(engine, &plane, other).await?))
+    });
+    let read: Vec<_> = reads.buffered(LABEL_READS).collect().await;
+    let mut found: Vec<(String, Option<Label>)> = vec![(first.name().to_owned(), label)];
+    let of_pool = read.into_iter().flatten().filter(|(_, of)| of.pool == pool);
+    found.extend(of_pool.map(|(name, of)| (name, Some(of))));
+    // The first disk names the others. Without it all are taken, and the import names it.
+    let labels = found.iter().filter_map(|(_, label)| label.as_ref());
+    let roots = labels.filter(|label| label.disks.first() == Some(&label.disk));
+    let root = roots.max_by_key(|label| label.sequence);
+    let wanted = root.map(|root| root.disks.clone());
+    let is_wanted = |label: &Option<Label>| match (&wanted, label) {
+        (Some(wanted), Some(label)) => wanted.contains(&label.disk),
+        _ => true,
+    };
+    let names = found.iter().filter(|(_, label)| is_wanted(label));
+    let mut names: Vec<String> = names.map(|(name, _)| name.clone()).collect();
+    if !names.iter().any(|name| name == first.name()) {
+        // The caller named a device that is no disk of the pool any more.
+        names.insert(0, first.name().to_owned());
+    }
+    Ok(names)
+}
+
+/// Reads the superblocks of a device. A device that fails, or takes long, has none.
+async fn read_label(engine: &Rc<Engine>, plane: &Plane, layer: Arc<Layer>) -> Option<Label> {
+    let reactor = least_loaded(engine, plane)?;
+    let reading = reactor.run_future(move |core| async move {
+        let memory = pool_here()?;
+        identify(&core, memory, &layer).await.ok().flatten()
+    });
+    tokio::time::timeout(LABEL, reading).await.ok()?.ok()?
+}
+
+/// The disks that the journal has of a pool.
+pub(super) fn known(engine: &Engine, id: Uuid) -> Vec<KnownDisk> {
+    let record = engine.journal.find(&key(id));
+    let known = record.and_then(|record| record.record.params.get("known_disks").cloned());
+    let known = known.and_then(|known| serde_json::from_value(known).ok());
+    known.unwrap_or_default()
+}
+
+/// The parameters of the import that the journal keeps. One disk needs no more than its name.
+pub(super) fn import_params(engine: &Engine, plane: &Plane, pool: &OpenPool) -> Value {
+    let status = pool.handle.status();
+    let mut params = serde_json::json!({
+        "disk": lasting_name(engine, plane, &status.disk),
+        "uuid": status.id,
+    });
+    if status.disks.len() > 1 {
+        let disks = status.disks.iter().map(|disk| KnownDisk {
+            uuid: disk.id,
+            name: lasting_name(engine, plane, &disk.name),
+            serial: plane.bdevs.lookup(&disk.name).and_then(serial),
+        });
+        let disks: Vec<KnownDisk> = disks.collect();
+        params["known_disks"] = serde_json::json!(disks);
+    }
+    params
+}
+
+/// The serial number of a device's drive.
+fn serial(layer: Arc<Layer>) -> Option<String> {
+    find_serial(&layer.driver_specific())
+}
+
+fn find_serial(facts: &Value) -> Option<String> {
+    let here = |name: &str| facts.get(name).and_then(Value::as_str);
+    if let Some(serial) = here("serial_number").or_else(|| here("serial")) {
+        return Some(serial.trim().to_owned());
+    }
+    match facts {
+        Value::Object(fields) => fields.values().find_map(find_serial),
+        Value::Array(items) => items.iter().find_map(find_serial),
+        _ => None,
+    }
+}
+
+/// Names a missing disk as people know it.
+pub(super) fn name_missing(error: PoolError, known: &[KnownDisk]) -> PoolError {
+    let PoolError::Import(ImportError::DiskMissing { disk, number, of }) = error else {
+        return error;
+    };
+    let last = known.iter().find(|known| known.uuid == disk);
+    let Some(KnownDisk { name, serial, .. }) = last else {
+        return ImportError::DiskMissing { disk, number, of }.into();
+    };
+    let serial = serial.as_ref().map(|serial| format!(", serial {serial}"));
+    let last = format!("\"{name}\"{}", serial.unwrap_or_default());
+    PoolError::DiskAway {
+        disk,
+        number,
+        of,
+        last,
+    }
+}
+
+/// Grows a pool by all of its disks that have grown.
+pub async fn grow(pool: &OpenPool) -> Result<(), RpcError> {
+    loop {
+        let before = pool.handle.status().total_bytes;
+        pool.run(Command::Grow).await?;
+        if pool.handle.status().total_bytes == before {
+            return Ok(());
+        }
+    }
+}
