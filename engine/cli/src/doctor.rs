@@ -1,25 +1,37 @@
-//! `nacre doctor`: the checks of [`nacre_engine_doctor`] in a table. Does not call the daemon.
+//! `nacre doctor`: the checks of [`nacre_engine_doctor`] in a table. Only the checks of pools need
+//! the daemon.
 
 mod answer;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 
 use super::rdma::interface_name;
+use super::subsystem::items;
 use super::{Failure, output};
 use nacre_engine::config;
 use nacre_engine::config::{Personality, Settings};
 use nacre_engine::daemon;
+use nacre_engine::methods::pool::ListPools;
+use nacre_engine::methods::state::GetState;
 use nacre_engine::plane::demand::{self, Demand};
+use nacre_engine::services::engine::Engine;
+use nacre_engine::services::pools::IMPORT;
 use nacre_engine::services::sandbox::for_doctor;
 use nacre_engine::services::{calls, certificates, concat, keyring, volumes};
+use nacre_engine_doctor::pools::{Closed, Pools};
 use nacre_engine_doctor::roce::{self, LLDP_WAIT};
-use nacre_engine_doctor::{Report, Scope, Status, System, examine_with_facts};
+use nacre_engine_doctor::{Marking, Report, Scope, Status, System, examine_with_facts};
+use nacre_engine_rpc::NoParams;
+use nacre_engine_rpc::client::{Client, ClientError};
 use nacre_engine_values::address::ScopedIp;
 use nacre_engine_values::size;
+
+/// How long the daemon may take to describe its pools.
+const DAEMON: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(
@@ -96,6 +108,12 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
         (None, None) => Duration::ZERO,
     };
     let state = daemon::state_dir(&settings, Personality::Nacre);
+    let socket = daemon::socket_path(&settings, Personality::Nacre);
+    let pools = if settings.rpc.enabled {
+        pools(&socket)
+    } else {
+        Pools::default()
+    };
     let scope = Scope {
         rdma: args.rdma,
         listeners: args.listener,
@@ -104,18 +122,21 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
         memory,
         tls_memory: demand::tls_bytes(&settings),
         traffic: args.traffic,
-        tos: settings.rdma_transport().tos,
-        socket: settings.rpc.enabled.then(|| {
-            let path = daemon::socket_path(&settings, Personality::Nacre);
-            calls::expected_socket(&settings.rpc, &path)
-        }),
+        socket: settings
+            .rpc
+            .enabled
+            .then(|| calls::expected_socket(&settings.rpc, &socket)),
         sandbox: Some(for_doctor(&settings, Vec::new())),
         concat_hosts: concat::of_settings(&settings),
         keys: keyring::declared_for_doctor(&settings),
         revocations: certificates::for_doctor(&settings),
         store_key: keyring::store_key::in_folder(state.clone()),
         volume_store: volumes::store_for_doctor(&settings, state.as_deref()),
-        qos: settings.qos,
+        marking: Marking {
+            tos: settings.rdma_transport().tos,
+            qos: settings.qos,
+        },
+        pools,
         qos_interfaces: args.qos,
         wait,
         ..Scope::default()
@@ -127,6 +148,26 @@ pub(crate) fn run(args: DoctorArgs) -> Result<(), Failure> {
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
     show(&report, args.json)
+}
+
+/// Asks the daemon for its pools. Without an answer there are none to check.
+fn pools(socket: &Path) -> Pools {
+    let ask = || -> Result<Pools, ClientError> {
+        let mut client = Client::connect(socket, DAEMON)?;
+        let open = client.call_for_json::<ListPools, Engine>(&NoParams {})?;
+        let state = client.call_for_json::<GetState, Engine>(&NoParams {})?;
+        let objects = items(&state["objects"]).iter();
+        let failed = objects.filter(|of| of["method"] == IMPORT && of["state"] == "failed");
+        let closed = failed.map(|of| Closed {
+            disk: output::cell(of["params"].get("disk")),
+            reason: output::cell(of.get("error")),
+        });
+        Ok(Pools {
+            open: serde_json::from_value(open).unwrap_or_default(),
+            closed: closed.collect(),
+        })
+    };
+    ask().unwrap_or_default()
 }
 
 fn settings(args: &DoctorArgs) -> Result<Settings, Failure> {

@@ -26,6 +26,7 @@ mod net;
 mod numa;
 mod nvme;
 pub mod peer;
+pub mod pools;
 mod rdma;
 mod rdma_route;
 pub mod revocation;
@@ -171,9 +172,7 @@ pub struct Scope {
     /// Queue depth in commands; 0: the default of 128.
     pub queue_depth: u32,
     /// The traffic classes that the network must be configured for.
-    pub qos: Qos,
-    /// The Type of Service byte of RDMA packets without `qos`: DSCP << 2.
-    pub tos: u8,
+    pub marking: Marking,
     /// Interfaces to check for RoCE even without an RDMA device.
     pub qos_interfaces: Vec<String>,
     /// How long to receive LLDP frames and to measure PFC pauses; 0: neither.
@@ -194,6 +193,8 @@ pub struct Scope {
     pub revocations: Vec<revocation::Revocation>,
     /// The volume store in etcd; `None`: it is a file.
     pub volume_store: Option<volume_store::VolumeStore>,
+    /// The pools of the running daemon.
+    pub pools: pools::Pools,
 }
 
 impl Scope {
@@ -209,9 +210,9 @@ impl Scope {
         self.peer.as_ref().map(|peer| peer.socket(port))
     }
 
-    /// The byte that marks RDMA packets: the storage class's, or [`Scope::tos`].
+    /// The byte that marks RDMA packets: the storage class's, or [`Marking::tos`].
     fn storage_tos(&self) -> u8 {
-        self.qos.storage.tos().unwrap_or(self.tos)
+        self.marking.qos.storage.tos().unwrap_or(self.marking.tos)
     }
 
     fn queues(&self) -> u64 {
@@ -283,6 +284,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     revocation::checks(scope, &mut findings);
     volume_store::checks(scope, &mut findings);
     cluster::checks(system, scope, &mut findings);
+    pools::checks(scope, &mut findings);
     (Report::of(findings), facts)
 }
 
@@ -290,7 +292,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
 #[derive(Debug, Clone, Default)]
 pub struct Marking {
     pub qos: Qos,
-    /// As in [`Scope`].
+    /// The Type of Service byte of RDMA packets without `qos`: DSCP << 2.
     pub tos: u8,
 }
 
@@ -298,8 +300,7 @@ pub struct Marking {
 /// can work on an unsuitable network until it is under load.
 pub fn concerns(system: &System, addresses: &[IpAddr], marking: Marking) -> Vec<Finding> {
     let scope = Scope {
-        qos: marking.qos,
-        tos: marking.tos,
+        marking,
         listeners: addresses.iter().map(|ip| format!("ip:{ip}")).collect(),
         ..Scope::default()
     };

@@ -65,12 +65,12 @@ pub(super) fn checks(
     let seconds = now.at.duration_since(before.at).as_secs_f64();
     for (port, after) in &now.ports {
         if let Some(before) = before.ports.get(port).filter(|counts| !counts.is_empty()) {
-            let finding = port_loss(before, after, seconds, &scope.qos);
+            let finding = port_loss(before, after, seconds, &scope.marking.qos);
             findings.push(finding.of(port));
         }
     }
     for facts in facts {
-        findings.extend(card_loss(facts, &scope.qos).map(|f| f.of(&facts.interface)));
+        findings.extend(card_loss(facts, &scope.marking.qos).map(|f| f.of(&facts.interface)));
     }
 }
 

@@ -188,9 +188,9 @@ pub struct ProbeClass {
 /// The classes of a scope: of `[qos]`, or of `[rdma] tos`, and unmarked packets. Classes with the
 /// same DSCP are one.
 fn classes(scope: &Scope) -> Vec<ProbeClass> {
-    let lossless = scope.qos.lossless_priorities();
+    let lossless = scope.marking.qos.lossless_priorities();
     let mut all: Vec<ProbeClass> = Vec::new();
-    for (name, class) in scope.qos.classes() {
+    for (name, class) in scope.marking.qos.classes() {
         if let Some(dscp) = class
             .dscp
             .filter(|dscp| all.iter().all(|of| of.dscp != *dscp))

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::daemon;
-use crate::doctor::{Report, Scope, System, examine};
+use crate::doctor::{Marking, Report, Scope, System, examine};
 use crate::plane::demand::{self, Demand};
 use crate::rpc::access;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
@@ -18,7 +18,7 @@ use crate::services::engine::Engine;
 use crate::services::keyring::{self, store_key::StoreKeys};
 use crate::services::rdma::Rdma;
 use crate::services::sandbox::for_doctor;
-use crate::services::{calls, concat, volumes};
+use crate::services::{calls, concat, pools, volumes};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Run>();
@@ -103,14 +103,17 @@ impl Method<Engine> for Run {
             memory_had: plane.memory.clone(),
             memory_is_short: plane.arenas.iter().any(is_short),
             traffic: params.traffic,
-            qos: engine.settings.qos.clone(),
-            tos: transport.tos,
+            marking: Marking {
+                qos: engine.settings.qos.clone(),
+                tos: transport.tos,
+            },
             rebuilds,
             sandbox: Some(for_doctor(
                 &engine.settings,
                 engine.lifecycle.sandbox.problems(),
             )),
             concat_hosts: concat::of_target(&plane.target),
+            pools: pools::for_doctor(&engine),
             ..Scope::default()
         };
         // Files, libraries and the network may be slow; keep them off the management thread.

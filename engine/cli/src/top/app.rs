@@ -37,6 +37,7 @@ pub(super) enum Panel {
     Devices,
     Connections,
     Paths,
+    Pools,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -200,11 +201,12 @@ impl Panel {
             Self::Namespaces => Self::Devices,
             Self::Devices => Self::Connections,
             Self::Connections => Self::Paths,
-            Self::Paths => Self::Namespaces,
+            Self::Paths => Self::Pools,
+            Self::Pools => Self::Namespaces,
         }
     }
 
     fn previous(self) -> Self {
-        self.next().next().next()
+        self.next().next().next().next()
     }
 }

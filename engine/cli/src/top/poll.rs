@@ -23,6 +23,7 @@ use nacre_engine::methods::nvmf::connected::{
     GetQpairs, GetTargetStats, SubsystemParams, TargetStatsParams,
 };
 use nacre_engine::methods::nvmf::subsystem::{GetSubsystems, GetSubsystemsParams};
+use nacre_engine::methods::pool::ListPools;
 use nacre_engine::methods::reactor::GetReactors;
 use nacre_engine::services::engine::Engine;
 use nacre_engine_rpc::client::{Client, ClientError};
@@ -42,6 +43,7 @@ pub(super) struct Sample {
     pub nvmf: Value,
     /// Paths of remote devices.
     pub paths: Value,
+    pub pools: Value,
     /// Latency histograms by device.
     pub histograms: BTreeMap<String, Histogram>,
     /// Refused calls, and the errors: shown, to explain missing data.
@@ -191,8 +193,9 @@ impl Source {
             subsystems: self.ask::<GetSubsystems>(&GetSubsystemsParams::default(), &mut refused)?,
             qpairs: BTreeMap::new(),
             nvmf: self.ask::<GetTargetStats>(&TargetStatsParams::default(), &mut refused)?,
-            // Neither SPDK nor an older daemon has the method.
+            // Neither SPDK nor an older daemon has these two methods.
             paths: self.ask::<GetPaths>(&GetPathsParams::default(), &mut BTreeSet::new())?,
+            pools: self.ask::<ListPools>(&NoParams {}, &mut BTreeSet::new())?,
             histograms: BTreeMap::new(),
             refused: BTreeSet::new(),
         };

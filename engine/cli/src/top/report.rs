@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 
 use super::super::{Failure, output};
 use super::rates::{self, Rates, rounded};
-use super::snapshot::{Connection, Device, Listener, Namespace, Path, Reactor, Share, Snapshot};
+use super::snapshot::{
+    Connection, Device, Listener, Namespace, Path, Pool, Reactor, Share, Snapshot,
+};
 
 pub(super) fn print(snapshot: &Snapshot) -> Result<(), Failure> {
     output::line(&headline(snapshot))?;
@@ -21,6 +23,9 @@ pub(super) fn print(snapshot: &Snapshot) -> Result<(), Failure> {
     )?;
     if !snapshot.paths.is_empty() {
         named(&PATH, snapshot.paths.iter().map(path).collect())?;
+    }
+    if !snapshot.pools.is_empty() {
+        named(&POOL, snapshot.pools.iter().map(pool).collect())?;
     }
     for refused in &snapshot.refused {
         output::line(&format!("refused: {refused}"))?;
@@ -173,6 +178,23 @@ pub(super) fn path(path: &Path) -> Vec<String> {
     ]
 }
 
+pub(super) const POOL: [&str; 8] = [
+    "pool", "state", "size", "used", "free", "lvols", "waiting", "disks",
+];
+
+pub(super) fn pool(pool: &Pool) -> Vec<String> {
+    vec![
+        pool.name.clone(),
+        pool.state.clone(),
+        output::bytes(pool.total_bytes),
+        format!("{:.1}%", pool.used() * 100.0),
+        output::bytes(pool.free_bytes),
+        pool.lvols.to_string(),
+        pool.waiting.to_string(),
+        pool.disks.to_string(),
+    ]
+}
+
 /// Stable: fields may be added, none changes its meaning.
 pub(super) fn json(snapshot: &Snapshot) -> Value {
     let share = |share: &Share| json!({ "busy": rounded(share.busy), "idle": rounded(share.idle), "sleep": rounded(share.sleep) });
@@ -221,6 +243,14 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
             "write": { "iops": rounded(p.rates.write.iops), "bytes_per_s": rounded(p.rates.write.bytes_per_s) },
         })
     };
+    let pool = |p: &Pool| {
+        json!({
+            "name": p.name, "state": p.state, "total_bytes": p.total_bytes,
+            "used_bytes": p.used_bytes(), "free_bytes": p.free_bytes,
+            "reserved_bytes": p.reserved_bytes, "lvols": p.lvols, "waiting_writes": p.waiting,
+            "disks": p.disks,
+        })
+    };
     json!({
         "daemon": snapshot.daemon,
         "pid": snapshot.pid,
@@ -231,6 +261,7 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
         "devices": snapshot.devices.iter().map(device).collect::<Vec<_>>(),
         "connections": snapshot.connections.iter().map(connection).collect::<Vec<_>>(),
         "paths": snapshot.paths.iter().map(path).collect::<Vec<_>>(),
+        "pools": snapshot.pools.iter().map(pool).collect::<Vec<_>>(),
         "refused": snapshot.refused,
     })
 }

@@ -23,6 +23,7 @@ pub(super) struct Snapshot {
     pub devices: Vec<Device>,
     pub connections: Vec<Connection>,
     pub paths: Vec<Path>,
+    pub pools: Vec<Pool>,
     pub refused: BTreeSet<String>,
 }
 
@@ -99,6 +100,35 @@ pub(super) struct Path {
     pub resent: u64,
 }
 
+/// A storage pool.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pool {
+    pub name: String,
+    pub state: String,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    /// Free bytes that metadata and thick volumes keep.
+    pub reserved_bytes: u64,
+    pub lvols: u64,
+    /// Writes that wait for space.
+    pub waiting: u64,
+    pub disks: usize,
+}
+
+impl Pool {
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.free_bytes)
+    }
+
+    /// Used space in parts of the pool, from 0 to 1.
+    pub(super) fn used(&self) -> f64 {
+        if self.total_bytes == 0 {
+            return 0.0;
+        }
+        self.used_bytes() as f64 / self.total_bytes as f64
+    }
+}
+
 /// The order of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Sort {
@@ -131,6 +161,7 @@ impl Snapshot {
             devices: devices.into_values().collect(),
             connections,
             paths: paths(before, now, seconds),
+            pools: pools(now),
             refused: now.refused.clone(),
         }
     }
@@ -352,6 +383,24 @@ fn paths(before: Option<&Sample>, now: &Sample, seconds: Option<f64>) -> Vec<Pat
         }
     };
     items(&now.paths).iter().map(path).collect()
+}
+
+fn pools(now: &Sample) -> Vec<Pool> {
+    let pool = |pool: &Value| {
+        let number = |key: &str| pool[key].as_u64().unwrap_or(0);
+        Pool {
+            name: text(&pool["name"]),
+            state: text(&pool["state"]),
+            total_bytes: number("total_bytes"),
+            free_bytes: number("free_bytes"),
+            reserved_bytes: number("reserved_bytes"),
+            lvols: number("lvols"),
+            waiting: number("waiting_writes"),
+            // A daemon of before pools of several disks has no list.
+            disks: items(&pool["disks"]).len().max(1),
+        }
+    };
+    items(&now.pools).iter().map(pool).collect()
 }
 
 fn listeners(now: &Sample) -> Vec<Listener> {

@@ -181,6 +181,17 @@ fn nacre(pid: u64) -> impl FnMut(&str, &Value) -> Answer + Send {
                 ]),
                 _ => json!([]),
             },
+            "pool_list" => json!([
+                {
+                    "name": "pool0", "state": "online", "total_bytes": 4u64 << 40, "free_bytes": 1u64 << 40,
+                    "reserved_bytes": 42u64 << 30, "lvols": 12, "waiting_writes": 0,
+                    "disks": [{ "name": "disk" }, { "name": "spare" }],
+                },
+                {
+                    "name": "pool1", "state": "held", "total_bytes": 1u64 << 30, "free_bytes": 0,
+                    "reserved_bytes": 0, "lvols": 1, "waiting_writes": 7, "disks": [{ "name": "bad" }],
+                },
+            ]),
             "remote_get_paths" => json!([path(4420, true, looks * 200), path(4421, false, 0),]),
             "bdev_get_histogram" if enabled.contains(&name) => histogram(
                 4,
@@ -316,6 +327,10 @@ fn a_daemon_at_work() {
     insta::assert_snapshot!("connections", screen(&mut top.app, 140, 20));
     top.app.on_key(key(KeyCode::Tab));
     insta::assert_snapshot!("paths", screen(&mut top.app, 140, 20));
+    top.app.on_key(key(KeyCode::Tab));
+    insta::assert_snapshot!("pools", screen(&mut top.app, 100, 20));
+    top.app.on_key(key(KeyCode::BackTab));
+    assert_eq!(top.app.panel, Panel::Paths);
 
     let mut json = report::json(top.app.snapshot.as_ref().unwrap());
     assert_eq!(json["namespaces"][0]["bdev_name"], "ram0");
@@ -345,6 +360,7 @@ fn every_terminal() {
         Panel::Devices,
         Panel::Connections,
         Panel::Paths,
+        Panel::Pools,
     ] {
         top.app.panel = panel;
         for width in [1, 2, 3, 5, 10, 20, 39, 61, 62, 63, 80, 200] {
@@ -504,6 +520,7 @@ fn sample(reactors: Value, nvmf: Value) -> Sample {
         qpairs: Default::default(),
         nvmf,
         paths: Value::Null,
+        pools: Value::Null,
         histograms: Default::default(),
         refused: Default::default(),
     }

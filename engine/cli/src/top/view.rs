@@ -75,6 +75,7 @@ fn panel_rows(panel: Panel, snapshot: &Snapshot) -> usize {
         Panel::Devices => snapshot.devices.len(),
         Panel::Connections => snapshot.connections.len(),
         Panel::Paths => snapshot.paths.len(),
+        Panel::Pools => snapshot.pools.len(),
     }
 }
 
@@ -111,7 +112,8 @@ fn keys_line(app: &App) -> String {
         Panel::Namespaces => "devices",
         Panel::Devices => "connections",
         Panel::Connections => "paths",
-        Panel::Paths => "namespaces",
+        Panel::Paths => "pools",
+        Panel::Pools => "namespaces",
     };
     let histograms = if app.histograms { "off" } else { "on" };
     format!(
@@ -227,6 +229,17 @@ const PATH: [Column; 10] = [
     number(report::PATH[9], 6, 5),
 ];
 
+const POOL: [Column; 8] = [
+    name(report::POOL[0], 10, 0),
+    name(report::POOL[1], 6, 2),
+    number(report::POOL[2], 9, 3),
+    number(report::POOL[3], 6, 1),
+    number(report::POOL[4], 9, 1),
+    number(report::POOL[5], 5, 6),
+    number(report::POOL[6], 7, 4),
+    number(report::POOL[7], 5, 5),
+];
+
 fn draw_panel(frame: &mut Frame, area: Rect, app: &mut App, snapshot: &Snapshot) {
     let (columns, rows): (Vec<Column>, Vec<Vec<String>>) = match app.panel {
         Panel::Namespaces => (
@@ -248,6 +261,10 @@ fn draw_panel(frame: &mut Frame, area: Rect, app: &mut App, snapshot: &Snapshot)
         Panel::Paths => (
             PATH.to_vec(),
             snapshot.paths.iter().map(report::path).collect(),
+        ),
+        Panel::Pools => (
+            POOL.to_vec(),
+            snapshot.pools.iter().map(report::pool).collect(),
         ),
     };
     app.page = usize::from(area.height.saturating_sub(1)).max(1);

@@ -28,7 +28,7 @@ impl<'a> Examined<'a> {
         let upper = linked(&system.roots, &facts.interface, "upper_");
         Examined {
             facts,
-            qos: &scope.qos,
+            qos: &scope.marking.qos,
             tos: scope.storage_tos(),
             has_vlan: upper.iter().any(|netdev| is_vlan(system, netdev)),
             has_gateway: has_gateway(system, &facts.interface),

@@ -33,7 +33,7 @@ pub fn text(
          its marking (DSCP or VLAN tag), PFC, shares (ETS), and the MTU.",
     );
     line(&mut text, "");
-    wanted(&mut text, &scope.qos);
+    wanted(&mut text, &scope.marking.qos);
     for facts in facts {
         interface(&mut text, system, scope, facts);
     }
@@ -42,7 +42,7 @@ pub fn text(
     }
     findings(&mut text, report, facts);
     peer(&mut text, scope, report);
-    switches(&mut text, &scope.qos);
+    switches(&mut text, &scope.marking.qos);
     text
 }
 
@@ -116,7 +116,7 @@ fn interface(text: &mut String, system: &System, scope: &Scope, facts: &Facts) {
     if let Some(why) = &facts.no_dcb {
         row(text, "DCB", why);
     }
-    settings(text, &scope.qos, facts);
+    settings(text, &scope.marking.qos, facts);
     switch(text, facts);
     counters(text, facts);
     line(text, "");

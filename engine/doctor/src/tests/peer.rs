@@ -20,14 +20,17 @@ const PEER: &str = "10.0.0.9";
 fn scope() -> Scope {
     Scope {
         peer: Some(ip(PEER).into()),
-        qos: Qos {
-            storage: Class {
-                dscp: Some(26),
-                prio: Some(3),
-                share: Some(50),
+        marking: Marking {
+            qos: Qos {
+                storage: Class {
+                    dscp: Some(26),
+                    prio: Some(3),
+                    share: Some(50),
+                },
+                lossless: true,
+                ..Qos::default()
             },
-            lossless: true,
-            ..Qos::default()
+            ..Marking::default()
         },
         ..Scope::default()
     }

@@ -75,9 +75,16 @@ fn dcb(facts: &mut Facts) -> &mut Dcb {
     facts.dcb.as_mut().unwrap()
 }
 
+fn marked(qos: Qos) -> Marking {
+    Marking {
+        qos,
+        ..Marking::default()
+    }
+}
+
 fn scope() -> Scope {
     Scope {
-        qos: qos(),
+        marking: marked(qos()),
         ..Scope::default()
     }
 }
@@ -201,10 +208,10 @@ fn the_set_of_lossless_priorities() {
     check(with(0x38), &free, "roce.pfc.set", Status::Warn, "buffers");
     check(with(0x00), &free, "roce.lossless", Status::Pass, "lossy");
     let lossy = Scope {
-        qos: Qos {
+        marking: marked(Qos {
             lossless: false,
             ..qos()
-        },
+        }),
         ..Scope::default()
     };
     check(

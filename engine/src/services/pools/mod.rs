@@ -13,6 +13,7 @@ pub mod copies;
 mod copy;
 mod disks;
 mod lvols;
+mod report;
 mod space;
 
 use std::cell::{Cell, RefCell};
@@ -50,6 +51,7 @@ pub use lvols::{
     alias, check_alias, check_name, check_same_pool, delete, find_lvol, register, register_new,
     resize, set_parent, undo_growth,
 };
+pub use report::for_doctor;
 pub use space::{recount, take_counts};
 
 /// The method that the journal has for a pool.
