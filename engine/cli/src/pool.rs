@@ -234,10 +234,11 @@ fn show(connection: &Connection, pool: Value) -> Result<(), Failure> {
 fn disk_names(pool: &Value) -> String {
     let names = items(&pool["disks"]).iter();
     let names: Vec<String> = names.map(|disk| output::cell(disk.get("name"))).collect();
-    match names.is_empty() {
-        // A daemon of before pools of several disks.
-        true => output::cell(pool.get("disk")),
-        false => names.join(", "),
+    if names.is_empty() {
+        // An earlier daemon has one disk for each pool.
+        output::cell(pool.get("disk"))
+    } else {
+        names.join(", ")
     }
 }
 
