@@ -108,8 +108,8 @@ fn verify(host: &mut Host, blocks: u64) {
 }
 
 /// Goal: a volume goes on over the end of a disk, and an import finds all disks. Method: a volume
-/// larger than the first disk is written while the second one joins, and read after an import that
-/// has the disks in the other order; an import with one of them names the other.
+/// larger than the first disk is written while the second one joins. It is read after an import
+/// that has the disks in the other order. An import with one of them names the other.
 #[test]
 fn a_disk_joins_a_pool_in_use() {
     let (home, pool, lvol, mut host) = rig::start(64, 96);

@@ -103,30 +103,29 @@ impl Store {
         (label.geometry, label.disks) = (geometry, disks.clone());
         let page = superblock_page(&label.on(number));
         let places = disks.superblocks(number, &geometry);
-        if Mutation::RootBeforeLabels.is_active() {
-            self.next_root.growth = Some(Growth {
-                token,
-                geometry,
-                disks,
-                labels: Labels::Durable,
-                roots: 0,
-            });
-            self.want_root();
-            return Ok(Attempt::Begun);
-        }
-        for place in places {
-            self.write(Purpose::Label, place, Arc::clone(&page));
-        }
+        let is_hasty = Mutation::RootBeforeLabels.is_active();
+        let labels = if is_hasty {
+            Labels::Durable
+        } else {
+            Labels::Writing {
+                left: places.len(),
+                failed: false,
+            }
+        };
         self.next_root.growth = Some(Growth {
             token,
             geometry,
             disks,
-            labels: Labels::Writing {
-                left: places.len(),
-                failed: false,
-            },
+            labels,
             roots: 0,
         });
+        if is_hasty {
+            self.want_root();
+        } else {
+            for place in places {
+                self.write(Purpose::Label, place, Arc::clone(&page));
+            }
+        }
         Ok(Attempt::Begun)
     }
 
