@@ -13,11 +13,11 @@
 //! The two sequentially consistent fences order "store own value, then read the other's" on both
 //! sides: of a push and an announcement, at least one side sees the other's. Either the second poll
 //! finds the message, or the waker finds the sleeper asleep and writes. Without either fence, or
-//! without the second poll, wake-ups are lost; `tests/loom.rs` shows that, and that none is lost
-//! with them:
+//! without the second poll, wake-ups are lost; the model in `tests/models` shows that, and that
+//! none is lost with them:
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p nacre-reactor --release --test loom
+//! cargo test -p nacre-tests-models doorbell
 //! ```
 //!
 //! This file uses nothing of this crate, so that the loom test can include it.

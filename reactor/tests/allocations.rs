@@ -1,7 +1,6 @@
 //! Goal: a turn in steady state allocates nothing.
 //! Method: a counting allocator around turns that do everything a data path does: poll, read an
 //! event set, run woken futures, fire and set timers, wake from another thread, arm and sleep.
-#![cfg(not(loom))]
 
 use std::cell::Cell;
 use std::io::{Read, Write};

@@ -1,5 +1,4 @@
 //! Tests of reactors on real threads: messages and replies, bounds, panics, and stopping.
-#![cfg(not(loom))]
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,4 @@
 //! Tests of reactors on real threads: pinning, modes, wake-ups, the watchdog, and statistics.
-#![cfg(not(loom))]
 
 use std::io::Write;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,5 @@
 //! Tests of a reactor's turn in virtual time: order, budgets, timers, futures, added and removed
 //! pollers, and the decision to sleep.
-#![cfg(not(loom))]
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;

@@ -14,8 +14,8 @@ use crate::{alerts, cluster, deploy, spdk, tidy, units, vm, web};
 
 const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
-const MODEL_LIMIT: Duration = Duration::from_secs(900);
-const MUTATION_LIMIT: Duration = Duration::from_secs(600);
+const MUTATION_LIMIT: Duration = Duration::from_secs(900);
+const MUTATIONS: &str = "nacre-bdev-replica-sim/mutations,nacre-cluster-core-sim/mutations";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -135,7 +135,6 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
             Ok(tally)
         });
         suite("tests", &mut || units::run(root, &programs, filter));
-        suite("models", &mut || models(root, filter));
         suite("mutations", &mut || mutations(root, filter));
         if cluster::matches(filter) {
             suite("cluster", &mut || cluster::suite(root, nacre.as_deref()));
@@ -234,49 +233,20 @@ fn component(
     Ok(tally)
 }
 
-/// Exhaustive interleavings of the code between cores: `tests/loom.rs` of each package that has
-/// one.
-fn models(root: &Path, filter: &[String]) -> Result<Tally> {
-    let mut tally = Tally::default();
-    for package in tidy::packages_with_models(root)? {
-        let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-        flags.push_str(" --cfg loom");
-        let mut command = setup::cargo();
-        command
-            .current_dir(root)
-            .env("RUSTFLAGS", flags.trim())
-            // The different flags rebuild everything: use a separate target directory, so that the
-            // other builds stay valid.
-            .env("CARGO_TARGET_DIR", crate::target_dir(root).join("loom"))
-            // Optimised, because a model checks very many interleavings.
-            .args(["test", "--release", "--locked", "--no-fail-fast"])
-            .args(["--package", &package, "--test", "loom", "--"])
-            .args(filter);
-        println!("models of {package}");
-        let mut reader = CargoTest::default();
-        let end = process::stream(&mut command, MODEL_LIMIT, |line| reader.line(line))?;
-        tally.add(finish(reader, &format!("models of {package}"), end, filter));
-    }
-    Ok(tally)
-}
-
 /// Mutation tests: the checkers of each simulator must find each deliberate fault, in replicated
 /// volumes and in clusters. A feature excludes the faults from all other builds.
 fn mutations(root: &Path, filter: &[String]) -> Result<Tally> {
-    let mut tally = Tally::default();
-    for package in ["nacre-bdev-replica-sim", "nacre-cluster-core-sim"] {
-        let mut command = setup::cargo();
-        command
-            .current_dir(root)
-            .args(["test", "--locked", "--no-fail-fast"])
-            .args(["--package", package])
-            .args(["--features", "mutations", "--test", "mutations", "--"])
-            .args(filter);
-        let mut reader = CargoTest::default();
-        let end = process::stream(&mut command, MUTATION_LIMIT, |line| reader.line(line))?;
-        tally.add(finish(reader, "mutations", end, filter));
-    }
-    Ok(tally)
+    let mut command = setup::cargo();
+    command
+        .current_dir(root)
+        // `--workspace` selects the features of dependencies as in the build of the tests. With
+        // `--package` Cargo would build the dependencies again.
+        .args(["test", "--workspace", "--locked", "--no-fail-fast"])
+        .args(["--features", MUTATIONS, "--test", "mutations", "--"])
+        .args(filter);
+    let mut reader = CargoTest::default();
+    let end = process::stream(&mut command, MUTATION_LIMIT, |line| reader.line(line))?;
+    Ok(finish(reader, "mutations", end, filter))
 }
 
 fn finish(reader: CargoTest, suite: &str, end: End, filter: &[String]) -> Tally {

@@ -11,11 +11,11 @@
 //!
 //! Both store their own word and then load the other's, with a sequentially consistent fence in
 //! between. Of an owner that enters and a control that quiesces, at least one sees the other. So a
-//! doorbell of the old queue is never written after the new one was created. `tests/loom.rs` shows
-//! that, and that weaker orderings break it:
+//! doorbell of the old queue is never written after the new one was created. The model in
+//! `tests/models` shows that, and that weaker orderings break it:
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p nacre-bdev-nvme --release --test loom
+//! cargo test -p nacre-tests-models phase
 //! ```
 //!
 //! This file uses nothing of this crate, so that the loom test can include it.

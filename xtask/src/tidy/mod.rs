@@ -94,26 +94,6 @@ pub(crate) fn print_words(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Packages with model tests in `tests/loom.rs`.
-pub(crate) fn packages_with_models(root: &Path) -> Result<Vec<String>> {
-    let mut packages = Vec::new();
-    for file in tracked_files(root)? {
-        let Some(dir) = file.strip_suffix("tests/loom.rs") else {
-            continue;
-        };
-        let manifest = format!("{dir}Cargo.toml");
-        let text = read(root, &manifest)?;
-        let name = text
-            .lines()
-            .find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
-        packages.push(
-            name.with_context(|| format!("{manifest} has no name"))?
-                .to_owned(),
-        );
-    }
-    Ok(packages)
-}
-
 /// The files that git tracks. New files that are not added yet do not count.
 fn tracked_files(root: &Path) -> Result<Vec<String>> {
     let mut command = Command::new("git");

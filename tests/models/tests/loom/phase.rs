@@ -2,22 +2,21 @@
 //! the memory model allows.
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p nacre-bdev-nvme --release --test loom
+//! cargo test -p nacre-tests-models phase
 //! ```
 //!
 //! The doorbell register is an atomic without any ordering. The control writes 0 to it when it
 //! recreates the queue. An owner's earlier value must never appear there afterwards.
-#![cfg(loom)]
 
-#[path = "../src/phase.rs"]
+#[path = "../../../../bdev/nvme/src/phase.rs"]
 #[allow(dead_code)]
-mod phase;
+mod source;
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-use phase::{Phase, QueueState, encode};
+use source::{Phase, QueueState, encode};
 
 const STALE: u32 = 7;
 

@@ -1,0 +1,4 @@
+//! The models, one program.
+
+mod doorbell;
+mod phase;
