@@ -44,7 +44,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let nacre = vm::fast_nacre(root, options.vm.nacre.as_deref())?;
-    let vm = Vm::prepare()?;
+    let vm = Vm::prepare()?.with_parallel_cpus();
     let out = vm::scratch(root, "bench")?;
     println!("virtual machine: {}; {rounds} rounds", vm.describe());
     let line = format!(

@@ -48,7 +48,7 @@ pub(super) fn run(root: &Path, options: &VmOptions, over: BenchTransport) -> Res
         "without a round there is nothing to compare"
     );
     let nacre = vm::fast_nacre(root, options.nacre.as_deref())?;
-    let vm = Vm::prepare()?;
+    let vm = Vm::prepare()?.with_parallel_cpus();
     let out = vm::scratch(root, "bench")?;
     println!(
         "virtual machine: {}; {} rounds",
