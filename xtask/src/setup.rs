@@ -35,7 +35,7 @@ pub(crate) const VM: &[Need] = &[
     need("librdmacm.so.1", "librdmacm1"),
     need("ibv_devinfo", "ibverbs-utils"),
     need("ps", "procps"),
-    need("jq", "jq"),
+    need("gojq", "gojq"),
     need("dcb", "iproute2"),
     need("ethtool", "ethtool"),
     need("libgnutls.so.30", "libgnutls30"),
