@@ -96,23 +96,19 @@ const NACRE: &[&str] = &["--locked", "--package", "nacre-engine-cli"];
 
 /// A Cargo example that the guest runs, needed by the cases whose names end in `cases`.
 struct Example {
-    package: &'static str,
     name: &'static str,
     cases: &'static str,
 }
 
 const PINGPONG: Example = Example {
-    package: "nacre-transport-rdma-verbs",
     name: "pingpong",
     cases: "rdma-verbs",
 };
 const PROBE: Example = Example {
-    package: "nacre-bdev-nvme-vfio",
     name: "probe",
     cases: "vfio",
 };
 const CONFORMANCE: Example = Example {
-    package: "nacre-bdev-nvme-vfio",
     name: "conformance",
     cases: "conformance",
 };
@@ -127,8 +123,9 @@ impl Example {
         if !self.is_needed(cases) {
             return Ok(PathBuf::from("/nonexistent"));
         }
-        let names = ["--package", self.package, "--example", self.name];
-        let arguments = [&["--locked"], names.as_slice()].concat();
+        // `--workspace` selects the features of libraries as in the build of the tests. With
+        // `--package` Cargo would build the libraries again.
+        let arguments = ["--locked", "--workspace", "--example", self.name];
         setup::cargo_build(root, &arguments, BUILD_LIMIT)?;
         let dir = crate::target_dir(root).join("debug/examples");
         found(&dir.join(self.name))
