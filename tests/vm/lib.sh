@@ -4,6 +4,9 @@
 # A test is a list of commands under `set -e`: the first failing command fails the test. Both
 # targets have the same functions, so that the kernel's nvmet can validate the tests before they
 # judge Nacre.
+#
+# A program whose reader leaves early fails (SIGPIPE), and so does its pipeline: read to the end, with
+# `sed -n 1p` and `grep … >/dev/null` in place of `head -1` and `grep -q`.
 set -Eeuo pipefail
 shopt -s nullglob
 

@@ -39,7 +39,7 @@ dcb_down() {
         ip rule delete pref $((10 + at)) 2>/dev/null || true
         ip route flush table $((100 + at)) 2>/dev/null || true
     done
-    if ip rule show | grep -q "^200:"; then
+    if ip rule show | grep "^200:" >/dev/null; then
         ip rule add pref 0 lookup local
         ip rule delete pref 200
     fi

@@ -16,7 +16,7 @@ step "identify namespace"
 ns=$(nvme id-ns "$DEV" -o json)
 lbads=$(echo "$ns" | jq '.lbafs[.flbas % 16].ds')
 expect "NSZE" "$(echo "$ns" | jq .nsze)" $((128 * 1048576 >> lbads))
-nvme ns-descs "$DEV" -o json | jq -e '.. | .uuid? // .nguid? // empty' | head -1
+nvme ns-descs "$DEV" -o json | jq -e '.. | .uuid? // .nguid? // empty' | sed -n 1p
 expect "the namespace list" "$(nvme list-ns "/dev/$CTRL" | sed 's/.*://')" 0x1
 nvme list | grep "$DEV"
 

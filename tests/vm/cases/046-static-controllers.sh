@@ -12,7 +12,7 @@ rpc bdev_malloc_create '{"name":"fixed","num_blocks":8192,"block_size":512}'
 step "the kernel asks for a dynamic controller, is refused, and does not come again"
 dmesg -C
 expect_failure connect "$static"
-dmesg | grep -q "Connect Invalid Data Parameter, cntlid: 65535"
+dmesg | grep "Connect Invalid Data Parameter, cntlid: 65535"
 expect "controllers" "$(ctrl_of "$static")" ""
 
 step "the discovery log says so, and connect-all connects what it can"

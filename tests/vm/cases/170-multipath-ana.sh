@@ -30,7 +30,7 @@ ios_of() { awk '{ print $1 + $5 }' "$(path_of "$1")/stat"; }
 wait_until 20 has_state "$PORT" optimized
 wait_until 20 has_state "$SECOND" non-optimized
 wait_until 20 ls /dev/nvme*n1
-DISK=$(ls /dev/nvme*n1 | head -1)
+DISK=$(ls /dev/nvme*n1 | sed -n 1p)
 
 traffic() { dd if=/dev/urandom of="$DISK" bs=4k count="$1" oflag=direct status=none; }
 moved() { # moved PORT OTHER: all of the traffic goes over PORT
