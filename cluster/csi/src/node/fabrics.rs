@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::context::Address;
 use super::host::Host;
 use super::identity::HostId;
+use super::mounts::Mount;
 
 /// A controller: one path to a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,6 +164,21 @@ fn all_devices(host: &dyn Host, fits: impl Fn(&Path) -> bool) -> Result<Vec<Devi
 /// their own have the major number 0: tmpfs, overlay, btrfs, NFS. They are present while mounted.
 pub(crate) fn is_present(host: &dyn Host, number: &str) -> bool {
     number.starts_with("0:") || host.sys().join("dev/block").join(number).exists()
+}
+
+/// True for a mount whose device is gone: of a file system, or of a namespace's file in devtmpfs.
+/// The kernel marks the latter.
+pub(crate) fn is_dead(host: &dyn Host, mount: &Mount) -> bool {
+    if !is_present(host, &mount.number) {
+        return true;
+    }
+    let root = mount.root.to_string_lossy();
+    let Some(name) = root.strip_prefix('/') else {
+        return false;
+    };
+    let marked = name.strip_suffix("//deleted");
+    let is_gone = marked.is_some() || !host.sys().join("class/block").join(name).exists();
+    is_gone && is_namespace(marked.unwrap_or(name))
 }
 
 /// `nvme0n1`, not a partition (`nvme0n1p1`) and not a hidden path (`nvme0c1n1`).

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tonic::Status;
 
+use super::fabrics::{self, Device};
 use super::host::{Host, Ran};
 
 /// A line of `mountinfo`.
@@ -17,6 +18,8 @@ pub(crate) struct Mount {
     pub root: PathBuf,
     pub target: PathBuf,
     pub is_read_only: bool,
+    /// The device, or the name of the file system, as text for people.
+    pub source: String,
 }
 
 fn parse(line: &str) -> Option<Mount> {
@@ -28,6 +31,12 @@ fn parse(line: &str) -> Option<Mount> {
         root: unescape(root),
         target: unescape(target),
         is_read_only: options.split(',').any(|option| option == "ro"),
+        // After any number of optional fields: a hyphen, the type, and the source.
+        source: fields
+            .skip_while(|field| *field != "-")
+            .nth(2)
+            .map(|source| unescape(source).to_string_lossy().into_owned())
+            .unwrap_or_default(),
     })
 }
 
@@ -94,17 +103,37 @@ pub(crate) fn not_run(program: &str, error: &io::Error) -> Status {
     }
 }
 
-/// Ends all mounts at this path.
-pub(crate) fn unmount(host: &dyn Host, target: &Path) -> Result<(), Status> {
+/// Ends all mounts of a volume at this path. A mount of another device is another owner's: it is
+/// refused before any of them ends.
+pub(crate) fn unmount(host: &dyn Host, target: &Path, devices: &[Device]) -> Result<(), Status> {
+    let is_ours = |mount: &Mount| {
+        devices.iter().any(|device| is_of(mount, device)) || fabrics::is_dead(host, mount)
+    };
     // Each one covers another; a bound, because other programs could add more.
     for _ in 0..16 {
-        if at(host, target)?.is_none() {
+        let mut there = all(host)?;
+        there.retain(|mount| mount.target == target);
+        if let Some(foreign) = there.iter().find(|mount| !is_ours(mount)) {
+            return Err(Status::failed_precondition(format!(
+                "{} has a mount of another device ({}, {}), not of this volume: unmount it first",
+                target.display(),
+                foreign.number,
+                foreign.source,
+            )));
+        }
+        if there.is_empty() {
             return Ok(());
         }
         let _ = must(host, "umount", &[&target.to_string_lossy()])?;
     }
     let text = format!("{}: it is mounted again and again", target.display());
     Err(Status::internal(text))
+}
+
+/// True for a file system on the device, and for the device's file in devtmpfs, which a block
+/// volume has at a pod.
+pub(crate) fn is_of(mount: &Mount, device: &Device) -> bool {
+    mount.number == device.number || mount.root == Path::new("/").join(&device.name)
 }
 
 #[cfg(test)]
@@ -119,6 +148,7 @@ mod tests {
         assert_eq!(mount.root, Path::new("/a b"));
         assert_eq!(mount.target, Path::new(r"/mnt/c\d"));
         assert!(mount.is_read_only);
+        assert_eq!(mount.source, "/dev/nvme0n1");
         for bad in ["", "36 35", "36 35 259:3 /"] {
             assert_eq!(parse(bad), None);
         }

@@ -129,7 +129,8 @@ impl Node {
         });
         if let Err(refused) = bound {
             // A writable mount must not stand in for a read-only one.
-            let _ = mounts::unmount(host, target).and_then(|()| remove_target(target));
+            let unmounted = mounts::unmount(host, target, std::slice::from_ref(&device));
+            let _ = unmounted.and_then(|()| remove_target(target));
             return Err(refused);
         }
         Ok(Nothing {})
@@ -157,10 +158,12 @@ impl Node {
     }
 
     pub(crate) fn unpublish(&self, asked: &NodeUnpublishVolumeRequest) -> Result<Nothing, Status> {
-        volume_id(&asked.volume_id)?;
+        let id = volume_id(&asked.volume_id)?;
         let target = PathBuf::from(required_path("target_path", &asked.target_path)?);
         let _one = self.pending.start(&asked.volume_id)?;
-        mounts::unmount(&*self.host, &target)?;
+        let host = &*self.host;
+        let devices = id.map_or_else(|| Ok(Vec::new()), |id| fabrics::devices(host, id))?;
+        mounts::unmount(host, &target, &devices)?;
         remove_target(&target)?;
         Ok(Nothing {})
     }

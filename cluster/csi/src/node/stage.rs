@@ -229,8 +229,6 @@ impl Node {
         let host = &*self.host;
         // First: a damaged record is refused before anything changes.
         let staged = self.staged(id)?;
-        // The paths of a device stay until its data is written: it would be lost with them.
-        mounts::unmount(host, staging)?;
         // Without multipath there is one device per path, all of one subsystem.
         let devices = fabrics::devices(host, id)?;
         for device in &devices {
@@ -246,6 +244,8 @@ impl Node {
                 }
             }
         }
+        // The paths of a device stay until its data is written: it would be lost with them.
+        mounts::unmount(host, staging, &devices)?;
         // Open until the paths are gone, so that no program mounts the device meanwhile.
         let claimed = devices.iter().map(|device| self.claim(id, device));
         let mut claimed = claimed.collect::<Result<Vec<File>, Status>>()?;
@@ -338,11 +338,7 @@ impl Node {
     /// A device that is mounted elsewhere is not disconnected.
     fn refuse_users(&self, id: Uuid, device: &Device) -> Result<(), Status> {
         let mounted = mounts::all(&*self.host)?;
-        let of_file_system = mounted.iter().find(|mount| mount.number == device.number);
-        // A block volume at a pod: the device's file in devtmpfs.
-        let name = Path::new("/").join(&device.name);
-        let of_device = mounted.iter().find(|mount| mount.root == name);
-        match of_file_system.or(of_device) {
+        match mounted.iter().find(|mount| mounts::is_of(mount, device)) {
             Some(mount) => Err(Status::failed_precondition(format!(
                 "volume {id} is still mounted at {}: NodeUnpublishVolume comes first",
                 mount.target.display()

@@ -25,6 +25,7 @@ const ABSENT: &str = "00000000-0000-4000-8000-000000000000";
 pub(crate) const STAGE: &str = "Node/NodeStageVolume";
 pub(crate) const UNSTAGE: &str = "Node/NodeUnstageVolume";
 pub(crate) const PUBLISH: &str = "Node/NodePublishVolume";
+pub(crate) const UNPUBLISH: &str = "Node/NodeUnpublishVolume";
 
 pub(crate) struct World {
     driver: Served,
@@ -148,9 +149,7 @@ impl World {
             volume_id: VOLUME.to_string(),
             target_path: self.target(),
         };
-        let _: Nothing = self
-            .call("Node/NodeUnpublishVolume", asked)
-            .expect("unpublished");
+        let _: Nothing = self.call(UNPUBLISH, asked).expect("unpublished");
     }
 }
 
@@ -590,12 +589,12 @@ fn a_wrong_publish_is_refused() {
     };
     let _: Nothing = world.call(PUBLISH, several).expect("several writers");
     let bad = NodeUnpublishVolumeRequest::default();
-    world.refused("Node/NodeUnpublishVolume", bad, Code::InvalidArgument);
+    world.refused(UNPUBLISH, bad, Code::InvalidArgument);
     let bad = NodeUnpublishVolumeRequest {
         volume_id: VOLUME.to_string(),
         ..Default::default()
     };
-    world.refused("Node/NodeUnpublishVolume", bad, Code::InvalidArgument);
+    world.refused(UNPUBLISH, bad, Code::InvalidArgument);
 }
 
 /// NodeUnpublishVolume keeps data that it did not mount.
@@ -609,7 +608,7 @@ fn unpublish_keeps_foreign_data() {
         volume_id: VOLUME.to_string(),
         target_path: world.target(),
     };
-    world.refused("Node/NodeUnpublishVolume", asked, Code::Internal);
+    world.refused(UNPUBLISH, asked, Code::Internal);
     assert!(target.join("data").exists());
 }
 

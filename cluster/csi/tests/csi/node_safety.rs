@@ -6,15 +6,15 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use nacre_cluster_csi::messages::node::NodePublishVolumeRequest;
+use nacre_cluster_csi::messages::node::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
 use nacre_cluster_csi::messages::{Mode, Nothing};
-use nacre_cluster_csi::node::Guardian;
+use nacre_cluster_csi::node::{Guardian, Host};
 use parking_lot::Mutex;
 use tonic::Code;
 
 use crate::client::{block, mount};
 use crate::machine::Claims;
-use crate::node::{PUBLISH, STAGE, UNSTAGE, World, of_type, writer};
+use crate::node::{PUBLISH, STAGE, UNPUBLISH, UNSTAGE, VOLUME, World, of_type, writer};
 
 /// NodeUnstageVolume: a device in use, or with data that is not written, stays connected, for a
 /// block volume and for a file system.
@@ -56,6 +56,63 @@ fn a_live_mount_is_not_replaced() {
         assert_eq!(world.machine.mount_count(), 1);
         assert_eq!(world.machine.runs("umount"), 0);
         assert_eq!(world.machine.runs("mkfs"), 0);
+    }
+}
+
+/// Goal: NodeUnstageVolume and NodeUnpublishVolume end mounts of the volume only. Method: a mount
+/// of another device covers the staging path, or the target, of both access types.
+#[test]
+fn a_foreign_mount_is_not_ended() {
+    for number in ["8:1", "0:45"] {
+        for capability in [writer(), block(Mode::SingleNodeWriter)] {
+            let world = World::new();
+            world.stage(capability.clone());
+            world.publish(capability);
+            let end = |path: &str| world.machine.run("umount", &[path]).expect("it ran");
+            let is_named = |why: &str, path: &str| why.contains(path) && why.contains(number);
+
+            let target = world.target();
+            world.machine.mount_other(number, Path::new(&target));
+            let count = world.machine.mount_count();
+            let asked = || NodeUnpublishVolumeRequest {
+                volume_id: VOLUME.to_string(),
+                target_path: world.target(),
+            };
+            let why = world.refused(UNPUBLISH, asked(), Code::FailedPrecondition);
+            assert!(is_named(&why, &target), "{why}");
+            assert_eq!(world.machine.runs("umount"), 0);
+            assert_eq!(world.machine.mount_count(), count);
+            assert!(end(&target).is_success());
+            world.unpublish();
+
+            let staging = world.staging();
+            world.machine.mount_other(number, Path::new(&staging));
+            let (runs, count) = (world.machine.runs("umount"), world.machine.mount_count());
+            let why = world.refused(UNSTAGE, world.unstaged(), Code::FailedPrecondition);
+            assert!(is_named(&why, &staging), "{why}");
+            assert_eq!(world.machine.runs("umount"), runs);
+            assert_eq!(world.machine.mount_count(), count);
+            assert_eq!(world.machine.controllers().len(), 2);
+            assert!(end(&staging).is_success());
+            world.unstage();
+            assert_eq!(world.machine.mount_count(), 0);
+            assert!(world.machine.controllers().is_empty());
+        }
+    }
+}
+
+/// Goal: mounts of a volume end also after its device has gone. Method: the kernel gives up all
+/// paths of a published volume.
+#[test]
+fn dead_mounts_of_a_volume_end() {
+    for capability in [writer(), block(Mode::SingleNodeWriter)] {
+        let world = World::new();
+        world.stage(capability.clone());
+        world.publish(capability);
+        world.machine.lose_all_paths();
+        world.unpublish();
+        world.unstage();
+        assert_eq!(world.machine.mount_count(), 0);
     }
 }
 
