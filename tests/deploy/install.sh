@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Goal: the image on a USB disk installs the appliance to a disk that is named by its serial number. That disk alone boots
-# and serves. A power cut in the middle leaves a disk without a partition table.
+# and serves. A power cut in the middle leaves an empty disk. Data of another owner needs a word.
 # Method: QEMU with OVMF, as in image.sh. The first installation is a command that a power cut ends, the second one is by
 # keys on the screen. IMAGE runs commands of the test.
 #
@@ -76,14 +76,20 @@ check "the installation copies" until_true "$LIMIT" is_copying
 check "power fails in the middle" power_fails
 has_no_table() { ! table "$SCRATCH/disk.raw"; }
 check "the disk has no partition table" has_no_table
+# The first MiB decides whether a disk counts as empty.
+is_blank() { cmp --bytes 1048576 "$SCRATCH/disk.raw" /dev/zero; }
+check "the disk is empty after the cut" is_blank
+put_data() { printf 'data of another owner' | dd of="$SCRATCH/disk.raw" bs=4096 seek=1 conv=notrunc status=none; }
+check "another owner writes on the disk" eval 'put_data && ! is_blank'
 
 with_stick "$SCRATCH/install.2"
 check "the boot menu offers the installer again" choose_installer
 check "the screen lists disks again" listed
+check "the screen names the data" says 60 'holds data of an unknown kind'
 START=$SECONDS
 check "the screen takes the serial number" keys 'iSYSTEM\r'
-confirm_if_asked() { ! says 30 "Type erase to go on" || keys 'erase\r'; }
-check "data of the first try needs a word" confirm_if_asked
+check "data on the disk needs a word" says 60 "Type erase to go on"
+check "the screen takes the word" keys 'erase\r'
 check "the system is on the disk" says "$((LIMIT * 2))" "version $(pattern "$VERSION") is on disk SYSTEM"
 echo "installation: $((SECONDS - START)) s"
 check "the USB disk is as before" same_table
