@@ -27,7 +27,7 @@ use nacre_engine::services::drives::{DriveUri, DriveUriError};
 use nacre_engine::services::keyring::{HostKeys, NamedKey};
 use nacre_engine_doctor::{System, check_rdma_route};
 use nacre_engine_values::address::socket_of;
-use nacre_engine_values::host_identity::Identity;
+use nacre_engine_values::host_identity::{Identity, Names};
 
 /// Jobs of authentication that may wait: one for each queue.
 const KEY_JOBS: usize = 1024;
@@ -215,7 +215,8 @@ impl RemoteArgs {
             }
         };
         let hostnqn = hostnqn(self.hostnqn.as_deref(), &remote)?;
-        let identity = Identity::find(hostnqn.as_deref(), self.hostid.as_deref()).map_err(usage)?;
+        let identity = Identity::find(Names::OPTIONS, hostnqn.as_deref(), self.hostid.as_deref());
+        let identity = identity.map_err(usage)?;
         let tls = self.tls(&identity.nqn, &nqn)?;
         let mut options = HostOptions::new(identity.nqn, identity.id, nqn);
         options.controller = self.cntlid.unwrap_or_default();

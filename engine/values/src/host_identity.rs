@@ -52,6 +52,21 @@ pub enum IdentityError {
     Id { place: String, found: String },
 }
 
+/// The names under which a program takes the two values. Errors name them.
+#[derive(Debug, Clone, Copy)]
+pub struct Names {
+    pub nqn: &'static str,
+    pub id: &'static str,
+}
+
+impl Names {
+    /// Options of the commands that connect to a target.
+    pub const OPTIONS: Self = Self {
+        nqn: "--hostnqn",
+        id: "--hostid",
+    };
+}
+
 /// The places to search.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
@@ -72,17 +87,18 @@ impl Default for Places {
 
 impl Identity {
     /// The requested values, completed from the identity of this machine.
-    pub fn find(nqn: Option<&str>, id: Option<&str>) -> Result<Self, IdentityError> {
-        Self::find_in(&Places::default(), nqn, id)
+    pub fn find(names: Names, nqn: Option<&str>, id: Option<&str>) -> Result<Self, IdentityError> {
+        Self::find_in(&Places::default(), names, nqn, id)
     }
 
     pub(crate) fn find_in(
         places: &Places,
+        names: Names,
         nqn: Option<&str>,
         id: Option<&str>,
     ) -> Result<Self, IdentityError> {
-        let given_nqn = nqn.map(|t| parse_nqn("--hostnqn", t)).transpose()?;
-        let given_id = id.map(|t| parse_id("--hostid", t)).transpose()?;
+        let given_nqn = nqn.map(|t| parse_nqn(names.nqn, t)).transpose()?;
+        let given_id = id.map(|t| parse_id(names.id, t)).transpose()?;
         if let Some(identity) = pair(given_nqn, given_id, Origin::Given) {
             return Ok(identity);
         }
@@ -100,7 +116,8 @@ impl Identity {
         Ok(match places.state.as_deref().map(|dir| keep(dir, made)) {
             Some(Ok(kept)) => from_uuid(kept, Origin::State),
             Some(Err(error)) => {
-                tracing::warn!(%error, "this host's identifier cannot be kept; --hostnqn sets one");
+                let option = names.nqn;
+                tracing::warn!(%error, "this host's identifier cannot be kept; {option} sets one");
                 from_uuid(made, Origin::Random)
             }
             None => from_uuid(made, Origin::Random),
@@ -201,7 +218,7 @@ mod tests {
         }
 
         fn find(&self) -> Result<Identity, IdentityError> {
-            Identity::find_in(&self.places(), None, None)
+            Identity::find_in(&self.places(), Names::OPTIONS, None, None)
         }
     }
 
@@ -234,7 +251,7 @@ mod tests {
         );
 
         let nqn = "nqn.2025-01.io.nacre:host";
-        let given = Identity::find_in(&machine.places(), Some(nqn), None).unwrap();
+        let given = Identity::find_in(&machine.places(), Names::OPTIONS, Some(nqn), None).unwrap();
         assert_eq!((given.nqn.as_str(), given.origin), (nqn, Origin::Given));
         assert_ne!(
             Uuid::from_bytes(given.id).to_string(),
@@ -250,14 +267,15 @@ mod tests {
             state: None,
             ..machine.places()
         };
-        let found = Identity::find_in(&places, None, None).unwrap();
+        let found = Identity::find_in(&places, Names::OPTIONS, None, None).unwrap();
         assert_eq!(found.origin, Origin::Random);
     }
 
     #[test]
     fn refusals() {
         let machine = Machine::new();
-        let find = |nqn, id| Identity::find_in(&machine.places(), nqn, id).unwrap_err();
+        let find =
+            |nqn, id| Identity::find_in(&machine.places(), Names::OPTIONS, nqn, id).unwrap_err();
         assert!(matches!(find(Some(""), None), IdentityError::Nqn { .. }));
         assert!(matches!(find(None, Some("1")), IdentityError::Id { .. }));
         let nil = "00000000-0000-0000-0000-000000000000";

@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use nacre_engine_values::files;
-use nacre_engine_values::host_identity::{Identity, IdentityError};
+use nacre_engine_values::host_identity::{Identity, IdentityError, Names};
 use uuid::Uuid;
 
 use super::MAX_NODE_ID;
@@ -17,6 +17,11 @@ use super::fabrics;
 use super::host::Host;
 use super::records::Records;
 
+/// Options of `nacre csi`.
+const NAMES: Names = Names {
+    nqn: "--node-id",
+    id: "--host-id",
+};
 const FILE: &str = "host";
 /// Largest identity that is read.
 const MOST: u64 = 4096;
@@ -89,7 +94,7 @@ impl HostId {
             Some(kept) if !is_given => return Ok(kept.clone()),
             _ => {
                 let id = id.map(|id| id.to_string());
-                let found = Identity::find(nqn, id.as_deref())?;
+                let found = Identity::find(NAMES, nqn, id.as_deref())?;
                 Self {
                     nqn: found.nqn.as_str().to_owned(),
                     id: Uuid::from_bytes(found.id),
@@ -195,6 +200,23 @@ mod tests {
         let long = format!("nqn.{}", "x".repeat(200));
         for bad in ["h", "nqn.a,b", &long] {
             assert!(find(Some(bad), None).is_err(), "{bad}");
+        }
+    }
+
+    /// Goal: a refused identity names the option of this driver, and no other program's. Method: an
+    /// NQN that is too long, and the identifier zero.
+    #[test]
+    fn a_refusal_names_the_option() {
+        let state = tempfile::tempdir().expect("a directory");
+        let find = |nqn, id| HostId::find(&Machine::default(), state.path(), nqn, id);
+        let long = format!("nqn.{}", "x".repeat(230));
+        for (nqn, id, option) in [
+            (Some(&*long), None, "--node-id: "),
+            (None, Some(Uuid::nil()), "--host-id: "),
+        ] {
+            let refused = find(nqn, id).expect_err(option);
+            assert!(refused.is_usage());
+            assert!(refused.to_string().starts_with(option), "{refused}");
         }
     }
 

@@ -26,7 +26,7 @@ use crate::services::engine::Engine;
 use crate::services::keyring::RemoteKeys;
 use crate::services::rdma::{Rdma, Verbs};
 use crate::values::address::{self, AddressError, is_link_local};
-use crate::values::host_identity::{Identity, IdentityError};
+use crate::values::host_identity::{Identity, IdentityError, Names};
 
 /// Minimum number of entries of a queue pair.
 pub(super) const ENTRIES: u16 = 32;
@@ -132,6 +132,12 @@ pub enum PlanError {
     Identity(#[from] IdentityError),
 }
 
+/// Parameters of an attachment.
+const NAMES: Names = Names {
+    nqn: "hostnqn",
+    id: "hostid",
+};
+
 /// The machine's state.
 struct Machine {
     identity: Identity,
@@ -171,7 +177,7 @@ pub(super) fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAd
 /// Reads the machine's state. Blocks: reads files, and may load libraries.
 fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Machine, PlanError> {
     let hostnqn = wanted.hostnqn.as_ref().map(Nqn::to_string);
-    let identity = Identity::find(hostnqn.as_deref(), None)?;
+    let identity = Identity::find(NAMES, hostnqn.as_deref(), None)?;
     let target = wanted.address.ip();
     let source = match wanted.hostaddr {
         Some(address) => Some(address),
