@@ -151,6 +151,14 @@ impl Error {
         }
     }
 
+    /// The error of a node that has joined `cluster` before: a key that is absent was lost.
+    pub(crate) fn of_node(self, cluster: Option<Uuid>) -> Self {
+        match (self, cluster) {
+            (Self::NoCluster { key }, Some(expected)) => Self::LostCluster { key, expected },
+            (error, _) => error,
+        }
+    }
+
     /// True if the same call may succeed later without a change of its parameters.
     pub fn is_passing(&self) -> bool {
         match self {

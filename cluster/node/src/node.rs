@@ -1,7 +1,7 @@
 //! A running node: the thread of its driver, and the parts that other threads use.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,7 @@ impl Node {
             seen: parking_lot::Mutex::default(),
             volumes: parking_lot::Mutex::default(),
             seen_keys: SeenKeys::default(),
+            cluster: OnceLock::new(),
         });
         let (reports, receiver) = mpsc::channel(WAITING);
         let link = Link {

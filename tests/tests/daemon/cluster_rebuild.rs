@@ -139,6 +139,12 @@ fn the_store_is_rebuilt_without_a_backup() {
     load.run_during(|| {
         cluster.etcd.lose_all();
         until_etcd_answers(&cluster);
+        let lost = cluster.any().call("cluster_get_status", Value::Null);
+        let problem = lost["problem"].as_str().unwrap_or_default();
+        for word in ["lost its data", "`restore`", "`rebuild-store`"] {
+            assert!(problem.contains(word), "{lost:#}");
+        }
+        assert!(!lost.to_string().contains("`init`"), "{lost:#}");
         let refused = run(&cluster, &["--wait", "3s"]);
         let said = stderr(&refused);
         assert!(!refused.status.success(), "{refused:?}");

@@ -55,10 +55,7 @@ impl Driver {
         let Phase::Looking { .. } = self.phase else {
             return;
         };
-        let answer = answer.map_err(|error| match (error, self.me.cluster) {
-            (Error::NoCluster { key }, Some(expected)) => Error::LostCluster { key, expected },
-            (error, _) => error,
-        });
+        let answer = answer.map_err(|error| error.of_node(self.me.cluster));
         let found = answer.and_then(|cluster| {
             let timing = cluster.timing()?;
             Ok((timing, cluster.id, cluster.store()))
@@ -66,6 +63,7 @@ impl Driver {
         match found {
             Ok((timing, found, store)) => {
                 let expected = *self.me.cluster.get_or_insert(found);
+                let _ = self.shared.cluster.set(expected);
                 if expected != found {
                     let key = self.prefix.meta();
                     return self.exclude(Error::OtherCluster {

@@ -11,8 +11,8 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nacre_cluster_core::lease::Word;
@@ -104,6 +104,8 @@ pub(crate) struct Shared {
     pub(crate) volumes: Mutex<Vec<(VolumeId, State)>>,
     /// The keys that this node sees, for its copy.
     pub(crate) seen_keys: SeenKeys,
+    /// The cluster that this node has joined, in this run or before. Empty: it has joined none.
+    pub(crate) cluster: OnceLock<Uuid>,
 }
 
 /// The keys that the engine needs before hosts are let in.
@@ -190,6 +192,9 @@ impl Driver {
         shared: Arc<Shared>,
         serving: Box<dyn Serving>,
     ) -> Self {
+        if let Some(cluster) = me.cluster {
+            let _ = shared.cluster.set(cluster);
+        }
         let leases =
             NodeLeases::of_process(Arc::clone(&client), prefix.clone(), me.process, me.machine);
         Self {

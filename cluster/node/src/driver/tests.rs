@@ -27,6 +27,7 @@ fn driver(engine: Engine) -> Driver {
         seen: Mutex::default(),
         volumes: Mutex::default(),
         seen_keys: SeenKeys::default(),
+        cluster: OnceLock::new(),
     };
     let me = Me {
         id,

@@ -73,6 +73,11 @@ pub enum CopyError {
 }
 
 impl Copy {
+    /// The copy of a cluster without other keys.
+    pub fn of_cluster(meta: Cluster) -> Self {
+        Self::from((meta, Keys::default(), 0))
+    }
+
     pub fn encode(&self) -> Vec<u8> {
         let mut text = crate::keys::bytes(self);
         let sum = crc(&text);

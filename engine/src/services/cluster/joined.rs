@@ -35,6 +35,17 @@ pub(super) fn read(dir: &Path, name: &str) -> anyhow::Result<Option<Uuid>> {
     Ok(Some(id))
 }
 
+/// As [`read`]; without a note, the cluster of this name in the copy of its keys. Blocks.
+pub(super) fn known(dir: &Path, name: &str) -> anyhow::Result<Option<Uuid>> {
+    if let Some(noted) = read(dir, name)? {
+        return Ok(Some(noted));
+    }
+    // A copy that cannot be read says nothing, and the rebuild of a store reports it.
+    let copy = super::rebuild::read_copy(&dir.join(super::rebuild::FILE));
+    let copy = copy.ok().flatten().filter(|copy| copy.meta.name == name);
+    Ok(copy.map(|copy| copy.meta.id))
+}
+
 /// Refuses a data directory whose file has volumes: they would not be served.
 pub(super) async fn must_have_no_volumes(dir: &Path) -> anyhow::Result<()> {
     let path = dir.join(FILE);
@@ -92,6 +103,29 @@ mod tests {
         assert!(read(dir, "lab").is_err());
         note::write(dir, "cluster lab").unwrap();
         assert!(format!("{:#}", read(dir, "lab").unwrap_err()).contains("has no id"));
+    }
+
+    /// Goal: a node whose note is gone knows its cluster by the copy of the keys. Method: a copy of
+    /// the cluster, of another one, and a damaged one.
+    #[test]
+    fn a_copy_names_the_cluster() {
+        use crate::services::cluster::rebuild::FILE;
+        use nacre_cluster_node::{Cluster, rebuild::Copy};
+
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        assert_eq!(known(dir, "lab").unwrap(), None);
+        let cluster = Cluster::new("lab", std::time::Duration::from_secs(2)).unwrap();
+        let copy = Copy::of_cluster(cluster.clone());
+        std::fs::write(dir.join(FILE), copy.encode()).unwrap();
+        assert_eq!(known(dir, "lab").unwrap(), Some(cluster.id));
+        assert_eq!(known(dir, "prod").unwrap(), None);
+        write(dir, "lab", Uuid::from_u128(7)).unwrap();
+        assert_eq!(known(dir, "lab").unwrap(), Some(Uuid::from_u128(7)));
+        assert!(known(dir, "prod").is_err());
+        std::fs::remove_file(note::path(dir)).unwrap();
+        std::fs::write(dir.join(FILE), "damaged").unwrap();
+        assert_eq!(known(dir, "lab").unwrap(), None);
     }
 
     /// Goal: a node does not hide volumes of its data directory.

@@ -274,7 +274,7 @@ pub async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     joined::must_have_no_volumes(dir).await?;
     let (me, joined_before) = {
         let (dir, name) = (dir.to_owned(), name.to_owned());
-        let read = move || anyhow::Ok((holder::id(&dir)?, joined::read(&dir, &name)?));
+        let read = move || anyhow::Ok((holder::id(&dir)?, joined::known(&dir, &name)?));
         tokio::task::spawn_blocking(read).await??
     };
     let me = NodeId(me);

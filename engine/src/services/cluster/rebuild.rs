@@ -6,7 +6,7 @@
 //! ```
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use nacre_bdev::registry::{Holder, Listed, Usage};
 use nacre_bdev_replica::format::{
     BLOCK, Label, LabelCopy, LabelError, LabelState, label_offset, newest,
 };
+use nacre_cluster_node::backup::LARGEST;
 use nacre_cluster_node::rebuild::{
     Copy, Device, Found, LabelFacts, LabelRead, LabelReplicaFacts, ReplicaFact,
 };
@@ -33,9 +34,7 @@ use crate::services::volumes::is_local;
 use crate::values::files;
 
 /// The file of the copy in the data directory.
-const FILE: &str = "cluster-copy.json";
-/// Largest file that is read.
-const LARGEST: u64 = 512 << 20;
+pub(super) const FILE: &str = "cluster-copy.json";
 /// Time without changes before a copy is written, so that one has all keys of an act.
 const QUIET: Duration = Duration::from_millis(100);
 /// Longest wait of a copy for the end of changes, and shortest time between two copies.
@@ -192,7 +191,7 @@ async fn found(
 }
 
 /// The copy of before; an error says why it is of no use.
-fn read_copy(file: &PathBuf) -> Result<Option<Copy>, String> {
+pub(super) fn read_copy(file: &Path) -> Result<Option<Copy>, String> {
     let opened = match std::fs::File::open(file) {
         Ok(opened) => opened,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

@@ -88,7 +88,7 @@ fn examine(settings: &Settings, name: &str, dir: Option<&Path>) -> anyhow::Resul
     let prefix = Prefix::new(name).context("cluster.name is invalid")?;
     let endpoints = endpoints(&settings.store)?;
     let joined: Option<Uuid> = match dir {
-        Some(dir) => joined::read(dir, name)?,
+        Some(dir) => joined::known(dir, name)?,
         None => None,
     };
     let me = dir.and_then(holder::known).map(NodeId);
