@@ -81,7 +81,8 @@ impl Driver {
                 self.nodes.set_timing(timing, now);
                 self.phase = Phase::Joining(Join::new(self.me.id, timing));
             }
-            Err(error) if error.is_passing() => {
+            // Also a cluster that is created, restored or rebuilt later.
+            Err(error) if error.is_passing() || matches!(error, Error::NoCluster { .. }) => {
                 self.phase = Phase::Looking {
                     not_before: now + AGAIN,
                     is_asked: false,

@@ -269,3 +269,43 @@ fn a_restored_store_begins_anew() {
         });
     }
 }
+
+/// Goal: a node that starts before its cluster is there, as one with a new data directory before a
+/// rebuild, joins without a restart. Method: etcd has no cluster, then it has one, and loses it.
+#[test]
+fn a_cluster_may_come_later() {
+    block_on(async {
+        let mut driver = driver(Engine::default());
+        let key = driver.prefix.meta();
+        let look = |driver: &mut Driver, answer| {
+            driver.phase = Phase::Looking {
+                not_before: clock::now(),
+                is_asked: true,
+            };
+            driver.found_cluster(answer, clock::now());
+            let is_looking = matches!(
+                driver.phase,
+                Phase::Looking {
+                    is_asked: false,
+                    ..
+                }
+            );
+            let state = driver.shared.state.borrow().clone();
+            (is_looking, state)
+        };
+        let absent = || Err(Error::NoCluster { key: key.clone() });
+        let obstacle = absent().err();
+        let waits = (true, NodeState::Joining { obstacle });
+        assert_eq!(look(&mut driver, absent()), waits);
+        assert_eq!(driver.shared.cluster.get(), None);
+        let cluster = keys::Cluster::new("lab", Duration::from_secs(2)).expect("a lease");
+        assert!(!look(&mut driver, Ok(cluster.clone())).0);
+        assert!(matches!(driver.phase, Phase::Joining(_)));
+        assert_eq!(driver.shared.cluster.get(), Some(&cluster.id));
+        let expected = cluster.id;
+        let key = key.clone();
+        let obstacle = Some(Error::LostCluster { key, expected });
+        let waits = (true, NodeState::Joining { obstacle });
+        assert_eq!(look(&mut driver, absent()), waits);
+    });
+}
