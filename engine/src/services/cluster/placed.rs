@@ -108,8 +108,18 @@ pub async fn create_placed(
         };
         lifecycle::create_record(engine, new).await.map(drop)
     };
-    let placed = place_all(&running, &placing).await?;
+    let placed = place_all(&running, &placing).await.or_refuse()?;
     with_placed(engine, &running, placing.volume, placed, make).await
+}
+
+/// Why a replica is not replaced.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotReplaced {
+    /// No pool was chosen.
+    #[error("{0}")]
+    Cluster(#[from] Error),
+    #[error("{0}")]
+    Call(#[from] RpcError),
 }
 
 /// Places a successor, and runs `work` with its device. The outcome of the work is beside the pool
@@ -119,7 +129,7 @@ pub(super) async fn with_successor<T, Work>(
     running: &Rc<Running>,
     successor: Successor<'_>,
     work: impl FnOnce(String) -> Work,
-) -> Result<(PoolId, Result<T, RpcError>), RpcError>
+) -> Result<(PoolId, Result<T, RpcError>), NotReplaced>
 where
     Work: Future<Output = Result<T, RpcError>>,
 {
@@ -157,14 +167,14 @@ where
 }
 
 /// Chooses the pools, and wants the replicas on them.
-async fn place_all(running: &Rc<Running>, placing: &Placing) -> Result<Vec<Placed>, RpcError> {
+async fn place_all(running: &Rc<Running>, placing: &Placing) -> Result<Vec<Placed>, Error> {
     let placed = running.operator.place(placing).await;
     if let Err(Error::Store { .. }) = &placed {
         // etcd may have made the transaction all the same.
         let (volume, members) = (placing.volume, placing.members.clone());
         tokio::task::spawn_local(end_unused(Rc::clone(running), volume, members));
     }
-    placed.or_refuse()
+    placed
 }
 
 async fn with_placed<T, Work>(

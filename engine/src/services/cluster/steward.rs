@@ -14,6 +14,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::mem::{Discriminant, discriminant};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use nacre_cluster_core::repair::{Absences, Act, Cause, FailedPools, Replica, Why
 use nacre_cluster_core::storm::Storm;
 use nacre_cluster_core::{MemberId, NodeId, PoolId};
 use nacre_cluster_node::{
-    Brake, Export, Looked, NodeKey, NodeState, Resync, Steward as StewardKey, clock,
+    Brake, Error, Export, Looked, NodeKey, NodeState, Resync, Steward as StewardKey, Unmet, clock,
 };
 use serde_json::json;
 use tokio::sync::Semaphore;
@@ -31,7 +32,7 @@ use tracing::{debug, info, warn};
 use uuid::Uuid;
 
 use super::Running;
-use super::placed::{Successor, places, with_successor};
+use super::placed::{NotReplaced, Successor, places, with_successor};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -75,13 +76,26 @@ struct Repair {
     is_busy: bool,
 }
 
-/// A refusal without its figures: free space changes, and the demand stays.
-#[derive(PartialEq, Eq)]
-struct Refused(String);
+/// The kind of a refusal, without its figures: free space changes, and the demand stays.
+#[derive(Debug, PartialEq, Eq)]
+enum Refused {
+    /// Too few nodes or pools meet a demand.
+    Demand(Unmet),
+    Cluster(Discriminant<Error>),
+    /// The code and the field of the call.
+    Call(i32, Option<String>),
+}
 
 impl Refused {
-    fn of(error: &RpcError) -> Self {
-        Self(error.to_string().replace(|c: char| c.is_ascii_digit(), ""))
+    fn of(error: &NotReplaced) -> Self {
+        match error {
+            NotReplaced::Cluster(Error::NotPlaced { demand, .. }) => Self::Demand(*demand),
+            NotReplaced::Cluster(other) => Self::Cluster(discriminant(other)),
+            NotReplaced::Call(error) => {
+                let facts = error.data.as_ref();
+                Self::Call(error.code, facts.and_then(|facts| facts.field.clone()))
+            }
+        }
     }
 }
 
@@ -267,7 +281,7 @@ async fn served(
     nodes: &BTreeMap<NodeId, NodeKey>,
     listed: &Listed,
     opened: Rc<Opened>,
-) -> Result<Option<Served>, nacre_cluster_node::Error> {
+) -> Result<Option<Served>, Error> {
     let exports = places(running, &listed.record.replicas).await?;
     let status = opened.handle.status();
     let stored: BTreeMap<Uuid, &ReplicaRecord> = listed
@@ -354,13 +368,13 @@ async fn replace(
     failed_pools: &RefCell<FailedPools>,
     replica: MemberId,
     cause: Cause,
-) -> Result<(), RpcError> {
+) -> Result<(), NotReplaced> {
     let gone = || RpcError::errno(Errno::EAGAIN, "the replica was changed meanwhile");
     let (one, status) = served.replica(replica).ok_or_else(gone)?;
     let (.., export) = served.export_of(status).ok_or_else(gone)?;
     let place = export.place.as_ref().ok_or_else(gone)?;
     let now = clock::now();
-    let pools = running.operator.pools().await.or_refuse()?;
+    let pools = running.operator.pools().await?;
     failed_pools
         .borrow_mut()
         .retain(|pool| pools.iter().any(|(id, _)| *id == pool));
@@ -423,7 +437,7 @@ async fn give_up(
     failed_pools: &RefCell<FailedPools>,
     replica: MemberId,
     why: Why,
-) -> Result<(), RpcError> {
+) -> Result<(), NotReplaced> {
     let gone = || RpcError::errno(Errno::EAGAIN, "the replica was changed meanwhile");
     let (one, status) = served.replica(replica).ok_or_else(gone)?;
     let command = Command::GiveUp {
@@ -487,4 +501,43 @@ fn report_brake(engine: &Engine, brake: &Brake) {
     let facts = json!({ "gone": brake.gone, "of": brake.of, "zone": brake.zone });
     let cluster = engine.settings.cluster.name.clone().unwrap_or_default();
     engine.notes.report("cluster_brake", cluster, text, facts);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn not_placed(why: &str, demand: Unmet) -> NotReplaced {
+        let (key, why) = ("/nacre/lab/steward".to_owned(), why.to_owned());
+        NotReplaced::Cluster(Error::NotPlaced { key, why, demand })
+    }
+
+    /// Goal: a refusal is reported again only when its kind changes, and names with digits stay
+    /// apart. Method: the same demand with other figures, other demands, and other calls.
+    #[test]
+    fn figures_do_not_change_a_refusal() {
+        let of = |error: &NotReplaced| Refused::of(error);
+        let room = not_placed("no pool has room for 7 bytes", Unmet::Room);
+        assert_eq!(
+            of(&room),
+            of(&not_placed("no pool has room for 8 bytes", Unmet::Room))
+        );
+        assert_ne!(of(&room), of(&not_placed("pool 1 is busy", Unmet::Busy)));
+        let key = "/nacre/lab/steward".to_owned();
+        let braked = NotReplaced::Cluster(Error::Braked { key });
+        assert_ne!(of(&room), of(&braked));
+        let call = |errno, field: &str| {
+            let error = RpcError::errno(errno, "device 1 has 2 bytes").field(field);
+            NotReplaced::Call(error)
+        };
+        let absent = call(Errno::ENODEV, "name");
+        assert_eq!(of(&absent), of(&call(Errno::ENODEV, "name")));
+        assert_ne!(of(&absent), of(&call(Errno::EAGAIN, "name")));
+        assert_ne!(of(&absent), of(&call(Errno::ENODEV, "pool1")));
+        assert_ne!(
+            of(&call(Errno::ENODEV, "pool1")),
+            of(&call(Errno::ENODEV, "pool2"))
+        );
+        assert_ne!(of(&absent), of(&braked));
+    }
 }
