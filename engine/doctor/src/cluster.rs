@@ -49,6 +49,8 @@ pub struct Peer {
     /// Addresses for other nodes. The error has the reason why a connection over TCP failed; none
     /// for other transports.
     pub portals: Vec<(String, Option<Result<Duration, String>>)>,
+    /// All its addresses require TLS.
+    pub needs_tls: bool,
 }
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
@@ -151,6 +153,12 @@ fn of_peer(id: &'static str, peer: &Peer) -> Finding {
         let remedy = "give it a listener that other nodes reach: nvmf.listen";
         return Finding::fail(id, "it describes no address", remedy);
     }
+    if peer.needs_tls {
+        let evidence = "all its addresses require TLS, and nodes connect to each other in clear";
+        let remedy = "add an [[nvmf.listener]] without tls on the network of the nodes, or use tls \
+                      = \"allow\", in its configuration";
+        return Finding::fail(id, evidence, remedy);
+    }
     if !peer.has_lease {
         return Finding::skip(id, "it has no lease: its daemon does not run");
     }
@@ -197,6 +205,7 @@ mod tests {
                     "tcp://192.0.2.2:4420".to_owned(),
                     Some(Ok(Duration::from_millis(1))),
                 )],
+                needs_tls: false,
             }],
         };
         change(&mut cluster);
@@ -241,6 +250,8 @@ mod tests {
         let one_of_two = found(|of| portals(of, &[good_one(), refused()]));
         assert_eq!(one_of_two, with(2, Status::Warn));
         assert_eq!(found(|of| portals(of, &[None])), with(2, Status::Skip));
+        let needs_tls = |of: &mut Cluster| of.peers[0].needs_tls = true;
+        assert_eq!(found(needs_tls), with(2, Status::Fail));
         let off = |of: &mut Cluster| of.peers[0].has_lease = false;
         assert_eq!(found(off), with(2, Status::Skip));
     }

@@ -478,6 +478,32 @@ fn receivers_of_alerts_are_checked() {
     accepted(&format!("{local}{login}"));
 }
 
+/// Goal: a node of a cluster that no other node can reach is refused before it starts. Method: with
+/// and without a listener in clear, and without a cluster.
+#[test]
+fn a_node_of_a_cluster_needs_a_listener_in_clear() {
+    let node = "[store]\nendpoints = [\"http://127.0.0.1:1\"]\n[cluster]\nname = \"lab\"\n";
+    let listener = |name: &str, port: u16, tls: &str| {
+        format!("[[nvmf.listener]]\nname = \"{name}\"\nport = {port}\ntls = \"{tls}\"\n")
+    };
+    let both = [
+        listener("a", 4420, "require"),
+        listener("b", 4421, "require"),
+    ];
+    let found = problems(&format!("{node}{}{}", both[0], both[1]));
+    let expected = "nacre.toml:4: cluster.name: all listeners require TLS";
+    assert!(
+        found.len() == 1 && found[0].starts_with(expected) && found[0].contains("without tls"),
+        "{found:?}"
+    );
+    for other in ["off", "allow"] {
+        let text = format!("{node}{}{}", both[0], listener("b", 4421, other));
+        load_text(Some(("f", &text)), [], &[]).expect(other);
+    }
+    load_text(Some(("f", node)), [], &[]).expect("listeners come later");
+    load_text(Some(("f", &both[0])), [], &[]).expect("no cluster");
+}
+
 /// Goal: a TLS listener has all of its files, and its roles are subjects and roles.
 #[test]
 fn tls_needs_its_files_and_subjects() {

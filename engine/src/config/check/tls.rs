@@ -1,7 +1,10 @@
 //! Checks of TLS: certificates of the management protocol and of HTTP, secure channel
 //! concatenation.
 
+use nacre_nvmf::transport::TlsPolicy;
+
 use super::{Check, Settings, Subsystem};
+use crate::config::settings::Listener;
 use crate::rpc::subject::Subject;
 
 impl Check<'_> {
@@ -32,6 +35,15 @@ impl Check<'_> {
                 let remedy = format!("add client_ca = \"/…/clients.pem\" to [{table}]");
                 self.refuse(&format!("{table}.client_crl"), cause, &remedy);
             }
+        }
+        let listeners = settings.listeners();
+        let requires = |listener: &Listener| listener.tls == TlsPolicy::Require;
+        if settings.cluster.is_node() && !listeners.is_empty() && listeners.iter().all(requires) {
+            let cause = "all listeners require TLS, and the nodes of a cluster connect to each other \
+                         in clear: no node reaches the replicas of this one";
+            let remedy = "add an [[nvmf.listener]] without tls on the network of the nodes, or use \
+                          tls = \"allow\"";
+            self.refuse("cluster.name", cause, remedy);
         }
         for text in rpc.roles.keys() {
             if let Err(error) = text.parse::<Subject>() {

@@ -10,9 +10,11 @@ use nacre_cluster_core::{NodeId, VolumeId};
 use nacre_cluster_etcd::{Client, Prefix};
 use nacre_cluster_node::events::Counts;
 use nacre_cluster_node::{self as node, Portal};
+use nacre_nvmf::transport::TlsPolicy;
 use tokio::net::TcpStream;
 use uuid::Uuid;
 
+use super::discovery::tls_text;
 use super::{Cluster, joined};
 use crate::config::Settings;
 use crate::doctor::cluster as doctor;
@@ -112,6 +114,7 @@ fn examine(settings: &Settings, name: &str, dir: Option<&Path>) -> anyhow::Resul
         let peers = others.map(async |(_, key, has_lease)| doctor::Peer {
             name: key.description.name.clone(),
             has_lease,
+            needs_tls: needs_tls(&key.description),
             portals: join_all(key.description.member_portals.iter().map(tried)).await,
         });
         Ok(doctor::Cluster {
@@ -122,6 +125,14 @@ fn examine(settings: &Settings, name: &str, dir: Option<&Path>) -> anyhow::Resul
             peers: join_all(peers).await,
         })
     })
+}
+
+/// True if no address of a node takes a connection in clear. Descriptions of the first release do
+/// not have it.
+fn needs_tls(description: &node::Description) -> bool {
+    let require = Some(tls_text(TlsPolicy::Require));
+    let portals = &description.portals;
+    !portals.is_empty() && portals.iter().all(|one| one.tls.as_deref() == require)
 }
 
 /// Connects to an address over TCP. Other transports are not tried.
