@@ -29,6 +29,8 @@ pub enum RebuildError {
         nodes.join(", ")
     )]
     Missing { nodes: Vec<String>, waited_s: u64 },
+    #[error("node {name} cannot report: {why}. Then run the command again")]
+    Refused { name: String, why: String },
     #[error("--without {name}: {why}")]
     Without { name: String, why: String },
     #[error("--{option} {name}: several volumes have this name. Name one by its id: {ids}")]

@@ -136,10 +136,7 @@ fn a_rebuild_refuses_and_is_repeated() {
             Ok(false)
         );
 
-        let mut writer = Writer::claim(&lab.client, &lab.prefix, Source::Rebuild)
-            .await
-            .expect("claimed");
-        writer.collect().await.expect("collecting");
+        let (writer, _) = lab.collecting().await;
         writer.put(&left).await.expect("written");
         let rebuilt = lab.rebuild(&["cow"], two()).await.expect("rebuilt");
         assert_eq!(
@@ -183,10 +180,28 @@ fn a_large_report_has_parts() {
             report::read(&lab.prefix, request.run, &page.keys)
         };
         let node = NodeId(found.node);
-        assert_eq!(reports().await.get(&node), Some(&found));
+        assert_eq!(reports().await.found.get(&node), Some(&found));
         assert_eq!(lab.keys().await.len(), 1 + 49 + 1);
         let part = format!("{}0001", lab.prefix.found(node));
         lab.change(Txn::default().delete(&part)).await;
-        assert!(reports().await.is_empty());
+        assert_eq!(reports().await, report::Collected::default());
+    });
+}
+
+/// Goal: the operator sees at once why a node cannot report. Method: a report that is larger than
+/// all parts, and a rebuild that waits for it.
+#[test]
+fn a_report_that_is_too_large_is_named() {
+    on_etcd("a_report_that_is_too_large_is_named", async |lab: Lab| {
+        let mut found = labelled_three();
+        found[0].description.name = "ant".to_owned();
+        found[0].description.version = "x".repeat(34 << 20);
+        let refused = lab.rebuild(&[], found).await.expect_err("it is too large");
+        assert!(
+            matches!(&refused, RebuildError::Refused { name, why }
+                if name == "ant" && why.contains("detach devices")),
+            "{refused}"
+        );
+        assert_eq!(lab.keys().await, Vec::<String>::new());
     });
 }

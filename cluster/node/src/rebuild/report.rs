@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   found/N/0000 …   parts of the report's JSON, each below etcd's limit for one value
-//!   found/N/end      run of the rebuild, number of parts, CRC-64 of all parts
+//!   found/N/end      run of the rebuild, number of parts, CRC-64 of all parts; or no part, and why
 //! ```
 //!
 //! Each write compares the mark of the rebuild, so that a report to a former run changes nothing.
@@ -41,6 +41,25 @@ struct End {
     run: Uuid,
     parts: usize,
     crc64: String,
+    /// Why there is no report. It has no parts then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refused: Option<Refused>,
+}
+
+/// Why a node cannot report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Refused {
+    /// The name of the node.
+    pub(super) name: String,
+    pub(super) why: String,
+}
+
+/// The reports to a run.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Collected {
+    pub(super) found: BTreeMap<NodeId, Found>,
+    /// Nodes that cannot report.
+    pub(super) refused: Vec<Refused>,
 }
 
 impl Operator {
@@ -77,6 +96,23 @@ pub(super) async fn put(
             "the report has {bytes} bytes, and {most} are the most: detach devices that the \
              cluster does not need"
         );
+        // The operator waits at the command's terminal.
+        let end = End {
+            v: FORMAT,
+            run: request.run,
+            parts: 0,
+            crc64: crc(&[]),
+            refused: Some(Refused {
+                name: found.description.name.clone(),
+                why: why.clone(),
+            }),
+        };
+        let key = format!("{own}end");
+        let txn = Txn::default()
+            .if_modified(&mark, request.revision)
+            .put(&key, keys::bytes(&end));
+        let answer = client.transact(txn, Copies::Several).await;
+        answer.map_err(Error::at(&key))?;
         return Err(Error::Invalid {
             field: "found",
             why,
@@ -87,6 +123,7 @@ pub(super) async fn put(
         run: request.run,
         parts: parts.len(),
         crc64: crc(&text),
+        refused: None,
     };
     let values = parts.iter().enumerate();
     let values = values.map(|(at, part)| (format!("{own}{at:04}"), part.to_vec()));
@@ -105,7 +142,7 @@ pub(super) async fn put(
 
 /// The whole reports to this run. A report that is being written, or damaged, is left out: its node
 /// writes it again.
-pub(super) fn read(prefix: &Prefix, run: Uuid, keys: &[KeyValue]) -> BTreeMap<NodeId, Found> {
+pub(super) fn read(prefix: &Prefix, run: Uuid, keys: &[KeyValue]) -> Collected {
     let mut of_node: BTreeMap<Uuid, BTreeMap<&str, &[u8]>> = BTreeMap::new();
     let all = prefix.all_found();
     for kv in keys {
@@ -117,9 +154,14 @@ pub(super) fn read(prefix: &Prefix, run: Uuid, keys: &[KeyValue]) -> BTreeMap<No
             of_node.entry(node).or_default().insert(part, &kv.value);
         }
     }
-    let whole = |(node, parts): (Uuid, BTreeMap<&str, &[u8]>)| {
+    let mut refused = Vec::new();
+    let mut whole = |(node, parts): (Uuid, BTreeMap<&str, &[u8]>)| {
         let end: End = serde_json::from_slice(parts.get("end")?).ok()?;
         if end.run != run || end.v > FORMAT || end.parts > MOST {
+            return None;
+        }
+        if let Some(why) = end.refused {
+            refused.push(why);
             return None;
         }
         let mut text = Vec::new();
@@ -130,5 +172,6 @@ pub(super) fn read(prefix: &Prefix, run: Uuid, keys: &[KeyValue]) -> BTreeMap<No
         let is_whole = crc(&text) == end.crc64 && found.node == node && found.v <= FORMAT;
         is_whole.then_some((NodeId(node), found))
     };
-    of_node.into_iter().filter_map(whole).collect()
+    let found = of_node.into_iter().filter_map(&mut whole).collect();
+    Collected { found, refused }
 }

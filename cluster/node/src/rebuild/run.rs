@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use super::decide::{Options, Plan, decide};
 use super::error::{Note, RebuildError};
 use super::facts::Found;
-use super::report;
+use super::report::{self, Collected, Refused};
 use crate::backup::{Source, Writer, write_rebuilt};
 use crate::error::Error;
 
@@ -115,47 +115,49 @@ impl Rebuild {
     ) -> Result<Plan, RebuildError> {
         let begun = Instant::now();
         let mut shown = None;
-        // The last reports, and since when they are the same.
-        let mut last = (BTreeMap::new(), begun);
+        let mut last = Decided::default();
         loop {
-            let reports = match self.reports(client, prefix, writer).await {
+            let Collected { found, refused } = match self.reports(client, prefix, writer).await {
                 Err(error) if error.is_passing() && begun.elapsed() < self.wait => {
                     sleep(LOOK).await;
                     continue;
                 }
                 reports => reports?,
             };
+            if let Some(Refused { name, why }) = refused.into_iter().next() {
+                return Err(RebuildError::Refused { name, why });
+            }
             let is_late = begun.elapsed() >= self.wait;
             let waited_s = self.wait.as_secs();
-            if reports.is_empty() {
+            let is_new = last.take(found, |found| decide(name, found, &self.options))?;
+            let Some(plan) = &last.plan else {
                 if is_late {
                     return Err(RebuildError::NoNode { waited_s });
                 }
-            } else {
-                let plan = decide(name, &reports, &self.options)?;
-                let state = (reports.len(), plan.missing.clone());
+                sleep(LOOK).await;
+                continue;
+            };
+            if is_new {
+                let state = (last.found.len(), plan.missing.clone());
                 if shown.as_ref() != Some(&state) {
                     progress(state.0, &state.1);
                     shown = Some(state);
                 }
-                if last.0 != reports {
-                    last = (reports, Instant::now());
+            }
+            let is_settled = plan.absent == 0 && plan.problems.is_empty();
+            let quiet = if is_settled { QUIET } else { DEVICES };
+            let is_quiet = plan.has_copy && last.since.elapsed() >= quiet;
+            if plan.missing.is_empty() {
+                if is_late || is_quiet {
+                    return accepted(plan.clone());
                 }
-                let is_settled = plan.absent == 0 && plan.problems.is_empty();
-                let quiet = if is_settled { QUIET } else { DEVICES };
-                let is_quiet = plan.has_copy && last.1.elapsed() >= quiet;
-                if plan.missing.is_empty() {
-                    if is_late || is_quiet {
-                        return accepted(plan);
-                    }
-                } else if is_late {
-                    // An option that does not fit may have been meant for one of these nodes.
-                    if let Some(refused) = plan.refused {
-                        return Err(refused);
-                    }
-                    let nodes = plan.missing;
-                    return Err(RebuildError::Missing { nodes, waited_s });
+            } else if is_late {
+                // An option that does not fit may have been meant for one of these nodes.
+                if let Some(refused) = &plan.refused {
+                    return Err(refused.clone());
                 }
+                let nodes = plan.missing.clone();
+                return Err(RebuildError::Missing { nodes, waited_s });
             }
             sleep(LOOK).await;
         }
@@ -166,10 +168,47 @@ impl Rebuild {
         client: &Client,
         prefix: &Prefix,
         writer: &Writer<'_>,
-    ) -> Result<BTreeMap<NodeId, Found>, Error> {
+    ) -> Result<Collected, Error> {
         let all = prefix.all_found();
         let page = client.list(&all).await.map_err(Error::at(&all))?;
         Ok(report::read(prefix, writer.mark.run, &page.keys))
+    }
+}
+
+/// The decision about the last reports. A decision about many volumes takes time, so the same
+/// reports are not decided twice.
+struct Decided {
+    found: BTreeMap<NodeId, Found>,
+    /// Since when the reports are these.
+    since: Instant,
+    /// `None`: no node has reported.
+    plan: Option<Plan>,
+}
+
+impl Default for Decided {
+    fn default() -> Self {
+        Self {
+            found: BTreeMap::new(),
+            since: Instant::now(),
+            plan: None,
+        }
+    }
+}
+
+impl Decided {
+    /// True: the reports are other ones, and were decided.
+    fn take(
+        &mut self,
+        found: BTreeMap<NodeId, Found>,
+        decide: impl FnOnce(&BTreeMap<NodeId, Found>) -> Result<Plan, RebuildError>,
+    ) -> Result<bool, RebuildError> {
+        if found == self.found {
+            return Ok(false);
+        }
+        self.plan = (!found.is_empty()).then(|| decide(&found)).transpose()?;
+        self.found = found;
+        self.since = Instant::now();
+        Ok(true)
     }
 }
 
@@ -184,4 +223,35 @@ fn accepted(plan: Plan) -> Result<Plan, RebuildError> {
         problems: plan.problems,
         notes: plan.notes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Goal: reports that stay the same are decided once. Method: the same report twice, then
+    /// another one, and none.
+    #[test]
+    fn the_same_reports_are_decided_once() {
+        let (decisions, mut last) = (Cell::new(0), Decided::default());
+        let mut take = |found: &[Found]| {
+            let found = found.iter().map(|one| (NodeId(one.node), one.clone()));
+            let counted = |found: &BTreeMap<NodeId, Found>| {
+                decisions.set(decisions.get() + 1);
+                decide("lab", found, &Options::default())
+            };
+            let is_new = last.take(found.collect(), counted);
+            let is_new = is_new.expect("one cluster");
+            (is_new, decisions.get(), last.plan.is_some())
+        };
+        let mut found = super::super::tests::labelled_three();
+        assert_eq!(take(&[]), (false, 0, false));
+        assert_eq!(take(&found[..2]), (true, 1, true));
+        assert_eq!(take(&found[..2]), (false, 1, true));
+        found[0].description.name = "other".to_owned();
+        assert_eq!(take(&found[..2]), (true, 2, true));
+        assert_eq!(take(&[]), (true, 2, false));
+    }
 }

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
+use futures_util::future::join_all;
 use nacre_bdev::Bdev;
 use nacre_bdev::registry::{Holder, Listed, Usage};
 use nacre_bdev_replica::format::{
@@ -21,7 +22,8 @@ use nacre_cluster_node::rebuild::{
     Copy, Device, Found, LabelFacts, LabelRead, LabelReplicaFacts, ReplicaFact,
 };
 use nacre_cluster_node::{Description, Error, NodeState};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -45,8 +47,10 @@ const SHARE: u32 = 10;
 const LOOK: Duration = Duration::from_millis(500);
 /// Time between two looks at labels after the first report: devices may have come.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Time limit for the labels of one device.
+/// Time limit for the labels of all devices.
 const LABELS: Duration = Duration::from_secs(5);
+/// Devices that are read at the same time: two blocks of each.
+const AT_ONCE: usize = 256;
 /// Product of volumes' devices: their contents are hosts' data.
 const VOLUME: &str = "Replicated volume";
 
@@ -208,28 +212,48 @@ pub(super) fn read_copy(file: &Path) -> Result<Option<Copy>, String> {
 /// The local devices with labels.
 async fn labels(engine: &Rc<Engine>) -> anyhow::Result<Vec<Device>> {
     let plane = engine.plane().map_err(|error| anyhow::anyhow!("{error}"))?;
-    let mut devices = Vec::new();
-    for listed in plane.bdevs.list() {
-        if !may_be_replica(&plane, &listed) {
-            continue;
-        }
-        let name = listed.layer.name().to_owned();
-        let read = timeout(LABELS, label(engine, &plane, &name)).await;
-        let read = read.unwrap_or_else(|_| Err(format!("no answer within {LABELS:?}")));
+    let mut listed = plane.bdevs.list();
+    listed.retain(|one| may_be_replica(&plane, one));
+    let names = listed.iter().map(|one| one.layer.name().to_owned());
+    let read = async |name: String| label(engine, &plane, &name).await;
+    let read = side_by_side(names.collect(), LABELS, read).await;
+    let device = |(listed, read): (Listed, Result<Option<Label>, String>)| {
         let label = match read {
-            Ok(None) => continue,
+            Ok(None) => return None,
             Ok(Some(label)) => LabelRead::Label(facts(label)),
             Err(why) => LabelRead::Unreadable(why),
         };
         let mut aliases = listed.aliases.clone();
         aliases.push(listed.layer.uuid().to_string());
-        devices.push(Device {
-            name,
+        Some(Device {
+            name: listed.layer.name().to_owned(),
             aliases,
             label,
-        });
-    }
-    Ok(devices)
+        })
+    };
+    Ok(listed.into_iter().zip(read).filter_map(device).collect())
+}
+
+/// Reads several devices at a time, in order of the answer's items. A device that has not answered
+/// by the deadline, or whose turn did not come, has an error. Devices that hang take up places: the
+/// others pass them as long as a place is left.
+async fn side_by_side<T>(
+    names: Vec<String>,
+    limit: Duration,
+    read: impl AsyncFn(String) -> Result<T, String>,
+) -> Vec<Result<T, String>> {
+    let end = Instant::now() + limit;
+    let places = Semaphore::new(AT_ONCE);
+    let (places, read) = (&places, &read);
+    let each = names.into_iter().map(|name| async move {
+        let read = async {
+            let _place = places.acquire().await;
+            read(name).await
+        };
+        let read = timeout_at(end, read).await;
+        read.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
+    });
+    join_all(each).await
 }
 
 /// False for devices of other nodes, of volumes, below other devices, and for snapshots.
@@ -291,5 +315,33 @@ fn facts(label: Label) -> LabelFacts {
         block_size: label.block_size,
         blocks: label.blocks,
         region_shift: label.region_shift,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: devices that hang cost one time limit together, and hide no other device. Method: many
+    /// hang for ever, in front of some that answer.
+    #[tokio::test]
+    async fn devices_that_hang_share_a_deadline() {
+        let names = (0..AT_ONCE + 8).map(|at| at.to_string());
+        let (hang, limit) = (AT_ONCE - 1, Duration::from_millis(300));
+        let begun = Instant::now();
+        let read = side_by_side(names.collect(), limit, async |name: String| {
+            let at: usize = name.parse().expect("a number");
+            if at < hang {
+                std::future::pending::<()>().await;
+            }
+            Ok(at)
+        });
+        let read = read.await;
+        assert!(begun.elapsed() < limit * 20, "{:?}", begun.elapsed());
+        let (hung, answered) = read.split_at(hang);
+        let late = Err("no answer within 300ms".to_owned());
+        assert!(hung.iter().all(|one| *one == late), "{hung:?}");
+        let expected: Vec<_> = (hang..AT_ONCE + 8).map(Ok).collect();
+        assert_eq!(answered, expected);
     }
 }
