@@ -28,6 +28,7 @@ mod node;
 mod nodes;
 mod operations;
 mod operator;
+mod own_exports;
 mod placing;
 mod pools;
 pub mod publication;
@@ -56,9 +57,11 @@ pub use node::Node;
 pub use operator::{
     LeaseStatus, NodeStatus, Operator, Status, VolumeCounts, VolumeState, VolumeStatus,
 };
+pub use own_exports::OwnExports;
 pub use placing::{Placed, Placing};
 pub use pools::{MAX_POOLS, PoolKey, PoolReport, PoolState};
 pub use publication::{Publication, volume_nqn};
 pub use publishing::PublishRequest;
+pub use seen_keys::StoreView;
 pub use serving::{Answer, Link, Role, Serving};
 pub use stewarding::{Looked, ZONE};

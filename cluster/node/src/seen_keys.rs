@@ -55,6 +55,15 @@ pub(crate) struct Keys {
     pub(crate) store: Option<Uuid>,
     /// The kinds whose list has arrived.
     listed: BTreeSet<Kind>,
+    /// How often etcd had other data.
+    changes: u64,
+}
+
+/// The etcd in which a node has found its cluster. An etcd that was restored is another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreView {
+    pub(crate) store: Uuid,
+    pub(crate) changes: u64,
 }
 
 /// Shared by the cluster's thread, which sees the keys, and the task that writes the copy.
@@ -110,12 +119,32 @@ impl SeenKeys {
 
     /// etcd has other data: nothing is known until it is listed.
     pub(crate) fn begin_anew(&self) {
-        *self.keys.lock() = Keys::default();
+        let mut keys = self.keys.lock();
+        *keys = Keys {
+            changes: keys.changes + 1,
+            ..Keys::default()
+        };
     }
 
     /// The node has found the cluster in this etcd.
     pub(crate) fn found(&self, store: Uuid) {
         self.keys.lock().store = Some(store);
+    }
+
+    /// The ids of this node's exports, with the etcd that has them. `None`: their list has not
+    /// arrived from the etcd in which the node has found the cluster.
+    pub(crate) fn exports(&self) -> Option<(StoreView, BTreeSet<Uuid>)> {
+        let keys = self.keys.lock();
+        let store = keys
+            .store
+            .filter(|_| keys.listed.contains(&Kind::Exports))?;
+        let view = StoreView {
+            store,
+            changes: keys.changes,
+        };
+        let exports = keys.of_kind.get(&Kind::Exports);
+        let ids = exports.into_iter().flat_map(BTreeMap::keys).copied();
+        Some((view, ids.collect()))
     }
 
     /// `None`: not all lists have arrived.
@@ -216,5 +245,27 @@ mod tests {
         assert_eq!(seen.all().and_then(|keys| keys.store), Some(id));
         seen.begin_anew();
         assert!(seen.all().is_none());
+    }
+
+    /// Goal: an export that is absent counts only against a list of the same etcd. Method: an
+    /// export is seen and deleted, then etcd is restored twice from one snapshot.
+    #[test]
+    fn exports_are_those_of_one_etcd() {
+        let (seen, id) = (SeenKeys::default(), Uuid::from_u128(1));
+        seen.put(Kind::Exports, id, &kv(5, &json!({})));
+        seen.found(id);
+        assert_eq!(seen.exports(), None, "no list");
+        seen.listed(Kind::Exports);
+        let (first, ids) = seen.exports().expect("a list");
+        assert_eq!(ids, BTreeSet::from([id]));
+        seen.deleted(Kind::Exports, id, 6);
+        assert_eq!(seen.exports(), Some((first, BTreeSet::new())));
+        seen.begin_anew();
+        assert_eq!(seen.exports(), None);
+        seen.found(id);
+        assert_eq!(seen.exports(), None, "no list of this etcd");
+        seen.listed(Kind::Exports);
+        let (second, ids) = seen.exports().expect("a list");
+        assert!(ids.is_empty() && second != first);
     }
 }

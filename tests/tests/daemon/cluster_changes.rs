@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use nacre_cluster_etcd_members::administer;
 use nacre_random::Random;
 use nacre_tests::daemon::Daemon;
 use nacre_tests::seed;
@@ -468,4 +469,85 @@ fn a_creation_that_dies() {
     let refused = refused.expect_err("no such device").to_string();
     assert!(refused.contains("a:none cannot be a replica"), "{refused}");
     until_exports(cluster.nodes[3].daemon(), 0);
+}
+
+/// Text of the keys in etcd's JSON.
+fn base64(text: &str) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut coded = String::new();
+    for part in text.as_bytes().chunks(3) {
+        let bits = (0..3).fold(0_usize, |bits, at| {
+            bits << 8 | usize::from(part.get(at).copied().unwrap_or_default())
+        });
+        for at in 0..4 {
+            let digit = DIGITS[bits >> (18 - 6 * at) & 63];
+            coded.push(if at <= part.len() {
+                char::from(digit)
+            } else {
+                '='
+            });
+        }
+    }
+    coded
+}
+
+/// Goal: an export whose key vanishes from etcd loses its namespace, and no data; an etcd that is
+/// away changes nothing. Method: etcd stops and comes back, then the key of one replica is deleted
+/// behind the back of the nodes.
+#[test]
+fn an_export_without_a_key_is_withdrawn() {
+    let name = "an_export_without_a_key_is_withdrawn";
+    let Some(mut cluster) = Cluster::start(name, &NAMES) else {
+        return;
+    };
+    cluster.create(false);
+    let holder = cluster.healthy();
+    let index = (holder + 1) % NAMES.len();
+    let status = cluster.any().call("cluster_get_status", Value::Null);
+    let nodes = status["nodes"].as_array().expect("a list");
+    let node = nodes.iter().find(|node| node["name"] == NAMES[index]);
+    let id = node.expect("the node")["id"]
+        .as_str()
+        .expect("text")
+        .to_owned();
+    let all = cluster.nodes[index]
+        .daemon()
+        .call("nvmf_get_subsystems", Value::Null);
+    let mut nqns = all
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| one["nqn"].as_str());
+    let nqn = nqns.find_map(|nqn| nqn.filter(|nqn| nqn.ends_with(&id)));
+    let nqn = nqn.expect("the subsystem of the node").to_owned();
+    let count = |cluster: &mut Cluster| namespaces(cluster.nodes[index].daemon(), &nqn);
+    assert_eq!(count(&mut cluster), 1);
+
+    cluster.etcd.kill(0);
+    let end = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < end {
+        assert_eq!(count(&mut cluster), 1, "etcd is away");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    cluster.etcd.run_all();
+    cluster.healthy();
+    assert_eq!(count(&mut cluster), 1);
+
+    let url = cluster.etcd.endpoints().urls[0].clone();
+    let range = json!({
+        "key": base64(&format!("/nacre/lab/member/{id}/")),
+        "range_end": base64(&format!("/nacre/lab/member/{id}0")),
+    });
+    let said = administer(&url, "kv/deleterange", "", &range.to_string());
+    assert!(said.contains(r#""deleted":"1""#), "{said}");
+    let end = Instant::now() + PATIENCE;
+    while count(&mut cluster) > 0 {
+        assert!(Instant::now() < end, "the namespace stays");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let disk = bdev(cluster.nodes[index].daemon(), "disk");
+    assert_eq!(disk["name"], "disk");
+    cluster.until("the replica is out", |status| {
+        status["volumes"]["degraded"] == 1
+    });
 }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use nacre_bdev::Bdev;
 use nacre_cluster_core::{Holder, MemberId, NodeId};
 use nacre_cluster_node::export::{Is, Want};
-use nacre_cluster_node::{Export, ExportState, Node, NodeState, node_nqn};
+use nacre_cluster_node::{Export, ExportState, Node, NodeState, OwnExports, StoreView, node_nqn};
 use nacre_nvmf_wire::Nqn;
 use serde_json::json;
 use tracing::{debug, info, warn};
@@ -39,7 +39,17 @@ pub(super) struct Exports {
     sent: RefCell<BTreeMap<MemberId, Option<ExportState>>>,
     /// Exports that etcd is asked to end.
     ending: RefCell<BTreeSet<MemberId>>,
+    /// The exports whose keys were seen, until their namespaces are gone.
+    seen: RefCell<BTreeMap<MemberId, Seen>>,
+    /// Exports that etcd is asked about, because their keys are gone.
+    asking: RefCell<BTreeSet<MemberId>>,
     pub(super) lvols: Lvols,
+}
+
+/// The etcd that had the key of an export.
+struct Seen {
+    view: StoreView,
+    device: String,
 }
 
 impl Exports {
@@ -55,6 +65,8 @@ impl Exports {
             nsids: RefCell::default(),
             sent: RefCell::default(),
             ending: RefCell::default(),
+            seen: RefCell::default(),
+            asking: RefCell::default(),
             lvols: Lvols::default(),
         }
     }
@@ -87,6 +99,7 @@ impl Exports {
         self.not_exported.retain(|id| exports.contains_key(id));
         let stored = exports.iter().map(|(id, export)| (*id, export.nsid));
         self.nsids.borrow_mut().update(&stored.collect());
+        self.withdraw_vanished(engine, running, &exports);
         for (id, export) in exports {
             let state = match export.want {
                 Want::There => Some(self.add(engine, running, id, &export).await),
@@ -99,6 +112,81 @@ impl Exports {
         }
         if is_listed {
             self.is_complete.set(true);
+        }
+    }
+
+    /// Withdraws the namespaces of exports whose keys are gone without the wish to end them. A key
+    /// counts only in the etcd in which it was seen: one that is away, or was restored, says
+    /// nothing. The device stays, with its data.
+    fn withdraw_vanished(
+        &self,
+        engine: &Rc<Engine>,
+        running: &Rc<Running>,
+        exports: &BTreeMap<MemberId, Export>,
+    ) {
+        let own = OwnExports {
+            operator: &running.operator,
+            node: running.me,
+        };
+        let Some((view, present)) = own.seen() else {
+            return;
+        };
+        let mut seen = self.seen.borrow_mut();
+        seen.retain(|id, _| exports.contains_key(id) || self.namespace(engine, *id).is_some());
+        for (id, export) in exports {
+            if present.contains(&id.0) {
+                let device = export.device.clone();
+                seen.insert(*id, Seen { view, device });
+            }
+        }
+        let state = running.node.borrow().as_ref().map(Node::state);
+        let Some(NodeState::In { incarnation, .. }) = state else {
+            return;
+        };
+        for (id, one) in &*seen {
+            let is_gone = !exports.contains_key(id) && !present.contains(&id.0);
+            if !is_gone || one.view != view || !self.asking.borrow_mut().insert(*id) {
+                continue;
+            }
+            let (engine, running) = (Rc::clone(engine), Rc::clone(running));
+            let (id, device) = (*id, one.device.clone());
+            tokio::task::spawn_local(async move {
+                let own = OwnExports {
+                    operator: &running.operator,
+                    node: running.me,
+                };
+                match own.is_gone(incarnation, id, view).await {
+                    Ok(true) => {
+                        running
+                            .exports
+                            .withdraw(&engine, &running, id, &device)
+                            .await
+                    }
+                    Ok(false) => {}
+                    Err(error) => debug!(%error, "it is not known whether an export is gone"),
+                }
+                running.exports.asking.borrow_mut().remove(&id);
+            });
+        }
+    }
+
+    async fn withdraw(&self, engine: &Rc<Engine>, running: &Running, id: MemberId, device: &str) {
+        // The key may have come back meanwhile.
+        let is_back = running.inbox.exports().contains_key(&id);
+        let Some(nsid) = self.namespace(engine, id).filter(|_| !is_back) else {
+            return;
+        };
+        let params = json!({ "nqn": self.nqn, "nsid": nsid });
+        match engine
+            .declared_call("nvmf_subsystem_remove_ns", &params)
+            .await
+        {
+            Ok(_) => warn!(
+                device,
+                nsid,
+                "the key of an export is gone from etcd: its namespace is withdrawn, and the device stays"
+            ),
+            Err(error) => debug!(device, %error, "a namespace without a key is not withdrawn yet"),
         }
     }
 
