@@ -6,9 +6,12 @@
 //! ```
 //!
 //! The screen draws while the worker waits: a daemon that hangs does not stop it. The command does
-//! not end by a key: systemd starts it on terminals without a login.
+//! not end by a key: systemd starts it on terminals without a login. A screen that fails ends the
+//! command, after the action that has begun: half an installation leaves a disk that does not boot.
 
-use std::io::{self, IsTerminal, Stdout};
+use std::io::{self, IsTerminal, Stdout, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -25,6 +28,7 @@ use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::terminal::size;
 use ratatui::layout::Rect;
 use serde_json::Value;
+use signal_hook::consts::SIGHUP;
 
 use super::subsystem::items;
 use super::{Connection, Failure, address, appliance, output};
@@ -72,24 +76,115 @@ pub(crate) fn run(args: ConsoleArgs) -> Result<(), Failure> {
         timeout: ANSWER,
         json: false,
     };
-    let (orders, ordered) = sync_channel(1);
-    let (updates, updated) = sync_channel(4);
-    std::thread::spawn(move || work(&connection, &ordered, &updates));
+    // The end of a terminal must not end an installation.
+    let hangup = Arc::new(AtomicBool::default());
+    signal_hook::flag::register(SIGHUP, Arc::clone(&hangup))?;
     drop(ratatui::try_init()?);
-    let outcome = show(&orders, &updated);
-    ratatui::restore();
-    outcome
+    let places = Places::system();
+    let programs = Programs::new(PATIENCE);
+    let outcome = operate(
+        Tty { hangup },
+        || facts(&places, &connection, &programs),
+        |action, updates| perform(action, &places, &programs, updates),
+    );
+    if let Some(result) = outcome.unseen {
+        // Standard error may be gone, too.
+        let _ = writeln!(io::stderr(), "{result}");
+    }
+    outcome.shown
 }
 
-/// Draws until the worker ends, which it does not.
-fn show(orders: &SyncSender<Action>, updated: &Receiver<Update>) -> Result<(), Failure> {
+/// The terminal.
+trait Screen {
+    type Output: Write;
+
+    fn cleared(&mut self) -> io::Result<Terminal<CrosstermBackend<Self::Output>>>;
+
+    /// Waits for a key, or a new size, for at most [`TICK`].
+    fn event(&mut self) -> io::Result<Option<Event>>;
+
+    /// Gives the terminal back.
+    fn restore(&mut self) {}
+}
+
+/// This program's terminal.
+struct Tty {
+    /// Set by SIGHUP: the terminal is gone.
+    hangup: Arc<AtomicBool>,
+}
+
+impl Screen for Tty {
+    type Output = Stdout;
+
+    fn cleared(&mut self) -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
+        let area = match size() {
+            Ok((width, height)) if width > 0 && height > 0 => Rect::new(0, 0, width, height),
+            _ => SERIAL,
+        };
+        console::cleared(CrosstermBackend::new(io::stdout()), area)
+    }
+
+    fn event(&mut self) -> io::Result<Option<Event>> {
+        if self.hangup.load(Ordering::Relaxed) {
+            return Err(io::Error::other("the terminal hung up"));
+        }
+        let is_there = event::poll(TICK)?;
+        is_there.then(event::read).transpose()
+    }
+
+    fn restore(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// The end of the screen.
+struct Outcome {
+    shown: Result<(), Failure>,
+    /// The result of the last action, if the screen failed before it.
+    unseen: Option<String>,
+}
+
+/// Shows the screen until it fails, then waits for the action that has begun.
+fn operate(
+    mut screen: impl Screen,
+    facts: impl Fn() -> Facts + Send,
+    perform: impl Fn(Action, &SyncSender<Update>) -> Result<String, Failure> + Send,
+) -> Outcome {
+    let (orders, ordered) = sync_channel(1);
+    let (updates, updated) = sync_channel(4);
+    // A scope waits also after a panic of the screen.
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(move || work(facts, perform, &ordered, &updates));
+        let shown = show(&mut screen, orders, updated);
+        screen.restore();
+        if let Err(failure) = &shown {
+            // Standard error may be gone, too.
+            let _ = writeln!(
+                io::stderr(),
+                "the screen failed ({failure}); an action that has begun ends first"
+            );
+        }
+        Outcome {
+            shown,
+            unseen: worker.join().ok().flatten(),
+        }
+    })
+}
+
+/// Draws until the screen fails, or the worker ends. Both channels end with it: an action that
+/// reports its progress must not wait for the screen.
+fn show(
+    screen: &mut impl Screen,
+    orders: SyncSender<Action>,
+    updated: Receiver<Update>,
+) -> Result<(), Failure> {
     let mut app = App::default();
-    let mut terminal = cleared()?;
+    let mut terminal = screen.cleared()?;
     let mut cleared_at = Instant::now();
     let mut stale = true;
     loop {
         if cleared_at.elapsed() > REDRAW {
-            terminal = cleared()?;
+            terminal = screen.cleared()?;
             cleared_at = Instant::now();
             stale = true;
         }
@@ -97,21 +192,19 @@ fn show(orders: &SyncSender<Action>, updated: &Receiver<Update>) -> Result<(), F
         if std::mem::take(&mut stale) {
             terminal.draw(|frame| draw(frame, &app))?;
         }
-        if event::poll(TICK)? {
-            match event::read()? {
-                Event::Key(key) => {
-                    stale = true;
-                    if let Some(action) = app.on_key(key) {
-                        // The worker takes one order at a time, and the screen gives one.
-                        orders.try_send(action).map_err(anyhow::Error::from)?;
-                    }
+        match screen.event()? {
+            Some(Event::Key(key)) => {
+                stale = true;
+                if let Some(action) = app.on_key(key) {
+                    // The worker takes one order at a time, and the screen gives one.
+                    orders.try_send(action).map_err(anyhow::Error::from)?;
                 }
-                Event::Resize(..) => {
-                    terminal = cleared()?;
-                    stale = true;
-                }
-                _ => {}
             }
+            Some(Event::Resize(..)) => {
+                terminal = screen.cleared()?;
+                stale = true;
+            }
+            _ => {}
         }
         loop {
             let update = updated.try_recv();
@@ -131,33 +224,25 @@ fn show(orders: &SyncSender<Action>, updated: &Receiver<Update>) -> Result<(), F
     }
 }
 
-/// This program's terminal with an empty screen.
-fn cleared() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
-    let area = match size() {
-        Ok((width, height)) if width > 0 && height > 0 => Rect::new(0, 0, width, height),
-        _ => SERIAL,
-    };
-    console::cleared(CrosstermBackend::new(io::stdout()), area)
-}
-
-fn work(connection: &Connection, ordered: &Receiver<Action>, updates: &SyncSender<Update>) {
-    let places = Places::system();
-    let programs = Programs::new(PATIENCE);
+/// Ends with the screen. Returns the result of an action that the screen did not take.
+fn work(
+    facts: impl Fn() -> Facts,
+    perform: impl Fn(Action, &SyncSender<Update>) -> Result<String, Failure>,
+    ordered: &Receiver<Action>,
+    updates: &SyncSender<Update>,
+) -> Option<String> {
     loop {
-        let facts = facts(&places, connection, &programs);
-        if updates.send(Update::Facts(Box::new(facts))).is_err() {
-            return;
-        }
+        updates.send(Update::Facts(Box::new(facts()))).ok()?;
         match ordered.recv_timeout(INTERVAL) {
             Ok(action) => {
-                let message = perform(action, &places, &programs, updates)
-                    .unwrap_or_else(|failure| format!("error: {failure}"));
-                if updates.send(Update::Done(message)).is_err() {
-                    return;
+                let message = perform(action, updates);
+                let message = message.unwrap_or_else(|failure| format!("error: {failure}"));
+                if updates.send(Update::Done(message.clone())).is_err() {
+                    return Some(message);
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Disconnected) => return None,
         }
     }
 }
@@ -212,7 +297,7 @@ fn perform(
             };
             let mut reporter = appliance::install::Reporter::default();
             let done = installer.install(&serial, overwrite, &mut |progress| {
-                // Without the screen the installation still ends.
+                // Without the screen the installation goes on: `operate` waits for its end.
                 if let Some(line) = reporter.line(progress) {
                     let _ = updates.send(Update::Progress(line));
                 }
@@ -322,4 +407,129 @@ fn listener(listener: &Value) -> String {
 
 fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_engine_appliance::install::Disk;
+    use ratatui::crossterm::event::{KeyCode, KeyModifiers};
+
+    use super::*;
+
+    const SERIAL_NUMBER: &str = "DISK";
+
+    /// Chooses the disk by keys, then fails.
+    struct Failing {
+        keys: std::vec::IntoIter<KeyCode>,
+        calls: usize,
+        /// Drawing fails, not reading.
+        draws: bool,
+        is_broken: Arc<AtomicBool>,
+        /// The installation has begun.
+        has_begun: Arc<AtomicBool>,
+    }
+
+    impl Failing {
+        fn new(draws: bool, has_begun: &Arc<AtomicBool>) -> Self {
+            let serial = SERIAL_NUMBER.chars().map(KeyCode::Char);
+            let keys = [KeyCode::Char('i')].into_iter().chain(serial);
+            let keys: Vec<KeyCode> = keys.chain([KeyCode::Enter]).collect();
+            Self {
+                keys: keys.into_iter(),
+                calls: 0,
+                draws,
+                is_broken: Arc::default(),
+                has_begun: Arc::clone(has_begun),
+            }
+        }
+    }
+
+    struct Line(Arc<AtomicBool>);
+
+    impl Write for Line {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.0.load(Ordering::Relaxed) {
+                return Err(io::Error::other("gone"));
+            }
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Screen for Failing {
+        type Output = Line;
+
+        fn cleared(&mut self) -> io::Result<Terminal<CrosstermBackend<Line>>> {
+            let line = Line(Arc::clone(&self.is_broken));
+            console::cleared(CrosstermBackend::new(line), SERIAL)
+        }
+
+        fn event(&mut self) -> io::Result<Option<Event>> {
+            self.calls += 1;
+            assert!(self.calls < 1000, "the installation never begins");
+            std::thread::sleep(Duration::from_millis(20));
+            // The list of disks has to arrive before the first key.
+            if self.calls < 10 {
+                return Ok(None);
+            }
+            let key = |code| Event::Key(event::KeyEvent::new(code, KeyModifiers::NONE));
+            if let Some(code) = self.keys.next() {
+                return Ok(Some(key(code)));
+            }
+            if !self.has_begun.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            if !self.draws {
+                return Err(io::Error::other("gone"));
+            }
+            self.is_broken.store(true, Ordering::Relaxed);
+            Ok(Some(Event::Resize(80, 24)))
+        }
+    }
+
+    fn installer() -> Facts {
+        let disk = Disk {
+            path: "/dev/sdb".into(),
+            model: "Model".into(),
+            serial: SERIAL_NUMBER.into(),
+            bytes: 6 << 30,
+            sector_bytes: 512,
+            contents: Vec::new(),
+            refusal: None,
+        };
+        Facts {
+            install: Some(Ok(vec![disk])),
+            ..Facts::default()
+        }
+    }
+
+    /// Goal: an installation ends also if the screen fails in its middle. Method: a screen that
+    /// fails to read, or to draw, once the installation has begun. The installation reports more
+    /// progress than the channel holds.
+    #[test]
+    fn an_installation_outlives_the_screen() {
+        for draws in [false, true] {
+            let (has_begun, has_ended) = (Arc::default(), AtomicBool::default());
+            let screen = Failing::new(draws, &has_begun);
+            let outcome = operate(screen, installer, |action, updates| {
+                let serial = SERIAL_NUMBER.to_owned();
+                let overwrite = false;
+                assert_eq!(action, Action::Install { serial, overwrite });
+                has_begun.store(true, Ordering::Relaxed);
+                for percent in 0..100 {
+                    std::thread::sleep(Duration::from_millis(3));
+                    let _ = updates.send(Update::Progress(format!("copying: {percent} %")));
+                }
+                has_ended.store(true, Ordering::Relaxed);
+                Ok("it is installed".into())
+            });
+            let failure = outcome.shown.expect_err("the screen failed");
+            assert!(failure.to_string().contains("gone"), "{failure}");
+            assert!(has_ended.load(Ordering::Relaxed));
+            assert_eq!(outcome.unseen.as_deref(), Some("it is installed"));
+        }
+    }
 }
