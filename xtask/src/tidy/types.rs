@@ -18,7 +18,7 @@ const MOST_FIELDS: usize = 24;
 
 /// Types above a limit: crate, type, and its own limits of lines and fields. These limits may only
 /// be lowered. Remove an entry when its type meets both general limits. The structs of `rdma/verbs`
-/// mirror the C library.
+/// mirror the C library, and the parameters of `engine` those of SPDK's calls, which are flat.
 const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("engine", "AttachParams", 282, 33),
     ("engine", "CreateTransportParams", 0, 34),
