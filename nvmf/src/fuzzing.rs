@@ -29,8 +29,8 @@ use crate::controller::{Controller, Outcome};
 use crate::subsystems::association::{Association, Phase};
 use crate::subsystems::config::TargetConfig;
 use crate::subsystems::namespace::{Backing, NamespaceIds};
+use crate::subsystems::nvmf_target::Target;
 use crate::subsystems::subsystem::{NamespaceConfig, SubsystemConfig};
-use crate::subsystems::target::Target;
 use crate::transport::{Address, ListenerId, TransportCaps, TransportType};
 
 const SUBNQN: &str = "nqn.2025-01.io.nacre:fuzz";

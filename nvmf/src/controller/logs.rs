@@ -24,8 +24,8 @@ use super::{Controller, features};
 use crate::subsystems::ana::AnaLogGroup;
 use crate::subsystems::association::{Association, MAX_CHANGED_NAMESPACES, QueueInfo, pending};
 use crate::subsystems::discovery::{self, Asker, Record};
+use crate::subsystems::nvmf_target::Target;
 use crate::subsystems::stats::{KindTotals, Totals};
-use crate::subsystems::target::Target;
 
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 

@@ -33,9 +33,9 @@ use self::logs::Logs;
 use self::registers::{Registers, Written};
 use crate::subsystems::association::{Association, Phase, Teardown};
 use crate::subsystems::config::IoLimits;
+use crate::subsystems::nvmf_target::Target;
 use crate::subsystems::reservation::Several;
 use crate::subsystems::subsystem::SubsystemKind;
-use crate::subsystems::target::Target;
 use crate::transport::{Address, TransportCaps};
 
 /// Time without a command after which a discovery controller without keep-alive is removed (the

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use crate::queues::queue_pair::{QueueId, QueuePair};
-use crate::subsystems::target::Target;
+use crate::subsystems::nvmf_target::Target;
 use crate::tls::SecureChannel;
 use crate::transport::{
     CloseWhy, ConnId, Events, Pools, Response, Transport, TransportCaps, TransportType,

@@ -26,7 +26,7 @@ use crate::queues::queue_pairs::QueuePairs;
 use crate::queues::resources::Resources;
 use crate::queues::waiting::WaitingList;
 use crate::subsystems::core_handle::GroupHandle;
-use crate::subsystems::target::Target;
+use crate::subsystems::nvmf_target::Target;
 use crate::transport::{Event, Events, Pools};
 
 /// Sizes of a group's fixed lists.

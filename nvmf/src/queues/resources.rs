@@ -21,7 +21,7 @@ use crate::queues::{admin, authentication, completion};
 use crate::subsystems::association::Teardown;
 use crate::subsystems::core_handle::{GroupHandle, ReqIndex, ReqRef};
 use crate::subsystems::namespace::Namespace;
-use crate::subsystems::target::Target;
+use crate::subsystems::nvmf_target::Target;
 use crate::transport::{CloseWhy, Pools};
 
 /// Shortest time between two log lines about the same refused host.

@@ -21,8 +21,8 @@ use nacre_nvmf_wire::log::discovery::{
 
 use crate::subsystems::ana::AnaStates;
 use crate::subsystems::cntlid::ControllerModel;
+use crate::subsystems::nvmf_target::{LATER_IDS, Referral, SharedPort, SharedPorts};
 use crate::subsystems::subsystem::SubsystemListener;
-use crate::subsystems::target::{LATER_IDS, Referral, SharedPort, SharedPorts};
 use crate::transport::{Address, ListenerId, RdmaFabric, TlsPolicy, TransportType};
 
 /// The input for one host's log.

@@ -20,11 +20,11 @@ pub mod discovery;
 pub mod generated;
 mod hosts;
 pub mod namespace;
+pub mod nvmf_target;
 pub(crate) mod places;
 pub mod reservation;
 pub mod stats;
 pub mod subsystem;
-pub mod target;
 mod withheld;
 
 pub use ana::AnaStates;
@@ -36,13 +36,13 @@ pub use core_handle::{GroupCounts, GroupHandle};
 pub use generated::GeneratedPsks;
 pub use hosts::{HostSums, KindSum};
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
+pub use nvmf_target::{
+    ExpectedSubsystems, LATER_IDS, ListenOptions, ListenerStats, Referral, SharedPort, SharedPorts,
+    SharedSubsystem, Target, TargetError, TargetPsks,
+};
 pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals, latency_bucket};
 pub use subsystem::{
     HostSecrets, NamespaceConfig, NamespaceEntry, Refusal, Rotation, SecretKind, Subsystem,
     SubsystemConfig, SubsystemError, SubsystemKind, SubsystemListener,
-};
-pub use target::{
-    ExpectedSubsystems, LATER_IDS, ListenOptions, ListenerStats, Referral, SharedPort, SharedPorts,
-    SharedSubsystem, Target, TargetError, TargetPsks,
 };
 pub use withheld::Withheld;

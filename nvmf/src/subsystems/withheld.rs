@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use nacre_nvmf_wire::Nqn;
 
 use crate::subsystems::association::Teardown;
+use crate::subsystems::nvmf_target::{Target, TargetError};
 use crate::subsystems::subsystem::{Subsystem, SubsystemError, SubsystemListener};
-use crate::subsystems::target::{Target, TargetError};
 use crate::transport::{Address, TransportType};
 
 /// The reason why a subsystem refuses hosts on one of its listeners.
