@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::io::{Completion, Extents, Status, Token};
 
-/// Number of requests that this process lost by a bug. A metric, which should be 0.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// Number of requests that this process lost by a bug.
+/// Number of requests that this process lost by a defect: `nacre_bdev_lost_requests_total`.
 pub fn lost_requests() -> u64 {
     LOST.load(Ordering::Relaxed)
 }

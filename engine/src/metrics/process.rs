@@ -45,12 +45,21 @@ static MEMORY: Desc = Desc {
     labels: &[],
 };
 
+static LOST: Desc = Desc {
+    name: "nacre_bdev_lost_requests",
+    kind: MetricKind::Counter,
+    help: "Requests that a defect of the daemon left without a completion. Report a number above 0.",
+    labels: &[],
+};
+
 #[derive(Debug)]
 pub struct Process;
 
 impl MetricsSource for Process {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 7] = [&INFO, &UPTIME, &CALLS, &REFUSED, &OBJECTS, &FDS, &MEMORY];
+        static ALL: [&Desc; 8] = [
+            &INFO, &UPTIME, &CALLS, &REFUSED, &OBJECTS, &FDS, &MEMORY, &LOST,
+        ];
         &ALL
     }
 
@@ -62,6 +71,7 @@ impl MetricsSource for Process {
             &[],
             engine.lifecycle.started.elapsed().as_secs_f64(),
         );
+        into.value(&LOST, &[], nacre_bdev::pending::lost_requests());
         let calls = engine.calls.counts();
         into.value(&CALLS, &[], calls.answered);
         into.value(&REFUSED, &[], calls.refused);
