@@ -576,7 +576,7 @@ fn hosts_see_what_they_may_use() {
 
 /// Goal: a discovery subsystem with a unique name is reached by that and by the well-known one, and
 /// reports the unique one either way: in Identify Controller, and in its own entries of the log
-/// (Base 3.1.3.3, 5.1.12.3.1). It still has no I/O queues.
+/// (Base 2.1: 3.1.3.3, 5.1.12.3.1). It still has no I/O queues.
 #[test]
 fn a_unique_name() {
     let mut rig = Rig::new(TargetConfig {

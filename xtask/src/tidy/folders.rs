@@ -48,7 +48,17 @@ pub(super) fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
             );
         }
     }
-    Ok(judge(&crates))
+    let mut findings = judge(&crates);
+    let mut in_sources = files.iter().filter(|file| is_below_target(file));
+    findings.extend(in_sources.next().map(|file| {
+        format!("{file}: a folder named target holds the output of builds; name it otherwise")
+    }));
+    Ok(findings)
+}
+
+/// True for a source below a folder with the name of Cargo's output.
+fn is_below_target(file: &str) -> bool {
+    file.contains("/src/") && file.contains("/target/")
 }
 
 fn judge(crates: &BTreeMap<String, Manifest>) -> Vec<String> {
@@ -193,6 +203,13 @@ mod tests {
             found.len() == 1 && found[0].contains("above bdev/remote"),
             "{found:?}"
         );
+    }
+
+    #[test]
+    fn no_source_is_below_a_folder_named_target() {
+        assert!(is_below_target("nvmf/src/target/hosts.rs"));
+        assert!(!is_below_target("nvmf/src/target.rs"));
+        assert!(!is_below_target("target/src/hosts.rs"));
     }
 
     #[test]
