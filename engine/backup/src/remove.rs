@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::object::ObjectName;
 use crate::{Failure, Progress, Store};
 
-/// A mark that is older is of a daemon that ended.
+/// An older mark is left over from a daemon that ended.
 const STALE: Duration = Duration::from_secs(24 * 3600);
 
 /// The result of a removal.

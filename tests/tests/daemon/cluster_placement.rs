@@ -19,7 +19,7 @@ const POOL: u64 = 256 * MIB;
 /// Size of the volume.
 const BYTES: u64 = SIZE - MIB;
 
-/// Four nodes with pools. `None`, said aloud: there is no etcd.
+/// Four nodes with pools. `None`: there is no etcd, as the output says.
 fn start(test: &str, replace_after: &str) -> Option<Cluster> {
     let settings = [("NACRE_CLUSTER_REPLACE_AFTER", replace_after)];
     let mut cluster = Cluster::start_with(test, &FOUR, &settings)?;

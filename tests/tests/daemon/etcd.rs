@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 48 * MIB;
 const REPLICAS: [&str; 3] = ["a", "b", "c"];
 
-/// One member of etcd. `None`, said aloud: there is no etcd.
+/// One member of etcd. `None`: there is no etcd, as the output says.
 fn etcd(test: &str) -> Option<Members> {
     Some(Members::start(program(test)?, 1, &[]))
 }

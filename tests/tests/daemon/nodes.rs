@@ -74,7 +74,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Nodes of these names, each with a device "disk". `None`, said aloud: there is no etcd.
+    /// Nodes of these names, each with a device "disk". `None`: there is no etcd, as the output
+    /// says.
     pub(crate) fn start(test: &str, names: &[&'static str]) -> Option<Self> {
         Self::start_with(test, names, &[])
     }

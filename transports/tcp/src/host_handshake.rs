@@ -14,7 +14,7 @@ use nacre_transport_tls::{Failure, Handshake, Outcome, Role};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-/// The PSK, identity and derivation of TLS.
+/// The PSK of a TLS connection, its identity, and the function that derives the retained key.
 #[derive(Debug, Clone)]
 pub struct HostTls {
     pub psk: Psk,
@@ -50,7 +50,7 @@ struct Shared {
 pub(crate) struct HostHandshake {
     shared: Arc<Shared>,
     helper: Option<Arc<Helper>>,
-    /// Jobs of one controller wait for each other only.
+    /// The controller: its handshakes run one after the other, beside those of others.
     owner: String,
 }
 

@@ -55,9 +55,9 @@ pub struct Handshake {
 /// The result of a handshake.
 pub struct Outcome {
     pub session: Session,
-    /// The key of the handshake.
+    /// The PSK identity that both ends agreed on.
     pub identity: Identity,
-    /// Where its PSK is.
+    /// The PSK of that identity.
     pub psk: Arc<dyn PskKey>,
     pub suite: Suite,
     pub derivation: Derivation,

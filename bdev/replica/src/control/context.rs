@@ -37,20 +37,31 @@ pub(super) struct Context {
 /// Signals that wake tasks. Each remembers one notification.
 #[derive(Default)]
 pub(super) struct Signals {
-    /// Notified from other cores.
+    /// Requests and reports of lanes, from other cores.
     pub news: Arc<Notify>,
+    /// Regions to mark in the dirty-region log.
     pub log: Notify,
+    /// Reports of failed I/O.
     pub judge: Notify,
+    /// Blocks that a read could not take from a replica.
     pub repair: Notify,
+    /// Regions to remove from the dirty-region log.
     pub clean: Notify,
+    /// An absent replica is due for another attempt to attach it.
     pub probe: Notify,
+    /// A replica to resync.
     pub resync: Notify,
-    /// Wakes the resting resync; remembered by `State::urgent`.
+    /// Regions in `State::urgent`: a resync that pauses copies them at once.
     pub urgent: Notify,
+    /// A verification begins or ends.
     pub verify: Notify,
+    /// The devices may have changed: a check whether one is gone or has lost data.
     pub watch: Notify,
+    /// A replica was attached.
     pub attached: Notify,
+    /// Replicas to ask for their assent.
     pub assent: Notify,
+    /// A replica has this holder's reservation.
     pub fence: Notify,
 }
 
@@ -128,8 +139,9 @@ impl Context {
         }
     }
 
-    /// With a lease, each replica must be able to refuse a former holder, and to assent for this
-    /// one. A device that cannot would get the writes of a holder that was stopped and goes on.
+    /// With a lease, each replica must support reservations: it refuses writes of a former holder,
+    /// and confirms this one. Without them, a holder that was stopped for a while and continues
+    /// would still write to the device.
     pub(super) fn must_reserve(&self, device: &ReplicaDevice) -> Result<(), VolumeError> {
         if self.lease.is_none() || device.layer.reserves() {
             return Ok(());

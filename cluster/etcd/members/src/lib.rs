@@ -19,7 +19,8 @@ use tempfile::TempDir;
 /// Time limit of a request in these tests.
 pub const DEADLINE: Duration = Duration::from_secs(8);
 
-/// The program: `NACRE_TEST_ETCD` names it, or it is installed. `None`, said aloud: there is none.
+/// The program: `NACRE_TEST_ETCD` names it, or it is installed. `None`: there is
+/// none, as the output says.
 pub fn program(test: &str) -> Option<PathBuf> {
     let named = std::env::var_os("NACRE_TEST_ETCD").map(PathBuf::from);
     let found = named.or_else(|| find("etcd"));
@@ -80,7 +81,8 @@ impl Members {
         members
     }
 
-    /// One member that demands certificates; `None`, said aloud: `openssl` is missing.
+    /// One member that demands certificates; `None`: `openssl` is missing, as
+    /// the output says.
     pub fn start_with_tls(test: &str, program: PathBuf) -> Option<(Self, Certificates)> {
         let dir = tempfile::tempdir().expect("a folder");
         let Some(certificates) = Certificates::make(dir.path()) else {

@@ -66,7 +66,7 @@ struct Lab {
 static TURN: Mutex<()> = Mutex::new(());
 
 impl Lab {
-    /// `None`, said aloud: there is no etcd.
+    /// `None`: there is no etcd, as the output says.
     fn start(test: &str, members: usize, volumes: u128) -> Option<Self> {
         let lab = Self::without_nodes(test, members, &[])?;
         Some(lab.with_nodes(volumes))

@@ -23,7 +23,7 @@ pub(super) struct PathState {
     pub access: AnaState,
     /// The caller has other paths: I/O that this path cannot execute goes back to it.
     pub fails_over: bool,
-    /// No wait helps, until the next connection or a change of the namespaces.
+    /// I/O fails at once, until the next connection or a change of the namespaces.
     pub gave_up: bool,
 }
 
@@ -45,8 +45,8 @@ pub enum Standing {
     Usable,
     /// It is connecting, or the namespace is inaccessible on it.
     Waiting,
-    /// No wait helps: the controller failed, I/O has waited for too long, or the namespace is
-    /// missing or another one.
+    /// I/O fails at once: the controller failed, I/O has waited for too long, the namespace is
+    /// missing, or its identifiers are those of another one.
     GaveUp,
 }
 

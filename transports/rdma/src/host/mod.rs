@@ -6,8 +6,8 @@
 //!   RdmaHost    commands out, completions in                   (one core)
 //! ```
 //!
-//! The controller moves data with a key of this side's memory. So a command's buffers stay in the
-//! table of its queue pair until the command completes, or the queue pair is destroyed.
+//! The controller reads and writes a command's buffers by RDMA, with an rkey. So the buffers stay
+//! in the table of the queue pair until the command completes, or the queue pair is destroyed.
 
 mod connect;
 mod queue;
@@ -60,7 +60,7 @@ pub struct HostOptions {
 }
 
 impl HostOptions {
-    /// A command without data.
+    /// Bytes of a command capsule without in-capsule data.
     pub const MAX_INLINE: u32 = Sqe::SIZE as u32;
 
     pub fn new(qid: u16, entries: u16) -> Self {
@@ -251,8 +251,8 @@ impl Drop for RdmaHosts {
     }
 }
 
-/// The memory of the rings of a dialer's queue pairs. It exists as long as one of them or the
-/// dialer.
+/// The memory of the rings of a dialer's queue pairs. It exists until the last of
+/// them and the dialer are dropped.
 struct RingMemory {
     messages: Pool,
     headers: Pool,
@@ -283,7 +283,7 @@ pub struct RdmaDialer {
 }
 
 impl RdmaDialer {
-    /// Begins to connect. How that went is the first event of the queue pair: `Ready` or `Closed`.
+    /// Begins to connect. The first event of the queue pair is the result: `Ready` or `Closed`.
     pub fn connect(&self, address: SocketAddr, options: HostOptions) -> std::io::Result<RdmaHost> {
         if options.entries < 2 || options.entries > self.entries {
             let why = format!(
