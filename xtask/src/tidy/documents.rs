@@ -28,6 +28,29 @@ pub(super) fn links(root: &Path, files: &[String]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
+/// Most lines of the README, and most words of ARCHITECTURE: pages that a newcomer reads whole.
+const README_LINES: usize = 200;
+const ARCHITECTURE_WORDS: usize = 1_500;
+
+/// Pages that are too long.
+pub(super) fn lengths(root: &Path) -> Result<Vec<String>> {
+    let lines = read(root, "README.md")?.lines().count();
+    let words = word_count(&read(root, "ARCHITECTURE.md")?);
+    let pages = [
+        ("README.md", lines, README_LINES, "lines"),
+        ("ARCHITECTURE.md", words, ARCHITECTURE_WORDS, "words"),
+    ];
+    let long = pages.into_iter().filter(|(_, found, most, _)| found > most);
+    let finding = |(page, found, most, unit)| format!("{page}: {found} {unit}, more than {most}");
+    Ok(long.map(finding).collect())
+}
+
+/// Words, without the marks of tables and drawings.
+fn word_count(text: &str) -> usize {
+    let has_letter = |word: &&str| word.contains(char::is_alphanumeric);
+    text.split_whitespace().filter(has_letter).count()
+}
+
 /// `cargo xtask` commands and flags that do not exist.
 pub(super) fn commands(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let mut xtask = crate::Cli::command();
@@ -274,6 +297,11 @@ mod tests {
                 "R.md:1: #up: no heading for #up",
             ]
         );
+    }
+
+    #[test]
+    fn marks_are_no_words() {
+        assert_eq!(word_count("| a | b-c |\n|---|---|\n a ──▶ b\n"), 4);
     }
 
     #[test]

@@ -59,7 +59,7 @@ const MACHINE_PATHS: &[&str] = &[
 pub(crate) fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 15] = [
+    let checks: [(&str, Vec<String>); 16] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
@@ -72,6 +72,7 @@ pub(crate) fn run(root: &Path) -> Result<Tally> {
         ("repeated lines", repeats::findings(root, &files)?),
         ("words", words::findings(root, &files)?),
         ("links", documents::links(root, &files)?),
+        ("long pages", documents::lengths(root)?),
         ("commands", documents::commands(root, &files)?),
         ("named tests", documents::tests(root, &files)?),
         ("documentation tests", examples::findings(root, &files)?),
