@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev::Layer;
 use nacre_bdev_pool_core::format::superblock::Superblock;
@@ -15,6 +16,9 @@ use crate::EDGE;
 use crate::keeper::{Disk, Ended, remove_current};
 use crate::model::PoolError;
 use crate::port::layer_bytes;
+
+/// How long a device may take to answer.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 /// The newest superblock of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +52,7 @@ pub async fn identify(
     }
     let (sender, answer) = oneshot::channel();
     let reader = Reader {
+        deadline: None,
         core: core.clone(),
         disk: Some(disk),
         left: offsets.len(),
@@ -63,6 +68,8 @@ pub async fn identify(
 }
 
 struct Reader {
+    /// Then the device counts as one without an answer, and its queue is closed.
+    deadline: Option<Nanos>,
     core: CoreHandle,
     disk: Option<Disk>,
     left: usize,
@@ -103,6 +110,11 @@ impl Poller for Reader {
                 });
             }
         }
+        let deadline = *self.deadline.get_or_insert(now + PATIENCE);
+        if self.left > 0 && now >= deadline {
+            self.best = None;
+            self.left = 0;
+        }
         if self.left == 0 {
             // The device is free before the answer.
             self.disk = None;
@@ -119,8 +131,11 @@ impl Poller for Reader {
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        let disk = self.disk.as_mut();
-        disk.map_or(Idle::Quiet, |disk| disk.arm(now))
+        let Some(disk) = &mut self.disk else {
+            return Idle::Quiet;
+        };
+        let deadline = self.deadline.unwrap_or(now + PATIENCE);
+        disk.arm(now).and(Idle::Until(deadline))
     }
 
     fn disarm(&mut self) {

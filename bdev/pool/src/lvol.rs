@@ -58,6 +58,12 @@ impl Lvol {
         self.shared.status.lock().name.clone()
     }
 
+    /// The names of the pool's devices. They are not bases of the volume: limits and paths of a disk
+    /// are not those of each volume on it.
+    pub fn disks(&self) -> Vec<String> {
+        self.shared.bases()
+    }
+
     pub(crate) fn unit_blocks(&self) -> u64 {
         let geometry = self.shared.geometry.get();
         geometry.map_or(16, |geometry| u64::from(geometry.granules_per_unit))
@@ -115,10 +121,6 @@ impl Bdev for Lvol {
             depth: DEPTH as usize,
         };
         Ok(Box::new(Lane::open(spec, pool)?))
-    }
-
-    fn bases(&self) -> Vec<String> {
-        self.shared.bases()
     }
 
     fn losses(&self) -> u64 {

@@ -209,9 +209,6 @@ pub struct PoolStatus {
     /// The threshold that the use of the space has reached, in percent; 0: none.
     #[serde(skip)]
     pub full_percent: u8,
-    /// Losses of the further disks before they joined.
-    #[serde(skip)]
-    pub(crate) earlier_losses: u64,
     /// Largest size of a volume.
     pub max_lvol_bytes: u64,
     /// Records that a recovery would verify.

@@ -144,7 +144,6 @@ fn shared(claims: Vec<Claim>, id: Uuid, name: &str) -> Result<Arc<Shared>, PoolE
         reserved_bytes: 0,
         waiting_writes: 0,
         full_percent: 0,
-        earlier_losses: 0,
         max_lvol_bytes: 0,
         unsettled_records: 0,
         versions: 0,

@@ -192,6 +192,8 @@ pub(crate) struct LanePort {
     pub id: u32,
     pub inbox: Inbox<ToLane>,
     pub counts: Counts,
+    /// The lane is gone, and its I/O has not ended.
+    pub is_dead: AtomicBool,
 }
 
 pub(crate) enum KeeperMessage {
@@ -209,10 +211,15 @@ pub(crate) fn layer_bytes(layer: &Layer) -> u64 {
     bytes / u64::from(BLOCK) * u64::from(BLOCK)
 }
 
+/// A disk of the pool, and its losses before it joined.
+type Joined = (Arc<Claim>, u64);
+
 /// The parts of a pool that all cores see.
 pub(crate) struct Shared {
     /// The disks, in the pool's order once it is open.
     pub claims: ArcSwap<Vec<Arc<Claim>>>,
+    /// The disks that the pool has.
+    joined: ArcSwap<Vec<Joined>>,
     /// The places of units. A new unit is in it before a lane hears of the unit.
     pub table: ArcSwapOption<DiskTable>,
     /// Set once, when the pool is open.
@@ -237,6 +244,7 @@ impl Shared {
         let claims: Vec<Arc<Claim>> = claims.into_iter().map(Arc::new).collect();
         Ok(Self {
             claims: ArcSwap::from_pointee(claims),
+            joined: ArcSwap::default(),
             table: ArcSwapOption::default(),
             geometry: std::sync::OnceLock::new(),
             inbox: Inbox::new()?,
@@ -261,13 +269,31 @@ impl Shared {
         }
     }
 
-    /// Counts losses of the pool's disks, each since it joined.
+    /// Counts losses of the pool's disks, each since it joined. Lanes ask for each I/O.
     pub(crate) fn losses(&self) -> u64 {
-        let status = self.status.lock();
+        let joined = self.joined.load();
+        let losses = joined.iter().map(|(claim, before)| {
+            let now = claim.layer().losses();
+            now.saturating_sub(*before)
+        });
+        losses.sum()
+    }
+
+    /// Takes over the disks that the pool has. Those that are new count losses from now on.
+    pub(crate) fn note_joined(&self, count: usize) {
+        let joined = self.joined.load();
+        if joined.len() >= count {
+            return;
+        }
         let claims = self.claims.load();
-        let of_pool = claims.iter().take(status.disks.len().max(1));
-        let all: u64 = of_pool.map(|claim| claim.layer().losses()).sum();
-        all.saturating_sub(status.earlier_losses)
+        let known = joined.len();
+        let is_first = known == 0;
+        let new = claims.iter().take(count).skip(known).map(|claim| {
+            let before = if is_first { 0 } else { claim.layer().losses() };
+            (Arc::clone(claim), before)
+        });
+        let all: Vec<Joined> = joined.iter().cloned().chain(new).collect();
+        self.joined.store(Arc::new(all));
     }
 
     /// Notes the disk of a copy before it is written. A later record of the same place may need
@@ -307,6 +333,7 @@ impl Shared {
             id,
             inbox: Inbox::new()?,
             counts: Counts::default(),
+            is_dead: AtomicBool::new(false),
         });
         self.lanes.lock().push(Arc::clone(&port));
         Ok(port)

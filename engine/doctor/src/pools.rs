@@ -17,6 +17,7 @@ pub struct Pools {
 
 /// An open pool, as `pool_list` describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct Pool {
     pub name: String,
     /// `held`: its log or metadata cannot be written.
@@ -39,8 +40,7 @@ pub struct Closed {
 
 pub(crate) fn checks(scope: &Scope, findings: &mut Vec<Finding>) {
     for closed in &scope.pools.closed {
-        let remedy =
-            "attach the disk that is missing, or give the pool up: `nacre pool export UUID`";
+        let remedy = "mend the cause: the daemon tries again; `nacre state list` has its record";
         let finding = Finding::fail("pool.open", closed.reason.clone(), remedy);
         findings.push(finding.of(&closed.disk));
     }

@@ -393,7 +393,7 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     engine.declared.make_keys(engine).await;
     crate::services::nvme::begin_all(engine, &engine.journal.waiting()).await;
     replay_waiting(engine).await;
-    if engine.devices.pools.are_incomplete() {
+    if engine.devices.pools.have_come(&*engine.plane()?) {
         // A disk that joined a pool later comes after the pool in the journal.
         replay_waiting(engine).await;
     }
@@ -414,6 +414,9 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         release(engine);
     }
     engine.lifecycle.set_phase(Phase::Runtime);
+    if engine.devices.pools.have_come(&*engine.plane()?) {
+        crate::services::pools::replay(engine);
+    }
     Ok(())
 }
 

@@ -267,22 +267,25 @@ enum Owner {
     Other,
 }
 
-/// Reads the head of a superblock, which may be torn. A later one than the pool's is of a pool that
-/// went on: the pool was restored to an earlier state, and the disk has its data.
+/// The owner of a superblock, if these bytes are one and nothing else. A torn one is anybody's. A
+/// later one than the pool's is of a pool that went on: the pool was restored to an earlier state,
+/// and the disk has its data.
 fn whose(pool: &Pool, bytes: &[u8]) -> Owner {
     let root = pool.superblock();
-    let Some((of_pool, of_disk, sequence)) = Superblock::head(bytes) else {
+    let page = bytes.first_chunk();
+    let Some(found) = page.and_then(|page| Superblock::decode(page).ok()) else {
         return Owner::Other;
     };
-    if of_pool != root.pool {
+    if found.pool != root.pool {
         return Owner::Other;
     }
     let mut known = root.disks.disks().iter();
-    if let Some(at) = known.position(|disk| disk.id == of_disk) {
+    if let Some(at) = known.position(|disk| disk.id == found.disk) {
         return Owner::Pool { number: at + 1 };
     }
+    let is_last = found.disks.disks().last().map(|disk| disk.id) == Some(found.disk);
     let is_alone = bytes[PAGE..].iter().all(|byte| *byte == 0);
-    if is_alone && sequence <= root.sequence {
+    if is_last && is_alone && found.sequence <= root.sequence {
         Owner::Addition
     } else {
         Owner::Other

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nacre_bdev::{Bdev, Claim};
 use nacre_bdev_pool_core::disks::Location;
@@ -91,9 +92,10 @@ impl Disks {
         self.round += 1;
         let round = self.round;
         let lanes = self.shared.lanes.lock();
-        let open = lanes
+        let live = lanes
             .iter()
-            .filter(|lane| lane.inbox.send([ToLane::Disks { round }]));
+            .filter(|lane| !lane.is_dead.load(Ordering::Acquire));
+        let open = live.filter(|lane| lane.inbox.send([ToLane::Disks { round }]));
         open.map(|lane| lane.id).collect()
     }
 

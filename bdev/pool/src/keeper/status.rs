@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nacre_bdev::Bdev;
 use nacre_bdev_pool_core::ids::Lsn;
 use nacre_bdev_pool_core::pool::Pool;
 use nacre_reactor::Nanos;
@@ -69,7 +68,6 @@ impl StatusUpdates {
                  imported again"
             );
         }
-        let is_open = status.state != PoolState::Opening;
         status.state = if pool.is_held() {
             PoolState::Held
         } else {
@@ -79,14 +77,8 @@ impl StatusUpdates {
             status.name.clone_from(&pool.superblock().name);
         }
         status.total_bytes = units * unit;
-        let joined = status.disks.len().max(1);
         status.disks = disks::statuses(&self.shared, pool);
-        if is_open {
-            let claims = self.shared.claims.load();
-            let new = claims.iter().take(status.disks.len()).skip(joined);
-            let earlier: u64 = new.map(|claim| claim.layer().losses()).sum();
-            status.earlier_losses += earlier;
-        }
+        self.shared.note_joined(status.disks.len());
         status.free_bytes = free * unit;
         status.reserved_bytes = kept.min(free) * unit;
         if full::note_use(&mut status, pool) {

@@ -19,6 +19,7 @@ mod writes;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::{
@@ -219,7 +220,12 @@ impl Lane {
             }
             Ok(bases)
         })();
-        let bases = bases.inspect_err(|_| shared.remove_lane(&port))?;
+        let bases = bases.inspect_err(|_| {
+            shared.remove_lane(&port);
+            // An addition may have begun to wait for this lane.
+            let closed = KeeperMessage::Lane(port.id, ToKeeper::Closed);
+            shared.inbox.send([closed]);
+        })?;
         Ok(Self {
             map,
             memory: memory.clone(),
@@ -626,6 +632,7 @@ impl Drop for Lane {
             job.pending.abandon();
         }
         if inflight(&self.bases) {
+            self.port.is_dead.store(true, Ordering::Release);
             tracing::error!(
                 lvol = %self.map.version.0,
                 "a queue was closed with I/O that does not end: its space stays in use until the \

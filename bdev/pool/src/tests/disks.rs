@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nacre_bdev::registry::Usage;
-use nacre_bdev::{Claim, Done, Holder, Io, Op, Queue, Status};
+use nacre_bdev::{Bdev, Claim, Done, Holder, Io, Op, Queue, Status};
+use nacre_bdev_pool_core::format::Page;
+use nacre_bdev_pool_core::format::superblock::Superblock;
 use nacre_bdev_pool_core::geometry::{PAGE, superblock_offsets};
 use nacre_bdev_pool_core::import::ImportError;
 use nacre_reactor::Nanos;
@@ -143,6 +145,10 @@ fn a_disk_joins_a_pool_in_use() {
         .collect();
     assert!(free[0] < 8 << 20 && free[1] < 50 << 20, "{free:?}");
     rig::check(&pool);
+    // Limits and paths of a disk are not those of its volumes.
+    let device = block_on(pool.lvol(lvol)).unwrap();
+    assert_eq!(device.bases(), Vec::<String>::new());
+    assert_eq!(device.disks(), ["disk", "more"]);
     // A lane that opens later has both disks.
     let mut late = Host::on(&pool, lvol);
     verify(&mut late, blocks);
@@ -285,7 +291,8 @@ fn a_flush_concerns_the_disks_of_copies() {
 }
 
 /// Goal: an addition goes on after a crash, and data that came later is not taken for one. Method:
-/// superblocks with the id of no disk, as a crash leaves them, alone and with other bytes.
+/// superblocks with the id of a disk that no root names, as a crash leaves them: alone, with other
+/// bytes, torn, and of a later state of the pool.
 #[test]
 fn superblocks_of_an_addition() {
     let (home, pool, _, mut host) = rig::start(64, 16);
@@ -294,19 +301,36 @@ fn superblocks_of_an_addition() {
     let pages = offsets.map(|offset| raw(&home, "disk", Op::Read, offset, None));
     let ours = pages.into_iter().find(|page| page.starts_with(b"NACREPOL"));
     let ours = ours.unwrap();
-    let mut label = ours.clone();
-    label[56..72].copy_from_slice(&[5; 16]);
-    let mut later = label.clone();
-    later[72..80].copy_from_slice(&(1u64 << 40).to_le_bytes());
-    for (name, label) in [("crashed", &label), ("used", &label), ("later", &later)] {
+    let page: &Page = ours[..].try_into().unwrap();
+    let mut label = Superblock::decode(page).unwrap();
+    let id = Uuid::from_u128(5);
+    label.disks.add(&mut label.geometry, id, 64 << 20).unwrap();
+    label.disk = id;
+    label.required |= label.disks.feature();
+    let encoded = |label: &Superblock| {
+        let mut page = [0; PAGE];
+        label.encode(&mut page);
+        page
+    };
+    let crashed = encoded(&label);
+    label.sequence = 1 << 40;
+    let later = encoded(&label);
+    let mut torn = crashed;
+    torn[512..].fill(7);
+    for (name, page) in [
+        ("crashed", &crashed),
+        ("used", &crashed),
+        ("later", &later),
+        ("torn", &torn),
+    ] {
         home.disk(name, 64);
         for offset in offsets {
-            raw(&home, name, Op::Write, offset, Some(label));
+            raw(&home, name, Op::Write, offset, Some(page));
         }
     }
     // A file system, which does not cover all superblocks.
     raw(&home, "used", Op::Write, 8192, Some(&[7; PAGE]));
-    for name in ["used", "later"] {
+    for name in ["used", "later", "torn"] {
         let refused = add(&home, &pool, &mut host, name);
         assert!(
             matches!(refused, Err(PoolError::NotEmpty { .. })),

@@ -145,6 +145,11 @@ fn a_disk_that_is_newer_than_the_namespaces() {
     attach(&daemon, dir, "second");
     let add = json!({ "pool": "pool0", "disk": "second" });
     daemon.call("pool_add_disk", add);
+    // The import by the disk's arrival may end while the journal is not at its end.
+    for number in 0..20 {
+        let other = format!("{nqn}:{number}");
+        daemon.call("nvmf_create_subsystem", json!({ "nqn": other }));
+    }
     drop(daemon);
     let daemon = start(&state);
     let found = daemon.call("nvmf_get_subsystems", json!({ "nqn": nqn }));

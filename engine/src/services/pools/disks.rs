@@ -14,6 +14,7 @@ use nacre_bdev_pool::{Command, ImportError, Label, Lvol, PoolError, identify};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tracing::warn;
 use uuid::Uuid;
 
 use super::{Late, OpenPool, key, lasting_name, least_loaded, store_import};
@@ -89,15 +90,25 @@ async fn join(
     claim: Claim,
     force: bool,
 ) -> Result<(), RpcError> {
-    pool.handle.add_disk(claim, force).await.or_refuse()?;
+    let layer = Arc::clone(claim.layer());
+    let joined = pool.handle.add_disk(claim, force).await;
+    if layer.is_gone() {
+        // It was removed before the pool had it.
+        super::disk_gone(&engine, &name);
+    }
+    let id = pool.handle.id();
+    if let Err(error) = &joined {
+        warn!(pool = pool.name(), disk = name, %error, "a disk did not join");
+    }
+    joined.or_refuse()?;
     let text = format!("pool \"{}\" has {name} as a further disk", pool.name());
-    let facts = serde_json::json!({ "id": pool.handle.id(), "disk": name });
+    let facts = serde_json::json!({ "id": id, "disk": name });
     engine
         .notes
         .report("pool_add_disk", pool.name(), text, facts);
-    if engine.plane()?.bdevs.lookup(&name).is_none() {
-        // It was removed before the pool had it.
-        super::disk_gone(&engine, &name);
+    if engine.journal.find(&key(id)).is_none() {
+        // The pool was exported meanwhile.
+        return Ok(());
     }
     // The superblocks have it; the journal has its name for the case that it is missing.
     store_import(&engine, &pool).await
@@ -105,11 +116,11 @@ async fn join(
 
 /// True for a device with a volume of the pool below it.
 fn is_above(plane: &Plane, layer: &Layer, pool: Uuid) -> bool {
-    let lvol = bdev_modules::device::<Lvol>(layer.module());
-    if lvol.is_some_and(|lvol| lvol.pool() == pool) {
-        return true;
-    }
-    let below = layer.module().bases();
+    let below = match bdev_modules::device::<Lvol>(layer.module()) {
+        Some(lvol) if lvol.pool() == pool => return true,
+        Some(lvol) => lvol.disks(),
+        None => layer.module().bases(),
+    };
     let below = below.iter().filter_map(|name| plane.bdevs.lookup(name));
     below.into_iter().any(|below| is_above(plane, &below, pool))
 }
@@ -156,44 +167,83 @@ pub(super) async fn find(
     };
     let label = read_label(engine, &plane, Arc::clone(&first)).await;
     let of_one = label.as_ref().is_none_or(|label| label.disks.len() < 2);
-    let pool = label.as_ref().map(|label| label.pool).or(id);
+    let pool = id.or(label.as_ref().map(|label| label.pool));
     let Some(pool) = pool.filter(|_| !of_one || known.len() > 1) else {
         return Ok(vec![first.name().to_owned()]);
     };
-    let listed = plane.bdevs.list();
-    let free = listed.iter().filter(|listed| listed.claims.is_empty());
-    let writable = free.filter(|listed| !listed.layer.limits().read_only);
-    let mut others: Vec<Arc<Layer>> = vec![Arc::clone(&first)];
-    for other in present.chain(writable.map(|listed| Arc::clone(&listed.layer))) {
-        if others.iter().all(|known| known.name() != other.name()) {
-            others.push(other);
-        }
-    }
-    others.remove(0);
-    let reads = futures_util::stream::iter(others).map(|other| async {
-        let name = other.name().to_owned();
-        Some((name, read_label(engine, &plane, other).await?))
-    });
-    let read: Vec<_> = reads.buffered(LABEL_READS).collect().await;
-    let mut found: Vec<(String, Option<Label>)> = vec![(first.name().to_owned(), label)];
-    let of_pool = read.into_iter().flatten().filter(|(_, of)| of.pool == pool);
-    found.extend(of_pool.map(|(name, of)| (name, Some(of))));
-    // The first disk names the others. Without it all are taken, and the import names it.
-    let labels = found.iter().filter_map(|(_, label)| label.as_ref());
-    let roots = labels.filter(|label| label.disks.first() == Some(&label.disk));
-    let root = roots.max_by_key(|label| label.sequence);
-    let wanted = root.map(|root| root.disks.clone());
-    let is_wanted = |label: &Option<Label>| match (&wanted, label) {
-        (Some(wanted), Some(label)) => wanted.contains(&label.disk),
-        _ => true,
+    let mut found = Candidates {
+        looked_at: vec![first.name().to_owned()],
+        labels: label
+            .map(|label| (first.name().to_owned(), label))
+            .into_iter()
+            .collect(),
+        pool,
     };
-    let names = found.iter().filter(|(_, label)| is_wanted(label));
-    let mut names: Vec<String> = names.map(|(name, _)| name.clone()).collect();
-    if !names.iter().any(|name| name == first.name()) {
-        // The caller named a device that is no disk of the pool any more.
-        names.insert(0, first.name().to_owned());
+    found.read(engine, &plane, present).await;
+    if found.wanted().is_none_or(|(_, is_complete)| !is_complete) {
+        // Under other names, or a copy: whatever is free.
+        let listed = plane.bdevs.list();
+        let free = listed.iter().filter(|listed| listed.claims.is_empty());
+        let writable = free.filter(|listed| !listed.layer.limits().read_only);
+        let free = writable.map(|listed| Arc::clone(&listed.layer));
+        found.read(engine, &plane, free).await;
+    }
+    let names = match found.wanted() {
+        Some((names, _)) => names,
+        // Without the first disk all are taken, and the import names it.
+        None => found.labels.into_iter().map(|(name, _)| name).collect(),
+    };
+    if names.is_empty() {
+        return Ok(vec![first.name().to_owned()]);
     }
     Ok(names)
+}
+
+/// Devices that may be disks of a pool.
+struct Candidates {
+    pool: Uuid,
+    looked_at: Vec<String>,
+    labels: Vec<(String, Label)>,
+}
+
+impl Candidates {
+    /// Reads the labels of devices that were not looked at, side by side.
+    async fn read(
+        &mut self,
+        engine: &Rc<Engine>,
+        plane: &Plane,
+        devices: impl Iterator<Item = Arc<Layer>>,
+    ) {
+        let mut new: Vec<Arc<Layer>> = Vec::new();
+        for device in devices {
+            let name = device.name();
+            if !self.looked_at.iter().any(|known| known == name) {
+                self.looked_at.push(name.to_owned());
+                new.push(device);
+            }
+        }
+        let reads = futures_util::stream::iter(new).map(|device| async {
+            let name = device.name().to_owned();
+            Some((name, read_label(engine, plane, device).await?))
+        });
+        let read: Vec<_> = reads.buffered(LABEL_READS).collect().await;
+        self.labels.extend(read.into_iter().flatten());
+    }
+
+    /// The devices of the disks that the pool's first disk names, and whether each disk has one.
+    fn wanted(&self) -> Option<(Vec<String>, bool)> {
+        let of_pool = self
+            .labels
+            .iter()
+            .filter(|(_, label)| label.pool == self.pool);
+        let roots = of_pool.clone().map(|(_, label)| label);
+        let roots = roots.filter(|label| label.disks.first() == Some(&label.disk));
+        let root = roots.max_by_key(|label| label.sequence)?;
+        let named = of_pool.filter(|(_, label)| root.disks.contains(&label.disk));
+        let has_device = |disk: &Uuid| named.clone().any(|(_, label)| label.disk == *disk);
+        let is_complete = root.disks.iter().all(has_device);
+        Some((named.map(|(name, _)| name.clone()).collect(), is_complete))
+    }
 }
 
 /// Reads the superblocks of a device. A device that fails, or takes long, has none.

@@ -65,6 +65,8 @@ pub struct Pools {
     open: RefCell<BTreeMap<Uuid, Rc<OpenPool>>>,
     /// Pools whose disk went away, by the disk's name.
     lost: RefCell<BTreeMap<String, Uuid>>,
+    /// A lost disk appeared while the daemon was starting.
+    came_early: Cell<bool>,
     /// Serialises changes. Its owner waits for a disk no longer than `patience`.
     changing: Mutex<()>,
     pub copies: copies::Copies,
@@ -76,6 +78,7 @@ impl Default for Pools {
         Self {
             open: RefCell::default(),
             lost: RefCell::default(),
+            came_early: Cell::default(),
             changing: Mutex::default(),
             copies: copies::Copies::default(),
             patience: Cell::new(PATIENCE),
@@ -146,9 +149,15 @@ impl Pools {
         live.cloned().collect()
     }
 
-    /// True when a pool waits for a disk.
-    pub fn are_incomplete(&self) -> bool {
-        !self.lost.borrow().is_empty()
+    /// True when a pool was imported since the last call although its journal record failed before,
+    /// or can be imported now: all names of its disks are there.
+    pub fn have_come(&self, plane: &Plane) -> bool {
+        let lost = self.lost.borrow();
+        let is_complete = |id: &Uuid| {
+            let mut names = lost.iter().filter(|(_, of)| *of == id);
+            names.all(|(name, _)| plane.bdevs.lookup(name).is_some())
+        };
+        self.came_early.take() || lost.values().any(is_complete)
     }
 
     /// Drops pools without a keeper: their handles claim the disk.
@@ -585,6 +594,12 @@ fn lvols_of(plane: &Plane, id: Uuid) -> Vec<Arc<Lvol>> {
     lvols.filter(|lvol| lvol.pool() == id).collect()
 }
 
+/// Makes namespaces and devices on volumes of pools that were imported late.
+pub fn replay(engine: &Rc<Engine>) {
+    let engine = Rc::clone(engine);
+    tokio::task::spawn_local(async move { volumes::replay_waiting(&engine).await });
+}
+
 /// A disk appeared: if it is a lost one, its pool is imported again.
 pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     let pools = &engine.devices.pools;
@@ -599,6 +614,10 @@ pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     // The journal has no record of a pool that was exported meanwhile.
     let lost = lost.filter(|id| engine.journal.find(&key(*id)).is_some());
     let Some(id) = lost else { return };
+    // The start goes through the journal again.
+    pools
+        .came_early
+        .set(engine.lifecycle.phase() != Phase::Runtime);
     let known = disks::known(engine, id);
     let names: Vec<String> = known.iter().map(|known| known.name.clone()).collect();
     let wanted = ImportRequest {
@@ -608,9 +627,7 @@ pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     };
     let imported = import_one(engine, disk, wanted).await;
     if imported.is_ok() && engine.lifecycle.phase() == Phase::Runtime {
-        // Namespaces and devices on its volumes.
-        let engine = Rc::clone(engine);
-        tokio::task::spawn_local(async move { volumes::replay_waiting(&engine).await });
+        replay(engine);
     } else if let Err(error) = imported {
         warn!(disk, %error, "a disk is back, and its pool is not imported");
         let mut lost = pools.lost.borrow_mut();

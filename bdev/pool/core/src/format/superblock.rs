@@ -200,16 +200,6 @@ impl Superblock {
         Some((sequence, unknown))
     }
 
-    /// Pool, disk and sequence at the start of a superblock, whose rest may be torn.
-    pub fn head(bytes: &[u8]) -> Option<(Uuid, Uuid, u64)> {
-        let mut r = Reader::new(bytes);
-        if r.slice(8)? != MAGIC {
-            return None;
-        }
-        r.slice(32)?;
-        Some((r.uuid()?, r.uuid()?, r.u64()?))
-    }
-
     pub fn decode(page: &Page) -> Result<Self, FormatError> {
         let broken = |field| wrong("superblock", field);
         if page[..8] != *MAGIC {
