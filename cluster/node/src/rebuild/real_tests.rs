@@ -49,13 +49,23 @@ impl Lab {
     }
 
     async fn rebuild(&self, without: &[&str], nodes: Vec<Found>) -> Result<Rebuilt, RebuildError> {
+        self.rebuild_within(Duration::from_secs(1), without, nodes)
+            .await
+    }
+
+    async fn rebuild_within(
+        &self,
+        wait: Duration,
+        without: &[&str],
+        nodes: Vec<Found>,
+    ) -> Result<Rebuilt, RebuildError> {
         let rebuild = Rebuild {
             options: Options {
                 without: without.iter().map(|name| (*name).to_owned()).collect(),
                 ..Options::default()
             },
             publish: false,
-            wait: Duration::from_secs(1),
+            wait,
         };
         tokio::select! {
             rebuilt = rebuild.run(&self.client, &self.prefix, "lab", |_, _| {}) => rebuilt,
@@ -196,7 +206,10 @@ fn a_report_that_is_too_large_is_named() {
         let mut found = labelled_three();
         found[0].description.name = "ant".to_owned();
         found[0].description.version = "x".repeat(34 << 20);
-        let refused = lab.rebuild(&[], found).await.expect_err("it is too large");
+        // A busy machine takes a while to count so many bytes.
+        let wait = Duration::from_secs(60);
+        let refused = lab.rebuild_within(wait, &[], found).await;
+        let refused = refused.expect_err("it is too large");
         assert!(
             matches!(&refused, RebuildError::Refused { name, why }
                 if name == "ant" && why.contains("detach devices")),
