@@ -146,9 +146,11 @@ fn a_disk_joins_a_pool_in_use() {
     assert!(free[0] < 8 << 20 && free[1] < 50 << 20, "{free:?}");
     rig::check(&pool);
     // Limits and paths of a disk are not those of its volumes.
-    let device = block_on(pool.lvol(lvol)).unwrap();
-    assert_eq!(device.bases(), Vec::<String>::new());
-    assert_eq!(device.disks(), ["disk", "more"]);
+    {
+        let device = block_on(pool.lvol(lvol)).unwrap();
+        assert_eq!(device.bases(), Vec::<String>::new());
+        assert_eq!(device.disks(), ["disk", "more"]);
+    }
     // A lane that opens later has both disks.
     let mut late = Host::on(&pool, lvol);
     verify(&mut late, blocks);
