@@ -169,11 +169,6 @@ pub fn disk_gone(engine: &Rc<Engine>, disk: &str) {
             warn!(disk, %error, "a pool without its disk is not closed yet");
         }
         if engine.journal.find(&key(id)).is_some() {
-            let cause = format!("the pool's disk \"{disk}\" went away");
-            let away = RpcError::errno(Errno::ENODEV, cause)
-                .field("disk")
-                .remedy("attach the disk: the pool is imported when it appears");
-            engine.journal.restored(&key(id), Err(away));
             pools.lost.borrow_mut().insert(disk, id);
         }
     });
