@@ -58,8 +58,8 @@ impl Lvol {
         self.shared.status.lock().name.clone()
     }
 
-    /// The names of the pool's devices. They are not bases of the volume: limits and paths of a disk
-    /// are not those of each volume on it.
+    /// The names of the pool's devices. They are not bases of the volume: limits and paths of a
+    /// disk are not those of each volume on it.
     pub fn disks(&self) -> Vec<String> {
         self.shared.bases()
     }

@@ -167,7 +167,7 @@ pub(super) async fn find(
     };
     let label = read_label(engine, &plane, Arc::clone(&first)).await;
     let of_one = label.as_ref().is_none_or(|label| label.disks.len() < 2);
-    let pool = id.or(label.as_ref().map(|label| label.pool));
+    let pool = id.or_else(|| label.as_ref().map(|label| label.pool));
     let Some(pool) = pool.filter(|_| !of_one || known.len() > 1) else {
         return Ok(vec![first.name().to_owned()]);
     };
