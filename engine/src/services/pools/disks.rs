@@ -1,7 +1,7 @@
 //! The disks of pools: a further one joins, and an import finds all of them.
 //!
 //! A device says by its superblocks which disk of which pool it is, so an import finds disks under
-//! any name. The journal keeps the last name of each disk, to tell which one is missing.
+//! any name. The journal keeps the last name of each disk, for the error about a missing one.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -150,8 +150,8 @@ pub(super) async fn refuse_open(
         .remedy("name another device; wipe the disk if it is a copy"))
 }
 
-/// The devices of the pool that is on a device, that one first. Devices with the last names of its
-/// disks are looked at before all others.
+/// The devices of the pool that is on a device: those with the last names of its disks, and free
+/// ones.
 pub(super) async fn find(
     engine: &Rc<Engine>,
     disk: &str,
@@ -171,79 +171,44 @@ pub(super) async fn find(
     let Some(pool) = pool.filter(|_| !of_one || known.len() > 1) else {
         return Ok(vec![first.name().to_owned()]);
     };
-    let mut found = Candidates {
-        looked_at: vec![first.name().to_owned()],
-        labels: label
-            .map(|label| (first.name().to_owned(), label))
-            .into_iter()
-            .collect(),
-        pool,
-    };
-    found.read(engine, &plane, present).await;
-    if found.wanted().is_none_or(|(_, is_complete)| !is_complete) {
-        // Under other names, or a copy: whatever is free.
-        let listed = plane.bdevs.list();
-        let free = listed.iter().filter(|listed| listed.claims.is_empty());
-        let writable = free.filter(|listed| !listed.layer.limits().read_only);
-        let free = writable.map(|listed| Arc::clone(&listed.layer));
-        found.read(engine, &plane, free).await;
+    let listed = plane.bdevs.list();
+    let free = listed.iter().filter(|listed| listed.claims.is_empty());
+    let writable = free.filter(|listed| !listed.layer.limits().read_only);
+    let others = present.chain(writable.map(|listed| Arc::clone(&listed.layer)));
+    let mut new: Vec<Arc<Layer>> = Vec::new();
+    for other in others {
+        let is_known = |known: &Arc<Layer>| known.name() == other.name();
+        if !is_known(&first) && !new.iter().any(is_known) {
+            new.push(other);
+        }
     }
-    let names = match found.wanted() {
-        Some((names, _)) => names,
-        // Without the first disk all are taken, and the import names it.
-        None => found.labels.into_iter().map(|(name, _)| name).collect(),
-    };
+    // All are read, as one may be a copy of another: the import refuses both.
+    let reads = futures_util::stream::iter(new).map(|device| async {
+        let name = device.name().to_owned();
+        Some((name, read_label(engine, &plane, device).await?))
+    });
+    let read: Vec<_> = reads.buffered(LABEL_READS).collect().await;
+    let label = label.map(|label| (first.name().to_owned(), label));
+    let mut labels: Vec<(String, Label)> = label.into_iter().collect();
+    labels.extend(read.into_iter().flatten());
+    let names = disks_among(labels, pool);
     if names.is_empty() {
         return Ok(vec![first.name().to_owned()]);
     }
     Ok(names)
 }
 
-/// Devices that may be disks of a pool.
-struct Candidates {
-    pool: Uuid,
-    looked_at: Vec<String>,
-    labels: Vec<(String, Label)>,
-}
-
-impl Candidates {
-    /// Reads the labels of devices that were not looked at, side by side.
-    async fn read(
-        &mut self,
-        engine: &Rc<Engine>,
-        plane: &Plane,
-        devices: impl Iterator<Item = Arc<Layer>>,
-    ) {
-        let mut new: Vec<Arc<Layer>> = Vec::new();
-        for device in devices {
-            let name = device.name();
-            if !self.looked_at.iter().any(|known| known == name) {
-                self.looked_at.push(name.to_owned());
-                new.push(device);
-            }
-        }
-        let reads = futures_util::stream::iter(new).map(|device| async {
-            let name = device.name().to_owned();
-            Some((name, read_label(engine, plane, device).await?))
-        });
-        let read: Vec<_> = reads.buffered(LABEL_READS).collect().await;
-        self.labels.extend(read.into_iter().flatten());
+/// The devices of the disks that the pool's first disk names. Without that disk, all devices of the
+/// pool: the import names the missing one.
+fn disks_among(mut labels: Vec<(String, Label)>, pool: Uuid) -> Vec<String> {
+    labels.retain(|(_, label)| label.pool == pool);
+    let roots = labels.iter().map(|(_, label)| label);
+    let roots = roots.filter(|label| label.disks.first() == Some(&label.disk));
+    let root = roots.max_by_key(|label| label.sequence);
+    if let Some(disks) = root.map(|root| root.disks.clone()) {
+        labels.retain(|(_, label)| disks.contains(&label.disk));
     }
-
-    /// The devices of the disks that the pool's first disk names, and whether each disk has one.
-    fn wanted(&self) -> Option<(Vec<String>, bool)> {
-        let of_pool = self
-            .labels
-            .iter()
-            .filter(|(_, label)| label.pool == self.pool);
-        let roots = of_pool.clone().map(|(_, label)| label);
-        let roots = roots.filter(|label| label.disks.first() == Some(&label.disk));
-        let root = roots.max_by_key(|label| label.sequence)?;
-        let named = of_pool.filter(|(_, label)| root.disks.contains(&label.disk));
-        let has_device = |disk: &Uuid| named.clone().any(|(_, label)| label.disk == *disk);
-        let is_complete = root.disks.iter().all(has_device);
-        Some((named.map(|(name, _)| name.clone()).collect(), is_complete))
-    }
+    labels.into_iter().map(|(name, _)| name).collect()
 }
 
 /// Reads the superblocks of a device. A device that fails, or takes long, has none.
@@ -327,5 +292,46 @@ pub async fn grow(pool: &OpenPool) -> Result<(), RpcError> {
         if pool.handle.status().total_bytes == before {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label(pool: u128, disk: u128, sequence: u64, disks: &[u128]) -> Label {
+        Label {
+            pool: Uuid::from_u128(pool),
+            name: "pool0".to_owned(),
+            sequence,
+            disk: Uuid::from_u128(disk),
+            disks: disks.iter().map(|id| Uuid::from_u128(*id)).collect(),
+        }
+    }
+
+    /// Goal: an import takes the disks of the pool, and copies, and nothing else. Method: labels of
+    /// a first disk, of a copy, of a disk that never joined, and of another pool.
+    #[test]
+    fn disks_are_those_of_the_newest_root() {
+        let of = |labels: &[(&str, Label)]| {
+            let labels = labels.iter();
+            let labels = labels.map(|(name, label)| ((*name).to_owned(), label.clone()));
+            disks_among(labels.collect(), Uuid::from_u128(1))
+        };
+        let first = ("first", label(1, 10, 9, &[10, 11]));
+        let old_first = ("old", label(1, 10, 3, &[10]));
+        let second = ("second", label(1, 11, 5, &[10, 11]));
+        let copy = ("copy", label(1, 11, 5, &[10, 11]));
+        let never = ("never", label(1, 12, 6, &[10, 11, 12]));
+        let other = ("other", label(2, 20, 90, &[20]));
+        let all = [first.clone(), second.clone(), never.clone(), other.clone()];
+        assert_eq!(of(&all), ["first", "second"]);
+        assert_eq!(
+            of(&[second.clone(), first, copy]),
+            ["second", "first", "copy"]
+        );
+        assert_eq!(of(&[old_first, second.clone()]), ["old"]);
+        assert_eq!(of(&[second, never, other.clone()]), ["second", "never"]);
+        assert_eq!(of(&[other]), Vec::<String>::new());
     }
 }

@@ -149,8 +149,8 @@ impl Pools {
         live.cloned().collect()
     }
 
-    /// True when a pool was imported since the last call although its journal record failed before,
-    /// or can be imported now: all names of its disks are there.
+    /// True when a disk of a lost pool has appeared during the start, or all names of a lost pool's
+    /// disks are there.
     pub fn have_come(&self, plane: &Plane) -> bool {
         let lost = self.lost.borrow();
         let is_complete = |id: &Uuid| {
@@ -609,15 +609,16 @@ pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
     if !is_open && !pools.lost.borrow().contains_key(disk) {
         return;
     }
+    if engine.lifecycle.phase() != Phase::Runtime {
+        // The start goes through the journal again, and imports it in order.
+        pools.came_early.set(true);
+        return;
+    }
     let _one = pools.changing.lock().await;
     let lost = pools.lost.borrow_mut().remove(disk);
     // The journal has no record of a pool that was exported meanwhile.
     let lost = lost.filter(|id| engine.journal.find(&key(*id)).is_some());
     let Some(id) = lost else { return };
-    // The start goes through the journal again.
-    pools
-        .came_early
-        .set(engine.lifecycle.phase() != Phase::Runtime);
     let known = disks::known(engine, id);
     let names: Vec<String> = known.iter().map(|known| known.name.clone()).collect();
     let wanted = ImportRequest {
@@ -625,16 +626,16 @@ pub async fn disk_appeared(engine: &Rc<Engine>, disk: &str) {
         known,
         ..ImportRequest::default()
     };
-    let imported = import_one(engine, disk, wanted).await;
-    if imported.is_ok() && engine.lifecycle.phase() == Phase::Runtime {
-        replay(engine);
-    } else if let Err(error) = imported {
-        warn!(disk, %error, "a disk is back, and its pool is not imported");
-        let mut lost = pools.lost.borrow_mut();
-        lost.extend(names.into_iter().map(|name| (name, id)));
-        lost.insert(disk.to_owned(), id);
-        drop(lost);
-        engine.journal.restored(&key(id), Err(error));
+    match import_one(engine, disk, wanted).await {
+        Ok(_) => replay(engine),
+        Err(error) => {
+            warn!(disk, %error, "a disk is back, and its pool is not imported");
+            let mut lost = pools.lost.borrow_mut();
+            lost.extend(names.into_iter().map(|name| (name, id)));
+            lost.insert(disk.to_owned(), id);
+            drop(lost);
+            engine.journal.restored(&key(id), Err(error));
+        }
     }
 }
 
