@@ -40,6 +40,8 @@ mod reservation;
 mod seen_keys;
 pub mod serving;
 mod stewarding;
+#[cfg(test)]
+mod testing;
 mod upkeep;
 mod volumes;
 

@@ -58,66 +58,61 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use nacre_cluster_etcd::{Client, Copies, Prefix};
-    use nacre_cluster_etcd_members::{Members, program};
+    use nacre_cluster_etcd::Copies;
 
     use super::*;
     use crate::keys::bytes;
+    use crate::testing::on_etcd;
 
     /// Goal: an export counts as gone only in the etcd that had it, and only for a node with a
     /// lease there. Method: the key is deleted, and each of the other facts is another one.
     #[test]
     fn an_export_is_gone_in_its_own_etcd_only() {
-        let Some(program) = program("an_export_is_gone_in_its_own_etcd_only") else {
-            return;
-        };
-        let members = Members::start(program, 1, &[]);
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        let runtime = builder.enable_all().build();
-        runtime.expect("a runtime").block_on(async {
-            let client = Arc::new(Client::new(&members.endpoints()).expect("endpoints"));
-            let prefix = Prefix::new("lab").expect("a name");
-            let (node, member) = (NodeId(Uuid::from_u128(1)), MemberId(Uuid::from_u128(2)));
-            let change = async |txn: Txn| {
-                let answer = client.transact(txn, Copies::Several).await;
-                answer.expect("an answer").revision
-            };
-            let mut cluster = Cluster::new("lab", Duration::from_secs(2)).expect("a lease");
-            cluster.init(&client, &prefix).await.expect("created");
-            let (key, lease) = (prefix.member(node, member), prefix.lease(node));
-            let incarnation = change(Txn::default().put(&lease, b"{}".to_vec())).await;
-            change(Txn::default().put(&key, b"{}".to_vec())).await;
+        on_etcd(
+            "an_export_is_gone_in_its_own_etcd_only",
+            async |client, prefix| {
+                let (node, member) = (NodeId(Uuid::from_u128(1)), MemberId(Uuid::from_u128(2)));
+                let change = async |txn: Txn| {
+                    let answer = client.transact(txn, Copies::Several).await;
+                    answer.expect("an answer").revision
+                };
+                let mut cluster = Cluster::new("lab", Duration::from_secs(2)).expect("a lease");
+                cluster.init(&client, &prefix).await.expect("created");
+                let (key, lease) = (prefix.member(node, member), prefix.lease(node));
+                let incarnation = change(Txn::default().put(&lease, b"{}".to_vec())).await;
+                change(Txn::default().put(&key, b"{}".to_vec())).await;
 
-            let operator = Operator::new(Arc::clone(&client), prefix.clone());
-            let own = OwnExports {
-                operator: &operator,
-                node,
-            };
-            let view = StoreView {
-                store: cluster.store(),
-                changes: 0,
-            };
-            let is_gone = async |incarnation: i64, view: StoreView| {
-                let incarnation = Incarnation(incarnation as u64);
-                let answer = own.is_gone(incarnation, member, view).await;
-                answer.expect("an answer")
-            };
-            assert!(!is_gone(incarnation, view).await, "it is there");
-            change(Txn::default().delete(&key)).await;
-            assert!(is_gone(incarnation, view).await);
-            assert!(!is_gone(incarnation - 1, view).await, "an earlier lease");
-            let store = Uuid::from_u128(9);
-            let other = StoreView { store, ..view };
-            assert!(!is_gone(incarnation, other).await, "another etcd");
-            cluster.restored = Some(store);
-            let restored = bytes(&cluster);
-            change(Txn::default().put(&prefix.meta(), restored)).await;
-            assert!(!is_gone(incarnation, view).await, "a restored etcd");
-            assert!(is_gone(incarnation, other).await);
-            change(Txn::default().delete(&lease)).await;
-            assert!(!is_gone(incarnation, other).await, "no lease");
-            change(Txn::default().delete(&prefix.meta())).await;
-            assert!(!is_gone(incarnation, other).await, "no cluster");
-        });
+                let operator = Operator::new(Arc::clone(&client), prefix.clone());
+                let own = OwnExports {
+                    operator: &operator,
+                    node,
+                };
+                let view = StoreView {
+                    store: cluster.store(),
+                    changes: 0,
+                };
+                let is_gone = async |incarnation: i64, view: StoreView| {
+                    let incarnation = Incarnation(incarnation as u64);
+                    let answer = own.is_gone(incarnation, member, view).await;
+                    answer.expect("an answer")
+                };
+                assert!(!is_gone(incarnation, view).await, "it is there");
+                change(Txn::default().delete(&key)).await;
+                assert!(is_gone(incarnation, view).await);
+                assert!(!is_gone(incarnation - 1, view).await, "an earlier lease");
+                let store = Uuid::from_u128(9);
+                let other = StoreView { store, ..view };
+                assert!(!is_gone(incarnation, other).await, "another etcd");
+                cluster.restored = Some(store);
+                let restored = bytes(&cluster);
+                change(Txn::default().put(&prefix.meta(), restored)).await;
+                assert!(!is_gone(incarnation, view).await, "a restored etcd");
+                assert!(is_gone(incarnation, other).await);
+                change(Txn::default().delete(&lease)).await;
+                assert!(!is_gone(incarnation, other).await, "no lease");
+                change(Txn::default().delete(&prefix.meta())).await;
+                assert!(!is_gone(incarnation, other).await, "no cluster");
+            },
+        );
     }
 }

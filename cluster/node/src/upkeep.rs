@@ -89,10 +89,10 @@ async fn prune_log(client: &Client, prefix: &Prefix) {
 mod tests {
     use nacre_cluster_core::VolumeId;
     use nacre_cluster_etcd::Error;
-    use nacre_cluster_etcd_members::{Members, program};
     use uuid::Uuid;
 
     use super::*;
+    use crate::testing::on_etcd;
 
     async fn put(client: &Client, keys: impl Iterator<Item = String>) -> i64 {
         let txn = keys.fold(Txn::default(), |txn, key| txn.put(&key, b"{}".to_vec()));
@@ -104,61 +104,56 @@ mod tests {
     /// Method: turns of two nodes on a real etcd, with a log of too many lines.
     #[test]
     fn the_first_node_prunes_and_compacts() {
-        let Some(program) = program("the_first_node_prunes_and_compacts") else {
-            return;
-        };
-        let members = Members::start(program, 1, &[]);
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        let runtime = builder.enable_all().build();
-        runtime.expect("a runtime").block_on(async {
-            let client = Arc::new(Client::new(&members.endpoints()).expect("endpoints"));
-            let prefix = Prefix::new("lab").expect("a name");
-            let nodes = [1, 2].map(|number| NodeId(Uuid::from_u128(number)));
-            let upkeep = |me| Upkeep::new(Arc::clone(&client), prefix.clone(), me);
-            let [mut first, mut second] = nodes.map(upkeep);
-            let old = put(&client, nodes.iter().map(|node| prefix.lease(*node))).await;
-            let line = |at: usize| prefix.log(at as u128, Uuid::nil());
-            // More than two batches.
-            let count = LINES + 2 * BATCH + 1;
-            for from in (0..count).step_by(BATCH) {
-                put(&client, (from..count.min(from + BATCH)).map(line)).await;
-            }
-            // A neighbour of the log's keys, in their order.
-            let neighbour = prefix.operation(VolumeId(Uuid::nil()));
-            put(&client, [neighbour.clone()].into_iter()).await;
-            let lines = async || client.list(&prefix.logs()).await.expect("a list").keys;
+        on_etcd(
+            "the_first_node_prunes_and_compacts",
+            async |client, prefix| {
+                let nodes = [1, 2].map(|number| NodeId(Uuid::from_u128(number)));
+                let upkeep = |me| Upkeep::new(Arc::clone(&client), prefix.clone(), me);
+                let [mut first, mut second] = nodes.map(upkeep);
+                let old = put(&client, nodes.iter().map(|node| prefix.lease(*node))).await;
+                let line = |at: usize| prefix.log(at as u128, Uuid::nil());
+                // More than two batches.
+                let count = LINES + 2 * BATCH + 1;
+                for from in (0..count).step_by(BATCH) {
+                    put(&client, (from..count.min(from + BATCH)).map(line)).await;
+                }
+                // A neighbour of the log's keys, in their order.
+                let neighbour = prefix.operation(VolumeId(Uuid::nil()));
+                put(&client, [neighbour.clone()].into_iter()).await;
+                let lines = async || client.list(&prefix.logs()).await.expect("a list").keys;
 
-            let began = Instant::now();
-            second.turn(began).await;
-            second.turn(began + KEEP).await;
-            assert_eq!(
-                lines().await.len(),
-                count,
-                "the second node changes nothing"
-            );
-            first.turn(began).await;
-            let kept = lines().await;
-            assert_eq!(kept.len(), LINES);
-            assert_eq!(
-                kept[0].key,
-                line(count - LINES).into_bytes(),
-                "the oldest are gone"
-            );
-            assert!(client.get(&neighbour).await.expect("an answer").is_some());
-            let leases = prefix.leases();
-            let history = client.list_at(&leases, old).await;
-            assert_eq!(history.expect("not compacted").keys.len(), 2);
-            first.turn(began + KEEP).await;
-            let history = client.list_at(&leases, old).await;
-            assert!(
-                matches!(history, Err(Error::Compacted { .. })),
-                "{history:?}"
-            );
-            assert_eq!(client.list(&leases).await.expect("a list").keys.len(), 2);
-            assert!(
-                first.seen.len() <= 1,
-                "revisions of compacted history are forgotten"
-            );
-        });
+                let began = Instant::now();
+                second.turn(began).await;
+                second.turn(began + KEEP).await;
+                assert_eq!(
+                    lines().await.len(),
+                    count,
+                    "the second node changes nothing"
+                );
+                first.turn(began).await;
+                let kept = lines().await;
+                assert_eq!(kept.len(), LINES);
+                assert_eq!(
+                    kept[0].key,
+                    line(count - LINES).into_bytes(),
+                    "the oldest are gone"
+                );
+                assert!(client.get(&neighbour).await.expect("an answer").is_some());
+                let leases = prefix.leases();
+                let history = client.list_at(&leases, old).await;
+                assert_eq!(history.expect("not compacted").keys.len(), 2);
+                first.turn(began + KEEP).await;
+                let history = client.list_at(&leases, old).await;
+                assert!(
+                    matches!(history, Err(Error::Compacted { .. })),
+                    "{history:?}"
+                );
+                assert_eq!(client.list(&leases).await.expect("a list").keys.len(), 2);
+                assert!(
+                    first.seen.len() <= 1,
+                    "revisions of compacted history are forgotten"
+                );
+            },
+        );
     }
 }

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use nacre_cluster_core::NodeId;
 use nacre_cluster_etcd::{Client, Copies, Prefix, Txn};
-use nacre_cluster_etcd_members::{Members, program};
 use tokio::time::sleep;
 
 use super::tests::{labelled_three, node};
 use super::*;
 use crate::backup::{BackupError, Source, Writer};
 use crate::operator::Operator;
+use crate::testing;
 
 struct Lab {
     client: Arc<Client>,
@@ -84,13 +84,7 @@ impl Lab {
 }
 
 fn on_etcd(test: &str, work: impl AsyncFnOnce(Lab)) {
-    let Some(program) = program(test) else { return };
-    let members = Members::start(program, 1, &[]);
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_all().build();
-    runtime.expect("a runtime").block_on(async {
-        let client = Arc::new(Client::new(&members.endpoints()).expect("endpoints"));
-        let prefix = Prefix::new("lab").expect("a name");
+    testing::on_etcd(test, async |client, prefix| {
         work(Lab { client, prefix }).await;
     });
 }
