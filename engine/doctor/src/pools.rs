@@ -124,7 +124,7 @@ mod tests {
             of(&|pool| pool.lost_pages = 1),
             [Status::Fail, Status::Pass]
         );
-        // Exactly 80 % are used, with what is reserved.
+        // Used and reserved bytes are exactly 80 %.
         let soon = |more| of(&move |pool| pool.free_bytes = (21u64 << 30) + more);
         assert_eq!(soon(0), [Status::Pass, Status::Warn]);
         assert_eq!(soon(1), [Status::Pass, Status::Pass]);

@@ -59,7 +59,7 @@ enum Step {
     },
 }
 
-/// What is on the disk.
+/// The reads that show whether the disk is empty.
 struct Probe {
     disk: Disk,
     /// Reads in flight.
@@ -267,9 +267,9 @@ enum Owner {
     Other,
 }
 
-/// The owner of a superblock, if these bytes are one and nothing else. A torn one is anybody's. A
-/// later one than the pool's is of a pool that went on: the pool was restored to an earlier state,
-/// and the disk has its data.
+/// The owner of these bytes. A torn superblock, and one with other bytes behind it, may be data of
+/// others. A superblock with a later sequence than the pool's has data of the pool, which was
+/// restored to an earlier state.
 fn whose(pool: &Pool, bytes: &[u8]) -> Owner {
     let root = pool.superblock();
     let page = bytes.first_chunk();

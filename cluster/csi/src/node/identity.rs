@@ -156,7 +156,7 @@ impl HostId {
 }
 
 /// The other NQN with which staged volumes are connected. The first release did not keep its NQN:
-/// calls with a new one would leave these connections for ever.
+/// calls with a new one would leave these connections without an end.
 fn connected(host: &dyn Host, records: &Records, nqn: &str) -> Option<String> {
     let volumes = records.volumes().unwrap_or_default().into_iter();
     let staged = volumes.filter_map(|volume| records.read(volume).ok().flatten());

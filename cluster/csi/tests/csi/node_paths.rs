@@ -73,7 +73,7 @@ fn a_namespace_without_a_record_keeps_its_paths() {
     world.machine.mount_other("259:99", &by_hand);
     world.unstage();
     assert_eq!(world.machine.controllers().len(), 2);
-    // A namespace that nobody uses keeps no paths.
+    // A namespace without a user keeps no paths.
     world.machine.remove_device("nvme0n2");
     world
         .machine

@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     /// Goal: devices that hang cost one time limit together, and hide no other device. Method: many
-    /// hang for ever, in front of some that answer.
+    /// never answer, in front of some that answer.
     #[tokio::test]
     async fn devices_that_hang_share_a_deadline() {
         let names = (0..AT_ONCE + 8).map(|at| at.to_string());
