@@ -41,7 +41,7 @@
 mod arena;
 mod copy;
 mod error;
-mod heap;
+mod heap_memory;
 mod mapping;
 mod pages;
 mod plan;

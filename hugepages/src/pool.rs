@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::arena::{Arena, ArenaSlice, CarveError, SLICE_ALIGN};
-use crate::heap::Heap;
+use crate::heap_memory::Heap;
 use crate::register::{GRAIN, REGION_MAX, RegionId, RegionInfo, Regions};
 
 /// One size class of a pool.

@@ -10,7 +10,7 @@ use nacre_hugepages::Pool;
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use crate::namespace::Namespace;
-use crate::pair::{Pair, Start};
+use crate::queue_pair::{Pair, Start};
 use crate::table;
 
 pub(crate) struct Channel {

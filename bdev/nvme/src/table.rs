@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 use nacre_bdev::injection::Injection;
 
 use crate::link::{Report, Request};
-use crate::pair::Pair;
-use crate::pair::inject::inject;
 use crate::phase::QueueState;
+use crate::queue_pair::Pair;
+use crate::queue_pair::inject::inject;
 use crate::shared::{QueuePairError, Shared};
 
 thread_local! {

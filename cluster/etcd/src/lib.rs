@@ -27,6 +27,7 @@ mod compaction;
 mod error;
 mod health;
 mod keep_unknown;
+mod key_watch;
 mod keys;
 mod lessee;
 mod messages;
@@ -35,7 +36,6 @@ mod node_leases;
 mod owner;
 mod store;
 mod stored;
-mod watch;
 
 pub use auth::Credentials;
 pub use client::{
@@ -44,9 +44,9 @@ pub use client::{
 pub use compaction::Compaction;
 pub use error::Error;
 pub use health::Health;
+pub use key_watch::{Update, Watch};
 pub use keys::Prefix;
 pub use node::Node;
 pub use node_leases::{LeaseKey, NodeLeases, Outcome};
 pub use owner::{Before, Owner};
 pub use store::EtcdStore;
-pub use watch::{Update, Watch};

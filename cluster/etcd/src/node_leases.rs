@@ -14,8 +14,8 @@ use uuid::Uuid;
 
 use crate::client::{Client, Copies, KeyValue, Txn, TxnAnswer};
 use crate::error::Error;
+use crate::key_watch::{Update, Watch};
 use crate::keys::Prefix;
-use crate::watch::{Update, Watch};
 
 /// Version of the leases' format.
 const FORMAT: u64 = 1;

@@ -17,7 +17,7 @@
 
 mod answer;
 mod ask;
-mod judge;
+mod comparison;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -290,7 +290,7 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     let subject = peer.to_string();
     match system.probe.peer(&question) {
         Ok(answer) => {
-            let all = judge::all(&ours, &answer);
+            let all = comparison::all(&ours, &answer);
             findings.extend(all.into_iter().map(|(class, finding)| {
                 finding.of(match class {
                     Some(class) => format!("{subject} {class}"),
@@ -298,6 +298,8 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
                 })
             }));
         }
-        Err(error) => findings.push(judge::not_compared(&error, &subject).of(subject.as_str())),
+        Err(error) => {
+            findings.push(comparison::not_compared(&error, &subject).of(subject.as_str()))
+        }
     }
 }

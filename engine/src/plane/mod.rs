@@ -11,7 +11,7 @@
 //! [`Registry`], which are thread-safe, or sends messages to the reactors.
 
 pub mod demand;
-mod near;
+mod numa_cores;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -370,7 +370,7 @@ pub fn choose_cores(
             let most = count.map_or(Ok(MOST_CORES), of_these)?;
             let with_node: Vec<_> = allowed.iter().map(|core| (core, numa_node(core))).collect();
             let (cards, disks) = placed_devices(&System::real(), listeners);
-            let chosen = near::choose(&with_node, &cards, &disks, most);
+            let chosen = numa_cores::choose(&with_node, &cards, &disks, most);
             return Ok((chosen.cores, Some(chosen.why)));
         }
         Cores::These(set) => set,

@@ -9,8 +9,8 @@ use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{Busy, Completion, Done, Flags, Io, Queue, Status, Token};
 use nacre_reactor::{Idle, Nanos};
 
-use crate::legs::Legs;
 use crate::namespace::Namespace;
+use crate::path_queues::Legs;
 
 pub(crate) struct RemoteQueue {
     queue: Legs,

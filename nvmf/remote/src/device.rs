@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::channel::RemoteQueue;
-use crate::legs::Legs;
 use crate::namespace::{LivePath, Namespace};
 use crate::path::Path;
+use crate::path_queues::Legs;
 use crate::paths::PathIo;
 use crate::select::Policy;
 use crate::shared::Shared;

@@ -15,9 +15,9 @@ mod connecting;
 mod ending;
 mod events;
 mod keep_alive;
-mod learn;
 mod moving;
 mod scan;
+mod step_data;
 mod timing;
 mod user_commands;
 

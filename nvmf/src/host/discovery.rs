@@ -10,9 +10,9 @@ use zerocopy::FromBytes;
 
 use super::options::HostError;
 
-mod watch;
+mod log_watch;
 
-pub use watch::DiscoveryWatch;
+pub use log_watch::DiscoveryWatch;
 
 /// Bytes per Get Log Page command; a multiple of four.
 const PIECE: usize = 4096;

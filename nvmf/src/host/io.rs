@@ -17,11 +17,11 @@
 
 mod attempts;
 mod connecting;
+mod connection_wake;
 mod failover;
 mod reserve;
 mod sleep;
 mod waiting;
-mod watch;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -36,8 +36,8 @@ use nacre_reactor::{EventSet, Idle, Nanos};
 use slab::Slab;
 
 use self::attempts::{Attempts, Failure, RECONNECT_DELAY};
+use self::connection_wake::Watch;
 use self::waiting::Waits;
-use self::watch::Watch;
 
 use self::failover::PathState;
 pub use self::failover::{Returned, Standing};

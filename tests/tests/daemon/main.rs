@@ -1,6 +1,7 @@
 //! End-to-end tests: `nacre serve` as a process, hosts in the test's process, TCP between them.
 
 mod change;
+mod client_limits;
 mod cluster;
 mod cluster_changes;
 mod cluster_discovery;
@@ -9,8 +10,6 @@ mod cluster_rebuild;
 mod cluster_restore;
 mod cluster_walk;
 mod crash;
-mod crowd;
-mod cut;
 mod etcd;
 mod fence;
 mod files;
@@ -20,7 +19,7 @@ mod job;
 mod ledger;
 mod listeners;
 mod load;
-mod many;
+mod many_connections;
 mod network;
 mod nodes;
 mod raw;
@@ -31,4 +30,5 @@ mod saved;
 mod signals;
 mod spdk;
 mod tls;
+mod truncation;
 mod volumes;

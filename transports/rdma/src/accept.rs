@@ -13,7 +13,7 @@ use nacre_transport_rdma_verbs::{
 use zerocopy::IntoBytes;
 
 use crate::RdmaConfig;
-use crate::need::{QueueNeed, shared_receives};
+use crate::queue_needs::{QueueNeed, shared_receives};
 use crate::shared::{CoreSlot, Domain, Incoming, QueuePairInfo, QueuePairState, Shared, ToCore};
 use crate::stats::ControlCounts;
 

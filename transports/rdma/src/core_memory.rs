@@ -8,7 +8,7 @@ use nacre_nvmf_wire::Sqe;
 use nacre_transport_rdma_verbs::{DeviceAttributes, Provider};
 
 use crate::RdmaConfig;
-use crate::need::{message_bytes, shared_receives};
+use crate::queue_needs::{message_bytes, shared_receives};
 
 /// Most devices of one core: buffers have keys for this number.
 const DEVICES: usize = 8;

@@ -28,8 +28,8 @@ mod control;
 mod core_memory;
 mod host;
 mod incident;
-mod need;
 mod plug;
+mod queue_needs;
 mod sgl;
 mod shared;
 mod stats;
@@ -42,8 +42,8 @@ pub use config::{ConfigError, MAX_SRQ_SIZE, RdmaConfig};
 pub use core_memory::bytes_per_core;
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
 pub use incident::Incident;
-pub use need::{QueueNeed, shared_receives};
 pub use plug::RdmaPlug;
+pub use queue_needs::{QueueNeed, shared_receives};
 pub use shared::{CompletionQueueInfo, DomainInfo, QueuePairInfo, QueuePairState, RegionInfo};
 pub use stats::{
     BATCH_CLASSES, ControlCounts, Latency, LatencySnapshot, Stats, StatsSnapshot, Timed,

@@ -14,6 +14,7 @@
 
 mod bar;
 mod container;
+mod drive_watch;
 mod error;
 mod function;
 mod iova;
@@ -21,10 +22,9 @@ mod memory;
 pub mod pci;
 mod sys;
 mod vfio;
-mod watch;
 
 pub use container::DmaError;
+pub use drive_watch::{Change, Watch};
 pub use error::VfioError;
 pub use function::VfioFunction;
 pub use vfio::Vfio;
-pub use watch::{Change, Watch};

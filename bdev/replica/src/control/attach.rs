@@ -9,13 +9,13 @@ use std::time::Duration;
 use nacre_bdev::{Bdev, OpenError};
 
 use super::context::Context;
-use super::cut::{Checked, Cut, must_fit};
 use super::disk::Disk;
 use super::failures::describe;
 use super::log::LogWriter;
 use super::media::Media;
 use super::membership::Membership;
 use super::state::{Live, Resync, Retry};
+use super::truncation::{Checked, Cut, must_fit};
 use crate::format::{Label, LabelCopy, LabelError};
 use crate::handle::{NoDevice, ReplicaDevice, ResyncKind, VolumeError, VolumeEventKind};
 use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};

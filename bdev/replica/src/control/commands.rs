@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::Control;
 use super::create::{OfflineDisks, check_name};
-use super::cut::{Cut, must_fit};
 use super::state::{Live, Resync, Retry};
+use super::truncation::{Cut, must_fit};
 use crate::format::REGIONS_PER_PAGE;
 use crate::handle::{Command, CommandRequest, VolumeError, VolumeEventKind};
 use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Settings, Stamp, VolumeRecord};

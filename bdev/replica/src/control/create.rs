@@ -11,11 +11,11 @@ use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
 use super::attach::unopened;
-use super::cut::must_fit;
 use super::disk::{Disk, Disks};
 use super::failures::{describe, words};
 use super::fence;
 use super::labels::label_of;
+use super::truncation::must_fit;
 use crate::format::{
     BLOCK, Label, LabelCopy, LabelError, LabelState, encode_page, label_offset, newest,
     page_offset, pages_for, region_shift_for,

@@ -5,7 +5,7 @@
 //! | in sync | another in-sync replica is there | out, durably; only then are writes acknowledged |
 //! | in sync, the last one there | its medium failed | stays: the host gets the error |
 //! | in sync, the last one there | it is unreachable | in sync, detached; the volume freezes |
-//! | any | its device was truncated | see [`super::cut`] |
+//! | any | its device was truncated | see [`super::truncation`] |
 //! | being copied to | | detached; retried later |
 //! | any | it is reserved by another holder | stays: the volume is fenced |
 //!
@@ -18,9 +18,9 @@ use std::time::Duration;
 use nacre_bdev::{Bdev, Status};
 
 use super::context::Context;
-use super::cut::{Checked, Cut};
 use super::membership::Membership;
 use super::state::Live;
+use super::truncation::{Checked, Cut};
 use crate::handle::VolumeEventKind;
 use crate::model::{MAX_REPLICAS, ReplicaState};
 use crate::mutation::Mutation;

@@ -34,7 +34,6 @@ mod clean;
 mod commands;
 mod context;
 mod create;
-mod cut;
 mod departure;
 mod disk;
 mod failures;
@@ -54,6 +53,7 @@ mod salvage;
 mod state;
 #[cfg(test)]
 mod tests;
+mod truncation;
 mod unawaited;
 mod verify;
 

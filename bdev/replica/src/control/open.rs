@@ -17,7 +17,6 @@ use uuid::Uuid;
 use super::Control;
 use super::attach::{LabelCredit, label_credit};
 use super::context::{Context, Signals};
-use super::cut::{Checked, Cut};
 use super::disk::Disks;
 use super::failures::{FailureHandler, describe};
 use super::lease::TAKE_OVER;
@@ -25,6 +24,7 @@ use super::log::LogWriter;
 use super::media::{Media, Reserve};
 use super::membership::Membership;
 use super::state::{Live, Resync, State};
+use super::truncation::{Checked, Cut};
 use crate::answers::Holder;
 use crate::format::Label;
 use crate::handle::{

@@ -11,11 +11,11 @@ use nacre_reactor::Nanos;
 
 use super::chunk::Copier;
 use super::context::Context;
-use super::cut::Cut;
 use super::log::LogWriter;
 use super::media::Media;
 use super::membership::Membership;
 use super::state::{Live, Retry};
+use super::truncation::Cut;
 use crate::handle::{LastResync, ResyncKind, VolumeEventKind};
 use crate::model::ReplicaState;
 use crate::shared::{Failure, NO_REGION};

@@ -9,8 +9,8 @@ use nacre_bdev::Bdev;
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
-use super::cut::Cut;
 use super::disk::Disk;
+use super::truncation::Cut;
 use crate::format::LabelCopy;
 use crate::handle::{
     Fencing, LastResync, ReplicaDevice, ReplicaStatus, ResyncKind, ResyncStatus, VerifyStatus,

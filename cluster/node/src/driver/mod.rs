@@ -5,7 +5,7 @@
 
 mod jobs;
 mod joining;
-mod news;
+mod key_changes;
 #[cfg(test)]
 mod tests;
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   bdev_nvme_attach_controller ──▶ Bus::open ──▶ Function ──▶ Controller, managed by one reactor
 //!     trtype PCIe                  (bus.rs)                        │ reports Events
-//!   watch (watch.rs) ── removed, returned, new drives ──▶          ▼
+//!   watch (hotplug.rs) ── removed, returned, new drives ──▶          ▼
 //!                                    follow: devices registered, resized, removed; events reported
 //! ```
 //!
@@ -12,8 +12,8 @@
 
 pub mod bus;
 mod health;
+mod hotplug;
 mod uri;
-mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -34,8 +34,8 @@ use crate::rpc::error::{Errno, causes};
 use crate::services::engine::Engine;
 
 pub use bus::{Bus, RealBus};
+pub use hotplug::{HotPlug, watch};
 pub use uri::{DriveUri, DriveUriError};
-pub use watch::{HotPlug, watch};
 
 /// Limit for an orderly shutdown: drives announce seconds (RTD3E).
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -14,10 +14,10 @@
 //! addresses. Other subsystems listen where RPC says. All of this runs on the management thread,
 //! except for reading the machine's state, which may block.
 
+mod address_watch;
 pub mod plan;
 mod report;
 pub mod system;
-mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,10 +35,10 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
+use self::address_watch::Watch;
 use self::plan::{ListenerPlan, Path, PathProblem, Unmatched, plan};
 use self::report::{changes, concern};
 use self::system::System;
-use self::watch::Watch;
 use crate::config::listener::{Listener, RdmaSetting};
 use crate::config::{ConfigError, Problem, Settings};
 use crate::rpc::RpcError;

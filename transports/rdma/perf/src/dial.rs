@@ -15,7 +15,7 @@ use nacre_transport_rdma_verbs::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnParams, ConnectionManager, DeviceId,
 };
 
-use crate::end::Waiter;
+use crate::endpoint::Waiter;
 use crate::error::PerfError;
 use crate::wire::{Reject, WireError};
 

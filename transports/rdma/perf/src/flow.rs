@@ -8,7 +8,7 @@ use nacre_hugepages::{Buf, Pool};
 use nacre_transport_rdma_verbs::{CmId, Completion, Lane};
 
 use crate::completion::failed;
-use crate::end::HEAD;
+use crate::endpoint::HEAD;
 use crate::error::{Mismatch, PerfError};
 use crate::params::{Measure, Op};
 use crate::pattern::Pattern;

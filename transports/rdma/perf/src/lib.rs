@@ -24,7 +24,7 @@
 mod client;
 mod completion;
 mod dial;
-mod end;
+mod endpoint;
 mod error;
 mod flow;
 mod params;
@@ -32,8 +32,8 @@ mod pattern;
 mod probe;
 mod report;
 mod server;
+mod server_queue_pair;
 mod session;
-mod taker;
 pub mod wire;
 
 #[cfg(test)]

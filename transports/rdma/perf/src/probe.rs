@@ -10,7 +10,7 @@ use nacre_transport_rdma_verbs::{Access, CmOptions, ConnParams, Provider};
 
 use crate::client::{ClientOptions, measure};
 use crate::dial::{Destination, Dial};
-use crate::end::{End, LaneSizes, Waiter};
+use crate::endpoint::{End, LaneSizes, Waiter};
 use crate::error::PerfError;
 use crate::params::Test;
 use crate::report::Report;

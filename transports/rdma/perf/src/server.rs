@@ -10,7 +10,7 @@ use nacre_transport_rdma_verbs::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnParams, ConnectionManager, DeviceId, Provider,
 };
 
-use crate::end::Waiter;
+use crate::endpoint::Waiter;
 use crate::error::PerfError;
 use crate::params::{MAX_DEPTH, MAX_QUEUE_PAIRS};
 use crate::session::{Declined, Served, Session, SessionSetup};

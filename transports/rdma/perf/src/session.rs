@@ -10,11 +10,11 @@ use nacre_transport_rdma_verbs::{
 };
 
 use crate::completion::{Causes, Rank, failed};
-use crate::end::{End, HEAD, LaneSizes, Turns, Waiter, longest_buffer};
+use crate::endpoint::{End, HEAD, LaneSizes, Turns, Waiter, longest_buffer};
 use crate::error::PerfError;
 use crate::params::{Measure, Op};
 use crate::pattern::Pattern;
-use crate::taker::{ServerQueuePair, say};
+use crate::server_queue_pair::{ServerQueuePair, say};
 use crate::wire::{Accept, Ending, MESSAGE_BYTES, Message, Refusal, Reject, SessionParameters};
 
 /// Time for the client to close the connection after the last messages.

@@ -9,7 +9,7 @@ use nacre_transport_rdma_verbs::AsyncEvent;
 use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
 use super::rig::{ENTRIES, TARGET};
-use super::several::{SeveralDevices, config, devices};
+use super::several_devices::{SeveralDevices, config, devices};
 use crate::{RdmaConfig, RdmaPlug};
 
 impl SeveralDevices {

@@ -2,7 +2,6 @@
 
 mod broken;
 mod capsules;
-mod crowded;
 mod descriptors;
 mod dialling;
 mod faults;
@@ -11,7 +10,8 @@ mod paths;
 mod pieces;
 mod receives;
 mod rig;
-mod several;
+mod several_devices;
+mod silent_connections;
 mod sleeping;
 mod stack;
 

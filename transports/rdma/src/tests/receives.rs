@@ -5,7 +5,7 @@ use nacre_nvmf::transport::{Closed, ListenerId, Plug};
 use nacre_transport_rdma_verbs::sim::attributes;
 
 use super::rig::ENTRIES;
-use super::several::{SeveralDevices, config, devices};
+use super::several_devices::{SeveralDevices, config, devices};
 use crate::Incident;
 
 impl SeveralDevices {

@@ -1,7 +1,7 @@
 //! Tests of the driver on a simulated drive, in virtual time: attach to detach, and all failures.
 
+mod all_faults;
 mod attach;
-mod everything;
 mod faults;
 mod firmware;
 mod health;

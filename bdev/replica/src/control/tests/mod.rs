@@ -2,12 +2,11 @@
 //! in the daemon, on one thread.
 
 mod assent;
-mod believed;
+mod buffer_shortage;
 mod commands;
 mod crash;
-mod cut;
-mod cuttable;
 mod fence;
+mod label_choice;
 mod prepared;
 mod rebuild;
 mod replaced;
@@ -15,5 +14,6 @@ mod replicas;
 mod restored;
 mod rig;
 mod shared_device;
-mod short;
+mod truncatable;
+mod truncation;
 mod unawaited;

@@ -14,8 +14,8 @@ use nacre_reactor::{LocalTask, ReactorConfig, TestCore, VirtualClock};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use super::cuttable::Cuttable;
 use super::shared_device::{Reservations, SharedDevice};
+use super::truncatable::Cuttable;
 use crate::answers::Holder;
 use crate::control;
 use crate::handle::{

@@ -8,7 +8,7 @@ use nacre_transport_rdma_verbs::{Access, CmOptions, ConnParams, PrivateData, Pro
 
 use super::{AGAIN, Client, Control};
 use crate::dial::{Destination, Dial, Found};
-use crate::end::{End, HEAD, LaneSizes};
+use crate::endpoint::{End, HEAD, LaneSizes};
 use crate::error::PerfError;
 use crate::flow::{Flow, Load};
 use crate::params::Op;

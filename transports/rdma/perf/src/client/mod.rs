@@ -2,7 +2,7 @@
 //! session.
 
 mod connect;
-mod watch;
+mod upkeep;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use nacre_transport_rdma_verbs::{CmId, ConnectionManager, Lane, Provider};
 
 use crate::completion::{Causes, Rank};
 use crate::dial::Found;
-use crate::end::{End, Turns, Waiter};
+use crate::endpoint::{End, Turns, Waiter};
 use crate::error::PerfError;
 use crate::flow::{Flow, Load};
 use crate::params::{Length, Test};

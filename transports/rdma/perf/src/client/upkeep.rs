@@ -6,7 +6,7 @@ use nacre_transport_rdma_verbs::{CmEvent, CmEventKind, Completion};
 
 use super::{Client, Progress, SIGNS, Stage, TELL, TICK};
 use crate::completion::{Rank, failed};
-use crate::end::End;
+use crate::endpoint::End;
 use crate::error::PerfError;
 use crate::wire::{Ending, MESSAGE_BYTES, Message};
 

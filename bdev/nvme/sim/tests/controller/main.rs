@@ -2,4 +2,4 @@
 
 mod control;
 mod data;
-mod hand;
+mod host;

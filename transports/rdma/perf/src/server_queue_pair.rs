@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use nacre_hugepages::Buf;
 use nacre_transport_rdma_verbs::{CmId, Lane};
 
-use crate::end::HEAD;
+use crate::endpoint::HEAD;
 use crate::error::{Mismatch, PerfError};
 use crate::params::Measure;
 use crate::pattern::Pattern;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::hand::{ManualDriver, NSID, OK, PAGE, Pair, config, plain, prps, transfer};
+use super::host::{ManualDriver, NSID, OK, PAGE, Pair, config, plain, prps, transfer};
 use nacre_bdev_nvme::GONE;
 use nacre_bdev_nvme_sim::{Action, Config, Format, Limits, NamespaceConfig, Rule, Target};
 use nacre_nvmf_wire::commands::io::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::hand::{
+use super::host::{
     ENTRIES, ManualDriver, NSID, OK, PAGE, Pair, config, plain, prps, reset, transfer,
 };
 use nacre_bdev_nvme::{Function, GONE};
