@@ -6,7 +6,7 @@
 //!     ├ VerbsDevice     attributes, asynchronous events                device.rs
 //!     │   └ Domain          protection domain and memory regions       domain.rs
 //!     │       └ Cq, Srq, Qp     post work requests, poll completions   queue.rs, work.rs
-//!     └ Cm              connections, listeners and their events        cm.rs, address.rs
+//!     └ Cm              connections, listeners and their events        cm, address.rs
 //! ```
 //!
 //! According to `ibv_*(3)` several threads may use verbs objects at once. The `Send` and `Sync`
