@@ -10,8 +10,8 @@ use nacre_reactor::{
     CallError, Idle, Mode, Nanos, Poller, ReactorConfig, SendError, SpawnError, Work, spawn,
 };
 
-mod support;
-use support::{end, start};
+mod rig;
+use rig::{end, start};
 
 /// Goal: a full mailbox refuses, a stopped reactor refuses, and no caller waits forever.
 #[test]

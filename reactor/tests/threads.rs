@@ -12,8 +12,8 @@ use nacre_reactor::{
     ReactorConfig, ReactorHandle, SpawnError, Watchdog, Work, spawn,
 };
 
-mod support;
-use support::{end, start};
+mod rig;
+use rig::{end, start};
 
 /// Waits for another thread's action. The time limit is reached only by a failure.
 fn eventually(what: &str, condition: impl Fn() -> bool) {

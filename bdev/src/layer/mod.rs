@@ -19,8 +19,6 @@
 
 mod gate;
 mod job;
-#[cfg(test)]
-mod limited;
 mod memory;
 mod opens;
 mod plan;

@@ -323,12 +323,4 @@ pub fn default_socket() -> PathBuf {
 }
 
 #[cfg(test)]
-#[path = "config_tests.rs"]
 mod tests;
-
-#[cfg(test)]
-mod values_list_rows;
-#[cfg(test)]
-mod values_rows;
-#[cfg(test)]
-mod values_tests;

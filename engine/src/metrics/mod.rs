@@ -24,7 +24,7 @@ pub mod rdma;
 pub mod reactors;
 pub mod remotes;
 #[cfg(test)]
-mod strict;
+mod testing;
 pub mod volume_store;
 pub mod volumes;
 
@@ -519,7 +519,7 @@ mod tests {
                 }
             }
         }
-        let families = strict::check(&scrape.text());
+        let families = testing::check(&scrape.text());
         let declared: usize = sources().iter().map(|s| s.describe().len()).sum();
         assert_eq!(families, declared);
     }

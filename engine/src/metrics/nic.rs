@@ -83,7 +83,7 @@ fn emit(nic: &NicCounters, into: &mut Scrape) {
 mod tests {
     use nacre_transport_rdma_link::ethtool::PriorityCounters;
 
-    use super::super::strict;
+    use super::super::testing;
     use super::*;
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
         let mut scrape = Scrape::default();
         emit(&nic, &mut scrape);
         let text = scrape.text();
-        strict::check(&text);
+        testing::check(&text);
         for line in [
             "nacre_nic_prio_bytes_total{iface=\"ens1f0\",prio=\"3\",dir=\"rx\"} 100",
             "nacre_nic_pause_frames_total{iface=\"ens1f0\",prio=\"3\",dir=\"tx\"} 7",

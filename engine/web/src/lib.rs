@@ -42,10 +42,7 @@ mod setup_code;
 pub mod web;
 
 #[cfg(test)]
-mod live_tests;
-#[cfg(test)]
-mod rig;
-#[cfg(test)]
-mod server_tests;
-#[cfg(test)]
 mod testing;
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@ use nacre_nvmf_wire::identify::cns;
 use nacre_nvmf_wire::{Nqn, Sqe, StatusCode};
 use nacre_tests::target::{SUBNQN, nqn};
 
-use super::world::{BLOCK, BLOCKS, HOSTNQN, World, options};
+use super::rig::{BLOCK, BLOCKS, HOSTNQN, World, options};
 
 #[test]
 fn a_controller_comes_up() {

@@ -10,7 +10,7 @@ use nacre_nvmf::subsystems::HostSecrets;
 use nacre_reactor::Helper;
 use nacre_tests::target::{SUBNQN, nqn};
 
-use super::world::{HOSTNQN, World, bytes, options};
+use super::rig::{HOSTNQN, World, bytes, options};
 
 fn secret() -> Secret {
     Secret::generate(Some(Hash::Sha256), &mut SystemRandom).unwrap()

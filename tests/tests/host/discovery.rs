@@ -14,7 +14,7 @@ use nacre_nvmf_wire::{Nqn, StatusCode};
 use nacre_reactor::{Idle, Nanos};
 use nacre_tests::target::nqn;
 
-use super::world::{World, options};
+use super::rig::{World, options};
 
 /// The Get Log Page commands of all connections.
 #[derive(Default)]

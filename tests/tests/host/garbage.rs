@@ -14,7 +14,7 @@ use nacre_nvmf_wire::opcode::{admin, fabrics as fctype};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::{Idle, Nanos};
 
-use super::world::options;
+use super::rig::options;
 
 /// The answer of a scripted controller: a completion and data, or none.
 type Answer = Option<(Cqe, Vec<u8>)>;

@@ -2,7 +2,7 @@
 
 use nacre_bdev::{Busy, Flags, Op, Queue, Status};
 
-use super::world::{BLOCKS, World, bytes};
+use super::rig::{BLOCKS, World, bytes};
 
 #[test]
 fn reads_and_writes_on_several_queues() {
@@ -132,7 +132,7 @@ fn a_full_queue_hands_io_back() {
 /// Goal: if the controller's queues are smaller than the submitted depth, the host queues the rest.
 #[test]
 fn submissions_beyond_the_controllers_depth_wait() {
-    let mut options = super::world::options(1);
+    let mut options = super::rig::options(1);
     options.queue_entries = 200;
     let mut world = World::connected_with(options);
     assert_eq!(world.controller().link().state().queue_entries, 128);

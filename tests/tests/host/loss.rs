@@ -8,7 +8,7 @@ use std::time::Duration;
 use nacre_bdev::{Op, Queue, Status};
 use nacre_nvmf::host::ControllerState;
 
-use super::world::{World, bytes, options};
+use super::rig::{World, bytes, options};
 
 /// Goal: writes and reads in flight survive a target that is killed and restarted. Each completes
 /// once, in order of submission, with the right data.

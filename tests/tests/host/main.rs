@@ -8,7 +8,7 @@ mod garbage;
 mod io;
 mod loss;
 mod namespaces;
+mod rig;
 mod static_ids;
 mod tap;
 mod waiting;
-mod world;

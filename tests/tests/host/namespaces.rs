@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nacre_bdev::Status;
 use nacre_tests::target::ram;
 
-use super::world::{BLOCKS, World};
+use super::rig::{BLOCKS, World};
 
 #[test]
 fn namespace_changes_reach_a_connected_host() {
@@ -55,7 +55,7 @@ fn no_namespace_change_is_lost() {
     let there: Vec<u32> = {
         let subsystem = world
             .target()
-            .subsystem(&super::world::options(1).subnqn)
+            .subsystem(&super::rig::options(1).subnqn)
             .unwrap();
         let entries = subsystem.namespaces();
         entries.iter().map(|entry| entry.namespace.nsid).collect()
@@ -78,7 +78,7 @@ fn a_long_list() {
     for at in 0..1100 {
         world.add_namespace(ram(&format!("r{at}"), 512, 4096));
     }
-    let options = super::world::options(1);
+    let options = super::rig::options(1);
     let limit = options.connect_timeout.max(options.keep_alive);
     let began = world.now;
     world.connect(options);

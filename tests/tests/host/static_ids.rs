@@ -8,7 +8,7 @@ use nacre_nvmf::subsystems::{ControllerModel, SubsystemConfig};
 use nacre_nvmf::transport::{Address, TransportType};
 use nacre_tests::target::{SUBNQN, nqn};
 
-use super::world::{World, options};
+use super::rig::{World, options};
 
 const STATIC: &str = "nqn.2025-01.io.nacre:static";
 

@@ -11,7 +11,7 @@ use nacre_nvmf_wire::log::ana::AnaState;
 use nacre_reactor::Nanos;
 use nacre_tests::target::{SUBNQN, nqn, ram};
 
-use super::world::{BLOCKS, World, bytes, options};
+use super::rig::{BLOCKS, World, bytes, options};
 
 const LIMIT: Duration = Duration::from_secs(5);
 

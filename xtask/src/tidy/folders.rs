@@ -1,15 +1,18 @@
-//! Checks that dependencies between the top folders of the workspace go downwards only, and that
-//! each crate is named after its folder.
+//! Checks that dependencies between the top folders of the workspace go downwards only, that each
+//! crate is named after its folder, and that test modules and folders of modules have one style.
 //!
 //! [`LAYERS`] orders the top folders, each with all crates in it. `nvmf/wire` is a layer of its
 //! own, because the NVMe driver in `bdev` uses it. Dev-dependencies do not count.
+//!
+//! CONTRIBUTING.md states the convention for test modules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use regex::Regex;
 
-use super::read;
+use super::{read, rust_files};
 
 /// The layers from the top down. A crate may depend on crates of its own layer and of lower ones.
 const LAYERS: &[&str] = &[
@@ -25,6 +28,16 @@ const LAYERS: &[&str] = &[
     "hugepages",
     "nvmf/wire",
     "random",
+];
+
+/// The declaration of a module, in a file of its own, that exists in tests only.
+const TEST_MODULE: &str =
+    r"#\[cfg\((?:test|any\(test[^\]]*)\)\]\n(?:#\[[^\n]*\n)*(?:pub(?:\([^)]*\))? )?mod (\w+);";
+
+/// Names of the support code of tests in other projects. Here it is `rig`.
+const SUPPORT: &[&str] = &[
+    "common", "fixture", "fixtures", "harness", "helper", "helpers", "kit", "support", "testing",
+    "util", "utils",
 ];
 
 /// The part of a crate's manifest that the rules need.
@@ -53,7 +66,61 @@ pub(super) fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
     findings.extend(in_sources.next().map(|file| {
         format!("{file}: a folder named target holds the output of builds; name it otherwise")
     }));
+    findings.extend(style(files));
+    let declaration = Regex::new(TEST_MODULE)?;
+    for file in rust_files(files) {
+        findings.extend(test_modules(file, &read(root, file)?, &declaration));
+    }
     Ok(findings)
+}
+
+/// Findings about the names of source files.
+fn style(files: &[String]) -> Vec<String> {
+    let folders: BTreeSet<&str> = rust_files(files)
+        .filter_map(|file| Some(file.rsplit_once('/')?.0))
+        .collect();
+    let mut findings = Vec::new();
+    for file in rust_files(files) {
+        let path = file.strip_suffix(".rs").unwrap_or(file);
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        if folders.contains(path) {
+            findings.push(format!(
+                "{file}: a module with files below it is a folder: move it to {path}/mod.rs"
+            ));
+        }
+        if let Some(subject) = name.strip_suffix("_tests") {
+            findings.push(format!(
+                "{file}: move it to {folder}/tests/{subject}.rs, or to tests.rs in the folder of \
+                 its module"
+            ));
+        }
+        let module = match name {
+            "mod" => folder.rsplit_once('/').map_or(folder, |(_, name)| name),
+            name => name,
+        };
+        if file.contains("/tests/") && SUPPORT.contains(&module) {
+            findings.push(format!(
+                "{file}: support code of tests is called rig: move it there"
+            ));
+        }
+    }
+    findings
+}
+
+/// Findings about modules that exist in tests only.
+fn test_modules(file: &str, text: &str, declaration: &Regex) -> Vec<String> {
+    let names = declaration
+        .captures_iter(text)
+        .map(|found| found[1].to_owned());
+    names
+        .filter(|name| !["tests", "testing"].contains(&name.as_str()))
+        .map(|name| {
+            format!(
+                "{file}: the module {name} exists in tests only: move it into tests, or call it \
+                 testing if other modules or crates use it"
+            )
+        })
+        .collect()
 }
 
 /// True for a source below a folder with the name of Cargo's output.
@@ -221,5 +288,48 @@ mod tests {
         );
         let found = judged(&[("cellar", "nacre-cellar", &[])]);
         assert!(found.len() == 1 && found[0].contains("LAYERS"), "{found:?}");
+    }
+
+    fn files(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// Goal: each deviation from the convention for folders and test modules is reported with the
+    /// new name, and the convention itself is accepted.
+    #[test]
+    fn one_style_of_folders_and_test_modules() {
+        let good = files(&[
+            "bdev/src/lib.rs",
+            "bdev/src/layer/mod.rs",
+            "bdev/src/layer/tests/mod.rs",
+            "bdev/src/layer/tests/rig.rs",
+            "bdev/src/testing.rs",
+            "reactor/tests/rig/mod.rs",
+        ]);
+        assert_eq!(style(&good), [""; 0]);
+        for (bad, part) in [
+            (["a/src/b.rs", "a/src/b/c.rs"], "move it to a/src/b/mod.rs"),
+            (["a/src/b_tests.rs", "a/src/b.rs"], "a/src/tests/b.rs"),
+            (
+                ["a/src/tests/mod.rs", "a/src/tests/helpers.rs"],
+                "called rig",
+            ),
+            (["a/tests/c.rs", "a/tests/support/mod.rs"], "called rig"),
+        ] {
+            let found = style(&files(&bad));
+            assert!(found.len() == 1 && found[0].contains(part), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn modules_of_tests_are_called_tests_or_testing() {
+        let declaration = Regex::new(TEST_MODULE).unwrap();
+        let of = |text: &str| test_modules("a/src/lib.rs", text, &declaration);
+        let good = "mod a;\n#[cfg(test)]\nmod tests;\n#[cfg(any(test, feature = \"testing\"))]\n\
+                    pub mod testing;\n#[cfg(test)]\nmod switch {\n}\n#[cfg(not(test))]\nmod b;\n";
+        assert_eq!(of(good), [""; 0]);
+        let bad = "#[cfg(test)]\n#[allow(dead_code)]\npub(crate) mod strict;\n";
+        let found = of(bad);
+        assert!(found.len() == 1 && found[0].contains("strict"), "{found:?}");
     }
 }

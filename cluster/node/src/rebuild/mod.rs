@@ -11,13 +11,9 @@
 //! volume's label and its copied record counts, as for a restored backup.
 
 mod copy;
-#[cfg(test)]
-mod copy_tests;
 mod decide;
 mod error;
 mod facts;
-#[cfg(test)]
-mod real_tests;
 mod report;
 mod reports;
 mod run;

@@ -559,6 +559,4 @@ impl Checked {
 }
 
 #[cfg(test)]
-mod hostile;
-#[cfg(test)]
 mod tests;

@@ -128,6 +128,4 @@ fn none_there() -> Result<(), Failure> {
 }
 
 #[cfg(test)]
-mod perf_tests;
-#[cfg(test)]
 mod tests;

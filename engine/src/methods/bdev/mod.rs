@@ -439,8 +439,4 @@ impl Refusal for nacre_bdev::ConfigError {
 }
 
 #[cfg(test)]
-mod deferred_tests;
-#[cfg(test)]
-mod gone_tests;
-#[cfg(test)]
 mod tests;

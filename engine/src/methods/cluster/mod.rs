@@ -10,8 +10,6 @@ pub mod init;
 pub mod join;
 pub mod nodes;
 pub mod pools;
-#[cfg(test)]
-mod real_tests;
 pub mod rebuilds;
 pub mod status;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Map, Value, json};
 
 use super::{Example, REST, all, of};
-use crate::methods::bdev::nvme::drive_tests::{Chassis, PLACE, drive};
+use crate::methods::bdev::nvme::tests::drive::{Chassis, PLACE, drive};
 use crate::methods::testing::TestDaemon;
 use crate::services::drives::{Bus, Drives};
 

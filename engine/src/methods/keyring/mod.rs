@@ -170,6 +170,4 @@ impl Method<Engine> for GetKeys {
 }
 
 #[cfg(test)]
-mod stored_tests;
-#[cfg(test)]
 mod tests;

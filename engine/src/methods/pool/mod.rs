@@ -3,15 +3,7 @@
 //! The contents of a pool are on its disk. The journal has the import of each pool, so that a start
 //! of the daemon imports it.
 
-#[cfg(test)]
-mod copy_tests;
-#[cfg(test)]
-mod disks_tests;
-#[cfg(test)]
-mod late_tests;
 pub mod lvols;
-#[cfg(test)]
-mod parents_tests;
 #[cfg(test)]
 mod tests;
 

@@ -20,23 +20,11 @@
 
 pub mod create;
 mod devices;
-#[cfg(test)]
-mod frozen_tests;
-#[cfg(test)]
-mod half_tests;
 mod in_cluster;
 pub mod list;
 pub mod on_pools;
-#[cfg(test)]
-mod on_pools_tests;
 pub mod operate;
 pub mod publish;
-#[cfg(test)]
-mod published_tests;
-#[cfg(test)]
-mod racing_tests;
-#[cfg(test)]
-mod renamed_tests;
 pub mod replicas;
 mod settings;
 #[cfg(test)]

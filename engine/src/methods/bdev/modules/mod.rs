@@ -113,4 +113,4 @@ where
 }
 
 #[cfg(test)]
-mod split_tests;
+mod tests;

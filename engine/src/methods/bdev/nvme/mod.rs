@@ -652,16 +652,4 @@ fn no_controller(name: &str) -> RpcError {
 }
 
 #[cfg(test)]
-mod commands_tests;
-#[cfg(test)]
-mod declared_tests;
-#[cfg(test)]
-mod discovery_tests;
-#[cfg(test)]
-pub(crate) mod drive_tests;
-#[cfg(test)]
-mod paths_tests;
-#[cfg(test)]
-mod tests;
-#[cfg(test)]
-mod tls_tests;
+pub(crate) mod tests;

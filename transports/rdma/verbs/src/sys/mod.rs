@@ -2,7 +2,7 @@
 //! Building needs no header and no library, starting needs no library.
 //!
 //! ```text
-//!   abi      verbs.rs, cm.rs: structs and constants under their C names; layout.rs proves them
+//!   abi      verbs.rs, cm.rs: structs and constants under their C names; tests.rs proves them
 //!   calls    api.rs: one table of functions, opened once and never closed
 //! ```
 //!
@@ -13,6 +13,6 @@ pub(crate) mod cm;
 pub(crate) mod verbs;
 
 #[cfg(test)]
-mod layout;
+mod tests;
 
 pub(crate) use api::{Api, LoadError};

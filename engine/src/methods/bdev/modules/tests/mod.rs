@@ -1,0 +1,3 @@
+//! Tests of the methods of stacked modules.
+
+mod split;

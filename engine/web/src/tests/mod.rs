@@ -1,0 +1,5 @@
+//! Tests of the web server.
+
+mod live;
+mod rig;
+mod server;
