@@ -17,6 +17,7 @@ use nacre_bdev_replica::shared::Shared;
 use nacre_bdev_replica::view::{Mode, ReplicaView, Role, View};
 use nacre_bdev_replica::volume::{Volume, weakest};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
@@ -109,10 +110,11 @@ fn measure(
     way: Way,
     op: Op,
     lends: bool,
-    random: bool,
+    is_random: bool,
     ios: usize,
     pool: &Pool,
 ) -> f64 {
+    let mut random = Random::new(1);
     let mut bufs: Vec<Buf> = (0..DEPTH)
         .map(|_| pool.acquire(4096).expect("enough"))
         .collect();
@@ -122,14 +124,12 @@ fn measure(
     for _ in 0..ios / DEPTH {
         let mut submitted = 0;
         for token in 0..DEPTH {
-            at = if random {
-                at.wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407)
+            at = if is_random {
+                random.draw() >> 33
             } else {
                 at + 1
             };
-            let place = if random { at >> 33 } else { at };
-            let mut io = Io::new(token as u64, op, place * 8 % BLOCKS, 8);
+            let mut io = Io::new(token as u64, op, at * 8 % BLOCKS, 8);
             if !lends {
                 io = io.with(bufs.pop().expect("as many as the depth"));
             }

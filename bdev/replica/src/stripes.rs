@@ -207,6 +207,7 @@ mod tests {
     /// gets in, and nothing remains.
     #[test]
     fn many_threads() {
+        use nacre_random::Random;
         use std::sync::atomic::AtomicUsize;
         const PLACES: usize = 8;
         let stripes = Stripes::new(1 << 20, 4096);
@@ -216,11 +217,10 @@ mod tests {
                 let (stripes, inside) = (&stripes, &inside);
                 let owner = if who == 3 { CONTROL } else { Owner::lane(who) };
                 scope.spawn(move || {
-                    let mut at = who * 7919;
+                    let mut random = Random::new(who as u64);
                     for _ in 0..3000 {
-                        at = at.wrapping_mul(1_103_515_245).wrapping_add(12_345);
-                        let first = (at >> 8) % PLACES;
-                        let count = 1 + (at >> 16) % (PLACES - first).min(3);
+                        let first = random.index(PLACES);
+                        let count = 1 + random.index((PLACES - first).min(3));
                         // Stripes of 16 blocks.
                         let (lba, blocks) = (first as u64 * 16, count as u64 * 16);
                         while stripes.acquire(owner, lba, blocks) == Acquired::No {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev::{Bdev, Done, Io, Op, Queue};
 use nacre_bdev_uring::{Config, RingOptions, create};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 
 const ROUNDS: usize = 3;
@@ -117,19 +118,6 @@ fn filled(path: PathBuf) -> Result<PathBuf, Box<dyn Error>> {
     Ok(path)
 }
 
-/// The next of a fixed sequence of random numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (self.0 >> 33) % bound
-    }
-}
-
 fn pread(path: &PathBuf, direct: bool, time: Duration) -> Result<f64, Box<dyn Error>> {
     let flags = if direct { libc::O_DIRECT } else { 0 };
     let file = std::fs::OpenOptions::new()
@@ -139,7 +127,7 @@ fn pread(path: &PathBuf, direct: bool, time: Duration) -> Result<f64, Box<dyn Er
     let blocks = file.metadata()?.len() / 4096;
     let mut memory = vec![0; 8192];
     let skew = memory.as_ptr().align_offset(4096);
-    let (mut random, mut count, start) = (Random(1), 0u64, Instant::now());
+    let (mut random, mut count, start) = (Random::new(1), 0u64, Instant::now());
     while start.elapsed() < time {
         for _ in 0..64 {
             let at = random.below(blocks) * 4096;
@@ -173,7 +161,7 @@ fn queue(
     let blocks = device.geometry().blocks;
     let mut free: Vec<Buf> = (0..depth).filter_map(|_| pool.acquire(4096)).collect();
     let mut done = Done::with_capacity(depth as usize);
-    let (mut random, mut count, start) = (Random(1), 0u64, Instant::now());
+    let (mut random, mut count, start) = (Random::new(1), 0u64, Instant::now());
     while start.elapsed() < time {
         for _ in 0..64 {
             while let Some(buf) = free.pop() {

@@ -22,7 +22,8 @@ use super::{
     Offer, Random, Received, Secret,
 };
 
-/// The same bytes in every run: a failing input has to fail again.
+/// The same bytes in every run: a failing input has to fail again. The fuzzer found its corpus with
+/// this sequence, so it stays as it is.
 #[derive(Debug, Clone, Copy)]
 pub struct Counter(pub u64);
 

@@ -4,6 +4,7 @@
 mod documents;
 mod examples;
 mod folders;
+mod generators;
 mod layers;
 mod literal;
 mod names;
@@ -59,7 +60,7 @@ const MACHINE_PATHS: &[&str] = &[
 pub(crate) fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 16] = [
+    let checks: [(&str, Vec<String>); 17] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
@@ -67,6 +68,7 @@ pub(crate) fn run(root: &Path) -> Result<Tally> {
         ("files that end in a newline", ragged_files(root, &files)?),
         ("imports that run up", layers::findings(root, &files)?),
         ("folders", folders::findings(root, &files)?),
+        ("random generators", generators::findings(root, &files)?),
         ("large types", types::findings(root, &files)?),
         ("names of types", names::findings(root, &files)?),
         ("repeated lines", repeats::findings(root, &files)?),
@@ -124,7 +126,7 @@ fn crate_of(file: &str) -> Option<(&str, &str)> {
 /// True for a file that holds tests only.
 fn is_test(file: &str) -> bool {
     let name = file.rsplit_once('/').map_or(file, |(_, name)| name);
-    let is_tests = name == "tests.rs" || name.ends_with("_tests.rs");
+    let is_tests = name == "tests.rs" || name == "testing.rs";
     is_tests || file.starts_with("tests/") || file.contains("/tests/")
 }
 

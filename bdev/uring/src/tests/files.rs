@@ -1,5 +1,7 @@
 //! Tests of every operation on files and block devices, with direct I/O and through the page cache.
 
+use nacre_random::Random;
+
 use super::*;
 
 /// Goal: each operation changes the file itself, at all offsets, with direct and buffered I/O.
@@ -212,20 +214,14 @@ fn deep_and_mixed_matches_a_model() {
             ..temp.config()
         });
         let mut model = vec![0u8; 256];
-        let mut seed = 0x9e37_79b9_7f4a_7c15u64;
-        let mut next = move || {
-            seed = seed
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            (seed >> 33) as usize
-        };
+        let mut random = Random::new(1);
         for _round in 0..40 {
             // Distinct blocks within a round: overlapping I/O in flight has no defined result.
-            let start = next() % 256;
+            let start = random.index(256);
             for i in 0..48u64 {
                 let lba = (start + i as usize * 5) % 256;
-                let write = next() % 2 == 0;
-                let fill = next() as u8;
+                let write = random.one_in(2);
+                let fill = random.draw() as u8;
                 let op = if write { Op::Write } else { Op::Read };
                 let data = rig.buf(4096, if write { fill } else { 0xee });
                 if write {

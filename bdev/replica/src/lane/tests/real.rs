@@ -8,6 +8,7 @@ use std::time::Duration;
 use nacre_bdev::fault::{Action, Fault, FaultDevice};
 use nacre_bdev::{Bdev, Done, Flags, Io, Layer, Op, Queue, Registry, Status, delay, fault, malloc};
 use nacre_hugepages::Pool;
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 
 use super::rig::{BLOCK, FIRST, pool, record, replica};
@@ -76,17 +77,6 @@ const SEED: &str = "NACRE_LANE_SEED";
 const BLOCKS: u64 = 8192;
 const LANES: usize = 2;
 
-/// Pseudo-random numbers.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        (mixed ^ (mixed >> 27)) % sides
-    }
-}
-
 /// The possible values of a block: those that no later acknowledged write has replaced.
 #[derive(Clone)]
 struct Block {
@@ -138,7 +128,7 @@ impl Flight {
 }
 
 struct World {
-    dice: Dice,
+    random: Random,
     pool: Pool,
     shared: Arc<Shared>,
     view: View,
@@ -194,7 +184,7 @@ impl World {
         let lane = || Lane::new(Arc::clone(volume.shared()), BLOCK, &pool).expect("opens");
         Self {
             lanes: (0..LANES).map(|_| lane()).collect(),
-            dice: Dice(seed),
+            random: Random::new(seed),
             shared: Arc::clone(volume.shared()),
             pool,
             view,
@@ -214,14 +204,18 @@ impl World {
         if self.flights.len() > 120 {
             return;
         }
-        let lane = self.dice.roll(LANES as u64) as usize;
-        let most = if self.dice.roll(10) == 0 { 120 } else { 12 };
-        let blocks = 1 + self.dice.roll(most) as u32;
+        let lane = self.random.below(LANES as u64) as usize;
+        let most = if self.random.below(10) == 0 { 120 } else { 12 };
+        let blocks = 1 + self.random.below(most) as u32;
         // Most in one area, so that they overlap.
-        let span = if self.dice.roll(4) == 0 { BLOCKS } else { 300 };
+        let span = if self.random.below(4) == 0 {
+            BLOCKS
+        } else {
+            300
+        };
         let lba = self
-            .dice
-            .roll(span - u64::from(blocks).min(span - 1))
+            .random
+            .below(span - u64::from(blocks).min(span - 1))
             .min(BLOCKS - 120);
         let op = [
             Op::Read,
@@ -232,7 +226,7 @@ impl World {
             Op::WriteZeroes,
             Op::Unmap,
             Op::Flush,
-        ][self.dice.roll(8) as usize];
+        ][self.random.below(8) as usize];
         self.next += 1;
         self.clock += 1;
         let tag = if op == Op::Write { self.next } else { 0 };
@@ -247,7 +241,7 @@ impl World {
             }
             io = io.with(buf);
         }
-        if self.dice.roll(8) == 0 && op == Op::Write {
+        if self.random.below(8) == 0 && op == Op::Write {
             io = io.flags(Flags::FUA);
         }
         let range = lba as usize..lba as usize + blocks as usize;
@@ -287,7 +281,7 @@ impl World {
     }
 
     fn turn(&mut self) {
-        self.now = self.now + Duration::from_micros(20 + self.dice.roll(60));
+        self.now = self.now + Duration::from_micros(20 + self.random.below(60));
         let mut done = Done::with_capacity(8);
         for lane in 0..LANES {
             self.lanes[lane].poll(self.now, &mut done);
@@ -332,7 +326,7 @@ impl World {
 
     /// The control's work: the log and judgements, without repairs.
     fn control(&mut self) {
-        if self.dice.roll(3) > 0 {
+        if self.random.below(3) > 0 {
             return;
         }
         let (news, reported) = self.shared.take_news();
@@ -364,8 +358,8 @@ impl World {
     }
 
     fn injure(&mut self) {
-        let victim = self.dice.roll(3) as usize;
-        let action = match self.dice.roll(7) {
+        let victim = self.random.below(3) as usize;
+        let action = match self.random.below(7) {
             0 => Action::FailMedium,
             1 => Action::Fail(Status::Gone),
             2 => Action::Hang,
@@ -376,9 +370,9 @@ impl World {
         let reads_only = matches!(
             action,
             Action::FailMedium | Action::Fail(Status::Gone) | Action::Hang
-        ) && self.dice.roll(3) > 0;
+        ) && self.random.below(3) > 0;
         let ops: &[Op] = if reads_only { &[Op::Read] } else { &[] };
-        let times = 1 + self.dice.roll(4);
+        let times = 1 + self.random.below(4);
         self.faults[victim].clear();
         self.faults[victim]
             .inject(Fault::new(action).on(ops).times(times))
@@ -442,12 +436,12 @@ fn random_failures() {
 fn one_run(seed: u64) -> (u64, u64, usize) {
     let mut world = World::new(seed);
     for step in 0..1500 {
-        let most = 1 + world.dice.roll(4);
+        let most = 1 + world.random.below(4);
         (0..most).for_each(|_| world.submit());
         if step % 100 == 50 {
             world.injure();
         }
-        if world.dice.roll(40) == 0
+        if world.random.below(40) == 0
             && let Some(token) = world.flights.keys().min().copied()
         {
             world
