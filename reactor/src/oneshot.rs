@@ -4,14 +4,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
-struct Shared<T> {
-    state: Mutex<State<T>>,
+struct OneshotShared<T> {
+    state: Mutex<OneshotState<T>>,
     changed: Condvar,
 }
 
-enum State<T> {
+enum OneshotState<T> {
     Waiting(Option<Waker>),
     Sent(T),
     /// The sender was dropped, or the value was received.
@@ -19,8 +19,8 @@ enum State<T> {
 }
 
 pub(crate) fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
-    let shared = Arc::new(Shared {
-        state: Mutex::new(State::Waiting(None)),
+    let shared = Arc::new(OneshotShared {
+        state: Mutex::new(OneshotState::Waiting(None)),
         changed: Condvar::new(),
     });
     (
@@ -32,13 +32,13 @@ pub(crate) fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
 }
 
 pub(crate) struct Sender<T> {
-    shared: Option<Arc<Shared<T>>>,
+    shared: Option<Arc<OneshotShared<T>>>,
 }
 
 impl<T> Sender<T> {
     pub(crate) fn send(mut self, value: T) {
         if let Some(shared) = self.shared.take() {
-            shared.end(State::Sent(value));
+            shared.end(OneshotState::Sent(value));
         }
     }
 }
@@ -46,20 +46,20 @@ impl<T> Sender<T> {
 impl<T> Drop for Sender<T> {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.take() {
-            shared.end(State::Over);
+            shared.end(OneshotState::Over);
         }
     }
 }
 
 /// Yields `None` when the sender was dropped without sending.
 pub(crate) struct Receiver<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<OneshotShared<T>>,
 }
 
 impl<T> Receiver<T> {
     pub(crate) fn wait(self) -> Option<T> {
-        let waiting = |state: &mut State<T>| matches!(state, State::Waiting(_));
-        let mut state = self.shared.lock();
+        let waiting = |state: &mut OneshotState<T>| matches!(state, OneshotState::Waiting(_));
+        let mut state = self.shared.state.lock();
         self.shared.changed.wait_while(&mut state, waiting);
         take(&mut state)
     }
@@ -69,8 +69,8 @@ impl<T> Future for Receiver<T> {
     type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut state = self.shared.lock();
-        if let State::Waiting(waker) = &mut *state {
+        let mut state = self.shared.state.lock();
+        if let OneshotState::Waiting(waker) = &mut *state {
             *waker = Some(context.waker().clone());
             return Poll::Pending;
         }
@@ -78,23 +78,19 @@ impl<T> Future for Receiver<T> {
     }
 }
 
-fn take<T>(state: &mut State<T>) -> Option<T> {
-    match std::mem::replace(state, State::Over) {
-        State::Sent(value) => Some(value),
-        State::Waiting(_) | State::Over => None,
+fn take<T>(state: &mut OneshotState<T>) -> Option<T> {
+    match std::mem::replace(state, OneshotState::Over) {
+        OneshotState::Sent(value) => Some(value),
+        OneshotState::Waiting(_) | OneshotState::Over => None,
     }
 }
 
-impl<T> Shared<T> {
-    fn end(&self, end: State<T>) {
-        let before = std::mem::replace(&mut *self.lock(), end);
+impl<T> OneshotShared<T> {
+    fn end(&self, end: OneshotState<T>) {
+        let before = std::mem::replace(&mut *self.state.lock(), end);
         self.changed.notify_all();
-        if let State::Waiting(Some(waker)) = before {
+        if let OneshotState::Waiting(Some(waker)) = before {
             waker.wake();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock()
     }
 }

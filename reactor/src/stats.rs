@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::{Mode, Nanos};
 
@@ -208,18 +208,19 @@ struct DirectoryInner {
 
 impl Directory {
     pub(crate) fn add_poller(&self, id: PollerId, name: &str, counters: &Arc<PollerCounters>) {
-        self.lock()
+        self.inner
+            .lock()
             .pollers
             .push((id, name.to_owned(), Arc::clone(counters)));
     }
 
     pub(crate) fn remove_poller(&self, id: PollerId) {
-        self.lock().pollers.retain(|(other, ..)| *other != id);
+        self.inner.lock().pollers.retain(|(other, ..)| *other != id);
     }
 
     /// The number of labels is limited by the number of places in the source that send or spawn.
     pub(crate) fn add_label(&self, location: &'static Location<'static>) -> LabelId {
-        let labels = &mut self.lock().labels;
+        let labels = &mut self.inner.lock().labels;
         labels.push(location);
         LabelId(labels.len() as u32 - 1)
     }
@@ -232,7 +233,7 @@ impl Directory {
             busy_count: counters.busy_count.read(),
             items: counters.items.read(),
         };
-        self.lock().pollers.iter().map(stats).collect()
+        self.inner.lock().pollers.iter().map(stats).collect()
     }
 
     pub(crate) fn describe(&self, doing: Activity) -> String {
@@ -249,23 +250,19 @@ impl Directory {
     }
 
     fn label(&self, label: LabelId) -> String {
-        let labels = &self.lock().labels;
+        let labels = &self.inner.lock().labels;
         labels
             .get(label.0 as usize)
             .map_or_else(|| "?".to_owned(), |l| l.to_string())
     }
 
     fn poller_name(&self, id: PollerId) -> String {
-        let pollers = &self.lock().pollers;
+        let pollers = &self.inner.lock().pollers;
         let named = pollers.iter().find(|(other, ..)| *other == id);
         named.map_or_else(
             || format!("#{} (removed)", id.0),
             |(_, name, _)| name.clone(),
         )
-    }
-
-    fn lock(&self) -> MutexGuard<'_, DirectoryInner> {
-        self.inner.lock()
     }
 }
 

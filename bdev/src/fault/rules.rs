@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -217,7 +217,7 @@ impl Rules {
                 left: (left != FOR_EVER).then_some(left),
             }
         };
-        self.lock().rules.iter().map(injected).collect()
+        self.set.lock().rules.iter().map(injected).collect()
     }
 
     pub(super) fn inject_spdk(&self, injection: &SpdkInjection) -> Result<(), FaultError> {
@@ -268,7 +268,7 @@ impl Rules {
         if version == copy.version {
             return;
         }
-        let set = self.lock();
+        let set = self.set.lock();
         // Faults that remain keep the state of their random generators.
         let mut old = std::mem::take(&mut copy.rules);
         for rule in &set.rules {
@@ -281,14 +281,10 @@ impl Rules {
     }
 
     fn change<T>(&self, how: impl FnOnce(&mut Set) -> T) -> T {
-        let mut set = self.lock();
+        let mut set = self.set.lock();
         let answer = how(&mut set);
         self.version.fetch_add(1, Ordering::Release);
         answer
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Set> {
-        self.set.lock()
     }
 }
 

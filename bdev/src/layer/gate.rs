@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use nacre_reactor::Nanos;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// Time after the last compare-and-write until writes go untracked again. Clustered file systems
 /// use compare-and-write in bursts (a heartbeat every second or two). VMware's renew a lock every 3
@@ -101,7 +101,7 @@ pub(crate) struct GateQueue {
 impl Gate {
     pub(crate) fn join(self: &Arc<Self>) -> GateQueue {
         let mine = Arc::new(Padded(AtomicU64::new(0)));
-        self.lock().counts.push(Arc::clone(&mine));
+        self.table.lock().counts.push(Arc::clone(&mine));
         GateQueue {
             gate: Arc::clone(self),
             mine,
@@ -109,10 +109,6 @@ impl Gate {
             tickets: Vec::with_capacity(16),
             next_look: Nanos::ZERO,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock()
     }
 }
 
@@ -144,7 +140,7 @@ impl GateQueue {
     /// Adds an entry to the table for a write, or for a compare-and-write (`exclusive`). The I/O
     /// may begin once [`GateQueue::granted`] returns true.
     pub(crate) fn enter(&mut self, lba: u64, blocks: u64, exclusive: bool, now: Nanos) -> Ticket {
-        let mut table = self.gate.lock();
+        let mut table = self.gate.table.lock();
         if exclusive {
             table.last = table.last.max(now);
             if self.gate.mode.0.load(Ordering::Relaxed) == NORMAL {
@@ -165,7 +161,7 @@ impl GateQueue {
     }
 
     pub(crate) fn granted(&self, ticket: &Ticket) -> bool {
-        let table = self.gate.lock();
+        let table = self.gate.table.lock();
         let Some(entry) = table.entries.iter().find(|entry| entry.id == ticket.id) else {
             return false;
         };
@@ -187,7 +183,7 @@ impl GateQueue {
 
     pub(crate) fn leave(&mut self, ticket: Ticket, now: Nanos) {
         self.tickets.retain(|id| *id != ticket.id);
-        let mut table = self.gate.lock();
+        let mut table = self.gate.table.lock();
         if let Some(at) = table.entries.iter().position(|entry| entry.id == ticket.id)
             && table.entries.swap_remove(at).exclusive
         {
@@ -206,7 +202,7 @@ impl GateQueue {
 
     #[cold]
     fn calm(&self, now: Nanos) {
-        let table = self.gate.lock();
+        let table = self.gate.table.lock();
         let busy = table.entries.iter().any(|entry| entry.exclusive);
         if !busy && now.since(table.last) >= QUIET {
             self.gate.mode.0.store(NORMAL, Ordering::Relaxed);
@@ -223,7 +219,7 @@ impl GateQueue {
 impl Drop for GateQueue {
     fn drop(&mut self) {
         self.mine.0.store(0, Ordering::Release);
-        let mut table = self.gate.lock();
+        let mut table = self.gate.table.lock();
         table.counts.retain(|count| !Arc::ptr_eq(count, &self.mine));
         table
             .entries

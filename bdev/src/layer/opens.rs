@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nacre_hugepages::Lent;
 use nacre_reactor::{Idle, Nanos};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::io::{Io, Status, Token};
 use crate::queue::{Busy, Done, Queue};
@@ -25,29 +25,25 @@ struct OpensState {
 
 impl Opens {
     pub(super) fn open(self: &Arc<Self>) -> Open {
-        self.lock().count += 1;
+        self.state.lock().count += 1;
         Open {
             opens: Arc::clone(self),
         }
     }
 
     pub(super) fn count(&self) -> usize {
-        self.lock().count
+        self.state.lock().count
     }
 
     /// Calls `call` as soon as no queue is open.
     pub(super) fn when_none(&self, call: Box<dyn FnOnce() + Send>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.count > 0 {
             state.calls.push(call);
             return;
         }
         drop(state);
         call();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, OpensState> {
-        self.state.lock()
     }
 }
 
@@ -58,7 +54,7 @@ pub(super) struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let mut state = self.opens.lock();
+        let mut state = self.opens.state.lock();
         state.count -= 1;
         if state.count == 0 {
             let calls = std::mem::take(&mut state.calls);

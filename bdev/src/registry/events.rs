@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// A change of a registered device; `name` is the device's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +49,7 @@ impl Bus {
         // Call them without the lock: a subscriber may add or end subscriptions.
         let calls: Vec<Call> = self
             .subscribers
+            .calls
             .lock()
             .iter()
             .map(|(_, call)| Arc::clone(call))
@@ -58,7 +59,7 @@ impl Bus {
 
     pub(super) fn on_event(&self, call: Call) -> Subscription {
         let id = self.subscribers.next.fetch_add(1, Ordering::Relaxed);
-        self.subscribers.lock().push((id, call));
+        self.subscribers.calls.lock().push((id, call));
         Subscription {
             id,
             subscribers: Arc::downgrade(&self.subscribers),
@@ -80,12 +81,6 @@ impl Bus {
     }
 }
 
-impl Subscribers {
-    fn lock(&self) -> MutexGuard<'_, Vec<(u64, Call)>> {
-        self.calls.lock()
-    }
-}
-
 /// A subscription with a callback. Dropping it ends the calls.
 #[must_use = "dropping it ends the subscription"]
 pub struct Subscription {
@@ -96,7 +91,7 @@ pub struct Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         if let Some(subscribers) = self.subscribers.upgrade() {
-            subscribers.lock().retain(|(id, _)| *id != self.id);
+            subscribers.calls.lock().retain(|(id, _)| *id != self.id);
         }
     }
 }
@@ -116,7 +111,7 @@ struct List {
 impl Events {
     /// Removes and returns the oldest event.
     pub fn take(&self) -> Option<Event> {
-        self.list.lock().pop_front()
+        self.list.events.lock().pop_front()
     }
 
     /// Number of dropped events since the last call. If it is not zero, read
@@ -128,7 +123,7 @@ impl Events {
 
 impl List {
     fn push(&self, event: &Event) {
-        let mut events = self.lock();
+        let mut events = self.events.lock();
         if events.len() >= self.capacity {
             events.pop_front();
             self.missed.fetch_add(1, Ordering::Relaxed);
@@ -136,9 +131,5 @@ impl List {
         if self.capacity > 0 {
             events.push_back(event.clone());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Event>> {
-        self.events.lock()
     }
 }

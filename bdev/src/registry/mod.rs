@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use nacre_hugepages::Pool;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 pub use claim::{Claim, Holder, Usage, Watch};
@@ -112,12 +112,12 @@ pub struct Registry {
 
 #[derive(Default)]
 struct Inner {
-    state: Mutex<State>,
+    state: Mutex<RegistryState>,
     bus: Bus,
 }
 
 #[derive(Default)]
-struct State {
+struct RegistryState {
     records: HashMap<String, Record>,
     /// Names by alias and by UUID.
     others: HashMap<String, String>,
@@ -160,7 +160,7 @@ impl Registry {
         let name = layer.name().to_owned();
         check_name(&name)?;
         {
-            let mut state = self.lock();
+            let mut state = self.inner.state.lock();
             let uuid = layer.uuid().to_string();
             for taken in [&name, &uuid] {
                 state.check_free(taken)?;
@@ -186,7 +186,7 @@ impl Registry {
 
     /// Finds a device by name, alias or UUID, unless it is being removed.
     pub fn lookup(&self, name: &str) -> Option<Arc<Layer>> {
-        let state = self.lock();
+        let state = self.inner.state.lock();
         state
             .find(name)
             .ok()
@@ -196,12 +196,12 @@ impl Registry {
     /// Finds a device like [`Registry::lookup`]; the error is [`RegistryError::NotFound`] or
     /// [`RegistryError::Removing`].
     pub fn get(&self, name: &str) -> Result<Listed, RegistryError> {
-        self.lock().find(name).map(Record::listed)
+        self.inner.state.lock().find(name).map(Record::listed)
     }
 
     /// All devices in order of registration, without those under removal.
     pub fn list(&self) -> Vec<Listed> {
-        let state = self.lock();
+        let state = self.inner.state.lock();
         let records = state
             .order
             .values()
@@ -220,7 +220,7 @@ impl Registry {
     /// Opens a queue for the calling core without a claim. Fails while an exclusive claim exists.
     pub fn open(&self, name: &str, pool: &Pool) -> Result<LayerQueue, RegistryError> {
         let layer = {
-            let state = self.lock();
+            let state = self.inner.state.lock();
             let record = state.find(name)?;
             let exclusive = record
                 .claims
@@ -260,7 +260,7 @@ impl Registry {
         usage: Usage,
         watch: Option<Arc<Watch>>,
     ) -> Result<Claim, RegistryError> {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         let id = state.next;
         state.next += 1;
         let record = state.find_mut(name)?;
@@ -292,7 +292,7 @@ impl Registry {
     /// Adds another name for a device. Fails if the alias is in use or invalid.
     pub fn add_alias(&self, name: &str, alias: &str) -> Result<(), RegistryError> {
         check_name(alias)?;
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         let name = state.find(name)?.layer.name().to_owned();
         state.check_free(alias)?;
         state.find_mut(&name)?.aliases.push(alias.to_owned());
@@ -302,7 +302,7 @@ impl Registry {
 
     /// Removes an alias that [`Registry::add_alias`] added.
     pub fn remove_alias(&self, name: &str, alias: &str) -> Result<(), RegistryError> {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         let record = state.find_mut(name)?;
         let Some(at) = record.aliases.iter().position(|known| known == alias) else {
             let name = record.layer.name().to_owned();
@@ -330,7 +330,7 @@ impl Registry {
     /// closed. A hot removal also removes the devices stacked on it.
     pub fn remove(&self, name: &str, how: Removal) -> Result<DeleteTicket, RegistryError> {
         let (name, layer, ticket, stacked) = {
-            let mut state = self.lock();
+            let mut state = self.inner.state.lock();
             let record = state.find_mut(name)?;
             if let (Removal::IfUnused, Some(claim)) = (how, record.claims.first()) {
                 return Err(record.claimed_by(claim));
@@ -390,21 +390,13 @@ impl Registry {
     /// Waits until every module has examined every device (SPDK's `bdev_wait_for_examine`). Returns
     /// immediately, because no module claims devices by their contents.
     pub fn wait_for_examine(&self) {}
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.inner.lock()
-    }
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Ends a removal, after the last queue of the device was closed.
     fn forget(&self, name: &str, ticket: &DeleteTicket) {
         let record = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let Some(record) = state.records.remove(name) else {
                 return;
             };
@@ -422,7 +414,7 @@ impl Inner {
 
     /// Ends the claim `id`.
     fn release(&self, layer: &Arc<Layer>, id: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // Another device may have the name by now.
         let record = state.records.get_mut(layer.name());
         if let Some(record) = record.filter(|record| Arc::ptr_eq(&record.layer, layer)) {
@@ -431,7 +423,7 @@ impl Inner {
     }
 }
 
-impl State {
+impl RegistryState {
     /// The name of the device with this name, alias or UUID; any other text is returned unchanged.
     fn resolve<'a>(&'a self, name: &'a str) -> &'a str {
         if self.records.contains_key(name) {

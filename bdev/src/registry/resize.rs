@@ -144,7 +144,7 @@ impl Registry {
     }
 
     fn stack(&self, name: &str) -> Result<Stack, RegistryError> {
-        let state = self.lock();
+        let state = self.inner.state.lock();
         let mut stack = Stack::default();
         let mut next = vec![state.find(name)?];
         while let Some(record) = next.pop() {

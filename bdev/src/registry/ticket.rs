@@ -5,17 +5,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// Completes when the removal is complete ([`super::Event::Unregistered`]). Clones refer to the
 /// same removal.
 #[derive(Clone)]
 pub struct DeleteTicket {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<TicketState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct TicketState {
     done: bool,
     wakers: Vec<Waker>,
     calls: Vec<Box<dyn FnOnce() + Send>>,
@@ -30,13 +30,13 @@ impl DeleteTicket {
 
     /// True when the removal is complete.
     pub fn is_done(&self) -> bool {
-        self.lock().done
+        self.state.lock().done
     }
 
     /// Calls `call` on completion: on the thread that ends the removal, or immediately if it has
     /// ended.
     pub fn on_done(&self, call: impl FnOnce() + Send + 'static) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.done {
             state.calls.push(Box::new(call));
             return;
@@ -47,7 +47,7 @@ impl DeleteTicket {
 
     pub(super) fn finish(&self) {
         let (wakers, calls) = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.done = true;
             (
                 std::mem::take(&mut state.wakers),
@@ -57,17 +57,13 @@ impl DeleteTicket {
         wakers.into_iter().for_each(Waker::wake);
         calls.into_iter().for_each(|call| call());
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
 }
 
 impl Future for DeleteTicket {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.done {
             return Poll::Ready(());
         }

@@ -155,7 +155,7 @@ impl Epoch {
 impl DeviceStats {
     /// The sum over all queues, open and closed.
     pub fn snapshot(&self) -> Snapshot {
-        let blocks = self.lock();
+        let blocks = self.blocks.lock();
         let mut sum = blocks.closed.as_deref().cloned().unwrap_or_default();
         let epoch = self.epoch();
         blocks
@@ -176,12 +176,13 @@ impl DeviceStats {
                 snapshot,
             }
         };
-        self.lock().open.iter().map(one).collect()
+        self.blocks.lock().open.iter().map(one).collect()
     }
 
     /// I/Os in flight now, over all queues.
     pub fn inflight(&self) -> u64 {
-        self.lock()
+        self.blocks
+            .lock()
             .open
             .iter()
             .map(|block| block.inflight.load(Relaxed))
@@ -189,7 +190,7 @@ impl DeviceStats {
     }
 
     pub fn reset(&self, what: Reset) {
-        let mut blocks = self.lock();
+        let mut blocks = self.blocks.lock();
         match (what, blocks.closed.as_deref_mut()) {
             (Reset::All, _) => blocks.closed = None,
             (Reset::Extremes, Some(closed)) => {
@@ -216,7 +217,7 @@ impl DeviceStats {
         let name = thread
             .name()
             .map_or_else(|| format!("{:?}", thread.id()), str::to_owned);
-        let mut blocks = self.lock();
+        let mut blocks = self.blocks.lock();
         let epoch = self.epoch();
         let block = Arc::new(StatBlock::new(name, epoch));
         blocks.open.push(Arc::clone(&block));
@@ -228,10 +229,6 @@ impl DeviceStats {
             at_once: Default::default(),
             any_at_once: false,
         }
-    }
-
-    fn lock(&self) -> parking_lot::MutexGuard<'_, Blocks> {
-        self.blocks.lock()
     }
 }
 
@@ -434,7 +431,7 @@ impl StatWriter {
 impl Drop for StatWriter {
     fn drop(&mut self) {
         self.turn(0);
-        let mut blocks = self.device.lock();
+        let mut blocks = self.device.blocks.lock();
         blocks.open.retain(|block| !Arc::ptr_eq(block, &self.block));
         let epoch = self.device.epoch();
         let mut closed = blocks.closed.take().unwrap_or_default();

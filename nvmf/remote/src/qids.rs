@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// Allocates identifiers from 1. A returned identifier is reused last, so that the target has time
 /// to close its old queue.
@@ -26,7 +26,7 @@ pub(crate) struct Qid {
 impl Qids {
     /// Allocates an identifier from 1 to `granted`; `None`: all are in use.
     pub(crate) fn take(self: &Arc<Self>, granted: u16) -> Option<Qid> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let value = if state.used < granted {
             state.used += 1;
             state.used
@@ -40,15 +40,11 @@ impl Qids {
             of: Arc::clone(self),
         })
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
-    }
 }
 
 impl Drop for Qid {
     fn drop(&mut self) {
-        self.of.lock().returned.push_back(self.value);
+        self.of.0.lock().returned.push_back(self.value);
     }
 }
 

@@ -15,7 +15,7 @@ use nacre_nvmf::transport::HostTransport;
 use nacre_transport_rdma::{HostOptions, RdmaDialer, RdmaHosts};
 use nacre_transport_rdma_verbs::real::VerbsProvider;
 use nacre_transport_rdma_verbs::{ProtectionDomain, Provider, VerbsError};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::source::Source;
 
@@ -73,7 +73,7 @@ impl Rdma {
 
     /// Memory of others that data comes from or goes to: every device is to know it, too.
     pub fn with_memory(self, arenas: Vec<Arena>) -> Self {
-        self.lock().arenas.extend(arenas);
+        self.inner.lock().arenas.extend(arenas);
         self
     }
 
@@ -86,13 +86,13 @@ impl Rdma {
     /// Takes `bytes` now, for [`Rdma::memory`] to hand out. Devices register it before the first
     /// connection, so a limit on locked memory shows then and not later.
     pub fn reserve(&self, bytes: usize) -> io::Result<()> {
-        self.add_arena(&mut self.lock(), bytes).map(drop)
+        self.add_arena(&mut self.inner.lock(), bytes).map(drop)
     }
 
     /// Buffers that every RDMA device knows.
     pub fn memory(&self, classes: &[ClassSpec]) -> io::Result<Pool> {
         let bytes = Pool::bytes_for(classes);
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let roomy = inner.arenas.iter().find(|arena| arena.remaining() >= bytes);
         let arena = match roomy {
             Some(arena) => arena.clone(),
@@ -121,7 +121,7 @@ impl Rdma {
 
     /// The protection domains that connections use, one for each device.
     pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
-        let hosts = self.lock().hosts.clone();
+        let hosts = self.inner.lock().hosts.clone();
         hosts.map_or(Vec::new(), |hosts| hosts.domains())
     }
 
@@ -132,7 +132,7 @@ impl Rdma {
         if devices.is_empty() {
             return Err(io::Error::other((self.absence)()));
         }
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if let Some(hosts) = &inner.hosts {
             return Ok(Arc::clone(hosts));
         }
@@ -140,11 +140,6 @@ impl Rdma {
         let hosts = Arc::new(hosts);
         inner.hosts = Some(Arc::clone(&hosts));
         Ok(hosts)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing in it is left half done by a panic.
-        self.inner.lock()
     }
 }
 

@@ -9,7 +9,7 @@ use nacre_nvmf_wire::log::SmartHealth;
 use nacre_nvmf_wire::registers::Csts;
 use nacre_random::Random;
 use nacre_reactor::Nanos;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::config::{Config, NamespaceConfig};
 use crate::doorbells::Doorbells;
@@ -49,13 +49,9 @@ impl Drive {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.lock()
-    }
-
     /// Inserts the drive and returns its function. An earlier function sees no drive.
     pub fn plug(&self) -> Arc<SimFunction> {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         if state.present {
             state.pull(CacheSurvival::Some);
         }
@@ -68,28 +64,28 @@ impl Drive {
 
     /// Removes the drive: its registers read as all ones, and its cache loses power.
     pub fn pull(&self, keep: CacheSurvival) {
-        self.lock().pull(keep);
+        self.shared.state.lock().pull(keep);
     }
 
     pub fn is_present(&self) -> bool {
-        self.lock().present
+        self.shared.state.lock().present
     }
 
     /// The system announces the drive's removal.
     pub fn announce_removal(&self) {
-        self.lock().leaving = true;
+        self.shared.state.lock().leaving = true;
     }
 
     /// A short power failure: only stored data survives.
     pub fn power_cycle(&self, keep: CacheSurvival) {
-        let state = &mut *self.lock();
+        let state = &mut *self.shared.state.lock();
         state.exec.lose_power(keep, &mut state.random);
         state.reset_registers();
     }
 
     /// Runs one turn at `now`. Returns true if it did anything.
     pub fn tick(&self, now: Nanos) -> bool {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         if let Some(doorbells) = &self.shared.doorbells {
             doorbells.take(&mut state);
         }
@@ -98,7 +94,7 @@ impl Drive {
 
     /// When the next action is due.
     pub fn next(&self) -> Option<Nanos> {
-        self.lock().next()
+        self.shared.state.lock().next()
     }
 
     /// # Panics
@@ -121,78 +117,85 @@ impl Drive {
 
     /// The rules that the driver broke; at most some dozens are stored.
     pub fn violations(&self) -> Vec<String> {
-        self.lock().exec.violations.kept.clone()
+        self.shared.state.lock().exec.violations.kept.clone()
     }
 
     /// Clears the violations and returns their number.
     pub fn forgive(&self) -> u64 {
-        std::mem::take(&mut self.lock().exec.violations).count
+        std::mem::take(&mut self.shared.state.lock().exec.violations).count
     }
 
     pub fn stats(&self) -> Stats {
-        self.lock().exec.stats.clone()
+        self.shared.state.lock().exec.stats.clone()
     }
 
     /// Commands fetched and not completed, other than Asynchronous Event Requests.
     pub fn in_flight(&self) -> usize {
-        self.lock().in_flight()
+        self.shared.state.lock().in_flight()
     }
 
     pub fn async_requests(&self) -> usize {
-        self.lock().async_requests.len()
+        self.shared.state.lock().async_requests.len()
     }
 
     /// Number of I/O queue pairs.
     pub fn io_queues(&self) -> usize {
-        self.lock().sqs.iter().skip(1).flatten().count()
+        self.shared
+            .state
+            .lock()
+            .sqs
+            .iter()
+            .skip(1)
+            .flatten()
+            .count()
     }
 
     /// The interrupt vector of each I/O completion queue; `None`: no interrupts.
     pub fn queue_vectors(&self) -> Vec<Option<u16>> {
-        let state = self.lock();
+        let state = self.shared.state.lock();
         let queues = state.cqs.iter().skip(1).flatten();
         queues.map(|cq| cq.vector).collect()
     }
 
     pub fn is_enabled(&self) -> bool {
-        self.lock().cc.is_enabled()
+        self.shared.state.lock().cc.is_enabled()
     }
 
     pub fn is_ready(&self) -> bool {
-        self.lock().csts.is_ready()
+        self.shared.state.lock().csts.is_ready()
     }
 
     /// True after a shutdown has completed.
     pub fn is_shut_down(&self) -> bool {
-        self.lock().csts.shst() == Csts::SHST_COMPLETE
+        self.shared.state.lock().csts.shst() == Csts::SHST_COMPLETE
     }
 
     pub fn is_bus_master(&self) -> bool {
-        self.lock().bus_master
+        self.shared.state.lock().bus_master
     }
 
     /// True if the driver dropped the drive's function.
     pub fn is_given_back(&self) -> bool {
-        self.lock().given_back
+        self.shared.state.lock().given_back
     }
 
     pub fn inject(&self, rule: Rule) {
-        self.lock().faults.rules.push(rule);
+        self.shared.state.lock().faults.rules.push(rule);
     }
 
     /// Removes all fault rules, random faults and permanent failures.
     pub fn heal(&self) {
-        self.lock().faults = Default::default();
+        self.shared.state.lock().faults = Default::default();
         self.release();
     }
 
     pub fn set_chances(&self, chances: Chances) {
-        self.lock().faults.chances = chances;
+        self.shared.state.lock().faults.chances = chances;
     }
 
     /// Executes the held commands.
     pub fn release(&self) {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         let (held, stuck) = std::mem::take(&mut state.stuck)
             .into_iter()
             .partition(|command| command.action == Some(crate::Action::Hold));
@@ -206,72 +209,72 @@ impl Drive {
 
     /// Number of commands that are held, or never complete.
     pub fn stuck(&self) -> usize {
-        self.lock().stuck.len()
+        self.shared.state.lock().stuck.len()
     }
 
     pub fn never_ready(&self, on: bool) {
-        self.lock().faults.never_ready = on;
+        self.shared.state.lock().faults.never_ready = on;
     }
 
     pub fn never_disabled(&self, on: bool) {
-        self.lock().faults.never_disabled = on;
+        self.shared.state.lock().faults.never_disabled = on;
     }
 
     pub fn never_shut_down(&self, on: bool) {
-        self.lock().faults.never_shut_down = on;
+        self.shared.state.lock().faults.never_shut_down = on;
     }
 
     /// Grants at most this number of queue pairs, whatever the drive has.
     pub fn grant_queues(&self, most: u16) {
-        self.lock().faults.grant = Some(most);
+        self.shared.state.lock().faults.grant = Some(most);
     }
 
     /// Makes function resets fail.
     pub fn fail_function_reset(&self, on: bool) {
-        self.lock().faults.reset_fails = on;
+        self.shared.state.lock().faults.reset_fails = on;
     }
 
     /// Makes switching of bus mastering fail.
     pub fn fail_bus_master(&self, on: bool) {
-        self.lock().faults.bus_master_fails = on;
+        self.shared.state.lock().faults.bus_master_fails = on;
     }
 
     /// Makes aborts complete as "not aborted".
     pub fn fail_aborts(&self, on: bool) {
-        self.lock().faults.aborts_fail = on;
+        self.shared.state.lock().faults.aborts_fail = on;
     }
 
     /// The controller stops reading its shadow doorbells without setting the event index: later
     /// writes to shadow doorbells have no effect until the register is written.
     pub fn lose_shadow_doorbells(&self, on: bool) {
-        self.lock().faults.careless = on;
+        self.shared.state.lock().faults.careless = on;
     }
 
     /// Makes the controller fail: sets CSTS.CFS.
     pub fn make_fatal(&self) {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         state.csts = state.csts.with_cfs(1);
     }
 
     /// Makes the controller reset itself.
     pub fn reset_itself(&self) {
-        self.lock().reset_controller();
+        self.shared.state.lock().reset_controller();
     }
 
     /// Fires a vector without a completion.
     pub fn interrupt(&self, vector: u16) {
-        if let Some(signal) = self.lock().vectors.get(usize::from(vector)) {
+        if let Some(signal) = self.shared.state.lock().vectors.get(usize::from(vector)) {
             signal.set();
         }
     }
 
     pub fn raise(&self, event: AsyncEvent) {
-        self.lock().raise(event);
+        self.shared.state.lock().raise(event);
     }
 
     /// Changes the health log; a new critical warning is an event.
     pub fn set_health(&self, change: impl FnOnce(&mut SmartHealth)) {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         let before = state.exec.smart.critical_warning;
         change(&mut state.exec.smart);
         state.raise_warnings(before);
@@ -279,25 +282,25 @@ impl Drive {
 
     /// Changes the configuration. Changes that were reported already are not reported again.
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config)) {
-        change(&mut self.lock().exec.config);
+        change(&mut self.shared.state.lock().exec.config);
     }
 
     pub fn add_namespace(&self, config: NamespaceConfig) {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         let nsid = config.nsid;
         state.exec.namespaces.insert(nsid, Namespace::new(config));
         changed(&mut state, nsid);
     }
 
     pub fn remove_namespace(&self, nsid: u32) {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         state.exec.namespaces.remove(&nsid);
         changed(&mut state, nsid);
     }
 
     /// Attaches or detaches the namespace, which keeps its data.
     pub fn attach_namespace(&self, nsid: u32, on: bool) {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         if let Some(namespace) = state.exec.namespaces.get_mut(&nsid) {
             namespace.attached = on;
         }
@@ -305,7 +308,7 @@ impl Drive {
     }
 
     pub fn resize_namespace(&self, nsid: u32, blocks: u64) {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         if let Some(namespace) = state.exec.namespaces.get_mut(&nsid) {
             namespace.resize(blocks);
         }
@@ -314,7 +317,7 @@ impl Drive {
 
     /// Changes a namespace's configuration.
     pub fn change_namespace(&self, nsid: u32, change: impl FnOnce(&mut NamespaceConfig)) {
-        let mut state = self.lock();
+        let mut state = self.shared.state.lock();
         if let Some(namespace) = state.exec.namespaces.get_mut(&nsid) {
             change(&mut namespace.config);
         }
@@ -323,14 +326,14 @@ impl Drive {
 
     /// Makes a block unreadable until it is written.
     pub fn spoil_block(&self, nsid: u32, lba: u64) {
-        if let Some(namespace) = self.lock().exec.namespaces.get_mut(&nsid) {
+        if let Some(namespace) = self.shared.state.lock().exec.namespaces.get_mut(&nsid) {
             namespace.bad.insert(lba);
         }
     }
 
     /// The stored blocks of a namespace, if it stores data.
     pub fn stored(&self, nsid: u32, lba: u64, blocks: u64) -> Option<Vec<u8>> {
-        let state = self.lock();
+        let state = self.shared.state.lock();
         let namespace = state.exec.namespaces.get(&nsid)?;
         let holds = namespace.holds(lba, blocks);
         holds.then(|| namespace.read(lba, blocks).to_vec())
@@ -338,7 +341,9 @@ impl Drive {
 
     /// Number of blocks, in all namespaces, that a loss of power would lose.
     pub fn dirty_blocks(&self) -> usize {
-        self.lock()
+        self.shared
+            .state
+            .lock()
             .exec
             .namespaces
             .values()
@@ -348,7 +353,7 @@ impl Drive {
 
     /// Restarts the random numbers from `seed`.
     pub fn reseed(&self, seed: u64) {
-        self.lock().random = Random::new(seed);
+        self.shared.state.lock().random = Random::new(seed);
     }
 
     pub fn iommu(&self) -> &Arc<Iommu> {

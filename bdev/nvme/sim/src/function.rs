@@ -27,7 +27,7 @@ impl SimFunction {
 
     /// Calls `f` with the drive's state. `None` after the removal or the release.
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         (state.present && state.seat == self.seat).then(|| f(&mut state))
     }
 

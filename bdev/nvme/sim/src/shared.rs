@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::doorbells::Doorbells;
 use crate::memory::Iommu;
@@ -27,10 +27,6 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Wakes the thread: there may be work.
     pub(crate) fn wake(&self) {
         if self.asleep.swap(false, Ordering::AcqRel) {

@@ -36,7 +36,7 @@ impl Device {
         queues: Arc<AtomicU64>,
         lacks: Arc<AtomicBool>,
     ) -> Self {
-        disk.lock().opened_by(holder);
+        disk.inner.lock().opened_by(holder);
         Self {
             disk,
             holder,
@@ -61,7 +61,7 @@ impl Bdev for Device {
 
     /// The geometry that hosts know.
     fn geometry(&self) -> Geometry {
-        let inner = self.disk.lock();
+        let inner = self.disk.inner.lock();
         let block = inner.media.format.block as u32;
         Geometry {
             block_size: block,
@@ -71,11 +71,11 @@ impl Bdev for Device {
     }
 
     fn limits(&self) -> Limits {
-        self.disk.lock().traits.limits
+        self.disk.inner.lock().traits.limits
     }
 
     fn supports(&self, op: Op) -> Support {
-        let inner = self.disk.lock();
+        let inner = self.disk.inner.lock();
         let native = match op {
             Op::Read | Op::Write | Op::Flush => true,
             Op::Unmap => inner.traits.unmaps,
@@ -86,27 +86,27 @@ impl Bdev for Device {
     }
 
     fn native_fua(&self) -> bool {
-        self.disk.lock().traits.native_fua
+        self.disk.inner.lock().traits.native_fua
     }
 
     fn losses(&self) -> u64 {
-        self.disk.lock().losses()
+        self.disk.inner.lock().losses()
     }
 
     fn present_blocks(&self) -> u64 {
-        self.disk.lock().media.blocks()
+        self.disk.inner.lock().media.blocks()
     }
 
     fn reserves(&self) -> bool {
-        self.disk.lock().has_gate()
+        self.disk.inner.lock().has_gate()
     }
 
     fn least_blocks(&self) -> u64 {
-        self.disk.lock().least(self.holder)
+        self.disk.inner.lock().least(self.holder)
     }
 
     fn forget_least(&self) -> u64 {
-        let mut inner = self.disk.lock();
+        let mut inner = self.disk.inner.lock();
         let least = inner.least(self.holder);
         inner.opened_by(self.holder);
         least
@@ -118,7 +118,7 @@ impl Bdev for Device {
             what: "connect".to_owned(),
             source,
         };
-        if !self.disk.lock().reaches(self.holder) {
+        if !self.disk.inner.lock().reaches(self.holder) {
             return Err(refused(std::io::ErrorKind::NotConnected.into()));
         }
         if self.lacks.load(Ordering::Relaxed) {
@@ -164,7 +164,7 @@ impl SimQueue {
     fn answer_asked(&mut self) {
         let mut arrived = Vec::new();
         {
-            let mut inner = self.disk.lock();
+            let mut inner = self.disk.inner.lock();
             let (now, reached) = (inner.now(), inner.reaches(self.holder));
             let Some(gate) = inner.gate() else { return };
             for index in (0..self.asked.len()).rev() {
@@ -230,7 +230,7 @@ impl Queue for SimQueue {
         if self.requests.len() >= self.depth {
             return Err((Busy, io));
         }
-        let mut inner = self.disk.lock();
+        let mut inner = self.disk.inner.lock();
         let order = self.order(&mut inner, &io);
         let number = inner.submit(order);
         let request = Request {
@@ -243,7 +243,7 @@ impl Queue for SimQueue {
     }
 
     fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
-        let mut inner = self.disk.lock();
+        let mut inner = self.disk.inner.lock();
         let order = self.order(&mut inner, io);
         let answer = inner.at_once(order)?;
         fill(&inner, io.lba, &mut io.data, &answer.contents);
@@ -252,7 +252,7 @@ impl Queue for SimQueue {
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
         self.answer_asked();
-        let mut inner = self.disk.lock();
+        let mut inner = self.disk.inner.lock();
         for answer in inner.answers(self.id) {
             let Some(request) = self.requests.get_mut(&answer.number) else {
                 continue;
@@ -273,11 +273,11 @@ impl Queue for SimQueue {
         let mut requests = self.requests.iter();
         let found = requests.find(|(_, request)| request.pending.token() == token);
         let number = found.map(|(number, _)| *number);
-        number.is_some_and(|number| self.disk.lock().abort(number))
+        number.is_some_and(|number| self.disk.inner.lock().abort(number))
     }
 
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
-        let mut inner = self.disk.lock();
+        let mut inner = self.disk.inner.lock();
         let now = inner.now();
         let Some(gate) = inner.gate() else {
             return Err(request);
@@ -300,7 +300,7 @@ impl Queue for SimQueue {
         if self.requests.is_empty() && self.asked.is_empty() {
             return Idle::Quiet;
         }
-        let due = self.disk.lock().next_of(self.id);
+        let due = self.disk.inner.lock().next_of(self.id);
         // Without a due time there are completions to collect, or only an outcome to wait for.
         let ready = if self.requests.is_empty() {
             now + LOOK
@@ -313,7 +313,7 @@ impl Queue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
-        let mut inner = self.disk.lock();
+        let mut inner = self.disk.inner.lock();
         inner.close(self.id, LINGER);
         if let Some(gate) = inner.gate() {
             self.asked

@@ -13,14 +13,14 @@ use nacre_bdev::reservation::ReservationRequest;
 use nacre_bdev::{Flags, Limits, Op, Status};
 use nacre_random::Random;
 use nacre_reactor::Nanos;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::gate::Gate;
 use crate::media::{Format, Loss, Media};
 
 pub(crate) struct SimDisk {
     pub name: String,
-    inner: Mutex<Inner>,
+    pub(crate) inner: Mutex<Inner>,
 }
 
 /// The device's limits, which differ from disk to disk.
@@ -159,13 +159,9 @@ impl SimDisk {
         })
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
-    }
-
     /// Sets the time to `now`: due commands execute.
     pub(crate) fn advance(&self, now: Nanos) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.now = now;
         while let Some(entry) = inner.commands.first_entry()
             && entry.key().0 <= now
@@ -178,7 +174,7 @@ impl SimDisk {
     }
 
     pub(crate) fn next_due(&self) -> Option<Nanos> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let command = inner.commands.first_key_value().map(|((due, _), _)| *due);
         let gate = inner
             .gate
@@ -189,14 +185,14 @@ impl SimDisk {
 
     /// Gives the disk reservations.
     pub(crate) fn add_gate(&self, random: Random) {
-        self.lock().gate = Some(Gate::new(random));
+        self.inner.lock().gate = Some(Gate::new(random));
     }
 
     /// The disk's node has a lease from now on, or has none.
     pub(crate) fn set_node_lease(&self, has: bool) {
         /// More changes than happen within any holder's delay.
         const KEPT: usize = 8;
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let now = inner.now;
         inner.node_lease.push((now, has));
         if inner.node_lease.len() > KEPT {
@@ -206,7 +202,7 @@ impl SimDisk {
 
     /// True unless the holder knows that the disk's node has no lease.
     pub(crate) fn is_awaited_by(&self, holder: u64) -> bool {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let lag = Duration::from_millis(holder * 7 % 40);
         let mut known = inner.node_lease.iter().rev();
         known
@@ -216,12 +212,12 @@ impl SimDisk {
 
     /// `holder`, which has not started yet, does not reach the disk.
     pub(crate) fn hide_from(&self, holder: u64) {
-        self.lock().cut_off.push(holder);
+        self.inner.lock().cut_off.push(holder);
     }
 
     /// Makes the disk unreachable for every holder.
     pub(crate) fn disappear(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.gone = true;
         inner.losses += 1;
         inner.sweep(|_| true);
@@ -231,7 +227,7 @@ impl SimDisk {
     /// lost.
     pub(crate) fn lose_power(&self, loss: Loss) {
         self.disappear();
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let inner = &mut *inner;
         inner.silent_until = inner.now;
         inner.media.lose_power(&mut inner.random, loss);
@@ -239,7 +235,7 @@ impl SimDisk {
 
     /// Truncates the disk while it is in use.
     pub(crate) fn cut(&self, blocks: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.media.cut(blocks);
         inner.losses += 1;
         for least in inner.least.values_mut() {
@@ -249,21 +245,21 @@ impl SimDisk {
 
     /// Restores the size of the disk; the restored part reads as zeroes.
     pub(crate) fn enlarge(&self) {
-        self.lock().media.enlarge();
+        self.inner.lock().media.enlarge();
     }
 
     pub(crate) fn is_cut(&self) -> bool {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         inner.media.blocks() < inner.media.full()
     }
 
     pub(crate) fn reappear(&self) {
-        self.lock().gone = false;
+        self.inner.lock().gone = false;
     }
 
     /// Delays everything until `until`, including commands in flight.
     pub(crate) fn fall_silent(&self, until: Nanos) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.silent_until = until;
         let held = std::mem::take(&mut inner.commands);
         for ((due, number), command) in held {
@@ -279,14 +275,14 @@ impl SimDisk {
 
     /// Makes these blocks of the volume unreadable until they are written.
     pub(crate) fn spoil(&self, lba: u64, blocks: u64) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let first = inner.media.format.reserved() + lba;
         inner.bad.extend(first..first + blocks);
     }
 
     /// Disconnects or reconnects `holder`.
     pub(crate) fn cut_off(&self, holder: u64, off: bool) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.cut_off.retain(|other| *other != holder);
         if off {
             inner.cut_off.push(holder);
@@ -297,7 +293,7 @@ impl SimDisk {
 
     /// Stops all failures.
     pub(crate) fn heal(&self) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.gone = false;
         inner.node_lease.clear();
         if let Some(gate) = &mut inner.gate {
@@ -319,7 +315,7 @@ impl SimDisk {
 
     /// Gives `holder` the exclusive use of the disk. Returns false if the disk is unreachable.
     pub(crate) fn claim(&self, holder: u64) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         if inner.gone || inner.cut_off.contains(&holder) {
             return false;
         }

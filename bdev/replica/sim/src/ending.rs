@@ -82,6 +82,7 @@ impl Ending<'_> {
                 .cells(self.world.format.reserved() + block)
                 .start;
             self.world.disks[last]
+                .inner
                 .lock()
                 .media
                 .write(cell, u64::MAX, true);
@@ -307,9 +308,9 @@ impl Ending<'_> {
             return Err(format!("healthy, but {}", self.world.replicas()));
         }
         let (first, others) = disks.split_first().ok_or("no replica is in sync")?;
-        let first_disk = self.world.disks[*first].lock();
+        let first_disk = self.world.disks[*first].inner.lock();
         for other in others {
-            let other_disk = self.world.disks[*other].lock();
+            let other_disk = self.world.disks[*other].inner.lock();
             let pairs = first_disk
                 .media
                 .volume()

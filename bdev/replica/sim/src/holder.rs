@@ -106,7 +106,7 @@ impl Devices for HolderDevices {
         });
         Ok(ReplicaDevice {
             layer: Arc::clone(layer),
-            local: disk.lock().traits.local,
+            local: disk.inner.lock().traits.local,
             claim: Box::new(()),
         })
     }
@@ -146,7 +146,7 @@ impl Holder {
                     holder: number,
                 }) as _
             }),
-            format: disks[0].lock().media.format,
+            format: disks[0].inner.lock().media.format,
             devices: Arc::new(HolderDevices {
                 holder: number,
                 disks: disks.to_vec(),

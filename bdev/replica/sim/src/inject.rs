@@ -217,7 +217,7 @@ impl World {
             hang: chance(40),
             latency: self.faults.profile.latency,
         };
-        self.disks[disk].lock().fault_rates = fault_rates;
+        self.disks[disk].inner.lock().fault_rates = fault_rates;
         let after = Duration::from_millis(self.random.within(5, 2000));
         self.schedule(after, Event::Calm(disk));
     }
@@ -335,7 +335,7 @@ impl World {
                     latency: self.faults.profile.latency,
                     ..FaultRates::default()
                 };
-                self.disks[disk].lock().fault_rates = fault_rates;
+                self.disks[disk].inner.lock().fault_rates = fault_rates;
             }
             Event::Reappear(disk) => {
                 self.disks[disk].reappear();

@@ -56,7 +56,7 @@ impl World {
             Profile::new(&mut random)
         };
         for disk in &disks {
-            let mut disk = disk.lock();
+            let mut disk = disk.inner.lock();
             disk.fault_rates.latency = profile.latency;
             disk.watched = options.block.map(|block| format.reserved() + block);
         }
@@ -66,7 +66,7 @@ impl World {
             for block in (blocks..blocks + room).filter(|_| !random.one_in(4)) {
                 let tag = 1 << 60 | (index as u64) << 40 | block;
                 let cell = format.cells(format.reserved() + block).start;
-                disk.lock().media.write(cell, tag, true);
+                disk.inner.lock().media.write(cell, tag, true);
                 checker.was_there(block, tag);
             }
         }

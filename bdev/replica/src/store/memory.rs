@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_reactor::Nanos;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::reply::{Sender, reply};
@@ -166,7 +166,7 @@ impl MemoryStore {
 
     /// Asks `planner` about each call from now on. `None`: every call succeeds and takes no time.
     pub fn plan(&self, planner: Option<Planner>) {
-        self.lock().planner = planner;
+        self.inner.lock().planner = planner;
     }
 
     /// Decides about the next calls one after the other; later ones succeed.
@@ -180,7 +180,7 @@ impl MemoryStore {
     /// Sets the time to `now`: due steps happen.
     pub fn advance(&self, now: Nanos) {
         loop {
-            let mut inner = self.lock();
+            let mut inner = self.inner.lock();
             inner.now = inner.now.max(now);
             let due = inner.steps.peek().is_some_and(|s| s.0.due <= now);
             let Some(Reverse(step)) = due.then(|| inner.steps.pop()).flatten() else {
@@ -196,22 +196,22 @@ impl MemoryStore {
 
     /// Time of the next step for [`MemoryStore::advance`].
     pub fn next_due(&self) -> Option<Nanos> {
-        self.lock().steps.peek().map(|step| step.0.due)
+        self.inner.lock().steps.peek().map(|step| step.0.due)
     }
 
     /// Number of calls made.
     pub fn calls(&self) -> u64 {
-        self.lock().calls
+        self.inner.lock().calls
     }
 
     /// Number of calls carried out: while it is unchanged, so are the records.
     pub fn carried_out(&self) -> u64 {
-        self.lock().carried_out
+        self.inner.lock().carried_out
     }
 
     /// The stored records, without a call.
     pub fn records(&self) -> Vec<VolumeRecord> {
-        self.lock().records.clone()
+        self.inner.lock().records.clone()
     }
 
     fn call<T: Send + 'static>(
@@ -221,7 +221,7 @@ impl MemoryStore {
         work: impl FnOnce(&mut Vec<VolumeRecord>) -> Result<T, StoreError> + Send + 'static,
     ) -> StoreFuture<T> {
         let (sender, receiver) = reply();
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.calls += 1;
         let call = Call {
             client: self.client,
@@ -241,10 +241,6 @@ impl MemoryStore {
         drop(inner);
         self.advance(now);
         Box::pin(receiver)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock()
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nacre_hugepages::Pool;
 use nacre_random::Random;
 use nacre_reactor::Nanos;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
@@ -69,19 +69,15 @@ impl LimitedDevice {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Disk> {
-        self.disk.lock()
-    }
-
     /// The requests since the last call.
     pub(super) fn take_requests(&self) -> Vec<(Op, u64, u32)> {
-        std::mem::take(&mut self.lock().requests)
+        std::mem::take(&mut self.disk.lock().requests)
     }
 }
 
 impl Bdev for LimitedDevice {
     fn name(&self) -> &str {
-        "poor"
+        "limited"
     }
 
     fn product_name(&self) -> &'static str {
@@ -119,7 +115,7 @@ impl Bdev for LimitedDevice {
     fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
         let random = Random::new(self.seed);
         Ok(Box::new(Channel {
-            poor: self,
+            device: self,
             taken: Vec::new(),
             aborted: Vec::new(),
             random,
@@ -128,7 +124,7 @@ impl Bdev for LimitedDevice {
 }
 
 struct Channel {
-    poor: Arc<LimitedDevice>,
+    device: Arc<LimitedDevice>,
     taken: Vec<(Pending, Io)>,
     aborted: Vec<(Pending, Io)>,
     random: Random,
@@ -136,17 +132,17 @@ struct Channel {
 
 impl Channel {
     fn perform(&self, io: &mut Io) -> Status {
-        let mut disk = self.poor.lock();
+        let mut disk = self.device.disk.lock();
         let disk = &mut *disk;
         disk.requests.push((io.op, io.lba, io.blocks));
         if io.op == Op::Flush {
             disk.media.copy_from_slice(&disk.cache);
             return Status::Ok;
         }
-        if self.poor.supports(io.op) == Support::No || disk.refuses == Some(io.op) {
+        if self.device.supports(io.op) == Support::No || disk.refuses == Some(io.op) {
             return Status::Unsupported;
         }
-        let geometry = self.poor.geometry();
+        let geometry = self.device.geometry();
         if !geometry.holds(io.lba, u64::from(io.blocks)) {
             return Status::OutOfRange;
         }
@@ -155,7 +151,7 @@ impl Channel {
             disk.bad_block = None;
             return Status::medium_error(io.op);
         }
-        let limits = &self.poor.limits;
+        let limits = &self.device.limits;
         // Operations without data have no boundaries.
         let (most, boundary) = match io.op {
             Op::Verify => (limits.max_verify_blocks, 0),
@@ -180,7 +176,7 @@ impl Channel {
                 _ => {}
             }
         }
-        if self.poor.native_fua && io.flags.contains(Flags::FUA) {
+        if self.device.native_fua && io.flags.contains(Flags::FUA) {
             disk.media.copy_from_slice(&disk.cache);
         }
         Status::Ok
@@ -189,7 +185,7 @@ impl Channel {
 
 impl Queue for Channel {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        let full = self.taken.len() >= self.poor.limits.queue_depth as usize;
+        let full = self.taken.len() >= self.device.limits.queue_depth as usize;
         if full || (!self.taken.is_empty() && self.random.below(4) == 0) {
             return Err((Busy, io));
         }
@@ -204,7 +200,7 @@ impl Queue for Channel {
         {
             done.push(pending.complete(Status::Aborted, io.data));
         }
-        while done.has_room() && !self.taken.is_empty() && !self.poor.lock().stuck {
+        while done.has_room() && !self.taken.is_empty() && !self.device.disk.lock().stuck {
             if self.random.below(3) == 0 {
                 break;
             }

@@ -134,7 +134,7 @@ fn force_unit_access() {
         let buf = rig.buf(blocks, 0xEE);
         rig.run(Io::new(1, Op::Write, 5, blocks as u32).with(buf));
         assert!(
-            rig.device.lock().media.iter().all(|byte| *byte == 0),
+            rig.device.disk.lock().media.iter().all(|byte| *byte == 0),
             "no flush was requested"
         );
         for (op, fill) in [(Op::Write, 0xAA), (Op::WriteZeroes, 0), (Op::Copy, 0)] {
@@ -145,7 +145,7 @@ fn force_unit_access() {
                 io = io.with(rig.buf(blocks, fill));
             }
             assert_eq!(rig.run(io).0, Status::Ok);
-            let media = &rig.device.lock().media[5 * BLOCK..(5 + blocks) * BLOCK];
+            let media = &rig.device.disk.lock().media[5 * BLOCK..(5 + blocks) * BLOCK];
             assert!(media.iter().all(|byte| *byte == fill), "{op:?} of {blocks}");
         }
     }
@@ -169,8 +169,8 @@ fn refused_zeroes() {
     let mut device = LimitedDevice::new(5);
     device.native = Op::ALL.to_vec();
     device.limits.max_unmap_blocks = 4;
-    device.lock().cache.fill(7);
-    device.lock().refuses = Some(Op::WriteZeroes);
+    device.disk.lock().cache.fill(7);
+    device.disk.lock().refuses = Some(Op::WriteZeroes);
     let mut rig = Rig::new(device);
     // The layer reserved no memory for an emulation, so the I/O waits for free memory.
     let all: Vec<Buf> = std::iter::from_fn(|| rig.pool.acquire(8 * BLOCK)).collect();
@@ -181,7 +181,7 @@ fn refused_zeroes() {
     drop(all);
     assert_eq!(rig.finish()[0].status, Status::Ok);
     {
-        let disk = rig.device.lock();
+        let disk = rig.device.disk.lock();
         for side in [&disk.cache, &disk.media] {
             let zeroes = side[5 * BLOCK..35 * BLOCK].iter().all(|byte| *byte == 0);
             assert!(zeroes && side[4 * BLOCK] == 7 && side[35 * BLOCK] == 7);
@@ -191,7 +191,7 @@ fn refused_zeroes() {
     assert_eq!(rig.run(Io::new(2, Op::WriteZeroes, 40, 2)).0, Status::Ok);
     assert_eq!(rig.device.take_requests(), [(Op::Write, 40, 2)]);
     assert!(
-        rig.device.lock().cache[40 * BLOCK..42 * BLOCK]
+        rig.device.disk.lock().cache[40 * BLOCK..42 * BLOCK]
             .iter()
             .all(|byte| *byte == 0)
     );
@@ -245,7 +245,7 @@ fn a_piece_fails() {
                 continue;
             }
             let before = free(&rig.pool);
-            rig.device.lock().bad_block = Some(40);
+            rig.device.disk.lock().bad_block = Some(40);
             let mut io = Io::new(9, op, 30, 20).source(300);
             for _ in 0..op.data_len(1) {
                 io = io.with(rig.buf(20, 0));
@@ -302,7 +302,7 @@ fn abort_in_pieces() {
             let may =
                 ended.status == Status::Ok || (was_aborted && ended.status == Status::Aborted);
             assert!(may, "{op:?} after {turns}: {:?}", ended.status);
-            let first = rig.device.lock().cache[30 * BLOCK];
+            let first = rig.device.disk.lock().cache[30 * BLOCK];
             assert_eq!(first, 0, "a swap of equal data changes nothing");
         }
     }
@@ -334,7 +334,7 @@ fn adjacent_extents_are_not_merged() {
 #[test]
 fn busy_in_pieces() {
     let mut rig = Rig::new(LimitedDevice::new(5));
-    rig.device.lock().stuck = true;
+    rig.device.disk.lock().stuck = true;
     let buf = rig.buf(64, 3);
     rig.submit(Io::new(1, Op::Write, 0, 64).with(buf));
     assert!(rig.turn().is_empty());
@@ -344,7 +344,7 @@ fn busy_in_pieces() {
         .submit(Io::new(2, Op::Read, 9, 1).with(buf))
         .expect_err("it waits");
     assert_eq!((back.token, back.data.len()), (2, 1));
-    rig.device.lock().stuck = false;
+    rig.device.disk.lock().stuck = false;
     assert_eq!(rig.finish().len(), 1);
     assert_eq!(rig.layer.stats().snapshot().busy, 1);
     let (status, data) = rig.run(back);
@@ -356,12 +356,12 @@ fn busy_in_pieces() {
 #[test]
 fn a_removed_device_completes_io_with_gone() {
     let mut rig = Rig::new(LimitedDevice::new(5));
-    rig.device.lock().stuck = true;
+    rig.device.disk.lock().stuck = true;
     let buf = rig.buf(64, 3);
     rig.submit(Io::new(1, Op::Write, 0, 64).with(buf));
     rig.turn();
     rig.layer.set_gone();
-    rig.device.lock().stuck = false;
+    rig.device.disk.lock().stuck = false;
     let ended = rig.finish();
     assert_eq!(ended[0].status, Status::Gone);
     assert_eq!(ended[0].data[0].len(), 64 * BLOCK);
@@ -377,12 +377,12 @@ fn latency() {
     let mut rig = Rig::new(device);
     let at = |ns| Nanos(ns);
     let mut done = Done::with_capacity(4);
-    rig.device.lock().stuck = true;
+    rig.device.disk.lock().stuck = true;
     rig.queue.poll(at(1_000), &mut done);
     let buf = rig.buf(1, 0);
     rig.submit(Io::new(1, Op::Read, 0, 1).with(buf));
     rig.queue.poll(at(1_300), &mut done);
-    rig.device.lock().stuck = false;
+    rig.device.disk.lock().stuck = false;
     while rig.queue.inflight() > 0 {
         rig.queue.poll(at(1_500), &mut done);
     }
@@ -402,9 +402,9 @@ fn latency() {
     assert_eq!(rig.queue.arm(at(1_600)), Idle::Quiet);
     let buf = rig.buf(1, 0);
     rig.submit(Io::new(2, Op::Read, 0, 1).with(buf));
-    rig.device.lock().stuck = true;
+    rig.device.disk.lock().stuck = true;
     rig.queue.poll(at(1_000_000), &mut done);
-    rig.device.lock().stuck = false;
+    rig.device.disk.lock().stuck = false;
     while rig.queue.inflight() > 0 {
         rig.queue.poll(at(1_000_070), &mut done);
     }
@@ -456,7 +456,7 @@ fn passed_reads() {
         (0, vec![])
     );
 
-    rig.device.lock().stuck = true;
+    rig.device.disk.lock().stuck = true;
     for token in [one, two] {
         let mut io = read(&rig, token, 5, 1);
         // The module may report busy at any time.
@@ -474,7 +474,7 @@ fn passed_reads() {
     assert!(rig.queue.abort(two) && !rig.queue.abort(11 << 32 | 9));
     let ended: Vec<_> = rig.turn().iter().map(|c| (c.token, c.status)).collect();
     assert_eq!(ended, [(two, Status::Aborted)]);
-    rig.device.lock().stuck = false;
+    rig.device.disk.lock().stuck = false;
     let ended = rig.finish();
     assert_eq!((ended[0].token, ended[0].status), (one, Status::Ok));
 

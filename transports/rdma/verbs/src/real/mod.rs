@@ -27,7 +27,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use nacre_transport_rdma_link::Roots;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::provider::{ConnectionManager, Device, Provider};
 use crate::sys::Api;
@@ -98,7 +98,7 @@ impl Provider for VerbsProvider {
     }
 
     fn device(&self, id: DeviceId) -> Result<Arc<dyn Device>, VerbsError> {
-        let open = self.inner.lock();
+        let open = self.inner.open.lock();
         let found = open.devices.values().find(|d| d.id() == id);
         found
             .map(|d| Arc::clone(d) as Arc<dyn Device>)
@@ -111,17 +111,12 @@ impl Provider for VerbsProvider {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        // A thread that panicked with the lock left a map of whole entries.
-        self.open.lock()
-    }
-
     /// Opens new devices, releases removed ones, and returns the present ones in the order of their
     /// ids.
     fn scan(&self) -> Result<Vec<Arc<VerbsDevice>>, VerbsError> {
         let contexts = device::Contexts::list(self.api)?;
         let mut gone = Vec::new();
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         open.devices.retain(|at, device| {
             let stays = contexts.iter().any(|context| context.addr() == *at);
             if !stays {
@@ -154,7 +149,7 @@ impl Inner {
             return None;
         }
         let known = |inner: &Self| {
-            let open = inner.lock();
+            let open = inner.open.lock();
             open.devices.get(&context.addr()).map(|d| d.id())
         };
         known(self).or_else(|| {
@@ -165,7 +160,7 @@ impl Inner {
 
     /// Releases this module's reference to a device under removal. The last user closes the device.
     fn forget(&self, context: *mut ibv_context) {
-        let gone = self.lock().devices.remove(&context.addr());
+        let gone = self.open.lock().devices.remove(&context.addr());
         drop(gone);
     }
 }

@@ -27,7 +27,7 @@ const REJECT_DATA: usize = 148;
 const REJECTED_BY_CONSUMER: i32 = 28;
 
 pub(super) fn open(fabric: &Fabric) -> Result<Box<dyn ConnectionManager>, VerbsError> {
-    let mut state = fabric.lock();
+    let mut state = fabric.state.lock();
     let number = state.number();
     let channel = Channel::new().map_err(|e| call("rdma_create_event_channel", e))?;
     let signal = channel.signal.clone();
@@ -126,7 +126,7 @@ impl ConnectionManager for SimCm {
     }
 
     fn next_event(&mut self) -> Result<Option<CmEvent>, VerbsError> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let event = state.channels.get_mut(&self.number).and_then(Channel::pop);
         if let Some(CmEvent { id, kind }) = &event
             && *kind == CmEventKind::DeviceRemoval
@@ -143,7 +143,7 @@ impl ConnectionManager for SimCm {
         _backlog: i32,
         _options: CmOptions,
     ) -> Result<Listening, VerbsError> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let device = state.device_of(address.ip());
         if device.is_none() && !address.ip().is_unspecified() {
             return Err(call("rdma_bind_addr", Errno::NODEV));
@@ -185,7 +185,7 @@ impl ConnectionManager for SimCm {
         _timeout: Duration,
         _options: CmOptions,
     ) -> Result<CmId, VerbsError> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let device = match source {
             Some(source) => state.device_of(source),
             None => state
@@ -233,7 +233,7 @@ impl ConnectionManager for SimCm {
     }
 
     fn resolve_route(&mut self, id: CmId, _timeout: Duration) -> Result<(), VerbsError> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let found = state.id(id)?;
         if found.state != IdState::Resolved {
             return Err(call("rdma_resolve_route", Errno::INVAL));
@@ -296,7 +296,7 @@ impl ConnectionManager for SimCm {
             wanted.max_send_sge.max(wanted.max_recv_sge),
             attributes.max_sge,
         )?;
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let on = state
             .qps
             .values()
@@ -355,7 +355,7 @@ impl ConnectionManager for SimCm {
     }
 
     fn connect(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let found = state.id(id)?;
         let Some(to) = found.remote.filter(|_| found.state == IdState::Routed) else {
             return Err(call("rdma_connect", Errno::INVAL));
@@ -423,7 +423,7 @@ impl ConnectionManager for SimCm {
     }
 
     fn accept(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let found = state.id(id)?;
         let (Some(peer), IdState::Connecting, Some(qp)) = (found.peer, found.state, found.qp)
         else {
@@ -455,13 +455,13 @@ impl ConnectionManager for SimCm {
     }
 
     fn gid_index(&self, id: CmId) -> Option<u16> {
-        let state = self.fabric.lock();
+        let state = self.fabric.state.lock();
         let connected = state.ids.get(&id)?.state == IdState::Connected;
         connected.then_some(0)
     }
 
     fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), VerbsError> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let found = state.id(id)?;
         found.state = IdState::Ended;
         if let Some(peer) = found.peer.take()
@@ -480,14 +480,14 @@ impl ConnectionManager for SimCm {
     }
 
     fn disconnect(&mut self, id: CmId) -> Result<(), VerbsError> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         state.id(id)?;
         state.part(id);
         Ok(())
     }
 
     fn destroy(&mut self, id: CmId) {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let unanswered = state
             .ids
             .get(&id)
@@ -519,13 +519,13 @@ impl ConnectionManager for SimCm {
 impl Drop for SimCm {
     fn drop(&mut self) {
         let mine: Vec<CmId> = {
-            let state = self.fabric.lock();
+            let state = self.fabric.state.lock();
             let mine = state.ids.iter().filter(|(_, id)| id.channel == self.number);
             mine.map(|(id, _)| *id).collect()
         };
         for id in mine {
             self.destroy(id);
         }
-        self.fabric.lock().channels.remove(&self.number);
+        self.fabric.state.lock().channels.remove(&self.number);
     }
 }

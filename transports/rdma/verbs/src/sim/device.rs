@@ -18,7 +18,7 @@ use crate::provider::{CompletionQueue, Device, ProtectionDomain, QueuePair, Shar
 use crate::types::*;
 
 pub(super) fn open(fabric: &Fabric, id: DeviceId) -> Result<Arc<dyn Device>, VerbsError> {
-    let state = fabric.lock();
+    let state = fabric.state.lock();
     let mut known = state.devices.iter().chain(&state.silently_removed);
     let device = known.find(|known| known.id == id);
     let device = device.ok_or(VerbsError::NoSuchDevice(id))?;
@@ -49,11 +49,11 @@ impl Device for SimDevice {
     }
 
     fn port_state(&self, _port: u8) -> Result<PortState, VerbsError> {
-        Ok(self.fabric.lock().device(self.id)?.port)
+        Ok(self.fabric.state.lock().device(self.id)?.port)
     }
 
     fn protection_domain(&self, access: Access) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         state.device(self.id)?;
         let number = state.number();
         state.domains.insert(number, super::DomainState::default());
@@ -104,7 +104,7 @@ impl RegisterHook for DomainInner {
                 device: self.attributes.name.clone(),
             }));
         }
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         state.device(self.device)?;
         // lkey and rkey differ, so that code that confuses them fails.
         let (lkey, rkey) = (state.number() << 1, state.number() << 1 | 1);
@@ -125,7 +125,7 @@ impl RegisterHook for DomainInner {
     }
 
     fn unregister(&self, region: &RegionInfo, key: u64) {
-        let mut state = self.fabric.lock();
+        let mut state = self.fabric.state.lock();
         let known = state.regions.remove(&MrKey::from_bits(key).rkey);
         if let (Some(_), Some(domain)) = (known, state.domains.get_mut(&self.number)) {
             domain.registered.regions -= 1;
@@ -156,7 +156,7 @@ impl ProtectionDomain for SimDomain {
     }
 
     fn registrations(&self) -> Registrations {
-        let state = self.inner.fabric.lock();
+        let state = self.inner.fabric.state.lock();
         let domain = state.domains.get(&self.inner.number);
         domain.map(|domain| domain.registered).unwrap_or_default()
     }
@@ -167,7 +167,7 @@ impl ProtectionDomain for SimDomain {
             entries,
             self.inner.attributes.max_cqe,
         )?;
-        let mut state = self.inner.fabric.lock();
+        let mut state = self.inner.fabric.state.lock();
         state.device(self.inner.device)?;
         let number = state.number();
         let cq = Cq {
@@ -202,7 +202,7 @@ impl ProtectionDomain for SimDomain {
             attributes.max_srq_wr,
         )?;
         self.limit("scatter entries", max_sge, attributes.max_srq_sge)?;
-        let mut state = self.inner.fabric.lock();
+        let mut state = self.inner.fabric.state.lock();
         state.device(self.inner.device)?;
         let number = state.number();
         state.srqs.insert(
@@ -247,7 +247,7 @@ pub(super) struct SimCq {
 
 impl CompletionQueue for SimCq {
     fn poll(&self, into: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
-        let mut state = self.domain.fabric.lock();
+        let mut state = self.domain.fabric.state.lock();
         let gone = state.device(self.domain.device).is_err();
         let Some(cq) = state.cqs.get_mut(&self.number) else {
             return Ok(0);
@@ -266,14 +266,14 @@ impl CompletionQueue for SimCq {
     }
 
     fn arm(&self) -> Result<(), VerbsError> {
-        if let Some(cq) = self.domain.fabric.lock().cqs.get_mut(&self.number) {
+        if let Some(cq) = self.domain.fabric.state.lock().cqs.get_mut(&self.number) {
             cq.armed = true;
         }
         Ok(())
     }
 
     fn disarm(&self) {
-        if let Some(cq) = self.domain.fabric.lock().cqs.get_mut(&self.number) {
+        if let Some(cq) = self.domain.fabric.state.lock().cqs.get_mut(&self.number) {
             cq.armed = false;
             cq.signal.clear();
         }
@@ -284,7 +284,7 @@ impl CompletionQueue for SimCq {
     }
 
     fn capacity(&self) -> u32 {
-        let state = self.domain.fabric.lock();
+        let state = self.domain.fabric.state.lock();
         state.cqs.get(&self.number).map_or(0, |cq| cq.capacity)
     }
 
@@ -302,7 +302,7 @@ impl CompletionQueue for SimCq {
                 device: attributes.name.clone(),
             });
         }
-        let mut state = self.domain.fabric.lock();
+        let mut state = self.domain.fabric.state.lock();
         if let Some(cq) = state.cqs.get_mut(&self.number) {
             if (entries as usize) < cq.entries.len() {
                 return Err(call("ibv_resize_cq", Errno::INVAL));
@@ -319,7 +319,7 @@ impl CompletionQueue for SimCq {
 
 impl Drop for SimCq {
     fn drop(&mut self) {
-        self.domain.fabric.lock().cqs.remove(&self.number);
+        self.domain.fabric.state.lock().cqs.remove(&self.number);
     }
 }
 
@@ -337,7 +337,7 @@ fn full(posted: usize) -> PostError {
 
 impl SharedReceiveQueue for SimSrq {
     unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError> {
-        let mut state = self.domain.fabric.lock();
+        let mut state = self.domain.fabric.state.lock();
         let Some(srq) = state.srqs.get_mut(&self.number) else {
             return Err(full(0));
         };
@@ -352,7 +352,7 @@ impl SharedReceiveQueue for SimSrq {
     }
 
     fn capacity(&self) -> u32 {
-        let state = self.domain.fabric.lock();
+        let state = self.domain.fabric.state.lock();
         state.srqs.get(&self.number).map_or(0, |srq| srq.capacity)
     }
 
@@ -361,7 +361,7 @@ impl SharedReceiveQueue for SimSrq {
     }
 
     fn set_limit(&self, limit: u32) -> Result<(), VerbsError> {
-        if let Some(srq) = self.domain.fabric.lock().srqs.get_mut(&self.number) {
+        if let Some(srq) = self.domain.fabric.state.lock().srqs.get_mut(&self.number) {
             srq.limit = limit;
         }
         Ok(())
@@ -374,7 +374,7 @@ impl SharedReceiveQueue for SimSrq {
 
 impl Drop for SimSrq {
     fn drop(&mut self) {
-        self.domain.fabric.lock().srqs.remove(&self.number);
+        self.domain.fabric.state.lock().srqs.remove(&self.number);
     }
 }
 
@@ -415,7 +415,7 @@ impl QueuePair for SimQp {
     }
 
     fn caps(&self) -> QpCaps {
-        let state = self.domain.fabric.lock();
+        let state = self.domain.fabric.state.lock();
         state
             .qps
             .get(&self.own)
@@ -424,7 +424,7 @@ impl QueuePair for SimQp {
     }
 
     unsafe fn post_send(&self, requests: &[SendWr], sges: &[Sge]) -> Result<(), PostError> {
-        let mut state = self.domain.fabric.lock();
+        let mut state = self.domain.fabric.state.lock();
         for (at, wr) in requests.iter().enumerate() {
             let Some(qp) = state.qps.get_mut(&self.own) else {
                 return Err(full(at));
@@ -473,7 +473,7 @@ impl QueuePair for SimQp {
     }
 
     unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError> {
-        let mut state = self.domain.fabric.lock();
+        let mut state = self.domain.fabric.state.lock();
         for (at, wr) in requests.iter().enumerate() {
             let Some(qp) = state.qps.get_mut(&self.own) else {
                 return Err(full(at));
@@ -495,7 +495,7 @@ impl QueuePair for SimQp {
     }
 
     fn set_error(&self) -> Result<(), VerbsError> {
-        self.domain.fabric.lock().flush(self.own);
+        self.domain.fabric.state.lock().flush(self.own);
         Ok(())
     }
 
@@ -506,7 +506,7 @@ impl QueuePair for SimQp {
 
 impl Drop for SimQp {
     fn drop(&mut self) {
-        let mut state = self.domain.fabric.lock();
+        let mut state = self.domain.fabric.state.lock();
         if let Some(qp) = state.qps.remove(&self.own) {
             for cq in [qp.send_cq, qp.recv_cq] {
                 if let Some(cq) = state.cqs.get_mut(&cq) {

@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::provider::{ConnectionManager, Device, Provider};
@@ -357,10 +357,6 @@ impl Fabric {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     pub fn provider(&self) -> Arc<dyn Provider> {
         Arc::new(self.clone())
     }
@@ -371,7 +367,7 @@ impl Fabric {
         attributes: DeviceAttributes,
         addresses: &[IpAddr],
     ) -> std::io::Result<DeviceId> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let id = DeviceId(state.number());
         state.devices.push(DeviceState {
             id,
@@ -388,7 +384,7 @@ impl Fabric {
     /// Sets the number of a device's next queue pair. Queue pairs of several devices can then have
     /// the same number, as on a real machine. A call with an ambiguous number means the oldest.
     pub fn number_from(&self, device: DeviceId, first: u32) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
             known.next_qp = first;
         }
@@ -396,7 +392,7 @@ impl Fabric {
 
     /// Removes a device: everything on it fails, and every connection and listener gets an event.
     pub fn remove_device(&self, device: DeviceId) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Ok(known) = state.device(device) {
             let mut events = known.events.lock();
             events.push(AsyncEvent::DeviceFatal);
@@ -408,17 +404,17 @@ impl Fabric {
     /// Removes a device like a software device, or one whose driver waits for its last user. Only
     /// connections and listeners get an event; without them no user learns of the removal.
     pub fn remove_device_silently(&self, device: DeviceId) {
-        self.lock().take_out(device);
+        self.state.lock().take_out(device);
     }
 
     /// The number of requests that were posted inline, on all devices.
     pub fn inline_sends(&self) -> u64 {
-        self.lock().inline_sends
+        self.state.lock().inline_sends
     }
 
     /// Takes a port down or up; no message passes a port that is down.
     pub fn set_port(&self, device: DeviceId, port: PortState) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
             known.port = port;
         }
@@ -432,7 +428,7 @@ impl Fabric {
 
     /// Changes the addresses of a device.
     pub fn set_addresses(&self, device: DeviceId, addresses: &[IpAddr]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
             known.addresses = addresses.to_vec();
         }
@@ -441,17 +437,17 @@ impl Fabric {
 
     /// Raises an asynchronous event.
     pub fn inject_async(&self, device: DeviceId, event: AsyncEvent) {
-        self.lock().device_event(device, event);
+        self.state.lock().device_event(device, event);
     }
 
     /// Raises any event on a connection or listener.
     pub fn inject_event(&self, id: CmId, kind: CmEventKind) {
-        self.lock().cm_event(id, kind);
+        self.state.lock().cm_event(id, kind);
     }
 
     /// Completes a request of this kind with `status`, after `skip` others.
     pub fn inject_status(&self, qp: u32, target: Target, skip: u32, status: WcStatus) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(own) = state.numbered(qp)
             && let Some(qp) = state.qps.get_mut(&own)
         {
@@ -467,7 +463,7 @@ impl Fabric {
     /// Moves a queue pair to the error state without an event, as a connection manager does for a
     /// refused connection before it reports the refusal.
     pub fn flush(&self, qp: u32) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(own) = state.numbered(qp) {
             state.flush(own);
         }
@@ -477,7 +473,7 @@ impl Fabric {
     /// error, and its device reports it. With `silently`, polling finds nothing, as on devices that
     /// report the failure by the event only.
     pub fn break_completion_queue(&self, qp: u32, silently: bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let own = state.numbered(qp);
         let cq = own.and_then(|own| state.qps.get(&own)).map(|qp| qp.send_cq);
         if let Some(cq) = cq {
@@ -489,7 +485,7 @@ impl Fabric {
     /// the queue pair has ended and [`Fabric::settle`] is called, like on devices that are slow to
     /// complete it.
     pub fn begin_message(&self, qp: u32) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(own) = state.numbered(qp) else {
             return;
         };
@@ -502,7 +498,7 @@ impl Fabric {
 
     /// Completes the receive of [`Fabric::begin_message`].
     pub fn settle(&self, qp: u32) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(own) = state.numbered(qp) {
             state.settle(own);
         }
@@ -510,13 +506,13 @@ impl Fabric {
 
     /// [`crate::SharedReceiveQueue::number`] of the shared receive queue of a queue pair.
     pub fn shared_receives_of(&self, qp: u32) -> Option<u32> {
-        let state = self.lock();
+        let state = self.state.lock();
         state.qps.get(&state.numbered(qp)?)?.srq
     }
 
     /// Stops or continues the send queue of a queue pair.
     pub fn pause(&self, qp: u32, paused: bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(own) = state.numbered(qp)
             && let Some(qp) = state.qps.get_mut(&own)
         {
@@ -527,7 +523,7 @@ impl Fabric {
 
     /// Sets the result of later connections to an address; `None`: they succeed.
     pub fn fault_connects(&self, to: IpAddr, fault: Option<ConnectFault>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match fault {
             Some(fault) => state.connect_faults.insert(to, fault),
             None => state.connect_faults.remove(&to),
@@ -536,7 +532,7 @@ impl Fabric {
 
     /// Numbers of the existing queue pairs, oldest first.
     pub fn queue_pairs(&self) -> Vec<u32> {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut all: Vec<(&u32, &Qp)> = state.qps.iter().collect();
         all.sort_unstable_by_key(|(own, _)| **own);
         all.into_iter().map(|(_, qp)| qp.number).collect()
@@ -544,14 +540,14 @@ impl Fabric {
 
     /// The other end of a queue pair.
     pub fn peer_of(&self, qp: u32) -> Option<u32> {
-        let state = self.lock();
+        let state = self.state.lock();
         let peer = state.qps.get(&state.numbered(qp)?)?.peer?;
         Some(state.qps.get(&peer)?.number)
     }
 
     /// The connection of a queue pair.
     pub fn id_of(&self, qp: u32) -> Option<CmId> {
-        let state = self.lock();
+        let state = self.state.lock();
         let own = state.numbered(qp)?;
         let found = state.ids.iter().find(|(_, id)| id.qp == Some(own));
         found.map(|(id, _)| *id)
@@ -559,17 +555,22 @@ impl Fabric {
 
     /// Number of existing completion queues, of all devices.
     pub fn completion_queues(&self) -> usize {
-        self.lock().cqs.len()
+        self.state.lock().cqs.len()
     }
 
     /// Receives posted to shared receive queues.
     pub fn posted_receives(&self) -> usize {
-        self.lock().srqs.values().map(|srq| srq.posted.len()).sum()
+        self.state
+            .lock()
+            .srqs
+            .values()
+            .map(|srq| srq.posted.len())
+            .sum()
     }
 
     /// Connections and listeners that are not destroyed.
     pub fn ids(&self) -> Vec<CmId> {
-        let mut ids: Vec<CmId> = self.lock().ids.keys().copied().collect();
+        let mut ids: Vec<CmId> = self.state.lock().ids.keys().copied().collect();
         ids.sort_unstable();
         ids
     }
@@ -581,7 +582,7 @@ impl Provider for Fabric {
     }
 
     fn devices(&self) -> Result<Vec<Arc<dyn Device>>, VerbsError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.silently_removed.clear();
         let ids: Vec<DeviceId> = state.devices.iter().map(|device| device.id).collect();
         drop(state);
