@@ -33,7 +33,7 @@ impl Plug for Slow {
         TransportType::Loopback
     }
 
-    fn listen_with(
+    fn listen(
         &self,
         id: ListenerId,
         address: &Address,

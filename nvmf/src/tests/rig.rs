@@ -154,7 +154,7 @@ impl Plug for FakePlug {
         TransportType::Loopback
     }
 
-    fn listen_with(
+    fn listen(
         &self,
         _id: ListenerId,
         address: &Address,

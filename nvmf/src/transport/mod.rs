@@ -442,7 +442,7 @@ pub enum TlsPolicy {
 }
 
 impl ListenerOptions {
-    /// Allowed range of each number. A transport may allow less: see [`Plug::listen_with`].
+    /// Allowed range of each number. A transport may allow less: see [`Plug::listen`].
     pub const RANGES: &[(&str, u64, u64)] = &[
         ("in_capsule_data_size", 0, 1 << 20),
         ("max_queue_depth", 2, 4096),
@@ -556,14 +556,9 @@ pub trait Plug: Send + Sync {
     }
 
     /// Starts to accept on `address` (port 0: any free port). Returns the address that is really
-    /// used. Accepted connections go to the least loaded core.
-    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
-        self.listen_with(id, address, &ListenerOptions::default())
-    }
-
-    /// As [`Plug::listen`], with options of the listener's own. A plug that has none refuses them
-    /// by [`ListenerOptions::refuse`].
-    fn listen_with(
+    /// used. Accepted connections go to the least loaded core. A plug without options of listeners
+    /// refuses them by [`ListenerOptions::refuse`].
+    fn listen(
         &self,
         id: ListenerId,
         address: &Address,

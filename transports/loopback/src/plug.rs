@@ -91,7 +91,7 @@ impl Plug for LoopbackPlug {
         TransportType::Loopback
     }
 
-    fn listen_with(
+    fn listen(
         &self,
         id: ListenerId,
         address: &Address,

@@ -7,7 +7,7 @@ use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::transport::conformance::{self, Rig};
 use nacre_nvmf::transport::{
     Address, Closed, Event, Events, HostCommand, HostEvent, HostTransport, ListenError, ListenerId,
-    Plug, Pools, Transport,
+    ListenerOptions, Plug, Pools, Transport,
 };
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::Sqe;
@@ -24,8 +24,12 @@ struct LoopbackRig {
 impl LoopbackRig {
     fn new() -> Self {
         let plug = LoopbackPlug::new(LoopbackConfig::default());
-        plug.listen(ListenerId(3), &Address::Loopback("here".into()))
-            .unwrap();
+        plug.listen(
+            ListenerId(3),
+            &Address::Loopback("here".into()),
+            &ListenerOptions::default(),
+        )
+        .unwrap();
         let transport = plug.open(0, Arc::new(|| ())).unwrap();
         Self {
             plug,
@@ -75,14 +79,18 @@ fn pools() -> Pools {
 fn names() {
     let mut rig = LoopbackRig::new();
     let listen = |id, name: &str| {
-        rig.plug
-            .listen(ListenerId(id), &Address::Loopback(name.into()))
+        rig.plug.listen(
+            ListenerId(id),
+            &Address::Loopback(name.into()),
+            &ListenerOptions::default(),
+        )
     };
     assert!(matches!(listen(9, "here"), Err(ListenError::InUse { .. })));
     assert!(matches!(listen(3, "there"), Err(ListenError::InUse { .. })));
     let ip = Address::Ip("127.0.0.1:4420".parse().unwrap());
     assert!(matches!(
-        rig.plug.listen(ListenerId(9), &ip),
+        rig.plug
+            .listen(ListenerId(9), &ip, &ListenerOptions::default()),
         Err(ListenError::WrongKind { .. })
     ));
     let refused = |name: &str| rig.plug.connect_host(name).err();

@@ -238,7 +238,7 @@ impl Plug for RdmaPlug {
         TransportType::Rdma
     }
 
-    fn listen_with(
+    fn listen(
         &self,
         id: ListenerId,
         address: &Address,

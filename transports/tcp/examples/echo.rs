@@ -19,8 +19,8 @@ use nacre_bdev::Extents;
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{
-    Address, Event, Events, HostCommand, HostEvent, HostTransport, ListenerId, Plug, Pools,
-    QueueParams, ReqTag, Response, Transport,
+    Address, Event, Events, HostCommand, HostEvent, HostTransport, ListenerId, ListenerOptions,
+    Plug, Pools, QueueParams, ReqTag, Response, Transport,
 };
 use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::opcode::io;
@@ -76,7 +76,8 @@ fn main() {
 fn listen() -> (TcpPlug, SocketAddr) {
     let plug = TcpPlug::new(TcpConfig::default()).expect("a plug");
     let any = Address::Ip("127.0.0.1:0".parse().expect("an address"));
-    let Ok(Address::Ip(address)) = plug.listen(ListenerId(1), &any) else {
+    let Ok(Address::Ip(address)) = plug.listen(ListenerId(1), &any, &ListenerOptions::default())
+    else {
         panic!("cannot listen")
     };
     (plug, address)

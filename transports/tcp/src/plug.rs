@@ -147,7 +147,7 @@ impl Plug for TcpPlug {
         TransportType::Tcp
     }
 
-    fn listen_with(
+    fn listen(
         &self,
         id: ListenerId,
         address: &Address,

@@ -477,7 +477,7 @@ impl Target {
                 let id = ListenerId(self.listeners().next);
                 // Not under the lock that cores take for each Connect: over RDMA this may register
                 // all memory with a device.
-                let bound = plug.listen_with(id, address, &options.listener)?;
+                let bound = plug.listen(id, address, &options.listener)?;
                 let listener = Listener {
                     kind,
                     bound: bound.clone(),

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nacre_nvmf::transport::{Address, Closed, ListenerId, Plug};
+use nacre_nvmf::transport::{Address, Closed, ListenerId, ListenerOptions, Plug};
 use nacre_transport_rdma_verbs::AsyncEvent;
 use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
@@ -213,7 +213,8 @@ fn removed_devices_are_released_without_a_listener() {
     let device = fabric.add_device(attributes("sim"), &[TARGET]).unwrap();
     let plug = RdmaPlug::new(config(256), fabric.provider(), Vec::new()).unwrap();
     let address = Address::Ip(SocketAddr::new(TARGET, 4420));
-    plug.listen(ListenerId(1), &address).unwrap();
+    plug.listen(ListenerId(1), &address, &ListenerOptions::default())
+        .unwrap();
     std::thread::sleep(Duration::from_millis(200));
     plug.unlisten(ListenerId(1));
     fabric.remove_device_silently(device);

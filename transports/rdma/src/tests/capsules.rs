@@ -122,7 +122,7 @@ fn invalid_in_capsule_sizes() {
             in_capsule_data_size: Some(bytes),
             ..ListenerOptions::default()
         };
-        let refused = world.rig.plug.listen_with(ListenerId(4), &address, &own);
+        let refused = world.rig.plug.listen(ListenerId(4), &address, &own);
         let option = match refused {
             Err(ListenError::Option { option, .. }) => option,
             other => panic!("{bytes}: {other:?}"),

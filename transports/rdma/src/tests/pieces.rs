@@ -2,7 +2,7 @@
 
 use nacre_hugepages::{Buf, ClassSpec, GRAIN};
 use nacre_nvmf::transport::conformance::{self, Rig};
-use nacre_nvmf::transport::{Address, ListenerId, Plug};
+use nacre_nvmf::transport::{Address, ListenerId, ListenerOptions, Plug};
 use nacre_transport_rdma_verbs::MrKey;
 use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
@@ -107,7 +107,13 @@ fn too_little_is_refused() {
     fabric.add_device(attributes("other"), &[other]).unwrap();
     let plug =
         RdmaPlug::without_thread(RdmaConfig::default(), fabric.provider(), Vec::new()).unwrap();
-    let listen = |ip| plug.listen(ListenerId(1), &Address::Ip((ip, 4420).into()));
+    let listen = |ip| {
+        plug.listen(
+            ListenerId(1),
+            &Address::Ip((ip, 4420).into()),
+            &ListenerOptions::default(),
+        )
+    };
     let error = listen(TARGET).unwrap_err();
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(&error);

@@ -81,7 +81,7 @@ impl TestRig {
         let plug = RdmaPlug::without_thread(options.config, fabric.provider(), Vec::new()).unwrap();
         let hosts = RdmaHosts::without_thread(fabric.provider(), Vec::new()).unwrap();
         let wanted = Address::Ip(SocketAddr::new(TARGET, 4420));
-        let bound = plug.listen_with(ListenerId(3), &wanted, &options.listener);
+        let bound = plug.listen(ListenerId(3), &wanted, &options.listener);
         let Address::Ip(address) = bound.unwrap() else {
             panic!("an address of another kind");
         };

@@ -9,7 +9,7 @@ use nacre_bdev::Extents;
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool};
 use nacre_nvmf::transport::{
     Address, Closed, ConnId, Event, Events, HostCommand, HostEvent, HostTransport, ListenerId,
-    Plug, Pools, QueueParams, ReqTag, Response, Transport,
+    ListenerOptions, Plug, Pools, QueueParams, ReqTag, Response, Transport,
 };
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::{Cqe, Sqe};
@@ -77,7 +77,8 @@ impl SeveralDevices {
         let plug = RdmaPlug::without_thread(config, fabric.provider(), vec![own]).unwrap();
         for at in 0..devices.len() {
             let id = ListenerId(at as u64);
-            plug.listen(id, &Address::Ip(address(at))).unwrap();
+            plug.listen(id, &Address::Ip(address(at)), &ListenerOptions::default())
+                .unwrap();
         }
         fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
         let hosts = RdmaHosts::without_thread(fabric.provider(), Vec::new()).unwrap();
@@ -117,7 +118,9 @@ impl SeveralDevices {
         let added = self.fabric.add_device(device.clone(), &[address(at).ip()]);
         self.devices.push(added.unwrap());
         let id = ListenerId(at as u64);
-        self.plug.listen(id, &Address::Ip(address(at))).unwrap();
+        self.plug
+            .listen(id, &Address::Ip(address(at)), &ListenerOptions::default())
+            .unwrap();
         at
     }
 

@@ -72,7 +72,7 @@ impl TcpRig {
             tls,
             ..ListenerOptions::default()
         };
-        let listening = plug.listen_with(ListenerId(7), &listen, &listener);
+        let listening = plug.listen(ListenerId(7), &listen, &listener);
         let Address::Ip(address) = listening.unwrap() else {
             unreachable!()
         };

@@ -3,7 +3,7 @@
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use nacre_nvmf::transport::{Address, HostTransport, ListenerId, Plug};
+use nacre_nvmf::transport::{Address, HostTransport, ListenerId, ListenerOptions, Plug};
 use nacre_reactor::Clock;
 
 use crate::{HostOptions, TcpConfig, TcpPlug, connect_host};
@@ -22,7 +22,8 @@ fn a_listener_on_every_address_takes_ipv4_too() {
         .parse()
         .unwrap();
     drop(free);
-    plug.listen(SIX, &Address::Ip(any)).unwrap();
+    plug.listen(SIX, &Address::Ip(any), &ListenerOptions::default())
+        .unwrap();
     // Without cores every connection that arrives is refused, and counted.
     let arrives = |text: &str, at: ListenerId| {
         let before = plug.listener_counts(at).unwrap();
@@ -41,7 +42,8 @@ fn a_listener_on_every_address_takes_ipv4_too() {
     arrives("127.0.0.1", SIX);
     for four in ["0.0.0.0", "127.0.0.1"] {
         let four = SocketAddr::new(four.parse().unwrap(), any.port());
-        plug.listen(FOUR, &Address::Ip(four)).unwrap();
+        plug.listen(FOUR, &Address::Ip(four), &ListenerOptions::default())
+            .unwrap();
         arrives("127.0.0.1", FOUR);
         arrives("::1", SIX);
         plug.unlisten(FOUR);
@@ -54,14 +56,17 @@ fn a_listener_on_every_address_takes_ipv4_too() {
     plug.unlisten(SIX);
     let v4 = SocketAddr::new("127.0.0.1".parse().unwrap(), any.port());
     assert!(TcpStream::connect(v4).is_err());
-    plug.listen(FOUR, &Address::Ip(v4)).unwrap();
-    plug.listen(SIX, &Address::Ip(any)).unwrap();
+    plug.listen(FOUR, &Address::Ip(v4), &ListenerOptions::default())
+        .unwrap();
+    plug.listen(SIX, &Address::Ip(any), &ListenerOptions::default())
+        .unwrap();
     arrives("127.0.0.1", FOUR);
     arrives("::1", SIX);
     // A refused listener gives its address back.
     plug.unlisten(FOUR);
     let elsewhere = SocketAddr::new("192.0.2.77".parse().unwrap(), any.port());
-    plug.listen(FOUR, &Address::Ip(elsewhere)).unwrap_err();
+    plug.listen(FOUR, &Address::Ip(elsewhere), &ListenerOptions::default())
+        .unwrap_err();
     arrives("127.0.0.1", SIX);
 }
 
@@ -69,7 +74,13 @@ fn a_listener_on_every_address_takes_ipv4_too() {
 #[test]
 fn link_local_addresses() {
     let plug = TcpPlug::new(TcpConfig::default()).unwrap();
-    let listen = |address: SocketAddr| plug.listen(ListenerId(1), &Address::Ip(address));
+    let listen = |address: SocketAddr| {
+        plug.listen(
+            ListenerId(1),
+            &Address::Ip(address),
+            &ListenerOptions::default(),
+        )
+    };
     let refused = listen("[fe80::1]:0".parse().unwrap()).unwrap_err();
     assert!(refused.to_string().contains("fe80::1%eth0"), "{refused}");
     let Some((address, scope)) = link_local() else {

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nacre_hugepages::{ClassSpec, Pool};
-use nacre_nvmf::transport::{Address, Event, Events, ListenerId, Plug, Pools, QueueParams};
+use nacre_nvmf::transport::{
+    Address, Event, Events, ListenerId, ListenerOptions, Plug, Pools, QueueParams,
+};
 use nacre_reactor::Clock;
 
 use crate::{TcpConfig, TcpPlug};
@@ -15,7 +17,10 @@ use crate::{TcpConfig, TcpPlug};
 fn listening() -> (TcpPlug, SocketAddr) {
     let plug = TcpPlug::new(TcpConfig::default()).unwrap();
     let any = Address::Ip("127.0.0.1:0".parse().unwrap());
-    let Address::Ip(address) = plug.listen(ListenerId(1), &any).unwrap() else {
+    let Address::Ip(address) = plug
+        .listen(ListenerId(1), &any, &ListenerOptions::default())
+        .unwrap()
+    else {
         unreachable!()
     };
     (plug, address)

@@ -176,7 +176,12 @@ fn held_connections_wait() {
     raw.write_all(ic_req().as_bytes()).unwrap();
     // Nor on a listener that comes later.
     let any = Address::Ip("127.0.0.1:0".parse().unwrap());
-    let Ok(Address::Ip(late)) = server.rig.plug.listen(ListenerId(8), &any) else {
+    let Ok(Address::Ip(late)) =
+        server
+            .rig
+            .plug
+            .listen(ListenerId(8), &any, &ListenerOptions::default())
+    else {
         panic!("a free port")
     };
     let other = TcpStream::connect(late).unwrap();
@@ -436,7 +441,11 @@ fn listening() {
     .unwrap();
     let listen = |id, address: &str| {
         let address: SocketAddr = address.parse().unwrap();
-        plug.listen(ListenerId(id), &Address::Ip(address))
+        plug.listen(
+            ListenerId(id),
+            &Address::Ip(address),
+            &ListenerOptions::default(),
+        )
     };
     let Ok(Address::Ip(first)) = listen(1, "127.0.0.1:0") else {
         panic!()
@@ -463,7 +472,7 @@ fn listening() {
     );
     let name = Address::Loopback("x".into());
     assert!(matches!(
-        plug.listen(ListenerId(2), &name),
+        plug.listen(ListenerId(2), &name, &ListenerOptions::default()),
         Err(ListenError::WrongKind { .. })
     ));
 
@@ -600,7 +609,7 @@ fn in_capsule_data_of_one_listener() {
             ..ListenerOptions::default()
         };
         let any = Address::Ip(([127, 0, 0, 1], 0).into());
-        plug.listen_with(ListenerId(id), &any, &own)
+        plug.listen(ListenerId(id), &any, &own)
     };
     let most = TcpConfig::default().max_io_size;
     for (id, bytes) in [(101, 0), (102, 512), (103, 16384), (104, most)] {
