@@ -228,14 +228,16 @@ impl Settings {
     }
 }
 
-/// Which transports the hosts of a volume may use.
+/// Transports that the hosts of a published volume may use. A listener without `tcp_fallback`
+/// withholds TCP in addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportPolicy {
-    /// Those that the listeners offer.
+    /// Every transport that has a listener (the default).
     #[default]
     Inherit,
+    /// The same as `inherit`.
     Any,
     RdmaOnly,
     TcpOnly,
