@@ -19,7 +19,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// The helper thread with its queue. The thread ends when the last handle is dropped.
 pub struct Helper {
-    control: Arc<Control>,
+    control: Arc<HelperControl>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -30,17 +30,17 @@ pub struct HelperFull {
     pub max: usize,
 }
 
-struct Control {
+struct HelperControl {
     name: &'static str,
     max: usize,
     /// Jobs run immediately, on the submitting thread.
     at_once: bool,
-    state: Mutex<State>,
+    state: Mutex<HelperState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct HelperState {
     stop: bool,
     waiting: usize,
     /// Owners with jobs, in the order of their turns.
@@ -61,7 +61,7 @@ impl Helper {
 
     fn with(name: &'static str, max: usize, at_once: bool) -> Self {
         Self {
-            control: Arc::new(Control {
+            control: Arc::new(HelperControl {
                 name,
                 max,
                 at_once,
@@ -143,7 +143,7 @@ impl std::fmt::Debug for Helper {
     }
 }
 
-fn work(control: &Control) {
+fn work(control: &HelperControl) {
     // On Linux this sets the priority of the calling thread only. If it fails, the thread competes
     // with the reactors.
     let _ = rustix::process::nice(NICER);
@@ -155,8 +155,8 @@ fn work(control: &Control) {
 }
 
 /// The next job, of the owner whose turn it is; `None`: the thread must end.
-fn next(control: &Control) -> Option<Job> {
-    let idle = |state: &mut State| !state.stop && state.waiting == 0;
+fn next(control: &HelperControl) -> Option<Job> {
+    let idle = |state: &mut HelperState| !state.stop && state.waiting == 0;
     let mut state = control.state.lock();
     control.changed.wait_while(&mut state, idle);
     if state.stop {

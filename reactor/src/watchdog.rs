@@ -23,16 +23,16 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 /// The checking thread. Dropping this ends the thread.
 pub struct Watchdog {
-    control: Arc<Control>,
+    control: Arc<WatchdogControl>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Control {
-    state: Mutex<State>,
+struct WatchdogControl {
+    state: Mutex<WatchdogState>,
     changed: Condvar,
 }
 
-struct State {
+struct WatchdogState {
     stop: bool,
     watched: Vec<Watched>,
 }
@@ -61,11 +61,11 @@ impl Watchdog {
             .collect();
         let shortest = watched.iter().map(|w| w.limit).min().unwrap_or(limit);
         let period = (shortest / 2).max(Duration::from_millis(1));
-        let state = Mutex::new(State {
+        let state = Mutex::new(WatchdogState {
             stop: false,
             watched,
         });
-        let control = Arc::new(Control {
+        let control = Arc::new(WatchdogControl {
             state,
             changed: Condvar::new(),
         });
@@ -91,11 +91,11 @@ impl Drop for Watchdog {
     }
 }
 
-fn watch(control: &Control, period: Duration) {
+fn watch(control: &WatchdogControl, period: Duration) {
     let mut state = control.state.lock();
     while !state.stop {
         state.watched.retain_mut(Watched::check);
-        let goes_on = |state: &mut State| !state.stop;
+        let goes_on = |state: &mut WatchdogState| !state.stop;
         control.changed.wait_while_for(&mut state, goes_on, period);
     }
 }

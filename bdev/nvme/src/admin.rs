@@ -59,7 +59,7 @@ struct Inside {
     /// The memory of a closed queue, which the controller may access until it is disabled or its
     /// memory accesses are stopped.
     retained: Option<Arc<AdminMemory>>,
-    slots: Vec<Slot>,
+    slots: Vec<AdminSlot>,
     /// The slot that uses the data area, if it is in use.
     area_of: Option<usize>,
     events: VecDeque<AsyncEvent>,
@@ -126,16 +126,16 @@ impl AdminMemory {
 }
 
 #[derive(Default)]
-struct Slot {
+struct AdminSlot {
     /// Command identifier of the command in the ring; 0 means none.
     cid: u16,
     use_count: u16,
-    stage: Stage,
+    stage: AdminStage,
     waker: Option<Waker>,
 }
 
 #[derive(Default, Clone, PartialEq, Eq)]
-enum Stage {
+enum AdminStage {
     #[default]
     Free,
     Sent,
@@ -159,7 +159,7 @@ impl Admin {
             state: Mutex::new(Inside {
                 queue: None,
                 retained: None,
-                slots: (0..SLOTS).map(|_| Slot::default()).collect(),
+                slots: (0..SLOTS).map(|_| AdminSlot::default()).collect(),
                 area_of: None,
                 events: VecDeque::new(),
                 unmatched: 0,
@@ -260,8 +260,8 @@ impl Admin {
             let mut state = self.state.lock();
             let slot = &mut state.slots[usize::from(index)];
             match &slot.stage {
-                Stage::Answered(answer) => Poll::Ready(Ok(*answer)),
-                Stage::Failed(error) => Poll::Ready(Err(error.clone())),
+                AdminStage::Answered(answer) => Poll::Ready(Ok(*answer)),
+                AdminStage::Failed(error) => Poll::Ready(Err(error.clone())),
                 _ => {
                     slot.waker = Some(context.waker().clone());
                     Poll::Pending
@@ -298,11 +298,14 @@ impl Admin {
             return Err(ControlError::Detached);
         }
         let commands = &state.slots[..usize::from(COMMANDS)];
-        let Some(index) = commands.iter().position(|slot| slot.stage == Stage::Free) else {
+        let Some(index) = commands
+            .iter()
+            .position(|slot| slot.stage == AdminStage::Free)
+        else {
             return Ok(None);
         };
         let area_of = state.area_of.filter(|owner| *owner != index);
-        let is_taken = area_of.is_some_and(|owner| state.slots[owner].stage != Stage::Free);
+        let is_taken = area_of.is_some_and(|owner| state.slots[owner].stage != AdminStage::Free);
         if bytes > PAGE && is_taken {
             return Ok(None);
         }
@@ -319,7 +322,7 @@ impl Admin {
             sqe.set_psdt(nacre_nvmf_wire::sqe::Psdt::Prp);
         }
         state.area_of = if bytes > PAGE { Some(index) } else { area_of };
-        state.push(index, sqe, Stage::Sent);
+        state.push(index, sqe, AdminStage::Sent);
         Ok(Some(index as u16))
     }
 
@@ -335,10 +338,10 @@ impl Admin {
             return;
         }
         for index in usize::from(COMMANDS)..usize::from(COMMANDS + count.min(EVENTS_MAX)) {
-            if state.slots[index].stage == Stage::Free {
+            if state.slots[index].stage == AdminStage::Free {
                 let mut sqe = async_event_request(0);
                 sqe.set_psdt(nacre_nvmf_wire::sqe::Psdt::Prp);
-                state.push(index, sqe, Stage::Event);
+                state.push(index, sqe, AdminStage::Event);
             }
         }
     }
@@ -355,7 +358,10 @@ impl Admin {
     /// True if a caller waits for a completion.
     pub(crate) fn is_awaited(&self) -> bool {
         let state = self.state.lock();
-        state.slots.iter().any(|slot| slot.stage == Stage::Sent)
+        state
+            .slots
+            .iter()
+            .any(|slot| slot.stage == AdminStage::Sent)
     }
 
     /// Processes the controller's completions and returns their number.
@@ -389,15 +395,15 @@ impl Admin {
                     slot.cid = 0;
                     *waker = slot.waker.take();
                     match slot.stage {
-                        Stage::Event => {
-                            slot.stage = Stage::Free;
+                        AdminStage::Event => {
+                            slot.stage = AdminStage::Free;
                             if answer.status.is_success() && state.events.len() < 64 {
                                 state.events.push_back(AsyncEvent::from_dword0(dword0));
                                 events = true;
                             }
                         }
-                        Stage::Sent => slot.stage = Stage::Answered(answer),
-                        _ => slot.stage = Stage::Free,
+                        AdminStage::Sent => slot.stage = AdminStage::Answered(answer),
+                        _ => slot.stage = AdminStage::Free,
                     }
                 }
                 _ => state.unmatched += 1,
@@ -419,7 +425,7 @@ impl Admin {
 }
 
 impl Inside {
-    fn push(&mut self, index: usize, mut sqe: Sqe, stage: Stage) {
+    fn push(&mut self, index: usize, mut sqe: Sqe, stage: AdminStage) {
         let Some(queue) = &mut self.queue else {
             return;
         };
@@ -440,14 +446,14 @@ impl Inside {
         for slot in &mut self.slots {
             slot.cid = 0;
             match slot.stage {
-                Stage::Sent => {
-                    slot.stage = Stage::Failed(why.clone());
+                AdminStage::Sent => {
+                    slot.stage = AdminStage::Failed(why.clone());
                     if let Some(waker) = slot.waker.take() {
                         waker.wake();
                     }
                 }
-                Stage::GivenUp | Stage::Event => slot.stage = Stage::Free,
-                Stage::Free | Stage::Answered(_) | Stage::Failed(_) => {}
+                AdminStage::GivenUp | AdminStage::Event => slot.stage = AdminStage::Free,
+                AdminStage::Free | AdminStage::Answered(_) | AdminStage::Failed(_) => {}
             }
         }
     }
@@ -465,8 +471,8 @@ impl Drop for Waiting<'_> {
         let slot = &mut state.slots[usize::from(self.index)];
         slot.waker = None;
         slot.stage = match slot.stage {
-            Stage::Sent => Stage::GivenUp,
-            _ => Stage::Free,
+            AdminStage::Sent => AdminStage::GivenUp,
+            _ => AdminStage::Free,
         };
     }
 }

@@ -36,13 +36,13 @@ pub struct InUse;
 pub struct Join {
     node: NodeId,
     timing: Timing,
-    step: Step,
+    step: JoinState,
     /// A lease of another machine, and the time of the first look at it.
     foreign: Option<(Revision, BootTime)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum JoinState {
     Look { not_before: BootTime },
     Create,
     Replace(Revision),
@@ -54,7 +54,7 @@ impl Join {
         Self {
             node,
             timing,
-            step: Step::Look {
+            step: JoinState::Look {
                 not_before: BootTime::default(),
             },
             foreign: None,
@@ -63,35 +63,37 @@ impl Join {
 
     pub fn poll(&mut self, now: BootTime) -> Option<JoinStep> {
         let intent = match self.step {
-            Step::Look { not_before } if now >= not_before => JoinStep::Look,
-            Step::Create => JoinStep::Create(Transaction::create(self.node)),
-            Step::Replace(revision) => JoinStep::Replace(Transaction::replace(self.node, revision)),
-            Step::Look { .. } | Step::Wait { .. } => return None,
+            JoinState::Look { not_before } if now >= not_before => JoinStep::Look,
+            JoinState::Create => JoinStep::Create(Transaction::create(self.node)),
+            JoinState::Replace(revision) => {
+                JoinStep::Replace(Transaction::replace(self.node, revision))
+            }
+            JoinState::Look { .. } | JoinState::Wait { .. } => return None,
         };
-        self.step = Step::Wait { sent: now };
+        self.step = JoinState::Wait { sent: now };
         Some(intent)
     }
 
     pub fn found(&mut self, key: Option<Found>, now: BootTime) -> Result<(), InUse> {
         let Some(key) = key else {
-            self.step = Step::Create;
+            self.step = JoinState::Create;
             return Ok(());
         };
         if key.is_ours {
-            self.step = Step::Replace(key.revision);
+            self.step = JoinState::Replace(key.revision);
             return Ok(());
         }
         let wait = self.timing.silence_of_observers();
         self.step = match self.foreign {
             None => {
                 self.foreign = Some((key.revision, now));
-                Step::Look {
+                JoinState::Look {
                     not_before: now + wait,
                 }
             }
             Some((first, _)) if first != key.revision => return Err(InUse),
-            Some((_, seen)) if now.since(seen) >= wait => Step::Replace(key.revision),
-            Some((_, seen)) => Step::Look {
+            Some((_, seen)) if now.since(seen) >= wait => JoinState::Replace(key.revision),
+            Some((_, seen)) => JoinState::Look {
                 not_before: seen + wait,
             },
         };
@@ -100,7 +102,7 @@ impl Join {
 
     /// The key was created: the lease counts from the time at which the transaction was sent.
     pub fn created(&self, incarnation: Incarnation, now: BootTime) -> Option<Lease> {
-        let Step::Wait { sent } = self.step else {
+        let JoinState::Wait { sent } = self.step else {
             return None;
         };
         let me = Holder {
@@ -112,7 +114,7 @@ impl Join {
 
     /// Looks again, a renewal's time later.
     pub fn again(&mut self, now: BootTime) {
-        self.step = Step::Look {
+        self.step = JoinState::Look {
             not_before: now + self.timing.renewal(),
         };
     }

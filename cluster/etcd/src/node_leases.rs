@@ -48,7 +48,7 @@ pub enum Outcome {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Value {
+struct NodeValue {
     v: u64,
     n: u64,
     process: Uuid,
@@ -192,7 +192,7 @@ impl NodeLeases {
     }
 
     fn put(&self, txn: Txn, node: NodeId, number: u64) -> Txn {
-        let value = Value {
+        let value = NodeValue {
             v: FORMAT,
             n: number,
             process: self.process,
@@ -215,7 +215,7 @@ impl NodeLeases {
             key: self.prefix.lease(node),
             what: error.to_string(),
         };
-        let value: Value = serde_json::from_slice(&kv.value).map_err(damaged)?;
+        let value: NodeValue = serde_json::from_slice(&kv.value).map_err(damaged)?;
         if value.v > FORMAT {
             return Err(Error::Newer {
                 key: self.prefix.lease(node),

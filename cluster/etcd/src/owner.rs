@@ -25,7 +25,7 @@ const FORMAT: u64 = 1;
 const ATTEMPTS: usize = 8;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Value {
+struct OwnerValue {
     v: u64,
     #[serde(flatten)]
     node: Node,
@@ -79,7 +79,7 @@ pub(crate) async fn claim(
     before: Before,
 ) -> Result<Claim, Error> {
     let (key, meta, claim) = (prefix.owner(), prefix.meta(), Uuid::new_v4());
-    let value = Value {
+    let value = OwnerValue {
         v: FORMAT,
         node: node.clone(),
         claim,
@@ -140,6 +140,6 @@ pub(crate) fn decode(kv: &KeyValue) -> Result<Owner, Error> {
             known: FORMAT,
         });
     }
-    let Value { node, claim, .. } = serde_json::from_value(value).map_err(damaged)?;
+    let OwnerValue { node, claim, .. } = serde_json::from_value(value).map_err(damaged)?;
     Ok(Owner { node, claim })
 }

@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(400);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Operation {
     v: u64,
-    kind: Kind,
+    kind: OperationKind,
     to: Uuid,
     /// The reason why the holder cannot hand over; `None`: it has not tried yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,7 +31,7 @@ pub(crate) struct Operation {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Kind {
+enum OperationKind {
     Move,
 }
 
@@ -39,7 +39,7 @@ impl Operation {
     pub(crate) fn hand_over(to: NodeId) -> Self {
         Self {
             v: FORMAT,
-            kind: Kind::Move,
+            kind: OperationKind::Move,
             to: to.0,
             why: None,
             rest: Map::new(),
@@ -55,11 +55,11 @@ impl Operation {
 pub(crate) struct Progress {
     operation: Operation,
     revision: i64,
-    step: Step,
+    step: OperationStep,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum OperationStep {
     Asked,
     Leaving,
     Finished,
@@ -75,8 +75,8 @@ pub(crate) struct Finish {
 impl Progress {
     pub(crate) fn new(operation: Operation, revision: i64) -> Self {
         let step = match operation.why {
-            None => Step::Asked,
-            Some(_) => Step::Finished,
+            None => OperationStep::Asked,
+            Some(_) => OperationStep::Finished,
         };
         Self {
             operation,
@@ -86,7 +86,7 @@ impl Progress {
     }
 
     fn done(&mut self) -> Option<Finish> {
-        self.step = Step::Finished;
+        self.step = OperationStep::Finished;
         let revision = self.revision;
         Some(Finish {
             revision,
@@ -95,7 +95,7 @@ impl Progress {
     }
 
     fn failed(&mut self, why: &str) -> Option<Finish> {
-        self.step = Step::Finished;
+        self.step = OperationStep::Finished;
         let mut failed = self.operation.clone();
         failed.why = Some(why.to_owned());
         Some(Finish {
@@ -116,8 +116,8 @@ pub(crate) fn step(
 ) -> Option<Finish> {
     let to = NodeId(progress.operation.to);
     match (progress.step, volumes.state(id)) {
-        (Step::Asked, Some(State::Holding)) if to == me => progress.done(),
-        (Step::Asked, Some(State::Holding)) => {
+        (OperationStep::Asked, Some(State::Holding)) if to == me => progress.done(),
+        (OperationStep::Asked, Some(State::Holding)) => {
             if !nodes.standing.contains_key(&to) {
                 return progress.failed("the node has no lease");
             }
@@ -125,14 +125,16 @@ pub(crate) fn step(
                 return progress.failed("the node does not show the volume");
             }
             if volumes.hand_over(id, to, now) {
-                progress.step = Step::Leaving;
+                progress.step = OperationStep::Leaving;
             }
             None
         }
-        (Step::Leaving, Some(State::Holding)) => {
+        (OperationStep::Leaving, Some(State::Holding)) => {
             progress.failed("commands in flight did not end within 5 s")
         }
-        (Step::Leaving, Some(State::Standby)) if volumes.holder(id) != Some(me) => progress.done(),
+        (OperationStep::Leaving, Some(State::Standby)) if volumes.holder(id) != Some(me) => {
+            progress.done()
+        }
         _ => None,
     }
 }

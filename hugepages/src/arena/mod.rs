@@ -16,10 +16,10 @@ use crate::system::{Facts, System};
 /// and buffer on it are gone.
 #[derive(Clone)]
 pub struct Arena {
-    inner: Arc<Inner>,
+    inner: Arc<ArenaInner>,
 }
 
-struct Inner {
+struct ArenaInner {
     mapping: Arc<Mapping>,
     /// Bytes carved so far.
     carved: AtomicUsize,
@@ -37,7 +37,7 @@ impl Arena {
     /// there is not enough plain memory.
     pub fn allocate(options: ArenaOptions) -> Result<Self, ArenaError> {
         let (mapping, report) = allocate(&options, Purpose::Dma)?;
-        let inner = Inner {
+        let inner = ArenaInner {
             mapping: Arc::new(mapping),
             carved: AtomicUsize::new(0),
             report,
@@ -376,7 +376,7 @@ pub(crate) mod testing {
             shortages: Vec::new(),
         };
         Arena {
-            inner: Arc::new(Inner {
+            inner: Arc::new(ArenaInner {
                 mapping: Arc::new(mapping),
                 carved: AtomicUsize::new(0),
                 report,

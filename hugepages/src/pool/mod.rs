@@ -62,7 +62,7 @@ struct Class {
     exhausted: Cell<u64>,
 }
 
-struct Inner {
+struct PoolInner {
     classes: Vec<Class>,
     regions: Arc<Regions>,
     /// The first byte and the number of bytes that this pool owns.
@@ -96,7 +96,7 @@ enum Memory {
 /// ```
 #[derive(Clone)]
 pub struct Pool {
-    inner: Rc<Inner>,
+    inner: Rc<PoolInner>,
 }
 
 impl Pool {
@@ -190,7 +190,7 @@ impl Pool {
         let classes = layout.classes.into_iter().map(class).collect();
         let first_region = regions.index(base.as_ptr());
         Self {
-            inner: Rc::new(Inner {
+            inner: Rc::new(PoolInner {
                 classes,
                 regions,
                 base,
@@ -300,7 +300,7 @@ impl Pool {
 /// }
 /// ```
 pub struct Buf {
-    pool: Rc<Inner>,
+    pool: Rc<PoolInner>,
     class: u32,
     index: u32,
     offset: u32,

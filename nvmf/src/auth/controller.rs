@@ -54,7 +54,7 @@ pub struct ControllerEnd {
     /// How long it waits for each message.
     patience: Duration,
     deadline: Nanos,
-    state: State,
+    state: ControllerEndState,
     transaction: u16,
     agreed: Option<Agreed>,
     /// PSKg, where the host asks for a secure channel.
@@ -63,7 +63,7 @@ pub struct ControllerEnd {
     failure: Option<Reason>,
 }
 
-enum State {
+enum ControllerEndState {
     Negotiate,
     Preparing(Chosen),
     /// The Challenge is ready, and is sent by the next Receive.
@@ -122,7 +122,7 @@ impl ControllerEnd {
             random,
             patience,
             deadline: now + patience,
-            state: State::Negotiate,
+            state: ControllerEndState::Negotiate,
             transaction: 0,
             agreed: None,
             generated: None,
@@ -145,21 +145,21 @@ impl ControllerEnd {
     /// The PSK that the completed transaction made, once.
     pub fn take_generated(&mut self) -> Option<Digest> {
         match self.state {
-            State::Completed => self.generated.take(),
+            ControllerEndState::Completed => self.generated.take(),
             _ => None,
         }
     }
 
     pub fn progress(&self) -> Progress {
         match self.state {
-            State::Negotiate | State::Preparing(_) => Progress::Negotiate,
-            State::Challenge(_) => Progress::Challenge,
-            State::Reply(_) | State::Verifying(..) => Progress::Reply,
-            State::Success1 { .. } => Progress::Success1,
-            State::Success2 => Progress::Success2,
-            State::Failure1(_) => Progress::Failure1,
-            State::Completed => Progress::Completed,
-            State::Error => Progress::Error,
+            ControllerEndState::Negotiate | ControllerEndState::Preparing(_) => Progress::Negotiate,
+            ControllerEndState::Challenge(_) => Progress::Challenge,
+            ControllerEndState::Reply(_) | ControllerEndState::Verifying(..) => Progress::Reply,
+            ControllerEndState::Success1 { .. } => Progress::Success1,
+            ControllerEndState::Success2 => Progress::Success2,
+            ControllerEndState::Failure1(_) => Progress::Failure1,
+            ControllerEndState::Completed => Progress::Completed,
+            ControllerEndState::Error => Progress::Error,
         }
     }
 
@@ -174,12 +174,12 @@ impl ControllerEnd {
     }
 
     pub fn is_completed(&self) -> bool {
-        matches!(self.state, State::Completed)
+        matches!(self.state, ControllerEndState::Completed)
     }
 
     /// True if the transaction failed, and the host has received Failure1 or cannot receive it.
     pub fn is_over(&self) -> bool {
-        matches!(self.state, State::Error)
+        matches!(self.state, ControllerEndState::Error)
     }
 
     /// Removes and returns the reason of a failure.
@@ -195,11 +195,14 @@ impl ControllerEnd {
     /// Checks the time limit of the host's next message. True if it has expired, which ends the
     /// transaction.
     pub fn check_time(&mut self, now: Nanos) -> bool {
-        let is_pending = !matches!(self.state, State::Completed | State::Error);
+        let is_pending = !matches!(
+            self.state,
+            ControllerEndState::Completed | ControllerEndState::Error
+        );
         let is_late = is_pending && now >= self.deadline;
         if is_late {
             self.failure.get_or_insert(Reason::TimedOut(self.patience));
-            self.state = State::Error;
+            self.state = ControllerEndState::Error;
         }
         is_late
     }
@@ -212,7 +215,7 @@ impl ControllerEnd {
     /// Handles an Authentication Send.
     pub fn send(&mut self, bytes: &[u8], now: Nanos) {
         // A host that goes on sending in place of fetching Failure1 gains no time.
-        if !matches!(self.state, State::Failure1(_)) {
+        if !matches!(self.state, ControllerEndState::Failure1(_)) {
             self.deadline = now + self.patience;
         }
         if let Err(reason) = self.take_message(bytes) {
@@ -228,28 +231,30 @@ impl ControllerEnd {
                 got: room,
                 needed: FAILURE_BYTES,
             }));
-            self.state = State::Error;
+            self.state = ControllerEndState::Error;
             return Received::TooShort;
         }
         let bytes = match &self.state {
-            State::Preparing(_) | State::Verifying(..) => return Received::Wait,
-            State::Challenge(issued) => self.message(Body::Challenge(Challenge {
+            ControllerEndState::Preparing(_) | ControllerEndState::Verifying(..) => {
+                return Received::Wait;
+            }
+            ControllerEndState::Challenge(issued) => self.message(Body::Challenge(Challenge {
                 hash: issued.chosen.hash.id(),
                 group: issued.chosen.group.id(),
                 number: issued.number,
                 challenge: &issued.challenge,
                 public: &issued.public,
             })),
-            State::Success1 { hash, response } => self.message(Body::Success1 {
+            ControllerEndState::Success1 { hash, response } => self.message(Body::Success1 {
                 hash_bytes: hash.bytes() as u8,
                 response: response.as_deref(),
             }),
-            State::Failure1(failed) => self.message(Body::Failure1(*failed)),
-            State::Negotiate
-            | State::Reply(_)
-            | State::Success2
-            | State::Completed
-            | State::Error => return Received::Unexpected,
+            ControllerEndState::Failure1(failed) => self.message(Body::Failure1(*failed)),
+            ControllerEndState::Negotiate
+            | ControllerEndState::Reply(_)
+            | ControllerEndState::Success2
+            | ControllerEndState::Completed
+            | ControllerEndState::Error => return Received::Unexpected,
         };
         if bytes.len() > room {
             let got = room;
@@ -259,15 +264,17 @@ impl ControllerEnd {
                 needed: bytes.len(),
             };
             self.give_up(Reason::Malformed(error));
-            self.state = State::Error;
+            self.state = ControllerEndState::Error;
             return Received::Message(self.message(Body::Failure1(Failed::IncorrectPayload)));
         }
         self.deadline = now + self.patience;
-        self.state = match std::mem::replace(&mut self.state, State::Error) {
-            State::Challenge(issued) => State::Reply(issued),
-            State::Success1 { response, .. } if response.is_some() => State::Success2,
-            State::Success1 { .. } => State::Completed,
-            _ => State::Error,
+        self.state = match std::mem::replace(&mut self.state, ControllerEndState::Error) {
+            ControllerEndState::Challenge(issued) => ControllerEndState::Reply(issued),
+            ControllerEndState::Success1 { response, .. } if response.is_some() => {
+                ControllerEndState::Success2
+            }
+            ControllerEndState::Success1 { .. } => ControllerEndState::Completed,
+            _ => ControllerEndState::Error,
         };
         Received::Message(bytes)
     }
@@ -276,9 +283,9 @@ impl ControllerEnd {
     pub fn answered(&mut self, answer: Answer, now: Nanos) {
         // The host's time does not run while this end computes.
         self.deadline = now + self.patience;
-        let result = match std::mem::replace(&mut self.state, State::Error) {
-            State::Preparing(chosen) => self.prepared(chosen, answer),
-            State::Verifying(issued, proof) => self.verify(&issued, &proof, &answer),
+        let result = match std::mem::replace(&mut self.state, ControllerEndState::Error) {
+            ControllerEndState::Preparing(chosen) => self.prepared(chosen, answer),
+            ControllerEndState::Verifying(issued, proof) => self.verify(&issued, &proof, &answer),
             other => Ok(other),
         };
         match result {
@@ -293,42 +300,46 @@ impl ControllerEnd {
     }
 
     fn give_up(&mut self, reason: Reason) {
-        self.state = State::Failure1(reason.failed());
+        self.state = ControllerEndState::Failure1(reason.failed());
         self.job = None;
         self.failure.get_or_insert(reason);
     }
 
     fn take_message(&mut self, bytes: &[u8]) -> Result<(), Reason> {
-        if matches!(self.state, State::Error) {
+        if matches!(self.state, ControllerEndState::Error) {
             return Ok(());
         }
         let message = Message::parse(bytes)?;
         let expected = match self.state {
-            State::Negotiate => "Negotiate",
-            State::Reply(_) => "Reply",
-            State::Success2 => "Success2",
+            ControllerEndState::Negotiate => "Negotiate",
+            ControllerEndState::Reply(_) => "Reply",
+            ControllerEndState::Success2 => "Success2",
             _ => "Authentication Receive",
         };
         let got = message.body.name();
-        if !matches!(self.state, State::Negotiate) && message.transaction != self.transaction {
+        if !matches!(self.state, ControllerEndState::Negotiate)
+            && message.transaction != self.transaction
+        {
             let got = "a message of another transaction";
             return Err(Reason::Unexpected { got, expected });
         }
         self.transaction = message.transaction;
         match (
-            std::mem::replace(&mut self.state, State::Error),
+            std::mem::replace(&mut self.state, ControllerEndState::Error),
             message.body,
         ) {
-            (State::Negotiate, Body::Negotiate(negotiate)) => {
-                self.state = State::Negotiate;
+            (ControllerEndState::Negotiate, Body::Negotiate(negotiate)) => {
+                self.state = ControllerEndState::Negotiate;
                 self.choose(&negotiate)
             }
-            (State::Reply(issued), Body::Reply(reply)) => self.take_reply(issued, &reply),
-            (State::Success2, Body::Success2) => {
-                self.state = State::Completed;
+            (ControllerEndState::Reply(issued), Body::Reply(reply)) => {
+                self.take_reply(issued, &reply)
+            }
+            (ControllerEndState::Success2, Body::Success2) => {
+                self.state = ControllerEndState::Completed;
                 Ok(())
             }
-            (state, Body::Failure2(failed)) if !matches!(state, State::Negotiate) => {
+            (state, Body::Failure2(failed)) if !matches!(state, ControllerEndState::Negotiate) => {
                 self.failure.get_or_insert(Reason::GivenUp(failed));
                 Ok(())
             }
@@ -373,7 +384,7 @@ impl ControllerEnd {
             group,
             exponent: Some(exponent.clone()),
         });
-        self.state = State::Preparing(Chosen {
+        self.state = ControllerEndState::Preparing(Chosen {
             hash,
             group,
             exponent,
@@ -381,7 +392,7 @@ impl ControllerEnd {
         Ok(())
     }
 
-    fn prepared(&mut self, chosen: Chosen, answer: Answer) -> Result<State, Reason> {
+    fn prepared(&mut self, chosen: Chosen, answer: Answer) -> Result<ControllerEndState, Reason> {
         // One set that expired or cannot be read leaves the other in force.
         let mut keys = Vec::with_capacity(self.keys.len());
         let mut unreadable = None;
@@ -399,7 +410,7 @@ impl ControllerEnd {
         let mut challenge = vec![0; chosen.hash.bytes()];
         self.random.fill(&mut challenge)?;
         let number = sequence_number(self.random.as_mut())?;
-        Ok(State::Challenge(Issued {
+        Ok(ControllerEndState::Challenge(Issued {
             chosen,
             keys,
             challenge,
@@ -474,11 +485,16 @@ impl ControllerEnd {
             group,
             exponent: Some(issued.chosen.exponent.clone()),
         });
-        self.state = State::Verifying(issued, proof);
+        self.state = ControllerEndState::Verifying(issued, proof);
         Ok(())
     }
 
-    fn verify(&mut self, issued: &Issued, proof: &Proof, answer: &Answer) -> Result<State, Reason> {
+    fn verify(
+        &mut self,
+        issued: &Issued,
+        proof: &Proof,
+        answer: &Answer,
+    ) -> Result<ControllerEndState, Reason> {
         let basis = Basis {
             hash: issued.chosen.hash,
             shared: answer.shared.as_ref().map(|shared| shared.as_slice()),
@@ -513,7 +529,7 @@ impl ControllerEnd {
         if let Some(agreed) = &mut self.agreed {
             agreed.mutual = response.is_some();
         }
-        Ok(State::Success1 {
+        Ok(ControllerEndState::Success1 {
             hash: issued.chosen.hash,
             response,
         })

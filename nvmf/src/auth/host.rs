@@ -42,16 +42,16 @@ pub struct HostEnd {
     generated: Option<Digest>,
     random: Box<dyn Random>,
     transaction: u16,
-    state: State,
+    state: HostEndState,
     /// The step of this state was handed out.
     begun: bool,
 }
 
-enum State {
+enum HostEndState {
     Negotiate,
     Challenge,
     /// The job is to be handed out, or is out.
-    Computing(Option<Job>, Received),
+    Computing(Option<Job>, ReceivedChallenge),
     Reply(Vec<u8>, Expected),
     Success1(Expected),
     Success2(Agreed),
@@ -62,7 +62,7 @@ enum State {
 }
 
 /// A Challenge of the controller.
-struct Received {
+struct ReceivedChallenge {
     hash: Hash,
     group: Group,
     challenge: Vec<u8>,
@@ -92,7 +92,7 @@ impl HostEnd {
             generated: None,
             random,
             transaction,
-            state: State::Negotiate,
+            state: HostEndState::Negotiate,
             begun: false,
         }
     }
@@ -107,43 +107,43 @@ impl HostEnd {
     /// The PSK that the completed transaction made, once.
     pub fn take_generated(&mut self) -> Option<Digest> {
         match self.state {
-            State::Completed(_) => self.generated.take(),
+            HostEndState::Completed(_) => self.generated.take(),
             _ => None,
         }
     }
 
     pub fn step(&mut self) -> HostStep {
         match &self.state {
-            State::Completed(agreed) => return HostStep::Completed(*agreed),
-            State::Failed(reason) => return HostStep::Failed(reason.clone()),
+            HostEndState::Completed(agreed) => return HostStep::Completed(*agreed),
+            HostEndState::Failed(reason) => return HostStep::Failed(reason.clone()),
             _ if self.begun => return HostStep::Wait,
             _ => {}
         }
         self.begun = true;
         match &mut self.state {
-            State::Negotiate => HostStep::Send(self.negotiate()),
-            State::Computing(job, _) => match job.take() {
+            HostEndState::Negotiate => HostStep::Send(self.negotiate()),
+            HostEndState::Computing(job, _) => match job.take() {
                 Some(job) => HostStep::Compute(job),
                 None => HostStep::Wait,
             },
-            State::Reply(bytes, _) => HostStep::Send(std::mem::take(bytes)),
-            State::Success2(_) => HostStep::Send(self.message(Body::Success2)),
-            State::Failure2(reason) => {
+            HostEndState::Reply(bytes, _) => HostStep::Send(std::mem::take(bytes)),
+            HostEndState::Success2(_) => HostStep::Send(self.message(Body::Success2)),
+            HostEndState::Failure2(reason) => {
                 let failed = reason.failed();
                 HostStep::Send(self.message(Body::Failure2(failed)))
             }
-            State::Challenge | State::Success1(_) => HostStep::Receive,
-            State::Completed(_) | State::Failed(_) => HostStep::Wait,
+            HostEndState::Challenge | HostEndState::Success1(_) => HostStep::Receive,
+            HostEndState::Completed(_) | HostEndState::Failed(_) => HostStep::Wait,
         }
     }
 
     /// Handles the completion of an Authentication Send.
     pub fn sent(&mut self) {
-        let next = match std::mem::replace(&mut self.state, State::Negotiate) {
-            State::Negotiate => State::Challenge,
-            State::Reply(_, expected) => State::Success1(expected),
-            State::Success2(agreed) => State::Completed(agreed),
-            State::Failure2(reason) => State::Failed(reason),
+        let next = match std::mem::replace(&mut self.state, HostEndState::Negotiate) {
+            HostEndState::Negotiate => HostEndState::Challenge,
+            HostEndState::Reply(_, expected) => HostEndState::Success1(expected),
+            HostEndState::Success2(agreed) => HostEndState::Completed(agreed),
+            HostEndState::Failure2(reason) => HostEndState::Failed(reason),
             other => other,
         };
         self.enter(next);
@@ -151,31 +151,32 @@ impl HostEnd {
 
     /// Handles the completion of an Authentication Receive with this data.
     pub fn received(&mut self, bytes: &[u8]) {
-        let next = match std::mem::replace(&mut self.state, State::Negotiate) {
-            State::Challenge => self.take_challenge(bytes),
-            State::Success1(expected) => self.take_success(expected, bytes),
+        let next = match std::mem::replace(&mut self.state, HostEndState::Negotiate) {
+            HostEndState::Challenge => self.take_challenge(bytes),
+            HostEndState::Success1(expected) => self.take_success(expected, bytes),
             other => Ok(other),
         };
         // A controller that gave up expects no message.
         let next = next.unwrap_or_else(|reason| match reason {
-            Reason::GivenUp(_) => State::Failed(reason),
-            reason => State::Failure2(reason),
+            Reason::GivenUp(_) => HostEndState::Failed(reason),
+            reason => HostEndState::Failure2(reason),
         });
         self.enter(next);
     }
 
     /// Handles the answer of its job.
     pub fn answered(&mut self, answer: Answer) {
-        let State::Computing(_, received) = std::mem::replace(&mut self.state, State::Negotiate)
+        let HostEndState::Computing(_, received) =
+            std::mem::replace(&mut self.state, HostEndState::Negotiate)
         else {
             return;
         };
         let next = self.reply(&received, answer);
-        let next = next.unwrap_or_else(State::Failure2);
+        let next = next.unwrap_or_else(HostEndState::Failure2);
         self.enter(next);
     }
 
-    fn enter(&mut self, state: State) {
+    fn enter(&mut self, state: HostEndState) {
         self.state = state;
         self.begun = false;
     }
@@ -206,7 +207,7 @@ impl HostEnd {
         }
     }
 
-    fn take_challenge(&mut self, bytes: &[u8]) -> Result<State, Reason> {
+    fn take_challenge(&mut self, bytes: &[u8]) -> Result<HostEndState, Reason> {
         match self.parse(bytes, "Challenge")? {
             Body::Challenge(challenge) => self.accept(&challenge),
             other => Err(Reason::Unexpected {
@@ -216,7 +217,7 @@ impl HostEnd {
         }
     }
 
-    fn accept(&mut self, challenge: &Challenge) -> Result<State, Reason> {
+    fn accept(&mut self, challenge: &Challenge) -> Result<HostEndState, Reason> {
         // A controller must not bring the host to something weaker than its configuration.
         let hash = Hash::from_id(challenge.hash).filter(|hash| self.offer.hashes.contains(hash));
         let hash = hash.ok_or(Reason::HashNotOffered { id: challenge.hash })?;
@@ -243,16 +244,20 @@ impl HostEnd {
             group,
             exponent: Some(exponent),
         };
-        let received = Received {
+        let received = ReceivedChallenge {
             hash,
             group,
             challenge: challenge.challenge.to_vec(),
             number: challenge.number,
         };
-        Ok(State::Computing(Some(job), received))
+        Ok(HostEndState::Computing(Some(job), received))
     }
 
-    fn reply(&mut self, received: &Received, answer: Answer) -> Result<State, Reason> {
+    fn reply(
+        &mut self,
+        received: &ReceivedChallenge,
+        answer: Answer,
+    ) -> Result<HostEndState, Reason> {
         let keys = answer.keys.into_iter().next();
         let Keys { host, controller } = keys.ok_or(Reason::NoKey)??;
         let hash = received.hash;
@@ -298,10 +303,10 @@ impl HostEnd {
             },
             response: expected,
         };
-        Ok(State::Reply(bytes, expected))
+        Ok(HostEndState::Reply(bytes, expected))
     }
 
-    fn take_success(&mut self, expected: Expected, bytes: &[u8]) -> Result<State, Reason> {
+    fn take_success(&mut self, expected: Expected, bytes: &[u8]) -> Result<HostEndState, Reason> {
         let (hash_bytes, response) = match self.parse(bytes, "Success1")? {
             Body::Success1 {
                 hash_bytes,
@@ -317,7 +322,7 @@ impl HostEnd {
             response: Some(own),
         } = expected
         else {
-            return Ok(State::Completed(expected.agreed));
+            return Ok(HostEndState::Completed(expected.agreed));
         };
         if usize::from(hash_bytes) != agreed.hash.bytes() {
             return Err(Reason::Malformed(MessageError::Field {
@@ -328,7 +333,7 @@ impl HostEnd {
         }
         match response {
             None => Err(Reason::NoControllerProof),
-            Some(response) if own.equals(response) => Ok(State::Success2(agreed)),
+            Some(response) if own.equals(response) => Ok(HostEndState::Success2(agreed)),
             Some(_) => Err(Reason::WrongControllerResponse),
         }
     }

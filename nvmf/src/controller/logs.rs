@@ -178,7 +178,7 @@ fn bytes(page: &(impl IntoBytes + Immutable + ?Sized)) -> Page {
 /// The stored pages, which hosts read in pieces and which must not change in between.
 #[derive(Default)]
 pub(crate) struct Logs {
-    discovery: Option<DiscoveryLog>,
+    discovery: Option<CachedDiscoveryLog>,
     telemetry: Telemetry,
 }
 
@@ -202,7 +202,7 @@ impl Telemetry {
 }
 
 /// The stored discovery log, with its generation.
-struct DiscoveryLog {
+struct CachedDiscoveryLog {
     generation: u64,
     records: Vec<Record>,
 }
@@ -455,7 +455,7 @@ impl Controller {
     }
 
     /// The stored discovery log, built anew if the log has changed since.
-    fn discovery_log(&mut self) -> &DiscoveryLog {
+    fn discovery_log(&mut self) -> &CachedDiscoveryLog {
         let current = self.target.discovery_generation();
         if self
             .logs
@@ -472,7 +472,7 @@ impl Controller {
                 local: &self.local,
                 secure: !self.association.has_clear_queue(),
             };
-            self.logs.discovery = Some(DiscoveryLog {
+            self.logs.discovery = Some(CachedDiscoveryLog {
                 generation: snapshot.generation,
                 records: discovery::records(&snapshot, &asker),
             });

@@ -16,7 +16,7 @@ use super::queue::{CommandQueue, Finished};
 
 /// The state of an I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum PendingStage {
     Waiting,
     /// The target has its commands: two for a compare-and-write.
     Sent {
@@ -30,7 +30,7 @@ pub(super) struct Pending {
     io: Io,
     /// The contiguous buffer of the command, if the I/O has several buffers or none.
     own: Option<Buf>,
-    stage: Stage,
+    stage: PendingStage,
     status: StatusCode,
     /// It was sent on a connection that was lost, so the target may have executed it.
     repeated: bool,
@@ -46,7 +46,7 @@ impl Pending {
         Self {
             io,
             own,
-            stage: Stage::Waiting,
+            stage: PendingStage::Waiting,
             status: StatusCode::SUCCESS,
             repeated: false,
             resends: 0,
@@ -59,7 +59,7 @@ impl Pending {
     }
 
     pub(super) fn is_sent(&self) -> bool {
-        self.stage != Stage::Waiting
+        self.stage != PendingStage::Waiting
     }
 
     /// Number of its commands: 1, or 2 for a compare-and-write.
@@ -108,7 +108,7 @@ impl Pending {
             queue.submit(second, io.data.get(1).cloned(), None, token, now);
             outstanding = 2;
         }
-        self.stage = Stage::Sent { outstanding };
+        self.stage = PendingStage::Sent { outstanding };
         self.status = StatusCode::SUCCESS;
     }
 
@@ -125,19 +125,19 @@ impl Pending {
     /// Marks it as waiting after its connection was lost or its data were damaged.
     pub(super) fn lost(&mut self) {
         self.repeated = true;
-        self.stage = Stage::Waiting;
+        self.stage = PendingStage::Waiting;
     }
 
     /// Marks it as waiting and not executed, after the target refused it with an ANA status.
     pub(super) fn refused(&mut self) {
-        self.stage = Stage::Waiting;
+        self.stage = PendingStage::Waiting;
     }
 
     /// Handles the completion of one of its commands. Returns the status of the I/O; `None`: the
     /// other command is outstanding.
     #[inline]
     pub(super) fn finished(&mut self, one: Finished) -> Option<StatusCode> {
-        let Stage::Sent { outstanding } = &mut self.stage else {
+        let PendingStage::Sent { outstanding } = &mut self.stage else {
             return None;
         };
         *outstanding -= 1;

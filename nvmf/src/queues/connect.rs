@@ -33,7 +33,7 @@ const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
 const CONNECT_DATA_BYTES: u32 = 1024;
 
 /// The reason for refusing a Connect: the status for the host, and the log line.
-enum Refused {
+enum ConnectRefused {
     Parameter(InvalidParameter, String),
     Status(StatusCode, String),
     /// An earlier controller of the host still exists.
@@ -71,14 +71,14 @@ pub(super) fn run(command: &mut Command) {
     let (core, qp) = (&mut *command.core, &mut *command.queue);
     let accepted = match data.as_deref().map(ConnectData::read_from_prefix) {
         Some(Ok((data, _))) => core.connect(qp, &sqe, &data, now),
-        _ => Err(Refused::Status(
+        _ => Err(ConnectRefused::Status(
             StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr(),
             "short data".into(),
         )),
     };
     let cqe = match accepted {
         Ok(cqe) => return connected(command, cqe),
-        Err(Refused::Parameter(parameter, why)) => {
+        Err(ConnectRefused::Parameter(parameter, why)) => {
             core.log_refused(qp, &parameter, &why, now);
             let is_coming =
                 parameter == InvalidParameter::SUBNQN && core.target.expects_subsystems();
@@ -90,16 +90,16 @@ pub(super) fn run(command: &mut Command) {
         }
         // Wait instead of refusing: the earlier controller ends soon, and a refused host waits for
         // its whole reconnect delay.
-        Err(Refused::Busy(_)) if patient => {
+        Err(ConnectRefused::Busy(_)) if patient => {
             qp.requests[command.index].step = Step::Deferred;
             qp.opening.waiting = Some(command.index);
             return;
         }
-        Err(Refused::Busy(why)) => {
+        Err(ConnectRefused::Busy(why)) => {
             core.log_refused(qp, &"for now", &why, now);
             Cqe::new(cid, StatusCode::CONNECT_CONTROLLER_BUSY)
         }
-        Err(Refused::Status(status, why)) => {
+        Err(ConnectRefused::Status(status, why)) => {
             let reason = status.fabrics_name().unwrap_or("refused");
             core.log_refused(qp, &reason, &why, now);
             Cqe::new(cid, status)
@@ -134,23 +134,23 @@ impl Resources {
         sqe: &nacre_nvmf_wire::Sqe,
         data: &ConnectData,
         now: Nanos,
-    ) -> Result<Cqe, Refused> {
+    ) -> Result<Cqe, ConnectRefused> {
         let connect = Connect::parse(sqe).map_err(|error| {
-            Refused::Status(
+            ConnectRefused::Status(
                 StatusCode::CONNECT_INCOMPATIBLE_FORMAT.with_dnr(),
                 error.to_string(),
             )
         })?;
-        let name =
-            |parameter| move |error: NqnError| Refused::Parameter(parameter, error.to_string());
+        let name = |parameter| {
+            move |error: NqnError| ConnectRefused::Parameter(parameter, error.to_string())
+        };
         let hostnqn = host_name(data).map_err(name(InvalidParameter::HOSTNQN))?;
         let subnqn = data
             .subsystem_nqn()
             .map_err(name(InvalidParameter::SUBNQN))?;
-        let subsystem = self
-            .target
-            .subsystem(&subnqn)
-            .map_err(|error| Refused::Parameter(InvalidParameter::SUBNQN, error.to_string()))?;
+        let subsystem = self.target.subsystem(&subnqn).map_err(|error| {
+            ConnectRefused::Parameter(InvalidParameter::SUBNQN, error.to_string())
+        })?;
         let entries = connect.queue_entries();
         let kind = self.ports.kind_of(qp);
         let limits = self.target.listener_limits(kind, qp.ends.listener);
@@ -160,7 +160,7 @@ impl Resources {
             limits.max_io_entries
         };
         if entries < 2 || entries > u32::from(max) {
-            return Err(Refused::Parameter(
+            return Err(ConnectRefused::Parameter(
                 InvalidParameter::SQSIZE,
                 format!("{entries} entries; 2 to {max} are possible"),
             ));
@@ -170,7 +170,7 @@ impl Resources {
         // Taken first: a refusal for lack of a place must leave nothing behind.
         let discovery = subsystem.kind == SubsystemKind::Discovery;
         let place = self.target.places.take(discovery).map_err(|full| {
-            Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
+            ConnectRefused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
         })?;
         // Read this once, because an administrator may change the keys meanwhile.
         let channel = self.ports.secure_channel_of(qp);
@@ -181,7 +181,7 @@ impl Resources {
         let places = &self.target.places;
         let unproven = must_authenticate.then(|| places.take_unproven(origin(&qp.ends.peer)));
         let unproven = unproven.transpose().map_err(|full| {
-            Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
+            ConnectRefused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
         })?;
         let association = if connect.is_admin() {
             self.connect_admin(qp, &subsystem, data, &hostnqn)?
@@ -190,13 +190,13 @@ impl Resources {
                 self.connect_io(&connect, &subsystem, qp.ends.listener, data, &hostnqn)?;
             // Either all queues of an association use TLS, or none.
             if association.has_clear_queue() == channel.is_some() {
-                return Err(Refused::Status(
+                return Err(ConnectRefused::Status(
                     StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
                     format!("the admin queue of {hostnqn} and this queue are not both on TLS"),
                 ));
             }
             if !association.takes_channel(channel.as_deref()) {
-                return Err(Refused::Status(
+                return Err(ConnectRefused::Status(
                     StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
                     format!(
                         "the admin queue of {hostnqn} generated a PSK (secure channel concatenation), and this queue does not use TLS with it"
@@ -218,13 +218,13 @@ impl Resources {
         qp: &QueuePair,
         subsystem: &Subsystem,
         hostnqn: &Nqn,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), ConnectRefused> {
         let Some(channel) = self.ports.secure_channel_of(qp) else {
             return match subsystem.host_psk(hostnqn) {
                 None if subsystem.host_must_concat(hostnqn)
                     && subsystem.host_keys(hostnqn).is_none() =>
                 {
-                    Err(Refused::Status(
+                    Err(ConnectRefused::Status(
                         StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
                         format!(
                             "host {hostnqn} must make a key for TLS by authentication (concat), and has no dhchap_key any more"
@@ -232,7 +232,7 @@ impl Resources {
                     ))
                 }
                 None => Ok(()),
-                Some(_) => Err(Refused::Status(
+                Some(_) => Err(ConnectRefused::Status(
                     StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
                     format!(
                         "host {hostnqn} has a psk, so it must use TLS: its connection is in clear"
@@ -255,14 +255,14 @@ impl Resources {
                 return Ok(());
             }
             // Not for good: the next handshake uses the key of then.
-            return Err(Refused::Status(
+            return Err(ConnectRefused::Status(
                 StatusCode::AUTHENTICATION_REQUIRED,
                 format!(
                     "the psk of host {hostnqn} was replaced or removed since its TLS handshake"
                 ),
             ));
         }
-        Err(Refused::Status(
+        Err(ConnectRefused::Status(
             StatusCode::CONNECT_INVALID_HOST.with_dnr(),
             format!(
                 "{hostnqn} connects to {}, and its TLS identity is of {} and {}",
@@ -280,10 +280,10 @@ impl Resources {
         qp: &QueuePair,
         subsystem: &Subsystem,
         hostnqn: &Nqn,
-        refused: &Refused,
+        refused: &ConnectRefused,
         now: Nanos,
     ) {
-        let Refused::Status(_, why) = refused else {
+        let ConnectRefused::Status(_, why) = refused else {
             return;
         };
         let peer = &qp.ends.peer;
@@ -305,10 +305,10 @@ impl Resources {
         subsystem: &Arc<Subsystem>,
         data: &ConnectData,
         hostnqn: &Nqn,
-    ) -> Result<Arc<Association>, Refused> {
+    ) -> Result<Arc<Association>, ConnectRefused> {
         let asked = data.cntlid.get();
         subsystem.config.check_cntlid(asked).map_err(|why| {
-            Refused::Parameter(
+            ConnectRefused::Parameter(
                 InvalidParameter::CNTLID,
                 format!("{}: {why}", subsystem.nqn()),
             )
@@ -317,30 +317,30 @@ impl Resources {
         subsystem
             .admit(asked, hostnqn, data.hostid, qp.ends.listener, kind)
             .map_err(|refusal| match refusal {
-                Refusal::HostNotAllowed => Refused::Status(
+                Refusal::HostNotAllowed => ConnectRefused::Status(
                     StatusCode::CONNECT_INVALID_HOST.with_dnr(),
                     format!("host {hostnqn} is not allowed to use {}", subsystem.nqn()),
                 ),
-                Refusal::Busy => Refused::Busy(format!(
+                Refusal::Busy => ConnectRefused::Busy(format!(
                     "an earlier controller of {hostnqn}, or the one that it asks for, is still being torn down"
                 )),
                 // Without DNR: the controller is free again after the other host's association.
-                Refusal::ControllerTaken => Refused::Status(
+                Refusal::ControllerTaken => ConnectRefused::Status(
                     StatusCode::CONNECT_CONTROLLER_BUSY,
                     format!("controller {asked} of {} has a host", subsystem.nqn()),
                 ),
-                Refusal::NoFreeController => Refused::Status(
+                Refusal::NoFreeController => ConnectRefused::Status(
                     StatusCode::CONNECT_CONTROLLER_BUSY,
                     format!("all controller ids of {} are in use", subsystem.nqn()),
                 ),
                 Refusal::Withheld(why) => {
                     self.target.count_withheld();
-                    Refused::Parameter(
+                    ConnectRefused::Parameter(
                         InvalidParameter::SUBNQN,
                         why.refusal(subsystem.nqn(), hostnqn, kind),
                     )
                 }
-                Refusal::NotOnThisListener => Refused::Parameter(
+                Refusal::NotOnThisListener => ConnectRefused::Parameter(
                     InvalidParameter::SUBNQN,
                     format!("{} does not listen here", subsystem.nqn()),
                 ),
@@ -354,10 +354,10 @@ impl Resources {
         listener: ListenerId,
         data: &ConnectData,
         hostnqn: &Nqn,
-    ) -> Result<Arc<Association>, Refused> {
+    ) -> Result<Arc<Association>, ConnectRefused> {
         let cntlid = data.cntlid.get();
         let association = subsystem.controller(cntlid).ok_or_else(|| {
-            Refused::Parameter(
+            ConnectRefused::Parameter(
                 InvalidParameter::CNTLID,
                 format!("{} has no controller {cntlid}", subsystem.nqn()),
             )
@@ -365,7 +365,7 @@ impl Resources {
         // An I/O queue must connect through the listener of its admin queue (Base 2.2, 3.1), whose
         // in-capsule size, queue size and ANA states the controller has announced.
         if association.listener != listener {
-            return Err(Refused::Parameter(
+            return Err(ConnectRefused::Parameter(
                 InvalidParameter::CNTLID,
                 format!(
                     "controller {cntlid} was connected through another listener, over {}; \
@@ -382,7 +382,7 @@ impl Resources {
             } else {
                 InvalidParameter::HOSTID
             };
-            return Err(Refused::Parameter(
+            return Err(ConnectRefused::Parameter(
                 parameter,
                 format!("controller {cntlid} belongs to {}", association.hostnqn),
             ));
@@ -392,7 +392,7 @@ impl Resources {
         let max = limits.max_io_queues.min(association.io_queues());
         let discovery = subsystem.kind == SubsystemKind::Discovery;
         if connect.qid > max || discovery {
-            return Err(Refused::Parameter(
+            return Err(ConnectRefused::Parameter(
                 InvalidParameter::QID,
                 format!(
                     "queue {} of a controller with {} I/O queues",
@@ -403,11 +403,11 @@ impl Resources {
         }
         match association.phase() {
             Phase::Ready => Ok(association),
-            Phase::Connected => Err(Refused::Status(
+            Phase::Connected => Err(ConnectRefused::Status(
                 StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
                 format!("controller {cntlid} is not enabled"),
             )),
-            Phase::Closing => Err(Refused::Status(
+            Phase::Closing => Err(ConnectRefused::Status(
                 StatusCode::CONNECT_CONTROLLER_BUSY,
                 format!("controller {cntlid} is being torn down"),
             )),
@@ -422,7 +422,7 @@ impl Resources {
         association: Arc<Association>,
         must_authenticate: bool,
         now: Nanos,
-    ) -> Result<Cqe, Refused> {
+    ) -> Result<Cqe, ConnectRefused> {
         let stats = Arc::new(QueueStats::default());
         let group = self.handle.clone();
         let transport = self.ports.kind_of(qp);
@@ -443,11 +443,11 @@ impl Resources {
         if let Err(refusal) = association.add_queue(info) {
             let (qid, cntlid) = (connect.qid, association.cntlid);
             return Err(match refusal {
-                NoQueue::InUse => Refused::Status(
+                NoQueue::InUse => ConnectRefused::Status(
                     StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
                     format!("queue {qid} of controller {cntlid} exists"),
                 ),
-                NoQueue::Ending => Refused::Busy(format!(
+                NoQueue::Ending => ConnectRefused::Busy(format!(
                     "commands of the queue {qid} of controller {cntlid} that was before are still in a device"
                 )),
                 NoQueue::Closing => {
@@ -455,7 +455,7 @@ impl Resources {
                         // The association ended meanwhile, without a queue that would remove it.
                         self.target.forget(&association);
                     }
-                    Refused::Status(
+                    ConnectRefused::Status(
                         StatusCode::CONNECT_CONTROLLER_BUSY,
                         format!("controller {cntlid} is being torn down"),
                     )
@@ -518,7 +518,7 @@ impl Resources {
 
 /// Checks whether a host may use a PSK that its authentication generated. It proved its key then,
 /// and must still have one.
-fn check_generated(subsystem: &Subsystem, hostnqn: &Nqn) -> Result<(), Refused> {
+fn check_generated(subsystem: &Subsystem, hostnqn: &Nqn) -> Result<(), ConnectRefused> {
     let why = if subsystem.host_psk(hostnqn).is_some() {
         "it has a psk, and used a generated one for TLS"
     } else if subsystem.host_keys(hostnqn).is_none() {
@@ -526,7 +526,7 @@ fn check_generated(subsystem: &Subsystem, hostnqn: &Nqn) -> Result<(), Refused> 
     } else {
         return Ok(());
     };
-    Err(Refused::Status(
+    Err(ConnectRefused::Status(
         StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
         format!("host {hostnqn}: {why}"),
     ))

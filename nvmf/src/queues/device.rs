@@ -49,7 +49,7 @@ const OPEN_AGAIN: Duration = Duration::from_millis(100);
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// A namespace whose device could not be opened.
-struct Refused {
+struct RefusedNamespace {
     serial: u64,
     at: Nanos,
     told: Nanos,
@@ -58,7 +58,7 @@ struct Refused {
 pub(crate) struct Devices {
     core: usize,
     /// Namespaces whose open failure was logged within the last [`TELL_AGAIN`].
-    refused: Vec<Refused>,
+    refused: Vec<RefusedNamespace>,
     slots: Vec<Option<Device>>,
     open: usize,
     /// Slots with I/O in flight or waiting. Only these are polled, so that the cost of a turn does
@@ -99,7 +99,7 @@ impl Devices {
         if let Some(slot) = namespace.slot(self.core) {
             return Some(slot);
         }
-        let is_it = |refused: &&Refused| refused.serial == namespace.serial;
+        let is_it = |refused: &&RefusedNamespace| refused.serial == namespace.serial;
         let before = self.refused.iter().find(is_it);
         if before.is_some_and(|refused| now.since(refused.at) < OPEN_AGAIN) {
             return None;
@@ -160,7 +160,7 @@ impl Devices {
             None => {
                 tracing::error!(nsid, core, %error, "{what}");
                 let (at, told) = (now, now);
-                self.refused.push(Refused { serial, at, told });
+                self.refused.push(RefusedNamespace { serial, at, told });
             }
         }
     }

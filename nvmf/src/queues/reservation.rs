@@ -54,10 +54,10 @@ pub(crate) struct ReservationChange {
 struct Op {
     request: ReqRef,
     errand: ReservationChange,
-    waits: Waits,
+    waits: WaitsFor,
 }
 
-enum Waits {
+enum WaitsFor {
     /// Waits for another command of the same namespace.
     Turn,
     /// Waits until the next state is stored persistently.
@@ -91,13 +91,13 @@ impl Reserving {
     }
 
     /// Records the progress of a command. `Some`: it is complete.
-    fn note(&mut self, progress: Progress) -> Option<StatusCode> {
+    fn note(&mut self, progress: ReservationProgress) -> Option<StatusCode> {
         match progress {
-            Progress::Waits(op) => {
+            ReservationProgress::Waits(op) => {
                 self.ops.push_back(op);
                 None
             }
-            Progress::Done(status) => Some(status),
+            ReservationProgress::Done(status) => Some(status),
         }
     }
 
@@ -125,26 +125,26 @@ impl Reserving {
     }
 }
 
-enum Progress {
+enum ReservationProgress {
     Waits(Op),
     Done(StatusCode),
 }
 
 impl Op {
-    fn resume(mut self, handle: &GroupHandle) -> Progress {
+    fn resume(mut self, handle: &GroupHandle) -> ReservationProgress {
         match self.waits {
-            Waits::Turn => self.decide(handle),
-            Waits::Fence(ref fence) if fence.cores.load(Ordering::Acquire) > 0 => {
-                Progress::Waits(self)
+            WaitsFor::Turn => self.decide(handle),
+            WaitsFor::Fence(ref fence) if fence.cores.load(Ordering::Acquire) > 0 => {
+                ReservationProgress::Waits(self)
             }
-            Waits::Fence(_) => {
+            WaitsFor::Fence(_) => {
                 self.errand.todo.pop();
                 self.decide(handle)
             }
-            Waits::Storing(ref answer, ref mut outcome) => {
+            WaitsFor::Storing(ref answer, ref mut outcome) => {
                 let (_, reservation) = self.errand.todo.last().expect("the one that is kept");
                 match answer.outcome.load(Ordering::Acquire) {
-                    OPEN => Progress::Waits(self),
+                    OPEN => ReservationProgress::Waits(self),
                     STORED => {
                         let outcome = std::mem::replace(outcome, nothing());
                         self.install(outcome, handle)
@@ -152,7 +152,7 @@ impl Op {
                     FAILED => {
                         reservation.give_up();
                         // Trying again may help: here, or where the namespace is served now.
-                        Progress::Done(if reservation.may_answer() {
+                        ReservationProgress::Done(if reservation.may_answer() {
                             StatusCode::INTERNAL_ERROR
                         } else {
                             StatusCode::ANA_TRANSITION
@@ -165,30 +165,30 @@ impl Op {
     }
 
     /// Decides about the last remaining namespace, unless another command is changing it.
-    fn decide(mut self, handle: &GroupHandle) -> Progress {
+    fn decide(mut self, handle: &GroupHandle) -> ReservationProgress {
         let Some((_, reservation)) = self.errand.todo.last() else {
-            return Progress::Done(StatusCode::SUCCESS);
+            return ReservationProgress::Done(StatusCode::SUCCESS);
         };
         let ReservationChange { host, change, .. } = &self.errand;
         match reservation.decide(host, change, handle) {
             Decision::Wait => {
-                self.waits = Waits::Turn;
-                Progress::Waits(self)
+                self.waits = WaitsFor::Turn;
+                ReservationProgress::Waits(self)
             }
-            Decision::Refused(status) => Progress::Done(status),
+            Decision::Refused(status) => ReservationProgress::Done(status),
             Decision::Accepted(outcome, Some(store)) => {
                 let (ticket, answer) = Ticket::new(handle.clone());
                 let is_kept = outcome.next.ptpl || store.stores_all();
                 store.store(is_kept.then_some(&outcome.next), ticket);
-                self.waits = Waits::Storing(answer, outcome);
-                Progress::Waits(self)
+                self.waits = WaitsFor::Storing(answer, outcome);
+                ReservationProgress::Waits(self)
             }
             Decision::Accepted(outcome, None) => self.install(outcome, handle),
         }
     }
 
     /// Installs the outcome.
-    fn install(mut self, outcome: Effect, handle: &GroupHandle) -> Progress {
+    fn install(mut self, outcome: Effect, handle: &GroupHandle) -> ReservationProgress {
         let (nsid, reservation) = self.errand.todo.last().expect("the one that was decided");
         let nsid = *nsid;
         reservation.install(outcome.next);
@@ -197,8 +197,8 @@ impl Op {
             subsystem.notify_reservation(&host, nsid, notice);
         }
         if let Some(fence) = raise_fence(handle, subsystem, nsid, outcome.aborted) {
-            self.waits = Waits::Fence(fence);
-            return Progress::Waits(self);
+            self.waits = WaitsFor::Fence(fence);
+            return ReservationProgress::Waits(self);
         }
         self.errand.todo.pop();
         self.decide(handle)
@@ -262,7 +262,7 @@ pub(super) fn start(command: &mut Command, errand: ReservationChange) {
     let op = Op {
         request: command.queue.name_of(command.index),
         errand,
-        waits: Waits::Turn,
+        waits: WaitsFor::Turn,
     };
     let progress = op.decide(&command.core.handle);
     if let Some(status) = command.core.reserving.note(progress) {

@@ -155,7 +155,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         // DUPRETINFO: unless the log is filtered, all discovery listeners return the same records.
         let filtered = snapshot.same_transport || snapshot.same_address || snapshot.same_service;
         let duplicate = !filtered || listener.id == own.id;
-        let kind = Kind {
+        let kind = EntryKind {
             subtype: subtype::CURRENT_DISCOVERY,
             model: ControllerModel::Dynamic,
             eflags: eflags::EPCSD | if duplicate { eflags::DUPRETINFO } else { 0 },
@@ -166,7 +166,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         records.extend(record.map(|record| record.secured(treq)));
     }
     for subsystem in &snapshot.subsystems {
-        let kind = Kind {
+        let kind = EntryKind {
             subtype: subtype::NVM,
             model: subsystem.model,
             eflags: 0,
@@ -205,7 +205,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
 }
 
 #[derive(Clone, Copy)]
-struct Kind {
+struct EntryKind {
     subtype: u8,
     model: ControllerModel,
     eflags: u16,
@@ -217,7 +217,7 @@ fn entry(
     asker: &Asker,
     listener: &SubsystemListener,
     nqn: &Nqn,
-    kind: Kind,
+    kind: EntryKind,
 ) -> Option<Record> {
     let address = reached(&listener.address, asker)?;
     if snapshot.same_address && !same_host(&address, asker.local) {
@@ -236,7 +236,7 @@ fn elsewhere(
     asker: &Asker,
     port: &SharedPort,
     nqn: &Nqn,
-    kind: Kind,
+    kind: EntryKind,
 ) -> Option<Record> {
     let address = reached(&port.address, asker)?;
     let place = (port.transport, address, RdmaFabric::default());
@@ -255,7 +255,7 @@ fn described_at(
     asker: &Asker,
     (transport, address, fabric): (TransportType, Address, RdmaFabric),
     nqn: &Nqn,
-    kind: Kind,
+    kind: EntryKind,
 ) -> Option<Record> {
     if snapshot.same_transport && transport != asker.transport {
         return None;

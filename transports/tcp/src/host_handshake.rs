@@ -32,7 +32,7 @@ pub(crate) struct Turn {
     pub result: Result<Option<Outcome>, Failure>,
 }
 
-enum Slot {
+enum HandshakeSlot {
     /// A job has the handshake.
     Busy,
     Done(Box<Turn>, Option<Box<Handshake>>),
@@ -41,14 +41,14 @@ enum Slot {
     Over,
 }
 
-struct Shared {
-    slot: Mutex<Slot>,
+struct HandshakeShared {
+    slot: Mutex<HandshakeSlot>,
     /// Readable after a job.
     done: OwnedFd,
 }
 
 pub(crate) struct HostHandshake {
-    shared: Arc<Shared>,
+    shared: Arc<HandshakeShared>,
     helper: Option<Arc<Helper>>,
     /// The controller: its handshakes run one after the other, beside those of others.
     owner: String,
@@ -68,8 +68,8 @@ impl HostHandshake {
     pub(crate) fn begin(tls: HostTls, owner: String) -> Result<Self, HandshakeStartError> {
         let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let handshake = Self {
-            shared: Arc::new(Shared {
-                slot: Mutex::new(Slot::Busy),
+            shared: Arc::new(HandshakeShared {
+                slot: Mutex::new(HandshakeSlot::Busy),
                 done,
             }),
             helper: tls.helper,
@@ -89,8 +89,8 @@ impl HostHandshake {
 
     /// Goes on with bytes of the controller, if no job runs and the handshake is not over.
     pub(crate) fn received(&mut self, bytes: Vec<u8>) -> Result<(), HelperFull> {
-        let taken = std::mem::replace(&mut *self.shared.slot.lock(), Slot::Busy);
-        let Slot::Idle(mut handshake) = taken else {
+        let taken = std::mem::replace(&mut *self.shared.slot.lock(), HandshakeSlot::Busy);
+        let HandshakeSlot::Idle(mut handshake) = taken else {
             *self.shared.slot.lock() = taken;
             return Ok(());
         };
@@ -116,7 +116,7 @@ impl HostHandshake {
             });
             // With the lock held: `take` finds either neither or both.
             let mut slot = shared.slot.lock();
-            *slot = Slot::Done(turn, handshake);
+            *slot = HandshakeSlot::Done(turn, handshake);
             let _ = rustix::io::write(&shared.done, &1u64.to_ne_bytes());
         };
         match &self.helper {
@@ -131,10 +131,10 @@ impl HostHandshake {
     /// The result of the last job, once.
     pub(crate) fn take(&mut self) -> Option<Box<Turn>> {
         let mut slot = self.shared.slot.lock();
-        match std::mem::replace(&mut *slot, Slot::Over) {
-            Slot::Done(turn, handshake) => {
+        match std::mem::replace(&mut *slot, HandshakeSlot::Over) {
+            HandshakeSlot::Done(turn, handshake) => {
                 if let (Some(handshake), Ok(None)) = (handshake, &turn.result) {
-                    *slot = Slot::Idle(handshake);
+                    *slot = HandshakeSlot::Idle(handshake);
                 }
                 let _ = rustix::io::read(&self.shared.done, &mut [0; 8]);
                 Some(turn)
@@ -148,7 +148,7 @@ impl HostHandshake {
 
     /// True while a job runs or waits.
     pub(crate) fn is_busy(&self) -> bool {
-        matches!(*self.shared.slot.lock(), Slot::Busy)
+        matches!(*self.shared.slot.lock(), HandshakeSlot::Busy)
     }
 
     /// Readable when [`HostHandshake::take`] has a result.

@@ -9,7 +9,7 @@ use crate::faults::Action;
 use crate::queues::{Cq, ShadowDoorbell, Sq};
 use crate::state::{Command, State};
 
-type Answer = (StatusCode, u32);
+pub(crate) type Answer = (StatusCode, u32);
 
 impl State {
     /// Executes an admin command. Returns `None` if it completes later.

@@ -9,11 +9,10 @@ use nacre_nvmf_wire::features::{AsyncEvents, Capabilities, HostBehavior, NumberO
 use nacre_nvmf_wire::opcode::admin;
 use nacre_nvmf_wire::{Sqe, zerocopy::IntoBytes};
 
+use crate::admin::Answer;
 use crate::executor::Executor;
 use crate::features::Features;
 use crate::state::State;
-
-type Answer = (StatusCode, u32);
 
 const INVALID: Answer = (StatusCode::INVALID_FIELD.with_dnr(), 0);
 

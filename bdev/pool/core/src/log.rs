@@ -31,14 +31,14 @@ pub(crate) struct Log {
     next_lsn: Lsn,
     page: PageBuilder,
     page_first: Lsn,
-    in_flight: BTreeMap<u64, InFlight>,
+    in_flight: BTreeMap<u64, PageInFlight>,
     complete: Lsn,
     /// All pages before this one are complete.
     complete_sequence: u64,
 }
 
 #[derive(Debug)]
-struct InFlight {
+struct PageInFlight {
     last: Lsn,
     is_done: bool,
 }
@@ -158,7 +158,7 @@ impl Log {
         };
         let (page, sum) = std::mem::take(&mut self.page).finish(&head);
         let sequence = self.next_sequence;
-        let in_flight = InFlight {
+        let in_flight = PageInFlight {
             last: self.next_lsn - 1,
             is_done: false,
         };

@@ -236,12 +236,12 @@ impl Probe {
             self.left -= 1;
             match result {
                 Ok(bytes) => match whose(pool, &bytes) {
-                    Owner::Pool { number } => {
+                    DiskOwner::Pool { number } => {
                         let why = format!("it is disk {number} of the pool, or a copy of it");
                         self.refused = Some(PoolError::Unfit { what: "disk", why });
                     }
-                    Owner::Addition => {}
-                    Owner::Other => {
+                    DiskOwner::Addition => {}
+                    DiskOwner::Other => {
                         self.found = self.found.take().or_else(|| contents(tag, &bytes));
                     }
                 },
@@ -257,7 +257,7 @@ impl Probe {
 }
 
 /// The owner of bytes at the place of a superblock.
-enum Owner {
+enum DiskOwner {
     /// A disk of the pool.
     Pool {
         number: usize,
@@ -270,24 +270,24 @@ enum Owner {
 /// The owner of these bytes. A torn superblock, and one with other bytes behind it, may be data of
 /// others. A superblock with a later sequence than the pool's has data of the pool, which was
 /// restored to an earlier state.
-fn whose(pool: &Pool, bytes: &[u8]) -> Owner {
+fn whose(pool: &Pool, bytes: &[u8]) -> DiskOwner {
     let root = pool.superblock();
     let page = bytes.first_chunk();
     let Some(found) = page.and_then(|page| Superblock::decode(page).ok()) else {
-        return Owner::Other;
+        return DiskOwner::Other;
     };
     if found.pool != root.pool {
-        return Owner::Other;
+        return DiskOwner::Other;
     }
     let mut known = root.disks.disks().iter();
     if let Some(at) = known.position(|disk| disk.id == found.disk) {
-        return Owner::Pool { number: at + 1 };
+        return DiskOwner::Pool { number: at + 1 };
     }
     let is_last = found.disks.disks().last().map(|disk| disk.id) == Some(found.disk);
     let is_alone = bytes[PAGE..].iter().all(|byte| *byte == 0);
     if is_last && is_alone && found.sequence <= root.sequence {
-        Owner::Addition
+        DiskOwner::Addition
     } else {
-        Owner::Other
+        DiskOwner::Other
     }
 }

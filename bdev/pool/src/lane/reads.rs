@@ -11,7 +11,7 @@ use crate::port::ToKeeper;
 
 /// Granules with the same source.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct ReadRun {
     /// `None`: zeroes.
     disk: Option<Location>,
     granules: u32,
@@ -20,7 +20,7 @@ struct Run {
 /// A step of a read.
 #[derive(Debug, Clone, Copy)]
 enum Piece {
-    Run(Run),
+    Run(ReadRun),
     /// Granules of one place that is not loaded.
     Unknown {
         place: u64,
@@ -36,7 +36,7 @@ impl Lane {
     pub(super) fn begin_read(&mut self, job: usize, lba: u64, blocks: u32) {
         let epoch = self.port.counts.enter(&self.shared.epoch, 1);
         let pieces = self.pieces(lba, blocks);
-        if let [Piece::Run(Run { disk: Some(at), .. })] = pieces.as_slice() {
+        if let [Piece::Run(ReadRun { disk: Some(at), .. })] = pieces.as_slice() {
             let data = std::mem::take(&mut self.jobs[job].data);
             let io = self.base_io(Op::Read, *at, data);
             self.child(at.disk, io, Owner::Read { job }, Some(epoch));
@@ -86,13 +86,13 @@ impl Lane {
 
     fn begin_piece(&mut self, job: usize, mut part: Part, piece: Piece, epoch: u64) {
         match piece {
-            Piece::Run(Run { disk: None, .. }) => {
+            Piece::Run(ReadRun { disk: None, .. }) => {
                 if !parts::zero(&mut part.data) {
                     self.jobs[job].status = Status::DeviceError;
                 }
                 self.jobs[job].parts.push(part);
             }
-            Piece::Run(Run { disk: Some(at), .. }) => {
+            Piece::Run(ReadRun { disk: Some(at), .. }) => {
                 let data = std::mem::take(&mut part.data);
                 self.jobs[job].parts.push(part);
                 let part = self.jobs[job].parts.len() - 1;
@@ -203,5 +203,5 @@ fn add(pieces: &mut Vec<Piece>, disk: Option<Location>) {
             return;
         }
     }
-    pieces.push(Piece::Run(Run { disk, granules: 1 }));
+    pieces.push(Piece::Run(ReadRun { disk, granules: 1 }));
 }

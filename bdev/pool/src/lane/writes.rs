@@ -14,7 +14,7 @@ use crate::port::{RequestId, ToKeeper};
 
 /// Consecutive blocks of the disk, and the bytes of the I/O that go there.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct WriteRun {
     at: Location,
     offset: usize,
     len: usize,
@@ -25,7 +25,7 @@ impl Lane {
         let per_unit = u64::from(self.geometry.granules_per_unit);
         let epoch = self.port.counts.enter(&self.shared.epoch, 1);
         let (mut at, end) = (lba, lba + u64::from(blocks));
-        let mut run: Option<Run> = None;
+        let mut run: Option<WriteRun> = None;
         while at < end {
             let place = at / per_unit;
             let first = (at % per_unit) as u32;
@@ -47,7 +47,7 @@ impl Lane {
                     run.len += len
                 }
                 _ => {
-                    let new = Run {
+                    let new = WriteRun {
                         at: disk,
                         offset,
                         len,
@@ -79,7 +79,7 @@ impl Lane {
         may_write.then_some(entry.own.unit)
     }
 
-    fn write_run(&mut self, job: usize, run: Run, epoch: u64) {
+    fn write_run(&mut self, job: usize, run: WriteRun, epoch: u64) {
         let data = parts::slice(&self.jobs[job].data, run.offset, run.len);
         let io = self.base_io(Op::Write, run.at, data);
         self.child(run.at.disk, io, Owner::Write { job }, Some(epoch));

@@ -28,7 +28,7 @@ pub(crate) struct Disk {
     pub name: String,
     pub block_size: u32,
     queue: RefCell<Box<dyn Queue>>,
-    calls: RefCell<Slab<Call>>,
+    calls: RefCell<Slab<DiskCall>>,
     /// I/Os that the device has not accepted yet, in order.
     waiting: RefCell<VecDeque<Io>>,
     forgotten: Cell<bool>,
@@ -58,7 +58,7 @@ impl Queue for Closed {
 }
 
 #[derive(Default)]
-struct Call {
+struct DiskCall {
     outcome: Option<(Status, Extents)>,
     waker: Option<Waker>,
     /// The caller no longer waits.
@@ -95,9 +95,9 @@ impl Disk {
     pub(super) fn run(&self, mut io: Io) -> Running<'_> {
         let gone = self.forgotten.get();
         let outcome = gone.then(|| (Status::Gone, Extents::new()));
-        let call = Call {
+        let call = DiskCall {
             outcome,
-            ..Call::default()
+            ..DiskCall::default()
         };
         let key = self.calls.borrow_mut().insert(call);
         if gone {

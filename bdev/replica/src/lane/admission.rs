@@ -21,7 +21,7 @@ pub(super) struct Admission {
 }
 
 /// One pass over the waiting requests, which starts those that may start.
-pub(super) struct Retry {
+pub(super) struct AdmissionRetry {
     /// Number of requests still to be checked in this pass.
     left: usize,
     events: Recheck,
@@ -106,8 +106,8 @@ impl Admission {
         !self.waiting.is_empty()
     }
 
-    pub(super) fn begin_retry(&mut self) -> Retry {
-        Retry {
+    pub(super) fn begin_retry(&mut self) -> AdmissionRetry {
+        AdmissionRetry {
             left: self.waiting.len(),
             events: self.waiting.take_noted(),
         }
@@ -117,7 +117,7 @@ impl Admission {
     /// order. `None`: the pass is complete.
     pub(super) fn next_admitted(
         &mut self,
-        retry: &mut Retry,
+        retry: &mut AdmissionRetry,
         requests: &Requests,
         replicas: &Replicas,
         now: Nanos,

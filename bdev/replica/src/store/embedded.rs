@@ -45,7 +45,7 @@ pub struct EmbeddedStore {
 }
 
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
-pub(super) type Opener = Box<dyn FnMut() -> Result<Database, redb::DatabaseError> + Send>;
+pub(super) type DatabaseOpener = Box<dyn FnMut() -> Result<Database, redb::DatabaseError> + Send>;
 
 impl EmbeddedStore {
     /// Opens, or creates, the store in the folder `dir`. Blocks.
@@ -61,7 +61,7 @@ impl EmbeddedStore {
     }
 
     /// Uses the result of `opener`; `path` is its name.
-    pub(super) fn on(path: PathBuf, opener: Opener) -> Result<Self, StoreError> {
+    pub(super) fn on(path: PathBuf, opener: DatabaseOpener) -> Result<Self, StoreError> {
         let mut worker = Worker {
             path,
             opener,
@@ -82,7 +82,7 @@ impl EmbeddedStore {
 
     fn call<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Database) -> Result<T, Failure> + Send + 'static,
+        work: impl FnOnce(&Database) -> Result<T, DatabaseFailure> + Send + 'static,
     ) -> StoreFuture<T> {
         let (sender, receiver) = reply();
         let job: Job = Box::new(move |worker| sender.answer(worker.run(work)));
@@ -110,19 +110,19 @@ impl Drop for EmbeddedStore {
 
 struct Worker {
     path: PathBuf,
-    opener: Opener,
+    opener: DatabaseOpener,
     /// `None`: to be reopened, since it failed in a way after which it does not work any longer.
     database: Option<Database>,
 }
 
 /// How a request failed.
-enum Failure {
+enum DatabaseFailure {
     /// A normal reply: the database is intact.
     Refused(StoreError),
     Database(redb::Error),
 }
 
-impl From<StoreError> for Failure {
+impl From<StoreError> for DatabaseFailure {
     fn from(error: StoreError) -> Self {
         Self::Refused(error)
     }
@@ -130,9 +130,9 @@ impl From<StoreError> for Failure {
 
 macro_rules! database_errors {
     ($($error:ident),*) => { $(
-        impl From<redb::$error> for Failure {
-            fn from(error: redb::$error) -> Failure {
-                Failure::Database(error.into())
+        impl From<redb::$error> for DatabaseFailure {
+            fn from(error: redb::$error) -> DatabaseFailure {
+                DatabaseFailure::Database(error.into())
             }
         }
     )* };
@@ -150,7 +150,7 @@ database_errors!(
 impl Worker {
     fn run<T>(
         &mut self,
-        work: impl FnOnce(&Database) -> Result<T, Failure>,
+        work: impl FnOnce(&Database) -> Result<T, DatabaseFailure>,
     ) -> Result<T, StoreError> {
         let database = self.database.take();
         let opener = &mut self.opener;
@@ -166,11 +166,11 @@ impl Worker {
                 }
             };
             let answer = work(&database);
-            Ok::<_, Failure>((database, answer))
+            Ok::<_, DatabaseFailure>((database, answer))
         }));
         match outcome {
             Ok(Ok((database, answer))) => {
-                if !matches!(answer, Err(Failure::Database(_))) {
+                if !matches!(answer, Err(DatabaseFailure::Database(_))) {
                     self.database = Some(database);
                 }
                 answer
@@ -184,7 +184,7 @@ impl Worker {
     }
 }
 
-impl Failure {
+impl DatabaseFailure {
     fn into_store_error(self, path: &Path) -> StoreError {
         use std::io::ErrorKind::{InvalidData, UnexpectedEof};
         let error = match self {
@@ -224,7 +224,7 @@ fn damaged(path: &Path, what: impl std::fmt::Display) -> StoreError {
 }
 
 /// Creates the tables, and checks the version.
-fn prepare(database: &Database, path: &Path) -> Result<(), Failure> {
+fn prepare(database: &Database, path: &Path) -> Result<(), DatabaseFailure> {
     let found = transact(database, |txn| {
         txn.open_table(RECORDS)?;
         txn.open_table(IDS)?;
@@ -237,7 +237,7 @@ fn prepare(database: &Database, path: &Path) -> Result<(), Failure> {
         Ok(found.unwrap_or(SCHEMA_VERSION))
     })?;
     if found > SCHEMA_VERSION {
-        Err(Failure::Refused(StoreError::Newer {
+        Err(DatabaseFailure::Refused(StoreError::Newer {
             path: path.display().to_string(),
             found,
         }))
@@ -249,8 +249,8 @@ fn prepare(database: &Database, path: &Path) -> Result<(), Failure> {
 /// One transaction, on stable media when this returns. A refusal changes nothing.
 fn transact<T>(
     database: &Database,
-    work: impl FnOnce(&WriteTransaction) -> Result<T, Failure>,
-) -> Result<T, Failure> {
+    work: impl FnOnce(&WriteTransaction) -> Result<T, DatabaseFailure>,
+) -> Result<T, DatabaseFailure> {
     let mut txn = database.begin_write()?;
     txn.set_durability(redb::Durability::Immediate)?;
     match work(&txn) {
@@ -265,7 +265,7 @@ fn transact<T>(
     }
 }
 
-fn decode(position: u64, bytes: &[u8]) -> Result<VolumeRecord, Failure> {
+fn decode(position: u64, bytes: &[u8]) -> Result<VolumeRecord, DatabaseFailure> {
     serde_json::from_slice(bytes).map_err(|error| {
         StoreError::Damaged {
             what: format!(
@@ -278,7 +278,7 @@ fn decode(position: u64, bytes: &[u8]) -> Result<VolumeRecord, Failure> {
 }
 
 /// The record of `id` in a transaction, and its position.
-fn find(txn: &WriteTransaction, id: Uuid) -> Result<(u64, VolumeRecord), Failure> {
+fn find(txn: &WriteTransaction, id: Uuid) -> Result<(u64, VolumeRecord), DatabaseFailure> {
     let ids = txn.open_table(IDS)?;
     let position = ids.get(id.as_u128())?.map(|v| v.value());
     let position = position.ok_or(StoreError::NotFound { id })?;
@@ -287,7 +287,11 @@ fn find(txn: &WriteTransaction, id: Uuid) -> Result<(u64, VolumeRecord), Failure
     Ok((position, decode(position, &bytes.unwrap_or_default())?))
 }
 
-fn put(txn: &WriteTransaction, position: u64, record: &VolumeRecord) -> Result<(), Failure> {
+fn put(
+    txn: &WriteTransaction,
+    position: u64,
+    record: &VolumeRecord,
+) -> Result<(), DatabaseFailure> {
     let bytes = serde_json::to_vec(record).expect("a record is plain data");
     txn.open_table(RECORDS)?
         .insert(position, bytes.as_slice())?;
@@ -334,7 +338,7 @@ impl VolumeStore for EmbeddedStore {
                     return Err(StoreError::Exists { name: record.name }.into());
                 }
                 match find(txn, record.id) {
-                    Err(Failure::Refused(StoreError::NotFound { .. })) => {}
+                    Err(DatabaseFailure::Refused(StoreError::NotFound { .. })) => {}
                     Err(failure) => return Err(failure),
                     Ok((_, there)) => return Err(StoreError::Exists { name: there.name }.into()),
                 }
@@ -393,7 +397,7 @@ pub fn dump(path: &Path) -> Result<Value, StoreError> {
     if bytes.is_empty() {
         return Err(damaged(path, "the file is empty"));
     }
-    let read = || -> Result<Value, Failure> {
+    let read = || -> Result<Value, DatabaseFailure> {
         let memory = redb::backends::InMemoryBackend::new();
         let filled = memory.set_len(bytes.len() as u64);
         let filled = filled.and_then(|()| memory.write(0, &bytes));

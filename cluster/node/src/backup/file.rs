@@ -50,7 +50,7 @@ pub struct Age {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct End {
+struct BackupEnd {
     keys: usize,
     crc64: String,
 }
@@ -79,7 +79,7 @@ impl Backup {
         for key in &self.keys {
             line(&mut text, key);
         }
-        let end = End {
+        let end = BackupEnd {
             keys: self.keys.len(),
             crc64: crc(&text),
         };
@@ -107,7 +107,7 @@ impl Backup {
             };
             match serde_json::from_slice::<SavedKey>(line) {
                 Ok(key) => keys.push(key),
-                Err(error) => match serde_json::from_slice::<End>(line) {
+                Err(error) => match serde_json::from_slice::<BackupEnd>(line) {
                     Ok(end) => {
                         check_end(&end, keys.len(), &text[..begin])?;
                         break;
@@ -185,7 +185,7 @@ fn header(line: &[u8]) -> Result<Header, BackupError> {
     serde_json::from_value(value).map_err(foreign)
 }
 
-fn check_end(end: &End, keys: usize, before: &[u8]) -> Result<(), BackupError> {
+fn check_end(end: &BackupEnd, keys: usize, before: &[u8]) -> Result<(), BackupError> {
     let found = crc(before);
     if found != end.crc64 {
         let expected = end.crc64.clone();

@@ -36,7 +36,7 @@ pub struct Request {
 
 /// The last key of a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct End {
+struct ReportEnd {
     v: u64,
     run: Uuid,
     parts: usize,
@@ -97,7 +97,7 @@ pub(super) async fn put(
              cluster does not need"
         );
         // The operator waits at the command's terminal.
-        let end = End {
+        let end = ReportEnd {
             v: FORMAT,
             run: request.run,
             parts: 0,
@@ -118,7 +118,7 @@ pub(super) async fn put(
             why,
         });
     }
-    let end = End {
+    let end = ReportEnd {
         v: FORMAT,
         run: request.run,
         parts: parts.len(),
@@ -156,7 +156,7 @@ pub(super) fn read(prefix: &Prefix, run: Uuid, keys: &[KeyValue]) -> Collected {
     }
     let mut refused = Vec::new();
     let mut whole = |(node, parts): (Uuid, BTreeMap<&str, &[u8]>)| {
-        let end: End = serde_json::from_slice(parts.get("end")?).ok()?;
+        let end: ReportEnd = serde_json::from_slice(parts.get("end")?).ok()?;
         if end.run != run || end.v > FORMAT || end.parts > MOST {
             return None;
         }

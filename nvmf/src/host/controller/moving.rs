@@ -32,11 +32,11 @@ pub(super) struct Probe {
     queue: CommandQueue,
     kind: TransportType,
     since: Nanos,
-    stage: Stage,
+    stage: MoveStage,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum MoveStage {
     Dialling,
     Connecting,
     /// Connected; waits until the other transport has no command in flight.
@@ -88,7 +88,7 @@ impl Controller {
             queue: dial_admin(self.dial.as_mut(), Some(kind))?,
             kind,
             since: now,
-            stage: Stage::Dialling,
+            stage: MoveStage::Dialling,
         });
         Ok(())
     }
@@ -102,29 +102,29 @@ impl Controller {
         }
         let limit = self.options.connect_timeout;
         match (better.stage, answer) {
-            (Stage::Dialling, _) if better.queue.is_ready() => {
+            (MoveStage::Dialling, _) if better.queue.is_ready() => {
                 let asked = self.options.controller.asked();
                 let command = Step::Connect.command(&self.options, &self.pool, (asked, 0));
                 if let Some((sqe, write, read)) = command {
                     better.queue.submit(sqe, write, read, OWN, now);
-                    better.stage = Stage::Connecting;
+                    better.stage = MoveStage::Connecting;
                 }
             }
-            (Stage::Connecting, Some(cqe)) => {
+            (MoveStage::Connecting, Some(cqe)) => {
                 let response = admitted(&cqe)?;
                 let since = now;
-                better.stage = Stage::Connected { response, since };
+                better.stage = MoveStage::Connected { response, since };
                 self.link.set_moving(true);
             }
-            (Stage::Dialling, _) if now.since(better.since) > limit => {
+            (MoveStage::Dialling, _) if now.since(better.since) > limit => {
                 let step = Step::Dialling.name();
                 return Err(HostError::TimedOut { step, limit });
             }
-            (Stage::Connecting, _) if now.since(better.since) > limit => {
+            (MoveStage::Connecting, _) if now.since(better.since) > limit => {
                 let step = Step::Connect.name();
                 return Err(HostError::TimedOut { step, limit });
             }
-            (Stage::Connected { since, .. }, _) => {
+            (MoveStage::Connected { since, .. }, _) => {
                 if self.is_drained(since) {
                     return Ok(true);
                 }
@@ -137,7 +137,7 @@ impl Controller {
                     return Err(HostError::NotDrained { limit });
                 }
             }
-            (Stage::Dialling | Stage::Connecting, _) => {}
+            (MoveStage::Dialling | MoveStage::Connecting, _) => {}
         }
         Ok(false)
     }
@@ -158,7 +158,7 @@ impl Controller {
     /// has lost no data.
     pub(super) fn wants_answer(&self) -> bool {
         match self.better.as_ref().map(|better| better.stage) {
-            Some(Stage::Connected { since, .. }) => !self.keep_alive.is_answered_since(since),
+            Some(MoveStage::Connected { since, .. }) => !self.keep_alive.is_answered_since(since),
             _ => false,
         }
     }
@@ -176,7 +176,7 @@ impl Controller {
 
     /// Replaces the association over the fallback by that of the probe.
     fn take_over(&mut self, better: Probe, now: Nanos) {
-        let Stage::Connected { response, .. } = better.stage else {
+        let MoveStage::Connected { response, .. } = better.stage else {
             return;
         };
         let unbroken = !self.options.keep_alive.is_zero();

@@ -6,7 +6,7 @@ use nacre_nvmf_wire::fabrics::ConnectResponse;
 use nacre_reactor::Nanos;
 
 use super::attempts::Attempts;
-use super::{CONNECT, IoQueue, Phase, TIMEOUT_CHECK};
+use super::{CONNECT, IoQueue, QueuePhase, TIMEOUT_CHECK};
 use crate::host::injection::InjectionQueues;
 use crate::host::options::HostError;
 use crate::host::step::connect;
@@ -20,7 +20,7 @@ impl IoQueue {
             return;
         };
         queue.submit(sqe, Some(data), None, CONNECT, now);
-        self.phase = Phase::Connecting { since: now };
+        self.phase = QueuePhase::Connecting { since: now };
     }
 
     pub(super) fn connected(&mut self, cqe: &Cqe, now: Nanos) {
@@ -35,7 +35,7 @@ impl IoQueue {
         let Some(queue) = &mut self.queue else { return };
         match queue.begin_authentication(&self.options, required, self.qid) {
             Ok(false) => self.live(now),
-            Ok(true) => self.phase = Phase::Authenticating { since: now },
+            Ok(true) => self.phase = QueuePhase::Authenticating { since: now },
             Err(error) => self.not_authenticated(&error, now),
         }
     }
@@ -57,7 +57,7 @@ impl IoQueue {
     }
 
     fn live(&mut self, now: Nanos) {
-        self.phase = Phase::Live;
+        self.phase = QueuePhase::Live;
         if let Some(queue) = &mut self.queue {
             queue.take_injections(InjectionQueues::Io, &self.link);
         }

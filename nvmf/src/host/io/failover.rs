@@ -10,7 +10,7 @@ use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::log::ana::AnaState;
 
 use super::waiting::ACCESS_RETRY;
-use super::{IoQueue, MAX_RESENDS, Phase};
+use super::{IoQueue, MAX_RESENDS, QueuePhase};
 use crate::host::pending::{Pending, own_data};
 
 /// A path as its queue sees it.
@@ -74,7 +74,7 @@ impl IoQueue {
     pub fn standing(&self) -> Standing {
         if self.path.gave_up || self.link.has_failed() {
             Standing::GaveUp
-        } else if self.phase == Phase::Live
+        } else if self.phase == QueuePhase::Live
             && self.waits.no_access_until.is_none()
             && self.path.access.is_accessible()
         {

@@ -85,7 +85,7 @@ pub struct IoStats {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum QueuePhase {
     Down {
         retry_at: Nanos,
     },
@@ -117,7 +117,7 @@ pub struct IoQueue {
     waits: Waits,
     path: PathState,
     queue: Option<Box<CommandQueue>>,
-    phase: Phase,
+    phase: QueuePhase,
     generation: u64,
     /// The generation of an association that this queue must not use again, because the target
     /// still has commands of this queue.
@@ -160,7 +160,7 @@ impl IoQueue {
             waits: Waits::default(),
             path: PathState::default(),
             queue: None,
-            phase: Phase::Down { retry_at: now },
+            phase: QueuePhase::Down { retry_at: now },
             generation: 0,
             spent: None,
             attempts: Attempts::default(),
@@ -192,7 +192,7 @@ impl IoQueue {
     }
 
     pub fn is_live(&self) -> bool {
-        self.phase == Phase::Live
+        self.phase == QueuePhase::Live
     }
 
     pub fn qid(&self) -> u16 {
@@ -216,7 +216,7 @@ impl IoQueue {
 
     #[inline]
     fn drive(&mut self, now: Nanos) {
-        if self.phase == Phase::Live
+        if self.phase == QueuePhase::Live
             && self.link.is_current(self.generation)
             && self.link.version() == self.path.version
             && self.waits.no_access_until.is_none()
@@ -236,24 +236,24 @@ impl IoQueue {
             self.disconnect(now);
             // The association ended: connect to the next one without delay.
             self.attempts.in_a_row = 0;
-            self.phase = Phase::Down { retry_at: now };
+            self.phase = QueuePhase::Down { retry_at: now };
         }
         match (self.link.is_moving(), self.phase) {
             (true, _) => return self.drain(now),
             // The association does not move after all.
-            (false, Phase::Draining) => {
-                (self.phase, self.waits.away_since) = (Phase::Live, None);
+            (false, QueuePhase::Draining) => {
+                (self.phase, self.waits.away_since) = (QueuePhase::Live, None);
             }
             (false, _) => {}
         }
         let limit = self.options.connect_timeout;
         match self.phase {
-            Phase::Down { retry_at } if now >= retry_at => {
+            QueuePhase::Down { retry_at } if now >= retry_at => {
                 if let Some(generation) = generation.filter(|_| generation != self.spent) {
                     self.start(generation, now);
                 }
             }
-            Phase::Dialling { since } => {
+            QueuePhase::Dialling { since } => {
                 if self.queue.as_ref().is_some_and(|queue| queue.is_ready()) {
                     self.send_connect(now);
                 } else if now.since(since) > limit {
@@ -261,17 +261,19 @@ impl IoQueue {
                     self.not_connected("it takes too long to connect".into(), false);
                 }
             }
-            Phase::Connecting { since } if now.since(since) > limit => {
+            QueuePhase::Connecting { since } if now.since(since) > limit => {
                 self.disconnect(now);
                 self.not_connected("the answer to Connect takes too long".into(), false);
             }
-            Phase::Authenticating { since } if now.since(since) > limit => {
+            QueuePhase::Authenticating { since } if now.since(since) > limit => {
                 self.disconnect(now);
                 self.not_connected("authentication takes too long".into(), false);
             }
-            Phase::Authenticating { .. } => self.authenticate(now),
-            Phase::Live if self.link.version() != self.path.version => self.namespaces_changed(now),
-            Phase::Live if now >= self.check_at => self.check_time(now),
+            QueuePhase::Authenticating { .. } => self.authenticate(now),
+            QueuePhase::Live if self.link.version() != self.path.version => {
+                self.namespaces_changed(now)
+            }
+            QueuePhase::Live if now >= self.check_at => self.check_time(now),
             _ => {}
         }
         self.check_away(now);
@@ -279,11 +281,11 @@ impl IoQueue {
 
     /// Closes the connection as soon as no I/O is in flight, for a move. New I/O waits.
     fn drain(&mut self, now: Nanos) {
-        if self.phase == Phase::Live {
-            self.phase = Phase::Draining;
+        if self.phase == QueuePhase::Live {
+            self.phase = QueuePhase::Draining;
         }
         let Some(queue) = &self.queue else { return };
-        if self.phase == Phase::Draining {
+        if self.phase == QueuePhase::Draining {
             if queue.outstanding() > 0 {
                 return if now >= self.check_at {
                     self.check_time(now)
@@ -291,10 +293,10 @@ impl IoQueue {
             }
             self.stats.moves += 1;
         }
-        self.phase = Phase::Down { retry_at: now };
+        self.phase = QueuePhase::Down { retry_at: now };
         self.disconnect(now);
         self.attempts.in_a_row = 0;
-        self.phase = Phase::Down { retry_at: now };
+        self.phase = QueuePhase::Down { retry_at: now };
     }
 
     fn check_time(&mut self, now: Nanos) {
@@ -345,7 +347,7 @@ impl IoQueue {
                 self.watch.start(queue.transport());
                 self.queue = Some(queue);
                 self.link.enter();
-                self.phase = Phase::Dialling { since: now };
+                self.phase = QueuePhase::Dialling { since: now };
             }
             Err(error) => {
                 tracing::warn!(qid = self.qid, %error, "cannot connect an I/O queue");
@@ -361,12 +363,12 @@ impl IoQueue {
             self.fail_all();
         }
         let retry_at = now + RECONNECT_DELAY;
-        self.phase = Phase::Down { retry_at };
+        self.phase = QueuePhase::Down { retry_at };
     }
 
     fn retry_later(&mut self, now: Nanos) {
         let retry_at = now + self.attempts.next_delay();
-        self.phase = Phase::Down { retry_at };
+        self.phase = QueuePhase::Down { retry_at };
     }
 
     fn not_connected(&mut self, why: String, refused: bool) {
@@ -437,7 +439,7 @@ impl IoQueue {
         self.link.leave();
         self.sort_unsent();
         self.end_reserve(true);
-        if matches!(self.phase, Phase::Live | Phase::Draining) {
+        if matches!(self.phase, QueuePhase::Live | QueuePhase::Draining) {
             self.stats.losses += 1;
             // The controller counts the end of the association itself.
             if self.link.generation() == Some(self.generation) {
@@ -475,7 +477,7 @@ impl IoQueue {
 
     #[inline]
     fn send_unsent(&mut self, now: Nanos) {
-        while self.phase == Phase::Live
+        while self.phase == QueuePhase::Live
             && self.waits.no_access_until.is_none()
             && let Some(&index) = self.unsent.front()
         {
@@ -551,7 +553,7 @@ impl Queue for IoQueue {
         self.next_order += 1;
         match &mut self.queue {
             Some(queue)
-                if self.phase == Phase::Live
+                if self.phase == QueuePhase::Live
                     && self.waits.no_access_until.is_none()
                     && self.unsent.is_empty()
                     && queue.room() >= pending.commands() =>
@@ -602,9 +604,9 @@ impl Queue for IoQueue {
                 }
                 let connecting = matches!(
                     self.phase,
-                    Phase::Dialling { .. }
-                        | Phase::Connecting { .. }
-                        | Phase::Authenticating { .. }
+                    QueuePhase::Dialling { .. }
+                        | QueuePhase::Connecting { .. }
+                        | QueuePhase::Authenticating { .. }
                 );
                 self.disconnect(now);
                 if connecting {
@@ -638,12 +640,12 @@ impl Queue for IoQueue {
     /// again: the controller waits for this.
     fn is_settled(&self) -> bool {
         let follows = match self.phase {
-            Phase::Live => self.link.is_current(self.generation),
-            Phase::Down { .. } => self.link.is_moving() || self.link.generation().is_none(),
-            Phase::Dialling { .. }
-            | Phase::Connecting { .. }
-            | Phase::Authenticating { .. }
-            | Phase::Draining => false,
+            QueuePhase::Live => self.link.is_current(self.generation),
+            QueuePhase::Down { .. } => self.link.is_moving() || self.link.generation().is_none(),
+            QueuePhase::Dialling { .. }
+            | QueuePhase::Connecting { .. }
+            | QueuePhase::Authenticating { .. }
+            | QueuePhase::Draining => false,
         };
         follows && self.inflight() == 0
     }
@@ -659,7 +661,7 @@ impl Queue for IoQueue {
         if self
             .reserving
             .as_ref()
-            .is_some_and(|r| r.may_be_sent(self.phase == Phase::Live))
+            .is_some_and(|r| r.may_be_sent(self.phase == QueuePhase::Live))
         {
             return Idle::Busy;
         }

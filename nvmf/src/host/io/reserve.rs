@@ -16,7 +16,7 @@ use nacre_nvmf_wire::identify::namespace::Rescap;
 use nacre_reactor::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{IoQueue, Phase, RESERVE};
+use super::{IoQueue, QueuePhase, RESERVE};
 use crate::host::pending::bdev_status;
 use crate::host::queue::Finished;
 
@@ -57,7 +57,7 @@ impl IoQueue {
     /// Sends the request if the queue is live and has a free entry.
     #[cold]
     pub(super) fn send_reserve(&mut self, now: Nanos) {
-        let (Some(reserving), Some(queue), Phase::Live) =
+        let (Some(reserving), Some(queue), QueuePhase::Live) =
             (&mut self.reserving, &mut self.queue, self.phase)
         else {
             return;

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use nacre_reactor::{Idle, Nanos};
 
-use super::{IoQueue, Phase, TIMEOUT_CHECK};
+use super::{IoQueue, QueuePhase, TIMEOUT_CHECK};
 
 impl IoQueue {
     pub(super) fn arm_connection(&mut self, now: Nanos) -> Idle {
         let waits = !self.pending.is_empty();
         match (&mut self.queue, self.phase) {
             // A controller that reconnects or fails does not wake this core, so poll at intervals.
-            (_, Phase::Down { retry_at }) => {
+            (_, QueuePhase::Down { retry_at }) => {
                 Idle::Until(retry_at.max(now + Duration::from_millis(1)))
             }
-            (Some(queue), Phase::Live) => {
+            (Some(queue), QueuePhase::Live) => {
                 let idle = queue.arm(now);
                 if let Some(until) = self.waits.no_access_until {
                     return idle.and(Idle::Until(until));
@@ -26,12 +26,14 @@ impl IoQueue {
                     Idle::Busy
                 }
             }
-            (Some(queue), Phase::Draining) => queue.arm(now).and(Idle::Until(now + TIMEOUT_CHECK)),
+            (Some(queue), QueuePhase::Draining) => {
+                queue.arm(now).and(Idle::Until(now + TIMEOUT_CHECK))
+            }
             (
                 Some(queue),
-                Phase::Dialling { since }
-                | Phase::Connecting { since }
-                | Phase::Authenticating { since },
+                QueuePhase::Dialling { since }
+                | QueuePhase::Connecting { since }
+                | QueuePhase::Authenticating { since },
             ) => queue
                 .arm(now)
                 .and(Idle::Until(since + self.options.connect_timeout)),

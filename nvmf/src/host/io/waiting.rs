@@ -5,7 +5,7 @@ use std::time::Duration;
 use nacre_nvmf_wire::StatusCode;
 use nacre_reactor::Nanos;
 
-use super::{IoQueue, Phase};
+use super::{IoQueue, QueuePhase};
 use crate::host::injection::InjectionQueues;
 
 /// Delay before a retry of I/O that failed with an ANA status, unless the target reports a change.
@@ -35,7 +35,7 @@ impl IoQueue {
         self.path.gave_up = false;
         let (found, access) = self.link.namespace_with_access(self.nsid);
         self.path.access = access;
-        if self.path.fails_over && self.phase == Phase::Live && access.is_accessible() {
+        if self.path.fails_over && self.phase == QueuePhase::Live && access.is_accessible() {
             self.waits.away_since = None;
         }
         if let (Some(known), Some(found)) = (&mut self.namespace, found) {
@@ -53,25 +53,26 @@ impl IoQueue {
 
     /// Fails I/O whose wait has reached its limit.
     pub(super) fn check_away(&mut self, now: Nanos) {
-        if self.phase == Phase::Live && self.waits.no_access_until.is_some_and(|until| now >= until)
+        if self.phase == QueuePhase::Live
+            && self.waits.no_access_until.is_some_and(|until| now >= until)
         {
             self.waits.no_access_until = None;
             self.path.gave_up = false;
         }
-        if self.phase != Phase::Live && self.waits.away_since.is_none() {
+        if self.phase != QueuePhase::Live && self.waits.away_since.is_none() {
             self.waits.away_since = Some(now);
         }
         let Some(limit) = self.options.fast_io_fail else {
             return;
         };
         // With other paths, a refusal of I/O decides about a live one.
-        let waits = self.phase != Phase::Live || !self.path.fails_over;
+        let waits = self.phase != QueuePhase::Live || !self.path.fails_over;
         let over = waits
             && self
                 .waits
                 .away_since
                 .is_some_and(|since| now.since(since) >= limit);
-        if over || self.phase != Phase::Live && self.link.is_away() {
+        if over || self.phase != QueuePhase::Live && self.link.is_away() {
             self.fail_all();
         }
     }

@@ -26,9 +26,9 @@ type Handled = Result<Option<Polled>, Violation>;
 
 /// The destination of events. They are built in place: passing them up by value, layer by layer,
 /// costs more than parsing the PDUs.
-pub(super) trait Sink: FnMut(TargetEvent) {}
+pub(super) trait TargetSink: FnMut(TargetEvent) {}
 
-impl<F: FnMut(TargetEvent)> Sink for F {}
+impl<F: FnMut(TargetEvent)> TargetSink for F {}
 
 impl TargetConn {
     #[inline]
@@ -36,7 +36,7 @@ impl TargetConn {
         &mut self,
         pools: &Pools,
         now: Nanos,
-        sink: &mut impl Sink,
+        sink: &mut impl TargetSink,
     ) -> Result<Polled, Violation> {
         loop {
             let handled = if matches!(self.doing, Receiving::Nothing) {
@@ -84,7 +84,13 @@ impl TargetConn {
 
     /// CapsuleCmd (TCP 3.6.2.4).
     #[inline]
-    fn capsule(&mut self, frame: &Frame, sqe: Sqe, pools: &Pools, sink: &mut impl Sink) -> Handled {
+    fn capsule(
+        &mut self,
+        frame: &Frame,
+        sqe: Sqe,
+        pools: &Pools,
+        sink: &mut impl TargetSink,
+    ) -> Handled {
         let is_io = self.queue.is_some_and(|queue| queue.qid != 0);
         let unsent = if is_io {
             UNSENT_QUEUES * self.entries + 8
@@ -164,7 +170,7 @@ impl TargetConn {
         sqe: Sqe,
         (header, length): (usize, usize),
         (offset, meant): (usize, usize),
-        sink: &mut impl Sink,
+        sink: &mut impl TargetSink,
     ) -> Handled {
         let mut end = header + length;
         if self.reader.rules().digests.data {
@@ -243,7 +249,12 @@ impl TargetConn {
     }
 
     /// H2CTermReq (TCP 3.6.2.9): the host found us at fault and is about to close.
-    fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl Sink) -> Option<Polled> {
+    fn terminated(
+        &mut self,
+        pdu: &TermReq,
+        now: Nanos,
+        sink: &mut impl TargetSink,
+    ) -> Option<Polled> {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the host ended a connection with H2CTermReq");
         self.pdus_received += 1;
@@ -257,7 +268,7 @@ impl TargetConn {
 
     /// Goes on with the payload of the PDU in progress.
     #[inline]
-    fn payload(&mut self, now: Nanos, sink: &mut impl Sink) -> Handled {
+    fn payload(&mut self, now: Nanos, sink: &mut impl TargetSink) -> Handled {
         if !self.rx.advance() {
             return Ok(Some(Polled::Starved));
         }
@@ -303,7 +314,7 @@ impl TargetConn {
     }
 
     #[inline]
-    fn command(&mut self, sink: &mut impl Sink, event: TargetEvent) -> Handled {
+    fn command(&mut self, sink: &mut impl TargetSink, event: TargetEvent) -> Handled {
         self.outstanding += 1;
         self.pdus_received += 1;
         sink(event);
@@ -316,7 +327,7 @@ impl TargetConn {
         length: u32,
         data: Buf,
         digest: Option<u32>,
-        sink: &mut impl Sink,
+        sink: &mut impl TargetSink,
     ) -> Option<Polled> {
         let slot = self.fetches.get_mut(usize::from(ttag))?;
         let fetch = slot.as_mut()?;

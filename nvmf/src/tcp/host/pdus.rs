@@ -16,16 +16,16 @@ use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, HostEvent};
 
 /// The destination of events, which are built in place, as for the controller.
-pub(super) trait Sink: FnMut(HostEvent) {}
+pub(super) trait HostSink: FnMut(HostEvent) {}
 
-impl<F: FnMut(HostEvent)> Sink for F {}
+impl<F: FnMut(HostEvent)> HostSink for F {}
 
 impl HostConn {
     #[inline]
     pub(super) fn advance(
         &mut self,
         now: Nanos,
-        sink: &mut impl Sink,
+        sink: &mut impl HostSink,
     ) -> Result<Polled, Violation> {
         loop {
             if self.receiving.is_none() {
@@ -59,7 +59,7 @@ impl HostConn {
         &mut self,
         frame: &Frame,
         answer: &IcResp,
-        sink: &mut impl Sink,
+        sink: &mut impl HostSink,
     ) -> Result<Polled, Violation> {
         let (asked, agreed) = (self.config.digests, answer.digests());
         if agreed != asked {
@@ -108,7 +108,7 @@ impl HostConn {
 
     /// Goes on with the payload of C2HData.
     #[inline]
-    fn payload(&mut self, sink: &mut impl Sink) -> Result<Option<Polled>, Violation> {
+    fn payload(&mut self, sink: &mut impl HostSink) -> Result<Option<Polled>, Violation> {
         if !self.rx.advance() {
             return Ok(Some(Polled::Starved));
         }
@@ -144,7 +144,7 @@ impl HostConn {
         &mut self,
         frame: &Frame,
         cqe: Cqe,
-        sink: &mut impl Sink,
+        sink: &mut impl HostSink,
     ) -> Result<Polled, Violation> {
         let command = outstanding(&mut self.commands, cqe.cid())?;
         // A completed command's buffers belong to the caller, which may refill them at once. If a
@@ -158,7 +158,7 @@ impl HostConn {
     }
 
     #[inline]
-    fn complete(&mut self, mut cqe: Cqe, sink: &mut impl Sink) -> Polled {
+    fn complete(&mut self, mut cqe: Cqe, sink: &mut impl HostSink) -> Polled {
         let command = &mut self.commands[usize::from(cqe.cid())];
         command.outstanding = false;
         self.outstanding -= 1;
@@ -221,7 +221,7 @@ impl HostConn {
     }
 
     /// C2HTermReq (TCP 3.6.2.10): the controller found us at fault and is about to close.
-    fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl Sink) -> Polled {
+    fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl HostSink) -> Polled {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the controller ended a connection with C2HTermReq");
         self.lifecycle.blame(Closed::Protocol(format!(

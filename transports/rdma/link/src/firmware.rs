@@ -2,14 +2,14 @@
 //! than they publish, so firmware that is not listed is not known to be good.
 
 /// A version in the vendors' numbering, such as `16.35.2000`.
-type Version = [u32; 3];
+type FirmwareVersion = [u32; 3];
 
 /// A range of versions, and their defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadFirmware {
     /// The first one that is known to have it, and the first one that is not.
-    from: Version,
-    before: Version,
+    from: FirmwareVersion,
+    before: FirmwareVersion,
     /// The version to update to, or a later one.
     pub update_to: &'static str,
     pub what: &'static str,
@@ -33,7 +33,7 @@ pub fn firmware(driver: &str, version: &str) -> Firmware {
         .split('.')
         .map_while(|part| part.trim().parse().ok())
         .collect();
-    let Ok(version) = Version::try_from(parts) else {
+    let Ok(version) = FirmwareVersion::try_from(parts) else {
         return Firmware::Unknown;
     };
     if !matches!(driver, "mlx5_core" | "mlx5_ib") {

@@ -20,7 +20,7 @@ use crate::mutation::Mutation;
 #[derive(Debug, Default)]
 pub(super) struct Writes {
     /// Records in flight.
-    records: BTreeMap<Lsn, InFlight>,
+    records: BTreeMap<Lsn, RecordInFlight>,
     by_token: HashMap<Token, Lsn>,
     /// Writes in place, of which the pool only knows the end.
     in_place: HashMap<Token, Write>,
@@ -32,7 +32,7 @@ pub(super) struct Writes {
 }
 
 #[derive(Debug)]
-struct InFlight {
+struct RecordInFlight {
     token: Token,
     record: Record,
     version: VersionId,
@@ -216,7 +216,7 @@ impl Writes {
         self.occupy(write.version, write.place, granules, is_switch || copy != 0);
         let disk = store.superblock.disks.disk_of(unit);
         store.settle.note(lsn, unit, granules, disk);
-        let in_flight = InFlight {
+        let in_flight = RecordInFlight {
             token,
             record,
             version: write.version,
