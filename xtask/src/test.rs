@@ -16,6 +16,13 @@ const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
 const MUTATION_LIMIT: Duration = Duration::from_secs(900);
 const MUTATIONS: &str = "nacre-bdev-replica-sim/mutations,nacre-cluster-core-sim/mutations";
+/// The packages with code behind the feature `mutations`.
+const MUTATED: &[&str] = &[
+    "nacre-bdev-replica",
+    "nacre-bdev-replica-sim",
+    "nacre-cluster-core",
+    "nacre-cluster-core-sim",
+];
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -180,21 +187,24 @@ fn format(root: &Path) -> Result<Tally> {
     })
 }
 
+/// Runs clippy on the workspace, and on the code behind the feature `mutations`.
 fn lints(root: &Path) -> Result<Tally> {
     component(root, "clippy", &["clippy", "--version"], |tally| {
-        let mut command = setup::cargo();
-        command.current_dir(root);
-        command.args([
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--locked",
-            "--",
-            "-D",
-            "warnings",
-        ]);
-        let end = process::stream(&mut command, LINT_LIMIT, |_| {})?;
-        tally.check("lints: clippy has something to say", end.success());
+        let workspace: &[&str] = &["--workspace"];
+        let of_mutations: Vec<&str> = ["--features", MUTATIONS]
+            .into_iter()
+            .chain(MUTATED.iter().flat_map(|package| ["--package", package]))
+            .collect();
+        for (name, selection) in [("lints", workspace), ("lints of mutations", &of_mutations)] {
+            let mut command = setup::cargo();
+            command.current_dir(root).arg("clippy").args(selection);
+            command.args(["--all-targets", "--locked", "--", "-D", "warnings"]);
+            let end = process::stream(&mut command, LINT_LIMIT, |_| {})?;
+            tally.check(
+                &format!("{name}: clippy has something to say"),
+                end.success(),
+            );
+        }
         Ok(())
     })
 }

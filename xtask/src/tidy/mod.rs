@@ -6,6 +6,7 @@ mod examples;
 mod folders;
 mod generators;
 mod layers;
+mod lints;
 mod literal;
 mod names;
 mod repeats;
@@ -60,7 +61,7 @@ const MACHINE_PATHS: &[&str] = &[
 pub(crate) fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 17] = [
+    let checks: [(&str, Vec<String>); 18] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
@@ -68,6 +69,7 @@ pub(crate) fn run(root: &Path) -> Result<Tally> {
         ("files that end in a newline", ragged_files(root, &files)?),
         ("imports that run up", layers::findings(root, &files)?),
         ("folders", folders::findings(root, &files)?),
+        ("tables of lints", lints::findings(root, &files)?),
         ("random generators", generators::findings(root, &files)?),
         ("large types", types::findings(root, &files)?),
         ("names of types", names::findings(root, &files)?),
