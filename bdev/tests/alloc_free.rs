@@ -205,7 +205,7 @@ fn volume() -> Arc<dyn Bdev> {
             local: true,
             losses: 0,
             flushed: true,
-            judged: 0,
+            decided: 0,
         });
     }
     shared.regions.set_dirty(0);

@@ -235,7 +235,7 @@ fn demonstrate(options: &Options, dir: &Path, nacre: &Path, etcd: &Path) -> Resu
         );
     }
     if options.stay {
-        demo.stay()?;
+        demo.serve_until_interrupted()?;
     }
     demo.stop()?;
     let bar = Duration::from_millis(options.bar.unwrap_or(u64::MAX));
@@ -645,7 +645,7 @@ impl Demo {
         }
     }
 
-    fn stay(&mut self) -> Result<()> {
+    fn serve_until_interrupted(&mut self) -> Result<()> {
         println!("\nserving until interrupted (Ctrl-C); try for example");
         let (nacre, socket) = (self.nacre.display(), self.socket("a"));
         println!("    {nacre} cluster status --socket {}", socket.display());

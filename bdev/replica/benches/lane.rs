@@ -218,7 +218,7 @@ fn volume(replicas: u8, lease: bool) -> Arc<Layer> {
             flushed: true,
             local: true,
             losses: device.losses(),
-            judged: 0,
+            decided: 0,
         });
     }
     (0..shared.regions.len()).for_each(|region| shared.regions.set_dirty(region));

@@ -45,7 +45,7 @@ pub struct ReplicaView {
     /// [`nacre_bdev::Bdev::losses`] of the device when it was attached.
     pub losses: u64,
     /// Reported failures of this slot up to this number are decided.
-    pub judged: u64,
+    pub decided: u64,
 }
 
 #[derive(Clone)]

@@ -122,8 +122,8 @@ impl UringBdev {
     /// Checks whether the file became smaller. Call this periodically: a write beyond the end of a
     /// file does not fail, but extends the file with a hole of zeroes in place of the lost data.
     /// Returns how often the file became smaller.
-    pub fn look(&self) -> u64 {
-        self.file.look()
+    pub fn check_size(&self) -> u64 {
+        self.file.check_size()
     }
 
     /// True if unmap is a discard, after which the contents are undefined; false if it punches a

@@ -50,8 +50,8 @@ impl OpenFile {
         Ok(self.take_size(size.min(most.unwrap_or(size))))
     }
 
-    /// See [`crate::UringBdev::look`].
-    pub(crate) fn look(&self) -> u64 {
+    /// See [`crate::UringBdev::check_size`].
+    pub(crate) fn check_size(&self) -> u64 {
         self.still_has(0);
         self.size.cuts()
     }

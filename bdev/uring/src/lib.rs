@@ -24,7 +24,7 @@
 //!
 //! This module does not emulate operations (compare, copy and the like belong to the layer). It
 //! does not watch the file either: [`UringBdev::rescan`] notices a size change, and
-//! [`UringBdev::look`] or an I/O beyond the end notices a smaller size.
+//! [`UringBdev::check_size`] or an I/O beyond the end notices a smaller size.
 
 #![deny(unsafe_code)]
 

@@ -66,7 +66,7 @@ impl Observer {
     }
 
     /// The key was last written at `revision`, by a watch event or a read. Old news is ignored.
-    pub fn saw(&mut self, revision: Revision, now: BootTime) {
+    pub fn observe(&mut self, revision: Revision, now: BootTime) {
         match self.last {
             Some((known, _)) if known > revision => {}
             Some((known, None)) if known == revision => self.last = Some((known, Some(now))),

@@ -43,7 +43,7 @@ pub struct Storm {
 
 impl Storm {
     /// Notes the nodes that are live, and returns the reason for a brake.
-    pub fn look(&mut self, now: BootTime, nodes: &[Seen<'_>]) -> Option<Loss> {
+    pub fn update(&mut self, now: BootTime, nodes: &[Seen<'_>]) -> Option<Loss> {
         self.missed
             .retain(|node, _| nodes.iter().any(|one| one.node == *node && !one.is_live));
         for one in nodes.iter().filter(|one| !one.is_live) {
@@ -109,16 +109,16 @@ mod tests {
     fn more_than_a_third_of_the_nodes() {
         let mut storm = Storm::default();
         assert_eq!(
-            storm.look(at(0), &nodes(6, &[0, 1, 2, 3, 4, 5], false)),
+            storm.update(at(0), &nodes(6, &[0, 1, 2, 3, 4, 5], false)),
             None
         );
-        assert_eq!(storm.look(at(1), &nodes(6, &[0, 1, 2, 3], false)), None);
-        let loss = storm.look(at(2), &nodes(6, &[0, 1, 2], false));
+        assert_eq!(storm.update(at(1), &nodes(6, &[0, 1, 2, 3], false)), None);
+        let loss = storm.update(at(2), &nodes(6, &[0, 1, 2], false));
         let loss = loss.expect("three of six");
         assert_eq!((loss.gone.len(), loss.of), (3, 6));
         assert_eq!(loss.zone, None);
         // One that returns and goes again counts from then on.
-        assert_eq!(storm.look(at(3), &nodes(6, &[0, 1, 2, 3], false)), None);
+        assert_eq!(storm.update(at(3), &nodes(6, &[0, 1, 2, 3], false)), None);
         assert_eq!(storm.missed(node(3)), None);
         assert_eq!(storm.missed(node(4)), Some(at(1)));
     }
@@ -126,10 +126,10 @@ mod tests {
     #[test]
     fn nodes_that_went_one_after_the_other_are_no_storm() {
         let mut storm = Storm::default();
-        assert_eq!(storm.look(at(0), &nodes(4, &[0, 1, 2], false)), None);
-        assert_eq!(storm.look(at(601), &nodes(4, &[0, 1], false)), None);
-        assert!(storm.look(at(602), &nodes(4, &[0], false)).is_some());
-        assert_eq!(storm.look(at(1300), &nodes(4, &[0], false)), None);
+        assert_eq!(storm.update(at(0), &nodes(4, &[0, 1, 2], false)), None);
+        assert_eq!(storm.update(at(601), &nodes(4, &[0, 1], false)), None);
+        assert!(storm.update(at(602), &nodes(4, &[0], false)).is_some());
+        assert_eq!(storm.update(at(1300), &nodes(4, &[0], false)), None);
     }
 
     #[test]
@@ -137,13 +137,13 @@ mod tests {
         let mut storm = Storm::default();
         let live: Vec<u128> = (0..12).filter(|id| *id != 7).collect();
         assert_eq!(
-            storm.look(at(0), &nodes(12, &live, true)),
+            storm.update(at(0), &nodes(12, &live, true)),
             None,
             "half of d"
         );
         let live: Vec<u128> = (0..12).filter(|id| ![6, 7].contains(id)).collect();
         let loss = storm
-            .look(at(1), &nodes(12, &live, true))
+            .update(at(1), &nodes(12, &live, true))
             .expect("all of d");
         assert_eq!((loss.zone.as_deref(), loss.of), (Some("d"), 2));
     }
@@ -153,8 +153,8 @@ mod tests {
         let mut storm = Storm::default();
         let mut all = nodes(4, &[0, 1], false);
         all[2].is_expected = true;
-        assert_eq!(storm.look(at(0), &all), None);
+        assert_eq!(storm.update(at(0), &all), None);
         all[2].is_expected = false;
-        assert!(storm.look(at(0), &all).is_some());
+        assert!(storm.update(at(0), &all).is_some());
     }
 }

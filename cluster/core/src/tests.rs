@@ -86,8 +86,8 @@ fn a_late_answer_does_not_renew_a_later_incarnation() {
 fn an_observer_waits_for_a_lease_of_the_node_and_of_its_own() {
     let mut own = lease_of(1);
     let mut observer = Observer::new(node(0), Role::Observer(1), Timing::default());
-    observer.saw(Revision(7), ms(100));
-    observer.saw(Revision(6), ms(900));
+    observer.observe(Revision(7), ms(100));
+    observer.observe(Revision(6), ms(900));
     assert_eq!(
         observer.due(ms(1000), &own),
         Some(ms(2200)),
@@ -129,7 +129,7 @@ fn away(phase: u64, from: u64, to: u64, are_kept: bool) {
     let mut observer = Observer::new(node(1), Role::Observer(0), Timing::default());
     let mut revision = 1;
     let mut waiting = Vec::new();
-    observer.saw(Revision(revision), ms(phase));
+    observer.observe(Revision(revision), ms(phase));
     for now in (0..6000).step_by(5) {
         let is_there = now < from || now >= to;
         if is_there {
@@ -147,7 +147,7 @@ fn away(phase: u64, from: u64, to: u64, are_kept: bool) {
         }
         if now % 400 == phase && is_there {
             revision += 1;
-            observer.saw(Revision(revision), ms(now));
+            observer.observe(Revision(revision), ms(now));
         }
         let fence = observer.poll(ms(now), &own);
         let is_kept = if are_kept { "kept" } else { "lost" };
@@ -172,11 +172,11 @@ fn renewed_until(to: u64) -> Lease {
 fn other_nodes_wait_for_two_leases_from_a_second_reading() {
     let own = renewed_until(9000);
     let mut observer = Observer::new(node(0), Role::Other, Timing::default());
-    observer.saw(Revision(7), ms(1000));
+    observer.observe(Revision(7), ms(1000));
     assert_eq!(observer.due(ms(9000), &own), None);
-    observer.saw(Revision(7), ms(2000));
+    observer.observe(Revision(7), ms(2000));
     assert_eq!(observer.due(ms(9000), &own), Some(ms(6000)));
-    observer.saw(Revision(8), ms(3000));
+    observer.observe(Revision(8), ms(3000));
     assert_eq!(observer.due(ms(9000), &own), None);
 }
 
@@ -186,7 +186,7 @@ fn a_change_of_role_keeps_the_last_renewal() {
     let own = renewed_until(4000);
     let mut observer = Observer::new(node(0), Role::Observer(1), Timing::default());
     assert!(observer.must_read(), "it has seen nothing yet");
-    observer.saw(Revision(7), ms(1000));
+    observer.observe(Revision(7), ms(1000));
     assert!(!observer.must_read());
     observer.set_role(Role::Observer(0), ms(2000));
     assert_eq!(observer.due(ms(2000), &own), Some(ms(3000)));
@@ -195,11 +195,11 @@ fn a_change_of_role_keeps_the_last_renewal() {
     assert_eq!(observer.due(ms(2100), &own), Some(ms(5000)));
     // One that has read the renewal once counts from the change.
     let mut observer = Observer::new(node(0), Role::Other, Timing::default());
-    observer.saw(Revision(7), ms(1000));
+    observer.observe(Revision(7), ms(1000));
     observer.set_role(Role::Observer(0), ms(2000));
     assert_eq!(observer.due(ms(2000), &own), Some(ms(4000)));
     assert!(observer.must_read(), "it may have missed a later one");
-    observer.saw(Revision(8), ms(2100));
+    observer.observe(Revision(8), ms(2100));
     assert!(!observer.must_read());
     assert!(observer.poll(ms(4100), &own).is_some() && observer.must_read());
 }
@@ -308,7 +308,7 @@ impl Rig {
     /// Node 1, which sees a volume without a holder.
     fn alone() -> Self {
         let mut rig = Self::new(1);
-        rig.volume.saw(Revision(1), record(None));
+        rig.volume.update(Revision(1), record(None));
         rig
     }
 
@@ -401,7 +401,7 @@ fn record(of: Option<Holder>) -> Record {
 #[test]
 fn a_standby_takes_after_the_fence_and_holds_when_the_control_has_opened() {
     let mut rig = Rig::new(1);
-    rig.volume.saw(Revision(1), record(Some(holder(0))));
+    rig.volume.update(Revision(1), record(Some(holder(0))));
     assert_eq!(rig.poll(ms(9000)), None, "the holder stands");
     rig.standing.remove(&node(0));
     let Some(Intent::Commit {
@@ -434,7 +434,7 @@ fn a_pause_ends_with_the_next_holder() {
     let mut rig = Rig::alone();
     rig.reached.clear();
     assert_eq!(rig.poll(ms(9000)), None, "no member is reached");
-    rig.volume.saw(Revision(2), record(Some(holder(0))));
+    rig.volume.update(Revision(2), record(Some(holder(0))));
     assert_eq!(rig.poll(ms(9100)), None, "the holder stands");
     rig.standing.remove(&node(0));
     rig.reached = vec![member(1)];
@@ -448,7 +448,7 @@ fn changes_of_the_own_control_are_news() {
     rig.commit(ms(1000), 2);
     let number = rig.take(ms(1000));
     for (at, state) in [(3, State::Taking), (4, State::Holding), (5, State::Leaving)] {
-        rig.volume.saw(Revision(at), rig.controlled());
+        rig.volume.update(Revision(at), rig.controlled());
         assert_eq!(rig.poll(ms(1010)), None);
         assert_eq!(rig.volume.state(), state);
         match state {
@@ -481,7 +481,7 @@ fn another_holder_fences() {
                     rig.leave(ms(1000));
                 }
             }
-            rig.volume.saw(Revision(9), record(other));
+            rig.volume.update(Revision(9), record(other));
             assert_eq!(rig.volume.state(), State::Fenced, "{step}");
             assert_eq!(rig.volume.ana(ms(1010)), Ana::Inaccessible);
             assert_eq!(rig.poll(ms(1010)), Some(Intent::Drop), "{step}");
@@ -518,7 +518,7 @@ fn the_end_of_the_incarnation_fences() {
         assert_eq!(rig.volume.state(), State::Fenced);
         // The claim's answer is late.
         rig.volume.committed(claim, Revision(2));
-        rig.volume.saw(Revision(3), claimed);
+        rig.volume.update(Revision(3), claimed);
         assert_eq!(rig.volume.state(), State::Fenced);
         rig.volume.restart();
         assert_eq!(rig.volume.state(), State::Standby);
@@ -607,7 +607,7 @@ fn a_release_is_made_from_the_last_change_of_the_control() {
     let (number, _) = rig.change(ms(2010));
     // The watch, or the answer, shows the control's change first.
     let changed = rig.controlled();
-    rig.volume.saw(Revision(3), changed.clone());
+    rig.volume.update(Revision(3), changed.clone());
     assert_eq!(rig.poll(ms(2020)), None, "the answer is missing");
     rig.volume.refused(number, Revision(3), changed.clone());
     let (second, released) = rig.change(ms(2030));
@@ -624,7 +624,7 @@ fn a_release_is_made_from_the_last_change_of_the_control() {
     let (again, _) = rig.change(ms(3000));
     assert_eq!(again, second);
     // It was made, and the next holder was faster than its answer.
-    rig.volume.saw(Revision(5), record(Some(holder(0))));
+    rig.volume.update(Revision(5), record(Some(holder(0))));
     assert_eq!(rig.poll(ms(3010)), None, "nothing to drop");
     assert_eq!(rig.volume.state(), State::Standby);
     rig.volume.committed(second, Revision(4));
@@ -648,7 +648,7 @@ fn a_claim_without_an_answer_is_sent_again() {
 fn a_claim_is_won_or_lost() {
     let mut rig = Rig::alone();
     let (number, claimed) = rig.change(ms(1000));
-    rig.volume.saw(Revision(2), claimed.clone());
+    rig.volume.update(Revision(2), claimed.clone());
     let opening = rig.take(ms(1010));
     rig.volume.refused(number, Revision(2), claimed);
     assert_eq!(rig.volume.state(), State::Taking);
@@ -657,7 +657,7 @@ fn a_claim_is_won_or_lost() {
 
     let mut rig = Rig::alone();
     let (number, _) = rig.change(ms(1000));
-    rig.volume.saw(Revision(2), record(Some(holder(0))));
+    rig.volume.update(Revision(2), record(Some(holder(0))));
     assert_eq!(
         rig.volume.state(),
         State::Taking,
@@ -670,7 +670,7 @@ fn a_claim_is_won_or_lost() {
     // Made, and lost again before its answer.
     let mut rig = Rig::alone();
     let (number, _) = rig.change(ms(1000));
-    rig.volume.saw(Revision(3), record(Some(holder(0))));
+    rig.volume.update(Revision(3), record(Some(holder(0))));
     rig.volume.committed(number, Revision(2));
     assert_eq!(rig.poll(ms(1010)), Some(Intent::Drop));
     assert_eq!(rig.volume.record(), Some(&record(Some(holder(0)))));
@@ -680,7 +680,7 @@ fn a_claim_is_won_or_lost() {
 #[test]
 fn a_late_claim_opens_the_volume() {
     let mut rig = Rig::new(1);
-    rig.volume.saw(Revision(2), record(Some(holder(1))));
+    rig.volume.update(Revision(2), record(Some(holder(1))));
     let number = rig.take(ms(1000));
     rig.volume.opened(number);
     assert_eq!(rig.volume.state(), State::Holding);

@@ -183,7 +183,7 @@ impl Volume {
 
     /// The record as a watch event or an answer of the store shows it. Old news is ignored. A
     /// change by this node's control is news: the holder is the same.
-    pub fn saw(&mut self, revision: Revision, record: Record) {
+    pub fn update(&mut self, revision: Revision, record: Record) {
         if self
             .record
             .as_ref()
@@ -217,7 +217,7 @@ impl Volume {
 
     /// A condition did not hold; the answer shows the record. A change found as our own was made.
     pub fn refused(&mut self, number: u64, revision: Revision, record: Record) {
-        self.saw(revision, record);
+        self.update(revision, record);
         if self.pending.take_if(|p| p.number == number).is_none() {
             return;
         }

@@ -17,7 +17,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic_prost::ProstCodec;
 
 use crate::auth::{Auth, Credentials};
-use crate::error::{Error, Failure, described, judge};
+use crate::error::{Error, Failure, classify, described};
 use crate::keys::range_end;
 use crate::messages::*;
 
@@ -215,7 +215,7 @@ impl Txn {
         self
     }
 
-    pub fn look(mut self, key: &str) -> Self {
+    pub fn read_on_failure(mut self, key: &str) -> Self {
         let request = Some(Operation::Range(RangeRequest {
             key: key.into(),
             ..RangeRequest::default()
@@ -455,7 +455,7 @@ impl Client {
                         return Ok(Answer { message, is_copied });
                     }
                     Err(status) => {
-                        match judge(&status, revision, bytes) {
+                        match classify(&status, revision, bytes) {
                             Failure::Final(error) => return Err(error),
                             Failure::Passing(why) => self.note(&mut said, index, &why),
                         }

@@ -69,7 +69,7 @@ pub(crate) enum Failure {
 }
 
 /// `revision` is that of the request, and `bytes` its size.
-pub(crate) fn judge(status: &Status, revision: i64, bytes: usize) -> Failure {
+pub(crate) fn classify(status: &Status, revision: i64, bytes: usize) -> Failure {
     let why = described(status);
     let said = status.message();
     let error = match status.code() {

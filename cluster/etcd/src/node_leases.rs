@@ -167,7 +167,7 @@ impl NodeLeases {
         });
         let own_key = own.map(|(node, _)| self.prefix.lease(node));
         for key in own_key.iter().chain(&record) {
-            txn = txn.look(key);
+            txn = txn.read_on_failure(key);
         }
         let answer = self.client.transact(txn, copies).await?;
         if answer.is_made {

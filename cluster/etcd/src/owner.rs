@@ -106,8 +106,8 @@ pub(crate) async fn claim(
             .if_modified(&key, last)
             .if_created(&meta, 0)
             .put(&key, value.clone())
-            .look(&key)
-            .look(&meta);
+            .read_on_failure(&key)
+            .read_on_failure(&meta);
         let answer = client.transact(txn, Copies::Several).await?;
         if answer.is_made {
             let revision = answer.revision;

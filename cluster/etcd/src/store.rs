@@ -376,13 +376,13 @@ impl Records {
                 let incarnation = lessee.incarnation()?;
                 let lease = self.prefix.lease(lessee.node);
                 (
-                    txn.if_created(&lease, incarnation).look(&lease),
+                    txn.if_created(&lease, incarnation).read_on_failure(&lease),
                     0,
                     incarnation,
                 )
             }
         };
-        let txn = txn.if_modified(&owner, claimed).look(&owner);
+        let txn = txn.if_modified(&owner, claimed).read_on_failure(&owner);
         let mut answer = self.client.transact(txn, copies).await?;
         if answer.is_made {
             self.last.fetch_max(answer.revision, Ordering::Relaxed);
@@ -417,7 +417,9 @@ impl Records {
     /// A condition of each change of a record: no other node holds the volume.
     fn unless_held(&self, txn: Txn, stored: &Stored) -> Txn {
         match self.other_holder(stored) {
-            Some((lease, incarnation)) => txn.if_not_created(&lease, incarnation).look(&lease),
+            Some((lease, incarnation)) => txn
+                .if_not_created(&lease, incarnation)
+                .read_on_failure(&lease),
             None => txn,
         }
     }
@@ -463,8 +465,8 @@ impl Records {
             .if_created(&name, 0)
             .put(&key, bytes(&value))
             .put(&name, id.to_string().into_bytes())
-            .look(&key)
-            .look(&name);
+            .read_on_failure(&key)
+            .read_on_failure(&name);
         let answer = self.transact(txn, Copies::One).await?;
         if !answer.is_made {
             // The name that stands there, if it is the id that exists already.
@@ -490,13 +492,15 @@ impl Records {
         let new_name = self.prefix.name(&next.name);
         let change = |stored: &Stored| {
             let value = self.encode(&next, op, Some(stored));
-            let mut txn = Txn::default().put(&key, bytes(&value)).look(&key);
+            let mut txn = Txn::default()
+                .put(&key, bytes(&value))
+                .read_on_failure(&key);
             if stored.record.name != next.name {
                 txn = txn
                     .if_created(&new_name, 0)
                     .put(&new_name, id.to_string().into_bytes())
                     .delete(&self.prefix.name(&stored.record.name))
-                    .look(&new_name);
+                    .read_on_failure(&new_name);
             }
             (txn, value)
         };
@@ -522,7 +526,7 @@ impl Records {
             let mut txn = Txn::default()
                 .delete(&key)
                 .delete(&self.prefix.name(&stored.record.name))
-                .look(&key);
+                .read_on_failure(&key);
             for key in self.prefix.of_volume(id) {
                 txn = txn.delete(&key);
             }

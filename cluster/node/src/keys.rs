@@ -77,8 +77,8 @@ impl Cluster {
             .if_created(&owner, 0)
             .if_created(&restoring, 0)
             .put(&key, bytes(self))
-            .look(&key)
-            .look(&restoring);
+            .read_on_failure(&key)
+            .read_on_failure(&restoring);
         let answer = client.transact(txn, Copies::Several).await;
         let answer = answer.map_err(Error::at(&key))?;
         if answer.is_made {
@@ -198,7 +198,7 @@ pub(crate) async fn describe(
             .if_modified(&key, revision)
             .if_created(&lease, incarnation.0 as i64)
             .put(&key, bytes(value))
-            .look(&lease);
+            .read_on_failure(&lease);
         let answer = client.transact(txn, Copies::Several).await;
         let answer = answer.map_err(Error::at(&key))?;
         let lease = answer.found.into_iter().next().flatten();

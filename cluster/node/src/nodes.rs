@@ -145,7 +145,7 @@ impl Nodes {
         if self.is_observer(of)
             && let Some(observer) = self.observers.get_mut(&of)
         {
-            observer.saw(key.revision, now);
+            observer.observe(key.revision, now);
         }
         known.is_some_and(|known| known != key.incarnation)
     }
@@ -226,7 +226,7 @@ impl Nodes {
             if self.standing.get(&key.node) == Some(&key.incarnation)
                 && let Some(observer) = self.observers.get_mut(&key.node)
             {
-                observer.saw(key.revision, now);
+                observer.observe(key.revision, now);
             }
         }
         has_ended

@@ -185,7 +185,7 @@ impl PoolKey {
                 .if_modified(&key, found.map_or(0, |kv| kv.mod_revision))
                 .if_created(&lease, incarnation.0 as i64)
                 .put(&key, bytes(&next))
-                .look(&lease);
+                .read_on_failure(&lease);
             let answer = operator.transact(&key, txn).await?;
             if answer.is_made {
                 return Ok(true);

@@ -89,7 +89,7 @@ impl Operator {
                 .if_modified(&key, found.map_or(0, |kv| kv.mod_revision))
                 .if_not_created(&record, 0)
                 .put(&key, next.encode())
-                .look(&record);
+                .read_on_failure(&record);
             // Reservations of hosts end with the publication.
             let txn = match before {
                 Some(_) => txn,
@@ -153,7 +153,7 @@ impl Operator {
         let txn = Txn::default()
             .if_created(&key, 0)
             .put(&key, bytes(&export))
-            .look(&key);
+            .read_on_failure(&key);
         let answer = self.transact(&key, txn).await?;
         if answer.is_made {
             return Ok(export);
@@ -251,7 +251,7 @@ impl Operator {
                 .if_not_created(&meta, 0)
                 .if_modified(&key, kv.mod_revision)
                 .if_modified(&record_key, record.map_or(0, |record| record.mod_revision))
-                .look(&meta);
+                .read_on_failure(&meta);
             if let Some(by) = export.by().filter(|_| !gave_up) {
                 let lease = self.prefix.lease(by.node);
                 let found = self.get(&lease).await?;
@@ -327,7 +327,7 @@ impl Operator {
             let txn = Txn::default()
                 .if_modified(&key, kv.mod_revision)
                 .if_created(&lease, incarnation.0 as i64)
-                .look(&lease);
+                .read_on_failure(&lease);
             let txn = match state {
                 Some(state) => {
                     let before = export.clone();

@@ -47,7 +47,7 @@ impl Operator {
             let txn = Txn::default()
                 .if_modified(&record, found.mod_revision)
                 .if_created(&lease, incarnation.0 as i64)
-                .look(&lease);
+                .read_on_failure(&lease);
             let txn = match reservation {
                 Some(value) => txn.put(&key, value.to_string().into_bytes()),
                 None => txn.delete(&key),

@@ -69,7 +69,7 @@ impl Steward {
             is_live: standing.contains_key(node),
             is_expected: key.is_left() || steward.excused.contains(&node.0),
         });
-        let loss = storm.look(now, &seen.collect::<Vec<_>>());
+        let loss = storm.update(now, &seen.collect::<Vec<_>>());
         if !is_first {
             return Ok(Looked::Nothing);
         }

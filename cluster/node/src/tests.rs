@@ -147,7 +147,7 @@ impl Bench {
             "epoch": 4, "serving": 4, "revision": 7, "holder": node(1).0, "incarnation": 3,
             "members": [{ "id": MEMBER.0, "node": node(1).0, "state": { "state": "in_sync" } }],
         });
-        let saw = volumes.saw(VOLUME, Revision(20), record.to_string().as_bytes());
+        let saw = volumes.update(VOLUME, Revision(20), record.to_string().as_bytes());
         assert_eq!(saw, Ok(()));
         let mut publication = Publication::new(VOLUME);
         for number in [1, 2] {

@@ -81,18 +81,18 @@ impl Volumes {
     }
 
     /// The record as the store shows it. The error has the reason why it cannot be read.
-    pub(crate) fn saw(
+    pub(crate) fn update(
         &mut self,
         id: VolumeId,
         revision: Revision,
         bytes: &[u8],
     ) -> Result<(), String> {
         let (value, record) = decode(bytes).map_err(|why| why.to_string())?;
-        self.know(id, revision, value, record);
+        self.apply_record(id, revision, value, record);
         Ok(())
     }
 
-    fn know(&mut self, id: VolumeId, revision: Revision, value: Value, record: Record) {
+    fn apply_record(&mut self, id: VolumeId, revision: Revision, value: Value, record: Record) {
         let me = self.me;
         self.has_new_states |= !self.places.contains_key(&id);
         let place = self.places.entry(id).or_insert_with(|| Place {
@@ -111,7 +111,7 @@ impl Volumes {
         if place.stored.0 < revision {
             place.stored = (revision, Arc::new(value));
         }
-        place.machine.saw(revision, record);
+        place.machine.update(revision, record);
     }
 
     /// The record was deleted, or was absent at `revision`.
@@ -187,7 +187,7 @@ impl Volumes {
         bytes: &[u8],
     ) -> Result<(), String> {
         let (value, record) = decode(bytes).map_err(|why| why.to_string())?;
-        self.know(id, revision, value, record.clone());
+        self.apply_record(id, revision, value, record.clone());
         if let Some(place) = self.places.get_mut(&id) {
             place.machine.refused(number, revision, record);
         }

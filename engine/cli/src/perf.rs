@@ -147,7 +147,7 @@ pub(crate) fn run(args: PerfArgs) -> Result<(), Failure> {
     let outcome = load::run(&job, &mut session, &target.connector, wanted, &mut watch);
     line.clear();
     session.disconnect();
-    told(&args, &outcome.map_err(failure)?)
+    print_report(&args, &outcome.map_err(failure)?)
 }
 
 /// Runs the job on a drive of this machine.
@@ -160,10 +160,10 @@ fn on_drive(args: &PerfArgs, job: &Job, uri: &DriveUri) -> Result<(), Failure> {
     };
     let outcome = load::run_drive(job, &uri.address, uri.nsid, &mut watch);
     line.clear();
-    told(args, &outcome.map_err(failure)?)
+    print_report(args, &outcome.map_err(failure)?)
 }
 
-fn told(args: &PerfArgs, report: &Report) -> Result<(), Failure> {
+fn print_report(args: &PerfArgs, report: &Report) -> Result<(), Failure> {
     if args.json {
         output::json(&serde_json::to_value(report).expect("a report serialises"))?;
     } else {

@@ -236,7 +236,7 @@ fn moved(
         "{} compared in {seconds:.1} s ({rate:.3} GB/s)",
         bytes(amount)
     );
-    judge(&what, &port, netdev, &changed, scope.peer.is_some())
+    counter_finding(&what, &port, netdev, &changed, scope.peer.is_some())
 }
 
 /// Counters of data and packets, by port.
@@ -280,7 +280,7 @@ pub(super) fn changes(before: &Activity, after: &Activity) -> Activity {
         .collect()
 }
 
-pub(super) fn judge(
+pub(super) fn counter_finding(
     what: &str,
     port: &str,
     netdev: &str,

@@ -132,7 +132,7 @@ impl Nodes {
     }
 
     /// Text about a device on this node; `Err` if none of the usable CPUs is on the node.
-    fn judge(&self, node: u32) -> Result<String, String> {
+    fn check_node(&self, node: u32) -> Result<String, String> {
         let Some((_, of_node)) = self.nodes.iter().find(|(number, _)| *number == node) else {
             return Ok(format!("node {node}"));
         };
@@ -175,7 +175,7 @@ fn finding(id: &'static str, nodes: &Nodes, node: Option<i32>, remedy: String) -
     let Some(node) = node.and_then(|node| u32::try_from(node).ok()) else {
         return Finding::skip(id, "its NUMA node is not known");
     };
-    match nodes.judge(node) {
+    match nodes.check_node(node) {
         Ok(evidence) => Finding::pass(id, evidence),
         Err(evidence) => Finding::warn(id, evidence, remedy),
     }

@@ -16,7 +16,7 @@ pub(crate) fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>
     findings.push(vfio(system));
     findings.push(memlock(system, scope, &drives));
     findings.extend(drives.iter().map(|drive| {
-        let finding = judge(system, drive);
+        let finding = check_drive(system, drive);
         finding.of(drive.address.to_string())
     }));
 }
@@ -90,7 +90,7 @@ fn memlock(system: &System, scope: &Scope, drives: &[Drive]) -> Finding {
     }
 }
 
-fn judge(system: &System, drive: &Drive) -> Finding {
+fn check_drive(system: &System, drive: &Drive) -> Finding {
     const ID: &str = "nvme.drives";
     let address = drive.address;
     let in_the_way: Vec<String> = drive

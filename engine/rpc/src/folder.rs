@@ -62,8 +62,8 @@ pub fn trust(socket: &Path) -> Result<()> {
     let link = std::fs::symlink_metadata(folder)?;
     let of = std::fs::metadata(folder)?;
     // The owner of a link chose its target; links themselves cannot be written.
-    let made = judge(open, (link.uid(), 0), us);
-    let judged = made.and_then(|()| judge(open, (of.uid(), of.mode()), us));
+    let made = check_owner(open, (link.uid(), 0), us);
+    let judged = made.and_then(|()| check_owner(open, (of.uid(), of.mode()), us));
     judged.map_err(|why| {
         let path = folder.display();
         let remedy = "set XDG_RUNTIME_DIR, or choose a socket with -r";
@@ -79,7 +79,7 @@ fn folder(socket: &Path) -> Option<&Path> {
 }
 
 /// `open`: every user may create folders beside this one. The pair is its owner and mode.
-fn judge(open: bool, (owner, mode): (u32, u32), us: u32) -> std::result::Result<(), String> {
+fn check_owner(open: bool, (owner, mode): (u32, u32), us: u32) -> std::result::Result<(), String> {
     if !open {
         return Ok(());
     }
@@ -99,12 +99,12 @@ mod tests {
     #[test]
     fn foreign_folders_are_refused() {
         // If only the parent's owner can create folders, any folder there is trusted.
-        assert_eq!(judge(false, (1001, 0o777), 1000), Ok(()));
-        assert_eq!(judge(true, (1000, 0o700), 1000), Ok(()));
-        assert_eq!(judge(true, (0, 0o755), 1000), Ok(()));
+        assert_eq!(check_owner(false, (1001, 0o777), 1000), Ok(()));
+        assert_eq!(check_owner(true, (1000, 0o700), 1000), Ok(()));
+        assert_eq!(check_owner(true, (0, 0o755), 1000), Ok(()));
         for (owner, mode) in [(1001, 0o700), (1001, 0o777), (1000, 0o770), (0, 0o1777)] {
             assert!(
-                judge(true, (owner, mode), 1000).is_err(),
+                check_owner(true, (owner, mode), 1000).is_err(),
                 "{owner} {mode:o}"
             );
         }

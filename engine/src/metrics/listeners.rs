@@ -84,7 +84,7 @@ impl MetricsSource for ListenerMetrics {
         for ((iface, transport, state, reason), count) in counts {
             into.value(&TRANSPORT, &[&iface, transport, state, reason], count);
         }
-        into.value(&LOOKS, &[], of.engine.listeners.looks());
+        into.value(&LOOKS, &[], of.engine.listeners.checks());
         if let Some(plane) = &of.plane {
             into.value(&WITHHELD, &[], plane.target.withheld_connects());
             for listener in plane.target.listener_stats() {

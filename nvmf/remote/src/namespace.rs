@@ -249,7 +249,7 @@ impl Namespace {
                 }
             }
         }
-        self.paths.judge();
+        self.paths.update_refused();
     }
 
     /// The reason why the namespace on a path is another one, or cannot do what this one promised.

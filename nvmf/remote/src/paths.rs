@@ -213,7 +213,7 @@ impl DevicePaths {
     }
 
     /// Sets [`DevicePaths::is_refused`] after changes of refusals.
-    pub(crate) fn judge(&self) {
+    pub(crate) fn update_refused(&self) {
         let list = self.list.lock();
         let all = !list.is_empty() && list.iter().all(|path| path.refusal().is_some());
         self.is_refused.store(all, Ordering::Release);

@@ -127,7 +127,7 @@ impl ControllerPoller {
         }
     }
 
-    fn tell(&mut self) {
+    fn report_changes(&mut self) {
         let link = &self.shared.link;
         let now = Seen {
             state: self.controller.state().clone(),
@@ -210,7 +210,7 @@ impl Poller for ControllerPoller {
         let did = self.controller.poll(now);
         while self.controller.take_event().is_some() {}
         self.insist(now);
-        self.tell();
+        self.report_changes();
         let idle = did == 0 && self.controller.is_live();
         self.look_at = if idle { now + LOOK } else { now };
         if self.is_over()

@@ -69,7 +69,7 @@ impl Lifecycle {
     }
 
     /// Notes the reason for the end; the first one counts.
-    pub(super) fn blame(&mut self, why: Closed) {
+    pub(super) fn record_cause(&mut self, why: Closed) {
         self.why.get_or_insert(why);
     }
 

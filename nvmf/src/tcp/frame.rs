@@ -124,7 +124,7 @@ impl Reader {
         };
         let frame = match &self.known {
             Some((known, frame)) if known == common => *frame,
-            _ => self.judge(common)?,
+            _ => self.parse_header(common)?,
         };
         // PDO is a byte, so this much always fits the receive buffer, and can be carried over.
         if bytes.len() < frame.data_offset as usize {
@@ -137,7 +137,7 @@ impl Reader {
     }
 
     #[inline(never)]
-    fn judge(&mut self, common: &[u8; CommonHeader::SIZE]) -> Result<Frame, PduError> {
+    fn parse_header(&mut self, common: &[u8; CommonHeader::SIZE]) -> Result<Frame, PduError> {
         let frame = Frame::parse(common, &self.rules)?;
         self.known = Some((*common, frame));
         Ok(frame)

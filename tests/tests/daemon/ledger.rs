@@ -63,7 +63,7 @@ impl Ledger {
     }
 
     /// Returns the generation in the block, or the error.
-    pub(crate) fn judge(&self, lba: usize, block: &[u8]) -> Result<u64, String> {
+    pub(crate) fn check(&self, lba: usize, block: &[u8]) -> Result<u64, String> {
         assert_eq!(block.len(), BLOCK);
         let word = |at: usize| u64::from_le_bytes(block[8 * at..8 * at + 8].try_into().unwrap());
         let entry = &self.entries[lba];
@@ -110,7 +110,7 @@ fn at_least(lba: usize, generation: u64, entry: &Entry) -> Result<u64, String> {
 fn the_ledger_detects_damage() {
     let mut ledger = Ledger::new(2, 77);
     let mut block = vec![0; BLOCK];
-    assert_eq!(ledger.judge(1, &block), Ok(0));
+    assert_eq!(ledger.check(1, &block), Ok(0));
     ledger.entries[1] = Entry {
         submitted: 5,
         acknowledged: 4,
@@ -118,20 +118,20 @@ fn the_ledger_detects_damage() {
         zeroes: 2,
         in_use: false,
     };
-    let complaint = |block: &[u8]| ledger.judge(1, block).unwrap_err();
+    let complaint = |block: &[u8]| ledger.check(1, block).unwrap_err();
     assert!(complaint(&block).contains("flushed"));
     for (generation, said) in [(2, "flushed"), (3, "lost a write"), (6, "future")] {
         ledger.fill(1, generation, &mut block);
         assert!(complaint(&block).contains(said), "{}", complaint(&block));
     }
     ledger.entries[1].zeroes = 4;
-    assert_eq!(ledger.judge(1, &[0; BLOCK]), Ok(4));
-    let complaint = |block: &[u8]| ledger.judge(1, block).unwrap_err();
+    assert_eq!(ledger.check(1, &[0; BLOCK]), Ok(4));
+    let complaint = |block: &[u8]| ledger.check(1, block).unwrap_err();
     ledger.fill(0, 4, &mut block);
     assert!(complaint(&block).contains("holds block 0"));
     for generation in [4, 5] {
         ledger.fill(1, generation, &mut block);
-        assert_eq!(ledger.judge(1, &block), Ok(generation));
+        assert_eq!(ledger.check(1, &block), Ok(generation));
     }
     let mut older = vec![0; BLOCK];
     ledger.fill(1, 4, &mut older);

@@ -227,7 +227,7 @@ impl Load {
                 }
             }
             Work::Read { lba } => {
-                let found = self.ledger.judge(lba, &completion.data[0]);
+                let found = self.ledger.check(lba, &completion.data[0]);
                 found.unwrap_or_else(|wrong| panic!("while it runs: {wrong}"));
                 self.ledger.entries[lba].in_use = false;
             }
@@ -266,7 +266,7 @@ impl Load {
     pub(crate) fn check_all(&mut self, when: &str) {
         for lba in 0..BLOCKS {
             let block = self.host.read(lba % 2, lba as u64, 1, BLOCK);
-            let found = self.ledger.judge(lba, &block);
+            let found = self.ledger.check(lba, &block);
             found.unwrap_or_else(|wrong| panic!("{when}: {wrong}"));
         }
     }

@@ -207,7 +207,7 @@ impl RdmaPlug {
 
     /// Sends every core a message without effect, which wakes it.
     #[cfg(test)]
-    pub(crate) fn nudge(&self) {
+    pub(crate) fn wake_cores(&self) {
         let cores = self.shared.cores();
         cores
             .iter()

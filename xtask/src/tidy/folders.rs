@@ -61,7 +61,7 @@ pub(super) fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
             );
         }
     }
-    let mut findings = judge(&crates);
+    let mut findings = compare(&crates);
     let mut in_sources = files.iter().filter(|file| is_below_target(file));
     findings.extend(in_sources.next().map(|file| {
         format!("{file}: a folder named target holds the output of builds; name it otherwise")
@@ -128,7 +128,7 @@ fn is_below_target(file: &str) -> bool {
     file.contains("/src/") && file.contains("/target/")
 }
 
-fn judge(crates: &BTreeMap<String, Manifest>) -> Vec<String> {
+fn compare(crates: &BTreeMap<String, Manifest>) -> Vec<String> {
     let folders: BTreeMap<&str, &str> = crates
         .iter()
         .map(|(folder, manifest)| (manifest.name.as_str(), folder.as_str()))
@@ -214,7 +214,7 @@ impl Manifest {
 mod tests {
     use super::*;
 
-    fn judged(crates: &[(&str, &str, &[&str])]) -> Vec<String> {
+    fn compared(crates: &[(&str, &str, &[&str])]) -> Vec<String> {
         let crates = crates.iter().map(|(folder, name, depends_on)| {
             let manifest = Manifest {
                 name: (*name).to_owned(),
@@ -222,7 +222,7 @@ mod tests {
             };
             ((*folder).to_owned(), manifest)
         });
-        judge(&crates.collect())
+        compare(&crates.collect())
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn dependencies_down_and_sideways_are_accepted() {
-        let found = judged(&[
+        let found = compared(&[
             ("transports/tcp", "nacre-transport-tcp", &["nacre-nvmf"]),
             (
                 "transports/rdma",
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_dependency_upwards_is_found() {
-        let found = judged(&[
+        let found = compared(&[
             ("bdev/remote", "nacre-bdev-remote", &["nacre-transport-tcp"]),
             ("transports/tcp", "nacre-transport-tcp", &[]),
         ]);
@@ -281,12 +281,12 @@ mod tests {
 
     #[test]
     fn names_and_folders_are_checked() {
-        let found = judged(&[("transports/rdma", "nacre-rdma", &[])]);
+        let found = compared(&[("transports/rdma", "nacre-rdma", &[])]);
         assert!(
             found.len() == 1 && found[0].contains("call it nacre-transport-rdma"),
             "{found:?}"
         );
-        let found = judged(&[("cellar", "nacre-cellar", &[])]);
+        let found = compared(&[("cellar", "nacre-cellar", &[])]);
         assert!(found.len() == 1 && found[0].contains("LAYERS"), "{found:?}");
     }
 

@@ -63,11 +63,11 @@ pub(super) fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
             }
         }
     }
-    Ok(judge(&places, ALLOWED))
+    Ok(compare(&places, ALLOWED))
 }
 
 /// `places`: the files with a public type, by crate and name.
-fn judge(
+fn compare(
     places: &BTreeMap<(&str, String), Vec<String>>,
     allowed: &[(&str, &str, &str)],
 ) -> Vec<String> {
@@ -153,7 +153,7 @@ mod tests {
             let files: &mut Vec<String> = places.entry((krate, name.to_owned())).or_default();
             files.push(file.to_owned());
         }
-        let of = |allowed: &[(&str, &str, &str)]| judge(&places, allowed);
+        let of = |allowed: &[(&str, &str, &str)]| compare(&places, allowed);
         assert_eq!(
             of(&[]),
             ["one: 2 public types are called A (a.rs, b.rs): give each its own name"]

@@ -284,7 +284,7 @@ impl Suite<'_> {
             let ended = self.boot(&boot).and_then(|(out, outcome)| {
                 let mut work = self.work.lock();
                 work.over(boot.hardware);
-                self.judge(&mut work, &boot, &out, outcome)
+                self.count_outcome(&mut work, &boot, &out, outcome)
             });
             if ended.is_err() {
                 self.work.lock().queue.close();
@@ -293,7 +293,13 @@ impl Suite<'_> {
         }
     }
 
-    fn judge(&self, work: &mut Work, boot: &Boot, out: &Path, outcome: Outcome) -> Result<()> {
+    fn count_outcome(
+        &self,
+        work: &mut Work,
+        boot: &Boot,
+        out: &Path,
+        outcome: Outcome,
+    ) -> Result<()> {
         // Count a guest that ran nothing although tests wait. If none waits, the other guests took
         // the tests.
         let idle = outcome.ran == 0 && outcome.died_in.is_none();

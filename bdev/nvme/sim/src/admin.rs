@@ -18,23 +18,23 @@ impl State {
         match sqe.opcode {
             admin::CREATE_IO_CQ => {
                 let status = self.create_cq(sqe);
-                plain(self.blame(sqe, status))
+                plain(self.record_violation(sqe, status))
             }
             admin::CREATE_IO_SQ => {
                 let status = self.create_sq(sqe);
-                plain(self.blame(sqe, status))
+                plain(self.record_violation(sqe, status))
             }
             admin::DELETE_IO_SQ => {
                 let status = self.delete_sq(sqe);
-                plain(self.blame(sqe, status))
+                plain(self.record_violation(sqe, status))
             }
             admin::DELETE_IO_CQ => {
                 let status = self.delete_cq(sqe);
-                plain(self.blame(sqe, status))
+                plain(self.record_violation(sqe, status))
             }
             admin::DOORBELL_BUFFER_CONFIG if self.exec.config.shadow_doorbells => {
                 let status = self.configure_doorbells(sqe);
-                plain(self.blame(sqe, status))
+                plain(self.record_violation(sqe, status))
             }
             admin::FIRMWARE_IMAGE_DOWNLOAD | admin::FIRMWARE_COMMIT => {
                 plain(self.exec.update_firmware(sqe))
@@ -47,7 +47,7 @@ impl State {
             admin::ASYNC_EVENT_REQUEST => {
                 if self.async_requests.len() >= usize::from(self.exec.config.limits.async_events) {
                     let status = StatusCode::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED;
-                    return plain(self.blame(sqe, Err(status)));
+                    return plain(self.record_violation(sqe, Err(status)));
                 }
                 self.async_requests.push(sqe.cid());
                 None
@@ -57,7 +57,7 @@ impl State {
     }
 
     /// Records a violation if the driver could have known that the command would be refused.
-    fn blame(&mut self, sqe: &Sqe, outcome: Result<(), StatusCode>) -> StatusCode {
+    fn record_violation(&mut self, sqe: &Sqe, outcome: Result<(), StatusCode>) -> StatusCode {
         match outcome {
             Ok(()) => StatusCode::SUCCESS,
             Err(status) => {

@@ -121,7 +121,7 @@ impl Drive {
     }
 
     /// Clears the violations and returns their number.
-    pub fn forgive(&self) -> u64 {
+    pub fn clear_violations(&self) -> u64 {
         std::mem::take(&mut self.shared.state.lock().exec.violations).count
     }
 

@@ -43,7 +43,7 @@ impl SimFunction {
         self.error(what, io::Error::from_raw_os_error(libc::ENODEV))
     }
 
-    fn judge(&self, at: u32) {
+    fn check_register(&self, at: u32) {
         assert!(at.is_multiple_of(4), "register {at:#x} is not aligned");
         assert!(
             at < self.shared.register_bytes,
@@ -66,12 +66,12 @@ impl Function for SimFunction {
     }
 
     fn read32(&self, at: u32) -> u32 {
-        self.judge(at);
+        self.check_register(at);
         self.with(|state| state.read(at)).unwrap_or(GONE)
     }
 
     fn write32(&self, at: u32, value: u32) {
-        self.judge(at);
+        self.check_register(at);
         match &self.shared.doorbells {
             Some(doorbells) if at >= offset::DOORBELLS => {
                 doorbells.ring(at - offset::DOORBELLS, value);

@@ -87,7 +87,7 @@ impl Sq {
     /// Reads the shadow doorbell, if there is one and the driver may expect that. A `careless`
     /// queue stops reading without notice: as if it had set the event index just when the driver
     /// wrote its doorbell, and each side had missed the other's write.
-    pub(crate) fn look(
+    pub(crate) fn read_shadow_doorbell(
         &mut self,
         iommu: &Iommu,
         careless: bool,

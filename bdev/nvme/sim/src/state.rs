@@ -214,7 +214,7 @@ impl State {
             if self.sqs[qid].is_none() {
                 continue;
             }
-            if !self.look(qid) {
+            if !self.read_shadow_doorbell(qid) {
                 return true;
             }
             while self.sqs[qid].as_ref().is_some_and(|sq| !sq.is_empty()) {
@@ -230,11 +230,11 @@ impl State {
     }
 
     /// Reads the shadow doorbell of the submission queue. Returns false if the controller failed.
-    fn look(&mut self, qid: usize) -> bool {
+    fn read_shadow_doorbell(&mut self, qid: usize) -> bool {
         let Some(sq) = &mut self.sqs[qid] else {
             return true;
         };
-        match sq.look(&self.exec.iommu, self.faults.careless) {
+        match sq.read_shadow_doorbell(&self.exec.iommu, self.faults.careless) {
             Ok(Ok(())) => true,
             Ok(Err(wrong)) => {
                 self.exec

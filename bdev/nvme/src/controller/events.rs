@@ -71,6 +71,6 @@ impl Controller {
         let mut page = vec![0; bytes];
         let sqe = GetLogPage::new(log_page, bytes as u32, 0).to_sqe(0, nsid::BROADCAST);
         let answer = self.commands(core).ask(sqe, &[], &mut page).await;
-        self.judge(core, answer.map(|_| ())).await;
+        self.handle_outcome(core, answer.map(|_| ())).await;
     }
 }

@@ -53,11 +53,11 @@ impl Controller {
             Ok(health) => health,
             Err(error) => {
                 tracing::warn!(controller = self.name(), %error, "NVMe health not read");
-                return self.judge(core, Err(error)).await;
+                return self.handle_outcome(core, Err(error)).await;
             }
         };
         let properties = self.shared.properties();
-        let events = judge(
+        let events = health_events(
             &mut self.alerts.lock(),
             &health,
             &self.shared.options.thresholds,
@@ -86,7 +86,7 @@ impl Controller {
     }
 }
 
-fn judge(
+fn health_events(
     alerts: &mut Alerts,
     health: &Health,
     thresholds: &HealthThresholds,
@@ -175,7 +175,7 @@ mod tests {
             ..Health::default()
         };
         let mut alerts_of = |health: &Health| -> Vec<(&'static str, bool)> {
-            let events = judge(&mut alerts, health, &thresholds, &properties);
+            let events = health_events(&mut alerts, health, &thresholds, &properties);
             events.iter().map(|e| (e.alert.name(), e.raised)).collect()
         };
         assert_eq!(alerts_of(&health), []);

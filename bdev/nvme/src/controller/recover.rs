@@ -139,12 +139,12 @@ impl Controller {
             .commands(core)
             .ask_within(sqe, limit, &[], &mut [])
             .await;
-        self.judge(core, asked.map(|_| ())).await;
+        self.handle_outcome(core, asked.map(|_| ())).await;
     }
 
     /// Handles the result of an admin command of the recovery: resets the controller if the command
     /// did not complete.
-    pub(super) async fn judge(
+    pub(super) async fn handle_outcome(
         self: &Arc<Self>,
         core: &CoreHandle,
         outcome: Result<(), ControlError>,

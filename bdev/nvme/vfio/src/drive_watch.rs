@@ -39,7 +39,7 @@ impl Watch {
         let announcements = listen()
             .inspect_err(|error| tracing::debug!(%error, "no announcements of devices: looking from time to time"))
             .ok();
-        let known = look(&system);
+        let known = drives(&system);
         Self {
             system,
             known,
@@ -56,7 +56,7 @@ impl Watch {
     /// Returns the changes since the last call. Does not block.
     pub fn changes(&mut self) -> Vec<Change> {
         self.drain();
-        let now = look(&self.system);
+        let now = drives(&self.system);
         let before = std::mem::replace(&mut self.known, now);
         let mut changes = Vec::new();
         let gone = before.keys().filter(|at| !self.known.contains_key(at));
@@ -87,7 +87,7 @@ impl Watch {
     }
 }
 
-fn look(system: &System) -> BTreeMap<Address, Driver> {
+fn drives(system: &System) -> BTreeMap<Address, Driver> {
     system
         .addresses()
         .into_iter()

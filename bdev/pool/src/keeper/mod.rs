@@ -138,7 +138,7 @@ struct Times {
 
 impl Times {
     /// Begins upkeep that is due.
-    fn look(&mut self, now: Nanos, pool: &mut Pool, has_hidden: bool) {
+    fn check_due(&mut self, now: Nanos, pool: &mut Pool, has_hidden: bool) {
         let last = pool.follow().last_lsn();
         if last != self.last_lsn {
             self.last_lsn = last;
@@ -236,7 +236,7 @@ impl Keeper {
                 if known(&self.maps, map.version, map.serial) {
                     self.load(map.version, place);
                 }
-                self.tell(lane, ToLane::Loaded { request });
+                self.send(lane, ToLane::Loaded { request });
             }
             ToKeeper::Write {
                 request,
@@ -260,7 +260,7 @@ impl Keeper {
                 }
                 if self.has_no_leaf(map.version, first) {
                     let result = Ok(());
-                    self.tell(lane, ToLane::Answer { request, result });
+                    self.send(lane, ToLane::Answer { request, result });
                     return;
                 }
                 let unmap = Request::Unmap {
@@ -378,14 +378,14 @@ impl Keeper {
     }
 
     /// Sends a message. Returns false if the lane is gone.
-    fn tell(&mut self, lane: u32, message: ToLane) -> bool {
+    fn send(&mut self, lane: u32, message: ToLane) -> bool {
         self.port(lane)
             .is_some_and(|port| port.inbox.send([message]))
     }
 
     fn refuse(&mut self, lane: u32, request: RequestId, refusal: Refusal) {
         let result = Err(refusal);
-        self.tell(lane, ToLane::Answer { request, result });
+        self.send(lane, ToLane::Answer { request, result });
     }
 }
 
@@ -461,7 +461,7 @@ impl Keeper {
             unit,
             copy,
         };
-        if !self.tell(lane, order) {
+        if !self.send(lane, order) {
             self.data_written(token, Err(IoFailed));
         }
     }
@@ -480,7 +480,7 @@ impl Keeper {
             unit,
             granules,
         };
-        if !self.tell(lane, order) {
+        if !self.send(lane, order) {
             self.source_read(token, Err(IoFailed));
         }
     }
@@ -499,7 +499,7 @@ impl Keeper {
         }
         let request = token as u32;
         let result = result.map(|_| ());
-        self.tell(lane, ToLane::Answer { request, result });
+        self.send(lane, ToLane::Answer { request, result });
     }
 }
 
@@ -553,14 +553,14 @@ impl Keeper {
 
     fn look_at_time(&mut self, now: Nanos) {
         if let Stage::Open(pool) = &mut self.stage {
-            self.times.look(now, pool, self.status.has_hidden());
+            self.times.check_due(now, pool, self.status.has_hidden());
         }
     }
 
     fn look_at_status(&mut self, now: Nanos, is_busy: bool) {
         if let Stage::Open(pool) = &self.stage {
             let last_lsn = self.times.last_lsn;
-            self.status.look(now, is_busy, pool, last_lsn);
+            self.status.check_due(now, is_busy, pool, last_lsn);
         }
     }
 

@@ -41,7 +41,7 @@ impl StatusUpdates {
     }
 
     /// Notes that the status is out of date, and updates it when it is due.
-    pub(super) fn look(&mut self, now: Nanos, is_busy: bool, pool: &Pool, last_lsn: Lsn) {
+    pub(super) fn check_due(&mut self, now: Nanos, is_busy: bool, pool: &Pool, last_lsn: Lsn) {
         let due = match (self.due, is_busy) {
             (None, false) => return,
             (None, true) => *self.due.insert(now + AGE),

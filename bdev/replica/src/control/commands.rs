@@ -341,7 +341,7 @@ impl Control {
                 let refused = format!("\"{}\": {cut}", live.disk.name);
                 drop(one);
                 let why = Failure::Status(Status::OutOfRange);
-                self.failures.judge(*slot, incarnation, why).await;
+                self.failures.decide(*slot, incarnation, why).await;
                 return Err(invalid(refused));
             }
             must_fit(&larger, &live.disk.name, layer)
@@ -364,7 +364,7 @@ impl Control {
         if !failed.is_empty() {
             drop((log, one));
             for (slot, incarnation, why) in failed {
-                self.failures.judge(slot, incarnation, why).await;
+                self.failures.decide(slot, incarnation, why).await;
             }
             return Err(invalid("a replica failed".into()));
         }

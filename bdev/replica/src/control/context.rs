@@ -42,7 +42,7 @@ pub(super) struct Signals {
     /// Regions to mark in the dirty-region log.
     pub log: Notify,
     /// Reports of failed I/O.
-    pub judge: Notify,
+    pub failures: Notify,
     /// Blocks that a read could not take from a replica.
     pub repair: Notify,
     /// Regions to remove from the dirty-region log.

@@ -36,23 +36,23 @@ pub(super) struct FailureHandler {
 }
 
 impl FailureHandler {
-    pub(super) async fn judge_failures(self: Rc<Self>) {
+    pub(super) async fn handle_failures(self: Rc<Self>) {
         loop {
-            self.context.signals.judge.notified().await;
+            self.context.signals.failures.notified().await;
             loop {
                 let (reports, reported) = {
                     let mut state = self.context.state.borrow_mut();
                     (std::mem::take(&mut state.reports), state.reported)
                 };
-                if reported == self.context.state.borrow().judged {
+                if reported == self.context.state.borrow().decided {
                     break;
                 }
                 for slot in 0..MAX_REPLICAS {
                     if let Some(worst) = self.worst(slot, &reports) {
-                        self.judge(slot, worst.incarnation, worst.why).await;
+                        self.decide(slot, worst.incarnation, worst.why).await;
                     }
                 }
-                self.context.state.borrow_mut().judged = reported;
+                self.context.state.borrow_mut().decided = reported;
                 self.context.publish();
             }
         }
@@ -105,9 +105,9 @@ impl FailureHandler {
     /// Other replicas that have lost their connection by now, and possibly unflushed data, are
     /// decided first. Otherwise one of them could be the last one left, although this one was only
     /// slow and has all data. That can also happen while the store is unreachable.
-    pub(super) async fn judge(&self, slot: usize, incarnation: u64, why: Failure) {
+    pub(super) async fn decide(&self, slot: usize, incarnation: u64, why: Failure) {
         let _one = self.replicas.turn.lock().await;
-        // Each time this decision is overtaken, another replica is judged first.
+        // Each time this decision is overtaken, another replica is decided first.
         for _ in 0..=MAX_REPLICAS {
             // The lost data of a cut replica does not return: prefer a frozen volume to this
             // replica.
@@ -283,7 +283,7 @@ impl FailureHandler {
         };
         for (slot, live) in present {
             if Cut::of(&record, &live.device.layer).is_some() {
-                self.judge(slot, live.incarnation, Failure::Loss).await;
+                self.decide(slot, live.incarnation, Failure::Loss).await;
             }
         }
     }

@@ -78,7 +78,7 @@ impl LogWriter {
             // Written again once the in-sync replicas are decided.
             drop(lock);
             for (slot, incarnation, why) in failed {
-                self.failures.judge(slot, incarnation, why).await;
+                self.failures.decide(slot, incarnation, why).await;
             }
             return false;
         }

@@ -213,7 +213,7 @@ impl Control {
         self.context.spawn(Rc::clone(self).listen());
         self.context.spawn(Rc::clone(&self.log).keep_log());
         self.context
-            .spawn(Rc::clone(&self.failures).judge_failures());
+            .spawn(Rc::clone(&self.failures).handle_failures());
         self.context.spawn(Rc::clone(&self.repair).repair_reads());
         self.context.spawn(Rc::clone(&self.log).clean_log());
         self.context.spawn(Rc::clone(&self.failures).watch_losses());
@@ -263,7 +263,7 @@ impl Control {
             if counts != state.reported {
                 state.reported = counts;
                 state.take_reports(news.reports);
-                self.context.signals.judge.notify_one();
+                self.context.signals.failures.notify_one();
             }
             if self.context.shared.unequal() != state.unequal {
                 state.unequal = self.context.shared.unequal();

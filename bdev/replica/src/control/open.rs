@@ -194,7 +194,7 @@ impl Opening<'_> {
         control.start();
         let context = &control.context;
         context.spawn(Rc::clone(&control).obey(requests));
-        // Failures during the opening are still to be judged.
+        // Failures during the opening are still to be decided.
         context.shared.wake_control();
         context.signals.probe.notify_one();
         context.signals.resync.notify_one();
@@ -306,7 +306,7 @@ impl Opener {
         let now = self.context.state.borrow().present();
         for (slot, live) in now {
             if let Err(why) = self.log.write_log_to(slot, &live).await {
-                self.failures.judge(slot, live.incarnation, why).await;
+                self.failures.decide(slot, live.incarnation, why).await;
             }
         }
         self.must_be_stamped(epoch).await?;
@@ -355,7 +355,7 @@ impl Opener {
         let record = self.context.state.borrow().record.clone();
         for (slot, live) in by_label() {
             if let Err(why) = self.replicas.write_label(*slot, live, &record, false).await {
-                self.failures.judge(*slot, live.incarnation, why).await;
+                self.failures.decide(*slot, live.incarnation, why).await;
             }
         }
         self.context.must_not_be_fenced()
@@ -373,7 +373,7 @@ impl Opener {
             let record = self.context.state.borrow().record.clone();
             if let Err(why) = self.replicas.write_label(slot, &live, &record, false).await {
                 refused = Some((slot, why));
-                self.failures.judge(slot, live.incarnation, why).await;
+                self.failures.decide(slot, live.incarnation, why).await;
             }
         }
         self.context.must_not_be_fenced()?;
@@ -410,7 +410,7 @@ impl Opener {
                 Ok(named) => dirty.extend(named),
                 Err(why) => {
                     dirty.extend(0..self.context.state.borrow().record.regions());
-                    self.failures.judge(slot, live.incarnation, why).await;
+                    self.failures.decide(slot, live.incarnation, why).await;
                 }
             }
         }

@@ -69,9 +69,9 @@ impl Resyncer {
                         // The failed replica is detached by now, or stays with a bad region:
                         // continue with the other regions.
                         at = region + 1;
-                        self.rest().await;
+                        self.wait_before_retry().await;
                     }
-                    Copied::NoSource => self.rest().await,
+                    Copied::NoSource => self.wait_before_retry().await,
                 }
                 self.keep_watermarks().await;
             }
@@ -98,7 +98,7 @@ impl Resyncer {
     }
 
     /// Waits before a failed copy is retried, unless a host needs a region.
-    async fn rest(&self) {
+    async fn wait_before_retry(&self) {
         self.copier.unless_urgent(AGAIN).await;
     }
 
@@ -413,7 +413,7 @@ impl Resyncer {
                 .collect()
         };
         for (slot, live) in filling {
-            let Some((kept, kept_at)) = kept(&live) else {
+            let Some((kept, kept_at)) = stored_watermark(&live) else {
                 continue;
             };
             let mark = self.context.shared.missing[slot].next(0).unwrap_or(regions);
@@ -470,7 +470,7 @@ impl Resyncer {
 }
 
 /// The stored watermark of a full copy, and when it was stored.
-fn kept(live: &Live) -> Option<(u64, Nanos)> {
+fn stored_watermark(live: &Live) -> Option<(u64, Nanos)> {
     let resync = live.resync.borrow();
     let resync = resync.as_ref()?;
     (resync.kind == ResyncKind::Full).then_some((resync.kept, resync.kept_at))

@@ -33,10 +33,10 @@ pub(super) struct State {
     pub leaving: [Option<ReplicaView>; MAX_REPLICAS],
     /// The last device of each slot: lanes may have I/O in flight there.
     pub former: [Option<String>; MAX_REPLICAS],
-    /// Number of failures that lanes reported, by slot. `judged` is the number already decided
+    /// Number of failures that lanes reported, by slot. `decided` is the number already decided
     /// upon.
     pub reported: [u64; MAX_REPLICAS],
-    pub judged: [u64; MAX_REPLICAS],
+    pub decided: [u64; MAX_REPLICAS],
     pub reports: Vec<Report>,
     /// The last value of [`Shared::unequal`].
     pub unequal: u64,
@@ -128,7 +128,7 @@ impl State {
             leaving: Default::default(),
             former: Default::default(),
             reported: [0; MAX_REPLICAS],
-            judged: [0; MAX_REPLICAS],
+            decided: [0; MAX_REPLICAS],
             reports: Vec::new(),
             unequal: 0,
             wanted: Vec::new(),
@@ -231,7 +231,7 @@ impl State {
                 flushed: role == Role::InSync || live.flushed.get(),
                 local: live.device.local,
                 losses: live.losses,
-                judged: self.judged[slot],
+                decided: self.decided[slot],
             });
         }
         view

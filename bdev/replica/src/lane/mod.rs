@@ -215,17 +215,17 @@ impl Lane {
         let request = &self.requests[index];
         match request.stage {
             Stage::Orphaned if request.children.orphans == 0 => self.requests.remove(index),
-            Stage::InFlight => self.judge(index),
+            Stage::InFlight => self.check(index),
             _ => {}
         }
     }
 
     /// Checks a request in flight again, after an event that it may wait for.
-    fn judge(&mut self, index: usize) {
+    fn check(&mut self, index: usize) {
         if self.requests[index].is_read() {
-            self.judge_read(index)
+            self.check_read(index)
         } else {
-            self.judge_write(index)
+            self.check_write(index)
         }
     }
 

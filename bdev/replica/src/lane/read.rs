@@ -77,7 +77,7 @@ impl Lane {
             let request = &mut self.requests[index];
             let Some(slot) = self.replicas.choose(request) else {
                 request.stage = Stage::InFlight;
-                return self.judge_read(index);
+                return self.check_read(index);
             };
             let bare = request.data.is_empty() && request.first != 0;
             if bare && !request.find_buffers(&self.pool, self.block_size)
@@ -185,13 +185,13 @@ impl Lane {
         if self.replicas.may_read(request) != 0 {
             self.read_elsewhere(index);
         } else {
-            self.judge_read(index);
+            self.check_read(index);
         }
     }
 
     /// Decides about a read that is at no replica.
     #[cold]
-    pub(super) fn judge_read(&mut self, index: usize) {
+    pub(super) fn check_read(&mut self, index: usize) {
         let request = &mut self.requests[index];
         if request.stage != Stage::InFlight || request.children.awaited() != 0 {
             return;
@@ -211,7 +211,8 @@ impl Lane {
             return;
         }
         let (request, failures) = self.requests.with_failures(index);
-        let ReadVerdict::Judged(verdict) = verdict::of_read(request, failures, &self.replicas.view)
+        let ReadVerdict::Decided(verdict) =
+            verdict::of_read(request, failures, &self.replicas.view)
         else {
             request.held = true;
             return;

@@ -126,7 +126,7 @@ impl Request {
     /// Initialises the request for `io`, in place to save a copy.
     #[inline]
     pub(super) fn begin(&mut self, io: Io, generation: u32, start: Nanos) {
-        self.begin_swift(&io, 0, generation, start);
+        self.begin_sync(&io, 0, generation, start);
         self.stage = Stage::InFlight;
         self.data = io.data;
         self.clear();
@@ -134,7 +134,7 @@ impl Request {
 
     /// Initialises the request for a direct read at the replica in `slot`.
     #[inline]
-    pub(super) fn begin_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) {
+    pub(super) fn begin_sync(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) {
         self.pending = Some(Pending::new(io.token));
         self.stage = Stage::Direct(slot as u8);
         self.lba = io.lba;

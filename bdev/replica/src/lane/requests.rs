@@ -63,7 +63,7 @@ impl Requests {
         start: Nanos,
     ) -> usize {
         let index = self.place();
-        self.places[index].begin_swift(io, slot, generation, start);
+        self.places[index].begin_sync(io, slot, generation, start);
         self.direct += 1;
         index
     }

@@ -22,7 +22,7 @@ impl Lane {
         self.requests.settle();
         for index in 0..self.requests.end() {
             if self.requests.contains(index) {
-                self.judge(index);
+                self.check(index);
             }
         }
     }
@@ -75,7 +75,7 @@ impl Lane {
             // The request keeps its locks until the control has decided about its replicas.
             _ if !request.is_read() && request.data_home() => {
                 self.completions.answer_early(request, Status::Gone);
-                self.judge(index);
+                self.check(index);
             }
             _ if request.is_read() => {
                 self.replicas.drop_waiting(request, index);

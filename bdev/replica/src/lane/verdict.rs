@@ -13,7 +13,7 @@ pub(super) enum ReadVerdict {
     /// At least one is not decided yet.
     Pending,
     /// All are decided; the status of a medium that cannot read the blocks, if any.
-    Judged(Option<Status>),
+    Decided(Option<Status>),
 }
 
 /// Decides about a read. `failures`: its failures, if any.
@@ -23,7 +23,7 @@ pub(super) fn of_read(request: &Request, failures: Option<&Failures>, view: &Vie
         let (Some(replica), Some(failures)) = (&view.replicas[slot], failures) else {
             continue;
         };
-        if replica.judged < failures.tickets[slot] {
+        if replica.decided < failures.tickets[slot] {
             return ReadVerdict::Pending;
         }
         if let Failure::Status(status) = failures.why[slot]
@@ -32,7 +32,7 @@ pub(super) fn of_read(request: &Request, failures: Option<&Failures>, view: &Vie
             verdict = verdict.or(Some(status));
         }
     }
-    ReadVerdict::Judged(verdict)
+    ReadVerdict::Decided(verdict)
 }
 
 /// The control's decisions about the failed replicas of a write.
@@ -58,7 +58,7 @@ pub(super) fn of_write(
         let (Some(replica), Some(failures)) = (&view.replicas[slot], failures) else {
             continue;
         };
-        if replica.judged < failures.tickets[slot] || request.children.with & bit(slot) != 0 {
+        if replica.decided < failures.tickets[slot] || request.children.with & bit(slot) != 0 {
             return WriteVerdict::Pending;
         }
         // Decided, and still a replica.

@@ -119,7 +119,7 @@ impl Lane {
             request.children.ok |= bit(slot);
             let all = request.children.unfinished() == 0;
             if !all || request.given_up || !self.replicas.sync.may_acknowledge(request) {
-                self.judge_write(index);
+                self.check_write(index);
                 return false;
             }
             self.admission.unlock(&mut self.requests, index);
@@ -136,7 +136,7 @@ impl Lane {
             // The device may have lost acknowledged data, so a flush did not cover it either.
             Status::Ok if !late => self.fail(index, slot, Failure::Loss),
             // A late completion was already reported.
-            _ if late => self.judge_write(index),
+            _ if late => self.check_write(index),
             Status::Retry => self.submit_later(index, slot),
             Status::Aborted if request.aborted => {
                 request.given_up = true;
@@ -166,13 +166,13 @@ impl Lane {
         if is_read {
             self.read_failed(index, slot, why)
         } else {
-            self.judge_write(index)
+            self.check_write(index)
         }
     }
 
     /// Decides about a write that waits only for children of failed replicas.
     #[cold]
-    pub(super) fn judge_write(&mut self, index: usize) {
+    pub(super) fn check_write(&mut self, index: usize) {
         let (request, failures) = self.requests.with_failures(index);
         if request.stage != Stage::InFlight || request.children.awaited() != 0 {
             return;

@@ -291,10 +291,10 @@ fn size_changes_are_detected() {
         // enlarges the file again.
         let less = rig.device.rescan(Some(MIB / 4)).expect("rescanned");
         assert_eq!(less.after, MIB / 4 / bs);
-        rig.device.look();
+        rig.device.check_size();
         assert_eq!(rig.device.geometry().blocks, MIB / 4 / bs);
         file.set_len(MIB / 8).expect("shrunk");
-        rig.device.look();
+        rig.device.check_size();
         assert_eq!(rig.write(MIB / 8 / bs, 1, 1), Status::OutOfRange);
         assert_eq!(fs::metadata(&temp.path).expect("stat").len(), MIB / 8);
     }

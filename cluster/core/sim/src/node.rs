@@ -210,7 +210,7 @@ impl SimNode {
             }
             (Purpose::Observe(of), Answer::Read(Some(key))) => {
                 if let Some(observer) = self.observers.get_mut(&node_id(of)) {
-                    observer.saw(key.modified, now);
+                    observer.observe(key.modified, now);
                 }
             }
             _ => {}
@@ -247,7 +247,7 @@ impl SimNode {
                             .entry(of)
                             .or_insert_with(|| Observer::new(of, role, timing));
                         observer.set_role(role, now);
-                        observer.saw(key.modified, now);
+                        observer.observe(key.modified, now);
                     }
                 }
                 Change::LeaseEnd {
@@ -267,7 +267,7 @@ impl SimNode {
                         lease.end(incarnation);
                     }
                 }
-                Change::Record(revision, record) => self.volume.saw(revision, *record),
+                Change::Record(revision, record) => self.volume.update(revision, *record),
             }
         }
     }

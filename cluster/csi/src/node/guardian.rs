@@ -39,7 +39,7 @@ struct Wait {
 
 impl Guardian {
     /// Tries the missing paths whose time has come. Returns the number of new connections.
-    pub fn look(&mut self, node: &Node, now: Instant) -> usize {
+    pub fn connect_missing(&mut self, node: &Node, now: Instant) -> usize {
         self.note_missing(node, now);
         let mut connected = 0;
         let last = Instant::now() + ROUND;
@@ -118,7 +118,7 @@ impl Guardian {
         let mut guardian = Self::default();
         let watch = move || {
             while let Some(node) = node.upgrade() {
-                guardian.look(&node, Instant::now());
+                guardian.connect_missing(&node, Instant::now());
                 drop(node);
                 std::thread::sleep(LOOK);
             }

@@ -88,7 +88,7 @@ impl HostId {
         };
         let boot_id = host.boot_id().map_err(failed)?;
         let records = Records::open(state, &boot_id).map_err(failed)?;
-        let kept = Self::kept(&path)?;
+        let kept = Self::stored(&path)?;
         let is_given = nqn.is_some() || id.is_some();
         let found = match &kept {
             Some(kept) if !is_given => return Ok(kept.clone()),
@@ -125,7 +125,7 @@ impl HostId {
 
     /// `None`: there is no file. A file that cannot be read is not replaced: NodeUnstageVolume
     /// would look for connections of another NQN, and leave those of the former one.
-    fn kept(path: &Path) -> Result<Option<Self>, HostIdError> {
+    fn stored(path: &Path) -> Result<Option<Self>, HostIdError> {
         let read = || {
             let mut text = String::new();
             File::open(path)?.take(MOST).read_to_string(&mut text)?;

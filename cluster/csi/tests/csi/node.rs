@@ -356,32 +356,32 @@ fn the_guardian_connects_missing_paths() {
     assert_eq!(world.machine.controllers().len(), 1);
     world.restart();
     let (mut guardian, start) = (Guardian::default(), Instant::now());
-    assert_eq!(guardian.look(&world.node, start), 0);
+    assert_eq!(guardian.connect_missing(&world.node, start), 0);
     world.machine.set_down("192.0.2.2", false);
     assert_eq!(
-        guardian.look(&world.node, start + Duration::from_secs(1)),
+        guardian.connect_missing(&world.node, start + Duration::from_secs(1)),
         0,
         "it pauses"
     );
     assert_eq!(
-        guardian.look(&world.node, start + Duration::from_secs(6)),
+        guardian.connect_missing(&world.node, start + Duration::from_secs(6)),
         1
     );
     assert_eq!(world.machine.controllers().len(), 2);
     assert_eq!(
-        guardian.look(&world.node, start + Duration::from_secs(12)),
+        guardian.connect_missing(&world.node, start + Duration::from_secs(12)),
         0
     );
     // The kernel gave one up.
     let first = world.machine.controllers().remove(0);
     nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first).expect("it goes");
     assert_eq!(
-        guardian.look(&world.node, start + Duration::from_secs(18)),
+        guardian.connect_missing(&world.node, start + Duration::from_secs(18)),
         1
     );
     world.unstage();
     assert_eq!(
-        guardian.look(&world.node, start + Duration::from_secs(300)),
+        guardian.connect_missing(&world.node, start + Duration::from_secs(300)),
         0
     );
     assert!(

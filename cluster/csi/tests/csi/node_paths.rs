@@ -132,7 +132,7 @@ fn a_subsystem_has_one_call_at_a_time() {
         assert!(why.contains(NQN), "{why}");
         world.refused(UNSTAGE, second_unstaged(&world), Code::Aborted);
         let mut guardian = Guardian::default();
-        assert_eq!(guardian.look(&world.node, Instant::now()), 0);
+        assert_eq!(guardian.connect_missing(&world.node, Instant::now()), 0);
         drop(end);
         call.join().expect("no panic");
     });
@@ -155,7 +155,7 @@ fn a_connection_that_hangs_costs_no_connected_path() {
     // No second write to the kernel, and no wait for the first one.
     for later in [0, 100] {
         let now = start + Duration::from_secs(later);
-        assert_eq!(guardian.look(&world.node, now), 0);
+        assert_eq!(guardian.connect_missing(&world.node, now), 0);
         world.machine.until_hanging(1);
     }
     let asked = Instant::now();

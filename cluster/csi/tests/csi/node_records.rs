@@ -91,7 +91,7 @@ fn records_of_the_first_release_count() {
         nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first).expect("it goes");
         world.machine.set_down("192.0.2.1", false);
         let mut guardian = Guardian::default();
-        assert_eq!(guardian.look(&world.node, Instant::now()), 1);
+        assert_eq!(guardian.connect_missing(&world.node, Instant::now()), 1);
         world.stage(capability.clone());
         assert!(record(&world)["v"].as_u64() > Some(0));
         world.publish(capability);

@@ -174,7 +174,7 @@ fn a_record_ends_with_the_machine() {
     world.machine.reboot();
     world.restart();
     let mut guardian = Guardian::default();
-    assert_eq!(guardian.look(&world.node, Instant::now()), 0);
+    assert_eq!(guardian.connect_missing(&world.node, Instant::now()), 0);
     assert!(world.machine.controllers().is_empty());
     let records = fs::read_dir(world.machine.path("state")).expect("a directory");
     assert_eq!(records.count(), 0);

@@ -119,7 +119,7 @@ fn a_lease_runs_out() {
                     Some((of, Some(key))) if of == node(1) => {
                         assert_eq!(key.process, first.process());
                         last_renewal = clock.now();
-                        observer.saw(key.revision, last_renewal);
+                        observer.observe(key.revision, last_renewal);
                     }
                     Some((of, None)) => {
                         assert_eq!(of, node(1));

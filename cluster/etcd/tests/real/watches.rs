@@ -16,7 +16,7 @@ async fn put(client: &Client, key: &str, value: &str) -> i64 {
     let txn = Txn::default()
         .if_modified(key, last)
         .put(key, value.into())
-        .look(key);
+        .read_on_failure(key);
     let answer = client
         .transact(txn, Copies::Several)
         .await

@@ -137,8 +137,8 @@ impl<'a> Writer<'a> {
             .if_created(&prefix.meta(), 0)
             .if_created(&prefix.owner(), 0)
             .put(&key, keys::bytes(&writer.mark))
-            .look(&key)
-            .look(&prefix.meta());
+            .read_on_failure(&key)
+            .read_on_failure(&prefix.meta());
         // One copy: after a refusal deleted the mark, a late copy would make it again.
         let answer = client.transact(txn, Copies::One).await;
         let answer = answer.map_err(Error::at(&key))?;
@@ -204,8 +204,8 @@ impl<'a> Writer<'a> {
             .if_created(&self.prefix.owner(), 0)
             .put(&meta_key, keys::bytes(meta))
             .delete(&key)
-            .look(&key)
-            .look(&meta_key);
+            .read_on_failure(&key)
+            .read_on_failure(&meta_key);
         let answer = self.transact(&key, &txn).await?;
         if answer.is_made {
             return Ok(());
@@ -230,7 +230,7 @@ impl<'a> Writer<'a> {
         let txn = Txn::default()
             .if_modified(&key, self.revision)
             .put(&key, keys::bytes(&self.mark))
-            .look(&key);
+            .read_on_failure(&key);
         let answer = self.transact(&key, &txn).await?;
         if answer.is_made {
             self.revision = answer.revision;

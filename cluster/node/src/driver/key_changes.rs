@@ -126,7 +126,7 @@ impl Driver {
             },
             Kind::Volumes => {
                 let revision = Revision(kv.mod_revision as u64);
-                self.volumes.saw(VolumeId(id), revision, &kv.value).err()
+                self.volumes.update(VolumeId(id), revision, &kv.value).err()
             }
             Kind::Publications => match Publication::decode(kv) {
                 Ok(publication) => {

@@ -195,7 +195,7 @@ impl Operator {
                 .if_created(&of_member, 0)
                 .put(&of_pool, bytes(&promised))
                 .put(&of_member, bytes(&export))
-                .look(&of_member);
+                .read_on_failure(&of_member);
             placed.push(Placed {
                 node: choice.node,
                 member,

@@ -17,7 +17,7 @@ pub(super) trait Runner {
     /// True when the kernel has `/dev/nvme-fabrics`.
     fn has_fabrics(&self) -> bool;
     fn pause(&mut self, time: Duration);
-    fn say(&mut self, text: &str);
+    fn print(&mut self, text: &str);
 }
 
 /// Why a command failed.
@@ -153,7 +153,7 @@ pub(super) fn drive(
         Some((log, transport)) => {
             let (paths, skipped) =
                 log.paths(nqn, &args.address.scoped_ip(), plan, check_rdma_route);
-            skipped.iter().for_each(|why| runner.say(why));
+            skipped.iter().for_each(|why| runner.print(why));
             if !paths.is_empty() {
                 (paths, true, true)
             } else {
@@ -180,11 +180,11 @@ pub(super) fn drive(
             // The error of the whole has the last cause.
             let is_error = (ends || next.is_none()) && attempts.iter().all(is_failed);
             if !is_error {
-                runner.say(&attempt_failed(args, one.failures, path, cause));
+                runner.print(&attempt_failed(args, one.failures, path, cause));
             }
             if let (false, false, Some(next)) = (every, ends, next) {
                 let (from, to) = (path.transport.word(), next.transport.word());
-                runner.say(&format!("falling back from {from} to {to}"));
+                runner.print(&format!("falling back from {from} to {to}"));
             }
         }
         attempts.push(one);
@@ -239,7 +239,7 @@ fn load(plan: &Plan, runner: &mut impl Runner) -> Result<(), ConnectError> {
             remedy: "`nacre initiator check` says which modules are missing; in a container load them on its host",
         });
     }
-    causes.iter().for_each(|cause| runner.say(cause));
+    causes.iter().for_each(|cause| runner.print(cause));
     Ok(())
 }
 
@@ -256,14 +256,14 @@ fn discover(
         match runner.run(&discovery(args, &here(*transport))) {
             Ok(text) => match Log::parse(&text) {
                 Some(log) => return (Some((log, *transport)), None),
-                None => runner.say("the discovery log cannot be read; connecting without it"),
+                None => runner.print("the discovery log cannot be read; connecting without it"),
             },
             Err(cause @ Cause::NoProgram { .. }) => return (None, Some(cause)),
             Err(cause) => last = Some(cause),
         }
     }
     if let Some(cause) = &last {
-        runner.say(&format!(
+        runner.print(&format!(
             "no discovery log there ({cause}); connecting without it"
         ));
     }
@@ -284,7 +284,7 @@ fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl Runner) -> Attempt
         if over || is_hopeless(&cause) {
             break Err(cause);
         }
-        runner.say(&attempt_failed(args, failures, path, &cause));
+        runner.print(&attempt_failed(args, failures, path, &cause));
         runner.pause(args.retry_delay);
     };
     Attempt {

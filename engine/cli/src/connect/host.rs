@@ -30,7 +30,7 @@ const KERNEL_LINES: usize = 4;
 
 impl Runner for Shell {
     fn run(&mut self, command: &[String]) -> Result<String, Cause> {
-        self.say(&words(command));
+        self.print(&words(command));
         let mut kernel = KernelLog::from_now();
         let spawned = Command::new(&command[0])
             .args(&command[1..])
@@ -80,7 +80,7 @@ impl Runner for Shell {
         thread::sleep(time);
     }
 
-    fn say(&mut self, text: &str) {
+    fn print(&mut self, text: &str) {
         if self.quiet {
             eprintln!("{text}")
         } else {

@@ -223,7 +223,7 @@ pub(crate) fn run(args: ConnectArgs) -> Result<(), Failure> {
         check_rdma_route(&system, args.address.ip()),
     );
     let mut shell = Shell::new(args.json, args.cm_timeout);
-    let say = |text: &str| {
+    let print = |text: &str| {
         if args.json {
             eprintln!("{text}");
             Ok(())
@@ -232,23 +232,23 @@ pub(crate) fn run(args: ConnectArgs) -> Result<(), Failure> {
         }
     };
     if let Some(remark) = &plan.remark {
-        say(remark)?;
+        print(remark)?;
     }
     if args.dry_run {
         for transport in &plan.order {
-            say(&format!("modprobe {}", module(*transport)))?;
+            print(&format!("modprobe {}", module(*transport)))?;
         }
         let here = |transport: &IpTransport| Path {
             transport: *transport,
             address: args.address.traddr(),
             port: args.address.port(),
         };
-        say(&drive::words(&drive::discovery(
+        print(&drive::words(&drive::discovery(
             &args,
             &here(&plan.order[0]),
         )))?;
         for transport in &plan.order {
-            say(&drive::words(&drive::command(&args, &here(transport))))?;
+            print(&drive::words(&drive::command(&args, &here(transport))))?;
         }
         return Ok(());
     }

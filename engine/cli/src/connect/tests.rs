@@ -73,7 +73,7 @@ impl Runner for ScriptedRunner {
     fn pause(&mut self, time: Duration) {
         self.paused += time;
     }
-    fn say(&mut self, text: &str) {
+    fn print(&mut self, text: &str) {
         self.said.push(text.to_owned());
     }
 }

@@ -104,7 +104,7 @@ pub(super) fn run(connection: &Connection, args: &CopyArgs) -> Result<(), Failur
         );
         let after = Counters::read(&mut client, &nqn, nsid)?;
         mount.disconnect();
-        judge(&mut judged, &copied, &own, (&before, &after));
+        evaluate(&mut judged, &copied, &own, (&before, &after));
         device = device_failure(&copied, before.device, after.device);
         report = Some(copied);
     }
@@ -216,7 +216,7 @@ impl Judged {
 }
 
 /// Adds the failures of each path. `own` has the controller of each path of the report.
-fn judge(
+fn evaluate(
     judged: &mut [Judged],
     report: &CopyReport,
     own: &[u64],
@@ -456,7 +456,7 @@ mod tests {
     fn failures(report: &CopyReport, ios: [u64; 2]) -> (Vec<String>, Vec<Judged>) {
         let mut all = vec![judged(RDMA), judged(TCP)];
         let counters = (&counters([5, 5]), &counters([5 + ios[0], 5 + ios[1]]));
-        judge(&mut all, report, &[1, 2], counters);
+        evaluate(&mut all, report, &[1, 2], counters);
         (all_failures(&all, Some(report)), all)
     }
 

@@ -13,7 +13,7 @@ use super::super::address::ListenUrl;
 use super::super::perf::Interrupt;
 use super::super::remote::usage;
 use super::super::{Connection, Failure, output};
-use super::hosts::{HostIo, Snapshots, judge};
+use super::hosts::{HostIo, Snapshots, host_reports};
 use super::paths::{self, OwnHost, Place, TestedListener, usage_or_failed};
 use super::show;
 use super::verdict::{Findings, plan};
@@ -120,7 +120,7 @@ pub(super) fn run(connection: &Connection, args: &FailoverArgs) -> Result<(), Fa
     daemon.check_hosts(&listeners)?;
     let (mount, withdrawn) = daemon.mount(&listeners, withdrawn)?;
     let mut findings = measure(&daemon, mount, withdrawn)?;
-    findings.judge();
+    findings.evaluate();
     if connection.json {
         output::json(&serde_json::to_value(&findings).expect("findings serialise"))?;
     } else {
@@ -313,7 +313,7 @@ fn measure(daemon: &Daemon, mut mount: Mount, withdrawn: usize) -> Result<Findin
         unfinished,
         failed_passes,
         connections_lost,
-        hosts: judge(&snapshots, &args.listener.to_string()),
+        hosts: host_reports(&snapshots, &args.listener.to_string()),
         not_restored,
         interrupted,
         max_pause_ms: args.max_pause.as_secs_f64() * 1e3,
@@ -342,7 +342,7 @@ impl Run<'_> {
             ended: false,
         };
         self.load.enter(TestPhase::Withdrawn);
-        self.say(&format!(
+        self.print(&format!(
             "{} is inaccessible for {} s",
             args.listener,
             args.time.as_secs()
@@ -365,7 +365,7 @@ impl Run<'_> {
             withdrawal.ended = true;
             return Ok(());
         }
-        self.say(&format!("{} is restored", args.listener))?;
+        self.print(&format!("{} is restored", args.listener))?;
         let begin = self.load.now();
         while goes_on
             && self.load.now().since(begin) < RETURN
@@ -431,7 +431,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn say(&self, text: &str) -> Result<(), Failure> {
+    fn print(&self, text: &str) -> Result<(), Failure> {
         if self.quiet {
             return Ok(());
         }

@@ -121,7 +121,7 @@ pub(super) struct Snapshots {
 }
 
 /// Judges each host by its I/O on the listener and on others.
-pub(super) fn judge(snapshots: &Snapshots, listener: &str) -> Vec<HostReport> {
+pub(super) fn host_reports(snapshots: &Snapshots, listener: &str) -> Vec<HostReport> {
     let phases = [&snapshots.before, &snapshots.withdrawn, &snapshots.after];
     let [before, withdrawn, after] = phases.map(|(from, to)| to.since(from));
     let mut hosts: BTreeSet<&str> = before.keys().copied().collect();
@@ -199,7 +199,7 @@ mod tests {
             withdrawn: (used, gone.clone()),
             after: (gone, back),
         };
-        let reports = judge(&snapshots, "rdma://192.0.2.1:4420");
+        let reports = host_reports(&snapshots, "rdma://192.0.2.1:4420");
         let found: BTreeMap<&str, (Behaviour, bool)> = reports
             .iter()
             .map(|report| (report.hostnqn.as_str(), (report.behaviour, report.returned)))

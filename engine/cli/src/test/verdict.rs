@@ -133,7 +133,7 @@ impl Findings {
     }
 
     /// Adds the failures and warnings.
-    pub(super) fn judge(&mut self) {
+    pub(super) fn evaluate(&mut self) {
         let mut failures = Vec::new();
         let mut warnings = Vec::new();
         let failed: u64 = self.errors.values().sum();
@@ -371,7 +371,7 @@ mod tests {
         for (change, said) in cases {
             let mut found = findings();
             change(&mut found);
-            found.judge();
+            found.evaluate();
             let [failure] = &found.failures[..] else {
                 panic!("{said}: {:?}", found.failures)
             };
@@ -379,7 +379,7 @@ mod tests {
         }
         let mut found = findings();
         found.hosts = vec![host(Behaviour::Moved), host(Behaviour::Idle)];
-        found.judge();
+        found.evaluate();
         assert_eq!(found.failures, Vec::<String>::new());
         assert_eq!(found.warnings, ["nqn.h has not returned yet"]);
         assert_eq!(found.last_io_ms(), Some(40.0));

@@ -53,7 +53,7 @@ where
         };
         let mut moved = Instant::now();
         loop {
-            match judge(&volume, name, &goal)? {
+            match progress(&volume, name, &goal)? {
                 Progress::Done => break,
                 Progress::Busy => moved = Instant::now(),
                 Progress::Stuck(why) if moved.elapsed() > STUCK => {
@@ -102,7 +102,7 @@ enum Progress {
 }
 
 /// An error when it can never succeed.
-fn judge(volume: &Value, name: &str, goal: &WaitGoal) -> Result<Progress, Failure> {
+fn progress(volume: &Value, name: &str, goal: &WaitGoal) -> Result<Progress, Failure> {
     let (there, gone) = match goal {
         WaitGoal::Verified if volume["verify"]["running"] == true => return Ok(Progress::Busy),
         WaitGoal::Verified => return Ok(Progress::Done),
@@ -260,15 +260,15 @@ mod tests {
             (&away, goal(&["b"], Some("a")), Some(stuck())),
             (&good, goal(&["c"], None), None),
         ] {
-            assert_eq!(judge(of, "v", &goal).ok(), expected, "{of}");
+            assert_eq!(progress(of, "v", &goal).ok(), expected, "{of}");
         }
         let verified = |running: bool| json!({ "verify": { "running": running } });
         assert_eq!(
-            judge(&verified(true), "v", &WaitGoal::Verified).ok(),
+            progress(&verified(true), "v", &WaitGoal::Verified).ok(),
             Some(Progress::Busy)
         );
         assert_eq!(
-            judge(&verified(false), "v", &WaitGoal::Verified).ok(),
+            progress(&verified(false), "v", &WaitGoal::Verified).ok(),
             Some(Progress::Done)
         );
     }

@@ -386,13 +386,13 @@ fn devices_with_their_nodes() {
 /// simulated counters before and after.
 #[test]
 fn counters_identify_the_port() {
-    use super::super::live::{Activity, changes, judge};
+    use super::super::live::{Activity, changes, counter_finding};
     let at = |ours: u64, other: u64| -> Activity {
         let of = |value| [("port_xmit_data".to_owned(), value)].into();
         [("a/1".to_owned(), of(ours)), ("b/1".to_owned(), of(other))].into()
     };
     let judged = |before, after, to_peer| {
-        let finding = judge(
+        let finding = counter_finding(
             "1 MiB compared",
             "a/1",
             "eth0",

@@ -64,7 +64,7 @@ pub struct CopyReport {
 pub fn copy(
     mount: &mut Mount,
     (writes, depth, seed): (bool, u16, u64),
-    say: &mut dyn FnMut(&str),
+    log: &mut dyn FnMut(&str),
     watch: KeepGoing,
 ) -> CopyReport {
     let (namespace, range) = mount.geometry();
@@ -104,7 +104,7 @@ pub fn copy(
             break;
         }
         if writes {
-            say(&format!("{}: write", names[*path]));
+            log(&format!("{}: write", names[*path]));
             let pass = compare
                 .write(&[one(*path, 0..units)], &mut goes_on)
                 .remove(0);
@@ -112,7 +112,7 @@ pub fn copy(
             paths[*path].write = Some(pass);
             // This path's writes, over the others.
             for other in all.iter().filter(|other| *other != path) {
-                say(&format!(
+                log(&format!(
                     "{}: read of what {} wrote",
                     names[*other], names[*path]
                 ));
@@ -123,7 +123,7 @@ pub fn copy(
                 paths[*other].cross_reads.push(pass);
             }
         }
-        say(&format!("{}: read", names[*path]));
+        log(&format!("{}: read", names[*path]));
         let plan = [one(*path, 0..units)];
         let reference = all.first().copied();
         let (mut passes, sums) = compare.read(&plan, reference, &mut unequal, &mut goes_on);
@@ -137,7 +137,7 @@ pub fn copy(
     compare.settle(settled, &all, &mut goes_on);
     if all.len() > 1 && goes_on() {
         if writes {
-            say("all paths: write");
+            log("all paths: write");
             let share = |path: usize| {
                 let at = |path: usize| units * path as u64 / all.len() as u64;
                 one(path, at(path)..at(path + 1))
@@ -148,7 +148,7 @@ pub fn copy(
                 path.write_together = Some(pass);
             }
         }
-        say("all paths: read");
+        log("all paths: read");
         let plans: Vec<_> = all.iter().map(|path| one(*path, 0..units)).collect();
         let (passes, _) = compare.read(&plans, None, &mut unequal, &mut goes_on);
         for (path, pass) in paths.iter_mut().zip(passes) {

@@ -194,7 +194,7 @@ impl FailoverLoad {
             }
         }
         if idle {
-            self.mount.nap();
+            self.mount.idle_pause();
         }
     }
 

@@ -387,7 +387,7 @@ impl Mount {
         }
     }
 
-    pub(super) fn nap(&self) {
+    pub(super) fn idle_pause(&self) {
         std::thread::sleep(NAP);
     }
 

@@ -135,7 +135,7 @@ impl Mount {
                 break;
             }
             if idle {
-                self.nap();
+                self.idle_pause();
             }
         }
         let names = self.names();

@@ -309,7 +309,7 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
             plane.bdevs.may_shrink(name, size).or_refuse()?
         }
     }
-    look(engine, &bdev, params.size).await?;
+    read_size(engine, &bdev, params.size).await?;
     let how = if params.force {
         Shrink::Forced
     } else {
@@ -320,7 +320,7 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
     let known = crate::services::volumes::recheck_device(engine, name).await;
     if (taken.is_err() || known.is_err()) && params.size.is_some() {
         // A host or volume came to depend on the data meanwhile: undo the reduction.
-        look(engine, &bdev, None).await?;
+        read_size(engine, &bdev, None).await?;
         plane.bdevs.notify_resize(name).or_refuse()?;
     }
     taken.or_refuse()?;
@@ -332,7 +332,11 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
 }
 
 /// Reads the present size, on another thread because a disk may be slow. `most` limits it.
-async fn look(engine: &Engine, bdev: &Arc<UringBdev>, most: Option<u64>) -> Result<(), RpcError> {
+async fn read_size(
+    engine: &Engine,
+    bdev: &Arc<UringBdev>,
+    most: Option<u64>,
+) -> Result<(), RpcError> {
     let bdev = Arc::clone(bdev);
     on_other_thread(engine, move || bdev.rescan(most))
         .await?

@@ -161,7 +161,7 @@ async fn step(
     done: &mut Done,
 ) {
     if let Some(role) = &wanted.role {
-        know(engine, running, id, role, done).await;
+        set_record(engine, running, id, role, done).await;
     }
     if wanted.drops > done.drops {
         // Its devices are free after the drop: other nodes take the volume meanwhile.
@@ -268,7 +268,13 @@ async fn report(running: &Running, id: VolumeId, answer: Answer) {
 }
 
 /// Gives the volume's entry the stored record.
-async fn know(engine: &Rc<Engine>, running: &Running, id: VolumeId, role: &Role, done: &mut Done) {
+async fn set_record(
+    engine: &Rc<Engine>,
+    running: &Running,
+    id: VolumeId,
+    role: &Role,
+    done: &mut Done,
+) {
     let is_known = |known: &Arc<Value>| Arc::ptr_eq(known, &role.value);
     if done.record.as_ref().is_some_and(is_known) {
         return;
@@ -287,7 +293,7 @@ async fn know(engine: &Rc<Engine>, running: &Running, id: VolumeId, role: &Role,
         })
     });
     running.inbox.set_devices(id, devices.collect());
-    in_cluster::know(engine, record).await;
+    in_cluster::set_record(engine, record).await;
 }
 
 /// Notes the members that this node reaches: their devices exist, and their nodes are connected.

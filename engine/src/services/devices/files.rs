@@ -33,7 +33,9 @@ pub async fn watch(engine: Rc<Engine>) {
         // A file on a server that does not respond delays only these checks.
         let look = move || -> HashMap<String, u64> {
             let files = files.iter().filter_map(Weak::upgrade);
-            files.map(|f| (f.name().to_owned(), f.look())).collect()
+            files
+                .map(|f| (f.name().to_owned(), f.check_size()))
+                .collect()
         };
         let Ok(seen) = tokio::task::spawn_blocking(look).await else {
             continue;

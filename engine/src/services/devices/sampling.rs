@@ -34,7 +34,7 @@ pub struct Sampled {
 }
 
 impl Sampled {
-    fn look(&mut self, depth: u64, since: Duration) {
+    fn sample(&mut self, depth: u64, since: Duration) {
         let us = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);
         self.queue_depth = depth;
         if depth > 0 {
@@ -92,7 +92,7 @@ impl Samplers {
                     return;
                 };
                 into.borrow_mut()
-                    .look(layer.stats().inflight(), last.elapsed());
+                    .sample(layer.stats().inflight(), last.elapsed());
                 last = Instant::now();
             }
         };
@@ -120,13 +120,13 @@ mod tests {
         let mut seen = Sampled::default();
         let ms = Duration::from_millis;
         for (depth, since) in [(0, ms(10)), (3, ms(10)), (1, ms(20)), (0, ms(5))] {
-            seen.look(depth, since);
+            seen.sample(depth, since);
         }
         assert_eq!(
             (seen.queue_depth, seen.io_time, seen.weighted_io_time),
             (0, 30_000, 50_000)
         );
-        seen.look(u64::MAX, Duration::MAX);
+        seen.sample(u64::MAX, Duration::MAX);
         assert_eq!(seen.weighted_io_time, u64::MAX);
     }
 }

@@ -119,7 +119,7 @@ pub struct Listeners {
     /// Concerns about RDMA on these paths that were already logged.
     concerns: Rc<RefCell<BTreeSet<String>>>,
     /// Number of reads of the machine's state.
-    looks: Cell<u64>,
+    checks: Cell<u64>,
     /// Time of the last warning while the machine's state cannot be read.
     blind: Cell<Option<Instant>>,
     /// A task follows the changes of the machine.
@@ -148,7 +148,7 @@ impl Listeners {
         declared: Vec<Listener>,
     ) -> Result<(), ConfigError> {
         let plan = self
-            .look(engine, declared.clone())
+            .read_plan(engine, declared.clone())
             .await
             .map_err(unreadable)?;
         check(&plan)?;
@@ -191,12 +191,16 @@ impl Listeners {
         self.unmatched.borrow().clone()
     }
 
-    pub fn looks(&self) -> u64 {
-        self.looks.get()
+    pub fn checks(&self) -> u64 {
+        self.checks.get()
     }
 
-    async fn look(&self, engine: &Rc<Engine>, declared: Vec<Listener>) -> io::Result<ListenerPlan> {
-        self.looks.set(self.looks.get() + 1);
+    async fn read_plan(
+        &self,
+        engine: &Rc<Engine>,
+        declared: Vec<Listener>,
+    ) -> io::Result<ListenerPlan> {
+        self.checks.set(self.checks.get() + 1);
         let verbs = engine.rdma.verbs.clone();
         let needed = engine.plane().map_or(0, |plane| {
             let config = engine.settings.rdma_transport();
@@ -212,7 +216,7 @@ impl Listeners {
     /// closing them would disconnect hosts without need.
     async fn follow_once(&self, engine: &Rc<Engine>) {
         let declared = self.declared.borrow().clone();
-        match self.look(engine, declared.clone()).await {
+        match self.read_plan(engine, declared.clone()).await {
             // A new declaration was applied meanwhile.
             Ok(_) if *self.declared.borrow() != declared => {}
             Ok(plan) => {

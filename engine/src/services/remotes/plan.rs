@@ -175,7 +175,11 @@ pub(super) fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAd
 }
 
 /// Reads the machine's state. Blocks: reads files, and may load libraries.
-fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Machine, PlanError> {
+fn read_machine(
+    wanted: &Wanted,
+    replication: &Replication,
+    verbs: &Verbs,
+) -> Result<Machine, PlanError> {
     let hostnqn = wanted.hostnqn.as_ref().map(Nqn::to_string);
     let identity = Identity::find(NAMES, hostnqn.as_deref(), None)?;
     let target = wanted.address.ip();
@@ -212,7 +216,7 @@ impl RemotePlan {
         let (verbs, theirs) = (engine.rdma.verbs.clone(), wanted.clone());
         let (patience, looked) = (Duration::from_secs(5), {
             let replication = replication.clone();
-            tokio::task::spawn_blocking(move || look(&theirs, &replication, &verbs))
+            tokio::task::spawn_blocking(move || read_machine(&theirs, &replication, &verbs))
         });
         let late = |_| {
             RpcError::internal(format!(

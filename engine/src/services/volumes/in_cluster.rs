@@ -63,7 +63,7 @@ impl Volumes {
 }
 
 /// Gives the volume the stored record. An open volume is the record's author.
-pub(in crate::services) async fn know(engine: &Rc<Engine>, record: VolumeRecord) {
+pub(in crate::services) async fn set_record(engine: &Rc<Engine>, record: VolumeRecord) {
     let id = record.id;
     let Ok(plane) = engine.plane() else { return };
     let is_other = {

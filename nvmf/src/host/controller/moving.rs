@@ -67,7 +67,7 @@ impl Controller {
             }
             *did += 1;
             if let Err(error) = self.probe(now) {
-                return self.stay(&error, now);
+                return self.stay_on_fallback(&error, now);
             }
         }
         let Some(mut better) = self.better.take() else {
@@ -76,7 +76,7 @@ impl Controller {
         match self.drive_better(&mut better, now) {
             Ok(false) => self.better = Some(better),
             Ok(true) => self.take_over(better, now),
-            Err(error) => self.stay(&error, now),
+            Err(error) => self.stay_on_fallback(&error, now),
         }
     }
 
@@ -163,7 +163,7 @@ impl Controller {
         }
     }
 
-    fn stay(&mut self, error: &HostError, now: Nanos) {
+    fn stay_on_fallback(&mut self, error: &HostError, now: Nanos) {
         if self.link.is_moving() {
             // The I/O queues have closed their connections, and connect again.
             self.link.count_loss();

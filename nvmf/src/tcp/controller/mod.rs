@@ -295,7 +295,7 @@ impl TargetConn {
                 }
                 None => Closed::Peer,
             };
-            self.lifecycle.blame(why);
+            self.lifecycle.record_cause(why);
         }
         self.finish();
     }
@@ -442,12 +442,12 @@ impl TargetConn {
         match why {
             CloseWhy::Now => {
                 if self.is_open() {
-                    self.lifecycle.blame(Closed::Local);
+                    self.lifecycle.record_cause(Closed::Local);
                 }
                 self.finish();
             }
             CloseWhy::Drained if self.is_open() => {
-                self.lifecycle.blame(Closed::Local);
+                self.lifecycle.record_cause(Closed::Local);
                 self.begin_closing(now);
             }
             CloseWhy::Drained => {}
@@ -531,7 +531,7 @@ impl TargetConn {
             (self.fetch_since, self.r2t_left) = (now, self.tx.has_left(self.r2t_end));
         }
         if is_over(self) {
-            self.lifecycle.blame(Closed::TimedOut);
+            self.lifecycle.record_cause(Closed::TimedOut);
             self.finish();
         }
     }

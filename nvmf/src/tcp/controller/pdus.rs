@@ -258,7 +258,7 @@ impl TargetConn {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the host ended a connection with H2CTermReq");
         self.pdus_received += 1;
-        self.lifecycle.blame(Closed::Protocol(format!(
+        self.lifecycle.record_cause(Closed::Protocol(format!(
             "the host sent H2CTermReq: {reason}"
         )));
         self.tx.clear();
@@ -376,7 +376,7 @@ impl TargetConn {
         );
         self.pdus_sent += 1;
         self.lifecycle
-            .blame(Closed::Protocol(violation.to_string()));
+            .record_cause(Closed::Protocol(violation.to_string()));
         self.begin_closing(now);
     }
 }

@@ -330,7 +330,7 @@ impl HostConn {
                 }
                 None => Closed::Peer,
             };
-            self.lifecycle.blame(why);
+            self.lifecycle.record_cause(why);
         }
         self.finish();
     }
@@ -369,7 +369,7 @@ impl HostConn {
 
     /// Ends the connection now. Queued data that has not left is dropped.
     pub fn close(&mut self) {
-        self.lifecycle.blame(Closed::Local);
+        self.lifecycle.record_cause(Closed::Local);
         self.finish();
     }
 
@@ -434,7 +434,7 @@ impl HostConn {
 
     pub fn handle_timeout(&mut self, now: Nanos) {
         if self.deadline().is_some_and(|deadline| deadline <= now) {
-            self.lifecycle.blame(Closed::TimedOut);
+            self.lifecycle.record_cause(Closed::TimedOut);
             self.finish();
         }
     }

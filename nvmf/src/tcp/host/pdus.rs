@@ -224,7 +224,7 @@ impl HostConn {
     fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl HostSink) -> Polled {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the controller ended a connection with C2HTermReq");
-        self.lifecycle.blame(Closed::Protocol(format!(
+        self.lifecycle.record_cause(Closed::Protocol(format!(
             "the controller sent C2HTermReq: {reason}"
         )));
         self.tx.clear();
@@ -249,7 +249,7 @@ impl HostConn {
             .max(CommonHeader::SIZE);
         violation.put(&mut self.tx, Side::Host, &unread[..hlen.min(unread.len())]);
         self.lifecycle
-            .blame(Closed::Protocol(violation.to_string()));
+            .record_cause(Closed::Protocol(violation.to_string()));
         self.begin_closing(now);
     }
 }

@@ -142,7 +142,7 @@ impl<'a> Dial<'a> {
         loop {
             while let Some(event) = self.cm.next_event()? {
                 if event.id == id {
-                    return self.judge(event.kind);
+                    return self.check_event(event.kind);
                 }
                 self.others.push(event);
             }
@@ -158,7 +158,7 @@ impl<'a> Dial<'a> {
         }
     }
 
-    fn judge(&self, kind: CmEventKind) -> Result<CmEventKind, PerfError> {
+    fn check_event(&self, kind: CmEventKind) -> Result<CmEventKind, PerfError> {
         let (peer, stage) = (self.destination.peer, self.stage);
         let failed = |event, status| PerfError::Connect {
             stage,

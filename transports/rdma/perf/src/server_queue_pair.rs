@@ -61,7 +61,7 @@ impl ServerQueuePair {
                         allowed: 0,
                         wrong: Some(wrong),
                     };
-                    say(&mut self.lane, credit, peer)?;
+                    send_message(&mut self.lane, credit, peer)?;
                 }
                 return Err(self.mismatch(wrong, peer));
             }
@@ -118,7 +118,7 @@ impl ServerQueuePair {
             found,
         });
         self.received += 1;
-        say(&mut self.lane, Message::Checked { slot, wrong }, peer)?;
+        send_message(&mut self.lane, Message::Checked { slot, wrong }, peer)?;
         match wrong {
             None => Ok(()),
             Some(wrong) => Err(self.mismatch(wrong, peer)),
@@ -140,7 +140,11 @@ impl ServerQueuePair {
 
 /// Sends one message, signaled. The ring is large enough for all messages that a client may
 /// request.
-pub(crate) fn say(lane: &mut Lane, message: Message, peer: SocketAddr) -> Result<(), PerfError> {
+pub(crate) fn send_message(
+    lane: &mut Lane,
+    message: Message,
+    peer: SocketAddr,
+) -> Result<(), PerfError> {
     if lane.room() == 0 {
         let what = "more messages than answers can be under way";
         return Err(PerfError::Confused { peer, what });

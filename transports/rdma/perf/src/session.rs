@@ -14,7 +14,7 @@ use crate::endpoint::{End, HEAD, LaneSizes, Turns, Waiter, longest_buffer};
 use crate::error::PerfError;
 use crate::params::{Measure, Op};
 use crate::pattern::Pattern;
-use crate::server_queue_pair::{ServerQueuePair, say};
+use crate::server_queue_pair::{ServerQueuePair, send_message};
 use crate::wire::{Accept, Ending, MESSAGE_BYTES, Message, Refusal, Reject, SessionParameters};
 
 /// Time for the client to close the connection after the last messages.
@@ -375,7 +375,7 @@ impl Session {
         let posted = lane.post_recv(None);
         posted.map_err(|source| PerfError::Post { peer, source })?;
         match message {
-            Ok(Message::Alive) => self.say(Message::StillAlive),
+            Ok(Message::Alive) => self.send_control(Message::StillAlive),
             Ok(Message::End {
                 ending: Ending::Done,
                 messages,
@@ -385,7 +385,7 @@ impl Session {
                 self.served = Served { messages, bytes };
                 self.closing = Some(now + CLOSING);
                 let done = Ending::Done;
-                self.say(Message::End {
+                self.send_control(Message::End {
                     ending: done,
                     status: 0,
                     messages,
@@ -405,8 +405,8 @@ impl Session {
         }
     }
 
-    fn say(&mut self, message: Message) -> Result<(), PerfError> {
-        say(&mut self.control.1, message, self.peer)
+    fn send_control(&mut self, message: Message) -> Result<(), PerfError> {
+        send_message(&mut self.control.1, message, self.peer)
     }
 
     fn completed(&mut self, at: usize, done: &Completion, now: Instant) -> Result<(), PerfError> {
@@ -479,7 +479,7 @@ impl Session {
                 allowed,
                 wrong: None,
             };
-            if let Err(error) = say(&mut taker.lane, credit, self.peer) {
+            if let Err(error) = send_message(&mut taker.lane, credit, self.peer) {
                 self.causes.add(Rank::Ended, error, now);
             }
         }
@@ -488,7 +488,7 @@ impl Session {
     /// Sends the client the reason for the end, if the connection still works.
     pub(crate) fn farewell(&mut self, error: &PerfError, waiter: &mut Waiter) {
         let last = error.final_message();
-        if self.say(last).is_err() {
+        if self.send_control(last).is_err() {
             return;
         }
         let until = Instant::now() + FAREWELL;

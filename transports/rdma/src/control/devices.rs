@@ -246,7 +246,7 @@ impl Control {
     }
 
     /// Releases devices whose removal caused no event, because they had no listener or connection.
-    pub(super) fn look(&mut self, shared: &Shared) {
+    pub(super) fn release_idle_devices(&mut self, shared: &Shared) {
         if self.idle_devices().next().is_none() {
             return;
         }

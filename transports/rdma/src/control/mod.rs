@@ -142,7 +142,7 @@ impl Control {
         }
         self.device_events(shared);
         self.relisten(shared);
-        self.look(shared);
+        self.release_idle_devices(shared);
     }
 
     fn message(&mut self, shared: &Shared, message: ToControl) {

@@ -103,7 +103,7 @@ fn receives_of_failed_queues() {
             .break_completion_queue(all.target_of(client), false);
         all.core_turn();
         assert_eq!(all.transport.connections(), 0);
-        all.plug.nudge();
+        all.plug.wake_cores();
         all.core_turn();
         all.turns(8);
         all.is_closed(client);

@@ -119,7 +119,7 @@ fn data_pointers() {
         spoil(&hand, &mut sqe);
         let cqe = hand.run(&mut pair, sqe);
         assert_eq!(cqe.status(), status.with_dnr(), "{number}");
-        assert_eq!(hand.drive.forgive(), 1);
+        assert_eq!(hand.drive.clear_violations(), 1);
     }
     assert_eq!(hand.drive.iommu().outside(), 1);
 }
@@ -141,7 +141,7 @@ fn sgl_support() {
         let (address, length) = (hand.data.address(offset), 512);
         sqe.set_sgl(Sgl::DataBlock { address, length });
         assert_eq!(hand.run(&mut pair, sqe).status(), status.with_dnr());
-        assert_eq!(hand.drive.forgive(), 1);
+        assert_eq!(hand.drive.clear_violations(), 1);
     }
 }
 
@@ -201,7 +201,7 @@ fn commands() {
     let dsm = deallocate(&hand, 3);
     let invalid = StatusCode::INVALID_FIELD.with_dnr();
     assert_eq!(hand.run(&mut pair, dsm).status(), invalid);
-    assert_eq!(hand.drive.forgive(), 1, "DMRL");
+    assert_eq!(hand.drive.clear_violations(), 1, "DMRL");
 
     let copy = CopyCommand {
         sdlba: 50,
@@ -260,7 +260,7 @@ fn fused() {
     alone.set_fuse(Fuse::Second);
     let cqe = hand.run(&mut pair, alone);
     assert_eq!(cqe.status(), StatusCode::ABORTED_MISSING_FUSED);
-    assert_eq!(hand.drive.forgive(), 1);
+    assert_eq!(hand.drive.clear_violations(), 1);
 }
 
 /// Goal: completions wait for space in their queue, and have the right phase in every round.
@@ -409,7 +409,7 @@ fn metadata() {
     let read = transfer(&hand, io::READ, 0, 1);
     let invalid = StatusCode::INVALID_FIELD.with_dnr();
     assert_eq!(hand.run(&mut pair, read).status(), invalid);
-    assert_eq!(hand.drive.forgive(), 1);
+    assert_eq!(hand.drive.clear_violations(), 1);
     let (mut hand, mut pair) = begin(1);
     let mut read = transfer(&hand, io::READ, 0, 1);
     read.cdw12.set(read.cdw12.get() | 1 << 29);

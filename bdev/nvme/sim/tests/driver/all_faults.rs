@@ -185,7 +185,7 @@ impl World {
     }
 
     /// A turn, and a sleep if the core would sleep; the drive wakes it, or its own deadline.
-    fn nap(&mut self) {
+    fn pause(&mut self) {
         self.rig.turn(&mut *self.queue);
         self.collect();
         let now = self.rig.core.now();
@@ -209,7 +209,7 @@ impl World {
             if what(self) {
                 return;
             }
-            self.nap();
+            self.pause();
         }
         panic!(
             "seed {}: it does not come to pass: {:?}",
@@ -224,11 +224,11 @@ impl World {
         for (token, completion) in ended {
             let asked = self.pending.remove(&token).expect("it was under way");
             self.ended += 1;
-            self.judge(&asked, &completion);
+            self.check_completion(&asked, &completion);
         }
     }
 
-    fn judge(&mut self, asked: &PendingIo, completion: &Completion) {
+    fn check_completion(&mut self, asked: &PendingIo, completion: &Completion) {
         let seed = self.seed;
         let done = completion.status == Status::Ok;
         let through = asked.flags.contains(Flags::FUA);
@@ -355,7 +355,7 @@ fn run(seed: u64) -> (u64, u64) {
     for _ in 0..STEPS {
         world.ask();
         if world.random.below(3) == 0 {
-            world.nap();
+            world.pause();
         }
         if world.random.below(80) == 0 {
             world.pull();

@@ -41,7 +41,7 @@ impl Default for Deletion {
 
 impl Deletion {
     /// Looks for a version that needs a pass.
-    pub(super) fn look(&mut self) {
+    pub(super) fn search(&mut self) {
         self.may_find = true;
         self.reclaimed.clear();
     }

@@ -74,7 +74,7 @@ impl Pool {
             self.store.out.push_back(Intent::Full { token });
             if self.full.waits.len() == 1 {
                 // A child may have stopped to use units of a hidden version.
-                self.deletion.look();
+                self.deletion.search();
                 self.store.has_news = true;
             }
         }

@@ -304,7 +304,7 @@ fn give_up(token: Token, new: VersionId, prepared: Lsn, ground: &mut Ground) {
         version.hidden_at = prepared;
     }
     ground.durable.thaw(token);
-    ground.deletion.look();
+    ground.deletion.search();
 }
 
 /// Appends the last record of a job. Returns false if the log does not take it now.
@@ -319,7 +319,7 @@ fn end(token: Token, record: Record, ground: &mut Ground) -> bool {
     ground
         .durable
         .wait(token, lsn, Until::Settled, Answer::Done);
-    ground.deletion.look();
+    ground.deletion.search();
     true
 }
 

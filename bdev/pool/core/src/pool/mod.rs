@@ -295,7 +295,7 @@ impl Pool {
     /// Visits hidden versions again: their children may have stopped to use units of theirs.
     pub fn reclaim(&mut self) {
         self.store.has_news = true;
-        self.deletion.look();
+        self.deletion.search();
     }
 
     /// What a caller needs that keeps a copy of the map.

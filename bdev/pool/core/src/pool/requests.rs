@@ -324,7 +324,7 @@ impl Changes<'_> {
         }
         let record = Record::Hide { version: id };
         let attempt = self.change(token, &record, Until::Settled, Answer::Done);
-        self.deletion.look();
+        self.deletion.search();
         Ok(attempt)
     }
 
@@ -373,7 +373,7 @@ impl Changes<'_> {
             old,
         };
         let attempt = self.change(token, &record, Until::Settled, Answer::Done);
-        self.deletion.look();
+        self.deletion.search();
         Ok(attempt)
     }
 

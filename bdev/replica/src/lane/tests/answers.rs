@@ -65,7 +65,7 @@ fn successes_wait_for_the_lease() {
     assert!(!r.lanes[0].is_settled() && r.shared.assent.is_holding());
     let failed = r.write(16);
     r.answer("A", Status::WriteError);
-    r.judge();
+    r.decide_failures();
     r.turn();
     assert_eq!(r.take(), [(failed, Status::WriteError)]);
     assert!(matches!(r.lanes[0].arm(r.now), Idle::Until(_)));

@@ -45,7 +45,7 @@ fn a_failed_replica_that_stays_gets_the_write_again() {
         let write = r.write(0);
         r.answer("B", Status::WriteError);
         r.answer("A", Status::Ok);
-        r.judge();
+        r.decide_failures();
         r.turn();
         r.none();
         r.pass(Duration::from_millis(20));
@@ -78,7 +78,7 @@ fn the_last_one_fails_on_the_medium() {
     r.answer("B", Status::Ok);
     r.answer("A", Status::WriteError);
     r.none();
-    r.judge();
+    r.decide_failures();
     r.turn();
     assert_eq!(r.take(), [(write, Status::WriteError)]);
     assert!(
@@ -88,7 +88,7 @@ fn the_last_one_fails_on_the_medium() {
     let read = r.read(64);
     r.answer("A", Status::ReadError);
     r.none();
-    r.judge();
+    r.decide_failures();
     r.turn();
     assert_eq!(r.take(), [(read, Status::ReadError)]);
     r.clean();
@@ -101,7 +101,7 @@ fn the_last_one_cannot_be_reached() {
     r.answer("A", Status::Gone);
     r.answer("A", Status::Gone);
     r.publish(|view| view.mode = Mode::Frozen);
-    r.judge();
+    r.decide_failures();
     r.pass(Duration::from_millis(100));
     r.none();
     assert!(
@@ -126,7 +126,7 @@ fn the_last_one_fails_again_and_again() {
     while r.ended.is_empty() {
         tries += r.count("A");
         r.answer_all("A", Status::Gone);
-        r.judge();
+        r.decide_failures();
         r.pass(Duration::from_millis(10));
     }
     assert_eq!(r.take(), [(write, Status::Gone)]);
@@ -136,7 +136,7 @@ fn the_last_one_fails_again_and_again() {
     );
     assert!(r.now.since(since) >= HOLD);
     r.answer_all("A", Status::Gone);
-    r.judge();
+    r.decide_failures();
     r.clean();
 }
 
@@ -220,7 +220,7 @@ fn late_but_done() {
     let mut r = rig(1).all_dirty();
     let write = r.write(0);
     r.pass(DEADLINE + Duration::from_millis(200));
-    r.judge();
+    r.decide_failures();
     r.turn();
     r.none();
     r.answer("A", Status::Ok);
@@ -229,7 +229,7 @@ fn late_but_done() {
     r.pass(DEADLINE + Duration::from_millis(200));
     r.answer("A", Status::Ok);
     r.none();
-    r.judge();
+    r.decide_failures();
     r.turn();
     assert_eq!(r.take(), [(write, Status::Ok)]);
     r.clean();
@@ -265,7 +265,7 @@ fn a_queue_that_cannot_be_opened_is_a_failure() {
     assert_eq!(r.news().reports[0].why, Failure::Open);
     r.answer("A", Status::Ok);
     r.none();
-    r.judge();
+    r.decide_failures();
     r.turn();
     assert_eq!(
         r.news().reports.len(),
@@ -273,7 +273,7 @@ fn a_queue_that_cannot_be_opened_is_a_failure() {
         "it stays, so it must have it: tried again"
     );
     r.scripts[1].shut.store(false, Ordering::SeqCst);
-    r.judge();
+    r.decide_failures();
     r.pass(Duration::from_millis(20));
     r.answer("B", Status::Ok);
     assert_eq!(r.take(), [(write, Status::Ok)]);
@@ -352,7 +352,7 @@ fn no_memory_when_a_replica_is_tried_again() {
     assert_eq!(r.news().reports[0].why, Failure::Open);
     r.scripts[1].shut.store(false, Ordering::SeqCst);
     r.scripts[1].short.store(true, Ordering::SeqCst);
-    r.judge();
+    r.decide_failures();
     r.pass(HOLD / 2);
     assert_eq!(r.news().reports.len(), 1, "no memory is no failure");
     assert_eq!(r.count("B"), 0);

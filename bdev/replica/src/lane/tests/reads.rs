@@ -224,7 +224,7 @@ fn a_failed_read_goes_to_another_replica() {
         r.answer(name, Status::ReadError);
     }
     r.none();
-    r.judge();
+    r.decide_failures();
     r.turn();
     assert_eq!(
         r.take(),
@@ -266,8 +266,8 @@ fn a_pinned_replica_cannot_read() {
         let read = r.read(REGION + 8);
         r.answer("A", Status::ReadError);
         assert_eq!((r.count("B"), r.count("C")), (0, 0));
-        assert!(r.news().urgent.is_empty(), "not before it is judged");
-        r.judge();
+        assert!(r.news().urgent.is_empty(), "not before it is decided");
+        r.decide_failures();
         r.turn();
         assert_eq!(r.news().urgent, [1]);
         r.publish(|_| {});
@@ -290,7 +290,7 @@ fn a_pinned_replica_cannot_read() {
     }
 }
 
-/// An unreachable pinned replica is judged first, too: then another one is pinned. If none
+/// An unreachable pinned replica is decided first, too: then another one is pinned. If none
 /// completes, the host does not wait forever.
 #[test]
 fn a_pinned_replica_cannot_be_reached() {
@@ -311,7 +311,7 @@ fn a_pinned_replica_cannot_be_reached() {
     r.shared.missing[1].insert(0);
     let read = r.read(0);
     r.answer("A", Status::ReadError);
-    r.judge();
+    r.decide_failures();
     r.pass(HOLD + Duration::from_millis(500));
     assert_eq!(r.take(), [(read, Status::Gone)]);
     r.clean();

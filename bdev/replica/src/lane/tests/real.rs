@@ -351,7 +351,7 @@ impl World {
         }
         for (slot, reported) in reported.iter().enumerate() {
             if let Some(replica) = &mut self.view.replicas[slot] {
-                replica.judged = *reported;
+                replica.decided = *reported;
             }
         }
         self.shared.publish(self.view.clone());

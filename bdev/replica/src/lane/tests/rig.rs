@@ -281,7 +281,7 @@ pub(crate) fn replica(device: &Arc<Layer>, role: Role) -> ReplicaView {
         flushed: role == Role::InSync,
         local: true,
         losses: device.losses(),
-        judged: 0,
+        decided: 0,
     }
 }
 
@@ -393,12 +393,12 @@ impl Rig {
     }
 
     /// Decides about all reported failures, without another change of the view.
-    pub(crate) fn judge(&mut self) {
+    pub(crate) fn decide_failures(&mut self) {
         let reported: Vec<u64> = (0..5).map(|slot| self.shared.reported(slot)).collect();
         self.publish(|view| {
             for (slot, replica) in view.replicas.iter_mut().enumerate() {
                 if let Some(replica) = replica {
-                    replica.judged = reported[slot];
+                    replica.decided = reported[slot];
                 }
             }
         });
@@ -407,7 +407,7 @@ impl Rig {
     /// Takes a replica out, and decides about all reported failures.
     pub(crate) fn retire(&mut self, slot: usize) {
         self.view.replicas[slot] = None;
-        self.judge();
+        self.decide_failures();
     }
 
     pub(crate) fn news(&mut self) -> &mut LaneMessages {

@@ -140,7 +140,7 @@ fn io_fails_by_operator_command() {
     );
     assert!(
         !r.shared.stripes.all_free(),
-        "B may differ until it is judged"
+        "B may differ until it is decided"
     );
     r.retire(1);
     r.clean();
@@ -261,7 +261,7 @@ fn aborts_of_requests_at_several_replicas() {
         assert_eq!(r.lanes[0].inflight(), 0);
         let behind = r.write(0);
         r.turn();
-        assert_eq!(r.count("A"), 0, "it keeps its stripes until B is judged");
+        assert_eq!(r.count("A"), 0, "it keeps its stripes until B is decided");
         let back = r.view.replicas[1].clone();
         r.retire(1);
         r.pass(Duration::from_millis(10));
@@ -269,7 +269,7 @@ fn aborts_of_requests_at_several_replicas() {
         assert_eq!(r.take(), [(behind, Status::Ok)]);
         r.clean();
         r.publish(|view| view.replicas[1] = back);
-        r.judge();
+        r.decide_failures();
         r.turn();
     }
 }

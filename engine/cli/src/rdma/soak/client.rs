@@ -110,7 +110,7 @@ pub(super) fn run(args: &SoakClientArgs) -> Result<(), Failure> {
     let phases = plan(&args.peers, args.time, bursts);
     let stop = interrupt();
     let mut soak = Runner::new(args, &*provider, &stop).run(&phases)?;
-    soak.judge();
+    soak.evaluate();
     if let Some(path) = &args.report {
         let text = soak.text() + "\n";
         std::fs::write(path, text)

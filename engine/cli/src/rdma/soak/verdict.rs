@@ -146,7 +146,7 @@ impl Soak {
     pub(super) const SCHEMA: &'static str = "nacre-rdma-soak/1";
 
     /// Adds the failures and warnings.
-    pub(super) fn judge(&mut self) {
+    pub(super) fn evaluate(&mut self) {
         let (mut failures, mut warnings) = (Vec::new(), Vec::new());
         for flow in &self.flows {
             let name = format!("{}, {} {}", flow.phase.name(), flow.op, flow.peer);
@@ -461,7 +461,7 @@ mod tests {
     fn judged(with: impl FnOnce(&mut Soak)) -> (Vec<String>, Vec<String>) {
         let mut soak = soak();
         with(&mut soak);
-        soak.judge();
+        soak.evaluate();
         (soak.failures, soak.warnings)
     }
 
@@ -518,7 +518,7 @@ mod tests {
         let mut soak = soak();
         soak.counters = vec![change("out_of_sequence", 3)];
         soak.seconds[0].changes = soak.counters.clone();
-        soak.judge();
+        soak.evaluate();
         let text = soak.text();
         for part in [
             "RDMA soak test by mlx5_0/1: 2 peers",

@@ -287,7 +287,7 @@ impl Client<'_> {
 
     /// Exchanges the last messages with the server.
     fn finish(&mut self, messages: u64, bytes: u64) -> Result<(), PerfError> {
-        self.say(Message::End {
+        self.send_control(Message::End {
             ending: Ending::Done,
             status: 0,
             messages,
@@ -303,7 +303,7 @@ impl Client<'_> {
     /// Sends the server the reason for the end, if the connection still works.
     fn farewell(&mut self, error: &PerfError) {
         let last = error.final_message();
-        if self.control.is_none() || self.say(last).is_err() {
+        if self.control.is_none() || self.send_control(last).is_err() {
             return;
         }
         let until = Instant::now() + FAREWELL;

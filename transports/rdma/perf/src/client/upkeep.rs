@@ -35,7 +35,7 @@ impl Client<'_> {
         }
         if slept || now >= self.looked + TICK {
             self.looked = now;
-            self.look(now)?;
+            self.check_connection(now)?;
             if let Some(stage) = &mut stage
                 && now >= self.last_report + TELL
             {
@@ -133,7 +133,7 @@ impl Client<'_> {
     }
 
     /// Handles connection events, sends keep-alives, and checks the peer timeout.
-    pub(super) fn look(&mut self, now: Instant) -> Result<(), PerfError> {
+    pub(super) fn check_connection(&mut self, now: Instant) -> Result<(), PerfError> {
         while let Some(event) = self.cm.next_event()? {
             self.event(event, now);
         }
@@ -141,7 +141,7 @@ impl Client<'_> {
         let timeout = Duration::from_millis(self.terms.peer_timeout_ms.into());
         if now >= self.signed + timeout / SIGNS {
             self.signed = now;
-            if let Err(error) = self.say(Message::Alive) {
+            if let Err(error) = self.send_control(Message::Alive) {
                 self.causes.add(Rank::Ended, error, now);
             }
         }
@@ -194,7 +194,7 @@ impl Client<'_> {
 
     /// Sends on the control connection. Drops the message if the queue is full, because the server
     /// receives no messages then.
-    pub(super) fn say(&mut self, message: Message) -> Result<(), PerfError> {
+    pub(super) fn send_control(&mut self, message: Message) -> Result<(), PerfError> {
         let peer = self.peer();
         let Some(control) = &mut self.control else {
             return Ok(());
