@@ -47,23 +47,23 @@ mod switch {
     }
 
     impl Mutation {
-        pub const ALL: [Mutation; 12] = [
-            Mutation::AcknowledgeEarly,
-            Mutation::SkipLog,
-            Mutation::ReadStale,
-            Mutation::ForgetFence,
-            Mutation::ResyncBackwards,
-            Mutation::IgnoreSize,
-            Mutation::AnswerUnchecked,
-            Mutation::CheckEarly,
-            Mutation::AssentOfFewer,
-            Mutation::AssentLate,
-            Mutation::ReleaseAtClose,
-            Mutation::UnawaitedInSync,
+        pub const ALL: [Self; 12] = [
+            Self::AcknowledgeEarly,
+            Self::SkipLog,
+            Self::ReadStale,
+            Self::ForgetFence,
+            Self::ResyncBackwards,
+            Self::IgnoreSize,
+            Self::AnswerUnchecked,
+            Self::CheckEarly,
+            Self::AssentOfFewer,
+            Self::AssentLate,
+            Self::ReleaseAtClose,
+            Self::UnawaitedInSync,
         ];
 
         /// Activates a fault from here on, on this thread.
-        pub fn activate(which: Option<Mutation>) {
+        pub fn activate(which: Option<Self>) {
             ACTIVE.set(which);
         }
 

@@ -67,27 +67,27 @@ mod switch {
             ACTIVE.get() == Some(self)
         }
 
-        pub const ALL: [Mutation; 16] = [
-            Mutation::AnswerWithoutClock,
-            Mutation::ClockOfTurn,
-            Mutation::LeaseFromAnswer,
-            Mutation::FenceWithoutRevision,
-            Mutation::TakeWithoutFence,
-            Mutation::NoIncarnation,
-            Mutation::ObserverWithoutLease,
-            Mutation::AssentOfOne,
-            Mutation::AssentByRecord,
-            Mutation::FencedForgets,
-            Mutation::LocalPastGate,
-            Mutation::GateBeforeEnd,
-            Mutation::GateForgets,
-            Mutation::LeaveWithoutDrain,
-            Mutation::SlotAtOnce,
-            Mutation::SkipMerge,
+        pub const ALL: [Self; 16] = [
+            Self::AnswerWithoutClock,
+            Self::ClockOfTurn,
+            Self::LeaseFromAnswer,
+            Self::FenceWithoutRevision,
+            Self::TakeWithoutFence,
+            Self::NoIncarnation,
+            Self::ObserverWithoutLease,
+            Self::AssentOfOne,
+            Self::AssentByRecord,
+            Self::FencedForgets,
+            Self::LocalPastGate,
+            Self::GateBeforeEnd,
+            Self::GateForgets,
+            Self::LeaveWithoutDrain,
+            Self::SlotAtOnce,
+            Self::SkipMerge,
         ];
 
         /// Activates a fault from here on, on this thread.
-        pub fn activate(which: Option<Mutation>) {
+        pub fn activate(which: Option<Self>) {
             ACTIVE.set(which);
         }
     }
