@@ -235,7 +235,7 @@ pub(super) fn at_once_by_lease(
     if lane.answers.lapsed {
         return None;
     }
-    let status = super::at_once::at_once_unchecked(lane, io, lent)?;
+    let status = super::sync::at_once_unchecked(lane, io, lent)?;
     if !lane.answers.is_lease_good() {
         *lent = None;
         return None;

@@ -36,7 +36,6 @@
 
 mod admission;
 mod answers;
-mod at_once;
 mod children;
 mod completion;
 mod counters;
@@ -46,6 +45,7 @@ mod replicas;
 mod request;
 mod requests;
 mod schedule;
+mod sync;
 #[cfg(test)]
 pub(crate) mod tests;
 mod upkeep;
@@ -310,7 +310,7 @@ impl Queue for Lane {
         if self.answers.need_lease() {
             return answers::at_once_by_lease(self, io, lent);
         }
-        at_once::at_once_unchecked(self, io, lent)
+        sync::at_once_unchecked(self, io, lent)
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {

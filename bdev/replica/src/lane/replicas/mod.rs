@@ -3,9 +3,9 @@
 //! A queue is opened when a view adds a replica, and closed when the replica has left and all its
 //! I/O has completed.
 
-mod at_once;
 pub(super) mod choice;
 mod queue;
+mod sync;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 //! and lanes on real devices with faults and delays, compared with a model.
 
 mod answers;
-mod at_once;
 mod failures;
 mod reads;
 mod real;
 pub(crate) mod rig;
 mod steps;
+mod sync;
 mod waiting;

@@ -1,4 +1,4 @@
-//! Synchronous I/O on the queues of the replicas, for [`super::super::at_once`].
+//! Synchronous I/O on the queues of the replicas, for [`super::super::sync`].
 
 use nacre_bdev::Io;
 use nacre_hugepages::Lent;
