@@ -64,8 +64,8 @@ pub struct Limits {
     /// Every I/O has ended when its submission returns, except I/O that a rate limit delays. Its
     /// buffers are free after the next poll.
     pub immediate: bool,
-    /// [`crate::Queue::at_once`] executes most reads and writes, so callers should try it first.
-    pub at_once: bool,
+    /// [`crate::Queue::run_sync`] executes most reads and writes, so callers should try it first.
+    pub is_sync: bool,
 }
 
 impl Limits {
@@ -88,7 +88,7 @@ impl Limits {
             read_only: false,
             lend_blocks: 0,
             immediate: false,
-            at_once: false,
+            is_sync: false,
         }
     }
 }

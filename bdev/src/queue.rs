@@ -33,8 +33,8 @@ pub trait Queue {
     /// I/O then. Poll the queue in the same turn, as after a submission, because some statistics
     /// update once per turn. `lent` is set like [`Completion::lent`] and valid only with a status;
     /// as a parameter it is not moved by each layer. Use this for devices that finish an I/O at its
-    /// submission ([`crate::Limits::at_once`]): it halves the cost for them and their callers.
-    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    /// submission ([`crate::Limits::is_sync`]): it halves the cost for them and their callers.
+    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         let _ = (io, lent);
         None
     }

@@ -155,7 +155,7 @@ impl Base {
         Limits {
             lend_blocks: 0,
             immediate: false,
-            at_once: false,
+            is_sync: false,
             ..self.limits()
         }
     }

@@ -136,7 +136,7 @@ fn measure(
             // As the target does.
             let mut lent = None;
             let status = match way {
-                Way::AtOnce => queue.at_once(&mut io, &mut lent),
+                Way::AtOnce => queue.run_sync(&mut io, &mut lent),
                 Way::Queued => None,
             };
             match status {

@@ -156,7 +156,7 @@ pub struct Settings {
     pub frozen_hold_ms: u64,
     /// Read errors within an hour after which a replica is out.
     pub read_errors: u32,
-    /// Most bytes per second that resync and rebuild copy; 0: no limit.
+    /// Most bytes per second that a resync copies; 0: no limit.
     pub resync_bytes_per_s: u64,
     /// Milliseconds without copying to a replica that returns, and after a holder opened the volume
     /// or closed a queue with writes in flight. Until then a write of a former connection can still

@@ -157,7 +157,7 @@ pub fn weakest<'a>(replicas: impl IntoIterator<Item = &'a Layer>) -> Limits {
         atomic_blocks: u32::MAX,
         lend_blocks: u32::MAX,
         unmap_zeroes: true,
-        at_once: true,
+        is_sync: true,
         ..Limits::unlimited(DEPTH as u32)
     };
     let mut any = false;
@@ -168,7 +168,7 @@ pub fn weakest<'a>(replicas: impl IntoIterator<Item = &'a Layer>) -> Limits {
         weakest.lend_blocks = weakest.lend_blocks.min(limits.lend_blocks);
         weakest.volatile_cache |= limits.volatile_cache;
         weakest.read_only |= limits.read_only;
-        weakest.at_once &= limits.at_once;
+        weakest.is_sync &= limits.is_sync;
         let block = replica.geometry().block_size.max(1);
         weakest.max_blocks = weakest
             .max_blocks
@@ -181,7 +181,7 @@ pub fn weakest<'a>(replicas: impl IntoIterator<Item = &'a Layer>) -> Limits {
     }
     if !any {
         (weakest.atomic_blocks, weakest.lend_blocks) = (1, 0);
-        weakest.at_once = false;
+        weakest.is_sync = false;
     }
     // Unmapped blocks read as zeroes on every replica: where a device does not guarantee it, or
     // only for aligned ranges, zeroes are written. So there is no granularity either.
@@ -237,10 +237,10 @@ mod tests {
         let at_once = |all: &[bool]| {
             let scripts = all.iter().map(|at_once| {
                 let mut script = Script::new("A");
-                script.limits.at_once = *at_once;
+                script.limits.is_sync = *at_once;
                 script
             });
-            over(scripts.collect()).at_once
+            over(scripts.collect()).is_sync
         };
         assert!(at_once(&[true, true]) && !at_once(&[true, false]) && !at_once(&[]));
         let mut protected = Script::new("A");

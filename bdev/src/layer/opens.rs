@@ -90,8 +90,8 @@ impl Queue for ModuleQueue {
         self.inner.poll(now, done)
     }
 
-    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        self.inner.at_once(io, lent)
+    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+        self.inner.run_sync(io, lent)
     }
 
     fn abort(&mut self, token: Token) -> bool {

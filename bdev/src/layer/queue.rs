@@ -34,10 +34,10 @@ pub struct LayerQueue {
     inner: Box<dyn Queue>,
     gate: Option<GateQueue>,
     pub(super) depth: usize,
-    /// Every accepted and not yet completed I/O, except `passed`.
+    /// Every accepted and not yet completed I/O, except `passthrough`.
     slots: Slab<Slot>,
     /// Reads in the module whose submitter keeps the statistics: [`LayerQueue::pass_read`].
-    passed: usize,
+    passthrough: usize,
     jobs: Slab<Job>,
     /// Jobs whose next request found the module busy, in order.
     waiting: VecDeque<usize>,
@@ -91,7 +91,7 @@ impl LayerQueue {
             gate: layer.gate.as_ref().map(Gate::join),
             depth: (layer.bdev.limits().queue_depth as usize).max(1),
             slots: Slab::with_capacity(16),
-            passed: 0,
+            passthrough: 0,
             jobs: Slab::new(),
             waiting: VecDeque::new(),
             parked: VecDeque::new(),
@@ -116,7 +116,7 @@ impl LayerQueue {
     }
 
     fn is_full(&self) -> bool {
-        self.slots.len() + self.passed + self.ready.len() >= self.depth || self.is_blocked()
+        self.slots.len() + self.passthrough + self.ready.len() >= self.depth || self.is_blocked()
     }
 
     /// True while I/O must wait behind a job that found the module busy: otherwise the job would
@@ -140,7 +140,7 @@ impl LayerQueue {
         io.token |= PASSED;
         match self.inner.submit(io) {
             Ok(()) => {
-                self.passed += 1;
+                self.passthrough += 1;
                 Ok(())
             }
             Err((Busy, mut io)) => {
@@ -419,7 +419,7 @@ impl LayerQueue {
             }
             if token & PASSED != 0 {
                 completion.token = token & !PASSED;
-                self.passed -= 1;
+                self.passthrough -= 1;
                 at += 1;
                 continue;
             }
@@ -444,7 +444,7 @@ impl LayerQueue {
             (self.stale, self.woken) = (false, now);
             self.throttle.woken(now);
         }
-        self.stats.turn(self.slots.len() + self.passed);
+        self.stats.turn(self.slots.len() + self.passthrough);
         if let Some(gate) = &mut self.gate {
             gate.turn(now);
         }
@@ -466,7 +466,7 @@ impl Queue for LayerQueue {
 
     /// Executes an operation that the module supports synchronously and that no limit delays. Its
     /// time is not measured.
-    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if self.is_full() || self.throttle.is_active() || self.layer.is_gone() {
             return None;
         }
@@ -484,12 +484,12 @@ impl Queue for LayerQueue {
                 return None;
             }
         }
-        let status = self.inner.at_once(io, lent);
+        let status = self.inner.run_sync(io, lent);
         self.uncount(counted);
         let status = status?;
         let bytes = self.layer.shape.bytes(io.blocks) as u64;
         if status.is_ok() {
-            self.stats.went_at_once(io.op, bytes)
+            self.stats.ran_sync(io.op, bytes)
         } else {
             self.stats.completed(io.op, bytes, status, 0)
         }
@@ -518,7 +518,7 @@ impl Queue for LayerQueue {
             .iter()
             .find(|(_, slot)| slot.pending.token() == token);
         let Some((index, slot)) = found else {
-            return if self.passed > 0
+            return if self.passthrough > 0
                 && token & (CHILD | PASSED) == 0
                 && self.inner.abort(token | PASSED)
             {
@@ -546,7 +546,7 @@ impl Queue for LayerQueue {
     }
 
     fn inflight(&self) -> usize {
-        self.slots.len() + self.passed + self.ready.len() + self.throttle.len()
+        self.slots.len() + self.passthrough + self.ready.len() + self.throttle.len()
     }
 
     fn is_settled(&self) -> bool {
@@ -558,7 +558,7 @@ impl Queue for LayerQueue {
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        self.stats.turn(self.slots.len() + self.passed);
+        self.stats.turn(self.slots.len() + self.passthrough);
         if !self.ready.is_empty() || !self.parked.is_empty() {
             return Idle::Busy;
         }

@@ -118,7 +118,7 @@ impl Queue for Channel {
     }
 
     #[inline]
-    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         Some(self.end(io, lent))
     }
 

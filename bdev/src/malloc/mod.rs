@@ -137,7 +137,7 @@ impl Bdev for Malloc {
             unmap_zeroes: true,
             lend_blocks: MAX_BYTES / block,
             immediate: true,
-            at_once: true,
+            is_sync: true,
             ..Limits::unlimited(QUEUE_DEPTH)
         }
     }

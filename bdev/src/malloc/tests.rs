@@ -57,7 +57,7 @@ fn too_large() {
 /// back untouched. Cases: a rate limit, a compare-and-write and the writes that it orders, a range
 /// outside the device, a removed device.
 #[test]
-fn at_once() {
+fn run_sync() {
     let pool = Pool::heap(&[ClassSpec {
         size: 4096,
         count: 8,
@@ -71,7 +71,7 @@ fn at_once() {
     let mut queue = layer.open_queue(&pool).expect("opens");
     let mut ask = |mut io: Io| {
         let mut lent = None;
-        let status = queue.at_once(&mut io, &mut lent);
+        let status = queue.run_sync(&mut io, &mut lent);
         assert_eq!(queue.inflight(), 0);
         assert_eq!(queue.poll(Nanos(1), &mut Done::with_capacity(1)), 0);
         (status, lent, io)
@@ -119,7 +119,7 @@ fn at_once() {
     queue.submit(swap).expect("room");
     let mut write = Io::new(9, Op::Write, 3, 1).with(filled(1));
     assert!(
-        queue.at_once(&mut write, &mut None).is_none(),
+        queue.run_sync(&mut write, &mut None).is_none(),
         "it is to be ordered"
     );
     assert_eq!(write.data.len(), 1);
@@ -136,7 +136,7 @@ fn at_once() {
     layer.set_gone();
     assert!(
         queue
-            .at_once(&mut Io::new(10, Op::Read, 3, 1), &mut None)
+            .run_sync(&mut Io::new(10, Op::Read, 3, 1), &mut None)
             .is_none()
     );
 }

@@ -61,7 +61,7 @@ impl Queue for Channel {
         Ok(())
     }
 
-    fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
         Some(self.perform(io))
     }
 

@@ -116,7 +116,7 @@ impl Bdev for Null {
         Limits {
             unmap_zeroes: self.config.reads == Reads::Zeroes,
             immediate: true,
-            at_once: true,
+            is_sync: true,
             ..Limits::unlimited(QUEUE_DEPTH)
         }
     }

@@ -85,12 +85,12 @@ impl Queue for Channel {
         done.take_from(&mut self.refused) + self.base.poll(now, done)
     }
 
-    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if !self.is_inside(io) {
             return Some(Status::OutOfRange);
         }
         self.shift(io);
-        let status = self.base.at_once(io, lent);
+        let status = self.base.run_sync(io, lent);
         self.shift_back(io);
         status
     }

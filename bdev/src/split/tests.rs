@@ -101,7 +101,7 @@ fn each_part_has_bounds() {
         );
         assert_eq!(run(&mut *queues[0], read(&pool, lba)).0, Status::OutOfRange);
         let mut data = write(&pool, lba, 9);
-        let at_once = queues[0].at_once(&mut data, &mut None);
+        let at_once = queues[0].run_sync(&mut data, &mut None);
         assert_eq!((at_once, data.lba), (Some(Status::OutOfRange), lba));
     }
     for op in [Op::Unmap, Op::WriteZeroes, Op::Verify] {

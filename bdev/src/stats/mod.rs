@@ -226,8 +226,8 @@ impl DeviceStats {
             epoch,
             block,
             device: Arc::clone(self),
-            at_once: Default::default(),
-            any_at_once: false,
+            sync: Default::default(),
+            any_sync: false,
         }
     }
 }
@@ -352,15 +352,15 @@ pub(crate) struct StatWriter {
     block: Arc<StatBlock>,
     device: Arc<DeviceStats>,
     /// Synchronous operations since the last turn, and their bytes, indexed by [`Op::index`].
-    at_once: [(u64, u64); Op::COUNT],
-    any_at_once: bool,
+    sync: [(u64, u64); Op::COUNT],
+    any_sync: bool,
 }
 
 impl StatWriter {
     /// Ends a turn: publishes synchronous operations and the number in flight, and applies resets.
     pub(crate) fn turn(&mut self, inflight: usize) {
-        if self.any_at_once {
-            self.publish_at_once();
+        if self.any_sync {
+            self.publish_sync();
         }
         self.block.inflight.store(inflight as u64, Relaxed);
         let epoch = self.device.epoch();
@@ -377,16 +377,16 @@ impl StatWriter {
 
     /// Counts a successful synchronous operation; readers see it after the next turn.
     #[inline]
-    pub(crate) fn went_at_once(&mut self, op: Op, bytes: u64) {
-        let (ops, sum) = &mut self.at_once[op.index()];
+    pub(crate) fn ran_sync(&mut self, op: Op, bytes: u64) {
+        let (ops, sum) = &mut self.sync[op.index()];
         (*ops, *sum) = (*ops + 1, *sum + bytes);
-        self.any_at_once = true;
+        self.any_sync = true;
     }
 
-    fn publish_at_once(&mut self) {
-        self.any_at_once = false;
+    fn publish_sync(&mut self) {
+        self.any_sync = false;
         for op in Op::ALL {
-            let (ops, bytes) = std::mem::take(&mut self.at_once[op.index()]);
+            let (ops, bytes) = std::mem::take(&mut self.sync[op.index()]);
             if ops > 0 {
                 let counters = &self.block.ops[op.index()];
                 add(&counters.ops, ops);
@@ -477,12 +477,12 @@ mod tests {
     /// Readers see a synchronous I/O after the next turn, or when its queue closes. It counts
     /// before a later reset.
     #[test]
-    fn at_once() {
+    fn run_sync() {
         let stats = Arc::new(DeviceStats::default());
         let mut queue = stats.writer();
-        queue.went_at_once(Op::Read, 512);
-        queue.went_at_once(Op::Read, 4096);
-        queue.went_at_once(Op::Write, 512);
+        queue.ran_sync(Op::Read, 512);
+        queue.ran_sync(Op::Read, 4096);
+        queue.ran_sync(Op::Write, 512);
         queue.turn(0);
         let snapshot = stats.snapshot();
         let read = OpStats {
@@ -497,11 +497,11 @@ mod tests {
         assert_eq!(classes, [2, 1]);
         queue.turn(0);
         assert_eq!(stats.snapshot(), snapshot, "counted once");
-        queue.went_at_once(Op::Read, 512);
+        queue.ran_sync(Op::Read, 512);
         stats.reset(Reset::All);
         queue.turn(0);
         assert_eq!(stats.snapshot(), Snapshot::default());
-        queue.went_at_once(Op::Read, 512);
+        queue.ran_sync(Op::Read, 512);
         drop(queue);
         assert_eq!(stats.snapshot().op(Op::Read).ops, 1);
     }

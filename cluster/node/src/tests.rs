@@ -126,7 +126,7 @@ impl Serving for Engine {
 }
 
 /// A node with a lease, and a volume that it takes.
-struct Bench {
+struct Rig {
     volumes: Volumes,
     engine: Engine,
     nodes: Nodes,
@@ -135,7 +135,7 @@ struct Bench {
     revision: u64,
 }
 
-impl Bench {
+impl Rig {
     fn new() -> Self {
         let engine = Engine::default();
         let events = Events::default();
@@ -217,7 +217,7 @@ impl Bench {
 /// The end of a first hand-over, reported late, does not end a second one.
 #[test]
 fn a_late_report_of_an_earlier_close() {
-    let mut bench = Bench::holding();
+    let mut bench = Rig::holding();
     assert!(bench.volumes.hand_over(VOLUME, node(2), at(300)));
     bench.run(300);
     let first = bench.asked("close");
@@ -249,7 +249,7 @@ fn a_late_report_of_an_earlier_close() {
 /// Another node takes its turn. The event is noted once, however often the engine fails.
 #[test]
 fn a_volume_that_does_not_open() {
-    let mut bench = Bench::new();
+    let mut bench = Rig::new();
     bench.run(0);
     for ms in [200, 1400] {
         bench.run(ms);
@@ -271,7 +271,7 @@ fn a_volume_that_does_not_open() {
 /// All work for the volume ends with the incarnation, and the node takes it in a later epoch.
 #[test]
 fn a_lost_incarnation() {
-    let mut bench = Bench::holding();
+    let mut bench = Rig::holding();
     bench.volumes.restart(&bench.events);
     assert_eq!(bench.engine.calls(), ["drop"]);
     let events = bench.events.after(0);
@@ -286,7 +286,7 @@ fn a_lost_incarnation() {
 /// A node that ends takes nothing any more.
 #[test]
 fn a_node_that_leaves_takes_nothing() {
-    let mut bench = Bench::new();
+    let mut bench = Rig::new();
     bench.volumes.is_leaving = true;
     bench.run(0);
     bench.run(2000);

@@ -172,15 +172,15 @@ impl Devices {
         self.device(slot).queue.submit(io)
     }
 
-    /// See [`Queue::at_once`].
-    pub(crate) fn at_once(
+    /// See [`Queue::run_sync`].
+    pub(crate) fn run_sync(
         &mut self,
         slot: usize,
         io: &mut Io,
         lent: &mut Option<Lent>,
     ) -> Option<Status> {
         let device = self.slots[slot].as_mut().expect("open device");
-        let status = device.queue.at_once(io, lent)?;
+        let status = device.queue.run_sync(io, lent)?;
         if !device.used {
             device.used = true;
             self.tidying = true;

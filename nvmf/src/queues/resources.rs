@@ -93,7 +93,7 @@ impl Resources {
         if qp.stage == Stage::Ending {
             return;
         }
-        if let Err(data) = self.at_once(qp, &sqe, data, now) {
+        if let Err(data) = self.run_sync(qp, &sqe, data, now) {
             self.begin(qp, sqe, data, now);
         }
     }

@@ -1,7 +1,7 @@
 //! The fast path: Read and Write commands to a bdev that completes an I/O inside `submit`.
 //!
 //! ```text
-//!   capsule ─▶ decode ─▶ Queue::at_once ─▶ respond
+//!   capsule ─▶ decode ─▶ Queue::run_sync ─▶ respond
 //! ```
 //!
 //! A command on the fast path completes immediately, so it needs no place in the request table (an
@@ -25,7 +25,7 @@ impl Resources {
     /// Executes a new command and sends its response. `Err` returns the in-capsule data: the
     /// command is untouched and must take the usual path.
     #[inline]
-    pub(super) fn at_once(
+    pub(super) fn run_sync(
         &mut self,
         qp: &mut QueuePair,
         sqe: &Sqe,
@@ -43,7 +43,7 @@ impl Resources {
             return Err(data);
         }
         let namespace = match qp.view.for_command(sqe.nsid()) {
-            Ok(namespace) if namespace.at_once => namespace,
+            Ok(namespace) if namespace.is_sync => namespace,
             _ => return Err(data),
         };
         let slot = match namespace.slot(self.handle.core) {
@@ -79,7 +79,7 @@ impl Resources {
             io.data.extend(data);
         }
         let mut lent = None;
-        let Some(status) = self.devices.at_once(slot, &mut io, &mut lent) else {
+        let Some(status) = self.devices.run_sync(slot, &mut io, &mut lent) else {
             // Free the buffer of a read; the usual path allocates another one.
             return Err(io.data.pop().filter(|_| op == Op::Write));
         };

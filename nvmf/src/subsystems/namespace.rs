@@ -70,8 +70,8 @@ pub struct Namespace {
     pub(crate) lend_blocks: u32,
     /// The bdev completes every I/O in `submit`.
     pub(crate) immediate: bool,
-    /// The bdev may execute I/O synchronously ([`Queue::at_once`]).
-    pub(crate) at_once: bool,
+    /// The bdev may execute I/O synchronously ([`Queue::run_sync`]).
+    pub(crate) is_sync: bool,
     /// Per core: the slot of its queue to the bdev in the core's table, plus one; 0: not open. Only
     /// the core itself writes it.
     slots: Box<[AtomicU32]>,
@@ -95,7 +95,7 @@ impl Namespace {
             ana_group: AtomicU32::new(ana_group),
             lend_blocks: limits.lend_blocks,
             immediate: limits.immediate,
-            at_once: limits.at_once,
+            is_sync: limits.is_sync,
             backing,
             reservation,
             slots,

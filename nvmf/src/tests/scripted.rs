@@ -37,7 +37,7 @@ pub(super) struct State {
     pub flushes: u32,
     /// I/Os are carried out at once, and how many were.
     pub prompt: bool,
-    pub at_once: u32,
+    pub sync_runs: u32,
     /// Polls that the cleanup takes.
     pub leftovers: u32,
     pub polls: u32,
@@ -62,7 +62,7 @@ impl ScriptedBdev {
                 submitted: 0,
                 flushes: 0,
                 prompt: false,
-                at_once: 0,
+                sync_runs: 0,
                 leftovers: 0,
                 polls: 0,
             }),
@@ -151,9 +151,9 @@ impl Queue for Channel {
         Ok(())
     }
 
-    fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
         let mut state = self.scripted.state.lock();
-        state.at_once += u32::from(state.prompt);
+        state.sync_runs += u32::from(state.prompt);
         if io.op == Op::Read && state.prompt {
             let into = io.data.iter_mut().filter_map(|buf| buf.bytes_mut());
             into.for_each(|bytes| bytes.fill(0x5a));

@@ -32,14 +32,14 @@ fn rig() -> (Rig, Arc<ScriptedBdev>, ConnId) {
     let mut rig = Rig::new(TargetConfig::default());
     let scripted = ScriptedBdev::new();
     scripted.script(|state| {
-        state.limits.at_once = true;
+        state.limits.is_sync = true;
         state.prompt = true;
     });
     rig.add_namespace(Arc::clone(&scripted) as Arc<dyn Bdev>);
     let io = rig.io();
     // The first command is what opens the device.
     assert_eq!(write(&mut rig, io, 1), [(1, StatusCode::SUCCESS)]);
-    scripted.script(|state| assert_eq!(state.at_once, 0));
+    scripted.script(|state| assert_eq!(state.sync_runs, 0));
     (rig, scripted, io)
 }
 
@@ -64,12 +64,12 @@ fn answered_as_they_come() {
     rig.turn();
     let all: Vec<u16> = rig.statuses().iter().map(|(cid, _)| *cid).collect();
     assert_eq!(all, (2..10).collect::<Vec<_>>());
-    scripted.script(|state| assert_eq!((state.at_once, state.polls), (8, polls + 1)));
+    scripted.script(|state| assert_eq!((state.sync_runs, state.polls), (8, polls + 1)));
     assert_eq!(rig.pools.io.stats()[0].free, free, "their buffers are free");
 
     scripted.script(|state| state.status = Status::WriteError);
     assert_eq!(write(&mut rig, io, 10), [(10, StatusCode::WRITE_FAULT)]);
-    scripted.script(|state| assert_eq!(state.at_once, 9));
+    scripted.script(|state| assert_eq!(state.sync_runs, 9));
     let qp = rig.group.queues.iter().find(|qp| qp.qid == 1);
     let qp = qp.expect("the I/O queue");
     assert_eq!(qp.requests.outstanding(), 0);
@@ -106,7 +106,7 @@ fn reads_into_a_buffer() {
     assert!(response.data.as_slice()[0][..] == [0x5a; BYTES as usize]);
     assert_eq!(response.data.as_slice().len(), 1);
     assert!(response.lent.is_none());
-    scripted.script(|state| assert_eq!(state.at_once, 1));
+    scripted.script(|state| assert_eq!(state.sync_runs, 1));
     assert_eq!(free(&rig), all - 1);
     drop(response);
     assert_eq!(free(&rig), all);
@@ -136,7 +136,7 @@ fn reads_into_a_buffer() {
     }
     let success = StatusCode::SUCCESS;
     assert_eq!(answered, [(4, success), (5, success)]);
-    scripted.script(|state| assert_eq!(state.at_once, 2));
+    scripted.script(|state| assert_eq!(state.sync_runs, 2));
 
     // A device that is not done at once gets it the usual way, with one buffer.
     drop(taken);
@@ -156,7 +156,7 @@ fn reads_into_a_buffer() {
 #[test]
 fn the_usual_way() {
     let (mut rig, scripted, io) = rig();
-    let at_once = |scripted: &ScriptedBdev| scripted.state.lock().at_once;
+    let at_once = |scripted: &ScriptedBdev| scripted.state.lock().sync_runs;
     rig.send(io, fetched(2), None);
     rig.turn();
     assert_eq!(rig.wire.borrow().fetches.len(), 1);

@@ -242,10 +242,10 @@ impl Queue for SimQueue {
         Ok(())
     }
 
-    fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
         let mut inner = self.disk.inner.lock();
         let order = self.order(&mut inner, io);
-        let answer = inner.at_once(order)?;
+        let answer = inner.run_sync(order)?;
         fill(&inner, io.lba, &mut io.data, &answer.contents);
         Some(answer.status)
     }

@@ -383,10 +383,10 @@ impl Inner {
     }
 
     /// Executes a command synchronously, if the disk supports that and can do it now.
-    pub(crate) fn at_once(&mut self, order: Order) -> Option<Answer> {
+    pub(crate) fn run_sync(&mut self, order: Order) -> Option<Answer> {
         let its_own = self.reaches(order.holder) && self.admits(&order);
         let ready = its_own && self.silent_until <= self.now;
-        if !ready || !self.traits.limits.at_once || self.random.one_in(2) {
+        if !ready || !self.traits.limits.is_sync || self.random.one_in(2) {
             return None;
         }
         let (status, extra) = self.plan(order.op);

@@ -176,9 +176,9 @@ impl Lane {
             }
             io = io.with(buf);
         }
-        let tries = self.queue.layer().limits().at_once;
+        let tries = self.queue.layer().limits().is_sync;
         let status = if tries {
-            self.queue.at_once(&mut io, &mut None)
+            self.queue.run_sync(&mut io, &mut None)
         } else {
             None
         };

@@ -45,7 +45,7 @@ impl World {
         let disks: Vec<Arc<SimDisk>> = (0..count + 1)
             .map(|index| {
                 let mut traits = traits(&mut random);
-                traits.limits.at_once = at_once;
+                traits.limits.is_sync = at_once;
                 let size = format.reserved() + blocks + room;
                 SimDisk::new(format!("disk{index}"), format, size, traits, random.fork())
             })

@@ -227,7 +227,7 @@ pub(super) fn abort_held(lane: &mut Lane, token: Token) -> bool {
 /// The synchronous path of a volume with a lease: checked after each I/O. Without a good lease
 /// the I/O is submitted normally, so that its answer can be held.
 #[inline(never)]
-pub(super) fn at_once_by_lease(
+pub(super) fn run_sync_by_lease(
     lane: &mut Lane,
     io: &mut Io,
     lent: &mut Option<Lent>,
@@ -235,7 +235,7 @@ pub(super) fn at_once_by_lease(
     if lane.answers.lapsed {
         return None;
     }
-    let status = super::sync::at_once_unchecked(lane, io, lent)?;
+    let status = super::sync::run_sync_unchecked(lane, io, lent)?;
     if !lane.answers.is_lease_good() {
         *lent = None;
         return None;

@@ -306,11 +306,11 @@ impl Queue for Lane {
     }
 
     #[inline]
-    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if self.answers.need_lease() {
-            return answers::at_once_by_lease(self, io, lent);
+            return answers::run_sync_by_lease(self, io, lent);
         }
-        sync::at_once_unchecked(self, io, lent)
+        sync::run_sync_unchecked(self, io, lent)
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {

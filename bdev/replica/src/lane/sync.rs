@@ -18,7 +18,7 @@ use super::request::slots;
 
 /// Executes the I/O, without a check of the holder's lease.
 #[inline]
-pub(super) fn at_once_unchecked(
+pub(super) fn run_sync_unchecked(
     lane: &mut Lane,
     io: &mut Io,
     lent: &mut Option<Lent>,
@@ -27,25 +27,21 @@ pub(super) fn at_once_unchecked(
         return None;
     }
     match io.op {
-        Op::Read => read_at_once(lane, io, lent),
-        Op::Write => write_at_once(lane, io),
+        Op::Read => read_sync(lane, io, lent),
+        Op::Write => write_sync(lane, io),
         _ => None,
     }
 }
 
 #[inline]
-pub(super) fn read_at_once(
-    lane: &mut Lane,
-    io: &mut Io,
-    lent: &mut Option<Lent>,
-) -> Option<Status> {
-    let slot = lane.replicas.read_at_once(io, lent)?;
+pub(super) fn read_sync(lane: &mut Lane, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    let slot = lane.replicas.read_sync(io, lent)?;
     lane.counters.read(slot);
     Some(Status::Ok)
 }
 
 #[inline]
-pub(super) fn write_at_once(lane: &mut Lane, io: &mut Io) -> Option<Status> {
+pub(super) fn write_sync(lane: &mut Lane, io: &mut Io) -> Option<Status> {
     // Not while earlier requests wait, nor while a resync runs, whose state decides which
     // replicas get a write.
     let sync = &lane.replicas.sync;
@@ -53,7 +49,7 @@ pub(super) fn write_at_once(lane: &mut Lane, io: &mut Io) -> Option<Status> {
     if !plain || !lane.admission.enter(io.lba, u64::from(io.blocks)) {
         return None;
     }
-    let written = lane.replicas.write_at_once(io);
+    let written = lane.replicas.write_sync(io);
     lane.admission.leave(io.lba, u64::from(io.blocks));
     for slot in slots(written?) {
         lane.counters.write(slot);

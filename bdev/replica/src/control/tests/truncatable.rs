@@ -68,7 +68,7 @@ impl Bdev for Cuttable {
 
     fn limits(&self) -> Limits {
         Limits {
-            at_once: false,
+            is_sync: false,
             ..self.base.limits()
         }
     }

@@ -65,14 +65,14 @@ impl ReplicaQueue {
         }
     }
 
-    /// See [`Queue::at_once`].
+    /// See [`Queue::run_sync`].
     #[inline]
-    pub(crate) fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+    pub(crate) fn run_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if !self.waiting.is_empty() {
             return None;
         }
         io.lba += self.first;
-        let status = self.queue.at_once(io, lent);
+        let status = self.queue.run_sync(io, lent);
         io.lba -= self.first;
         status
     }

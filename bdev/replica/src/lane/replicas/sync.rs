@@ -9,12 +9,12 @@ use crate::lane::request::{Slots, bit, slots};
 impl Replicas {
     /// Executes a read synchronously at one replica, and returns its slot. `None`: no replica can.
     #[inline]
-    pub(crate) fn read_at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<usize> {
+    pub(crate) fn read_sync(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<usize> {
         let slot = self.direct_slot(io.lba)?;
         self.use_slots(bit(slot));
         let current = self.is_current();
         let status = match &mut self.queues[slot] {
-            Some(queue) if current => queue.at_once(io, lent),
+            Some(queue) if current => queue.run_sync(io, lent),
             _ => None,
         };
         status.filter(|status| status.is_ok() && !self.has_lost(slot))?;
@@ -24,7 +24,7 @@ impl Replicas {
     /// Executes a write synchronously at every in-sync replica, and returns their slots. `None`: at
     /// least one replica does not have the write.
     #[inline]
-    pub(crate) fn write_at_once(&mut self, io: &mut Io) -> Option<Slots> {
+    pub(crate) fn write_sync(&mut self, io: &mut Io) -> Option<Slots> {
         let all = self.direct;
         self.use_slots(all);
         if !self.is_current() {
@@ -34,7 +34,7 @@ impl Replicas {
         for slot in slots(all) {
             let queue = self.queues[slot].as_mut();
             // A write lends no memory.
-            let status = queue.and_then(|queue| queue.at_once(io, &mut None));
+            let status = queue.and_then(|queue| queue.run_sync(io, &mut None));
             begun |= status.is_some();
             if !status.is_some_and(|status| status.is_ok() && !self.has_lost(slot)) {
                 if begun {

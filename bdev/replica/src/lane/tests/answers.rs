@@ -196,7 +196,7 @@ fn synchronous_io() {
     let did = || tray("A", |tray| std::mem::take(&mut tray.did).len());
     let at_once = |r: &mut Rig, op| {
         let mut io = r.io(op, 0, 8);
-        r.lanes[0].at_once(&mut io, &mut None)
+        r.lanes[0].run_sync(&mut io, &mut None)
     };
     for op in [Op::Read, Op::Write] {
         *lease.good.lock() = Box::new(|| tray("A", |tray| tray.did.len()) == 1);

@@ -172,7 +172,7 @@ impl Queue for ScriptQueue {
         })
     }
 
-    fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+    fn run_sync(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
         tray(&self.device.name, |tray| {
             let status = tray.prompt?;
             tray.did.push((io.op, io.lba - FIRST));
