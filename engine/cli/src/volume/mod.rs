@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::address::{self, ListenUrl};
-use super::subsystem::{done, items};
+use super::output::done;
+use super::reply::items;
 use super::{Connection, Failure, events, output};
 
 use self::wait::WaitGoal;
