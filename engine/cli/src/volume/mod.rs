@@ -31,7 +31,7 @@ use nacre_engine::methods::volume::{NameParams, SettingsParams};
 use nacre_engine::notify::Category;
 use nacre_engine::services::engine::Engine;
 use nacre_engine::services::subsystems::AnaWord;
-use nacre_engine::services::volumes::paths::AnaByTransport;
+use nacre_engine::services::volumes::published::AnaByTransport;
 use nacre_engine_rpc::client::to_json;
 use nacre_engine_rpc::{Method, NoParams};
 

@@ -24,7 +24,6 @@ mod devices;
 mod frozen_tests;
 #[cfg(test)]
 mod half_tests;
-mod in_cluster;
 pub mod list;
 pub mod on_pools;
 #[cfg(test)]
@@ -68,12 +67,6 @@ pub fn register(registry: &mut Registry<Engine>) {
 /// configuration must not overwrite a replica.
 pub fn config(engine: &Engine) -> Vec<Value> {
     create::config(engine)
-}
-
-/// Calls that mark subsystems as made by publishing a volume. They follow the calls that create the
-/// subsystems.
-pub fn published_config(engine: &Engine) -> Vec<Value> {
-    publish::config(engine)
 }
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
