@@ -10,12 +10,12 @@ use nacre_hugepages::Pool;
 use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
-use super::attach::unopened;
 use super::cut::must_fit;
 use super::disk::{Disk, Disks};
-use super::failures::{describe, words};
 use super::fence;
 use super::labels::label_of;
+use super::reasons::unopened;
+use super::reasons::{describe, words};
 use crate::format::{
     BLOCK, Label, LabelCopy, LabelError, LabelState, encode_page, label_offset, newest,
     page_offset, pages_for, region_shift_for,

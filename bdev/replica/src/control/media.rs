@@ -17,11 +17,11 @@ use nacre_hugepages::{Buf, Pool};
 use nacre_reactor::PollerId;
 
 use super::MOMENT;
-use super::attach::unopened;
 use super::context::Context;
 use super::cut::{Cut, must_fit};
 use super::disk::{Disk, Disks};
-use super::failures::describe;
+use super::reasons::describe;
+use super::reasons::unopened;
 use super::state::Live;
 use crate::format::{BLOCK, Label, LabelCopy, LabelError, label_offset, newest};
 use crate::handle::{Devices, NoDevice, ReplicaDevice, VolumeError};
