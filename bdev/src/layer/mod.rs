@@ -25,7 +25,6 @@ mod plan;
 mod queue;
 #[cfg(test)]
 mod tests;
-mod throttle;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,7 @@
 //! One core's queue to a device through the layer: executes what `plan` and `job` decide.
 
+mod throttle;
+
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -9,13 +11,13 @@ use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
+use self::throttle::Throttle;
 use super::Layer;
 use super::gate::{Gate, GateQueue};
 use super::job::{Job, Stage, Step};
 use super::memory::Memory;
 use super::opens::{ModuleQueue, Open};
 use super::plan::{Plan, Recipe};
-use super::throttle::Throttle;
 use crate::device::Bdev;
 use crate::io::{Completion, Io, Op, Status, Token};
 use crate::pending::Pending;
@@ -51,7 +53,7 @@ pub struct LayerQueue {
     woken: Nanos,
     /// The reactor may have slept since `now`.
     pub(super) stale: bool,
-    pub(super) throttle: Throttle,
+    throttle: Throttle,
     /// Arrival time of the I/O that is being started, if it arrived earlier.
     pub(super) arrived: Option<Nanos>,
     pub(super) stats: StatWriter,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use super::subsystem::items;
+use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::alerts::{
     AddSilence, AddSilenceParams, EndSilence, EndSilenceParams, ListAlerts, TestAlerts,

@@ -11,7 +11,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::pool::number;
-use super::subsystem::items;
+use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::backup::{
     BackupParams, BackupStore, CancelJob, CreateBackup, CreateBackupParams, DeleteBackup,

@@ -30,7 +30,7 @@ use ratatui::layout::Rect;
 use serde_json::Value;
 use signal_hook::consts::SIGHUP;
 
-use super::subsystem::items;
+use super::reply::items;
 use super::{Connection, Failure, address, appliance, output};
 use nacre_engine::methods::nvmf::listeners::{GetListeners, GetListenersParams};
 use nacre_engine::methods::volume::list::List;

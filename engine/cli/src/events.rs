@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::subsystem::items;
+use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::events::{
     GetEvents, GetEventsParams, SubscribeEvents, SubscribeEventsParams,

@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::key::{self, KeyHash, NewKey};
-use super::subsystem::{done, is_discovery, items, some};
+use super::output::done;
+use super::reply::{is_discovery, items, subsystems};
 use super::{Connection, Failure, output};
 use nacre_engine::methods::nvmf::host::{
     AddHost, AddHostParams, AllowAnyHost, AllowAnyHostParams, RemoveHost, RemoveHostParams,
@@ -233,7 +234,7 @@ impl NewHost {
         };
         made.extend(&other);
         let mut open = connection.open()?;
-        let subsystems = some(&mut open, Some(&self.nqn))?;
+        let subsystems = subsystems(&mut open, Some(&self.nqn))?;
         let addresses = subsystems.first().map(|s| items(&s["listen_addresses"]));
         let lines = addresses.unwrap_or_default().iter().map(|address| {
             let text = |field: &str| output::cell(address.get(field));
@@ -272,7 +273,7 @@ impl NewHost {
 }
 
 fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
-    let mut subsystems = some(&mut connection.open()?, nqn)?;
+    let mut subsystems = subsystems(&mut connection.open()?, nqn)?;
     subsystems.retain(|subsystem| !is_discovery(subsystem));
     let facts = |subsystem: &Value| {
         json!({

@@ -13,7 +13,8 @@ use nacre_nvmf::tls::Psk;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::subsystem::{done, items};
+use super::output::done;
+use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::keyring::keys::{Expire, ExpireParams, ListKeys};
 use nacre_engine::methods::keyring::stored::{

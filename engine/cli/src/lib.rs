@@ -38,6 +38,7 @@ mod pool;
 mod rdma;
 mod record;
 mod remote;
+mod reply;
 mod rpc;
 mod sandbox;
 mod serve;

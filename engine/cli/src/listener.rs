@@ -5,7 +5,8 @@ use nacre_nvmf::transport::ListenerOptions;
 use serde_json::{Value, json};
 
 use super::address::{self, ListenUrl};
-use super::subsystem::{done, items, some};
+use super::output::done;
+use super::reply::{items, subsystems};
 use super::{Connection, Failure, output};
 use nacre_engine::methods::nvmf::listener::{
     AddListener, AddListenerParams, AnaParams, GetSubsystemListeners, ListenerParams,
@@ -139,7 +140,7 @@ pub(crate) fn run(args: ListenerArgs) -> Result<(), Failure> {
 fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let mut all = Vec::new();
-    for subsystem in some(&mut client, nqn)? {
+    for subsystem in subsystems(&mut client, nqn)? {
         let params = SubsystemListenersParams {
             nqn: output::cell(subsystem.get("nqn")),
             tgt_name: None,

@@ -3,8 +3,9 @@
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
+use super::output::done;
 use super::pool::{named, number};
-use super::subsystem::{done, items};
+use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::pool::lvols::{
     CloneParams, CloneSnapshot, CreateLvol, CreateLvolParams, DecoupleLvol, DeleteLvol,

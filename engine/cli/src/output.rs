@@ -5,7 +5,7 @@ use std::io::Write;
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
-use super::Failure;
+use super::{Connection, Failure};
 use nacre_engine_rpc::client::ClientError;
 pub use nacre_engine_values::{count, size::bytes};
 
@@ -132,6 +132,11 @@ fn in_commands(text: &str) -> String {
     }
     typed.push_str(rest);
     typed
+}
+
+/// Prints nothing for people on success, and the changed object for programs.
+pub(crate) fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
+    if connection.json { json(&what) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::subsystem::{done, items};
+use super::output::done;
+use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::pool::{
     AddDisk, AddDiskParams, CheckPool, CreatePool, CreatePoolParams, DeletePool, ExportPool,

@@ -22,7 +22,6 @@ use nacre_transport_tcp::Marking;
 
 use super::Failure;
 use super::address::{fallback, hostnqn};
-use super::test::OwnHost;
 use nacre_engine::services::drives::{DriveUri, DriveUriError};
 use nacre_engine::services::keyring::{HostKeys, NamedKey};
 use nacre_engine_doctor::{System, check_rdma_route};
@@ -383,6 +382,26 @@ pub(crate) fn cannot_connect(error: impl Into<anyhow::Error>) -> Failure {
 
 pub(crate) fn usage(error: impl std::fmt::Display) -> Failure {
     Failure::Usage(error.to_string())
+}
+
+/// Options of this program's own connections.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct OwnHost {
+    /// Name of this host [default: that of nvme-cli, else one made from the machine's identity]
+    #[arg(short = 'q', long, value_name = "NQN", env = "NACRE_HOSTNQN")]
+    pub hostnqn: Option<String>,
+    /// Identifier of this host, a UUID [default: the one that goes with the name]
+    #[arg(short = 'I', long, value_name = "UUID", env = "NACRE_HOSTID")]
+    pub hostid: Option<String>,
+    /// File with the key with which this host authenticates itself (`DHHC-1:…`)
+    #[arg(long, value_name = "FILE")]
+    pub dhchap_key: Option<PathBuf>,
+    /// File with the key with which the target must authenticate itself
+    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
+    pub dhchap_ctrlr_key: Option<PathBuf>,
+    /// Longest time to connect one path
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = nacre_engine_values::time::above_zero)]
+    pub connect_timeout: Duration,
 }
 
 #[cfg(test)]

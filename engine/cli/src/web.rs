@@ -10,7 +10,7 @@ use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::subsystem::items;
+use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::web::{
     AccountRole, AddAccount, ChangeAccount, GetStatus, ListAccounts, RemoveAccount,

@@ -2,8 +2,9 @@
 
 use nacre_transport_rdma_link::{CounterGroup, counters};
 
-use super::net::{rdma_netdevs, select_all};
+use super::net::rdma_netdevs;
 use super::rdma::in_container;
+use super::select::select_all;
 use super::{Finding, Scope, System};
 
 pub(crate) fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {

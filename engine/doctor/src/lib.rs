@@ -27,11 +27,14 @@ mod numa;
 mod nvme;
 pub mod peer;
 pub mod pools;
+mod probe;
 mod rdma;
 mod rdma_route;
 pub mod revocation;
 pub mod roce;
 mod sandbox;
+mod select;
+mod session;
 mod socket;
 mod system;
 #[cfg(any(test, feature = "testing"))]
@@ -50,13 +53,14 @@ use serde::{Deserialize, Serialize};
 pub use concat::ConcatHost;
 pub use echo::{Echo, EchoError};
 pub use initiator::{Target, examine as examine_initiator, rdma_path};
-pub use net::{Selected, no_interface, select};
 pub use numa::{Placed, placed_devices};
+pub use probe::RealProbe;
 pub use rdma::reason_without_rdma;
 pub use rdma_route::check_rdma_route;
 pub use sandbox::Sandbox;
+pub use select::{Selected, no_interface, select};
 pub use socket::Socket;
-pub use system::{Interface, Limit, Probe, RealProbe, System};
+pub use system::{Interface, Limit, Probe, System};
 
 /// The result of a check.
 #[derive(
@@ -311,7 +315,7 @@ pub fn concerns(system: &System, addresses: &[IpAddr], marking: Marking) -> Vec<
     roce::checks(system, &scope, &roce::facts(system, &scope), &mut findings);
     // Devices, ports (`mlx5_0/1`) and interfaces behind these addresses.
     let mut here: Vec<String> = Vec::new();
-    for selected in net::select_all(system, &scope) {
+    for selected in select::select_all(system, &scope) {
         for (device, port) in system.fabric.ports_of(&selected.netdev) {
             here.push(format!("{}/{}", device.name, port.num));
             here.push(device.name.clone());

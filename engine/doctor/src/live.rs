@@ -16,8 +16,8 @@ use nacre_transport_rdma_perf::{
 };
 use nacre_transport_rdma_verbs::{Provider, VerbsError};
 
-use super::net::select_all;
 use super::rdma::{reason_without_rdma, with_devices};
+use super::select::select_all;
 use super::{Finding, Scope, System};
 use nacre_engine_values::size::bytes;
 

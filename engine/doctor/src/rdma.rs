@@ -6,7 +6,7 @@ use nacre_transport_rdma_link::{
     NodeType, Port, capability,
 };
 
-use super::net::{self, Selected};
+use super::select::{self, Selected};
 use super::{Finding, Scope, Status, System};
 
 /// Modules that RDMA needs with any hardware, each with its purpose.
@@ -261,7 +261,7 @@ pub(crate) fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Find
     let selected: Vec<Selected> = if scope.listeners.is_empty() {
         with_devices(system)
     } else {
-        net::select_all(system, scope)
+        select::select_all(system, scope)
     };
     for selected in &selected {
         let subject = format!("{} {}", selected.netdev, selected.ip);

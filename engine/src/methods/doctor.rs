@@ -126,7 +126,7 @@ impl Method<Engine> for Run {
         let report = tokio::task::spawn_blocking(move || {
             scope.volume_store = volumes::store_for_doctor(&settings, state.as_deref());
             scope.keys = keyring::for_doctor(&keys);
-            scope.store_key = store.for_doctor(&keys);
+            scope.store_key = store.for_doctor(keys.iter().any(|key| key.is_sealed()));
             scope.socket = rules.map(|rules| calls::expected_socket(&rules, &socket));
             examine(&System::real(), &scope)
         });

@@ -18,6 +18,7 @@ pub mod pool;
 pub mod rdma;
 pub mod reactor;
 pub mod reference;
+mod replies;
 pub mod sandbox;
 pub mod spdk;
 pub mod state;

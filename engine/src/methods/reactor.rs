@@ -10,7 +10,7 @@ use nacre_reactor::{CoreSet, Mode, ReactorHandle, numa_node};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bdev::TICK_RATE;
+use super::replies::TICK_RATE;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;

@@ -2,12 +2,10 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::str::FromStr;
 
 use nacre_nvmf_wire::Nqn;
 use uuid::Uuid;
 
-use super::grammar::{AddressError, Grammar};
 use super::{Fallback, NVME_PORT, Scheme, TransportChoice};
 
 /// A controller, or a namespace behind it. An omitted part is `None`; each use has its defaults.
@@ -84,15 +82,6 @@ pub struct SpdkFields {
 /// The address family, as SPDK spells it.
 pub fn adrfam(ip: IpAddr) -> &'static str {
     if ip.is_ipv4() { "IPv4" } else { "IPv6" }
-}
-
-impl FromStr for Endpoint {
-    type Err = AddressError;
-
-    /// Accepts every address; [`Grammar::parse`] accepts those of one use.
-    fn from_str(text: &str) -> Result<Self, AddressError> {
-        Grammar::ANY.parse(text)
-    }
 }
 
 impl fmt::Display for Endpoint {

@@ -1,5 +1,7 @@
 //! The grammar of addresses. Each use (controller, namespace, target) allows certain parts.
 
+use std::str::FromStr;
+
 use nacre_nvmf_wire::{Nqn, NqnError};
 use uuid::Uuid;
 
@@ -169,6 +171,15 @@ impl Grammar {
     }
 }
 
+impl FromStr for Endpoint {
+    type Err = AddressError;
+
+    /// Accepts every address; [`Grammar::parse`] accepts those of one use.
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        Grammar::ANY.parse(text)
+    }
+}
+
 impl Endpoint {
     fn take_query(&mut self, query: &str) -> Result<(), AddressError> {
         let is_drive = self.scheme == Some(Scheme::Pcie);
@@ -249,7 +260,7 @@ pub fn parse_port(text: &str) -> Result<u16, AddressError> {
 }
 
 /// A number without a sign, which `parse` would accept.
-fn parse_digits<T: std::str::FromStr>(text: &str) -> Option<T> {
+fn parse_digits<T: FromStr>(text: &str) -> Option<T> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits)
 }

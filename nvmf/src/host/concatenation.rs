@@ -10,7 +10,7 @@
 use nacre_nvmf_wire::StatusCode;
 use parking_lot::Mutex;
 
-use super::options::HostError;
+use super::error::HostError;
 use crate::tls::Psk;
 
 /// The PSK of a controller's connections. The controller sets and clears it; the transport reads it

@@ -19,10 +19,10 @@
 //! controller. When a probe succeeds, all queues complete their I/O in flight and move to the
 //! preferred transport: no command is lost or sent twice.
 
-mod authentication;
 mod concatenation;
 mod controller;
 mod discovery;
+mod error;
 mod injection;
 mod io;
 mod link;
@@ -33,14 +33,15 @@ mod pending;
 mod queue;
 mod step;
 
-pub use authentication::{HostAuth, Proof};
 pub use concatenation::GeneratedPsk;
 pub use controller::{AdminResult, Controller, ControllerState};
 pub use discovery::{DiscoveryLog, DiscoveryWatch, MAX_DISCOVERY_RECORDS, fetch_discovery_log};
+pub use error::HostError;
 pub use injection::InjectionQueues;
-pub use io::{IoQueue, IoStats, Returned, Standing};
+pub use io::{IoQueue, Returned, Standing};
 pub use link::{Link, LinkState};
 pub use namespace::NamespaceInfo;
-pub use options::{Connector, ControllerId, Dial, HostError, HostOptions, Wanted};
+pub use options::{Connector, ControllerId, Dial, HostAuth, HostOptions, Wanted};
 pub use paths::{PathCounts, PathOptions, Paths};
-pub use queue::{CommandQueue, Finished};
+pub use pending::IoStats;
+pub use queue::{CommandQueue, Finished, Proof};

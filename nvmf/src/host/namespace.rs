@@ -7,7 +7,7 @@ use nacre_nvmf_wire::identify::{IdentifyNamespace, NsIdDescriptor};
 use uuid::Uuid;
 use zerocopy::FromBytes;
 
-use super::options::HostError;
+use super::error::HostError;
 
 /// A namespace as its Identify data describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]

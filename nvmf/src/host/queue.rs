@@ -1,6 +1,8 @@
 //! One queue pair of the host: command identifiers, outstanding commands and their completions.
 //! [`super::Controller`] and [`super::IoQueue`] use it.
 
+mod authentication;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -10,10 +12,12 @@ use nacre_nvmf_wire::fabrics::AuthRequirements;
 use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_reactor::{Idle, Nanos};
 
-use super::authentication::{self, Proof, Transaction};
+pub use self::authentication::Proof;
+use self::authentication::Transaction;
+use super::error::HostError;
 use super::injection::{InjectionQueues, Injector, Placeholder};
 use super::link::Link;
-use super::options::{HostError, HostOptions};
+use super::options::HostOptions;
 use crate::transport::{Closed, HostCommand, HostEvent, HostTransport};
 
 /// The completion of a command.

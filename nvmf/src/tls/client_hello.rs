@@ -8,9 +8,9 @@ use std::sync::Arc;
 use nacre_nvmf_wire::Nqn;
 
 use super::alert::Alert;
-use super::channel::PskKey;
 use super::derive::{Derivation, binder};
 use super::identity::{Identity, IdentityError};
+use super::psk::PskKey;
 use crate::auth::{Digest, Hash, KeyError};
 
 const CLIENT_HELLO: u8 = 1;

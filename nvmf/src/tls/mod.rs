@@ -26,8 +26,8 @@ mod psk;
 mod tests;
 
 pub use alert::Alert;
-pub use channel::{PskKey, SecureChannel};
+pub use channel::SecureChannel;
 pub use client_hello::{Chosen, ClientHello, HelloError, PskSource, Refused, Suite, TlsFailure};
 pub use derive::{Derivation, binder, expand_label};
 pub use identity::{Identity, IdentityError, Version};
-pub use psk::Psk;
+pub use psk::{Psk, PskKey};

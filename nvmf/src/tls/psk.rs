@@ -10,7 +10,7 @@ use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use crate::auth::text::Form;
-use crate::auth::{Hash, NoRandom, Random, SecretError};
+use crate::auth::{Hash, KeyError, NoRandom, Random, SecretError};
 
 pub(super) const FORM: Form = Form {
     prefix: "NVMeTLSkey-1:",
@@ -113,5 +113,22 @@ impl Eq for Psk {}
 impl fmt::Debug for Psk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Psk({})", self.fingerprint())
+    }
+}
+
+/// Where the PSK of a host is. It may be in a file: it is read for each handshake, on a thread that
+/// is no reactor.
+pub trait PskKey: fmt::Debug + Send + Sync {
+    fn psk(&self) -> Result<Psk, KeyError>;
+
+    /// The name of the key, where keys have names.
+    fn name(&self) -> Option<String> {
+        None
+    }
+}
+
+impl PskKey for Psk {
+    fn psk(&self) -> Result<Psk, KeyError> {
+        Ok(self.clone())
     }
 }

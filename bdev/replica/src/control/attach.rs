@@ -6,21 +6,20 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, OpenError};
+use nacre_bdev::Bdev;
 
 use super::context::Context;
 use super::disk::Disk;
-use super::failures::describe;
 use super::log::LogWriter;
 use super::media::Media;
 use super::membership::Membership;
+use super::reasons::describe;
 use super::state::{Live, Resync, Retry};
 use super::truncation::{Checked, Cut, must_fit};
 use crate::format::{Label, LabelCopy, LabelError};
-use crate::handle::{NoDevice, ReplicaDevice, ResyncKind, VolumeError, VolumeEventKind};
+use crate::handle::{ReplicaDevice, ResyncKind, VolumeError, VolumeEventKind};
 use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::shared::Failure;
-use crate::shortage::is_shortage;
 
 pub(super) struct Attacher {
     pub context: Rc<Context>,
@@ -340,19 +339,6 @@ pub(super) enum LabelCredit {
     Trusted,
     /// None of the contents are trusted.
     None,
-}
-
-/// The error for a device whose queue could not be opened.
-pub(super) fn unopened(name: &str, error: &OpenError) -> VolumeError {
-    let (device, what) = (name.to_owned(), error.to_string());
-    if is_shortage(&error.source) {
-        VolumeError::Short { device, what }
-    } else {
-        VolumeError::Device(NoDevice {
-            name: device,
-            why: what,
-        })
-    }
 }
 
 /// Why a replica that is in sync in the store is not trusted.

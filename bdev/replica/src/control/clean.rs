@@ -92,7 +92,7 @@ impl LogWriter {
             .await;
         for (slot, _, why) in failed {
             // Its label will not be clean either, so it is reconciled at the next opening.
-            tracing::warn!(slot, why = super::failures::describe(why), "its log stays");
+            tracing::warn!(slot, why = super::reasons::describe(why), "its log stays");
         }
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::failures::describe;
+use super::reasons::describe;
 use super::state::State;
 use crate::answers::AnswerLease;
 use crate::handle::{

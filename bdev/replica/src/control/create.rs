@@ -10,11 +10,10 @@ use nacre_hugepages::Pool;
 use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
-use super::attach::unopened;
 use super::disk::{Disk, Disks};
-use super::failures::{describe, words};
 use super::fence;
 use super::labels::label_of;
+use super::reasons::{describe, unopened, words};
 use super::truncation::must_fit;
 use crate::format::{
     BLOCK, Label, LabelCopy, LabelError, LabelState, encode_page, label_offset, newest,

@@ -19,6 +19,7 @@ use nacre_bdev::{Bdev, Status};
 
 use super::context::Context;
 use super::membership::Membership;
+use super::reasons::describe;
 use super::state::Live;
 use super::truncation::{Checked, Cut};
 use crate::handle::VolumeEventKind;
@@ -165,7 +166,7 @@ impl FailureHandler {
             return true;
         }
         let checked = Checked::before(&live.device.layer);
-        let cut = Cut::of_failed(&self.context.state.borrow().record, &live, why);
+        let cut = Cut::of_failed(&self.context.state.borrow().record, &live.device.layer, why);
         let reason = cut
             .as_ref()
             .map_or_else(|| describe(why), ToString::to_string);
@@ -296,45 +297,5 @@ fn lost(live: &Live) -> Option<Failure> {
         Some(Failure::Status(Status::Gone))
     } else {
         (layer.losses() != live.losses).then_some(Failure::Loss)
-    }
-}
-
-/// The text for a status of a device.
-pub(super) fn words(status: Status) -> String {
-    match status {
-        Status::Gone => "it cannot be reached",
-        Status::OutOfRange => "its device ends before the volume does",
-        Status::ReadError => "an I/O failed: it cannot read a block",
-        Status::WriteError => "an I/O failed: it cannot write a block",
-        Status::Integrity => "an I/O failed: a block does not match its checksum",
-        Status::NoSpace => "an I/O failed: no space is left behind it",
-        Status::WriteProtected => "an I/O failed: it is write-protected",
-        Status::Unsupported => "an I/O failed: it does not support the operation",
-        Status::Retry => "an I/O failed: it lacked resources for too long",
-        Status::Nvme { sct, sc, .. } => {
-            return format!("an I/O failed: NVMe status type {sct:X}h, code {sc:02X}h");
-        }
-        Status::DeviceError | Status::Aborted | Status::Miscompare | Status::Ok => {
-            "an I/O failed on the device"
-        }
-    }
-    .into()
-}
-
-pub(super) fn describe(why: Failure) -> String {
-    match why {
-        Failure::Fenced => "another holder of the volume has it".into(),
-        Failure::Status(status) if status.is_reservation_conflict() => {
-            "it is reserved, and this holder may not write to it".into()
-        }
-        Failure::Reserved => "it is reserved by another host".into(),
-        Failure::OtherReplica => {
-            "its device was reused for another replica: its label says so".into()
-        }
-        Failure::Status(status) => words(status),
-        Failure::Deadline => "it did not complete an I/O in time".into(),
-        Failure::Loss => "its connection was lost, and perhaps writes that were not flushed".into(),
-        Failure::Open => "no queue to it could be opened".into(),
-        Failure::Shortage => "no buffer was free".into(),
     }
 }

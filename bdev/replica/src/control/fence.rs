@@ -31,8 +31,8 @@ use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
 use super::disk::Disk;
-use super::failures::describe;
 use super::membership::Membership;
+use super::reasons::describe;
 use super::state::Live;
 use crate::model::VolumeRecord;
 use crate::mutation::Mutation;

@@ -8,7 +8,7 @@ use nacre_bdev::{Bdev, Layer};
 
 use super::Control;
 use super::attach::label_credit;
-use super::failures::describe;
+use super::reasons::describe;
 use super::state::Retry;
 use crate::handle::VolumeError;
 use crate::model::{ReplicaRecord, ReplicaState, Stamp};

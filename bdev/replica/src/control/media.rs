@@ -17,10 +17,10 @@ use nacre_hugepages::{Buf, Pool};
 use nacre_reactor::PollerId;
 
 use super::MOMENT;
-use super::attach::unopened;
 use super::context::Context;
 use super::disk::{Disk, Disks};
-use super::failures::describe;
+use super::reasons::describe;
+use super::reasons::unopened;
 use super::state::Live;
 use super::truncation::{Cut, must_fit};
 use crate::format::{BLOCK, Label, LabelCopy, LabelError, label_offset, newest};

@@ -1,6 +1,8 @@
 //! Changes a volume's record (replicas, their states, settings): in the store, in the labels, and
 //! in the control's state. It is the only module that changes the store.
 
+mod cuts;
+
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;

@@ -47,6 +47,7 @@ mod media;
 mod membership;
 mod open;
 mod read_repair;
+mod reasons;
 mod restored;
 mod resync;
 mod salvage;

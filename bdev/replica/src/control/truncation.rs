@@ -23,9 +23,7 @@ use std::sync::Arc;
 
 use nacre_bdev::{Bdev, Layer, Status};
 
-use super::membership::Membership;
-use super::state::Live;
-use crate::handle::{VolumeError, VolumeEventKind};
+use crate::handle::VolumeError;
 use crate::model::{RESERVED, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::mutation::Mutation;
 use crate::shared::Failure;
@@ -88,7 +86,7 @@ impl Checked {
 
     /// Clears the device's record, after the store has the cut. Does nothing if the device has
     /// shrunk since.
-    fn forget(&self) {
+    pub(super) fn forget(&self) {
         if self.layer.losses() == self.losses {
             self.layer.forget_least();
         }
@@ -134,9 +132,9 @@ impl Cut {
 
     /// Returns the cut of a replica whose I/O failed. A lane asks for nothing beyond the volume's
     /// end.
-    pub(super) fn of_failed(record: &VolumeRecord, live: &Live, why: Failure) -> Option<Self> {
+    pub(super) fn of_failed(record: &VolumeRecord, layer: &Layer, why: Failure) -> Option<Self> {
         let ends = why.is_beyond_end() && !Mutation::IgnoreSize.is_active();
-        Self::of(record, &live.device.layer).or_else(|| ends.then(|| Self::unreadable(record)))
+        Self::of(record, layer).or_else(|| ends.then(|| Self::unreadable(record)))
     }
 }
 
@@ -182,121 +180,6 @@ pub(super) fn must_fit(
         })
     } else {
         Ok(())
-    }
-}
-
-impl Membership {
-    /// Records, under `turn`, that a replica that is not used was cut. An error: there is none to
-    /// fill it from, or the volume is another holder's.
-    pub(super) async fn record_cut(
-        &self,
-        slot: usize,
-        cut: &Cut,
-        checked: &Checked,
-    ) -> Result<(), VolumeError> {
-        let Some(replica) = self.context.state.borrow().record.replica(slot).cloned() else {
-            return Ok(());
-        };
-        if replica.is_empty() && !replica.cut {
-            return Ok(());
-        }
-        let why = cut.to_string();
-        let is_partial = matches!(replica.state, ReplicaState::Filling { .. });
-        if !is_partial && self.context.state.borrow().in_sync().next().is_none() {
-            self.mark_cut(slot, cut, checked).await?;
-            return Err(VolumeError::Cut {
-                name: self.context.name(),
-                device: replica.device,
-                what: why,
-            });
-        }
-        self.commit(|record| {
-            if let Some(replica) = record.replica_mut(slot) {
-                replica.fill_anew(why.clone());
-            }
-        })
-        .await?;
-        self.context.emit(VolumeEventKind::ReplicaOut {
-            replica: replica.id,
-            device: replica.device,
-            why,
-        });
-        Ok(())
-    }
-
-    /// Records the cut of a replica that lanes do not use any more, without a source for a resync.
-    pub(super) async fn mark_cut(
-        &self,
-        slot: usize,
-        cut: &Cut,
-        checked: &Checked,
-    ) -> Result<(), VolumeError> {
-        let marked = self
-            .context
-            .state
-            .borrow()
-            .record
-            .replica(slot)
-            .is_some_and(|m| m.cut);
-        if marked {
-            return Ok(());
-        }
-        self.commit(|record| {
-            if let Some(replica) = record.replica_mut(slot) {
-                replica.cut = true;
-                replica.why = Some(cut.to_string());
-            }
-        })
-        .await?;
-        checked.forget();
-        Ok(())
-    }
-
-    /// Records the cut replicas of a volume that cannot be opened. That fences a holder that has it
-    /// open. So another holder keeps the volume, unless no replica is left to serve.
-    pub(super) async fn record_cut_unopened(
-        &self,
-        record: &VolumeRecord,
-        cut: &[(usize, Cut, Checked)],
-    ) {
-        let mut next = record.clone();
-        for (slot, cut, _) in cut {
-            match next.replica_mut(*slot) {
-                Some(replica) if matches!(replica.state, ReplicaState::Filling { .. }) => {
-                    replica.fill_anew(cut.to_string());
-                }
-                Some(replica) if !replica.cut => {
-                    replica.cut = true;
-                    replica.why = Some(cut.to_string());
-                }
-                _ => {}
-            }
-        }
-        let mine = record.holder.is_none_or(|holder| holder == self.holder);
-        let is_cut = |replica: &ReplicaRecord| next.in_sync().any(|m| m.id == replica.id && m.cut);
-        let all_cut = record.in_sync().all(is_cut);
-        let stored = if next.replicas == record.replicas {
-            // Unless the operator thawed the volume meanwhile, the record holds all of it.
-            let found = self.store.load(self.context.id).await;
-            found.is_ok_and(|found| found.version() == record.version())
-        } else if mine || all_cut {
-            next.revision += 1;
-            let swapped = self.store.swap(record.version(), next).await;
-            if let Err(error) = &swapped {
-                // The next attempt to open it finds the same.
-                tracing::warn!(
-                    volume = record.name,
-                    %error,
-                    "cannot record that a replica was cut"
-                );
-            }
-            swapped.is_ok()
-        } else {
-            false
-        };
-        if stored {
-            cut.iter().for_each(|(_, _, checked)| checked.forget());
-        }
     }
 }
 

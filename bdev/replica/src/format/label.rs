@@ -287,3 +287,11 @@ fn rank(error: LabelError) -> u8 {
         LabelError::Version { .. } => 4,
     }
 }
+
+/// Byte offset of a label.
+pub fn label_offset(place: LabelCopy) -> u64 {
+    match place {
+        LabelCopy::A => 0,
+        LabelCopy::B => BLOCK as u64,
+    }
+}

@@ -1,8 +1,4 @@
-//! The layout of a replica's device: offsets of labels, log and data, and the size of regions.
-
-use crate::model::RESERVED;
-
-use super::label::LabelCopy;
+//! The layout of a replica's device: offset of the log, and the size of regions.
 
 /// Bytes of a label, and of a page of the log. A device's logical block is no larger.
 pub const BLOCK: usize = 4096;
@@ -15,16 +11,6 @@ pub const LOG: u64 = 64 << 10;
 pub const MIN_REGION_SHIFT: u8 = 20;
 /// Most regions of one volume: their log fits into the reserved area and 1 MiB of memory.
 pub const MAX_REGIONS: u64 = 1 << 18;
-
-const _: () = assert!(LOG + super::log::pages_for(MAX_REGIONS) * BLOCK as u64 <= RESERVED);
-
-/// Byte offset of a label.
-pub fn label_offset(place: LabelCopy) -> u64 {
-    match place {
-        LabelCopy::A => 0,
-        LabelCopy::B => BLOCK as u64,
-    }
-}
 
 /// log2 of the region size for a volume of `bytes`: the smallest regions that stay within
 /// [`MAX_REGIONS`].

@@ -12,8 +12,9 @@
 
 use uuid::Uuid;
 
-use super::layout::{BLOCK, LOG};
+use super::layout::{BLOCK, LOG, MAX_REGIONS};
 use super::{Reader, Writer, block_of, is_sealed, seal};
+use crate::model::RESERVED;
 
 const MAGIC: &[u8; 8] = b"NACRELOG";
 const VERSION: u32 = 1;
@@ -27,6 +28,8 @@ pub const REGIONS_PER_PAGE: u64 = BYTES as u64 * 8;
 pub const fn pages_for(regions: u64) -> u64 {
     regions.div_ceil(REGIONS_PER_PAGE)
 }
+
+const _: () = assert!(LOG + pages_for(MAX_REGIONS) * BLOCK as u64 <= RESERVED);
 
 /// Byte offset of a page on the device.
 pub fn page_offset(page_number: u64) -> u64 {

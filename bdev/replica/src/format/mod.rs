@@ -16,8 +16,10 @@ pub mod log;
 #[cfg(test)]
 mod tests;
 
-pub use label::{Label, LabelCopy, LabelError, LabelReplica, LabelState, newest, next_copy};
-pub use layout::{BLOCK, label_offset, region_shift_for};
+pub use label::{
+    Label, LabelCopy, LabelError, LabelReplica, LabelState, label_offset, newest, next_copy,
+};
+pub use layout::{BLOCK, region_shift_for};
 pub use log::{Page, REGIONS_PER_PAGE, decode_page, encode_page, page_offset, pages_for};
 
 /// Offset of the checksum in every block, in every version of the format.

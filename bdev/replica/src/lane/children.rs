@@ -12,7 +12,7 @@
 //! A request that tries another replica or ends leaves its late children behind as orphans. An
 //! orphan keeps its buffers until the device completes it.
 
-use super::request::{Slots, bit, slots};
+use super::slots::{Slots, bit, slots};
 use crate::model::MAX_REPLICAS;
 
 /// The states of a request's children, as sets of slots. A slot whose replica has left the view is

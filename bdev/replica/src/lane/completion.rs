@@ -7,8 +7,9 @@ use nacre_bdev::{Completion, Done, Pending, Status};
 use nacre_reactor::Nanos;
 
 use super::Lane;
-use super::request::{Request, Stage, slots};
+use super::request::{Request, Stage};
 use super::requests::Requests;
+use super::slots::slots;
 use crate::shared::LaneState;
 
 /// The open I/Os of the lane's caller: their number, latency and completions.

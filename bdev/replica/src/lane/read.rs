@@ -8,7 +8,8 @@ use nacre_bdev::{Completion, Io, Status};
 use nacre_reactor::Nanos;
 
 use super::Lane;
-use super::request::{Stage, Wait, bit, child_token, slots};
+use super::request::{Stage, Wait, child_token};
+use super::slots::{bit, slots};
 use super::verdict::{self, ReadVerdict};
 use super::waiting::PAUSE;
 use crate::shared::{Failure, Repair};

@@ -7,7 +7,8 @@ use nacre_bdev::{Io, Pending, Token};
 use nacre_reactor::Nanos;
 use slab::Slab;
 
-use super::request::{Failures, NO_FAILURES, Request, Stage, bit};
+use super::request::{Failures, NO_FAILURES, Request, Stage};
+use super::slots::bit;
 use crate::shared::Failure;
 
 #[derive(Default)]

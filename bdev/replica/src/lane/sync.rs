@@ -14,7 +14,7 @@ use nacre_bdev::{Io, Op, Status};
 use nacre_hugepages::Lent;
 
 use super::Lane;
-use super::request::slots;
+use super::slots::slots;
 
 /// Executes the I/O, without a check of the holder's lease.
 #[inline]

@@ -8,7 +8,8 @@
 use nacre_bdev::Status;
 use nacre_reactor::Idle;
 
-use super::request::{Stage, slots};
+use super::request::Stage;
+use super::slots::slots;
 use super::{Lane, Review};
 use crate::shared::Failure;
 

@@ -4,7 +4,8 @@
 use nacre_bdev::Status;
 
 use super::replicas::Sync;
-use super::request::{Failures, Request, Slots, bit, slots};
+use super::request::{Failures, Request};
+use super::slots::{Slots, bit, slots};
 use crate::shared::Failure;
 use crate::view::{Role, View};
 

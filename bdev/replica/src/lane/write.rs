@@ -3,7 +3,8 @@
 
 use nacre_bdev::{Completion, Op, Status};
 
-use super::request::{Slots, Stage, Wait, bit, slots};
+use super::request::{Stage, Wait};
+use super::slots::{Slots, bit, slots};
 use super::verdict::{self, WriteVerdict};
 use super::waiting::PAUSE;
 use super::{Lane, Review};

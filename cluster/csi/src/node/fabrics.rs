@@ -12,8 +12,6 @@ use uuid::Uuid;
 
 use super::context::Address;
 use super::host::Host;
-use super::identity::HostId;
-use super::mounts::Mount;
 
 /// A controller: one path to a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,13 +64,13 @@ fn names(dir: &Path) -> Result<Vec<String>, Status> {
     Ok(names)
 }
 
-/// The paths of this host to a subsystem.
-pub(crate) fn paths(host: &dyn Host, me: &HostId, nqn: &str) -> Result<Vec<HostPath>, Status> {
+/// The paths of the host `host_nqn` to a subsystem.
+pub(crate) fn paths(host: &dyn Host, host_nqn: &str, nqn: &str) -> Result<Vec<HostPath>, Status> {
     let dir = host.sys().join("class/nvme");
     let path = |controller: String| {
         let at = dir.join(&controller);
         let is_ours = read(&at.join("subsysnqn"))? == nqn
-            && read(&at.join("hostnqn")).is_none_or(|found| found == me.nqn);
+            && read(&at.join("hostnqn")).is_none_or(|found| found == host_nqn);
         is_ours.then(|| HostPath {
             address: address(&at),
             is_live: read(&at.join("state")).as_deref() == Some("live"),
@@ -166,23 +164,8 @@ pub(crate) fn is_present(host: &dyn Host, number: &str) -> bool {
     number.starts_with("0:") || host.sys().join("dev/block").join(number).exists()
 }
 
-/// True for a mount whose device is gone: of a file system, or of a namespace's file in devtmpfs.
-/// The kernel marks the latter.
-pub(crate) fn is_dead(host: &dyn Host, mount: &Mount) -> bool {
-    if !is_present(host, &mount.number) {
-        return true;
-    }
-    let root = mount.root.to_string_lossy();
-    let Some(name) = root.strip_prefix('/') else {
-        return false;
-    };
-    let marked = name.strip_suffix("//deleted");
-    let is_gone = marked.is_some() || !host.sys().join("class/block").join(name).exists();
-    is_gone && is_namespace(marked.unwrap_or(name))
-}
-
 /// `nvme0n1`, not a partition (`nvme0n1p1`) and not a hidden path (`nvme0c1n1`).
-fn is_namespace(name: &str) -> bool {
+pub(crate) fn is_namespace(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let split = name
         .strip_prefix("nvme")

@@ -106,9 +106,8 @@ pub(crate) fn not_run(program: &str, error: &io::Error) -> Status {
 /// Ends all mounts of a volume at this path. A mount of another device is another owner's: it is
 /// refused before any of them ends.
 pub(crate) fn unmount(host: &dyn Host, target: &Path, devices: &[Device]) -> Result<(), Status> {
-    let is_ours = |mount: &Mount| {
-        devices.iter().any(|device| is_of(mount, device)) || fabrics::is_dead(host, mount)
-    };
+    let is_ours =
+        |mount: &Mount| devices.iter().any(|device| is_of(mount, device)) || is_dead(host, mount);
     // Each one covers another; a bound, because other programs could add more.
     for _ in 0..16 {
         let mut there = all(host)?;
@@ -128,6 +127,21 @@ pub(crate) fn unmount(host: &dyn Host, target: &Path, devices: &[Device]) -> Res
     }
     let text = format!("{}: it is mounted again and again", target.display());
     Err(Status::internal(text))
+}
+
+/// True for a mount whose device is gone: of a file system, or of a namespace's file in devtmpfs.
+/// The kernel marks the latter.
+fn is_dead(host: &dyn Host, mount: &Mount) -> bool {
+    if !fabrics::is_present(host, &mount.number) {
+        return true;
+    }
+    let root = mount.root.to_string_lossy();
+    let Some(name) = root.strip_prefix('/') else {
+        return false;
+    };
+    let marked = name.strip_suffix("//deleted");
+    let is_gone = marked.is_some() || !host.sys().join("class/block").join(name).exists();
+    is_gone && fabrics::is_namespace(marked.unwrap_or(name))
 }
 
 /// True for a file system on the device, and for the device's file in devtmpfs, which a block

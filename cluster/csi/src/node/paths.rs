@@ -79,7 +79,7 @@ impl Paths {
 
     /// The paths of this host to a subsystem.
     pub(crate) fn of(&self, nqn: &str) -> Result<Vec<HostPath>, Status> {
-        fabrics::paths(&*self.host, &self.me, nqn)
+        fabrics::paths(&*self.host, &self.me.nqn, nqn)
     }
 
     /// Addresses without a path. One that has lost its connection has a path: the kernel restores

@@ -4,7 +4,7 @@ use ratatui::text::Line;
 
 use super::Facts;
 use super::app::OVERWRITE;
-use super::view::row;
+use super::rows::row;
 use crate::install::Disk;
 
 /// Most disks on the screen, each with two lines. Others can be named all the same.

@@ -9,6 +9,7 @@
 
 mod app;
 mod install;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod view;

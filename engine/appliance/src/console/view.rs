@@ -9,13 +9,10 @@ use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 use serde_json::Value;
 
 use super::app::{App, FIELDS, Form, Page, Question};
+use super::rows::{LABEL, row, rows};
 use super::{Answers, Daemon, Facts, install};
 use crate::network::TIME_TO_CONFIRM_S;
 use crate::slots::SlotState;
-
-/// Most lines of one kind: the screen of a serial terminal has 24.
-const MOST_LINES: usize = 4;
-const LABEL: usize = 14;
 
 /// A terminal on an empty screen. ratatui's own clearing asks the terminal for its cursor, and a
 /// serial line without a terminal does not answer. The kernel's terminal has no second screen, so
@@ -76,20 +73,6 @@ pub fn draw(frame: &mut Frame<'_>, app: &App) {
         Page::Network(_) => "Enter next, at the end apply  Tab up down move  Esc back",
     };
     frame.render_widget(Paragraph::new(Span::styled(keys_text, bold)), keys);
-}
-
-pub(super) fn row(label: &str, text: impl Into<String>) -> Line<'static> {
-    Line::from(format!("  {label:LABEL$}{}", text.into()))
-}
-
-/// Rows with one label; a row that says how many are missing.
-fn rows(lines: &mut Vec<Line<'static>>, label: &str, texts: &[String]) {
-    for (at, text) in texts.iter().take(MOST_LINES).enumerate() {
-        lines.push(row(if at == 0 { label } else { "" }, text.clone()));
-    }
-    if texts.len() > MOST_LINES {
-        lines.push(row("", format!("and {} more", texts.len() - MOST_LINES)));
-    }
 }
 
 fn overview(facts: &Facts) -> Vec<Line<'static>> {

@@ -8,7 +8,6 @@ use nacre_engine_values::size;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::source::Source;
 use super::{ALIGNMENT, InstallError, Open};
 use crate::place::printable;
 use crate::run::Run;
@@ -146,13 +145,14 @@ impl Inventory {
         Some(&part.path)
     }
 
-    pub(super) fn disks<O: Open>(&self, open: &O, source: &Source<O::Device>) -> Vec<Disk> {
+    /// All disks; one with fewer than `needed` bytes cannot be overwritten.
+    pub(super) fn disks(&self, open: &impl Open, needed: u64) -> Vec<Disk> {
         let disks = self.nodes.iter();
-        disks.map(|node| self.disk(node, open, source)).collect()
+        disks.map(|node| self.disk(node, open, needed)).collect()
     }
 
-    fn disk<O: Open>(&self, node: &Node, open: &O, source: &Source<O::Device>) -> Disk {
-        let mut refusal = self.refusal(node, source.needed());
+    fn disk(&self, node: &Node, open: &impl Open, needed: u64) -> Disk {
+        let mut refusal = self.refusal(node, needed);
         let mut contents = Vec::new();
         node.describe(&mut contents);
         if refusal.is_none() {

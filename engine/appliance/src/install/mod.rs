@@ -189,7 +189,7 @@ impl<R: Run, O: Open> Installer<'_, R, O> {
     /// All disks of the machine, each with its refusal.
     pub fn disks(&self) -> Result<Vec<Disk>, InstallError> {
         let (inventory, source) = self.survey()?;
-        Ok(inventory.disks(self.open, &source))
+        Ok(inventory.disks(self.open, source.needed()))
     }
 
     /// The disk with this serial number, if it may be overwritten. `overwrite`: also data on it.
@@ -206,12 +206,20 @@ impl<R: Run, O: Open> Installer<'_, R, O> {
     ) -> Result<Installed, InstallError> {
         let (inventory, source) = self.survey()?;
         let _lock = Lock::of_system(self.places)?;
-        let _ = choose(inventory.disks(self.open, &source), serial, overwrite)?;
+        let _ = choose(
+            inventory.disks(self.open, source.needed()),
+            serial,
+            overwrite,
+        )?;
         progress(Progress::start(Step::Check));
         source.check(self.run)?;
         // The check takes minutes. A disk that was pulled meanwhile may have given its path away.
         let (inventory, mut source) = self.survey()?;
-        let disk = choose(inventory.disks(self.open, &source), serial, overwrite)?;
+        let disk = choose(
+            inventory.disks(self.open, source.needed()),
+            serial,
+            overwrite,
+        )?;
         let bytes = write::write(self.open, &mut source, &disk, progress)?;
         // For the list of disks only: udev looks again, too.
         let path = disk.path.to_string_lossy();

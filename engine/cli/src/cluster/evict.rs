@@ -3,7 +3,8 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::super::subsystem::{done, items};
+use super::super::output::done;
+use super::super::reply::items;
 use super::super::{Connection, Failure, output};
 use super::{CALL, WaitArgs, Work, follow};
 use nacre_engine::methods::cluster::evict::{Evict, EvictParams, Repair, RepairParams};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::subsystem::done;
+use super::output::done;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::cluster::nodes::{
     Drain, DrainParams, Fence, FenceParams, RemoveNode, RemoveNodeParams, SetCordon,

@@ -1,11 +1,10 @@
 //! Runs the plan of `nacre connect`: attempts, delays and fallback. A [`Runner`] provides time and
 //! commands, so that a test can replace them.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::log::Log;
+use super::log::{Log, Path};
 use super::{ConnectArgs, Plan, module};
 use nacre_nvmf::address::IpTransport;
 
@@ -80,26 +79,6 @@ fn stage(kernel: &[String]) -> &'static str {
         "ROUTE_RESOLVE"
     } else {
         "CONNECT"
-    }
-}
-
-/// One address of a subsystem over one transport.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Path {
-    pub transport: IpTransport,
-    /// IP address in nvme-cli's format.
-    pub address: String,
-    pub port: u16,
-}
-
-impl fmt::Display for Path {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (transport, port) = (self.transport.word(), self.port);
-        if self.address.contains(':') {
-            write!(f, "{transport}://[{}]:{port}", self.address)
-        } else {
-            write!(f, "{transport}://{}:{port}", self.address)
-        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! Parses the discovery log that `nvme discover -o json` prints, into the paths that it lists.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use nacre_nvmf::address::IpTransport;
 use serde::Deserialize;
 
 use super::Plan;
-use super::drive::Path;
+
 use nacre_engine_values::address::ScopedIp;
 
 /// Paths beyond the number that a host can use are not tried.
@@ -91,5 +92,25 @@ impl Record {
             address: self.traddr.trim().to_owned(),
             port: self.trsvcid.trim().parse().ok()?,
         })
+    }
+}
+
+/// One address of a subsystem over one transport.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Path {
+    pub transport: IpTransport,
+    /// IP address in nvme-cli's format.
+    pub address: String,
+    pub port: u16,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (transport, port) = (self.transport.word(), self.port);
+        if self.address.contains(':') {
+            write!(f, "{transport}://[{}]:{port}", self.address)
+        } else {
+            write!(f, "{transport}://{}:{port}", self.address)
+        }
     }
 }

@@ -24,8 +24,9 @@ use nacre_nvmf::auth::Secret;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use self::drive::{Attempt, Path, drive};
+use self::drive::{Attempt, drive};
 use self::host::Shell;
+use self::log::Path;
 use super::address::{TargetAddress, fallback, hostnqn, transport_choice};
 use super::{Failure, output};
 use nacre_engine::services::keyring;

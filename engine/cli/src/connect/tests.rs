@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::drive::{Attempt, Cause, Path, Runner, command, discovery, drive, purpose, words};
+use super::drive::{Attempt, Cause, Runner, command, discovery, drive, purpose, words};
 use super::host::sentence;
+use super::log::Path;
 use super::*;
 
 #[derive(Debug, Parser)]

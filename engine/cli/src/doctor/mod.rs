@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::Args;
 
 use super::rdma::interface_name;
-use super::subsystem::items;
+use super::reply::items;
 use super::{Failure, output};
 use nacre_engine::config;
 use nacre_engine::config::{Personality, Settings};

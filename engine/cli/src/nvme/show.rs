@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::subsystem::items;
+use super::super::reply::items;
 use super::super::{Connection, Failure, output};
 use nacre_engine::methods::bdev::nvme::health::{DriveParams, GetHealth, GetLogs};
 use nacre_engine::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};

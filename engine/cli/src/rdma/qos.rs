@@ -20,7 +20,7 @@ use nacre_transport_rdma_link::plan::{self, Action, Found, Step};
 use nacre_transport_rdma_link::qos::Qos;
 use serde_json::{Value, json};
 
-use crate::{Connection, Failure, output, subsystem};
+use crate::{Connection, Failure, output, reply};
 use nacre_engine::config;
 use nacre_engine::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
 use nacre_engine::methods::nvmf::connected::{GetQpairs, SubsystemParams};
@@ -146,7 +146,7 @@ fn peers(client: &mut Client, network: &Network, iface: &str) -> Result<BTreeSet
         text.split('%').next()?.parse().ok()
     };
     let mut peers = BTreeSet::new();
-    for subsystem in subsystem::some(client, None)? {
+    for subsystem in reply::subsystems(client, None)? {
         let params = SubsystemParams {
             nqn: output::cell(subsystem.get("nqn")),
             tgt_name: None,

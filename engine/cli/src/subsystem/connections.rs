@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::super::reply::{is_discovery, items, subsystems};
 use super::super::{Connection, Failure, address, output};
-use super::{is_discovery, items, some};
 use nacre_engine::methods::nvmf::connected::{GetControllers, GetQpairs, SubsystemParams};
 
 pub(super) fn run(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let mut all = Vec::new();
-    for subsystem in some(&mut client, nqn)? {
+    for subsystem in subsystems(&mut client, nqn)? {
         // SPDK does not report controllers of its discovery subsystem.
         if is_discovery(&subsystem) && nqn.is_none() {
             continue;

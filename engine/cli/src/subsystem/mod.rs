@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::address::{self, ListenUrl};
+use super::output::done;
+use super::reply::{is_discovery, items, subsystems};
 use super::{Connection, Failure, listener, output, record};
 use nacre_engine::config::settings::ControllerModel;
 use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams};
@@ -321,38 +323,9 @@ fn serial_of(nqn: &str) -> String {
 
 /// A subsystem by its name.
 fn one(client: &mut Client, nqn: &str) -> Result<Value, Failure> {
-    let found = some(client, Some(nqn))?;
+    let found = subsystems(client, Some(nqn))?;
     let missing = || Failure::Failed(anyhow::anyhow!("the daemon returned no data for {nqn}"));
     found.into_iter().next().ok_or_else(missing)
-}
-
-/// All of them, or one.
-pub(crate) fn some(client: &mut Client, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
-    let params = GetSubsystemsParams {
-        nqn: nqn.map(str::to_owned),
-        tgt_name: None,
-    };
-    let answer = client.call_for_json::<GetSubsystems, _>(&params)?;
-    Ok(items(&answer).to_vec())
-}
-
-pub(crate) fn is_discovery(subsystem: &Value) -> bool {
-    subsystem["subtype"]
-        .as_str()
-        .is_some_and(|subtype| subtype.starts_with("Discovery"))
-}
-
-pub(crate) fn items(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
-}
-
-/// Prints nothing for people on success, and the changed object for programs.
-pub(crate) fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
-    if connection.json {
-        output::json(&what)
-    } else {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -9,11 +9,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::super::perf::Interrupt;
-use super::super::remote::usage;
-use super::super::subsystem::{items, some};
+use super::super::remote::{OwnHost, usage};
+use super::super::reply::{items, subsystems};
 use super::super::top::rates::Iostat;
 use super::super::{Connection, Failure, address, output};
-use super::paths::{self, OwnHost, Place, TestedListener, usage_or_failed};
+use super::paths::{self, Place, TestedListener, usage_or_failed};
 use nacre_engine::methods::bdev::iostat::{GetIostat, GetIostatParams};
 use nacre_engine::methods::nvmf::connected::{GetQpairs, SubsystemParams};
 use nacre_engine_rpc::client::Client;
@@ -147,7 +147,7 @@ impl Counters {
             tgt_name: None,
         };
         let qpairs = client.call_for_json::<GetQpairs, _>(&params)?;
-        let subsystems = some(client, Some(nqn))?;
+        let subsystems = subsystems(client, Some(nqn))?;
         let namespaces = subsystems.iter().flat_map(|s| items(&s["namespaces"]));
         let name = namespaces
             .filter(|namespace| namespace["nsid"] == nsid)

@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use super::super::address::ListenUrl;
 use super::super::perf::Interrupt;
-use super::super::remote::usage;
+use super::super::remote::{OwnHost, usage};
 use super::super::{Connection, Failure, output};
 use super::hosts::{HostIo, Snapshots, host_reports};
-use super::paths::{self, OwnHost, Place, TestedListener, usage_or_failed};
+use super::paths::{self, Place, TestedListener, usage_or_failed};
 use super::show;
 use super::verdict::{Findings, plan};
 use nacre_engine::methods::nvmf::connected::{GetQpairs, SubsystemParams};

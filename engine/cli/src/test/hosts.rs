@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::super::address::{self, ListenUrl};
-use super::super::subsystem::items;
+use super::super::reply::items;
 
 /// Completed I/O commands of each queue of a subsystem, at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

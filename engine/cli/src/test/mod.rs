@@ -21,8 +21,6 @@ use clap::{Args, Subcommand};
 
 use super::{Connection, Failure};
 
-pub(crate) use paths::OwnHost;
-
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
 pub(crate) struct TestArgs {

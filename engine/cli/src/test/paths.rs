@@ -1,8 +1,6 @@
 //! The listeners of a subsystem, and this program's own connections to them.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use nacre_engine_load::multipath::{Path, Shape};
@@ -10,8 +8,8 @@ use nacre_nvmf::address::{IpTransport, NVME_PORT};
 use serde_json::Value;
 
 use super::super::address::{ListenUrl, outward};
-use super::super::remote::{Needs, RemoteArgs, usage};
-use super::super::subsystem::{is_discovery, items, some};
+use super::super::remote::{Needs, OwnHost, RemoteArgs, usage};
+use super::super::reply::{is_discovery, items, subsystems};
 use super::super::{Failure, output};
 use nacre_engine::methods::nvmf::listener::{GetSubsystemListeners, SubsystemListenersParams};
 use nacre_engine_rpc::client::Client;
@@ -29,26 +27,6 @@ pub(super) struct Place {
     /// Start of the range
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
     pub offset: u64,
-}
-
-/// Options of this program's own connections.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct OwnHost {
-    /// Name of this host [default: that of nvme-cli, else one made from the machine's identity]
-    #[arg(short = 'q', long, value_name = "NQN", env = "NACRE_HOSTNQN")]
-    pub hostnqn: Option<String>,
-    /// Identifier of this host, a UUID [default: the one that goes with the name]
-    #[arg(short = 'I', long, value_name = "UUID", env = "NACRE_HOSTID")]
-    pub hostid: Option<String>,
-    /// File with the key with which this host authenticates itself (`DHHC-1:…`)
-    #[arg(long, value_name = "FILE")]
-    pub dhchap_key: Option<PathBuf>,
-    /// File with the key with which the target must authenticate itself
-    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
-    pub dhchap_ctrlr_key: Option<PathBuf>,
-    /// Longest time to connect one path
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = nacre_engine_values::time::above_zero)]
-    pub connect_timeout: Duration,
 }
 
 /// A listener of a subsystem.
@@ -74,7 +52,7 @@ pub(super) fn subsystem(
     named: Option<&str>,
     listener: Option<&ListenUrl>,
 ) -> Result<String, Failure> {
-    let all = some(client, None)?;
+    let all = subsystems(client, None)?;
     chosen(&all, named, listener).map_err(Failure::Usage)
 }
 

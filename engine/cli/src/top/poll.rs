@@ -8,11 +8,10 @@ use nacre_bdev::module::ByName;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::super::subsystem::items;
+use super::super::reply::items;
 use super::super::{Connection, Failure};
 use super::histogram::Histogram;
 use super::rates;
-use super::snapshot::Sort;
 use nacre_engine::methods::bdev::histogram::{
     EnableHistogram, EnableHistogramParams, GetHistogram,
 };
@@ -48,15 +47,6 @@ pub(super) struct Sample {
     pub histograms: BTreeMap<String, Histogram>,
     /// Refused calls, and the errors: shown, to explain missing data.
     pub refused: BTreeSet<String>,
-}
-
-impl Sample {
-    /// The devices whose percentiles are worth a query, the busiest ones first.
-    pub(super) fn bdevs(&self, sort: Sort, reverse: bool) -> Vec<String> {
-        let mut snapshot = super::snapshot::Snapshot::between(None, self);
-        snapshot.sort(sort, reverse);
-        snapshot.bdevs()
-    }
 }
 
 /// Updates from the poller.

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use super::super::address;
-use super::super::subsystem::items;
+use super::super::reply::items;
 use super::poll::Sample;
 use super::rates::{self, Counters, Iostat, Rates};
 
@@ -505,4 +505,13 @@ fn namespaces(
         }
     }
     all
+}
+
+impl Sample {
+    /// The devices whose percentiles are worth a query, the busiest ones first.
+    pub(super) fn bdevs(&self, sort: Sort, reverse: bool) -> Vec<String> {
+        let mut snapshot = Snapshot::between(None, self);
+        snapshot.sort(sort, reverse);
+        snapshot.bdevs()
+    }
 }

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::address::{self, ListenUrl};
-use super::subsystem::{done, items};
+use super::output::done;
+use super::reply::items;
 use super::{Connection, Failure, events, output};
 
 use self::wait::WaitGoal;
@@ -30,7 +31,7 @@ use nacre_engine::methods::volume::{NameParams, SettingsParams};
 use nacre_engine::notify::Category;
 use nacre_engine::services::engine::Engine;
 use nacre_engine::services::subsystems::AnaWord;
-use nacre_engine::services::volumes::paths::AnaByTransport;
+use nacre_engine::services::volumes::published::AnaByTransport;
 use nacre_engine_rpc::client::to_json;
 use nacre_engine_rpc::{Method, NoParams};
 

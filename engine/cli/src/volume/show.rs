@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::super::subsystem::items;
+use super::super::reply::items;
 use super::super::{Connection, Failure, output};
 use nacre_engine::methods::volume::NameParams;
 use nacre_engine::methods::volume::list::{GetVolume, List};

@@ -9,7 +9,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::super::subsystem::items;
+use super::super::reply::items;
 use super::super::{Connection, Failure, output};
 use super::{WaitArgs, show};
 use nacre_engine::methods::volume::NameParams;

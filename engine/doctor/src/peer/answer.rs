@@ -11,8 +11,9 @@ use nacre_transport_rdma_verbs::netdev::receive_with_tos;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::wire::{self, Arrived, Probe, Reply, Request, Timed, VERSION};
+use super::wire::{self, Arrived, Probe, Reply, Request, Timed};
 use super::{Bytes, End, System, roce};
+use crate::session::VERSION;
 
 /// Limit for a session; one takes a few seconds.
 const SESSION: Duration = Duration::from_secs(60);

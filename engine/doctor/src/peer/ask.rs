@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use nacre_transport_rdma_link::dcb::Priorities;
 use nacre_transport_rdma_verbs::netdev::receive_with_tos;
 
-use super::wire::{self, PROBE, Probe, Reply, Request, Timed, VERSION};
+use super::wire::{self, PROBE, Probe, Reply, Request, Timed};
 use super::{Answer, AskError, Burst, Bytes, ProbeClass, Question, grown};
+use crate::session::VERSION;
 
 /// Limit for the connection.
 const CONNECT: Duration = Duration::from_secs(2);

@@ -20,61 +20,21 @@ mod ask;
 mod comparison;
 mod wire;
 
-use std::collections::BTreeMap;
-use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use nacre_transport_rdma_link::dcb::{App, Ets, PRIORITIES, Priorities, Selector};
+use nacre_transport_rdma_link::dcb::{PRIORITIES, Priorities};
 use nacre_transport_rdma_link::ethtool::PriorityCounters;
 use nacre_transport_rdma_verbs::netdev::Statistics;
-use serde::{Deserialize, Serialize};
 
-use super::ethernet::{Ecn, Facts};
+use super::ethernet::Facts;
 use super::{Finding, Scope, System, roce};
 
 pub use answer::{Responder, here};
 pub use ask::ask;
 
-use wire::VERSION;
-
-/// TCP and UDP port of the responder; the next one after `nacre rdma perf`'s.
-pub const ANSWER_PORT: u16 = 18516;
-
-/// The settings of one end's interface, as far as they are to be compared.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct End {
-    pub interface: String,
-    pub driver: Option<String>,
-    pub mtu: Option<u32>,
-    /// The interface is a VLAN: packets have a tag with a priority.
-    pub is_vlan: bool,
-    /// Why the settings below cannot be read.
-    pub no_dcb: Option<String>,
-    /// Priorities with PFC.
-    pub pfc: Option<Priorities>,
-    pub ets: Option<Ets>,
-    /// Fields that select a packet's priority, in order.
-    pub trusted: Vec<Selector>,
-    pub apps: Vec<App>,
-    pub ecn: Option<Ecn>,
-}
+pub use super::session::{ANSWER_PORT, Answer, AskError, Burst, Bytes, End, ProbeClass, Question};
 
 impl End {
-    /// False for text that no interface of Linux has. It comes from another machine, and is shown
-    /// in a terminal and as a part of commands.
-    fn is_printable(&self) -> bool {
-        let of_name = |c: char| c.is_ascii_alphanumeric() || "._@:-".contains(c);
-        let short = |text: &Option<String>| {
-            let mut text = text.iter();
-            text.all(|text| text.len() <= 256 && !text.contains(char::is_control))
-        };
-        (1..=15).contains(&self.interface.len())
-            && self.interface.chars().all(of_name)
-            && short(&self.driver)
-            && short(&self.no_dcb)
-    }
-
     /// The end at `netdev`, whose settings are on `physical`: itself, the parent of a VLAN, or the
     /// members of a bond. Different members are the finding `roce.members`; here the first counts.
     fn of(system: &System, netdev: &str, physical: &[Facts]) -> Self {
@@ -97,51 +57,6 @@ impl End {
             end.apps = dcb.apps.clone();
         }
         end
-    }
-
-    /// The priority of packets with this DSCP. `None`: unknown, or the VLAN tag decides.
-    fn priority_of(&self, dscp: u8) -> Option<u8> {
-        if self.trusted.is_empty() {
-            return None;
-        }
-        for selector in &self.trusted {
-            match selector {
-                Selector::Dscp => {
-                    let entries = self.apps.iter().filter(|app| {
-                        app.selector == Selector::Dscp && app.value == u16::from(dscp)
-                    });
-                    // Without an entry the class selector decides (RFC 2474).
-                    return Some(entries.map(|app| app.priority).max().unwrap_or(dscp >> 3));
-                }
-                Selector::Pcp if self.is_vlan => return None,
-                _ => {}
-            }
-        }
-        Some(0)
-    }
-
-    fn driver(&self) -> &str {
-        self.driver.as_deref().unwrap_or("unknown")
-    }
-}
-
-/// Bytes by priority since the driver was loaded; `None`: the driver does not count them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bytes {
-    pub rx: [Option<u64>; PRIORITIES],
-    pub tx: [Option<u64>; PRIORITIES],
-}
-
-impl Bytes {
-    /// The growth since `before`.
-    fn since(&self, before: &Self) -> Self {
-        let grown = |now: &[Option<u64>; PRIORITIES], then: &[Option<u64>; PRIORITIES]| {
-            std::array::from_fn(|at| Some(now[at]?.saturating_sub(then[at]?)))
-        };
-        Self {
-            rx: grown(&self.rx, &before.rx),
-            tx: grown(&self.tx, &before.tx),
-        }
     }
 }
 
@@ -172,17 +87,6 @@ pub fn count(interfaces: &[String]) -> Bytes {
         }
     }
     all
-}
-
-/// A class of traffic to send probes of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProbeClass {
-    /// `storage`, `replication`, or `unmarked`.
-    pub name: &'static str,
-    pub dscp: u8,
-    /// The priority that `[qos]` asks for.
-    pub priority: Option<u8>,
-    pub is_lossless: bool,
 }
 
 /// The classes of a scope: of `[qos]`, or of `[rdma] tos`, and unmarked packets. Classes with the
@@ -220,51 +124,6 @@ fn classes(scope: &Scope) -> Vec<ProbeClass> {
 
 /// The class of packets without a DSCP.
 const UNMARKED: &str = "unmarked";
-
-/// The questions of a session: the responder, this end, and the classes of probes.
-#[derive(Debug, Clone)]
-pub struct Question {
-    pub at: SocketAddr,
-    pub source: IpAddr,
-    /// The physical interfaces of this end.
-    pub interfaces: Vec<String>,
-    pub classes: Vec<ProbeClass>,
-}
-
-/// Everything learned in a session.
-#[derive(Debug, Clone, Default)]
-pub struct Answer {
-    pub theirs: End,
-    pub bursts: Vec<Burst>,
-}
-
-/// The probes of one class: their number, and by DSCP the number of those that arrived.
-#[derive(Debug, Clone)]
-pub struct Burst {
-    pub class: ProbeClass,
-    pub sent: u64,
-    /// At the peer.
-    pub arrived: BTreeMap<u8, u64>,
-    /// The peer's echoes, here.
-    pub returned: BTreeMap<u8, u64>,
-    /// Growth of the byte counts of both ends during the burst.
-    pub ours: Bytes,
-    pub theirs: Bytes,
-}
-
-/// Why the two ends could not be compared.
-#[derive(Debug, thiserror::Error)]
-pub enum AskError {
-    #[error("no responder on TCP port {ANSWER_PORT}: {0}")]
-    NoResponder(#[source] io::Error),
-    #[error("the responder has version {theirs} of the protocol, this program {VERSION}")]
-    Version { theirs: u32 },
-    /// The peer broke the rules of the protocol.
-    #[error("the responder sent a malformed {0}")]
-    Malformed(&'static str),
-    #[error("the session with the responder ended: {0}")]
-    Io(#[from] io::Error),
-}
 
 /// Compares this end with the peer's, if the scope has a peer and a route to it. `net.peer`
 /// reports a missing route.

@@ -17,8 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Bytes, End};
 
-/// Version of the messages. Ends of different versions do not compare.
-pub(super) const VERSION: u32 = 1;
 /// A line with all settings has about 2 KiB.
 const LINE_MAX: u64 = 64 * 1024;
 
@@ -183,6 +181,7 @@ impl Probe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::VERSION;
 
     fn probe() -> Probe {
         Probe {

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use nacre_transport_rdma_link::{LinkLayer, NodeType, Roots};
 
-use super::{Finding, Scope, System, net};
+use super::{Finding, Scope, System, select};
 
 pub(crate) use checks::ets_in_words;
 
@@ -73,7 +73,7 @@ fn interfaces(system: &System, scope: &Scope) -> Vec<String> {
 
 /// Interfaces with a RoCE device in scope, and those of `--qos`.
 fn roce_netdevs(system: &System, scope: &Scope) -> Vec<String> {
-    let selected = net::select_all(system, scope);
+    let selected = select::select_all(system, scope);
     let in_scope = |netdev: &String| {
         scope.listeners.is_empty() || selected.iter().any(|of| of.netdev == *netdev)
     };

@@ -1,6 +1,6 @@
 //! Tests of the checks of the network, of containers and of hosts.
 
-use super::super::net::same_subnet;
+use super::super::select::same_subnet;
 use super::*;
 use nacre_engine_values::selector::Selector;
 

@@ -113,7 +113,7 @@ async fn open_new(
     file: FileParams<'_>,
     adjust: impl FnOnce(&mut Config),
 ) -> Result<Arc<UringBdev>, RpcError> {
-    super::refuse_nil(*file.uuid)?;
+    crate::methods::replies::refuse_nil(*file.uuid)?;
     super::refuse_taken(engine, file.name)?;
     *file.filename = absolute_path(file.filename)?;
     let mut config = Config::new(file.name.to_owned(), file.filename.clone());

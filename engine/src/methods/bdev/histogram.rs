@@ -15,7 +15,7 @@ use nacre_bdev::stats::{Class, HistogramSnapshot};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::iostat::TICK_RATE;
+use crate::methods::replies::TICK_RATE;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{self, Method, Order, Registry, RpcError};

@@ -11,6 +11,7 @@ use nacre_bdev::{Bdev, Op, Status};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::methods::replies::TICK_RATE;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::access;
@@ -22,9 +23,6 @@ use crate::services::engine::Engine;
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetIostat>().add::<ResetIostat>();
 }
-
-/// Ticks per second: a tick is a nanosecond.
-pub const TICK_RATE: u64 = 1_000_000_000;
 
 pub struct GetIostat;
 

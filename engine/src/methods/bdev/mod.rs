@@ -26,10 +26,10 @@ use nacre_bdev_replica::model::ReplicaState;
 use nacre_bdev_uring::UringBdev;
 use serde_json::Value;
 use tracing::warn;
-use uuid::Uuid;
 
 use crate::bdev_modules;
 use crate::journal::{self, EntryState};
+use crate::methods::replies::{no_device, refuse_nil};
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
@@ -37,8 +37,6 @@ use crate::rpc::{Registry, RpcError};
 use crate::services::devices::{forget_uses_of, key, known_files};
 use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
-
-pub use iostat::TICK_RATE;
 
 pub fn register(registry: &mut Registry<Engine>) {
     list::register(registry);
@@ -143,19 +141,6 @@ fn register_one(
         }
     }
     Ok(name)
-}
-
-/// Refuses the nil UUID, which hosts do not accept as an identity.
-pub fn refuse_nil(uuid: Option<Uuid>) -> Result<(), RpcError> {
-    if !uuid.is_some_and(|uuid| uuid.is_nil()) {
-        Ok(())
-    } else {
-        Err(
-            RpcError::errno(Errno::EINVAL, "the nil UUID identifies nothing")
-                .field("uuid")
-                .remedy("leave it out, or give another"),
-        )
-    }
 }
 
 /// Replaces the parameters in a device's record.
@@ -383,12 +368,6 @@ fn no_device_of_kind(engine: &Engine, name: &str, kind: &str, maker: &str) -> Rp
     )
     .field("name")
     .remedy(format!("make one of it with {maker}, and name that"))
-}
-
-pub fn no_device(name: &str) -> RpcError {
-    RpcError::errno(Errno::ENODEV, format!("there is no bdev \"{name}\""))
-        .field("name")
-        .remedy("bdev_get_bdevs lists them")
 }
 
 impl Refusal for RegistryError {

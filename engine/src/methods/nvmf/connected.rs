@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::address::AddressReply;
 use super::{any_subsystem, check_target};
-use crate::methods::bdev::TICK_RATE;
+use crate::methods::replies::TICK_RATE;
 use crate::plane::Plane;
 use crate::rpc::{Class, Method, Registry, RpcError};
 use crate::services::engine::Engine;

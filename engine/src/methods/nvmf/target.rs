@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use super::{TARGET, refusal};
 use crate::config::Personality;
-use crate::methods::volume;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 use crate::services::reservations::RESTORE;
 use crate::services::startup::DiscoveryFilter;
+use crate::services::volumes::published;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -73,7 +73,7 @@ pub fn config(engine: &Engine) -> Vec<Value> {
         .filter(|e| e.record.method != RESTORE);
     let made = entries.map(|e| call(&e.record.method, e.record.params));
     calls.extend(made);
-    calls.extend(volume::published_config(engine));
+    calls.extend(published::config(engine));
     calls
 }
 

@@ -107,11 +107,13 @@ impl Method<Engine> for Create {
                 .field("strip_size_kb")
                 .remedy("leave it out"));
         }
-        crate::methods::bdev::refuse_nil(params.uuid)?;
+        crate::methods::replies::refuse_nil(params.uuid)?;
         let plane = engine.plane()?;
         let own = |(at, name): (usize, &String)| match plane.bdevs.lookup(name) {
             Some(layer) => Ok(layer.name().to_owned()),
-            None => Err(crate::methods::bdev::no_device(name).field(format!("base_bdevs[{at}]"))),
+            None => {
+                Err(crate::methods::replies::no_device(name).field(format!("base_bdevs[{at}]")))
+            }
         };
         let devices: Result<Vec<String>, RpcError> =
             params.base_bdevs.iter().enumerate().map(own).collect();
@@ -405,7 +407,7 @@ impl Method<Engine> for AddBase {
     async fn apply(params: AddBaseParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
         let listed = engine.plane()?.bdevs.get(&params.base_bdev);
-        let none = |_| crate::methods::bdev::no_device(&params.base_bdev).field("base_bdev");
+        let none = |_| crate::methods::replies::no_device(&params.base_bdev).field("base_bdev");
         let listed = listed.map_err(none)?;
         engine.volumes.find(&params.raid_bdev)?;
         if let Some((holder, _)) = listed.claims.first() {

@@ -8,7 +8,7 @@ use nacre_bdev::Bdev;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::methods::bdev::TICK_RATE;
+use crate::methods::replies::TICK_RATE;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;

@@ -1,5 +1,7 @@
 //! `volume_create`, `volume_delete`, `volume_rename`.
 
+mod in_cluster;
+
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
@@ -10,9 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::bdev::refuse_nil;
+use super::super::replies::refuse_nil;
 use super::devices::FoundDevices;
-use super::in_cluster;
 use super::list::{VolumeReply, describe};
 use super::on_pools::{self, PoolReplica};
 use super::{SettingsParams, blocks};
@@ -139,7 +140,7 @@ impl Method<Engine> for Create {
     }
 }
 
-pub(super) fn bytes_of(blocks: Option<u64>, block_size: u32) -> Result<Option<u64>, RpcError> {
+fn bytes_of(blocks: Option<u64>, block_size: u32) -> Result<Option<u64>, RpcError> {
     let bytes = blocks.map(|blocks| {
         blocks.checked_mul(u64::from(block_size)).ok_or_else(|| {
             RpcError::errno(Errno::EINVAL, "that is more than 64 bits of bytes").field("num_blocks")

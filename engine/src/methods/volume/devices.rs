@@ -71,7 +71,7 @@ impl FoundDevices {
             true => self.attach(engine, given, field).await?,
             false => match engine.plane()?.bdevs.lookup(given) {
                 Some(layer) => layer.name().to_owned(),
-                None => return Err(crate::methods::bdev::no_device(given).field(field)),
+                None => return Err(crate::methods::replies::no_device(given).field(field)),
             },
         };
         if self.names.contains(&name) {

@@ -20,7 +20,6 @@
 
 pub mod create;
 mod devices;
-mod in_cluster;
 pub mod list;
 pub mod on_pools;
 pub mod operate;
@@ -56,12 +55,6 @@ pub fn register(registry: &mut Registry<Engine>) {
 /// configuration must not overwrite a replica.
 pub fn config(engine: &Engine) -> Vec<Value> {
     create::config(engine)
-}
-
-/// Calls that mark subsystems as made by publishing a volume. They follow the calls that create the
-/// subsystems.
-pub fn published_config(engine: &Engine) -> Vec<Value> {
-    publish::config(engine)
 }
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]

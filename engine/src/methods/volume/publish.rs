@@ -5,6 +5,8 @@
 //! follow changes of the machine. The transport policy withholds listeners of other transports: the
 //! discovery log omits them, and hosts are refused there.
 
+mod in_cluster;
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use serde_json::{Value, json};
 use tracing::warn;
 use uuid::Uuid;
 
-use super::{NameParams, call, in_cluster};
+use super::{NameParams, call};
 use crate::journal::EntryState;
 use crate::methods::nvmf;
 use crate::refusal::OrRefuse;
@@ -27,8 +29,10 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::subsystems::{ADD_LISTENER, CREATE_SUBSYSTEM};
-use crate::services::volumes::paths::{AnaByTransport, admits, check_listeners};
-use crate::services::volumes::published::{PUBLISH, Published, published, published_key};
+use crate::services::volumes::paths::{admits, check_listeners};
+use crate::services::volumes::published::{
+    AnaByTransport, PUBLISH, Published, published, published_key,
+};
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -257,30 +261,6 @@ fn check_adoptable(engine: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcEr
         .field("nqn")
         .remedy("without adopt a subsystem is made"))
     }
-}
-
-/// Calls that publish the volumes again once their subsystems exist. Addresses of the configuration
-/// file are listed explicitly, because the loading daemon may have another file.
-pub(super) fn config(engine: &Engine) -> Vec<Value> {
-    let served = |nqn: &str| -> Vec<Value> {
-        let of = |e: &crate::journal::Entry| {
-            e.record.method == ADD_LISTENER && e.record.params["nqn"] == nqn
-        };
-        let addresses = engine.journal.select(of).into_iter();
-        addresses
-            .map(|mut e| e.record.params["listen_address"].take())
-            .collect()
-    };
-    let call = |published: Published| {
-        let entry = engine.journal.find(&published_key(published.volume))?;
-        let mut params = entry.record.params;
-        if published.on_declared {
-            params["listeners"] = served(&published.nqn).into();
-        }
-        params["adopt"] = true.into();
-        Some(json!({ "method": Publish::NAME, "params": params }))
-    };
-    published(engine).into_iter().filter_map(call).collect()
 }
 
 async fn furnish(

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use nacre_bdev_replica::store::{EmbeddedStore, FILE, VolumeStore};
 use uuid::Uuid;
 
+use super::copy;
 use crate::services::volumes::note;
 
 fn text(name: &str, id: Uuid) -> String {
@@ -41,7 +42,7 @@ pub(super) fn known(dir: &Path, name: &str) -> anyhow::Result<Option<Uuid>> {
         return Ok(Some(noted));
     }
     // A copy that cannot be read says nothing, and the rebuild of a store reports it.
-    let copy = super::rebuild::read_copy(&dir.join(super::rebuild::FILE));
+    let copy = copy::read(&dir.join(copy::FILE));
     let copy = copy.ok().flatten().filter(|copy| copy.meta.name == name);
     Ok(copy.map(|copy| copy.meta.id))
 }
@@ -109,7 +110,7 @@ mod tests {
     /// the cluster, of another one, and a damaged one.
     #[test]
     fn a_copy_names_the_cluster() {
-        use crate::services::cluster::rebuild::FILE;
+        use crate::services::cluster::copy::FILE;
         use nacre_cluster_node::{Cluster, rebuild::Copy};
 
         let dir = tempfile::tempdir().unwrap();

@@ -12,6 +12,7 @@
 //! passes. The device of a replica has the same name on all nodes, the UUID of its namespace.
 
 mod backups;
+mod copy;
 mod create;
 mod discovery;
 mod exports;

@@ -5,7 +5,6 @@
 //!   etcd has no cluster, and a rebuild asks: copy, labels of all local devices ─▶ found/N
 //! ```
 
-use std::io::Read;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,9 +16,8 @@ use nacre_bdev::registry::{Holder, Listed, Usage};
 use nacre_bdev_replica::format::{
     BLOCK, Label, LabelCopy, LabelError, LabelState, label_offset, newest,
 };
-use nacre_cluster_node::backup::LARGEST;
 use nacre_cluster_node::rebuild::{
-    Copy, Device, Found, LabelFacts, LabelRead, LabelReplicaFacts, ReplicaFact,
+    Device, Found, LabelFacts, LabelRead, LabelReplicaFacts, ReplicaFact,
 };
 use nacre_cluster_node::{Description, Error, NodeState};
 use tokio::sync::Semaphore;
@@ -27,6 +25,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use super::copy::{self, FILE};
 use super::{Running, describe, joined, seconds};
 use crate::plane::Plane;
 use crate::services::backup::device::{Device as Claimed, Range};
@@ -35,8 +34,6 @@ use crate::services::pools;
 use crate::services::volumes::is_local;
 use crate::values::files;
 
-/// The file of the copy in the data directory.
-pub(super) const FILE: &str = "cluster-copy.json";
 /// Time without changes before a copy is written, so that one has all keys of an act.
 const QUIET: Duration = Duration::from_millis(100);
 /// Longest wait of a copy for the end of changes, and shortest time between two copies.
@@ -187,26 +184,11 @@ async fn found(
     let dir = engine.journal.store_path().context("no data directory")?;
     let name = engine.settings.cluster.name.clone().unwrap_or_default();
     let (file, dir) = (dir.join(FILE), dir.to_owned());
-    let read = move || anyhow::Ok((joined::read(&dir, &name)?, read_copy(&file)));
+    let read = move || anyhow::Ok((joined::read(&dir, &name)?, copy::read(&file)));
     let (joined, copy) = tokio::task::spawn_blocking(read).await??;
     let devices = labels(engine).await?;
     let description = description.clone();
     Ok(Found::new(running.me, description, joined, copy, devices))
-}
-
-/// The copy of before; an error says why it is of no use.
-pub(super) fn read_copy(file: &Path) -> Result<Option<Copy>, String> {
-    let opened = match std::fs::File::open(file) {
-        Ok(opened) => opened,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(format!("{}: {error}", file.display())),
-    };
-    let said = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
-    let mut text = Vec::new();
-    let read = opened.take(LARGEST + 1).read_to_end(&mut text);
-    read.map_err(|error| said(&error))?;
-    let copy = Copy::parse(&text).map_err(|error| said(&error))?;
-    Ok(Some(copy))
 }
 
 /// The local devices with labels.

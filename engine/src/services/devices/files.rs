@@ -2,15 +2,13 @@
 
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_uring::UringBdev;
 use tracing::debug;
 
-use crate::bdev_modules;
-use crate::plane::Plane;
+use super::known_files::{files, settle};
 use crate::services::engine::Engine;
 
 /// Interval at which files are checked for truncation by other programs.
@@ -28,7 +26,7 @@ pub async fn watch(engine: Rc<Engine>) {
             continue;
         }
         let open: Vec<_> = files.iter().filter_map(Weak::upgrade).collect();
-        super::known_files::settle(&engine, &open).await;
+        settle(&engine, &open).await;
         drop(open);
         // A file on a server that does not respond delays only these checks.
         let look = move || -> HashMap<String, u64> {
@@ -49,11 +47,4 @@ pub async fn watch(engine: Rc<Engine>) {
         }
         reported = seen;
     }
-}
-
-pub(super) fn files(plane: &Plane) -> Vec<Weak<UringBdev>> {
-    let devices = plane.bdevs.list().into_iter();
-    let files =
-        devices.filter_map(|listed| bdev_modules::device::<UringBdev>(listed.layer.module()));
-    files.map(|file| Arc::downgrade(&file)).collect()
 }

@@ -2,7 +2,7 @@
 //! next start the same path may lead to another file, or to other contents.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use nacre_bdev::Bdev;
 use nacre_bdev_uring::{Contents, Identity, UringBdev};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::files::files;
+use crate::bdev_modules;
 use crate::journal::{self, seen_key};
 use crate::plane::Plane;
 use crate::services::engine::Engine;
@@ -99,4 +99,11 @@ pub async fn leave(engine: &Engine, plane: &Plane) {
         return;
     };
     record(engine, edits).await;
+}
+
+pub(super) fn files(plane: &Plane) -> Vec<Weak<UringBdev>> {
+    let devices = plane.bdevs.list().into_iter();
+    let files =
+        devices.filter_map(|listed| bdev_modules::device::<UringBdev>(listed.layer.module()));
+    files.map(|file| Arc::downgrade(&file)).collect()
 }

@@ -90,6 +90,10 @@ impl NamedKey {
     }
 
     /// Notes that the secret is in another place.
+    pub fn is_sealed(&self) -> bool {
+        matches!(self.place(), KeyPlace::Sealed { .. })
+    }
+
     pub fn set_place(&self, place: KeyPlace) {
         *self.place.lock() = place;
     }

@@ -20,7 +20,10 @@ use base64ct::{Base64, Encoding};
 use nacre_nvmf::auth::{Random, SystemRandom};
 use zeroize::Zeroizing;
 
-use super::store_key::{CREDENTIAL, FILE};
+/// The name of the store key among the credentials of the service manager.
+pub const CREDENTIAL: &str = "nacre-store-key";
+/// The name of its file in the data directory.
+pub const FILE: &str = "store.key";
 
 const VERSION: &str = "v1";
 const KEY_BYTES: usize = 32;

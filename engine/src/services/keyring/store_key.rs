@@ -20,24 +20,18 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
 use super::file::{self, FileError};
-use super::key::{KeyPlace, NamedKey};
-use super::seal::{SealError, Sealed, StoreKey};
+use super::seal::{CREDENTIAL, FILE, SealError, Sealed, StoreKey};
 use crate::doctor::keys as doctor;
 use crate::services::engine::Engine;
 
-/// The name of the store key among the credentials of the service manager.
-pub const CREDENTIAL: &str = "nacre-store-key";
 /// The name of the credential with the previous store key.
 const FORMER: &str = "nacre-store-key-former";
-/// The name of its file in the data directory.
-pub const FILE: &str = "store.key";
 const NEXT: &str = "store.key.next";
 /// The order in which the files are read and deleted. A rename from `NEXT` to `FILE` between two
 /// reads loses no key: the reader finds the new key in `FILE`.
@@ -167,16 +161,15 @@ impl StoreKeys {
         self.sync()
     }
 
-    /// The store key for `nacre doctor`; `None`: there is none, and none of these keys is sealed.
-    pub fn for_doctor(&self, keys: &[Arc<NamedKey>]) -> Option<doctor::StoreKey> {
-        let is_sealed = |key: &Arc<NamedKey>| matches!(key.place(), KeyPlace::Sealed { .. });
+    /// The store key for `nacre doctor`; `None`: there is none, and no key is sealed.
+    pub fn for_doctor(&self, is_any_sealed: bool) -> Option<doctor::StoreKey> {
         let lost = |error: SealError| doctor::StoreKey::Missing(error.to_string());
         Some(match (self.credential(CREDENTIAL), self.files()) {
             (Err(error), _) | (_, Err(error)) => lost(error),
             (Ok(credential), Ok(_)) => match self.present() {
                 Some(path) => doctor::StoreKey::File(path),
                 None if credential.is_some() => doctor::StoreKey::Credential,
-                None if keys.iter().any(is_sealed) => lost(SealError::Missing),
+                None if is_any_sealed => lost(SealError::Missing),
                 None => return None,
             },
         })
@@ -379,7 +372,7 @@ mod tests {
     #[test]
     fn made_once() {
         let rig = Rig::new();
-        assert_eq!(rig.keys.for_doctor(&[]), None);
+        assert_eq!(rig.keys.for_doctor(false), None);
         let first = rig.seal(&[]).unwrap();
         let file = rig.state(FILE);
         let mode = std::fs::metadata(&file).unwrap().permissions().mode();
@@ -389,7 +382,7 @@ mod tests {
         assert_eq!(std::fs::read(&file).unwrap(), kept);
         assert!(rig.opens(&first) && rig.opens(&second));
         let doctor = doctor::StoreKey::File(file.clone());
-        assert_eq!(rig.keys.for_doctor(&[]), Some(doctor));
+        assert_eq!(rig.keys.for_doctor(false), Some(doctor));
 
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
         let open = rig.keys.open("k", &first).unwrap_err().to_string();
@@ -427,12 +420,12 @@ mod tests {
         let sealed = rig.seal(&[&in_file]).unwrap();
         assert!(rig.opens(&in_file) && rig.opens(&sealed));
         let beside = doctor::StoreKey::File(rig.state(FILE));
-        assert_eq!(rig.keys.for_doctor(&[]), Some(beside));
+        assert_eq!(rig.keys.for_doctor(false), Some(beside));
         let new = rig.keys.begin_rotation(&in_use(&[&in_file])).unwrap();
         rig.keys.end_rotation(&new).unwrap();
         assert!(!rig.state(FILE).exists() && !rig.opens(&in_file));
         assert!(rig.opens(&sealed));
-        let doctor = rig.keys.for_doctor(&[]);
+        let doctor = rig.keys.for_doctor(false);
         assert_eq!(doctor, Some(doctor::StoreKey::Credential));
         let done = rig.keys.begin_rotation(&in_use(&[&sealed]));
         assert_eq!(done.unwrap_err(), SealError::OnlyCredential);
@@ -507,7 +500,7 @@ mod tests {
             assert!(rig.opens(&current), "{left:?}");
             let more = rig.seal(&[&current]).unwrap();
             assert!(rig.opens(&more), "{left:?}");
-            let doctor = rig.keys.for_doctor(&[]).unwrap();
+            let doctor = rig.keys.for_doctor(false).unwrap();
             let again = rig.keys.begin_rotation(&in_use(&[&current, &more]));
             let state = Some(rig.folder.path().join("state"));
             match left.last() {
@@ -555,7 +548,7 @@ mod tests {
         let current = new.seal("k", TEXT, NOW).unwrap();
         assert!(rig.opens(&current));
         let next = rig.state(NEXT);
-        let doctor = rig.keys.for_doctor(&[]);
+        let doctor = rig.keys.for_doctor(false);
         assert_eq!(doctor, Some(doctor::StoreKey::File(next.clone())));
         let hidden = rig.keys.hidden_paths();
         let next = next.display().to_string();

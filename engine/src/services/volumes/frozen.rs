@@ -11,6 +11,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use nacre_bdev::registry::Removal;
@@ -20,13 +21,16 @@ use serde_json::json;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
-use super::lifecycle::{PATIENCE, replay_waiting};
+use super::replay::replay_waiting;
 use super::{OpenState, Volumes};
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
+
+/// How long cores may take to close their queues on a volume, and its control to close the volume.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Volumes {
     /// The placeholder that becomes the volume when it is opened.

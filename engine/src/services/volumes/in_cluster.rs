@@ -13,7 +13,8 @@ use nacre_nvmf_wire::Nqn;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::lifecycle::{end_control, replay_waiting, shut, stopping, try_open, wait_for_queues};
+use super::lifecycle::{end_control, shut, stopping, try_open, wait_for_queues};
+use super::replay::replay_waiting;
 use super::{Entry, Opened, Volumes, events, frozen};
 use crate::plane::Plane;
 use crate::rpc::RpcError;

@@ -19,6 +19,8 @@ use serde_json::json;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
+use super::frozen::PATIENCE;
+use super::replay::replay_waiting;
 use super::replica_devices::VolumeDevices;
 use super::{Entry, OpenState, Opened, etcd, events, frozen, holder, note};
 use crate::plane::{Plane, pool_here};
@@ -36,8 +38,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const FIRST: Duration = Duration::from_secs(7);
 /// Remedy for a volume in use that cannot be deleted.
 const UNUSED: &str = "unpublish it, or delete the devices on it, first";
-/// How long cores may take to close their queues on a volume, and its control to close the volume.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens the volume store and reads its records.
 pub async fn begin(engine: &Rc<Engine>) -> anyhow::Result<()> {
@@ -330,23 +330,6 @@ fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     };
     let load = |reactor: &&ReactorHandle| (controls(reactor.name()), reactor.stats().busy_ns);
     plane.reactors.iter().min_by_key(load).cloned()
-}
-
-/// Restores namespaces, limits and devices on new volumes, in order. If many volumes appear at
-/// once, one pass serves all that appeared before it began.
-pub async fn replay_waiting(engine: &Rc<Engine>) {
-    let volumes = &engine.volumes;
-    let request = volumes.replays_requested.get() + 1;
-    volumes.replays_requested.set(request);
-    let mut done = volumes.replays_done.lock().await;
-    if *done >= request {
-        return;
-    }
-    let upto = volumes.replays_requested.get();
-    for record in engine.journal.waiting() {
-        engine.replay(&record).await;
-    }
-    *done = upto;
 }
 
 /// Creates a volume's record, and the labels of its replicas.

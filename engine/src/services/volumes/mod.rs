@@ -23,6 +23,7 @@ pub mod lvols;
 pub(super) mod note;
 pub mod paths;
 pub mod published;
+mod replay;
 mod replica_devices;
 pub mod words;
 
@@ -48,10 +49,9 @@ pub use self::etcd::{OfStore, endpoints};
 pub use self::etcd_report::store_for_doctor;
 pub use self::events::{check_other_copies, device_changed, poll_queues, recheck_device};
 pub use self::frozen::{fail_io, stop_opening, thaw};
-pub use self::lifecycle::{
-    begin, close_all, create, end, force_in_sync, open_all, replay_waiting, settled,
-};
+pub use self::lifecycle::{begin, close_all, create, end, force_in_sync, open_all, settled};
 pub use self::lvols::delete;
+pub use self::replay::replay_waiting;
 pub use self::replica_devices::{REMOTE_PRODUCT, is_local};
 pub use paths::of_listener;
 

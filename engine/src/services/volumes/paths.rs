@@ -11,8 +11,6 @@ use nacre_bdev_replica::model::TransportPolicy;
 use nacre_nvmf::subsystems::{SubsystemListener, Withheld};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::published::{Published, published, published_as};
@@ -22,38 +20,6 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::services::subsystems::{self, AnaWord};
-
-/// Initial ANA states of the listeners of a published volume.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct AnaByTransport {
-    /// Over RDMA; default `optimized`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rdma: Option<AnaWord>,
-    /// Over TCP; default `non_optimized`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tcp: Option<AnaWord>,
-}
-
-impl AnaByTransport {
-    fn given(&self, trtype: &str) -> Option<AnaWord> {
-        if trtype.eq_ignore_ascii_case("RDMA") {
-            self.rdma
-        } else {
-            self.tcp
-        }
-    }
-
-    pub fn of(&self, trtype: &str) -> AnaWord {
-        self.given(trtype).unwrap_or_else(|| {
-            if trtype.eq_ignore_ascii_case("RDMA") {
-                AnaWord::Optimized
-            } else {
-                AnaWord::NonOptimized
-            }
-        })
-    }
-}
 
 impl Published {
     /// Why hosts are refused over `trtype`; `None` if they are admitted.

@@ -2,11 +2,13 @@
 
 use nacre_bdev_replica::model::TransportPolicy;
 use nacre_nvmf_wire::Nqn;
-use serde_json::Value;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::paths::AnaByTransport;
 use crate::services::engine::Engine;
+use crate::services::subsystems::{ADD_LISTENER, AnaWord};
 
 /// Method name in the record of a published volume.
 pub const PUBLISH: &str = "volume_publish";
@@ -57,4 +59,60 @@ pub fn published_as(engine: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<Pub
     let ours = |e: &crate::journal::Entry| e.record.method == PUBLISH && wanted(&e.record.params);
     let entries = engine.journal.select(ours);
     entries.into_iter().filter_map(read).collect()
+}
+
+/// Initial ANA states of the listeners of a published volume.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AnaByTransport {
+    /// Over RDMA; default `optimized`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<AnaWord>,
+    /// Over TCP; default `non_optimized`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tcp: Option<AnaWord>,
+}
+
+impl AnaByTransport {
+    pub(super) fn given(&self, trtype: &str) -> Option<AnaWord> {
+        if trtype.eq_ignore_ascii_case("RDMA") {
+            self.rdma
+        } else {
+            self.tcp
+        }
+    }
+
+    pub fn of(&self, trtype: &str) -> AnaWord {
+        self.given(trtype).unwrap_or_else(|| {
+            if trtype.eq_ignore_ascii_case("RDMA") {
+                AnaWord::Optimized
+            } else {
+                AnaWord::NonOptimized
+            }
+        })
+    }
+}
+
+/// Calls that publish the volumes again once their subsystems exist. Addresses of the configuration
+/// file are listed explicitly, because the loading daemon may have another file.
+pub fn config(engine: &Engine) -> Vec<Value> {
+    let served = |nqn: &str| -> Vec<Value> {
+        let of = |e: &crate::journal::Entry| {
+            e.record.method == ADD_LISTENER && e.record.params["nqn"] == nqn
+        };
+        let addresses = engine.journal.select(of).into_iter();
+        addresses
+            .map(|mut e| e.record.params["listen_address"].take())
+            .collect()
+    };
+    let call = |published: Published| {
+        let entry = engine.journal.find(&published_key(published.volume))?;
+        let mut params = entry.record.params;
+        if published.on_declared {
+            params["listeners"] = served(&published.nqn).into();
+        }
+        params["adopt"] = true.into();
+        Some(json!({ "method": PUBLISH, "params": params }))
+    };
+    published(engine).into_iter().filter_map(call).collect()
 }

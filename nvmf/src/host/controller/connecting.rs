@@ -2,9 +2,10 @@
 
 use nacre_nvmf_wire::fabrics::AuthRequirements;
 
-use crate::host::authentication::Proof;
-use crate::host::options::{Dial, HostError, HostOptions, Wanted};
+use crate::host::error::HostError;
+use crate::host::options::{Dial, HostOptions, Wanted};
 use crate::host::queue::CommandQueue;
+use crate::host::queue::Proof;
 use crate::host::step::{ADMIN_ENTRIES, Step};
 use crate::transport::TransportType;
 

@@ -3,7 +3,7 @@
 use nacre_reactor::Nanos;
 
 use super::{Controller, ControllerState, EVENT};
-use crate::host::options::HostError;
+use crate::host::error::HostError;
 
 impl Controller {
     /// Handles a lost connection: drops it, and waits for the next attempt or fails the controller.

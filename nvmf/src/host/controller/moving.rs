@@ -16,7 +16,8 @@ use nacre_reactor::Nanos;
 
 use super::connecting::{dial_admin, step_after_connect};
 use super::{Controller, ControllerState, EVENT, OWN};
-use crate::host::options::{ControllerId, HostError};
+use crate::host::error::HostError;
+use crate::host::options::ControllerId;
 use crate::host::paths::Paths;
 use crate::host::queue::CommandQueue;
 use crate::host::step::Step;

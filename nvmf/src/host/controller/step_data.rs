@@ -1,8 +1,9 @@
 //! Parses the data of each step: Connect response, Identify data, namespace lists. The results go
 //! to the controller and to [`super::scan`].
 
+use crate::host::error::HostError;
 use crate::host::namespace::NamespaceInfo;
-use crate::host::options::{ControllerId, HostError};
+use crate::host::options::ControllerId;
 use crate::host::step::Step;
 use nacre_nvmf_wire::Cqe;
 use nacre_nvmf_wire::fabrics::{AuthRequirements, ConnectResponse};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nacre_reactor::{Idle, Nanos};
 
 use super::{Controller, ControllerState, EVENT, KEEP_ALIVE, OWN, moving};
-use crate::host::options::HostError;
+use crate::host::error::HostError;
 use crate::host::paths::Paths;
 
 /// Interval at which outstanding commands are checked against their time limits.

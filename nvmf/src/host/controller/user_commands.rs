@@ -6,7 +6,7 @@ use nacre_hugepages::Buf;
 use nacre_nvmf_wire::Sqe;
 
 use super::AdminResult;
-use crate::host::options::HostError;
+use crate::host::error::HostError;
 
 /// Most commands of the user whose results were not taken.
 pub(super) const MAX_TICKETS: usize = 256;

@@ -10,7 +10,8 @@ use nacre_nvmf_wire::log::lid;
 use nacre_reactor::{Idle, Nanos};
 
 use super::super::controller::{AdminResult, Controller, ControllerState};
-use super::super::options::{Dial, HostError, HostOptions};
+use super::super::error::HostError;
+use super::super::options::{Dial, HostOptions};
 use super::{DiscoveryLog, LogReading};
 
 /// Attempts to read a log that keeps changing.

@@ -8,7 +8,7 @@ use nacre_nvmf_wire::log::discovery::{
 use nacre_nvmf_wire::log::lid;
 use zerocopy::FromBytes;
 
-use super::options::HostError;
+use super::error::HostError;
 
 mod log_watch;
 

@@ -7,8 +7,8 @@ use nacre_reactor::Nanos;
 
 use super::attempts::Attempts;
 use super::{CONNECT, IoQueue, QueuePhase, TIMEOUT_CHECK};
+use crate::host::error::HostError;
 use crate::host::injection::InjectionQueues;
-use crate::host::options::HostError;
 use crate::host::step::connect;
 
 impl IoQueue {

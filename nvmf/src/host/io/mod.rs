@@ -44,7 +44,7 @@ pub use self::failover::{Returned, Standing};
 use super::link::Link;
 use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostOptions, Wanted};
-use super::pending::{Pending, own_data};
+use super::pending::{IoStats, Pending, own_data};
 use super::queue::{CommandQueue, Finished};
 use crate::transport::Closed;
 
@@ -63,26 +63,6 @@ const TIMEOUT_CHECK: Duration = Duration::from_millis(250);
 const RESERVE: u64 = u64::MAX - 1;
 /// The token of the Connect command.
 const CONNECT: u64 = u64::MAX;
-
-/// Counters of a queue since its creation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct IoStats {
-    pub connections: u64,
-    pub losses: u64,
-    pub resent: u64,
-    /// Moves to another transport without a loss.
-    pub moves: u64,
-    /// Bytes copied between the buffers of an I/O and the contiguous buffer of its command. I/O
-    /// with one buffer needs no copy.
-    pub copied_bytes: u64,
-    /// Completed reads and writes, and their bytes.
-    pub reads: u64,
-    pub read_bytes: u64,
-    pub writes: u64,
-    pub write_bytes: u64,
-    /// I/O that the target failed.
-    pub failed: u64,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueuePhase {

@@ -1,6 +1,6 @@
 //! For callers that keep a copy of the map: its changes, and how far the log has come.
 
-use super::jobs::OWN_TOKENS;
+use super::store::OWN_TOKENS;
 use super::store::Store;
 use crate::ids::{Lsn, Token};
 use crate::interface::Change;

@@ -12,7 +12,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::Pool;
-use super::jobs::OWN_TOKENS;
+use super::store::OWN_TOKENS;
 use crate::ids::Token;
 use crate::interface::{Intent, Refusal, Request};
 

@@ -13,14 +13,12 @@ use std::collections::HashMap;
 
 use super::deletion::Deletion;
 use super::durable::{Durable, Until};
-use super::store::Store;
+use super::store::{OWN_TOKENS, Store};
 use crate::format::record::Record;
 use crate::ids::{Generation, Lsn, Token, VersionId};
 use crate::interface::{Answer, Refusal, Request};
 use crate::mutation::Mutation;
 
-/// Tokens from here on are the pool's own.
-pub(super) const OWN_TOKENS: Token = 1 << 63;
 /// Steps of a job in flight.
 const WINDOW: usize = 8;
 

@@ -37,7 +37,6 @@ mod durable;
 mod features;
 mod follow;
 mod full;
-mod growth;
 mod jobs;
 mod naming;
 mod parents;
@@ -410,7 +409,7 @@ impl Pool {
                 .next_root
                 .growth
                 .take()
-                .map(growth::Growth::token),
+                .map(|growth| growth.token()),
         );
         tokens.extend(self.store.next_root.naming.take().map(|(token, _)| token));
         for token in tokens {

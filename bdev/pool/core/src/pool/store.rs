@@ -1,12 +1,13 @@
 //! The state of a pool, its log, and the I/O of both: the ground that requests, checkpoints and
 //! passes stand on.
 
+mod growth;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use self::growth::Growth;
 use super::Purpose;
-use super::growth::Growth;
-use super::jobs::OWN_TOKENS;
 use crate::disks::{Location, MAX_DISKS};
 use crate::format::Page;
 use crate::format::record::Record;
@@ -21,6 +22,9 @@ use crate::settle::Settle;
 use crate::space::Space;
 use crate::state::State;
 use crate::zones::Zones;
+
+/// Tokens from here on are the pool's own.
+pub(super) const OWN_TOKENS: Token = 1 << 63;
 
 /// Changes of the pool itself that the next root brings.
 #[derive(Debug, Default)]

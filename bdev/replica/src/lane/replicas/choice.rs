@@ -1,7 +1,8 @@
 //! Chooses the replica of a read, and finds the replicas that lack blocks of a request.
 
 use super::Replicas;
-use crate::lane::request::{Request, Slots, bit, slots};
+use crate::lane::request::Request;
+use crate::lane::slots::{Slots, bit, slots};
 use crate::model::{MAX_REPLICAS, ReadPolicy};
 use crate::mutation::Mutation;
 

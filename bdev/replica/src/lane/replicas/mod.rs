@@ -18,8 +18,9 @@ use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use self::choice::{Choice, Loads};
 use self::queue::ReplicaQueue;
-use crate::lane::request::{Request, Slots, bit, child_token, slots};
+use crate::lane::request::{Request, child_token};
 use crate::lane::requests::Requests;
+use crate::lane::slots::{Slots, bit, slots};
 use crate::model::{MAX_REPLICAS, RESERVED};
 use crate::mutation::Mutation;
 use crate::shared::{Failure, LaneState, Shared};

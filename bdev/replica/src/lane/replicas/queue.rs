@@ -6,7 +6,8 @@ use nacre_bdev::{Busy, Flags, Io, LayerQueue, Op, Queue, Status, Token};
 use nacre_hugepages::Lent;
 use nacre_reactor::Nanos;
 
-use crate::lane::request::{Request, bit, child_token};
+use crate::lane::request::{Request, child_token};
+use crate::lane::slots::bit;
 
 pub(in crate::lane) struct ReplicaQueue {
     pub queue: LayerQueue,

@@ -4,7 +4,7 @@ use nacre_bdev::Io;
 use nacre_hugepages::Lent;
 
 use super::Replicas;
-use crate::lane::request::{Slots, bit, slots};
+use crate::lane::slots::{Slots, bit, slots};
 
 impl Replicas {
     /// Executes a read synchronously at one replica, and returns its slot. `None`: no replica can.

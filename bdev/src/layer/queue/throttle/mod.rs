@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use nacre_reactor::{Idle, Nanos};
 
-use super::queue::LayerQueue;
+use super::LayerQueue;
 use crate::io::{Io, Op, Status, Token};
 use crate::qos::Chain;
 use crate::queue::{Busy, Queue};

@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::store::{Store, superblock_page};
-use super::{Attempt, Purpose};
+use super::super::{Attempt, Purpose};
+use super::{Store, superblock_page};
 use crate::disks::DiskTable;
 use crate::geometry::Geometry;
 use crate::ids::Token;
@@ -27,10 +27,10 @@ use crate::interface::{Answer, IoFailed, Refusal};
 use crate::mutation::Mutation;
 
 #[derive(Debug)]
-pub(super) struct Growth {
+pub(in crate::pool) struct Growth {
     token: Token,
-    pub(super) geometry: Geometry,
-    pub(super) disks: DiskTable,
+    pub(in crate::pool) geometry: Geometry,
+    pub(in crate::pool) disks: DiskTable,
     labels: Labels,
     /// Roots with the new sizes that are durable.
     roots: u32,
@@ -45,18 +45,18 @@ enum Labels {
 }
 
 impl Growth {
-    pub(super) fn token(self) -> Token {
+    pub(in crate::pool) fn token(self) -> Token {
         self.token
     }
 
     /// True when a root may have the new sizes.
-    pub(super) fn is_labelled(&self) -> bool {
+    pub(in crate::pool) fn is_labelled(&self) -> bool {
         self.labels == Labels::Durable
     }
 }
 
 impl Store {
-    pub(super) fn attempt_grow(
+    pub(in crate::pool) fn attempt_grow(
         &mut self,
         token: Token,
         disk: usize,
@@ -84,7 +84,7 @@ impl Store {
         Ok(Attempt::Begun)
     }
 
-    pub(super) fn attempt_add_disk(
+    pub(in crate::pool) fn attempt_add_disk(
         &mut self,
         token: Token,
         id: Uuid,
@@ -130,7 +130,7 @@ impl Store {
     }
 
     /// A superblock is on the new disk, or could not be written.
-    pub(super) fn label_written(&mut self, result: Result<(), IoFailed>) {
+    pub(in crate::pool) fn label_written(&mut self, result: Result<(), IoFailed>) {
         let Some(growth) = &mut self.next_root.growth else {
             return;
         };
@@ -149,7 +149,7 @@ impl Store {
         }
     }
 
-    pub(super) fn label_flushed(&mut self, result: Result<(), IoFailed>) {
+    pub(in crate::pool) fn label_flushed(&mut self, result: Result<(), IoFailed>) {
         if result.is_err() {
             return self.fail_growth();
         }
@@ -169,14 +169,14 @@ impl Store {
 
 impl Store {
     /// Begins a checkpoint even if nothing changed.
-    pub(super) fn want_root(&mut self) {
+    pub(in crate::pool) fn want_root(&mut self) {
         self.wants_checkpoint = true;
         self.has_changes = true;
         self.has_news = true;
     }
 
     /// A root is durable: takes the new units when two roots know them.
-    pub(super) fn advance_growth(&mut self) {
+    pub(in crate::pool) fn advance_growth(&mut self) {
         self.state.geometry = self.superblock.geometry;
         let Some(mut growth) = self.next_root.growth.take() else {
             return;

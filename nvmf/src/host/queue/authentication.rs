@@ -1,7 +1,6 @@
 //! DH-HMAC-CHAP authentication of one queue (Base 8.13): after Connect, before any other command.
-//! [`super::queue::CommandQueue`] runs the transaction; the protocol itself is in [`crate::auth`].
+//! [`CommandQueue`] runs the transaction; the protocol itself is in [`crate::auth`].
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
@@ -11,32 +10,12 @@ use nacre_nvmf_wire::fabrics::{AuthRequirements, Authentication};
 use nacre_nvmf_wire::{Nqn, Sgl, StatusCode};
 use nacre_reactor::{Helper, Idle, Nanos};
 
-use super::concatenation::GeneratedPsk;
-use super::options::{HostError, HostOptions};
-use super::queue::{CommandQueue, Finished};
-use crate::auth::{
-    Answer, Concatenation, HostEnd, HostStep, Job, KeySource, Names, Offer, Reason, SystemRandom,
-};
+use super::super::concatenation::GeneratedPsk;
+use super::super::error::HostError;
+use super::super::options::HostOptions;
+use super::{CommandQueue, Finished};
+use crate::auth::{Answer, Concatenation, HostEnd, HostStep, Job, Names, Reason, SystemRandom};
 use crate::tls::Psk;
-
-/// The keys and settings of a host's authentication.
-#[derive(Clone)]
-pub struct HostAuth {
-    pub keys: Arc<dyn KeySource>,
-    /// Hash functions and Diffie-Hellman groups that the host offers and accepts.
-    pub offer: Offer,
-    /// The thread that reads the keys and computes the exponentiations.
-    pub helper: Arc<Helper>,
-}
-
-impl fmt::Debug for HostAuth {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostAuth")
-            .field("keys", &self.keys)
-            .field("offer", &self.offer)
-            .finish_non_exhaustive()
-    }
-}
 
 /// Interval at which a sleeping core checks for the result of the helper thread.
 const LOOK: Duration = Duration::from_millis(1);

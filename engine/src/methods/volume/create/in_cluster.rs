@@ -1,4 +1,4 @@
-//! `volume_create` and `volume_publish` on a node of a cluster.
+//! `volume_create` on a node of a cluster.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,10 +7,9 @@ use nacre_bdev_replica::model::{MAX_REPLICAS, Settings};
 use nacre_cluster_core::placement::MAX_SPREAD;
 use uuid::Uuid;
 
-use super::blocks;
-use super::create::{CreateParams, bytes_of};
-use super::list::{VolumeReply, describe};
-use super::publish::{PublishParams, PublishReply};
+use super::super::blocks;
+use super::super::list::{VolumeReply, describe};
+use super::{CreateParams, bytes_of};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::cluster::{self, NewReplica, PlacedReplicas};
@@ -145,34 +144,4 @@ async fn seen(engine: &Rc<Engine>, id: Uuid) -> Result<VolumeReply, RpcError> {
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
         }
     }
-}
-
-pub(super) async fn publish(
-    engine: &Rc<Engine>,
-    id: Uuid,
-    params: &PublishParams,
-) -> Result<PublishReply, RpcError> {
-    for (field, is_set) in [
-        ("nqn", params.nqn.is_some()),
-        ("listeners", !params.listeners.is_empty()),
-        ("ana", params.ana.is_some()),
-        ("ana_reporting", !params.ana_reporting),
-        ("adopt", params.adopt),
-    ] {
-        if is_set {
-            let cause = "the cluster sets it: all nodes show the volume alike, on all listeners";
-            return Err(RpcError::errno(Errno::EINVAL, cause)
-                .field(field)
-                .remedy("leave it out"));
-        }
-    }
-    let (hosts, any_host) = (params.hosts.clone(), params.allow_any_host);
-    let publication = cluster::publish(engine, id, hosts, any_host, &params.nodes).await?;
-    let listen_addresses = cluster::addresses(engine, &publication);
-    Ok(PublishReply {
-        nqn: publication.nqn,
-        nsid: 1,
-        uuid: id.to_string(),
-        listen_addresses,
-    })
 }
