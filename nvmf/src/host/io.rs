@@ -46,6 +46,7 @@ use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostOptions, Wanted};
 use super::pending::{Pending, own_data};
 use super::queue::{CommandQueue, Finished};
+use super::stats::IoStats;
 use crate::transport::Closed;
 
 /// How long I/O waits for a namespace that a live controller does not have. A target that restarts
@@ -63,26 +64,6 @@ const TIMEOUT_CHECK: Duration = Duration::from_millis(250);
 const RESERVE: u64 = u64::MAX - 1;
 /// The token of the Connect command.
 const CONNECT: u64 = u64::MAX;
-
-/// Counters of a queue since its creation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct IoStats {
-    pub connections: u64,
-    pub losses: u64,
-    pub resent: u64,
-    /// Moves to another transport without a loss.
-    pub moves: u64,
-    /// Bytes copied between the buffers of an I/O and the contiguous buffer of its command. I/O
-    /// with one buffer needs no copy.
-    pub copied_bytes: u64,
-    /// Completed reads and writes, and their bytes.
-    pub reads: u64,
-    pub read_bytes: u64,
-    pub writes: u64,
-    pub write_bytes: u64,
-    /// I/O that the target failed.
-    pub failed: u64,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -200,7 +181,18 @@ impl IoQueue {
     }
 
     pub fn stats(&self) -> IoStats {
-        self.stats
+        let mut stats = self.stats;
+        stats.activity.submitted += stats.activity.completions;
+        if let Some(queue) = &self.queue {
+            stats.activity.submitted += queue.outstanding() as u64;
+            stats.activity.work_requests += queue.work_requests();
+        }
+        stats
+    }
+
+    /// The RDMA device of its connection; `None`: it has none, or is not connected.
+    pub fn device(&self) -> Option<&str> {
+        self.queue.as_ref()?.device()
     }
 
     /// Sends submitted I/O now, without receiving completions. For a caller that polls many queues
@@ -413,6 +405,9 @@ impl IoQueue {
         let Some(mut queue) = self.queue.take() else {
             return;
         };
+        let activity = &mut self.stats.activity;
+        activity.submitted += queue.outstanding() as u64;
+        activity.work_requests += queue.work_requests();
         self.watch.stop(queue.transport());
         queue.transport().close();
         while let Some(command) = queue.transport().reclaim() {
@@ -558,7 +553,10 @@ impl Queue for IoQueue {
             {
                 pending.send(queue, index as u64, self.nsid, self.now);
             }
-            _ => self.unsent.push_back(index),
+            _ => {
+                self.stats.activity.queued += 1;
+                self.unsent.push_back(index);
+            }
         }
         Ok(())
     }
@@ -567,6 +565,7 @@ impl Queue for IoQueue {
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         self.now = now;
+        self.stats.activity.polls += 1;
         self.drive(now);
         while done.has_room()
             && let Some(completion) = self.completed.pop_front()
@@ -582,13 +581,17 @@ impl Queue for IoQueue {
         if let Some(mut queue) = self.queue.take() {
             // At most one: Connect, or a reservation command after it.
             let mut own = None;
-            queue.poll(now, |one| {
+            let completions = queue.poll(now, |one| {
                 if one.token >= RESERVE {
                     own = Some(one)
                 } else {
                     self.finished(one, done)
                 }
             });
+            if completions > 0 {
+                self.stats.activity.busy_polls += 1;
+                self.stats.activity.completions += completions as u64;
+            }
             let closed = queue.closed().cloned();
             self.queue = Some(queue);
             match own {

@@ -11,8 +11,8 @@ use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 use zerocopy::IntoBytes;
 
-use super::io::IoStats;
 use super::queue::{CommandQueue, Finished};
+use super::stats::IoStats;
 
 /// The state of an I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
