@@ -40,6 +40,8 @@ pub(crate) const VM: &[Need] = &[
     need("ethtool", "ethtool"),
     need("libgnutls.so.30", "libgnutls30"),
     need("libkeyutils.so.1", "libkeyutils1"),
+    need("bwrap", "bubblewrap"),
+    need("python3/dist-packages/yaml", "python3-yaml"),
 ];
 
 /// Optional packages: the headers that a test compares structs with, and a program that other tests
@@ -66,8 +68,9 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
     apt_install(&missing)
 }
 
+/// True if a program is in the search path, or a library (`lib…`, or a path) below `/usr/lib`.
 fn is_there(program: &str) -> bool {
-    if !program.starts_with("lib") {
+    if !program.starts_with("lib") && !program.contains('/') {
         return process::find(program).is_some();
     }
     let dirs = ["x86_64-linux-gnu", "aarch64-linux-gnu", "."];

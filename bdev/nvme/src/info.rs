@@ -5,6 +5,8 @@ use nacre_nvmf_wire::log::{CriticalWarning, ErrorInformation, FirmwareSlots, Sma
 use nacre_nvmf_wire::{StatusCode, identify};
 use serde::Serialize;
 
+use crate::link::Link;
+
 /// Properties that do not change while a controller is attached, except by a reset with new
 /// firmware.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
@@ -42,6 +44,43 @@ pub struct ControllerInfo {
     pub critical_temperature_c: Option<i32>,
     /// Namespaces that cannot be used, with the reason.
     pub unusable: Vec<UnusableNamespace>,
+}
+
+/// Counters of an I/O queue pair since its core opened it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct QueuePairActivity {
+    /// The name of the thread that uses it.
+    pub thread: String,
+    pub polls: u64,
+    /// Polls that found a completion.
+    pub busy_polls: u64,
+    pub submitted: u64,
+    pub completions: u64,
+    /// I/O that waited for a free command, a buffer or the queue.
+    pub queued: u64,
+    /// Writes of the submission queue's doorbell register, and of its shadow in memory.
+    pub sq_register_writes: u64,
+    pub sq_shadow_writes: u64,
+    pub cq_register_writes: u64,
+    pub cq_shadow_writes: u64,
+}
+
+impl QueuePairActivity {
+    pub(crate) fn of(link: &Link) -> Self {
+        let activity = &link.activity;
+        Self {
+            thread: link.thread.clone(),
+            polls: activity.polls.get(),
+            busy_polls: activity.busy_polls.get(),
+            submitted: activity.submitted.get(),
+            completions: activity.completions.get(),
+            queued: activity.queued.get(),
+            sq_register_writes: activity.submission.register.get(),
+            sq_shadow_writes: activity.submission.shadow.get(),
+            cq_register_writes: activity.completion.register.get(),
+            cq_shadow_writes: activity.completion.shadow.get(),
+        }
+    }
 }
 
 /// The names that the manufacturer gave the drive (Identify Controller).

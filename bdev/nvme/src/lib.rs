@@ -48,8 +48,8 @@ pub use error::{AttachError, ControlError, FirmwareError, chain};
 pub use event::{Event, HealthAlert, HealthEvent, Observer, ResetReason, Timeout, TimeoutAction};
 pub use function::{Function, FunctionError, GONE};
 pub use info::{
-    ControllerInfo, DriveIdentity, ErrorEntry, FirmwareInfo, Health, State, Status,
-    UnusableNamespace,
+    ControllerInfo, DriveIdentity, ErrorEntry, FirmwareInfo, Health, QueuePairActivity, State,
+    Status, UnusableNamespace,
 };
 pub use memory::{DmaMemory, MemoryError};
 pub use options::{ActionOnTimeout, HealthThresholds, Options};

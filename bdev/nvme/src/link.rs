@@ -30,8 +30,48 @@ pub(crate) struct Grant {
     pub delays: [Duration; 4],
 }
 
+/// Counters of a queue pair since its owner opened it. The owner writes them, any thread reads them.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    pub polls: Tally,
+    /// Polls that found a completion.
+    pub busy_polls: Tally,
+    pub submitted: Tally,
+    pub completions: Tally,
+    /// I/O that waited for a free command, a buffer or the queue.
+    pub queued: Tally,
+    pub submission: DoorbellWrites,
+    pub completion: DoorbellWrites,
+}
+
+/// Writes of one doorbell: of its register, and of its shadow in memory.
+#[derive(Debug, Default)]
+pub(crate) struct DoorbellWrites {
+    pub register: Tally,
+    pub shadow: Tally,
+}
+
+/// A counter with one writer, which needs no locked instruction.
+#[derive(Debug, Default)]
+pub(crate) struct Tally(AtomicU64);
+
+impl Tally {
+    #[inline]
+    pub(crate) fn add(&self, count: u64) {
+        let sum = self.0.load(Ordering::Relaxed).wrapping_add(count);
+        self.0.store(sum, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 pub(crate) struct Link {
     pub qid: u16,
+    /// The name of the owner's thread.
+    pub thread: String,
+    pub activity: Activity,
     /// Interrupt vector that the queue may use; `None`: the queue can only be polled.
     pub vector: Option<u16>,
     pub phase: Phase,
@@ -49,9 +89,13 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// Called by the owner's thread.
     pub(crate) fn new(qid: u16, vector: Option<u16>, grant: Grant) -> std::io::Result<Self> {
+        let thread = std::thread::current();
         Ok(Self {
             qid,
+            thread: thread.name().unwrap_or_default().to_owned(),
+            activity: Activity::default(),
             vector,
             phase: Phase::new(),
             interrupts: AtomicBool::new(false),

@@ -82,7 +82,8 @@ impl Doorbell {
         self.register + 4
     }
 
-    /// Notifies the controller of `value`; `before` is the previous value.
+    /// Notifies the controller of `value`; `before` is the previous value. Returns true if that
+    /// needed a write of the register.
     #[inline]
     pub(crate) fn ring(
         self,
@@ -90,7 +91,7 @@ impl Doorbell {
         shadows: Option<&Shadows>,
         before: u16,
         value: u16,
-    ) {
+    ) -> bool {
         if let Some(shadows) = shadows {
             shadows.shadow.store(self.shadow, u32::from(value));
             // The controller stores its event index and then loads the shadow; this side does the
@@ -98,10 +99,11 @@ impl Doorbell {
             fence(Ordering::SeqCst);
             let event = shadows.event.load(self.shadow) as u16;
             if !wants_register(event, value, before) {
-                return;
+                return false;
             }
         }
         function.write32(self.register, u32::from(value));
+        true
     }
 
     /// Notifies the controller of `value` by its register, whatever its event index.
@@ -164,6 +166,16 @@ impl Tail {
         let before = self.rung;
         self.rung = self.tail;
         (before, self.tail)
+    }
+
+    /// The number of entries between two values.
+    #[inline]
+    pub(crate) fn entries_between(self, before: u16, value: u16) -> u16 {
+        if value >= before {
+            value - before
+        } else {
+            value + self.entries - before
+        }
     }
 }
 

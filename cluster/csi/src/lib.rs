@@ -13,9 +13,9 @@
 //!   node        csi.v1.Node: connects, formats and mounts on this machine
 //! ```
 //!
-//! It is no data path and no control plane: hosts reach volumes by NVMe-oF through their kernel,
-//! and the daemons decide. A call runs on a thread of its own, because it waits for the daemon, for
-//! programs and for the kernel.
+//! The driver moves no data and makes no decision about volumes: the host's kernel reaches them by
+//! NVMe-oF, and the daemons decide. A call runs on a thread of its own, because it waits for the
+//! daemon, for programs and for the kernel.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The socket that the orchestrator's helpers connect to: made, replaced if it is a stale one of
-//! ours, served, and removed at the end.
+//! The driver's socket, to which the orchestrator's helpers connect. [`serve`] creates it, replaces
+//! it if no process serves it any more, answers calls on it, and removes it at the end.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ use tracing::{info, warn};
 
 use crate::route::{Driver, MAX_CALLS, MAX_PROBES, Router};
 
-/// Time for calls that run at the end to be answered.
+/// Time at the end for running calls to be answered.
 const DRAIN: Duration = Duration::from_secs(20);
 /// Time for the last answers to leave.
 const FLUSH: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(20);
-/// Pause after a connection that cannot be accepted: descriptors may be short.
+/// Pause after a failed accept: the process may be out of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The owner only: a writer of the socket can mount and delete volumes.
+/// Access for the owner only: a process that may connect can mount and delete volumes.
 const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;

@@ -1,4 +1,5 @@
-//! Programs of the system ([`nacre_engine_values::run`]), and recorders of them for tests.
+//! Runs programs of the system, by [`nacre_engine_values::run`]; for tests, runners that record the
+//! command lines instead.
 
 pub use nacre_engine_values::run::{Programs, Run, RunError};
 

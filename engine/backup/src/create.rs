@@ -1,4 +1,4 @@
-//! Creates a backup.
+//! Creates a backup: writes the objects of a snapshot that no earlier backup has, then its manifest.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::object::{self, Digest};
 use crate::remove::sweep;
 use crate::{Failure, Header, Progress, Store, Volume};
 
-/// Objects that are written at once. Each has up to 4 MiB in memory.
+/// Objects that are written at the same time. Each needs up to 4 MiB of memory.
 const WRITES: usize = 4;
 /// After this time the mark is written again: sweeps ignore marks of a day.
 const REMARK: Duration = Duration::from_secs(3600);
@@ -20,11 +20,11 @@ const REMARK: Duration = Duration::from_secs(3600);
 /// Time for a failed creation to remove its objects.
 const UNDO: Duration = Duration::from_secs(20);
 
-/// A new backup.
+/// The parameters of a new backup.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub id: Uuid,
-    /// The daemon.
+    /// The UUID of the daemon that creates the backup.
     pub holder: Uuid,
     /// Seconds since 1970.
     pub created: u64,

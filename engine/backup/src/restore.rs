@@ -1,4 +1,4 @@
-//! Reads backups: verifies all of one, or writes it to a device.
+//! Reads a backup: verifies all its objects, or writes its data to a device.
 
 use futures_util::stream::{StreamExt, TryStreamExt};
 use uuid::Uuid;
@@ -7,11 +7,11 @@ use crate::manifest::{Entry, Header, Manifest};
 use crate::object::{self, OBJECT_BYTES};
 use crate::{Damage, Failure, Progress, Store};
 
-/// Objects that are read at once. Each has up to 8 MiB in memory.
+/// Objects that are read at the same time. Each needs up to 8 MiB of memory.
 const READS: usize = 4;
 /// Most damaged objects that a verification names.
 const MOST_NAMED: usize = 100;
-/// A pool takes space in units of so many bytes.
+/// Bytes of a pool's unit of allocation: a unit of zeroes is not written, so takes no space.
 const UNIT: usize = 64 << 10;
 
 /// A device that reads as zeroes.
@@ -20,7 +20,7 @@ pub trait Target {
     /// Writes data that is not all zero.
     async fn write(&mut self, offset: u64, data: Vec<u8>) -> Result<(), String>;
 
-    /// Makes all of it durable.
+    /// Makes all written data durable.
     async fn flush(&mut self) -> Result<(), String>;
 }
 
@@ -30,7 +30,7 @@ pub struct Verified {
     pub header: Header,
     /// Damaged objects, with the cause.
     pub damaged: Vec<Failure>,
-    /// Further ones, which are not named.
+    /// Number of further damaged objects, which are not named.
     pub more_damaged: u64,
 }
 
@@ -137,7 +137,7 @@ pub async fn restore(
     progress.unless_cancelled(work).await
 }
 
-/// Runs of units that are not zero.
+/// The ranges of `data`, in whole units, that are not all zero.
 fn used_parts(data: &[u8]) -> Vec<(usize, usize)> {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     for (at, unit) in data.chunks(UNIT).enumerate() {

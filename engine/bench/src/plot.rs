@@ -1,12 +1,12 @@
 //! The plots of the HTML page, as SVG: bars, and ranges on a logarithmic axis.
 
-/// Rows under one heading: the sides of one line.
+/// Rows under one heading: the compared sides of one measurement.
 pub(crate) struct Group {
     pub name: String,
     pub rows: Vec<Row>,
 }
 
-/// One side. Bars show the first value; ranges mark each value, in rising order.
+/// One side of a comparison. Bars show the first value; ranges mark each value, in rising order.
 pub(crate) struct Row {
     pub side: usize,
     pub name: String,
@@ -16,9 +16,9 @@ pub(crate) struct Row {
 }
 
 const WIDTH: f64 = 900.0;
-/// Where the drawing begins, right of the names.
+/// Horizontal start of the drawing, right of the names.
 const LEFT: f64 = 130.0;
-/// Where it ends, left of the values.
+/// Horizontal end of the drawing, left of the values.
 const RIGHT: f64 = 640.0;
 const ROW: f64 = 20.0;
 const HEADING: f64 = 26.0;

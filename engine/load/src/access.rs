@@ -16,7 +16,7 @@ pub(crate) struct Place {
 pub(crate) struct Access {
     random: Random,
     is_random: bool,
-    /// Reads per 2^64 I/Os.
+    /// A random number below this makes the next I/O a read.
     read_below: u64,
     always_read: bool,
     units: u64,
@@ -67,7 +67,7 @@ impl Access {
         Place { unit, units }
     }
 
-    /// The place behind `place`, of the same size; wraps around at the end of the area.
+    /// The place that follows `place`, with the same size; wraps around at the end of the area.
     #[inline]
     pub(crate) fn after(&self, place: Place) -> Place {
         let units = u64::from(place.units);

@@ -15,11 +15,11 @@ use crate::logins::{Logins, now_ms};
 use crate::sessions::SessionId;
 
 pub const MAX_STREAMS: usize = 32;
-/// Messages that a stream may be behind.
+/// Most unsent messages of a stream; a stream that exceeds this ends.
 const MAX_BEHIND: usize = 32;
-/// Ticks between heartbeats.
+/// Ticks (seconds) between heartbeats on a stream without other messages.
 const HEARTBEAT: u32 = 15;
-/// The browser connects again after so long.
+/// Tells the browser the delay before it reconnects, in milliseconds.
 const RETRY: &str = "retry: 2000\n\n";
 
 /// The source of live data.
@@ -29,7 +29,7 @@ pub trait Source: 'static {
     /// True while there are streams; the source may prepare its samples.
     fn watch(&self, watched: bool);
 
-    /// The change since the last call; none: there is no sample yet.
+    /// The metrics that changed since the last call; `None`: there is no sample yet.
     fn metrics(&self) -> impl Future<Output = Option<Value>>;
 
     /// The id of the next event.
@@ -55,7 +55,7 @@ pub struct Live<S> {
     tick: Duration,
     streams: RefCell<Vec<Stream>>,
     running: Cell<bool>,
-    /// The first event that the streams have not got.
+    /// The id of the first event that was not sent to the streams.
     next_event: Cell<u64>,
 }
 
@@ -76,7 +76,7 @@ impl<S: Source> Live<S> {
         self.streams.borrow().len()
     }
 
-    /// Opens a stream; none: there are too many. `last`: the id of the last event that the client
+    /// Opens a stream; `None`: too many are open. `last`: the id of the last event that the client
     /// has.
     pub fn open(
         self: &Rc<Self>,

@@ -14,7 +14,7 @@ use crate::channel::RemoteQueue;
 use crate::namespace::{LivePath, Namespace};
 use crate::path::Path;
 use crate::path_queues::Legs;
-use crate::paths::PathIo;
+use crate::paths::{PathIo, PathQueue};
 use crate::select::Policy;
 use crate::shared::Shared;
 use crate::status::Status;
@@ -37,8 +37,8 @@ pub struct PathInfo {
     pub is_preferred: bool,
     pub refusal: Option<String>,
     pub io: PathIo,
-    /// The threads that have a queue on this path, and whether each sends new I/O on it now.
-    pub threads: Vec<(String, bool)>,
+    /// The queues on this path.
+    pub queues: Vec<PathQueue>,
 }
 
 impl PathInfo {
@@ -96,7 +96,7 @@ impl RemoteBdev {
                 is_preferred: path.is_preferred(),
                 refusal: path.refusal(),
                 io: path.io(),
-                threads: path.threads(),
+                queues: path.queues(),
             }
         };
         list.iter().map(info).collect()

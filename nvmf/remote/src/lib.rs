@@ -50,7 +50,7 @@ pub use attachment::{Attachment, Changes};
 pub use device::{PathInfo, RemoteBdev};
 pub use open::NoQueue;
 pub use path::Path;
-pub use paths::{MAX_PATHS, PathIo};
+pub use paths::{MAX_PATHS, PathIo, PathQueue};
 pub use poller::ControllerPoller;
 pub use select::{Policy, Selector};
 pub use shared::Config;

@@ -274,7 +274,8 @@ impl Legs {
                 at += 1;
                 continue;
             }
-            leg.counters.publish(&leg.queue.stats(), false);
+            leg.counters
+                .publish(&leg.queue.stats(), leg.queue.device(), false);
             self.legs.remove(at);
             self.chooser.removed(at);
             self.fast_io_fail = fast_io_fail(&self.legs);
@@ -292,7 +293,8 @@ impl Legs {
         };
         for (at, leg) in self.legs.iter().enumerate() {
             let is_current = leg.is_usable() && (at == chosen || active);
-            leg.counters.publish(&leg.queue.stats(), is_current);
+            leg.counters
+                .publish(&leg.queue.stats(), leg.queue.device(), is_current);
         }
         if self.retry_at.is_some_and(|at| now >= at) {
             self.adopt(now);

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use nacre_nvmf::host::IoStats;
+use nacre_nvmf::host::{Activity, IoStats};
 use parking_lot::Mutex;
 
 use crate::select::Policy;
@@ -42,6 +42,20 @@ pub(crate) struct Counters {
     resent: AtomicU64,
     /// New I/O is sent on this path now.
     current: AtomicBool,
+    /// With the RDMA device of its connection.
+    activity: Mutex<(Activity, Option<String>)>,
+}
+
+/// The queue of one thread on a path, at most 100 ms old.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathQueue {
+    /// The name of its thread.
+    pub thread: String,
+    /// It sends new I/O on this path now.
+    pub is_current: bool,
+    /// The RDMA device of its connection.
+    pub device: Option<String>,
+    pub activity: Activity,
 }
 
 /// The I/O of a device on one path.
@@ -61,7 +75,13 @@ pub struct PathIo {
 }
 
 impl Counters {
-    pub(crate) fn publish(&self, stats: &IoStats, is_current: bool) {
+    pub(crate) fn publish(&self, stats: &IoStats, device: Option<&str>, is_current: bool) {
+        let mut activity = self.activity.lock();
+        activity.0 = stats.activity;
+        if activity.1.as_deref() != device {
+            activity.1 = device.map(str::to_owned);
+        }
+        drop(activity);
         let all = [
             (&self.reads, stats.reads),
             (&self.read_bytes, stats.read_bytes),
@@ -149,7 +169,7 @@ impl DevicePath {
             resent: closed.resent,
             ..IoStats::default()
         };
-        all[0].publish(&stats, false);
+        all[0].publish(&stats, None, false);
         let thread = std::thread::current();
         let new = Arc::new(Counters {
             thread: thread.name().unwrap_or_default().to_owned(),
@@ -159,12 +179,19 @@ impl DevicePath {
         new
     }
 
-    /// The threads that have a queue on this path, and whether each sends new I/O on it now.
-    pub(crate) fn threads(&self) -> Vec<(String, bool)> {
+    pub(crate) fn queues(&self) -> Vec<PathQueue> {
         let all = self.counters.lock();
         let open = all.iter().filter(|one| Arc::strong_count(one) > 1);
-        open.map(|one| (one.thread.clone(), one.current.load(Ordering::Relaxed)))
-            .collect()
+        open.map(|one| {
+            let (activity, device) = one.activity.lock().clone();
+            PathQueue {
+                thread: one.thread.clone(),
+                is_current: one.current.load(Ordering::Relaxed),
+                device,
+                activity,
+            }
+        })
+        .collect()
     }
 
     pub(crate) fn io(&self) -> PathIo {

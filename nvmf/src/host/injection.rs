@@ -22,7 +22,7 @@ use nacre_nvmf_wire::{Cqe, Fuse, StatusCode};
 use nacre_reactor::{EventSet, Idle, Nanos};
 use parking_lot::Mutex;
 
-use crate::transport::{HostCommand, HostEvent, HostTransport};
+use crate::transport::{HostCommand, HostEvent, HostTransport, HostWorkRequests};
 
 /// The queues that a rule is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,6 +107,14 @@ impl Injector {
 }
 
 impl HostTransport for Injector {
+    fn device(&self) -> Option<&str> {
+        self.inner.device()
+    }
+
+    fn work_requests(&self) -> HostWorkRequests {
+        self.inner.work_requests()
+    }
+
     fn submit(&mut self, command: HostCommand) {
         let (opcode, cid) = (command.sqe.opcode, command.sqe.cid());
         // Half of a fused pair would leave the other half at the target.

@@ -31,6 +31,7 @@ mod options;
 mod paths;
 mod pending;
 mod queue;
+mod stats;
 mod step;
 
 pub use concatenation::GeneratedPsk;
@@ -43,5 +44,5 @@ pub use link::{Link, LinkState};
 pub use namespace::NamespaceInfo;
 pub use options::{Connector, ControllerId, Dial, HostAuth, HostOptions, Wanted};
 pub use paths::{PathCounts, PathOptions, Paths};
-pub use pending::IoStats;
 pub use queue::{CommandQueue, Finished, Proof};
+pub use stats::{Activity, IoStats};

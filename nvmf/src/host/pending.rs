@@ -12,6 +12,7 @@ use nacre_reactor::Nanos;
 use zerocopy::IntoBytes;
 
 use super::queue::{CommandQueue, Finished};
+use super::stats::IoStats;
 
 /// The state of an I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -353,24 +354,4 @@ fn gather(parts: &[Buf], pool: &Pool) -> Option<Buf> {
         rest = after;
     }
     Some(whole)
-}
-
-/// Counters of a queue since its creation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct IoStats {
-    pub connections: u64,
-    pub losses: u64,
-    pub resent: u64,
-    /// Moves to another transport without a loss.
-    pub moves: u64,
-    /// Bytes copied between the buffers of an I/O and the contiguous buffer of its command. I/O
-    /// with one buffer needs no copy.
-    pub copied_bytes: u64,
-    /// Completed reads and writes, and their bytes.
-    pub reads: u64,
-    pub read_bytes: u64,
-    pub writes: u64,
-    pub write_bytes: u64,
-    /// I/O that the target failed.
-    pub failed: u64,
 }

@@ -18,7 +18,7 @@ use super::error::HostError;
 use super::injection::{InjectionQueues, Injector, Placeholder};
 use super::link::Link;
 use super::options::HostOptions;
-use crate::transport::{Closed, HostCommand, HostEvent, HostTransport};
+use crate::transport::{Closed, HostCommand, HostEvent, HostTransport, HostWorkRequests};
 
 /// The completion of a command.
 #[derive(Debug)]
@@ -110,6 +110,15 @@ impl CommandQueue {
         for (opcode, rule) in rules {
             injections.borrow_mut().set(opcode, rule);
         }
+    }
+
+    /// The RDMA device of the connection.
+    pub(super) fn device(&self) -> Option<&str> {
+        self.transport.device()
+    }
+
+    pub(super) fn work_requests(&self) -> HostWorkRequests {
+        self.transport.work_requests()
     }
 
     /// True once the transport's handshake is complete.

@@ -614,6 +614,25 @@ pub enum HostEvent {
     Closed(Closed),
 }
 
+/// Requests of one queue pair to its RDMA device, since it was connected.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostWorkRequests {
+    pub sends: u64,
+    /// Posts of one or more sends.
+    pub send_doorbells: u64,
+    pub receives: u64,
+    pub receive_doorbells: u64,
+}
+
+impl std::ops::AddAssign for HostWorkRequests {
+    fn add_assign(&mut self, other: Self) {
+        self.sends += other.sends;
+        self.send_doorbells += other.send_doorbells;
+        self.receives += other.receives;
+        self.receive_doorbells += other.receive_doorbells;
+    }
+}
+
 /// One queue pair of the host side.
 pub trait HostTransport {
     /// Queues a command. At most the queue's entries less one may be outstanding; the caller
@@ -650,6 +669,15 @@ pub trait HostTransport {
             Some(fd) => set.add(fd, 0, Interest::READ),
             None => Ok(()),
         }
+    }
+
+    /// The RDMA device of the queue pair; `None`: it has none, or is not connected.
+    fn device(&self) -> Option<&str> {
+        None
+    }
+
+    fn work_requests(&self) -> HostWorkRequests {
+        HostWorkRequests::default()
     }
 
     /// Takes everything out of that set.

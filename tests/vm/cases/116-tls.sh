@@ -1,16 +1,18 @@
-# limit: 300
+# limit: 420
 # TLS with the stock kernel as the host: versions of identities and derivations, load, resets,
-# `kill -9`, refusals by either end, connections in clear, discovery, and authentication inside TLS.
+# `kill -9`, failover between listeners that require TLS, refusals by either end, connections in clear,
+# discovery, and authentication inside TLS.
 nacre_only "keys are given by its own calls"
 REQUIRE=4421
 tls_up
 target_start
 rpc nvmf_create_subsystem "{\"nqn\":\"$NQN\",\"allow_any_host\":false,\"serial_number\":\"NACRETEST\"}"
-for at in "$PORT allow" "$REQUIRE require"; do
-    read -r port tls <<<"$at"
-    rpc nvmf_subsystem_add_listener "{\"nqn\":\"$NQN\",\"options\":{\"tls\":\"$tls\"},
-        \"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$port\"}}"
-done
+listener() { # listener add|remove PORT [allow|require]
+    rpc "nvmf_subsystem_$1_listener" "{\"nqn\":\"$NQN\"${3:+,\"options\":{\"tls\":\"$3\"\}},
+        \"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$2\"}}"
+}
+listener add "$PORT" allow
+listener add "$REQUIRE" require
 ns_add "$NQN" 1 64
 for name in own other; do key_make $name --tls; done
 host_add() { # host_add HOSTNQN JSON
@@ -50,6 +52,39 @@ for at in "v1 standard NVMe1R01" "legacy libnvme NVMe0R01"; do
     dd if="$DEV" of=/dev/null bs=64k count=8 iflag=direct status=none
     disconnect "$NQN"
 done
+
+step "failover: listeners that require TLS close and return in turn, under load, and no I/O fails"
+if [ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ]; then
+    OTHER=4422
+    listener add "$OTHER" require
+    kernel_key own "$HOST_A" "$NQN" v0
+    for port in "$REQUIRE" "$OTHER"; do
+        tls_connect "$HOST_A" "$NQN" "$port" ,reconnect_delay=1,ctrl_loss_tmo=120
+    done
+    wait_until 60 ns_dev "$NQN" 1
+    DEV=$(ns_dev "$NQN" 1)
+    ctrl_at() { # ctrl_at PORT
+        local ctrl
+        for ctrl in $(ctrl_of "$NQN"); do
+            case $(cat "/sys/class/nvme/$ctrl/address") in *trsvcid="$1"*) echo "$ctrl" ;; esac
+        done
+    }
+    is_lost() { ! is_live "$1"; }
+    load_start "$DEV" 4m --rw=randwrite --bsrange=4k-4k --iodepth=8 --verify_backlog=128
+    for port in "$REQUIRE" "$OTHER" "$REQUIRE"; do
+        ctrl=$(ctrl_at "$port")
+        listener remove "$port"
+        wait_until 60 is_lost "$ctrl"
+        load_goes_on
+        listener add "$port" require
+        wait_until 60 is_live "$ctrl"
+        expect_handshake "client ok NVMe?R01 $HOST_A $NQN*"
+    done
+    load_goes_on
+    load_end
+    disconnect "$NQN"
+    listener remove "$OTHER"
+fi
 
 step "a wrong key, of each version, and a host that is not in the list: an alert, and one clean failure"
 refused() { # refused HANDSHAKE HOSTNQN [OPTIONS]

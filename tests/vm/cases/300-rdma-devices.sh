@@ -28,6 +28,9 @@ expect "driver" "$(rdma devices --json | jq -r '.[0].driver')" rxe
 expect "software" "$(rdma devices --json | jq -r '.[0].software')" true
 rdma devices
 rdma devices -v
+expect "profile of a software device" "$(rdma tune rxe7 --json | jq -c '.[0].settings')" "[]"
+expect_failure "$NACRE" rdma tune mlx5_9
+[[ $FAILURE == *"there is no RDMA device \"mlx5_9\"; have: rxe7"* ]] || die "not the reason"
 expect "what iproute2 sees" "$(command rdma link show rxe7/1 | tr -s ' ' | sed 's/ $//')" \
     "link rxe7/1 state ACTIVE physical_state LINK_UP netdev nacrerdma"
 expect "what Nacre sees" "$(rdma link | tail -1 | tr -s ' ')" "rxe7/1 ACTIVE LINK_UP nacrerdma"

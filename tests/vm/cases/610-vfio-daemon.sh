@@ -34,6 +34,9 @@ head -c 5000000 /dev/urandom >"$WORK/new"
 dd if="$WORK/new" of="$first" bs=1M conv=fsync status=none
 dd if="$WORK/new" of="$large" bs=1M conv=fsync status=none
 
+rpc bdev_nvme_get_transport_statistics | jq -e '[.poll_groups[].transports[] | select(.trname == "PCIE")] |
+    length > 0 and all(.completions > 0 and .submitted_requests >= .completions and .sq_mmio_doorbell_updates > 0)'
+
 step "the daemon is killed, and has its drives again"
 nacre_kill
 nacre_start

@@ -14,7 +14,7 @@ pub(crate) struct Command {
     pub read: Option<Buf>,
 }
 
-/// How far the end of a connection has come, seen from one side.
+/// The end of a connection, as one of its sides sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
     Open,
@@ -25,14 +25,14 @@ pub(crate) enum End {
 
 /// The state that both ends share.
 pub(crate) struct Link {
-    /// Identifiers of commands on their way to the target; the commands stand in the table.
+    /// Identifiers of commands in transit to the target; `commands` has the commands.
     pub capsules: VecDeque<(u16, Sqe)>,
     /// Commands, indexed by command identifier.
     pub commands: Vec<Option<Command>>,
-    /// Data on its way to the target.
+    /// Data of commands in transit to the target.
     pub fetched: VecDeque<(ReqTag, Buf)>,
     pub to_host: VecDeque<HostEvent>,
-    /// Commands that the target has and did not answer.
+    /// Number of commands that the target received and has not completed.
     pub outstanding: usize,
     pub entries: usize,
     pub stalled: bool,

@@ -31,7 +31,7 @@ use crate::device::NvmeBdev;
 use crate::error::{AttachError, ControlError};
 use crate::event::{Event, Observer, ResetReason};
 use crate::function::Function;
-use crate::info::{ControllerInfo, ErrorEntry, FirmwareInfo, Health, Status};
+use crate::info::{ControllerInfo, ErrorEntry, FirmwareInfo, Health, QueuePairActivity, Status};
 use crate::options::Options;
 use crate::shared::Shared;
 
@@ -127,6 +127,15 @@ impl Controller {
             nudges: read(&counters.nudges),
             queues: self.shared.links.lock().count(),
         }
+    }
+
+    /// The counters of the I/O queue pairs, in the order of their creation.
+    pub fn queue_pairs(&self) -> Vec<QueuePairActivity> {
+        let links = self.shared.all_links();
+        links
+            .iter()
+            .map(|link| QueuePairActivity::of(link))
+            .collect()
     }
 
     /// Returns the namespaces in the order of their NSIDs.

@@ -39,7 +39,7 @@ use self::lanes::Lanes;
 pub(crate) use self::place::Placed;
 use self::slot::{NO_LANE, Slot, Stage};
 use crate::command::{self, Verdict};
-use crate::link::{Grant, Link, Report, Request, count};
+use crate::link::{DoorbellWrites, Grant, Link, Report, Request, count};
 use crate::namespace::Namespace;
 use crate::phase::Word;
 use crate::ring::{Answer, Head, Tail};
@@ -198,12 +198,16 @@ impl Pair {
     #[inline(never)]
     pub(crate) fn submit(&mut self, at: usize, io: Io) {
         if !self.live || self.lanes.hungry > 0 {
+            self.link.activity.queued.add(1);
             return self.lanes.wait(at, io);
         }
         match self.place(at, io) {
             Placed::Sent => {}
             Placed::Ended(completion) => self.lanes.get_mut(at).ready.push_back(completion),
-            Placed::Later(io) => self.lanes.wait(at, io),
+            Placed::Later(io) => {
+                self.link.activity.queued.add(1);
+                self.lanes.wait(at, io);
+            }
         }
     }
 
@@ -211,6 +215,7 @@ impl Pair {
     pub(crate) fn poll(&mut self, at: usize, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         self.now = now;
+        self.link.activity.polls.add(1);
         if self.link.phase.word() != self.word {
             self.follow();
         }
@@ -252,20 +257,23 @@ impl Pair {
     #[inline(never)]
     fn reap(&mut self, first: Answer, at: u32, done: &mut Done) {
         let mut next = Some(first);
-        for _ in 0..self.slots.len() {
-            let Some(answer) = next else {
-                return;
-            };
+        let mut count = 0;
+        while let Some(answer) = next
+            && count < self.slots.len() as u64
+        {
+            count += 1;
             self.head.advance();
             let answer = inject::replaced(self, answer);
             if !self.succeeded(answer, at, done) {
                 self.answered(answer, at, done);
             }
             if self.sent == 0 || (at != NO_LANE && !done.has_room()) {
-                return;
+                break;
             }
             next = self.head.peek(&self.grant.rings.cq);
         }
+        self.link.activity.busy_polls.add(1);
+        self.link.activity.completions.add(count);
     }
 
     /// Processes completions like [`Pair::reap`], for lanes that are not polled: each completion
@@ -420,13 +428,22 @@ impl Pair {
         }
         let grant = &*self.grant;
         let shadows = grant.shadows.as_deref();
+        let activity = &self.link.activity;
+        let count = |writes: &DoorbellWrites, to_register: bool| {
+            writes.register.add(u64::from(to_register));
+            writes.shadow.add(u64::from(shadows.is_some()));
+        };
         if head_too {
             let (before, head) = self.head.ring();
-            grant.cq.ring(&*grant.function, shadows, before, head);
+            let to_register = grant.cq.ring(&*grant.function, shadows, before, head);
+            count(&activity.completion, to_register);
         }
         if !self.tail.is_rung() {
             let (before, tail) = self.tail.ring();
-            grant.sq.ring(&*grant.function, shadows, before, tail);
+            let to_register = grant.sq.ring(&*grant.function, shadows, before, tail);
+            count(&activity.submission, to_register);
+            let commands = self.tail.entries_between(before, tail);
+            activity.submitted.add(commands.into());
         }
         self.link.phase.leave();
     }

@@ -8,17 +8,18 @@ use std::ops::RangeInclusive;
 /// The addresses of a device's memory, first and last byte included.
 pub(crate) type Range = RangeInclusive<u64>;
 
-/// Free stretches, in order and apart from each other.
+/// The free ranges, in order of their addresses; no two touch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Iovas {
     usable: Vec<Range>,
     free: Vec<Range>,
 }
 
-/// Nothing is put at the lowest addresses: an address that was never set should meet nothing.
+/// First address that is allocated. The lower ones stay unmapped, so that a device's access to an
+/// address that was never set (zero) fails.
 const FIRST: u64 = 1 << 20;
 
-/// No large page is larger, so nothing needs a stricter alignment.
+/// Largest alignment: that of the largest page of the IOMMU.
 const ALIGN_MAX: u64 = 1 << 30;
 
 impl Iovas {
@@ -30,7 +31,7 @@ impl Iovas {
         }
     }
 
-    /// The lowest free stretch of `bytes`, aligned so that large pages can be used.
+    /// Allocates the lowest free range of `bytes`, aligned so that the IOMMU can use large pages.
     pub(crate) fn take(&mut self, bytes: u64, page: u64) -> Option<u64> {
         let align = bytes.checked_next_power_of_two()?.clamp(page, ALIGN_MAX);
         // On a machine with few addresses, give up the alignment first.
@@ -56,7 +57,7 @@ impl Iovas {
         None
     }
 
-    /// Gives back what [`Iovas::take`] gave.
+    /// Frees a range that [`Iovas::take`] allocated.
     pub(crate) fn give(&mut self, start: u64, bytes: u64) {
         self.free.push(start..=start + (bytes - 1));
         let free = std::mem::take(&mut self.free);

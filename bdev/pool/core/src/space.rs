@@ -1,4 +1,4 @@
-//! Which units are free, and which will be.
+//! The free units of a pool, and those that become free soon.
 //!
 //! A unit that becomes unused goes to *limbo*: it is free when the record that freed it is settled,
 //! and when every I/O that was in flight on any core then has ended (a grace period).
@@ -14,14 +14,14 @@ use crate::disks::DiskTable;
 use crate::ids::{Lsn, VersionId};
 use crate::mutation::Mutation;
 
-/// Which free unit comes next.
+/// The order in which free units are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Allocation {
-    /// The next one in the order of the disk.
+    /// Ascending from the last allocation, around the end of the disk.
     #[default]
     Next,
-    /// The one that was freed last, of the disks in turn: reuses too early what may be reused at
-    /// all. For tests.
+    /// The unit that was freed last, of the disks in turn. For tests: it reuses
+    /// units as early as possible.
     LastFreed,
 }
 
@@ -46,7 +46,7 @@ pub struct Space {
     freed_blocks: Box<[u64]>,
 }
 
-/// Consecutive units of one disk.
+/// A range of units of one disk.
 #[derive(Debug)]
 struct Region {
     disk: usize,
@@ -100,7 +100,7 @@ impl Space {
         self.freed_blocks = vec![0; blocks.div_ceil(64) as usize].into_boxed_slice();
     }
 
-    /// Adds free units, so that there are those of these disks.
+    /// Adds the units of new disks, and of disks that grew, as free ones.
     pub fn grow(&mut self, disks: &DiskTable) {
         let units = disks.units();
         for (at, range) in disks.ranges().iter().enumerate() {
@@ -241,7 +241,7 @@ impl Space {
         Some(home)
     }
 
-    /// The version is another one from now on.
+    /// Forgets the disk of a version, whose units may come from any disk from now on.
     pub fn forget_home(&mut self, version: VersionId) {
         self.homes.remove(&version);
     }
@@ -311,7 +311,7 @@ impl Space {
         find(start, range.end).or_else(|| find(range.start, start))
     }
 
-    /// A unit without content: free at once.
+    /// Frees a unit that no record refers to: it is free immediately.
     pub fn give_back(&mut self, unit: u64) {
         self.give_back_quietly(unit);
         self.note_freed(&(unit..unit + 1));
@@ -327,7 +327,8 @@ impl Space {
         }
     }
 
-    /// A unit that the record `lsn` freed. `epoch`: the grace period that must end first.
+    /// Puts a unit that the record `lsn` freed into limbo. `epoch`: the grace period that must end
+    /// before the unit is free.
     pub fn release(&mut self, unit: u64, lsn: Lsn, epoch: u64) {
         self.limbo.push_back(Limbo { unit, lsn, epoch });
     }

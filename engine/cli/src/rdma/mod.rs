@@ -11,6 +11,7 @@ mod qos;
 mod rxe;
 pub(crate) mod size;
 mod soak;
+mod tune;
 
 use std::time::Duration;
 
@@ -75,6 +76,17 @@ enum RdmaCommand {
     /// Calculate the queue pairs, completion entries and memory for a number of hosts, against a
     /// device's limits
     Size(size::SizeArgs),
+    /// Compare the settings of cards and machine with the card's tuning profile; changes nothing
+    #[command(
+        after_help = "Exit codes: 0 shown, 1 there is no such device, 2 wrong usage.\n\nWithout root, \
+            part of a card's PCI settings cannot be read.\n\nExample: nacre rdma tune mlx5_0"
+    )]
+    Tune {
+        /// Of this device only
+        device: Option<String>,
+        #[command(flatten)]
+        shown: Shown,
+    },
     /// Measure bandwidth and latency of SEND, WRITE and READ between two machines
     Perf {
         #[command(subcommand)]
@@ -114,6 +126,7 @@ pub(crate) fn run(args: RdmaArgs) -> Result<(), Failure> {
             shown,
         } => counters::run(&roots, port.as_deref(), watch, all, shown.json),
         RdmaCommand::Size(args) => size::run(&args, limits::all),
+        RdmaCommand::Tune { device, shown } => tune::run(&roots, device.as_deref(), shown.json),
         RdmaCommand::Perf { command } => perf::run(command),
         RdmaCommand::Soak { command } => soak::run(command),
     }

@@ -34,10 +34,6 @@ pub fn not_offered() -> impl Iterator<Item = (&'static str, &'static [&'static s
 
 const NOT_OFFERED: &[(&str, &[&str])] = &[
     (
-        "Queues are polled by reactors, which `framework_get_reactors` and `metrics_get` count.",
-        &["bdev_nvme_get_transport_statistics"],
-    ),
-    (
         "A reactor is a thread on a core, and stays there; `taskset` and cgroups say which cores there are.",
         &[
             "framework_disable_cpumask_locks",

@@ -1,5 +1,5 @@
-//! The volumes of the cluster on this node: a task per volume opens it, closes it, and shows it to
-//! hosts.
+//! The volumes of the cluster on this node: a task per volume opens it, closes it, and publishes it
+//! to hosts in a subsystem.
 //!
 //! ```text
 //!   wanted ─▶ record    the entry of `volumes`; a volume that is not open here has a placeholder
@@ -43,7 +43,7 @@ use crate::services::volumes::in_cluster;
 
 /// Longest time for a read of the reservation: the volume's task waits for it.
 const RESERVATION: Duration = Duration::from_secs(1);
-/// Time between two looks at an open volume, which may close by itself.
+/// Interval at which an open volume is checked: it may close by itself, for example when fenced.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The subsystem of a volume on this node.
@@ -54,7 +54,7 @@ pub(in crate::services) struct Shown {
     published: u64,
     slot: u8,
     has_namespace: bool,
-    /// It has its hosts and listeners, too.
+    /// True if it also has its hosts and listeners.
     is_complete: bool,
     hosts: Vec<String>,
     any_host: bool,
@@ -93,16 +93,16 @@ impl Shown {
     }
 }
 
-/// The parts of the wanted state that are done.
+/// The parts of the wanted state that this node has reached.
 #[derive(Default)]
 struct Done {
     action: Action,
     drops: u64,
-    /// The take that opened the volume, while it is open.
+    /// The lease under which the volume is open.
     open: Option<Taken>,
     /// The reservation of hosts that was loaded, while the volume is open.
     reservation: Option<Arc<Reservation>>,
-    /// The record that the entry has.
+    /// The volume's record that its entry has.
     record: Option<Arc<Value>>,
     not_shown: LastErrors<()>,
     not_reserved: LastErrors<()>,
@@ -110,10 +110,10 @@ struct Done {
     shown_anew: Option<ExpectedSubsystems>,
 }
 
-/// A take that opened the volume.
+/// The lease under which this node opened the volume.
 struct Taken {
     number: u64,
-    /// Of the incarnation that opened it, or of an earlier one.
+    /// The lease of the incarnation that opened it, or of an earlier one.
     lease: Arc<OfIncarnation>,
 }
 

@@ -44,8 +44,9 @@ pub use self::failover::{Returned, Standing};
 use super::link::Link;
 use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostOptions, Wanted};
-use super::pending::{IoStats, Pending, own_data};
+use super::pending::{Pending, own_data};
 use super::queue::{CommandQueue, Finished};
+use super::stats::IoStats;
 use crate::transport::Closed;
 
 /// How long I/O waits for a namespace that a live controller does not have. A target that restarts
@@ -180,7 +181,18 @@ impl IoQueue {
     }
 
     pub fn stats(&self) -> IoStats {
-        self.stats
+        let mut stats = self.stats;
+        stats.activity.submitted += stats.activity.completions;
+        if let Some(queue) = &self.queue {
+            stats.activity.submitted += queue.outstanding() as u64;
+            stats.activity.work_requests += queue.work_requests();
+        }
+        stats
+    }
+
+    /// The RDMA device of its connection; `None`: it has none, or is not connected.
+    pub fn device(&self) -> Option<&str> {
+        self.queue.as_ref()?.device()
     }
 
     /// Sends submitted I/O now, without receiving completions. For a caller that polls many queues
@@ -395,6 +407,9 @@ impl IoQueue {
         let Some(mut queue) = self.queue.take() else {
             return;
         };
+        let activity = &mut self.stats.activity;
+        activity.submitted += queue.outstanding() as u64;
+        activity.work_requests += queue.work_requests();
         self.watch.stop(queue.transport());
         queue.transport().close();
         while let Some(command) = queue.transport().reclaim() {
@@ -540,7 +555,10 @@ impl Queue for IoQueue {
             {
                 pending.send(queue, index as u64, self.nsid, self.now);
             }
-            _ => self.unsent.push_back(index),
+            _ => {
+                self.stats.activity.queued += 1;
+                self.unsent.push_back(index);
+            }
         }
         Ok(())
     }
@@ -549,6 +567,7 @@ impl Queue for IoQueue {
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         self.now = now;
+        self.stats.activity.polls += 1;
         self.drive(now);
         while done.has_room()
             && let Some(completion) = self.completed.pop_front()
@@ -564,13 +583,17 @@ impl Queue for IoQueue {
         if let Some(mut queue) = self.queue.take() {
             // At most one: Connect, or a reservation command after it.
             let mut own = None;
-            queue.poll(now, |one| {
+            let completions = queue.poll(now, |one| {
                 if one.token >= RESERVE {
                     own = Some(one)
                 } else {
                     self.finished(one, done)
                 }
             });
+            if completions > 0 {
+                self.stats.activity.busy_polls += 1;
+                self.stats.activity.completions += completions as u64;
+            }
             let closed = queue.closed().cloned();
             self.queue = Some(queue);
             match own {

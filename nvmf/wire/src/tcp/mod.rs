@@ -127,7 +127,7 @@ impl PduType {
         }
     }
 
-    /// The side that may receive it.
+    /// The end that may receive a PDU of this type.
     pub const fn receiver(self) -> Side {
         match self {
             Self::IcReq | Self::H2cTermReq | Self::CapsuleCmd | Self::H2cData => Side::Controller,
@@ -251,7 +251,7 @@ impl Digests {
 pub struct DataAlignment(u8);
 
 impl DataAlignment {
-    /// Any dword: the alignment of everyone who has no wish.
+    /// Alignment to one dword: the value of an end that requests no larger one.
     pub const DWORD: Self = Self(0);
     pub const MAX: Self = Self(31);
 
@@ -368,7 +368,7 @@ sized! {
 }
 
 sized! {
-    /// A command, and maybe its data.
+    /// A command capsule: the submission queue entry; in-capsule data may follow.
     72 pub struct CapsuleCmd {
         pub ch: CommonHeader,
         pub sqe: Sqe,
@@ -376,7 +376,7 @@ sized! {
 }
 
 sized! {
-    /// A completion.
+    /// A response capsule: the completion queue entry.
     24 pub struct CapsuleResp {
         pub ch: CommonHeader,
         pub cqe: Cqe,
@@ -384,13 +384,13 @@ sized! {
 }
 
 sized! {
-    /// A piece of a command's data: H2CData and C2HData are laid out alike.
+    /// Part of a command's data: H2CData and C2HData have the same layout.
     24 pub struct DataPdu {
         pub ch: CommonHeader,
         pub cccid: U16,
         /// Transfer tag of the R2T that is answered; reserved in C2HData.
         pub ttag: U16,
-        /// Offset of this piece in the command's data.
+        /// Offset of this part in the command's data.
         pub datao: U32,
         pub datal: U32,
         pub reserved20: [u8; 4],
@@ -398,7 +398,7 @@ sized! {
 }
 
 sized! {
-    /// Ready to transfer: the controller asks for a piece of a command's data.
+    /// Ready to Transfer: the controller requests part of a command's data.
     24 pub struct R2t {
         pub ch: CommonHeader,
         pub cccid: U16,
@@ -439,7 +439,7 @@ impl IcResp {
 }
 
 impl TermReq {
-    /// The reason given, or the number if it is none that the specification knows.
+    /// The reason that the request states; `Err`: a number that the specification does not define.
     pub fn status(&self) -> Result<FatalErrorStatus, u16> {
         FatalErrorStatus::from_u16(self.fes.get()).ok_or_else(|| self.fes.get())
     }

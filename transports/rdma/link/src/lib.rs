@@ -30,10 +30,10 @@ pub mod netlink;
 mod nlmsg;
 pub mod plan;
 pub mod qos;
-
 mod sysfs;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod tuning;
 
 pub use absence::{NoDevice, in_container};
 pub use capability::{CapabilityRequest, Chosen, NoUverbs, Reason, Unsupported, capability};
@@ -45,6 +45,7 @@ pub use firmware::{BadFirmware, Firmware, firmware};
 pub use gid::{Gid, GidKind};
 pub use modules::{ModuleState, Modules};
 pub use sysfs::Roots;
+pub use tuning::{Setting, Verdict, tuning};
 
 #[cfg(test)]
 mod tests;

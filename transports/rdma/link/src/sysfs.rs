@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the kernel's file systems are. All of them below one folder in a test.
+/// The folders of the kernel's file systems. In a test, all are below one folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
     pub sys: PathBuf,
@@ -43,7 +43,7 @@ pub(crate) fn text(path: &Path) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// As [`text`], but an empty file says nothing either.
+/// Like [`text`]; `None` also for an empty file.
 pub(crate) fn filled(path: &Path) -> Option<String> {
     text(path).filter(|text| !text.is_empty())
 }
@@ -57,7 +57,7 @@ pub(crate) fn number(path: &Path) -> Option<u64> {
     }
 }
 
-/// The names in a folder, in order; numbers as numbers. None if there is no such folder.
+/// The names in a folder, sorted, numbers by value; empty if there is no such folder.
 pub(crate) fn names(path: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(path) else {
         return Vec::new();

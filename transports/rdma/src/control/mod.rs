@@ -42,7 +42,7 @@ pub(crate) struct Listener {
     pub options: CmOptions,
     /// Most data of a command, in bytes.
     pub in_capsule: u32,
-    /// `None`: its device is gone; listening is retried.
+    /// `None` while its device is gone: listening is retried every [`RELISTEN`].
     pub id: Option<CmId>,
     pub device: Option<DeviceId>,
     pub counts: ListenerCounts,
@@ -62,9 +62,9 @@ pub(crate) struct Control {
     devices: HashMap<DeviceId, Used>,
     /// Devices whose loss was reported.
     gone: Vec<DeviceId>,
-    /// When devices that were removed without an event were last checked for.
+    /// Time of the last check for devices that were removed without an event.
     looked_at: Option<Instant>,
-    /// Connection requests that wait while the plug is held.
+    /// Connection requests received while the plug is held.
     waiting: VecDeque<CmEvent>,
     pub held: bool,
     pub counts: ControlCounts,
@@ -111,7 +111,7 @@ impl Control {
         all
     }
 
-    /// `tos`: of the listener, where it has its own.
+    /// Options of a connection. `tos`: the listener's own type of service.
     pub(crate) fn options(shared: &Shared, tos: Option<u8>) -> CmOptions {
         CmOptions {
             tos: tos.unwrap_or(shared.config.tos),
@@ -389,7 +389,7 @@ impl Control {
         }
     }
 
-    /// True if the thread would sleep now.
+    /// True if the thread has no work now.
     #[cfg(test)]
     pub(crate) fn is_quiet(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(

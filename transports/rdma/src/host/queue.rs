@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_hugepages::Buf;
-use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
+use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport, HostWorkRequests};
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use nacre_transport_rdma_verbs::{
@@ -52,6 +52,7 @@ pub struct RdmaHost {
     end_reported: bool,
     /// The last poll left something for want of room.
     more: bool,
+    work_requests: HostWorkRequests,
 }
 
 impl RdmaHost {
@@ -82,6 +83,7 @@ impl RdmaHost {
             deadline: None,
             end_reported: false,
             more: false,
+            work_requests: HostWorkRequests::default(),
         }
     }
 
@@ -145,7 +147,9 @@ impl RdmaHost {
             }),
         };
         let mut lane = Lane::new(endpoint, config).map_err(|error| text(&error))?;
-        lane.post_recv(None).map_err(|error| text(&error))?;
+        let receives = lane.post_recv(None).map_err(|error| text(&error))?;
+        self.work_requests.receives += receives as u64;
+        self.work_requests.receive_doorbells += 1;
         let completions = lane.queues().cq().fd();
         self.wakes
             .add(completions, 1, Interest::READ)
@@ -312,9 +316,18 @@ impl RdmaHost {
         if !self.waiting.is_empty() || lane.needs_signal() {
             lane.signal_last();
         }
-        let posted = lane.post_recv(None).and_then(|_| lane.post());
-        if let Err(error) = posted {
-            self.end(Closed::Broken(error.to_string()), now);
+        let posted = lane
+            .post_recv(None)
+            .and_then(|receives| Ok((receives, lane.post()?)));
+        match posted {
+            Ok((receives, sends)) => {
+                let counts = &mut self.work_requests;
+                counts.receives += receives as u64;
+                counts.receive_doorbells += u64::from(receives > 0);
+                counts.sends += sends as u64;
+                counts.send_doorbells += u64::from(sends > 0);
+            }
+            Err(error) => self.end(Closed::Broken(error.to_string()), now),
         }
     }
 }
@@ -468,6 +481,15 @@ impl HostTransport for RdmaHost {
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.wakes.as_fd())
+    }
+
+    fn device(&self) -> Option<&str> {
+        let (lane, _) = self.lane.as_ref()?;
+        Some(&lane.queues().domain().attributes().name)
+    }
+
+    fn work_requests(&self) -> HostWorkRequests {
+        self.work_requests
     }
 
     fn watch_in(&mut self, set: &EventSet) -> std::io::Result<()> {

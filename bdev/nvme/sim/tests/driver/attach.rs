@@ -82,6 +82,57 @@ fn attach_io_and_detach() {
     assert!(refused.is_err(), "a detached controller has no queues");
 }
 
+/// Goal: the counters of a queue pair are those of its I/O: every command and completion, the writes
+/// of doorbells, and the polls. Method: 100 writes, 8 at a time, on a drive with and without shadow
+/// doorbells.
+#[test]
+fn a_queue_pair_counts() {
+    for shadow_doorbells in [false, true] {
+        let mut rig = Rig::new(Config {
+            shadow_doorbells,
+            ..Config::default()
+        });
+        let (controller, _, mut queue) = rig.one(Options::new("nvme0"));
+        let [before] = &controller.queue_pairs()[..] else {
+            panic!("one core has one queue pair");
+        };
+        let mut written = 0;
+        while written < 100 {
+            let batch = (100 - written).min(8);
+            for at in 0..batch {
+                let io = rig.write(written + at, 1, 7);
+                rig.submit(&mut *queue, io);
+            }
+            rig.settle(&mut *queue);
+            written += batch;
+        }
+        let [after] = &controller.queue_pairs()[..] else {
+            panic!("the queue pair stays");
+        };
+        assert_eq!(after.thread, std::thread::current().name().unwrap());
+        assert_eq!(after.submitted - before.submitted, 100);
+        assert_eq!(after.completions - before.completions, 100);
+        let busy = after.busy_polls - before.busy_polls;
+        assert!((1..=100).contains(&busy), "{after:?}");
+        assert!(after.polls - before.polls >= busy, "{after:?}");
+        let (registers, shadows) = (
+            after.sq_register_writes - before.sq_register_writes,
+            after.sq_shadow_writes - before.sq_shadow_writes,
+        );
+        // A batch needs one notification.
+        if shadow_doorbells {
+            assert!(
+                (13..=100).contains(&shadows) && registers <= shadows,
+                "{after:?}"
+            );
+        } else {
+            assert!((13..=100).contains(&registers), "{after:?}");
+            assert_eq!((shadows, after.cq_shadow_writes), (0, 0));
+        }
+        rig.end(&controller, queue);
+    }
+}
+
 /// Goal: each failure of an attach has its own error, and leaves no resources behind.
 #[test]
 fn failures_to_attach() {

@@ -14,6 +14,7 @@ mod injection;
 pub mod list;
 mod options;
 pub mod paths;
+mod statistics;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -53,6 +54,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     hotplug::register(registry);
     injection::register(registry);
     paths::register(registry);
+    statistics::register(registry);
     discovery::register(registry);
 }
 

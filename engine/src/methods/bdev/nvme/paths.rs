@@ -196,18 +196,21 @@ impl Method<Engine> for GetIoPaths {
         let mut groups: BTreeMap<String, Vec<IoPath>> = BTreeMap::new();
         for device in devices {
             for path in device.paths() {
-                for (thread, current) in &path.threads {
-                    groups.entry(thread.clone()).or_default().push(IoPath {
-                        bdev_name: device.name().to_owned(),
-                        cntlid: path.status.info.cntlid,
-                        current: *current,
-                        connected: path.status.state == State::Live,
-                        accessible: path.is_accessible(),
-                        transport: PathTransport::of(&path),
-                        ana_state: path.access_word(),
-                        preferred: path.is_preferred,
-                        refused: path.refusal.clone(),
-                    });
+                for queue in &path.queues {
+                    groups
+                        .entry(queue.thread.clone())
+                        .or_default()
+                        .push(IoPath {
+                            bdev_name: device.name().to_owned(),
+                            cntlid: path.status.info.cntlid,
+                            current: queue.is_current,
+                            connected: path.status.state == State::Live,
+                            accessible: path.is_accessible(),
+                            transport: PathTransport::of(&path),
+                            ana_state: path.access_word(),
+                            preferred: path.is_preferred,
+                            refused: path.refusal.clone(),
+                        });
                 }
             }
         }
@@ -396,7 +399,7 @@ impl PathReply {
             is_preferred: false,
             refusal: refused,
             io: PathIo::default(),
-            threads: Vec::new(),
+            queues: Vec::new(),
         };
         Self::of(&info)
     }

@@ -2,6 +2,7 @@
 
 mod capabilities;
 mod machines;
+mod tuning;
 use crate::testing as tree;
 
 /// Replays every input of a fuzz target's corpus.

@@ -30,6 +30,41 @@ fn ports(daemon: &TestDaemon) -> Vec<String> {
         .collect()
 }
 
+/// Goal: the statistics of transports count the I/O of a remote device on its reactor. Method: a
+/// volume on a device of another daemon, whose creation reads and writes labels.
+#[test]
+fn transport_statistics() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_far, address) = target();
+    let daemon = start(folder.path());
+    let statistics = || daemon.call("bdev_nvme_get_transport_statistics", Value::Null);
+    assert_eq!(statistics(), json!({ "poll_groups": [] }));
+    daemon.call(ATTACH, params(address));
+    let volume = json!({ "name": "v", "devices": ["theren1"] });
+    daemon.call("volume_create", volume);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        let all = statistics();
+        let tcp = all.pointer("/poll_groups/0/transports/0");
+        let count = |name: &str| tcp.and_then(|tcp| tcp[name].as_u64()).unwrap_or(0);
+        if count("nvme_completions") > 1 {
+            assert_eq!(tcp.unwrap()["trname"], "TCP");
+            assert!(
+                count("submitted_requests") >= count("nvme_completions"),
+                "{all}"
+            );
+            assert!(
+                count("polls") >= count("idle_polls") + count("socket_completions"),
+                "{all}"
+            );
+            assert!(count("socket_completions") > 0, "{all}");
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{all}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 /// Goal: a second path is attached, used by a policy, disabled and enabled, restored, and detached
 /// alone; paths that SPDK refuses are refused.
 #[test]
