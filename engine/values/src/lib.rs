@@ -25,7 +25,8 @@ pub mod run;
 pub mod selector;
 pub mod size;
 pub mod suggest;
-pub mod time;
+
+pub use nacre_units::time;
 
 /// `1 warning`, `2 warnings`.
 pub fn count(number: u64, noun: &str) -> String {

@@ -25,6 +25,7 @@ const LAYERS: &[&str] = &[
     "hugepages",
     "nvmf/wire",
     "random",
+    "units",
 ];
 
 /// The part of a crate's manifest that the rules need.

@@ -4,18 +4,18 @@ use std::rc::Rc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::{Command, NewVolume};
-use nacre_bdev_replica::model::{MAX_REPLICAS, Settings};
+use nacre_bdev_replica::model::{MAX_REPLICAS, Settings, SettingsPatch};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::super::bdev::refuse_nil;
+use super::blocks;
 use super::devices::FoundDevices;
 use super::in_cluster;
 use super::list::{VolumeReply, describe};
 use super::on_pools::{self, PoolReplica};
-use super::{SettingsParams, blocks};
 use crate::bdev_modules;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
@@ -85,7 +85,7 @@ pub struct CreateParams {
     #[schemars(with = "Option<String>")]
     pub uuid: Option<Uuid>,
     #[serde(default)]
-    pub settings: SettingsParams,
+    pub settings: SettingsPatch,
     /// Use devices that hold data. The data is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,

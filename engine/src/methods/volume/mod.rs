@@ -38,7 +38,6 @@ mod racing_tests;
 #[cfg(test)]
 mod renamed_tests;
 pub mod replicas;
-mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -52,8 +51,6 @@ use uuid::Uuid;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 use crate::services::engine::Engine;
-
-pub use settings::SettingsParams;
 
 pub fn register(registry: &mut Registry<Engine>) {
     create::register(registry);
