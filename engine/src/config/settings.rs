@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use clap::ValueEnum;
+use nacre_hugepages::HugepagePolicy;
 use nacre_nvmf::address::IpTransport;
 use nacre_nvmf::auth::Offer;
-use nacre_nvmf::subsystems::MAX_CNTLID;
+use nacre_nvmf::subsystems::{ControllerModel, MAX_CNTLID};
 use nacre_nvmf_wire::{Nqn, NqnError};
+use nacre_reactor::Mode;
 use nacre_transport_rdma::RdmaConfig;
 use nacre_transport_rdma_link::qos::Qos;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -114,28 +114,10 @@ impl Default for Reactor {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    Poll,
-    Adaptive,
-    Interrupt,
-}
-
-impl Mode {
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Poll => "poll",
-            Self::Adaptive => "adaptive",
-            Self::Interrupt => "interrupt",
-        }
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    pub hugepages: Hugepages,
+    pub hugepages: HugepagePolicy,
     /// DMA memory of all reactors together, in MiB; 0: 64 for each.
     #[serde(deserialize_with = "read::mebibytes")]
     pub size_mb: u64,
@@ -151,23 +133,11 @@ impl Memory {
 impl Default for Memory {
     fn default() -> Self {
         Self {
-            hugepages: Hugepages::Auto,
+            hugepages: HugepagePolicy::Auto,
             size_mb: 0,
             numa_mb: Vec::new(),
         }
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Hugepages {
-    #[serde(rename = "auto")]
-    Auto,
-    #[serde(rename = "2M")]
-    TwoMiB,
-    #[serde(rename = "1G")]
-    OneGiB,
-    #[serde(rename = "off")]
-    Off,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -488,17 +458,6 @@ impl Default for Subsystem {
             namespace: Vec::new(),
         }
     }
-}
-
-/// Dynamic: each host gets a new controller. Static: hosts connect to existing controllers.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum ControllerModel {
-    #[default]
-    Dynamic,
-    Static,
 }
 
 /// A host and the names of its keys.

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use nacre_hugepages::{ClassSpec, HugepagePolicy};
+use nacre_hugepages::ClassSpec;
 use nacre_nvmf::subsystems::TargetConfig;
 use nacre_nvmf::transport::TlsPolicy;
 use nacre_reactor::numa_node;
@@ -20,7 +20,6 @@ use serde::Serialize;
 use crate::config::Personality;
 use crate::config::Settings;
 use crate::config::listener::Listener;
-use crate::config::settings::{Hugepages, Mode};
 use crate::plane::{PlaneConfig, PlaneError, arenas, choose_cores};
 
 /// DMA memory per reactor unless configured.
@@ -64,18 +63,9 @@ pub fn data_path(
     Ok(PlaneConfig {
         cores,
         placement,
-        mode: match settings.reactor.mode {
-            Mode::Poll => nacre_reactor::Mode::Poll,
-            Mode::Adaptive => nacre_reactor::Mode::Adaptive,
-            Mode::Interrupt => nacre_reactor::Mode::Interrupt,
-        },
+        mode: settings.reactor.mode,
         busy_poll_us: settings.reactor.busy_poll_us,
-        hugepages: match settings.memory.hugepages {
-            Hugepages::Auto => HugepagePolicy::Auto,
-            Hugepages::TwoMiB => HugepagePolicy::TwoMiB,
-            Hugepages::OneGiB => HugepagePolicy::OneGiB,
-            Hugepages::Off => HugepagePolicy::Off,
-        },
+        hugepages: settings.memory.hugepages,
         memory_per_reactor: match settings.memory.size_mb {
             0 => DEFAULT_MEMORY,
             mb => (mb << 20) / reactors,
@@ -231,7 +221,7 @@ fn iobuf_classes(
 
 #[cfg(test)]
 mod tests {
-    use nacre_hugepages::ArenaError;
+    use nacre_hugepages::{ArenaError, HugepagePolicy};
 
     use super::*;
     use crate::methods::testing::TestDaemon;
@@ -243,7 +233,7 @@ mod tests {
     fn the_demand_matches_the_allocation() {
         let mut settings = Settings::default();
         settings.reactor.cores = "auto:2".into();
-        settings.memory.hugepages = Hugepages::Off;
+        settings.memory.hugepages = HugepagePolicy::Off;
         for size_mb in [0, 40] {
             settings.memory.size_mb = size_mb;
             let config =
@@ -344,7 +334,7 @@ mod tests {
     fn all_advice_on_locked_memory_agrees() {
         let mut settings = Settings::default();
         settings.reactor.cores = "auto:2".into();
-        settings.memory.hugepages = Hugepages::Off;
+        settings.memory.hugepages = HugepagePolicy::Off;
         let daemon = TestDaemon::with(settings, None);
         let settings = &daemon.engine.settings;
         for rdma in [false, true] {
