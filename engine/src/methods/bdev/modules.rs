@@ -28,7 +28,7 @@ impl Visitor for Methods<'_> {
 }
 
 /// `bdev_…_create` of a module.
-struct Create<M>(PhantomData<M>);
+pub struct Create<M>(PhantomData<M>);
 
 impl<M: Module> Method<Engine> for Create<M>
 where
@@ -84,7 +84,7 @@ where
 }
 
 /// `bdev_…_delete` of a module.
-struct Delete<M>(PhantomData<M>);
+pub struct Delete<M>(PhantomData<M>);
 
 impl<M: Module> Method<Engine> for Delete<M>
 where

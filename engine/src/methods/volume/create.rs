@@ -33,7 +33,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 
 pub struct Create;
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateParams {
     pub name: String,
