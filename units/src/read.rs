@@ -61,12 +61,19 @@ pub fn some_hours<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
 
 /// A time in whole seconds: a plain number, or text with a unit (`"10s"`).
 pub fn seconds<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
-    let expected = "a time: a number of seconds, or with a unit, such as \"10s\"";
-    from.deserialize_any(Number::time(expected, 1_000_000_000))
+    from.deserialize_any(Number::time(SECONDS, 1_000_000_000))
+}
+
+/// Like [`seconds`], or null.
+pub fn some_seconds<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
+    from: D,
+) -> Result<Option<N>, D::Error> {
+    from.deserialize_option(Optional(Number::time(SECONDS, 1_000_000_000)))
 }
 
 const BYTES: &str = "a size, such as 4096 or \"64MiB\"";
 const MEBIBYTES: &str = "a size: a number of MiB, or with a unit, such as \"2GiB\"";
+const SECONDS: &str = "a time: a number of seconds, or with a unit, such as \"10s\"";
 const MILLIS: &str = "a time: a number of milliseconds, or with a unit, such as \"250ms\"";
 
 /// A number, or text that contains one.

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use nacre_hugepages::HugepagePolicy;
-use nacre_nvmf::address::IpTransport;
+use nacre_nvmf::address::{DISCOVERY_PORT, IpTransport};
 use nacre_nvmf::auth::Offer;
-use nacre_nvmf::subsystems::{ControllerModel, MAX_CNTLID};
+use nacre_nvmf::subsystems::{ControllerModel, MAX_CNTLID, TargetConfig};
 use nacre_nvmf_wire::{Nqn, NqnError};
-use nacre_reactor::Mode;
+use nacre_reactor::{Mode, ReactorConfig};
 use nacre_transport_rdma::RdmaConfig;
 use nacre_transport_rdma_link::qos::Qos;
 use serde::{Deserialize, Serialize};
@@ -65,7 +65,7 @@ impl Settings {
     pub fn rdma_transport(&self) -> RdmaConfig {
         let all = self.nvmf.listeners();
         let over_rdma = all.iter().filter(|listener| listener.wants_rdma());
-        let sizes = over_rdma.filter_map(|listener| listener.in_capsule_data_size);
+        let sizes = over_rdma.filter_map(|listener| listener.options.in_capsule_data_size);
         RdmaConfig {
             listener_in_capsule_data_size: sizes.max().unwrap_or(0),
             max_queue_depth: self.nvmf.max_queue_depth,
@@ -106,10 +106,11 @@ pub struct Reactor {
 
 impl Default for Reactor {
     fn default() -> Self {
+        let own = ReactorConfig::default();
         Self {
             cores: "auto".into(),
-            mode: Mode::Adaptive,
-            busy_poll_us: 100,
+            mode: own.mode,
+            busy_poll_us: own.busy_poll_us,
         }
     }
 }
@@ -334,16 +335,16 @@ pub struct Nvmf {
 
 impl Default for Nvmf {
     fn default() -> Self {
-        let offer = Offer::default();
+        let (offer, target) = (Offer::default(), TargetConfig::default());
         Self {
-            max_subsystems: 1024,
+            max_subsystems: target.max_subsystems as u32,
             max_connections: 10_000,
             max_pending_connections: 256,
-            max_queue_depth: 128,
+            max_queue_depth: target.max_io_entries,
             max_io_qpairs_per_ctrlr: 128,
             in_capsule_data_size: 8192,
             max_io_size: 1024 * 1024,
-            discovery_port: 8009,
+            discovery_port: DISCOVERY_PORT,
             discovery_nqn: "auto".into(),
             dhchap_digests: offer.hashes.iter().map(|h| h.name().into()).collect(),
             dhchap_dhgroups: offer.groups.iter().map(|g| g.name().into()).collect(),

@@ -167,7 +167,7 @@ impl Demand {
 /// bytes in them. 0 without a listener that uses TLS.
 pub fn tls_bytes(settings: &Settings) -> u64 {
     let nvmf = &settings.nvmf;
-    let uses_tls = |listener: &Listener| listener.tls != TlsPolicy::Off;
+    let uses_tls = |listener: &Listener| listener.options.tls() != TlsPolicy::Off;
     if !nvmf.listeners().iter().any(uses_tls) {
         return 0;
     }
@@ -296,10 +296,9 @@ mod tests {
     fn tls_needs_memory_for_each_connection() {
         let mut settings = Settings::default();
         assert_eq!(tls_bytes(&settings), 0);
-        settings.nvmf.listener.push(Listener {
-            tls: TlsPolicy::Allow,
-            ..Listener::default()
-        });
+        let mut listener = Listener::default();
+        listener.options.tls = Some(TlsPolicy::Allow);
+        settings.nvmf.listener.push(listener);
         (
             settings.nvmf.max_connections,
             settings.nvmf.max_pending_connections,

@@ -1,14 +1,18 @@
 //! Sizes with units, and sizes of block devices.
 
+use nacre_bdev::{BLOCK_SIZES, is_block_size};
+
 pub use nacre_units::size::*;
 
 /// Checks that bdevs support blocks of this size.
 pub fn check_block(block_size: u64) -> Result<(), String> {
-    if block_size.is_power_of_two() && (512..=65_536).contains(&block_size) {
+    if is_block_size(block_size) {
         Ok(())
     } else {
+        let (least, most) = BLOCK_SIZES.into_inner();
         Err(format!(
-            "{block_size} bytes are not a block: a power of two from 512 to 65536 is, such as 512 or 4096"
+            "{block_size} bytes are not a block: a power of two from {least} to {most} is, such as \
+             512 or 4096"
         ))
     }
 }

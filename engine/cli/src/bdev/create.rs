@@ -13,9 +13,10 @@ use super::super::{Connection, Failure, absolute, output};
 use nacre_engine::bdev_modules::malloc::{MallocCreateParams, RamDisk};
 use nacre_engine::bdev_modules::null::{NullCreateParams, NullDisk};
 use nacre_engine::bdev_modules::{self, DELAY, Entry, MODULES};
+use nacre_engine::config::settings::DEFAULT_BLOCK;
 use nacre_engine::methods::bdev::file::{AioCreate, AioCreateParams};
 use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
-use nacre_engine::methods::bdev::modules::Create;
+use nacre_engine::methods::bdev::modules::CreateModule;
 use nacre_engine::services::engine::Engine;
 use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::to_json;
@@ -140,7 +141,7 @@ pub(super) struct Capacity {
     #[arg(long, value_parser = size::parse_bytes)]
     size: u64,
     /// Bytes per logical block
-    #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes, default_value = "512")]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes, default_value_t = DEFAULT_BLOCK.into())]
     block_size: u64,
 }
 
@@ -181,7 +182,7 @@ fn call(kind: Kind) -> Result<(&'static str, Value), Failure> {
             name,
             capacity,
             identity,
-        } => prepared::<Create<RamDisk>>(
+        } => prepared::<CreateModule<RamDisk>>(
             &MallocCreateParams {
                 name,
                 num_blocks: capacity.blocks()?,
@@ -195,7 +196,7 @@ fn call(kind: Kind) -> Result<(&'static str, Value), Failure> {
             name,
             capacity,
             identity,
-        } => prepared::<Create<NullDisk>>(
+        } => prepared::<CreateModule<NullDisk>>(
             &NullCreateParams {
                 name,
                 num_blocks: capacity.blocks()?,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev::module::ByName;
 use nacre_engine::bdev_modules::malloc::{MallocCreateParams, RamDisk};
 use nacre_engine::methods::bdev::file::{UringCreate, UringCreateParams, UringDelete};
-use nacre_engine::methods::bdev::modules::Create as CreateModule;
+use nacre_engine::methods::bdev::modules::CreateModule;
 use nacre_engine::methods::framework::WaitInit;
 use nacre_engine::methods::nvmf::address::TransportAddress;
 use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams};

@@ -1,6 +1,7 @@
 //! The listeners of a subsystem, and this program's own connections to them.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,6 +19,9 @@ use nacre_engine_rpc::client::Client;
 use nacre_engine_values::size::parse_bytes;
 
 /// The namespace of a test, and the start of the range in it.
+/// The range of the I/Os in flight of a test.
+pub(super) const IN_FLIGHT: RangeInclusive<i64> = 1..=256;
+
 #[derive(Debug, Clone, Args)]
 pub(super) struct Place {
     /// Namespace, where there are several

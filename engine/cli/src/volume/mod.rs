@@ -15,7 +15,7 @@ use super::subsystem::{done, items};
 use super::{Connection, Failure, events, output};
 
 use self::wait::WaitGoal;
-use nacre_bdev_replica::model::SettingsPatch;
+use nacre_bdev_replica::model::{MAX_REPLICAS, SettingsPatch};
 use nacre_engine::methods::bdev::nvme::paths::{GetPaths, GetPathsParams};
 use nacre_engine::methods::volume::NameParams;
 use nacre_engine::methods::volume::create::{self, CreateParams, DeleteParams, RenameParams};
@@ -227,7 +227,7 @@ struct CreateArgs {
     /// Name of the new volume
     name: String,
     /// Its replicas, one on each device
-    #[arg(required_unless_present_any = ["pool", "replicas"], num_args = 1..=5)]
+    #[arg(required_unless_present_any = ["pool", "replicas"], num_args = 1..=MAX_REPLICAS)]
     device: Vec<String>,
     /// A replica on this pool (may be repeated), on an lvol that goes with the volume
     #[arg(long, requires = "size")]
