@@ -1,9 +1,22 @@
 //! Checks and errors that the modules' configurations share.
 
+use std::ops::RangeInclusive;
+
+/// Bytes of a block: a power of two within this range.
+pub const BLOCK_SIZES: RangeInclusive<u32> = 512..=65_536;
+
+/// True for the size of a block that bdevs can have.
+pub fn is_block_size(bytes: u64) -> bool {
+    bytes.is_power_of_two() && u32::try_from(bytes).is_ok_and(|bytes| BLOCK_SIZES.contains(&bytes))
+}
+
 /// The error of an invalid configuration of a module.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("block_size {block_size} is not a power of two of at least 512 and at most 65536")]
+    #[error(
+        "block_size {block_size} is not a power of two of at least {} and at most {}",
+        BLOCK_SIZES.start(), BLOCK_SIZES.end()
+    )]
     BlockSize { block_size: u32 },
     #[error(
         "physical_block_size {physical} is not a power of two of at least the block size, {block_size}"
@@ -32,7 +45,7 @@ pub(crate) fn check_blocks(
     physical: Option<u32>,
     num_blocks: u64,
 ) -> Result<u32, ConfigError> {
-    if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
+    if !is_block_size(block_size.into()) {
         return Err(ConfigError::BlockSize { block_size });
     }
     let physical = match physical {

@@ -34,7 +34,7 @@ pub mod split;
 mod stack;
 pub mod stats;
 
-pub use config::ConfigError;
+pub use config::{BLOCK_SIZES, ConfigError, is_block_size};
 pub use device::{Bdev, Geometry, Limits, OpenError, Support};
 pub use io::{Completion, Extents, Flags, Io, Op, Status, Token};
 pub use layer::{Layer, LayerQueue, ModuleQueue};

@@ -55,15 +55,20 @@ impl fmt::Display for PageKind {
 
 /// Which pages an arena may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum HugepagePolicy {
     /// The best available: 1 GiB, else 2 MiB, else transparent, else plain.
     #[default]
+    #[cfg_attr(feature = "serde", serde(rename = "auto"))]
     Auto,
-    /// 1 GiB pages, or an error.
-    OneGiB,
     /// 2 MiB pages, or an error.
+    #[cfg_attr(feature = "serde", serde(rename = "2M"))]
     TwoMiB,
+    /// 1 GiB pages, or an error.
+    #[cfg_attr(feature = "serde", serde(rename = "1G"))]
+    OneGiB,
     /// Plain pages.
+    #[cfg_attr(feature = "serde", serde(rename = "off"))]
     Off,
 }
 

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 /// The behaviour of a reactor after a turn without work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum Mode {
     /// Never sleeps: lowest latency, uses a whole core.
     Poll,
@@ -49,6 +52,15 @@ impl Default for ReactorConfig {
 }
 
 impl Mode {
+    /// The word in files and calls.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Poll => "poll",
+            Self::Adaptive => "adaptive",
+            Self::Interrupt => "interrupt",
+        }
+    }
+
     pub(crate) fn encode(self) -> u8 {
         self as u8
     }
@@ -64,32 +76,6 @@ impl Mode {
 
 impl std::fmt::Display for Mode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Poll => "poll",
-            Self::Adaptive => "adaptive",
-            Self::Interrupt => "interrupt",
-        })
-    }
-}
-
-/// The error for a text that is not a reactor mode.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{text}\" is not a reactor mode: poll, adaptive or interrupt")]
-pub struct UnknownMode {
-    pub text: String,
-}
-
-impl std::str::FromStr for Mode {
-    type Err = UnknownMode;
-
-    fn from_str(text: &str) -> Result<Self, UnknownMode> {
-        match text {
-            "poll" => Ok(Self::Poll),
-            "adaptive" => Ok(Self::Adaptive),
-            "interrupt" => Ok(Self::Interrupt),
-            _ => Err(UnknownMode {
-                text: text.to_owned(),
-            }),
-        }
+        f.write_str(self.word())
     }
 }

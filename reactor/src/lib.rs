@@ -61,7 +61,7 @@ mod watchdog;
 
 pub use bell::ReactorWaker;
 pub use clock::{Clock, Nanos, VirtualClock};
-pub use config::{Mode, ReactorConfig, UnknownMode};
+pub use config::{Mode, ReactorConfig};
 pub use core::{Core, CoreHandle, Elapsed, Message, Timer};
 pub use cores::{CoreSet, CoreSetError, numa_node};
 pub use event_set::{Event, EventSet, Events, Interest};

@@ -11,7 +11,8 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use crate::model::{InvalidSetting, RESERVED, ReplicaState, Settings, VolumeRecord};
+use crate::model::{RESERVED, ReplicaState, Settings, VolumeRecord};
+use crate::settings::InvalidSetting;
 use crate::shared::Shared;
 use crate::store::StoreError;
 

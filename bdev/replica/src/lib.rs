@@ -20,6 +20,7 @@ pub mod model;
 pub mod mutation;
 pub mod prepared;
 pub mod regions;
+mod settings;
 pub mod shared;
 mod shortage;
 pub mod store;

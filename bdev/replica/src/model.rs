@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+pub use crate::settings::{ReadPolicy, Settings, SettingsPatch, TransportPolicy};
+
 /// Most replicas of one volume.
 pub const MAX_REPLICAS: usize = 5;
-/// Most bytes of a volume's description, as UTF-8.
-pub const MAX_DESCRIPTION: usize = 255;
 /// Bytes at the start of each replica's device that belong to the volume: labels and the
 /// dirty-region log. The volume's first block follows.
 pub const RESERVED: u64 = 1 << 20;
@@ -127,120 +127,6 @@ pub enum ReplicaState {
 pub struct Stamp {
     pub epoch: u64,
     pub revision: u64,
-}
-
-/// Which in-sync replica serves a read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-#[serde(rename_all = "kebab-case")]
-pub enum ReadPolicy {
-    /// A replica on this machine, if one is in sync. Several share the reads by stripes of 256 KiB,
-    /// so that they cache different parts of the volume; one with clearly more work is relieved.
-    #[default]
-    LocalFirst,
-    LeastOutstanding,
-    RoundRobin,
-}
-
-/// Settings of a volume that can change live.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Settings {
-    pub read_policy: ReadPolicy,
-    /// Writes wait while fewer replicas than this are in sync; 1 to the number of replicas.
-    pub min_in_sync: u8,
-    /// Milliseconds after which a replica that does not complete an I/O is out.
-    pub deadline_ms: u64,
-    /// Milliseconds that hosts' commands wait while no replica is in sync. Then they get a
-    /// path-related status without DNR, so that hosts retry. Below the 30 s of Linux hosts.
-    pub frozen_hold_ms: u64,
-    /// Read errors within an hour after which a replica is out.
-    pub read_errors: u32,
-    /// Most bytes per second that a resync copies; 0: no limit.
-    pub resync_bytes_per_s: u64,
-    /// Milliseconds without copying to a replica that returns, and after a holder opened the volume
-    /// or closed a queue with writes in flight. Until then a write of a former connection can still
-    /// arrive.
-    pub settle_ms: u64,
-    /// Hours between automatic verifications; 0: none.
-    pub verify_hours: u32,
-    /// Which transports its hosts may use.
-    pub transport_policy: TransportPolicy,
-    /// Text for people, in one line of at most [`MAX_DESCRIPTION`] bytes.
-    pub description: String,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            read_policy: ReadPolicy::default(),
-            min_in_sync: 1,
-            deadline_ms: 8_000,
-            frozen_hold_ms: 20_000,
-            read_errors: 16,
-            resync_bytes_per_s: 0,
-            settle_ms: 500,
-            verify_hours: 0,
-            transport_policy: TransportPolicy::default(),
-            description: String::new(),
-        }
-    }
-}
-
-/// A setting outside its range.
-#[derive(Debug)]
-pub(crate) struct InvalidSetting {
-    pub what: &'static str,
-    pub why: &'static str,
-}
-
-impl Settings {
-    /// Checks the range of each setting, for a volume with this number of replicas.
-    pub(crate) fn check(&self, replicas: usize) -> Result<(), InvalidSetting> {
-        let invalid = |what, why| Err(InvalidSetting { what, why });
-        if !(1..=replicas.max(1)).contains(&usize::from(self.min_in_sync)) {
-            return invalid("min_in_sync", "1 to the number of replicas");
-        }
-        if !(100..=600_000).contains(&self.deadline_ms) {
-            return invalid("deadline_ms", "100 to 600000");
-        }
-        if !(100..=600_000).contains(&self.frozen_hold_ms) {
-            return invalid("frozen_hold_ms", "100 to 600000");
-        }
-        if self.settle_ms > 60_000 {
-            return invalid("settle_ms", "at most 60000");
-        }
-        if self.read_errors == 0 {
-            return invalid("read_errors", "at least 1");
-        }
-        // A terminal shows it: no control characters, separators of lines, or marks that reorder
-        // the text around it.
-        let breaks_a_line = |c: char| {
-            c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-        };
-        if self.description.len() > MAX_DESCRIPTION || self.description.contains(breaks_a_line) {
-            return invalid(
-                "description",
-                "one line of at most 255 bytes, without control characters",
-            );
-        }
-        Ok(())
-    }
-}
-
-/// Transports that the hosts of a published volume may use. A listener without `tcp_fallback`
-/// withholds TCP in addition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-#[serde(rename_all = "kebab-case")]
-pub enum TransportPolicy {
-    /// Every transport that has a listener (the default).
-    #[default]
-    Inherit,
-    /// The same as `inherit`.
-    Any,
-    RdmaOnly,
-    TcpOnly,
 }
 
 /// The JSON of a stored record, with the names that callers know: `replicas` for `members`.

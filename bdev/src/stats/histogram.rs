@@ -5,10 +5,13 @@
 //! 6.25 % wide, which is finer than the difference of two runs, and a histogram is a few KiB per
 //! core and device. Longer values count in the last bucket (2 minutes and more).
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Sub-buckets per power of two, as a power of two.
 pub const GRANULARITY: u32 = 4;
+/// The granularities of histograms in SPDK's layout.
+pub const GRANULARITIES: RangeInclusive<u32> = 1..=16;
 /// Powers of two covered beyond range 0: up to 2^37 ns, 137 s.
 const RANGES: u32 = 33;
 /// Buckets in a histogram.
@@ -109,7 +112,7 @@ impl HistogramSnapshot {
     /// granularity + 1` ranges of `1 << granularity` buckets are there. For a finer granularity
     /// than ours, each of our buckets counts at its lower edge.
     pub fn spdk_buckets(&self, granularity: u32) -> Vec<u64> {
-        let granularity = granularity.clamp(1, 16);
+        let granularity = granularity.clamp(*GRANULARITIES.start(), *GRANULARITIES.end());
         let mut out = vec![0; ((64 - granularity + 1) << granularity) as usize];
         for (index, count) in self
             .buckets

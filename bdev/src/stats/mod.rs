@@ -13,7 +13,7 @@ mod histogram;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use histogram::{BUCKETS, GRANULARITY, Histogram, HistogramSnapshot};
+pub use histogram::{BUCKETS, GRANULARITIES, GRANULARITY, Histogram, HistogramSnapshot};
 
 use crate::io::{Op, Status};
 use Ordering::Relaxed;

@@ -3,13 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use nacre_bdev::OpenError;
+use nacre_bdev::{BLOCK_SIZES, OpenError};
 
 use crate::{Config, RingOptions};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    #[error("block size {given} is not a power of two from 512 to 65536")]
+    #[error(
+        "block size {given} is not a power of two from {} to {}",
+        BLOCK_SIZES.start(), BLOCK_SIZES.end()
+    )]
     BlockSize { given: u32 },
     #[error("ring depth {given} is not from 1 to {}", RingOptions::MAX_DEPTH)]
     Depth { given: u32 },

@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nacre_bdev::{BLOCK_SIZES, is_block_size};
 use rustix::fs::{
     AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, Timespec, Timestamps,
     UTIME_OMIT,
@@ -67,7 +68,7 @@ pub(crate) struct Opened {
 
 pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
     if let Some(given) = config.block_size
-        && (!given.is_power_of_two() || !(512..=65536).contains(&given))
+        && !is_block_size(given.into())
     {
         return Err(CreateError::BlockSize { given });
     }
@@ -134,7 +135,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
     let natural = alignment.as_ref().map_or(sector, |d| d.offset);
     let block_size = config
         .block_size
-        .unwrap_or_else(|| natural.clamp(512, 65536));
+        .unwrap_or_else(|| natural.clamp(*BLOCK_SIZES.start(), *BLOCK_SIZES.end()));
     if block_size < sector {
         return Err(CreateError::BelowSector {
             path,
@@ -168,7 +169,9 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
     let physical = if is_block {
         rustix::fs::ioctl_blkpbszget(&file).unwrap_or(sector)
     } else {
-        u32::try_from(meta.blksize()).unwrap_or(4096).min(65536)
+        u32::try_from(meta.blksize())
+            .unwrap_or(4096)
+            .min(*BLOCK_SIZES.end())
     };
     let punch = !config.readonly && (is_block || can_punch(&file, size));
     if punch && !is_block {

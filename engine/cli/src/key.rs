@@ -18,14 +18,14 @@ use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::keyring::keys::{Expire, ExpireParams, ListKeys};
 use nacre_engine::methods::keyring::stored::{
-    Generate, GenerateParams, Import, RotateStore, Seal, SealParams,
+    Generate, GenerateParams, Import, ImportParams, RotateStore, Seal, SealParams,
 };
 use nacre_engine::methods::keyring::{AddKey, AddKeyParams, RemoveKey, RemoveKeyParams};
 use nacre_engine::methods::nvmf::rotate::{KeyKind, Rotate, RotateParams};
 use nacre_engine::services::keyring::text::kind_name;
 use nacre_engine::services::keyring::{self, KeyText};
+use nacre_engine_rpc::NoParams;
 use nacre_engine_rpc::client::to_json;
-use nacre_engine_rpc::{Method, NoParams};
 use nacre_engine_values::time;
 
 /// Where key files are made unless a folder is given.
@@ -195,9 +195,13 @@ pub(crate) fn run(args: KeyArgs) -> Result<(), Failure> {
             let text = keyring::read(&file).map_err(|error| problem(&file, &error))?;
             let secret = KeyText::parse(&text).map_err(|error| problem(&file, &error))?;
             if sealed {
-                let text = secret.to_text();
-                let params = json!({ "name": name, "text": *text, "expires": expires });
-                return done(connection, connection.call_by_name(Import::NAME, params)?);
+                let params = ImportParams {
+                    name,
+                    text: Some(secret.to_text().into()),
+                    expires,
+                    ..ImportParams::default()
+                };
+                return done(connection, connection.call_for_json::<Import>(&params)?);
             }
             let made = Made { name, file, secret };
             add(connection, &made, expires)?;

@@ -7,6 +7,7 @@
 mod address;
 mod alert;
 mod appliance;
+mod attempts;
 mod audit;
 mod backup;
 mod bdev;

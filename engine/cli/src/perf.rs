@@ -2,6 +2,7 @@
 //! data on request.
 
 use std::io::IsTerminal;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,6 +21,10 @@ use nacre_engine_load::{
 use nacre_engine_values::size::parse_bytes;
 use nacre_engine_values::time;
 use nacre_nvmf::address::NVME_PORT;
+use nacre_nvmf::transport::QUEUE_DEPTHS;
+
+/// The range of the number of I/O queues.
+pub(crate) const QUEUES: RangeInclusive<i64> = 1..=1024;
 
 #[derive(Debug, Args)]
 #[command(
@@ -41,7 +46,7 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
     mix: u8,
     /// I/Os in flight, per queue
-    #[arg(short = 'd', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(short = 'd', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=i64::from(*QUEUE_DEPTHS.end())))]
     depth: u16,
     /// Bytes per I/O
     #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = parse_bytes)]
@@ -50,7 +55,7 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "MIN-MAX", value_parser = parse_range, conflicts_with = "size")]
     io_size_range: Option<Sizes>,
     /// I/O queues, each with a connection of its own [default: one per core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(QUEUES))]
     queues: Option<u16>,
     /// Cores to run on, a thread each: 0-3,8 or 0xf [default: one thread, anywhere]
     #[arg(long, value_name = "CORES", value_parser = CoreSet::parse)]

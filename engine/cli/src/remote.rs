@@ -22,6 +22,7 @@ use nacre_transport_tcp::Marking;
 
 use super::Failure;
 use super::address::{fallback, hostnqn};
+use super::attempts::Attempts;
 use nacre_engine::services::drives::{DriveUri, DriveUriError};
 use nacre_engine::services::keyring::{HostKeys, NamedKey};
 use nacre_engine_doctor::{System, check_rdma_route};
@@ -47,15 +48,8 @@ pub(crate) struct RemoteArgs {
     /// What to use when RDMA fails [default: tcp with auto, else none]
     #[arg(long, value_name = "FALLBACK", value_parser = fallback())]
     fallback: Option<Fallback>,
-    /// Attempts over RDMA before the fallback, or before giving up; 0: without limit
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    retries: u32,
-    /// Pause between these attempts
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = nacre_engine_values::time::parse)]
-    retry_delay: Duration,
-    /// Longest time of one attempt to connect
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = nacre_engine_values::time::parse)]
-    cm_timeout: Duration,
+    #[command(flatten)]
+    attempts: Attempts,
     /// Address of the controller, or a host name
     #[arg(short = 'a', long, value_name = "ADDRESS")]
     traddr: Option<String>,
@@ -133,8 +127,11 @@ impl RemoteArgs {
     pub(crate) fn of_path(uri: String, own: &OwnHost) -> Result<Self, Failure> {
         let defaults = Self::typed([uri])?;
         Ok(Self {
-            retries: 1,
-            cm_timeout: own.connect_timeout,
+            attempts: Attempts {
+                retries: 1,
+                cm_timeout: own.connect_timeout,
+                ..defaults.attempts
+            },
             hostnqn: own.hostnqn.clone(),
             hostid: own.hostid.clone(),
             dhchap_key: own.dhchap_key.clone(),
@@ -228,7 +225,7 @@ impl RemoteArgs {
         let (connector, paths) = self.ways(scheme, address, &needs, tls)?;
         if let Some(paths) = &paths {
             // A connection still has to be enabled and identified.
-            let least = self.cm_timeout + Duration::from_secs(5);
+            let least = self.attempts.cm_timeout + Duration::from_secs(5);
             options.connect_timeout = self.connect_timeout.max(least);
             if paths.fallback.is_none() && paths.connection_retries == 0 {
                 options.loss_timeout = None;
@@ -318,7 +315,7 @@ impl RemoteArgs {
         };
         let tuning = RdmaTuning {
             entries: needs.entries.max(32),
-            cm_timeout: self.cm_timeout,
+            cm_timeout: self.attempts.cm_timeout,
         };
         let (rdma, fallback) = match (Rdma::open(tuning), fallback) {
             (Ok(rdma), fallback) => (rdma, fallback),
@@ -332,8 +329,8 @@ impl RemoteArgs {
             TransportType::Rdma,
             fallback.as_ref().map(|_| TransportType::Tcp),
         );
-        paths.connection_retries = self.retries;
-        paths.retry_delay = self.retry_delay;
+        paths.connection_retries = self.attempts.retries;
+        paths.retry_delay = self.attempts.retry_delay;
         // Requested by name it is tried in any case: the device may appear later.
         if choice == TransportChoice::Auto && fallback.is_some() {
             paths.unusable = check_rdma_route(&System::real(), address.ip()).err();

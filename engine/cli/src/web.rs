@@ -7,16 +7,16 @@ use std::time::{Duration, UNIX_EPOCH};
 use clap::{Args, Subcommand};
 use ratatui::crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers, read};
 use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
-use serde_json::{Value, json};
+use serde_json::Value;
 use zeroize::Zeroizing;
 
 use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::web::{
-    AccountRole, AddAccount, ChangeAccount, GetStatus, ListAccounts, RemoveAccount,
-    RemoveAccountParams,
+    AddAccount, AddAccountParams, ChangeAccount, ChangeAccountParams, GetStatus, ListAccounts,
+    RemoveAccount, RemoveAccountParams,
 };
-use nacre_engine_rpc::Method;
+use nacre_engine_rpc::Role;
 use nacre_engine_rpc::method::NoParams;
 
 /// Longest password in bytes that is read.
@@ -54,7 +54,7 @@ enum AccountCommand {
         name: String,
         /// What the account may do
         #[arg(long, value_enum)]
-        role: AccountRole,
+        role: Role,
     },
     /// Change the role or the password of an account; its sessions end
     #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
@@ -63,7 +63,7 @@ enum AccountCommand {
         name: String,
         /// What the account may do from now on
         #[arg(long, value_enum, group = "what")]
-        role: Option<AccountRole>,
+        role: Option<Role>,
         /// Ask for a new password, or read it from standard input
         #[arg(long, group = "what")]
         password: bool,
@@ -84,32 +84,29 @@ pub(crate) fn run(args: WebArgs) -> Result<(), Failure> {
             AccountCommand::List => list(connection),
             AccountCommand::Add { name, role } => {
                 let password = new_password(&name)?;
-                let params = json!({ "name": name, "role": role, "password": &*password });
-                call(
-                    connection,
-                    AddAccount::NAME,
-                    params,
-                    &format!("added {name}"),
-                )
+                let done = format!("added {name}");
+                let params = AddAccountParams {
+                    name,
+                    role,
+                    password: password.into(),
+                };
+                let answer = connection.call_for_json::<AddAccount>(&params)?;
+                finish(connection, &answer, &done)
             }
             AccountCommand::Change {
                 name,
                 role,
                 password,
             } => {
-                let mut params = json!({ "name": name });
-                if let Some(role) = role {
-                    params["role"] = json!(role);
-                }
-                if password {
-                    params["password"] = json!(&*new_password(&name)?);
-                }
-                call(
-                    connection,
-                    ChangeAccount::NAME,
-                    params,
-                    &format!("changed {name}"),
-                )
+                let password = password.then(|| new_password(&name)).transpose()?;
+                let done = format!("changed {name}");
+                let params = ChangeAccountParams {
+                    name,
+                    role,
+                    password: password.map(Into::into),
+                };
+                let answer = connection.call_for_json::<ChangeAccount>(&params)?;
+                finish(connection, &answer, &done)
             }
             AccountCommand::Remove { name } => {
                 let done = format!("removed {name}");
@@ -119,11 +116,6 @@ pub(crate) fn run(args: WebArgs) -> Result<(), Failure> {
             }
         },
     }
-}
-
-fn call(connection: &Connection, method: &str, params: Value, done: &str) -> Result<(), Failure> {
-    let answer = connection.call_by_name(method, params)?;
-    finish(connection, &answer, done)
 }
 
 fn finish(connection: &Connection, answer: &Value, done: &str) -> Result<(), Failure> {

@@ -15,7 +15,7 @@ use zeroize::{Zeroize, Zeroizing};
 /// The word of JSON Schema for a value that may be given and is never returned.
 pub const WRITE_ONLY: &str = "writeOnly";
 
-/// A secret that a client sends. Nothing prints or serialises it.
+/// A secret that a client sends. Nothing prints it, and only [`SecretText::send`] serialises it.
 #[derive(Clone)]
 pub struct SecretText(Zeroizing<String>);
 
@@ -23,6 +23,25 @@ impl SecretText {
     /// The secret itself.
     pub fn reveal(&self) -> &str {
         &self.0
+    }
+
+    /// Serialises the secret into a request. Parameters name this function in `serialize_with`.
+    pub fn send<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+
+    /// As [`SecretText::send`], for a parameter that may be left out.
+    pub fn send_some<S: Serializer>(secret: &Option<Self>, to: S) -> Result<S::Ok, S::Error> {
+        match secret {
+            Some(secret) => secret.send(to),
+            None => to.serialize_none(),
+        }
+    }
+}
+
+impl From<Zeroizing<String>> for SecretText {
+    fn from(text: Zeroizing<String>) -> Self {
+        Self(text)
     }
 }
 

@@ -13,36 +13,55 @@ use crate::rpc::RpcError;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct MallocCreateParams {
+pub struct MallocCreateParams {
     /// Default: Malloc0, Malloc1, and so on.
-    name: Option<String>,
-    num_blocks: u64,
+    pub name: Option<String>,
+    pub num_blocks: u64,
     /// A power of two from 512 to 65536.
-    block_size: u32,
+    pub block_size: u32,
     #[serde(default)]
-    physical_block_size: u32,
+    pub physical_block_size: u32,
     /// Default: random.
     #[schemars(with = "Option<String>")]
-    uuid: Option<Uuid>,
+    pub uuid: Option<Uuid>,
     /// In blocks; 0: no boundary.
     #[serde(default)]
-    optimal_io_boundary: u32,
+    pub optimal_io_boundary: u32,
     /// Must be 0: metadata is not supported.
     #[serde(default)]
-    md_size: u32,
+    pub md_size: u32,
     #[serde(default, skip_serializing)]
     #[allow(dead_code)]
-    md_interleave: bool,
+    pub md_interleave: bool,
     /// Must be 0.
     #[serde(default)]
-    dif_type: u32,
+    pub dif_type: u32,
     #[serde(default)]
-    dif_is_head_of_md: bool,
+    pub dif_is_head_of_md: bool,
     #[serde(default)]
-    dif_pi_format: u32,
+    pub dif_pi_format: u32,
     /// The NUMA node of the memory; -1: any.
     #[serde(default = "any_node")]
-    numa_id: i32,
+    pub numa_id: i32,
+}
+
+impl Default for MallocCreateParams {
+    fn default() -> Self {
+        Self {
+            name: None,
+            num_blocks: 0,
+            block_size: 0,
+            physical_block_size: 0,
+            uuid: None,
+            optimal_io_boundary: 0,
+            md_size: 0,
+            md_interleave: false,
+            dif_type: 0,
+            dif_is_head_of_md: false,
+            dif_pi_format: 0,
+            numa_id: any_node(),
+        }
+    }
 }
 
 fn any_node() -> i32 {
@@ -50,7 +69,7 @@ fn any_node() -> i32 {
 }
 
 /// SPDK's words for [`malloc::Config`].
-pub(super) struct RamDisk;
+pub struct RamDisk;
 
 impl Single for RamDisk {
     const KIND: &'static str = "malloc";

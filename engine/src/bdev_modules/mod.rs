@@ -2,8 +2,8 @@
 //! `nacre bdev create` and `delete`, `[[bdev]]` in the configuration file, and what a record says
 //! about its devices.
 
-mod malloc;
-mod null;
+pub mod malloc;
+pub mod null;
 
 use std::any::Any;
 use std::sync::{Arc, LazyLock};

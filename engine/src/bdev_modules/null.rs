@@ -12,43 +12,43 @@ use super::no_metadata;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NullCreateParams {
-    name: String,
-    num_blocks: u64,
+pub struct NullCreateParams {
+    pub name: String,
+    pub num_blocks: u64,
     /// A power of two from 512 to 65536.
-    block_size: u32,
+    pub block_size: u32,
     #[serde(default)]
-    physical_block_size: u32,
+    pub physical_block_size: u32,
     /// Must be 0: metadata is not supported.
     #[serde(default)]
-    md_size: u32,
+    pub md_size: u32,
     /// Must be 0.
     #[serde(default)]
-    dif_type: u32,
+    pub dif_type: u32,
     #[serde(default)]
-    dif_is_head_of_md: bool,
+    pub dif_is_head_of_md: bool,
     #[serde(default)]
-    dif_pi_format: u32,
+    pub dif_pi_format: u32,
     /// Default: random.
     #[schemars(with = "Option<String>")]
-    uuid: Option<Uuid>,
+    pub uuid: Option<Uuid>,
     /// Stored for saved configurations; otherwise unused.
     #[serde(default)]
-    preferred_write_granularity: u32,
+    pub preferred_write_granularity: u32,
     #[serde(default)]
-    preferred_write_alignment: u32,
+    pub preferred_write_alignment: u32,
     #[serde(default)]
-    optimal_write_size: u32,
+    pub optimal_write_size: u32,
     #[serde(default)]
-    preferred_unmap_granularity: u32,
+    pub preferred_unmap_granularity: u32,
     #[serde(default)]
-    preferred_unmap_alignment: u32,
+    pub preferred_unmap_alignment: u32,
 }
 
 /// SPDK's words for [`null::Config`].
-pub(super) struct NullDisk;
+pub struct NullDisk;
 
 impl Single for NullDisk {
     const KIND: &'static str = "null";

@@ -1,12 +1,12 @@
 //! Parameters of objects declared in the configuration file ([[bdev]],
 //! [[nvmf.subsystem]]). Both the check of a configuration and the creation of the objects use them.
 
-use nacre_nvmf::subsystems::{self, SubsystemConfig};
+use nacre_nvmf::subsystems::SubsystemConfig;
 use nacre_nvmf_wire::Nqn;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::settings::{Bdev, ControllerModel, Subsystem};
+use super::settings::{Bdev, Subsystem};
 
 /// Namespace of the UUIDs derived from device names. Declared devices have the same UUID at every
 /// start, and on every machine with the same file.
@@ -27,10 +27,7 @@ pub fn config_of(declared: &Subsystem, nqn: &Nqn) -> SubsystemConfig {
         model_number: or(&declared.model_number, default.model_number.clone()),
         allow_any_host: declared.allow_any_host,
         ana_reporting: declared.ana_reporting,
-        controller_model: match declared.controller_model {
-            ControllerModel::Dynamic => subsystems::ControllerModel::Dynamic,
-            ControllerModel::Static => subsystems::ControllerModel::Static,
-        },
+        controller_model: declared.controller_model,
         min_cntlid: declared.min_cntlid,
         max_cntlid: declared.max_cntlid,
         ..default

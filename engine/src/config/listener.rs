@@ -5,13 +5,13 @@ use std::net::IpAddr;
 
 use nacre_nvmf::address::{Grammar, IpTransport, NVME_PORT, Scheme};
 use nacre_nvmf::transport::{ListenerOptions, TlsPolicy};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::values::address::{AddressError, ScopedIp};
-use crate::values::read;
+use crate::values::flatten::{self, Flattened};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, deny_unknown_fields, remote = "Self")]
 pub struct Listener {
     pub name: String,
     /// Selectors, see [`Selector`](crate::values::selector::Selector); empty: `address` applies.
@@ -31,15 +31,46 @@ pub struct Listener {
     pub rdma_gid_index: Option<u16>,
     /// Allow soft-RoCE and soft-iWARP.
     pub allow_software: bool,
-    /// This and the next ones: see [`ListenerOptions`].
-    #[serde(deserialize_with = "read::some_bytes")]
-    pub in_capsule_data_size: Option<u32>,
-    pub max_queue_depth: Option<u16>,
-    pub tos: Option<u8>,
-    #[serde(deserialize_with = "read::seconds")]
-    pub idle_timeout_s: u32,
-    /// Over TCP only.
-    pub tls: TlsPolicy,
+    /// Keys of the same table.
+    #[serde(skip)]
+    pub options: ListenerOptions,
+}
+
+impl<'de> Deserialize<'de> for Listener {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut flattened = Flattened::new(&Self::default().options);
+        let listener = Self::deserialize(flattened.without_part(from))?;
+        Ok(Self {
+            options: flattened.part(),
+            ..listener
+        })
+    }
+}
+
+impl Serialize for Listener {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        struct Own<'a>(&'a Listener);
+
+        impl Serialize for Own<'_> {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                Listener::serialize(self.0, to)
+            }
+        }
+
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            #[serde(flatten)]
+            own: Own<'a>,
+            #[serde(flatten)]
+            options: serde_json::Map<String, serde_json::Value>,
+        }
+
+        let whole = Whole {
+            own: Own(self),
+            options: flatten::fields(&self.options),
+        };
+        whole.serialize(to)
+    }
 }
 
 impl Default for Listener {
@@ -48,7 +79,7 @@ impl Default for Listener {
             name: "default".into(),
             iface: Vec::new(),
             address: IpAddr::from([127, 0, 0, 1]).into(),
-            port: 4420,
+            port: NVME_PORT,
             transports: vec![IpTransport::Rdma, IpTransport::Tcp],
             rdma: RdmaSetting::Off,
             tcp_fallback: true,
@@ -57,11 +88,11 @@ impl Default for Listener {
             rdma_port: None,
             rdma_gid_index: None,
             allow_software: true,
-            in_capsule_data_size: None,
-            max_queue_depth: None,
-            tos: None,
-            idle_timeout_s: 0,
-            tls: TlsPolicy::Off,
+            options: ListenerOptions {
+                idle_timeout_s: Some(0),
+                tls: Some(TlsPolicy::Off),
+                ..ListenerOptions::default()
+            },
         }
     }
 }
@@ -110,12 +141,9 @@ impl Listener {
     /// The options as the listener's transport gets them.
     pub fn options(&self) -> ListenerOptions {
         ListenerOptions {
-            in_capsule_data_size: self.in_capsule_data_size,
-            max_queue_depth: self.max_queue_depth,
-            tos: self.tos,
-            idle_timeout_s: Some(self.idle_timeout_s).filter(|&seconds| seconds > 0),
-            tls: Some(self.tls).filter(|tls| *tls != TlsPolicy::Off),
-            ..ListenerOptions::default()
+            idle_timeout_s: self.options.idle_timeout_s.filter(|&seconds| seconds > 0),
+            tls: self.options.tls.filter(|tls| *tls != TlsPolicy::Off),
+            ..self.options
         }
     }
 
@@ -147,14 +175,15 @@ impl Listener {
                 "set rdma = \"prefer\" or \"require\", or keep the fallback",
             ));
         }
-        if self.tls != TlsPolicy::Off && self.wants_rdma() {
+        if self.options.tls() != TlsPolicy::Off && self.wants_rdma() {
             problems.push((
                 "tls",
                 "TLS is for TCP, and this listener uses RDMA".into(),
                 "make a listener with transports = [\"tcp\"] for the hosts that use TLS",
             ));
         }
-        if let Some(bytes) = self.in_capsule_data_size.filter(|n| !n.is_multiple_of(16)) {
+        let in_capsule = self.options.in_capsule_data_size;
+        if let Some(bytes) = in_capsule.filter(|n| !n.is_multiple_of(16)) {
             let cause = format!("{bytes} is not a multiple of 16");
             problems.push(("in_capsule_data_size", cause, ""));
         }

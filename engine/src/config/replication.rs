@@ -1,8 +1,11 @@
 //! `[replication]`: connections to namespaces of remote targets.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use nacre_nvmf::address::{Fallback, TransportChoice};
+use nacre_nvmf::host::PathOptions;
+use nacre_nvmf::transport::{TransportType, words};
 use nacre_transport_rdma::HostOptions;
 use serde::{Deserialize, Serialize};
 
@@ -58,15 +61,16 @@ pub enum LegTls {
 
 impl Default for Replication {
     fn default() -> Self {
+        let paths = PathOptions::new(TransportType::Rdma, Some(TransportType::Tcp));
         Self {
             transport: TransportChoice::Auto,
             fallback: Fallback::Tcp,
             iface: Vec::new(),
-            connection_retries: 3,
-            retry_delay_ms: 1000,
-            cm_timeout_ms: 5000,
+            connection_retries: paths.connection_retries,
+            retry_delay_ms: millis(paths.retry_delay),
+            cm_timeout_ms: millis(HostOptions::new(0, 0).cm_timeout),
             max_inline_data: HostOptions::MAX_INLINE,
-            rdma_reprobe_s: 60,
+            rdma_reprobe_s: paths.reprobe.as_secs(),
             keep_alive_ms: 5000,
             fast_fail_ms: 5000,
             dhchap_key: None,
@@ -77,7 +81,14 @@ impl Default for Replication {
     }
 }
 
+fn millis(time: Duration) -> u64 {
+    time.as_millis() as u64
+}
+
 impl Replication {
+    /// The range of a keep-alive timeout that is not 0.
+    pub const KEEP_ALIVE_MS: RangeInclusive<u32> = 500..=600_000;
+
     pub fn cm_timeout(&self) -> Duration {
         Duration::from_millis(self.cm_timeout_ms)
     }
@@ -89,9 +100,9 @@ impl Replication {
     /// Keys out of range, with the reason.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let mut problems = Vec::new();
-        if self.keep_alive_ms != 0 && !(500..=600_000).contains(&self.keep_alive_ms) {
-            let value = self.keep_alive_ms;
-            let why = format!("{value} is neither 0 nor from 500 to 600000");
+        let value = self.keep_alive_ms;
+        if value != 0 && !Self::KEEP_ALIVE_MS.contains(&value) {
+            let why = format!("{value} is neither 0 nor {}", words(&Self::KEEP_ALIVE_MS));
             problems.push(("keep_alive_ms", why));
         }
         if self.connection_retries == 0

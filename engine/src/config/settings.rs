@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use clap::ValueEnum;
-use nacre_nvmf::address::IpTransport;
+use nacre_hugepages::HugepagePolicy;
+use nacre_nvmf::address::{DISCOVERY_PORT, IpTransport};
 use nacre_nvmf::auth::Offer;
-use nacre_nvmf::subsystems::MAX_CNTLID;
+use nacre_nvmf::subsystems::{ControllerModel, MAX_CNTLID, TargetConfig};
 use nacre_nvmf_wire::{Nqn, NqnError};
+use nacre_reactor::{Mode, ReactorConfig};
 use nacre_transport_rdma::RdmaConfig;
 use nacre_transport_rdma_link::qos::Qos;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -65,7 +65,7 @@ impl Settings {
     pub fn rdma_transport(&self) -> RdmaConfig {
         let all = self.nvmf.listeners();
         let over_rdma = all.iter().filter(|listener| listener.wants_rdma());
-        let sizes = over_rdma.filter_map(|listener| listener.in_capsule_data_size);
+        let sizes = over_rdma.filter_map(|listener| listener.options.in_capsule_data_size);
         RdmaConfig {
             listener_in_capsule_data_size: sizes.max().unwrap_or(0),
             max_queue_depth: self.nvmf.max_queue_depth,
@@ -106,28 +106,11 @@ pub struct Reactor {
 
 impl Default for Reactor {
     fn default() -> Self {
+        let own = ReactorConfig::default();
         Self {
             cores: "auto".into(),
-            mode: Mode::Adaptive,
-            busy_poll_us: 100,
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    Poll,
-    Adaptive,
-    Interrupt,
-}
-
-impl Mode {
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Poll => "poll",
-            Self::Adaptive => "adaptive",
-            Self::Interrupt => "interrupt",
+            mode: own.mode,
+            busy_poll_us: own.busy_poll_us,
         }
     }
 }
@@ -135,7 +118,7 @@ impl Mode {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    pub hugepages: Hugepages,
+    pub hugepages: HugepagePolicy,
     /// DMA memory of all reactors together, in MiB; 0: 64 for each.
     #[serde(deserialize_with = "read::mebibytes")]
     pub size_mb: u64,
@@ -151,23 +134,11 @@ impl Memory {
 impl Default for Memory {
     fn default() -> Self {
         Self {
-            hugepages: Hugepages::Auto,
+            hugepages: HugepagePolicy::Auto,
             size_mb: 0,
             numa_mb: Vec::new(),
         }
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Hugepages {
-    #[serde(rename = "auto")]
-    Auto,
-    #[serde(rename = "2M")]
-    TwoMiB,
-    #[serde(rename = "1G")]
-    OneGiB,
-    #[serde(rename = "off")]
-    Off,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -364,16 +335,16 @@ pub struct Nvmf {
 
 impl Default for Nvmf {
     fn default() -> Self {
-        let offer = Offer::default();
+        let (offer, target) = (Offer::default(), TargetConfig::default());
         Self {
-            max_subsystems: 1024,
+            max_subsystems: target.max_subsystems as u32,
             max_connections: 10_000,
             max_pending_connections: 256,
-            max_queue_depth: 128,
+            max_queue_depth: target.max_io_entries,
             max_io_qpairs_per_ctrlr: 128,
             in_capsule_data_size: 8192,
             max_io_size: 1024 * 1024,
-            discovery_port: 8009,
+            discovery_port: DISCOVERY_PORT,
             discovery_nqn: "auto".into(),
             dhchap_digests: offer.hashes.iter().map(|h| h.name().into()).collect(),
             dhchap_dhgroups: offer.groups.iter().map(|g| g.name().into()).collect(),
@@ -488,17 +459,6 @@ impl Default for Subsystem {
             namespace: Vec::new(),
         }
     }
-}
-
-/// Dynamic: each host gets a new controller. Static: hosts connect to existing controllers.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum ControllerModel {
-    #[default]
-    Dynamic,
-    Static,
 }
 
 /// A host and the names of its keys.

@@ -179,7 +179,7 @@ impl Method<Engine> for StartInit {
     }
 }
 
-struct WaitInit;
+pub struct WaitInit;
 
 impl Method<Engine> for WaitInit {
     const NAME: &'static str = "framework_wait_init";

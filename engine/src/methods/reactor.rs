@@ -71,14 +71,6 @@ struct LwThread {
     elapsed: u64,
 }
 
-fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Poll => "poll",
-        Mode::Adaptive => "adaptive",
-        Mode::Interrupt => "interrupt",
-    }
-}
-
 impl Method<Engine> for GetReactors {
     const NAME: &'static str = "framework_get_reactors";
     const ABOUT: &'static str = "Lists the reactors and how busy they are. A tick is a nanosecond.";
@@ -109,7 +101,7 @@ impl Method<Engine> for GetReactors {
                     cpumask: cpumask(handle),
                     elapsed: stats.busy_ns + stats.idle_ns + stats.sleep_ns,
                 }],
-                mode: mode_name(stats.mode),
+                mode: stats.mode.word(),
                 sleep: stats.sleep_ns,
                 sleeps: stats.sleeps,
                 stalls: stats.stalls,
@@ -307,18 +299,10 @@ impl Method<Engine> for IobufGetStats {
 
 struct SetMode;
 
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum ModeName {
-    Poll,
-    Adaptive,
-    Interrupt,
-}
-
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetModeParams {
-    mode: ModeName,
+    mode: Mode,
     /// How long an idle adaptive reactor polls before sleeping, in microseconds. Grows to eight
     /// times this value while work arrives within it.
     busy_poll_us: Option<u64>,
@@ -344,11 +328,7 @@ impl Method<Engine> for SetMode {
             );
         }
         for reactor in reactors {
-            reactor.set_mode(match params.mode {
-                ModeName::Poll => Mode::Poll,
-                ModeName::Adaptive => Mode::Adaptive,
-                ModeName::Interrupt => Mode::Interrupt,
-            });
+            reactor.set_mode(params.mode);
             if let Some(us) = params.busy_poll_us {
                 reactor.set_busy_poll_us(us);
             }

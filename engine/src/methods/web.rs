@@ -18,37 +18,6 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetStatus>();
 }
 
-/// The role of an account: `viewer`, `operator` or `admin`.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum AccountRole {
-    Viewer,
-    Operator,
-    Admin,
-}
-
-impl From<AccountRole> for Role {
-    fn from(role: AccountRole) -> Self {
-        match role {
-            AccountRole::Viewer => Self::Viewer,
-            AccountRole::Operator => Self::Operator,
-            AccountRole::Admin => Self::Admin,
-        }
-    }
-}
-
-impl From<Role> for AccountRole {
-    fn from(role: Role) -> Self {
-        match role {
-            Role::Viewer => Self::Viewer,
-            Role::Operator => Self::Operator,
-            Role::Admin => Self::Admin,
-        }
-    }
-}
-
 fn revealed(text: &SecretText) -> Zeroizing<String> {
     Zeroizing::new(text.reveal().to_owned())
 }
@@ -58,7 +27,7 @@ pub struct ListAccounts;
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct AccountReply {
     name: String,
-    role: AccountRole,
+    role: Role,
     /// Milliseconds since 1970.
     created_ms: u64,
 }
@@ -85,13 +54,14 @@ impl Method<Engine> for ListAccounts {
 
 pub struct AddAccount;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddAccountParams {
     /// 1 to 32 of a-z, 0-9, `.`, `_` and `-`, a letter first.
     pub name: String,
-    pub role: AccountRole,
+    pub role: Role,
     /// 12 to 256 bytes. Only its hash is stored.
+    #[serde(serialize_with = "SecretText::send")]
     pub password: SecretText,
 }
 
@@ -115,13 +85,14 @@ impl Method<Engine> for AddAccount {
 
 pub struct ChangeAccount;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeAccountParams {
     pub name: String,
     /// The new role; left out: the present one.
-    pub role: Option<AccountRole>,
+    pub role: Option<Role>,
     /// The new password; left out: the present one.
+    #[serde(serialize_with = "SecretText::send_some")]
     pub password: Option<SecretText>,
 }
 

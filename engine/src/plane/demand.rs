@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use nacre_hugepages::{ClassSpec, HugepagePolicy};
+use nacre_hugepages::ClassSpec;
 use nacre_nvmf::subsystems::TargetConfig;
 use nacre_nvmf::transport::TlsPolicy;
 use nacre_reactor::numa_node;
@@ -20,7 +20,6 @@ use serde::Serialize;
 use crate::config::Personality;
 use crate::config::Settings;
 use crate::config::listener::Listener;
-use crate::config::settings::{Hugepages, Mode};
 use crate::plane::{PlaneConfig, PlaneError, arenas, choose_cores};
 
 /// DMA memory per reactor unless configured.
@@ -64,18 +63,9 @@ pub fn data_path(
     Ok(PlaneConfig {
         cores,
         placement,
-        mode: match settings.reactor.mode {
-            Mode::Poll => nacre_reactor::Mode::Poll,
-            Mode::Adaptive => nacre_reactor::Mode::Adaptive,
-            Mode::Interrupt => nacre_reactor::Mode::Interrupt,
-        },
+        mode: settings.reactor.mode,
         busy_poll_us: settings.reactor.busy_poll_us,
-        hugepages: match settings.memory.hugepages {
-            Hugepages::Auto => HugepagePolicy::Auto,
-            Hugepages::TwoMiB => HugepagePolicy::TwoMiB,
-            Hugepages::OneGiB => HugepagePolicy::OneGiB,
-            Hugepages::Off => HugepagePolicy::Off,
-        },
+        hugepages: settings.memory.hugepages,
         memory_per_reactor: match settings.memory.size_mb {
             0 => DEFAULT_MEMORY,
             mb => (mb << 20) / reactors,
@@ -177,7 +167,7 @@ impl Demand {
 /// bytes in them. 0 without a listener that uses TLS.
 pub fn tls_bytes(settings: &Settings) -> u64 {
     let nvmf = &settings.nvmf;
-    let uses_tls = |listener: &Listener| listener.tls != TlsPolicy::Off;
+    let uses_tls = |listener: &Listener| listener.options.tls() != TlsPolicy::Off;
     if !nvmf.listeners().iter().any(uses_tls) {
         return 0;
     }
@@ -231,7 +221,7 @@ fn iobuf_classes(
 
 #[cfg(test)]
 mod tests {
-    use nacre_hugepages::ArenaError;
+    use nacre_hugepages::{ArenaError, HugepagePolicy};
 
     use super::*;
     use crate::methods::testing::TestDaemon;
@@ -243,7 +233,7 @@ mod tests {
     fn the_demand_matches_the_allocation() {
         let mut settings = Settings::default();
         settings.reactor.cores = "auto:2".into();
-        settings.memory.hugepages = Hugepages::Off;
+        settings.memory.hugepages = HugepagePolicy::Off;
         for size_mb in [0, 40] {
             settings.memory.size_mb = size_mb;
             let config =
@@ -306,10 +296,9 @@ mod tests {
     fn tls_needs_memory_for_each_connection() {
         let mut settings = Settings::default();
         assert_eq!(tls_bytes(&settings), 0);
-        settings.nvmf.listener.push(Listener {
-            tls: TlsPolicy::Allow,
-            ..Listener::default()
-        });
+        let mut listener = Listener::default();
+        listener.options.tls = Some(TlsPolicy::Allow);
+        settings.nvmf.listener.push(listener);
         (
             settings.nvmf.max_connections,
             settings.nvmf.max_pending_connections,
@@ -344,7 +333,7 @@ mod tests {
     fn all_advice_on_locked_memory_agrees() {
         let mut settings = Settings::default();
         settings.reactor.cores = "auto:2".into();
-        settings.memory.hugepages = Hugepages::Off;
+        settings.memory.hugepages = HugepagePolicy::Off;
         let daemon = TestDaemon::with(settings, None);
         let settings = &daemon.engine.settings;
         for rdma in [false, true] {

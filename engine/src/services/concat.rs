@@ -40,7 +40,7 @@ pub fn of_settings(settings: &Settings) -> Vec<ConcatHost> {
         let has_listener = listeners.iter().any(|listener| {
             let serves =
                 subsystem.listeners.is_empty() || subsystem.listeners.contains(&listener.name);
-            serves && listener.tls == TlsPolicy::Allow
+            serves && listener.options.tls() == TlsPolicy::Allow
         });
         let hosts = subsystem.host.iter().filter(|host| host.concat);
         found.extend(hosts.map(|host| {

@@ -7,6 +7,7 @@
 //!   size           512, 4k, 64MiB, 1.5GiB, 100GB
 //!   time           250ms, 5s, 1h 30m; a plain number has the unit of its key
 //!   read           parses any of these from JSON, with errors in plain English
+//!   flatten        tables whose keys are the fields of two types
 //!   suggest        the known word nearest to an unknown one
 //!   files          lock and PID files, replacing a file, the data directory
 //!   identity_file  an identity that is generated once and kept
@@ -18,6 +19,7 @@
 
 pub mod address;
 pub mod files;
+pub mod flatten;
 pub mod host_identity;
 pub mod identity_file;
 pub mod read;
@@ -25,7 +27,8 @@ pub mod run;
 pub mod selector;
 pub mod size;
 pub mod suggest;
-pub mod time;
+
+pub use nacre_units::time;
 
 /// `1 warning`, `2 warnings`.
 pub fn count(number: u64, noun: &str) -> String {

@@ -21,6 +21,8 @@
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::ConnectData;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::subsystems::subsystem::SubsystemConfig;
@@ -29,7 +31,9 @@ use crate::subsystems::subsystem::SubsystemConfig;
 pub const MAX_CNTLID: u16 = 0xffef;
 
 /// The controller model of a subsystem.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
 pub enum ControllerModel {
     /// A controller is created for each association, and deleted with it.
     #[default]

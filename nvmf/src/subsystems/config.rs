@@ -1,5 +1,7 @@
 //! The configuration of a target, and the limits of queues and commands that follow from it.
 
+use std::ops::RangeInclusive;
+
 use crate::transport::TransportCaps;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::identify::IdentifyController;
@@ -74,6 +76,9 @@ pub struct QueueLimits {
 }
 
 impl TargetConfig {
+    /// The range of [`TargetConfig::max_subsystems`].
+    pub const SUBSYSTEMS: RangeInclusive<u32> = 1..=65_536;
+
     /// The limits of a transport without its own.
     pub fn queue_limits(&self) -> QueueLimits {
         QueueLimits {

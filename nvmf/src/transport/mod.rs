@@ -21,6 +21,7 @@ mod load;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -389,6 +390,17 @@ pub enum ListenError {
     Option { option: &'static str, why: String },
 }
 
+/// Entries of an I/O queue.
+pub const QUEUE_DEPTHS: RangeInclusive<u16> = 2..=4096;
+
+/// Most bytes of in-capsule data of a command; they are a multiple of 16.
+pub const MAX_IN_CAPSULE_DATA: u32 = 1 << 20;
+
+/// True for a size of in-capsule data that a transport can have.
+pub const fn is_in_capsule_size(bytes: u32) -> bool {
+    bytes.is_multiple_of(16) && bytes <= MAX_IN_CAPSULE_DATA
+}
+
 /// What one listener does differently from its transport; `None`: as the transport.
 ///
 /// The only declaration of these options: the parameter `options` of the RPC method that adds a
@@ -400,7 +412,10 @@ pub struct ListenerOptions {
     /// Bytes of in-capsule data per command, a multiple of 16. TCP: at most max_io_size. RDMA: at
     /// most the size of the transport's receive buffers; nvmf_subsystem_get_listeners shows the
     /// result.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        deserialize_with = "nacre_units::read::some_bytes",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES"))]
     pub in_capsule_data_size: Option<u32>,
     /// Entries of an I/O queue, 2 to 4096.
@@ -413,7 +428,10 @@ pub struct ListenerOptions {
     pub tos: Option<u8>,
     /// Seconds without a command from the host, after which its connections are closed; 0: never.
     /// Keep Alive is a command; an I/O command in progress stops the timer.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        deserialize_with = "nacre_units::read::some_seconds",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[cfg_attr(feature = "clap", arg(long, value_name = "SECONDS"))]
     pub idle_timeout_s: Option<u32>,
     /// RDMA only, shown in the discovery log: `infiniband`, `roce`, `roce_v2` (default) or `iwarp`.
@@ -444,8 +462,12 @@ pub enum TlsPolicy {
 impl ListenerOptions {
     /// Allowed range of each number. A transport may allow less: see [`Plug::listen`].
     pub const RANGES: &[(&str, u64, u64)] = &[
-        ("in_capsule_data_size", 0, 1 << 20),
-        ("max_queue_depth", 2, 4096),
+        ("in_capsule_data_size", 0, MAX_IN_CAPSULE_DATA as u64),
+        (
+            "max_queue_depth",
+            *QUEUE_DEPTHS.start() as u64,
+            *QUEUE_DEPTHS.end() as u64,
+        ),
         ("tos", 0, 255),
         ("idle_timeout_s", 0, 86_400),
     ];
@@ -498,8 +520,13 @@ pub enum ConfigError {
     OutOfRange {
         option: &'static str,
         actual: u64,
-        allowed: &'static str,
+        allowed: String,
     },
+}
+
+/// The words of an allowed range: `from 2 to 4096`.
+pub fn words<N: fmt::Display>(range: &RangeInclusive<N>) -> String {
+    format!("from {} to {}", range.start(), range.end())
 }
 
 /// Counts of a plug over all cores, for metrics.

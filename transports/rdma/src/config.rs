@@ -1,13 +1,25 @@
 //! The options of the RDMA transport, with their defaults and ranges.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use nacre_hugepages::{GRAIN, REGION_MAX};
 pub use nacre_nvmf::transport::ConfigError;
-use nacre_nvmf::transport::{TransportCaps, TransportType};
+use nacre_nvmf::transport::{
+    MAX_IN_CAPSULE_DATA, QUEUE_DEPTHS, TransportCaps, TransportType, is_in_capsule_size, words,
+};
 
 /// Most shared receives of one core and device: more than adapters support.
 pub const MAX_SRQ_SIZE: u32 = 262_144;
+
+/// Largest transfer of one command, in bytes: a power of two.
+pub const IO_SIZES: RangeInclusive<u32> = 4096..=1 << 23;
+/// Completions collected in one poll.
+pub const POLL_BATCHES: RangeInclusive<usize> = 1..=1024;
+/// Descriptors of one command.
+pub const SGL_DESCRIPTORS: RangeInclusive<u8> = 1..=64;
+/// The shortest limit of a memory region.
+pub const MIN_MR_SIZE: u64 = GRAIN as u64;
 
 /// Options of the RDMA transport. Values beyond a device's limits are clamped to them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,7 +102,7 @@ impl RdmaConfig {
     /// Invalid options.
     pub fn problems(&self) -> Vec<ConfigError> {
         let mut problems = Vec::new();
-        let mut check = |ok: bool, option, actual: u64, allowed| {
+        let mut check = |ok: bool, option, actual: u64, allowed: String| {
             if !ok {
                 problems.push(ConfigError::OutOfRange {
                     option,
@@ -106,50 +118,52 @@ impl RdmaConfig {
                 self.listener_in_capsule_data_size,
             ),
         ] {
-            let allowed = "a multiple of 16, at most 1048576";
-            check(in_capsule_fits(size), option, size.into(), allowed);
+            let allowed = format!("a multiple of 16, at most {MAX_IN_CAPSULE_DATA}");
+            check(is_in_capsule_size(size), option, size.into(), allowed);
         }
+        let size = self.max_io_size;
         check(
-            self.max_io_size.is_power_of_two() && (4096..=1 << 23).contains(&self.max_io_size),
+            size.is_power_of_two() && IO_SIZES.contains(&size),
             "max_io_size",
-            self.max_io_size.into(),
-            "a power of two from 4096 to 8388608",
+            size.into(),
+            format!("a power of two {}", words(&IO_SIZES)),
         );
         let depth = self.max_queue_depth;
         check(
-            (2..=4096).contains(&depth),
+            QUEUE_DEPTHS.contains(&depth),
             "max_queue_depth",
             depth.into(),
-            "from 2 to 4096",
+            words(&QUEUE_DEPTHS),
         );
-        check(self.max_connections > 0, "max_connections", 0, "at least 1");
+        let at_least_1 = || "at least 1".to_owned();
+        check(self.max_connections > 0, "max_connections", 0, at_least_1());
         check(
-            self.max_mr_size >= GRAIN as u64,
+            self.max_mr_size >= MIN_MR_SIZE,
             "max_mr_size",
             self.max_mr_size,
-            "at least 16777216",
+            format!("at least {MIN_MR_SIZE}"),
         );
-        check(self.backlog > 0, "backlog", 0, "at least 1");
+        check(self.backlog > 0, "backlog", 0, at_least_1());
         check(
             self.srq_size <= MAX_SRQ_SIZE,
             "srq_size",
             self.srq_size.into(),
-            "at most 262144",
+            format!("at most {MAX_SRQ_SIZE}"),
         );
-        check(self.cq_size > 0, "cq_size", 0, "at least 1");
-        check(self.read_depth > 0, "read_depth", 0, "at least 1");
+        check(self.cq_size > 0, "cq_size", 0, at_least_1());
+        check(self.read_depth > 0, "read_depth", 0, at_least_1());
         check(
-            (1..=1024).contains(&self.poll_batch),
+            POLL_BATCHES.contains(&self.poll_batch),
             "poll_batch",
             self.poll_batch as u64,
-            "from 1 to 1024",
+            words(&POLL_BATCHES),
         );
         let descriptors = self.max_sgl_descriptors;
         check(
-            (1..=64).contains(&descriptors),
+            SGL_DESCRIPTORS.contains(&descriptors),
             "max_sgl_descriptors",
             descriptors.into(),
-            "from 1 to 64",
+            words(&SGL_DESCRIPTORS),
         );
         problems
     }
@@ -181,10 +195,6 @@ impl RdmaConfig {
             keyed_sgl: true,
         }
     }
-}
-
-pub(crate) fn in_capsule_fits(bytes: u32) -> bool {
-    bytes.is_multiple_of(16) && bytes <= 1 << 20
 }
 
 #[cfg(test)]

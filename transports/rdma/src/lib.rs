@@ -38,7 +38,9 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use config::{ConfigError, MAX_SRQ_SIZE, RdmaConfig};
+pub use config::{
+    ConfigError, IO_SIZES, MAX_SRQ_SIZE, MIN_MR_SIZE, POLL_BATCHES, RdmaConfig, SGL_DESCRIPTORS,
+};
 pub use core_memory::bytes_per_core;
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
 pub use incident::Incident;

@@ -9,12 +9,12 @@ use std::thread::JoinHandle;
 use nacre_hugepages::Arena;
 use nacre_nvmf::transport::{
     Address, ListenError, ListenerCounts, ListenerId, ListenerOptions, Plug, PlugCounts, Transport,
-    TransportType,
+    TransportType, is_in_capsule_size,
 };
 use nacre_transport_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::config::{RdmaConfig, in_capsule_fits};
+use crate::config::RdmaConfig;
 use crate::control::{self, Control, Listener};
 use crate::core_memory::Devices;
 use crate::incident::{Incident, Incidents};
@@ -245,7 +245,7 @@ impl Plug for RdmaPlug {
         options: &ListenerOptions,
     ) -> Result<Address, ListenError> {
         let wanted = options.in_capsule_data_size;
-        if let Some(bytes) = wanted.filter(|bytes| !in_capsule_fits(*bytes)) {
+        if let Some(bytes) = wanted.filter(|bytes| !is_in_capsule_size(*bytes)) {
             return Err(ListenError::Option {
                 option: "in_capsule_data_size",
                 why: format!("{bytes} is not a multiple of 16, at most 1048576"),

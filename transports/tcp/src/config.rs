@@ -1,13 +1,20 @@
 //! The options of the NVMe/TCP transport, their defaults and their ranges.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use nacre_nvmf::tcp::TcpTargetConfig;
 pub use nacre_nvmf::transport::ConfigError;
-use nacre_nvmf::transport::{ListenerOptions, TransportCaps, TransportType};
+use nacre_nvmf::transport::{
+    ListenerOptions, MAX_IN_CAPSULE_DATA, TransportCaps, TransportType, is_in_capsule_size, words,
+};
 use nacre_nvmf_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, Digests, MIN_MAXH2CDATA};
 
 use crate::socket::Marking;
+
+/// Largest transfer of one command, in bytes: a power of two.
+pub const IO_SIZES: RangeInclusive<u32> = 4096..=1 << 24;
+const RX_BUFFER_SIZES: RangeInclusive<usize> = 4096..=64 << 20;
 
 /// Options of the NVMe/TCP transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,7 +105,7 @@ impl Default for TcpConfig {
 
 impl TcpConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, option, actual: u64, allowed| {
+        let check = |ok: bool, option, actual: u64, allowed: String| {
             if ok {
                 Ok(())
             } else {
@@ -111,42 +118,45 @@ impl TcpConfig {
         };
         let in_capsule = self.in_capsule_data_size;
         check(
-            in_capsule.is_multiple_of(16) && in_capsule <= 1 << 20,
+            is_in_capsule_size(in_capsule),
             "in_capsule_data_size",
             in_capsule.into(),
-            "a multiple of 16, at most 1048576",
+            format!("a multiple of 16, at most {MAX_IN_CAPSULE_DATA}"),
         )?;
+        let size = self.max_io_size;
         check(
-            self.max_io_size.is_power_of_two() && (4096..=1 << 24).contains(&self.max_io_size),
+            size.is_power_of_two() && IO_SIZES.contains(&size),
             "max_io_size",
-            self.max_io_size.into(),
-            "a power of two from 4096 to 16777216",
+            size.into(),
+            format!("a power of two {}", words(&IO_SIZES)),
         )?;
         check(
             self.max_h2c_data_size.is_multiple_of(4) && self.max_h2c_data_size >= MIN_MAXH2CDATA,
             "max_h2c_data_size",
             self.max_h2c_data_size.into(),
-            "a multiple of 4, at least 4096",
+            format!("a multiple of 4, at least {MIN_MAXH2CDATA}"),
         )?;
-        check(self.max_connections > 0, "max_connections", 0, "at least 1")?;
+        for (option, value) in [
+            ("max_connections", self.max_connections as u64),
+            (
+                "max_pending_connections",
+                self.max_pending_connections as u64,
+            ),
+            ("backlog", self.backlog.try_into().unwrap_or(0)),
+        ] {
+            check(value > 0, option, 0, "at least 1".to_owned())?;
+        }
         check(
-            self.max_pending_connections > 0,
-            "max_pending_connections",
-            0,
-            "at least 1",
-        )?;
-        check(self.backlog > 0, "backlog", 0, "at least 1")?;
-        check(
-            (4096..=64 << 20).contains(&self.rx_buffer_size),
+            RX_BUFFER_SIZES.contains(&self.rx_buffer_size),
             "rx_buffer_size",
             self.rx_buffer_size as u64,
-            "from 4096 to 67108864",
+            words(&RX_BUFFER_SIZES),
         )?;
         check(
             self.rx_buffers >= 2,
             "rx_buffers",
             self.rx_buffers as u64,
-            "at least 2",
+            "at least 2".to_owned(),
         )
     }
 

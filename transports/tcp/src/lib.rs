@@ -29,7 +29,7 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use config::{ConfigError, TcpConfig};
+pub use config::{ConfigError, IO_SIZES, TcpConfig};
 pub use host::{HostOptions, HostStats, TcpHost, connect_host};
 pub use host_handshake::HostTls;
 pub use nacre_transport_tls::{MOST_BUFFER_BYTES as TLS_BUFFER_BYTES, warm_up as warm_up_tls};

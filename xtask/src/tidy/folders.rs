@@ -28,6 +28,7 @@ const LAYERS: &[&str] = &[
     "hugepages",
     "nvmf/wire",
     "random",
+    "units",
 ];
 
 /// The declaration of a module, in a file of its own, that exists in tests only.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nacre_bdev::{Limits, Op};
+use nacre_bdev::{BLOCK_SIZES, Limits, Op};
 use nacre_nvmf_wire::commands::admin::Identify;
 use nacre_nvmf_wire::identify::controller::{FUSES_COMPARE_AND_WRITE, Oncs};
 use nacre_nvmf_wire::identify::namespace::{NSATTR_WRITE_PROTECTED, Nsfeat, dlfeat};
@@ -237,10 +237,12 @@ fn describe(
     }
     let format = said.lbaf[said.format_index()];
     let block = said.block_bytes();
-    let Some(block) = block.filter(|bytes| (512..=65536).contains(bytes)) else {
+    let Some(block) = block.filter(|bytes| BLOCK_SIZES.contains(bytes)) else {
         return Err(format!(
-            "its blocks are of 2^{} bytes, not of 512 to 65536",
-            format.lbads
+            "its blocks are of 2^{} bytes, not of {} to {}",
+            format.lbads,
+            BLOCK_SIZES.start(),
+            BLOCK_SIZES.end()
         ));
     };
     let metadata = format.ms.get();

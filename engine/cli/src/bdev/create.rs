@@ -4,12 +4,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgMatches, Args, FromArgMatches, Subcommand};
-use serde_json::{Map, Value, json};
+use nacre_bdev::delay;
+use serde::Serialize;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::super::{Connection, Failure, absolute, output};
-use nacre_engine::bdev_modules::{self, Entry, MODULES};
+use nacre_engine::bdev_modules::malloc::{MallocCreateParams, RamDisk};
+use nacre_engine::bdev_modules::null::{NullCreateParams, NullDisk};
+use nacre_engine::bdev_modules::{self, DELAY, Entry, MODULES};
+use nacre_engine::config::settings::DEFAULT_BLOCK;
+use nacre_engine::methods::bdev::file::{AioCreate, AioCreateParams};
 use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
+use nacre_engine::methods::bdev::modules::CreateModule;
+use nacre_engine::services::engine::Engine;
+use nacre_engine_rpc::Method;
+use nacre_engine_rpc::client::to_json;
 use nacre_engine_values::size;
 
 #[derive(Debug, Subcommand)]
@@ -131,7 +141,7 @@ pub(super) struct Capacity {
     #[arg(long, value_parser = size::parse_bytes)]
     size: u64,
     /// Bytes per logical block
-    #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes, default_value = "512")]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes, default_value_t = DEFAULT_BLOCK.into())]
     block_size: u64,
 }
 
@@ -144,7 +154,6 @@ pub(super) struct Identity {
 
 pub(super) fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     let (method, params) = call(kind)?;
-    let params = Value::Object(params);
     // The daemon would wait for a missing base device, as SPDK does. Here a missing base is a
     // mistyped name.
     if let Some(base) = bdev_modules::base(method, &params) {
@@ -167,25 +176,35 @@ pub(super) fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
 }
 
 /// The method and parameters for a kind of device.
-fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
-    let (method, params, identity) = match kind {
+fn call(kind: Kind) -> Result<(&'static str, Value), Failure> {
+    Ok(match kind {
         Kind::Malloc {
             name,
             capacity,
             identity,
-        } => (
-            bdev_modules::MALLOC.create,
-            capacity.params(json!({ "name": name }))?,
-            identity,
+        } => prepared::<CreateModule<RamDisk>>(
+            &MallocCreateParams {
+                name,
+                num_blocks: capacity.blocks()?,
+                block_size: block(capacity.block_size)?,
+                uuid: identity.uuid,
+                ..MallocCreateParams::default()
+            },
+            &MallocCreateParams::default(),
         ),
         Kind::Null {
             name,
             capacity,
             identity,
-        } => (
-            bdev_modules::NULL.create,
-            capacity.params(json!({ "name": name }))?,
-            identity,
+        } => prepared::<CreateModule<NullDisk>>(
+            &NullCreateParams {
+                name,
+                num_blocks: capacity.blocks()?,
+                block_size: block(capacity.block_size)?,
+                uuid: identity.uuid,
+                ..NullCreateParams::default()
+            },
+            &NullCreateParams::default(),
         ),
         Kind::File {
             name,
@@ -195,19 +214,20 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
             read_only,
             no_unmap,
             identity,
-        } => {
-            // The daemon has a working directory of its own.
-            let path = absolute(&path)?;
-            let params = json!({
-                "name": name,
-                "filename": path,
-                "size": size,
-                "block_size": block_size,
-                "readonly": read_only.then_some(true),
-                "fallocate": no_unmap.then_some(false),
-            });
-            (bdev_modules::AIO.create, params, identity)
-        }
+        } => prepared::<AioCreate>(
+            &AioCreateParams {
+                name,
+                // The daemon has a working directory of its own.
+                filename: absolute(&path)?,
+                block_size: block_size.map_or(Ok(0), block)?,
+                readonly: read_only,
+                fallocate: no_unmap.then_some(false),
+                uuid: identity.uuid,
+                size,
+                ..AioCreateParams::default()
+            },
+            &AioCreateParams::default(),
+        ),
         Kind::Delay {
             name,
             base,
@@ -217,38 +237,43 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
             write_p99,
             identity,
         } => {
-            let params = json!({
-                "name": name,
-                "base_bdev_name": base,
-                "avg_read_latency": micros(read)?,
-                "p99_read_latency": micros(read_p99.unwrap_or(read))?,
-                "avg_write_latency": micros(write)?,
-                "p99_write_latency": micros(write_p99.unwrap_or(write))?,
-            });
-            (bdev_modules::DELAY.create, params, identity)
+            let params = delay::Config {
+                name,
+                base_bdev_name: base,
+                avg_read_latency: micros(read)?,
+                p99_read_latency: micros(read_p99.unwrap_or(read))?,
+                avg_write_latency: micros(write)?,
+                p99_write_latency: micros(write_p99.unwrap_or(write))?,
+                uuid: identity.uuid,
+            };
+            (DELAY.create, to_json(&params))
         }
-        Kind::Module(ModuleKind { module, params }) => (module.create, params, Identity::default()),
-    };
-    let Value::Object(mut params) = params else {
-        unreachable!("parameters are an object")
-    };
-    if let Some(uuid) = identity.uuid {
-        params.insert("uuid".into(), json!(uuid));
+        Kind::Module(ModuleKind { module, params }) => (module.create, params),
+    })
+}
+
+/// The method's name, and the parameters that differ from their defaults. The others are not sent:
+/// SPDK does not know all of them.
+fn prepared<M>(params: &M::Params, defaults: &M::Params) -> (&'static str, Value)
+where
+    M: Method<Engine, Params: Serialize>,
+{
+    let (mut params, defaults) = (to_json(params), to_json(defaults));
+    if let Some(fields) = params.as_object_mut() {
+        fields.retain(|name, value| defaults.get(name) != Some(value));
     }
-    // Omitted options are not sent: the daemon's defaults apply, and SPDK does not know all of
-    // these.
-    params.retain(|_, value| !value.is_null());
-    Ok((method, params))
+    (M::NAME, params)
 }
 
 impl Capacity {
-    fn params(&self, mut params: Value) -> Result<Value, Failure> {
-        params["block_size"] = self.block_size.into();
-        params["num_blocks"] = size::blocks(self.size, self.block_size)
-            .map_err(Failure::Usage)?
-            .into();
-        Ok(params)
+    fn blocks(&self) -> Result<u64, Failure> {
+        size::blocks(self.size, self.block_size.into()).map_err(Failure::Usage)
     }
+}
+
+fn block(bytes: u64) -> Result<u32, Failure> {
+    let block = u32::try_from(bytes).map_err(|_| size::check_block(bytes));
+    block.map_err(|refused| Failure::Usage(refused.err().unwrap_or_default()))
 }
 
 fn micros(time: Duration) -> Result<u64, Failure> {

@@ -22,6 +22,8 @@ use nacre_engine::methods::bdev::null::ResizeParams;
 use nacre_engine::methods::bdev::nvme::{DetachController, DetachControllerParams};
 use nacre_engine::methods::bdev::qos::{SetQosLimit, SetQosLimitParams};
 use nacre_engine::methods::bdev::stacked::{InjectError, InjectErrorParams, ResumePending};
+use nacre_engine::methods::volume::create::{Delete, DeleteParams};
+use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::{Client, to_json};
 use nacre_engine_values::size;
 
@@ -295,7 +297,11 @@ fn product(device: &Value) -> String {
 /// The method that deletes a device, with its parameters. A module of the table, or a volume.
 fn deletion(device: &Value) -> Result<(&'static str, Value), Failure> {
     if device["product_name"] == "Replicated volume" {
-        return Ok(("volume_delete", json!({ "name": device["name"] })));
+        let params = DeleteParams {
+            name: name_of(device),
+            force: None,
+        };
+        return Ok((Delete::NAME, to_json(&params)));
     }
     let module = module(device)?;
     let (field, at) = module.deleted_by;

@@ -38,6 +38,7 @@ use uuid::Uuid;
 
 use self::side::RunError;
 use self::sides::Sides;
+use super::perf::QUEUES;
 use super::{Failure, output};
 use nacre_engine_values::size::parse_bytes;
 use nacre_engine_values::time;
@@ -95,7 +96,7 @@ pub(crate) struct BenchArgs {
     #[arg(long = "line", value_name = "TEXT")]
     lines: Vec<String>,
     /// I/O queues, each with a connection of its own [default: one per core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(QUEUES))]
     queues: Option<u16>,
     /// Cores of the load, a thread each [default: one thread, on a core without the target]
     #[arg(long, value_name = "CORES", value_parser = CoreSet::parse)]

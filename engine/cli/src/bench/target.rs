@@ -9,16 +9,35 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use nacre_bdev::module::ByName;
+use nacre_engine::bdev_modules::malloc::{MallocCreateParams, RamDisk};
+use nacre_engine::methods::bdev::file::{UringCreate, UringCreateParams, UringDelete};
+use nacre_engine::methods::bdev::modules::CreateModule;
+use nacre_engine::methods::framework::WaitInit;
+use nacre_engine::methods::nvmf::address::TransportAddress;
+use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams};
+use nacre_engine::methods::nvmf::listener::{
+    AddListener, AddListenerParams, GetSubsystemListeners, SubsystemListenersParams,
+};
+use nacre_engine::methods::nvmf::namespace::{
+    AddNamespace, AddNamespaceParams, Namespace, RemoveNamespace, RemoveParams,
+};
+use nacre_engine::methods::nvmf::subsystem::{CreateSubsystem, CreateSubsystemParams};
+use nacre_engine::methods::volume::create::{self as volume, CreateParams as VolumeParams};
+use nacre_engine::services::engine::Engine;
+use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::{Client, ClientError};
+use nacre_engine_rpc::method::NoParams;
 use nacre_reactor::CoreSet;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
 /// Longest time of a start, and of an RPC.
 const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-const BLOCK_SIZE: u64 = 4096;
+const BLOCK_SIZE: u32 = 4096;
 const DISK: &str = "disk";
 const VOLUME: &str = "volume";
 const NSID: u32 = 1;
@@ -125,9 +144,12 @@ impl PrivateTarget {
 
     /// Closes the device, so that this process can open it.
     pub(super) fn release(&mut self) -> Result<(), ClientError> {
-        let namespace = json!({ "nqn": self.nqn, "nsid": NSID });
-        self.call("nvmf_subsystem_remove_ns", namespace)?;
-        self.call("bdev_uring_delete", json!({ "name": DISK }))?;
+        self.call::<RemoveNamespace>(&RemoveParams {
+            nqn: self.nqn.clone(),
+            nsid: NSID,
+            tgt_name: None,
+        })?;
+        self.call::<UringDelete>(&ByName { name: DISK.into() })?;
         Ok(())
     }
 
@@ -141,65 +163,94 @@ impl PrivateTarget {
         self.open_device()?;
         let mut name = DISK;
         if volume {
-            let params = json!({ "name": VOLUME, "devices": [DISK], "force": true });
-            self.call("volume_create", params)?;
+            self.client
+                .call_for_json::<volume::Create, _>(&VolumeParams {
+                    name: VOLUME.into(),
+                    devices: vec![DISK.into()],
+                    force: true,
+                    ..VolumeParams::default()
+                })?;
             name = VOLUME;
         }
-        let subsystem = json!({ "nqn": self.nqn, "allow_any_host": false });
-        self.call("nvmf_create_subsystem", subsystem)?;
-        let host = json!({ "nqn": self.nqn, "host": self.hostnqn() });
-        self.call("nvmf_subsystem_add_host", host)?;
+        self.call::<CreateSubsystem>(&CreateSubsystemParams {
+            nqn: self.nqn.clone(),
+            ..CreateSubsystemParams::default()
+        })?;
+        self.call::<AddHost>(&AddHostParams {
+            nqn: self.nqn.clone(),
+            host: self.hostnqn(),
+            ..AddHostParams::default()
+        })?;
         self.add_namespace(name)
     }
 
     fn open_device(&mut self) -> Result<(), ClientError> {
-        let (method, params) = match &self.device {
-            Served::Memory { bytes } => (
-                "bdev_malloc_create",
-                json!({ "name": DISK, "block_size": BLOCK_SIZE, "num_blocks": bytes / BLOCK_SIZE }),
-            ),
+        match self.device.clone() {
+            Served::Memory { bytes } => {
+                self.call::<CreateModule<RamDisk>>(&MallocCreateParams {
+                    name: Some(DISK.into()),
+                    block_size: BLOCK_SIZE,
+                    num_blocks: bytes / u64::from(BLOCK_SIZE),
+                    ..MallocCreateParams::default()
+                })?;
+            }
             Served::Path {
                 path,
                 size,
                 read_only,
             } => {
-                let mut params = json!({ "name": DISK, "filename": path, "readonly": read_only });
-                if let Some(size) = size {
-                    params["size"] = (*size).into();
-                }
-                ("bdev_uring_create", params)
+                self.call::<UringCreate>(&UringCreateParams {
+                    name: DISK.into(),
+                    filename: path,
+                    readonly: read_only,
+                    size,
+                    ..UringCreateParams::default()
+                })?;
             }
-        };
-        self.call(method, params)?;
+        }
         Ok(())
     }
 
     fn add_namespace(&mut self, bdev: &str) -> Result<(), ClientError> {
-        let namespace = json!({ "bdev_name": bdev, "nsid": NSID });
-        let params = json!({ "nqn": self.nqn, "namespace": namespace });
-        self.call("nvmf_subsystem_add_ns", params)?;
+        self.call::<AddNamespace>(&AddNamespaceParams {
+            nqn: self.nqn.clone(),
+            namespace: Namespace {
+                nsid: NSID,
+                bdev_name: bdev.into(),
+                ..Namespace::default()
+            },
+            tgt_name: None,
+        })?;
         Ok(())
     }
 
     /// Adds a listener on any free port, and returns the port.
     fn listen(&mut self, trtype: &'static str, ip: IpAddr) -> Result<u16, TargetError> {
-        let adrfam = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
-        let address = json!({
-            "trtype": trtype, "adrfam": adrfam, "traddr": ip.to_string(), "trsvcid": "0",
-        });
-        let params = json!({ "nqn": self.nqn, "listen_address": address });
-        self.call("nvmf_subsystem_add_listener", params)?;
-        let listeners = self.call("nvmf_subsystem_get_listeners", json!({ "nqn": self.nqn }))?;
-        let addresses = listeners.as_array().into_iter().flatten();
-        let ours = addresses
-            .map(|listener| &listener["address"])
-            .find(|address| address["trtype"] == trtype);
-        let port = ours.and_then(|address| address["trsvcid"].as_str()?.parse().ok());
+        self.call::<AddListener>(&AddListenerParams {
+            nqn: self.nqn.clone(),
+            listen_address: TransportAddress {
+                trtype: trtype.into(),
+                adrfam: None,
+                traddr: ip.to_string(),
+                trsvcid: Some("0".into()),
+            },
+            ..AddListenerParams::default()
+        })?;
+        let listeners = self.call::<GetSubsystemListeners>(&SubsystemListenersParams {
+            nqn: self.nqn.clone(),
+            tgt_name: None,
+        })?;
+        let mut addresses = listeners.iter().map(|listener| &listener.address);
+        let ours = addresses.find(|address| address.trtype == trtype);
+        let port = ours.and_then(|address| address.trsvcid.parse().ok());
         port.ok_or(TargetError::NoListener(trtype))
     }
 
-    fn call(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
-        self.client.call_by_name(method, params)
+    fn call<M>(&mut self, params: &M::Params) -> Result<M::Reply, ClientError>
+    where
+        M: Method<Engine, Params: Serialize, Reply: DeserializeOwned>,
+    {
+        self.client.call::<M, Engine>(params)
     }
 }
 
@@ -252,7 +303,7 @@ fn connect(child: &mut Child, socket: &Path, log: &Path) -> Result<Client, Targe
             return Err(TargetError::Ended { status, log });
         }
         let outcome = Client::connect(socket, START_LIMIT).and_then(|mut client| {
-            client.call_by_name("framework_wait_init", Value::Null)?;
+            client.call::<WaitInit, _>(&NoParams {})?;
             Ok(client)
         });
         match outcome {

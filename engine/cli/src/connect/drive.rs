@@ -259,12 +259,12 @@ fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl Runner) -> Attempt
             Err(cause) => cause,
         };
         failures += 1;
-        let over = args.retries != 0 && failures >= u64::from(args.retries);
+        let over = args.attempts.retries != 0 && failures >= u64::from(args.attempts.retries);
         if over || is_hopeless(&cause) {
             break Err(cause);
         }
         runner.print(&attempt_failed(args, failures, path, &cause));
-        runner.pause(args.retry_delay);
+        runner.pause(args.attempts.retry_delay);
     };
     Attempt {
         path: path.clone(),
@@ -274,7 +274,7 @@ fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl Runner) -> Attempt
 }
 
 fn attempt_failed(args: &ConnectArgs, at: u64, path: &Path, cause: &Cause) -> String {
-    let of = match args.retries {
+    let of = match args.attempts.retries {
         0 => String::new(),
         retries => format!(" of {retries}"),
     };

@@ -16,7 +16,6 @@ mod log;
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use nacre_nvmf::address::{Fallback, IpTransport, TransportChoice};
@@ -28,6 +27,7 @@ use self::drive::{Attempt, drive};
 use self::host::Shell;
 use self::log::Path;
 use super::address::{TargetAddress, fallback, hostnqn, transport_choice};
+use super::attempts::Attempts;
 use super::{Failure, output};
 use nacre_engine::services::keyring;
 use nacre_engine_doctor::{System, check_rdma_route};
@@ -49,15 +49,8 @@ pub(crate) struct ConnectArgs {
     /// What to do when RDMA fails [default: tcp with --transport auto, else none]
     #[arg(long, value_name = "FALLBACK", value_parser = fallback())]
     pub fallback: Option<Fallback>,
-    /// Attempts over RDMA before the fallback, and over TCP; 0: without limit
-    #[arg(long, default_value_t = 3)]
-    pub retries: u32,
-    /// Pause between attempts
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = nacre_engine_values::time::parse)]
-    pub retry_delay: Duration,
-    /// Longest time of one attempt
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = nacre_engine_values::time::parse)]
-    pub cm_timeout: Duration,
+    #[command(flatten)]
+    pub attempts: Attempts,
     /// Name of this host [default: nvme-cli's]
     #[arg(short = 'q', long, value_name = "NQN")]
     pub hostnqn: Option<String>,
@@ -223,7 +216,7 @@ pub(crate) fn run(args: ConnectArgs) -> Result<(), Failure> {
         args.fallback.or_else(|| args.address.fallback()),
         check_rdma_route(&system, args.address.ip()),
     );
-    let mut shell = Shell::new(args.json, args.cm_timeout);
+    let mut shell = Shell::new(args.json, args.attempts.cm_timeout);
     let print = |text: &str| {
         if args.json {
             eprintln!("{text}");

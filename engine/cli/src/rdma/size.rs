@@ -2,9 +2,11 @@
 //! hosts.
 
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::Args;
+use nacre_nvmf::transport::{MAX_IN_CAPSULE_DATA, QUEUE_DEPTHS};
 use nacre_transport_rdma::{MAX_SRQ_SIZE, QueueNeed, RdmaConfig, bytes_per_core};
 use nacre_transport_rdma_verbs::DeviceAttributes;
 use serde_json::json;
@@ -16,6 +18,8 @@ use nacre_engine::plane::PlaneError;
 use nacre_engine::plane::demand::IobufOptions;
 use nacre_engine::plane::demand::data_path;
 use nacre_engine_values::size;
+
+const DEPTHS: RangeInclusive<i64> = *QUEUE_DEPTHS.start() as i64..=*QUEUE_DEPTHS.end() as i64;
 
 #[derive(Debug, Clone, Args)]
 #[command(
@@ -31,7 +35,7 @@ pub(crate) struct SizeArgs {
     #[arg(long)]
     pub queues: NonZeroU32,
     /// Entries of each I/O queue; unless given, as configured
-    #[arg(long, value_parser = clap::value_parser!(u16).range(2..=4096))]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(DEPTHS))]
     pub depth: Option<u16>,
     /// Reactors that share the connections; unless given, as configured
     #[arg(long)]
@@ -81,7 +85,7 @@ impl Configured {
         let reactors = u32::try_from(data_path.cores.len()).unwrap_or(1);
         let mut transport = settings.rdma_transport();
         if let Some(bytes) = args.in_capsule {
-            transport.in_capsule_data_size = bytes.min(1 << 20) as u32;
+            transport.in_capsule_data_size = bytes.min(MAX_IN_CAPSULE_DATA.into()) as u32;
             transport.listener_in_capsule_data_size = 0;
         }
         transport.max_queue_depth = args.depth.unwrap_or(transport.max_queue_depth);

@@ -11,7 +11,6 @@ use super::address::{self, ListenUrl};
 use super::output::done;
 use super::reply::{is_discovery, items, subsystems};
 use super::{Connection, Failure, listener, output, record};
-use nacre_engine::config::settings::ControllerModel;
 use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams};
 use nacre_engine::methods::nvmf::listener::AddListenerParams;
 use nacre_engine::methods::nvmf::namespace::{self, Namespace};
@@ -20,6 +19,7 @@ use nacre_engine::methods::nvmf::subsystem::{
     GetSubsystemsParams,
 };
 use nacre_engine_rpc::client::{Client, to_json};
+use nacre_nvmf::subsystems::ControllerModel;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]

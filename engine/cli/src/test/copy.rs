@@ -39,7 +39,7 @@ pub(super) struct CopyArgs {
     #[arg(long, value_name = "BYTES", default_value = "64k", value_parser = paths::io_bytes)]
     size: u64,
     /// I/Os in flight on each path
-    #[arg(short, long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(short, long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(paths::IN_FLIGHT))]
     depth: u16,
     /// No line for each pass
     #[arg(long)]

@@ -64,7 +64,7 @@ pub(super) struct FailoverArgs {
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     rate: u64,
     /// I/Os in flight
-    #[arg(short, long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(short, long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(paths::IN_FLIGHT))]
     depth: u16,
     /// Bytes per I/O
     #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = paths::io_bytes)]

@@ -1,6 +1,7 @@
 //! The listeners of a subsystem, and this program's own connections to them.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use clap::Args;
 use nacre_engine_load::multipath::{Path, Shape};
@@ -14,6 +15,9 @@ use super::super::{Failure, output};
 use nacre_engine::methods::nvmf::listener::{GetSubsystemListeners, SubsystemListenersParams};
 use nacre_engine_rpc::client::Client;
 use nacre_engine_values::size::parse_bytes;
+
+/// The range of the I/Os in flight of a test.
+pub(super) const IN_FLIGHT: RangeInclusive<i64> = 1..=256;
 
 /// The namespace of a test, and the start of the range in it.
 #[derive(Debug, Clone, Args)]

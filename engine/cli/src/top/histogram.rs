@@ -4,6 +4,7 @@
 //! granularity` buckets, beginning with `min_range`; the lowest two ranges are of width one.
 
 use base64ct::{Base64, Encoding};
+use nacre_bdev::stats::GRANULARITIES;
 use serde_json::Value;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +19,7 @@ impl Histogram {
     /// None if it is invalid.
     pub(super) fn read(answer: &Value) -> Option<Self> {
         let number = |key: &str| u32::try_from(answer[key].as_u64()?).ok();
-        let granularity = number("granularity").filter(|g| (1..=16).contains(g))?;
+        let granularity = number("granularity").filter(|g| GRANULARITIES.contains(g))?;
         let min_range = answer
             .get("min_range")
             .map_or(Some(0), |_| number("min_range"))

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::address::{self, ListenUrl};
@@ -16,7 +16,9 @@ use super::reply::items;
 use super::{Connection, Failure, events, output};
 
 use self::wait::WaitGoal;
+use nacre_bdev_replica::model::{MAX_REPLICAS, SettingsPatch};
 use nacre_engine::methods::bdev::nvme::paths::{GetPaths, GetPathsParams};
+use nacre_engine::methods::volume::NameParams;
 use nacre_engine::methods::volume::create::{self, CreateParams, DeleteParams, RenameParams};
 use nacre_engine::methods::volume::list::{GetVolume, Records};
 use nacre_engine::methods::volume::on_pools::PoolReplica;
@@ -27,7 +29,6 @@ use nacre_engine::methods::volume::publish::{self, PublishParams};
 use nacre_engine::methods::volume::replicas::{
     self, AddReplicaParams, ForcedParams, ReplaceParams, ReplicaParams, ResyncParams,
 };
-use nacre_engine::methods::volume::{NameParams, SettingsParams};
 use nacre_engine::notify::Category;
 use nacre_engine::services::engine::Engine;
 use nacre_engine::services::subsystems::AnaWord;
@@ -145,7 +146,7 @@ enum VolumeCommand {
         /// Name of the volume
         name: String,
         #[command(flatten)]
-        settings: SettingsParams,
+        settings: SettingsPatch,
     },
     /// Make a volume available to hosts, and print their connect commands
     Publish(PublishArgs),
@@ -227,7 +228,7 @@ struct CreateArgs {
     /// Name of the new volume
     name: String,
     /// Its replicas, one on each device
-    #[arg(required_unless_present_any = ["pool", "replicas"], num_args = 1..=5)]
+    #[arg(required_unless_present_any = ["pool", "replicas"], num_args = 1..=MAX_REPLICAS)]
     device: Vec<String>,
     /// A replica on this pool (may be repeated), on an lvol that goes with the volume
     #[arg(long, requires = "size")]
@@ -276,7 +277,7 @@ struct CreateArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    settings: SettingsParams,
+    settings: SettingsPatch,
 }
 
 #[derive(Debug, Args)]
@@ -456,7 +457,7 @@ pub(crate) fn run(args: VolumeArgs) -> Result<(), Failure> {
             done(connection, to_json(&params))
         }
         VolumeCommand::Set { name, settings } => {
-            if to_json(&settings) == json!({}) {
+            if settings == SettingsPatch::default() {
                 return Err(Failure::Usage(
                     "nothing to set: see nacre volume set --help".into(),
                 ));

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 pub use nacre_engine_peer::Credentials;
 use nacre_engine_peer::{group_id, user_id};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::{Errno, RpcError};
@@ -65,7 +66,10 @@ impl Class {
 }
 
 /// The rights of a client, from the fewest to all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     Viewer,

@@ -4,6 +4,7 @@
 //! the RPC calls that create them.
 
 mod alert;
+mod ranges;
 mod tls;
 mod web;
 
@@ -12,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use nacre_bdev::{Registry, null};
 use nacre_nvmf::auth::{Offer, UnknownName};
 use nacre_nvmf::subsystems::{SubsystemConfig, Target, TargetConfig};
-use nacre_nvmf::transport::ListenerOptions;
 use nacre_nvmf_wire::Nqn;
 use serde_json::Value;
 use serde_path_to_error::Segment;
@@ -30,101 +30,8 @@ use crate::values::selector::Selector;
 use crate::values::size;
 use crate::values::time::parse_moment;
 
-/// DMA memory, in MiB.
-const MOST_MEMORY: u64 = 1 << 24;
-
-/// Allowed range of each number: key, minimum and maximum. Keys within lists of tables have no
-/// indexes.
-const RANGES: &[(&str, u64, u64)] = &[
-    ("reactor.busy_poll_us", 0, 1_000_000),
-    ("memory.size_mb", 0, MOST_MEMORY),
-    ("rpc.max_clients", 1, 1024),
-    ("rpc.deadline_s", 1, 3600),
-    ("rpc.audit.max_size_mb", 1, 1024),
-    ("rpc.audit.files", 2, 100),
-    ("data.retry_s", 0, 86_400),
-    ("store.deadline_ms", 500, 60_000),
-    ("nvmf.max_subsystems", 1, 65_536),
-    ("nvmf.max_connections", 1, 1_000_000),
-    ("nvmf.max_pending_connections", 1, 65_536),
-    ("nvmf.max_queue_depth", 2, 4096),
-    ("nvmf.max_io_qpairs_per_ctrlr", 1, 1024),
-    ("nvmf.in_capsule_data_size", 0, 1 << 20),
-    ("nvmf.max_io_size", 4096, 16 << 20),
-    ("nvmf.discovery_port", 0, 65_535),
-    ("nvmf.listener.port", 1, 65_535),
-    ("nvmf.listener.rdma_port", 1, 255),
-    ("nvmf.listener.rdma_gid_index", 0, 65_535),
-    ("nvmf.subsystem.min_cntlid", 1, 65_519),
-    ("nvmf.subsystem.max_cntlid", 1, 65_519),
-    (
-        "nvmf.subsystem.namespace.nsid",
-        0,
-        SubsystemConfig::DEFAULT_MAX_NAMESPACES as u64,
-    ),
-    ("rdma.port", 1, 255),
-    ("rdma.gid_index", 0, 65_535),
-    ("rdma.max_qpairs", 1, 1 << 20),
-    ("rdma.in_capsule_data_size", 0, 1 << 20),
-    ("rdma.srq_size", 0, 262_144),
-    ("rdma.cq_size", 1, 1 << 22),
-    ("rdma.max_sge", 1, 64),
-    ("rdma.max_inline_data", 0, 65_536),
-    ("rdma.read_depth", 1, 255),
-    ("rdma.max_mr_size", 16 << 20, 1 << 63),
-    ("rdma.poll_batch", 1, 1024),
-    ("rdma.backlog", 1, 65_535),
-    ("rdma.connect_timeout_ms", 1, 600_000),
-    ("rdma.tos", 0, 255),
-    ("rdma.ack_timeout", 0, 31),
-    ("replication.connection_retries", 0, 1000),
-    ("replication.retry_delay_ms", 10, 600_000),
-    ("replication.cm_timeout_ms", 100, 600_000),
-    ("replication.max_inline_data", 0, 65_536),
-    ("replication.rdma_reprobe_s", 0, 86_400),
-    ("replication.keep_alive_ms", 0, 600_000),
-    ("replication.fast_fail_ms", 0, 3_600_000),
-    ("qos.storage.dscp", 0, 63),
-    ("qos.storage.prio", 0, 7),
-    ("qos.storage.share", 1, 100),
-    ("qos.replication.dscp", 0, 63),
-    ("qos.replication.prio", 0, 7),
-    ("qos.replication.share", 1, 100),
-    ("qos.default.prio", 0, 7),
-    ("bdev.block_size", 512, 65_536),
-    ("alert.webhook.gather_s", 0, 3600),
-    ("alert.webhook.retry_for_s", 0, 86_400),
-    ("alert.mail.gather_s", 0, 3600),
-    ("alert.mail.retry_for_s", 0, 86_400),
-];
-
-/// The ranges above, and those of the listener options.
-pub(super) fn ranges() -> impl Iterator<Item = (String, u64, u64)> {
-    let options = ListenerOptions::RANGES.iter();
-    let options =
-        options.map(|(name, least, most)| (format!("nvmf.listener.{name}"), *least, *most));
-    let own = RANGES.iter();
-    own.map(|(key, least, most)| ((*key).to_owned(), *least, *most))
-        .chain(options)
-}
-
-/// The error, followed by the allowed range if the key is a number.
-pub(super) fn in_range(place: &[Segment], error: &ValueError) -> String {
-    let keys = place.iter().filter_map(|segment| match segment {
-        Segment::Map { key } => Some(key.as_str()),
-        _ => None,
-    });
-    let path = keys.collect::<Vec<_>>().join(".");
-    let range = ranges().find(|(key, ..)| *key == path);
-    match (error, range) {
-        (ValueError::Wrong { found, expected }, Some((_, least, most)))
-            if expected.starts_with("a whole number") =>
-        {
-            format!("{found} is not a whole number from {least} to {most}")
-        }
-        _ => error.to_string(),
-    }
-}
+use ranges::MOST_MEMORY;
+pub(super) use ranges::{in_range, ranges};
 
 /// Checks that types cannot express. Does not depend on the machine.
 pub(super) fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Problem> {
@@ -478,7 +385,7 @@ impl Check<'_> {
         }
         let all = settings.nvmf.listeners();
         if all.iter().any(Listener::wants_rdma) && !self.is_refused("nvmf.max_io_size") {
-            let most = 8 << 20;
+            let most = *nacre_transport_rdma::IO_SIZES.end();
             let bytes = settings.nvmf.max_io_size;
             if bytes > most {
                 let cause = format!("{bytes} is more than {most}, the most over RDMA");

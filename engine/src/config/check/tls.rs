@@ -37,7 +37,7 @@ impl Check<'_> {
             }
         }
         let listeners = settings.listeners();
-        let requires = |listener: &Listener| listener.tls == TlsPolicy::Require;
+        let requires = |listener: &Listener| listener.options.tls() == TlsPolicy::Require;
         if settings.cluster.is_node() && !listeners.is_empty() && listeners.iter().all(requires) {
             let cause = "all listeners require TLS, and the nodes of a cluster connect to each other \
                          in clear: no node reaches the replicas of this one";

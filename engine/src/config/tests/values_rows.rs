@@ -418,6 +418,14 @@ pub(super) const ROWS: &[Row] = &[
         &[("\"on\"", "\"on\" is not \"off\", \"allow\" or \"require\"")],
     ),
     (
+        "nvmf.listener.fabric",
+        &["\"infiniband\"", "\"roce\"", "\"roce_v2\"", "\"iwarp\""],
+        &[(
+            "\"ethernet\"",
+            "\"ethernet\" is not \"infiniband\", \"roce\", \"roce_v2\" or \"iwarp\"",
+        )],
+    ),
+    (
         "nvmf.listener.in_capsule_data_size",
         &["8192", "\"8KiB\""],
         &[("100", "100 is not a multiple of 16"), SIZE_WORDS[0]],

@@ -7,13 +7,14 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
 use crate::config::Personality;
-use crate::config::settings::{Bdev, BdevKind, Hugepages};
+use crate::config::settings::{Bdev, BdevKind};
 use crate::config::{Loaded, Problem, Settings, in_order, origin_of};
 use crate::plane::demand::IobufOptions;
 use crate::services::listeners::plan::{Machine, interface_of, matches};
 use crate::services::listeners::system::System;
 use crate::values::address::ScopedIp;
 use crate::values::selector::Selector;
+use nacre_hugepages::HugepagePolicy;
 use nacre_nvmf::address::IpTransport;
 
 /// Reports a key, the cause, and the remedy or nothing.
@@ -196,9 +197,9 @@ fn beyond_memory(asked: u64) -> Option<String> {
 /// running daemon may have them.
 fn no_pages(settings: &Settings) -> Option<(String, String)> {
     let (size, name) = match settings.memory.hugepages {
-        Hugepages::TwoMiB => (2 << 20, "2MiB"),
-        Hugepages::OneGiB => (1 << 30, "1GiB"),
-        Hugepages::Auto | Hugepages::Off => return None,
+        HugepagePolicy::TwoMiB => (2 << 20, "2MiB"),
+        HugepagePolicy::OneGiB => (1 << 30, "1GiB"),
+        HugepagePolicy::Auto | HugepagePolicy::Off => return None,
     };
     let pools = nacre_hugepages::show();
     let any = pools.iter().any(|pool| {

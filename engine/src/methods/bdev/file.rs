@@ -45,38 +45,38 @@ impl Refusal for CreateError {
     }
 }
 
-struct AioCreate;
+pub struct AioCreate;
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AioCreateParams {
-    name: String,
-    filename: PathBuf,
+pub struct AioCreateParams {
+    pub name: String,
+    pub filename: PathBuf,
     /// 0: chosen for the file or device.
     #[serde(default, skip_serializing_if = "is_zero")]
-    block_size: u32,
+    pub block_size: u32,
     #[serde(default)]
-    readonly: bool,
+    pub readonly: bool,
     /// Offer unmap and write zeroes; default true.
     #[serde(skip_serializing_if = "Option::is_none")]
-    fallocate: Option<bool>,
+    pub fallocate: Option<bool>,
     /// Default: derived from the file.
     #[schemars(with = "Option<String>")]
-    uuid: Option<Uuid>,
+    pub uuid: Option<Uuid>,
     /// Accepted: io_uring does not block.
     #[serde(default)]
-    nowait: bool,
+    pub nowait: bool,
     /// Nacre extension: creates a missing file with this size in bytes.
     #[serde(
         default,
         deserialize_with = "read::some_bytes",
         skip_serializing_if = "Option::is_none"
     )]
-    size: Option<u64>,
+    pub size: Option<u64>,
     /// Nacre extension, set by the daemon: the size in bytes that hosts know. A smaller file keeps
     /// this size, and I/O past its end fails.
     #[serde(skip_serializing_if = "Option::is_none")]
-    announced_size: Option<u64>,
+    pub announced_size: Option<u64>,
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -187,33 +187,33 @@ impl Method<Engine> for AioCreate {
     }
 }
 
-struct UringCreate;
+pub struct UringCreate;
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct UringCreateParams {
-    name: String,
-    filename: PathBuf,
+pub struct UringCreateParams {
+    pub name: String,
+    pub filename: PathBuf,
     /// 0: chosen for the file or device.
     #[serde(default, skip_serializing_if = "is_zero")]
-    block_size: u32,
+    pub block_size: u32,
     /// Default: derived from the file.
     #[schemars(with = "Option<String>")]
-    uuid: Option<Uuid>,
+    pub uuid: Option<Uuid>,
     /// Nacre extension: writes are refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    readonly: bool,
+    pub readonly: bool,
     /// Nacre extension: creates a missing file with this size in bytes.
     #[serde(
         default,
         deserialize_with = "read::some_bytes",
         skip_serializing_if = "Option::is_none"
     )]
-    size: Option<u64>,
+    pub size: Option<u64>,
     /// Nacre extension, set by the daemon: the size in bytes that hosts know. A smaller file keeps
     /// this size, and I/O past its end fails.
     #[serde(skip_serializing_if = "Option::is_none")]
-    announced_size: Option<u64>,
+    pub announced_size: Option<u64>,
 }
 
 impl Method<Engine> for UringCreate {
@@ -241,7 +241,7 @@ impl Method<Engine> for UringCreate {
     }
 }
 
-struct AioDelete;
+pub struct AioDelete;
 
 impl Method<Engine> for AioDelete {
     const NAME: &'static str = AIO.delete;
@@ -258,7 +258,7 @@ impl Method<Engine> for AioDelete {
     }
 }
 
-struct UringDelete;
+pub struct UringDelete;
 
 impl Method<Engine> for UringDelete {
     const NAME: &'static str = FILE.delete;

@@ -11,7 +11,7 @@ use base64ct::{Base64, Encoding};
 use nacre_bdev::Bdev;
 use nacre_bdev::layer::Layer;
 use nacre_bdev::module::ByName;
-use nacre_bdev::stats::{Class, HistogramSnapshot};
+use nacre_bdev::stats::{Class, GRANULARITIES, HistogramSnapshot};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -116,10 +116,9 @@ impl Method<Engine> for EnableHistogram {
     async fn apply(params: EnableHistogramParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let layer = plane.bdevs.get(&params.name).or_refuse()?.layer;
-        if !(1..=16).contains(&params.granularity) {
-            return Err(
-                RpcError::errno(Errno::EINVAL, "granularity is not in 1..=16").field("granularity"),
-            );
+        if !GRANULARITIES.contains(&params.granularity.into()) {
+            let cause = format!("granularity is not in {GRANULARITIES:?}");
+            return Err(RpcError::errno(Errno::EINVAL, cause).field("granularity"));
         }
         if params.min_nsec >= params.max_nsec {
             return Err(

@@ -10,7 +10,7 @@ pub mod file;
 pub mod histogram;
 pub mod iostat;
 pub mod list;
-mod modules;
+pub mod modules;
 pub mod null;
 pub mod nvme;
 pub mod qos;

@@ -133,11 +133,12 @@ fn hash(name: Option<&str>) -> Result<Option<Hash>, RpcError> {
 
 pub struct Import;
 
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportParams {
     pub name: String,
     /// The text of the key. It is stored sealed.
+    #[serde(serialize_with = "SecretText::send_some")]
     pub text: Option<SecretText>,
     /// Absolute path of a file with the text of the key, which only the daemon's user may read. The
     /// file is read once, and the key is stored sealed.
@@ -146,6 +147,7 @@ pub struct ImportParams {
     /// of the key. It is read at each use, and not stored.
     pub credential: Option<String>,
     /// The sealed text of a key, from the daemon's own state. It needs the same store key.
+    #[serde(serialize_with = "SecretText::send_some")]
     pub sealed: Option<SecretText>,
     /// When the key expires: `2027-01-31` (UTC) or `2027-01-31T12:00:00Z`; left out: never.
     pub expires: Option<String>,

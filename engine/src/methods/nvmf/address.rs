@@ -25,12 +25,12 @@ pub struct TransportAddress {
 }
 
 /// An address in replies and in journal records.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-pub(super) struct AddressReply {
-    trtype: String,
-    adrfam: &'static str,
-    traddr: String,
-    trsvcid: String,
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AddressReply {
+    pub trtype: String,
+    pub adrfam: String,
+    pub traddr: String,
+    pub trsvcid: String,
 }
 
 impl AddressReply {
@@ -44,7 +44,7 @@ impl AddressReply {
         };
         Self {
             trtype: kind.to_string(),
-            adrfam,
+            adrfam: adrfam.to_owned(),
             traddr,
             trsvcid,
         }
@@ -173,7 +173,7 @@ mod tests {
             assert_eq!(again.parse("x").unwrap().1.ip(), parsed.ip());
             let reply = AddressReply::new(kind, &Address::Ip(parsed));
             assert_eq!(
-                (reply.adrfam, reply.trtype.as_str()),
+                (reply.adrfam.as_str(), reply.trtype.as_str()),
                 (family, address.trtype.to_ascii_uppercase().as_str())
             );
         }

@@ -406,14 +406,14 @@ pub struct SubsystemListenersParams {
     pub tgt_name: Option<String>,
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct SubsystemListenerReply {
-    address: AddressReply,
+    pub address: AddressReply,
     /// Present for subsystems with ANA reporting.
     #[serde(skip_serializing_if = "Option::is_none")]
     ana_states: Option<Vec<AnaStateReply>>,
     /// Hosts are refused here; present only when true.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     withheld: bool,
     /// Reason for withholding.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -449,7 +449,7 @@ fn in_capsule(target: &Target, listener: &SubsystemListener) -> Option<(u32, Opt
     Some((is, reason))
 }
 
-#[derive(Debug, Serialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 struct AnaStateReply {
     ana_group: u32,
     ana_state: AnaWord,

@@ -3,9 +3,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_nvmf::subsystems;
 use nacre_nvmf::subsystems::{
-    MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind, Target,
+    ControllerModel, MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind, Target,
 };
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
@@ -20,7 +19,6 @@ use super::{
     wait_until,
 };
 use crate::config::Personality;
-use crate::config::settings::ControllerModel;
 use crate::journal::is_declaring;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
@@ -173,10 +171,7 @@ impl Method<Engine> for CreateSubsystem {
             },
             allow_any_host: params.allow_any_host,
             ana_reporting: params.ana_reporting,
-            controller_model: match params.controller_model {
-                ControllerModel::Dynamic => subsystems::ControllerModel::Dynamic,
-                ControllerModel::Static => subsystems::ControllerModel::Static,
-            },
+            controller_model: params.controller_model,
             min_cntlid,
             max_cntlid,
         };
@@ -221,8 +216,8 @@ fn record_of(config: &SubsystemConfig) -> serde_json::Value {
 
 /// `None` for dynamic controllers, the default.
 fn non_default_model(config: &SubsystemConfig) -> Option<ControllerModel> {
-    let is_static = config.controller_model == subsystems::ControllerModel::Static;
-    is_static.then_some(ControllerModel::Static)
+    let model = config.controller_model;
+    (model != ControllerModel::default()).then_some(model)
 }
 
 pub struct DeleteSubsystem;

@@ -186,10 +186,11 @@ impl Method<Engine> for SetMaxSubsystems {
                 "the number is set already",
             ));
         }
-        if !(1..=65_536).contains(&params.max_subsystems) {
+        if !TargetConfig::SUBSYSTEMS.contains(&params.max_subsystems) {
             return Err(RpcError::invalid_params(format!(
-                "{} is not in 1..=65536",
-                params.max_subsystems
+                "{} is not in {:?}",
+                params.max_subsystems,
+                TargetConfig::SUBSYSTEMS
             ))
             .field("max_subsystems"));
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_nvmf::subsystems::{QueueLimits, TargetError, TargetPsks};
-use nacre_nvmf::transport::{Plug, TransportType};
+use nacre_nvmf::transport::{Plug, QUEUE_DEPTHS, TransportType};
 use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_tcp::{ConfigError, TcpConfig, TcpPlug};
 use schemars::JsonSchema;
@@ -291,8 +291,9 @@ impl Transport {
     /// Refuses values that cannot be enforced: hosts see these limits.
     fn check(&self, engine: &Engine) -> Result<(), RpcError> {
         let buffer = engine.settings.nvmf.max_io_size;
+        let [low, high] = [*QUEUE_DEPTHS.start(), *QUEUE_DEPTHS.end()].map(u32::from);
         for (field, value, least, most) in [
-            ("max_queue_depth", u32::from(self.max_queue_depth), 2, 4096),
+            ("max_queue_depth", self.max_queue_depth.into(), low, high),
             (
                 "max_io_qpairs_per_ctrlr",
                 self.max_io_qpairs_per_ctrlr.into(),
@@ -305,10 +306,8 @@ impl Transport {
             ("min_kato", self.min_kato, 0, 24 * 60 * 60 * 1000),
         ] {
             if value < least || value > most {
-                return Err(RpcError::invalid_params(format!(
-                    "{value} is not in {least}..={most}"
-                ))
-                .field(field));
+                let cause = format!("{value} is not in {least}..={most}");
+                return Err(RpcError::invalid_params(cause).field(field));
             }
         }
         for (field, value) in [

@@ -6,17 +6,17 @@ use std::rc::Rc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::{Command, NewVolume};
-use nacre_bdev_replica::model::{MAX_REPLICAS, Settings};
+use nacre_bdev_replica::model::{MAX_REPLICAS, Settings, SettingsPatch};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::super::replies::refuse_nil;
+use super::blocks;
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
 use super::on_pools::{self, PoolReplica};
-use super::{SettingsParams, blocks};
 use crate::bdev_modules;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
@@ -34,7 +34,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 
 pub struct Create;
 
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateParams {
     pub name: String,
@@ -86,7 +86,7 @@ pub struct CreateParams {
     #[schemars(with = "Option<String>")]
     pub uuid: Option<Uuid>,
     #[serde(default)]
-    pub settings: SettingsParams,
+    pub settings: SettingsPatch,
     /// Use devices that hold data. The data is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,

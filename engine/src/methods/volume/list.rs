@@ -9,12 +9,12 @@ use nacre_bdev_pool::Lvol;
 use nacre_bdev_replica::handle::{
     Fencing, ReplicaStatus, ResyncStatus, VerifyStatus, VolumeStatus,
 };
-use nacre_bdev_replica::model::{ReplicaState, Settings, shown};
+use nacre_bdev_replica::model::{ReplicaState, Settings, SettingsPatch, shown};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{NameParams, SettingsParams};
+use super::NameParams;
 use crate::bdev_modules;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
@@ -51,7 +51,7 @@ pub struct VolumeReply {
     num_regions: u64,
     /// Regions that may differ between replicas after a crash, or that an absent replica misses.
     dirty_regions: u64,
-    #[schemars(with = "SettingsParams")]
+    #[schemars(with = "SettingsPatch")]
     settings: Settings,
     /// Subsystems that offer the volume to hosts.
     subsystems: Vec<String>,

@@ -25,7 +25,6 @@ pub mod on_pools;
 pub mod operate;
 pub mod publish;
 pub mod replicas;
-mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -39,8 +38,6 @@ use uuid::Uuid;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 use crate::services::engine::Engine;
-
-pub use settings::SettingsParams;
 
 pub fn register(registry: &mut Registry<Engine>) {
     create::register(registry);

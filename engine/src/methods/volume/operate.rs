@@ -4,11 +4,12 @@ use std::rc::Rc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::Command;
+use nacre_bdev_replica::model::SettingsPatch;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::list::{VolumeReply, describe};
-use super::{NameParams, SettingsParams, blocks};
+use super::{NameParams, blocks};
 use crate::rpc::access;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
@@ -168,7 +169,7 @@ pub struct Set;
 #[serde(deny_unknown_fields)]
 pub struct SetParams {
     pub name: String,
-    pub settings: SettingsParams,
+    pub settings: SettingsPatch,
 }
 
 impl Method<Engine> for Set {

@@ -183,7 +183,7 @@ impl Listeners {
     pub fn tls_of(&self, path: &Path) -> TlsPolicy {
         let declared = self.declared.borrow();
         let of = declared.iter().find(|one| one.name == path.listener);
-        of.map_or(TlsPolicy::Off, |listener| listener.tls)
+        of.map_or(TlsPolicy::Off, |listener| listener.options.tls())
     }
 
     /// Selectors without a match at present.
@@ -528,7 +528,7 @@ fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>
         GidKind::Iwarp => RdmaFabric::Iwarp,
     });
     let mut options = listener.map_or_else(ListenerOptions::default, Listener::options);
-    options.fabric = fabric;
+    options.fabric = fabric.map(|found| options.fabric.unwrap_or(found));
     if options != ListenerOptions::default() {
         params["options"] = json!(options);
     }

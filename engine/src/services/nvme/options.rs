@@ -1,5 +1,6 @@
 //! The options of `bdev_nvme_set_options`: they apply to controllers attached afterwards.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use nacre_nvmf::auth::Offer;
@@ -19,6 +20,9 @@ pub const KEY: &str = "nvme/options";
 
 /// The JSON-RPC error code for an unknown option or a value of the wrong type.
 pub const UNDECODABLE: i32 = INTERNAL_ERROR;
+
+/// The range of `io_queue_requests` that is not 0.
+const QUEUE_REQUESTS: RangeInclusive<u16> = 2..=1024;
 
 /// The options in effect, merged over all calls.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -270,19 +274,23 @@ impl Options {
                 ));
             }
         }
-        if let Some(ms) = self.keep_alive_timeout_ms.filter(|ms| *ms > 0 && *ms < 500) {
+        let least = *Replication::KEEP_ALIVE_MS.start();
+        if let Some(ms) = self
+            .keep_alive_timeout_ms
+            .filter(|ms| *ms > 0 && *ms < least)
+        {
             return Err(refuse(
                 "keep_alive_timeout_ms",
-                format!("{ms} is neither 0 nor 500 or more"),
+                format!("{ms} is neither 0 nor {least} or more"),
             ));
         }
         if let Some(n) = self
             .io_queue_requests
-            .filter(|n| *n != 0 && !(2..=1024).contains(n))
+            .filter(|n| *n != 0 && !QUEUE_REQUESTS.contains(n))
         {
             return Err(refuse(
                 "io_queue_requests",
-                format!("{n} is neither 0 nor in 2..=1024"),
+                format!("{n} is neither 0 nor in {QUEUE_REQUESTS:?}"),
             ));
         }
         if let Some(options) = &self.multipath_opts {

@@ -639,6 +639,7 @@ fn check_config(config: &SubsystemConfig) -> Result<(), TargetError> {
         || config.min_cntlid > config.max_cntlid
     {
         let value = format!("{}..={}", config.min_cntlid, config.max_cntlid);
+        const { assert!(MAX_CNTLID == 65_519, "the words below name it") };
         let expected = "min_cntlid..=max_cntlid within 1..=65519";
         return Err(TargetError::Invalid {
             field: "min_cntlid",

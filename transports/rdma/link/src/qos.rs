@@ -17,20 +17,24 @@ pub struct Class {
     pub share: Option<u8>,
 }
 
+/// The name of a field, and its least and its greatest value.
+pub type Range = (&'static str, u8, u8);
+
+const PRIO: Range = ("prio", 0, 7);
+
 impl Class {
+    /// The allowed range of each field.
+    pub const RANGES: &[Range] = &[("dscp", 0, 63), PRIO, ("share", 1, 100)];
+
     /// The byte of the IP header: DSCP, and no congestion bits.
     pub fn tos(&self) -> Option<u8> {
         self.dscp.map(|dscp| dscp << 2)
     }
 
     fn problems(&self, name: &'static str, problems: &mut Vec<(String, String)>) {
-        let ranges = [
-            ("dscp", self.dscp, 0, 63),
-            ("prio", self.prio, 0, 7),
-            ("share", self.share, 1, 100),
-        ];
-        for (field, value, first, last) in ranges {
-            if let Some(value) = value.filter(|value| !(first..=last).contains(value)) {
+        let values = [self.dscp, self.prio, self.share];
+        for (value, (field, first, last)) in values.into_iter().zip(Self::RANGES) {
+            if let Some(value) = value.filter(|value| !(*first..=*last).contains(value)) {
                 let why = format!("{value} is not from {first} to {last}");
                 problems.push((format!("{name}.{field}"), why));
             }
@@ -57,6 +61,11 @@ pub struct Qos {
     pub default: DefaultClass,
     /// The storage and replication priorities pause instead of losing packets (PFC).
     pub lossless: bool,
+}
+
+impl DefaultClass {
+    /// The allowed range of each field.
+    pub const RANGES: &[Range] = &[PRIO];
 }
 
 impl Qos {

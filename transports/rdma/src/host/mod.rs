@@ -22,7 +22,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
-use nacre_nvmf::transport::Closed;
+use nacre_nvmf::host::PathOptions;
+use nacre_nvmf::transport::{Closed, TransportType};
 use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_reactor::{EventSet, Interest};
 use nacre_transport_rdma_verbs::{Access, CmId, Endpoint, ProtectionDomain, Provider, VerbsError};
@@ -64,14 +65,15 @@ impl HostOptions {
     pub const MAX_INLINE: u32 = Sqe::SIZE as u32;
 
     pub fn new(qid: u16, entries: u16) -> Self {
+        let paths = PathOptions::new(TransportType::Rdma, None);
         Self {
             qid,
             entries,
             cntlid: 0,
             source: None,
             cm_timeout: Duration::from_secs(5),
-            connection_retries: 3,
-            retry_delay: Duration::from_secs(1),
+            connection_retries: paths.connection_retries,
+            retry_delay: paths.retry_delay,
             read_depth: 16,
             max_inline: Self::MAX_INLINE,
             tos: 0,

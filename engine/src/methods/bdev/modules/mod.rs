@@ -23,14 +23,14 @@ impl Visitor for Methods<'_> {
     where
         M::Error: Refusal,
     {
-        self.0.add::<Create<M>>().add::<Delete<M>>();
+        self.0.add::<CreateModule<M>>().add::<DeleteModule<M>>();
     }
 }
 
 /// `bdev_…_create` of a module.
-struct Create<M>(PhantomData<M>);
+pub struct CreateModule<M>(PhantomData<M>);
 
-impl<M: Module> Method<Engine> for Create<M>
+impl<M: Module> Method<Engine> for CreateModule<M>
 where
     M::Error: Refusal,
 {
@@ -84,9 +84,9 @@ where
 }
 
 /// `bdev_…_delete` of a module.
-struct Delete<M>(PhantomData<M>);
+pub struct DeleteModule<M>(PhantomData<M>);
 
-impl<M: Module> Method<Engine> for Delete<M>
+impl<M: Module> Method<Engine> for DeleteModule<M>
 where
     M::Error: Refusal,
 {

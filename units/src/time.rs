@@ -20,6 +20,12 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Like [`parse`], in whole milliseconds.
+pub fn parse_millis(text: &str) -> Result<u64, String> {
+    let time = parse(text)?;
+    Ok(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
 fn too_long(text: &str) -> String {
     format!("{text} is longer than 100 years, the most that a time may be")
 }
@@ -85,6 +91,7 @@ mod tests {
         assert_eq!(parse("5s"), Ok(Duration::from_secs(5)));
         assert_eq!(parse("1h 30m"), Ok(Duration::from_secs(5400)));
         assert_eq!(parse("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_millis("1m"), Ok(60_000));
         assert!(above_zero("0s").is_err() && above_zero("1us").is_ok());
         for (text, nanoseconds, expected) in [
             ("7", 1_000_000, 7),

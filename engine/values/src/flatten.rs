@@ -1,0 +1,303 @@
+//! Tables whose keys are the fields of two types. serde's own `flatten` copies values before it
+//! reads them, and so loses the place of an error and the conversion of quoted numbers.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, Visitor,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::read::{self, Texts, ValueError};
+
+/// A type whose fields are keys of a table around it. It refuses unknown fields, and serialises no
+/// field without a value.
+pub trait Part: DeserializeOwned + Serialize {}
+
+impl<T: DeserializeOwned + Serialize> Part for T {}
+
+/// The part of a table that is read.
+pub struct Flattened<P> {
+    given: Map<String, Value>,
+    part: PhantomData<P>,
+}
+
+impl<P: Part> Flattened<P> {
+    /// Fields that the table lacks have their value in `default`.
+    pub fn new(default: &P) -> Self {
+        Self {
+            given: present(default),
+            part: PhantomData,
+        }
+    }
+
+    /// The table for the derived function of the type around the part, which must read it.
+    pub fn without_part<'de, D: Deserializer<'de>>(&mut self, from: D) -> Members<'_, D, P> {
+        Members { from, part: self }
+    }
+
+    /// The part, after the table is read.
+    pub fn part(self) -> P {
+        P::deserialize(Value::Object(self.given)).expect("each field was read before")
+    }
+}
+
+/// All fields of the part; those without a value are null.
+pub fn fields<P: Part>(part: &P) -> Map<String, Value> {
+    let names = names::<P>().iter();
+    let mut all: Map<_, _> = names.map(|name| ((*name).into(), Value::Null)).collect();
+    all.extend(present(part));
+    all
+}
+
+fn present(part: &impl Serialize) -> Map<String, Value> {
+    match serde_json::to_value(part) {
+        Ok(Value::Object(fields)) => fields,
+        _ => unreachable!("a part is a table of plain data"),
+    }
+}
+
+/// The names of the fields: the refusal of an unknown one lists them.
+fn names<P: Part>() -> &'static [&'static str] {
+    let unknown = Map::from_iter([(String::new(), Value::Null)]);
+    match read::first::<P>(&unknown.into(), Texts::Keep) {
+        Err((_, ValueError::Unknown { known, .. })) => known,
+        _ => unreachable!("a part refuses unknown fields"),
+    }
+}
+
+/// The table without the fields of the part, which it collects.
+pub struct Members<'a, D, P> {
+    from: D,
+    part: &'a mut Flattened<P>,
+}
+
+impl<'de, D: Deserializer<'de>, P: Part> Deserializer<'de> for Members<'_, D, P> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.deserialize_struct("", &[], visitor)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        let divide = Divide {
+            visitor,
+            part: self.part,
+        };
+        self.from.deserialize_struct(name, fields, divide)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+struct Divide<'a, V, P> {
+    visitor: V,
+    part: &'a mut Flattened<P>,
+}
+
+impl<'de, V: Visitor<'de>, P: Part> Visitor<'de> for Divide<'_, V, P> {
+    type Value = V::Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.visitor.expecting(f)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<V::Value, A::Error> {
+        self.visitor.visit_map(OwnMembers {
+            members,
+            names: names::<P>(),
+            part: self.part,
+        })
+    }
+}
+
+struct OwnMembers<'a, A, P> {
+    members: A,
+    names: &'static [&'static str],
+    part: &'a mut Flattened<P>,
+}
+
+impl<'de, A: MapAccess<'de>, P: Part> MapAccess<'de> for OwnMembers<'_, A, P> {
+    type Error = A::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        mut seed: K,
+    ) -> Result<Option<K::Value>, A::Error> {
+        let names = self.names;
+        while let Some(key) = self.members.next_key_seed(KeySeed { seed, names })? {
+            let key = match key {
+                Key::Own(key) => return Ok(Some(key)),
+                Key::OfPart(key, unused) => {
+                    seed = unused;
+                    key
+                }
+            };
+            let one = P::deserialize(MapAccessDeserializer::new(OneMember {
+                key: Some(key),
+                members: &mut self.members,
+            }))?;
+            self.part.given.extend(present(&one));
+        }
+        Ok(None)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
+        self.members.next_value_seed(seed)
+    }
+}
+
+/// Reads a key with the seed, unless it is a field of the part.
+struct KeySeed<K> {
+    seed: K,
+    names: &'static [&'static str],
+}
+
+enum Key<K, V> {
+    Own(V),
+    OfPart(String, K),
+}
+
+impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<K> {
+    type Value = Key<K, K::Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        let key = String::deserialize(from)?;
+        if self.names.contains(&key.as_str()) {
+            return Ok(Key::OfPart(key, self.seed));
+        }
+        self.seed.deserialize(key.into_deserializer()).map(Key::Own)
+    }
+}
+
+/// A table of one member, whose key is read already.
+struct OneMember<'a, A> {
+    key: Option<String>,
+    members: &'a mut A,
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for OneMember<'_, A> {
+    type Error = A::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, A::Error> {
+        let key = self.key.take();
+        key.map(|key| seed.deserialize(key.into_deserializer()))
+            .transpose()
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
+        self.members.next_value_seed(seed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields)]
+    struct Inner {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        depth: Option<u16>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        word: Option<String>,
+    }
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(default, deny_unknown_fields, remote = "Self")]
+    struct Outer {
+        port: u16,
+        list: Vec<u8>,
+        #[serde(skip)]
+        inner: Inner,
+    }
+
+    impl<'de> Deserialize<'de> for Outer {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            let default = Inner {
+                word: Some("default".into()),
+                ..Inner::default()
+            };
+            let mut flattened = Flattened::new(&default);
+            let outer = Self::deserialize(flattened.without_part(from))?;
+            let inner = flattened.part();
+            Ok(Self { inner, ..outer })
+        }
+    }
+
+    /// Goal: fields of either type are read in any order, quoted numbers included, and a default
+    /// stays where a field is missing or null. Method: tables and their values.
+    #[test]
+    fn both_types_are_read() {
+        let table = json!({ "depth": "8", "list": ["1", 2], "word": null, "port": 4420 });
+        let (place, outer) = match read::first::<Outer>(&table, Texts::Read) {
+            Ok(outer) => (String::new(), outer),
+            Err((place, error)) => panic!("{}: {error}", read::path(&place)),
+        };
+        assert_eq!(place, "");
+        let expected = Outer {
+            port: 4420,
+            list: vec![1, 2],
+            inner: Inner {
+                depth: Some(8),
+                word: Some("default".into()),
+            },
+        };
+        assert_eq!(outer, expected);
+        let shown = Value::Object(fields(&outer.inner));
+        assert_eq!(shown, json!({ "depth": 8, "word": "default" }));
+        let shown = Value::Object(fields(&Inner::default()));
+        assert_eq!(shown, json!({ "depth": null, "word": null }));
+    }
+
+    /// Goal: an error has the place and the words that it has without flattening. Method: wrong
+    /// fields of either type.
+    #[test]
+    fn errors_have_their_place() {
+        for (table, place, said) in [
+            (
+                json!({ "depth": 70_000 }),
+                "depth",
+                "70000 is not a whole number from 0 to 65535",
+            ),
+            (
+                json!({ "depth": 1, "list": [1, "x"] }),
+                "list[1]",
+                "\"x\" is not a whole number from 0 to 255",
+            ),
+            (
+                json!({ "word": [] }),
+                "word",
+                "a list is not text in quotes",
+            ),
+            (
+                json!({ "colour": 1 }),
+                "colour",
+                "\"colour\" is not known here",
+            ),
+            (json!([1]), "", "a list is not a table"),
+        ] {
+            let (at, error) = read::first::<Outer>(&table, Texts::Read).unwrap_err();
+            assert_eq!(
+                (read::path(&at).as_str(), error.to_string().as_str()),
+                (place, said)
+            );
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Sizes and times as users write them. Parameters of every crate read them alike, so that a
+//! parameter is declared with its domain type.
+//!
+//! ```text
+//!   size    512, 4k, 64MiB, 1.5GiB, 100GB
+//!   time    250ms, 5s, 1h 30m
+//!   read    a number in the unit of its field, or text with a unit
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod read;
+pub mod size;
+pub mod time;
