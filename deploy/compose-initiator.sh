@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The initiator of compose.yml: makes a volume of three replicas, one on each node, unless it is there; writes to it and
-# reads it back over NVMe/TCP, comparing every byte; compares the replicas. Exits with 0 only if all of that was right.
+# The initiator of compose.yml: makes a volume of three replicas, one on each node, unless it is
+# there; writes to it and reads it back over NVMe/TCP, comparing every byte; compares the replicas.
+# Exits with 0 only if all of that was right.
 set -euo pipefail
 
 NQN=nqn.2026-01.io.nacre

@@ -10,7 +10,7 @@ head -c 3000000 /dev/urandom >"$WORK/old"
 dd if="$WORK/old" of="$(drive_disk "$FIRST_SERIAL" 1)" bs=1M conv=fsync status=none
 "$NACRE" nvme bind "$FIRST" "$SECOND"
 
-step "attached, and served"
+step "the drives are attached, and served"
 attach() { rpc bdev_nvme_attach_controller "{\"name\":\"$1\",\"trtype\":\"PCIe\",\"traddr\":\"$2\"}"; }
 nacre_start
 attach first "$FIRST"
@@ -34,7 +34,7 @@ head -c 5000000 /dev/urandom >"$WORK/new"
 dd if="$WORK/new" of="$first" bs=1M conv=fsync status=none
 dd if="$WORK/new" of="$large" bs=1M conv=fsync status=none
 
-step "the daemon is killed, and has its drives again"
+step "the daemon is killed, and attaches its drives again"
 nacre_kill
 nacre_start
 wait_until 120 is_live "$CTRL"
