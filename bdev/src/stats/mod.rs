@@ -480,7 +480,7 @@ mod tests {
     /// Readers see a synchronous I/O after the next turn, or when its queue closes. It counts
     /// before a later reset.
     #[test]
-    fn at_once() {
+    fn synchronous_io_is_counted() {
         let stats = Arc::new(DeviceStats::default());
         let mut queue = stats.writer();
         queue.went_at_once(Op::Read, 512);
