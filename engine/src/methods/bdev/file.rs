@@ -50,11 +50,14 @@ struct AioCreate;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct AioCreateParams {
+    /// Name of the new bdev: 1 to 255 bytes.
     name: String,
+    /// Absolute path of a file or block device of this machine.
     filename: PathBuf,
     /// 0: chosen for the file or device.
     #[serde(default, skip_serializing_if = "is_zero")]
     block_size: u32,
+    /// Refuse writes; default false.
     #[serde(default)]
     readonly: bool,
     /// Offer unmap and write zeroes; default true.
@@ -192,7 +195,9 @@ struct UringCreate;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct UringCreateParams {
+    /// Name of the new bdev: 1 to 255 bytes.
     name: String,
+    /// Absolute path of a file or block device of this machine.
     filename: PathBuf,
     /// 0: chosen for the file or device.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -278,6 +283,7 @@ impl Method<Engine> for UringDelete {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RescanParams {
+    /// The file bdev: its name, alias or UUID.
     pub name: String,
     /// Nacre extension: use at most this many bytes. Call this before truncating the file.
     #[serde(default, deserialize_with = "read::some_bytes")]

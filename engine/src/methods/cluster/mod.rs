@@ -11,7 +11,7 @@ pub mod join;
 pub mod nodes;
 pub mod pools;
 #[cfg(test)]
-mod real_tests;
+pub(in crate::methods) mod real_tests;
 pub mod rebuilds;
 pub mod status;
 #[cfg(test)]

@@ -39,6 +39,7 @@ pub struct Verify;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// Repair differences: write the content that most replicas have to the others. In a tie, the
     /// first replica in sync wins.
@@ -78,6 +79,7 @@ pub struct Grow;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GrowParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// The new size in MiB; default: the largest that fits the smallest device. Lvols that
     /// volume_create made grow to it.
@@ -167,6 +169,7 @@ pub struct Set;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetParams {
+    /// The volume: its name or UUID.
     pub name: String,
     pub settings: SettingsParams,
 }
@@ -211,6 +214,7 @@ pub struct Thaw;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ThawParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// The volume's name again, to serve from a replica that lacks acknowledged writes.
     pub force: Option<String>,
