@@ -47,7 +47,7 @@ pub struct SettingsParams {
         deserialize_with = "read::some_bytes",
         skip_serializing_if = "Option::is_none"
     )]
-    #[arg(long = "resync-rate", value_name = "SIZE", value_parser = size::parse_bytes)]
+    #[arg(long = "resync-limit", alias = "resync-rate", value_name = "SIZE", value_parser = size::parse_bytes)]
     resync_bytes_per_s: Option<u64>,
     /// Delay before a resync to a returning replica, and after a host with writes in flight left or
     /// the volume was opened; default 500ms (500). Late writes of an old connection arrive within
