@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The initiator of compose.yml and compose.rdma.yml: makes a volume of three replicas, one on each node, unless it is
-# there; writes to it and reads it back over NVMe-oF, comparing every byte; compares the replicas. Exits with 0 only if
-# all of that was right.
+# The initiator of compose.yml and compose.rdma.yml: makes a volume of three replicas, one on each
+# node, unless it is there; writes to it and reads it back over NVMe-oF, comparing every byte;
+# compares the replicas. Exits with 0 only if all of that was right.
 #
 #   TRANSPORT  tcp or rdma, for hosts and replicas
 #   NODES      ADDRESS:PORT of each node

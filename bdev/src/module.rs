@@ -164,6 +164,7 @@ impl Created for bool {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ByName {
+    /// The bdev: its name, alias or UUID.
     pub name: String,
 }
 

@@ -150,7 +150,8 @@ impl Base {
         self.module().limits()
     }
 
-    /// The base's limits for a device that holds I/O back: nothing is lent, nothing ends at once.
+    /// The base's limits for a device that holds I/O back: it lends no memory, and executes no I/O
+    /// synchronously.
     pub fn limits_of_held_io(&self) -> Limits {
         Limits {
             lend_blocks: 0,

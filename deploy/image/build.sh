@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# Builds the appliance's disk image. `cargo xtask image` calls this as root, in a mount namespace of its own:
+# Builds the appliance's disk image. `cargo xtask image` calls this as root, in a mount namespace of
+# its own:
 #
 #     CACHE=DIR OUT=DIR VERSION=0.1.0 SOURCE_DATE_EPOCH=SECONDS [KEY=PRIVATE.pem] [ADD=FOLDER] \
 #         unshare --mount deploy/image/build.sh nacre.deb [PUBLIC.pem …]
 #
-# KEY signs the update bundle. The image accepts bundles of KEY and of the further public keys. Without KEY, a test key
-# of the cache signs: its public key has the name test-only, which `nacre appliance update` prints. ADD holds files that
-# are copied over the root file system.
+# KEY signs the update bundle. The image accepts bundles of KEY and of the further public keys.
+# Without KEY, a test key of the cache signs: its public key has the name test-only, which `nacre
+# appliance update` prints. ADD holds files that are copied over the root file system.
 #
-# CACHE keeps two trees of Debian 13: the tools, which Debian 12 lacks, and the base of the root file system. Steps that
-# need the tools run in the first by chroot. OUT receives:
+# CACHE keeps two trees of Debian 13: the tools, which Debian 12 lacks, and the base of the root
+# file system. Steps that need the tools run in the first by chroot. OUT receives:
 #
-#     nacre_VERSION.raw        the disk: boot partition, root file system, its verity data; its second boot entry
+#     nacre_VERSION.raw        the disk: boot partition, root file system, its verity data;
+#                              its second boot entry
 #                              installs the system to another disk
 #     nacre_VERSION.tar        the update bundle, which takes a running appliance to this version
-#     nacre_VERSION.efi        kernel, initrd and command line with the root's hash, as in the boot partition
+#     nacre_VERSION.efi        kernel, initrd and command line with the root's hash, as in the boot
+#                              partition
 #     nacre_VERSION.files      every file of the root: mode, owner, size, SHA-256, path
 #     nacre_VERSION.packages   Debian's packages in it, with versions
 set -euo pipefail
@@ -31,7 +34,8 @@ umask 022
 
 step() { echo "== $*"; }
 
-# tree NAME VARIANT: prints the folder of a tree of Debian with the packages of NAME.txt; makes it if the cache has none.
+# tree NAME VARIANT: prints the folder of a tree of Debian with the packages of NAME.txt; makes it
+# if the cache has none.
 tree() {
     local name=$1 variant=$2 list=$HERE/$1.txt dir
     dir=$CACHE/$name-$SUITE-$(sha256sum <"$list" | cut -c1-12)
@@ -139,7 +143,8 @@ repart() {
 repart --empty=create --size=auto --copy-source=/build/root --defer-partitions=esp --json=short >"$WORK/partitions"
 HASH=$(grep -o '"roothash" *: *"[0-9a-f]*"' "$WORK/partitions" | head -n 1 | grep -o '[0-9a-f]\{64\}')
 
-# Without a shell in the initrd: a version that cannot boot restarts, and after three tries the other one is started.
+# Without a shell in the initrd: a version that cannot boot restarts, and after three tries the
+# other one is started.
 COMMAND_LINE="roothash=$HASH rd.shell=0 rd.emergency=reboot panic=30 systemd.firstboot=off systemd.getty_auto=no \
 console=tty0 console=ttyS0"
 in_tools ukify build --linux=/build/kernel --initrd=/build/initrd --uname="$KERNEL" \
@@ -149,8 +154,9 @@ cp "$TOOLS/usr/lib/systemd/boot/efi/systemd-bootx64.efi" "$WORK/esp/EFI/BOOT/BOO
 cp "$TOOLS/usr/lib/systemd/boot/efi/systemd-bootx64.efi" "$WORK/esp/EFI/systemd/systemd-bootx64.efi"
 # The installer never starts by itself, whatever tries the versions have left.
 printf 'timeout 3\neditor no\ndefault nacre_*\n' >"$WORK/esp/loader/loader.conf"
-# The entry of the installer: the same system, with no partition of any disk mounted but its own root. It has no counter
-# of tries. `nacre appliance install` copies neither this entry nor its files.
+# The entry of the installer: the same system, with no partition of any disk mounted but its own
+# root. It has no counter of tries. `nacre appliance install` copies neither this entry nor its
+# files.
 cp "$WORK/kernel" "$WORK/esp/EFI/nacre-install/linux"
 cp "$WORK/initrd" "$WORK/esp/EFI/nacre-install/initrd"
 cat >"$WORK/esp/loader/entries/nacre-install.conf" <<ENTRY

@@ -3,9 +3,9 @@
 #
 #     bundle.sh VERSION ARCHITECTURE KEY.pem OUT.tar ROOT ROOT-UUID VERITY VERITY-UUID KERNEL.efi
 #
-# KEY.pem is an Ed25519 private key (openssl genpkey -algorithm ed25519). ROOT and VERITY are the partitions' contents,
-# the identifiers are those of their partitions: the kernel image finds its root file system by them. Two calls with
-# the same files make the same bytes.
+# KEY.pem is an Ed25519 private key (openssl genpkey -algorithm ed25519). ROOT and VERITY are the
+# partitions' contents, the identifiers are those of their partitions: the kernel image finds its
+# root file system by them. Two calls with the same files make the same bytes.
 set -euo pipefail
 
 [ $# = 9 ] || { sed -n '4p' "$0" >&2; exit 2; }
@@ -17,7 +17,8 @@ trap 'rm -rf "$WORK"' EXIT
 ROOT=nacre_${VERSION}_$6.root.raw.gz
 VERITY=nacre_${VERSION}_$8.verity.raw.gz
 KERNEL=nacre_$VERSION.efi
-# systemd-import unpacks gzip. The file systems are compressed already: only the space behind them becomes small.
+# systemd-import unpacks gzip. The file systems are compressed already: only the space behind them
+# becomes small.
 gzip -1 -n <"$5" >"$WORK/$ROOT"
 gzip -1 -n <"$7" >"$WORK/$VERITY"
 cp "$9" "$WORK/$KERNEL"

@@ -32,6 +32,7 @@ pub struct AttachParams {
     /// The port; default 4420.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trsvcid: Option<String>,
+    /// Must be empty or 0; `transport_tos` of bdev_nvme_set_options marks packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<String>,
     /// Required: a discovery service has no namespaces.
@@ -43,17 +44,23 @@ pub struct AttachParams {
     /// The source address of connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostaddr: Option<String>,
+    /// Must be empty: the kernel chooses the source port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostsvcid: Option<String>,
+    /// Must be false: there is no protection information.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prchk_reftag: Option<bool>,
+    /// Must be false: there is no protection information.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prchk_guard: Option<bool>,
     /// CRC32C of headers and of data, over TCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hdgst: Option<bool>,
+    /// CRC32C of data, over TCP; default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ddgst: Option<bool>,
+    /// Limit of a connection attempt in microseconds. Default: tcp_connect_timeout_ms of
+    /// bdev_nvme_set_options, or 5 s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabrics_connect_timeout_us: Option<u64>,
     /// What to do if a controller of this name is attached: `multipath` (the default) adds a path
@@ -93,6 +100,7 @@ pub struct AttachParams {
     /// Name of the key with which the target must authenticate itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dhchap_ctrlr_key: Option<String>,
+    /// Must be false: only the NVM command set is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_unrecognized_csi: Option<bool>,
     /// How the devices divide their I/O among the paths; see `bdev_nvme_set_multipath_policy`.
@@ -175,8 +183,11 @@ pub enum SelectorName {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MultipathOptions {
+    /// `active_passive`: one path carries all I/O; `active_active`: all usable paths do. Default
+    /// `active_passive`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyName>,
+    /// With `active_active`: how the path of an I/O is chosen. Default `round_robin`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<SelectorName>,
     /// I/Os in a row on a path with `round_robin`; default 1.

@@ -175,7 +175,7 @@ pub const FEATURES: &[Feature] = &[
     ),
     stable(
         "stacked-devices",
-        "Delay, error injection, passthru and equal parts on top of another device.",
+        "Delay, fault, passthru and equal parts on top of another device.",
     ),
     preview(
         "nvme-drives",

@@ -375,7 +375,7 @@ mod tests {
             let at = known
                 .iter()
                 .position(|&k| k == (region.id, key))
-                .expect("only what was registered");
+                .expect("a registered region");
             known.remove(at);
         }
     }

@@ -166,7 +166,7 @@ fn a_panic_ends_the_reactor_and_is_named() {
 /// Goal: futures end with their reactor, on its thread, while other threads hold their wakers.
 /// Method: futures that hand out their wakers; threads that wake throughout the stop.
 #[test]
-fn futures_end_with_the_reactor_whoever_wakes_them() {
+fn futures_end_with_the_reactor_although_threads_hold_wakers() {
     for _ in 0..50 {
         let reactor = start("wakers", Mode::Interrupt, 0);
         let live = Arc::new(AtomicU64::new(0));

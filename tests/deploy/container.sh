@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Goal: the image of deploy/Containerfile builds, starts, serves and stops as docs/operate/install.md says, and the three
-# nodes of deploy/compose.yml hold a volume. Method: podman and podman-compose, in namespaces of their own. The image
-# for the compiler is a stand-in that has the given binary, and the base image comes from Debian's mirror, not from a
-# registry.
+# Goal: the image of deploy/Containerfile builds, starts, serves and stops as
+# docs/operate/install.md says, and the three nodes of deploy/compose.yml hold a volume. Method:
+# podman and podman-compose, in namespaces of their own. The image for the compiler is a stand-in
+# that has the given binary, and the base image comes from Debian's mirror, not from a registry.
 #
-#     unshare --mount --pid --fork --kill-child --mount-proc container.sh NACRE CACHE SCRATCH PODMAN_COMPOSE
+#     unshare --mount --pid --fork --kill-child --mount-proc \
+#         container.sh NACRE CACHE SCRATCH PODMAN_COMPOSE
 #
-# The second half runs in a network of its own. Containers have no groups of the kernel (cgroups) here, and limits that
-# this machine cannot raise are left as they are.
+# The second half runs in a network of its own. Containers have no groups of the kernel (cgroups)
+# here, and limits that this machine cannot raise are left as they are.
 set -u
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"

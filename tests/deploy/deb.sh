@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Goal: the package installs, serves, upgrades under load, is removed and purged, and never touches data.
-# Method: dpkg in a copy-on-write view of this machine's root, in namespaces of its own; the daemon is started with the
-# command of the packaged unit.
+# Goal: the package installs, serves, upgrades under load, is removed and purged, and never touches
+# data.
+# Method: dpkg in a copy-on-write view of this machine's root, in namespaces of its own; the daemon
+# is started with the command of the packaged unit.
 #
 #     unshare --mount --net --pid --fork --kill-child deb.sh OLD.deb NEW.deb FOLDER
 set -u

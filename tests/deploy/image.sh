@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Goal: the appliance's image holds no identity and no secret, starts what it should and nothing else, and serves a
-# volume that the configuration on its boot partition describes. The state survives updates, power cuts and a rollback,
-# until a factory reset. A version whose daemon does not get ready gives way to the former one, without a person.
-# Method: the list of its files, and QEMU with OVMF, without a network beyond this machine. NEWER runs commands of the
-# test; the daemon of BAD does not get ready.
+# Goal: the appliance's image holds no identity and no secret, starts what it should and nothing
+# else, and serves a volume that the configuration on its boot partition describes. The state
+# survives updates, power cuts and a rollback, until a factory reset. A version whose daemon does
+# not get ready gives way to the former one, without a person.
+# Method: the list of its files, and QEMU with OVMF, without a network beyond this machine. NEWER
+# runs commands of the test; the daemon of BAD does not get ready.
 #
-#     unshare --net --pid --fork --kill-child --mount --mount-proc image.sh IMAGE.raw FILES NACRE SCRATCH NEWER.tar BAD.tar
+#     unshare --net --pid --fork --kill-child --mount --mount-proc \
+#         image.sh IMAGE.raw FILES NACRE SCRATCH NEWER.tar BAD.tar
 set -u
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -49,7 +51,8 @@ elevated >"$SCRATCH/elevated"
 check "one key of update bundles, for tests" same_lists <(echo /usr/lib/nacre/keys/test-only.pem) <(paths | grep '^/usr/lib/nacre/keys/')
 check "exactly the listed programs run with other rights" same_lists "$HERE/image-elevated.txt" "$SCRATCH/elevated"
 
-# Each start of a version that did not start well is decided by this script. COUNT is a path of the firmware.
+# Each start of a version that did not start well is decided by this script. COUNT is a path of the
+# firmware.
 decides() { # decides CAUSE ENTRY RESTARTS WORD
     local said
     said=$("$HERE/../../deploy/image/root/usr/lib/nacre/restart" decide "$1" "$2" "$3")
@@ -90,16 +93,17 @@ VERSION=$(basename "$IMAGE" .raw | cut -d_ -f2)
 NEWER_VERSION=$(version_of "$NEWER")
 BAD_VERSION=$(version_of "$BAD")
 ip link set lo up
-# A bundle that ends far behind its signature, under a name that comes first. Two whole ones and a second boot entry have
-# no room in the boot partition.
+# A bundle that ends far behind its signature, under a name that comes first. Two whole ones and a
+# second boot entry have no room in the boot partition.
 head -c 3000000 "$NEWER" >"$SCRATCH/nacre/nacre_0.0.tar"
 configure() { mcopy -i "$SCRATCH/disk.raw$BOOT" -s "$SCRATCH/nacre" "$@" ::/; }
 put_bundle() { mcopy -i "$SCRATCH/disk.raw$BOOT" "$1" ::/nacre/; }
 check "the boot partition takes a configuration" configure
 check "and a bundle" put_bundle "$NEWER"
 
-# Three power cuts during one update: while the slot is written, before the boot entry is written, and before the bundle
-# is removed. A machine with much other work may be late for the second: then the update is done.
+# Three power cuts during one update: while the slot is written, before the boot entry is written,
+# and before the bundle is removed. A machine with much other work may be late for the second: then
+# the update is done.
 START=$SECONDS
 power_on "$SCRATCH/console.1"
 check "the first boot serves" serves

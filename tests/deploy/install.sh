@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Goal: the image on a USB disk installs the appliance to a disk that is named by its serial number. That disk alone boots
-# and serves. A power cut in the middle leaves an empty disk. Data of another owner needs a word.
-# Method: QEMU with OVMF, as in image.sh. The first installation is a command that a power cut ends, the second one is by
-# keys on the screen. IMAGE runs commands of the test.
+# Goal: the image on a USB disk installs the appliance to a disk that is named by its serial number.
+# That disk alone boots and serves. A power cut in the middle leaves an empty disk. Data of another
+# owner needs a word.
+# Method: QEMU with OVMF, as in image.sh. The first installation is a command that a power cut ends,
+# the second one is by keys on the screen. IMAGE runs commands of the test.
 #
-#     unshare --net --pid --fork --kill-child --mount --mount-proc install.sh IMAGE.raw NACRE SCRATCH
+#     unshare --net --pid --fork --kill-child --mount --mount-proc \
+#         install.sh IMAGE.raw NACRE SCRATCH
 set -u
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -121,7 +123,8 @@ not_here() {
 check "the appliance installs nothing" not_here
 check "it stops" powers_off
 
-# The installer again beside the installed disk: the same identifiers of the root file system on both.
+# The installer again beside the installed disk: the same identifiers of the root file system on
+# both.
 with_stick "$SCRATCH/install.4"
 check "the installer starts beside an installed disk" choose_installer
 check "the screen lists the installed disk" listed

@@ -18,8 +18,8 @@ import yaml
 VERSIONS = ["1.30.0", "1.34.1", "1.37.0"]
 DRIVER = "csi.nacre.io"
 PARAMETERS = {"replicas", "thin", "pool", "class", "spread", "strictSpread", "nodes", "csi.storage.k8s.io/fstype"}
-# Seconds: the longest call of the controller, a probe by the helper, and the driver's end. The longest call is one of the
-# daemon, and a host that is cut off with a lease of 30 s.
+# Seconds: the longest call of the controller, a probe by the helper, and the driver's end. The
+# longest call is one of the daemon, and a host that is cut off with a lease of 30 s.
 LONGEST, PROBE, DRAIN = 60 + 30 + 60, 5, 25
 
 failed = []

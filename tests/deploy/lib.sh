@@ -44,7 +44,8 @@ until_true() {
     done
 }
 
-# Mounts what programs expect in the root folder $1. Needs a mount and a process namespace of its own.
+# Mounts what programs expect in the root folder $1. Needs a mount and a process namespace of its
+# own.
 furnish() {
     mount -t proc proc "$1/proc"
     mount --rbind --make-rslave /dev "$1/dev"

@@ -31,7 +31,8 @@ bdev = "disk"
 CONF
 }
 
-# power_on CONSOLE [QEMU-OPTION...]: the first serial port is the appliance's screen, the second one the test's shell.
+# power_on CONSOLE [QEMU-OPTION...]: the first serial port is the appliance's screen, the second one
+# the test's shell.
 power_on() {
     CONSOLE=$1
     SEEN=0

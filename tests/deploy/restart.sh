@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Goal: a daemon that is never ready ends the restarts of its machine, even if the boot menu counts no try. Method: the
-# image's script `restart` on variables of the firmware in a folder, and programs of systemd that only print. Needs a mount
-# namespace of its own: unshare --mount restart.sh
+# Goal: a daemon that is never ready ends the restarts of its machine, even if the boot menu counts
+# no try. Method: the image's script `restart` on variables of the firmware in a folder, and
+# programs of systemd that only print. Needs a mount namespace of its own: unshare --mount
+# restart.sh
 set -eu
 
 RESTART=$(cd "$(dirname "$0")" && pwd)/../../deploy/image/root/usr/lib/nacre/restart

@@ -31,8 +31,8 @@ import tempfile
 import time
 import zlib
 
-# (method, label, difference, reason): the first three are regular expressions for the whole text. "A, not B": Nacre's
-# code is A, SPDK's B.
+# (method, label, difference, reason): the first three are regular expressions for the whole text.
+# "A, not B": Nacre's code is A, SPDK's B.
 INTENDED = [
     (".*", ".* null", r"(answered .*|-\d+), not -32(602|603|700)", "null stands for a parameter that is left out"),
     ("nvmf_set_max_subsystems", "params null", "-32602, not answered true", "SPDK takes whatever it has then"),
@@ -74,7 +74,7 @@ INTENDED = [
     ("bdev_nvme_attach_controller", "without trsvcid", "-17, not -5", "a target without a port is on 4420"),
     ("bdev_nvme_attach_controller", "without subnqn", "-17, not -114", "a subsystem must be named"),
     ("config", "spdk-to-nacre", r"\.bdevs\.EE_\w+\.uuid: .*", "SPDK saves none, and derives it in a way of its own"),
-    ("config", "nacre-to-spdk", r"\.bdevs\.EE_\w+\.uuid: .*", "SPDK does not heed the UUID of an error device"),
+    ("config", "nacre-to-spdk", r"\.bdevs\.EE_\w+\.uuid: .*", "SPDK ignores the UUID of an error bdev"),
     ("config", "spdk-to-nacre", r"\.bdevs\.r\.num_blocks: 16384 became 14336", "a replica keeps its first MiB"),
     ("bdev_nvme_attach_controller", "name ", "-32602, not -17", "SPDK takes an empty name"),
     ("bdev_nvme_get_controllers", ".*", r"\[\]\.ctrlrs\[\]\.(bdevs|io_queues|connects|losses|away) is ours alone",
@@ -219,7 +219,7 @@ class Report:
         return False
 
 
-# ---- calls ----------------------------------------------------------------------------------------------------------
+# ---- calls ---------------------------------------------------------------------------------------
 
 
 def kind(value):
@@ -846,7 +846,7 @@ def calls_part(report, programs):
             daemon.stop()
 
 
-# ---- config ---------------------------------------------------------------------------------------------------------
+# ---- config --------------------------------------------------------------------------------------
 
 
 def save_config(daemon):
@@ -991,7 +991,7 @@ def report_to(report, what, work):
         report.check(what, False, f"{type(error).__name__}: {error}")
 
 
-# ---- discovery ------------------------------------------------------------------------------------------------------
+# ---- discovery -----------------------------------------------------------------------------------
 
 
 def wait_until(done, seconds=20):
@@ -1056,7 +1056,7 @@ def discovery_part(report, programs):
         target.stop()
 
 
-# ---- hosts ----------------------------------------------------------------------------------------------------------
+# ---- hosts ---------------------------------------------------------------------------------------
 
 
 def hosts_part(report, programs):
@@ -1082,7 +1082,7 @@ def hosts_part(report, programs):
         target.stop()
 
 
-# ---- keys -----------------------------------------------------------------------------------------------------------
+# ---- keys ----------------------------------------------------------------------------------------
 
 
 def make_key(directory, name, mode=0o600):
@@ -1160,7 +1160,7 @@ def perf_with_keys(report, programs, target, keys):
                      bool(re.search(r"^Total", done.stdout, re.M)) == served, done.stdout[-600:] + done.stderr[-600:])
 
 
-# ---- TLS ------------------------------------------------------------------------------------------------------------
+# ---- TLS -----------------------------------------------------------------------------------------
 
 
 def make_psk(directory, name, size=32):
@@ -1230,7 +1230,7 @@ def tls_part(report, programs):
         target.stop()
 
 
-# ---- the program ----------------------------------------------------------------------------------------------------
+# ---- the program ---------------------------------------------------------------------------------
 
 MEMORY = ["--no-huge", "-s", "768", "--no-pci"]
 

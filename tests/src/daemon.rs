@@ -233,7 +233,7 @@ impl Daemon {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
             let mut all = std::fs::read_dir(&tasks)
-                .expect("our child is there")
+                .expect("the daemon's threads")
                 .flatten();
             if all.all(is_stopped) {
                 return;

@@ -34,7 +34,9 @@ ram_disk() { # ram_disk NAME NQN: a RAM disk of Nacre's, connected
     written "$2"
 }
 
-written() { # written NQN: its disk is there, and has data. What was never written is read faster than any disk with data.
+# written NQN: its disk is there, and has data. Blocks that were never written are read faster than
+# any disk with data.
+written() {
     wait_until 30 ns_dev "$1" 1
     fio --name=fill --filename="$(ns_dev "$1" 1)" --ioengine=io_uring --direct=1 --rw=write --bs=1M --iodepth=4 \
         --size=${SIZE_MIB}M --output="$WORK/fill" || die "$(cat "$WORK/fill")"

@@ -40,7 +40,8 @@ def note(packet):
         ports = struct.unpack(">HH", payload[:4])
         name = "tcp" if protocol == 6 else "udp"
     if protocol == 17 and ports[1] == 4791:
-        # The base transport header: the queue pair is in its bytes 5 to 7. The source port is a hash.
+        # The base transport header: the queue pair is in its bytes 5 to 7. The source port is a
+        # hash.
         (pair,) = struct.unpack(">I", payload[12:16])
         name, ports = ("cm" if pair & 0xFFFFFF == 1 else "roce"), (0, 4791)
     flows[name, f"{source}:{ports[0]}", f"{destination}:{ports[1]}", dscp] += 1

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Drives of the machine: part of lib.sh.
 
-# ---- drives of the machine, for tests with `# hardware: drives` (xtask/src/vm/drives.rs) ----------------------
+# ---- drives of the machine, for tests with `# hardware: drives` (xtask/src/vm/drives.rs) ---------
 
 FIRST_SERIAL=NACRE0     # one namespace, blocks of 512; can be pulled
 SECOND_SERIAL=NACRE1    # two namespaces, blocks of 512 and of 4096
@@ -14,7 +14,8 @@ drives_up() {
     FIRST=$(drive_address "$FIRST_SERIAL") SECOND=$(drive_address "$SECOND_SERIAL")
 }
 
-drive_ctrl() { # the kernel's controller of the drive with this serial number; fails while there is none
+# drive_ctrl SERIAL: the kernel's controller of the drive; fails while there is none
+drive_ctrl() {
     local dir serial
     for dir in /sys/class/nvme/nvme*; do
         { read -r serial <"$dir/serial"; } 2>/dev/null || continue
@@ -23,7 +24,9 @@ drive_ctrl() { # the kernel's controller of the drive with this serial number; f
     return 1
 }
 
-drive_is_live() { # drive_is_live SERIAL: with a disk for every namespace, which the kernel finds in its own time and order
+# drive_is_live SERIAL: with a disk for every namespace, which the kernel finds in its own time and
+# order
+drive_is_live() {
     local ctrl nsid last=1
     [ "$1" != "$SECOND_SERIAL" ] || last=2
     ctrl=$(drive_ctrl "$1") && is_live "$ctrl" || return 1

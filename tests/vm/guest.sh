@@ -3,8 +3,10 @@
 # the other, each under its time limit. The guest that creates the folder TAKEN/test has taken that
 # test.
 #
-#   guest.sh OUT        TARGET=nacre|nvmet  TAKEN=/path/of/folders  NACRE=/path/to/nacre  PINGPONG=/path/to/pingpong  PROBE=/path/to/probe
-#                       CONFORMANCE=/path/to/conformance  DCBSIM=/path/to/dcbsim.ko  LLDPD=/folder/of/lldpd  SIW=/path/to/siw.ko
+#   guest.sh OUT        TARGET=nacre|nvmet  TAKEN=/path/of/folders  NACRE=/path/to/nacre
+#                       PINGPONG=/path/to/pingpong  PROBE=/path/to/probe
+#                       CONFORMANCE=/path/to/conformance  DCBSIM=/path/to/dcbsim.ko
+#                       LLDPD=/folder/of/lldpd  SIW=/path/to/siw.ko
 #                       ETCD=/folder/of/etcd
 #
 # Events go to OUT/results (see xtask/src/vm/suite.rs), the output of each test to OUT/logs. After a
@@ -56,14 +58,15 @@ keep_root() {
         mount -t overlay -o "lowerdir=$KEPT/$dir,upperdir=/run/over/$dir/upper,workdir=/run/over/$dir/work" \
             "$dir" "/$dir" || return 1
     done
-    # jq 1.6 compiles its library whenever it starts, which takes half a second in an emulated machine.
+    # jq 1.6 compiles its library whenever it starts, which takes half a second in an emulated
+    # machine.
     ln -sf "$KEPT/usr/bin/gojq" /usr/bin/jq || return 1
     mkdir -p /usr/lib/modules
     ln -sfn "$KEPT$modules" "/usr/lib/modules/$(uname -r)"
 }
 
-# The limit that a case sets with a line `# limit: SECONDS`; twice that over RDMA, since soft-RoCE is
-# much slower than TCP in an emulated machine.
+# The limit that a case sets with a line `# limit: SECONDS`; twice that over RDMA, since soft-RoCE
+# is much slower than TCP in an emulated machine.
 limit_of() { # limit_of CASE
     local limit
     limit=$(sed -n 's/^# limit: \([0-9]*\)$/\1/p' "$HERE/cases/${1%-over-rdma}.sh" | head -1)

@@ -5,8 +5,8 @@
 # targets have the same functions, so that the kernel's nvmet can validate the tests before they
 # judge Nacre.
 #
-# A program whose reader leaves early fails (SIGPIPE), and so does its pipeline: read to the end, with
-# `sed -n 1p` and `grep … >/dev/null` in place of `head -1` and `grep -q`.
+# A program whose reader leaves early fails (SIGPIPE), and so does its pipeline: read to the end,
+# with `sed -n 1p` and `grep … >/dev/null` in place of `head -1` and `grep -q`.
 set -Eeuo pipefail
 shopt -s nullglob
 
@@ -86,7 +86,7 @@ wait_until() { # wait_until SECONDS COMMAND…: polls until it succeeds
 
 nacre_only() { [ "$TARGET" = nacre ] || skip "only for Nacre: $*"; }
 
-# ---- RDMA ----------------------------------------------------------------------------------------------------
+# ---- RDMA ----------------------------------------------------------------------------------------
 
 RDMA_LINK=nacrerdma
 RDMA_DEV=rxe0
@@ -136,7 +136,7 @@ rdma_down() {
     ip link delete "$RDMA_LINK" 2>/dev/null || true
 }
 
-# ---- the target ----------------------------------------------------------------------------------------------
+# ---- the target ----------------------------------------------------------------------------------
 
 target_start() { "${TARGET}_start" "$@"; }
 subsystem_create() { "${TARGET}_subsystem_create" "$@"; }   # NQN any|listed
@@ -159,7 +159,7 @@ serve() { # serve [MIB]
 # The data of a namespace: a sparse file in memory.
 backing() { echo "$WORK/${1//[^a-z0-9]/_}-$2.img"; }
 
-# ---- Nacre ---------------------------------------------------------------------------------------------------
+# ---- Nacre ---------------------------------------------------------------------------------------
 
 SOCK=$WORK/nacre.sock
 PIDFILE=$WORK/nacre.pid
@@ -246,10 +246,11 @@ nacre_ns_resize() {
 }
 
 # Keys of the daemon: a file each, below $WORK/keys.
-key_make() { "$NACRE" key generate "$1" --folder "$WORK/keys" --socket "$SOCK" "${@:2}"; } # key_make NAME [--tls]
+# key_make NAME [--tls]
+key_make() { "$NACRE" key generate "$1" --folder "$WORK/keys" --socket "$SOCK" "${@:2}"; }
 secret() { cat "$WORK/keys/$1"; }                                                 # secret NAME
 
-# ---- nvmet, through configfs ---------------------------------------------------------------------------------
+# ---- nvmet, through configfs ---------------------------------------------------------------------
 
 NVMET=/sys/kernel/config/nvmet
 
@@ -312,16 +313,17 @@ nvmet_clean() {
     [ ! -d "$NVMET/ports/1" ] || rmdir "$NVMET/ports/1"
 }
 
-# ---- the Linux host ------------------------------------------------------------------------------------------
+# ---- the Linux host ------------------------------------------------------------------------------
 
-connect() { # connect NQN [OPTIONS…]: as host A unless told otherwise
+connect() { # connect NQN [OPTIONS…]: as host A unless OPTIONS name another
     local nqn=$1 identity=(--hostnqn="$HOST_A" --hostid="$HOST_A_ID")
     shift
     case " $* " in *--hostnqn*) identity=() ;; esac
     nvme connect -t "$TRTYPE" -a "$ADDR" -s "$PORT" -n "$nqn" "${identity[@]}" "$@"
 }
 
-connect_and_find() { # connect_and_find NQN [OPTIONS…]: sets CTRL (nvme0) and DEV (/dev/nvme0n1, namespace 1)
+# connect_and_find NQN [OPTIONS…]: sets CTRL (nvme0) and DEV (/dev/nvme0n1, namespace 1)
+connect_and_find() {
     connect "$@"
     CTRL=$(ctrl_of "$1")
     wait_until 60 ns_dev "$1" 1

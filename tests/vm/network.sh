@@ -82,7 +82,8 @@ dscps() { awk -v kind="$2" -v pattern="$3" '$1 == kind && ($2 " " $3) ~ pattern 
 
 # ---- the switch -------------------------------------------------------------------------------
 
-# Announces itself at one end of a cable, see switch.py. lldpd is the foreign opinion on what arrives at the other.
+# Announces itself at one end of a cable, see switch.py. lldpd is the foreign opinion on what
+# arrives at the other.
 switch_up() { # switch_up INTERFACE NAME
     echo "name $2" >"$WORK/switch"
     SWITCH_NAME=$2
@@ -91,7 +92,8 @@ switch_up() { # switch_up INTERFACE NAME
     wait_until 40 test -e "$WORK/switch.sent"
 }
 
-# The DCBX TLVs of IEEE 802.1Qaz unless another OUI is given, as bytes: switch_says SUBTYPE BYTES [OUI]
+# The DCBX TLVs of IEEE 802.1Qaz unless another OUI is given, as bytes: switch_says SUBTYPE BYTES
+# [OUI]
 switch_says() { echo "${3:-00,80,c2} $1 $2" >>"$WORK/switch"; }
 
 switch_forgets() { # the TLVs

@@ -31,8 +31,8 @@ expect_handshake() { # expect_handshake PATTERN
     [[ $last == $1 ]] || die "the latest handshake is '$last', expected '$1'"
 }
 
-# Connects over TLS: the device of the kernel, because nvme-cli 2.3 has no `--tls`. Options are those
-# of the kernel, each with its comma: `,tls_key=SERIAL`.
+# Connects over TLS: the device of the kernel, because nvme-cli 2.3 has no `--tls`. Options are
+# those of the kernel, each with its comma: `,tls_key=SERIAL`.
 tls_connect() { # tls_connect HOSTNQN NQN PORT [OPTIONS]
     echo "transport=tcp,traddr=$ADDR,trsvcid=$3,nqn=$2,hostnqn=$1,hostid=${1##*:},nr_io_queues=2,tls${4:-}" >/dev/nvme-fabrics
 }

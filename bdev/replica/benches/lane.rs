@@ -80,7 +80,7 @@ fn main() {
     }
 }
 
-/// How I/O reaches a volume: at once if possible, or always through its queue.
+/// How I/O reaches a volume: synchronously if possible, or always through its queue.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     AtOnce,

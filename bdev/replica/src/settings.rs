@@ -81,7 +81,7 @@ settings! {
         arg(long, value_name = "N");
     /// Rate limit of resync, in bytes per second; 0: no limit.
     resync_bytes_per_s: u64 = 0,
-        arg(long = "resync-rate", value_name = "SIZE", value_parser = nacre_units::size::parse_bytes),
+        arg(long = "resync-limit", alias = "resync-rate", value_name = "SIZE", value_parser = nacre_units::size::parse_bytes),
         serde(deserialize_with = "read::some_bytes");
     /// Delay before a resync to a returning replica, and after a host with writes in flight left or
     /// the volume was opened; default 500ms (500). Late writes of an old connection arrive within

@@ -28,12 +28,17 @@ use crate::stack::{Base, Stacked, derived_uuid};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
+    /// Name of the new bdev: 1 to 255 bytes.
     pub name: String,
+    /// The bdev below, by name, alias or UUID. The delay bdev claims it.
     pub base_bdev_name: String,
-    /// Latencies in microseconds.
+    /// Latency of reads in microseconds.
     pub avg_read_latency: u64,
+    /// Latency of one read in 100, in microseconds.
     pub p99_read_latency: u64,
+    /// Latency of writes in microseconds.
     pub avg_write_latency: u64,
+    /// Latency of one write in 100, in microseconds.
     pub p99_write_latency: u64,
     /// Default: derived from the base's UUID and the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]

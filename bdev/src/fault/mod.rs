@@ -44,17 +44,17 @@ pub struct Config {
 }
 
 impl Single for FaultDevice {
-    const KIND: &'static str = "error";
+    const KIND: &'static str = "fault";
     const ABOUT: &'static str =
         "A device on top of another that fails on demand; its name is EE_ and the other's name";
     const PRODUCT: &'static str = "Error Injection Disk";
     const CREATE: MethodDoc = MethodDoc {
         name: "bdev_error_create",
-        about: "Makes a device into which errors can be injected, called EE_ and its base's name.",
+        about: "Makes a fault bdev, into which errors can be injected, called EE_ and its base's name.",
     };
     const DELETE: MethodDoc = MethodDoc {
         name: "bdev_error_delete",
-        about: "Deletes an error device and the devices stacked on it.",
+        about: "Deletes a fault bdev and the devices stacked on it.",
     };
     const BASE: Option<&'static str> = Some("base_name");
     const UNDECODABLE: i32 = -32602;

@@ -69,7 +69,7 @@ impl Shape {
             volatile_cache: limits.volatile_cache,
             native_fua: bdev.native_fua(),
             unmap_zeroes: limits.unmap_zeroes && limits.unmap_granularity_blocks <= 1,
-            // Lent pieces cannot be joined, so nothing is lent across a boundary.
+            // Pieces of device memory cannot be joined, so a read across a boundary needs buffers.
             lend_blocks: match limits.optimal_boundary_blocks {
                 0 => limits.lend_blocks.min(limits.max_blocks),
                 _ => 0,

@@ -52,12 +52,12 @@ fn too_large() {
     );
 }
 
-/// An operation that the disk supports directly finishes at once, counts as any other I/O and
-/// leaves nothing behind. I/O that would have to wait, or needs more than one request, is handed
-/// back untouched. Cases: a rate limit, a compare-and-write and the writes that it orders, a range
-/// outside the device, a removed device.
+/// An operation that the disk supports directly is executed synchronously. It counts as any other
+/// I/O, and none remains in flight. I/O that would have to wait, or needs more than one request, is
+/// handed back untouched. Cases: a rate limit, a compare-and-write and the writes that it orders, a
+/// range outside the device, a removed device.
 #[test]
-fn run_sync() {
+fn supported_io_is_executed_synchronously() {
     let pool = Pool::heap(&[ClassSpec {
         size: 4096,
         count: 8,

@@ -22,8 +22,10 @@ use crate::stack::{Base, Stacked, derived_uuid};
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(deny_unknown_fields)]
 pub struct Config {
+    /// Name of the new bdev: 1 to 255 bytes.
     #[cfg_attr(feature = "clap", arg(help = "Name of the new bdev"))]
     pub name: String,
+    /// The bdev below, by name, alias or UUID. The passthru bdev claims it.
     #[cfg_attr(
         feature = "clap",
         arg(value_name = "BASE", help = "Bdev to which I/O is passed")

@@ -477,7 +477,7 @@ mod tests {
     /// Readers see a synchronous I/O after the next turn, or when its queue closes. It counts
     /// before a later reset.
     #[test]
-    fn run_sync() {
+    fn synchronous_io_is_counted() {
         let stats = Arc::new(DeviceStats::default());
         let mut queue = stats.writer();
         queue.ran_sync(Op::Read, 512);

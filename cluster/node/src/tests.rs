@@ -354,7 +354,7 @@ fn leases(revision: i64, keys: &[LeaseKey]) -> Leases {
 /// Goal: no lease outlives its end for this node, whichever news is lost. Method: the end shows in
 /// no watch, only in a read, or in the next incarnation.
 #[test]
-fn the_end_of_a_lease_whose_news_is_lost() {
+fn a_lease_ends_although_its_events_are_lost() {
     let events = Events::default();
     let mut nodes = Nodes::new(node(1), Timing::default());
     nodes.put(&key(1, 10, 10), at(0), &events);

@@ -178,7 +178,7 @@ fn namespace(session: &mut Session, nsid: Option<u32>) -> Result<Value, Failure>
     let state = session.controller().link().state();
     let nsid = match (nsid, state.namespaces.len()) {
         (Some(nsid), _) => nsid,
-        (None, 1) => *state.namespaces.keys().next().expect("there is one"),
+        (None, 1) => *state.namespaces.keys().next().expect("one namespace"),
         (None, count) => {
             let hint = format!("there are {count} namespaces: choose one with --nsid");
             return Err(Failure::Usage(hint));

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list() {
+    fn wrong_lists_are_refused() {
         for list in [
             "", ",", "0,", "a", "0@", "@1", "(0", "0)", "(0,1", "2-1", "0x3", "[0]", "0@1@2", "()",
         ] {

@@ -182,7 +182,7 @@ pub struct Scope {
     /// How long to receive LLDP frames and to measure PFC pauses; 0: neither.
     pub wait: Duration,
     /// Volumes that are being rebuilt: they fill the network, so more pauses are normal.
-    pub rebuilds: u64,
+    pub resyncs: u64,
     /// The management socket; `None`: not checked.
     pub socket: Option<Socket>,
     /// The daemon's sandbox; `None`: not checked.

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_are_told() {
+    fn unknown_names_are_reported() {
         let scope = Scope {
             socket: Some(Socket {
                 unknown: vec!["group:nacre: this machine has no such name".into()],

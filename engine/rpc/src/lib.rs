@@ -37,4 +37,4 @@ pub mod tls;
 
 pub use access::{Class, Role};
 pub use error::RpcError;
-pub use method::{Method, MethodEntry, NoParams, Order, Registry, When};
+pub use method::{Changes, Method, MethodEntry, NoParams, Order, Registry, When};

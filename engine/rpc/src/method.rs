@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 
 use schemars::JsonSchema;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_path_to_error::Segment;
@@ -25,6 +25,53 @@ pub enum When {
     /// Only after `framework_start_init`.
     Runtime,
     Always,
+}
+
+/// The effect of a call on the configuration, stored data, or the behaviour of devices, hosts and
+/// other machines. Log lines and counters of calls are no effects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changes {
+    Nothing,
+    /// Changes nothing without one of these parameters.
+    With(&'static [&'static str]),
+    Something,
+}
+
+impl Changes {
+    /// True if a call with these parameters may change something.
+    pub fn in_call(self, params: Option<&RawValue>) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Something => true,
+            Self::With(names) => {
+                let params = params.map_or("{}", RawValue::get);
+                let given: BTreeMap<String, IgnoredAny> =
+                    serde_json::from_str(params).unwrap_or_default();
+                names.iter().any(|name| given.contains_key(*name))
+            }
+        }
+    }
+
+    /// Methods for viewers only read; the others change something, unless they say otherwise.
+    const fn of(class: Class) -> Self {
+        match class {
+            Class::Read => Self::Nothing,
+            Class::Operate | Class::Admin | Class::Secret => Self::Something,
+        }
+    }
+}
+
+impl std::fmt::Display for Changes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("Changes nothing."),
+            Self::With(parameters) => {
+                let names: Vec<String> = parameters.iter().map(|p| format!("`{p}`")).collect();
+                write!(f, "Changes something only with {}.", names.join(" or "))
+            }
+            Self::Something => f.write_str("Changes something."),
+        }
+    }
 }
 
 /// How a call is ordered with other calls in flight.
@@ -46,6 +93,9 @@ pub trait Method<C: 'static>: 'static {
     /// Decides which roles may call the method, and whether a call is audited. Without a default:
     /// a method that forgets it does not compile.
     const CLASS: Class;
+    /// The effect of a call, for the reference. Independent of the role: the audit log is for
+    /// admins, and reading it changes nothing.
+    const CHANGES: Changes = Changes::of(Self::CLASS);
     const WHEN: When = When::Runtime;
     const ORDER: Order = Order::Read;
     const ALIASES: &'static [&'static str] = &[];
@@ -75,6 +125,7 @@ pub struct MethodEntry<C> {
     pub when: When,
     pub order: Order,
     pub class: Class,
+    pub changes: Changes,
     pub aliases: &'static [&'static str],
     pub params_schema: fn() -> schemars::Schema,
     pub reply_schema: fn() -> schemars::Schema,
@@ -97,6 +148,7 @@ impl<C: 'static> MethodEntry<C> {
             when: M::WHEN,
             order: M::ORDER,
             class: M::CLASS,
+            changes: M::CHANGES,
             aliases: M::ALIASES,
             params_schema: || schemars::schema_for!(M::Params),
             reply_schema: || schemars::schema_for!(M::Reply),

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn types_decide_what_is_secret() {
+    fn secrets_are_found_by_their_type() {
         let value = json!({
             "name": "a", "text": "hunter2", "maybe": "hunter2", "many": ["hunter2", "hunter2"],
             "inner": { "note": "n", "psk": "hunter2" }, "free": { "x": [1, "y"] },

@@ -78,7 +78,14 @@ fn disk(name: &str) -> Value {
 fn changing_calls_are_written_and_reads_are_not() {
     let rig = Rig::new();
     rig.call_as(60, "bdev_get_bdevs", Value::Null).unwrap();
+    rig.call_as(60, "bdev_get_iostat", json!({})).unwrap();
     assert_eq!(rig.lines(), [Value::Null; 0]);
+    // One parameter makes this call a change.
+    rig.call_as(0, "bdev_get_iostat", json!({ "reset_mode": "all" }))
+        .unwrap();
+    let lines = rig.lines();
+    assert_eq!((lines.len(), &lines[0]["class"]), (1, &json!("read")));
+    std::fs::write(rig.path(), "").unwrap();
     rig.call_as(0, MALLOC, disk("a")).unwrap();
     rig.call_as(0, MALLOC, disk("a")).unwrap_err();
     rig.call_as(0, MALLOC, json!({ "name": "b", "num_blockz": 1 }))

@@ -16,9 +16,12 @@ use crate::rpc::RpcError;
 pub struct MallocCreateParams {
     /// Default: Malloc0, Malloc1, and so on.
     pub name: Option<String>,
+    /// Size in blocks, at least 1.
     pub num_blocks: u64,
     /// A power of two from 512 to 65536.
     pub block_size: u32,
+    /// Physical block size in bytes that hosts see, a power of two and not less than block_size. 0:
+    /// block_size.
     #[serde(default)]
     pub physical_block_size: u32,
     /// Default: random.
@@ -30,14 +33,17 @@ pub struct MallocCreateParams {
     /// Must be 0: metadata is not supported.
     #[serde(default)]
     pub md_size: u32,
+    /// Accepted without effect: there is no metadata.
     #[serde(default, skip_serializing)]
     #[allow(dead_code)]
     pub md_interleave: bool,
     /// Must be 0.
     #[serde(default)]
     pub dif_type: u32,
+    /// Accepted without effect: there is no protection information.
     #[serde(default)]
     pub dif_is_head_of_md: bool,
+    /// Accepted without effect: there is no protection information.
     #[serde(default)]
     pub dif_pi_format: u32,
     /// The NUMA node of the memory; -1: any.

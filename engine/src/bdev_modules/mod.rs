@@ -211,6 +211,15 @@ where
     }
 }
 
+/// Kinds that had another name in the former release, which is accepted: former name, name.
+pub const FORMER_KINDS: [(&str, &str); 1] = [("error", "fault")];
+
+/// The kind of this name, or of this former name.
+pub fn current_kind(text: &str) -> &str {
+    let former = FORMER_KINDS.iter().find(|(former, _)| *former == text);
+    former.map_or(text, |(_, kind)| kind)
+}
+
 pub fn by_kind(kind: &str) -> Option<&'static Entry> {
     MODULES.iter().find(|module| module.kind == kind)
 }

@@ -15,10 +15,14 @@ use crate::rpc::RpcError;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NullCreateParams {
+    /// Name of the new bdev: 1 to 255 bytes.
     pub name: String,
+    /// Size in blocks, at least 1.
     pub num_blocks: u64,
     /// A power of two from 512 to 65536.
     pub block_size: u32,
+    /// Physical block size in bytes that hosts see, a power of two and not less than block_size. 0:
+    /// block_size.
     #[serde(default)]
     pub physical_block_size: u32,
     /// Must be 0: metadata is not supported.
@@ -27,8 +31,10 @@ pub struct NullCreateParams {
     /// Must be 0.
     #[serde(default)]
     pub dif_type: u32,
+    /// Accepted without effect: there is no protection information.
     #[serde(default)]
     pub dif_is_head_of_md: bool,
+    /// Accepted without effect: there is no protection information.
     #[serde(default)]
     pub dif_pi_format: u32,
     /// Default: random.
@@ -37,12 +43,16 @@ pub struct NullCreateParams {
     /// Stored for saved configurations; otherwise unused.
     #[serde(default)]
     pub preferred_write_granularity: u32,
+    /// In blocks. Stored for saved configurations; otherwise unused.
     #[serde(default)]
     pub preferred_write_alignment: u32,
+    /// In blocks. Stored for saved configurations; otherwise unused.
     #[serde(default)]
     pub optimal_write_size: u32,
+    /// In blocks. Stored for saved configurations; otherwise unused.
     #[serde(default)]
     pub preferred_unmap_granularity: u32,
+    /// In blocks. Stored for saved configurations; otherwise unused.
     #[serde(default)]
     pub preferred_unmap_alignment: u32,
 }

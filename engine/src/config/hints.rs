@@ -179,7 +179,7 @@ const KEYS: &[(&[&str], &str)] = &[
     ),
     (
         &["migration_rdma"],
-        "leave it out: a rebuild uses the transport of [replication]",
+        "leave it out: a resync uses the transport of [replication]",
     ),
     (
         &[

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::alert::AlertSettings;
 use super::listener::AnaSetting;
-use crate::bdev_modules::{Entry, MODULES};
+use crate::bdev_modules::{Entry, MODULES, current_kind};
 use crate::values::read;
 
 pub use super::cluster::ClusterSettings;
@@ -567,7 +567,8 @@ impl BdevKind {
 impl<'de> Deserialize<'de> for BdevKind {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let known = Self::all().iter().find(|kind| **kind == text);
+        let named = current_kind(&text);
+        let known = Self::all().iter().find(|kind| **kind == named);
         let unknown = || serde::de::Error::unknown_variant(&text, Self::all());
         known.map(|kind| Self(kind)).ok_or_else(unknown)
     }

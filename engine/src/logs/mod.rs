@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_and_flags_decide_what_passes() {
+    fn levels_and_flags_select_the_lines() {
         let logs = Logs::detached(&Log::default()).unwrap();
         assert!(passes(&logs, "nacre_nvmf::queues", Level::INFO));
         assert!(!passes(&logs, "nacre_nvmf::queues", Level::DEBUG));

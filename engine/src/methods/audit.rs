@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::rpc::error::Errno;
-use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::rpc::{Changes, Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -61,8 +61,10 @@ pub struct Lines {
 
 impl Method<Engine> for Get {
     const NAME: &'static str = "audit_get";
-    const ABOUT: &'static str = "Lists the last calls of clients that are not of class read: user, time, method, parameters, result.";
+    const ABOUT: &'static str = "Lists the last calls of methods that need the role operator or admin: user, time, method, \
+         parameters, result.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     const ORDER: Order = Order::Free;
     type Params = GetParams;
     type Reply = Lines;

@@ -12,7 +12,7 @@ use crate::daemon;
 use crate::doctor::{Marking, Report, Scope, System, examine};
 use crate::plane::demand::{self, Demand};
 use crate::rpc::access;
-use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::rpc::{Changes, Class, Method, Order, Registry, RpcError};
 use crate::services::certificates;
 use crate::services::engine::Engine;
 use crate::services::keyring::{self, store_key::StoreKeys};
@@ -54,6 +54,7 @@ impl Method<Engine> for Run {
     const ABOUT: &'static str = "Checks the machine for what serving needs, as the daemon sees it: status, evidence and \
                                  remedy of each check.";
     const CLASS: Class = Class::Read;
+    const CHANGES: Changes = Changes::With(&["peer", "traffic"]);
     const ORDER: Order = Order::Free;
     type Params = RunParams;
     type Reply = Report;
@@ -83,11 +84,11 @@ impl Method<Engine> for Run {
                 .and_then(|config| Demand::of(&config, rdma.then_some(&transport)))
                 .map(|demand| demand.pages())
         };
-        let rebuilding = engine.volumes.list().into_iter().filter(|volume| {
+        let resyncing = engine.volumes.list().into_iter().filter(|volume| {
             let status = volume.status();
             status.is_some_and(|status| status.replicas.iter().any(|of| of.resync.is_some()))
         });
-        let rebuilds = rebuilding.count() as u64;
+        let resyncs = resyncing.count() as u64;
         let is_short = |arena: &Arena| {
             let report = arena.report();
             !report.pages.is_hugetlb() && !report.shortages.is_empty()
@@ -107,7 +108,7 @@ impl Method<Engine> for Run {
                 qos: engine.settings.qos.clone(),
                 tos: transport.tos,
             },
-            rebuilds,
+            resyncs,
             sandbox: Some(for_doctor(
                 &engine.settings,
                 engine.lifecycle.sandbox.problems(),

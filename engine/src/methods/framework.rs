@@ -39,6 +39,7 @@ struct GetMethodsParams {
     /// Only methods that the caller's role and the daemon's present state allow.
     #[serde(default)]
     current: bool,
+    /// List other names of methods, too; default false.
     #[serde(default)]
     include_aliases: bool,
 }
@@ -118,6 +119,7 @@ struct KillInstance;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct KillInstanceParams {
+    /// The signal. SIGKILL ends the daemon as a crash does; SIGUSR1 has no effect.
     sig_name: Signal,
 }
 

@@ -62,6 +62,7 @@ impl From<Level> for LogLevel {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct LevelParams {
+    /// The lowest level of lines that are written.
     level: Level,
 }
 
@@ -207,6 +208,7 @@ struct EnableTimestamps;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EnableTimestampsParams {
+    /// True: each line begins with its time.
     enabled: bool,
 }
 

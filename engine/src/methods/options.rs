@@ -91,10 +91,13 @@ struct BdevSetOptions;
 struct BdevParams {
     /// Accepted under SPDK's rules: requests are bounded per queue and need no pool.
     bdev_io_pool_size: Option<u32>,
+    /// Accepted under SPDK's rules: one cache per thread must fit into bdev_io_pool_size.
     bdev_io_cache_size: Option<u32>,
     /// Accepted: no module examines other devices on its own.
     bdev_auto_examine: Option<bool>,
+    /// Accepted: every reactor has its own buffers, see iobuf_set_options.
     iobuf_small_cache_size: Option<u32>,
+    /// Accepted: every reactor has its own buffers, see iobuf_set_options.
     iobuf_large_cache_size: Option<u32>,
 }
 

@@ -302,6 +302,8 @@ struct SetMode;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetModeParams {
+    /// How reactors wait for work: `poll` always polls, `adaptive` sleeps when idle, `interrupt`
+    /// sleeps at once.
     mode: Mode,
     /// How long an idle adaptive reactor polls before sleeping, in microseconds. Grows to eight
     /// times this value while work arrives within it.

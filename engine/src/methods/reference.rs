@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::examples::{self, Example};
 use super::spdk::not_offered;
-use crate::rpc::{MethodEntry, When};
+use crate::rpc::{Class, MethodEntry, When};
 
 /// Markdown of every method, its parameters and its reply.
 pub fn markdown() -> String {
@@ -15,8 +15,10 @@ pub fn markdown() -> String {
          Written by `nacre rpc --reference` from the parameter types; do not edit.\n\n\
          JSON-RPC 2.0 over the daemon's unix socket, in SPDK's dialect: `nacre rpc METHOD key=value …`,\n\
          or SPDK's own `rpc.py`. Methods that change something have done so durably when they answer.\n\n\
-         The class of a method decides who may call it: viewers only `read`; operators also `operate`; admins also\n\
-         `admin` and `secret`. Calls of all classes but `read` are audited. See [security](../operate/security.md).\n\n\
+         Each method says whether it changes something (the configuration, stored data, the behaviour of devices, hosts\n\
+         or other machines), and which role a client needs: viewer, operator or admin. Every call of a method that needs\n\
+         operator or admin is a line of the audit log, whether it changes something or not; a call about keys (class\n\
+         `secret`) has two, and a call that a parameter makes a change has one. See [security](../operate/security.md).\n\n\
          The examples are one session with a daemon; a test makes these calls. `…` marks omitted parts.\n",
     );
     let registry = super::all();
@@ -42,7 +44,16 @@ fn method<C: 'static>(out: &mut String, entry: &MethodEntry<C>) -> std::fmt::Res
         When::Always => writeln!(out, "At any time.")?,
         When::Runtime => {}
     }
-    writeln!(out, "Class: {}.", entry.class.word())?;
+    let class = match entry.class {
+        Class::Secret => " (class `secret`)",
+        Class::Read | Class::Operate | Class::Admin => "",
+    };
+    writeln!(
+        out,
+        "{} Role: {}{class}.",
+        entry.changes,
+        entry.class.role().word()
+    )?;
     if !entry.aliases.is_empty() {
         writeln!(out, "Also called {}.", entry.aliases.join(", "))?;
     }
@@ -71,15 +82,7 @@ fn example(out: &mut String, example: &Example) -> std::fmt::Result {
         Value::Null => String::new(),
         params => format!(" '{params}'"),
     };
-    if let Some(why) = &example.not_run {
-        writeln!(out, "\nExample (no test makes this call: {why}):")?;
-    } else {
-        writeln!(out, "\nExample:")?;
-    }
-    writeln!(out, "\n    nacre rpc {}{params}", example.call)?;
-    if example.not_run.is_some() {
-        return Ok(());
-    }
+    writeln!(out, "\nExample:\n\n    nacre rpc {}{params}", example.call)?;
     let answer = match &example.error {
         Value::Null => &example.answer,
         error => error,
@@ -116,8 +119,10 @@ fn fields(schema: &Value, root: &Value, prefix: &str) -> Vec<Field> {
     let mut out = Vec::new();
     for (name, member) in schema["properties"].as_object().into_iter().flatten() {
         let full = format!("{prefix}{name}");
-        let about = member["description"]
-            .as_str()
+        // The words of a field, or else those of its type.
+        let about = [member, resolve(unwrap_option(member), root)]
+            .into_iter()
+            .find_map(|schema| schema["description"].as_str())
             .unwrap_or("")
             .replace('\n', " ");
         let is_required = required.is_some_and(|r| r.iter().any(|n| n == name));
@@ -151,15 +156,23 @@ fn unwrap_option(schema: &Value) -> &Value {
         .unwrap_or(schema)
 }
 
+/// The words of an enum: those without a comment are a list, each other one is a schema.
+fn constants(schema: &Value) -> Option<Vec<String>> {
+    if let Some(branches) = schema["oneOf"].as_array() {
+        let words = branches.iter().map(constants).collect::<Option<Vec<_>>>();
+        return words.map(|words| words.concat());
+    }
+    let words = match schema.get("const") {
+        Some(word) => std::slice::from_ref(word),
+        None => schema["enum"].as_array()?.as_slice(),
+    };
+    let quoted = |word: &Value| word.as_str().map(|word| format!("`{word}`"));
+    words.iter().map(quoted).collect()
+}
+
 fn kind(schema: &Value, root: &Value) -> String {
     let schema = resolve(unwrap_option(schema), root);
-    let constants = |list: &Value| {
-        let names = list.as_array()?.iter().map(|s| s.get("const").unwrap_or(s));
-        names
-            .map(|v| v.as_str().map(|v| format!("`{v}`")))
-            .collect::<Option<Vec<_>>>()
-    };
-    if let Some(words) = constants(&schema["enum"]).or_else(|| constants(&schema["oneOf"])) {
+    if let Some(words) = constants(schema) {
         return words.join(", ");
     }
     let name = match &schema["type"] {
@@ -196,6 +209,68 @@ fn kind(schema: &Value, root: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc::{Changes, Order};
+
+    /// Goal: each parameter has words. Method: the rows of the reference, of every method.
+    #[test]
+    fn each_parameter_has_words() {
+        let registry = crate::methods::all();
+        let mut without = Vec::new();
+        let mut rows = 0;
+        for entry in registry.iter() {
+            let schema = Value::from((entry.params_schema)());
+            for field in fields(&schema, &schema, "") {
+                rows += 1;
+                if field.about.trim().is_empty() {
+                    without.push(format!("{} {}", entry.name, field.name));
+                }
+            }
+        }
+        assert!(rows > 700, "only {rows} rows were read");
+        assert!(
+            without.is_empty(),
+            "write a comment at the field, or at its type:\n{}",
+            without.join("\n")
+        );
+    }
+
+    /// Goal: the reference says truthfully which methods change something. Method: compare what a
+    /// method says with its name, its order and its class.
+    #[test]
+    fn what_a_method_changes_fits_its_kind() {
+        const READS: [&str; 5] = ["get", "list", "export", "wait", "status"];
+        /// Calls that clients order among changes, and that change nothing.
+        const IN_ORDER: [&str; 3] = [
+            "nvmf_create_target",
+            "nvmf_delete_target",
+            "sock_set_default_impl",
+        ];
+        let mut wrong = Vec::new();
+        for entry in crate::methods::all().iter() {
+            let (name, changes) = (entry.name, entry.changes);
+            let reads = name.split('_').any(|word| READS.contains(&word)) && name != "pool_export";
+            if reads && changes == Changes::Something {
+                wrong.push(format!("{name}: its name reads, and it changes something"));
+            }
+            if entry.class == Class::Read && changes == Changes::Something {
+                wrong.push(format!(
+                    "{name}: a viewer may call it, and it changes something"
+                ));
+            }
+            let is_ordered = entry.order == Order::Exclusive && !IN_ORDER.contains(&name);
+            if is_ordered && changes == Changes::Nothing {
+                wrong.push(format!("{name}: it runs alone, and changes nothing"));
+            }
+            if let Changes::With(parameters) = changes {
+                let schema = Value::from((entry.params_schema)());
+                let known = fields(&schema, &schema, "");
+                for parameter in parameters {
+                    assert!(known.iter().any(|field| field.name == *parameter), "{name}");
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
 
     #[test]
     fn the_committed_reference_is_current() {

@@ -69,6 +69,11 @@ impl TestDaemon {
         Self::waiting_with(Settings::default())
     }
 
+    /// As [`TestDaemon::waiting_with`], with a state.
+    pub fn waiting_on(settings: Settings, store: Store) -> Self {
+        Self::not_started(settings, Some(store))
+    }
+
     pub fn waiting_with(settings: Settings) -> Self {
         Self::not_started(settings, None)
     }

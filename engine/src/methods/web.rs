@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 use crate::rpc::access;
 use crate::rpc::method::NoParams;
 use crate::rpc::secret::{RevealedText, SecretText};
-use crate::rpc::{Class, Method, Order, Registry, Role, RpcError, When};
+use crate::rpc::{Changes, Class, Method, Order, Registry, Role, RpcError, When};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -36,6 +36,7 @@ impl Method<Engine> for ListAccounts {
     const NAME: &'static str = "web_account_list";
     const ABOUT: &'static str = "Lists the accounts of the administration page.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Free;
     type Params = NoParams;
@@ -59,6 +60,7 @@ pub struct AddAccount;
 pub struct AddAccountParams {
     /// 1 to 32 of a-z, 0-9, `.`, `_` and `-`, a letter first.
     pub name: String,
+    /// The role of the account: `viewer`, `operator` or `admin`.
     pub role: Role,
     /// 12 to 256 bytes. Only its hash is stored.
     #[serde(serialize_with = "SecretText::send")]
@@ -88,6 +90,7 @@ pub struct ChangeAccount;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeAccountParams {
+    /// Name of the account.
     pub name: String,
     /// The new role; left out: the present one.
     pub role: Option<Role>,
@@ -120,6 +123,7 @@ pub struct RemoveAccount;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveAccountParams {
+    /// Name of the account.
     pub name: String,
 }
 

@@ -24,14 +24,14 @@ family!(
     ERRORS,
     "nacre_bdev_errors",
     Counter,
-    "Operations that failed, by how.",
+    "Operations that failed, by status.",
     ["bdev", "status"]
 );
 family!(
     INFLIGHT,
     "nacre_bdev_inflight",
     Gauge,
-    "Operations under way.",
+    "Operations in flight.",
     ["bdev"]
 );
 family!(

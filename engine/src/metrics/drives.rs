@@ -7,14 +7,14 @@ family!(
     INFO,
     "nacre_nvme_info",
     Gauge,
-    "1 for each attached drive: where it is and what.",
+    "Always 1: an attached drive, with its address and model in the labels.",
     ["controller", "address", "model", "serial", "firmware"]
 );
 family!(
     STATE,
     "nacre_nvme_state",
     Gauge,
-    "1 for the state that a drive is in: `live`, `resetting`, `failed` (it does not come back by itself), `removed` (pulled) or `detached`.",
+    "1 for the state that a drive is in: `live`, `resetting`, `failed` (needs a reset by an operator), `removed` (pulled) or `detached`.",
     ["controller", "state"]
 );
 family!(
@@ -42,14 +42,14 @@ family!(
     RESUBMITTED,
     "nacre_nvme_resubmitted",
     Counter,
-    "I/Os sent to a drive again, after a reset or because it asked for it.",
+    "I/Os sent to a drive again, after a reset or on the drive's request.",
     ["controller"]
 );
 family!(
     PROTOCOL_ERRORS,
     "nacre_nvme_protocol_errors",
     Counter,
-    "Completions of a drive that answer nothing that was asked.",
+    "Completions of a drive without a matching command.",
     ["controller"]
 );
 family!(
@@ -77,14 +77,14 @@ family!(
     TEMPERATURE,
     "nacre_nvme_temperature_celsius",
     Gauge,
-    "Composite temperature of a drive, when it was last asked.",
+    "Composite temperature of a drive, from the last SMART log.",
     ["controller"]
 );
 family!(
     SPARE,
     "nacre_nvme_available_spare_percent",
     Gauge,
-    "Spare capacity that is left, when the drive was last asked.",
+    "Spare capacity that is left, from the last SMART log.",
     ["controller"]
 );
 family!(
@@ -98,7 +98,7 @@ family!(
     WARNINGS,
     "nacre_nvme_critical_warning",
     Gauge,
-    "The bits of Critical Warning of a drive's SMART log; 0: it is well.",
+    "The bits of Critical Warning of a drive's SMART log; 0: no warning.",
     ["controller"]
 );
 family!(

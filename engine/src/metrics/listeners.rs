@@ -9,7 +9,7 @@ family!(
     TRANSPORT,
     "nacre_listener_transport",
     Gauge,
-    "Addresses of an interface that the configuration file wants listened on: `listening`, `idle` (no subsystem asks for them) or `absent`, with the reason.",
+    "Addresses of an interface on which the configuration file wants a listener: `listening`, `idle` (no subsystem uses them) or `absent`, with the reason.",
     ["iface", "transport", "state", "reason"]
 );
 family!(
@@ -23,7 +23,7 @@ family!(
     LOOKS,
     "nacre_listener_looks",
     Counter,
-    "Times that the machine's interfaces and RDMA devices were looked at.",
+    "Reads of the machine's interfaces and RDMA devices.",
     []
 );
 
@@ -31,14 +31,14 @@ family!(
     ACCEPTED,
     "nacre_listener_accepted",
     Counter,
-    "Connections that came through a listener since it was opened.",
+    "Connections that a listener accepted since it was opened.",
     ["transport", "address"]
 );
 family!(
     REFUSED,
     "nacre_listener_refused",
     Counter,
-    "Connections that a listener turned away since it was opened, before anything was read from them.",
+    "Connections that a listener refused since it was opened, before it read any byte of them.",
     ["transport", "address"]
 );
 family!(

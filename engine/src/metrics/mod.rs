@@ -395,7 +395,7 @@ mod tests {
     use crate::methods::testing::test_daemon;
 
     #[test]
-    fn the_text_is_what_prometheus_reads() {
+    fn the_text_has_the_format_of_prometheus() {
         static COUNT: Desc = Desc {
             name: "nacre_x",
             kind: MetricKind::Counter,

@@ -75,14 +75,14 @@ family!(
     INFLIGHT,
     "nacre_qpair_inflight",
     Gauge,
-    "Commands under way on a host's queue pairs, as of a tenth of a second ago at most.",
+    "Commands in flight on a host's queue pairs, at most 100 ms old.",
     ["subsystem", "host", "transport"]
 );
 family!(
     ENTRIES,
     "nacre_qpair_entries",
     Gauge,
-    "Commands that a host's queue pairs have room for.",
+    "Entries of a host's queue pairs.",
     ["subsystem", "host", "transport"]
 );
 family!(
@@ -166,7 +166,7 @@ family!(
     REFUSED,
     "nacre_transport_refused",
     Counter,
-    "Connections turned away before anything was read from them, by cause.",
+    "Connections refused before any byte of them was read, by cause.",
     ["transport", "cause"]
 );
 family!(

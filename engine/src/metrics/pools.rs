@@ -24,7 +24,7 @@ family!(
     FREE,
     "nacre_pool_free_bytes",
     Gauge,
-    "Bytes of the pool that nothing uses.",
+    "Free bytes of the pool.",
     ["pool"]
 );
 family!(
@@ -67,7 +67,7 @@ family!(
     DISK_FREE,
     "nacre_pool_disk_free_bytes",
     Gauge,
-    "Bytes of the pool on the disk that nothing uses.",
+    "Free bytes of the pool on the disk.",
     ["pool", "disk"]
 );
 

@@ -41,7 +41,7 @@ family!(
     RETRY,
     "nacre_rdma_retry_exceeded",
     Counter,
-    "Requests that failed because all retries were used up: loss, or a peer that is gone.",
+    "Requests that failed after all retries: packets were lost, or the peer stopped.",
     []
 );
 family!(
@@ -90,28 +90,28 @@ family!(
     CQ_ENTRIES,
     "nacre_cq_entries",
     Gauge,
-    "Completions that the completion queue of a device on a reactor has room for.",
+    "Entries of the completion queue of a device on a reactor.",
     ["reactor", "device"]
 );
 family!(
     CQ_RESERVED,
     "nacre_cq_entries_reserved",
     Gauge,
-    "Completions of it that receives and queue pairs can make at once; a queue pair for which there is no room is refused.",
+    "Entries of a completion queue that receives and queue pairs may need at the same time; a queue pair without room is refused.",
     ["reactor", "device"]
 );
 family!(
     RECEIVES,
     "nacre_rdma_receives",
     Gauge,
-    "Receive buffers that there are for commands of hosts, of a device on a reactor: those that its queue pairs share, or their own.",
+    "Receive buffers for commands of hosts, of a device on a reactor: shared by its queue pairs, or their own.",
     ["reactor", "device"]
 );
 family!(
     RECEIVES_FREE,
     "nacre_rdma_receives_free",
     Gauge,
-    "Receives in which a command can arrive; the others wait for buffers that commands under way have.",
+    "Receives in which a command can arrive; the others wait for buffers of commands in flight.",
     ["reactor", "device"]
 );
 family!(
@@ -125,7 +125,7 @@ family!(
     BATCH,
     "nacre_cq_poll_batch",
     Histogram,
-    "Completions found by one poll of a completion queue that found any.",
+    "Completions found by one poll of a completion queue, polls without completions left out.",
     ["device"]
 );
 family!(

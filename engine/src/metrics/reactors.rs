@@ -13,28 +13,28 @@ family!(
     BUSY,
     "nacre_reactor_busy_seconds",
     Counter,
-    "Time in turns that found work.",
+    "Time in turns with work.",
     ["reactor"]
 );
 family!(
     IDLE,
     "nacre_reactor_idle_seconds",
     Counter,
-    "Time in turns that found none.",
+    "Time in turns without work.",
     ["reactor"]
 );
 family!(
     SLEEP,
     "nacre_reactor_sleep_seconds",
     Counter,
-    "Time asleep.",
+    "Time for which the reactor slept.",
     ["reactor"]
 );
 family!(
     SLEEPS,
     "nacre_reactor_sleeps",
     Counter,
-    "Times fallen asleep.",
+    "Sleeps of the reactor.",
     ["reactor"]
 );
 family!(
@@ -49,7 +49,7 @@ family!(
     STALLS,
     "nacre_reactor_stalls",
     Counter,
-    "Turns that took too long.",
+    "Turns that took too long for other work of the reactor.",
     ["reactor"]
 );
 family!(
@@ -70,28 +70,28 @@ family!(
     BUFFERS,
     "nacre_buffers",
     Gauge,
-    "Buffers there are.",
+    "Buffers of the pool.",
     ["reactor", "pool", "size"]
 );
 family!(
     FREE,
     "nacre_buffers_free",
     Gauge,
-    "Buffers free now.",
+    "Free buffers of the pool.",
     ["reactor", "pool", "size"]
 );
 family!(
     LOW,
     "nacre_buffers_low_water",
     Gauge,
-    "The fewest buffers that were ever free.",
+    "Lowest number of free buffers since the start.",
     ["reactor", "pool", "size"]
 );
 family!(
     WAITS,
     "nacre_buffers_exhausted",
     Counter,
-    "Requests that found no buffer, and waited.",
+    "Requests that waited for a free buffer.",
     ["reactor", "pool", "size"]
 );
 

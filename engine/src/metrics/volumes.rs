@@ -24,7 +24,7 @@ family!(
     REPLICA_ATTACHED,
     "nacre_volume_replica_attached",
     Gauge,
-    "Whether the replica's device is there and used.",
+    "1 while the replica's device is present and in use.",
     ["volume", "device"]
 );
 family!(
@@ -45,35 +45,35 @@ family!(
     RESYNC_LEFT,
     "nacre_volume_resync_bytes_left",
     Gauge,
-    "Bytes that a replica still has to get.",
+    "Bytes that the resync of a replica still has to copy.",
     ["volume", "device", "kind"]
 );
 family!(
-    RESYNC_RATE,
-    "nacre_volume_resync_rate",
+    RESYNC_SPEED,
+    "nacre_volume_resync_speed",
     Gauge,
-    "Bytes per second that a replica gets, of late.",
+    "Bytes per second that the resync of a replica copies, as the mean of the last 10 s.",
     ["volume", "device", "kind"]
 );
 family!(
-    REBUILDS,
-    "nacre_rebuilds_active",
+    RESYNCS,
+    "nacre_resyncs_active",
     Gauge,
-    "Replicas that are being copied to.",
+    "Replicas with a resync in progress.",
     []
 );
 family!(
     READS,
     "nacre_volume_replica_reads",
     Counter,
-    "Reads that a replica was asked.",
+    "Reads sent to a replica.",
     ["volume", "device"]
 );
 family!(
     WRITES,
     "nacre_volume_replica_writes",
     Counter,
-    "Writes that a replica was asked.",
+    "Writes sent to a replica.",
     ["volume", "device"]
 );
 family!(
@@ -108,7 +108,7 @@ family!(
     FROZEN_ANSWERS,
     "nacre_volume_frozen_answers",
     Counter,
-    "Commands answered with a path error because nothing was in sync.",
+    "Commands answered with a path error because no replica was in sync.",
     ["volume"]
 );
 family!(
@@ -131,8 +131,8 @@ impl MetricsSource for VolumeMetrics {
             &REPLICA_STATE,
             &REPLICA_ATTACHED,
             &RESYNC_LEFT,
-            &RESYNC_RATE,
-            &REBUILDS,
+            &RESYNC_SPEED,
+            &RESYNCS,
             &READS,
             &WRITES,
             &ERRORS,
@@ -146,7 +146,7 @@ impl MetricsSource for VolumeMetrics {
     }
 
     fn collect(&self, of: &Moment, into: &mut Scrape) {
-        let mut rebuilds = 0usize;
+        let mut resyncs = 0usize;
         for listed in of.engine.volumes.list() {
             let status = listed.status();
             let name = listed.name();
@@ -157,11 +157,11 @@ impl MetricsSource for VolumeMetrics {
             // The node that serves the volume has the figures.
             if let Some(status) = status.as_ref().filter(|s| s.state != VolumeState::Standby) {
                 volume(status, into);
-                let copied = |m: &&ReplicaStatus| m.resync.is_some();
-                rebuilds += status.replicas.iter().filter(copied).count();
+                let in_resync = |m: &&ReplicaStatus| m.resync.is_some();
+                resyncs += status.replicas.iter().filter(in_resync).count();
             }
         }
-        into.value(&REBUILDS, &[], rebuilds);
+        into.value(&RESYNCS, &[], resyncs);
     }
 }
 
@@ -191,7 +191,7 @@ fn volume(status: &VolumeStatus, into: &mut Scrape) {
         if let Some(resync) = &replica.resync {
             let kind = crate::services::volumes::words::kind_word(resync.kind);
             into.value(&RESYNC_LEFT, &[name, device, kind], resync.left_bytes);
-            into.value(&RESYNC_RATE, &[name, device, kind], resync.bytes_per_s);
+            into.value(&RESYNC_SPEED, &[name, device, kind], resync.bytes_per_s);
         }
     }
 }
@@ -223,7 +223,7 @@ mod tests {
             "nacre_volume_replica_errors_total{volume=\"v\",device=\"a\"} 0",
             "nacre_volume_dirty_regions{volume=\"v\"} 0.0",
             "nacre_volume_frozen_answers_total{volume=\"v\"} 0",
-            "nacre_rebuilds_active{} 0.0",
+            "nacre_resyncs_active{} 0.0",
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }

@@ -400,19 +400,19 @@ pub const TYPES: [(&str, Category, Severity, &str); 77] = [
         "replica_resync_start",
         C::Replica,
         S::Info,
-        "Copying to a replica began.",
+        "A resync of a replica began.",
     ),
     (
         "replica_resync_end",
         C::Replica,
         S::Info,
-        "Copying ended; the replica is in sync.",
+        "A resync ended; the replica is in sync.",
     ),
     (
         "replica_resync_stop",
         C::Replica,
         S::Warning,
-        "Copying to a replica stopped before its end.",
+        "A resync of a replica stopped before its end.",
     ),
     (
         "replica_source_change",

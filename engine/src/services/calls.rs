@@ -158,8 +158,8 @@ impl Calls {
         access.permits(access::role(), entry.name, entry.class)
     }
 
-    /// Checks the client's role, and begins the record of a call that may change something. A
-    /// refused call has a record, too.
+    /// Checks the client's role, and begins the record of a call of an audited class, or of one
+    /// that may change something. A refused call has a record, too.
     pub async fn begin(
         &self,
         client: &Client,
@@ -167,7 +167,7 @@ impl Calls {
         params: Option<&RawValue>,
     ) -> (Option<Rc<AuditRecord>>, Result<(), RpcError>) {
         let checked = self.check(client, entry);
-        if !entry.class.changes() {
+        if !entry.class.is_audited() && !entry.changes.in_call(params) {
             return (None, checked);
         }
         let record = Rc::new(AuditRecord::new(&client.caller, client.role, entry, params));

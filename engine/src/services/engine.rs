@@ -24,7 +24,7 @@ use crate::rpc::method::CallFuture;
 use crate::rpc::secret::SecretJson;
 use crate::rpc::server::Dispatch;
 use crate::rpc::tls::files::ServerTls;
-use crate::rpc::{Order, Registry, RpcError};
+use crate::rpc::{Changes, Order, Registry, RpcError};
 use crate::services::alerts::Alerts;
 use crate::services::calls::{self, Calls, Client};
 use crate::services::declared::Declared;
@@ -210,7 +210,7 @@ impl Engine {
         let changes = self
             .registry
             .find(method)
-            .is_some_and(|of| of.class.changes());
+            .is_some_and(|of| of.changes != Changes::Nothing);
         if changes && outcome.is_ok() {
             self.calls.page.note(method);
         }
@@ -247,7 +247,8 @@ impl Engine {
         if outside {
             calls::check_phase(self.lifecycle.phase(), entry)?;
         }
-        let (order, changes, name) = (entry.order, entry.class.changes(), entry.name);
+        let (order, name) = (entry.order, entry.name);
+        let changes = entry.changes == Changes::Something;
         let work = entry.call(params, Rc::clone(self))?;
         let engine = Rc::clone(self);
         let part_of = crate::journal::part_of();
@@ -257,6 +258,7 @@ impl Engine {
             Origin::Client(_, record) => record.clone(),
             _ => None,
         };
+        let is_audited = entry.class.is_audited() || record.is_some();
         if let Some(record) = &record {
             record.hand_over();
         }
@@ -317,10 +319,12 @@ impl Engine {
                 let cause = if changes {
                     format!("{late}; its change will be completed")
                 } else {
-                    // No client waits for the answer, and exclusive calls would wait for this one.
-                    running.abort();
                     late
                 };
+                if !is_audited {
+                    // No client waits for the answer, and exclusive calls would wait for this one.
+                    running.abort();
+                }
                 Err(RpcError::errno(Errno::ETIMEDOUT, cause))
             }
         }

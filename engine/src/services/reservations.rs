@@ -58,8 +58,10 @@ pub struct StoredReservation {
     )]
     #[schemars(with = "Option<String>")]
     holder_uuid: Option<Uuid>,
+    /// The registrants: `rkey`, the key, and `host_uuid`, the host identifier.
     #[serde(default)]
     registrants: Vec<KeptRegistrant>,
+    /// Number of changes of the registrants; left out: unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     generation: Option<u32>,
 }

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_had_once_and_comes_back() {
+    fn each_queue_id_has_one_user_and_is_reused() {
         let qids = Arc::new(Qids::default());
         let mut held: Vec<Qid> = (0..3).filter_map(|_| qids.take(3)).collect();
         let values: Vec<u16> = held.iter().map(|qid| qid.value).collect();

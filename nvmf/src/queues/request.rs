@@ -36,7 +36,7 @@ pub(crate) struct Request {
     pub started: Nanos,
     /// The command's data, unless a device has it.
     pub data: Option<Buf>,
-    /// The data that the device lent instead.
+    /// Memory of the device with the data, instead of a buffer.
     pub lent: Option<Lent>,
     /// Number of the command's device I/Os: submitted, in total (`children`), and in flight.
     pub next_child: u32,
@@ -246,7 +246,7 @@ mod tests {
         /// Goal: the table finds each outstanding command by its identifier and nothing else.
         /// Method: random begins and ends against a map.
         #[test]
-        fn finds_what_is_there(ops in proptest::collection::vec((any::<bool>(), 0u16..64), 0..400)) {
+        fn the_table_finds_outstanding_commands(ops in proptest::collection::vec((any::<bool>(), 0u16..64), 0..400)) {
             let mut requests = Requests::new(8);
             let mut oracle: HashMap<u16, ReqIndex> = HashMap::new();
             for (begin, cid) in ops {

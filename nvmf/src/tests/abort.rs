@@ -47,7 +47,7 @@ fn an_answer_waits_for_room() {
     rig.turn();
     rig.turn();
     for _ in 0..fill {
-        other.take_message().expect("what it was filled with");
+        other.take_message().expect("a message of the filling");
     }
     rig.turn();
     let mut answered = Vec::new();

@@ -373,7 +373,7 @@ fn refusals() {
 /// nevertheless is refused permanently and counted. The status does not say that the host is
 /// forbidden: its name is not the cause.
 #[test]
-fn a_withheld_listener_admits_nobody() {
+fn a_withheld_listener_refuses_every_host() {
     let mut rig = two_paths(1);
     let options = ListenOptions {
         withheld: Some(Withheld::TcpFallback),

@@ -306,7 +306,7 @@ impl Fixture {
                 _ => wire.fetches.remove(usize::from(a) % count),
             }
         };
-        let (conn, tag, mut data) = fetch.expect("there is one");
+        let (conn, tag, mut data) = fetch.expect("a pending fetch");
         data.bytes_mut().unwrap().fill(b & 1);
         self.rig.event(match c % 8 {
             0 => Event::FetchDamaged { conn, tag },

@@ -480,7 +480,7 @@ fn rotation() {
 
 /// Goal: a transaction on a live queue that the host drops costs the queue nothing.
 #[test]
-fn again_and_silent() {
+fn an_abandoned_transaction_costs_the_queue_nothing() {
     let (mut rig, keys) = rig();
     rig.kato_ms = 0;
     let (conn, _) = rig.proven_admin(&keys);

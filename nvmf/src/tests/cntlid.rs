@@ -60,7 +60,7 @@ impl Rig {
 /// Goal: each model refuses permanently the ids of the other one, and ids that no subsystem has,
 /// and names the controller id as the cause.
 #[test]
-fn what_a_model_does_not_have() {
+fn ids_of_the_other_model_are_refused() {
     let mut rig = rig(3, 6);
     let reserved = [0xfff0, 0xfff1, 0xfffc, 0xfffd];
     let both = [0, 2, 7, 0x7fff, 0xffef].into_iter().chain(reserved);
@@ -172,7 +172,7 @@ fn io_queues_of_static_controllers() {
 /// Goal: hosts see the model in Identify Controller, in the list of controllers and in the
 /// discovery log.
 #[test]
-fn hosts_are_told() {
+fn hosts_see_the_model() {
     let mut rig = rig(3, 6);
     let (admin, _) = rig.ask_for(HOSTNQN, 4).unwrap();
     rig.enable(admin);

@@ -95,7 +95,7 @@ fn a_connection_in_the_place_of_one_with_io_left() {
 /// Goal: a queue id whose I/O is still in a slow device is not given away, nor refused permanently:
 /// the Connect waits for it, and gets a retry status if that takes long.
 #[test]
-fn a_queue_id_whose_io_is_left() {
+fn a_queue_id_with_io_in_the_device_is_not_reused() {
     let (mut rig, scripted) = rig_scripted();
     let (_, cntlid) = rig.admin();
     let before = rig.io_queue(cntlid, 1);
@@ -172,7 +172,7 @@ fn disconnect_waits_for_the_devices() {
 
 /// The commands in flight on a queue are reported for observers, as of the last upkeep.
 #[test]
-fn commands_under_way_are_told() {
+fn commands_in_flight_are_reported() {
     let (mut rig, scripted) = rig_scripted();
     let (_, cntlid) = rig.admin();
     let io = rig.io_queue(cntlid, 1);
@@ -240,7 +240,7 @@ fn a_device_that_cannot_be_opened() {
 /// often the search runs: a broken network takes thousands of connections along, and each end is a
 /// reason to search.
 #[test]
-fn devices_are_used_by_whom_they_were() {
+fn the_search_for_used_devices_is_cheap() {
     const DEVICES: u32 = 50;
     const QUEUES: u32 = 1000;
     let pool = Pool::heap(&[]);

@@ -260,7 +260,7 @@ fn the_discovery_subsystem_itself() {
 
 /// A listener over RDMA is reported with the attributes of its fabric.
 #[test]
-fn rdma_says_what_carries_it() {
+fn an_rdma_listener_is_reported_with_its_fabric() {
     for (fabric, prtype) in [
         (RdmaFabric::InfiniBand, 2),
         (RdmaFabric::RoceV1, 3),
@@ -549,7 +549,7 @@ fn names(entries: &[DiscoveryEntry]) -> Vec<Nqn> {
 }
 
 #[test]
-fn hosts_see_what_they_may_use() {
+fn hosts_see_the_subsystems_that_admit_them() {
     let mut rig = Rig::with_malloc();
     let private = nqn("nqn.2025-01.io.nacre:private");
     let address = Address::Loopback("test".into());

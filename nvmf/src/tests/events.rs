@@ -81,7 +81,7 @@ fn one_outstanding_until_the_log_is_read() {
 }
 
 #[test]
-fn what_happened_before_the_request_is_told() {
+fn events_before_the_request_are_reported() {
     let mut rig = Rig::with_malloc();
     let (conn, _) = rig.admin();
     rig.target
@@ -165,7 +165,7 @@ fn requests_have_a_limit_and_can_be_aborted() {
 }
 
 #[test]
-fn only_what_is_configured() {
+fn only_configured_events_are_reported() {
     let mut rig = Rig::with_malloc();
     let (conn, _) = rig.admin();
     rig.set_feature(conn, fid::ASYNC_EVENT_CONFIGURATION, 0)
@@ -196,7 +196,7 @@ impl Rig {
 
 /// Goal: a namespace that a host cannot see does not exist for it, not even in events.
 #[test]
-fn nothing_of_what_is_not_visible() {
+fn invisible_namespaces_send_no_events() {
     let mut rig = Rig::with_malloc();
     let (conn, _) = rig.admin();
     rig.ask(conn);

@@ -48,7 +48,7 @@ fn read(rig: &mut Rig, io: ConnId, lba: u64, blocks: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn reads_return_the_written_data() {
     let mut rig = Rig::with_malloc();
     let io = rig.io();
     for (lba, blocks) in [(0, 1), (7, 8), (100, 256), (BLOCKS - 1, 1)] {

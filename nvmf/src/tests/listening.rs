@@ -77,7 +77,7 @@ impl Plug for Slow {
 /// device), and no core waits for that. A host that arrives before the listener gets a retry
 /// status, not a permanent refusal.
 #[test]
-fn nobody_waits_for_an_address() {
+fn no_core_waits_for_an_address() {
     let target = Target::new(TargetConfig::default(), 1);
     let seen = Arc::new(Mutex::new(Observations::default()));
     let plug = Slow {

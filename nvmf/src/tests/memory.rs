@@ -248,7 +248,7 @@ fn in_place_while_every_device_is_immediate() {
 /// If a device is not immediate from the start, nothing is ever in place. With several devices, all
 /// immediate, data may be in place.
 #[test]
-fn in_place_is_said_once() {
+fn in_place_is_decided_at_the_start() {
     let (mut rig, _told) = rig_scripted();
     let io = rig.io();
     rig.send(io, in_capsule(1, 4096), rig.pools.io.acquire(4096));

@@ -35,8 +35,9 @@ pub(super) struct State {
     pub submitted: u32,
     /// Flushes that were carried out.
     pub flushes: u32,
-    /// I/Os are carried out at once, and how many were.
+    /// True: I/Os are executed synchronously.
     pub prompt: bool,
+    /// Number of I/Os that were executed synchronously.
     pub sync_runs: u32,
     /// Polls that the cleanup takes.
     pub leftovers: u32,

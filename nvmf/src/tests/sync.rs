@@ -27,7 +27,7 @@ fn fetched(cid: u16) -> Sqe {
     in_capsule(cid).with_sgl(Sgl::Transport { length: BYTES })
 }
 
-/// A device that executes every I/O at once, and a queue that has used it.
+/// A device that executes every I/O synchronously, and a queue that has used it.
 fn rig() -> (Rig, Arc<ScriptedBdev>, ConnId) {
     let mut rig = Rig::new(TargetConfig::default());
     let scripted = ScriptedBdev::new();
@@ -91,9 +91,9 @@ fn answer(rig: &Rig) -> Response {
     answered.expect("answered").1
 }
 
-/// A read over a transport that cannot lend has a buffer of the pool, and no place in the table. A
-/// failed read gives the buffer back at once. Without a buffer the read waits for one as all do,
-/// behind earlier commands.
+/// A read over a transport that cannot send the device's memory has a buffer of the pool, and no
+/// place in the table. A failed read returns its buffer immediately. Without a free buffer the read
+/// waits, behind earlier commands.
 #[test]
 fn reads_into_a_buffer() {
     let (mut rig, scripted, io) = rig();
@@ -138,7 +138,8 @@ fn reads_into_a_buffer() {
     assert_eq!(answered, [(4, success), (5, success)]);
     scripted.script(|state| assert_eq!(state.sync_runs, 2));
 
-    // A device that is not done at once gets it the usual way, with one buffer.
+    // A device that cannot execute the read synchronously gets it through its queue, with one
+    // buffer.
     drop(taken);
     scripted.script(|state| (state.prompt, state.held) = (false, true));
     rig.send(io, read(6), None);
@@ -150,11 +151,11 @@ fn reads_into_a_buffer() {
     assert_eq!(free(&rig), all);
 }
 
-/// Commands that the fast path does not support take the usual one: an identifier in use, halves of
-/// a fused pair, a device that is not done at once, a device with waiting commands, invalid
-/// commands.
+/// Commands that the synchronous path does not support take the path with a request: an identifier
+/// in use, halves of a fused pair, a device that cannot execute synchronously, a device with
+/// waiting commands, invalid commands.
 #[test]
-fn the_usual_way() {
+fn unsupported_commands_leave_the_synchronous_path() {
     let (mut rig, scripted, io) = rig();
     let at_once = |scripted: &ScriptedBdev| scripted.state.lock().sync_runs;
     rig.send(io, fetched(2), None);

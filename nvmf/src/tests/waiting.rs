@@ -50,7 +50,7 @@ fn give_up(rig: &mut Rig, admin: ConnId, io: ConnId, sqe: Sqe) {
 /// Goal: a host that gives commands up and sends others, while there is no buffer or no room in the
 /// device, or that leaves and comes again, does not make the lists grow.
 #[test]
-fn as_long_as_what_waits() {
+fn waiting_lists_do_not_grow_beyond_the_waiting_commands() {
     let (mut rig, scripted) = rig_scripted();
     let (admin, cntlid) = rig.admin();
     let io = rig.io_queue(cntlid, 1);

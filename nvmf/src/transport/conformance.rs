@@ -249,7 +249,7 @@ impl<R: Rig> Fixture<R> {
                     data.map(|data| data.to_vec()).unwrap_or_default(),
                 );
             }
-            // Every other one as a device that lends its memory answers.
+            // Every other response carries memory of the device, as of one that lends it.
             io::READ
                 if sqe.cdw10.get() % 2 == 1
                     && length > 0

@@ -119,7 +119,7 @@ fn a_frozen_daemon_does_not_write_late() {
 /// created before everything else, so a replay in that order would have a moment for each wrong
 /// answer; hosts retry all the time.
 #[test]
-fn hosts_come_back_to_a_daemon_that_is_still_restoring() {
+fn hosts_reconnect_to_a_daemon_that_is_still_restoring() {
     const SUBSYSTEMS: u32 = 24;
     let place = Place::new();
     let mut daemon = place.start();
@@ -158,7 +158,7 @@ fn hosts_come_back_to_a_daemon_that_is_still_restoring() {
                     down |= u32::from(!host.controller.is_live());
                 }
             }
-            (down, restart.join().expect("it comes back"))
+            (down, restart.join().expect("the restart ends"))
         });
         daemon = restarted;
         assert_eq!(down, 1, "no host noticed");

@@ -19,7 +19,7 @@ fn until(daemon: &Daemon, what: &str, is: impl Fn() -> bool) {
 /// A mask in /proc/PID/status (proc_pid_status(5)): bit N - 1 is signal N.
 fn mask(daemon: &Daemon, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid()));
-    let status = status.expect("our child is there");
+    let status = status.expect("the daemon's status");
     let line = status.lines().find_map(|l| l.strip_prefix(name));
     let mask = line.unwrap_or_default().trim_start_matches(':').trim();
     u64::from_str_radix(mask, 16).expect("a mask")

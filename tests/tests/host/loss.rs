@@ -13,7 +13,7 @@ use super::rig::{World, bytes, options};
 /// Goal: writes and reads in flight survive a target that is killed and restarted. Each completes
 /// once, in order of submission, with the right data.
 #[test]
-fn a_target_that_comes_back() {
+fn io_survives_a_restarted_target() {
     let mut world = World::connected(2);
     assert_eq!(world.write(0, 500, 8, 42), Status::Ok);
     world.tap.take_log();

@@ -68,7 +68,7 @@ fn reservation_operations_work() {
 
     register(&mut two, Some(OTHER), OTHER + 1).expect("another key");
     two.reserve(ReservationRequest::Unregister { key: OTHER + 1 })
-        .expect("given up");
+        .expect("the registration ends");
     assert_eq!(one.reserve(ReservationRequest::Report), free);
     assert_eq!(one.write(0, 5), Status::Ok);
 }

@@ -9,7 +9,7 @@ expect traddr "$(echo "$entry" | jq -r .traddr)" "$ADDR"
 expect trsvcid "$(echo "$entry" | jq -r .trsvcid)" "$PORT"
 expect adrfam "$(echo "$entry" | jq -r .adrfam)" ipv4
 
-step "the generation counter is stable while nothing changes, and moves when something does"
+step "the generation counter changes with the log, and only then"
 generation() { nvme discover -t "$TRTYPE" -a "$ADDR" -s "$PORT" -o json | jq .genctr; }
 first=$(generation)
 expect "generation" "$(generation)" "$first"

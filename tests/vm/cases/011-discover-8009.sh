@@ -4,7 +4,7 @@ nacre_only "nvmet has no listener of its own on 8009"
 serve 64
 nvme discover -t "$TRTYPE" -a "$ADDR" -s 8009 -o json | jq -e --arg nqn "$NQN" 'any(.records[]; .subnqn == $nqn)'
 
-step "a daemon that starts again begins beyond the generations of the one before"
+step "a restarted daemon begins beyond the generations of the former one"
 generation() { nvme discover -t "$TRTYPE" -a "$ADDR" -s 8009 -o json | jq .genctr; }
 before=$(generation)
 nacre_kill

@@ -16,12 +16,12 @@ wait_until 15 grep -qE "$ctrl: NVME_AEN=0x70f002" $trace/trace
 nvme discover -d "$ctrl" -t "$TRTYPE" -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -o json |
     jq -e --arg nqn "$NQN-new" 'any(.records[]; .subnqn == $nqn)'
 
-step "having been read, the next change is announced again"
+step "after the log page is read, the next change is announced again"
 echo >$trace/trace
 subsystem_delete "$NQN-new"
 wait_until 15 grep -qE "$ctrl: NVME_AEN=0x70f002" $trace/trace
 
-step "it outlives its keep-alive time"
+step "the connection outlives its keep-alive time"
 sleep 8
 is_live "$ctrl"
 echo 0 >$trace/events/nvme/nvme_async_event/enable

@@ -18,7 +18,7 @@ for name in $DISCOVERY_NQN "$unique"; do
     wait_until 30 no_discovery_controllers
 done
 
-step "connect-all connects what there is, and nothing of the discovery service"
+step "connect-all connects every subsystem, and not the discovery service"
 nvme connect-all "${to[@]}"
 wait_until 30 ns_dev "$NQN" 1
 wait_until 30 no_discovery_controllers
@@ -36,7 +36,7 @@ wait_until 10 is_live "$ctrl"
 holds "/sys/class/nvme/$ctrl/cntrltype" discovery || die "the kernel takes it for another controller"
 expect "controllers by the well-known name" "$(ctrl_of $DISCOVERY_NQN)" ""
 
-step "a change is told, and what udev's rule then runs connects what is new"
+step "a change is announced, and the command of udev's rule connects the new subsystem"
 subsystem_create "$NQN-new" any
 ns_add "$NQN-new" 1 16
 wait_until 15 grep -qE "$ctrl: NVME_AEN=0x70f002" $trace/trace
@@ -51,7 +51,7 @@ expect "controllers of the discovery service" "$(ctrl_of "$unique")" "$ctrl"
 on_change
 expect "controllers of what was connected already" "$(ctrl_of "$NQN-new" | wc -l)" 1
 
-step "the name outlives the daemon, and the host comes back by it"
+step "the name outlives the daemon, and the host reconnects by it"
 nacre_kill
 wait_until 60 not_live "$ctrl"
 nacre_start
@@ -64,7 +64,7 @@ echo 0 >$trace/events/nvme/nvme_async_event/enable
 nvme disconnect -n "$unique"
 wait_until 30 no_discovery_controllers
 
-step "without a unique name it is the well-known one again, everywhere"
+step "without a unique name the well-known one is used again, everywhere"
 rpc nvmf_discovery_set_nqn "{\"nqn\":\"$DISCOVERY_NQN\"}"
 nvme discover --persistent --keep-alive-tmo=5 "${to[@]}"
 ctrl=$(ctrl_of $DISCOVERY_NQN)

@@ -9,20 +9,20 @@ rpc bdev_malloc_create '{"name":"fixed","num_blocks":8192,"block_size":512}'
 "$NACRE" subsystem create "$static" --socket "$SOCK" --allow-any-host --namespace fixed --listen "tcp://$ADDR:$PORT" \
     --controller-model static --cntlids 3-5
 
-step "the kernel asks for a dynamic controller, is refused, and does not come again"
+step "the kernel requests a dynamic controller, is refused, and does not retry"
 dmesg -C
 expect_failure connect "$static"
 dmesg | grep "Connect Invalid Data Parameter, cntlid: 65535"
 expect "controllers" "$(ctrl_of "$static")" ""
 
-step "the discovery log says so, and connect-all connects what it can"
+step "the discovery log shows it, and connect-all connects the reachable subsystems"
 "$NACRE" discover "tcp://$ADDR:$PORT" --json |
     jq -e --arg static "$static" 'all(.records[]; .cntlid == (if .subnqn == $static then 65534 else 65535 end))'
 nvme connect-all -t "$TRTYPE" -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" || true
 wait_until 20 ns_dev "$NQN" 1
 expect "controllers" "$(ctrl_of "$static")" ""
 
-step "a host that asks as it should"
+step "a host that asks for a static controller"
 cntlid() { "$NACRE" identify controller "$uri" --json "$@" | jq .cntlid; }
 expect "the controller" "$(cntlid --cntlid 4)" 4
 any=$(cntlid --cntlid any)
@@ -32,7 +32,7 @@ expect_failure "$NACRE" identify controller "$uri"
 expect_failure "$NACRE" identify controller "$uri" --cntlid 6
 "$NACRE" perf "$uri" --cntlid 5 --rw randwrite --verify --ios 200 --quiet
 
-step "and after a restart"
+step "the same after a restart"
 nacre_kill
 nacre_start
 expect "any, again" "$(cntlid --cntlid any)" "$any"

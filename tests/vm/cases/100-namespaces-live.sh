@@ -1,5 +1,6 @@
 # also: rdma
-# Namespaces are added, resized and removed while a host is connected, and it sees each change by itself.
+# Namespaces are added, resized and removed while a host is connected, and it sees each change by
+# itself.
 serve 64
 connect_and_find "$NQN"
 expect "the size" "$(size_mib "$DEV")" 64
@@ -34,7 +35,7 @@ ns_remove "$NQN" 2
 wait_until 20 no_ns_dev "$NQN" 2
 ns_dev "$NQN" 1
 
-step "a hole in the numbers"
+step "a gap in the namespace ids"
 ns_add "$NQN" 7 16
 wait_until 20 ns_dev "$NQN" 7
 is_live "$CTRL"

@@ -57,7 +57,7 @@ expect "the state" "$(cat "/sys/class/nvme/$CTRL/state")" live
 wait $load
 disconnect "$NQN"
 
-step "the old key is no good any more, the new one is"
+step "the old key is refused, the new one is accepted"
 expect_failure as_host own
 wait_until 30 gone "$NQN"
 as_host other
@@ -93,7 +93,7 @@ expect_failure "${perf[@]}" --dhchap-key "$WORK/keys/own"
 expect_failure "${perf[@]}"
 [[ $FAILURE == *key* ]] || die "it does not say that a key is missing"
 
-step "the daemon comes back with its keys, and the host with its proof"
+step "the restarted daemon has its keys, and the host authenticates again"
 CTRL=$(ctrl_of "$NQN")
 nacre_kill
 nacre_start

@@ -28,7 +28,7 @@ expect "the kernel's key" "$((16#$(cat "/sys/class/nvme/$CTRL/tls_key")))" "$own
 rpc nvmf_subsystem_get_qpairs "{\"nqn\":\"$NQN\"}" | jq -e --arg identity "NVMe0R01 $HOST_A $NQN" \
     'length == 3 and all(.tls == {"identity": $identity, "cipher": "TLS_AES_128_GCM_SHA256", "derivation": "standard"})'
 
-step "reset and kill -9 under load: every queue has its handshake again, and no I/O fails"
+step "reset and kill -9 under load: every queue repeats its handshake, and no I/O fails"
 fio_verify "$DEV" killed --rw=randrw --bsrange=4k-64k --iodepth=8 --size=16M --time_based --runtime=7 --verify_backlog=64 &
 load=$!
 sleep 2
@@ -120,7 +120,7 @@ disconnect "$NQN"
 PORT=$REQUIRE expect_failure clear_b
 expect "controllers" "$(ctrl_of "$NQN" | wc -l)" 0
 
-step "discovery: each host reads where it gets in, over TLS too"
+step "discovery: each host reads the listeners that admit it, over TLS too"
 log_of() { nvme discover -t tcp -a "$ADDR" -s "$PORT" -o json "$@" | tee "$WORK/discovery" | jq -c '[.records[] | [.subtype, .trsvcid, .treq, .sectype]]'; }
 log_of --hostnqn="$HOST_B" --hostid="$HOST_B_ID"
 jq -e --arg port "$PORT" '[.records[] | select(.subtype == "nvme subsystem")] |
@@ -131,8 +131,8 @@ tls_connect "$HOST_A" "$DISCOVERY_NQN" "$REQUIRE"
 expect_handshake "client ok NVMe1R01 $HOST_A $DISCOVERY_NQN *"
 CTRL=$(ctrl_of "$(discovery_nqn)")
 PORT=$REQUIRE log_of --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -d "$CTRL"
-# Two of discovery itself, one of them on its own port, and two of the subsystem. nvme-cli 2.3 has no
-# word for this TREQ: required, with the bit of flow control.
+# Two of discovery itself, one of them on its own port, and two of the subsystem. nvme-cli 2.3 has
+# no word for this TREQ: required, with the bit of flow control.
 jq -e '(.records | length) == 4 and all(.records[]; .sectype == "tls13")' "$WORK/discovery"
 disconnect "$(discovery_nqn)"
 "$NACRE" discover "tcp://$ADDR:$REQUIRE" -q "$HOST_A" -I "$HOST_A_ID" --psk "$WORK/keys/own" --connect-timeout 60s | grep -c "$NQN"

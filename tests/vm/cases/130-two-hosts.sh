@@ -1,12 +1,13 @@
 # limit: 240
 # also: rdma
-# Two hosts use the same namespace at once, each with its own controller, and see each other's writes.
+# Two hosts use the same namespace at once, each with its own controller, and see each other's
+# writes.
 without_multipath
 serve 128
 connect_two_hosts
 [ "$(cat "/sys/class/nvme/$a/cntlid")" != "$(cat "/sys/class/nvme/$b/cntlid")" ] || die "both have the same controller id"
 
-step "each sees what the other wrote"
+step "each host sees the writes of the other"
 head -c 65536 /dev/urandom >"$WORK/from-a"
 head -c 65536 /dev/urandom >"$WORK/from-b"
 dd if="$WORK/from-a" of="/dev/${a}n1" bs=64k oflag=direct status=none
@@ -22,7 +23,7 @@ two=$!
 wait $one
 wait $two
 
-step "one leaves, the other stays"
+step "one host leaves, the other stays"
 nvme disconnect -d "$a"
 is_live "$b"
 dd if="/dev/${b}n1" of=/dev/null bs=4k count=16 iflag=direct status=none

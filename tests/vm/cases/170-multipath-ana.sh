@@ -40,10 +40,10 @@ moved() { # moved PORT OTHER: all of the traffic goes over PORT
     [ $(($(ios_of "$1") - before)) -ge 64 ] || die "port $1 carried $(($(ios_of "$1") - before)) of 64"
     expect_at_most "I/O over port $2" $(($(ios_of "$2") - other)) 0
 }
-step "the optimized path carries all"
+step "the optimized path carries all I/O"
 moved "$PORT" "$SECOND"
 
-step "states that change under I/O move it, and nothing fails"
+step "ANA states that change move I/O, and no I/O fails"
 fio --name=verify --filename="$DISK" --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --direct=1 --size=8m \
     "${FIO_VERIFIED[@]}" --time_based --runtime=12 --output="$WORK/fio.log" &
 FIO=$!
@@ -58,7 +58,7 @@ wait_until 20 has_state "$PORT" non-optimized
 wait "$FIO" || { cat "$WORK/fio.log"; die "fio failed while paths changed"; }
 moved "$SECOND" "$PORT"
 
-step "without any accessible path I/O waits, and goes on when there is one"
+step "without an accessible path I/O waits, and continues when one returns"
 ana "$PORT" inaccessible
 ana "$SECOND" inaccessible
 wait_until 20 has_state "$SECOND" inaccessible
@@ -69,7 +69,7 @@ kill -0 "$WRITER" || die "I/O did not wait"
 ana "$PORT" optimized
 wait "$WRITER" || die "I/O that waited failed"
 
-step "the states are there again after kill -9"
+step "the states are restored after kill -9"
 nacre_kill
 target_start
 wait_until 60 has_state "$SECOND" inaccessible

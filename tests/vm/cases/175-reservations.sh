@@ -19,7 +19,7 @@ holder() { state '[.registrants[] | select(.holder) | .hostid] | join(" ")'; }
 allow_errors '^(Read|Write) of namespace 1: Command Aborted due to Preempt and Abort'
 expect_errors '^(Read|Write) of namespace 1: Reservation Conflict' '^Reservation (Register|Acquire) of namespace 1: Reservation Conflict'
 
-step "what the kernel is told"
+step "the answers to the kernel"
 expect "ONCS, bit 5" $(($(nvme id-ctrl "$A" --output-format=json | jq .oncs) >> 5 & 1)) 1
 expect "RESCAP" "$(nvme id-ns "$A" --output-format=json | jq .rescap)" 255
 
@@ -43,7 +43,7 @@ expect_failure nvme resv-acquire "$B" --crkey=0xb --rtype=1 --racqa=0
 nvme resv-release "$A" --crkey=0xa --rtype=1 --rrela=0
 put "$B"
 
-step "exclusive access: B may nothing"
+step "exclusive access: B may neither read nor write"
 nvme resv-acquire "$B" --crkey=0xb --rtype=2 --racqa=0
 expect_failure get "$A"
 expect_failure put "$A"
@@ -67,7 +67,7 @@ expect_failure put "$B"
 nvme resv-release "$A" --crkey=0xa --rrela=1
 expect "registrants after Clear" "$(report "$A" regctl)" 0
 
-step "what persists is there after kill -9, and is in force"
+step "persistent reservations are restored after kill -9, and apply"
 nvme resv-register "$A" --nrkey=0xa1 --rrega=0 --cptpl=3
 nvme resv-acquire "$A" --crkey=0xa1 --rtype=1 --racqa=0
 nacre_kill

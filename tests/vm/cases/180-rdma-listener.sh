@@ -14,13 +14,13 @@ END
 standing() { rpc nvmf_get_listeners | jq -r --arg ip "$1" --arg kind "$2" '.listeners[] | select(.address.traddr == $ip and .address.trtype == $kind) | "\(.actual) \(.reason // "")"'; }
 stands() { [ "$(standing "$1" "$2")" = "$3" ]; }
 
-step "an interface without RDMA is listened on over TCP, and why"
+step "an interface without RDMA has a TCP listener, and the reason"
 target_start --config "$WORK/nacre.toml"
 rpc nvmf_get_listeners
 wait_until 20 stands "$ADDR" TCP "listening "
 expect "RDMA on $ADDR" "$(standing "$ADDR" RDMA)" "absent no_rdma_dev"
 
-step "soft-RoCE is added: RDMA is listened on by itself"
+step "soft-RoCE is added: the RDMA listener starts without a command"
 rxe_add
 for ip in "$ADDR" fd00:9:8::1; do
     wait_until 30 stands "$ip" RDMA "listening "
@@ -51,7 +51,7 @@ ADDR=fd00:9:8::1 connect_and_find "$NQN"
 fio_verify "$DEV" six --rw=randrw --bs=4k --size=1m --iodepth=4
 disconnect "$NQN"
 
-step "the device is deleted under a connection: the daemon lets go of it, and TCP stays"
+step "the device is deleted under a connection: the daemon releases it, and TCP stays"
 connect_and_find "$NQN" --ctrl-loss-tmo=1 --reconnect-delay=1
 timeout 60 rdma link delete "$RDMA_DEV"
 [ ! -e "/sys/class/infiniband/$RDMA_DEV" ] || die "$RDMA_DEV is still there"
@@ -67,7 +67,7 @@ TRTYPE=tcp connect_and_find "$NQN"
 fio_verify "$DEV" tcp --rw=randwrite --bs=4k --size=2m --iodepth=8
 disconnect "$NQN"
 
-step "it comes back, and hosts with it"
+step "the device returns, and hosts connect again"
 rxe_add
 wait_until 30 stands "$ADDR" RDMA "listening "
 connect_and_find "$NQN"

@@ -22,7 +22,7 @@ queues_by() {
     [ "$there" = "$1 $1 $1" ]
 }
 
-step "what there is, asked over RDMA"
+step "discovery over RDMA"
 "$NACRE" discover -t rdma -a "$ADDR" -s "$PORT" "${patient[@]}" --json | tee "$WORK/log.json"
 jq -e --arg nqn "$NQN" '[.records[] | select(.subnqn == $nqn) | .trtype] | sort == ["rdma", "tcp"]' "$WORK/log.json"
 "$NACRE" identify list "rdma://$ADDR:$PORT/$NQN" "${patient[@]}" --json | jq -e '.[0].blocks == 65536'
@@ -36,7 +36,7 @@ for size in "--size 512 --depth 8" "--size 4k --depth 8" "--size 64k --depth 4" 
     jq -e '.errors == {} and .unfinished == 0 and .verification.blocks_wrong == 0 and .verification.blocks_checked > 0' "$WORK/perf.json"
 done
 
-step "RDMA by itself, where the way has it; the device goes under I/O"
+step "RDMA is chosen where the path has it; the device goes away during I/O"
 "${perf[@]}" "auto://$ADDR:$PORT" --rw randrw --verify --size 4k --depth 8 --seconds 3600 --reprobe 2s --reprobe-max 4s \
     >"$WORK/moved.json" 2>"$WORK/moved.log" </dev/null &
 perf_pid=$!
@@ -47,11 +47,11 @@ timeout 60 rdma link delete "$RDMA_DEV"
 [ ! -e "/sys/class/infiniband/$RDMA_DEV" ] || die "$RDMA_DEV is still there"
 wait_until 120 queues_by TCP
 
-step "it comes back, and the host returns to it"
+step "the device returns, and the host uses RDMA again"
 rxe_add
 wait_until 120 queues_by RDMA
 
-step "once more, and the end"
+step "once more, and the end of the test"
 timeout 60 rdma link delete "$RDMA_DEV"
 wait_until 120 queues_by TCP
 rxe_add
@@ -65,7 +65,7 @@ jq -e '.errors == {} and .unfinished == 0 and .verification.blocks_wrong == 0 an
 jq -e '.paths.transport == "rdma" and .paths.fallbacks >= 2 and .paths.returns >= 2' "$WORK/moved.json"
 jq -e '.paths.fallback_cause != null' "$WORK/moved.json"
 
-step "what it left is what anybody reads"
+step "every reader finds the data that the host wrote"
 "${perf[@]}" "tcp://$ADDR:$PORT" --verify-only --size 4k >"$WORK/left.json"
 jq -e '.errors == {} and .verification.blocks_wrong == 0 and .verification.blocks_checked == 2048' "$WORK/left.json"
 
@@ -76,7 +76,7 @@ expect_failure "${perf[@]}" -t rdma -a "$ADDR" -s "$PORT" --retries 1 --ios 10
 "${perf[@]}" "auto://$ADDR:$PORT" --ios 10 | jq -e '.paths.transport == "tcp" and (.paths.fallback_cause | contains("no_rdma_dev"))'
 
 rxe_add
-step "no listener over RDMA: without a fallback it is a failure that says what to do, with one it is TCP"
+step "no listener over RDMA: without a fallback a failure with the remedy, with one TCP"
 rpc nvmf_subsystem_remove_listener \
     "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"rdma\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
 expect_failure "${perf[@]}" -t rdma -a "$ADDR" -s "$PORT" --retries 2 --ios 10

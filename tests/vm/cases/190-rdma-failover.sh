@@ -29,13 +29,13 @@ before=$(ios rdma) tcp=$(ios tcp)
 wait_until 90 grows rdma $((before + 100))
 expect "I/O over TCP" "$(ios tcp)" "$tcp"
 
-step "the device goes: TCP carries it"
+step "the device goes away: the host continues over TCP"
 rdma link delete "$RDMA_DEV"
 wait_until 90 none_over rdma
 wait_until 90 grows tcp $((tcp + 100))
 wait_until 90 stands RDMA absent
 
-step "the device comes back: the host connects again, and RDMA carries it"
+step "the device returns: the host connects again over RDMA"
 rxe_add
 wait_until 90 stands RDMA listening
 connect "$NQN" --nr-io-queues=1
@@ -46,7 +46,7 @@ tcp=$(ios tcp)
 wait_until 90 grows rdma $((before + 300))
 expect_at_most "I/O over TCP meanwhile" $(($(ios tcp) - tcp)) 8
 
-step "and no I/O failed"
+step "no I/O failed"
 load_goes_on
 load_end
 nvme disconnect -n "$NQN"

@@ -31,14 +31,14 @@ wait_until 20 stands 10.9.7.1 4420 RDMA absent
 wait_until 20 stands 10.9.7.1 4420 TCP listening
 wait_until 20 stands "$ADDR" 4430 RDMA listening
 
-step "what the discovery log tells of each"
+step "the discovery log's entry of each"
 nvme discover -t tcp -a 10.9.7.1 -s 4420 -o json >"$WORK/log.json"
-told() { jq -r --arg nqn "$NQN" --arg ip "$1" --arg port "$2" '[.records[] | select(.subnqn == $nqn and .traddr == $ip and .trsvcid == $port) | .trtype] | sort | join(",")' "$WORK/log.json"; }
-expect "of $ADDR" "$(told "$ADDR" 4420)" rdma,tcp
-expect "of 10.9.7.1" "$(told 10.9.7.1 4420)" tcp
-expect "of port 4430" "$(told "$ADDR" 4430)" rdma
+transports() { jq -r --arg nqn "$NQN" --arg ip "$1" --arg port "$2" '[.records[] | select(.subnqn == $nqn and .traddr == $ip and .trsvcid == $port) | .trtype] | sort | join(",")' "$WORK/log.json"; }
+expect "of $ADDR" "$(transports "$ADDR" 4420)" rdma,tcp
+expect "of 10.9.7.1" "$(transports 10.9.7.1 4420)" tcp
+expect "of port 4430" "$(transports "$ADDR" 4430)" rdma
 
-step "each way that is told works, and the one that is withheld does not"
+step "each reported path works, and the withheld one does not"
 connect_and_find "$NQN" --nr-io-queues=1
 dd if=/dev/urandom of="$DEV" bs=64k count=4 oflag=direct status=none
 disconnect "$NQN"

@@ -14,20 +14,20 @@ wait_until 30 goes_by
 index=$(rpc rdma_get_qpairs | jq '.[0].gid_index')
 expect "the GID" "$(cat "/sys/class/infiniband/$RDMA_DEV/ports/1/gids/$index")" 0000:0000:0000:0000:0000:ffff:0a09:0801
 
-step "queue pairs that end are done with at once"
+step "ended queue pairs are released at once"
 disconnect "$NQN"
 none() { [ "$(rpc rdma_get_qpairs | jq length)" = 0 ]; }
 wait_until 20 none
 expect "given up" "$(rpc rdma_get_stats | jq '[.reactors[].counters.drains_given_up] | add')" 0
 expect "waiting receives" "$(rpc rdma_get_stats | jq '[.reactors[].counters.receives_waiting] | add')" 0
 
-step "the listener goes, and then the device"
+step "the listener is removed, and then the device"
 rpc nvmf_subsystem_remove_listener \
     "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"rdma\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
 timeout 60 rdma link delete "$RDMA_DEV"
 [ ! -e "/sys/class/infiniband/$RDMA_DEV" ] || die "$RDMA_DEV is still there"
 
-step "it comes back, and is listened on again"
+step "the device returns, and so does its listener"
 rxe_add
 rpc nvmf_subsystem_add_listener \
     "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"rdma\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"

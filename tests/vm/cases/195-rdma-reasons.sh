@@ -23,7 +23,7 @@ says() { # says FIELD TEXT
 }
 tcp_serves() { TRTYPE=tcp connect_and_find "$NQN" --nr-io-queues=1; disconnect "$NQN"; }
 
-step "a host beyond max_connections hears the limit, and the target tells it once"
+step "a host beyond max_connections is refused with the limit, and the target logs it once"
 config_serving null 16MiB <<END
 [nvmf]
 max_connections = 3
@@ -44,7 +44,7 @@ rpc events_get | jq -c '.events[] | select(.type | test("refused"))'
 expect_at_most "events of refused connections" "$(refused_events)" 4
 grep -c max_connections "$DAEMON_LOG" || die "the log does not name max_connections"
 
-step "the doctor's visit leaves no warning on its peer"
+step "the doctor's checks leave no warning on the peer"
 warnings() { grep -c WARN "$DAEMON_LOG" || true; }
 before=$(warnings)
 "$REAL" doctor --rdma --peer 10.9.8.1 || true
@@ -66,7 +66,7 @@ says remedy "nacre rdma gids"
 tcp_serves
 nacre_stop
 
-step "the module of the connection manager is not there"
+step "the module of the connection manager is missing"
 modprobe -r rdma_ucm
 [ ! -e /dev/infiniband/rdma_cm ] || die "rdma_ucm is still there"
 serve_with ""
@@ -74,7 +74,7 @@ wait_until 30 absent_for no_rdma_cm
 says evidence "/dev/infiniband/rdma_cm is not there"
 says remedy "modprobe rdma_ucm"
 tcp_serves
-step "it is loaded while the daemon runs"
+step "the module is loaded while the daemon runs"
 modprobe rdma_ucm
 wait_until 30 listens
 nacre_stop

@@ -54,7 +54,7 @@ without() { # without PATTERN COMMAND…: with those nodes of /dev/infiniband th
 says "there is no /dev/infiniband/rdma_cm" without rdma_cm "$PINGPONG" 10.9.9.1
 says "No RDMA devices found: /dev/infiniband/uverbs" without 'uverbs*' "$PINGPONG"
 
-step "the device goes away under a connection, and comes back"
+step "the device goes away under a connection, and returns"
 pingpong 10.9.9.1 --remove rxe9
 [ ! -e /sys/class/infiniband/rxe9 ] || die "rxe9 is still there"
 rdma link add rxe9 type rxe netdev rdma9

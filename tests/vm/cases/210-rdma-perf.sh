@@ -22,7 +22,7 @@ server_start() { # server_start OPTIONS…: in the background, with its events i
     SERVER=$!
     wait_until 60 grep -q '"event":"listening"' "$LOG"
 }
-server_ends() { # server_ends STATUS: it ends by itself or was told to
+server_ends() { # server_ends STATUS: it ended without a signal, or after one
     local status=0
     wait_until 60 gone_process "$SERVER"
     wait "$SERVER" || status=$?

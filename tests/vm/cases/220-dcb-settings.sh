@@ -87,7 +87,7 @@ echo "$after" | jq -e '(.dscp | map(select(.[0] == 26 or .[0] == 28))) == [[26, 
 [ -s "$WORK/units/nacre-qos-dcb0.service" ] || die "there is no unit"
 [[ $(qos plan --iface dcb0 -c "$WORK/qos.toml") == *"is set as [qos] says"* ]] || die "the plan is not empty"
 
-step "undo restores everything"
+step "undo restores every setting"
 qos undo --iface dcb0 --state "$WORK/qos" --units "$WORK/units" --yes
 expect "the settings after undo" "$(theirs dcb0)" "$before"
 [ ! -e "$WORK/units/nacre-qos-dcb0.service" ] || die "the unit is still there"

@@ -21,7 +21,7 @@ examine() { # examine [OPTIONS…]: of dcb0
 of() { echo "$report" | jq -r --arg id "$1" '[.findings[] | select(.id == $id and .subject == "dcb0") | .status] | unique | join(",")'; }
 says() { echo "$report" | jq -r --arg id "$1" '[.findings[] | select(.id == $id and .subject == "dcb0") | .evidence + " " + .remedy] | join(" ")'; }
 
-step "a card as it comes"
+step "a card with its factory settings"
 examine
 expect roce.pfc.set "$(of roce.pfc.set)" FAIL
 expect roce.ets "$(of roce.ets)" WARN
@@ -48,7 +48,7 @@ for text in "leaf-7" "DSCP 26, priority 3, share 60 %" "class 3: priorities 3, 6
     grep -qF "$text" "$WORK/report.txt" || die "the report does not have '$text'"
 done
 
-step "what lldpd hears of the switch is what we hear"
+step "lldpd and Nacre receive the same settings from the switch"
 lldpd_prepare
 "$LLDPD/usr/sbin/lldpd" -d -r -L "$LLDPD/usr/sbin/lldpcli" -u "$WORK/other.sock" -p "$WORK/other.pid" -I dcb0 >"$WORK/other.log" 2>&1 &
 other=$!
@@ -125,7 +125,7 @@ dcb app replace dev dcb0 dscp-prio 26:3
 examine
 expect roce.trust "$(of roce.trust)" PASS
 
-step "the daemon judges by its own [qos]"
+step "the daemon compares with its own [qos]"
 apply dcb0
 apply dcb1
 cat >>"$WORK/qos.toml" <<END

@@ -61,7 +61,7 @@ bytes() { ethtool -S "$1" | awk -v name="$2:" '$1 == name {print $2}'; }
 [ "$(bytes dcb0 rx_prio3_bytes)" -gt 1000000 ] || die "not in priority 3"
 [ "$(bytes dcb0 rx_prio3_bytes)" = "$(bytes dcb1 tx_prio3_bytes)" ] || die "the ends do not agree"
 
-step "and the daemon's metrics have them, at most five seconds old"
+step "the daemon's metrics have the counters, at most five seconds old"
 metric() { rpc metrics_get '{"format":"text"}' | jq -r . | awk -v name="nacre_nic_$1{iface=\"dcb1\",$2}" '$1 == name {printf "%d\n", $2}'; }
 expect "bytes sent" "$(metric prio_bytes_total 'prio="3",dir="tx"')" "$(bytes dcb1 tx_prio3_bytes)"
 dcb_set dcb1 "rx_prio3_pause 77"
@@ -92,7 +92,7 @@ capture_stop
 expect "DSCPs of the server" "$(dscps dcb0 roce .)" 12
 expect "DSCPs of the client" "$(dscps dcb1 roce .)" 14
 
-step "tools of the host side mark what they are told to"
+step "tools of the host side set the requested mark"
 capture_start
 "$NACRE" identify controller "rdma://10.50.0.2:4420/$NQN" --tos 72 --cm-timeout 60s --connect-timeout 60s >"$WORK/said"
 capture_stop

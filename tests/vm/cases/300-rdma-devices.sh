@@ -50,7 +50,7 @@ for ip in 10.77.0.1 fd77::1; do
         "$(echo "$entry" | jq -r .gid | python3 -c 'import ipaddress; print(ipaddress.ip_address(input()).exploded)')"
 done
 
-step "the doctor finds it capable"
+step "the doctor finds the machine capable"
 report=$("$NACRE" doctor --rdma --listener name:nacrerdma --json)
 echo "$report" | jq -r '.findings[] | "\(.status) \(.id) \(.subject // "") \(.evidence)"'
 of() { echo "$report" | jq -r --arg id "$1" '[.findings[] | select(.id == $id and (.subject // "" | test($subject))) | .status] | unique | join(",")' --arg subject "${2:-.*}"; }
@@ -64,14 +64,14 @@ expect net.mtu "$(of net.mtu)" PASS
 expect failed "$(echo "$report" | jq .failed)" 0
 "$NACRE" initiator check 10.77.0.1 || die "this host could not connect"
 
-step "and the daemon too"
+step "the daemon finds the machine capable, too"
 target_start
 rpc doctor_run '{"rdma":true,"listeners":["name:nacrerdma"]}' | jq -e '.failed == 0 and any(.findings[]; .id == "rdma.capable" and .status == "PASS")'
 
 step "counters count"
 rdma counters rxe7/1 --all --json | jq -e 'any(.[]; .group == "driver" and .counter == "sent_pkts")'
 
-step "what is taken is said"
+step "refusals name the RDMA device or interface in use"
 expect_failure rdma rxe add rxe7 --netdev lo
 [[ $FAILURE == *'there is an RDMA device "rxe7" already, on nacrerdma'* ]] || die "not the reason"
 expect_failure rdma rxe add rxe8 --netdev nacrerdma
@@ -86,7 +86,7 @@ expect "rdma.capable while down" "$(of rdma.capable 10.77.0.1)" FAIL
 echo "$report" | jq -e 'any(.findings[]; .id == "rdma.capable" and (.evidence | startswith("port_down")))'
 ip link set nacrerdma up
 
-step "soft-RoCE is deleted; a daemon that has looked at the device does not hold it back"
+step "soft-RoCE is deleted; a daemon that has opened the device does not prevent it"
 rpc rdma_get_devices '{"name":"rxe7"}' | jq -e 'length == 1 and .[0].limits.max_qp > 0'
 timeout 60 "$NACRE" rdma rxe del rxe7
 expect "devices" "$(rdma devices --json | jq length)" 0

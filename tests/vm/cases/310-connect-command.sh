@@ -6,7 +6,7 @@ serve 64
 cleanup_rdma() { ip link del nacrerdma >/dev/null 2>&1 || true; }
 trap cleanup_rdma EXIT
 
-step "no RDMA on the way: TCP, and why"
+step "no RDMA on the path: TCP, and the reason"
 said=$("$NACRE" connect "$ADDR" -n "$NQN" --cm-timeout 60s)
 echo "$said"
 [[ $said == *"no RDMA from here to the target: no_rdma_dev"* ]] || die "it does not say why"
@@ -14,11 +14,11 @@ echo "$said"
 [[ $said == *"connected over tcp"* ]] || die "it does not say how"
 wait_until 20 ns_dev "$NQN" 1
 
-step "what is connected already is no failure"
+step "an existing connection is no failure"
 "$NACRE" connect "$ADDR" -n "$NQN" --transport tcp --cm-timeout 60s | grep -x "already connected over tcp"
 disconnect "$NQN"
 
-step "soft-RoCE on the way, and a target that has only TCP: the log lists TCP alone"
+step "soft-RoCE on the path, and a target that has only TCP: the log lists TCP alone"
 modprobe -a dummy rdma_rxe
 ip link add nacrerdma type dummy
 ip link set nacrerdma address 02:00:00:00:07:02 up
@@ -37,15 +37,15 @@ echo "$said"
 wait_until 20 ns_dev "$NQN" 1
 disconnect "$NQN"
 
-step "a subsystem that is not there: one attempt, and where to look"
+step "a missing subsystem: one attempt, and a hint where to look"
 expect_failure "$NACRE" connect 10.78.0.1 -n "$NQN.nosuch" --cm-timeout 60s
 [[ $FAILURE == *"remedy: \`nacre discover 10.78.0.1:$PORT\`"* ]] || die "it does not say where to look"
 expect "attempts" "$(grep -c "^nvme connect" <<<"$FAILURE")" 1
 
-step "this kernel can connect, says the check"
+step "the check finds that this kernel can connect"
 "$NACRE" initiator check "$ADDR:$PORT" | grep -E "init.fabrics_device: .*is there"
 
-step "without fallback it fails and says what to do"
+step "without a fallback the connection fails, with the remedy"
 expect_failure "$NACRE" connect 10.78.0.1 -n "$NQN" --fallback none --retries 1 --cm-timeout 60s
 [[ $FAILURE == *"keep the fallback (\`--fallback tcp\`), or move the users of the volume to a host with RDMA"* ]] ||
     die "it does not say what to do"

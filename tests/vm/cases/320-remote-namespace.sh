@@ -50,7 +50,7 @@ for at in "nvmf+tcp TCP" "nvmf+rdma+tcp RDMA"; do
     "$NACRE" bdev detach far -r "$SOCK"
 done
 
-step "the kernel's target wants a key"
+step "the kernel's target requires a key"
 for name in own other wrong; do key_make $name; done
 echo 0 >"$NVMET/subsystems/$FAR/attr_allow_any_host"
 nvmet_host_allow "$FAR" "$HOST_A"
@@ -76,7 +76,7 @@ for scheme in tcp rdma; do
     expect_failure perf_far $scheme --dhchap-key "$WORK/keys/own" --dhchap-ctrlr-key "$WORK/keys/other"
 done
 
-step "both ends prove themselves, with a group"
+step "both ends authenticate themselves, with a Diffie-Hellman group"
 secret other >"$far_host/dhchap_ctrl_key"
 echo ffdhe2048 >"$far_host/dhchap_dhgroup"
 echo "hmac(sha512)" >"$far_host/dhchap_hash"

@@ -36,8 +36,9 @@ attach() { # attach KIND
     rpc bdev_nvme_attach_controller "{\"name\":\"far\",\"trtype\":\"$1\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$FAR_PORT\",
         \"subnqn\":\"$FAR\",\"multipath\":\"multipath\",\"ctrlr_loss_timeout_sec\":-1,\"reconnect_delay_sec\":1}"
 }
-path() { rpc remote_get_paths '{"name":"farn1"}' | jq -r ".[] | select(.trid.trtype == \"$1\") | $2"; } # path KIND FIELD
-path_is() { [ "$(path "$1" "$2")" = "$3" ]; }                                                          # path_is KIND FIELD VALUE
+# path KIND FIELD, path_is KIND FIELD VALUE
+path() { rpc remote_get_paths '{"name":"farn1"}' | jq -r ".[] | select(.trid.trtype == \"$1\") | $2"; }
+path_is() { [ "$(path "$1" "$2")" = "$3" ]; }
 path_is_lost() { [ "$(path "$1" .state)" != enabled ]; }
 path_serves() { # path_serves KIND: new I/O went over it
     local before

@@ -39,7 +39,7 @@ expect_failure perf_far --psk "$WORK/keys/other"
 expect_handshake "server *[!k] NVMe0R01 $HOST_A $FAR"
 expect_failure perf_far
 
-step "the daemon, and a host of it over TLS"
+step "the daemon, and its host over TLS"
 attach() { # attach KEY
     rpc bdev_nvme_attach_controller "{\"name\":\"far\",\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$FAR_PORT\",
         \"subnqn\":\"$FAR\",\"hostnqn\":\"$HOST_A\",\"psk\":\"$1\"}"

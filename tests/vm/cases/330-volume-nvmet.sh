@@ -40,7 +40,7 @@ load_start "$DEV" 16m
 trap 'load_kill; far_clean' EXIT
 
 for round in 1 2; do
-    step "$round: the far target is gone under load, and back"
+    step "$round: the remote target stops under load, and returns"
     far_drop
     wait_until 120 volume_is degraded
     load_goes_on

@@ -37,7 +37,7 @@ load_start "$DEV" 16m
 trap 'load_kill; keepers_kill' EXIT
 
 for round in 1 2; do
-    step "$round: the RDMA device goes; the replica goes on over TCP"
+    step "$round: the RDMA device goes away; the replica continues over TCP"
     timeout 60 rdma link delete "$RDMA_DEV"
     wait_until 180 far_is TCP
     wait_until 300 volume_is healthy
@@ -45,7 +45,7 @@ for round in 1 2; do
     load_goes_on
     far '.[0].ctrlrs[0] | {state, losses, connects, paths}'
 
-    step "$round: it comes back, and the replica returns to it"
+    step "$round: the RDMA device returns, and the replica uses it again"
     rxe_add
     wait_until 180 far_is RDMA
     wait_until 300 volume_is healthy

@@ -80,13 +80,13 @@ jq -c '.paths[]' "$WORK/copy.json"
 jq -e '.failures == [] and ([.paths[].transport] | sort) == ["rdma", "tcp"] and .report.contents.units_wrong == 0
     and all(.paths[]; .served_ios > 0)' "$WORK/copy.json"
 
-step "the device goes: TCP carries it"
+step "the device goes away: the host continues over TCP"
 tcp=$(ios tcp)
 rdma link delete "$RDMA_DEV"
 wait_until 90 none_over rdma
 wait_until 90 grows tcp $((tcp + 100))
 
-step "the device comes back: the host connects again, and RDMA carries it"
+step "the device returns: the host connects again over RDMA"
 rdma_listens() { rpc nvmf_get_listeners | jq -e '.listeners[] | select(.address.trtype == "RDMA" and .actual == "listening")'; }
 rxe_add
 wait_until 90 rdma_listens

@@ -59,7 +59,7 @@ sleep 1
 nacre_start
 wait_until 300 volume_is healthy
 
-step "and no I/O failed"
+step "no I/O failed"
 load_goes_on
 load_end
 umount "$WORK/mnt"

@@ -1,6 +1,6 @@
 # limit: 900
-# A file system on a volume of a pool, over TCP: snapshots under load, a daemon that is killed, space
-# returned by trims, and a snapshot and a clone that are mounted.
+# A file system on a volume of a pool, over TCP: snapshots under load, a daemon that is
+# killed, space returned by trims, and a snapshot and a clone that are mounted.
 nacre_only "pools"
 lvol() { rpc lvol_get "{\"lvol\":\"pool0/$1\"}"; }
 used() { lvol "$1" | jq .used_bytes; }

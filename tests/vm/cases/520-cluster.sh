@@ -35,7 +35,8 @@ node_start() { # node_start NODE
 }
 status() { on "$1" cluster status --json; } # status NODE: as this node sees it
 has_nodes() { [ "$(status "$1" | jq '[.nodes[] | select(.name)] | length')" = 3 ]; }
-holder() { status "$1" | jq -r '[.nodes[] | select(.held > 0) | .name][0] // empty'; } # holder ASKED
+# holder ASKED
+holder() { status "$1" | jq -r '[.nodes[] | select(.held > 0) | .name][0] // empty'; }
 held_by_other() { # held_by_other ASKED FORMER
     local now
     now=$(holder "$1")
@@ -127,7 +128,7 @@ node_start "$NEW"
 wait_until 300 is_healthy "$ASKED"
 load_goes_on
 
-step "the daemon stops in order"
+step "the daemon stops in good order"
 NODE=$(holder "$ASKED")
 ASKED=$(other "$NODE")
 kill -TERM "${PIDS[$NODE]}"

@@ -1,6 +1,6 @@
 # limit: 600
-# The CSI driver gives this kernel volumes of a pool: connected, formatted once, mounted, expanded in
-# use, cut off and given again, as a file system and as a block device.
+# The CSI driver gives this kernel volumes of a pool: connected, formatted once, mounted,
+# expanded in use, cut off and given again, as a file system and as a block device.
 nacre_only "the CSI driver"
 command -v blkid >/dev/null && command -v mkfs.ext4 >/dev/null || skip "no blkid or mkfs.ext4"
 # Commands in flight when the daemon is killed, or the host is cut off.
@@ -76,19 +76,19 @@ total() { # total PATH: bytes of its file system
 }
 BEFORE=$(total "$TARGET_DIR")
 
-step "it grows in use"
+step "the volume grows in use"
 csi Controller/ControllerExpandVolume "{\"1\":\"$ID\",\"2\":{\"1\":134217728},\"4\":$CAPABILITY}"
 csi Node/NodeExpandVolume "{\"1\":\"$ID\",\"2\":\"$TARGET_DIR\",\"3\":{\"1\":134217728},\"4\":\"$STAGING\",\"5\":$CAPABILITY}"
 AFTER=$(total "$TARGET_DIR")
 [ "$AFTER" -gt $((BEFORE + 50000000)) ] || die "the file system has $AFTER bytes, after $BEFORE"
 
-step "the daemon is killed, and comes back under the mount"
+step "the daemon is killed, and starts again under the mount"
 kill -9 "$DAEMON_PID"
 daemon_up
 echo later >"$TARGET_DIR/later"
 sync -f "$TARGET_DIR"
 
-step "it is moved: taken away in order, and given again"
+step "the volume is unstaged in order, and staged again"
 hide "$TARGET_DIR"
 hide "$TARGET_DIR"
 unstage

@@ -8,12 +8,12 @@ drives_up
 nvme_list() { "$NACRE" nvme list --json; }
 of_drive() { nvme_list | jq -r ".[] | select(.address == \"$1\") | $2"; }
 
-step "what is on the drives"
+step "the contents of the drives"
 fill() { head -c 2000000 /dev/urandom >"$WORK/$1" && dd if="$WORK/$1" of="$2" bs=1M conv=fsync status=none; }
 fill data1 "$(drive_disk "$FIRST_SERIAL" 1)"
 fill data2 "$(drive_disk "$SECOND_SERIAL" 2)"
 
-step "they are listed"
+step "the drives are listed"
 "$NACRE" nvme list
 expect "drives" "$(nvme_list | jq length)" 2
 expect "serial" "$(of_drive "$SECOND" .controller.serial)" "$SECOND_SERIAL"
@@ -44,7 +44,7 @@ expect_failure "$NACRE" nvme bind "$SECOND"
 expect_failure "$NACRE" nvme bind "$SECOND" --force "$FIRST_SERIAL"
 exec {held}<&-
 
-step "they are taken, and brought up"
+step "the drives are bound to VFIO, and initialized"
 "$NACRE" nvme bind --serial "$FIRST_SERIAL"
 "$NACRE" nvme bind "$SECOND" "$FIRST"
 expect "driver" "$(of_drive "$FIRST" .driver)" vfio_pci
@@ -53,7 +53,7 @@ cat "$WORK/probe"
 # Twice each: before and after a reset.
 expect "serial numbers" "$(grep -c "serial $FIRST_SERIAL \|serial $SECOND_SERIAL " "$WORK/probe")" 4
 
-step "a drive that is driven is not given back, and not driven twice"
+step "a drive in use is not given back, and not attached twice"
 "$PROBE" --hold "$FIRST" "$SECOND" >"$WORK/holder" 2>&1 &
 holder=$!
 wait_until 60 grep -q holding "$WORK/holder"
@@ -62,7 +62,7 @@ expect_failure "$NACRE" nvme unbind "$FIRST"
 expect_failure "$PROBE" "$SECOND"
 [[ $FAILURE == *"GroupBusy"* ]] || die "the refusal does not name the reason"
 
-step "a drive that is pulled is let go of"
+step "a pulled drive is released"
 drive_pull
 wait_until 60 test ! -e "/proc/$holder/exe"
 status=0
@@ -72,7 +72,7 @@ expect "the holder's exit" $status 0
 grep -q "wanted back" "$WORK/holder" || die "the holder was not asked"
 wait_until 60 test ! -e "/sys/bus/pci/devices/$FIRST"
 
-step "and comes back, to the kernel"
+step "the drive returns to the kernel"
 drive_put
 wait_until 60 drive_is_live "$FIRST_SERIAL"
 

@@ -10,7 +10,7 @@ head -c 3000000 /dev/urandom >"$WORK/old"
 dd if="$WORK/old" of="$(drive_disk "$FIRST_SERIAL" 1)" bs=1M conv=fsync status=none
 "$NACRE" nvme bind "$FIRST" "$SECOND"
 
-step "attached, and served"
+step "the drives are attached, and served"
 attach() { rpc bdev_nvme_attach_controller "{\"name\":\"$1\",\"trtype\":\"PCIe\",\"traddr\":\"$2\"}"; }
 nacre_start
 attach first "$FIRST"
@@ -37,7 +37,7 @@ dd if="$WORK/new" of="$large" bs=1M conv=fsync status=none
 rpc bdev_nvme_get_transport_statistics | jq -e '[.poll_groups[].transports[] | select(.trname == "PCIE")] |
     length > 0 and all(.completions > 0 and .submitted_requests >= .completions and .sq_mmio_doorbell_updates > 0)'
 
-step "the daemon is killed, and has its drives again"
+step "the daemon is killed, and attaches its drives again"
 nacre_kill
 nacre_start
 wait_until 120 is_live "$CTRL"

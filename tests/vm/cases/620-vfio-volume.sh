@@ -47,7 +47,7 @@ wait_until 120 test ! -e "/sys/bus/pci/devices/$FIRST"
 load_goes_on
 wait_until 120 in_sync 1
 
-step "and takes it back when it is there again"
+step "the volume takes the replica back when its target returns"
 drive_put
 wait_until 120 drive_is_live "$FIRST_SERIAL"
 "$NACRE" nvme bind "$(drive_address "$FIRST_SERIAL")"
@@ -56,7 +56,7 @@ rpc volume_resync '{"name":"vol"}' || true
 wait_until 300 volume_is healthy
 volume | jq -c .replicas
 
-step "and no I/O failed"
+step "no I/O failed"
 load_goes_on
 load_end
 head -c 4000000 /dev/urandom >"$WORK/mnt/file"

@@ -16,7 +16,7 @@ for nsid in 1 2; do
     [ "$(jq .verification.blocks_checked "$WORK/perf")" -gt 0 ] || die "nothing was compared"
 done
 
-step "a namespace has to be named where there are several, and be there"
+step "a subsystem with several namespaces needs the id of one that exists"
 expect_failure "$NACRE" perf "pcie://$SECOND" --ios 1
 [[ $FAILURE == *"2 namespaces"* ]] || die "the refusal does not say why"
 expect_failure "$NACRE" perf "pcie://$SECOND?nsid=3" --ios 1

@@ -41,7 +41,7 @@ no_io_failed() {
     rpc bdev_nvme_detach_controller '{"name":"Nvme0"}'
 }
 
-step "a drive that answers nothing is reset"
+step "a drive that does not answer is reset"
 nacre_start
 serve_drive reset
 throttle 1 0
@@ -49,7 +49,7 @@ wait_until 120 at_least resets 1
 throttle 0 0
 at_least timeouts 1 || die "no timeout was counted"
 "$NACRE" events --socket "$SOCK" >"$WORK/events"
-grep -q "was not answered within .* the controller is reset" "$WORK/events" || die "the reset was not told"
+grep -q "was not answered within .* the controller is reset" "$WORK/events" || die "the reset has no event"
 rpc metrics_get '{"format":"text"}' >"$WORK/metrics"
 grep -q 'nacre_nvme_timeouts_total{[^}]*io[^}]*} [1-9]' "$WORK/metrics" || die "the timeouts are no metric"
 no_io_failed
@@ -62,7 +62,7 @@ wait_until 120 at_least aborts 1
 wait_until 120 at_least queue_resets 1
 throttle 0 0
 "$NACRE" events --socket "$SOCK" >"$WORK/events"
-grep -q "was not answered within .* it is aborted" "$WORK/events" || die "the abort was not told"
-grep -q "was not answered within .* its queue is recreated" "$WORK/events" || die "the new queue was not told"
+grep -q "was not answered within .* it is aborted" "$WORK/events" || die "the abort has no event"
+grep -q "was not answered within .* its queue is recreated" "$WORK/events" || die "the new queue has no event"
 no_io_failed
 nacre_stop

@@ -23,13 +23,13 @@ load_start "$DEV" 24m
 
 for round in 1 2; do
     load_goes_on
-    step "it is pulled ($round)"
+    step "the drive is pulled ($round)"
     drive_pull
     wait_until 120 drive_is removed
     wait_until 120 test ! -e "/sys/bus/pci/devices/$FIRST"
     kill -0 "$LOAD" || die "the load ended"
 
-    step "and put back ($round)"
+    step "the drive is put back ($round)"
     drive_put
     wait_until 120 drive_is_live "$FIRST_SERIAL"
     "$NACRE" nvme bind "$(drive_address "$FIRST_SERIAL")"

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn examples_are_told_from_drawings() {
+    fn examples_and_drawings_are_distinguished() {
         assert!(!has_example(
             "//! ```text\n//!  a -> b\n//! ```\nfn f() {}\n"
         ));

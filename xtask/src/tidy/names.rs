@@ -21,7 +21,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     (
         "engine",
         "Entry",
-        "of the journal, and of the RPC server's clients",
+        "of the journal, and of the table of bdev modules",
     ),
     (
         "engine",

@@ -157,6 +157,10 @@ fn places(root: &Path, files: &[String]) -> Result<BTreeMap<String, Place>> {
         let place = places.entry(place.to_owned()).or_default();
         source(&read(root, file)?, file, &habits, place);
     }
+    for file in files.iter().filter(|name| has_hash_comments(name)) {
+        let place = places.entry(file.clone()).or_default();
+        script(&read(root, file)?, file, place);
+    }
     for file in files.iter().filter(|name| is_document(name)) {
         let place = places.entry(file.clone()).or_default();
         let mut is_fenced = false;
@@ -172,6 +176,31 @@ fn places(root: &Path, files: &[String]) -> Result<BTreeMap<String, Place>> {
         }
     }
     Ok(places)
+}
+
+/// Scripts and configuration files, whose comments begin with `#`.
+fn has_hash_comments(name: &str) -> bool {
+    const ENDS: [&str; 9] = [
+        "conf", "py", "rules", "service", "sh", "sysusers", "toml", "yaml", "yml",
+    ];
+    const FOLDERS: [&str; 3] = [".ci/", "deploy/deb/", "deploy/image/root/usr/lib/nacre/"];
+    let file = name.rsplit_once('/').map_or(name, |(_, file)| file);
+    let end = file.rsplit_once('.').map(|(_, end)| end);
+    end.is_some_and(|end| ENDS.contains(&end))
+        || file == "Containerfile"
+        || FOLDERS.iter().any(|folder| name.starts_with(folder))
+}
+
+/// Finds wide comments, also those behind code. `#: ` begins a setting, which is no comment.
+fn script(text: &str, file: &str, place: &mut Place) {
+    for (index, line) in text.lines().enumerate() {
+        let start = line.find("# ");
+        let is_comment =
+            start.is_some_and(|at| line[..at].ends_with(char::is_whitespace) || at == 0);
+        if is_comment && line.chars().count() > WIDEST {
+            place.find(WIDE, file, index + 1, line);
+        }
+    }
 }
 
 /// Folders with a Cargo.toml, the deepest first, each with a slash at its end.
@@ -275,6 +304,30 @@ mod tests {
         assert_eq!(found(&format!("// {}", "x".repeat(97))), BTreeMap::new());
         let wide = format!("// {}", "x".repeat(98));
         assert_eq!(found(&wide), BTreeMap::from([(WIDE, 1)]));
+    }
+
+    /// Goal: wide comments of scripts are found, and wide lines of code are not.
+    #[test]
+    fn a_wide_comment_of_a_script_is_found() {
+        let found = |line: &str| {
+            let mut place = Place::default();
+            script(line, "a.sh", &mut place);
+            place.findings.len()
+        };
+        let long = "x".repeat(99);
+        assert_eq!(found(&format!("# {long}")), 1);
+        assert_eq!(found(&format!("a=1 # {long}")), 1);
+        assert_eq!(found(&format!("a={long}")), 0);
+        assert_eq!(found(&format!("a={long}#3")), 0);
+        assert_eq!(found("# short"), 0);
+        for (name, is_one) in [
+            ("nacre.sample.toml", true),
+            (".ci/run", true),
+            ("deploy/deb/postinst", true),
+            ("docs/glossary.md", false),
+        ] {
+            assert_eq!(has_hash_comments(name), is_one, "{name}");
+        }
     }
 
     #[test]

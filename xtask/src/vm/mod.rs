@@ -171,9 +171,9 @@ const EMULATED_KERNEL_ARGUMENTS: &str = "norandmaps tsc=reliable mitigations=off
 const EMULATED_CPU: &str = "-cpu max,-erms,-smap,-la57";
 
 /// One thread of this machine runs both CPUs in turn. With a thread per CPU, QEMU emulates atomic
-/// operations and barriers in full, and a guest CPU that waits for the other one (interrupts
-/// between CPUs, spin locks) often waits for a thread that this machine does not run: a case then
-/// takes 1.4 to 1.8 times the processor time.
+/// operations and barriers in full. A guest CPU also waits for the other one (interrupts between
+/// CPUs, spin locks), whose thread this machine often does not run. A case then takes 1.4 to 1.8
+/// times the processor time.
 const ONE_THREAD: &str = "-accel tcg,thread=single";
 
 const UNPACK_LIMIT: Duration = Duration::from_secs(300);

@@ -62,7 +62,7 @@ fn a_closing_pool_ends_its_check() {
 /// Goal: the count of one volume does not wait for lists of all. Method: the answers of twenty
 /// lists of many leaves, and of a count that is sent last, in their order.
 #[test]
-fn a_count_goes_on_beside_lists() {
+fn a_count_does_not_wait_for_lists() {
     let home = Home::with_disk(64);
     let pool = home.create();
     let large = rig::volume(&pool, 1, 8192);

@@ -359,7 +359,7 @@ proptest! {
         let kept = encoded(&current);
         let written = torn(&encoded(&before), &encoded(&next), sectors);
         let found = if in_a { newest(&written, &kept) } else { newest(&kept, &written) };
-        let (found, place) = found.expect("one is whole");
+        let (found, place) = found.expect("one valid record");
         prop_assert!(found == current || found == next);
         prop_assert_eq!(place == LabelCopy::A, in_a == (found == next));
         if sectors == 0xff {

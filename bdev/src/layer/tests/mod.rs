@@ -623,7 +623,8 @@ fn compare_and_write_units() {
     }
 }
 
-/// Nothing is lent across a boundary, and a module that cannot lend gets no such request.
+/// The device lends no memory across a boundary, and a module that lends none gets no read without
+/// buffers.
 #[test]
 fn lends_no_more_than_the_module() {
     let mut device = LimitedDevice::new(0);

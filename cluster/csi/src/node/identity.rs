@@ -176,12 +176,12 @@ mod tests {
         let host = Machine::default();
         let find = |nqn, id| HostId::find(&host, state.path(), nqn, id);
         let (one, two) = ("nqn.2025-01.io.example:one", "nqn.2025-01.io.example:two");
-        let first = find(Some(one), None).expect("it is given");
+        let first = find(Some(one), None).expect("the given identity");
         assert_eq!(first.nqn, one);
-        assert_eq!(find(None, None).expect("kept"), first);
+        assert_eq!(find(None, None).expect("the stored identity"), first);
         assert_eq!(find(Some(one), None).expect("the same"), first);
         let second = find(Some(two), Some(Uuid::from_u128(2))).expect("nothing is staged");
-        assert_eq!(find(None, None).expect("kept"), second);
+        assert_eq!(find(None, None).expect("the stored identity"), second);
         assert_ne!(second.id, first.id);
         let record = state.path().join(format!("{}.json", Uuid::from_u128(7)));
         let boot_id = host.boot_id().expect("a machine");
@@ -196,7 +196,7 @@ mod tests {
         std::fs::write(&record, line(&boot_id)).expect("written");
         let refused = find(Some(one), None);
         assert!(matches!(refused, Err(HostIdError::Staged { .. })));
-        assert_eq!(find(None, None).expect("kept"), second);
+        assert_eq!(find(None, None).expect("the stored identity"), second);
         let long = format!("nqn.{}", "x".repeat(200));
         for bad in ["h", "nqn.a,b", &long] {
             assert!(find(Some(bad), None).is_err(), "{bad}");
@@ -251,6 +251,6 @@ mod tests {
         let state = tempfile::tempdir().expect("a directory");
         let find = || HostId::find(&Machine::default(), state.path(), None, None);
         let found = find().expect("of this machine");
-        assert_eq!(find().expect("kept"), found);
+        assert_eq!(find().expect("the stored identity"), found);
     }
 }

@@ -400,7 +400,7 @@ fn a_volume_for_any_host_is_refused() {
 
 /// A volume that the daemon does not list, and the cluster has, is neither deleted nor absent.
 #[test]
-fn the_cluster_says_whether_a_volume_exists() {
+fn the_cluster_decides_whether_a_volume_exists() {
     let is_there = Arc::new(AtomicBool::new(true));
     let there = Arc::clone(&is_there);
     let scripted = start(move |method, _| match method {

@@ -49,7 +49,7 @@ fn a_controller_is_advertised() {
 
 /// Probe: ready is false while the plugin initializes; FAILED_PRECONDITION if it is not healthy.
 #[test]
-fn a_probe_tells_readiness() {
+fn a_probe_returns_readiness() {
     for ready in [true, false] {
         let found: ProbeResponse = alone(move || Ok(ready))
             .call("Identity/Probe", Nothing {})

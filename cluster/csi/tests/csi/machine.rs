@@ -250,7 +250,8 @@ impl Directory {
     /// All controllers go, as when the kernel gives up all paths. Mounts stay, and are dead.
     pub(crate) fn lose_all_paths(&self) {
         for controller in self.controllers() {
-            self.disconnect(&controller).expect("it goes");
+            self.disconnect(&controller)
+                .expect("the controller disconnects");
         }
     }
 

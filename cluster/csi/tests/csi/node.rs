@@ -374,7 +374,8 @@ fn the_guardian_connects_missing_paths() {
     );
     // The kernel gave one up.
     let first = world.machine.controllers().remove(0);
-    nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first).expect("it goes");
+    nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first)
+        .expect("the controller disconnects");
     assert_eq!(
         guardian.connect_missing(&world.node, start + Duration::from_secs(18)),
         1
@@ -614,7 +615,7 @@ fn unpublish_keeps_foreign_data() {
 
 /// NodeGetVolumeStats: usage of a file system in bytes and inodes; NOT_FOUND.
 #[test]
-fn usage_is_told() {
+fn usage_is_returned() {
     const STATS: &str = "Node/NodeGetVolumeStats";
     let world = World::new();
     world.stage(writer());
@@ -681,7 +682,7 @@ fn expand_grows_the_file_system() {
 
 /// NodeGetInfo: the id by which the controller publishes. NodeGetCapabilities.
 #[test]
-fn a_node_says_who_it_is() {
+fn a_node_returns_its_id() {
     let world = World::new();
     let info: NodeGetInfoResponse = world
         .call("Node/NodeGetInfo", Nothing {})

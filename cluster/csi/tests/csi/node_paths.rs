@@ -123,7 +123,8 @@ fn a_subsystem_has_one_call_at_a_time() {
     world.machine.add_device("nvme0n2", NQN, SECOND);
     let _: Nothing = world.call(STAGE, second_staged(&world)).expect("staged");
     let first = world.machine.controllers().remove(0);
-    nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first).expect("it goes");
+    nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first)
+        .expect("the controller disconnects");
     let end = world.machine.silence("192.0.2.1");
     std::thread::scope(|scope| {
         let call = scope.spawn(|| world.stage(writer()));

@@ -88,7 +88,8 @@ fn records_of_the_first_release_count() {
         world.machine.set_down("192.0.2.1", true);
         world.restart();
         let first = world.machine.controllers().remove(0);
-        nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first).expect("it goes");
+        nacre_cluster_csi::node::Host::disconnect(&*world.machine, &first)
+            .expect("the controller disconnects");
         world.machine.set_down("192.0.2.1", false);
         let mut guardian = Guardian::default();
         assert_eq!(guardian.connect_missing(&world.node, Instant::now()), 1);

@@ -368,7 +368,7 @@ fn the_brake_stops_replacements() {
         let look = async |lab: &Lab, me: u128, storm: &mut Storm, now| {
             let (nodes, standing) = described(lab).await;
             let looked = Steward::watch(&lab.operator, node(me), storm, &nodes, &standing, now);
-            looked.await.expect("looked")
+            looked.await.expect("the steward's look")
         };
         assert_eq!(look(&lab, 1, &mut storm, at(0)).await, Looked::Nothing);
         for number in [4, 5, 6] {
@@ -392,7 +392,7 @@ fn the_brake_stops_replacements() {
         let lost = lab.operator.place(&resync(Resync::Lost)).await;
         assert!(matches!(lost, Err(Error::Braked { .. })), "{lost:?}");
         let evicted = lab.operator.place(&resync(Resync::Evicted)).await;
-        evicted.expect("an operator asked for it");
+        evicted.expect("an eviction is exempt from the brake");
         let created = lab.operator.place(&lab.placing(2, 1, GIB)).await;
         created.expect("a new volume");
 

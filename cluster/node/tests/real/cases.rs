@@ -35,8 +35,8 @@ fn a_restart_finds_its_own_lease() {
 /// A holder that is stopped answers nothing once another node has taken, and joins again when it
 /// goes on. Meanwhile the history was compacted, so that its watches have lost changes.
 #[test]
-fn a_stopped_holder_goes_on() {
-    let Some(mut lab) = Lab::start("a_stopped_holder_goes_on", 1, 6) else {
+fn a_stopped_holder_joins_again_when_it_continues() {
+    let Some(mut lab) = Lab::start("a_stopped_holder_joins_again_when_it_continues", 1, 6) else {
         return;
     };
     for _ in 0..2 {

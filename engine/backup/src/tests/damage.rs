@@ -30,7 +30,7 @@ fn manifest_name(number: u128) -> String {
 }
 
 #[test]
-fn objects_come_back() {
+fn objects_are_restored_unchanged() {
     let random = some_data(5)[..100_001].to_vec();
     for data in [
         vec![1],

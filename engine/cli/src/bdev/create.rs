@@ -107,6 +107,7 @@ impl FromArgMatches for ModuleKind {
         let missing = || clap::Error::new(clap::error::ErrorKind::MissingSubcommand);
         let (name, matches) = matches.subcommand().ok_or_else(missing)?;
         let mut all = Self::all();
+        let name = bdev_modules::current_kind(name);
         let (module, command) = all.find(|(m, _)| m.kind == name).ok_or_else(missing)?;
         let params = (command.params)(matches)?;
         Ok(Self { module, params })
@@ -121,7 +122,11 @@ impl FromArgMatches for ModuleKind {
 impl Subcommand for ModuleKind {
     fn augment_subcommands(parent: clap::Command) -> clap::Command {
         Self::all().fold(parent, |parent, (module, command)| {
-            let own = clap::Command::new(module.kind).about(command.about);
+            let former = bdev_modules::FORMER_KINDS.iter();
+            let former = former.filter(|(_, kind)| *kind == module.kind);
+            let own = clap::Command::new(module.kind)
+                .about(command.about)
+                .aliases(former.map(|(name, _)| *name));
             parent.subcommand((command.arguments)(own).about(command.about))
         })
     }
@@ -131,6 +136,7 @@ impl Subcommand for ModuleKind {
     }
 
     fn has_subcommand(name: &str) -> bool {
+        let name = bdev_modules::current_kind(name);
         Self::all().any(|(module, _)| module.kind == name)
     }
 }

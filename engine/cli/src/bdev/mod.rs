@@ -265,23 +265,40 @@ fn list(connection: &Connection) -> Result<(), Failure> {
         .map(|device| {
             vec![
                 output::cell(device.get("name")),
-                product(device),
+                kind(device),
                 output::bytes(bytes_of(device)),
                 output::cell(device.get("block_size")),
                 output::cell(device.get("claimed")),
                 output::cell(device.get("uuid")),
             ]
         });
-    output::table(
-        &["name", "product", "size", "block", "claimed", "uuid"],
-        rows,
-    )
+    output::table(&["name", "kind", "size", "block", "claimed", "uuid"], rows)
 }
 
-/// A remote namespace with its transport and connection state.
-fn product(device: &Value) -> String {
-    let product = output::cell(device.get("product_name"));
+/// The kind of a bdev, as in `[[bdev]]` and `nacre bdev create`; a remote namespace with its
+/// transport and connection state. Other devices have their product name.
+fn kind(device: &Value) -> String {
+    let name = device["product_name"].as_str().unwrap_or_default();
     let specific = &device["driver_specific"];
+    let is_remote = specific["nvme"][0]["trid"]["trtype"].is_string();
+    let product = match name {
+        "NVMe disk" if is_remote => "remote".to_owned(),
+        "NVMe disk" => "nvme".to_owned(),
+        "Replicated volume" => "volume".to_owned(),
+        "Logical Volume" => "lvol".to_owned(),
+        _ => {
+            let mut modules = MODULES.iter();
+            let module = modules.find(|module| module.product == name);
+            let shown = |module: &Entry| match module.filename {
+                Some(_) => "file",
+                None => module.kind,
+            };
+            module.map_or_else(
+                || output::cell(device.get("product_name")),
+                |m| shown(m).into(),
+            )
+        }
+    };
     let transport = specific["nvme"][0]["trid"]["trtype"].as_str();
     match (transport, specific["state"].as_str()) {
         (Some(transport), Some("enabled")) if specific["refused"].is_null() => {

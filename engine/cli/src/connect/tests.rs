@@ -350,7 +350,7 @@ fn one_path_is_enough() {
 /// The log does not list the subsystem, or the target refuses the host: one attempt shows why, and
 /// the cause is reported once.
 #[test]
-fn what_cannot_succeed_is_tried_once() {
+fn permanent_refusals_are_tried_once() {
     let unknown = Cause::Refused {
         said:
             "Failed to write to /dev/nvme-fabrics: Invalid argument; could not add new controller"
@@ -433,7 +433,7 @@ fn rdma_first_and_then_tcp() {
 }
 
 #[test]
-fn without_fallback_it_says_so() {
+fn a_failure_without_fallback_names_the_option() {
     let args = args("--fallback none --retries 2 --retry-delay 10ms");
     let mut runner = ScriptedRunner::new(&[Err(refused())]);
     let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
@@ -450,7 +450,7 @@ fn without_fallback_it_says_so() {
 }
 
 #[test]
-fn zero_retries_is_for_ever() {
+fn zero_retries_means_without_limit() {
     let args = args("--fallback none --retries 0");
     let mut endings = vec![Err(refused()); 50];
     endings.push(Ok(()));
@@ -461,7 +461,7 @@ fn zero_retries_is_for_ever() {
 }
 
 #[test]
-fn what_is_connected_already_is_connected() {
+fn an_existing_connection_is_a_success() {
     let args = args("");
     for said in [
         "Failed to write to /dev/nvme-fabrics: Operation already in progress",
@@ -504,7 +504,7 @@ fn without_nvme_cli_nothing_is_tried_again() {
 
 /// nvme-cli prints several lines; a reader sees where each ends.
 #[test]
-fn lines_are_told_apart() {
+fn lines_of_nvme_cli_are_separated() {
     let said = "Failed to write to /dev/nvme-fabrics: Invalid argument\ncould not add new controller: invalid \
                 arguments/configuration\n";
     assert_eq!(

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn drives_are_shown_with_who_uses_them() {
+    fn drives_are_shown_with_their_users() {
         let machine = Machine::usual();
         machine.file("proc/swaps", "Filename\n/dev/nvme0n2 partition\n");
         let system = machine.system();

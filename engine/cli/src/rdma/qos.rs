@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_back_survives_a_restart() {
+    fn undo_steps_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let kept = QosPaths {
             state: dir.path().join("qos"),

@@ -142,7 +142,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn percentiles_of_what_came_between() {
+    fn percentiles_of_the_difference_of_two_histograms() {
         let read =
             |samples: &[(u64, u64)]| Histogram::read(&answer(7, 0, 1_000_000, samples)).unwrap();
         let before = read(&[(10, 1000)]);
@@ -158,7 +158,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_histogram() {
+    fn wrong_histograms_are_refused() {
         let good = answer(4, 0, 1000, &[(1, 1)]);
         assert!(Histogram::read(&good).is_some());
         for (key, bad) in [

@@ -147,7 +147,7 @@ fn waits_for(volume: &Value, name: &str, wanted: &[String]) -> Result<Progress, 
             if replica["attached"] == false && replica["resync"].is_null() {
                 let why = replica["why"].as_str().unwrap_or("its device is absent");
                 return Ok(Progress::Stuck(format!(
-                    "the replica on {} is not being copied to: {why}",
+                    "the replica on {} has no resync in progress: {why}",
                     output::cell(replica.get("device"))
                 )));
             }
@@ -222,14 +222,14 @@ mod tests {
     }
 
     #[test]
-    fn it_waits_for_what_was_named_and_gives_up_what_cannot_come() {
+    fn a_wait_ends_when_named_replicas_cannot_become_in_sync() {
         let replica = |device: &str, state: &str, attached: bool| json!({ "device": device, "id": format!("id-{device}"), "state": state, "attached": attached, "offline": false, "resync": null, "why": null });
         let goal = |there: &[&str], gone: Option<&str>| WaitGoal::InSync {
             there: there.iter().map(|s| (*s).to_owned()).collect(),
             gone: gone.map(str::to_owned),
         };
         let stuck = || {
-            let why = "the replica on b is not being copied to: its device is absent";
+            let why = "the replica on b has no resync in progress: its device is absent";
             Progress::Stuck(why.into())
         };
         let good = volume(json!([

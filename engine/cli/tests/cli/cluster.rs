@@ -229,7 +229,7 @@ fn init_creates_a_cluster_in_etcd() {
 }
 
 #[test]
-fn init_refuses_what_it_cannot_use() {
+fn init_refuses_wrong_arguments() {
     let dir = tempfile::tempdir().unwrap();
     let run = |words: &str| nacre(&format!("cluster init {words}"), &dir.path().join("none"));
     for (words, code, expected) in [

@@ -17,13 +17,16 @@ fn the_doctor_fails_when_a_check_does() {
     );
     let sick = nacre("doctor --listener name:none-such --json", nowhere());
     for (outcome, status) in [(&well, "PASS"), (&sick, "FAIL")] {
-        let report: Value = serde_json::from_str(&outcome.out).expect("JSON, whatever was found");
+        let report: Value = serde_json::from_str(&outcome.out).expect("a report in JSON");
         let findings = report["findings"].as_array().expect("findings");
         let failed = findings.iter().filter(|f| f["status"] == "FAIL").count();
         assert_eq!(report["failed"], failed);
         assert_eq!(outcome.code, i32::from(failed > 0), "{outcome:?}");
         let exists = findings.iter().find(|f| f["id"] == "net.iface.exists");
-        assert_eq!(exists.expect("it was asked for")["status"], status);
+        assert_eq!(
+            exists.expect("a finding for the interface")["status"],
+            status
+        );
         for finding in findings {
             let bad = finding["status"] == "FAIL" || finding["status"] == "WARN";
             assert_eq!(finding["remedy"].is_string(), bad, "{finding}");
@@ -53,7 +56,7 @@ fn devices_are_those_of_the_kernel() {
 }
 
 #[test]
-fn needs_are_told() {
+fn the_needs_of_a_load_are_printed() {
     let need = nacre(
         "rdma size --hosts 1 --queues 4 --depth 128 --reactors 1 --srq 0 --json",
         nowhere(),

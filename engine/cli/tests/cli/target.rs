@@ -307,7 +307,7 @@ fn listeners_come_and_go() {
 
 /// The same where the refusal says so in words only, as this daemon's does.
 #[test]
-fn a_transport_that_somebody_else_makes_meanwhile_serves() {
+fn a_transport_made_by_another_client_meanwhile_serves() {
     let asked = std::sync::atomic::AtomicUsize::new(0);
     let daemon = Fake::play(move |method, _| match method {
         "nvmf_get_transports" => match asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {

@@ -141,10 +141,16 @@ fn commands_are_calls() {
     let daemon = daemon();
     for (words, method, params) in [
         (
-            "create v a b --size 8MiB --min-in-sync 2 --deadline 2s --resync-rate 10MiB --read-policy round-robin",
+            "create v a b --size 8MiB --min-in-sync 2 --deadline 2s --resync-limit 10MiB --read-policy round-robin",
             "volume_create",
             json!({ "name": "v", "devices": ["a", "b"], "size_mb": 8, "settings": {
                 "min_in_sync": 2, "deadline_ms": 2000, "resync_bytes_per_s": 10 << 20, "read_policy": "round-robin" } }),
+        ),
+        (
+            // The former name of --resync-limit.
+            "set v --resync-rate 1MiB",
+            "volume_set",
+            json!({ "name": "v", "settings": { "resync_bytes_per_s": 1 << 20 } }),
         ),
         (
             "set v --description Shop:Ümlaut",

@@ -96,7 +96,7 @@ fn a_private_target_is_compared() {
 
 /// Goal: a device is measured alone and over TCP in turn, though only one process can have it open.
 #[test]
-fn a_file_is_lent() {
+fn one_process_at_a_time_has_the_file() {
     let place = Place::new();
     let disk = place.path("disk");
     let out = bench(&place, &["--size", "16MiB", "--rounds", "2"])

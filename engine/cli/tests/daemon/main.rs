@@ -281,7 +281,7 @@ fn systemd_is_notified() {
 }
 
 #[test]
-fn what_was_acknowledged_survives_kill_9() {
+fn acknowledged_changes_survive_kill_9() {
     let place = Place::new();
     let mut acknowledged: Vec<Value> = Vec::new();
     for round in 0..4 {
@@ -335,7 +335,7 @@ fn what_was_acknowledged_survives_kill_9() {
 /// A daemon out of descriptors cannot see its interfaces; they are not gone for that, and what
 /// listens on them stays.
 #[test]
-fn listeners_stay_while_the_machine_cannot_be_looked_at() {
+fn listeners_stay_while_interfaces_cannot_be_read() {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let place = Place::new();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

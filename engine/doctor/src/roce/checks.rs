@@ -20,7 +20,7 @@ pub(super) struct Examined<'a> {
     tos: u8,
     has_vlan: bool,
     has_gateway: bool,
-    rebuilds: u64,
+    resyncs: u64,
 }
 
 impl<'a> Examined<'a> {
@@ -32,7 +32,7 @@ impl<'a> Examined<'a> {
             tos: scope.storage_tos(),
             has_vlan: upper.iter().any(|netdev| is_vlan(system, netdev)),
             has_gateway: has_gateway(system, &facts.interface),
-            rebuilds: scope.rebuilds,
+            resyncs: scope.resyncs,
         }
     }
 
@@ -498,7 +498,7 @@ fn pause_rate(of: &Examined<'_>) -> Finding {
         );
     }
     // Repairs of volumes fill the network, and some pauses are then normal.
-    let limit = match of.rebuilds {
+    let limit = match of.resyncs {
         0 => PAUSES_PER_SECOND,
         _ => 2.0 * PAUSES_PER_SECOND,
     };

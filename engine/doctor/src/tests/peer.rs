@@ -360,7 +360,7 @@ fn a_peer_without_a_responder_is_skipped() {
 }
 
 #[test]
-fn the_report_has_the_way_between_both_ends() {
+fn the_report_has_the_path_between_both_ends() {
     let mut answer = same();
     answer.bursts[0].arrived = BTreeMap::from([(0, 256)]);
     let probe = ScriptedProbe {

@@ -432,15 +432,15 @@ fn pauses() {
         Status::Warn,
         "more than 100",
     );
-    // Rebuilds fill the network.
-    let rebuilding = Scope {
-        rebuilds: 1,
+    // Resyncs fill the network.
+    let resyncing = Scope {
+        resyncs: 1,
         ..scope()
     };
-    check(with(1500, 0, 0), &rebuilding, id, Status::Pass, "150");
+    check(with(1500, 0, 0), &resyncing, id, Status::Pass, "150");
     check(
         with(2500, 0, 0),
-        &rebuilding,
+        &resyncing,
         id,
         Status::Warn,
         "more than 200",

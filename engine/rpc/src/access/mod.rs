@@ -28,11 +28,12 @@ use super::subject::Subject;
 /// The reach of a method: reading, operating, administration or keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Changes nothing.
+    /// Reads what viewers may see.
     Read,
     /// Daily work: ANA states, resyncs, reconnects, counters, log levels.
     Operate,
-    /// Creates, changes and deletes objects, listeners and hosts; stops the daemon.
+    /// Creates, changes and deletes objects, listeners and hosts; stops the daemon; reads the audit
+    /// log.
     Admin,
     /// Changes keys.
     Secret,
@@ -50,8 +51,8 @@ impl Class {
         }
     }
 
-    /// True if a call may change the configuration, or the behaviour of hosts and devices.
-    pub fn changes(self) -> bool {
+    /// True if each call is a line of the audit log.
+    pub fn is_audited(self) -> bool {
         self != Self::Read
     }
 

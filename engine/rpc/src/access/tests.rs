@@ -169,7 +169,7 @@ fn refusals_say_which_line_to_add() {
 }
 
 #[test]
-fn the_socket_is_open_to_those_who_have_a_role() {
+fn the_socket_is_open_to_users_with_a_role() {
     let with = |operator: &[&str]| {
         let access = Access {
             own_uid: 900,

@@ -380,7 +380,7 @@ mod tests {
 
     /// Goal: idle, silent and plain connections end, and do not keep others out.
     #[test]
-    fn silent_connections_lock_nobody_out() {
+    fn silent_connections_keep_no_client_out() {
         run(Duration::from_millis(300), |dir, address| {
             let silent: Vec<_> = (0..MAX_HANDSHAKES + 5)
                 .map(|_| std::net::TcpStream::connect(address).unwrap())

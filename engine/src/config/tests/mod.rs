@@ -302,6 +302,17 @@ fn declared_devices_and_subsystems_are_read() {
     assert_eq!(s.nvmf.subsystem[0].namespace[0].nsid, 3);
 }
 
+/// Goal: the former name of a kind is read until the next release.
+#[test]
+fn the_former_name_of_a_kind_is_accepted() {
+    for kind in ["fault", "error"] {
+        let text = format!("[[bdev]]\ntype = \"{kind}\"\nbase_name = \"disk0\"\n");
+        let loaded = load_text(Some(("f", &text)), [], &[]).unwrap();
+        let module = loaded.settings.bdev[0].kind.module().expect("a module");
+        assert_eq!(module.kind, "fault");
+    }
+}
+
 /// Goal: a setting for all listeners overrides the setting of each listener.
 #[test]
 fn short_listeners_and_rdma_for_all_listeners() {

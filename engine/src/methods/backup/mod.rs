@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::replies::refuse_nil;
 use crate::refusal::Refusal;
 use crate::rpc::error::Errno;
-use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
+use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::backup::{self, BackupPlace, Ended, Job, JobState, Operation, RestoreRequest};
 use crate::services::engine::Engine;
 use crate::services::pools::find_lvol;
@@ -303,6 +303,7 @@ impl Method<Engine> for ListBackups {
     const NAME: &'static str = "backup_list";
     const ABOUT: &'static str = "Lists the backups in a store.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     const ORDER: Order = Order::Free;
     type Params = ListBackupsParams;
     type Reply = ListBackupsReply;
@@ -322,6 +323,7 @@ impl Method<Engine> for ListBackups {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BackupParams {
+    /// UUID of the backup; backup_list shows it.
     #[schemars(with = "String")]
     pub backup: Uuid,
     pub store: BackupStore,
@@ -349,6 +351,7 @@ pub struct RestoreBackup;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RestoreBackupParams {
+    /// UUID of the backup; backup_list shows it.
     #[schemars(with = "String")]
     pub backup: Uuid,
     pub store: BackupStore,

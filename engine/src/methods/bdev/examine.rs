@@ -6,7 +6,7 @@ use std::rc::Rc;
 use nacre_bdev::module::ByName;
 
 use crate::rpc::error::Errno;
-use crate::rpc::{Class, Method, NoParams, Registry, RpcError};
+use crate::rpc::{Changes, Class, Method, NoParams, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -20,6 +20,7 @@ impl Method<Engine> for Examine {
     const ABOUT: &'static str =
         "Has modules look at a device; only where bdev_set_options turned bdev_auto_examine off.";
     const CLASS: Class = Class::Operate;
+    const CHANGES: Changes = Changes::Nothing;
     type Params = ByName;
     type Reply = bool;
 

@@ -50,11 +50,14 @@ pub struct AioCreate;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AioCreateParams {
+    /// Name of the new bdev: 1 to 255 bytes.
     pub name: String,
+    /// Absolute path of a file or block device of this machine.
     pub filename: PathBuf,
     /// 0: chosen for the file or device.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub block_size: u32,
+    /// Refuse writes; default false.
     #[serde(default)]
     pub readonly: bool,
     /// Offer unmap and write zeroes; default true.
@@ -192,7 +195,9 @@ pub struct UringCreate;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UringCreateParams {
+    /// Name of the new bdev: 1 to 255 bytes.
     pub name: String,
+    /// Absolute path of a file or block device of this machine.
     pub filename: PathBuf,
     /// 0: chosen for the file or device.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -278,6 +283,7 @@ impl Method<Engine> for UringDelete {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RescanParams {
+    /// The file bdev: its name, alias or UUID.
     pub name: String,
     /// Nacre extension: use at most this many bytes. Call this before truncating the file.
     #[serde(default, deserialize_with = "read::some_bytes")]

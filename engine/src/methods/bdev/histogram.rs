@@ -34,7 +34,9 @@ pub struct EnableHistogram;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnableHistogramParams {
+    /// The bdev: its name, alias or UUID.
     pub name: String,
+    /// True: start counting, from empty buckets; false: stop, and drop the counts.
     pub enable: bool,
     /// `read` or `write`; default: all operations.
     pub opc: Option<String>,
@@ -44,8 +46,12 @@ pub struct EnableHistogramParams {
         skip_serializing_if = "is_default_granularity"
     )]
     pub granularity: u8,
+    /// Lowest latency of the buckets in nanoseconds; lower ones count in the first bucket. Default
+    /// 1000.
     #[serde(default = "default_min", skip_serializing_if = "is_default_min")]
     pub min_nsec: u64,
+    /// Highest latency of the buckets in nanoseconds, more than min_nsec; higher ones count in the
+    /// last bucket. Default 120000000000: two minutes.
     #[serde(default = "default_max", skip_serializing_if = "is_default_max")]
     pub max_nsec: u64,
 }
@@ -219,6 +225,7 @@ const MAX_BORDERS: usize = 64;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct BordersParams {
+    /// The bdev: its name, alias or UUID.
     name: String,
     /// Microseconds, ascending, at most 64.
     borders: Vec<u64>,

@@ -16,7 +16,7 @@ use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::access;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::rpc::{Changes, Class, Method, Order, Registry, RpcError};
 use crate::services::devices::sampling::Sampled;
 use crate::services::engine::Engine;
 
@@ -167,6 +167,7 @@ impl Method<Engine> for GetIostat {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Gives the counters of devices.";
     const CLASS: Class = Class::Read;
+    const CHANGES: Changes = Changes::With(&["reset_mode"]);
     type Params = GetIostatParams;
     type Reply = IostatReply;
 
@@ -248,6 +249,8 @@ struct ResetIostat;
 struct ResetIostatParams {
     /// Default: all devices.
     name: Option<String>,
+    /// Counters to set to zero: `maxmin` the lowest and highest latencies, `error` those of failed
+    /// I/O, `none` none of them. Default `all`.
     #[serde(default = "everything")]
     mode: ResetMode,
 }

@@ -24,6 +24,7 @@ pub struct Resize;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeParams {
+    /// The null bdev: its name, alias or UUID.
     pub name: String,
     /// In MiB; at least the present size.
     pub new_size: u64,

@@ -49,6 +49,7 @@ pub struct SetQosLimit;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetQosLimitParams {
+    /// The bdev: its name, alias or UUID.
     pub name: String,
     /// Reads and writes per second. 0 removes the limit, here and below. Left out: unchanged.
     pub rw_ios_per_sec: Option<u64>,

@@ -25,6 +25,7 @@ struct SetPeriod;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetPeriodParams {
+    /// The bdev: its name, alias or UUID.
     name: String,
     /// Sampling period in microseconds, at least 1000; 0 stops sampling.
     period: u64,

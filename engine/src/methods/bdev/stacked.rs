@@ -27,8 +27,12 @@ struct DelayUpdateLatency;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct UpdateLatencyParams {
+    /// The delay bdev: its name, alias or UUID.
     delay_bdev_name: String,
+    /// Which of the four latencies: of reads or writes, the usual one (`avg`) or that of one I/O in
+    /// 100 (`p99`).
     latency_type: delay::Latency,
+    /// The new latency in microseconds; 0: no delay.
     latency_us: u64,
 }
 
@@ -61,12 +65,12 @@ impl Method<Engine> for DelayUpdateLatency {
     }
 }
 
-/// Error for a device without faults. Hints at the stacked error device `EE_<name>` if it exists.
+/// Error for a device without faults. Hints at the fault bdev `EE_<name>` if it exists.
 fn no_error_device(engine: &Engine, name: &str) -> RpcError {
-    let refused = no_device_of_kind(engine, name, "an error device", FaultDevice::CREATE.name);
+    let refused = no_device_of_kind(engine, name, "a fault bdev", FaultDevice::CREATE.name);
     let above = format!("EE_{name}");
     match devices::find::<FaultDevice>(engine, &above) {
-        Some(_) => refused.remedy(format!("the error device on it is \"{above}\"")),
+        Some(_) => refused.remedy(format!("the fault bdev on it is \"{above}\"")),
         None => refused,
     }
 }
@@ -76,8 +80,13 @@ pub struct InjectError;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InjectErrorParams {
+    /// The fault bdev: its name, alias or UUID.
     pub name: String,
+    /// I/O that fails; `clear` removes all faults of the bdev.
     pub io_type: fault::SpdkIoType,
+    /// `failure`: the I/O fails; `pending`: it hangs until bdev_error_resume_pending;
+    /// `corrupt_data`: a byte of its data changes; `nomem`: it is retried; `nvme_failure`: it fails
+    /// with nvme_sct and nvme_sc.
     pub error_type: fault::SpdkErrorType,
     /// Number of I/Os to fail.
     #[serde(default = "once")]
@@ -85,13 +94,16 @@ pub struct InjectErrorParams {
     /// Affects only I/Os that find this many in flight.
     #[serde(default)]
     pub queue_depth: u64,
+    /// With `corrupt_data`: offset of the changed byte in the data of an I/O; default 0.
     #[serde(default)]
     pub corrupt_offset: u64,
     /// XOR mask for the byte; not 0.
     #[serde(default)]
     pub corrupt_value: u8,
+    /// With `nvme_failure`: status code type, 0 to 255; default 0.
     #[serde(default)]
     pub nvme_sct: u32,
+    /// With `nvme_failure`: status code, 0 to 255; default 0.
     #[serde(default)]
     pub nvme_sc: u32,
 }
@@ -102,7 +114,7 @@ fn once() -> u32 {
 
 impl Method<Engine> for InjectError {
     const NAME: &'static str = "bdev_error_inject_error";
-    const ABOUT: &'static str = "Injects errors into an error device. They end with the daemon.";
+    const ABOUT: &'static str = "Injects errors into a fault bdev. They end with the daemon.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = InjectErrorParams;

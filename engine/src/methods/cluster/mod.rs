@@ -13,7 +13,7 @@ pub mod pools;
 pub mod rebuilds;
 pub mod status;
 #[cfg(test)]
-mod tests;
+pub(in crate::methods) mod tests;
 pub mod upgrade;
 pub mod volumes;
 mod without_daemon;

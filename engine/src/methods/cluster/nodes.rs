@@ -28,6 +28,7 @@ pub struct SetCordon;
 pub struct SetCordonParams {
     /// Name or id of the node.
     pub node: String,
+    /// True: cordon the node; false: end that.
     pub cordon: bool,
 }
 

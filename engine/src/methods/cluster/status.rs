@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_stays_out_says_why() {
+    fn a_node_outside_the_cluster_has_the_reason() {
         let key = "/nacre/lab/meta".to_owned();
         let why = Error::NoCluster { key };
         let this = ThisNode::from(NodeState::Out { why });

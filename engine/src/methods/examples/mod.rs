@@ -1,8 +1,11 @@
 //! Example calls of the RPC methods: each method's first one is in docs/reference/rpc.md.
 //!
 //! `examples.json` is one session with a daemon from its start. A test makes the calls in
-//! order and compares the replies, so an example in the reference is a call that works.
+//! order and compares the replies, so an example in the reference is a call that works. Examples of
+//! `cluster_*` go to a second daemon, which is a node of a cluster on a real etcd.
 //! `NACRE_WRITE_EXAMPLES=1 cargo test -p nacre-engine --lib examples` rewrites the replies.
+
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -30,9 +33,13 @@ pub struct Example {
     /// The call prepares a later example and is not one itself.
     #[serde(default)]
     pub hidden: bool,
-    /// Why the test cannot make this call.
+    /// A node of a cluster gets the call: the daemon "ant" of the cluster "lab".
     #[serde(default)]
-    pub not_run: Option<String>,
+    pub cluster: bool,
+    /// Random values of the reply: JSON pointer, and the text that stands for the value from then
+    /// on, in parameters and replies.
+    #[serde(default)]
+    pub bind: BTreeMap<String, String>,
     /// Repeat the call until the reply has this value at this JSON pointer.
     #[serde(default)]
     pub until: Option<(String, Value)>,
@@ -52,5 +59,7 @@ pub fn of<'a>(examples: &'a [Example], method: &str) -> Option<&'a Example> {
     examples.iter().find(shown)
 }
 
+#[cfg(test)]
+mod cluster_session;
 #[cfg(test)]
 mod tests;

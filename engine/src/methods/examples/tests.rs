@@ -1,7 +1,12 @@
 //! Goal: every method has an example, and every example is a call that works. Method: one daemon
-//! with simulated drives and RDMA devices serves the calls of `examples.json` in order.
+//! with a state, an audit log, the administration page, simulated drives and RDMA devices serves
+//! the calls of `examples.json` in order, as those of a client. A second one is a node of a
+//! cluster.
 
+use std::cell::RefCell;
+use std::io::Write;
 use std::net::TcpListener;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,25 +14,50 @@ use std::time::{Duration, Instant};
 use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Map, Value, json};
 
+use super::cluster_session::ClusterSession;
 use super::{Example, REST, all, of};
+use crate::audit::AuditLog;
+use crate::audit::file::AuditFile;
+use crate::config::Settings;
 use crate::methods::bdev::nvme::tests::drive::{Chassis, PLACE, drive};
 use crate::methods::testing::TestDaemon;
+use crate::rpc::access::{Caller, Credentials, Identity};
+use crate::rpc::{Changes, RpcError};
 use crate::services::drives::{Bus, Drives};
+use crate::services::lifecycle::Phase;
+use crate::store::Store;
 
 /// Folder and port in the examples; the test substitutes its own.
 const FOLDER: &str = "/srv/nacre";
 const PORT: &str = "4420";
+/// Keys for authentication, which the examples add from files in `FOLDER`.
+const KEYS: [(&str, &str); 2] = [
+    (
+        "host1.key",
+        "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:",
+    ),
+    (
+        "host1b.key",
+        "DHHC-1:00:QEFCQ0RFRkdISUpLTE1OT1BRUlNUVVZXWFlaW1xdXl9YjiZe:",
+    ),
+];
+/// A firmware image of the simulated drive.
+const FIRMWARE: &[u8] = b"SIMFIRMW2.1     ";
 
 /// Fields that differ per run or machine: only their type is compared.
 const VARIES: &[&str] = &[
     "bytes_allocated",
     "busy",
     "cntlid",
+    "created_ms",
     "connects",
     "cpumask",
     "dirty_regions",
+    "duration_ms",
     "elapsed",
     "epoch",
+    "fingerprint",
+    "gids",
     "hostid",
     "id",
     "free_bytes",
@@ -35,6 +65,7 @@ const VARIES: &[&str] = &[
     "in_interrupt",
     "last_resync",
     "lcore",
+    "made",
     "pid",
     "queues",
     "reactor",
@@ -43,6 +74,8 @@ const VARIES: &[&str] = &[
     "resync",
     "revision",
     "seconds",
+    "setup_code",
+    "store_key",
     "sys",
     "thread",
     "tick_rate",
@@ -50,7 +83,9 @@ const VARIES: &[&str] = &[
     "tid",
     "time",
     "tsc_rate",
+    "uid",
     "unsettled_records",
+    "until",
     "usr",
     "uuid",
     "verify",
@@ -59,17 +94,27 @@ const VARIES: &[&str] = &[
 
 struct Session {
     daemon: TestDaemon,
-    dir: tempfile::TempDir,
-    port: String,
+    /// `None`: the machine has no etcd.
+    cluster: Option<ClusterSession>,
+    /// What stands in the examples for a value of this run: the shown text, the value.
+    shown: RefCell<Vec<(String, String)>>,
+    _dir: tempfile::TempDir,
 }
 
 impl Session {
     fn new() -> Self {
-        let mut daemon = TestDaemon::waiting();
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = Settings::default();
+        settings.web.listen = vec!["https://127.0.0.1:0".into()];
+        let state = dir.path().join("state");
+        let mut daemon = TestDaemon::waiting_on(settings, Store::open(&state).unwrap());
         let engine = Rc::get_mut(&mut daemon.engine).expect("not shared yet");
+        let file = AuditFile::new(dir.path().join("audit.log"), 1 << 20, 2);
+        engine.calls.audit = AuditLog::to_file(file);
         let chassis = Arc::new(Chassis::default());
         engine.drives = Drives::on(Arc::clone(&chassis) as Arc<dyn Bus>);
         let (simulated, running) = drive(PLACE, "S4EWNX0M123456");
+        simulated.reconfigure(|config| config.limits.firmware_updates = Some(0));
         chassis.put(PLACE, &simulated);
         // Keep the drive running until the test ends.
         std::mem::forget(running);
@@ -78,31 +123,70 @@ impl Session {
             .fabric
             .add_device(attributes("sim0"), &[address])
             .unwrap();
+        daemon
+            .run(crate::services::web::start(&daemon.engine, Some(&state)))
+            .expect("the page starts");
+        make_files(dir.path());
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port().to_string();
+        let page = daemon.engine.calls.page.listen().remove(0);
+        let folder = dir.path().to_str().unwrap().to_owned();
+        let mut shown = vec![
+            (FOLDER.to_owned(), folder),
+            ("https://127.0.0.1:8443".to_owned(), page),
+            (PORT.to_owned(), port),
+        ];
+        let cluster = ClusterSession::start("every_example_gets_its_reply");
+        if let Some(cluster) = &cluster {
+            let etcd = "http://127.0.0.1:2379".to_owned();
+            shown.push((etcd, cluster.endpoint.clone()));
+            shown.push((PORT.to_owned(), cluster.port.clone()));
+        }
         Self {
             daemon,
-            dir: tempfile::tempdir().unwrap(),
-            port: free.local_addr().unwrap().port().to_string(),
+            cluster,
+            shown: RefCell::new(shown),
+            _dir: dir,
         }
     }
 
-    /// Makes the call of an example. In the reply, the test's folder and port are replaced by the
-    /// example's.
+    /// Makes the call of an example as a client of the socket. In the reply, values of this run are
+    /// replaced by those of the example.
     fn call(&self, example: &Example) -> (Value, Value) {
-        let folder = self.dir.path().to_str().unwrap();
-        let params = example.params.to_string();
-        let params = params.replace(FOLDER, folder).replace(PORT, &self.port);
+        let daemon = match (example.cluster, &self.cluster) {
+            (true, Some(cluster)) => cluster.before(&example.call),
+            _ => &self.daemon,
+        };
+        let mut params = example.params.to_string();
+        for (shown, value) in self.shown.borrow().iter() {
+            params = params.replace(shown, value);
+        }
         let params = serde_json::from_str(&params).unwrap();
-        let (answer, error) = match self.daemon.try_call(&example.call, params) {
+        let (answer, error) = match call_as_client(daemon, &example.call, &params) {
             Ok(answer) => (answer, Value::Null),
             Err(e) => (Value::Null, json!({ "code": e.code, "message": e.message })),
         };
+        for (pointer, shown) in &example.bind {
+            if let Some(value) = answer.pointer(pointer).and_then(Value::as_str) {
+                let mut all = self.shown.borrow_mut();
+                all.retain(|(text, _)| text != shown);
+                all.push((shown.clone(), value.to_owned()));
+            }
+        }
         let restore = |value: Value| {
-            let text = value.to_string();
-            let text = text.replace(folder, FOLDER).replace(&self.port, PORT);
+            let mut text = value.to_string();
+            for (shown, value) in self.shown.borrow().iter() {
+                text = text.replace(value, shown);
+            }
             serde_json::from_str(&text).unwrap()
         };
         (restore(answer), restore(error))
+    }
+
+    /// The configuration of the daemon that serves the example, if it is running.
+    fn configuration(&self, example: &Example) -> Option<Value> {
+        let is_running = self.daemon.engine.lifecycle.phase() == Phase::Runtime;
+        (is_running && !example.cluster).then(|| self.daemon.call("config_export", Value::Null))
     }
 
     /// Repeats the call until its reply has `wanted` at `pointer`; on timeout returns the last
@@ -121,6 +205,39 @@ impl Session {
                 .run(async { tokio::time::sleep(Duration::from_millis(10)).await });
         }
     }
+}
+
+/// Writes the files that examples name.
+fn make_files(folder: &Path) {
+    for (name, text) in KEYS {
+        let file = rustix::fs::open(
+            folder.join(name),
+            rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        );
+        let mut file = std::fs::File::from(file.unwrap());
+        file.write_all(text.as_bytes()).unwrap();
+    }
+    let mut image = FIRMWARE.to_vec();
+    image.resize(8192, 0);
+    std::fs::write(folder.join("fw-2.1.bin"), image).unwrap();
+}
+
+/// A call by a client of the socket: the daemon checks its role, and writes the audit log.
+fn call_as_client(daemon: &TestDaemon, method: &str, params: &Value) -> Result<Value, RpcError> {
+    let caller = Rc::new(Caller {
+        identity: Identity::Local(Credentials {
+            pid: Some(4242),
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            groups: Vec::new(),
+        }),
+        program: "nacre".into(),
+    });
+    let raw = serde_json::value::to_raw_value(params).expect("plain data");
+    let raw = (!params.is_null()).then_some(&*raw);
+    let answer = daemon.run(daemon.engine.call_for(&caller, method, raw))?;
+    Ok(serde_json::from_str(answer.get()).expect("an answer is JSON"))
 }
 
 /// True if `actual` matches the reply of an example.
@@ -202,13 +319,12 @@ fn written(example: &Example) -> Value {
     set("error", example.error.clone());
     set("varies", json!(example.varies));
     set("hidden", json!(example.hidden));
-    set("not_run", json!(example.not_run));
+    set("cluster", json!(example.cluster));
+    if !example.bind.is_empty() {
+        set("bind", json!(example.bind));
+    }
     set("until", json!(example.until));
-    if example.error.is_null()
-        && example.not_run.is_none()
-        && !example.hidden
-        && example.until.is_none()
-    {
+    if example.error.is_null() && !example.hidden && example.until.is_none() {
         out.insert("answer".into(), example.answer.clone());
     }
     out.into()
@@ -234,6 +350,7 @@ fn every_method_has_an_example() {
 #[test]
 fn every_example_gets_its_reply() {
     let session = Session::new();
+    let registry = crate::methods::all();
     let write = std::env::var_os("NACRE_WRITE_EXAMPLES").is_some();
     let mut wrong = Vec::new();
     // Read at run time, so that a changed call needs no new build.
@@ -244,8 +361,7 @@ fn every_example_gets_its_reply() {
     let text = std::fs::read_to_string(path).unwrap();
     let mut examples: Vec<Example> = serde_json::from_str(&text).unwrap();
     for example in &mut examples {
-        if let Some(why) = &example.not_run {
-            eprintln!("SKIPPED: example of {}: {why}", example.call);
+        if example.cluster && session.cluster.is_none() {
             continue;
         }
         if let Some((pointer, wanted)) = &example.until {
@@ -257,11 +373,21 @@ fn every_example_gets_its_reply() {
             }
             continue;
         }
+        let before = session.configuration(example);
         let (answer, error) = session.call(example);
+        let changes = registry.find(&example.call).map(|entry| entry.changes);
+        if changes == Some(Changes::Nothing) && before != session.configuration(example) {
+            wrong.push(format!(
+                "{} says that it changes nothing, and changes the configuration",
+                example.call
+            ));
+        }
         let same = if example.hidden {
             error.is_null()
         } else {
-            is_like(&example.answer, &answer, example.varies)
+            let has_reply = !example.answer.is_null() || !example.error.is_null();
+            has_reply
+                && is_like(&example.answer, &answer, example.varies)
                 && is_like(&example.error, &error, false)
         };
         if same {

@@ -170,6 +170,7 @@ pub struct Expire;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpireParams {
+    /// Name of the key.
     pub name: String,
     /// When the key expires: `2027-01-31` (UTC) or `2027-01-31T12:00:00Z`; left out: never.
     pub expires: Option<String>,

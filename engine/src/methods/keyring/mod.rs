@@ -37,6 +37,7 @@ pub struct AddKey;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddKeyParams {
+    /// Name for the key: 1 to 128 bytes, no control characters.
     pub name: String,
     /// Absolute path of a file with one secret: `DHHC-1:...` for authentication, or
     /// `NVMeTLSkey-1:...` for TLS. Only the daemon's user may read it.
@@ -104,6 +105,7 @@ pub struct RemoveKey;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveKeyParams {
+    /// Name of the key.
     pub name: String,
 }
 

@@ -70,6 +70,7 @@ pub struct Generate;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GenerateParams {
+    /// Name for the key: 1 to 128 bytes, no control characters.
     pub name: String,
     /// `dhchap` for authentication, `tls` for a pre-shared key of TLS.
     pub kind: KeyKind,
@@ -136,6 +137,7 @@ pub struct Import;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportParams {
+    /// Name for the key: 1 to 128 bytes, no control characters.
     pub name: String,
     /// The text of the key. It is stored sealed.
     #[serde(serialize_with = "SecretText::send_some")]
@@ -221,6 +223,7 @@ pub struct Seal;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SealParams {
+    /// Name of the key, which is in a file.
     pub name: String,
 }
 

@@ -14,7 +14,7 @@ use super::address::{AddressReply, TransportAddress};
 use super::{check_target, key, refusal};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
-use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::rpc::{Changes, Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::subsystems::configured_nqn;
 use crate::services::subsystems::place;
@@ -37,6 +37,7 @@ struct SetNqn;
 struct SetNqnParams {
     /// An NQN. The well-known NQN means no unique name. Left out: nvmf.discovery_nqn applies.
     nqn: Option<String>,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     tgt_name: Option<String>,
 }
 
@@ -82,7 +83,9 @@ struct Add;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct AddParams {
+    /// Address of the other discovery service or subsystem. It needs a port; 8009 is usual.
     address: TransportAddress,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     tgt_name: Option<String>,
     /// Hosts must use TLS at this address.
     #[serde(default)]
@@ -178,8 +181,11 @@ struct Remove;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RemoveParams {
+    /// Address of the referral.
     address: TransportAddress,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     tgt_name: Option<String>,
+    /// NQN of the referral; default: the well-known discovery NQN.
     subnqn: Option<String>,
 }
 
@@ -216,6 +222,7 @@ struct Get;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct TargetParams {
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     tgt_name: Option<String>,
 }
 
@@ -275,6 +282,7 @@ impl Method<Engine> for PublishMdns {
     const NAME: &'static str = "nvmf_publish_mdns_prr";
     const ABOUT: &'static str = "Refused: there is no mDNS here.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     type Params = TargetParams;
     type Reply = bool;
 
@@ -289,6 +297,7 @@ impl Method<Engine> for StopMdns {
     const NAME: &'static str = "nvmf_stop_mdns_prr";
     const ABOUT: &'static str = "Refused: there is no mDNS here.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     type Params = TargetParams;
     type Reply = bool;
 

@@ -33,6 +33,7 @@ pub struct TestFailover;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TestFailoverParams {
+    /// NQN of the subsystem.
     pub nqn: String,
     /// The listener to take out of use.
     pub listen_address: TransportAddress,
@@ -44,6 +45,7 @@ pub struct TestFailoverParams {
     /// the role `admin`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 

@@ -84,9 +84,11 @@ pub struct AddHost;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddHostParams {
+    /// NQN of the subsystem.
     pub nqn: String,
     /// The host's NQN.
     pub host: String,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
     /// Name of the pre-shared key with which the host must use TLS 1.3; see `keyring_file_add_key`.
     /// TCP listeners need `secure_channel`, or `tls` in their options.
@@ -181,9 +183,11 @@ pub struct RemoveHost;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveHostParams {
+    /// NQN of the subsystem.
     pub nqn: String,
     /// The host's NQN.
     pub host: String,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
     /// How long to wait until the host's connections are closed; default 10 seconds.
     pub timeout_ms: Option<u64>,
@@ -237,8 +241,11 @@ pub struct AllowAnyHost;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllowAnyHostParams {
+    /// NQN of the subsystem.
     pub nqn: String,
+    /// True: every host may connect; false: only hosts that were added.
     pub allow_any_host: bool,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 
@@ -281,11 +288,15 @@ struct SetKeys;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetKeysParams {
+    /// NQN of the subsystem.
     nqn: String,
+    /// The host's NQN.
     host: String,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     tgt_name: Option<String>,
     /// Name of the key with which the host authenticates itself from now on; left out: it need not.
     dhchap_key: Option<String>,
+    /// Name of the key with which the subsystem authenticates itself to the host; left out: none.
     dhchap_ctrlr_key: Option<String>,
 }
 

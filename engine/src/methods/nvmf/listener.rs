@@ -55,8 +55,11 @@ pub struct AddListener;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddListenerParams {
+    /// NQN of the subsystem.
     pub nqn: String,
+    /// Address on which the subsystem accepts connections.
     pub listen_address: TransportAddress,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
     /// Hosts must use TLS at this address: the same as `tls` = `require` in the options.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -206,8 +209,11 @@ pub struct RemoveListener;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ListenerParams {
+    /// NQN of the subsystem.
     pub nqn: String,
+    /// Address of the listener.
     pub listen_address: TransportAddress,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 
@@ -291,11 +297,16 @@ pub struct SetAnaState;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AnaParams {
+    /// NQN of the subsystem.
     pub nqn: String,
+    /// Address of the listener.
     pub listen_address: TransportAddress,
+    /// `persistent_loss`: the namespaces never return on this listener. `change`: hosts wait, at
+    /// most ten seconds.
     pub ana_state: AnaWord,
     /// Left out: all groups.
     pub anagrpid: Option<u32>,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 
@@ -402,7 +413,9 @@ pub struct GetSubsystemListeners;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SubsystemListenersParams {
+    /// NQN of the subsystem.
     pub nqn: String,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 

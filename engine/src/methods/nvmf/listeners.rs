@@ -23,6 +23,7 @@ pub struct GetListeners;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GetListenersParams {
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 

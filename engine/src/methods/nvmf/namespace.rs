@@ -38,8 +38,11 @@ pub struct AddNamespace;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddNamespaceParams {
+    /// NQN of the subsystem.
     pub nqn: String,
+    /// The namespace: its bdev and its identifiers.
     pub namespace: Namespace,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 
@@ -262,8 +265,11 @@ pub struct RemoveNamespace;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveParams {
+    /// NQN of the subsystem.
     pub nqn: String,
+    /// Namespace id, from 1.
     pub nsid: u32,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 
@@ -310,9 +316,13 @@ struct SetAnaGroup;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct AnaGroupParams {
+    /// NQN of the subsystem.
     nqn: String,
+    /// Namespace id, from 1.
     nsid: u32,
+    /// The ANA group: 1 to max_namespaces of the subsystem.
     anagrpid: u32,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     tgt_name: Option<String>,
 }
 
@@ -366,10 +376,13 @@ impl Method<Engine> for SetAnaGroup {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceHostParams {
+    /// NQN of the subsystem.
     pub nqn: String,
+    /// Namespace id, from 1.
     pub nsid: u32,
     /// The host's NQN.
     pub host: String,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 

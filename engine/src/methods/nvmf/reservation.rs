@@ -26,7 +26,9 @@ struct Restore;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RestoreParams {
+    /// NQN of the subsystem.
     nqn: String,
+    /// Namespace id, from 1.
     nsid: u32,
     reservation: StoredReservation,
 }
@@ -62,8 +64,11 @@ struct Get;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetParams {
+    /// NQN of the subsystem.
     nqn: String,
+    /// Namespace id, from 1.
     nsid: u32,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     tgt_name: Option<String>,
 }
 

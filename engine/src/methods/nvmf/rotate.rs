@@ -32,9 +32,11 @@ pub struct Rotate;
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RotateParams {
+    /// NQN of the subsystem.
     pub nqn: String,
     /// The host's NQN.
     pub host: String,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
     /// Name of the host's new key. It replaces the key of its kind: the one for authentication, or
     /// the pre-shared key of TLS.

@@ -39,7 +39,9 @@ pub struct CreateSubsystem;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateSubsystemParams {
+    /// NQN of the new subsystem, at most 223 bytes.
     pub nqn: String,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
     /// At most 20 printable ASCII characters; default: derived from the NQN.
     pub serial_number: Option<String>,
@@ -52,12 +54,15 @@ pub struct CreateSubsystemParams {
     /// fit 128 KiB, 29126 fit 1 MiB.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub max_namespaces: u32,
+    /// True: every host may connect. Default false: only hosts that nvmf_subsystem_add_host adds.
     #[serde(default)]
     pub allow_any_host: bool,
+    /// Report ANA states to hosts, so that they choose among paths; default false.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub ana_reporting: bool,
     /// Lowest controller id. Targets that share a subsystem need separate ranges.
     pub min_cntlid: Option<u16>,
+    /// Highest controller id, at most and by default 65519.
     pub max_cntlid: Option<u16>,
     /// Nacre extension: `dynamic` (default) or `static`. Static: each id of the range is one
     /// controller; hosts connect to any of them (FFFEh) or to one id, and keep it. Linux hosts only
@@ -225,7 +230,9 @@ pub struct DeleteSubsystem;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeleteSubsystemParams {
+    /// NQN of the subsystem.
     pub nqn: String,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 
@@ -300,6 +307,7 @@ pub struct GetSubsystems;
 pub struct GetSubsystemsParams {
     /// Only this subsystem; all when left out.
     pub nqn: Option<String>,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
 }
 

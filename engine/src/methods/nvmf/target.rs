@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{TARGET, refusal};
 use crate::config::Personality;
 use crate::rpc::error::Errno;
-use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
+use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 use crate::services::reservations::RESTORE;
 use crate::services::startup::DiscoveryFilter;
@@ -96,11 +96,15 @@ struct CreateTarget;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateTargetParams {
+    /// `nvmf_tgt` exists already; other names are refused.
     name: String,
+    /// Not used, as the call is refused; nvmf_set_max_subsystems sets the limit.
     #[allow(dead_code)]
     max_subsystems: Option<u32>,
+    /// Not used, as the call is refused; nvmf_set_config sets the filter.
     #[allow(dead_code)]
     discovery_filter: Option<Value>,
+    /// Not used, as the call is refused.
     #[allow(dead_code)]
     dup_host_policy: Option<String>,
 }
@@ -109,6 +113,7 @@ impl Method<Engine> for CreateTarget {
     const NAME: &'static str = "nvmf_create_target";
     const ABOUT: &'static str = "Refused: there is one target, from the start.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     const ORDER: Order = Order::Exclusive;
     type Params = CreateTargetParams;
     type Reply = String;
@@ -133,6 +138,7 @@ struct DeleteTarget;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DeleteTargetParams {
+    /// Name of the target.
     name: String,
 }
 
@@ -140,6 +146,7 @@ impl Method<Engine> for DeleteTarget {
     const NAME: &'static str = "nvmf_delete_target";
     const ABOUT: &'static str = "Refused: the one target lives as long as the daemon.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     const ORDER: Order = Order::Exclusive;
     type Params = DeleteTargetParams;
     type Reply = bool;
@@ -207,8 +214,10 @@ struct CrdtParams {
     /// In units of 100 ms, like the others.
     #[serde(default)]
     crdt1: u16,
+    /// The second delay, in units of 100 ms; default 0.
     #[serde(default)]
     crdt2: u16,
+    /// The third delay, in units of 100 ms; default 0.
     #[serde(default)]
     crdt3: u16,
 }
@@ -243,6 +252,8 @@ struct ConfigParams {
     poll_groups_mask: Option<String>,
     /// The old form of discovery_filters: `match_any`, or names separated by commas.
     discovery_filter: Option<String>,
+    /// The discovery log shows listeners that share all of these with the queried one: `transport`,
+    /// `address`, `svcid` (the port). Empty: every listener.
     discovery_filters: Option<Vec<DiscoveryFilter>>,
     /// Hash functions that hosts may use to authenticate themselves: `sha256`, `sha384`, `sha512`.
     /// Default: all. The first that the host offers is used; with the name `nvmf_tgt` the
@@ -277,14 +288,23 @@ const PASSTHRU: [&str; 9] = [
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Passthru {
+    /// Must be false.
     identify_ctrlr: bool,
+    /// Must be false.
     identify_uuid_list: bool,
+    /// Must be false.
     get_log_page: bool,
+    /// Must be false.
     get_set_features: bool,
+    /// Must be false.
     sanitize: bool,
+    /// Must be false.
     security_send_recv: bool,
+    /// Must be false.
     fw_update: bool,
+    /// Must be false.
     nvme_mi: bool,
+    /// Must be false.
     vendor_specific: bool,
 }
 

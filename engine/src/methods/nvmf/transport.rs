@@ -35,6 +35,7 @@ pub struct CreateTransport;
 pub struct CreateTransportParams {
     /// `TCP` or `RDMA`, in any case.
     pub trtype: String,
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
     /// Entries of an I/O queue, 2 to 4096.
     pub max_queue_depth: Option<u16>,
@@ -52,7 +53,9 @@ pub struct CreateTransportParams {
     pub iobuf_large_cache_size: Option<u32>,
     /// Accepted, like the next two: SPDK no longer uses them.
     pub io_unit_size: Option<u32>,
+    /// Accepted: SPDK no longer uses it.
     pub num_shared_buffers: Option<u32>,
+    /// Accepted: SPDK no longer uses it.
     pub buf_cache_size: Option<u32>,
     /// Accepted: each connection has one buffer for control messages.
     pub control_msg_num: Option<u32>,
@@ -60,7 +63,9 @@ pub struct CreateTransportParams {
     pub acceptor_poll_rate: Option<u32>,
     /// Accepted, like the next two: for vfio-user only.
     pub disable_mappable_bar0: Option<bool>,
+    /// Accepted: for vfio-user only.
     pub disable_adaptive_irq: Option<bool>,
+    /// Accepted: for vfio-user only.
     pub disable_shadow_doorbells: Option<bool>,
     /// Accepted: data is never copied if the device can use the buffer as is.
     pub zcopy: Option<bool>,
@@ -649,6 +654,7 @@ pub struct GetTransports;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GetTransportsParams {
+    /// The NVMe-oF target: `nvmf_tgt`, the only one. Default: that one.
     pub tgt_name: Option<String>,
     /// Only this one; all when left out.
     pub trtype: Option<String>,
@@ -671,18 +677,12 @@ impl Method<Engine> for GetTransports {
             Some(only) => only.eq_ignore_ascii_case(&kind.to_string()),
             None => true,
         };
-        let kinds = plane
-            .target
-            .plugs()
-            .iter()
-            .map(|plug| plug.kind())
-            .filter(wanted)
-            .collect::<Vec<_>>();
+        let plugs = plane.target.plugs();
+        let kinds = plugs.iter().map(|plug| plug.kind());
+        let kinds: Vec<_> = kinds.filter(wanted).collect();
         if let (Some(trtype), true) = (&params.trtype, kinds.is_empty()) {
-            return Err(
-                RpcError::errno(Errno::ENODEV, format!("there is no {trtype} transport"))
-                    .field("trtype"),
-            );
+            let cause = format!("there is no {trtype} transport");
+            return Err(RpcError::errno(Errno::ENODEV, cause).field("trtype"));
         }
         let (small, large) = buffers(&engine, &plane).await;
         let made_with = |kind| {

@@ -94,6 +94,7 @@ pub struct CreateLvol;
 pub struct CreateLvolParams {
     /// Name or UUID of the pool.
     pub pool: String,
+    /// Name of the new volume: 1 to 63 bytes, without `/`.
     pub name: String,
     /// In bytes, or text such as "10GiB". Rounded up to the pool's unit.
     #[serde(deserialize_with = "read::bytes")]
@@ -291,6 +292,7 @@ pub struct CloneParams {
     pub snapshot: String,
     /// Name of the new volume.
     pub name: String,
+    /// Keep room in the pool for the whole size; default false.
     #[serde(default)]
     pub thick: bool,
     /// Default: random.
@@ -466,6 +468,7 @@ pub struct RenameLvol;
 pub struct RenameLvolParams {
     /// UUID, or `pool/name`.
     pub lvol: String,
+    /// The new name: 1 to 63 bytes, without `/`.
     pub new_name: String,
 }
 

@@ -117,6 +117,7 @@ pub struct CreatePool;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreatePoolParams {
+    /// Name of the new pool: 1 to 63 bytes, without `/`.
     pub name: String,
     /// The block device: its name, alias or UUID. Nothing else may use it.
     pub disk: String,
@@ -276,6 +277,7 @@ pub struct RenamePool;
 pub struct RenamePoolParams {
     /// Name or UUID of the pool.
     pub pool: String,
+    /// The new name: 1 to 63 bytes, without `/`.
     pub new_name: String,
 }
 

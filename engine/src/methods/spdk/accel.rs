@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::rpc::error::PARSE_ERROR;
-use crate::rpc::{Class, Method, NoParams, Registry, RpcError, When};
+use crate::rpc::{Changes, Class, Method, NoParams, Registry, RpcError, When};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -71,10 +71,15 @@ impl Method<Engine> for GetOpcAssignments {
 #[serde(deny_unknown_fields)]
 #[allow(dead_code)]
 struct SetOptionsParams {
+    /// Accepted without effect: SPDK's small buffers per thread.
     small_cache_size: Option<u32>,
+    /// Accepted without effect: SPDK's large buffers per thread.
     large_cache_size: Option<u32>,
+    /// Accepted without effect: SPDK's tasks per thread.
     task_count: Option<u32>,
+    /// Accepted without effect: SPDK's sequences per thread.
     sequence_count: Option<u32>,
+    /// Accepted without effect: SPDK's acceleration buffers per thread.
     buf_count: Option<u32>,
 }
 
@@ -86,6 +91,7 @@ impl Method<Engine> for SetOptions {
     const ABOUT: &'static str =
         "Accepted, as SPDK has it in every configuration that it saves: there are no such pools.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     const WHEN: When = When::Startup;
     type Params = SetOptionsParams;
     type Reply = bool;

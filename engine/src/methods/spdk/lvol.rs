@@ -70,7 +70,9 @@ struct CreateStore;
 #[serde(deny_unknown_fields)]
 #[allow(dead_code)]
 struct CreateStoreParams {
+    /// The bdev for the lvstore, by name, alias or UUID.
     bdev_name: String,
+    /// Name of the new lvstore: 1 to 63 bytes, without `/`.
     lvs_name: String,
     /// Accepted: clusters have 64 KiB.
     cluster_sz: Option<u32>,
@@ -112,7 +114,9 @@ impl Method<Engine> for CreateStore {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StoreParams {
+    /// UUID of the lvstore, instead of lvs_name.
     uuid: Option<String>,
+    /// Name of the lvstore, instead of uuid.
     lvs_name: Option<String>,
 }
 
@@ -157,7 +161,9 @@ struct RenameStore;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RenameStoreParams {
+    /// Name or UUID of the lvstore.
     old_name: String,
+    /// The new name: 1 to 63 bytes, without `/`.
     new_name: String,
 }
 
@@ -252,13 +258,18 @@ struct Create;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateParams {
+    /// Name of the new lvol: 1 to 63 bytes, without `/`.
     lvol_name: String,
+    /// Size in MiB; or give size.
     size_in_mib: Option<u64>,
     /// In bytes, of older clients.
     size: Option<u64>,
+    /// Take space as it is written. Default false: the lvstore keeps room for the whole size.
     #[serde(default)]
     thin_provision: bool,
+    /// UUID of the lvstore, instead of lvs_name.
     uuid: Option<String>,
+    /// Name of the lvstore, instead of uuid.
     lvs_name: Option<String>,
     /// Accepted: free space never shows.
     #[allow(dead_code)]
@@ -312,7 +323,9 @@ struct Snapshot;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SnapshotParams {
+    /// The lvol: its UUID, or `lvstore/name`.
     lvol_name: String,
+    /// Name of the new snapshot: 1 to 63 bytes, without `/`.
     snapshot_name: String,
 }
 
@@ -344,7 +357,9 @@ struct Clone;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CloneParams {
+    /// The snapshot: its UUID, or `lvstore/name`.
     snapshot_name: String,
+    /// Name of the new lvol: 1 to 63 bytes, without `/`.
     clone_name: String,
 }
 
@@ -380,7 +395,9 @@ struct Rename;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RenameParams {
+    /// The lvol: its UUID, or `lvstore/name`.
     old_name: String,
+    /// The new name: 1 to 63 bytes, without `/`.
     new_name: String,
 }
 
@@ -408,7 +425,9 @@ struct Resize;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ResizeParams {
+    /// The lvol: its UUID, or `lvstore/name`.
     name: String,
+    /// The new size in MiB.
     size_in_mib: u64,
 }
 
@@ -567,7 +586,9 @@ struct GetLvols;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetLvolsParams {
+    /// Only lvols of the lvstore with this UUID.
     lvs_uuid: Option<String>,
+    /// Only lvols of the lvstore with this name.
     lvs_name: Option<String>,
 }
 

@@ -59,6 +59,7 @@ struct CheckCopy;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CheckCopyParams {
+    /// Number of the copy, from bdev_lvol_start_shallow_copy.
     operation_id: u32,
 }
 

@@ -41,9 +41,12 @@ struct Create;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateParams {
+    /// Name of the new mirror.
     name: String,
     /// `raid1` or `1`: the other levels of SPDK are not supported.
     raid_level: Level,
+    /// Two to five bdevs, one per replica: by name, alias or UUID. Those that do not exist yet are
+    /// waited for.
     base_bdevs: Vec<String>,
     /// Must be 0 or left out: a mirror has no strips.
     #[serde(default)]
@@ -149,6 +152,7 @@ struct Delete;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DeleteParams {
+    /// Name of the mirror.
     name: String,
     /// Accepted: the labels are always cleared.
     #[serde(default)]
@@ -470,7 +474,7 @@ struct OptionsParams {
 impl Method<Engine> for SetOptions {
     const NAME: &'static str = "bdev_raid_set_options";
     const UNDECODABLE: i32 = PARSE_ERROR;
-    const ABOUT: &'static str = "Limits what rebuilds copy per second, of all volumes.";
+    const ABOUT: &'static str = "Sets the resync limit of all volumes.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = OptionsParams;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::methods::replies::TICK_RATE;
 use crate::rpc::error::Errno;
-use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
+use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -75,6 +75,7 @@ impl Method<Engine> for SetScheduler {
     const NAME: &'static str = "framework_set_scheduler";
     const ABOUT: &'static str = "Chooses how threads are placed: static, the one way there is.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Free;
     type Params = SetSchedulerParams;

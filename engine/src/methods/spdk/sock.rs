@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::rpc::error::Errno;
-use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
+use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 use crate::services::startup::POSIX;
 
@@ -73,6 +73,7 @@ impl Method<Engine> for SetDefaultImpl {
     const NAME: &'static str = "sock_set_default_impl";
     const ABOUT: &'static str = "Chooses the kind of sockets: posix, the one there is.";
     const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = ImplParams;
@@ -149,8 +150,10 @@ struct SetOptionsParams {
     /// Accepted, like the three that follow: the kernel copies sent data.
     #[allow(dead_code)]
     enable_zerocopy_send_server: Option<bool>,
+    /// Accepted without effect.
     #[allow(dead_code)]
     enable_zerocopy_send_client: Option<bool>,
+    /// Accepted without effect.
     #[allow(dead_code)]
     zerocopy_threshold: Option<u32>,
     /// Must be 0.

@@ -37,6 +37,7 @@ pub struct Create;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateParams {
+    /// Name of the new volume and of its block device.
     pub name: String,
     /// One to five block devices, one per replica: by name, alias or UUID, or as the URI of a
     /// remote namespace (`auto://`, `tcp://`, `rdma://`, `rdma+tcp://`), which is attached. In a
@@ -228,6 +229,7 @@ pub struct Delete;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeleteParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// The volume's name again, to delete it although some replicas cannot be reached; their labels
     /// stay.
@@ -260,7 +262,9 @@ pub struct Rename;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RenameParams {
+    /// The volume: its name or UUID.
     pub name: String,
+    /// The new name.
     pub new_name: String,
 }
 

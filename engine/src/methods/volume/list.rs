@@ -422,7 +422,7 @@ pub struct GetVolume;
 
 impl Method<Engine> for GetVolume {
     const NAME: &'static str = "volume_get";
-    const ABOUT: &'static str = "Returns everything about a volume: its state with the reason, its replicas, and each copy with its source and remaining time.";
+    const ABOUT: &'static str = "Returns everything about a volume: its state with the reason, its replicas, and each resync with its source and remaining time.";
     const CLASS: Class = Class::Read;
     type Params = NameParams;
     type Reply = VolumeReply;

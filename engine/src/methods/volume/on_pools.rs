@@ -80,6 +80,7 @@ struct DropParams {
     /// UUID of the volume.
     #[schemars(with = "String")]
     volume: Uuid,
+    /// The lvols to delete, each with its pool.
     lvols: Vec<PoolLvol>,
 }
 

@@ -40,6 +40,7 @@ pub struct Verify;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// Repair differences: write the content that most replicas have to the others. In a tie, the
     /// first replica in sync wins.
@@ -79,6 +80,7 @@ pub struct Grow;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GrowParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// The new size in MiB; default: the largest that fits the smallest device. Lvols that
     /// volume_create made grow to it.
@@ -168,6 +170,7 @@ pub struct Set;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetParams {
+    /// The volume: its name or UUID.
     pub name: String,
     pub settings: SettingsPatch,
 }
@@ -212,6 +215,7 @@ pub struct Thaw;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ThawParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// The volume's name again, to serve from a replica that lacks acknowledged writes.
     pub force: Option<String>,

@@ -77,12 +77,14 @@ pub struct Publish;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PublishParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// NQN of the subsystem; default: `nqn.2025-01.io.nacre:` and the volume's name.
     pub nqn: Option<String>,
     /// NQNs of the hosts that may use it.
     #[serde(default)]
     pub hosts: Vec<String>,
+    /// True: every host may connect. Default false: only those in `hosts`.
     #[serde(default)]
     pub allow_any_host: bool,
     /// Addresses to serve it on; default: every listener of the configuration file.

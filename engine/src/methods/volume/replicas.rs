@@ -77,6 +77,7 @@ pub struct AddReplica;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddReplicaParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// The block device of the new replica, or a URI as in volume_create. In a cluster:
     /// NODE:DEVICE.
@@ -106,6 +107,7 @@ impl Method<Engine> for AddReplica {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForcedParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// The replica, by id or by its device; in a cluster also NODE:DEVICE. The older name `member`
     /// is also accepted.
@@ -138,7 +140,7 @@ pub struct Offline;
 
 impl Method<Engine> for Offline {
     const NAME: &'static str = "volume_offline_replica";
-    const ABOUT: &'static str = "Stops using a replica until volume_online_replica. Missed writes are counted; only these are copied then.";
+    const ABOUT: &'static str = "Stops using a replica until volume_online_replica. Missed regions are logged; the resync then copies only these.";
     const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Free;
     type Params = ForcedParams;
@@ -159,6 +161,7 @@ impl Method<Engine> for Offline {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// The replica, by id or by its device; in a cluster also NODE:DEVICE. The older name `member`
     /// is also accepted.
@@ -187,6 +190,7 @@ impl Method<Engine> for Online {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplaceParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// The replica to replace, by id or by its device; in a cluster also NODE:DEVICE. The older
     /// name `member` is also accepted.
@@ -267,6 +271,7 @@ pub struct Resync;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResyncParams {
+    /// The volume: its name or UUID.
     pub name: String,
     /// Only this replica, by id or by its device; default: all that are out of sync.
     #[serde(alias = "member")]

@@ -206,7 +206,7 @@ fn failures_are_tried_again_and_reported_once() {
 
 /// Goal: a receiver that refuses or hangs delays no other, and its message is given up.
 #[test]
-fn messages_are_given_up_and_others_go_on() {
+fn a_failed_receiver_delays_no_other() {
     let daemon = test_daemon();
     let notes = &daemon.engine.notes;
     daemon.run(async {
@@ -440,7 +440,7 @@ fn silenced_events_are_not_sent() {
 }
 
 #[test]
-fn test_messages_show_what_is_wrong() {
+fn test_messages_return_the_cause_of_a_failure() {
     let daemon = test_daemon();
     let dir = tempfile::tempdir().unwrap();
     let secret = dir.path().join("secret");

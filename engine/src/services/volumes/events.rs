@@ -301,11 +301,11 @@ fn words(event: &VolumeEvent) -> Report<'_> {
         VolumeEventKind::ResyncStopped { device, why, .. } => at(
             "replica_resync_stop",
             device,
-            format!("copying to the replica on \"{device}\" stopped: {why}"),
+            format!("the resync of the replica on \"{device}\" stopped: {why}"),
         ),
         VolumeEventKind::SourceChanged { from, to } => of(
             "replica_source_change",
-            format!("copied from replica {to} instead of {from}"),
+            format!("the resync has replica {to} as its source instead of {from}"),
         ),
         VolumeEventKind::ReplicaAdded { device, .. } => at(
             "replica_add",

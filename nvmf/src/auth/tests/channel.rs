@@ -245,7 +245,7 @@ fn hosts_that_break_the_rules() {
 /// Goal: R1 depends on SC_C, so an attacker on the way cannot remove the request for a secure
 /// channel.
 #[test]
-fn nobody_takes_the_channel_away() {
+fn an_attacker_cannot_remove_the_secure_channel() {
     let pair = pair(Concatenation::New, NEW, keys(1, None), Offer::default());
     let mut pair = pair.meddling(|number, bytes| {
         if number == 0 {

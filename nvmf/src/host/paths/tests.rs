@@ -52,7 +52,7 @@ fn without_a_fallback_there_is_none() {
 
 /// 0 attempts: without end, although there is a fallback; a permanent refusal ends that.
 #[test]
-fn for_ever() {
+fn no_attempt_is_the_last_one_without_a_limit() {
     let mut paths = Paths::new(PathOptions {
         connection_retries: 0,
         ..options(Some(TCP))

@@ -422,7 +422,7 @@ fn controller_terminates() {
     );
     assert!(raw.done.is_empty());
     // The read will not complete: its buffer is there to be taken back.
-    let command = raw.conn.reclaim().expect("one command was under way");
+    let command = raw.conn.reclaim().expect("one command in flight");
     assert_eq!(command.sqe.cid(), 1);
     assert_eq!(command.read.map(|buf| buf.len()), Some(4096));
     assert!(raw.conn.reclaim().is_none());
@@ -442,7 +442,7 @@ impl Raw {
 /// its payload and on to the buffers of the following reads. After a receive without data it is
 /// short.
 #[test]
-fn guesses_go_on_behind_a_payload() {
+fn guesses_continue_behind_a_payload() {
     let mut raw = Raw::connected(Digests::NONE);
     // That the controller ends reads by the SUCCESS flag has to be seen first.
     raw.read(0, 4096);

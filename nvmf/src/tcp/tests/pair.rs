@@ -147,7 +147,7 @@ impl App {
                         let mut data = Extents::new();
                         if length > 0 {
                             let buf = filled(&pools.io, seed, length as usize);
-                            // In two pieces now and then, as a device that lends memory has it.
+                            // Sometimes two pieces, as memory of a device may be.
                             if seed % 3 == 0 && length > 512 {
                                 data.push(buf.slice(0, 512));
                                 data.push(buf.slice(512, length as usize - 512));

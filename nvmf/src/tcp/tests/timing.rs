@@ -66,7 +66,7 @@ fn rest_of_a_pdu() {
 
 /// A host owes the requested data: it may take its time for each piece, but each piece has a limit.
 #[test]
-fn data_that_was_asked_for() {
+fn requested_data_has_a_time_limit_per_piece() {
     let config = TcpTargetConfig {
         max_h2c_data_bytes: 4096,
         ..config()

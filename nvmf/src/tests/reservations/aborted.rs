@@ -20,10 +20,10 @@ const KIND: ReservationType = ReservationType::WriteExclusive;
 
 /// Goal: endless writes of the preempted host are aborted in the device, on both cores and on each
 /// of its controllers, and those of others are not. Then the command completes, without another
-/// event. Method: an error device that lets writes hang; B has a controller on each of two cores, C
+/// event. Method: a fault bdev that lets writes hang; B has a controller on each of two cores, C
 /// one beside A.
 #[test]
-fn what_hangs_is_aborted() {
+fn hanging_writes_of_the_preempted_host_are_aborted() {
     let registry = Registry::new();
     let base = ram();
     let base_name = base.name().to_string();

@@ -423,7 +423,7 @@ fn refusals() {
 
 /// Each host is notified of its losses, once per page that it reads, and of no masked notice.
 #[test]
-fn hosts_are_told() {
+fn hosts_are_notified_of_their_losses() {
     let (mut rig, a, b) = two_hosts();
     assert_eq!(rig.notice(a, false), ReservationNotification::zeroed());
     rig.register(a);

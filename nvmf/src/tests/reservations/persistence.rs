@@ -272,7 +272,7 @@ fn a_lease_in_doubt_answers_nothing() {
 /// Goal: a command whose outcome persists is applied and answered when it is kept; commands after
 /// it wait; one that cannot be kept has changed nothing.
 #[test]
-fn what_persists_is_kept_first() {
+fn persistent_outcomes_are_stored_before_the_answer() {
     let (mut rig, store) = rig_stored(None);
     let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
     assert_eq!(rig.identify_namespace(a.admin, 1).rescap, 0xff);
@@ -365,7 +365,7 @@ fn a_host_leaves_while_its_command_is_kept() {
 /// The stored state is in force from the first command on. A device that goes and comes back finds
 /// its reservation; a removed namespace does not.
 #[test]
-fn reservations_come_back() {
+fn stored_reservations_are_in_force_again() {
     let stored = ReservationState {
         registrants: vec![Registrant {
             host: [0xa; 16],

@@ -123,7 +123,7 @@ fn one_send_and_one_receive_for_all_answers() {
 /// A poll that sends everything does not look for the responses at once. The next poll does, and so
 /// does a poll with older commands in flight.
 #[test]
-fn answers_are_not_looked_for_before_the_controller_had_time() {
+fn a_poll_that_sends_does_not_receive_at_once() {
     let mut pair = Pair::connected(1);
     let before = pair.hosts[0].stats();
     pair.submit(0);
@@ -143,7 +143,7 @@ fn answers_are_not_looked_for_before_the_controller_had_time() {
 /// Each of many connections costs the target one receive and one send for commands that came
 /// together, and idle connections cost nothing.
 #[test]
-fn many_connections_are_not_received_from_in_vain() {
+fn idle_connections_cost_no_receive() {
     let mut pair = Pair::connected(8);
     // Each was active a moment ago.
     for round in 0..3 {

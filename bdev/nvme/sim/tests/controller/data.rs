@@ -419,7 +419,7 @@ fn metadata() {
 
 /// Goal: a controller on its own thread completes commands, whether that thread sleeps or not.
 #[test]
-fn a_thread_of_its_own() {
+fn a_controller_on_its_own_thread_completes_commands() {
     let (hand, mut pair) = ManualDriver::with_pair(Config {
         strict_doorbells: false,
         ..config()

@@ -222,7 +222,7 @@ impl World {
         let mut ended: Vec<(Token, Completion)> = self.rig.ended.drain().collect();
         ended.sort_by_key(|(token, _)| *token);
         for (token, completion) in ended {
-            let asked = self.pending.remove(&token).expect("it was under way");
+            let asked = self.pending.remove(&token).expect("a pending command");
             self.ended += 1;
             self.check_completion(&asked, &completion);
         }

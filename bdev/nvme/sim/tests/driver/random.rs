@@ -40,7 +40,7 @@ impl Model {
     fn collect(&mut self, rig: &mut Rig, seed: u64) {
         let ended: BTreeMap<Token, _> = rig.ended.drain().collect();
         for (token, completion) in ended {
-            let asked = self.pending.remove(&token).expect("it was under way");
+            let asked = self.pending.remove(&token).expect("a pending command");
             let first = asked.lba as usize;
             let range = first..first + asked.blocks as usize;
             let ok = completion.status == Status::Ok;

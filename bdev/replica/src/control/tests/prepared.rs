@@ -79,7 +79,7 @@ fn io_waits_for_the_volume_to_be_opened() {
         assert!(world.ended(early).is_none());
     }
     world.pass(Duration::from_secs(9));
-    let answer = world.ended(early).expect("the hold is over");
+    let answer = world.ended(early).expect("a completion after the hold");
     assert_eq!(answer.status, Status::Gone);
     let status = prepared.status(&world.record(), None);
     assert_eq!((status.frozen_answers, status.lanes), (1, 1));

@@ -367,7 +367,7 @@ fn no_memory_when_a_replica_is_tried_again() {
 
 /// All replicas of a write have left, and others are in sync: it starts over there.
 #[test]
-fn a_write_whose_replicas_all_left_starts_over() {
+fn a_write_restarts_when_all_its_replicas_left() {
     let mut r = rig(2).all_dirty();
     let layer = r.layers[1].clone();
     r.publish(|view| view.replicas[1] = None);
@@ -392,7 +392,7 @@ fn a_write_whose_replicas_all_left_starts_over() {
 /// The layer above copies through a buffer that is reserved for it. A replica that left still has
 /// that buffer when the next copy begins: the copy takes another.
 #[test]
-fn copies_go_on_while_a_replica_that_left_has_their_buffer() {
+fn copies_continue_while_a_former_replica_has_their_buffer() {
     let mut r = rig(2).all_dirty();
     r.lanes.clear();
     let mut queue = Layer::new(Arc::clone(&r.volume) as Arc<dyn Bdev>)

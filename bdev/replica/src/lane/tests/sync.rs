@@ -146,7 +146,11 @@ fn half_done() {
             [0, 1, 2].map(|region| misses.contains(region))
         };
         assert_eq!((misses(0), misses(1)), ([false; 3], [true, true, false]));
-        assert_eq!(r.run_sync(Op::Read, 0), None, "it is to be looked at");
+        assert_eq!(
+            r.run_sync(Op::Read, 0),
+            None,
+            "a check of the replica is due"
+        );
         // It takes the usual path.
         r.write(REGION - 4);
         r.answer("A", Status::Ok);
@@ -246,7 +250,7 @@ fn no_sync_io_while_a_replica_is_not_in_sync() {
         view.replicas[1] = Some(replica(&layer, Role::Syncing));
     });
     r.turn();
-    r.no_sync_write("one is copied to");
+    r.no_sync_write("a resync of one replica");
     r.publish(|view| view.replicas[1] = Some(replica(&layer, Role::InSync)));
     r.turn();
     // The replica may have lost data.

@@ -93,7 +93,7 @@ fn counters_and_their_changes() {
 }
 
 #[test]
-fn ports_that_are_not_there() {
+fn missing_ports_are_refused() {
     let fabric = Fabric::read(testing::mlx5_dual_port().roots().sys);
     assert_eq!(chosen(&fabric, None).unwrap().len(), 2);
     assert_eq!(chosen(&fabric, Some("mlx5_0")).unwrap().len(), 2);

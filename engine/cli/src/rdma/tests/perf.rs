@@ -233,7 +233,7 @@ fn a_report_for_programs() {
 }
 
 #[test]
-fn what_a_server_says() {
+fn texts_of_a_server() {
     let peer: SocketAddr = "10.0.0.4:5000".parse().unwrap();
     let terms = SessionParameters {
         op: Op::Send,

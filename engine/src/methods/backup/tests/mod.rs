@@ -127,7 +127,7 @@ fn data(seed: usize, bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_backup_of_a_snapshot_comes_back() {
+fn a_backup_of_a_snapshot_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let daemon = start(dir);

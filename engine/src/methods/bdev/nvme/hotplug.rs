@@ -26,6 +26,7 @@ struct SetHotplug;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Params {
+    /// True: attach new drives from now on; false: no longer.
     enable: bool,
     /// Polling period in microseconds: 10,000 to 10,000,000; 0 or left out: 1,000,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -32,6 +32,7 @@ struct AddErrorInjection;
 struct AddErrorInjectionParams {
     /// The controller. Of a remote controller with several paths, the first path.
     name: String,
+    /// The queues in which commands fail: `admin`, or all I/O queues.
     cmd_type: CommandType,
     /// Opcode of the commands that fail.
     opc: u8,
@@ -75,8 +76,11 @@ struct RemoveErrorInjection;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RemoveErrorInjectionParams {
+    /// The controller. Of a remote controller with several paths, the first path.
     name: String,
+    /// The queues of the injection: `admin`, or all I/O queues.
     cmd_type: CommandType,
+    /// Opcode of the injection, 0 to 255.
     opc: u8,
 }
 

@@ -349,13 +349,19 @@ pub struct DetachController;
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DetachControllerParams {
+    /// Name of the controller, as it was attached.
     pub name: String,
     /// These six select paths. The controller stays while it has others.
     pub trtype: Option<String>,
+    /// Address of the target, or a drive's PCI address.
     pub traddr: Option<String>,
+    /// Address family: `IPv4` or `IPv6`.
     pub adrfam: Option<String>,
+    /// Port of the target.
     pub trsvcid: Option<String>,
+    /// NQN of the subsystem.
     pub subnqn: Option<String>,
+    /// Source address of the path.
     pub hostaddr: Option<String>,
     /// Must be empty: a source port cannot be chosen.
     pub hostsvcid: Option<String>,
@@ -492,6 +498,7 @@ struct Reset;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ResetParams {
+    /// The controller of a target or of a drive, by name.
     name: String,
     /// Must match the controller if given.
     cntlid: Option<u16>,
@@ -594,6 +601,7 @@ struct SetKeys;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetKeysParams {
+    /// The remote controller, by name.
     name: String,
     /// Name of the key with which this host authenticates itself from now on; left out: none.
     dhchap_key: Option<String>,

@@ -408,6 +408,7 @@ impl PathReply {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ControllerParams {
+    /// The remote controller, by name.
     name: String,
     /// Default: every path of the controller.
     cntlid: Option<u16>,

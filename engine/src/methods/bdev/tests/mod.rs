@@ -250,7 +250,7 @@ fn a_refusal_names_the_kind_of_the_device() {
     assert_eq!(
         facts_of(method, inject("n")),
         (
-            "\"n\" is not an error device: it is a device of the kind \"Null disk\"".into(),
+            "\"n\" is not a fault bdev: it is a device of the kind \"Null disk\"".into(),
             "make one of it with bdev_error_create, and name that".into()
         )
     );
@@ -262,7 +262,7 @@ fn a_refusal_names_the_kind_of_the_device() {
     daemon.call("bdev_error_create", json!({ "base_name": "n" }));
     assert_eq!(
         facts_of(method, inject("n")).1,
-        "the error device on it is \"EE_n\""
+        "the fault bdev on it is \"EE_n\""
     );
     let uuid = daemon.call("bdev_get_bdevs", json!({ "name": "EE_n" }))[0]["uuid"].clone();
     assert_eq!(daemon.call(method, inject(uuid.as_str().unwrap())), true);

@@ -1,7 +1,7 @@
 //! Goal: calls of a daemon without a cluster, and wrong parameters, are refused with the cause and
 //! the remedy. Method: a daemon without sockets; names among given nodes.
 
-mod real;
+pub(in crate::methods) mod real;
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -12,7 +12,7 @@ use crate::methods::testing::test_daemon;
 const NODE: &str = "6f1c1f0a-3c5b-4f0e-9d5e-0f5d7b1c2a34";
 
 #[test]
-fn a_daemon_without_a_cluster_says_so() {
+fn calls_of_a_daemon_without_a_cluster_are_refused() {
     let daemon = test_daemon();
     for (method, params) in [
         ("cluster_get_status", Value::Null),

@@ -42,7 +42,7 @@ impl Serving for Nothing {
     fn exports(&mut self, _: &BTreeMap<MemberId, Export>) {}
 }
 
-fn start(etcd: &Members, id: Uuid, name: &str) -> Node {
+pub(in crate::methods) fn start(etcd: &Members, id: Uuid, name: &str) -> Node {
     let me = Me {
         id: NodeId(id),
         machine: Some(Uuid::from_u128(77)),

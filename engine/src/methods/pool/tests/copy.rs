@@ -66,7 +66,7 @@ fn a_device_shows_its_present_space() {
 }
 
 #[test]
-fn a_shallow_copy_has_what_changed() {
+fn a_shallow_copy_has_the_changed_clusters() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = with_lvol(dir.path());
     write(&daemon);

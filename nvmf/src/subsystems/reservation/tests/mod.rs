@@ -460,7 +460,7 @@ fn persistence() {
 }
 
 #[test]
-fn what_was_stored_is_checked() {
+fn stored_reservations_are_checked() {
     let with = |hosts: &[(HostId, u64)], held| ReservationState {
         registrants: hosts
             .iter()
@@ -596,7 +596,7 @@ fn cores_decide_one_after_the_other() {
 /// Goal: I/O asks for its host's rights once after each change, whatever else is reserved: asking
 /// takes a lock that all cores share. Method: many namespaces, used in turn.
 #[test]
-fn rights_are_asked_for_once() {
+fn rights_are_read_once_after_each_change() {
     let core = GroupHandle::new(0, Arc::new(|| {}));
     let reserve = |of: &Reservation, command: &Change| match of.decide(&A, command, &core) {
         Decision::Accepted(outcome, None) => of.install(outcome.next),

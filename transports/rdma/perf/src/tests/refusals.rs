@@ -283,7 +283,7 @@ fn limits_of_devices() {
         };
         assert_eq!(reject.refusal, Refusal::Resources);
         let (_, why) = rig.refused();
-        let why = why.expect("the server says what it lacks").to_string();
+        let why = why.expect("a reason from the server").to_string();
         assert!(why.contains(text), "{why}");
         rig.stop().unwrap();
     }

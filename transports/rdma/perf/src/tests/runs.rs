@@ -252,7 +252,7 @@ fn progress() {
 
 /// Goal: memory is registered once per session, whatever is sent. Method: the provider counts.
 #[test]
-fn what_a_report_says_to_programs() {
+fn a_report_as_json() {
     let rig = Rig::new();
     let test = Test {
         length: Length::Messages(10),

@@ -228,7 +228,7 @@ fn one_sided() {
     lane.post().unwrap();
     b.queues.poll(&mut b.batch, 32).unwrap();
     let done = b.batch.next().unwrap();
-    let mut read = lane.sent(&done).expect("what was read");
+    let mut read = lane.sent(&done).expect("the data of the read");
     assert_eq!(read[..], [3; 4096]);
     read.bytes_mut().unwrap().fill(4);
     lane.write(address, key.rkey, read).unwrap();

@@ -377,6 +377,7 @@ struct StopDiscovery;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StopDiscoveryParams {
+    /// The discovery service, as bdev_nvme_start_discovery named it.
     name: String,
 }
 
