@@ -23,6 +23,7 @@
 //! `cluster/core/sim` runs the machines on several simulated nodes.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
 pub mod assent;
 pub mod gate;

@@ -13,7 +13,8 @@ use crate::ids::NodeId;
 use crate::mutation::Mutation;
 
 /// Nodes that can show one volume.
-pub const MAX_SLOTS: usize = 16;
+pub const MAX_SLOTS: usize = SLOTS as usize;
+const SLOTS: u8 = 16;
 /// Controller ids of one slot.
 const IDS: u16 = 4094;
 
@@ -35,7 +36,7 @@ impl Slots {
             }
             slots.assigned.push((node, slot));
         }
-        slots.next = next % MAX_SLOTS as u8;
+        slots.next = next % SLOTS;
         Some(slots)
     }
 
@@ -58,12 +59,11 @@ impl Slots {
         } else {
             self.next
         };
-        let most = MAX_SLOTS as u8;
-        let slot = (0..most)
-            .map(|step| (first + step) % most)
+        let slot = (0..SLOTS)
+            .map(|step| (first + step) % SLOTS)
             .find(|slot| self.assigned.iter().all(|(_, used)| used != slot))?;
         self.assigned.push((node, slot));
-        self.next = (slot + 1) % most;
+        self.next = (slot + 1) % SLOTS;
         Some(slot)
     }
 

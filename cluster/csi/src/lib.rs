@@ -18,6 +18,7 @@
 //! daemon, for programs and for the kernel.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
 pub mod capability;
 pub mod controller;

@@ -483,7 +483,7 @@ impl Client {
 
     fn unanswered(&self, said: &[String]) -> Error {
         Error::Unanswered {
-            after_ms: self.deadline.as_millis() as u64,
+            after_ms: u64::try_from(self.deadline.as_millis()).unwrap_or(u64::MAX),
             said: said.join("; "),
         }
     }

@@ -20,6 +20,7 @@
 //! The messages are written by hand (`messages`), so that the build needs no `protoc`.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
 mod auth;
 mod client;

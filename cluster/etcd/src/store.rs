@@ -38,7 +38,7 @@ use crate::stored::{Stored, bytes, decode, encode};
 /// Most waiting calls; a control has one at a time.
 const WAITING: usize = 1024;
 /// Most calls under way at once.
-const RUNNING: usize = 64;
+const RUNNING: u32 = 64;
 /// Revisions remembered, at most one per volume.
 const REMEMBERED: usize = 16_384;
 /// Time for the calls that were accepted, when the store is dropped.
@@ -257,7 +257,7 @@ impl VolumeStore for EtcdStore {
 
 /// Runs the calls: those of one volume in order, and a list after all earlier calls.
 async fn serve(mut calls: mpsc::Receiver<Call>, records: Arc<Records>) {
-    let permits = Arc::new(Semaphore::new(RUNNING));
+    let permits = Arc::new(Semaphore::new(RUNNING as usize));
     // Each volume's last call: its channel closes with the end of the call.
     let mut last: HashMap<Uuid, watch::Receiver<()>> = HashMap::new();
     while let Some(Call { volume, work }) = calls.recv().await {
@@ -284,7 +284,7 @@ async fn serve(mut calls: mpsc::Receiver<Call>, records: Arc<Records>) {
         });
     }
     // The calls under way end.
-    let all = permits.acquire_many(RUNNING as u32);
+    let all = permits.acquire_many(RUNNING);
     let _ = tokio::time::timeout(LAST_CALLS, all).await;
 }
 

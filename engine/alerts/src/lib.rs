@@ -11,6 +11,7 @@
 //! resolver ([`Server::resolve`]) on a helper thread; everything else here is asynchronous.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
 mod address;
 mod answers;

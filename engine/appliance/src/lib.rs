@@ -20,6 +20,7 @@
 //! partition of the running system itself: systemd-sysupdate and systemd-repart do.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
 pub mod backup;
 pub mod bundle;

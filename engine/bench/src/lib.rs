@@ -14,6 +14,7 @@
 //! Nothing here measures, reads a file or opens a connection.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
 mod comparison;
 mod median;

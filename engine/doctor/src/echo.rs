@@ -77,7 +77,11 @@ impl From<Errno> for EchoError {
 pub(crate) fn echo(to: SocketAddr, size: u32) -> Result<Echo, EchoError> {
     let socket = EchoSocket::open(to)?;
     // Raw sockets receive the replies to every program: the identifier says which are ours.
-    let identifier = rustix::process::getpid().as_raw_nonzero().get() as u16;
+    let [low, high, ..] = rustix::process::getpid()
+        .as_raw_nonzero()
+        .get()
+        .to_le_bytes();
+    let identifier = u16::from_le_bytes([low, high]);
     let data = (size as usize).saturating_sub(socket.version.headers());
     let mut outcome = Echo::Silent;
     for sequence in 1..=TRIES {

@@ -10,6 +10,7 @@
 //! with the reason.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
 pub mod cluster;
 mod concat;

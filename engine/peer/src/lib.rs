@@ -10,6 +10,8 @@
 //! Unsafe, because rustix has none of these calls. `/proc/PID/status` also lists groups, but is not
 //! safe: after the process has ended, its pid may belong to a process with more rights.
 
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
+
 mod names;
 mod socket;
 

@@ -31,6 +31,8 @@
 //! sets neither SECCOMP_FILTER_FLAG_LOG nor SPEC_ALLOW. Without the latter, kernels before 5.16
 //! slow down all code of a filtered thread.
 
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
+
 pub mod calls;
 mod capabilities;
 mod error;

@@ -23,6 +23,7 @@
 //! management thread; only passwords are hashed elsewhere.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
 pub mod accounts;
 pub mod acts;

@@ -10,10 +10,10 @@ use nacre_bdev::{Busy, Completion, Done, Flags, Io, Queue, Status, Token};
 use nacre_reactor::{Idle, Nanos};
 
 use crate::namespace::Namespace;
-use crate::path_queues::Legs;
+use crate::path_queues::PathQueues;
 
 pub(crate) struct RemoteQueue {
-    queue: Legs,
+    queue: PathQueues,
     namespace: Arc<Namespace>,
     /// Completions of I/O that is not sent: unsupported operations, and all I/O to a refused
     /// namespace.
@@ -22,7 +22,7 @@ pub(crate) struct RemoteQueue {
 }
 
 impl RemoteQueue {
-    pub(crate) fn new(queue: Legs, namespace: Arc<Namespace>) -> Self {
+    pub(crate) fn new(queue: PathQueues, namespace: Arc<Namespace>) -> Self {
         let depth = namespace.promise.limits.queue_depth as usize;
         Self {
             queue,

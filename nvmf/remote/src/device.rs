@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::channel::RemoteQueue;
 use crate::namespace::{LivePath, Namespace};
 use crate::path::Path;
-use crate::path_queues::Legs;
+use crate::path_queues::PathQueues;
 use crate::paths::{PathIo, PathQueue};
 use crate::select::Policy;
 use crate::shared::Shared;
@@ -186,9 +186,9 @@ impl Bdev for RemoteBdev {
     }
 
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
-        let legs = Legs::open(Arc::clone(&self.namespace), pool)?;
+        let queues = PathQueues::open(Arc::clone(&self.namespace), pool)?;
         let namespace = Arc::clone(&self.namespace);
-        Ok(Box::new(RemoteQueue::new(legs, namespace)))
+        Ok(Box::new(RemoteQueue::new(queues, namespace)))
     }
 
     /// Counts the ends of the associations of all paths and of their I/O queues, and each shrink

@@ -7,7 +7,7 @@
 //!     │  └ ControllerPoller   its admin queue, on one reactor    (poller)
 //!     └ RemoteBdev   a namespace: a nacre_bdev::Bdev             (device, namespace, paths)
 //!         └ RemoteQueue    one core's queue                      (channel)
-//!             └ Legs           an I/O queue per path             (path_queues, select)
+//!             └ PathQueues     an I/O queue per path             (path_queues, select)
 //! ```
 //!
 //! A [`nacre_nvmf::host::Connector`] makes the connections, over any transport. The paths of an

@@ -1,13 +1,13 @@
-//! One core's queues to a namespace, one per path (a *leg*), as one queue.
+//! One core's queues to a namespace, one per path, as one queue.
 //!
 //! ```text
-//!   submit ──▶ choose a usable leg ──▶ IoQueue            no usable leg: waiting
-//!   poll   ──▶ each leg; a leg that cannot send gives its I/O back ──▶ waiting ──▶ another leg
+//!   submit ──▶ choose a usable queue ──▶ IoQueue            no usable queue: waiting
+//!   poll   ──▶ each queue; a queue that cannot send returns its I/O ──▶ waiting ──▶ another one
 //! ```
 //!
-//! - Each I/O is in one place: in one leg, in `waiting`, or in `ended`.
+//! - Each I/O is in one place: in one queue, in `waiting`, or in `ended`.
 //! - With one path, every call goes straight to its queue.
-//! - I/O in `waiting` fails only if no leg has a chance, or if no leg was usable for
+//! - I/O in `waiting` fails only if no queue has a chance, or if no queue was usable for
 //!   [`nacre_nvmf::host::HostOptions::fast_io_fail`].
 //! - Nothing is allocated except when the list of paths changes.
 
@@ -30,14 +30,14 @@ use crate::paths::{Counters, DevicePath, MAX_PATHS};
 use crate::qids::Qid;
 use crate::select::{Choice, Chooser, Class, Policy, View};
 
-/// Interval at which the counters of the legs are published.
+/// Interval at which the counters of the queues are published.
 const PUBLISH: Duration = Duration::from_millis(100);
-/// Interval of attempts to open a leg that could not be opened.
+/// Interval of attempts to open a queue that could not be opened.
 const RETRY: Duration = Duration::from_secs(1);
 /// Interval at which a sleeping core polls while I/O waits for a path.
 const LOOK: Duration = Duration::from_millis(1);
 
-struct Leg {
+struct PathQueue {
     // Dropped in this order: the queue is closed before its identifier is free.
     queue: IoQueue,
     _qid: Qid,
@@ -45,7 +45,7 @@ struct Leg {
     counters: Arc<Counters>,
 }
 
-impl Leg {
+impl PathQueue {
     #[inline]
     fn view(&self) -> View {
         let is_usable = self.queue.standing() == Standing::Usable && self.path.is_open();
@@ -65,19 +65,25 @@ impl Leg {
         self.view().class.is_some()
     }
 
-    /// True if no wait for this leg helps.
+    /// Publishes the queue's counters.
+    fn publish(&self, is_current: bool) {
+        let (stats, device) = (self.queue.stats(), self.queue.device());
+        self.counters.publish(&stats, device, is_current);
+    }
+
+    /// True if no wait for this queue helps.
     fn is_hopeless(&self) -> bool {
         self.queue.standing() == Standing::GaveUp || !self.path.is_open()
     }
 }
 
-pub(crate) struct Legs {
+pub(crate) struct PathQueues {
     namespace: Arc<Namespace>,
     pool: Pool,
-    /// The version of the list of paths that `legs` follow.
+    /// The version of the list of paths that `queues` follow.
     version: u64,
-    legs: Vec<Leg>,
-    /// False: there is exactly one leg, and it has all I/O.
+    queues: Vec<PathQueue>,
+    /// False: there is exactly one queue, and it has all I/O.
     are_several: bool,
     /// The list has one path.
     is_only_path: bool,
@@ -89,22 +95,22 @@ pub(crate) struct Legs {
     /// Most I/Os in flight.
     depth: usize,
     publish_at: Nanos,
-    /// When to try again to open a leg; `None`: every path has one.
+    /// When to try again to open a queue; `None`: every path has one.
     retry_at: Option<Nanos>,
     /// The connections of all queues.
     watch: EventSet,
 }
 
-impl Legs {
+impl PathQueues {
     /// Opens a queue on every path where that is possible; fails if there is none.
     pub(crate) fn open(namespace: Arc<Namespace>, pool: &Pool) -> Result<Self, OpenError> {
         let watch = EventSet::new().map_err(|error| namespace.cannot_open(error))?;
-        let mut legs = Self {
+        let mut queues = Self {
             depth: namespace.promise.limits.queue_depth as usize,
             namespace,
             pool: pool.clone(),
             version: 0,
-            legs: Vec::with_capacity(MAX_PATHS),
+            queues: Vec::with_capacity(MAX_PATHS),
             are_several: false,
             is_only_path: false,
             chooser: Chooser::default(),
@@ -116,9 +122,9 @@ impl Legs {
             retry_at: None,
             watch,
         };
-        match legs.adopt(Nanos::ZERO) {
-            Some(error) if legs.legs.is_empty() => Err(error),
-            _ => Ok(legs),
+        match queues.adopt(Nanos::ZERO) {
+            Some(error) if queues.queues.is_empty() => Err(error),
+            _ => Ok(queues),
         }
     }
 
@@ -132,25 +138,29 @@ impl Legs {
         self.is_only_path = list.len() == 1;
         let mut first_error = None;
         for path in &list {
-            if self.legs.iter().any(|leg| Arc::ptr_eq(&leg.path, path)) {
+            if self
+                .queues
+                .iter()
+                .any(|path_queue| Arc::ptr_eq(&path_queue.path, path))
+            {
                 continue;
             }
-            match self.open_leg(path) {
-                Ok(leg) => self.legs.push(leg),
+            match self.open_path(path) {
+                Ok(path_queue) => self.queues.push(path_queue),
                 Err(error) => {
                     first_error.get_or_insert(error);
                 }
             }
         }
         self.retry_at = first_error.is_some().then(|| now + RETRY);
-        self.fast_io_fail = fast_io_fail(&self.legs);
+        self.fast_io_fail = fast_io_fail(&self.queues);
         self.settle();
         first_error
     }
 
-    fn open_leg(&self, path: &Arc<DevicePath>) -> Result<Leg, OpenError> {
+    fn open_path(&self, path: &Arc<DevicePath>) -> Result<PathQueue, OpenError> {
         let (queue, qid) = open_queue(&self.namespace, &path.shared, &self.pool, &self.watch)?;
-        Ok(Leg {
+        Ok(PathQueue {
             queue,
             _qid: qid,
             path: Arc::clone(path),
@@ -160,12 +170,12 @@ impl Legs {
 
     /// Enters or leaves the mode for several paths.
     fn settle(&mut self) {
-        let is_simple = match &self.legs[..] {
+        let is_simple = match &self.queues[..] {
             [only] => self.is_only_path && !only.path.is_leaving(),
             _ => false,
         };
         if is_simple {
-            let only = &mut self.legs[0].queue;
+            let only = &mut self.queues[0].queue;
             only.set_fails_over(false);
             while only.has_room()
                 && let Some(io) = self.waiting.pop_front()
@@ -178,8 +188,8 @@ impl Legs {
             self.waiting.reserve(self.depth);
             self.ended.reserve(self.depth);
             if !is_simple {
-                for leg in &mut self.legs {
-                    leg.queue.set_fails_over(true);
+                for path_queue in &mut self.queues {
+                    path_queue.queue.set_fails_over(true);
                 }
             }
         }
@@ -188,10 +198,10 @@ impl Legs {
     #[inline]
     fn choose(&mut self) -> Choice {
         let views: ArrayVec<View, { 2 * MAX_PATHS }> = self
-            .legs
+            .queues
             .iter()
             .take(2 * MAX_PATHS)
-            .map(Leg::view)
+            .map(PathQueue::view)
             .collect();
         self.chooser.choose(&views)
     }
@@ -202,26 +212,26 @@ impl Legs {
             return Err((Busy, io));
         }
         match self.choose() {
-            Choice::Path(at) => self.legs[at].queue.submit(io),
+            Choice::Path(at) => self.queues[at].queue.submit(io),
             Choice::Full => Err((Busy, io)),
             Choice::NoPath => {
-                let Some(leg) = self.legs.first_mut() else {
+                let Some(path_queue) = self.queues.first_mut() else {
                     self.ended.push_back(io.complete(Status::Gone));
                     return Ok(());
                 };
-                self.waiting.extend(leg.queue.hold(io)?);
+                self.waiting.extend(path_queue.queue.hold(io)?);
                 Ok(())
             }
         }
     }
 
     fn poll_all(&mut self, now: Nanos, done: &mut Done) {
-        for leg in &mut self.legs {
-            leg.queue.poll(now, done);
+        for path_queue in &mut self.queues {
+            path_queue.queue.poll(now, done);
         }
-        for leg in &mut self.legs {
-            if !leg.is_usable() {
-                while let Some(io) = leg.queue.take_back() {
+        for path_queue in &mut self.queues {
+            if !path_queue.is_usable() {
+                while let Some(io) = path_queue.queue.take_back() {
                     self.waiting.push_back(io);
                 }
             }
@@ -233,18 +243,18 @@ impl Legs {
             done.push(completion);
         }
         self.close_left();
-        if self.is_only_path && self.legs.len() == 1 {
+        if self.is_only_path && self.queues.len() == 1 {
             self.settle();
         }
     }
 
-    /// Gives waiting I/O to legs, or fails it.
+    /// Gives waiting I/O to queues, or fails it.
     fn send_waiting(&mut self, now: Nanos) {
         while !self.waiting.is_empty() {
             match self.choose() {
                 Choice::Path(at) => {
                     if let Some(io) = self.waiting.pop_front() {
-                        self.legs[at].queue.accept(io);
+                        self.queues[at].queue.accept(io);
                     }
                 }
                 Choice::Full => return self.no_path_since = None,
@@ -252,7 +262,7 @@ impl Legs {
                     let since = *self.no_path_since.get_or_insert(now);
                     let limit = self.fast_io_fail;
                     let over = limit.is_some_and(|limit| now.since(since) >= limit);
-                    if over || self.legs.iter().all(Leg::is_hopeless) {
+                    if over || self.queues.iter().all(PathQueue::is_hopeless) {
                         let failed = self.waiting.drain(..).map(|io| io.end(Status::Gone));
                         self.ended.extend(failed);
                     }
@@ -260,7 +270,7 @@ impl Legs {
                 }
             }
         }
-        if self.no_path_since.is_some() && self.legs.iter().any(Leg::is_usable) {
+        if self.no_path_since.is_some() && self.queues.iter().any(PathQueue::is_usable) {
             self.no_path_since = None;
         }
     }
@@ -268,17 +278,16 @@ impl Legs {
     /// Closes the queues of detached paths once they have no I/O.
     fn close_left(&mut self) {
         let mut at = 0;
-        while at < self.legs.len() {
-            let leg = &self.legs[at];
-            if !leg.path.is_leaving() || leg.queue.inflight() > 0 {
+        while at < self.queues.len() {
+            let path_queue = &self.queues[at];
+            if !path_queue.path.is_leaving() || path_queue.queue.inflight() > 0 {
                 at += 1;
                 continue;
             }
-            leg.counters
-                .publish(&leg.queue.stats(), leg.queue.device(), false);
-            self.legs.remove(at);
+            path_queue.publish(false);
+            self.queues.remove(at);
             self.chooser.removed(at);
-            self.fast_io_fail = fast_io_fail(&self.legs);
+            self.fast_io_fail = fast_io_fail(&self.queues);
         }
     }
 
@@ -291,10 +300,9 @@ impl Legs {
         } else {
             0
         };
-        for (at, leg) in self.legs.iter().enumerate() {
-            let is_current = leg.is_usable() && (at == chosen || active);
-            leg.counters
-                .publish(&leg.queue.stats(), leg.queue.device(), is_current);
+        for (at, path_queue) in self.queues.iter().enumerate() {
+            let is_current = path_queue.is_usable() && (at == chosen || active);
+            path_queue.publish(is_current);
         }
         if self.retry_at.is_some_and(|at| now >= at) {
             self.adopt(now);
@@ -302,21 +310,21 @@ impl Legs {
     }
 }
 
-/// The longest time that I/O may wait for one of the legs; `None`: without limit.
-fn fast_io_fail(legs: &[Leg]) -> Option<Duration> {
-    let mut limits = legs
+/// The longest time that I/O may wait for one of the queues; `None`: without limit.
+fn fast_io_fail(queues: &[PathQueue]) -> Option<Duration> {
+    let mut limits = queues
         .iter()
-        .map(|leg| leg.path.shared.config.options.fast_io_fail);
+        .map(|path_queue| path_queue.path.shared.config.options.fast_io_fail);
     limits.try_fold(Duration::ZERO, |longest, limit| Some(longest.max(limit?)))
 }
 
-impl Queue for Legs {
+impl Queue for PathQueues {
     #[inline]
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
         if self.are_several {
             self.submit_to_one(io)
         } else {
-            self.legs[0].queue.submit(io)
+            self.queues[0].queue.submit(io)
         }
     }
 
@@ -329,7 +337,7 @@ impl Queue for Legs {
         if self.are_several {
             self.poll_all(now, done);
         } else {
-            self.legs[0].queue.poll(now, done);
+            self.queues[0].queue.poll(now, done);
         }
         if now >= self.publish_at {
             self.publish(now);
@@ -344,12 +352,18 @@ impl Queue for Legs {
             self.ended.push_back(io.end(Status::Aborted));
             return true;
         }
-        self.legs.iter_mut().any(|leg| leg.queue.abort(token))
+        self.queues
+            .iter_mut()
+            .any(|path_queue| path_queue.queue.abort(token))
     }
 
     #[inline]
     fn inflight(&self) -> usize {
-        let sent: usize = self.legs.iter().map(|leg| leg.queue.inflight()).sum();
+        let sent: usize = self
+            .queues
+            .iter()
+            .map(|path_queue| path_queue.queue.inflight())
+            .sum();
         sent + self.waiting.len() + self.ended.len()
     }
 
@@ -357,14 +371,17 @@ impl Queue for Legs {
         self.waiting.is_empty()
             && self.ended.is_empty()
             && self.namespace.paths.version() == self.version
-            && self.legs.iter().all(|leg| leg.queue.is_settled())
+            && self
+                .queues
+                .iter()
+                .all(|path_queue| path_queue.queue.is_settled())
     }
 
     /// Reservations belong to the host, on whichever path they arrive.
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
-        let usable = self.legs.iter().position(Leg::is_usable);
-        match self.legs.get_mut(usable.unwrap_or(0)) {
-            Some(leg) => leg.queue.reserve(request),
+        let usable = self.queues.iter().position(PathQueue::is_usable);
+        match self.queues.get_mut(usable.unwrap_or(0)) {
+            Some(path_queue) => path_queue.queue.reserve(request),
             None => Err(request),
         }
     }
@@ -373,8 +390,11 @@ impl Queue for Legs {
         if !self.ended.is_empty() || self.namespace.paths.version() != self.version {
             return Idle::Busy;
         }
-        let legs = self.legs.iter_mut().map(|leg| leg.queue.arm(now));
-        let idle = legs.fold(Idle::Quiet, Idle::and);
+        let queues = self
+            .queues
+            .iter_mut()
+            .map(|path_queue| path_queue.queue.arm(now));
+        let idle = queues.fold(Idle::Quiet, Idle::and);
         if self.waiting.is_empty() {
             idle
         } else {
@@ -383,8 +403,8 @@ impl Queue for Legs {
     }
 
     fn disarm(&mut self) {
-        for leg in &mut self.legs {
-            leg.queue.disarm();
+        for path_queue in &mut self.queues {
+            path_queue.queue.disarm();
         }
     }
 

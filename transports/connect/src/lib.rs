@@ -13,6 +13,7 @@
 //! them; the choice between the transports is made in [`nacre_nvmf::host`].
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation))]
 
 mod connector;
 mod rdma;

@@ -223,7 +223,7 @@ impl Session {
     }
 
     pub fn log_page(&mut self, page: GetLogPage, nsid: u32) -> Result<Vec<u8>, SessionError> {
-        let bytes = page.bytes() as usize;
+        let bytes = usize::try_from(page.bytes()).unwrap_or(usize::MAX);
         Ok(self.admin("get log page", page.to_sqe(0, nsid), bytes)?.1)
     }
 

@@ -260,7 +260,7 @@ fn next<'a, R: Read>(
 impl<R: Read> Entry<'_, R> {
     /// The whole contents of a small file.
     fn text(mut self) -> Result<Vec<u8>, BundleError> {
-        let mut text = Vec::with_capacity(self.size as usize);
+        let mut text = Vec::with_capacity(usize::try_from(self.size).unwrap_or_default());
         self.data.read_to_end(&mut text).map_err(unreadable)?;
         whole(&self.name, self.size, text.len() as u64)?;
         Ok(text)

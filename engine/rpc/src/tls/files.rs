@@ -334,7 +334,8 @@ impl Named<'_> {
             });
         }
         // No reallocation: that would leave a copy of the secret in freed memory.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(metadata.len() as usize + 1));
+        let room = usize::try_from(metadata.len()).map_or(0, |bytes| bytes + 1);
+        let mut bytes = Zeroizing::new(Vec::with_capacity(room));
         file.take(metadata.len())
             .read_to_end(&mut bytes)
             .map_err(unreadable)?;
