@@ -7,7 +7,7 @@
 #                       PINGPONG=/path/to/pingpong  PROBE=/path/to/probe
 #                       CONFORMANCE=/path/to/conformance  DCBSIM=/path/to/dcbsim.ko
 #                       LLDPD=/folder/of/lldpd  SIW=/path/to/siw.ko
-#                       ETCD=/folder/of/etcd
+#                       ETCD=/folder/of/etcd  BLKTESTS=/folder/of/blktests
 #
 # Events go to OUT/results (see xtask/src/vm/suite.rs), the output of each test to OUT/logs. After a
 # test the guest is cleaned. If that fails, the guest reports it and stops, and the host boots a new
@@ -20,7 +20,8 @@ HERE=$KEPT$(cd "$(dirname "$0")" && pwd)
 NACRE=$KEPT$NACRE PINGPONG=$KEPT$PINGPONG PROBE=$KEPT$PROBE CONFORMANCE=$KEPT$CONFORMANCE
 # An empty path: this part could not be had.
 DCBSIM=${DCBSIM:+$KEPT$DCBSIM} LLDPD=${LLDPD:+$KEPT$LLDPD} SIW=${SIW:+$KEPT$SIW} ETCD=${ETCD:+$KEPT$ETCD}
-export OUT HERE TARGET NACRE PINGPONG PROBE CONFORMANCE DCBSIM LLDPD SIW ETCD
+BLKTESTS=${BLKTESTS:+$KEPT$BLKTESTS}
+export OUT HERE TARGET NACRE PINGPONG PROBE CONFORMANCE DCBSIM LLDPD SIW ETCD BLKTESTS
 
 event() { echo "$*" >>"$OUT/results"; }
 

@@ -90,6 +90,8 @@ struct Programs {
     siw: PathBuf,
     /// The folder of etcd's package. An empty path: not available.
     etcd: PathBuf,
+    /// The checkout of blktests. An empty path: none is named.
+    blktests: PathBuf,
 }
 
 const NACRE: &[&str] = &["--locked", "--package", "nacre-engine-cli"];
@@ -141,6 +143,10 @@ const IWARP_CASES: &str = "-iwarp";
 /// Cases with names that contain this need etcd.
 const ETCD_CASES: &str = "-cluster";
 
+/// Cases with names that contain this need a checkout of blktests, which this variable names.
+const BLKTESTS_CASES: &str = "-blktests";
+const BLKTESTS: &str = "NACRE_TEST_BLKTESTS";
+
 /// Prints why an optional part is missing, and returns an empty path for it. The cases that need it
 /// skip themselves.
 fn optional(what: &str, part: Result<PathBuf>) -> PathBuf {
@@ -151,7 +157,17 @@ fn optional(what: &str, part: Result<PathBuf>) -> PathBuf {
 }
 
 pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
-    let cases = case::list(root, &selection.filter)?;
+    let mut cases = case::list(root, &selection.filter)?;
+    let blktests = std::env::var_os(BLKTESTS).map(PathBuf::from);
+    let is_blktests = |case: &Case| case.name.contains(BLKTESTS_CASES);
+    let mut skipped = Tally::default();
+    if blktests.is_none() && cases.iter().any(is_blktests) {
+        skipped.skip(format!("vm blktests: {BLKTESTS} names no checkout of it"));
+        cases.retain(|case| !is_blktests(case));
+        if cases.is_empty() {
+            return Ok(skipped);
+        }
+    }
     if cases.is_empty() {
         bail!(
             "no test of the virtual machine matches {:?}",
@@ -185,6 +201,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         lldpd,
         siw,
         etcd,
+        blktests: blktests.unwrap_or_default(),
         nacre: match selection.target {
             Target::Nacre => debug_nacre(root, selection.nacre.as_deref())?,
             // Not started in this case.
@@ -222,6 +239,7 @@ pub(crate) fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     for name in work.queue.rest() {
         tally.fail(format!("vm {name}: no guest ran it to its end"));
     }
+    tally.add(skipped);
     Ok(tally)
 }
 
@@ -347,7 +365,7 @@ impl Suite<'_> {
             ""
         };
         let line = format!(
-            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} DCBSIM={} LLDPD={} SIW={} ETCD={} bash {} {}",
+            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} DCBSIM={} LLDPD={} SIW={} ETCD={} BLKTESTS={} bash {} {}",
             self.target,
             quoted(&self.work.lock().queue.dir),
             quoted(&self.programs.nacre),
@@ -358,6 +376,7 @@ impl Suite<'_> {
             quoted(&self.programs.lldpd),
             quoted(&self.programs.siw),
             quoted(&self.programs.etcd),
+            quoted(&self.programs.blktests),
             quoted(&self.root.join("tests/vm/guest.sh")),
             quoted(&out),
         );
