@@ -4,7 +4,10 @@
 //! the RPC calls that create them.
 
 mod alert;
+mod cluster;
+mod remote;
 mod tls;
+mod volume_store;
 mod web;
 
 use std::collections::{BTreeMap, BTreeSet};
