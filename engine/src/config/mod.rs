@@ -10,6 +10,7 @@
 //! ```
 
 pub mod alert;
+mod capabilities;
 mod check;
 pub mod cluster;
 pub mod declared;

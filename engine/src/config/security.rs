@@ -1,54 +1,12 @@
 //! `[security]`: the sandbox of the daemon.
 
-use nacre_engine_sandbox::{CapabilitySet, Mode, Needs};
+use nacre_engine_sandbox::Mode;
 use serde::{Deserialize, Serialize};
-
-use super::Settings;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Security {
     pub sandbox: Mode,
-    /// Capabilities to keep in addition to those of [`Needs`].
+    /// Capabilities to keep in addition to those of [`Needs`](nacre_engine_sandbox::Needs).
     pub capabilities: Vec<String>,
-}
-
-/// SO_PRIORITY above this needs CAP_NET_ADMIN (socket(7)).
-const HIGHEST_UNPRIVILEGED: u8 = 6;
-
-impl Settings {
-    /// Features of the configuration that need a capability.
-    pub fn capability_needs(&self) -> Needs {
-        let priorities = [&self.qos.storage, &self.qos.replication].map(|class| class.prio);
-        let highest = priorities.into_iter().flatten().max();
-        // Names that do not exist were refused.
-        let named = self.security.capabilities.iter();
-        let named = named.filter_map(|name| nacre_engine_sandbox::parse(name).ok());
-        Needs {
-            network_changes: !self.rdma.rxe.is_empty() || highest > Some(HIGHEST_UNPRIVILEGED),
-            added: named.fold(CapabilitySet::empty(), |all, one| all | one),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::config::load_text;
-
-    #[test]
-    fn features_that_change_the_network_need_it() {
-        let needs = |text: &str| {
-            let loaded = load_text(Some(("/n.toml", text)), [], &[]).unwrap();
-            loaded.settings.capability_needs()
-        };
-        assert!(!needs("").network_changes && needs("").added.is_empty());
-        assert!(!needs("[qos]\nstorage = { prio = 6 }\n").network_changes);
-        assert!(needs("[qos]\nreplication = { prio = 7 }\n").network_changes);
-        assert!(needs("[rdma]\nrxe = [\"eth0\"]\n").network_changes);
-        let added = needs("[security]\ncapabilities = [\"dac_override\", \"CAP_KILL\"]\n").added;
-        assert_eq!(
-            nacre_engine_sandbox::names(added),
-            ["CAP_DAC_OVERRIDE", "CAP_KILL"]
-        );
-    }
 }

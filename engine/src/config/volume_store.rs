@@ -7,8 +7,6 @@ use nacre_cluster_etcd::{Place, Prefix};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::Settings;
-use super::check::Check;
 use crate::values::read;
 
 /// Where the records of volumes are.
@@ -62,7 +60,7 @@ impl VolumeStore {
 
     /// A key that another one needs is reported itself: if its value cannot be read, that is the
     /// only report.
-    fn problems(&self, is_node: bool) -> Vec<Wrong> {
+    pub(super) fn problems(&self, is_node: bool) -> Vec<Wrong> {
         let mut wrong: Vec<Wrong> = Vec::new();
         let mut refuse = |key, cause: &str, remedy| wrong.push((key, cause.to_owned(), remedy));
         let is_set = [
@@ -156,21 +154,6 @@ impl VolumeStore {
 fn is_loopback(host: &str) -> bool {
     let ip = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || ip.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
-}
-
-impl Check<'_> {
-    pub(super) fn volume_store(&mut self, settings: &Settings) {
-        // A name that cannot be read is a name: it is the only report.
-        let is_node = settings.cluster.is_node() || self.is_set("cluster.name");
-        for (key, cause, remedy) in settings.store.problems(is_node) {
-            self.refuse_unless_refused_with(&format!("store.{key}"), cause, remedy);
-        }
-        if settings.store.is_etcd() && settings.data.dir == "none" {
-            let cause = "data.dir = \"none\" keeps no identity, by which etcd knows this daemon";
-            let remedy = "name a directory in [data]";
-            self.refuse("store.endpoints", cause, remedy);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ use nacre_transport_rdma_verbs::netdev::Statistics;
 use parking_lot::Mutex;
 
 use super::engine::Engine;
-use super::listeners::Actual;
 use crate::doctor::roce;
 use crate::plane::Plane;
 
@@ -40,7 +39,7 @@ impl Used {
     pub fn of(engine: &Engine, plane: Option<&Plane>) -> Self {
         let mut used = Self::default();
         for status in engine.listeners.statuses(engine) {
-            if status.actual == Actual::Listening {
+            if status.is_listening() {
                 used.interfaces.insert(status.path.iface);
             }
         }

@@ -4,8 +4,11 @@
 //! the RPC calls that create them.
 
 mod alert;
+mod cluster;
 mod ranges;
+mod remote;
 mod tls;
+mod volume_store;
 mod web;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   bdev_nvme_attach_controller ──▶ Bus::open ──▶ Function ──▶ Controller, managed by one reactor
-//!     trtype PCIe                  (bus.rs)                        │ reports Events
+//!     trtype PCIe                  (../bus.rs)                     │ reports Events
 //!   watch (hotplug.rs) ── removed, returned, new drives ──▶          ▼
 //!                                    follow: devices registered, resized, removed; events reported
 //! ```
@@ -10,7 +10,6 @@
 //! A removed drive keeps its bdevs, whose I/O fails, until it returns or is detached. So their
 //! exports need not be configured again.
 
-pub mod bus;
 mod health;
 mod hotplug;
 mod uri;
@@ -33,7 +32,7 @@ use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
 use crate::services::engine::Engine;
 
-pub use bus::{Bus, RealBus};
+pub use crate::services::bus::{Bus, RealBus};
 pub use hotplug::{HotPlug, watch};
 pub use uri::{DriveUri, DriveUriError};
 

@@ -2,7 +2,7 @@
 
 use nacre_nvmf::address::{AddressError, Grammar, Scheme, Select};
 
-use super::bus::address;
+use crate::services::bus::address;
 use crate::services::nvme::AttachParams;
 
 /// Parsed `pcie://BDF[?nsid=N]`.

@@ -95,6 +95,12 @@ pub struct PathStatus {
     pub subsystems: Vec<String>,
 }
 
+impl PathStatus {
+    pub fn is_listening(&self) -> bool {
+        self.actual == Actual::Listening
+    }
+}
+
 /// Identity of a path: the listener's name, the transport, the address and the port.
 type PathId = (String, IpTransport, ScopedIp, u16);
 
@@ -420,9 +426,7 @@ impl Listeners {
         let old = self.statuses.replace(new.clone());
         changes(engine, &old, &new, &mut self.away.borrow_mut());
         let by_rdma = |all: &[PathStatus]| -> Vec<IpAddr> {
-            let rdma = |s: &&PathStatus| {
-                s.path.transport == IpTransport::Rdma && s.actual == Actual::Listening
-            };
+            let rdma = |s: &&PathStatus| s.path.transport == IpTransport::Rdma && s.is_listening();
             all.iter().filter(rdma).map(|s| s.path.ip.ip).collect()
         };
         let before = by_rdma(&old);

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 
 use crate::journal::Entry as JournalEntry;
 use crate::rpc::RpcError;
-use crate::services::drives::bus;
+use crate::services::bus;
 use crate::services::engine::Engine;
 use crate::services::remotes::{Remote, RemotePath, RemotePlan};
 use crate::store::Record;

@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
+use crate::services::bus;
 use crate::services::drives::Drive;
-use crate::services::drives::bus;
 use crate::services::engine::Engine;
 use crate::services::nvme::AttachParams;
 use crate::services::nvme::key;
