@@ -45,7 +45,7 @@ impl Method<Engine> for ListAccounts {
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<AccountReply>, RpcError> {
         let accounts = engine.calls.page.logins()?.accounts().into_iter();
         let accounts = accounts.map(|account| AccountReply {
-            role: account.role.into(),
+            role: account.role,
             name: account.name,
             created_ms: account.created_ms,
         });
@@ -79,7 +79,7 @@ impl Method<Engine> for AddAccount {
 
     async fn apply(params: AddAccountParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let logins = engine.calls.page.logins()?;
-        let (role, password) = (params.role.into(), revealed(&params.password));
+        let (role, password) = (params.role, revealed(&params.password));
         logins.add(&params.name, role, password).await?;
         Ok(true)
     }
@@ -112,7 +112,7 @@ impl Method<Engine> for ChangeAccount {
     async fn apply(params: ChangeAccountParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let logins = engine.calls.page.logins()?;
         let password = params.password.as_ref().map(revealed);
-        let role = params.role.map(Into::into);
+        let role = params.role;
         logins.change(&params.name, role, password).await?;
         Ok(true)
     }

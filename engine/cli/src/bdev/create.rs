@@ -273,7 +273,7 @@ where
 
 impl Capacity {
     fn blocks(&self) -> Result<u64, Failure> {
-        size::blocks(self.size, self.block_size.into()).map_err(Failure::Usage)
+        size::blocks(self.size, self.block_size).map_err(Failure::Usage)
     }
 }
 
