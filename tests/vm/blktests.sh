@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# The target of blktests' nvme group: the program that its variable NVME_TARGET_CONTROL names. blktests asks it for the
-# addresses, and has it make and delete the subsystem of a test.
+# The target of blktests' nvme group: the program that its variable NVME_TARGET_CONTROL names.
+# blktests asks it for the addresses, and has it make and delete the subsystem of a test.
 #
 #   blktests.sh config --show-NAME
-#   blktests.sh setup --subsysnqn NQN --subsys-uuid UUID --hostnqn NQN [--hostkey KEY] [--ctrkey KEY]
+#   blktests.sh setup --subsysnqn NQN --subsys-uuid UUID --hostnqn NQN [--hostkey KEY]
+#                     [--ctrkey KEY]
 #   blktests.sh cleanup --subsysnqn NQN
-#   blktests.sh keys hostkey|ctrlkey KEY             gives the host a new key, or the controller
-#   blktests.sh offer dhchap_digests|dhchap_dhgroups WORD       allows one hash function, or one group
+#   blktests.sh keys hostkey|ctrlkey KEY            a new key of the host, or of the controller
+#   blktests.sh offer dhchap_digests|dhchap_dhgroups WORD
+#                                                   allows one hash function, or one group
 #
 # Needs in the environment: those of lib.sh, BLKTESTS_TRTYPE and BLKTESTS_ADDR.
 # shellcheck source=lib.sh

@@ -30,7 +30,8 @@ pub(crate) struct Grant {
     pub delays: [Duration; 4],
 }
 
-/// Counters of a queue pair since its owner opened it. The owner writes them, any thread reads them.
+/// Counters of a queue pair since its owner opened it. The owner writes them, and any
+/// thread reads them.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     pub polls: Tally,
@@ -49,6 +50,15 @@ pub(crate) struct Activity {
 pub(crate) struct DoorbellWrites {
     pub register: Tally,
     pub shadow: Tally,
+}
+
+impl DoorbellWrites {
+    /// Counts one notification of the controller.
+    #[inline]
+    pub(crate) fn count(&self, to_register: bool, to_shadow: bool) {
+        self.register.add(u64::from(to_register));
+        self.shadow.add(u64::from(to_shadow));
+    }
 }
 
 /// A counter with one writer, which needs no locked instruction.

@@ -1,4 +1,5 @@
-//! Creates a backup: writes the objects of a snapshot that no earlier backup has, then its manifest.
+//! Creates a backup: writes the objects of a snapshot that no earlier backup has, and then its
+//! manifest.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

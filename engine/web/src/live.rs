@@ -19,7 +19,7 @@ pub const MAX_STREAMS: usize = 32;
 const MAX_BEHIND: usize = 32;
 /// Ticks (seconds) between heartbeats on a stream without other messages.
 const HEARTBEAT: u32 = 15;
-/// Tells the browser the delay before it reconnects, in milliseconds.
+/// The delay before the browser reconnects, in milliseconds.
 const RETRY: &str = "retry: 2000\n\n";
 
 /// The source of live data.

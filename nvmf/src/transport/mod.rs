@@ -18,6 +18,7 @@
 
 pub mod conformance;
 mod load;
+mod work_requests;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -35,6 +36,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use load::{CoreLoad, QueueKind};
+pub use work_requests::HostWorkRequests;
 
 use crate::tls::SecureChannel;
 
@@ -639,25 +641,6 @@ pub enum HostEvent {
     },
     /// Gone. Commands without a completion will get none: [`HostTransport::reclaim`] has them.
     Closed(Closed),
-}
-
-/// Requests of one queue pair to its RDMA device, since it was connected.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HostWorkRequests {
-    pub sends: u64,
-    /// Posts of one or more sends.
-    pub send_doorbells: u64,
-    pub receives: u64,
-    pub receive_doorbells: u64,
-}
-
-impl std::ops::AddAssign for HostWorkRequests {
-    fn add_assign(&mut self, other: Self) {
-        self.sends += other.sends;
-        self.send_doorbells += other.send_doorbells;
-        self.receives += other.receives;
-        self.receive_doorbells += other.receive_doorbells;
-    }
 }
 
 /// One queue pair of the host side.

@@ -1,7 +1,7 @@
 # limit: 420
 # TLS with the stock kernel as the host: versions of identities and derivations, load, resets,
-# `kill -9`, failover between listeners that require TLS, refusals by either end, connections in clear,
-# discovery, and authentication inside TLS.
+# `kill -9`, failover between listeners that require TLS, refusals by either end, connections in
+# clear, discovery, and authentication inside TLS.
 nacre_only "keys are given by its own calls"
 REQUIRE=4421
 tls_up

@@ -1,7 +1,8 @@
 # limit: 900
-# The compose files of deploy/, step by step without containers: three nodes with a replica of a volume each, and an
-# initiator that verifies every byte. Over TCP each node has a network namespace; over RDMA the nodes share the
-# machine's network. The volume outlives the loss of a node, which comes back.
+# The compose files of deploy/, step by step without containers: three nodes with a replica of a
+# volume each, and an initiator that verifies every byte. Over TCP each node has a network
+# namespace; over RDMA the nodes share the machine's network. The volume outlives the loss of a
+# node, which comes back.
 nacre_only "compose files"
 compose() { # compose start|stop FILE SERVICE…
     local action=$1 file=$2
@@ -13,7 +14,9 @@ node() { # node FILE NUMBER ARGUMENTS…: asks that node's daemon
     shift 2
     "$NACRE" "$@" --socket "$folder/volumes/run$number/nacre.sock"
 }
-volume_is() { node "$1" 1 volume list --json | jq -e --arg state "$2" '.[0].state == $state'; } # volume_is FILE STATE
+volume_is() { # volume_is FILE STATE
+    node "$1" 1 volume list --json | jq -e --arg state "$2" '.[0].state == $state'
+}
 compose_clean() {
     local pid
     for pid in "$WORK"/compose*/*.pid; do kill -9 "$(cat "$pid")" || true; done

@@ -1,13 +1,13 @@
 # limit: 3000
-# The nvme group of blktests, with the stock kernel as the host, by blktests' hook for a target of its
-# own. Runs if NACRE_TEST_BLKTESTS names a checkout of blktests.
+# The nvme group of blktests, with the stock kernel as the host, by blktests' hook for a target of
+# its own. Runs if NACRE_TEST_BLKTESTS names a checkout of blktests.
 nacre_only "a target behind blktests' hook"
 [ -n "$BLKTESTS" ] || skip "NACRE_TEST_BLKTESTS names no checkout of blktests"
 for program in gawk bc; do command -v $program >/dev/null || skip "blktests needs $program"; done
 TREE=$WORK/blktests
 cp -r "$BLKTESTS" "$TREE"
-# blktests looks for namespaces, keys and parameters of authentication in the kernel's target, and for
-# its options.
+# blktests looks for namespaces, keys and parameters of authentication in the kernel's target, and
+# for its options.
 cat >>"$TREE/tests/nvme/rc" <<'END'
 _have_kernel_options() { :; }
 _nvme_ns_ready() { local dev; dev=$(_find_nvme_dev "$1"); [ -n "$dev" ] && [ -b "/dev/${dev}n1" ] && [ -e "/sys/block/${dev}n1/uuid" ]; }

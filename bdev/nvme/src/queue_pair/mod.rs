@@ -39,7 +39,7 @@ use self::lanes::Lanes;
 pub(crate) use self::place::Placed;
 use self::slot::{NO_LANE, Slot, Stage};
 use crate::command::{self, Verdict};
-use crate::link::{DoorbellWrites, Grant, Link, Report, Request, count};
+use crate::link::{Grant, Link, Report, Request, count};
 use crate::namespace::Namespace;
 use crate::phase::Word;
 use crate::ring::{Answer, Head, Tail};
@@ -429,19 +429,15 @@ impl Pair {
         let grant = &*self.grant;
         let shadows = grant.shadows.as_deref();
         let activity = &self.link.activity;
-        let count = |writes: &DoorbellWrites, to_register: bool| {
-            writes.register.add(u64::from(to_register));
-            writes.shadow.add(u64::from(shadows.is_some()));
-        };
         if head_too {
             let (before, head) = self.head.ring();
             let to_register = grant.cq.ring(&*grant.function, shadows, before, head);
-            count(&activity.completion, to_register);
+            activity.completion.count(to_register, shadows.is_some());
         }
         if !self.tail.is_rung() {
             let (before, tail) = self.tail.ring();
             let to_register = grant.sq.ring(&*grant.function, shadows, before, tail);
-            count(&activity.submission, to_register);
+            activity.submission.count(to_register, shadows.is_some());
             let commands = self.tail.entries_between(before, tail);
             activity.submitted.add(commands.into());
         }

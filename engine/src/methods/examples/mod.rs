@@ -60,6 +60,4 @@ pub fn of<'a>(examples: &'a [Example], method: &str) -> Option<&'a Example> {
 }
 
 #[cfg(test)]
-mod cluster_session;
-#[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! Tuning profiles of RDMA cards: settings of the machine and of the card that cost throughput or
 //! latency if they are wrong, as found, beside the recommended ones.
 //!
-//! A profile has the settings of all PCI cards, and those of the card's driver. Nothing here changes
-//! a setting.
+//! A profile has the settings of all PCI cards, and those of the card's driver. Nothing here
+//! changes a setting.
 
 use std::fs;
 use std::path::Path;

@@ -82,9 +82,9 @@ fn attach_io_and_detach() {
     assert!(refused.is_err(), "a detached controller has no queues");
 }
 
-/// Goal: the counters of a queue pair are those of its I/O: every command and completion, the writes
-/// of doorbells, and the polls. Method: 100 writes, 8 at a time, on a drive with and without shadow
-/// doorbells.
+/// Goal: the counters of a queue pair are those of its I/O: every command and completion, the
+/// writes of doorbells, and the polls. Method: 100 writes, 8 at a time, on a drive with and without
+/// shadow doorbells.
 #[test]
 fn a_queue_pair_counts() {
     for shadow_doorbells in [false, true] {

@@ -1,4 +1,5 @@
-//! Records in the store that a replica's device was truncated; [`cut`](super::super::truncation) has the
+//! Records in the store that a replica's device was truncated;
+//! [`truncation`](super::super::truncation) has the
 //! rules.
 
 use super::Membership;

@@ -3,6 +3,8 @@
 //! the calls of `examples.json` in order, as those of a client. A second one is a node of a
 //! cluster.
 
+mod cluster_session;
+
 use std::cell::RefCell;
 use std::io::Write;
 use std::net::TcpListener;
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Map, Value, json};
 
-use super::cluster_session::ClusterSession;
+use self::cluster_session::ClusterSession;
 use super::{Example, REST, all, of};
 use crate::audit::AuditLog;
 use crate::audit::file::AuditFile;
