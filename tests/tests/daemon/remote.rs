@@ -234,7 +234,7 @@ fn attach_and_detach_by_command() {
         (Some(0), "farn1\n".to_owned())
     );
     let (_, list) = said(&["bdev", "list"]);
-    assert!(list.contains("NVMe disk (TCP)"), "{list}");
+    assert!(list.contains("remote (TCP)"), "{list}");
     let size = |place: &Place| {
         let output = place.client(&["bdev", "show", "farn1", "--json"]);
         let device: Value = serde_json::from_slice(&output.stdout).expect("JSON");
