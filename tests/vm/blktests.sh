@@ -30,18 +30,23 @@ key() { # key KEY
     echo "$name"
 }
 
+# The host's keys, one `"FIELD":"NAME"` per line.
+json_fields() { sed 's/\(.*\)=\(.*\)/"\1":"\2"/' "$WORK/blktests-fields"; }
+
 setup() {
-    local nqn uuid host fields=
+    local nqn uuid host field fields=
+    : >"$WORK/blktests-fields"
     while [ $# -gt 0 ]; do
         case $1 in
             --subsysnqn) nqn=$2 ;;
             --subsys-uuid) uuid=$2 ;;
             --hostnqn) host=$2 ;;
-            --hostkey) fields+=",\"dhchap_key\":\"$(key "$2")\"" ;;
-            --ctrlkey | --ctrkey) fields+=",\"dhchap_ctrlr_key\":\"$(key "$2")\"" ;;
+            --hostkey) echo "dhchap_key=$(key "$2")" >>"$WORK/blktests-fields" ;;
+            --ctrlkey | --ctrkey) echo "dhchap_ctrlr_key=$(key "$2")" >>"$WORK/blktests-fields" ;;
         esac
         shift 2
     done
+    while read -r field; do fields+=",$field"; done < <(json_fields)
     subsystem_create "$nqn" listed
     truncate -s 64M "$WORK/blktests.img"
     rpc bdev_aio_create "{\"name\":\"blktests\",\"filename\":\"$WORK/blktests.img\",\"block_size\":512}"
@@ -60,11 +65,9 @@ keys() { # keys hostkey|ctrlkey KEY
     local field=dhchap_key
     [ "$1" = hostkey ] || field=dhchap_ctrlr_key
     # The other key stays.
-    touch "$WORK/blktests-fields"
     sed -i "/^$field=/d" "$WORK/blktests-fields"
     echo "$field=$(key "$2")" >>"$WORK/blktests-fields"
-    rpc nvmf_subsystem_set_keys "{\"nqn\":\"$NQN\",\"host\":\"$(cat "$WORK/blktests-host")\",$(
-        sed 's/\(.*\)=\(.*\)/"\1":"\2"/' "$WORK/blktests-fields" | paste -sd,)}"
+    rpc nvmf_subsystem_set_keys "{\"nqn\":\"$NQN\",\"host\":\"$(cat "$WORK/blktests-host")\",$(json_fields | paste -sd,)}"
 }
 
 # What hosts may use is chosen at the start of the daemon. A connected host connects again.
@@ -82,7 +85,7 @@ offer() { # offer FIELD WORD
         export "NACRE_NVMF_$(basename "$variable" | tr '[:lower:]' '[:upper:]')=$(cat "$variable")"
     done
     nacre_start
-    for ctrl in $(ctrl_of "$NQN"); do wait_until 60 is_live "$ctrl"; done
+    for ctrl in $(ctrl_of "$NQN"); do wait_until 180 is_live "$ctrl"; done
 }
 
 case $1 in

@@ -6,8 +6,8 @@
 
 A service gets the image's root (this machine's, read-only, with NACRE as `nacre`), its volumes (FOLDER/volumes), its
 network (a network namespace with its address on a bridge, or the machine's), environment, capabilities and limits.
-FOLDER/SERVICE.pid names its process, FOLDER/SERVICE.log has its output. A key that this program does not know is an
-error, so that the file has nothing that the test leaves out.
+FOLDER/SERVICE.pid names its process, FOLDER/SERVICE.log has its output. `image`, `restart`, `depends_on` and
+`security_opt` have no effect here; a key that this program does not know is an error.
 """
 
 import json
@@ -66,6 +66,8 @@ def join(service, networks):
     for index, (network, options) in enumerate(networks.items()):
         length = file["networks"][network]["ipam"]["config"][0]["subnet"].split("/")[1]
         near, far = f"{service}-{index}"[-15:], f"eth{index}"
+        # The kernel deletes the pair of a former namespace in the background.
+        subprocess.run(["ip", "link", "delete", near], check=False, stderr=subprocess.DEVNULL)
         ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", space)
         ip("link", "set", near, "master", bridge_of(network), "up")
         ip("-n", space, "address", "add", f"{options['ipv4_address']}/{length}", "dev", far)

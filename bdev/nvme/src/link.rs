@@ -52,6 +52,15 @@ pub(crate) struct DoorbellWrites {
     pub shadow: Tally,
 }
 
+impl Activity {
+    /// Counts one notification of new commands.
+    #[inline]
+    pub(crate) fn sent(&self, to_register: bool, to_shadow: bool, commands: u16) {
+        self.submission.count(to_register, to_shadow);
+        self.submitted.add(commands.into());
+    }
+}
+
 impl DoorbellWrites {
     /// Counts one notification of the controller.
     #[inline]

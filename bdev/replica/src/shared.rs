@@ -454,7 +454,7 @@ impl Shared {
         self.abandoned.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Reports a failure to the control. The failure is decided once the view's `judged` of the
+    /// Reports a failure to the control. The failure is decided once the view's `decided` of the
     /// slot is at least the returned number.
     pub fn report(&self, report: Report) -> u64 {
         let mut news = self.news.lock();

@@ -73,6 +73,9 @@ pub struct AuditRecord {
     line: Line,
     begun: Instant,
     progress: Cell<Progress>,
+    /// A viewer's call of a method for viewers, which a parameter makes a change. The number of
+    /// its lines is limited, too.
+    is_limited: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,6 +171,7 @@ impl AuditRecord {
             line,
             begun: Instant::now(),
             progress: Cell::new(Progress::Waiting),
+            is_limited: role == Role::Viewer && !entry.class.is_audited(),
         }
     }
 
@@ -301,7 +305,7 @@ impl AuditLog {
             // A call that did not run waits for no disk: clients without the role could make many.
             let sync = record.is_secret() && before == Progress::Running;
             let mut line = record.finished(outcome);
-            if before == Progress::Forbidden {
+            if before == Progress::Forbidden || record.is_limited {
                 let admitted = self
                     .refusals
                     .borrow_mut()

@@ -1,5 +1,5 @@
-//! Limits the lines about calls that a client may not make. Without a limit a viewer could fill the
-//! files with them, and so remove the lines of others.
+//! Limits the lines about calls that a client may not make, and about a viewer's. Without a limit a
+//! viewer could fill the files with them, and so remove the lines of others.
 //!
 //! Each client has [`BURST`] lines. One more comes every [`INTERVAL`]; it counts the refused calls
 //! without lines. Above [`MAX_CLIENTS`] clients, all further ones share one allowance.

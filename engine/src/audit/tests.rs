@@ -452,6 +452,19 @@ fn refused_calls_have_a_limited_number_of_short_lines() {
     assert_eq!(lines.last().unwrap()["object"], "a");
 }
 
+/// Goal: a viewer cannot fill the files by a method for viewers that one parameter makes a change.
+/// Method: more such calls than a client has lines, also with a value that is refused later.
+#[test]
+fn a_viewers_calls_have_a_limited_number_of_lines() {
+    let rig = Rig::new();
+    for reset in ["all", "none", "nonsense"] {
+        for _ in 0..super::refusals::BURST {
+            let _ = rig.call_as(60, "bdev_get_iostat", json!({ "reset_mode": reset }));
+        }
+    }
+    assert_eq!(rig.lines().len(), super::refusals::BURST as usize);
+}
+
 /// Goal: a call that ends the daemon has a line before it does.
 #[test]
 fn the_call_that_ends_the_daemon_is_written_first() {

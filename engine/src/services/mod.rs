@@ -81,7 +81,7 @@ use crate::rpc::method::CallFuture;
 use crate::rpc::secret::SecretJson;
 use crate::rpc::server::Dispatch;
 use crate::rpc::tls::files::ServerTls;
-use crate::rpc::{Changes, Order, Registry, RpcError};
+use crate::rpc::{Order, Registry, RpcError};
 use crate::services::alerts::Alerts;
 use crate::services::calls::{Calls, Client};
 use crate::services::declared::Declared;
@@ -226,7 +226,7 @@ impl Engine {
         params: Option<&RawValue>,
     ) -> Result<Box<RawValue>, RpcError> {
         let outcome = self.try_call(method, params, Origin::File).await;
-        self.called(method, &outcome).await;
+        self.called(method, params, &outcome).await;
         outcome
     }
 
@@ -252,7 +252,7 @@ impl Engine {
         if let Some(record) = &record {
             self.calls.audit.close(record, &outcome).await;
         }
-        self.called(method, &outcome).await;
+        self.called(method, params, &outcome).await;
         if calls::hides_key_paths(&client) {
             calls::without_key_paths(self, outcome)
         } else {
@@ -260,14 +260,19 @@ impl Engine {
         }
     }
 
-    async fn called(self: &Rc<Self>, method: &str, outcome: &Result<Box<RawValue>, RpcError>) {
+    async fn called(
+        self: &Rc<Self>,
+        method: &str,
+        params: Option<&RawValue>,
+        outcome: &Result<Box<RawValue>, RpcError>,
+    ) {
         // The call may name deferred devices whose bases exist by now: create them first.
         deferred::settle(self).await;
         self.calls.count(outcome.is_err());
         let changes = self
             .registry
             .find(method)
-            .is_some_and(|of| of.changes != Changes::Nothing);
+            .is_some_and(|of| of.changes.in_call(params));
         if changes && outcome.is_ok() {
             self.calls.page.note(method);
         }
@@ -305,7 +310,7 @@ impl Engine {
             calls::check_phase(self.lifecycle.phase(), entry)?;
         }
         let (order, name) = (entry.order, entry.name);
-        let changes = entry.changes == Changes::Something;
+        let changes = entry.changes.in_call(params);
         let work = entry.call(params, Rc::clone(self))?;
         let engine = Rc::clone(self);
         let part_of = crate::journal::part_of();

@@ -53,7 +53,7 @@ pub struct PathQueue {
     pub thread: String,
     /// It sends new I/O on this path now.
     pub is_current: bool,
-    /// The RDMA device of its connection.
+    /// The RDMA device of its connection, or of the last one.
     pub device: Option<String>,
     pub activity: Activity,
 }
@@ -78,7 +78,8 @@ impl Counters {
     pub(crate) fn publish(&self, stats: &IoStats, device: Option<&str>, is_current: bool) {
         let mut activity = self.activity.lock();
         activity.0 = stats.activity;
-        if activity.1.as_deref() != device {
+        // A queue that connects again keeps the last device.
+        if device.is_some() && activity.1.as_deref() != device {
             activity.1 = device.map(str::to_owned);
         }
         drop(activity);

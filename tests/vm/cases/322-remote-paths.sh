@@ -91,7 +91,7 @@ rpc remote_get_paths '{"name":"farn1"}' | jq -c '.[] | {trtype: .trid.trtype, re
 step "the statistics of both transports"
 rpc bdev_nvme_get_transport_statistics | jq -ce '[.poll_groups[].transports[]] |
     (map(select(.trname == "RDMA").devices[]) | length > 0 and all(.dev_name == "rxe0" and .completions > 0 and
-        .total_send_wrs >= .completions and .total_recv_wrs >= .completions and .send_doorbell_updates > 0)),
+        .total_send_wrs >= .completions and .total_recv_wrs >= .completions and .send_doorbell_updates > 0)) and
     (map(select(.trname == "TCP")) | length > 0 and all(.nvme_completions > 0 and
         .submitted_requests >= .nvme_completions and .polls >= .idle_polls))'
 

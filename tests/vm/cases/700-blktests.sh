@@ -47,7 +47,9 @@ FAILED=()
 target_start
 step "over TCP"
 run tcp "${BASIC[@]}" "${AUTHENTICATION[@]}"
-nacre_stop
+# blktests.sh may have started the daemon again.
+kill -TERM "$(daemon_pid)"
+wait_until 60 test ! -e "/proc/$(daemon_pid)"
 step "over RDMA"
 rdma_up
 target_start

@@ -336,7 +336,7 @@ impl Pair {
                     other => self.unfinished(index, other, at, done),
                 }
             }
-            _ => self.unknown_completion(answer.cid),
+            _ => unknown_completion(self, answer.cid),
         }
     }
 
@@ -428,18 +428,21 @@ impl Pair {
         }
         let grant = &*self.grant;
         let shadows = grant.shadows.as_deref();
-        let activity = &self.link.activity;
         if head_too {
             let (before, head) = self.head.ring();
             let to_register = grant.cq.ring(&*grant.function, shadows, before, head);
-            activity.completion.count(to_register, shadows.is_some());
+            self.link
+                .activity
+                .completion
+                .count(to_register, shadows.is_some());
         }
         if !self.tail.is_rung() {
             let (before, tail) = self.tail.ring();
             let to_register = grant.sq.ring(&*grant.function, shadows, before, tail);
-            activity.submission.count(to_register, shadows.is_some());
             let commands = self.tail.entries_between(before, tail);
-            activity.submitted.add(commands.into());
+            self.link
+                .activity
+                .sent(to_register, shadows.is_some(), commands);
         }
         self.link.phase.leave();
     }
@@ -469,12 +472,12 @@ impl Pair {
             want,
         });
     }
+}
 
-    #[cold]
-    fn unknown_completion(&mut self, cid: u16) {
-        count(&self.controller.counters.protocol_errors);
-        self.report(Request::UnknownCompletion { cid });
-    }
+#[cold]
+fn unknown_completion(pair: &Pair, cid: u16) {
+    count(&pair.controller.counters.protocol_errors);
+    pair.report(Request::UnknownCompletion { cid });
 }
 
 /// Waits briefly for the commands of a closed lane, so that their buffers are usually free

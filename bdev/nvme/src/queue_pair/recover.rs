@@ -232,8 +232,11 @@ impl Pair {
         let shadows = grant.shadows.as_deref();
         let (_, head) = self.head.ring();
         grant.cq.insist(&*grant.function, shadows, head);
-        let (_, tail) = self.tail.ring();
+        self.link.activity.completion.count(true, shadows.is_some());
+        let (before, tail) = self.tail.ring();
         grant.sq.insist(&*grant.function, shadows, tail);
+        let commands = self.tail.entries_between(before, tail);
+        self.link.activity.sent(true, shadows.is_some(), commands);
         self.link.phase.leave();
         count(&self.controller.counters.nudges);
     }

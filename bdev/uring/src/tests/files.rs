@@ -287,8 +287,8 @@ fn size_changes_are_detected() {
         let same = rig.device.rescan(None).expect("rescanned");
         assert_eq!(same.before, same.after);
 
-        // Rescan adopts at most the requested size. `look` detects a smaller size before a write
-        // enlarges the file again.
+        // Rescan adopts at most the requested size. `check_size` detects a smaller size before a
+        // write enlarges the file again.
         let less = rig.device.rescan(Some(MIB / 4)).expect("rescanned");
         assert_eq!(less.after, MIB / 4 / bs);
         rig.device.check_size();

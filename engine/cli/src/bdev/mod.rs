@@ -280,7 +280,8 @@ fn list(connection: &Connection) -> Result<(), Failure> {
 fn kind(device: &Value) -> String {
     let name = device["product_name"].as_str().unwrap_or_default();
     let specific = &device["driver_specific"];
-    let is_remote = specific["nvme"][0]["trid"]["trtype"].is_string();
+    let transport = specific["nvme"][0]["trid"]["trtype"].as_str();
+    let is_remote = transport.is_some_and(|transport| transport != "PCIe");
     let product = match name {
         "NVMe disk" if is_remote => "remote".to_owned(),
         "NVMe disk" => "nvme".to_owned(),

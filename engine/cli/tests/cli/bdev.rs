@@ -25,6 +25,18 @@ fn daemon() -> Fake {
             json!({ "aio": { "filename": "/nonexistent/disk.img" } }),
         ),
         device("cache", "OCF disk", 2048, json!({})),
+        device(
+            "drive",
+            "NVMe disk",
+            2048,
+            json!({ "nvme": [{ "trid": { "trtype": "PCIe", "traddr": "0000:5e:00.0" } }] }),
+        ),
+        device(
+            "far",
+            "NVMe disk",
+            2048,
+            json!({ "nvme": [{ "trid": { "trtype": "TCP", "traddr": "192.0.2.7" } }] }),
+        ),
     ];
     Fake::play(move |method, params| match method {
         "bdev_get_bdevs" => match params["name"].as_str() {
@@ -63,7 +75,7 @@ fn devices_are_listed_and_shown() {
     );
     let kinds: Vec<&str> = cells(&list).iter().map(|row| row[1]).collect();
     // A product of another program has its own name.
-    assert_eq!(kinds, ["malloc", "null", "file", "OCF"]);
+    assert_eq!(kinds, ["malloc", "null", "file", "OCF", "nvme", "remote"]);
     assert_eq!(daemon.nacre("bdev list --json").json()[2]["name"], "disk");
     assert_eq!(daemon.nacre("bdev --json ls").json()[2]["name"], "disk");
     let shown = daemon.nacre("bdev show disk").printed();

@@ -89,11 +89,11 @@ impl NamedKey {
         self.place.lock().clone()
     }
 
-    /// Notes that the secret is in another place.
     pub fn is_sealed(&self) -> bool {
         matches!(self.place(), KeyPlace::Sealed { .. })
     }
 
+    /// Notes that the secret is in another place.
     pub fn set_place(&self, place: KeyPlace) {
         *self.place.lock() = place;
     }

@@ -114,7 +114,10 @@ impl IoQueue {
             return Err((Busy, io));
         }
         match own_data(&io, &self.pool) {
-            Ok(own) => Ok(Some(Returned(Pending::new(io, own, 0)))),
+            Ok(own) => {
+                self.stats.activity.queued += 1;
+                Ok(Some(Returned(Pending::new(io, own, 0))))
+            }
             Err(Status::Retry) => Err((Busy, io)),
             Err(status) => {
                 self.completed.push_back(io.complete(status));

@@ -132,15 +132,19 @@ fn max_read_request(config: &[u8]) -> Option<u32> {
     const CAPABILITIES: usize = 0x34;
     const PCI_EXPRESS: u8 = 0x10;
     const DEVICE_CONTROL: usize = 8;
-    let mut at = usize::from(*config.get(CAPABILITIES)?);
+    let mut at = usize::from(*config.get(CAPABILITIES)? & !3);
     // A list of 48 capabilities fills the space; a longer one is a loop.
     for _ in 0..48 {
+        // The list ends with 0; the header before 40h is no capability.
+        if at < 0x40 {
+            return None;
+        }
         let [id, next] = *config.get(at..at + 2)?.first_chunk()?;
         if id == PCI_EXPRESS {
             let control = config.get(at + DEVICE_CONTROL..)?.first_chunk()?;
             return Some(128 << (u16::from_le_bytes(*control) >> 12 & 7));
         }
-        at = usize::from(next);
+        at = usize::from(next & !3);
     }
     None
 }
@@ -165,23 +169,21 @@ fn protocol(device: &Device) -> Option<Setting> {
         return None;
     }
     let bus = device.bus.as_deref()?;
-    let is_roce = device
-        .ports
-        .iter()
-        .flat_map(|port| &port.gids)
-        .any(|gid| gid.kind == GidKind::RoceV2);
+    let kinds = || device.ports.iter().flat_map(|port| &port.gids);
+    let found = if kinds().any(|gid| gid.kind == GidKind::RoceV2) {
+        Some("RoCE v2")
+    } else if kinds().any(|gid| gid.kind == GidKind::Iwarp) {
+        Some("iWARP")
+    } else {
+        None
+    };
     Some(Setting {
         command: Some(format!(
             "devlink dev param set pci/{bus} name enable_iwarp value false cmode runtime; \
              devlink dev param set pci/{bus} name enable_roce value true cmode runtime"
         )),
         reason: "the card speaks RoCE v2 or iWARP, and connects only to ends that speak the same",
-        ..setting(
-            "card.protocol",
-            bus,
-            Some(if is_roce { "RoCE v2" } else { "iWARP" }.to_owned()),
-            "RoCE v2",
-        )
+        ..setting("card.protocol", bus, found.map(str::to_owned), "RoCE v2")
     })
 }
 

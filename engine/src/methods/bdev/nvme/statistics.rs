@@ -149,7 +149,7 @@ impl Sums {
 impl Method<Engine> for GetTransportStatistics {
     const NAME: &'static str = "bdev_nvme_get_transport_statistics";
     const ABOUT: &'static str = "Counts the polls and commands of queues to remote devices and local drives, per reactor \
-        and transport. Counters of remote devices are at most 100 ms old.";
+        and transport. Counters of remote devices are up to 250 ms old; those of a queue count for its present transport.";
     const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = Statistics;
