@@ -287,5 +287,8 @@ fn virtual_machine(root: &Path, selection: &vm::Selection, strict: bool) -> Resu
             .into_iter()
             .for_each(|what| tally.fail(format!("{what} (must not be skipped here)")));
     }
+    if let Some(what) = vm::not_asked_for(root, &selection.filter)? {
+        tally.skip(what);
+    }
     Ok(tally)
 }

@@ -35,7 +35,8 @@ use crate::{process, setup};
 
 pub(crate) use drives::clean as clean_drives;
 pub(crate) use suite::{
-    Selection, Target, built_nacre, debug_nacre, fast_nacre, matches, run as run_suite,
+    Selection, Target, built_nacre, debug_nacre, fast_nacre, matches, not_asked_for,
+    run as run_suite,
 };
 
 #[derive(Subcommand)]
@@ -107,7 +108,10 @@ pub(crate) fn run(root: &Path, vm_command: &VmCommand) -> Result<ExitCode> {
                 nacre: nacre.clone(),
                 guests: *guests,
             };
-            let tally = run_suite(root, &selection)?;
+            let mut tally = run_suite(root, &selection)?;
+            if let Some(what) = not_asked_for(root, &selection.filter)? {
+                tally.skip(what);
+            }
             tally.print_details();
             println!("{tally}");
             Ok(tally.exit_code())
