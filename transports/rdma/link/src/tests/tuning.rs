@@ -120,15 +120,18 @@ fn a_bad_configuration_space_is_unknown() {
     }
 }
 
-/// Goal: an Intel card shows which of its two protocols it speaks. Method: a simulated E810 with
-/// iWARP and with RoCE v2.
+/// Goal: an Intel card shows which of its two protocols it speaks, if its ports show it. Method: a
+/// simulated E810 with RoCE v2, with iWARP, and with neither.
 #[test]
 fn the_protocol_of_an_intel_card() {
-    for (kind, found) in [
-        ("RoCE v2", "RoCE v2 RoCE v2 Recommended"),
-        ("IB/RoCE v1", "iWARP RoCE v2 Differs"),
+    for (node_type, kind, found) in [
+        ("1: CA", "RoCE v2", "RoCE v2 RoCE v2 Recommended"),
+        ("4: RNIC", "IB/RoCE v1", "iWARP RoCE v2 Differs"),
+        // Its ports have no usable entry.
+        ("1: CA", "IB/RoCE v1", "- RoCE v2 Unknown"),
     ] {
         let tree = tree::mlx5_dual_port();
+        tree.device("mlx5_0", &[("node_type", node_type)]);
         tree.remove(&format!("{CARD}/driver"));
         tree.link(&format!("{CARD}/driver"), "../../../bus/pci/drivers/ice");
         for port in 1..=2 {
