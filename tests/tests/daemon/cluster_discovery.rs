@@ -14,8 +14,17 @@ const OTHER: &str = "nqn.2025-01.io.nacre:other";
 fn listed(cluster: &Cluster, node: usize, host: &str, nqn: &str) -> (u64, Vec<(u64, u16)>) {
     let uri = format!("tcp://{}", cluster.nodes[node].address());
     let args = ["discover", &uri, "--hostnqn", host, "--json"];
-    let output = cluster.nodes[node].place.nacre().args(args).output();
-    let output = output.expect("nacre runs");
+    let end = Instant::now() + PATIENCE;
+    let output = loop {
+        let output = cluster.nodes[node].place.nacre().args(args).output();
+        let output = output.expect("nacre runs");
+        // A node opens its listener after it has joined, which takes time on a busy machine.
+        let is_early = String::from_utf8_lossy(&output.stderr).contains("Connection refused");
+        if !is_early || Instant::now() > end {
+            break output;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
     assert!(output.status.success(), "{output:?}");
     let log: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let records = log["records"].as_array().expect("a list");
