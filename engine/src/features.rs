@@ -6,7 +6,7 @@ use std::fmt::{Display, Write};
 use nacre_transport_rdma_verbs::Wire;
 use serde::Serialize;
 
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// A feature, as users select or meet it.
 #[derive(Debug, Clone, Copy, Serialize)]

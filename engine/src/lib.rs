@@ -11,7 +11,7 @@
 //! ```
 //!
 //! - Every change is an RPC method call: the socket, startup files, the replay of the store and
-//!   declared objects all go through [`services::engine::Engine::call`].
+//!   declared objects all go through [`services::Engine::call`].
 //! - A method is its types ([`rpc::Method`]): parameters and reply are the schema from which
 //!   reference, command line and error messages derive.
 //! - A change is applied, made durable as one transaction ([`journal::Journal::commit`]), and then

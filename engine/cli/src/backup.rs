@@ -18,7 +18,7 @@ use nacre_engine::methods::backup::{
     JobParams, ListBackups, ListBackupsParams, ListJobs, RestoreBackup, RestoreBackupParams,
     VerifyBackup,
 };
-use nacre_engine::services::engine::Engine;
+use nacre_engine::services::Engine;
 use nacre_engine_rpc::client::Client;
 use nacre_engine_rpc::{Method, NoParams};
 

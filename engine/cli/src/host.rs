@@ -16,7 +16,7 @@ use nacre_engine::methods::nvmf::host::{
 use nacre_engine::methods::nvmf::namespace::{
     AddNamespaceHost, NamespaceHostParams, RemoveNamespaceHost,
 };
-use nacre_engine::services::engine::Engine;
+use nacre_engine::services::Engine;
 use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::to_json;
 

@@ -62,7 +62,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use nacre_engine::config::Personality;
-use nacre_engine::services::engine::Engine;
+use nacre_engine::services::Engine;
 use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::{Client, ClientError};
 

@@ -3,7 +3,7 @@
 use nacre_nvmf::subsystems::AuthFailure;
 use nacre_nvmf::tls::TlsFailure;
 
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Sends an event for each host that failed to authenticate itself, and for each connection that
 /// TLS ended.

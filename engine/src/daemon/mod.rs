@@ -48,7 +48,7 @@ use crate::plane::{Plane, PlaneConfig};
 use crate::rpc::socket::Socket;
 use crate::rpc::tls::listen::TlsListener;
 use crate::rpc::{Registry, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring;
 use crate::services::lifecycle::Phase;
 use crate::services::startup::{DiscoveryFilter, NvmfOptions};

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
 use crate::config::{Loaded, Settings};
+use crate::services::Engine;
 use crate::services::certificates::{Certificates, Refused};
-use crate::services::engine::Engine;
 use crate::services::http_token::{Token, TokenError};
 use crate::services::lifecycle::Phase;
 use crate::signals::Hangups;

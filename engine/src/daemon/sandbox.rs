@@ -8,7 +8,7 @@ use nacre_engine_sandbox::{self as sandbox, CapabilitySet, Mode, SandboxError, n
 use tracing::{error, info, warn};
 
 use crate::config::Settings;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// The outcome of [`restrict`]; `None`: not asked for.
 pub(super) type Restricted = Option<Result<CapabilitySet, SandboxError>>;

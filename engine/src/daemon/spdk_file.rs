@@ -18,7 +18,7 @@ use crate::bdev_modules;
 use crate::daemon::ServeOptions;
 use crate::journal::Entry;
 use crate::rpc::secret::{SecretJson, SecretValue};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring;
 use crate::store::Record;
 

@@ -12,8 +12,8 @@ use crate::notify::{Category, Severity, TYPES};
 use crate::rpc::error::Errno;
 use crate::rpc::method::NoParams;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::alerts::{AlertTask, Silence, Silences};
-use crate::services::engine::Engine;
 use crate::values::read;
 
 pub fn register(registry: &mut Registry<Engine>) {

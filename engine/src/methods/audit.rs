@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::rpc::error::Errno;
 use crate::rpc::{Changes, Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Get>();

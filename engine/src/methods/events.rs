@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::notify::{Category, EventDetails, KEPT};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::lifecycle::Phase;
 use crate::values::read;
 

@@ -12,8 +12,8 @@ use super::spdk::sock::SET_SOCK_OPTIONS;
 use crate::bdev_modules;
 use crate::rpc::error::{Errno, causes};
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
+use crate::services::Engine;
 use crate::services::calls;
-use crate::services::engine::Engine;
 use crate::services::lifecycle::Phase;
 use crate::services::startup::SockOptions;
 

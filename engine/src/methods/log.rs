@@ -10,7 +10,7 @@ use crate::config::log_flags::UnknownFlag;
 use crate::config::settings::LogLevel;
 use crate::rpc::error::INTERNAL_ERROR;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry

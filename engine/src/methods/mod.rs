@@ -26,7 +26,7 @@ pub mod volume;
 pub mod web;
 
 use crate::rpc::Registry;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// All RPC methods.
 pub fn all() -> Registry<Engine> {

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<IobufSetOptions>().add::<BdevSetOptions>();

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::rdma::{Rdma, describe};
 
 pub fn register(registry: &mut Registry<Engine>) {

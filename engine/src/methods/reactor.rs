@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::replies::TICK_RATE;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::journal::EntryState;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::store::Change;
 
 pub fn register(registry: &mut Registry<Engine>) {

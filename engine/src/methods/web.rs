@@ -10,7 +10,7 @@ use crate::rpc::access;
 use crate::rpc::method::NoParams;
 use crate::rpc::secret::{RevealedText, SecretText};
 use crate::rpc::{Changes, Class, Method, Order, Registry, Role, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<ListAccounts>().add::<AddAccount>();

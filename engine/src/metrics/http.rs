@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 use super::Scrape;
 use crate::rpc::places::{NetworkPlace, Places};
 use crate::rpc::tls;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::lifecycle::Phase;
 
 /// Most clients at a time.

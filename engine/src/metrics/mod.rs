@@ -42,7 +42,7 @@ use prometheus_client::metrics::MetricType;
 use serde::Serialize;
 
 use crate::plane::{Plane, PoolUse};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::nics::{NicCounters, Used};
 
 /// Limit for reactors to report their buffers.

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{oneshot, watch};
 use tracing::warn;
 
-use super::engine::Engine;
+use super::Engine;
 use super::keyring::store_key::StoreKeys;
 use super::lifecycle::Phase;
 use super::web::Page;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::engine::Engine;
+use super::Engine;
 use crate::config::Settings;
 use crate::doctor::revocation as doctor;
 use crate::rpc::tls::crl::Revocation;

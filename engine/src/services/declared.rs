@@ -21,7 +21,7 @@ use crate::config::declared::{params_of, uuid_of};
 use crate::config::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Key, RemoteTarget, Subsystem};
 use crate::journal::Entry;
 use crate::rpc::RpcError;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::nvme::{self, ATTACH};
 
 const ADD_KEY: &str = "keyring_file_add_key";

@@ -21,7 +21,7 @@ use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::store::{Change, Record};
 
 pub fn key(name: &str) -> String {

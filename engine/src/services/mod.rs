@@ -4,21 +4,21 @@
 //! ```text
 //!   methods ─▶ Engine ─┬─ calls        clients, their roles and calls
 //!                      ├─ web          the administration page, part of calls
-//!                      ├─ alerts      receivers of messages about events
-//!                      ├─ volumes     replicated volumes: open, close, events
-//!                      ├─ cluster     this node of a cluster, part of volumes
-//!                      ├─ pools       storage pools, kept by devices
+//!                      ├─ alerts       receivers of messages about events
+//!                      ├─ volumes      replicated volumes: open, close, events
+//!                      ├─ cluster      this node of a cluster, part of volumes
+//!                      ├─ pools        storage pools, kept by devices
 //!                      ├─ backup       backups of snapshots of pools, kept by devices
-//!                      ├─ devices     requested histograms and samples, device events
-//!                      ├─ drives      NVMe drives of this machine
-//!                      ├─ remotes     namespaces of other machines
-//!                      ├─ keyring     keys of hosts, and of this host
-//!                      ├─ listeners   addresses that hosts connect to
-//!                      ├─ failover    listeners that are inaccessible for a test
-//!                      ├─ rdma        RDMA devices
-//!                      ├─ nics        counters of network interfaces
-//!                      ├─ declared    objects of the configuration file
-//!                      └─ deferred    devices whose base does not exist yet
+//!                      ├─ devices      requested histograms and samples, device events
+//!                      ├─ drives       NVMe drives of this machine
+//!                      ├─ remotes      namespaces of other machines
+//!                      ├─ keyring      keys of hosts, and of this host
+//!                      ├─ listeners    addresses that hosts connect to
+//!                      ├─ failover     listeners that are inaccessible for a test
+//!                      ├─ rdma         RDMA devices
+//!                      ├─ nics         counters of network interfaces
+//!                      ├─ declared     objects of the configuration file
+//!                      └─ deferred     devices whose base does not exist yet
 //! ```
 //!
 //! RPC methods use services. Services never use methods; a service that needs a method's work calls
@@ -51,11 +51,6 @@ pub mod startup;
 pub mod subsystems;
 pub mod volumes;
 pub mod web;
-
-/// The path by which most modules import the engine.
-pub mod engine {
-    pub use super::Engine;
-}
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -19,7 +19,7 @@ use nacre_transport_rdma_link::ethtool::{self, PriorityCount, PriorityCounters};
 use nacre_transport_rdma_verbs::netdev::Statistics;
 use parking_lot::Mutex;
 
-use super::engine::Engine;
+use super::Engine;
 use crate::doctor::roce;
 use crate::plane::Plane;
 

@@ -30,7 +30,7 @@ use super::subsystems::{find_namespace, key};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::store::Change;
 
 /// Method name in the record of a stored reservation.

@@ -17,7 +17,7 @@ use nacre_engine::config::settings::DEFAULT_BLOCK;
 use nacre_engine::methods::bdev::file::{AioCreate, AioCreateParams};
 use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
 use nacre_engine::methods::bdev::modules::CreateModule;
-use nacre_engine::services::engine::Engine;
+use nacre_engine::services::Engine;
 use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::to_json;
 use nacre_engine_values::size;

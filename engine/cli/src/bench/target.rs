@@ -24,7 +24,7 @@ use nacre_engine::methods::nvmf::namespace::{
 };
 use nacre_engine::methods::nvmf::subsystem::{CreateSubsystem, CreateSubsystemParams};
 use nacre_engine::methods::volume::create::{self as volume, CreateParams as VolumeParams};
-use nacre_engine::services::engine::Engine;
+use nacre_engine::services::Engine;
 use nacre_engine_rpc::Method;
 use nacre_engine_rpc::client::{Client, ClientError};
 use nacre_engine_rpc::method::NoParams;

@@ -18,7 +18,7 @@ use nacre_engine::daemon;
 use nacre_engine::methods::pool::ListPools;
 use nacre_engine::methods::state::GetState;
 use nacre_engine::plane::demand::{self, Demand};
-use nacre_engine::services::engine::Engine;
+use nacre_engine::services::Engine;
 use nacre_engine::services::pools::IMPORT;
 use nacre_engine::services::sandbox::for_doctor;
 use nacre_engine::services::{calls, certificates, concat, keyring, volumes};

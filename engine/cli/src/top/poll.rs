@@ -24,7 +24,7 @@ use nacre_engine::methods::nvmf::connected::{
 use nacre_engine::methods::nvmf::subsystem::{GetSubsystems, GetSubsystemsParams};
 use nacre_engine::methods::pool::ListPools;
 use nacre_engine::methods::reactor::GetReactors;
-use nacre_engine::services::engine::Engine;
+use nacre_engine::services::Engine;
 use nacre_engine_rpc::client::{Client, ClientError};
 use nacre_engine_rpc::{Method, NoParams};
 

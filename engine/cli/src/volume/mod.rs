@@ -30,7 +30,7 @@ use nacre_engine::methods::volume::replicas::{
     self, AddReplicaParams, ForcedParams, ReplaceParams, ReplicaParams, ResyncParams,
 };
 use nacre_engine::notify::Category;
-use nacre_engine::services::engine::Engine;
+use nacre_engine::services::Engine;
 use nacre_engine::services::subsystems::AnaWord;
 use nacre_engine::services::volumes::published::AnaByTransport;
 use nacre_engine_rpc::client::to_json;

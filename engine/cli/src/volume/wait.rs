@@ -14,7 +14,7 @@ use super::super::{Connection, Failure, output};
 use super::{WaitArgs, show};
 use nacre_engine::methods::volume::NameParams;
 use nacre_engine::methods::volume::list::GetVolume;
-use nacre_engine::services::engine::Engine;
+use nacre_engine::services::Engine;
 use nacre_engine_rpc::Method;
 
 const PAUSE: Duration = Duration::from_millis(300);

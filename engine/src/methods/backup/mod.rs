@@ -16,8 +16,8 @@ use super::replies::refuse_nil;
 use crate::refusal::Refusal;
 use crate::rpc::error::Errno;
 use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::backup::{self, BackupPlace, Ended, Job, JobState, Operation, RestoreRequest};
-use crate::services::engine::Engine;
 use crate::services::pools::find_lvol;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

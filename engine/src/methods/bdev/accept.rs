@@ -17,7 +17,7 @@ use crate::journal::{EntryState, seen_key};
 use crate::methods::replies::no_device;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::store::{Edit, Record};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

@@ -7,7 +7,7 @@ use nacre_bdev::module::ByName;
 
 use crate::rpc::error::Errno;
 use crate::rpc::{Changes, Class, Method, NoParams, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Examine>().add::<WaitForExamine>();

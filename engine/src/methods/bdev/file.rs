@@ -19,8 +19,8 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::access;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::devices::{self, known_files};
-use crate::services::engine::Engine;
 use crate::values::read;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

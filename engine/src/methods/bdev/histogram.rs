@@ -19,8 +19,8 @@ use crate::methods::replies::TICK_RATE;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{self, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::devices::HistogramRequest;
-use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry

@@ -17,8 +17,8 @@ use crate::refusal::OrRefuse;
 use crate::rpc::access;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Changes, Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::devices::sampling::Sampled;
-use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetIostat>().add::<ResetIostat>();

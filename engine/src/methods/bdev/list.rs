@@ -14,7 +14,7 @@ use crate::methods::replies::no_device;
 use crate::methods::spdk::raid;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools;
 
 pub fn register(registry: &mut Registry<Engine>) {

@@ -34,8 +34,8 @@ use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
+use crate::services::Engine;
 use crate::services::devices::{forget_uses_of, key, known_files};
-use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {

@@ -12,8 +12,8 @@ use crate::bdev_modules::{NULL, NULL_RESIZE};
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::devices;
-use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Resize>();

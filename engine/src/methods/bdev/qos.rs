@@ -14,8 +14,8 @@ use serde_json::json;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::devices::{forget_limits, limits_key};
-use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<SetPeriod>();

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::no_device_of_kind;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, INVALID_PARAMS};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::devices;
-use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry

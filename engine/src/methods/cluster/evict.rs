@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::{LIMIT, follow, node, read as read_etcd, refuse_long_wait, within};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::cluster::report_release;
-use crate::services::engine::Engine;
 use crate::values::read;
 
 pub fn register(registry: &mut Registry<Engine>) {

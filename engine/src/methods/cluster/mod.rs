@@ -29,7 +29,7 @@ use uuid::Uuid;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Time limit of a call, beside the time that its caller wants to wait.
 pub const LIMIT: Duration = Duration::from_secs(5);

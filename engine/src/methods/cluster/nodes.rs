@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{LIMIT, follow, node, read_status, refuse_long_wait, within};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::values::read;
 
 pub fn register(registry: &mut Registry<Engine>) {

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{name_of, read_status};
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetClusterStatus>().add::<GetNodes>();

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::{name_of, read as read_etcd};
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<NextUpgrade>();

@@ -12,8 +12,8 @@ use uuid::Uuid;
 
 use super::{LIMIT, named, node, read as read_etcd, refuse_long_wait, within};
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::cluster;
-use crate::services::engine::Engine;
 use crate::values::read;
 
 /// Default of `wait_s`: a hand-over takes less than a second, and gives up after 5 s.

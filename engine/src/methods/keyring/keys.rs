@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::record_key;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring::{KeyPlace, NamedKey, no_key};
 use crate::services::remotes::RemoteTls;
 use crate::store::Change;

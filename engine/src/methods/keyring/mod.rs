@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::config::names::check_key_name;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring::{
     AddError, FileError, KeyPlace, ListedKey, NamedKey, PREFIX, file, no_key,
 };

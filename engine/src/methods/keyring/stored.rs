@@ -22,7 +22,7 @@ use crate::methods::nvmf::rotate::KeyKind;
 use crate::rpc::error::Errno;
 use crate::rpc::secret::{RevealedText, SecretText};
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring::seal::{SealError, Sealed, StoreKey};
 use crate::services::keyring::store_key::{InUse, StoreKeys};
 use crate::services::keyring::{Facts, KeyPlace, KeyText, NamedKey, PREFIX, file, no_key};

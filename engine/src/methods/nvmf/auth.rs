@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{host_nqn, nvm_subsystem};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::values::time;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

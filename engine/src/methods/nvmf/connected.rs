@@ -19,7 +19,7 @@ use super::{any_subsystem, check_target};
 use crate::methods::replies::TICK_RATE;
 use crate::plane::Plane;
 use crate::rpc::{Class, Method, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry

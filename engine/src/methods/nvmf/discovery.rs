@@ -15,7 +15,7 @@ use super::{check_target, key, refusal};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Changes, Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::configured_nqn;
 use crate::services::subsystems::place;
 use crate::store::Change;

@@ -19,7 +19,7 @@ use super::listener::{find, restore_states};
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError, access};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Longest test.
 const MAX_SECONDS: u32 = 3600;

@@ -17,7 +17,7 @@ use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring;
 use crate::store::{Change, Edit};
 

@@ -20,7 +20,7 @@ use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::{ADD_LISTENER, AnaWord, WithheldWord, note_withheld, place};
 use crate::services::volumes;
 use crate::store::{Change, Edit};

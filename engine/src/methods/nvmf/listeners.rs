@@ -11,7 +11,7 @@ use super::address::AddressReply;
 use super::check_target;
 use crate::plane::Plane;
 use crate::rpc::{Class, Method, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::listeners::{self, Actual, PathStatus};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

@@ -45,7 +45,7 @@ use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::key;
 use crate::store::{Change, Edit};
 

@@ -19,7 +19,7 @@ use super::{PATIENCE, host_nqn, key, nvm_subsystem, wait_until};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::reservations;
 use crate::services::subsystems::{ADD_NAMESPACE, find_namespace, forget_namespace, named};
 use crate::store::Change;

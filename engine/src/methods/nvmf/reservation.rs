@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::nvm_subsystem;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::reservations::{RESTORE, StoredReservation, find};
 use crate::services::subsystems::find_namespace;
 

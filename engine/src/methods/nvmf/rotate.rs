@@ -16,7 +16,7 @@ use super::{host_nqn, key, nvm_subsystem};
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring::{self, rotation, text::kind_name};
 use crate::store::Change;
 

@@ -23,7 +23,7 @@ use crate::journal::is_declaring;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::CREATE_SUBSYSTEM;
 use crate::store::{Change, Edit};
 

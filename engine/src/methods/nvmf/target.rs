@@ -13,7 +13,7 @@ use super::{TARGET, refusal};
 use crate::config::Personality;
 use crate::rpc::error::Errno;
 use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::reservations::RESTORE;
 use crate::services::startup::DiscoveryFilter;
 use crate::services::volumes::published;

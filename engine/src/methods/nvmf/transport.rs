@@ -20,7 +20,7 @@ use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::rdma::Rdma;
 use crate::store::Change;
 

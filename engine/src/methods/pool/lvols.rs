@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::super::replies::refuse_nil;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools::{self, OpenPool, check_name, find_lvol};
 use crate::values::read;
 

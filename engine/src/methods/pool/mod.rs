@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::replies::refuse_nil;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools::{self, OpenPool};
 
 pub fn register(registry: &mut Registry<Engine>) {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rpc::error::PARSE_ERROR;
 use crate::rpc::{Changes, Class, Method, NoParams, Registry, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry

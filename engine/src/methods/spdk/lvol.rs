@@ -28,7 +28,7 @@ use uuid::Uuid;
 use crate::methods::pool::lvols;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, INVALID_PARAMS};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools::{self, OpenPool, check_name, find_lvol};
 
 pub fn register(registry: &mut Registry<Engine>) {

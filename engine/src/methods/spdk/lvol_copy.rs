@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools::copies::CopyState;
 use crate::services::pools::find_lvol;
 

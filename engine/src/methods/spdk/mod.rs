@@ -12,7 +12,7 @@ pub mod sock;
 
 use crate::bdev_modules;
 use crate::rpc::Registry;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     accel::register(registry);

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::notify::{Event, TYPES};
 use crate::rpc::{Class, Method, NoParams, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetTypes>().add::<GetNotifications>();

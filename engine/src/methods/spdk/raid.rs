@@ -19,8 +19,8 @@ use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, PARSE_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::deferred;
-use crate::services::engine::Engine;
 use crate::services::volumes::{self, Listed, OpenState, RESERVED};
 use crate::store::{Change, Record};
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::methods::replies::TICK_RATE;
 use crate::rpc::error::Errno;
 use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rpc::error::Errno;
 use crate::rpc::{Changes, Class, Method, NoParams, Order, Registry, RpcError, When};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::startup::POSIX;
 
 pub fn register(registry: &mut Registry<Engine>) {

@@ -12,8 +12,8 @@ use super::call;
 use crate::rpc::RpcError;
 use crate::rpc::client::to_json;
 use crate::rpc::error::Errno;
+use crate::services::Engine;
 use crate::services::drives::{DriveUri, DriveUriError};
-use crate::services::engine::Engine;
 use crate::services::nvme::ATTACH;
 use crate::services::remotes::{attach_params, default_name};
 

@@ -19,7 +19,7 @@ use crate::bdev_modules;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools::alias;
 use crate::services::volumes::words::{kind_word, replica_word, state_word};
 use crate::services::volumes::{Listed, OpenState, REMOTE_PRODUCT};

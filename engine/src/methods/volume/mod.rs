@@ -37,7 +37,7 @@ use uuid::Uuid;
 
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     create::register(registry);

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::volumes::lvols::{self, NewLvol, PoolLvol};
 use crate::values::read;
 

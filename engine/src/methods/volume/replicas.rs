@@ -13,8 +13,8 @@ use super::list::{VolumeReply, describe};
 use crate::rpc::access;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::cluster;
-use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry

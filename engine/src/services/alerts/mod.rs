@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 use crate::config::alert::{AlertReceiver, AlertSettings};
 use crate::notify::{EventDetails, EventQueue};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub use silences::{Silence, Silences};
 

@@ -18,7 +18,7 @@ use super::work::{BackupPlace, Shared};
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Most running jobs. Each has buffers of up to 64 MiB.
 const RUNNING: usize = 4;

@@ -27,7 +27,7 @@ use self::device::Device;
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools::{OpenPool, alias, least_loaded};
 
 pub use jobs::{Backups, Ended, Job, JobState, Operation};

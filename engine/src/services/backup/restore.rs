@@ -14,7 +14,7 @@ use super::device::Device;
 use super::jobs::{self, Ended, Job, Operation};
 use super::work::{self, BackupPlace};
 use crate::rpc::RpcError;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools::{
     self, OpenPool, alias, check_alias, check_name, find_lvol, least_loaded,
 };

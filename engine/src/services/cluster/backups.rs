@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::Running;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::values::files;
 
 /// Begin and end of the names.

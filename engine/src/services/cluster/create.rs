@@ -25,7 +25,7 @@ use super::replicas::{NewReplica, with_exports};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::volumes::lifecycle;
 
 /// Time for the nodes to end the exports.

@@ -31,7 +31,7 @@ use nacre_nvmf_wire::Nqn;
 use uuid::Uuid;
 
 use super::Running;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Most ports of one node in the log.
 const MAX_PORTS: usize = 8;

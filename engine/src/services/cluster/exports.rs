@@ -18,7 +18,7 @@ use super::hosts::Hosts;
 use super::last_errors::LastErrors;
 use super::lvols::{Lvols, Progress};
 use crate::rpc::RpcError;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
 
 /// Namespaces of the node's subsystem, so replicas of one node.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Time for the I/O of a host that is removed. The caller tries again. It has other work, too: the
 /// task of a volume also takes the volume and closes it.

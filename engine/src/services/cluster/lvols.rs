@@ -27,7 +27,7 @@ use super::Running;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools;
 
 /// The state of an lvol that a replica needs, or needs no more.

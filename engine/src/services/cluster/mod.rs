@@ -68,7 +68,7 @@ use super::volumes::{etcd, holder};
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::values::host_identity;
 
 pub(crate) use self::backups::{must_be_replaceable, read_backup, seconds, write_backup};

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::Running;
 use crate::rpc::RpcError;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::nvme::{self, AttachParams};
 
 /// Most addresses of one node.

@@ -26,7 +26,7 @@ use super::replicas::with_devices;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::volumes::lifecycle;
 
 /// Time for all nodes to enlarge their lvols, and for this node to notice it.

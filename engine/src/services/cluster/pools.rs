@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 use uuid::Uuid;
 
 use super::Running;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::pools::{self, OpenPool};
 
 const LOOK: Duration = Duration::from_secs(1);

@@ -25,7 +25,7 @@ use super::inbox::Exported;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Time for all nodes to export the devices, and for this node to reach them.
 const EXPORTED: Duration = Duration::from_secs(20);

@@ -16,7 +16,7 @@ use super::lease::OfIncarnation;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::reservations::{self, StoredReservation};
 
 /// Version of the stored form.

@@ -36,7 +36,7 @@ use super::placed::{NotReplaced, Successor, places, with_successor};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::volumes::{Listed, OpenState, Opened};
 
 const LOOK: Duration = Duration::from_secs(1);

@@ -37,7 +37,7 @@ use super::lease::OfIncarnation;
 use super::{Running, expect_subsystems, reservation};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::{ADD_NAMESPACE, CREATE_SUBSYSTEM};
 use crate::services::volumes::in_cluster;
 

@@ -9,7 +9,7 @@ use nacre_bdev::Bdev;
 use tracing::debug;
 
 use super::known_files::{files, settle};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Interval at which files are checked for truncation by other programs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::bdev_modules;
 use crate::journal::{self, seen_key};
 use crate::plane::Plane;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::store::{Change, Edit, Record};
 
 /// The file that a restored device must be on, and its contents.

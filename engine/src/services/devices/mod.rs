@@ -17,8 +17,8 @@ use sampling::Samplers;
 use tokio::sync::{Notify, mpsc};
 
 use crate::bdev_modules;
+use crate::services::Engine;
 use crate::services::backup::Backups;
-use crate::services::engine::Engine;
 use crate::services::pools::{self, Pools};
 use crate::services::subsystems;
 use crate::store::Edit;

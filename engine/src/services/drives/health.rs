@@ -5,7 +5,7 @@ use nacre_nvmf_wire::opcode;
 use serde_json::json;
 use tracing::{info, warn};
 
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Reports events other than state changes.
 pub(super) fn report(engine: &Engine, name: &str, event: &Event) {

@@ -9,7 +9,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use super::{Drive, refusal};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::nvme::{ATTACH, address_of};
 use crate::store::Record;
 

@@ -30,7 +30,7 @@ use tracing::{info, warn};
 use crate::plane::Plane;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub use crate::services::bus::{Bus, RealBus};
 pub use hotplug::{HotPlug, watch};

@@ -41,7 +41,7 @@ use crate::config::Settings;
 use crate::doctor::keys as doctor;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::values::time;
 
 /// Prefix of the journal keys.

@@ -11,7 +11,7 @@ use serde_json::{json, value::to_raw_value};
 use tracing::{info, warn};
 
 use super::text::kind_name;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::values::time;
 
 /// The method that begins and ends a rotation.

@@ -28,7 +28,7 @@ use zeroize::Zeroizing;
 use super::file::{self, FileError};
 use super::seal::{CREDENTIAL, FILE, SealError, Sealed, StoreKey};
 use crate::doctor::keys as doctor;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// The name of the credential with the previous store key.
 const FORMER: &str = "nacre-store-key-former";

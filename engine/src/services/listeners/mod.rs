@@ -42,7 +42,7 @@ use self::system::System;
 use crate::config::listener::{Listener, RdmaSetting};
 use crate::config::{ConfigError, Problem, Settings};
 use crate::rpc::RpcError;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::failover::FailoverTests;
 use crate::services::rdma::Verbs;
 use crate::services::subsystems::AnaWord;

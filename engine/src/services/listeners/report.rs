@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::plan::Path;
 use super::{Actual, MAX_LOST_PATHS, PathId, PathStatus};
 use crate::doctor;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Logs concerns about RDMA on newly used addresses: at the start of their use, before they cause a
 /// failure.

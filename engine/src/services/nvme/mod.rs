@@ -15,8 +15,8 @@ use futures_util::future::join_all;
 
 use crate::journal::Entry as JournalEntry;
 use crate::rpc::RpcError;
+use crate::services::Engine;
 use crate::services::bus;
-use crate::services::engine::Engine;
 use crate::services::remotes::{Remote, RemotePath, RemotePlan};
 use crate::store::Record;
 use crate::values::address::{canonical_host, canonical_port};

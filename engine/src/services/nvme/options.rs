@@ -12,7 +12,7 @@ use crate::attach::{MultipathOptions, check_times};
 use crate::config::replication::Replication;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::remotes::Timeouts;
 
 /// The journal key of the record with the options.

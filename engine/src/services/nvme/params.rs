@@ -15,7 +15,7 @@ use crate::attach::{AttachParams, Parsed};
 use crate::config::replication::LegTls;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring::{self, RemoteKeys};
 use crate::services::remotes::{self, Authentication, RemotePath, RemoteTls, Wanted};
 use crate::values::address::{canonical_host, canonical_port};

@@ -12,7 +12,7 @@ use super::{Late, OpenPool, key, lvols_of, register_all};
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::store::Change;
 
 /// Removes the device of a volume that nothing uses, and waits until its queues are closed.

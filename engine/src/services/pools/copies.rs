@@ -14,7 +14,7 @@ use super::{OpenPool, least_loaded};
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Most copies that run, or whose end was not asked for.
 const COPIES: usize = 64;

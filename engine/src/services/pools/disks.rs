@@ -23,7 +23,7 @@ use crate::plane::{Plane, pool_here};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// How long a device may take to say which disk it is.
 const LABEL: Duration = Duration::from_secs(5);

@@ -13,8 +13,8 @@ use super::{OpenPool, withdraw};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::services::Engine;
 use crate::services::devices;
-use crate::services::engine::Engine;
 use crate::store::Change;
 
 /// Registers the device of a volume under its UUID, with the alias `pool/name`. The caller has

@@ -39,7 +39,7 @@ use crate::plane::{Plane, pool_here};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::lifecycle::Phase;
 use crate::services::volumes;
 use crate::store::{Change, Edit, Record};

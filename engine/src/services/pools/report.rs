@@ -3,7 +3,7 @@
 use super::{IMPORT, state_word};
 use crate::doctor::pools::{Closed, Pool, Pools};
 use crate::journal::EntryState;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub fn for_doctor(engine: &Engine) -> Pools {
     let open = engine.devices.pools.list().into_iter().map(|pool| {

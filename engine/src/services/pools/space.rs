@@ -6,8 +6,8 @@ use nacre_bdev::Bdev;
 use nacre_bdev_pool::{Lvol, LvolInfo};
 
 use super::OpenPool;
+use crate::services::Engine;
 use crate::services::devices;
-use crate::services::engine::Engine;
 
 /// Reports the thresholds that the use of a pool passes, and that writes wait for space.
 pub(super) fn watch(engine: &Rc<Engine>, pool: &Rc<OpenPool>) {

@@ -7,7 +7,7 @@ use nacre_transport_rdma::{Incident, StatsSnapshot};
 use nacre_transport_rdma_link::{Fabric, Roots, counters};
 use serde_json::{Value, json};
 
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Parts of the names of counters about loss, congestion and links. The names differ between
 /// drivers.

@@ -16,7 +16,7 @@ use nacre_transport_rdma_verbs::real::{Absence, VerbsProvider};
 use tokio::sync::Notify;
 
 use crate::plane::demand::rdma_per_core;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::nics::Nics;
 
 /// Longest delay for a removal of a device that this process has open, if no event announces it.

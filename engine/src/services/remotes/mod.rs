@@ -30,7 +30,7 @@ use crate::config::replication::Replication;
 use crate::plane::{Plane, admin_pool};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub use crate::attach::{attach_params, default_name};
 pub use plan::{Authentication, PlanError, RemotePlan, RemoteTls, Timeouts, Wanted, resolve};

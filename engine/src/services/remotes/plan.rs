@@ -22,7 +22,7 @@ use nacre_transport_tcp::Marking;
 use crate::config::replication::Replication;
 use crate::doctor::{System, check_rdma_route, select};
 use crate::rpc::RpcError;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring::RemoteKeys;
 use crate::services::rdma::{Rdma, Verbs};
 use crate::values::address::{self, AddressError, is_link_local};

@@ -5,7 +5,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::config::settings::DiscoveryName;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::values::identity_file;
 
 /// File in the data directory that stores the name generated at the first start.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::key;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::store::{Change, Edit};
 use crate::values::address::shown;
 

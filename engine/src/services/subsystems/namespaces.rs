@@ -13,7 +13,7 @@ use crate::plane::Plane;
 use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::store::{Change, Edit};
 
 /// A namespace in events: `<nqn>/<nsid>`.

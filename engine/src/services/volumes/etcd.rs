@@ -28,7 +28,7 @@ use zeroize::Zeroizing;
 
 use super::{holder, note};
 use crate::config::settings::VolumeStore as Settings;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::keyring::file;
 use crate::values::{files, host_identity};
 

@@ -18,7 +18,7 @@ use crate::notify::{Severity, severity};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::values::size;
 
 /// Capacity of the queue to the management thread.

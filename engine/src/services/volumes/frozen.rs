@@ -27,7 +27,7 @@ use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// How long cores may take to close their queues on a volume, and its control to close the volume.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ use super::replay::replay_waiting;
 use super::{Entry, Opened, Volumes, events, frozen};
 use crate::plane::Plane;
 use crate::rpc::RpcError;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::bdev_gone;
 
 /// Time for the commands in flight before a volume closes, and between two looks at them.

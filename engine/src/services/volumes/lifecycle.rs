@@ -27,7 +27,7 @@ use crate::plane::{Plane, pool_here};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::store::{Change, Edit};
 
 /// Pause after the first attempt to open, and the maximum.

@@ -24,8 +24,8 @@ use super::{Listed, RESERVED, lifecycle};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::services::Engine;
 use crate::services::devices;
-use crate::services::engine::Engine;
 use crate::services::pools::{self, OpenPool};
 use crate::store::Change;
 

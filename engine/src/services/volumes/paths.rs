@@ -18,7 +18,7 @@ use crate::config::listener::AnaSetting;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::{self, AnaWord};
 
 impl Published {

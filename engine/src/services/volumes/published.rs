@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::{ADD_LISTENER, AnaWord};
 
 /// Method name in the record of a published volume.

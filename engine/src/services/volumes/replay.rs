@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 /// Restores namespaces, limits and devices on new volumes, in order. If many volumes appear at
 /// once, one pass serves all that appeared before it began.

@@ -7,8 +7,8 @@ use nacre_bdev::{Bdev, Layer};
 use nacre_bdev_replica::handle::{Devices, NoDevice, ReplicaDevice};
 
 use crate::plane::Plane;
+use crate::services::Engine;
 use crate::services::cluster::Away;
-use crate::services::engine::Engine;
 
 /// `product_name` of remote namespaces, as in SPDK.
 pub const REMOTE_PRODUCT: &str = "NVMe disk";

@@ -20,7 +20,7 @@ use nacre_reactor::Clock;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::engine::Engine;
+use super::Engine;
 use super::lifecycle::Phase;
 use crate::config::web::WebSettings;
 use crate::notify::{Category, KEPT};

@@ -9,8 +9,8 @@ use crate::bdev_modules::{self, Entry, Visitor, base};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::deferred;
-use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     bdev_modules::visit(&mut Methods(registry));

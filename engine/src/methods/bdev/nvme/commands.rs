@@ -18,8 +18,8 @@ use super::drive::failed;
 use super::health;
 use crate::rpc::error::{Errno, causes};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::drives::Drive;
-use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<SendCommand>().add::<ApplyFirmware>();

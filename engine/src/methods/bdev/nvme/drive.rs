@@ -11,9 +11,9 @@ use tokio::time::timeout;
 
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
+use crate::services::Engine;
 use crate::services::bus;
 use crate::services::drives::Drive;
-use crate::services::engine::Engine;
 use crate::services::nvme::AttachParams;
 use crate::services::nvme::key;
 use crate::services::nvme::options::Options;

@@ -13,8 +13,8 @@ use super::drive::failed;
 use super::no_controller;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::drives::Drive;
-use crate::services::engine::Engine;
 
 /// Bytes per data unit of the SMART log.
 const DATA_UNIT: u128 = 512_000;

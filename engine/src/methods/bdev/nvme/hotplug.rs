@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::drives::HotPlug;
-use crate::services::engine::Engine;
 use crate::store::Change;
 
 const KEY: &str = "nvme/hotplug";

@@ -14,7 +14,7 @@ use super::commands::CommandType;
 use super::no_controller;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::no_controller;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Registry, RpcError};
+use crate::services::Engine;
 use crate::services::drives::{Drive, state_word};
-use crate::services::engine::Engine;
 use crate::services::remotes::{Remote, RemotePath};
 
 pub fn register(registry: &mut Registry<Engine>) {

@@ -33,7 +33,7 @@ use tracing::warn;
 use crate::journal::{Entry, EntryState, is_declaring};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::lifecycle::Phase;
 use crate::services::nvme::options::Options;
 use crate::services::nvme::{self, ATTACH, AttachParams, Multipath, POLICIES, key};

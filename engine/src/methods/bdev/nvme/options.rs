@@ -5,7 +5,7 @@ use std::rc::Rc;
 use serde_json::Value;
 
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::nvme::options::{KEY, Options, UNDECODABLE};
 use crate::store::Change;
 

@@ -14,7 +14,7 @@ use super::no_controller;
 use crate::attach::{PolicyName, SelectorName, policy};
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::nvme::POLICIES;
 use crate::services::remotes::RemotePath;
 use crate::store::Change;

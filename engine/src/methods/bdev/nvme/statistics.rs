@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::rpc::{Class, Method, NoParams, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetTransportStatistics>();

@@ -12,8 +12,8 @@ use super::super::list::{VolumeReply, describe};
 use super::{CreateParams, bytes_of};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::services::Engine;
 use crate::services::cluster::{self, NewReplica, PlacedReplicas};
-use crate::services::engine::Engine;
 
 /// Block size by which sizes in blocks are converted before the devices are known.
 const BLOCK: u32 = 512;

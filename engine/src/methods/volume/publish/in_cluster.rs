@@ -7,8 +7,8 @@ use uuid::Uuid;
 use super::{PublishParams, PublishReply};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::services::Engine;
 use crate::services::cluster;
-use crate::services::engine::Engine;
 
 pub(super) async fn publish(
     engine: &Rc<Engine>,

@@ -27,7 +27,7 @@ use crate::methods::nvmf;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::subsystems::{ADD_LISTENER, CREATE_SUBSYSTEM};
 use crate::services::volumes::paths::{admits, check_listeners};
 use crate::services::volumes::published::{

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::find;
 use crate::rpc::{Class, Method, NoParams, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::remotes::discovery::{DiscoveredPath, Discovery, SubsystemAddress};
 
 pub(super) struct GetDiscoveryInfo;

@@ -31,7 +31,7 @@ use crate::journal::is_replaying;
 use crate::methods::bdev;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::nvme::{AttachParams, Multipath, POLICIES, discovery_key};
 use crate::services::remotes::discovery::{DiscoveredPath, Discovery, SubsystemAddress};
 use crate::services::remotes::{Remote, RemotePath, RemotePlan};

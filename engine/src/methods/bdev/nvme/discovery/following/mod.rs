@@ -21,7 +21,7 @@ use crate::methods::bdev;
 use crate::methods::bdev::nvme::{joins, undo_path};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, RpcError};
-use crate::services::engine::Engine;
+use crate::services::Engine;
 use crate::services::nvme::options::Options;
 use crate::services::nvme::{self, discovery_key};
 use crate::services::remotes::discovery::{DiscoveredPath, Discovery, SubsystemAddress};
