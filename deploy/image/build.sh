@@ -6,8 +6,8 @@
 #         unshare --mount deploy/image/build.sh nacre.deb [PUBLIC.pem …]
 #
 # KEY signs the update bundle. The image accepts bundles of KEY and of the further public keys.
-# Without KEY, a test key of the cache signs: its public key has the name test-only, which `nacre
-# appliance update` prints. ADD holds files that are copied over the root file system.
+# Without KEY, a test key of the cache signs. Its public key has the name test-only, which
+# `nacre appliance update` prints. ADD holds files that are copied over the root file system.
 #
 # CACHE keeps two trees of Debian 13: the tools, which Debian 12 lacks, and the base of the root
 # file system. Steps that need the tools run in the first by chroot. OUT receives:

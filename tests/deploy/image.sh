@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Goal: the appliance's image holds no identity and no secret, starts what it should and nothing
-# else, and serves a volume that the configuration on its boot partition describes. The state
+# Goal: the appliance's image holds no identity and no secret, and starts only the listed services.
+# It serves a volume that the configuration on its boot partition describes. The state
 # survives updates, power cuts and a rollback, until a factory reset. A version whose daemon does
 # not get ready gives way to the former one, without a person.
 # Method: the list of its files, and QEMU with OVMF, without a network beyond this machine. NEWER

@@ -51,8 +51,8 @@ volume_is_equal() { # all replicas have the same everywhere
 }
 volume_is_verified() { volume | jq -e '.verify.running == false'; }
 
-# More daemons, each exporting one disk: keeper N SIZE, and its listeners, `keeper_listens N
-# TRANSPORT ADDRESS`, at port 442N.
+# More daemons, each exporting one disk: `keeper N SIZE`, and its listeners at port 442N:
+# `keeper_listens N TRANSPORT ADDRESS`.
 KEEPERS=()
 keeper_nqn() { echo "nqn.2026-01.io.nacre:keeper$1"; }
 keeper_rpc() { "$NACRE" rpc --socket "$WORK/keeper$1.sock" "${@:2}"; }

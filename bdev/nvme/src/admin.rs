@@ -412,8 +412,8 @@ impl Admin {
         if found > 0
             && let Some(queue) = &mut state.queue
         {
-            let (before, head) = queue.head.ring();
-            queue.cq.ring(&*queue.function, None, before, head);
+            let (_, head) = queue.head.ring();
+            queue.cq.write(&*queue.function, head);
         }
         drop(state);
         wakers.into_iter().flatten().for_each(Waker::wake);
@@ -437,8 +437,8 @@ impl Inside {
         slot.waker = None;
         sqe.cid = U16::new(slot.cid);
         queue.tail.push(&queue.memory.sq, &sqe);
-        let (before, tail) = queue.tail.ring();
-        queue.sq.ring(&*queue.function, None, before, tail);
+        let (_, tail) = queue.tail.ring();
+        queue.sq.write(&*queue.function, tail);
     }
 
     /// Ends all commands; the controller can no longer access their pages.

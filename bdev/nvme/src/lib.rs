@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod activity;
 mod admin;
 mod channel;
 mod command;

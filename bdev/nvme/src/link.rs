@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::activity::Activity;
 use crate::data::SglSupport;
 use crate::function::Function;
 use crate::phase::{Phase, QueueState};
@@ -28,62 +29,6 @@ pub(crate) struct Grant {
     pub key: usize,
     /// Delays before a command is retried, by CRD.
     pub delays: [Duration; 4],
-}
-
-/// Counters of a queue pair since its owner opened it. The owner writes them, and any
-/// thread reads them.
-#[derive(Debug, Default)]
-pub(crate) struct Activity {
-    pub polls: Tally,
-    /// Polls that found a completion.
-    pub busy_polls: Tally,
-    pub submitted: Tally,
-    pub completions: Tally,
-    /// I/O that waited for a free command, a buffer or the queue.
-    pub queued: Tally,
-    pub submission: DoorbellWrites,
-    pub completion: DoorbellWrites,
-}
-
-/// Writes of one doorbell: of its register, and of its shadow in memory.
-#[derive(Debug, Default)]
-pub(crate) struct DoorbellWrites {
-    pub register: Tally,
-    pub shadow: Tally,
-}
-
-impl Activity {
-    /// Counts one notification of new commands.
-    #[inline]
-    pub(crate) fn sent(&self, to_register: bool, to_shadow: bool, commands: u16) {
-        self.submission.count(to_register, to_shadow);
-        self.submitted.add(commands.into());
-    }
-}
-
-impl DoorbellWrites {
-    /// Counts one notification of the controller.
-    #[inline]
-    pub(crate) fn count(&self, to_register: bool, to_shadow: bool) {
-        self.register.add(u64::from(to_register));
-        self.shadow.add(u64::from(to_shadow));
-    }
-}
-
-/// A counter with one writer, which needs no locked instruction.
-#[derive(Debug, Default)]
-pub(crate) struct Tally(AtomicU64);
-
-impl Tally {
-    #[inline]
-    pub(crate) fn add(&self, count: u64) {
-        let sum = self.0.load(Ordering::Relaxed).wrapping_add(count);
-        self.0.store(sum, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 pub(crate) struct Link {

@@ -7,6 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use nacre_nvmf_wire::{Cqe, Sqe};
 use zerocopy::IntoBytes;
 
+use crate::activity::DoorbellWrites;
 use crate::function::Function;
 use crate::memory::{DmaMemory, MemoryError};
 
@@ -82,37 +83,51 @@ impl Doorbell {
         self.register + 4
     }
 
-    /// Notifies the controller of `value`; `before` is the previous value. Returns true if that
-    /// needed a write of the register.
+    /// Notifies the controller of `value` by the register.
+    #[inline]
+    pub(crate) fn write(self, function: &dyn Function, value: u16) {
+        function.write32(self.register, u32::from(value));
+    }
+
+    /// Notifies the controller of `value`; `before` is the previous value.
     #[inline]
     pub(crate) fn ring(
         self,
         function: &dyn Function,
         shadows: Option<&Shadows>,
-        before: u16,
-        value: u16,
-    ) -> bool {
+        (before, value): (u16, u16),
+        writes: &DoorbellWrites,
+    ) {
         if let Some(shadows) = shadows {
+            writes.shadow.add(1);
             shadows.shadow.store(self.shadow, u32::from(value));
             // The controller stores its event index and then loads the shadow; this side does the
             // reverse.
             fence(Ordering::SeqCst);
             let event = shadows.event.load(self.shadow) as u16;
             if !wants_register(event, value, before) {
-                return false;
+                return;
             }
         }
-        function.write32(self.register, u32::from(value));
-        true
+        writes.register.add(1);
+        self.write(function, value);
     }
 
     /// Notifies the controller of `value` by its register, whatever its event index.
     #[cold]
-    pub(crate) fn insist(self, function: &dyn Function, shadows: Option<&Shadows>, value: u16) {
+    pub(crate) fn insist(
+        self,
+        function: &dyn Function,
+        shadows: Option<&Shadows>,
+        value: u16,
+        writes: &DoorbellWrites,
+    ) {
+        writes.register.add(1);
         if let Some(shadows) = shadows {
+            writes.shadow.add(1);
             shadows.shadow.store(self.shadow, u32::from(value));
         }
-        function.write32(self.register, u32::from(value));
+        self.write(function, value);
     }
 
     /// Zeroes the shadow doorbell and its event index, as after Doorbell Buffer Config.
@@ -166,16 +181,6 @@ impl Tail {
         let before = self.rung;
         self.rung = self.tail;
         (before, self.tail)
-    }
-
-    /// The number of entries between two values.
-    #[inline]
-    pub(crate) fn entries_between(self, before: u16, value: u16) -> u16 {
-        if value >= before {
-            value - before
-        } else {
-            value + self.entries - before
-        }
     }
 }
 

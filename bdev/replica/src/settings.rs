@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Most bytes of a volume's description, as UTF-8.
 const MAX_DESCRIPTION: usize = 255;
 
-/// Declares [`Settings`] and [`SettingsPatch`] from one list: the words, the name, the type and the
-/// default of each setting, then its option of a command, and attributes of its field in the patch.
+/// Declares [`Settings`] and [`SettingsPatch`] from one list. An entry has the words, the name, the
+/// type and the default of a setting. Its option of a command, and attributes of its field in the
+/// patch, follow.
 macro_rules! settings {
     ($(
         $(#[doc = $words:literal])+

@@ -1,5 +1,5 @@
-//! Checks that dependencies between the top folders of the workspace go downwards only, that each
-//! crate is named after its folder, and that test modules and folders of modules have one style.
+//! Checks that dependencies between the top folders of the workspace go downwards only, and that
+//! each crate is named after its folder. Test modules and folders of modules must have one style.
 //!
 //! [`LAYERS`] orders the top folders, each with all crates in it. `nvmf/wire` is a layer of its
 //! own, because the NVMe driver in `bdev` uses it. Dev-dependencies do not count.

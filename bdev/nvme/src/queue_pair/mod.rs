@@ -428,21 +428,14 @@ impl Pair {
         }
         let grant = &*self.grant;
         let shadows = grant.shadows.as_deref();
+        let (function, activity) = (&*grant.function, &self.link.activity);
         if head_too {
-            let (before, head) = self.head.ring();
-            let to_register = grant.cq.ring(&*grant.function, shadows, before, head);
-            self.link
-                .activity
-                .completion
-                .count(to_register, shadows.is_some());
+            let step = self.head.ring();
+            grant.cq.ring(function, shadows, step, &activity.completion);
         }
         if !self.tail.is_rung() {
-            let (before, tail) = self.tail.ring();
-            let to_register = grant.sq.ring(&*grant.function, shadows, before, tail);
-            let commands = self.tail.entries_between(before, tail);
-            self.link
-                .activity
-                .sent(to_register, shadows.is_some(), commands);
+            let step = self.tail.ring();
+            grant.sq.ring(function, shadows, step, &activity.submission);
         }
         self.link.phase.leave();
     }

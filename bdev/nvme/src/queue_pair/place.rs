@@ -47,6 +47,7 @@ impl Pair {
         let sqe = command::transfer(&simple.ask, simple.nsid, slot.cid, &simple.pointer);
         self.tail.push(&self.grant.rings.sq, &sqe);
         self.sent += 1;
+        self.link.activity.submitted.add(1);
         &mut slot.io
     }
 
@@ -141,6 +142,7 @@ impl Pair {
         let sqe = command::sqe(&ask, lane.namespace.nsid(), slot.cid, &pointer);
         self.tail.push(&grant.rings.sq, &sqe);
         self.sent += 1;
+        self.link.activity.submitted.add(1);
         Ok(())
     }
 
@@ -203,6 +205,7 @@ impl Pair {
             };
             self.tail.push(&grant.rings.sq, &sqe);
             self.sent += 1;
+            self.link.activity.submitted.add(1);
         }
         Ok(())
     }

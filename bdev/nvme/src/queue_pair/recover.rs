@@ -230,13 +230,15 @@ impl Pair {
         }
         let grant = &*self.grant;
         let shadows = grant.shadows.as_deref();
+        let (function, activity) = (&*grant.function, &self.link.activity);
         let (_, head) = self.head.ring();
-        grant.cq.insist(&*grant.function, shadows, head);
-        self.link.activity.completion.count(true, shadows.is_some());
-        let (before, tail) = self.tail.ring();
-        grant.sq.insist(&*grant.function, shadows, tail);
-        let commands = self.tail.entries_between(before, tail);
-        self.link.activity.sent(true, shadows.is_some(), commands);
+        grant
+            .cq
+            .insist(function, shadows, head, &activity.completion);
+        let (_, tail) = self.tail.ring();
+        grant
+            .sq
+            .insist(function, shadows, tail, &activity.submission);
         self.link.phase.leave();
         count(&self.controller.counters.nudges);
     }

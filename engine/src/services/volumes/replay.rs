@@ -1,4 +1,4 @@
-//! Restores what waits for volumes, once they are open.
+//! Restores stored objects that depend on volumes, after these are open.
 
 use std::rc::Rc;
 

@@ -1,7 +1,6 @@
-//! Goal: every method has an example, and every example is a call that works. Method: one daemon
-//! with a state, an audit log, the administration page, simulated drives and RDMA devices serves
-//! the calls of `examples.json` in order, as those of a client. A second one is a node of a
-//! cluster.
+//! Goal: every method has an example, and every example is a call that works. Method: a client
+//! makes the calls of `examples.json` in order. The daemon has a state, an audit log, the
+//! administration page, simulated drives and RDMA devices. A second daemon is a node of a cluster.
 
 mod cluster_session;
 
@@ -98,7 +97,7 @@ struct Session {
     daemon: TestDaemon,
     /// `None`: the machine has no etcd.
     cluster: Option<ClusterSession>,
-    /// What stands in the examples for a value of this run: the shown text, the value.
+    /// Values that differ in each run: the text that the examples show, and the value of this run.
     shown: RefCell<Vec<(String, String)>>,
     _dir: tempfile::TempDir,
 }
