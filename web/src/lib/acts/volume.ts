@@ -181,7 +181,7 @@ export const setVolume = (volume: Volume): Act => {
     ],
     command: (v) => {
       const c = shownSettings(v);
-      const flags: [string, unknown][] = [['--description', c.description], ['--min-in-sync', c.min_in_sync], ['--resync-rate', c.resync_bytes_per_s === undefined ? undefined : sizeWord(c.resync_bytes_per_s)], ['--read-policy', c.read_policy], ['--transport-policy', c.transport_policy], ['--verify-hours', c.verify_hours]];
+      const flags: [string, unknown][] = [['--description', c.description], ['--min-in-sync', c.min_in_sync], ['--resync-limit', c.resync_bytes_per_s === undefined ? undefined : sizeWord(c.resync_bytes_per_s)], ['--read-policy', c.read_policy], ['--transport-policy', c.transport_policy], ['--verify-hours', c.verify_hours]];
       return line('volume', 'set', volume.name, ...flags.flatMap(([flag, value]) => (value === undefined ? [] : [flag, String(value)])));
     },
     async run(v) {
