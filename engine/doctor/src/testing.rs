@@ -90,7 +90,7 @@ impl Probe for ScriptedProbe {
 
 /// A machine with the files of `tree` and the interfaces `addresses`: (name, IP address), each
 /// with a prefix of 24 bits.
-pub fn system(tree: &Tree, addresses: &[(&str, &str)], told: ScriptedProbe) -> System {
+pub fn system(tree: &Tree, addresses: &[(&str, &str)], scripted: ScriptedProbe) -> System {
     let roots = tree.roots();
     let interfaces = addresses.iter().map(|(name, address)| Interface {
         name: (*name).to_owned(),
@@ -107,7 +107,7 @@ pub fn system(tree: &Tree, addresses: &[(&str, &str)], told: ScriptedProbe) -> S
         interfaces: interfaces.collect(),
         hugepages: Vec::new(),
         pci: nacre_bdev_nvme_vfio::pci::System::below(tree.path("")),
-        probe: Box::new(told),
+        probe: Box::new(scripted),
         roots,
     }
 }

@@ -7,7 +7,7 @@
 //!       ◀─ settings, counts, arrivals ──────── (read-only facts of one interface)
 //!       ── UDP 18516: marked probes ─────────▶
 //!       ◀─ each echoed with the same mark ────
-//!   Answer ─▶ judge ─▶ findings                pure functions of both ends' settings and counts
+//!   Answer ─▶ comparison ─▶ findings           pure functions of both ends' settings and counts
 //! ```
 //!
 //! The responder runs only while an operator wants it, on one address, for a limited time. It

@@ -48,7 +48,7 @@ fn the_route_to_a_peer_is_checked() {
         ..Scope::default()
     };
     let report = |probe| examine(&system(&tree, &[("eth0", "10.0.0.4")], probe), &scope);
-    let told = |open: &[u16], echo| ScriptedProbe {
+    let scripted = |open: &[u16], echo| ScriptedProbe {
         source: Some(ip("10.0.0.4")),
         open: open.to_vec(),
         echo,
@@ -63,16 +63,16 @@ fn the_route_to_a_peer_is_checked() {
     };
     use Status::{Fail, Pass, Skip, Warn};
     assert_eq!(
-        peers(&report(told(&[4420], Some(1500)))),
+        peers(&report(scripted(&[4420], Some(1500)))),
         [Pass, Pass, Skip, Pass, Skip]
     );
     assert_eq!(
-        peers(&report(told(&[4420], Some(1400)))),
+        peers(&report(scripted(&[4420], Some(1400)))),
         [Pass, Pass, Skip, Warn, Skip]
     );
     // Without a small echo the larger ones say nothing.
     assert_eq!(
-        peers(&report(told(&[], None))),
+        peers(&report(scripted(&[], None))),
         [Warn, Warn, Skip, Skip, Skip]
     );
     assert_eq!(peers(&report(ScriptedProbe::default())), [Fail]);

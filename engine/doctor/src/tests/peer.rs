@@ -121,7 +121,7 @@ fn same() -> Answer {
     }
 }
 
-fn judged(facts: Facts, answer: Option<Answer>) -> Report {
+fn report_of(facts: Facts, answer: Option<Answer>) -> Report {
     let tree = testing::rxe_on_eth();
     let probe = ScriptedProbe {
         source: Some(ip("10.0.0.4")),
@@ -146,7 +146,7 @@ fn check(report: &Report, id: &str, class: &str, status: Status, evidence: &str)
 
 #[test]
 fn equal_ends_pass() {
-    let report = judged(ours(), Some(same()));
+    let report = report_of(ours(), Some(same()));
     assert!(
         report.findings.iter().all(|f| f.status == Status::Pass),
         "{report:#?}"
@@ -182,7 +182,7 @@ fn each_difference_is_found() {
     let differs = |change: &dyn Fn(&mut End)| {
         let mut answer = same();
         change(&mut answer.theirs);
-        judged(ours(), Some(answer))
+        report_of(ours(), Some(answer))
     };
     let report = differs(&|end| end.mtu = Some(9000));
     check(&report, "peer.mtu", "", Status::Warn, "there (ens1): 9000");
@@ -253,7 +253,7 @@ fn faults_of_the_network() {
     let differs = |change: &dyn Fn(&mut Burst)| {
         let mut answer = same();
         change(&mut answer.bursts[0]);
-        judged(ours(), Some(answer))
+        report_of(ours(), Some(answer))
     };
     let class = " storage";
     let report = differs(&|burst| {
@@ -286,7 +286,7 @@ fn faults_of_the_network() {
     );
     let mut answer = same();
     answer.bursts[1].returned = BTreeMap::from([(0, 255)]);
-    let report = judged(ours(), Some(answer));
+    let report = report_of(ours(), Some(answer));
     check(
         &report,
         "peer.loss",
@@ -348,7 +348,7 @@ fn faults_of_the_network() {
 
 #[test]
 fn a_peer_without_a_responder_is_skipped() {
-    let report = judged(ours(), None);
+    let report = report_of(ours(), None);
     check(
         &report,
         "peer.compare",

@@ -89,7 +89,7 @@ fn scope() -> Scope {
     }
 }
 
-fn judged(facts: Facts, scope: &Scope) -> Report {
+fn report_of(facts: Facts, scope: &Scope) -> Report {
     let tree = testing::rxe_on_eth();
     let probe = ScriptedProbe {
         ethernet: vec![facts],
@@ -100,7 +100,7 @@ fn judged(facts: Facts, scope: &Scope) -> Report {
 
 /// The finding of group `roce`; every problem has a remedy.
 fn check(facts: Facts, scope: &Scope, id: &str, status: Status, evidence: &str) {
-    let report = judged(facts, scope);
+    let report = report_of(facts, scope);
     expect(&report, id, status, evidence);
 }
 
@@ -128,7 +128,7 @@ fn concerns_know_the_daemons_marking() {
 
 #[test]
 fn a_port_that_is_set_as_asked_passes() {
-    let report = judged(good(), &scope());
+    let report = report_of(good(), &scope());
     let all = report.findings.iter().filter(|f| f.id.starts_with("roce."));
     for finding in all {
         let skipped = ["roce.pfc", "roce.pause.rate"].contains(&finding.id);
@@ -147,7 +147,7 @@ fn a_driver_without_dcb_is_skipped_unless_pfc_is_asked_for() {
         no_dcb: Some("the driver of eth0 has no DCB".into()),
         ..Facts::default()
     };
-    let report = judged(none(), &Scope::default());
+    let report = report_of(none(), &Scope::default());
     expect(&report, "roce.lossless", Status::Skip, "virtio_net");
     assert!(report.findings.iter().all(|f| f.id != "roce.pfc"));
     check(

@@ -93,7 +93,7 @@ pub(super) fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
             folders.insert(folder.join("/"), imports);
         }
     }
-    Ok(judge(&folders, ALLOWED))
+    Ok(compare(&folders, ALLOWED))
 }
 
 /// The imports that connect two modules of one folder, by folder.
@@ -109,7 +109,7 @@ fn by_folder(imports: &BTreeSet<(Module, Module)>) -> BTreeMap<Module, Imports> 
     folders
 }
 
-fn judge(folders: &BTreeMap<String, Imports>, allowed: &[(&str, &[&str], &str)]) -> Vec<String> {
+fn compare(folders: &BTreeMap<String, Imports>, allowed: &[(&str, &[&str], &str)]) -> Vec<String> {
     let mut unused: BTreeSet<(&str, &[&str])> = allowed.iter().map(|e| (e.0, e.1)).collect();
     let mut findings = Vec::new();
     for (folder, imports) in folders {
@@ -272,11 +272,14 @@ mod tests {
             ("x/b.rs", "use super::c;"),
             ("x/c.rs", "use super::a;"),
         ]);
-        let judged = |members: &[&str]| judge(&folders, &[("x", members, "")]).len();
-        assert_eq!(judged(&["a", "b", "c"]), 0);
-        assert_eq!(judged(&["a", "b"]), 2);
-        assert_eq!(judged(&["a", "b", "c", "d"]), 2);
-        assert_eq!(judge(&folders, &[]).len(), 1);
-        assert_eq!(judge(&BTreeMap::new(), &[("x", &["a", "b"], "")]).len(), 1);
+        let compared = |members: &[&str]| compare(&folders, &[("x", members, "")]).len();
+        assert_eq!(compared(&["a", "b", "c"]), 0);
+        assert_eq!(compared(&["a", "b"]), 2);
+        assert_eq!(compared(&["a", "b", "c", "d"]), 2);
+        assert_eq!(compare(&folders, &[]).len(), 1);
+        assert_eq!(
+            compare(&BTreeMap::new(), &[("x", &["a", "b"], "")]).len(),
+            1
+        );
     }
 }
