@@ -133,7 +133,7 @@ fn io_fails_after_the_fast_fail_time() {
         assert!(Instant::now() < until, "not served again");
     }
     assert_eq!(user.read(0), Ok(3));
-    assert!(!attached.attachment.status().away);
+    attached.until("no longer away", |a| !a.attachment.status().away);
 }
 
 /// Goal: with another namespace under the NSID, no byte goes there and the bdev reports the reason.

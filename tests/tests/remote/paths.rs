@@ -308,7 +308,9 @@ fn io_fails_when_no_path_may_return() {
     assert!(!matches!(other.status().state, State::Failed(_)));
     assert!(!user.has_ended(token), "it waits for the other path");
     assert_eq!(user.wait(token).status, Status::Gone);
-    assert!(matches!(other.status().state, State::Failed(_)));
+    attached.until("both given up", |_| {
+        matches!(other.status().state, State::Failed(_))
+    });
     assert_eq!(user.write(0, 2), Status::Gone);
 }
 
