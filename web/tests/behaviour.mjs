@@ -17,7 +17,7 @@ const heading = (page, name) => page.getByRole('heading', { name, exact: true, l
 
 const binary = [process.env.NACRE, '../target/debug/nacre'].find((path) => path && existsSync(path));
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
-const NO_BINARY = '      skipped: NACRE names no binary, and target/debug/nacre does not exist';
+const NO_BINARY = 'SKIPPED: page: NACRE names no binary, and target/debug/nacre does not exist';
 
 export const CASES = {
   async 'a real daemon: from nothing to a volume that nacre perf verifies, and every screen'({ browser }) {
@@ -377,6 +377,24 @@ export const CASES = {
     return { mock, page };
   },
 
+  async 'an API token: its secret once, and its end'({ browser }) {
+    const mock = await new Mock().start();
+    const page = await open(browser, mock);
+    await signIn(page, mock, '#/settings');
+    await page.getByText('(over)').waitFor();
+    await button(page, 'Create token').click();
+    await page.getByLabel('Name', { exact: true }).fill('backup');
+    await page.getByText('nacre web token create backup --role viewer --valid-for 90d').waitFor();
+    await button(page, 'Create', 'dialog').click();
+    await page.getByText(/nacre_(5c){32}/).waitFor();
+    assert.deepEqual(await violations(page, 'token'), []);
+    await button(page, 'Close', 'dialog').click();
+    const call = mock.calls.find(([method]) => method === 'web_token_create');
+    assert.deepEqual(call[1], { name: 'backup', role: 'viewer', validity_s: 7776000 });
+    await page.getByRole('rowheader', { name: 'backup' }).waitFor();
+    return { mock, page };
+  },
+
   async 'only a person prolongs the session: refreshing calls say that they are none'({ browser }) {
     const mock = await new Mock().start();
     const page = await open(browser, mock);
@@ -520,11 +538,14 @@ export const CASES = {
   },
 };
 
+/** Cases that run at the same time: they wait more than they compute. */
+const AT_ONCE = 3;
+
 export async function behaviour(only) {
   const browser = await launch();
-  let failed = 0;
-  for (const [name, run] of Object.entries(CASES)) {
-    if (only && !name.includes(only)) continue;
+  const waiting = Object.entries(CASES).filter(([name]) => !only || name.includes(only));
+  const result = { passed: 0, failed: 0 };
+  const one = async ([name, run]) => {
     const from = Date.now();
     try {
       const used = await run({ browser });
@@ -534,14 +555,18 @@ export async function behaviour(only) {
         await used.page.context().close();
         await used.mock.stop();
       }
+      result.passed += 1;
       console.log(`ok    ${name} (${((Date.now() - from) / 1000).toFixed(1)} s)`);
     } catch (error) {
-      failed += 1;
-      for (const mock of Mock.running) await mock.stop();
-      for (const context of browser.contexts()) await context.close();
-      console.log(`FAIL  ${name}\n      ${String(error.message ?? error).split('\n').slice(0, 30).join('\n      ')}`);
+      result.failed += 1;
+      console.log(`FAILED: ${name}\n      ${String(error.message ?? error).split('\n').slice(0, 30).join('\n      ')}`);
     }
-  }
+  };
+  const take = async () => {
+    for (let next = waiting.shift(); next; next = waiting.shift()) await one(next);
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, take));
+  for (const mock of Mock.running) await mock.stop();
   await browser.close();
-  return failed;
+  return result;
 }

@@ -17,7 +17,7 @@ export async function open(browser, mock, { width = 1440, height = 900, scheme =
   const page = await context.newPage();
   page.problems = [];
   page.allow = allow;
-  page.setDefaultTimeout(20_000);
+  page.setDefaultTimeout(60_000);
   const note = (text) => { if (!page.allow.some((pattern) => pattern.test(text))) page.problems.push(text); };
   page.on('console', (message) => note(`console: ${message.text()} (${message.location().url})`));
   page.on('pageerror', (error) => note(`error: ${error.message}`));

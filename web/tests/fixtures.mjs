@@ -110,6 +110,7 @@ export function busy(now = Date.now()) {
       ],
       silences: [{ id: 1, until: new Date(now + 3_600_000).toISOString(), types: ['replica_out'], object: 'scratch' }],
     },
+    tokens: [{ name: 'monitor', role: 'viewer', created_ms: now - 40 * 86_400_000, expires_ms: now + 50 * 86_400_000 }, { name: 'old-script', role: 'operator', created_ms: now - 100 * 86_400_000, expires_ms: now - 10 * 86_400_000 }],
     accounts: [{ name: 'admin', role: 'admin', created_ms: now - 90 * 86_400_000 }, { name: 'erin', role: 'operator', created_ms: now - 31 * 86_400_000 }, { name: 'wallboard', role: 'viewer', created_ms: now - 3 * 86_400_000 }],
     devices: [
       { name: 'mlx5_0', driver: 'mlx5_core', fw: '22.39.2048', software: false, bus: '0000:3b:00.0', ports: [{ num: 1, state: 'down', phys_state: 'disabled', link_layer: 'ethernet', rate: '100 Gb/sec (4X EDR)', mtu: 4096, netdev: 'eth0', gids: [{}, {}] }] },
@@ -144,5 +145,5 @@ export function healthy(now) {
 
 export function empty() {
   const world = busy();
-  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], devices: [] };
+  return { ...world, bdevs: [], volumes: [], lvols: [], pools: [], subsystems: world.subsystems.slice(0, 1), listeners: { listeners: [], unmatched: [] }, controllers: [], hosts: [], stored: { store: '/var/lib/nacre/state.redb', objects: [] }, events: [], alerts: { receivers: [], silences: [] }, accounts: [], tokens: [], devices: [] };
 }

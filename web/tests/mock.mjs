@@ -9,13 +9,17 @@ const dist = new URL('../../engine/web/dist/', import.meta.url);
 export const CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'";
 const RANK = { viewer: 0, operator: 1, admin: 2 };
 const PASSWORD = 'correct horse battery';
-const WEB = { web_account_list: 'admin', web_account_add: 'admin', web_account_change: 'admin', web_account_remove: 'admin', web_get_status: 'read' };
 
-/** The class of each method, from the reference, so that the mock allows what the daemon allows. */
+/** The role that each method needs, and whether it changes something, from the reference. */
 const reference = readFileSync(new URL('../../docs/reference/rpc.md', import.meta.url), 'utf8');
-const CLASS = { ...Object.fromEntries([...reference.matchAll(/^## (\w+)$[^]*?^Class: (\w+)\.$/gm)].map((m) => [m[1], m[2]])), ...WEB };
-const PARAMS = Object.fromEntries(reference.split(/^## /m).slice(1).map((part) => [part.split('\n')[0], [...part.matchAll(/^\| `([\w.]+)` \|/gm)].map((m) => m[1].split('.')[0])]));
-const allows = (role, method) => RANK[role] >= { read: 0, operate: 1, admin: 2, secret: 2 }[CLASS[method]];
+const SECTIONS = reference.split(/^## (?=\w+$)/m).slice(1).map((part) => [part.split('\n')[0], part]);
+const METHODS = Object.fromEntries(SECTIONS.map(([name, part]) => {
+  const facts = part.match(/^Changes (nothing|something)\b.*\bRole: (\w+)/m);
+  if (!facts) throw new Error(`docs/reference/rpc.md does not say what ${name} changes, and for which role it is`);
+  return [name, { changes: facts[1] === 'something', role: facts[2] }];
+}));
+const PARAMS = Object.fromEntries(SECTIONS.map(([name, part]) => [name, [...part.matchAll(/^\| `([\w.]+)` \|/gm)].map((m) => m[1].split('.')[0])]));
+const allows = (role, method) => RANK[role] >= RANK[METHODS[method].role];
 
 export class Mock {
   static running = new Set();
@@ -93,14 +97,14 @@ export class Mock {
     if (path === '/api/password') return body.old === PASSWORD ? this.send(response, 200, {}) : this.refusal(response, 401, 'Wrong password', { field: 'old', cause: 'the present password is wrong' });
     if (path !== '/api/rpc') return this.refusal(response, 404, 'Not found');
     const { method, params } = body;
-    if (!(method in CLASS)) return this.refusal(response, 404, 'Method not found', { cause: `there is no method "${method}"` });
+    if (!(method in METHODS)) return this.refusal(response, 404, 'Method not found', { cause: `there is no method "${method}"` });
     if (!allows(this.role, method)) return this.refusal(response, 403, 'Forbidden', { cause: `the role ${this.role} may not call ${method}` });
     const extra = PARAMS[method] && Object.keys(params).find((key) => !PARAMS[method].includes(key));
     if (extra) { this.unknown = `${method}: ${extra}`; return this.refusal(response, 400, 'Invalid parameters', { field: extra, cause: `"${extra}" is not known here` }); }
-    if (CLASS[method] !== 'read') this.calls.push([method, params]);
+    if (METHODS[method].changes) this.calls.push([method, params]);
     if (this.refuse[method]) { const data = this.refuse[method](params); if (data) return this.refusal(response, 409, 'Operation not permitted', data); }
     this.send(response, 200, { result: this.call(method, params) });
-    if (CLASS[method] !== 'read') this.changed();
+    if (METHODS[method].changes) this.changed();
   }
 
   file(name, response) {
@@ -120,7 +124,7 @@ export class Mock {
     const of = (name) => w.volumes.find((v) => v.name === name);
     const sub = () => w.subsystems.find((s) => s.nqn === p.nqn);
     switch (method) {
-      case 'rpc_get_methods': return Object.keys(CLASS).filter((name) => allows(this.role, name));
+      case 'rpc_get_methods': return Object.keys(METHODS).filter((name) => allows(this.role, name));
       case 'volume_list': return w.volumes;
       case 'volume_get_connections': return w.hosts.filter(([nqn]) => of(p.name)?.subsystems.includes(nqn)).map(([nqn, cntlid, host, at, peer, queues]) => ({ nqn, host, host_id: host, cntlid, transport: at.trtype, listen_address: `${at.traddr}:${at.trsvcid}`, peer_address: `${peer}:4${cntlid}312`, queues, tls: null, dhchap_key: null, admitted: true }));
       case 'bdev_get_bdevs': return w.bdevs;
@@ -144,6 +148,13 @@ export class Mock {
       case 'pool_check': return { findings: [], more_findings: 0, not_repaired: 0, pages: 212, repaired: 0, units: 13_631 };
       case 'config_export': return { subsystems: [{ subsystem: 'bdev', config: [] }] };
       case 'web_account_list': return w.accounts;
+      case 'web_token_list': return w.tokens;
+      case 'web_token_create': {
+        const created_ms = Date.now();
+        w.tokens = [...w.tokens, { name: p.name, role: p.role, created_ms, expires_ms: p.validity_s ? created_ms + p.validity_s * 1000 : null }];
+        return { token: `nacre_${'5c'.repeat(32)}` };
+      }
+      case 'web_token_delete': w.tokens = w.tokens.filter((t) => t.name !== p.name); return true;
       case 'web_get_status': return { listen: ['https://0.0.0.0:8443'], fingerprint: 'SHA256:9C:41:7E:0B:5D:AA:13:6F:E2:88:30:C7:91:4D:F6:02:B5:7A:EE:19:43:8C:D0:65:2B:F8:97:1C:A4:3E:60:DD', setup_code: null };
       case 'state_retry': return { failed: 1, restored: 0 };
       case 'nvmf_subsystem_test_failover': return { accessible: [{ trtype: 'TCP', traddr: '10.0.0.4', trsvcid: '4420', adrfam: 'IPv4' }], hosts_without_path: [] };

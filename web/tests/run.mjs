@@ -21,20 +21,22 @@ function build() {
 const words = process.argv.slice(2);
 const short = words.includes('--short');
 const only = words.find((word) => !word.startsWith('--'));
-let failed = 0;
+let [passed, failed] = [0, 0];
+const count = (name, is_good, detail = '') => {
+  is_good ? (passed += 1) : (failed += 1);
+  console.log(is_good ? `ok    ${name}` : `FAILED: ${name}${detail}`);
+};
 if (!only) {
   run('svelte-check', '--fail-on-warnings', '--output', 'machine');
-  console.log('ok    types');
+  count('types', true);
 }
-if (!only && !short) {
-  const same = build() === build();
-  failed += same ? 0 : 1;
-  console.log(`${same ? 'ok  ' : 'FAIL'}  two builds give the same bytes`);
-}
-failed += await behaviour(only);
+if (!only && !short) count('two builds give the same bytes', build() === build());
+const cases = await behaviour(only);
+passed += cases.passed;
+failed += cases.failed;
 if (!only && !short) {
   const problems = [...new Set(await pictures())];
-  failed += problems.length > 0 ? 1 : 0;
-  console.log(problems.length > 0 ? `FAIL  screens\n      ${problems.join('\n      ')}` : 'ok    screens at three widths in both themes: tests/pictures');
+  count('screens at three widths in both themes: tests/pictures', problems.length === 0, `\n      ${problems.join('\n      ')}`);
 }
+console.log(`${passed} passed, ${failed} failed`);
 process.exit(failed > 0 ? 1 : 0);

@@ -150,7 +150,7 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
             suite("alerts", &mut || alerts::run(root));
         }
         if web::matches(filter) {
-            suite("page", &mut || web::suite(root));
+            suite("page", &mut || web::suite(root, nacre.as_deref()));
         }
         if deploy::matches(filter) {
             suite("deploy", &mut || {

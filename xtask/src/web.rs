@@ -6,13 +6,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::setup::{self, need};
-use crate::tally::Tally;
+use crate::tally::{ScriptTest, Tally};
+use crate::{process, vm};
 
 const NAME: &str = "page";
+const BROWSER: &str = "page in a browser";
+const LIMIT: Duration = Duration::from_secs(600);
 /// The oldest Node.js that the builder runs on.
 const NODE: (u32, u32) = (20, 19);
 
@@ -28,8 +32,9 @@ pub(crate) fn matches(filter: &[String]) -> bool {
     filter.is_empty() || filter.iter().any(|part| NAME.contains(part.as_str()))
 }
 
-/// The suite `page` of `cargo xtask test`: the committed files are those that `web/` builds.
-pub(crate) fn suite(root: &Path) -> Result<Tally> {
+/// The suite `page` of `cargo xtask test`: the committed files are those that `web/` builds, and a
+/// browser does what users do, also against the daemon.
+pub(crate) fn suite(root: &Path, nacre: Option<&Path>) -> Result<Tally> {
     let mut tally = Tally::default();
     if node().is_none_or(|version| version < NODE) {
         let (major, minor) = NODE;
@@ -41,7 +46,31 @@ pub(crate) fn suite(root: &Path) -> Result<Tally> {
     let code = run(root, &Options { check: true })?;
     let what = "page: engine/web/dist is not what web/ builds";
     tally.check(what, code == ExitCode::SUCCESS);
+    if setup::is_root()? {
+        tally.add(browser(root, &vm::debug_nacre(root, nacre)?)?);
+    } else {
+        tally.skip(format!("{BROWSER}: a network of its own needs root"));
+    }
     Ok(tally)
+}
+
+/// The cases of `web/tests`, in a network of their own. They need the packages of the last build.
+fn browser(root: &Path, nacre: &Path) -> Result<Tally> {
+    if let Err(error) = setup::ensure(&[need("chromium", "chromium"), need("ip", "iproute2")]) {
+        let mut tally = Tally::default();
+        println!("SKIPPED: {BROWSER}: no chromium: {error:#}");
+        tally.skip(format!("{BROWSER}: no chromium: {error:#}"));
+        return Ok(tally);
+    }
+    let mut command = Command::new("unshare");
+    command
+        .current_dir(root.join("web"))
+        .args(["--net", "--pid", "--fork", "--kill-child", "sh", "-c"])
+        .arg("ip link set lo up && exec node tests/run.mjs --short")
+        .env("NACRE", nacre);
+    let mut reader = ScriptTest::new(BROWSER);
+    let end = process::stream(&mut command, LIMIT, |line| reader.line(line))?;
+    Ok(reader.finish(end))
 }
 
 /// The version of Node.js on this machine.

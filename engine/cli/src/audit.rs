@@ -63,8 +63,8 @@ fn line(call: &Value) -> String {
     let who = match call["uid"].as_u64() {
         Some(uid) => format!("uid {uid:5}  {:12}", text("program")),
         None => {
-            // A client over TLS has one of the two.
-            let name = [text("certificate"), text("account")].concat();
+            // Such a client has one of the three.
+            let name = [text("certificate"), text("account"), text("api_token")].concat();
             format!("{name}  {}", text("address"))
         }
     };

@@ -1,5 +1,6 @@
-//! `nacre web`: the administration page and its accounts. Passwords come from the terminal or from
-//! standard input, never from the command line, which other users can read.
+//! `nacre web`: the administration page, its accounts, and the API tokens of programs. Passwords
+//! come from the terminal or from standard input, never from the command line, which other users
+//! can read.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, UNIX_EPOCH};
@@ -13,7 +14,8 @@ use zeroize::Zeroizing;
 use super::reply::items;
 use super::{Connection, Failure, output};
 use nacre_engine::methods::web::{
-    AddAccount, AddAccountParams, ChangeAccount, ChangeAccountParams, GetStatus, ListAccounts,
+    AddAccount, AddAccountParams, ChangeAccount, ChangeAccountParams, CreateToken,
+    CreateTokenParams, DeleteToken, DeleteTokenParams, GetStatus, ListAccounts, ListTokens,
     RemoveAccount, RemoveAccountParams,
 };
 use nacre_engine_rpc::Role;
@@ -39,6 +41,36 @@ enum WebCommand {
     Account {
         #[command(subcommand)]
         command: AccountCommand,
+    },
+    /// API tokens of programs, which call over the page's listeners
+    Token {
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum TokenCommand {
+    /// List the tokens
+    #[command(visible_alias = "ls")]
+    List,
+    /// Make a token and print its secret, which is shown once
+    #[command(after_help = "Example: nacre web token create monitor --role viewer --valid-for 90d")]
+    Create {
+        /// Name of the token
+        name: String,
+        /// What the program may do
+        #[arg(long, value_enum)]
+        role: Role,
+        /// End of the token, from now; without it: until it is deleted
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        valid_for: Option<Duration>,
+    },
+    /// Delete a token: its next request is refused
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Name of the token
+        name: String,
     },
 }
 
@@ -80,6 +112,7 @@ pub(crate) fn run(args: WebArgs) -> Result<(), Failure> {
     let connection = &args.connection;
     match args.command {
         WebCommand::Status => status(connection),
+        WebCommand::Token { command } => token(connection, command),
         WebCommand::Account { command } => match command {
             AccountCommand::List => list(connection),
             AccountCommand::Add { name, role } => {
@@ -116,6 +149,54 @@ pub(crate) fn run(args: WebArgs) -> Result<(), Failure> {
             }
         },
     }
+}
+
+fn token(connection: &Connection, command: TokenCommand) -> Result<(), Failure> {
+    match command {
+        TokenCommand::List => {
+            let answer = connection.call_for_json::<ListTokens>(&NoParams {})?;
+            if connection.json {
+                return output::json(&answer);
+            }
+            let rows = items(&answer).iter().map(|token| {
+                vec![
+                    token["name"].as_str().unwrap_or_default().to_owned(),
+                    token["role"].as_str().unwrap_or_default().to_owned(),
+                    date(&token["created_ms"]).unwrap_or_default(),
+                    date(&token["expires_ms"]).unwrap_or_else(|| "never".into()),
+                ]
+            });
+            output::table(&["NAME", "ROLE", "CREATED", "EXPIRES"], rows)
+        }
+        TokenCommand::Create {
+            name,
+            role,
+            valid_for,
+        } => {
+            let params = CreateTokenParams {
+                name,
+                role,
+                validity_s: valid_for.map(|time| time.as_secs()),
+            };
+            let answer = connection.call_for_json::<CreateToken>(&params)?;
+            if connection.json {
+                return output::json(&answer);
+            }
+            output::line(answer["token"].as_str().unwrap_or_default())
+        }
+        TokenCommand::Delete { name } => {
+            let done = format!("deleted {name}");
+            let params = DeleteTokenParams { name };
+            let answer = connection.call_for_json::<DeleteToken>(&params)?;
+            finish(connection, &answer, &done)
+        }
+    }
+}
+
+/// A time in milliseconds since 1970, as text. `None`: there is none.
+fn date(ms: &Value) -> Option<String> {
+    let time = UNIX_EPOCH.checked_add(Duration::from_millis(ms.as_u64()?))?;
+    Some(humantime::format_rfc3339_seconds(time).to_string())
 }
 
 fn finish(connection: &Connection, answer: &Value, done: &str) -> Result<(), Failure> {
@@ -155,12 +236,10 @@ fn list(connection: &Connection) -> Result<(), Failure> {
         return output::json(&answer);
     }
     let rows = items(&answer).iter().map(|account| {
-        let created = account["created_ms"].as_u64().unwrap_or_default();
-        let created = UNIX_EPOCH + Duration::from_millis(created);
         vec![
             account["name"].as_str().unwrap_or_default().to_owned(),
             account["role"].as_str().unwrap_or_default().to_owned(),
-            humantime::format_rfc3339_seconds(created).to_string(),
+            date(&account["created_ms"]).unwrap_or_default(),
         ]
     });
     output::table(&["NAME", "ROLE", "CREATED"], rows)

@@ -104,6 +104,9 @@ struct Line {
     /// The account of a user of the page.
     #[serde(skip_serializing_if = "Option::is_none")]
     account: Option<String>,
+    /// Name of the API token of a program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api_token: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<i32>,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -166,6 +169,10 @@ impl AuditRecord {
                 line.account = Some(name.clone());
                 line.address = Some(address.to_string());
             }
+            Identity::ApiToken { name, address, .. } => {
+                line.api_token = Some(name.clone());
+                line.address = Some(address.to_string());
+            }
         }
         Self {
             line,
@@ -222,6 +229,7 @@ impl Line {
             certificate: None,
             address: None,
             account: None,
+            api_token: None,
             pid: None,
             program: String::new(),
             role: "",
@@ -238,10 +246,13 @@ impl Line {
 
     /// The client, for the limit of lines.
     fn who(&self) -> String {
-        match (&self.certificate, &self.account, self.uid) {
-            (Some(subject), ..) => subject.clone(),
-            (None, Some(account), _) => format!("account:{account}"),
-            (None, None, uid) => format!("uid:{}", uid.unwrap_or_default()),
+        if let Some(subject) = &self.certificate {
+            return subject.clone();
+        }
+        match (&self.account, &self.api_token) {
+            (Some(account), _) => format!("account:{account}"),
+            (None, Some(token)) => format!("token:{token}"),
+            (None, None) => format!("uid:{}", self.uid.unwrap_or_default()),
         }
     }
 

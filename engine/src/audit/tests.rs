@@ -374,6 +374,47 @@ fn the_account_of_a_user_of_the_page_is_written() {
     assert_eq!(lines.len(), 3, "{lines:?}");
 }
 
+/// Goal: a program has the role of its API token, which the line names. Method: a token of an admin
+/// and one of a viewer; the refusal says how to get the role.
+#[test]
+fn the_api_token_of_a_program_is_written() {
+    let rig = Rig::new();
+    let caller = |name: &str, role| Caller {
+        identity: Identity::ApiToken {
+            name: name.into(),
+            role,
+            address: "192.0.2.7:9".parse().unwrap(),
+        },
+        program: String::new(),
+    };
+    let create = json!({ "name": "x", "role": "admin" });
+    let refused = rig.call(
+        caller("ops", Role::Admin),
+        "web_token_create",
+        create.clone(),
+    );
+    assert_eq!(refused.unwrap_err().code, -95, "there is no page");
+    let refused = rig.call(caller("probe", Role::Viewer), "web_token_create", create);
+    let facts = refused.unwrap_err().data.unwrap();
+    assert!(
+        facts.cause.contains("API token probe at 192.0.2.7:9"),
+        "{facts:?}"
+    );
+    let remedy = facts.remedy.unwrap();
+    assert!(
+        remedy.contains("nacre web token create NAME --role admin"),
+        "{remedy}"
+    );
+    let lines = rig.lines();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    for (line, token) in lines.iter().zip(["ops", "ops", "probe"]) {
+        assert_eq!(
+            json!([line["api_token"], line["address"], line["account"]]),
+            json!([token, "192.0.2.7:9", null])
+        );
+    }
+}
+
 /// Goal: acts on the page have lines, whose number is limited by account, and by address where they
 /// were refused.
 #[test]

@@ -53,8 +53,8 @@ impl GetParams {
 pub struct Lines {
     /// The file with the newest lines.
     file: String,
-    /// The oldest first: time, uid, gids, pid, program (or certificate or account, and address, of
-    /// a client over TLS), role, class, method, object, params, left_out,
+    /// The oldest first: time, uid, gids, pid, program (or certificate, account or api_token, and
+    /// address, of a client over the network), role, class, method, object, params, left_out,
     /// result, error, duration_ms.
     calls: Vec<Value>,
 }

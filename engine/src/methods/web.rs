@@ -1,6 +1,8 @@
-//! `web_*`, Nacre extensions: the accounts of the administration page, and its state.
+//! `web_*`, Nacre extensions: the accounts of the administration page, the API tokens of programs,
+//! and the page's state.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,7 +17,8 @@ use crate::services::Engine;
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<ListAccounts>().add::<AddAccount>();
     registry.add::<ChangeAccount>().add::<RemoveAccount>();
-    registry.add::<GetStatus>();
+    registry.add::<ListTokens>().add::<CreateToken>();
+    registry.add::<DeleteToken>().add::<GetStatus>();
 }
 
 fn revealed(text: &SecretText) -> Zeroizing<String> {
@@ -139,6 +142,109 @@ impl Method<Engine> for RemoveAccount {
 
     async fn apply(params: RemoveAccountParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.calls.page.logins()?.remove(&params.name).await?;
+        Ok(true)
+    }
+}
+
+pub struct ListTokens;
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct TokenReply {
+    name: String,
+    role: Role,
+    /// Milliseconds since 1970.
+    created_ms: u64,
+    /// Milliseconds since 1970; null: it is valid until it is deleted.
+    expires_ms: Option<u64>,
+}
+
+impl Method<Engine> for ListTokens {
+    const NAME: &'static str = "web_token_list";
+    const ABOUT: &'static str =
+        "Lists the API tokens of programs, also those whose time is over. No answer has a secret.";
+    const CLASS: Class = Class::Admin;
+    const CHANGES: Changes = Changes::Nothing;
+    const WHEN: When = When::Always;
+    const ORDER: Order = Order::Free;
+    type Params = NoParams;
+    type Reply = Vec<TokenReply>;
+
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<TokenReply>, RpcError> {
+        let tokens = engine.calls.page.logins()?.api_tokens().into_iter();
+        let tokens = tokens.map(|token| TokenReply {
+            name: token.name,
+            role: token.role,
+            created_ms: token.created_ms,
+            expires_ms: token.expires_ms,
+        });
+        Ok(tokens.collect())
+    }
+}
+
+pub struct CreateToken;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateTokenParams {
+    /// 1 to 32 of a-z, 0-9, `.`, `_` and `-`, a letter first.
+    pub name: String,
+    /// The role of the program: `viewer`, `operator` or `admin`.
+    pub role: Role,
+    /// For so many seconds the token is valid: 60 to 316224000 (ten years); left out: until it is
+    /// deleted.
+    pub validity_s: Option<u64>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct CreatedTokenReply {
+    /// The secret, which no other answer has: `nacre_` and 64 hexadecimal digits.
+    token: RevealedText,
+}
+
+impl Method<Engine> for CreateToken {
+    const NAME: &'static str = "web_token_create";
+    const ABOUT: &'static str = "Makes an API token: with it a program calls methods over the listeners of the administration page, \
+         by POST /api/rpc with `Authorization: Bearer TOKEN`. Only the digest of the secret is stored.";
+    const CLASS: Class = Class::Secret;
+    const WHEN: When = When::Always;
+    const ORDER: Order = Order::Free;
+    type Params = CreateTokenParams;
+    type Reply = CreatedTokenReply;
+
+    async fn apply(
+        params: CreateTokenParams,
+        engine: Rc<Engine>,
+    ) -> Result<CreatedTokenReply, RpcError> {
+        let logins = engine.calls.page.logins()?;
+        let validity = params.validity_s.map(Duration::from_secs);
+        let created = logins.create_api_token(&params.name, params.role, validity);
+        let token = RevealedText::from(created.await?);
+        Ok(CreatedTokenReply { token })
+    }
+}
+
+pub struct DeleteToken;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteTokenParams {
+    /// Name of the API token.
+    pub name: String,
+}
+
+impl Method<Engine> for DeleteToken {
+    const NAME: &'static str = "web_token_delete";
+    const ABOUT: &'static str =
+        "Deletes an API token: its next request is refused, and its streams of live data end.";
+    const CLASS: Class = Class::Secret;
+    const WHEN: When = When::Always;
+    const ORDER: Order = Order::Free;
+    type Params = DeleteTokenParams;
+    type Reply = bool;
+
+    async fn apply(params: DeleteTokenParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let logins = engine.calls.page.logins()?;
+        logins.delete_api_token(&params.name).await?;
         Ok(true)
     }
 }

@@ -21,7 +21,8 @@ use zeroize::Zeroizing;
 
 use crate::accounts::AccountError;
 use crate::acts::Act;
-use crate::logins::{LoginError, Logins, SignedIn};
+use crate::api_tokens::TokenError;
+use crate::logins::{By, LoginError, Logins, SignedIn};
 use crate::passwords::PasswordError;
 use crate::sessions::Token;
 use crate::web::{Backend, Web};
@@ -192,12 +193,21 @@ pub(crate) async fn rpc<B: Backend>(
     // Methods without parameters take none, also no empty ones.
     let params = params.map(SecretJson::from);
     let params = params.filter(|params| !is_empty_object(params.get()));
-    let caller = Caller {
-        identity: Identity::Account {
-            name: of.name,
-            role: of.role,
+    let SignedIn { name, role, .. } = of;
+    let identity = match of.by {
+        By::Session => Identity::Account {
+            name,
+            role,
             address,
         },
+        By::ApiToken => Identity::ApiToken {
+            name,
+            role,
+            address,
+        },
+    };
+    let caller = Caller {
+        identity,
         program: String::new(),
     };
     match backend.call(Rc::new(caller), method, params).await {
@@ -260,6 +270,15 @@ pub(crate) fn signed_out() -> String {
     error_text(&refused.remedy("sign in"))
 }
 
+/// The error of a request whose API token is not valid.
+pub(crate) fn unknown_token() -> String {
+    let refused = RpcError::errno(
+        Errno::EACCES,
+        "the API token is unknown, or its time is over",
+    );
+    error_text(&refused.remedy("`nacre web token list` shows the tokens"))
+}
+
 pub(crate) fn error_text(error: &RpcError) -> String {
     json!({ "error": error }).to_string()
 }
@@ -310,7 +329,26 @@ impl From<AccountError> for RpcError {
             }
             AccountError::Password(PasswordError::Failed) => Self::internal(cause),
             AccountError::Password(_) => Self::invalid_params(cause).field("password"),
-            AccountError::Store { source, .. } => Self::io(&cause, &source),
+            AccountError::Store(error) => Self::io(&cause, &error.source),
+        }
+    }
+}
+
+impl From<TokenError> for RpcError {
+    fn from(error: TokenError) -> Self {
+        let cause = error.to_string();
+        match error {
+            TokenError::Name(_) => Self::invalid_params(cause).field("name"),
+            TokenError::Exists(_) => Self::errno(Errno::EEXIST, cause)
+                .field("name")
+                .remedy("choose another name"),
+            TokenError::Unknown(_) => Self::errno(Errno::ENOENT, cause)
+                .field("name")
+                .remedy("`nacre web token list` shows the tokens"),
+            TokenError::Full => Self::errno(Errno::ENOSPC, cause).remedy("delete a token first"),
+            TokenError::Validity(_) => Self::invalid_params(cause).field("validity_s"),
+            TokenError::Random(_) => Self::internal(cause),
+            TokenError::Store(error) => Self::io(&cause, &error.source),
         }
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   endpoint     the addresses of [web] listen                  parse
-//!   accounts     the file of accounts                           decide, perform
+//!   list_file    a short list in a private file                 perform
+//!   accounts     accounts and their names                       decide
+//!   api_tokens   the tokens of programs                         decide
 //!   passwords    argon2id, on helper threads                    perform
 //!   sessions     tokens and their sessions                      decide
 //!   delays       delays after wrong passwords                   decide
 //!   setup_code   the code that makes the first account          decide
-//!   logins       the five above together                        decide
+//!   logins       accounts, API tokens, sessions and the code    decide
 //!   certificate  the certificate of the HTTPS listeners         perform
 //!   acts         what users do besides calls, for the audit log  decide
 //!   assets       the embedded files of the page                 parse
@@ -28,10 +30,12 @@
 pub mod accounts;
 pub mod acts;
 mod api;
+pub mod api_tokens;
 pub mod assets;
 pub mod certificate;
 mod delays;
 pub mod endpoint;
+pub mod list_file;
 pub mod live;
 pub mod logins;
 mod pages;

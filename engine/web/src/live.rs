@@ -1,5 +1,5 @@
 //! Live data by server-sent events: one sample each second for all streams, none while there is no
-//! stream. A stream ends with its session, and when its client does not keep up.
+//! stream. A stream ends with its session or API token, and when its client does not keep up.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
@@ -11,8 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::logins::{Logins, now_ms};
-use crate::sessions::SessionId;
+use crate::logins::{Logins, SignedIn, now_ms};
 
 pub const MAX_STREAMS: usize = 32;
 /// Most unsent messages of a stream; a stream that exceeds this ends.
@@ -45,7 +44,7 @@ pub trait Source: 'static {
 #[derive(Debug)]
 struct Stream {
     sender: mpsc::Sender<Bytes>,
-    session: SessionId,
+    of: SignedIn,
 }
 
 #[derive(Debug)]
@@ -78,11 +77,7 @@ impl<S: Source> Live<S> {
 
     /// Opens a stream; `None`: too many are open. `last`: the id of the last event that the client
     /// has.
-    pub fn open(
-        self: &Rc<Self>,
-        session: SessionId,
-        last: Option<u64>,
-    ) -> Option<mpsc::Receiver<Bytes>> {
+    pub fn open(self: &Rc<Self>, of: SignedIn, last: Option<u64>) -> Option<mpsc::Receiver<Bytes>> {
         let mut streams = self.streams.borrow_mut();
         streams.retain(|stream| !stream.sender.is_closed());
         if streams.len() >= MAX_STREAMS {
@@ -104,7 +99,7 @@ impl<S: Source> Live<S> {
         }
         // The channel is empty.
         let _ = sender.try_send(first.into());
-        streams.push(Stream { sender, session });
+        streams.push(Stream { sender, of });
         if !self.running.replace(true) {
             tokio::task::spawn_local(Rc::clone(self).run());
         }
@@ -150,12 +145,10 @@ impl<S: Source> Live<S> {
         self.source.watch(false);
     }
 
-    /// Ends the streams of sessions that are over; false: no stream is left.
+    /// Ends the streams of sessions and tokens that are over; false: no stream is left.
     fn has_streams(&self) -> bool {
         let mut streams = self.streams.borrow_mut();
-        streams.retain(|stream| {
-            !stream.sender.is_closed() && self.logins.signed_in(stream.session, false).is_some()
-        });
+        streams.retain(|stream| !stream.sender.is_closed() && self.logins.is_valid(&stream.of));
         !streams.is_empty()
     }
 

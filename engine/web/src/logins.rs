@@ -12,10 +12,12 @@ use nacre_reactor::Clock;
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
-use crate::accounts::{Account, AccountError, Accounts, FileError, MAX_ACCOUNTS, check_name};
+use crate::accounts::{Account, AccountError, Accounts, MAX_ACCOUNTS, check_name};
+use crate::api_tokens::{self, ApiToken, ApiTokens, TokenError};
 use crate::delays::Delays;
+use crate::list_file::FileError;
 use crate::passwords::{self, Cost, PasswordError, Passwords};
-use crate::sessions::{SessionId, Sessions, Token};
+use crate::sessions::{Sessions, Token, TokenId};
 use crate::setup_code::SetupCode;
 
 /// The name under which tries of the set-up code count. No account can have it.
@@ -44,6 +46,7 @@ impl From<PasswordError> for LoginError {
 #[derive(Debug)]
 pub struct Logins {
     accounts: Accounts,
+    tokens: ApiTokens,
     passwords: Passwords,
     sessions: RefCell<Sessions>,
     delays: RefCell<Delays>,
@@ -52,12 +55,22 @@ pub struct Logins {
     clock: Clock,
 }
 
-/// A session and its account.
+/// The user or program of a request.
 #[derive(Debug, Clone)]
 pub struct SignedIn {
-    pub id: SessionId,
+    pub id: TokenId,
+    pub by: By,
+    /// Name of the account or of the API token.
     pub name: String,
     pub role: Role,
+}
+
+/// How a request shows its user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// The cookie of a session.
+    Session,
+    ApiToken,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +85,7 @@ impl Logins {
     /// `folder`: where accounts are stored; none: they end with the daemon.
     pub fn open(folder: Option<&Path>, cost: Cost, clock: Clock) -> Result<Rc<Self>, OpenError> {
         let accounts = Accounts::open(folder)?;
+        let tokens = ApiTokens::open(folder)?;
         let code = if accounts.is_empty() {
             Some(SetupCode::random()?)
         } else {
@@ -79,6 +93,7 @@ impl Logins {
         };
         Ok(Rc::new(Self {
             accounts,
+            tokens,
             passwords: Passwords::new(cost),
             sessions: RefCell::default(),
             delays: RefCell::default(),
@@ -91,9 +106,13 @@ impl Logins {
         self.accounts.list()
     }
 
+    fn account(&self, name: &str) -> Option<Account> {
+        self.accounts.find(|account| account.name == name)
+    }
+
     /// The role of an account, if there is one of this name.
     pub fn role(&self, name: &str) -> Option<Role> {
-        self.accounts.find(name).map(|account| account.role)
+        self.account(name).map(|account| account.role)
     }
 
     /// True while the set-up code is wanted.
@@ -107,14 +126,57 @@ impl Logins {
     }
 
     /// The account of a session. `active`: this is a request of the user.
-    pub fn signed_in(&self, id: SessionId, active: bool) -> Option<SignedIn> {
+    pub fn signed_in(&self, id: TokenId, active: bool) -> Option<SignedIn> {
         let now = self.clock.now();
         let name = self.sessions.borrow().account(id, now)?.to_owned();
-        let role = self.accounts.find(&name)?.role;
+        let role = self.account(&name)?.role;
         if active {
             self.sessions.borrow_mut().touch(id, now);
         }
-        Some(SignedIn { id, name, role })
+        Some(SignedIn {
+            id,
+            by: By::Session,
+            name,
+            role,
+        })
+    }
+
+    /// The API token with this secret, unless its time is over.
+    pub fn program(&self, secret: &str) -> Option<SignedIn> {
+        let id = api_tokens::id_of(secret)?;
+        let token = self.tokens.valid(id, now_ms())?;
+        Some(SignedIn {
+            id,
+            by: By::ApiToken,
+            name: token.name,
+            role: token.role,
+        })
+    }
+
+    /// False: the session or the API token is over.
+    pub fn is_valid(&self, of: &SignedIn) -> bool {
+        match of.by {
+            By::Session => self.signed_in(of.id, false).is_some(),
+            By::ApiToken => self.tokens.valid(of.id, now_ms()).is_some(),
+        }
+    }
+
+    pub fn api_tokens(&self) -> Vec<ApiToken> {
+        self.tokens.list()
+    }
+
+    /// Makes an API token and returns its secret. `validity`: none: until it is deleted.
+    pub async fn create_api_token(
+        &self,
+        name: &str,
+        role: Role,
+        validity: Option<Duration>,
+    ) -> Result<Zeroizing<String>, TokenError> {
+        self.tokens.create(name, role, validity, now_ms()).await
+    }
+
+    pub async fn delete_api_token(&self, name: &str) -> Result<(), TokenError> {
+        self.tokens.delete(name).await
     }
 
     /// Opens a session with a name and password.
@@ -145,7 +207,7 @@ impl Logins {
             delays.begin(counted, address, self.clock.now())
         };
         begun.map_err(LoginError::Wrong)?;
-        let hash = self.accounts.find(name).map(|account| account.hash);
+        let hash = self.account(name).map(|account| account.hash);
         let is_long = password.len() > passwords::MAX_BYTES;
         let tried = if is_long {
             Zeroizing::new(String::new())
@@ -158,7 +220,7 @@ impl Logins {
         }
         let is_right = judged?;
         // The account may have changed meanwhile.
-        let is_same = self.accounts.find(name).map(|account| account.hash) == hash;
+        let is_same = self.account(name).map(|account| account.hash) == hash;
         if !is_right || is_long || !is_same {
             let delay = self
                 .delays
@@ -177,7 +239,7 @@ impl Logins {
         self.sessions.borrow_mut().open(name, self.clock.now())
     }
 
-    pub fn logout(&self, id: SessionId) {
+    pub fn logout(&self, id: TokenId) {
         self.sessions.borrow_mut().close(id);
     }
 
@@ -224,7 +286,7 @@ impl Logins {
     ) -> Result<(), AccountError> {
         check_name(name)?;
         passwords::check(name, &password)?;
-        if self.accounts.find(name).is_some() {
+        if self.account(name).is_some() {
             return Err(AccountError::Exists(name.to_owned()));
         }
         let hash = self.passwords.hash(password).await?;
@@ -263,7 +325,7 @@ impl Logins {
         if role.is_none() && password.is_none() {
             return Err(AccountError::Nothing);
         }
-        if self.accounts.find(name).is_none() {
+        if self.account(name).is_none() {
             return Err(AccountError::Unknown(name.to_owned()));
         }
         let hash = match password {

@@ -11,6 +11,9 @@
 //! A POST must have `Content-Type: application/json`, `X-Nacre` and an `Origin` that equals `Host`:
 //! a page of another origin cannot send such a request without the browser asking here first, and
 //! that question has no answer.
+//!
+//! A program sends `Authorization: Bearer TOKEN` instead, which no browser does by itself: such a
+//! request needs neither `X-Nacre` nor `Origin`. It may call, see its role and read live data.
 
 use std::rc::Rc;
 
@@ -21,11 +24,12 @@ use hyper::{Method, Request, Response, StatusCode};
 use nacre_engine_rpc::RpcError;
 use nacre_engine_rpc::error::Errno;
 use nacre_engine_rpc::frame::MAX_REQUEST_BYTES;
+use tracing::warn;
 use zeroize::Zeroizing;
 
 use crate::api::{self, Reply};
 use crate::assets::{matches, takes_gzip};
-use crate::logins::SignedIn;
+use crate::logins::{By, SignedIn};
 use crate::sessions::Token;
 use crate::web::{Answer, Backend, Client, Web};
 
@@ -88,7 +92,10 @@ async fn route<B: Backend>(
     match path {
         "/api/session" => match *request.method() {
             Method::GET | Method::HEAD => {
-                let signed_in = session(web, headers, client);
+                let signed_in = match signed_in(web, headers, client) {
+                    Ok(signed_in) => signed_in,
+                    Err(refused) => return refused,
+                };
                 json(StatusCode::OK, api::session(web, signed_in.as_ref()))
             }
             _ => not_allowed("GET, HEAD"),
@@ -150,12 +157,14 @@ fn asset<B: Backend>(web: &Web<B>, path: &str, headers: &HeaderMap) -> Response<
 }
 
 fn live<B: Backend>(web: &Web<B>, headers: &HeaderMap, client: Client) -> Response<Answer> {
-    let Some(signed_in) = session(web, headers, client) else {
-        return not_signed_in();
+    let signed_in = match signed_in(web, headers, client) {
+        Ok(Some(signed_in)) => signed_in,
+        Ok(None) => return not_signed_in(),
+        Err(refused) => return refused,
     };
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
     let last = last.and_then(|id| id.trim().parse().ok());
-    let Some(stream) = web.live.open(signed_in.id, last) else {
+    let Some(stream) = web.live.open(signed_in, last) else {
         let cause = format!("{} pages have live data already", crate::live::MAX_STREAMS);
         let refused = RpcError::errno(Errno::EAGAIN, cause).remedy("close other pages");
         return error(StatusCode::SERVICE_UNAVAILABLE, &refused);
@@ -177,11 +186,23 @@ async fn post<B: Backend>(
     client: Client,
 ) -> Response<Answer> {
     let path = request.uri().path().to_owned();
-    if let Err(cause) = check_origin(request.headers(), client) {
+    let signed_in = match signed_in(web, request.headers(), client) {
+        Ok(signed_in) => signed_in,
+        Err(refused) => return closing(refused),
+    };
+    let is_program = signed_in.as_ref().is_some_and(|of| of.by == By::ApiToken);
+    let checked = if is_program {
+        check_content_type(request.headers()).and_then(|()| match &*path {
+            "/api/rpc" => Ok(()),
+            _ => Err("an API token is for calls, not for sessions and passwords"),
+        })
+    } else {
+        check_origin(request.headers(), client)
+    };
+    if let Err(cause) = checked {
         let refused = RpcError::errno(Errno::EACCES, cause);
         return closing(error(StatusCode::FORBIDDEN, &refused));
     }
-    let signed_in = session(web, request.headers(), client);
     if signed_in.is_none() && matches!(&*path, "/api/rpc" | "/api/password") {
         return closing(not_signed_in());
     }
@@ -306,13 +327,18 @@ async fn body<B: Backend>(
     }
 }
 
-/// Refuses a request that a page of another origin could make the browser send.
-fn check_origin(headers: &HeaderMap, client: Client) -> Result<(), &'static str> {
+fn check_content_type(headers: &HeaderMap) -> Result<(), &'static str> {
     let content_type = the_only(headers, &header::CONTENT_TYPE).unwrap_or_default();
     let content_type = content_type.split(';').next().unwrap_or_default().trim();
     if !content_type.eq_ignore_ascii_case("application/json") {
         return Err("the Content-Type has to be application/json");
     }
+    Ok(())
+}
+
+/// Refuses a request that a page of another origin could make the browser send.
+fn check_origin(headers: &HeaderMap, client: Client) -> Result<(), &'static str> {
+    check_content_type(headers)?;
     if the_only(headers, &OURS).is_none() {
         return Err("the header X-Nacre is missing");
     }
@@ -322,6 +348,38 @@ fn check_origin(headers: &HeaderMap, client: Client) -> Result<(), &'static str>
     match (origin, host) {
         (Some(origin), Some(host)) if origin.eq_ignore_ascii_case(host) => Ok(()),
         _ => Err("the Origin is not this server"),
+    }
+}
+
+/// The user or program of a request. A request with an `Authorization` has no other identity, also
+/// if its token is not valid: that is an error.
+fn signed_in<B: Backend>(
+    web: &Web<B>,
+    headers: &HeaderMap,
+    client: Client,
+) -> Result<Option<SignedIn>, Response<Answer>> {
+    if !headers.contains_key(header::AUTHORIZATION) {
+        return Ok(session(web, headers, client));
+    }
+    let value = the_only(headers, &header::AUTHORIZATION);
+    let secret = value.and_then(|value| {
+        let (scheme, secret) = value.split_once(' ')?;
+        scheme
+            .eq_ignore_ascii_case("bearer")
+            .then_some(secret.trim())
+    });
+    match secret.and_then(|secret| web.logins.program(secret)) {
+        Some(program) => Ok(Some(program)),
+        None => {
+            web.log("an unknown API token", |times| {
+                warn!(address = %client.address, times, "web: an API token that is unknown or over");
+            });
+            let mut response = json(StatusCode::UNAUTHORIZED, api::unknown_token());
+            let bearer = HeaderValue::from_static("Bearer");
+            let headers = response.headers_mut();
+            headers.insert(header::WWW_AUTHENTICATE, bearer);
+            Err(response)
+        }
     }
 }
 

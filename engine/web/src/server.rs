@@ -9,7 +9,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nacre_engine_rpc::places::NetworkPlace;
 use nacre_engine_rpc::tls::{HANDSHAKE_INTERVAL, HANDSHAKE_LIMIT};
-use nacre_reactor::Clock;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -82,13 +81,6 @@ impl<B: Backend> Web<B> {
             if secure {
                 tokio::time::sleep(HANDSHAKE_INTERVAL).await;
             }
-        }
-    }
-
-    fn log(&self, line: &'static str, write: impl FnOnce(u64)) {
-        let admitted = self.log_limit.borrow_mut().admit(line, Clock::real().now());
-        if let Some(left_out) = admitted {
-            write(left_out + 1);
         }
     }
 

@@ -14,7 +14,7 @@ pub const IDLE: Duration = Duration::from_secs(30 * 60);
 /// Most sessions of one account; the longest idle one makes room.
 pub const MAX_OF_ACCOUNT: usize = 16;
 
-/// The secret of a session, as its cookie has it: 64 hexadecimal digits.
+/// A random secret of 256 bits, of a session or a program: 64 hexadecimal digits.
 pub struct Token(Zeroizing<String>);
 
 impl fmt::Debug for Token {
@@ -24,19 +24,13 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    fn random() -> Result<Self, getrandom::Error> {
+    pub(crate) fn random() -> Result<Self, getrandom::Error> {
         let mut bytes = Zeroizing::new([0; 32]);
         getrandom::fill(&mut *bytes)?;
-        let mut text = Zeroizing::new(String::with_capacity(64));
-        for byte in bytes.iter() {
-            for digit in [byte >> 4, byte & 15] {
-                text.push(char::from_digit(digit.into(), 16).expect("a hexadecimal digit"));
-            }
-        }
-        Ok(Self(text))
+        Ok(Self(hexadecimal(&bytes)))
     }
 
-    /// The token in a cookie. `None`: the text cannot be one.
+    /// The token in a request. `None`: the text cannot be one.
     pub fn parse(text: &str) -> Option<Self> {
         let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let is_token = text.len() == 64 && text.bytes().all(is_digit);
@@ -47,16 +41,38 @@ impl Token {
         &self.0
     }
 
-    /// The name of the session inside the daemon, which is no secret.
-    pub fn id(&self) -> SessionId {
+    /// Its name inside the daemon, which is no secret.
+    pub fn id(&self) -> TokenId {
         let digest = digest(&SHA256, self.0.as_bytes());
-        SessionId(digest.as_ref().try_into().expect("32 bytes"))
+        TokenId(digest.as_ref().try_into().expect("32 bytes"))
     }
+}
+
+/// 64 hexadecimal digits.
+fn hexadecimal(bytes: &[u8; 32]) -> Zeroizing<String> {
+    let mut text = Zeroizing::new(String::with_capacity(64));
+    for byte in bytes {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from_digit(digit.into(), 16).expect("a hexadecimal digit"));
+        }
+    }
+    text
 }
 
 /// The digest of a token: the time of a look-up tells nothing about a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SessionId([u8; 32]);
+pub struct TokenId([u8; 32]);
+
+impl TokenId {
+    pub(crate) fn digits(&self) -> String {
+        hexadecimal(&self.0).to_string()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
 
 #[derive(Debug)]
 struct Session {
@@ -72,7 +88,7 @@ impl Session {
 }
 
 #[derive(Debug, Default)]
-pub struct Sessions(HashMap<SessionId, Session>);
+pub struct Sessions(HashMap<TokenId, Session>);
 
 impl Sessions {
     /// Opens a session of this account.
@@ -96,13 +112,13 @@ impl Sessions {
     }
 
     /// The account of a session that is not over.
-    pub fn account(&self, id: SessionId, now: Nanos) -> Option<&str> {
+    pub fn account(&self, id: TokenId, now: Nanos) -> Option<&str> {
         let session = self.0.get(&id).filter(|session| !session.is_over(now))?;
         Some(&session.name)
     }
 
     /// Counts a request of the user.
-    pub fn touch(&mut self, id: SessionId, now: Nanos) {
+    pub fn touch(&mut self, id: TokenId, now: Nanos) {
         if let Some(session) = self.0.get_mut(&id)
             && !session.is_over(now)
         {
@@ -110,7 +126,7 @@ impl Sessions {
         }
     }
 
-    pub fn close(&mut self, id: SessionId) {
+    pub fn close(&mut self, id: TokenId) {
         self.0.remove(&id);
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use nacre_engine_rpc::places::Places;
 use nacre_engine_rpc::server::Dispatch;
-use nacre_reactor::Repeats;
+use nacre_reactor::{Clock, Repeats};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::acts::Trail;
@@ -113,6 +113,14 @@ impl<B: Backend> Web<B> {
             clients: Places::new(MAX_CLIENTS),
             log_limit: RefCell::new(Repeats::new(LOG_INTERVAL)),
         })
+    }
+
+    /// Writes a log line about clients, with the number of such cases since the last one; limited.
+    pub(crate) fn log(&self, line: &'static str, write: impl FnOnce(u64)) {
+        let admitted = self.log_limit.borrow_mut().admit(line, Clock::real().now());
+        if let Some(left_out) = admitted {
+            write(left_out + 1);
+        }
     }
 
     /// True if browsers may insist on HTTPS from now on: the administrator's certificate is in use.

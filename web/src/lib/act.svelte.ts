@@ -20,8 +20,9 @@ export interface Field {
 
 export interface Outcome {
   text: string;
-  /** Lines for hosts, to copy. */
+  /** Lines to copy, and where they belong: on the host, if nothing else is said. */
   lines?: string[];
+  label?: string;
   /** Text to look at, such as findings. */
   detail?: string[];
 }

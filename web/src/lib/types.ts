@@ -226,3 +226,9 @@ export interface Account {
   role: Role;
   created_ms: number;
 }
+
+/** The API token of a program, without its secret. */
+export interface ApiToken extends Account {
+  /** Null: it is valid until it is deleted. */
+  expires_ms: number | null;
+}

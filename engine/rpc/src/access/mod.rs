@@ -114,6 +114,12 @@ pub enum Identity {
         role: Role,
         address: SocketAddr,
     },
+    /// The secret of this API token, for a program that uses the page's listener.
+    ApiToken {
+        name: String,
+        role: Role,
+        address: SocketAddr,
+    },
 }
 
 impl Identity {
@@ -132,6 +138,9 @@ impl fmt::Display for Caller {
             }
             Identity::Account { name, address, .. } => {
                 return write!(f, "account {name} at {address}");
+            }
+            Identity::ApiToken { name, address, .. } => {
+                return write!(f, "API token {name} at {address}");
             }
         };
         write!(f, "user {}", credentials.uid)?;
@@ -326,7 +335,7 @@ impl Access {
                 let listed = listed.filter(|(wanted, _)| subject.has_all_of(wanted));
                 return listed.map(|(_, role)| *role).max();
             }
-            Identity::Account { role, .. } => return Some(*role),
+            Identity::Account { role, .. } | Identity::ApiToken { role, .. } => return Some(*role),
         };
         if credentials.uid == self.own_uid {
             return Some(Role::Admin);
@@ -369,7 +378,9 @@ impl Access {
         };
         let or = match &caller.identity {
             Identity::Local(_) => format!("call as user {}, or ", self.own_uid),
-            Identity::Certificate { .. } | Identity::Account { .. } => String::new(),
+            Identity::Certificate { .. } | Identity::Account { .. } | Identity::ApiToken { .. } => {
+                String::new()
+            }
         };
         RpcError::errno(Errno::EACCES, cause).remedy(format!(
             "{or}set {line} (or operator, or admin) in [{table}] of the configuration, and reload it"
@@ -400,6 +411,10 @@ impl Access {
                     "`nacre web account change {name} --role {role}` gives the account that role"
                 )
             }
+            (None, Identity::ApiToken { .. }) => {
+                let role = class.role().word();
+                format!("`nacre web token create NAME --role {role}` makes a token with that role")
+            }
             (None, _) => return RpcError::errno(Errno::EACCES, cause),
         };
         RpcError::errno(Errno::EACCES, cause).remedy(remedy)
@@ -424,7 +439,7 @@ impl Access {
                     format!("roles = {{ \"{subject}\" = \"{}\" }}", role.word()),
                 )
             }
-            Identity::Account { .. } => return None,
+            Identity::Account { .. } | Identity::ApiToken { .. } => return None,
         })
     }
 

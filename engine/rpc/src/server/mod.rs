@@ -99,9 +99,9 @@ impl Socket {
 pub(super) fn origin(identity: &Identity) -> Origin {
     match identity {
         Identity::Local(credentials) => Origin::Process(credentials.pid),
-        Identity::Certificate { address, .. } | Identity::Account { address, .. } => {
-            Origin::Address(address.ip())
-        }
+        Identity::Certificate { address, .. }
+        | Identity::Account { address, .. }
+        | Identity::ApiToken { address, .. } => Origin::Address(address.ip()),
     }
 }
 

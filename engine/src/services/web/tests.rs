@@ -102,6 +102,64 @@ fn the_page_of_an_engine() {
     assert!(!again.wants_setup());
 }
 
+/// Goal: a program with an API token calls with the token's role, before and after a restart, and
+/// no answer but the first has the secret.
+#[test]
+fn programs_call_with_a_token() {
+    let daemon = with_page();
+    let folder = tempfile::tempdir().unwrap();
+    daemon
+        .run(start(&daemon.engine, Some(folder.path())))
+        .unwrap();
+    let create = json!({ "name": "probe", "role": "viewer", "validity_s": 3600 });
+    let created = daemon.call("web_token_create", create.clone());
+    let secret = created["token"].as_str().unwrap().to_owned();
+    let refused = daemon.refused("web_token_create", create);
+    assert_eq!(refused.data.unwrap().field.as_deref(), Some("name"));
+    let short = json!({ "name": "short", "role": "viewer", "validity_s": 59 });
+    let refused = daemon.refused("web_token_create", short);
+    assert_eq!(refused.data.unwrap().field.as_deref(), Some("validity_s"));
+    let list = daemon.call("web_token_list", json!(null));
+    let (made, end) = (&list[0]["created_ms"], &list[0]["expires_ms"]);
+    assert_eq!(end.as_u64().unwrap() - made.as_u64().unwrap(), 3_600_000);
+    assert!(!list.to_string().contains(&secret[6..]));
+    let again = with_page();
+    again
+        .run(start(&again.engine, Some(folder.path())))
+        .unwrap();
+    for daemon in [&daemon, &again] {
+        let status = daemon.call("web_get_status", json!(null));
+        let host = status["listen"][0].as_str().unwrap();
+        let host = host.strip_prefix("http://").unwrap();
+        let post = |method: &str| {
+            let body = json!({ "method": method, "params": {} }).to_string();
+            let length = body.len();
+            let request = format!(
+                "POST /api/rpc HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {secret}\r\n\
+                 Content-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+            );
+            daemon.run(async {
+                let mut stream = tokio::net::TcpStream::connect(host).await.unwrap();
+                stream.write_all(request.as_bytes()).await.unwrap();
+                let mut text = String::new();
+                stream.read_to_string(&mut text).await.unwrap();
+                text
+            })
+        };
+        let bdevs = post("bdev_get_bdevs");
+        assert!(bdevs.ends_with("{\"result\":[]}"), "{bdevs}");
+        let refused = post("web_token_list");
+        assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
+        assert!(
+            refused.contains("API token probe at 127.0.0.1"),
+            "{refused}"
+        );
+        daemon.call("web_token_delete", json!({ "name": "probe" }));
+        let gone = post("bdev_get_bdevs");
+        assert!(gone.starts_with("HTTP/1.1 401"), "{gone}");
+    }
+}
+
 #[test]
 fn nothing_runs_without_the_setting() {
     let daemon = test_daemon();

@@ -48,8 +48,10 @@ impl Dispatch for Fake {
         method: String,
         params: Option<SecretJson>,
     ) -> CallFuture {
-        let Identity::Account { name, role, .. } = &caller.identity else {
-            panic!("{caller:?}");
+        let (name, role) = match &caller.identity {
+            Identity::Account { name, role, .. } => (name.clone(), role),
+            Identity::ApiToken { name, role, .. } => (format!("token {name}"), role),
+            _ => panic!("{caller:?}"),
         };
         let class = if method == "change" {
             Class::Admin

@@ -202,6 +202,71 @@ fn wrong_passwords_are_refused_and_wait() {
     });
 }
 
+/// Goal: a program calls with its API token, without a session and without the headers of the page,
+/// as long as the token exists. A wrong token is refused, also beside a good cookie.
+#[test]
+fn programs_call_with_a_token() {
+    run(async {
+        let rig = Rig::with_accounts().await;
+        let logins = &rig.web.logins;
+        let create = logins.create_api_token("probe", Role::Viewer, None);
+        let secret = create.await.unwrap();
+        let bearer = |secret: &str| format!("Authorization: Bearer {secret}\r\n");
+        let good = bearer(&secret);
+        let session = rig.get("/api/session", &good).await.json();
+        assert_eq!(
+            json!([session["signed_in"], session["name"], session["role"]]),
+            json!([true, "probe", "viewer"])
+        );
+        let json_type = "Content-Type: application/json\r\n";
+        let call = json!({ "method": "echo", "params": { "a": 1 } }).to_string();
+        let post = |path: &'static str, headers: String| {
+            let (rig, call) = (&rig, &call);
+            async move { rig.post_with(path, &headers, call).await }
+        };
+        let answered = post("/api/rpc", format!("{json_type}{good}")).await;
+        assert_eq!(answered.status, 200, "{}", answered.body);
+        assert_eq!(answered.json()["result"]["name"], "token probe");
+        assert_eq!(post("/api/rpc", good.clone()).await.status, 403, "no type");
+        for path in ["/api/login", "/api/logout", "/api/password", "/api/setup"] {
+            let refused = post(path, format!("{json_type}{good}")).await;
+            assert_eq!(refused.status, 403, "{path}: {}", refused.body);
+        }
+        let cookie = rig.login("ann").await;
+        let page = format!(
+            "{json_type}Origin: http://{}\r\nX-Nacre: 1\r\nCookie: {cookie}\r\n",
+            rig.host
+        );
+        let zeroes = format!("nacre_{}", "0".repeat(64));
+        let session_secret = cookie.split_once('=').unwrap().1;
+        for wrong in [
+            bearer(&zeroes),
+            bearer(session_secret),
+            bearer(&format!("nacre_{session_secret}")),
+            bearer(""),
+            format!("Authorization: Basic {}\r\n", *secret),
+            format!("{good}{good}"),
+        ] {
+            let refused = post("/api/rpc", format!("{page}{wrong}")).await;
+            assert_eq!(refused.status, 401, "{wrong}: {}", refused.body);
+            assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
+            let refused = rig.get("/api/live", &wrong).await;
+            assert_eq!(refused.status, 401, "{wrong}");
+        }
+        // The secret is no cookie.
+        let as_cookie = format!("Cookie: nacre={}\r\n", &secret[6..]);
+        let session = rig.get("/api/session", &as_cookie).await.json();
+        assert_eq!(session["signed_in"], false);
+        // A stream of live data ends with the token.
+        let mut stream = rig.stream("", &good).await;
+        assert!(stream.until("event: snapshot").await);
+        logins.delete_api_token("probe").await.unwrap();
+        stream.ends().await;
+        let refused = post("/api/rpc", format!("{json_type}{good}")).await;
+        assert_eq!(refused.status, 401);
+    });
+}
+
 #[test]
 fn pages_of_other_origins_are_refused() {
     run(async {

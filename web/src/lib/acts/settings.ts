@@ -1,8 +1,8 @@
-/** Acts on alerts, accounts and the stored configuration. */
+/** Acts on alerts, accounts, API tokens and the stored configuration. */
 import type { Act } from '../act.svelte';
 import { rpc } from '../api';
 import { line, plural, seconds } from '../format';
-import type { Account } from '../types';
+import type { Account, ApiToken } from '../types';
 import { given, or } from './common';
 
 export const silence = (): Act => {
@@ -90,6 +90,36 @@ export const removeAccount = (account: Account): Act => ({
   async run() {
     await rpc('web_account_remove', { name: account.name });
     return `Account ${account.name} was removed.`;
+  },
+});
+
+export const createToken = (): Act => {
+  const VALIDITY: Record<string, string> = { 2592000: '30d', 7776000: '90d', 31536000: '365d' };
+  return {
+    title: 'Create an API token',
+    about: 'A program sends it with each call: Authorization: Bearer TOKEN. It is shown once.',
+    label: 'Create',
+    fields: [
+      { key: 'name', label: 'Name', kind: 'text', hint: 'Small letters, digits, dot, underscore and hyphen; a letter first.' },
+      { key: 'role', label: 'Role', kind: 'select', options: ROLES },
+      { key: 'validity', label: 'Valid for', kind: 'select', options: [['7776000', '90 days'], ['2592000', '30 days'], ['31536000', 'a year'], ['', 'until it is deleted']] },
+    ],
+    command: (v) => line('web', 'token', 'create', or(v.name, 'NAME'), '--role', v.role, ...(v.validity ? ['--valid-for', VALIDITY[v.validity]] : [])),
+    async run(v) {
+      const { token } = await rpc<{ token: string }>('web_token_create', given({ name: v.name, role: v.role, validity_s: v.validity ? Number(v.validity) : undefined }));
+      return { text: `The secret of ${v.name}. It is not shown again.`, lines: [token], label: 'For the program' };
+    },
+  };
+};
+
+export const deleteToken = (token: ApiToken): Act => ({
+  title: `Delete API token ${token.name}`,
+  label: 'Delete',
+  danger: { lost: `the API token ${token.name} (${token.role}). The program that uses it is refused.`, name: token.name },
+  command: () => line('web', 'token', 'delete', token.name),
+  async run() {
+    await rpc('web_token_delete', { name: token.name });
+    return `API token ${token.name} was deleted.`;
   },
 });
 
