@@ -70,6 +70,41 @@ fn selected(filter: &[String], name: &str) -> bool {
     filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()))
 }
 
+/// False if [`VARIABLE`] asks for the tests that keep the processors busy for minutes.
+pub(crate) fn mostly_waits() -> bool {
+    std::env::var_os(VARIABLE).is_none()
+}
+
+/// Runs the suite while `tests` run, which leave a fifth of two processors' time.
+pub(crate) fn beside(
+    root: &Path,
+    filter: &[String],
+    nacre: Option<&Path>,
+    tests: impl FnOnce() -> Result<Tally>,
+) -> Result<Tally> {
+    std::thread::scope(|scope| {
+        let suite = scope.spawn(|| {
+            let start = Instant::now();
+            let result = run(root, filter, nacre);
+            (result, start.elapsed().as_secs_f64())
+        });
+        let tests = tests();
+        let (result, took) = match suite.join() {
+            Ok(ended) => ended,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        let mut tally = tests?;
+        match result {
+            Ok(deploy) => {
+                println!("deploy: {deploy} ({took:.0} s)");
+                tally.add(deploy);
+            }
+            Err(error) => tally.fail(format!("deploy: {error:#}")),
+        }
+        Ok(tally)
+    })
+}
+
 pub(crate) fn run(root: &Path, filter: &[String], nacre: Option<&Path>) -> Result<Tally> {
     let mut tally = Tally::default();
     if selected(filter, KUBERNETES) {
@@ -113,13 +148,10 @@ fn package_and_container(root: &Path, filter: &[String], nacre: &Path) -> Result
             tally.add(packages(root, nacre)?);
         }
         if let Some(container) = container {
-            let (result, output) = match container.join() {
-                Ok(ended) => ended,
+            tally.add(match container.join() {
+                Ok(result) => result?,
                 Err(panic) => std::panic::resume_unwind(panic),
-            }?;
-            println!("\n{CONTAINER}:");
-            output.iter().for_each(|line| println!("{line}"));
-            tally.add(result);
+            });
         }
         Ok(tally)
     })
@@ -251,24 +283,16 @@ fn podman_compose() -> Result<PathBuf> {
 }
 
 /// Goal: the container image and the compose file behave as documented. Method:
-/// `tests/deploy/container.sh`, with podman. Returns its output too.
-fn containers(root: &Path, nacre: &Path, compose: PathBuf) -> Result<(Tally, Vec<String>)> {
+/// `tests/deploy/container.sh`, with podman.
+fn containers(root: &Path, nacre: &Path, compose: PathBuf) -> Result<Tally> {
     let cache = vm::cache_dir()?.join("containers");
     setup::create_dir(&cache)?;
     let scratch = vm::scratch(root, "container")?;
     let arguments = [nacre.to_owned(), cache, scratch.clone(), compose];
-    let start = Instant::now();
-    let mut output = Vec::new();
-    let mut reader = ScriptTest::new(CONTAINER);
     // The image is built with the machine's network.
-    let mut command = script_command(root, "container.sh", &[], &arguments)?;
-    let end = process::lines(&mut command, LIMIT, |line| {
-        reader.line(line);
-        let seconds = start.elapsed().as_secs_f64();
-        output.push(format!("{seconds:>4.0} s  {line}"));
-    })?;
+    let tally = script(root, CONTAINER, "container.sh", &[], &arguments)?;
     remove(&scratch)?;
-    Ok((reader.finish(end), output))
+    Ok(tally)
 }
 
 /// Goal: two builds of the appliance's image are equal; the image has no secret, boots, serves,
@@ -354,7 +378,8 @@ fn remove(scratch: &Path) -> Result<()> {
     std::fs::remove_dir_all(scratch).with_context(|| format!("removing {}", scratch.display()))
 }
 
-/// Runs a script of `tests/deploy` in namespaces of its own.
+/// Runs a script of `tests/deploy` in namespaces of its own. Other tests may run beside it, so each
+/// line has its name.
 fn script(
     root: &Path,
     name: &'static str,
@@ -362,18 +387,6 @@ fn script(
     namespaces: &[&str],
     arguments: &[PathBuf],
 ) -> Result<Tally> {
-    let mut command = script_command(root, script, namespaces, arguments)?;
-    let mut reader = ScriptTest::new(name);
-    let end = process::stream(&mut command, LIMIT, |line| reader.line(line))?;
-    Ok(reader.finish(end))
-}
-
-fn script_command(
-    root: &Path,
-    script: &str,
-    namespaces: &[&str],
-    arguments: &[PathBuf],
-) -> Result<Command> {
     let path = root.join("tests/deploy").join(script);
     ensure!(path.is_file(), "there is no {}", path.display());
     let mut command = Command::new("unshare");
@@ -383,5 +396,12 @@ fn script_command(
         .args(namespaces)
         .arg(path)
         .args(arguments);
-    Ok(command)
+    let start = Instant::now();
+    let mut reader = ScriptTest::new(name);
+    let end = process::lines(&mut command, LIMIT, |line| {
+        let seconds = start.elapsed().as_secs_f64();
+        println!("{name} {seconds:>3.0} s: {line}");
+        reader.line(line);
+    })?;
+    Ok(reader.finish(end))
 }
